@@ -1,0 +1,63 @@
+"""The exception tree. It imports nothing of ours; every stage raises from it, the command line turns it into exit codes.
+
+    FlashInferBenchError            exit 1
+    ├── Misuse                      exit 2   bad flags, configuration or data set: raised before the first job
+    │   ├── ConfigError
+    │   └── DataSetError
+    ├── Fault                       exit 1   we, the data or the machine failed: never blamed on a solution
+    │   ├── WorkloadFault                    this workload cannot be judged (missing blob, broken reference): not retried
+    │   └── DeviceFault                      a process or device of ours was lost: retried once on a fresh one
+    └── SolutionFailure             an OUTCOME on its way up to the judge; it becomes a trace and never reaches a user
+
+Kinds are told apart by type, never by message text.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+
+class FlashInferBenchError(Exception):
+    """Anything this package raises on purpose."""
+
+    exit_code: int = 1
+
+
+class Misuse(FlashInferBenchError):
+    """The caller asked for something that cannot be: nothing was run."""
+
+    exit_code = 2
+
+
+class ConfigError(Misuse):
+    """A configuration key, value or name is wrong."""
+
+
+class DataSetError(Misuse):
+    """A trace set, or a name looked up in it, is not there or cannot be read."""
+
+
+class Fault(FlashInferBenchError):
+    """We or the machine failed while judging; the job has no verdict."""
+
+
+class WorkloadFault(Fault):
+    """The definition, workload or its blobs are at fault; trying again would not help."""
+
+
+class DeviceFault(Fault):
+    """A process or a device of ours was lost; the job may be tried again on a fresh one."""
+
+
+class SolutionFailure(FlashInferBenchError):
+    """The solution failed in a way that decides its status.
+
+    Attributes:
+        status: the name of an EvaluationStatus member, for example "RUNTIME_ERROR".
+        message: one or more lines for the trace's log.
+    """
+
+    def __init__(self, status: str, message: str) -> None:
+        super().__init__(f"{status}: {message}")
+        self.status: Final = status
+        self.message: Final = message
