@@ -1,0 +1,58 @@
+"""What a run tells its caller while it goes on: plain frozen values, yielded by `Benchmark.run` in the order they happen.
+
+The command line draws them; `run_all` keeps the traces. No event needs an answer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Union
+
+from flashinfer_bench.bench.machine import Device
+from flashinfer_bench.bench.plan import Job
+from flashinfer_bench.data import Trace
+
+
+@dataclass(frozen=True)
+class RunStarted:
+    """The devices are being set up; `jobs` verdicts are to come."""
+
+    devices: tuple[Device, ...]
+    jobs: int
+
+
+@dataclass(frozen=True)
+class JobStarted:
+    """A device took the job up."""
+
+    job: Job
+    device: Device
+
+
+@dataclass(frozen=True)
+class JobFinished:
+    """The job has its verdict; where results are saved, the trace is on disk already."""
+
+    job: Job
+    trace: Trace
+    device: Device
+    seconds: float
+    """Wall time of the job in its device session."""
+
+
+@dataclass(frozen=True)
+class JobFaulted:
+    """The job has no verdict: we, the data or the machine failed, not the solution."""
+
+    job: Job
+    message: str
+
+
+@dataclass(frozen=True)
+class Notice:
+    """Something a person should know: a lock that is waited for, a session that was restarted."""
+
+    message: str
+
+
+Event = Union[RunStarted, JobStarted, JobFinished, JobFaulted, Notice]
