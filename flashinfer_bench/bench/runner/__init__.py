@@ -1,0 +1,1 @@
+"""Our side of the processes: who runs where, who waits for whom and how long."""

@@ -1,0 +1,104 @@
+"""The session's end of the arena: allocate it, lay tensors out in it, describe it to a worker.
+
+The layout is the inputs first, then the outputs. An arena only grows; a new one has a new `generation`, by which a worker that
+mapped the old one is told to bind again.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import tempfile
+from collections.abc import Sequence
+from typing import Any, Final
+
+import torch
+
+from flashinfer_bench.worker import cuda_memory
+from flashinfer_bench.worker.arena import ALIGNMENT, Slot, map_memory_file
+
+SMALLEST_BYTES: Final = 1 << 20
+
+
+def lay_out(specs: Sequence[tuple[tuple[int, ...], torch.dtype]]) -> tuple[list[Slot], int]:
+    """Place tensors one behind the other; return their slots and the bytes needed in all."""
+    slots: list[Slot] = []
+    offset = 0
+    for shape, dtype in specs:
+        slot = Slot(offset, shape, dtype)
+        slots.append(slot)
+        offset += -(-max(slot.nbytes, 1) // ALIGNMENT) * ALIGNMENT
+    return slots, offset
+
+
+def open_memory_file(size: int) -> int:
+    """Return the descriptor of a file that exists in memory only."""
+    if hasattr(os, "memfd_create"):
+        fd = os.memfd_create("flashinfer_bench_arena", os.MFD_CLOEXEC)
+    else:
+        fd, path = tempfile.mkstemp(prefix="flashinfer_bench_arena_")
+        os.unlink(path)  # noqa: PTH108 - a path from mkstemp
+    os.ftruncate(fd, size)
+    return fd
+
+
+class SharedArena:
+    """One block of shared memory on one device; a context manager that gives it back."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.generation = 0
+        self.size = 0
+        self.block = torch.empty(0, dtype=torch.uint8, device=device)
+        self._address = 0
+        self._fd = -1
+        self._retired: list[tuple[int, int]] = []
+
+    def __enter__(self) -> SharedArena:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.release()
+
+    def reserve(self, size: int) -> None:
+        """Make the arena at least `size` bytes large; what it held is lost when it has to grow.
+
+        The old memory stays until drop_retired: a worker may still map it.
+        """
+        if size <= self.size:
+            return
+        self._retired.append((self._address, self._fd))
+        self._address, self._fd = 0, -1
+        size = max(SMALLEST_BYTES, 1 << (size - 1).bit_length() if size < 1 << 28 else size)
+        if self.device.type == "cuda":
+            self._address = cuda_memory.allocate(size)
+            self.block = cuda_memory.as_bytes(self._address, size)
+        else:
+            self._fd = open_memory_file(size)
+            self.block = map_memory_file(self._fd, size)
+        self.size = size
+        self.generation += 1
+
+    def drop_retired(self) -> None:
+        """Free what the arena was before it grew; call it when no worker maps that any more."""
+        for address, fd in self._retired:
+            if address:
+                cuda_memory.free(address)
+            if fd >= 0:
+                os.close(fd)
+        self._retired.clear()
+
+    def release(self) -> None:
+        """Give all memory back; a memory file lives on in the processes that map it."""
+        self.block = torch.empty(0, dtype=torch.uint8, device=self.device)
+        self.size = 0
+        self._retired.append((self._address, self._fd))
+        self._address, self._fd = 0, -1
+        self.drop_retired()
+
+    def describe(self) -> tuple[dict[str, Any], list[int]]:
+        """Return the fields of a bind request and the descriptors that go with it."""
+        if self.device.type == "cuda":
+            handle = base64.b64encode(cuda_memory.export_handle(self._address)).decode()
+            return {"kind": "cuda", "handle": handle, "size": self.size}, []
+        return {"kind": "memfd", "size": self.size}, [self._fd]

@@ -1,0 +1,1 @@
+"""One module a language; the table of them is `compile/table.py`."""

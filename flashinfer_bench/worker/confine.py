@@ -1,0 +1,34 @@
+"""What a worker gives up before it meets a solution: its session, its descriptors, its environment, its core files.
+
+What is not taken away (a hostile driver, a reader with root's rights) is listed in docs/architecture.md.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+from pathlib import Path
+
+from flashinfer_bench.worker.linux import PR_SET_NO_NEW_PRIVS, die_with_parent, prctl
+
+RESET_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGPIPE)
+
+
+def confine(*, keep_fd: int, out_fd: int, err_fd: int, home: Path, environment: dict[str, str]) -> None:
+    """Turn this fresh fork into a worker's shell: own session, two pipes for output, one socket, a folder of its own."""
+    os.setsid()
+    die_with_parent(signal.SIGKILL)
+    prctl(PR_SET_NO_NEW_PRIVS, 1)
+    signal.set_wakeup_fd(-1)
+    for number in RESET_SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
+    null = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((null, 0), (out_fd, 1), (err_fd, 2)):
+        os.dup2(source, target)
+    os.closerange(3, keep_fd)
+    os.closerange(keep_fd + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(home)

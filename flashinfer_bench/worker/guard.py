@@ -1,0 +1,125 @@
+"""The guard: the parent of exactly one worker, alive a moment longer than it.
+
+It adopts whatever the worker leaves behind, kills it, and tells the session how the worker ended. It speaks over one socket:
+
+    guard → session   {"started": pid}
+                      {"exit": {"code": int or null, "signal": int or null, "leftover": int, "over_memory": bool}}
+    session → guard   any byte, or the end of the stream: end the worker now
+
+The worker is ended as a whole: its process group first, then every descendant that moved to a group of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from flashinfer_bench.worker.linux import adopt_orphans, descendants, private_bytes
+from flashinfer_bench.worker.main import run_worker
+from flashinfer_bench.worker.wire import send_frame
+
+POLL_S: Final = 0.05
+TREE_POLL_S: Final = 0.5
+REAP_LIMIT_S: Final = 2.0
+
+
+def run_guard(order: dict[str, Any], fds: list[int], fork: Callable[[], int]) -> None:
+    """Fork the worker, watch it to its end, clean up after it and report."""
+    worker_fd, out_fd, err_fd, guard_fd = fds
+    os.setsid()
+    adopt_orphans()
+    wake_read, wake_write = os.pipe()
+    os.set_blocking(wake_write, False)
+    signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    pid = fork()
+    if pid == 0:
+        run_worker(order, worker_fd, out_fd, err_fd)
+    for fd in (worker_fd, out_fd, err_fd):
+        os.close(fd)
+    session = socket.socket(fileno=guard_fd)
+    report(session, {"started": pid})
+    watch = Watch(pid, int(order["memory_limit_bytes"]))
+    status = watch.until_end(session, wake_read)
+    leftover = end_descendants()
+    code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
+    signal_number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
+    ended = {"code": code, "signal": signal_number, "leftover": leftover, "over_memory": watch.over_memory}
+    report(session, {"exit": ended})
+
+
+def report(session: socket.socket, message: dict[str, Any]) -> None:
+    """Tell the session, if it is still there."""
+    try:
+        send_frame(session, message)
+    except OSError:
+        return
+
+
+class Watch:
+    """One worker's life: waits for its end, ends it when told to or when it takes too much memory."""
+
+    def __init__(self, pid: int, memory_limit_bytes: int) -> None:
+        self.pid = pid
+        self.memory_limit_bytes = memory_limit_bytes
+        self.over_memory = False
+        self._next_tree_poll = 0.0
+
+    def until_end(self, session: socket.socket, wake_read: int) -> int:
+        """Return the worker's wait status."""
+        told = False
+        while True:
+            ready, _, _ = select.select([wake_read] if told else [wake_read, session], [], [], POLL_S)
+            if wake_read in ready:
+                os.read(wake_read, 4096)
+            if session in ready:
+                told = True
+                self.kill()
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid == self.pid:
+                return status
+            if self.memory_limit_bytes and self._memory() > self.memory_limit_bytes:
+                self.over_memory = True
+                self.kill()
+
+    def kill(self) -> None:
+        """End the worker and all that is in its group."""
+        try:
+            os.killpg(self.pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            os.kill(self.pid, signal.SIGKILL)  # it has not made its group yet
+
+    def _memory(self) -> int:
+        """Return what the worker holds, its descendants included now and then (that walk is the dearer one)."""
+        now = time.monotonic()
+        own = private_bytes(self.pid)
+        if now < self._next_tree_poll:
+            return own
+        self._next_tree_poll = now + TREE_POLL_S
+        return sum(private_bytes(pid) for pid in descendants(os.getpid()))
+
+
+def end_descendants() -> int:
+    """Kill every process below this one and reap it; return how many there were."""
+    seen: set[int] = set()
+    deadline = time.monotonic() + REAP_LIMIT_S
+    while time.monotonic() < deadline:
+        alive = descendants(os.getpid())
+        for pid in alive:
+            seen.add(pid)
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return len(seen)
+        time.sleep(0.001)
+    return len(seen)

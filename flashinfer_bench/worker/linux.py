@@ -1,0 +1,72 @@
+"""The few Linux calls that Python does not offer: prctl, and a walk over the process table.
+
+Everything here degrades to doing nothing where the system has no such call; what that costs is told in docs/architecture.md.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+from typing import Final
+
+PR_SET_PDEATHSIG: Final = 1
+PR_SET_DUMPABLE: Final = 4
+PR_SET_CHILD_SUBREAPER: Final = 36
+PR_SET_NO_NEW_PRIVS: Final = 38
+PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+
+
+def prctl(option: int, value: int) -> bool:
+    """Call prctl(2); say whether it was done."""
+    try:
+        libc = ctypes.CDLL(None, use_errno=True)
+        return bool(libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0) == 0)
+    except (OSError, AttributeError):
+        return False
+
+
+def die_with_parent(signal_number: int) -> None:
+    """Have the kernel send this process a signal when its parent ends."""
+    prctl(PR_SET_PDEATHSIG, signal_number)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every descendant whose own parent ends."""
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def parents() -> dict[int, int]:
+    """Return pid → parent pid of every process that this one can see."""
+    table: dict[int, int] = {}
+    for entry in os.scandir("/proc") if Path("/proc").is_dir() else ():
+        if entry.name.isdigit():
+            try:
+                fields = (Path(entry.path) / "stat").read_bytes().rpartition(b") ")[2].split()
+            except OSError:
+                continue  # it ended while we looked
+            table[int(entry.name)] = int(fields[1])
+    return table
+
+
+def descendants(root: int) -> list[int]:
+    """Return every live process below `root`, itself left out."""
+    children: dict[int, list[int]] = {}
+    for pid, parent in parents().items():
+        children.setdefault(parent, []).append(pid)
+    found: list[int] = []
+    todo = [root]
+    while todo:
+        below = children.get(todo.pop(), [])
+        found += below
+        todo += below
+    return found
+
+
+def private_bytes(pid: int) -> int:
+    """Return the memory a process holds for itself alone, in bytes; 0 when it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/statm").read_bytes().split()
+    except OSError:
+        return 0
+    return (int(fields[1]) - int(fields[2])) * PAGE_BYTES

@@ -1,0 +1,164 @@
+"""A worker: our loop and one solution. It answers the verbs of `protocol.py` until it is told to exit.
+
+It holds the solution's artifact, its inputs and the output slots that the session laid out, and nothing that decides.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from flashinfer_bench.timing.clocks import Clock, make_clock
+from flashinfer_bench.timing.recipe import sample_trial
+from flashinfer_bench.worker.arena import MappedArena, Slot, open_arena
+from flashinfer_bench.worker.confine import confine
+from flashinfer_bench.worker.load import describe_signature, load_entry
+from flashinfer_bench.worker.protocol import MAX_TEXT
+from flashinfer_bench.worker.wire import FrameReader, WireClosed, send_frame
+
+KEPT_FRAMES: Final = 12
+
+
+def run_worker(order: dict[str, Any], worker_fd: int, out_fd: int, err_fd: int) -> None:
+    """Confine this process, serve the session, end the process."""
+    try:
+        home = Path(order["home"])
+        confine(keep_fd=worker_fd, out_fd=out_fd, err_fd=err_fd, home=home, environment=order["environment"])
+        device = torch.device(order["device"])
+        if device.type == "cuda":
+            torch.zeros(1, device=device)
+            torch.cuda.synchronize()
+        else:
+            torch.set_num_threads(int(order["threads"]))
+        Worker(socket.socket(fileno=worker_fd), device).serve()
+    finally:
+        os._exit(0)
+
+
+class Worker:
+    """The loop's state: the entry function, the arena that is bound."""
+
+    def __init__(self, sock: socket.socket, device: torch.device) -> None:
+        self.sock = sock
+        self.device = device
+        self.function: Callable[..., Any] | None = None
+        self.arena: MappedArena | None = None
+        self.clock: Clock | None = None
+        self.reader = FrameReader(sock)
+
+    def serve(self) -> None:
+        """Answer one request after the other; returns when told to exit or when the session is gone."""
+        verbs = {"load": self.load, "bind": self.bind, "call": self.call, "measure": self.measure}
+        send_frame(self.sock, {"id": 0, "ready": True})
+        while True:
+            try:
+                request = self.reader.read()
+            except WireClosed:
+                return
+            if request["verb"] == "exit":
+                return
+            try:
+                answer = verbs[request["verb"]](request)
+            except BaseException as error:  # noqa: BLE001 - round one request: sys.exit and KeyboardInterrupt are the solution's too
+                answer = {"error": describe_error(error)}
+            send_frame(self.sock, {"id": request["id"], **answer})
+
+    def load(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Import the solution."""
+        self.function = load_entry(Path(request["directory"]), request["entry"], request["symbol"])
+        signature = describe_signature(self.function)
+        return {"signature": signature.model_dump() if signature else None}
+
+    def bind(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Map the arena that came with the request in place of the one before."""
+        if self.arena is not None:
+            self.arena.release()
+        self.arena = open_arena(request["arena"], self.reader.take_fds())
+        return {"bound": True}
+
+    def call(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Call the solution once; bring what it returns into the output slots where it fits."""
+        launch, outputs = self._prepare(request)
+        result = launch()
+        returned = None
+        if request["style"] == "value":
+            values = list(result) if isinstance(result, (tuple, list)) else [result]
+            returned = [describe_value(value) for value in values]
+            for value, slot in zip(values, outputs, strict=False):
+                store(value, slot)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+        return {"returned": returned}
+
+    def measure(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Take one trial: warm-up and timed calls on one set of arguments."""
+        launch, _ = self._prepare(request)
+        if self.clock is None:
+            self.clock = make_clock(self.device)
+        trial = sample_trial(
+            lambda _index: launch,
+            self.clock,
+            warmup_runs=request["warmup_runs"],
+            iterations=request["iterations"],
+            budget_s=request["budget_s"],
+        )
+        return {"samples_ns": trial.samples_ns, "stop": trial.stop, "facts": trial.facts}
+
+    def _prepare(self, request: dict[str, Any]) -> tuple[Callable[[], Any], list[torch.Tensor]]:
+        function, arena = self.function, self.arena
+        if function is None or arena is None:
+            raise RuntimeError("the worker was asked to call before load and bind")
+        arguments = [
+            argument["scalar"] if "scalar" in argument else Slot.from_json(argument).view(arena.block)
+            for argument in request["arguments"]
+        ]
+        outputs = [Slot.from_json(slot).view(arena.block) for slot in request["outputs"]]
+        if request["style"] == "dps":
+            arguments += outputs
+        return lambda: function(*arguments), outputs
+
+
+def describe_value(value: Any) -> dict[str, Any]:
+    """Say what a solution returned, without its content."""
+    kind = type(value)
+    if kind is torch.Tensor or kind is torch.nn.Parameter:
+        device = value.device.type
+        return {
+            "kind": "tensor",
+            "type": "Tensor",
+            "shape": list(value.shape),
+            "dtype": str(value.dtype).removeprefix("torch."),
+            "device": device,
+        }
+    if kind in (int, float, bool):
+        return {"kind": "scalar", "type": kind.__name__}
+    return {"kind": "other", "type": f"{kind.__module__}.{kind.__qualname__}"[:500]}
+
+
+def store(value: Any, slot: torch.Tensor) -> None:
+    """Bring a returned value into its output slot; one that does not fit is left for the session to judge."""
+    kind = type(value)
+    if kind is torch.Tensor or kind is torch.nn.Parameter:
+        if value.shape == slot.shape and value.dtype == slot.dtype:
+            slot.copy_(value.detach())
+    elif kind in (int, float, bool) and slot.ndim == 0:
+        slot.fill_(value)
+
+
+def describe_error(error: BaseException) -> dict[str, str]:
+    """Return what was raised in bounded words; our own frames are left out of the traceback."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(str(Path(__file__).parent)):
+        trace = trace.tb_next
+    try:
+        message = str(error)
+        lines = traceback.format_exception(type(error), error, trace, limit=-KEPT_FRAMES)
+    except BaseException as second:  # noqa: BLE001 - the error's own __str__ is solution code
+        message, lines = f"(its message could not be read: {type(second).__name__})", []
+    return {"type": type(error).__name__[:500], "message": message[:MAX_TEXT], "traceback": "".join(lines)[-MAX_TEXT:]}

@@ -1,0 +1,68 @@
+"""The template: a process that has imported torch and made no CUDA context, from which workers are forked.
+
+A device session forks it before it touches its device, and speaks to it over one socket: each frame {"spawn": SpawnOrder}
+comes with the child's ends of four channels, in this order: the worker's socket, its stdout, its stderr, the guard's socket.
+It answers nothing: who was spawned tells the session itself. When the session's end closes, the template ends every guard it
+started and then itself.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+from flashinfer_bench.worker.guard import run_guard
+from flashinfer_bench.worker.linux import adopt_orphans, descendants
+from flashinfer_bench.worker.wire import FrameReader, WireClosed
+
+
+def fork() -> int:
+    """Fork; Python's warning about threads is for programs that hold locks in them, and none of ours runs here."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
+
+
+def run_template(sock: socket.socket, run_directory: Path) -> None:
+    """Serve spawn orders until the session is gone; never returns to the caller's code."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # guards are reaped by the kernel
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    adopt_orphans()
+    reader = FrameReader(sock)
+    try:
+        while True:
+            order = reader.read()
+            fds = reader.take_fds()
+            if fork() == 0:
+                sock.close()
+                _become_guard(order["spawn"], fds)
+            for fd in fds:
+                os.close(fd)
+    except WireClosed:
+        pass  # the session ended: so do we
+    finally:
+        for pid in descendants(os.getpid()):
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        shutil.rmtree(run_directory, ignore_errors=True)
+        os._exit(0)
+
+
+def _become_guard(order: dict[str, Any], fds: list[int]) -> None:
+    """Run the guard in this fresh child and end the process with it."""
+    code = 1
+    try:
+        run_guard(order, fds, fork)
+        code = 0
+    except BaseException:  # the process must end here, whatever happened
+        sys.excepthook(*sys.exc_info())
+    finally:
+        os._exit(code)

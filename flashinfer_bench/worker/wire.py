@@ -1,0 +1,114 @@
+"""Frames: the words that cross between our processes.
+
+A frame is a 4-byte big-endian length and that many bytes of UTF-8 JSON holding one object. File descriptors may travel with
+the first byte of a frame (SCM_RIGHTS). Nothing is ever unpickled. A frame over the reader's limit, or one that is not a JSON
+object, is a WireError: the reader trusts no length that the other side claims.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import struct
+from collections.abc import Sequence
+from typing import Any, Final
+
+HEADER: Final = struct.Struct(">I")
+MAX_FRAME_BYTES: Final = 16 << 20
+READ_BYTES: Final = 1 << 16
+MAX_FDS: Final = 8
+
+
+class WireError(Exception):
+    """The other side sent what is no frame."""
+
+
+class WireClosed(Exception):  # noqa: N818 - an end, not an error
+    """The other side closed its end."""
+
+
+def encode_frame(message: dict[str, Any]) -> bytes:
+    """Return the bytes of one frame."""
+    body = json.dumps(message, separators=(",", ":")).encode()
+    return HEADER.pack(len(body)) + body
+
+
+def send_frame(sock: socket.socket, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
+    """Send one frame on a blocking socket, `fds` with its first byte."""
+    data = encode_frame(message)
+    if fds:
+        sent = socket.send_fds(sock, [data], list(fds))
+        data = data[sent:]
+    sock.sendall(data)
+
+
+class FrameReader:
+    """Cut what arrives on one socket into frames; keeps what is not complete yet.
+
+    Args:
+        sock: a connected stream socket; this reader is the only one that reads it.
+        max_bytes: frames that claim to be longer are refused.
+    """
+
+    def __init__(self, sock: socket.socket, *, max_bytes: int = MAX_FRAME_BYTES) -> None:
+        self._sock = sock
+        self._max_bytes = max_bytes
+        self._buffer = bytearray()
+        self._fds: list[int] = []
+
+    def pump(self) -> None:
+        """Read once what is there.
+
+        Raises:
+            WireClosed: the other side has closed its end.
+        """
+        try:
+            data, fds, _flags, _address = socket.recv_fds(self._sock, READ_BYTES, MAX_FDS)
+        except ConnectionResetError as reset:
+            raise WireClosed from reset
+        self._fds.extend(fds)
+        if not data:
+            raise WireClosed
+        self._buffer += data
+
+    def pop(self) -> dict[str, Any] | None:
+        """Return the next whole frame, or None where more must be read first.
+
+        Raises:
+            WireError: the bytes are no frame of ours.
+        """
+        if len(self._buffer) < HEADER.size:
+            return None
+        (length,) = HEADER.unpack_from(self._buffer)
+        if length > self._max_bytes:
+            raise WireError(f"a frame of {length} bytes is over the limit of {self._max_bytes}")
+        if len(self._buffer) < HEADER.size + length:
+            return None
+        body = bytes(self._buffer[HEADER.size : HEADER.size + length])
+        del self._buffer[: HEADER.size + length]
+        try:
+            message = json.loads(body)
+        except (ValueError, RecursionError) as error:
+            raise WireError(f"a frame is not JSON: {error}") from error
+        if not isinstance(message, dict):
+            raise WireError("a frame is not a JSON object")
+        return message
+
+    def take_fds(self) -> list[int]:
+        """Hand over the file descriptors that arrived so far; the caller closes them."""
+        fds, self._fds = self._fds, []
+        return fds
+
+    def close_fds(self) -> None:
+        """Close descriptors that nobody took."""
+        for fd in self.take_fds():
+            os.close(fd)
+
+    def read(self) -> dict[str, Any]:
+        """Block until one whole frame is there and return it."""
+        while True:
+            message = self.pop()
+            if message is not None:
+                return message
+            self.pump()
