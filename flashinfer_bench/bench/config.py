@@ -1,0 +1,222 @@
+"""The configuration of a run: system fields, eval fields, and where each value came from.
+
+`default()` and `from_yaml()` read one file and lay overrides on top of the whole of it; the constructor reads none.
+The cascade itself is config_layers.py's; whether a named definition or op type exists is for plan.py, which knows the
+trace set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final, Protocol
+
+from pydantic import BeforeValidator, Field, PrivateAttr, ValidationError, field_validator
+from pydantic_core import PydanticCustomError
+
+from flashinfer_bench.bench.config_file import read_config_file
+from flashinfer_bench.bench.config_layers import (
+    DEFAULT_ORIGIN,
+    EvalConfig,
+    EvalSettings,
+    NotBool,
+    ResolvedEvalConfig,
+    SectionKey,
+    Source,
+    none_to_empty,
+    normalise_op_type,
+    resolve_layers,
+)
+from flashinfer_bench.bench.config_problems import Problem, describe_problems, placed, to_validation_error
+
+__all__ = ["BenchmarkConfig", "EvalConfig", "ResolvedEvalConfig", "describe_problems"]
+
+BUNDLED_FILE: Final = Path(__file__).with_name("eval_config.yaml")
+OVERRIDE_ORIGIN: Final = "override"
+CONSTRUCTOR_ORIGIN: Final = "BenchmarkConfig"
+
+
+def _ints_to_text(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [str(item) if isinstance(item, int) and not isinstance(item, bool) else item for item in value]
+    return value
+
+
+def _empty_sections(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: none_to_empty(section) for key, section in value.items()}
+    return none_to_empty(value)
+
+
+Names = Annotated[list[str], Field(min_length=1)]
+DeviceNames = Annotated[Names, BeforeValidator(_ints_to_text)]
+Sections = Annotated[dict[str, EvalConfig], BeforeValidator(_empty_sections)]
+PositiveNumber = Annotated[float, NotBool, Field(gt=0, allow_inf_nan=False)]
+Seed = Annotated[int, NotBool, Field(ge=0, lt=2**63)]
+
+
+class NamedDefinition(Protocol):
+    """What the cascade needs to know of a definition."""
+
+    @property
+    def name(self) -> str:
+        """Its name, a key of definition_config."""
+
+    @property
+    def op_type(self) -> str:
+        """Its op type, a key of op_type_config."""
+
+
+class BenchmarkConfig(EvalSettings):
+    """Everything that decides how a run goes. Frozen; a wrong value or key raises pydantic's ValidationError."""
+
+    use_isolated_runner: bool = False
+    """A new worker process for each workload instead of one for each solution."""
+    timeout_seconds: PositiveNumber = 300
+    """Limit of one solution on one workload, in seconds."""
+    profile_baseline: bool = True
+    """Time the reference too; without it there is no speed-up."""
+    definitions: Names | None = None
+    """Run only these definitions."""
+    solutions: Names | None = None
+    """Run only these solutions."""
+    op_types: Names | None = None
+    """Run only these op types."""
+    authors: Names | None = None
+    """Run only solutions of these authors."""
+    workloads: Names | None = None
+    """Run only these workloads: whole uuids, or prefixes that only one uuid has."""
+    devices: DeviceNames | None = None
+    """Use only these devices: "0", "cuda:1", a GPU's uuid, or "cpu"."""
+    seed: Seed | None = None
+    """Seed of the inputs; None draws a secret one, which is recorded."""
+    worker_memory_gb: PositiveNumber | None = None
+    """Limit on a worker's host memory; None leaves it to the machine."""
+    time_budget_s: PositiveNumber = 10.0
+    """A measurement of a solution takes fewer samples where it would last longer than this."""
+    baseline_budget_s: PositiveNumber = 2.0
+    """Likewise for a measurement of the reference."""
+    op_type_config: Sections = Field(default_factory=dict)
+    """Eval fields by op type; they beat the top level."""
+    definition_config: Sections = Field(default_factory=dict)
+    """Eval fields by definition; they beat op_type_config."""
+
+    _sources: tuple[Source, ...] = PrivateAttr(default=())
+    """Lowest first; each one beats the whole of those before it."""
+
+    @field_validator("op_type_config")
+    @classmethod
+    def _check_one_spelling(cls, sections: dict[str, EvalConfig]) -> dict[str, EvalConfig]:
+        first: dict[str, str] = {}
+        for key in sections:
+            other = first.setdefault(normalise_op_type(key), key)
+            if other != key:
+                message = f'"{other}" and "{key}" are two spellings of one op type; keep one section'
+                raise PydanticCustomError("two_spellings", "{what}", {"what": message})
+        return sections
+
+    def model_post_init(self, context: Any, /) -> None:
+        """Remember what was given, for the cascade and for origins."""
+        super().model_post_init(context)
+        self._sources = (self._as_source(CONSTRUCTOR_ORIGIN),)
+
+    @classmethod
+    def default(cls, **overrides: Any) -> BenchmarkConfig:
+        """Load the bundled eval_config.yaml with overrides on top."""
+        return cls._load(BUNDLED_FILE, overrides, bundled=True)
+
+    @classmethod
+    def from_yaml(cls, path: str | Path, **overrides: Any) -> BenchmarkConfig:
+        """Load another file instead of the bundled one, with overrides on top.
+
+        Raises:
+            ConfigError: the file cannot be read as a mapping.
+            ValidationError: keys or values of the file or the overrides are wrong; all at once, each with its place.
+        """
+        return cls._load(Path(path), overrides, bundled=False)
+
+    def resolve_eval_config(self, definition: NamedDefinition) -> ResolvedEvalConfig:
+        """Return the complete eval settings of a definition."""
+        name, op_type = definition.name, definition.op_type
+        return resolve_layers(layer for source in self._sources for layer in source.layers(name, op_type))
+
+    def origins(self) -> dict[str, str]:
+        """Return where the value of each top-level field came from, by field name or "extra.<key>"."""
+        sections = {"op_type_config", "definition_config", "extra"}
+        found = {name: DEFAULT_ORIGIN for name in type(self).model_fields if name not in sections}
+        for source in self._sources:
+            found.update({name: source.origin for name in source.given if name in found})
+            found.update({f"extra.{key}": source.origin for key in source.top.extra})
+        return found
+
+    def op_type_keys(self) -> list[SectionKey]:
+        """Return the op types that the user's own sections name (not the bundled file's: a set need not have them)."""
+        return [key for source in self._sources if not source.bundled for key in source.op_type_keys()]
+
+    def definition_keys(self) -> list[SectionKey]:
+        """Return the definitions that the user's own sections name."""
+        return [key for source in self._sources if not source.bundled for key in source.definition_keys()]
+
+    def with_overrides(self, **overrides: Any) -> BenchmarkConfig:
+        """Return a configuration with overrides on top of everything in this one."""
+        given, problems = _validate(type(self), overrides, lambda problem: placed(problem, OVERRIDE_ORIGIN, {}))
+        if given is None:
+            raise to_validation_error(type(self).__name__, problems)
+        return self._under(given)
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> BenchmarkConfig:
+        """Return a copy; `update` is checked and counts as overrides (pydantic's own would miss the cascade)."""
+        copy = super().model_copy(deep=deep)
+        return copy.with_overrides(**update) if update else copy
+
+    @classmethod
+    def _load(cls, path: Path, overrides: Mapping[str, Any], *, bundled: bool) -> BenchmarkConfig:
+        file = read_config_file(path)
+        base, problems = _validate(cls, file.values, lambda problem: placed(problem, str(path), file.lines))
+        above, more = _validate(cls, overrides, lambda problem: placed(problem, OVERRIDE_ORIGIN, {}))
+        if base is None or above is None:
+            raise to_validation_error(str(path) if problems else cls.__name__, [*problems, *more])
+        base._sources = (base._as_source(path.name, bundled=bundled),)
+        return base._under(above) if overrides else base
+
+    def _as_source(self, origin: str, *, bundled: bool = False) -> Source:
+        given = {name: getattr(self, name) for name in EvalSettings.model_fields if name in self.model_fields_set}
+        return Source(
+            origin=origin,
+            given=frozenset(self.model_fields_set),
+            top=EvalConfig.model_construct(set(given), **given),
+            op_types=self.op_type_config,
+            definitions=self.definition_config,
+            bundled=bundled,
+        )
+
+    def _under(self, above: BenchmarkConfig) -> BenchmarkConfig:
+        source = above._as_source(OVERRIDE_ORIGIN)
+        merged = {name: getattr(config, name) for config in (self, above) for name in sorted(config.model_fields_set)}
+        merged["extra"] = {**self.extra, **above.extra}
+        merged["op_type_config"] = _merge(self.op_type_config, above.op_type_config, source.top, normalise_op_type)
+        merged["definition_config"] = _merge(self.definition_config, above.definition_config, source.top, str)
+        config = type(self)(**merged)
+        config._sources = (*self._sources, source)
+        return config
+
+
+def _validate(
+    model: type[BenchmarkConfig], values: Mapping[Any, Any], place: Callable[[Problem], Problem]
+) -> tuple[BenchmarkConfig | None, list[Problem]]:
+    try:
+        return model.model_validate(dict(values)), []
+    except ValidationError as error:
+        return None, [place(Problem.from_details(details)) for details in error.errors(include_url=False)]
+
+
+def _merge(
+    below: Mapping[str, EvalConfig], above: Mapping[str, EvalConfig], top: EvalConfig, identity: Callable[[str], str]
+) -> dict[str, EvalConfig]:
+    """Lay sections over sections; what `top` gives beats the lower ones, so it is taken out of them."""
+    spelt = {identity(key): key for key in below}
+    merged = {key: config.without(top.given(), top.extra) for key, config in below.items()}
+    for key, config in above.items():
+        own = spelt.get(identity(key), key)
+        merged[own] = merged[own].under(config) if own in merged else config
+    return merged

@@ -1,0 +1,228 @@
+"""Evaluation settings in layers, and the pure cascade that makes one frozen answer of them, each value with its origin.
+
+`EvalConfig` is what one section says (partial), `ResolvedEvalConfig` is what an evaluator gets (complete). Reading
+files and merging overrides is config.py's; nothing here touches the disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Final
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    JsonValue,
+    ModelWrapValidatorHandler,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+from flashinfer_bench.bench.config_problems import Problem, to_validation_error, unknown_key
+from flashinfer_bench.data.digest import digest_of
+
+DEFAULT_ORIGIN: Final = "default"
+
+
+def _refuse_bool(value: Any) -> Any:
+    # bool is an int to Python; `iterations: yes` in a YAML file would silently become 1.
+    if isinstance(value, bool):
+        raise PydanticCustomError("bool_for_number", "a number is needed, not true or false")
+    return value
+
+
+def none_to_empty(value: Any) -> Any:
+    """Read a section that is there but empty (`extra:` with all its lines commented out) as an empty mapping."""
+    return {} if value is None else value
+
+
+def _tuples_to_lists(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _tuples_to_lists(item) for key, item in value.items()}
+    return [_tuples_to_lists(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+NotBool = BeforeValidator(_refuse_bool)
+WarmupRuns = Annotated[int, NotBool, Field(ge=0)]
+Count = Annotated[int, NotBool, Field(ge=1)]
+Tolerance = Annotated[float, NotBool, Field(ge=0, allow_inf_nan=False)]
+Ratio = Annotated[float, NotBool, Field(gt=0, le=1)]
+Extra = Annotated[dict[str, JsonValue], BeforeValidator(_tuples_to_lists), BeforeValidator(none_to_empty)]
+"""Parameters of one evaluator. Values are JSON's: they cross to the process that judges."""
+
+
+class StrictModel(BaseModel):
+    """A frozen model that refuses unknown keys and names the nearest known one."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _name_unknown_keys(cls, data: Any, handler: ModelWrapValidatorHandler[Any]) -> Any:
+        try:
+            return handler(data)
+        except ValidationError as error:
+            problems = [Problem.from_details(details) for details in error.errors(include_url=False)]
+            known = list(cls.model_fields)
+            raise to_validation_error(cls.__name__, [unknown_key(problem, known) for problem in problems]) from None
+
+
+class EvalSettings(StrictModel):
+    """The eval fields with their global defaults."""
+
+    warmup_runs: WarmupRuns = 10
+    """Calls before timing starts."""
+    iterations: Count = 50
+    """Timed calls per trial."""
+    num_trials: Count = 3
+    """Independent trials, each with inputs of its own."""
+    rtol: Tolerance = 1e-2
+    """Relative tolerance of an element."""
+    atol: Tolerance = 1e-2
+    """Absolute tolerance of an element."""
+    required_matched_ratio: Ratio | None = None
+    """Share of elements that must match; None leaves it to the evaluator (1.0 in the Default evaluator)."""
+    extra: Extra = Field(default_factory=dict)
+    """Parameters of one evaluator, by name."""
+
+
+EVAL_FIELDS: Final = tuple(name for name in EvalSettings.model_fields if name != "extra")
+
+
+class EvalConfig(StrictModel):
+    """What one section (an op type's, a definition's) says: only the fields it gives.
+
+    None means "not given", except for a required_matched_ratio given as None: that asks for the evaluator's own rule.
+    """
+
+    warmup_runs: WarmupRuns | None = None
+    iterations: Count | None = None
+    num_trials: Count | None = None
+    rtol: Tolerance | None = None
+    atol: Tolerance | None = None
+    required_matched_ratio: Ratio | None = None
+    extra: Extra = Field(default_factory=dict)
+
+    def given(self) -> dict[str, Any]:
+        """Return the given fields by name, without `extra`."""
+        may_be_none = {"required_matched_ratio"}
+        values = {name: getattr(self, name) for name in EVAL_FIELDS if name in self.model_fields_set}
+        return {name: value for name, value in values.items() if value is not None or name in may_be_none}
+
+    def without(self, fields: Iterable[str], extra_keys: Iterable[str]) -> EvalConfig:
+        """Return a section that no longer gives these fields and `extra` keys."""
+        dropped, dropped_extra = set(fields), set(extra_keys)
+        kept = {name: value for name, value in self.given().items() if name not in dropped}
+        return EvalConfig(**kept, extra={key: value for key, value in self.extra.items() if key not in dropped_extra})
+
+    def under(self, above: EvalConfig) -> EvalConfig:
+        """Return this section with another one laid on top, field by field."""
+        return EvalConfig(**{**self.given(), **above.given(), "extra": {**self.extra, **above.extra}})
+
+    @model_serializer(mode="wrap")
+    def _dump_given(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # A dumped None would read back as a required_matched_ratio given as None.
+        given = {*self.given(), *(["extra"] if self.extra else [])}
+        return {name: value for name, value in handler(self).items() if name in given}
+
+
+class ResolvedEvalConfig(EvalSettings):
+    """The complete settings of one definition. Equality and digest are the values'; origins only explain them."""
+
+    origins: dict[str, str] = Field(default_factory=dict, exclude=True, repr=False)
+    """Where each value came from, by field or "extra.<key>": "default", "override", "my.yaml: op_type_config.moe"."""
+
+    def values(self) -> dict[str, Any]:
+        """Return the settings as JSON-able values, without origins."""
+        return self.model_dump(mode="json")
+
+    def digest(self) -> str:
+        """Return the sha256 (hex) of the values."""
+        return digest_of(self.values())
+
+    def __eq__(self, other: object) -> bool:
+        return self.values() == other.values() if isinstance(other, ResolvedEvalConfig) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.digest())
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Some values and the place that gave them."""
+
+    origin: str
+    values: Mapping[str, Any]
+    extra: Mapping[str, JsonValue] = field(default_factory=dict)
+
+
+def resolve_layers(layers: Iterable[Layer]) -> ResolvedEvalConfig:
+    """Merge layers, the later one winning field by field (and key by key in `extra`), over the global defaults."""
+    values: dict[str, Any] = {}
+    extra: dict[str, JsonValue] = {}
+    origins = dict.fromkeys(EVAL_FIELDS, DEFAULT_ORIGIN)
+    for layer in layers:
+        values.update(layer.values)
+        extra.update(layer.extra)
+        origins.update(dict.fromkeys(layer.values, layer.origin))
+        origins.update({f"extra.{key}": layer.origin for key in layer.extra})
+    return ResolvedEvalConfig(**values, extra=extra, origins=origins)
+
+
+def normalise_op_type(op_type: str) -> str:
+    """Return the spelling under which op types are compared: dsa-paged and dsa_paged are one op type."""
+    return op_type.replace("-", "_")
+
+
+@dataclass(frozen=True)
+class SectionKey:
+    """A name that a source's section is keyed by, and the place where it stands."""
+
+    place: str
+    name: str
+
+
+@dataclass(frozen=True)
+class Source:
+    """What one source (the bundled file, a file, the overrides, the constructor) says, at its three levels."""
+
+    origin: str
+    given: frozenset[str]
+    """All fields that the source gives, system fields too."""
+    top: EvalConfig
+    op_types: Mapping[str, EvalConfig]
+    definitions: Mapping[str, EvalConfig]
+    bundled: bool = False
+    """The bundled file names op types that a set need not have."""
+
+    def layers(self, definition: str, op_type: str) -> Iterator[Layer]:
+        """Yield what applies to a definition, the most specific level last."""
+        yield _layer(self.origin, self.top)
+        wanted = normalise_op_type(op_type)
+        yield from self._section_layers("op_type_config", self.op_types, lambda key: normalise_op_type(key) == wanted)
+        yield from self._section_layers("definition_config", self.definitions, lambda key: key == definition)
+
+    def _section_layers(
+        self, section: str, configs: Mapping[str, EvalConfig], matches: Callable[[str], bool]
+    ) -> Iterator[Layer]:
+        for key, config in configs.items():
+            if matches(key):
+                yield _layer(f"{self.origin}: {section}.{key}", config)
+
+    def op_type_keys(self) -> list[SectionKey]:
+        """Return the keys of op_type_config with their places."""
+        return [SectionKey(f"{self.origin}: op_type_config.{name}", name) for name in self.op_types]
+
+    def definition_keys(self) -> list[SectionKey]:
+        """Return the keys of definition_config with their places."""
+        return [SectionKey(f"{self.origin}: definition_config.{name}", name) for name in self.definitions]
+
+
+def _layer(origin: str, config: EvalConfig) -> Layer:
+    return Layer(origin, config.given(), config.extra)

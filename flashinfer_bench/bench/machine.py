@@ -1,0 +1,218 @@
+"""What a run can use: the devices of this machine and, for each language, whether its solutions can run here.
+
+Devices are found through NVML, which makes no CUDA context, and without importing torch. Without a usable GPU the CPU is
+the device. Which languages can be built is told by the caller, who knows the builders.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import platform
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal, Protocol
+
+from flashinfer_bench.errors import ConfigError
+
+CPU_INFO: Final = Path("/proc/cpuinfo")
+
+
+@dataclass(frozen=True)
+class Device:
+    """One GPU, or the CPU."""
+
+    kind: Literal["cpu", "cuda"]
+    index: int
+    """Position among the visible devices, as CUDA counts them in this environment."""
+    name: str
+    """The maker's name, for example "NVIDIA H200"."""
+    uuid: str
+    """What pins and locks it: NVML's uuid ("GPU-…", "MIG-…"), or "cpu"."""
+
+    @property
+    def label(self) -> str:
+        """Return the short name: "cuda:0" or "cpu"."""
+        return "cpu" if self.kind == "cpu" else f"cuda:{self.index}"
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The devices of a run, and what can run on them."""
+
+    devices: tuple[Device, ...]
+    languages: Mapping[str, str | None]
+    """Language → None where its solutions can be built and run here, else the reason why not."""
+
+    @property
+    def kind(self) -> Literal["cpu", "cuda"]:
+        """Return the kind of its devices; a run does not mix them."""
+        return self.devices[0].kind
+
+    @property
+    def hardware(self) -> str:
+        """Return the names of its devices, each once: what a verdict's timing depends on."""
+        return " + ".join(sorted({device.name for device in self.devices}))
+
+
+class Nvml(Protocol):
+    """The part of pynvml that is used."""
+
+    NVMLError: type[Exception]
+
+    def nvmlInit(self) -> None:
+        """Load the driver's library."""
+
+    def nvmlShutdown(self) -> None:
+        """Let it go."""
+
+    def nvmlDeviceGetCount(self) -> int:
+        """Count the GPUs."""
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> Any:
+        """Open a GPU."""
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> Any:
+        """Open a GPU or a MIG slice."""
+
+    def nvmlDeviceGetName(self, handle: Any) -> str | bytes:
+        """Name a GPU."""
+
+    def nvmlDeviceGetUUID(self, handle: Any) -> str | bytes:
+        """Give a GPU's uuid."""
+
+
+def discover_devices(
+    requested: Sequence[str] | None,
+    *,
+    nvml: Nvml | None = None,
+    environment: Mapping[str, str] = os.environ,
+    torch_has_cuda: Callable[[], bool] | None = None,
+) -> tuple[Device, ...]:
+    """Return the devices to use: the requested ones in that order, or all visible GPUs, or the CPU where there is none.
+
+    Args:
+        requested: "0", "cuda:1", a GPU's uuid or the start of one, or "cpu"; None for all.
+        nvml: the NVML binding; pynvml where None.
+        environment: where CUDA_VISIBLE_DEVICES is read; devices are counted as CUDA counts them under it.
+        torch_has_cuda: whether torch is a CUDA build; a CPU build of torch cannot use the GPUs of a machine.
+
+    Raises:
+        ConfigError: requested devices are not there; the message lists those that are.
+    """
+    cpu = Device("cpu", 0, read_cpu_name(), "cpu")
+    if requested is not None and set(requested) == {"cpu"}:
+        return (cpu,)
+    usable = (torch_has_cuda or is_torch_cuda_build)()
+    gpus = _list_visible_gpus(nvml or _import_nvml(), environment) if usable else ()
+    if requested is None:
+        return gpus or (cpu,)
+    why_none = "" if usable else " (the installed torch is a CPU build: GPUs cannot be used)"
+    return _pick(requested, gpus, cpu, why_none)
+
+
+def read_cpu_name(cpu_info: Path = CPU_INFO) -> str:
+    """Return the processor's name."""
+    try:
+        text = cpu_info.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        text = ""
+    found = re.search(r"^model name\s*:\s*(\S.*)$", text, re.MULTILINE)
+    return found.group(1).strip() if found else platform.processor() or platform.machine() or "CPU"
+
+
+def is_torch_cuda_build() -> bool:
+    """Tell whether the installed torch was built for CUDA, from its files: importing it takes a second."""
+    spec = importlib.util.find_spec("torch")
+    folders = list(spec.submodule_search_locations or []) if spec else []
+    try:
+        text = (Path(folders[0]) / "version.py").read_text(encoding="utf-8") if folders else ""
+    except OSError:
+        return True
+    return re.search(r"^cuda\b[^=]*=\s*None\b", text, re.MULTILINE) is None
+
+
+def _import_nvml() -> Nvml | None:
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    binding: Nvml = pynvml
+    return binding
+
+
+def _list_visible_gpus(nvml: Nvml | None, environment: Mapping[str, str]) -> tuple[Device, ...]:
+    if nvml is None:
+        return ()
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError:
+        return ()
+    try:
+        gpus = [_read_gpu(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
+        slices = [_read_slice(nvml, entry) for entry in _entries(visible or "") if entry.startswith("MIG-")]
+    except nvml.NVMLError:
+        return ()
+    finally:
+        with contextlib.suppress(nvml.NVMLError):  # what was read is right whether or not NVML closes
+            nvml.nvmlShutdown()
+    chosen = gpus if visible is None else list(_apply_visible(visible, [*gpus, *slices]))
+    return tuple(Device("cuda", index, gpu.name, gpu.uuid) for index, gpu in enumerate(chosen))
+
+
+def _read_gpu(nvml: Nvml, index: int) -> Device:
+    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    return Device("cuda", index, _text(nvml.nvmlDeviceGetName(handle)), _text(nvml.nvmlDeviceGetUUID(handle)))
+
+
+def _read_slice(nvml: Nvml, uuid: str) -> Device:
+    """Read a MIG slice, which only CUDA_VISIBLE_DEVICES can name; a driver that does not tell its name is no fault."""
+    try:
+        name = _text(nvml.nvmlDeviceGetName(nvml.nvmlDeviceGetHandleByUUID(uuid)))
+    except nvml.NVMLError:
+        name = "MIG device"
+    return Device("cuda", -1, name, uuid)
+
+
+def _entries(visible: str) -> list[str]:
+    return [entry.strip() for entry in visible.split(",")]
+
+
+def _text(value: str | bytes) -> str:
+    # pynvml before 11.5 returns bytes.
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def _apply_visible(visible: str, gpus: Sequence[Device]) -> Iterator[Device]:
+    """Yield the GPUs that CUDA_VISIBLE_DEVICES leaves, in its order; like CUDA, stop at the first entry of none."""
+    seen: set[str] = set()
+    for entry in _entries(visible):
+        gpu = _find(entry, gpus)
+        if gpu is None or gpu.uuid in seen:
+            return
+        seen.add(gpu.uuid)
+        yield gpu
+
+
+def _find(entry: str, gpus: Sequence[Device]) -> Device | None:
+    digits = entry.removeprefix("cuda:")
+    if digits.isdecimal():
+        return next((gpu for gpu in gpus if gpu.index == int(digits)), None)
+    matches = [gpu for gpu in gpus if gpu.uuid.startswith(entry)] if entry.startswith(("GPU-", "MIG-")) else []
+    return matches[0] if len(matches) == 1 else None
+
+
+def _pick(requested: Sequence[str], gpus: Sequence[Device], cpu: Device, why_none: str) -> tuple[Device, ...]:
+    found = {entry: _find(entry.strip(), gpus) for entry in requested if entry != "cpu"}
+    unknown = [entry for entry, gpu in found.items() if gpu is None]
+    if unknown:
+        there = ", ".join(f"{device.label} {device.name} ({device.uuid})" for device in (*gpus, cpu))
+        raise ConfigError(f"devices: there is no {', '.join(unknown)}{why_none}; this machine has: {there}")
+    if "cpu" in requested:
+        raise ConfigError("devices: cpu and GPUs cannot be used in one run; name one kind")
+    by_uuid = {gpu.uuid: gpu for gpu in found.values() if gpu is not None}
+    return tuple(by_uuid.values())
