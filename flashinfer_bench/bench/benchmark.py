@@ -1,0 +1,169 @@
+"""A run, in one screen: plan → sessions → verdicts → traces.
+
+Everything that decides is elsewhere: what is run in `plan`, on what in `machine`, how in `runner`, whether it is right in
+`evaluators`. A fault is not a verdict: it makes no trace, it is an event and stands in `faults`.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from flashinfer_bench.bench.config import BenchmarkConfig
+from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, JobStarted, Notice, RunStarted
+from flashinfer_bench.bench.machine import Device, Machine, discover_devices
+from flashinfer_bench.bench.plan import Job, Plan, make_plan
+from flashinfer_bench.bench.resume import RecordedJobs
+from flashinfer_bench.bench.runner.fleet import Began, Faulted, Fleet, Judged, Told
+from flashinfer_bench.bench.runner.session_protocol import Hello
+from flashinfer_bench.compile import unavailable_languages
+from flashinfer_bench.compile.cache import cache_root
+from flashinfer_bench.data import Evaluation, Trace, TraceSet
+from flashinfer_bench.data.store.record import TraceWriter
+
+GIB = 1 << 30
+
+
+class Benchmark:
+    """Judges the solutions of a trace set. Usable as a context manager.
+
+    Args:
+        trace_set: what is run.
+        config: how it is run; the bundled defaults where it is left out.
+
+    Raises:
+        ConfigError: the configuration asks for devices that are not there.
+
+    Example:
+        >>> result = Benchmark(TraceSet.from_path("flashinfer-trace")).run_all()
+    """
+
+    def __init__(self, trace_set: TraceSet, config: BenchmarkConfig | None = None) -> None:
+        self._trace_set = trace_set
+        self.config = config if config is not None else BenchmarkConfig.default()
+        self.machine = Machine(discover_devices(self.config.devices), unavailable_languages())
+        self.seed = self.config.seed if self.config.seed is not None else secrets.randbits(62)
+        self.faults: list[JobFaulted] = []
+
+    def __enter__(self) -> Benchmark:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def get_trace_set(self) -> TraceSet:
+        """Return the trace set that is run."""
+        return self._trace_set
+
+    def close(self) -> None:
+        """End what the benchmark holds; a run ends its own processes, so there is nothing left to do."""
+
+    def plan(self, resume: bool = False, *, retry_timeouts: bool = False) -> Plan:
+        """Return the jobs of a run and what is left out of it; nothing is started.
+
+        Args:
+            resume: leave out jobs that a trace of the set already records, unchanged.
+            retry_timeouts: with `resume`, do jobs again that timed out.
+
+        Raises:
+            ConfigError: names that the set does not have, or filters that leave nothing; all of them at once.
+        """
+        recorded = None
+        if resume:
+            traces = [trace for traces in self._trace_set.traces.values() for trace in traces]
+            recorded = RecordedJobs.from_traces(traces, retry_timeouts=retry_timeouts)
+        return make_plan(self._trace_set, self.config, self.machine, recorded=recorded)
+
+    def run(self, plan: Plan, save_results: bool = True) -> Iterator[Event]:
+        """Run a plan; yields what happens as it happens. Closing the iterator stops every process of the run.
+
+        Args:
+            plan: from `plan()`.
+            save_results: append each trace to the set on disk before its event is yielded.
+        """
+        self.faults = []
+        if not plan.jobs:
+            return
+        yield RunStarted(self.machine.devices, len(plan.jobs))
+        writers: dict[Path, TraceWriter] = {}
+        with self._fleet(plan) as fleet:
+            for happening in fleet.run(plan.jobs):
+                match happening:
+                    case Began(job, device):
+                        yield JobStarted(job, device)
+                    case Judged(job, device, evaluation, seconds):
+                        trace = self._make_trace(job, device, evaluation)
+                        if save_results:
+                            self._save(writers, job, trace)
+                        yield JobFinished(job, trace, device, seconds)
+                    case Faulted(job, message):
+                        self.faults.append(JobFaulted(job, message))
+                        yield self.faults[-1]
+                    case Told(message):
+                        yield Notice(message)
+
+    def run_all(self, save_results: bool = True, resume: bool = False) -> TraceSet:
+        """Run every job of the set and return a new TraceSet: the input's definitions, solutions and workloads, and this run's
+        traces only.
+
+        Args:
+            save_results: append each trace to the set on disk the moment its job ends.
+            resume: leave out jobs that are already recorded, unchanged.
+
+        Raises:
+            ConfigError: as for `plan`. Jobs that could not be judged raise nothing: they stand in `faults`.
+        """
+        result = self._trace_set.without_traces()
+        for event in self.run(self.plan(resume), save_results):
+            if isinstance(event, JobFinished):
+                result.add_traces([event.trace])
+        return result
+
+    def _fleet(self, plan: Plan) -> Fleet:
+        needs_triton = any(job.solution.spec.language.value == "triton" for job in plan.jobs)
+        return Fleet(
+            self.machine.devices,
+            hello_for=lambda device: self._hello(device, needs_triton=needs_triton),
+            blob_root_for=lambda job: self._trace_set.workload_roots[job.definition.name],
+            cache_root=cache_root(os.environ).resolve(),
+            seed=self.seed,
+        )
+
+    def _hello(self, device: Device, *, needs_triton: bool) -> Hello:
+        config = self.config
+        return Hello(
+            device=device.kind,
+            hardware=device.name,
+            isolated=config.use_isolated_runner,
+            timeout_s=config.timeout_seconds,
+            profile_baseline=config.profile_baseline,
+            time_budget_s=config.time_budget_s,
+            baseline_budget_s=config.baseline_budget_s,
+            worker_memory_bytes=int(config.worker_memory_gb * GIB) if config.worker_memory_gb else None,
+            needs_triton=needs_triton,
+            cache_root=str(cache_root(os.environ).resolve()),
+        )
+
+    def _make_trace(self, job: Job, device: Device, evaluation: Evaluation) -> Trace:
+        """Add what the verdict was reached under: settings, seed, digests, device."""
+        run: dict[str, Any] = {
+            "fingerprint": dict(job.fingerprint),
+            "config": job.config.values(),
+            "timeout_seconds": self.config.timeout_seconds,
+            "seed": self.seed,
+            "device": {"kind": device.kind, "index": device.index, "uuid": device.uuid},
+            "runner": "isolated" if self.config.use_isolated_runner else "persistent",
+        }
+        extended = evaluation.model_copy(update={"extra": {**(evaluation.extra or {}), "run": run}})
+        return Trace(
+            definition=job.definition.name, workload=job.workload, solution=job.solution.name, evaluation=extended
+        )
+
+    def _save(self, writers: dict[Path, TraceWriter], job: Job, trace: Trace) -> None:
+        root = self._trace_set.solution_roots[job.solution.name]
+        writer = writers.setdefault(root, TraceWriter(root))
+        writer.append(trace, author=job.solution.author, op_type=job.definition.op_type)

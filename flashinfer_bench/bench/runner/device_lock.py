@@ -1,0 +1,87 @@
+"""One run at a time measures on a GPU: a lock file per GPU, by its UUID, that two runs of any user on the machine share.
+
+The kernel gives a lock back when its holder ends, however it ends.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from flashinfer_bench.bench.machine import Device
+from flashinfer_bench.errors import DeviceFault
+
+WAIT_LIMIT_S: Final = 3600.0
+POLL_S: Final = 0.2
+
+
+def lock_path(device: Device) -> Path:
+    """Return the lock file of a GPU."""
+    return Path(tempfile.gettempdir()) / "flashinfer-bench-locks" / f"{device.uuid}.lock"
+
+
+def open_lock(path: Path) -> int:
+    """Open, and make where it is missing, a file that every user of the machine may lock."""
+    path.parent.mkdir(mode=0o1777, parents=True, exist_ok=True)
+    before = os.umask(0)
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    finally:
+        os.umask(before)
+
+
+@contextmanager
+def hold_device(
+    device: Device,
+    *,
+    notify: Callable[[str], None],
+    limit_s: float = WAIT_LIMIT_S,
+    now: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Iterator[None]:
+    """Hold a GPU's lock; a CPU has none.
+
+    Args:
+        device: the device.
+        notify: told once when another run holds it.
+        limit_s: how long to wait for it.
+        now: monotonic seconds.
+        sleep: waits.
+
+    Raises:
+        DeviceFault: it was not free in time.
+    """
+    if device.kind == "cpu":
+        yield
+        return
+    path = lock_path(device)
+    fd = open_lock(path)
+    try:
+        deadline, told = now() + limit_s, False
+        while not _try_lock(fd):
+            if not told:
+                holder = os.pread(fd, 64, 0).decode("ascii", "replace").strip() or "unknown"
+                notify(f"{device.label} is in use by another run (process {holder}); waiting for it")
+                told = True
+            if now() >= deadline:
+                raise DeviceFault(f"{device.label} was not free within {limit_s:g} s; its lock is {path}")
+            sleep(POLL_S)
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, str(os.getpid()).encode(), 0)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _try_lock(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

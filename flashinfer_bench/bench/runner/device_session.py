@@ -1,0 +1,271 @@
+"""One device's judge: takes blocks of jobs, runs each solution in a worker, and sends a verdict for each job as it comes.
+
+Here live the definition's reference, the inputs, the expected outputs, the comparison and the baseline's timing; solution code
+never does. How processes are kept is worker_pool's; how a verdict becomes a trace is outcome's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from flashinfer_bench.bench.config import ResolvedEvalConfig
+from flashinfer_bench.bench.evaluators.evaluator import Accepted, Evaluator, JudgeContext, Rejected
+from flashinfer_bench.bench.evaluators.reference import Reference
+from flashinfer_bench.bench.evaluators.registry import find_evaluator
+from flashinfer_bench.bench.runner.outcome import Outcome, Passed
+from flashinfer_bench.bench.runner.remote_kernel import (
+    KernelMetadata,
+    MeasurePlan,
+    OutputSpec,
+    RemoteKernel,
+    choose_style,
+)
+from flashinfer_bench.bench.runner.session_protocol import Block, BlockJob, BlockSolution, Hello, JobFault, Phase
+from flashinfer_bench.bench.runner.shared_arena import SharedArena
+from flashinfer_bench.bench.runner.worker_pool import WorkerPool
+from flashinfer_bench.bench.runner.worker_process import WorkerProcess
+from flashinfer_bench.compile import Artifact
+from flashinfer_bench.data import Definition, Workload
+from flashinfer_bench.data.dtypes import torch_dtype
+from flashinfer_bench.errors import DeviceFault, SolutionFailure, WorkloadFault
+from flashinfer_bench.timing.clocks import Clock, make_clock
+from flashinfer_bench.timing.measurement import Measured
+from flashinfer_bench.timing.recipe import sample_trial, summarise
+
+GRACE_S: Final = 120.0
+"""What a phase may take beyond its own limit before the host takes the session for lost."""
+INTERPRETED: Final = {
+    "meaningful": False,
+    "reason": "Triton's interpreter ran the kernels on a CPU; the time says nothing about them",
+}
+LARGE_CACHE_BYTES: Final = 8 << 30
+
+
+@dataclass(frozen=True)
+class JobResult:
+    """What a job came to, before it is made into an evaluation."""
+
+    outcome: Outcome
+    printed: str
+    extra: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class BlockContext:
+    """What all jobs of a block share."""
+
+    definition: Definition
+    config: ResolvedEvalConfig
+    evaluator: type[Evaluator]
+    reference: Reference
+
+
+class DeviceSession:
+    """Judges jobs on one device.
+
+    Args:
+        hello: the session's settings.
+        device: the torch device.
+        pool: where workers come from.
+        tell: sends a phase to the host.
+    """
+
+    def __init__(self, hello: Hello, device: torch.device, pool: WorkerPool, tell: Callable[[Phase], None]) -> None:
+        self._hello = hello
+        self._device = device
+        self._pool = pool
+        self._tell = tell
+        self._arena = SharedArena(device)
+        self._clock: Clock | None = None
+        self._baselines: dict[tuple[str, str], Measured] = {}
+        self._broken_loads: dict[str, SolutionFailure] = {}
+        self._broken_workloads: dict[str, str] = {}
+        self._styles: dict[str, bool] = {}
+
+    def close(self) -> None:
+        """Give the shared memory back."""
+        self._arena.release()
+
+    def open_block(self, block: Block) -> BlockContext:
+        """Compile what the block's jobs share.
+
+        Raises:
+            WorkloadFault: the definition's reference cannot be used.
+        """
+        definition = Definition.model_validate(block.definition)
+        self._broken_loads.clear()
+        self._broken_workloads.clear()
+        return BlockContext(
+            definition=definition,
+            config=ResolvedEvalConfig.model_validate(block.config),
+            evaluator=find_evaluator(definition),
+            reference=Reference.compile(definition),
+        )
+
+    def run_job(self, shared: BlockContext, job: BlockJob, solution: BlockSolution) -> JobResult | JobFault:
+        """Judge one job."""
+        workload = Workload.model_validate(job.workload)
+        known = self._broken_workloads.get(workload.uuid)
+        if known is not None:
+            return JobFault(job=job.index, message=known, retry=False, workload=True)
+        notes: dict[str, Any] = {}
+        worker: WorkerProcess | None = None
+        outcome: Outcome
+        try:
+            if solution.build_error is not None:
+                raise SolutionFailure("COMPILE_ERROR", solution.build_error)
+            self._say(job, "load", self._hello.timeout_s)
+            worker, kernel = self._ready_kernel(shared, job, solution, workload)
+            outcome = self._judge(shared, job, workload, kernel, notes)
+        except SolutionFailure as failure:
+            outcome = failure
+        except WorkloadFault as fault:
+            message = f"{shared.definition.name}, workload {workload.uuid}: {fault}"
+            self._broken_workloads[workload.uuid] = message
+            self._check_device()
+            return JobFault(job=job.index, message=message, retry=False, workload=True)
+        if self._hello.isolated or isinstance(outcome, SolutionFailure):
+            self._pool.discard()
+        printed = ""
+        if worker is not None:
+            if worker.exit is None:
+                worker.drain()
+            printed = worker.log.take()
+        return JobResult(outcome, printed, {"evaluator": shared.evaluator.__name__, **notes})
+
+    def _say(self, job: BlockJob, name: str, limit_s: float) -> None:
+        self._tell(Phase(job=job.index, name=name, limit_s=limit_s + GRACE_S))
+
+    def _ready_kernel(
+        self, shared: BlockContext, job: BlockJob, solution: BlockSolution, workload: Workload
+    ) -> tuple[WorkerProcess, RemoteKernel]:
+        """Return the solution, loaded in a worker of its own, as a callable for this workload."""
+        broken = self._broken_loads.get(solution.digest)
+        if broken is not None and not self._hello.isolated:
+            raise broken
+        worker, is_fresh = self._pool.worker_for(solution.digest)
+        definition = shared.definition
+        kernel = RemoteKernel(
+            worker,
+            self._arena,
+            output_specs(definition, workload),
+            KernelMetadata(solution.name, definition.name, self._styles.get(solution.digest, True)),
+            allowed_s=self._hello.timeout_s,
+            plan=self._measure_plan(shared.config, solution),
+            quiesce=self._pool.quiesce,
+            input_names=list(definition.inputs),
+        )
+        if is_fresh:
+            self._pool.prepare_spare()
+            try:
+                signature = kernel.load(Artifact(Path(solution.directory or ""), solution.entry, solution.symbol))
+                style = choose_style(
+                    signature,
+                    inputs=len(definition.inputs),
+                    outputs=len(definition.outputs),
+                    declared=solution.declared_style,
+                )
+            except SolutionFailure as failure:
+                self._broken_loads[solution.digest] = failure
+                raise
+            self._styles[solution.digest] = style == "dps"
+            kernel.metadata = replace(kernel.metadata, destination_passing_style=style == "dps")
+        return worker, kernel
+
+    def _measure_plan(self, config: ResolvedEvalConfig, solution: BlockSolution) -> MeasurePlan:
+        if solution.language == "triton" and self._device.type == "cpu":
+            return MeasurePlan(0, 1, self._hello.time_budget_s, trials=1, facts=INTERPRETED)
+        per_trial_s = self._hello.time_budget_s / config.num_trials
+        return MeasurePlan(config.warmup_runs, config.iterations, per_trial_s)
+
+    def _judge(
+        self, shared: BlockContext, job: BlockJob, workload: Workload, kernel: RemoteKernel, notes: dict[str, Any]
+    ) -> Outcome:
+        """Make the expected outputs, compare, measure."""
+        definition, config, evaluator = shared.definition, shared.config, shared.evaluator
+        context = JudgeContext(
+            seed=job.seed,
+            blob_root=Path(job.blob_root),
+            reference=shared.reference,
+            profile_baseline=self._hello.profile_baseline,
+            measure_reference=lambda sets: self._measure_reference(shared, workload, sets),
+            notes=notes,
+        )
+        self._say(job, "reference", self._hello.timeout_s)
+        baseline = evaluator.build_baseline(definition, workload, config, self._device, context=context)
+        self._trim_cache()
+        self._say(job, "solution", self._hello.timeout_s)
+        verdict = evaluator.check_correctness(
+            definition, kernel, baseline.inputs, baseline.outputs, config, context=context
+        )
+        match verdict:
+            case Rejected():
+                return verdict
+            case Accepted(correctness):
+                performance = evaluator.eval_performance(
+                    definition, kernel, baseline.inputs, baseline.mean_latency_ms, config, context=context
+                )
+        if baseline.measurement is not None:
+            notes["baseline"] = baseline.measurement
+        return Passed(correctness, performance)
+
+    def _measure_reference(self, shared: BlockContext, workload: Workload, input_sets: list[list[Any]]) -> Measured:
+        """Time the reference, once per workload on this device."""
+        key = (shared.definition.digest(), workload.digest())
+        if key not in self._baselines:
+            if self._clock is None:
+                self._clock = make_clock(self._device)
+            self._pool.quiesce()
+            budget_s = self._hello.baseline_budget_s / len(input_sets)
+            trials = [
+                sample_trial(
+                    lambda _index, inputs=inputs: lambda: shared.reference.launch(inputs),  # type: ignore[misc]
+                    self._clock,
+                    warmup_runs=shared.config.warmup_runs,
+                    iterations=shared.config.iterations,
+                    budget_s=budget_s,
+                )
+                for inputs in input_sets
+            ]
+            self._baselines[key] = summarise(trials)
+        return self._baselines[key]
+
+    def _trim_cache(self) -> None:
+        """Leave the solution the device memory that the reference no longer needs."""
+        if self._device.type == "cuda" and torch.cuda.memory_reserved() - torch.cuda.memory_allocated() > LARGE_CACHE_BYTES:
+            torch.cuda.empty_cache()
+
+    def _check_device(self) -> None:
+        """Raise DeviceFault where a failed reference has left the device unusable."""
+        if self._device.type == "cuda":
+            try:
+                torch.cuda.synchronize()
+            except RuntimeError as error:
+                raise DeviceFault(f"the device is lost: {error}") from None
+
+
+def output_specs(definition: Definition, workload: Workload) -> list[OutputSpec]:
+    """Return shape and dtype of every output, the axes bound by the workload.
+
+    Raises:
+        WorkloadFault: the workload does not bind every axis that an output needs.
+    """
+    try:
+        shapes = definition.get_output_shapes(workload.axes)
+    except (KeyError, ValueError) as error:
+        raise WorkloadFault(f"the shapes of the outputs cannot be told: {error}") from None
+    return [
+        OutputSpec(name, tuple(shape or ()), torch_dtype(tensor.dtype), is_scalar=tensor.shape is None)
+        for (name, tensor), shape in zip(definition.outputs.items(), shapes, strict=True)
+    ]
+
+
+def utc_now() -> str:
+    """Return the time as ISO 8601 in UTC."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

@@ -1,0 +1,284 @@
+"""The host's loop over its device sessions: deal blocks out, pass on what comes back, replace a session that is lost.
+
+A job whose session was lost is tried once more on a fresh one; the second time it is a fault. One thread, one select: the
+sessions do the work. What is yielded is already decided; nothing here judges.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import selectors
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from flashinfer_bench.bench.machine import Device
+from flashinfer_bench.bench.plan import Job
+from flashinfer_bench.bench.runner.device_lock import hold_device
+from flashinfer_bench.bench.runner.session_client import SessionClient, SessionLost
+from flashinfer_bench.bench.runner.session_protocol import Block, BlockJob, BlockSolution, Hello, JobFault, Verdict
+from flashinfer_bench.bench.schedule import Block as Batch
+from flashinfer_bench.bench.schedule import BlockQueue
+from flashinfer_bench.compile import BuildFailure, build_solution
+from flashinfer_bench.data import Evaluation, Solution
+
+POLL_S: Final = 1.0
+TRIES: Final = 2
+FAILED_STARTS: Final = 2
+
+
+@dataclass(frozen=True)
+class Began:
+    """A device took a job up."""
+
+    job: Job
+    device: Device
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A job has its evaluation."""
+
+    job: Job
+    device: Device
+    evaluation: Evaluation
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Faulted:
+    """A job has no verdict, and will not be tried again."""
+
+    job: Job
+    message: str
+
+
+@dataclass(frozen=True)
+class Told:
+    """Something that happened to a device."""
+
+    message: str
+
+
+Happening = Began | Judged | Faulted | Told
+
+
+@dataclass
+class Station:
+    """One device's place in the loop."""
+
+    device: Device
+    client: SessionClient | None = None
+    open_jobs: dict[int, Job] = field(default_factory=dict)
+    """Jobs of its block without an answer yet, in order."""
+    current: int | None = None
+    failed_starts: int = 0
+
+
+class Fleet:
+    """Runs jobs on all devices of a run; a context manager that leaves no process behind.
+
+    Args:
+        devices: the devices, each of which gets a session.
+        hello_for: the settings of a device's session.
+        blob_root_for: the root of the set that holds a job's workload.
+        cache_root: where artifacts are kept.
+        seed: the run's seed; every job's own is derived from it.
+    """
+
+    def __init__(
+        self,
+        devices: Iterable[Device],
+        *,
+        hello_for: Callable[[Device], Hello],
+        blob_root_for: Callable[[Job], Path],
+        cache_root: Path,
+        seed: int,
+    ) -> None:
+        self._stations = [Station(device) for device in devices]
+        self._hello_for = hello_for
+        self._blob_root_for = blob_root_for
+        self._cache_root = cache_root
+        self._seed = seed
+        self._tries: dict[int, int] = {}
+        self._locks = ExitStack()
+        self._notices: list[str] = []
+        self._last_words = "no device could be used"
+
+    def __enter__(self) -> Fleet:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        for station in self._stations:
+            if station.client is not None:
+                station.client.end()
+                station.client = None
+        self._locks.close()
+
+    def run(self, jobs: Iterable[Job]) -> Iterator[Happening]:
+        """Run the jobs; yields each one's fate as it is known. Closing the iterator and the fleet stops everything."""
+        queue = BlockQueue(jobs)
+        for station in self._stations[: max(1, queue.remaining)]:
+            self._locks.enter_context(hold_device(station.device, notify=self._notices.append))
+            self._start(station)
+            yield from self._take_notices()
+        while queue.remaining or any(station.open_jobs for station in self._stations):
+            if not any(station.client for station in self._stations):
+                yield from self._give_up(queue)
+                return
+            for station in self._stations:
+                yield from self._keep_busy(station, queue)
+            yield from self._listen(queue)
+
+    def _start(self, station: Station) -> None:
+        station.client = SessionClient(station.device, self._hello_for(station.device))
+
+    def _take_notices(self) -> Iterator[Told]:
+        while self._notices:
+            yield Told(self._notices.pop(0))
+
+    def _keep_busy(self, station: Station, queue: BlockQueue) -> Iterator[Happening]:
+        client = station.client
+        while client is not None and client.is_ready and not station.open_jobs:
+            alive = sum(other.client is not None for other in self._stations)
+            batch = queue.take(alive)
+            if batch is None:
+                client.wait_forever()
+                return
+            block, faults = self._prepare(batch)
+            yield from faults
+            station.open_jobs = {job.index: job for job in batch.jobs if any(job.index == b.index for b in block.jobs)}
+            if station.open_jobs:
+                try:
+                    client.begin(block)
+                except SessionLost as lost:
+                    yield from self._replace(station, queue, str(lost))
+                    return
+
+    def _prepare(self, batch: Batch) -> tuple[Block, list[Faulted]]:
+        """Build the batch's solutions and put it into the words of the session."""
+        solutions: dict[str, BlockSolution] = {}
+        faults: list[Faulted] = []
+        jobs: list[BlockJob] = []
+        broken: dict[str, str] = {}
+        for job in batch.jobs:
+            name = job.solution.name
+            if name not in solutions and name not in broken:
+                try:
+                    solutions[name] = self._build(job.solution)
+                except OSError as error:
+                    broken[name] = f"solution {name} cannot be built here: {error}"
+            if name in broken:
+                faults.append(Faulted(job, broken[name]))
+                continue
+            jobs.append(
+                BlockJob(
+                    index=job.index,
+                    solution=name,
+                    workload=job.workload.model_dump(mode="json"),
+                    blob_root=str(self._blob_root_for(job)),
+                    seed=job_seed(self._seed, job),
+                )
+            )
+        first = batch.jobs[0]
+        definition, config = first.definition.model_dump(mode="json"), first.config.values()
+        return Block(definition=definition, config=config, solutions=solutions, jobs=jobs), faults
+
+    def _build(self, solution: Solution) -> BlockSolution:
+        common: dict[str, Any] = {
+            "name": solution.name,
+            "language": str(solution.spec.language.value),
+            "declared_style": solution.spec.declared_style,
+            "digest": solution.digest(),
+        }
+        try:
+            artifact = build_solution(solution, self._cache_root)
+        except BuildFailure as failure:
+            return BlockSolution(**common, directory=None, entry="", symbol="", build_error=str(failure))
+        place = {"directory": str(artifact.directory), "entry": artifact.entry, "symbol": artifact.symbol}
+        return BlockSolution(**common, **place, build_error=None)
+
+    def _listen(self, queue: BlockQueue) -> Iterator[Happening]:
+        with selectors.DefaultSelector() as selector:
+            clients = [(station, station.client) for station in self._stations if station.client is not None]
+            for station, client in clients:
+                selector.register(client, selectors.EVENT_READ, station)
+            limit_s = min(POLL_S, *(max(0.0, client.left_s) for _, client in clients), POLL_S)
+            readable = {id(key.data) for key, _ in selector.select(limit_s)}
+        for station, client in clients:
+            try:
+                if id(station) in readable:
+                    for message in client.messages():
+                        yield from self._hear(station, queue, message)
+                else:
+                    client.check_deadline()
+            except SessionLost as lost:
+                yield from self._replace(station, queue, str(lost))
+
+    def _hear(self, station: Station, queue: BlockQueue, message: dict[str, Any]) -> Iterator[Happening]:
+        if "ready" in message:
+            station.failed_starts = 0
+        elif "phase" in message:
+            index = message["phase"]["job"]
+            if index != station.current and index in station.open_jobs:
+                station.current = index
+                yield Began(station.open_jobs[index], station.device)
+        elif "verdict" in message:
+            verdict = Verdict.model_validate(message["verdict"])
+            job = station.open_jobs.pop(verdict.job)
+            station.current = None
+            yield Judged(job, station.device, Evaluation.model_validate(verdict.evaluation), verdict.seconds)
+        elif "fault" in message:
+            fault = JobFault.model_validate(message["fault"])
+            job = station.open_jobs.pop(fault.job)
+            station.current = None
+            yield from self._retry_or_fault(queue, job, fault.message, retry=fault.retry)
+        elif "notice" in message:
+            yield Told(str(message["notice"]))
+
+    def _retry_or_fault(self, queue: BlockQueue, job: Job, message: str, *, retry: bool) -> Iterator[Happening]:
+        self._tries[job.index] = self._tries.get(job.index, 0) + 1
+        if retry and self._tries[job.index] < TRIES:
+            queue.give_back([job])
+        else:
+            yield Faulted(job, message)
+
+    def _replace(self, station: Station, queue: BlockQueue, reason: str) -> Iterator[Happening]:
+        """Give a lost session's jobs back and start another, unless its device no longer lets one start."""
+        client, jobs = station.client, list(station.open_jobs.values())
+        station.open_jobs = {}
+        was_ready = client is not None and client.is_ready
+        if client is not None:
+            client.end()
+        station.client = None
+        suspect = station.current if station.current is not None else (jobs[0].index if jobs else None)
+        station.current = None
+        yield Told(f"{reason}; {len(jobs)} of its jobs go back to the queue")
+        for job in jobs:
+            if job.index == suspect and was_ready:
+                yield from self._retry_or_fault(queue, job, reason, retry=True)
+            else:
+                queue.give_back([job])
+        station.failed_starts += 0 if was_ready else 1
+        if station.failed_starts < FAILED_STARTS:
+            self._start(station)
+        else:
+            yield Told(f"{station.device.label} is not used any more: its session does not start")
+            self._last_words = reason
+
+    def _give_up(self, queue: BlockQueue) -> Iterator[Happening]:
+        while (batch := queue.take(1)) is not None:
+            for job in batch.jobs:
+                yield Faulted(job, f"no device is left to run it: {self._last_words}")
+
+
+def job_seed(run_seed: int, job: Job) -> int:
+    """Return the seed of a job's inputs: the run's, the definition's, the workload's and the solution's together.
+
+    It differs between solutions, so that none can leave another the answers.
+    """
+    parts = (str(run_seed), job.definition.digest(), job.workload.digest(), job.solution.digest())
+    return int.from_bytes(hashlib.sha256("|".join(parts).encode()).digest()[:8], "big") >> 1
+

@@ -1,0 +1,66 @@
+"""From what happened to a job to the Evaluation that its trace carries. Pure: no process, no device, no clock of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from flashinfer_bench.bench.evaluators.evaluator import Rejected
+from flashinfer_bench.data import Correctness, Environment, Evaluation, EvaluationStatus, Performance
+from flashinfer_bench.errors import SolutionFailure
+
+MAX_LOG: Final = 16_384
+OUTPUT_TITLE: Final = "--- stdout and stderr of the solution ---"
+
+
+@dataclass(frozen=True)
+class Passed:
+    """The solution is right, and was measured."""
+
+    correctness: Correctness
+    performance: Performance
+
+
+Outcome = Passed | Rejected | SolutionFailure
+
+
+def make_evaluation(
+    outcome: Outcome, *, printed: str, timestamp: str, environment: Environment, extra: dict[str, Any]
+) -> Evaluation:
+    """Return the evaluation: status by the kind of outcome, the reason first in the log, what was printed after it."""
+    match outcome:
+        case Passed(correctness, performance):
+            parts: dict[str, Any] = {"correctness": correctness, "performance": performance}
+            status, message = EvaluationStatus.PASSED, ""
+        case Rejected():
+            status, message = outcome.status, outcome.message
+            keeps = status is EvaluationStatus.INCORRECT_NUMERICAL
+            parts = {"correctness": (outcome.correctness or unknown_errors()) if keeps else None}
+        case SolutionFailure():
+            status, message = EvaluationStatus(outcome.status), outcome.message
+            parts = {"correctness": unknown_errors() if status is EvaluationStatus.INCORRECT_NUMERICAL else None}
+    return Evaluation(
+        status=status,
+        log=render_log(message, printed),
+        timestamp=timestamp,
+        environment=environment,
+        extra=extra or None,
+        **parts,
+    )
+
+
+def unknown_errors() -> Correctness:
+    """Return the errors of an output that was rejected before its values were compared."""
+    return Correctness(max_relative_error=float("inf"), max_absolute_error=float("inf"))
+
+
+def render_log(message: str, printed: str) -> str:
+    """Put the reason and what the solution printed into one bounded text."""
+    parts = [message.strip()] if message.strip() else []
+    if printed.strip():
+        parts.append(f"{OUTPUT_TITLE}\n{printed.strip()}" if parts else printed.strip())
+    text = "\n".join(parts)
+    if len(text) <= MAX_LOG:
+        return text
+    half = MAX_LOG // 2
+    return f"{text[:half]}\n[... {len(text) - 2 * half} characters cut ...]\n{text[-half:]}"

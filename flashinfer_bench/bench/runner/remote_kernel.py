@@ -1,0 +1,324 @@
+"""The solution as the judge sees it: a callable whose code runs in another process.
+
+`kernel(*inputs)` copies the inputs into the arena, poisons the output slots, has the worker call the solution, checks what it
+claims to have returned against the definition, and hands back what lies in the slots, which the session owns. Whatever goes
+wrong on the other side becomes a SolutionFailure that carries its status.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+import torch
+
+from flashinfer_bench.bench.runner.shared_arena import SharedArena, lay_out
+from flashinfer_bench.bench.runner.worker_process import WorkerGone, WorkerLate, WorkerProcess
+from flashinfer_bench.compile import Artifact
+from flashinfer_bench.errors import SolutionFailure
+from flashinfer_bench.timing.measurement import Measured
+from flashinfer_bench.timing.recipe import Trial, summarise
+from flashinfer_bench.worker.arena import Slot
+from flashinfer_bench.worker.protocol import Bound, Called, Claim, Failed, Loaded, Returned, Sampled, Signature, Style
+from flashinfer_bench.worker.wire import WireError
+
+POISON_FLOAT: Final = 0xFF  # every floating-point format that torch has reads this as NaN, packed fp4 apart
+POISON_OTHER: Final = 0xA5
+CLOCK_SLACK: Final = 1.02
+SCALARS_FOR: Final = {"float": ("float", "int"), "int": ("int",), "bool": ("bool",)}
+
+Answer = TypeVar("Answer", bound=Claim)
+
+
+@dataclass(frozen=True)
+class OutputSpec:
+    """What the definition says of one output, its axes bound."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    is_scalar: bool
+    """The definition gives it no shape: a Python number will do."""
+
+
+@dataclass(frozen=True)
+class KernelMetadata:
+    """What an evaluator may know of the solution."""
+
+    name: str
+    definition: str
+    destination_passing_style: bool
+
+
+@dataclass(frozen=True)
+class MeasurePlan:
+    """How often, and for how long at the most, a solution is measured in one trial."""
+
+    warmup_runs: int
+    iterations: int
+    budget_s: float
+    trials: int | None = None
+    """No more than so many of the input sets are measured; None for all."""
+    facts: dict[str, Any] | None = None
+    """Added to the record, for example that the timing means nothing."""
+
+
+def choose_style(signature: Signature | None, *, inputs: int, outputs: int, declared: bool | None) -> Style:
+    """Return how a solution is called: as it declares, or by its arity where it declares nothing.
+
+    Raises:
+        SolutionFailure: COMPILE_ERROR where the entry function cannot be called so; both signatures are shown.
+    """
+
+    def fits(count: int) -> bool:
+        if signature is None:
+            return True
+        return signature.minimum <= count and (signature.maximum is None or count <= signature.maximum)
+
+    wanted: list[tuple[Style, int]] = [("dps", inputs + outputs), ("value", inputs)]
+    if declared is not None:
+        wanted = wanted[:1] if declared else wanted[1:]
+    for style, count in wanted:
+        if fits(count):
+            return style
+    takes = signature.text if signature else "(...)"
+    names = {"dps": f"destination-passing: {inputs} inputs + {outputs} outputs = {inputs + outputs} arguments"}
+    names["value"] = f"value-returning: {inputs} arguments"
+    expected = "; or ".join(names[style] for style, _ in wanted)
+    raise SolutionFailure(
+        "COMPILE_ERROR", f"the entry function does not take the definition's arguments\n  expected {expected}\n  found run{takes}"
+    )
+
+
+class RemoteKernel:
+    """One solution in one worker, for one workload.
+
+    Args:
+        worker: a worker that is ready.
+        arena: the session's shared memory; whatever it holds may be overwritten.
+        outputs: what the definition says of the outputs.
+        metadata: the solution's names; its style is set when it is loaded.
+        allowed_s: seconds that the solution may take for this workload, all calls together.
+        plan: how it is measured.
+        quiesce: called before a measurement begins; returns when nothing else of ours touches the device.
+    """
+
+    def __init__(
+        self,
+        worker: WorkerProcess,
+        arena: SharedArena,
+        outputs: list[OutputSpec],
+        metadata: KernelMetadata,
+        *,
+        allowed_s: float,
+        plan: MeasurePlan,
+        quiesce: Callable[[], None],
+        input_names: list[str],
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.metadata = metadata
+        self._worker = worker
+        self._arena = arena
+        self._outputs = outputs
+        self._left_s = allowed_s
+        self._allowed_s = allowed_s
+        self._plan = plan
+        self._quiesce = quiesce
+        self._input_names = input_names
+        self._now = now
+        self._bound_generation = -1
+
+    @property
+    def style(self) -> Style:
+        """The calling style, as a word of the protocol."""
+        return "dps" if self.metadata.destination_passing_style else "value"
+
+    def __call__(self, *args: Any) -> list[torch.Tensor]:
+        """Call the solution once on copies of the inputs.
+
+        Args:
+            *args: the definition's inputs in order; outputs to be filled may follow.
+
+        Returns:
+            One tensor per output of the definition, in its order.
+
+        Raises:
+            SolutionFailure: it failed, or what it returned has the wrong count, shape or dtype.
+        """
+        count = len(self._input_names)
+        inputs, given = list(args[:count]), list(args[count:])
+        if len(inputs) != count or len(given) not in (0, len(self._outputs)):
+            raise TypeError(f"a solution takes {count} inputs, or those and {len(self._outputs)} outputs; got {len(args)}")
+        arguments, slots = self._place(inputs)
+        called = self._ask(
+            "call", Called, "the call", style=self.style, arguments=arguments, outputs=[slot.to_json() for slot in slots]
+        )
+        if self.style == "value":
+            self._check_returned(called.returned)
+        self._check_inputs_intact(inputs, arguments)
+        results = [slot.view(self._arena.block).clone() for slot in slots]
+        for target, result in zip(given, results, strict=False):
+            target.copy_(result)
+        return results
+
+    def measure(self, input_sets: list[list[Any]]) -> Measured:
+        """Time the solution, one trial per set of inputs.
+
+        Raises:
+            SolutionFailure: it failed, or its worker claims readings that the session's own clock rules out.
+        """
+        self._quiesce()
+        trials = [self._measure_trial(list(inputs)) for inputs in input_sets[: self._plan.trials]]
+        measured = summarise(trials)
+        return Measured(measured.latency_ms, measured.trials, {**measured.record, **(self._plan.facts or {})})
+
+    def _measure_trial(self, inputs: list[Any]) -> Trial:
+        arguments, slots = self._place(inputs)
+        start = self._now()
+        sampled = self._ask(
+            "measure",
+            Sampled,
+            "the measurement",
+            style=self.style,
+            arguments=arguments,
+            outputs=[slot.to_json() for slot in slots],
+            warmup_runs=self._plan.warmup_runs,
+            iterations=self._plan.iterations,
+            budget_s=self._plan.budget_s,
+        )
+        wall_ns = (self._now() - start) * 1e9
+        if sum(sampled.samples_ns) > wall_ns * CLOCK_SLACK or len(sampled.samples_ns) > self._plan.iterations:
+            raise SolutionFailure("RUNTIME_ERROR", "the worker's readings add up to more than the time that passed outside it")
+        self._check_inputs_intact(inputs, arguments)
+        return Trial(sampled.samples_ns, sampled.stop, dict(sampled.facts))
+
+    def _place(self, inputs: list[Any]) -> tuple[list[dict[str, Any]], list[Slot]]:
+        """Lay the call out in the arena; return the arguments for the wire and the poisoned output slots."""
+        tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
+        specs = [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]
+        slots, size = lay_out(specs + [(output.shape, output.dtype) for output in self._outputs])
+        self._arena.reserve(size)
+        if self._bound_generation != self._arena.generation:
+            description, fds = self._arena.describe()
+            self._ask("bind", Bound, "mapping its memory", fds=fds, arena=description)
+            self._arena.drop_retired()
+            self._bound_generation = self._arena.generation
+        block = self._arena.block
+        for tensor, slot in zip(tensors, slots, strict=False):
+            as_bytes(slot.view(block)).copy_(as_bytes(tensor))
+        for slot in slots[len(tensors) :]:
+            poison(slot, block)
+        if block.device.type == "cuda":
+            torch.cuda.synchronize(block.device)
+        places = iter(slots)
+        arguments = [
+            next(places).to_json() if isinstance(value, torch.Tensor) else {"scalar": value} for value in inputs
+        ]
+        return arguments, slots[len(tensors) :]
+
+    def _check_inputs_intact(self, inputs: list[Any], arguments: list[dict[str, Any]]) -> None:
+        for name, value, argument in zip(self._input_names, inputs, arguments, strict=True):
+            if isinstance(value, torch.Tensor):
+                now = Slot.from_json(argument).view(self._arena.block)
+                if not torch.equal(as_bytes(now), as_bytes(value)):
+                    raise SolutionFailure(
+                        "INCORRECT_NUMERICAL",
+                        f"input {name!r} was changed by the call; a solution may write to its outputs only "
+                        "(clone what the kernel works on in place)",
+                    )
+
+    def _check_returned(self, returned: list[Returned] | None) -> None:
+        """Hold what a value-returning solution gave back against the definition."""
+        values = returned or []
+        names = ", ".join(output.name for output in self._outputs)
+        if len(values) != len(self._outputs):
+            raise SolutionFailure(
+                "INCORRECT_SHAPE", f"returned {len(values)} values, the definition has {len(self._outputs)} outputs: {names}"
+            )
+        for check in (check_shape, check_dtype):
+            for value, output in zip(values, self._outputs, strict=True):
+                check(value, output)
+        for value, output in zip(values, self._outputs, strict=True):
+            if value.kind == "tensor" and value.device != self._arena.device.type:
+                raise SolutionFailure(
+                    "INCORRECT_DTYPE", f"output {output.name!r} lies on {value.device}, expected {self._arena.device.type}"
+                )
+
+    def load(self, artifact: Artifact) -> Signature | None:
+        """Have the worker import the solution; return its entry function's signature.
+
+        Raises:
+            SolutionFailure: COMPILE_ERROR where the import fails, TIMEOUT where it does not end.
+        """
+        try:
+            loaded = self._ask(
+                "load", Loaded, "the import", directory=str(artifact.directory), entry=artifact.entry, symbol=artifact.symbol
+            )
+        except SolutionFailure as failure:
+            if failure.status == "RUNTIME_ERROR":
+                raise SolutionFailure("COMPILE_ERROR", failure.message) from None
+            raise
+        return loaded.signature
+
+    def _ask(self, verb: str, expected: type[Answer], what: str, **fields: Any) -> Answer:
+        """Ask the worker within what is left of the solution's time; translate what goes wrong."""
+        start = self._now()
+        try:
+            answer = self._worker.ask(verb, expected, max(0.0, self._left_s), **fields)
+        except WorkerLate:
+            raise SolutionFailure("TIMEOUT", f"{what} was still running after {self._allowed_s:g} s") from None
+        except WorkerGone as gone:
+            raise SolutionFailure("RUNTIME_ERROR", f"the process ended during {what}: {gone}") from None
+        except WireError as error:
+            raise SolutionFailure("RUNTIME_ERROR", f"the process answered out of protocol during {what}: {error}") from None
+        finally:
+            self._left_s -= self._now() - start
+        if isinstance(answer, Failed):
+            error = answer.error
+            raise SolutionFailure("RUNTIME_ERROR", f"{error.type} in {what}: {error.message}\n{error.traceback}".rstrip())
+        return answer
+
+
+def check_shape(value: Returned, output: OutputSpec) -> None:
+    """Raise SolutionFailure where a returned value has another shape than the definition gives."""
+    if value.kind == "tensor" and tuple(value.shape or ()) != output.shape:
+        raise SolutionFailure(
+            "INCORRECT_SHAPE", f"output {output.name!r} has shape {value.shape}, expected {list(output.shape)}"
+        )
+    if value.kind == "scalar" and output.shape != ():
+        raise SolutionFailure(
+            "INCORRECT_SHAPE", f"output {output.name!r} is a Python {value.type}, expected shape {list(output.shape)}"
+        )
+
+
+def check_dtype(value: Returned, output: OutputSpec) -> None:
+    """Raise SolutionFailure where a returned value is no plain tensor or number, or has another dtype."""
+    expected = str(output.dtype).removeprefix("torch.")
+    if value.kind == "other":
+        raise SolutionFailure("INCORRECT_DTYPE", f"output {output.name!r} is a {value.type}, not a plain torch.Tensor")
+    if value.kind == "tensor" and value.dtype != expected:
+        raise SolutionFailure("INCORRECT_DTYPE", f"output {output.name!r} has dtype {value.dtype}, expected {expected}")
+    if value.kind == "scalar" and value.type not in SCALARS_FOR[dtype_kind(output.dtype)]:
+        raise SolutionFailure("INCORRECT_DTYPE", f"output {output.name!r} is a Python {value.type}, expected {expected}")
+
+
+def dtype_kind(dtype: torch.dtype) -> str:
+    """Return "float", "bool" or "int"."""
+    if dtype == torch.bool:
+        return "bool"
+    return "float" if dtype.is_floating_point else "int"
+
+
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor's elements as flat bytes, without a copy where they are contiguous."""
+    flat = tensor.detach().contiguous().reshape(-1)
+    return flat.view(torch.uint8)
+
+
+def poison(slot: Slot, block: torch.Tensor) -> None:
+    """Fill an output slot with what no honest kernel leaves there: NaN, or a pattern for integers."""
+    if slot.nbytes:
+        value = POISON_FLOAT if slot.dtype.is_floating_point else POISON_OTHER
+        block[slot.offset : slot.offset + slot.nbytes].fill_(value)

@@ -1,0 +1,171 @@
+"""The host's handle on one device session: start it, send it blocks, hear its verdicts, notice when it is lost, end it.
+
+The session and everything below it hold the write end of a pipe (the lifeline) that nobody writes to: when its read end reports
+the end of the stream, no process of the session is left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import flashinfer_bench
+from flashinfer_bench.bench.machine import Device
+from flashinfer_bench.bench.runner.session_protocol import Block, Hello
+from flashinfer_bench.worker.wire import FrameReader, WireClosed, WireError, send_frame
+
+START_LIMIT_S: Final = 180.0
+CLOSE_LIMIT_S: Final = 3.0
+STDERR_TAIL_BYTES: Final = 4096
+SECRET_MARKS: Final = ("TOKEN", "SECRET", "PASSWORD", "CREDENTIAL", "API_KEY", "AUTH")
+"""Variables whose name has one of these do not reach a session, and so no worker can read them back."""
+
+
+class SessionLost(Exception):  # noqa: N818 - a fact about a process; the runner decides what follows
+    """The session ended or stopped answering."""
+
+
+def session_environment(environment: Mapping[str, str], device: Device, *, interpret_triton: bool) -> dict[str, str]:
+    """Return the environment in which a session of this device is started."""
+    own = {name: value for name, value in environment.items() if not any(mark in name.upper() for mark in SECRET_MARKS)}
+    package_parent = str(Path(flashinfer_bench.__file__).parent.parent)
+    own["PYTHONPATH"] = os.pathsep.join(filter(None, [package_parent, environment.get("PYTHONPATH")]))
+    own["PYTHONSAFEPATH"] = "1"
+    if device.kind == "cuda":
+        own["CUDA_VISIBLE_DEVICES"] = device.uuid
+        own["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+        own.pop("TRITON_INTERPRET", None)
+    else:
+        own["CUDA_VISIBLE_DEVICES"] = ""
+        if interpret_triton:
+            own["TRITON_INTERPRET"] = "1"
+    return own
+
+
+class SessionClient:
+    """One device session, from its start to its end.
+
+    Args:
+        device: the device that it gets; it sees no other.
+        hello: its settings.
+    """
+
+    def __init__(self, device: Device, hello: Hello) -> None:
+        self.device = device
+        self.libs: dict[str, str] = {}
+        self.is_ready = False
+        self._deadline = time.monotonic() + START_LIMIT_S
+        self._doing = "starting"
+        self._sock, theirs = socket.socketpair()
+        self._lifeline, lifeline_write = os.pipe()
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed by end()
+        environment = session_environment(os.environ, device, interpret_triton=hello.needs_triton)
+        command = [sys.executable, "-m", "flashinfer_bench.bench.runner.session_main", str(theirs.fileno())]
+        try:
+            self._process = subprocess.Popen(
+                command,
+                pass_fds=(theirs.fileno(), lifeline_write),
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=self._stderr,
+                stderr=self._stderr,
+                start_new_session=True,
+            )
+        finally:
+            theirs.close()
+            os.close(lifeline_write)
+        self._reader = FrameReader(self._sock, max_bytes=1 << 28)
+        self._send({"hello": hello.model_dump()})
+
+    def fileno(self) -> int:
+        """Return the descriptor to wait on."""
+        return self._sock.fileno()
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the session is taken for lost."""
+        return self._deadline - time.monotonic()
+
+    def begin(self, block: Block) -> None:
+        """Hand a block over.
+
+        Raises:
+            SessionLost: it is not there any more.
+        """
+        self._deadline = time.monotonic() + START_LIMIT_S
+        self._doing = "beginning a block"
+        self._send({"block": block.model_dump()})
+
+    def wait_forever(self) -> None:
+        """Expect nothing: the session has no work."""
+        self._deadline = float("inf")
+
+    def messages(self) -> Iterator[dict[str, Any]]:
+        """Read once and yield each message that is whole; call it when the descriptor is readable.
+
+        Raises:
+            SessionLost: the session ended; what it printed last is in the message.
+        """
+        try:
+            self._reader.pump()
+        except WireClosed:
+            self._raise_lost()
+        try:
+            while (message := self._reader.pop()) is not None:
+                if "phase" in message:
+                    self._deadline = time.monotonic() + message["phase"]["limit_s"]
+                    self._doing = f"in phase {message['phase']['name']!r}"
+                elif "ready" in message:
+                    self.is_ready = True
+                    self.libs = message["ready"]["libs"]
+                yield message
+        except WireError as error:
+            raise SessionLost(f"the session of {self.device.label} speaks nonsense: {error}") from None
+
+    def check_deadline(self) -> None:
+        """Raise SessionLost once the session has been silent for longer than its phase may take."""
+        if self.left_s <= 0:
+            raise SessionLost(f"the session of {self.device.label} stopped answering while {self._doing}")
+
+    def end(self) -> None:
+        """End the session and every process below it; returns when none is left."""
+        if self._sock.fileno() < 0:
+            return
+        with contextlib.suppress(OSError):
+            send_frame(self._sock, {"close": True})
+        self._sock.close()
+        try:
+            self._process.wait(0.5 if self.is_ready else 0)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        ready, _, _ = select.select([self._lifeline], [], [], CLOSE_LIMIT_S)
+        del ready  # past the limit we go on: the processes left have nothing to answer to
+        os.close(self._lifeline)
+        self._stderr.close()
+
+    def _send(self, message: dict[str, Any]) -> None:
+        try:
+            send_frame(self._sock, message)
+        except OSError:
+            self._raise_lost()
+
+    def _raise_lost(self) -> None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(CLOSE_LIMIT_S)
+        self._stderr.seek(0, os.SEEK_END)
+        self._stderr.seek(max(0, self._stderr.tell() - STDERR_TAIL_BYTES))
+        said = self._stderr.read().decode("utf-8", "replace").strip()
+        raise SessionLost(
+            f"the session of {self.device.label} ended while {self._doing} (exit code {self._process.poll()})"
+            + (f"; it said last:\n{said}" if said else "")
+        )

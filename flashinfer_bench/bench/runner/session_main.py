@@ -1,0 +1,154 @@
+"""The process of a device session: `python -m flashinfer_bench.bench.runner.session_main FD`, started by the host.
+
+Order matters: torch is imported, the template is forked, and only then is the device touched. The kernel ends this process when
+the host ends; the template notices and ends every worker.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import signal
+import socket
+import sys
+import tempfile
+import time
+import traceback
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Final
+
+import pynvml
+import torch
+
+from flashinfer_bench.bench.runner.device_session import BlockContext, DeviceSession, utc_now
+from flashinfer_bench.bench.runner.outcome import make_evaluation
+from flashinfer_bench.bench.runner.session_protocol import Block, BlockJob, Hello, JobFault, Phase, Ready, Verdict
+from flashinfer_bench.bench.runner.worker_pool import WorkerPool, start_template
+from flashinfer_bench.data import Environment
+from flashinfer_bench.errors import WorkloadFault
+from flashinfer_bench.version import __version__
+from flashinfer_bench.worker.linux import die_with_parent
+from flashinfer_bench.worker.wire import FrameReader, WireClosed, send_frame
+
+REPORTED_PACKAGES: Final = ("triton", "flashinfer-python", "cupti-python", "numpy", "apache-tvm-ffi")
+
+
+def main(arguments: list[str]) -> None:
+    """Serve one host until it closes its end."""
+    die_with_parent(signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the host to handle
+    host = socket.socket(fileno=int(arguments[0]))
+    reader = FrameReader(host, max_bytes=1 << 28)
+    hello = Hello.model_validate(reader.read()["hello"])
+    if hello.needs_triton:
+        import triton  # noqa: F401 - so that every fork of the template has it
+    sys.dont_write_bytecode = True  # workers must not write into each other's artifacts
+    run_directory = Path(tempfile.mkdtemp(prefix="flashinfer-bench-"))
+    template = start_template(run_directory, not_for_it=host)
+    device = torch.device("cuda", 0) if hello.device == "cuda" else torch.device("cpu")
+    with WorkerPool(template, run_directory, hello) as pool:
+        pool.prepare_spare()
+        if device.type == "cuda":
+            torch.zeros(1, device=device)
+        libs = library_versions()
+        send_frame(host, {"ready": Ready(pid=os.getpid(), libs=libs).model_dump()})
+        session = DeviceSession(hello, device, pool, lambda phase: send_phase(host, phase))
+        try:
+            while True:
+                message = reader.read()
+                if "close" in message:
+                    return
+                run_block(host, session, Block.model_validate(message["block"]), hello, libs)
+                send_frame(host, {"done": True})
+        except (WireClosed, BrokenPipeError):
+            return  # the host is gone
+        finally:
+            session.close()
+
+
+def send_phase(host: socket.socket, phase: Phase) -> None:
+    """Tell the host what the session does now."""
+    send_frame(host, {"phase": phase.model_dump()})
+
+
+def run_block(host: socket.socket, session: DeviceSession, block: Block, hello: Hello, libs: dict[str, str]) -> None:
+    """Judge a block's jobs in order and send what each came to."""
+    try:
+        shared = session.open_block(block)
+    except WorkloadFault as fault:
+        for job in block.jobs:
+            send_fault(host, JobFault(job=job.index, message=str(fault), retry=False, workload=True))
+        return
+    for job in block.jobs:
+        try:
+            run_one(host, session, shared, block, job, hello, libs)
+        except (WireClosed, BrokenPipeError):
+            raise
+        except Exception:
+            # Round one device: what we do not know leaves this process in a state that we do not know. The host starts another.
+            message = f"the session failed on this job:\n{traceback.format_exc(limit=-12)}"
+            send_fault(host, JobFault(job=job.index, message=message, retry=True, workload=False))
+            raise
+
+
+def run_one(
+    host: socket.socket,
+    session: DeviceSession,
+    shared: BlockContext,
+    block: Block,
+    job: BlockJob,
+    hello: Hello,
+    libs: dict[str, str],
+) -> None:
+    """Judge one job and send its verdict or fault."""
+    start = time.monotonic()
+    result = session.run_job(shared, job, block.solutions[job.solution])
+    if isinstance(result, JobFault):
+        send_fault(host, result)
+        return
+    evaluation = make_evaluation(
+        result.outcome,
+        printed=result.printed,
+        timestamp=utc_now(),
+        environment=Environment(hardware=hello.hardware, libs=libs),
+        extra=result.extra,
+    )
+    verdict = Verdict(job=job.index, evaluation=evaluation.model_dump(mode="json"), seconds=time.monotonic() - start)
+    send_frame(host, {"verdict": verdict.model_dump()})
+
+
+def send_fault(host: socket.socket, fault: JobFault) -> None:
+    """Tell the host that a job has no verdict."""
+    send_frame(host, {"fault": fault.model_dump()})
+
+
+def library_versions() -> dict[str, str]:
+    """Return name → version of what the numbers depend on."""
+    libs: dict[str, Any] = {
+        "flashinfer_bench": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+    if torch.version.cuda and torch.cuda.is_available():
+        libs["cuda"] = torch.version.cuda
+        libs["driver"] = driver_version()
+    for package in REPORTED_PACKAGES:
+        try:
+            libs[package.removesuffix("-python")] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return {name: str(version) for name, version in libs.items()}
+
+
+def driver_version() -> str:
+    """Return the NVIDIA driver's version, or "unknown"."""
+    try:
+        pynvml.nvmlInit()
+        return str(pynvml.nvmlSystemGetDriverVersion())
+    except pynvml.NVMLError:
+        return "unknown"
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

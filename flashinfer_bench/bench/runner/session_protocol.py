@@ -1,0 +1,106 @@
+"""The words between the host and a device session. Both are ours, so the frames are trusted; they are still JSON, and one
+place says what is in them.
+
+    host → session      {"hello": Hello}            once, first
+                        {"block": Block}            jobs of one definition, solution-major
+                        {"close": true}
+    session → host      {"ready": Ready}
+                        {"phase": {"job", "name", "limit_s"}}   what the session does now, and when to stop believing in it
+                        {"verdict": {"job", "evaluation", "seconds"}}
+                        {"fault": {"job", "message", "retry", "workload"}}   `workload`: every job of this workload has it
+                        {"notice": str}
+                        {"done": true}              the block is finished
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Frame(BaseModel):
+    """A frozen value of this protocol."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Hello(Frame):
+    """What a session must know before its first block."""
+
+    device: str
+    """"cuda" or "cpu"; the host shows a session one GPU only."""
+    hardware: str
+    isolated: bool
+    timeout_s: float
+    profile_baseline: bool
+    time_budget_s: float
+    baseline_budget_s: float
+    worker_memory_bytes: int | None
+    needs_triton: bool
+    cache_root: str
+
+
+class BlockSolution(Frame):
+    """One solution of a block, built."""
+
+    name: str
+    language: str
+    declared_style: bool | None
+    digest: str
+    directory: str | None
+    entry: str
+    symbol: str
+    build_error: str | None
+    """Set where the build failed; then there is no directory."""
+
+
+class BlockJob(Frame):
+    """One job of a block."""
+
+    index: int
+    solution: str
+    workload: dict[str, Any]
+    blob_root: str
+    seed: int
+
+
+class Block(Frame):
+    """Jobs of one definition, in the order in which they are to run."""
+
+    definition: dict[str, Any]
+    config: dict[str, Any]
+    solutions: dict[str, BlockSolution]
+    jobs: list[BlockJob]
+
+
+class Ready(Frame):
+    """The session can take blocks."""
+
+    pid: int
+    libs: dict[str, str]
+
+
+class Phase(Frame):
+    """What the session is doing; past `limit_s` seconds it is taken for lost."""
+
+    job: int
+    name: str
+    limit_s: float
+
+
+class Verdict(Frame):
+    """A job's evaluation."""
+
+    job: int
+    evaluation: dict[str, Any]
+    seconds: float
+
+
+class JobFault(Frame):
+    """A job that has no verdict."""
+
+    job: int
+    message: str
+    retry: bool
+    workload: bool

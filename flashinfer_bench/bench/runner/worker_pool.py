@@ -1,0 +1,139 @@
+"""Which worker serves which solution: one for a solution (persistent) or one for a workload (isolated), never one for two.
+
+A spare is forked ahead, so that its start-up runs while the session computes expected outputs. `quiesce` waits until the spare
+is up: nothing of ours touches the device while a solution is measured.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from flashinfer_bench.bench.runner.session_protocol import Hello
+from flashinfer_bench.bench.runner.worker_process import WorkerGone, WorkerLate, WorkerProcess
+from flashinfer_bench.errors import DeviceFault
+from flashinfer_bench.worker.template import fork, run_template
+from flashinfer_bench.worker.wire import WireError
+
+PASSED_ON: Final = ("PATH", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "LIBRARY_PATH", "CPATH", "TRITON_INTERPRET")
+PASSED_ON_PREFIXES: Final = ("CUDA_", "NVIDIA_", "OMP_", "MKL_", "TORCH_", "FLASHINFER_", "CUPTI_")
+MEMORY_SHARE: Final = 0.6
+"""Of the machine's memory, what a worker may hold where the configuration does not say."""
+
+
+def start_template(run_directory: Path, *, not_for_it: socket.socket) -> socket.socket:
+    """Fork the template from this process; call it before anything has touched the device or started threads.
+
+    Args:
+        run_directory: removed by the template when it ends.
+        not_for_it: a socket of this process that the template must not keep open.
+    """
+    ours, theirs = socket.socketpair()
+    if fork() == 0:
+        ours.close()
+        not_for_it.close()
+        run_template(theirs, run_directory)
+    theirs.close()
+    return ours
+
+
+def worker_environment(environment: Mapping[str, str], home: Path, jit_cache: Path) -> dict[str, str]:
+    """Return what a worker sees of the environment: tool paths and device settings, nothing else of the user's."""
+    kept = {
+        name: value for name, value in environment.items() if name in PASSED_ON or name.startswith(PASSED_ON_PREFIXES)
+    }
+    flashinfer = environment.get("FLASHINFER_WORKSPACE_BASE", str(jit_cache.parent / "flashinfer"))
+    own = {"HOME": str(home), "TMPDIR": str(home), "TRITON_CACHE_DIR": str(jit_cache / "triton")}
+    return {**kept, **own, "TORCH_EXTENSIONS_DIR": str(jit_cache / "torch"), "FLASHINFER_WORKSPACE_BASE": flashinfer}
+
+
+def default_memory_limit() -> int:
+    """Return how many bytes a worker may hold on this machine."""
+    return int(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * MEMORY_SHARE)
+
+
+class WorkerPool:
+    """Hands out workers of one device; a context manager that ends them all."""
+
+    def __init__(self, template: socket.socket, run_directory: Path, hello: Hello) -> None:
+        self._template = template
+        self._run_directory = run_directory
+        self._hello = hello
+        self._numbers = itertools.count(1)
+        self._current: tuple[str, WorkerProcess] | None = None
+        self._spare: WorkerProcess | None = None
+
+    def __enter__(self) -> WorkerPool:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.discard()
+        if self._spare is not None:
+            self._spare.end()
+            self._spare = None
+        self._template.close()
+
+    def worker_for(self, solution_digest: str) -> tuple[WorkerProcess, bool]:
+        """Return the solution's worker, ready, and whether it is a fresh one that has loaded nothing yet.
+
+        Raises:
+            DeviceFault: no worker can be started.
+        """
+        if self._current is not None:
+            digest, worker = self._current
+            if digest == solution_digest:
+                return worker, False
+            self.discard()
+        worker = self._take_fresh()
+        self._current = (solution_digest, worker)
+        return worker, True
+
+    def prepare_spare(self) -> None:
+        """Fork the next worker now, so that it is up when it is wanted."""
+        if self._spare is None:
+            self._spare = self._spawn()
+
+    def quiesce(self) -> None:
+        """Wait until the spare has finished its start-up; one that fails is dropped, it has harmed nobody."""
+        if self._spare is not None:
+            try:
+                self._spare.wait_ready()
+            except (WorkerGone, WorkerLate, WireError):
+                self._spare.end()
+                self._spare = None
+
+    def discard(self) -> None:
+        """End the current worker and all that it started."""
+        if self._current is not None:
+            worker = self._current[1]
+            self._current = None
+            worker.end()
+
+    def _take_fresh(self) -> WorkerProcess:
+        worker = self._spare or self._spawn()
+        self._spare = None
+        try:
+            worker.wait_ready()
+        except (WorkerGone, WorkerLate, WireError) as error:
+            worker.end()
+            said = worker.log.take().strip()
+            raise DeviceFault(f"a new worker did not start: {error or type(error).__name__}\n{said}".rstrip()) from None
+        return worker
+
+    def _spawn(self) -> WorkerProcess:
+        number = next(self._numbers)
+        home = self._run_directory / f"worker-{number}"
+        order: dict[str, Any] = {
+            "environment": worker_environment(os.environ, home, Path(self._hello.cache_root) / "jit" / "workers"),
+            "device": "cuda:0" if self._hello.device == "cuda" else "cpu",
+            "threads": os.cpu_count() or 1,
+            "memory_limit_bytes": self._hello.worker_memory_bytes or default_memory_limit(),
+        }
+        try:
+            return WorkerProcess(self._template, order, home)
+        except OSError as error:
+            raise DeviceFault(f"the template of workers is gone: {error}") from None

@@ -1,0 +1,242 @@
+"""The session's handle on one worker: ask it, wait no longer than allowed, end it, know how it ended.
+
+While it waits for an answer it drains the worker's stdout and stderr and listens to the guard, so a worker that dies is noticed
+at once and one that prints without end fills no memory.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import shutil
+import signal
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from flashinfer_bench.bench.runner.bounded_log import BoundedLog
+from flashinfer_bench.worker.protocol import Claim, Failed, check_answer
+from flashinfer_bench.worker.wire import FrameReader, WireClosed, WireError, send_frame
+
+MAX_ANSWER_BYTES: Final = 8 << 20
+PIPE_READ_BYTES: Final = 1 << 20
+READY_LIMIT_S: Final = 60.0
+END_LIMIT_S: Final = 5.0
+
+Answer = TypeVar("Answer", bound=Claim)
+
+
+@dataclass(frozen=True)
+class WorkerExit:
+    """How a worker ended, as its guard saw it."""
+
+    code: int | None
+    signal: int | None
+    leftover: int
+    """Processes that it left behind; they were killed."""
+    over_memory: bool
+
+    def __str__(self) -> str:
+        if self.over_memory:
+            return "it was ended because it took more host memory than a worker may (see worker_memory_gb)"
+        if self.signal is not None:
+            name = signal.Signals(self.signal).name if self.signal in set(signal.Signals) else str(self.signal)
+            hint = "; the system may have run out of memory" if self.signal == signal.SIGKILL else ""
+            return f"it was killed by {name}{hint}"
+        return f"it ended with exit code {self.code}"
+
+
+class WorkerGone(Exception):  # noqa: N818 - a fact about a process; who is to blame is decided above
+    """The worker's process ended while an answer was due."""
+
+    def __init__(self, ended: WorkerExit | None) -> None:
+        super().__init__(str(ended or "it closed its end of the channel"))
+        self.ended = ended
+
+
+class WorkerLate(Exception):  # noqa: N818 - likewise
+    """The deadline passed before the answer came."""
+
+
+class WorkerProcess:
+    """One worker, from the spawn order to its end. Use it as a context manager, or call end().
+
+    Args:
+        template: the socket of the template process.
+        order: environment, device, threads and memory limit for the worker; `home` is added.
+        home: a folder of the worker's own, created here and removed at its end.
+        now: monotonic seconds.
+    """
+
+    def __init__(
+        self, template: socket.socket, order: dict[str, Any], home: Path, *, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._now = now
+        self._home = home
+        self._request_id = 0
+        self._started = False
+        self.log = BoundedLog()
+        self.exit: WorkerExit | None = None
+        self.pid: int | None = None
+        self.is_ready = False
+        home.mkdir(parents=True)
+        self._sock, worker_end = socket.socketpair()
+        self._guard, guard_end = socket.socketpair()
+        out_read, out_write = os.pipe()
+        err_read, err_write = os.pipe()
+        self._pipes = [out_read, err_read]
+        child_ends = [worker_end.fileno(), out_write, err_write, guard_end.fileno()]
+        try:
+            send_frame(template, {"spawn": {**order, "home": str(home)}}, child_ends)
+        finally:
+            worker_end.close()
+            guard_end.close()
+            os.close(out_write)
+            os.close(err_write)
+        self._reader = FrameReader(self._sock, max_bytes=MAX_ANSWER_BYTES)
+        self._guard_reader = FrameReader(self._guard)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._sock, selectors.EVENT_READ, self._on_answer)
+        self._selector.register(self._guard, selectors.EVENT_READ, self._on_guard)
+        for pipe in self._pipes:
+            os.set_blocking(pipe, False)
+            self._selector.register(pipe, selectors.EVENT_READ, self._on_output)
+
+    def __enter__(self) -> WorkerProcess:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.end()
+
+    def wait_ready(self, limit_s: float = READY_LIMIT_S) -> None:
+        """Wait until the worker can take work; no solution code has run in it yet.
+
+        Raises:
+            WorkerGone, WorkerLate: it cannot; that is our fault or the machine's.
+            WireError: it speaks nonsense.
+        """
+        if self.is_ready:
+            return
+        message = self._wait(self._now() + limit_s)
+        if message != {"id": 0, "ready": True}:
+            raise WireError("a new worker did not say that it is ready")
+        self.is_ready = True
+
+    def ask(
+        self, verb: str, expected: type[Answer], limit_s: float, *, fds: Sequence[int] = (), **fields: Any
+    ) -> Answer | Failed:
+        """Send a request and wait for its answer.
+
+        Raises:
+            WorkerGone: the process ended first.
+            WorkerLate: `limit_s` seconds passed first.
+            WireError: what came is no answer to this request.
+        """
+        deadline = self._now() + limit_s
+        self._request_id += 1
+        try:
+            send_frame(self._sock, {"verb": verb, "id": self._request_id, **fields}, fds)
+        except OSError:
+            self._await_exit(min(deadline, self._now() + END_LIMIT_S))
+            raise WorkerGone(self.exit) from None
+        return check_answer(self._wait(deadline), self._request_id, expected)
+
+    def end(self) -> WorkerExit | None:
+        """End the worker and everything it started; return how it ended."""
+        if self._selector.get_map() is None:
+            return self.exit
+        if self.exit is None:
+            try:
+                self._guard.send(b"x")
+            except OSError:
+                self.exit = self.exit or WorkerExit(None, None, 0, over_memory=False)
+            self._await_exit(self._now() + END_LIMIT_S)
+        for _ in range(64):  # what it printed last
+            if not any([self._drain(pipe) for pipe in self._pipes]):
+                break
+        self._selector.close()
+        self._reader.close_fds()
+        self._sock.close()
+        self._guard.close()
+        for pipe in self._pipes:
+            os.close(pipe)
+        shutil.rmtree(self._home, ignore_errors=True)
+        return self.exit
+
+    def drain(self) -> None:
+        """Read what the worker printed so far, without waiting."""
+        for pipe in self._pipes:
+            self._drain(pipe)
+
+    def _wait(self, deadline: float) -> dict[str, Any]:
+        while True:
+            message = self._reader.pop()
+            if message is not None:
+                return message
+            if self.exit is not None:
+                self._last_words()
+                message = self._reader.pop()
+                if message is not None:
+                    return message
+                raise WorkerGone(self.exit)
+            left_s = deadline - self._now()
+            if left_s <= 0:
+                raise WorkerLate
+            self._turn(left_s)
+
+    def _turn(self, limit_s: float) -> None:
+        for key, _ in self._selector.select(limit_s):
+            key.data(key.fileobj)
+
+    def _await_exit(self, deadline: float) -> None:
+        while self.exit is None and self._now() < deadline:
+            self._turn(max(0.0, deadline - self._now()))
+
+    def _last_words(self) -> None:
+        """Take what the worker sent before it ended."""
+        self._sock.setblocking(False)
+        try:
+            while True:
+                self._reader.pump()
+        except (BlockingIOError, WireClosed):
+            return
+
+    def _on_answer(self, sock: socket.socket) -> None:
+        try:
+            self._reader.pump()
+        except WireClosed:
+            self._selector.unregister(sock)  # the guard will tell how it ended
+            self._await_exit(self._now() + 1.0)
+            if self.exit is None:
+                raise WorkerGone(None) from None
+
+    def _on_guard(self, sock: socket.socket) -> None:
+        try:
+            self._guard_reader.pump()
+        except WireClosed:
+            self._selector.unregister(sock)
+            self.exit = self.exit or WorkerExit(None, None, 0, over_memory=False)
+            return
+        while (message := self._guard_reader.pop()) is not None:
+            if "started" in message:
+                self.pid = message["started"]
+            elif "exit" in message:
+                self.exit = WorkerExit(**message["exit"])
+
+    def _on_output(self, pipe: int) -> None:
+        self._drain(pipe)
+
+    def _drain(self, pipe: int) -> bool:
+        try:
+            data = os.read(pipe, PIPE_READ_BYTES)
+        except BlockingIOError:
+            return False
+        if not data:
+            if pipe in self._selector.get_map():
+                self._selector.unregister(pipe)
+            return False
+        self.log.add(data)
+        return True
