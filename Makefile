@@ -1,0 +1,31 @@
+# make demo: install, then run the bundled trace set.      make test: install, then run the tests.
+# make check: format, lint, types, import walls, tests.    Each sets up what it needs in $(VENV).
+VENV ?= .venv
+BIN := $(VENV)/bin
+DEMO_FLAGS ?= --warmup-runs 2 --iterations 10 --num-trials 1
+
+.PHONY: demo test check clean
+
+demo: $(VENV)/.ready-run
+	$(BIN)/flashinfer-bench run --local flashinfer-trace $(DEMO_FLAGS)
+
+test: $(VENV)/.ready-dev
+	$(BIN)/python -m pytest
+
+check: $(VENV)/.ready-dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+
+$(VENV)/.ready-run: pyproject.toml requirements-cpu.txt scripts/setup.sh
+	scripts/setup.sh $(VENV)
+	touch $@
+
+$(VENV)/.ready-dev: pyproject.toml requirements-cpu.txt scripts/setup.sh
+	scripts/setup.sh $(VENV) dev
+	touch $@ $(VENV)/.ready-run

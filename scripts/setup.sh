@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# Make a virtual environment and install the package into it: scripts/setup.sh VENV [EXTRA ...]
+# With an NVIDIA GPU the cuda extra comes along and torch is the registry's CUDA build. Without one torch is the CPU build,
+# which is hundreds of megabytes instead of gigabytes; TORCH_INDEX says where to get it when pip's own sources lack it.
+set -euo pipefail
+venv=${1:?usage: scripts/setup.sh VENV [EXTRA ...]}
+shift
+extras=("$@")
+cd "$(dirname "$0")/.."
+python=${PYTHON:-python3}
+[ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
+pip=("$venv/bin/python" -m pip install --quiet --disable-pip-version-check)
+if nvidia-smi -L >/dev/null 2>&1; then
+  extras+=(cuda)
+elif ! "$venv/bin/python" -c 'import torch' 2>/dev/null; then
+  extras+=(triton)
+  version=$(sed -n 's/^torch==//p' requirements-cpu.txt)
+  if [ "$(uname -s)" = Linux ]; then
+    "${pip[@]}" "torch==$version+cpu" 2>/dev/null ||
+      "${pip[@]}" "torch==$version" --index-url "${TORCH_INDEX:-https://download.pytorch.org/whl/cpu}"
+  else
+    "${pip[@]}" "torch==$version"
+  fi
+else
+  extras+=(triton)
+fi
+joined=$(IFS=,; echo "${extras[*]}")
+"${pip[@]}" --editable ".[$joined]"

@@ -1,0 +1,36 @@
+"""Real worker processes for tests, forked from a template that lives in an interpreter of its own."""
+
+import socket
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+SCRIPT = """
+import socket, sys
+from pathlib import Path
+import torch
+from flashinfer_bench.worker.template import run_template
+run_template(socket.socket(fileno=int(sys.argv[1])), Path(sys.argv[2]))
+"""
+ROOT = Path(__file__).parents[2]
+
+
+@contextmanager
+def running_template(run_directory: Path):
+    """Yield the socket of a template; when the block ends no process of it is left."""
+    ours, theirs = socket.socketpair()
+    command = [sys.executable, "-c", SCRIPT, str(theirs.fileno()), str(run_directory)]
+    process = subprocess.Popen(command, pass_fds=[theirs.fileno()], cwd=ROOT)
+    theirs.close()
+    try:
+        yield ours
+    finally:
+        ours.close()
+        process.wait(10)
+
+
+def worker_order(**changes):
+    """Return a spawn order for a CPU worker."""
+    order = {"environment": {"PATH": "/usr/bin:/bin"}, "device": "cpu", "threads": 1, "memory_limit_bytes": 2 << 30}
+    return {**order, **changes}
