@@ -30,14 +30,11 @@ def read_config_file(path: Path) -> ConfigFile:
     Raises:
         ConfigError: the file is missing or no YAML, is no mapping, or has a key twice; the message names file and line.
     """
-    loader = yaml.SafeLoader(_read_text(path))
+    text = _read_text(path)
     try:
-        root = loader.get_single_node()
-        values = loader.construct_document(root) if root is not None else {}
+        root, values = _parse(text)
     except yaml.YAMLError as error:
-        raise ConfigError(f"{path}{_line_of(error)}: this is not YAML: {_what_of(error)}") from error
-    finally:
-        loader.dispose()
+        raise ConfigError(f"{path}{_line_of(error, text)}: this is not YAML: {_what_of(error)}") from error
     if values is None:
         values = {}
     if not isinstance(values, dict):
@@ -61,7 +58,18 @@ def _read_text(path: Path) -> str:
         raise ConfigError(f"{path}: line {line}: this is not UTF-8 text") from error
 
 
-def _line_of(error: yaml.YAMLError) -> str:
+def _parse(text: str) -> tuple[yaml.Node | None, Any]:
+    loader = yaml.SafeLoader(text)
+    try:
+        root = loader.get_single_node()
+        return root, None if root is None else loader.construct_document(root)
+    finally:
+        loader.dispose()
+
+
+def _line_of(error: yaml.YAMLError, text: str) -> str:
+    if isinstance(error, yaml.reader.ReaderError):
+        return f": line {text.count(chr(10), 0, error.position) + 1}"
     mark = getattr(error, "problem_mark", None)
     return "" if mark is None else f": line {mark.line + 1}"
 

@@ -28,6 +28,7 @@ from flashinfer_bench.bench.config_problems import Problem, to_validation_error,
 from flashinfer_bench.data.digest import digest_of
 
 DEFAULT_ORIGIN: Final = "default"
+EXTRA_DEPTH_LIMIT: Final = 20
 
 
 def _refuse_bool(value: Any) -> Any:
@@ -42,10 +43,12 @@ def none_to_empty(value: Any) -> Any:
     return {} if value is None else value
 
 
-def _tuples_to_lists(value: Any) -> Any:
+def _tuples_to_lists(value: Any, depth: int = 0) -> Any:
+    if depth > EXTRA_DEPTH_LIMIT:
+        raise PydanticCustomError("too_deep", "values are nested too deep, or one contains itself")
     if isinstance(value, Mapping):
-        return {key: _tuples_to_lists(item) for key, item in value.items()}
-    return [_tuples_to_lists(item) for item in value] if isinstance(value, (list, tuple)) else value
+        return {key: _tuples_to_lists(item, depth + 1) for key, item in value.items()}
+    return [_tuples_to_lists(item, depth + 1) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 NotBool = BeforeValidator(_refuse_bool)
@@ -53,7 +56,9 @@ WarmupRuns = Annotated[int, NotBool, Field(ge=0)]
 Count = Annotated[int, NotBool, Field(ge=1)]
 Tolerance = Annotated[float, NotBool, Field(ge=0, allow_inf_nan=False)]
 Ratio = Annotated[float, NotBool, Field(gt=0, le=1)]
-Extra = Annotated[dict[str, JsonValue], BeforeValidator(_tuples_to_lists), BeforeValidator(none_to_empty)]
+Extra = Annotated[
+    dict[str, JsonValue], BeforeValidator(lambda value: _tuples_to_lists(value)), BeforeValidator(none_to_empty)
+]
 """Parameters of one evaluator. Values are JSON's: they cross to the process that judges."""
 
 

@@ -1,7 +1,7 @@
 """What a run can use: the devices of this machine and, for each language, whether its solutions can run here.
 
-Devices are found through NVML, which makes no CUDA context, and without importing torch. Without a usable GPU the CPU is
-the device. Which languages can be built is told by the caller, who knows the builders.
+Devices are found through NVML, which makes no CUDA context, and without importing torch. Without a usable GPU the CPU
+is the device. Which languages can be built is told by the caller, who knows the builders.
 """
 
 from __future__ import annotations

@@ -1,0 +1,154 @@
+"""The jobs of a run: definition by solution by workload; and what is skipped and why. Pure: nothing is built or started.
+
+Names are checked first (selection.py), then solutions that cannot run here are set aside (suitability.py), then jobs
+that are recorded already (resume.py). The order of the jobs is the set's: by definition, solution, workload.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from flashinfer_bench.data.trace_set import TraceSet
+
+from flashinfer_bench.bench.config import BenchmarkConfig, ResolvedEvalConfig
+from flashinfer_bench.bench.machine import Machine
+from flashinfer_bench.bench.resume import Decision, RecordedJobs, fingerprint
+from flashinfer_bench.bench.selection import Selected, select
+from flashinfer_bench.bench.suitability import why_not_here
+from flashinfer_bench.data.definition import Definition
+from flashinfer_bench.data.solution import Solution
+from flashinfer_bench.data.workload import Workload
+
+
+@dataclass(frozen=True)
+class Job:
+    """One solution on one workload of its definition."""
+
+    index: int
+    """Position in the plan."""
+    definition: Definition
+    workload: Workload
+    solution: Solution
+    config: ResolvedEvalConfig
+    fingerprint: Mapping[str, str]
+    """What decides the verdict, as digests; it is recorded with the verdict."""
+
+
+@dataclass(frozen=True)
+class Skip:
+    """Something selected that is not run."""
+
+    definition: str
+    solution: str | None
+    """None when the whole definition is skipped."""
+    workload: str | None
+    """The uuid; None when all workloads are skipped."""
+    reason: str
+
+
+@dataclass(frozen=True)
+class PlanRow:
+    """The jobs of one solution, for a table."""
+
+    definition: str
+    op_type: str
+    solution: str
+    author: str
+    workloads: int
+    """How many of them are to be run."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run is going to do."""
+
+    jobs: tuple[Job, ...]
+    skips: tuple[Skip, ...] = ()
+    resumed: int = 0
+    """Jobs left out because an equal one is recorded."""
+    redone: int = 0
+    """Jobs that are recorded and yet in the plan: something changed."""
+    redone_reasons: Mapping[str, int] = field(default_factory=dict)
+    """Reason → how many jobs: "solution changed", "timed out"."""
+
+    def rows(self) -> list[PlanRow]:
+        """Return one row per definition and solution, with the number of workloads to run."""
+        counts = Counter(
+            (job.definition.name, job.definition.op_type, job.solution.name, job.solution.author) for job in self.jobs
+        )
+        return [PlanRow(*names, workloads) for names, workloads in counts.items()]
+
+
+def make_plan(
+    trace_set: TraceSet, config: BenchmarkConfig, machine: Machine, *, recorded: RecordedJobs | None = None
+) -> Plan:
+    """Return the plan of a run; with `recorded`, without the jobs that are recorded and unchanged.
+
+    Raises:
+        ConfigError: the configuration names what the set does not have, or its filters together leave nothing.
+    """
+    selected = select(trace_set, config)
+    skips = [skip for item in selected for skip in _skips(item, machine)]
+    candidates = [job for item in selected for job in _jobs(item, config, machine)]
+    decisions = [_decide(job, config, recorded) for job in candidates]
+    kept = [job for job, decision in zip(candidates, decisions, strict=True) if decision.action != "skip"]
+    reasons = Counter(decision.reason for decision in decisions if decision.action == "redo")
+    return Plan(
+        jobs=tuple(_numbered(kept)),
+        skips=tuple(skips),
+        resumed=len(candidates) - len(kept),
+        redone=reasons.total(),
+        redone_reasons=dict(reasons),
+    )
+
+
+def _skips(selected: Selected, machine: Machine) -> Iterator[Skip]:
+    name = selected.definition.name
+    reason = _why_no_jobs(selected)
+    if reason is not None:
+        yield Skip(name, None, None, reason)
+        return
+    for solution in selected.solutions:
+        reason = why_not_here(solution, machine)
+        if reason is not None:
+            yield Skip(name, solution.name, None, reason)
+
+
+def _why_no_jobs(selected: Selected) -> str | None:
+    definition = selected.definition
+    if not definition.is_runnable:
+        return definition.not_runnable_reason or "its reference cannot be run"
+    if not selected.workloads:
+        return "it has no workloads"
+    if not selected.solutions:
+        return "it has no solutions"
+    return None
+
+
+def _jobs(selected: Selected, config: BenchmarkConfig, machine: Machine) -> Iterator[Job]:
+    definition = selected.definition
+    if _why_no_jobs(selected) is not None:
+        return
+    resolved = config.resolve_eval_config(definition)
+    workloads = [(workload, workload.digest()) for workload in selected.workloads]
+    shared = {"definition": definition.digest(), "config": resolved.digest(), "hardware": machine.hardware}
+    for solution in selected.solutions:
+        if why_not_here(solution, machine) is not None:
+            continue
+        solution_digest = solution.digest()
+        for workload, workload_digest in workloads:
+            marks = fingerprint(**shared, solution=solution_digest, workload=workload_digest)
+            yield Job(0, definition, workload, solution, resolved, marks)
+
+
+def _numbered(jobs: Iterable[Job]) -> Iterator[Job]:
+    return (replace(job, index=index) for index, job in enumerate(jobs))
+
+
+def _decide(job: Job, config: BenchmarkConfig, recorded: RecordedJobs | None) -> Decision:
+    if recorded is None:
+        return Decision("new")
+    key = (job.definition.name, job.solution.name, job.workload.uuid)
+    return recorded.decide(key, job.fingerprint, needs_baseline=config.profile_baseline)
