@@ -43,7 +43,7 @@ def none_to_empty(value: Any) -> Any:
     return {} if value is None else value
 
 
-def _tuples_to_lists(value: Any, depth: int = 0) -> Any:
+def _tuples_to_lists(value: Any, depth: int) -> Any:
     if depth > EXTRA_DEPTH_LIMIT:
         raise PydanticCustomError("too_deep", "values are nested too deep, or one contains itself")
     if isinstance(value, Mapping):
@@ -51,14 +51,16 @@ def _tuples_to_lists(value: Any, depth: int = 0) -> Any:
     return [_tuples_to_lists(item, depth + 1) for item in value] if isinstance(value, (list, tuple)) else value
 
 
+def _read_extra(value: Any) -> Any:
+    return _tuples_to_lists(none_to_empty(value), 0)
+
+
 NotBool = BeforeValidator(_refuse_bool)
 WarmupRuns = Annotated[int, NotBool, Field(ge=0)]
 Count = Annotated[int, NotBool, Field(ge=1)]
 Tolerance = Annotated[float, NotBool, Field(ge=0, allow_inf_nan=False)]
 Ratio = Annotated[float, NotBool, Field(gt=0, le=1)]
-Extra = Annotated[
-    dict[str, JsonValue], BeforeValidator(lambda value: _tuples_to_lists(value)), BeforeValidator(none_to_empty)
-]
+Extra = Annotated[dict[str, JsonValue], BeforeValidator(_read_extra)]
 """Parameters of one evaluator. Values are JSON's: they cross to the process that judges."""
 
 
