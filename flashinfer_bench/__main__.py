@@ -1,0 +1,8 @@
+"""`python -m flashinfer_bench`: the same as the `flashinfer-bench` command."""
+
+import sys
+
+from flashinfer_bench.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

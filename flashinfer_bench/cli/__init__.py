@@ -1,0 +1,15 @@
+"""The command line. One file a command; `parser` holds the flags, `entry` runs a command and gives its exit code.
+
+Importing this imports nothing else: `--help` must answer at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code: 0 ran, 1 failed, 2 misuse, 130 interrupted."""
+    from flashinfer_bench.cli.entry import run_command_line
+
+    return run_command_line(argv)

@@ -1,0 +1,52 @@
+"""Runs one command: parse, import its module, call it, and turn what it raises into lines and an exit code.
+
+A command is a module with `execute(args, argv) -> int`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from flashinfer_bench.cli.output import tolerate_narrow_encodings, write_err, write_problems
+from flashinfer_bench.cli.parser import COMMAND_FLAG, make_parser, parse_command_line
+from flashinfer_bench.errors import FlashInferBenchError
+
+INTERRUPTED: Final = 130
+
+MODULES: Final[dict[str, tuple[str, str]]] = {
+    "run": ("flashinfer_bench.cli.run", "execute"),
+    "list": ("flashinfer_bench.cli.list", "execute"),
+    "validate": ("flashinfer_bench.cli.validate", "execute"),
+    "config_show": ("flashinfer_bench.cli.config_show", "execute"),
+    "report_summary": ("flashinfer_bench.cli.report", "execute_summary"),
+    "report_best": ("flashinfer_bench.cli.report", "execute_best"),
+}
+"""Where each command lives; imported only when it is called."""
+
+
+def run_command_line(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    tolerate_narrow_encodings()
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        if not arguments:
+            make_parser()[0].print_help(sys.stderr)
+            return 2
+        args = parse_command_line(arguments)
+        return _command(args)(args, arguments)
+    except FlashInferBenchError as error:
+        write_problems(str(error))
+        return error.exit_code
+    except KeyboardInterrupt:
+        write_err("interrupted")
+        return INTERRUPTED
+
+
+def _command(args: argparse.Namespace) -> Callable[[argparse.Namespace, Sequence[str]], int]:
+    module, function = MODULES[getattr(args, COMMAND_FLAG)]
+    command: Callable[[argparse.Namespace, Sequence[str]], int] = getattr(importlib.import_module(module), function)
+    return command

@@ -1,0 +1,199 @@
+"""The progress of a run on stderr: a live display on a terminal, a line per finished job elsewhere, nothing when quiet."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Final, Protocol, TextIO
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, Notice, RunStarted
+from flashinfer_bench.bench.plan import Job
+from flashinfer_bench.cli.output import write_err
+from flashinfer_bench.cli.tables import count, format_duration, format_latency, format_speedup, shorten_uuid
+from flashinfer_bench.cli.tally import Tally
+from flashinfer_bench.data import Evaluation
+from flashinfer_bench.report.summary import measured_speedup
+from flashinfer_bench.report.verdict import reason_of, to_one_line
+
+REFRESHES_PER_SECOND: Final = 4
+REASON_SHOWN: Final = 120
+SHOWN_DEVICES: Final = 8
+
+Clock = Callable[[], float]
+
+
+class Progress(AbstractContextManager["Progress"], Protocol):
+    """Shows events while it is entered."""
+
+    def show(self, event: Event) -> None:
+        """Show one event."""
+
+
+class QuietProgress:
+    """Shows faults and notices are left to the result; nothing is printed."""
+
+    def __enter__(self) -> QuietProgress:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        return None
+
+    def show(self, event: Event) -> None:
+        """Show nothing."""
+
+
+class PlainProgress:
+    """One line per finished job, for logs and pipes."""
+
+    def __init__(self, write: Callable[[str], None] = write_err, clock: Clock = time.monotonic) -> None:
+        self._write = write
+        self._clock = clock
+        self._tally = Tally()
+
+    def __enter__(self) -> PlainProgress:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        return None
+
+    def show(self, event: Event) -> None:
+        """Write the event's line, if it has one."""
+        now = self._clock()
+        self._tally.observe(event, now)
+        line = describe_event(event, self._tally)
+        if line:
+            self._write(line)
+
+
+class LiveProgress:
+    """Jobs done, rate, time left, status counts and what each device works on, redrawn in place."""
+
+    def __init__(self, stream: TextIO, clock: Clock = time.monotonic) -> None:
+        self._clock = clock
+        self._tally = Tally()
+        self._console = Console(file=stream, highlight=False, markup=False, emoji=False)
+        self._live = Live(
+            get_renderable=self._render,
+            console=self._console,
+            refresh_per_second=REFRESHES_PER_SECOND,
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+
+    def __enter__(self) -> LiveProgress:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.stop()
+
+    def show(self, event: Event) -> None:
+        """Take the event in; notices and faults scroll by above the display."""
+        self._tally.observe(event, self._clock())
+        if isinstance(event, Notice | JobFaulted):
+            self._console.print(Text(describe_event(event, self._tally)))
+
+    def _render(self) -> Group:
+        return render_progress(self._tally, self._clock())
+
+
+def choose_progress(stream: TextIO, *, quiet: bool) -> Progress:
+    """Return the display that suits where stderr goes."""
+    if quiet:
+        return QuietProgress()
+    return LiveProgress(stream) if stream.isatty() else PlainProgress()
+
+
+def describe_event(event: Event, tally: Tally) -> str:
+    """Return the line that tells an event; empty for those that need none."""
+    match event:
+        case RunStarted():
+            devices = ", ".join(f"{device.label} ({device.name})" for device in event.devices)
+            return f"{count(event.jobs, 'job')} on {devices}"
+        case JobFinished():
+            verdict = describe_verdict(event.trace.evaluation) if event.trace.evaluation else ""
+            return f"{_position(tally)} {describe_job(event.job)} on {event.device.label}: {verdict}"
+        case JobFaulted():
+            return f"{_position(tally)} {describe_job(event.job)}: NO VERDICT: {to_one_line(event.message)}"
+        case Notice():
+            return f"note: {to_one_line(event.message)}"
+        case _:
+            return ""
+
+
+def describe_job(job: Job) -> str:
+    """Return the three names of a job."""
+    return to_one_line(f"{job.definition.name} / {job.solution.name} / {shorten_uuid(job.workload.uuid)}")
+
+
+def describe_verdict(evaluation: Evaluation) -> str:
+    """Return the status, with the numbers of a pass or the reason of a failure."""
+    performance = evaluation.performance
+    if performance is None:
+        reason = reason_of(evaluation)
+        reason = reason if len(reason) <= REASON_SHOWN else f"{reason[: REASON_SHOWN - 1]}…"
+        return f"{evaluation.status.value}: {reason}" if reason else evaluation.status.value
+    speedup = measured_speedup(evaluation)
+    times = f", {format_speedup(speedup)}" if speedup is not None else ""
+    return f"{evaluation.status.value} {format_latency(performance.latency_ms)}{times}"
+
+
+def render_progress(tally: Tally, now: float) -> Group:
+    """Draw the tally."""
+    head = Table.grid(padding=(0, 2))
+    bar = ProgressBar(total=max(tally.jobs, 1), completed=tally.done, width=24)
+    head.add_row(Text(_headline(tally, now)), bar)
+    lines = [_one_row(_statuses(tally))]
+    lines += [_one_row(Text(line, style="dim")) for line in _device_lines(tally, now)]
+    return Group(head, *lines)
+
+
+def _headline(tally: Tally, now: float) -> str:
+    if not tally.jobs:
+        return "starting"
+    rate, left = tally.jobs_per_second(now), tally.seconds_left(now)
+    parts = [f"{tally.done}/{count(tally.jobs, 'job')}"]
+    if rate is not None and left is not None:
+        parts += [f"{rate:.3g} jobs/s", f"{format_duration(left)} left"]
+    elif not tally.running:
+        parts.append("starting the devices")
+    return "  ".join(parts)
+
+
+def _statuses(tally: Tally) -> Text:
+    text = Text("  ").join(
+        Text(f"{status} {number}", style="green" if status == "PASSED" else "red")
+        for status, number in sorted(tally.statuses.items(), key=lambda item: (item[0] != "PASSED", item[0]))
+    )
+    if tally.faulted:
+        text.append(f"  no verdict {tally.faulted}", style="yellow")
+    return text
+
+
+def _device_lines(tally: Tally, now: float) -> Iterable[str]:
+    devices = sorted(tally.running.items())
+    for label, (job, since) in devices[:SHOWN_DEVICES]:
+        yield f"{label}  {format_duration(now - since)}  {describe_job(job)}"
+    if len(devices) > SHOWN_DEVICES:
+        yield f"and {count(len(devices) - SHOWN_DEVICES, 'more device')}"
+
+
+def _one_row(text: Text) -> Text:
+    text.no_wrap, text.overflow = True, "ellipsis"
+    return text
+
+
+def _position(tally: Tally) -> str:
+    failed = f", {tally.not_passed} not passed" if tally.not_passed else ""
+    return f"[{tally.done:>{len(str(tally.jobs))}}/{tally.jobs}{failed}]"

@@ -1,0 +1,68 @@
+"""Opens the trace sets of a command: which folders, what is wrong in them, and whether anything is left to work on."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Final
+
+from flashinfer_bench.cli.output import write_err
+from flashinfer_bench.data import LoadIssue, TraceSet
+from flashinfer_bench.data.trace_set import DATASET_VARIABLE
+from flashinfer_bench.errors import DataSetError, Misuse
+
+SHOWN_WARNINGS: Final = 20
+
+
+def open_trace_set(args: argparse.Namespace, *, environment: Mapping[str, str] = os.environ) -> TraceSet:
+    """Load and merge the sets that the command names, print what is wrong in them, and refuse an empty one."""
+    trace_set = load_trace_set(args, environment=environment)
+    for line in describe_issues(trace_set.issues):
+        write_err(line)
+    if not trace_set.definitions:
+        folders = ", ".join(str(root) for root in trace_set.roots)
+        raise DataSetError(f"{folders}: no definition to work on; a set has definitions/<op_type>/<definition>.json")
+    return trace_set
+
+
+def load_trace_set(args: argparse.Namespace, *, environment: Mapping[str, str] = os.environ) -> TraceSet:
+    """Load and merge the sets that the command names; what is wrong in their files is in `issues`."""
+    opened = [_try_to_load(folder) for folder in named_folders(args, environment)]
+    problems = [str(found) for found in opened if isinstance(found, DataSetError)]
+    if problems:
+        raise DataSetError("\n".join(problems))
+    loaded = [found for found in opened if isinstance(found, TraceSet)]
+    return loaded[0] if len(loaded) == 1 else TraceSet.merge(loaded)
+
+
+def _try_to_load(folder: Path) -> TraceSet | DataSetError:
+    try:
+        return TraceSet.from_path(folder)
+    except DataSetError as error:
+        return error
+
+
+def named_folders(args: argparse.Namespace, environment: Mapping[str, str]) -> list[Path]:
+    """Return the folders that --local or the environment names, each once."""
+    named: list[str] = args.local or [path for path in [environment.get(DATASET_VARIABLE)] if path]
+    if not named:
+        raise Misuse(f"no trace set: give --local PATH, or set {DATASET_VARIABLE}")
+    return list(dict.fromkeys(Path(path) for path in named))
+
+
+def describe_issues(issues: Sequence[LoadIssue], shown_warnings: int = SHOWN_WARNINGS) -> list[str]:
+    """Return a line for every error, then for the first warnings, then how many more there are."""
+    errors = [issue for issue in issues if issue.severity == "error"]
+    warnings = [issue for issue in issues if issue.severity == "warning"]
+    lines = _lines([*errors, *islice(warnings, shown_warnings)])
+    if len(warnings) > shown_warnings:
+        more = len(warnings) - shown_warnings
+        lines.append(f"warning: {more} more warnings; `flashinfer-bench validate` shows all of them")
+    return lines
+
+
+def _lines(issues: Iterable[LoadIssue]) -> list[str]:
+    return [" ".join(str(issue).split("\n")) for issue in issues]

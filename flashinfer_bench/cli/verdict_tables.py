@@ -1,0 +1,126 @@
+"""Text of what solutions achieved: the summary table, why they failed, the best ones. Used by `run` and by `report`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from flashinfer_bench.cli.tables import (
+    ABSENT,
+    Column,
+    count,
+    format_latency,
+    format_speedup,
+    natural_width,
+    render_table,
+    shorten_uuid,
+    wrap_line,
+)
+from flashinfer_bench.report.best import BestRow
+from flashinfer_bench.report.summary import FailureGroup, SummaryRow
+
+SUMMARY_NOTE: Final = "latency: median over the passed workloads; speed-up over the reference: geometric mean"
+TIMING_MARK: Final = "*"
+TIMING_NOTE: Final = f"{TIMING_MARK} this timing says nothing about the kernel (measured under an interpreter)"
+SHOWN_UUIDS: Final = 3
+
+
+def render_summary(rows: Sequence[SummaryRow], width: int) -> str:
+    """Lay out one row a solution, then the reasons of all failures, then what the numbers mean."""
+    cells = [_summary_cells(row) for row in rows]
+    headings = [Column("Solution"), *(Column(text, True) for text in ("Passed", "No verdict", "Latency", "Speed-up"))]
+    hardware = {row.hardware for row in rows if row.hardware}
+    if len(hardware) > 1:
+        headings.append(Column("Hardware"))
+        cells = [[*line, row.hardware or ABSENT] for line, row in zip(cells, rows, strict=True)]
+    if not any(row.pending for row in rows):
+        headings, cells = _without(2, headings), [_without(2, line) for line in cells]
+    table = _by_definition([row.definition for row in rows], headings, cells, width)
+    notes = [SUMMARY_NOTE] if any(row.latency_ms is not None for row in rows) else []
+    notes += [TIMING_NOTE] if any(not row.timing_meaningful for row in rows) else []
+    return "\n".join([table, *_render_failures(rows, width), *(f"{wrap_line(note, width)}\n" for note in notes)])
+
+
+def render_best(rows: Sequence[BestRow], width: int) -> str:
+    """Lay out the best passing trace of each workload."""
+    headings = [
+        Column("Workload"),
+        Column("Axes"),
+        Column("Solution"),
+        Column("Latency", True),
+        Column("Speed-up", True),
+    ]
+    cells = [
+        [shorten_uuid(row.workload), _axes(row), row.solution, *_timing_cells(row.latency_ms, row.speedup, row)]
+        for row in rows
+    ]
+    if len({row.hardware for row in rows}) > 1:
+        headings.append(Column("Hardware"))
+        cells = [[*line, row.hardware] for line, row in zip(cells, rows, strict=True)]
+    table = _by_definition([row.definition for row in rows], headings, cells, width)
+    notes = [f"\n{TIMING_NOTE}\n"] if any(not row.timing_meaningful for row in rows) else []
+    return "".join([table, *notes])
+
+
+def describe_failure(group: FailureGroup, judged: int) -> str:
+    """Return the one line that tells a group of failures: status, how many workloads, the reason."""
+    shown = ", ".join(shorten_uuid(uuid) for uuid in group.workloads[:SHOWN_UUIDS])
+    more = ", …" if len(group.workloads) > SHOWN_UUIDS else ""
+    if len(group.workloads) == judged:
+        where = f"all {count(judged, 'workload')}" if judged > 1 else f"its workload {shown}"
+    else:
+        where = f"{len(group.workloads)} of {count(judged, 'workload')} ({shown}{more})"
+    reason = group.reason or "no reason recorded"
+    return f"{group.status} on {where}: {'' if group.is_exact else 'for example, '}{reason}"
+
+
+def _by_definition(
+    definitions: Sequence[str], headings: Sequence[Column], cells: Sequence[Sequence[str]], width: int
+) -> str:
+    """Give the definition a column of its own where there is room, else a line above its rows."""
+    flat = [[definition, *line] for definition, line in zip(definitions, cells, strict=True)]
+    columns = [Column("Definition"), *headings]
+    if not cells or natural_width(columns, flat) <= width:
+        return render_table(columns, flat, width)
+    lines: list[Sequence[str]] = []
+    previous = None
+    for definition, line in zip(definitions, cells, strict=True):
+        if definition != previous:
+            lines.append([definition, *("" for _ in line[1:])])
+        lines.append([f"  {line[0]}", *line[1:]])
+        previous = definition
+    return render_table([Column(f"Definition / {headings[0].heading.lower()}"), *headings[1:]], lines, width)
+
+
+def _summary_cells(row: SummaryRow) -> list[str]:
+    return [
+        row.solution,
+        f"{row.passed}/{row.judged}" if row.judged else ABSENT,
+        str(row.pending) if row.pending else "",
+        *_timing_cells(row.latency_ms, row.speedup, row),
+    ]
+
+
+def _timing_cells(latency_ms: float | None, speedup: float | None, row: SummaryRow | BestRow) -> list[str]:
+    mark = "" if row.timing_meaningful else TIMING_MARK
+    latency, times = format_latency(latency_ms), format_speedup(speedup)
+    return [text if text == ABSENT else f"{text}{mark}" for text in (latency, times)]
+
+
+def _render_failures(rows: Iterable[SummaryRow], width: int) -> list[str]:
+    failed = [row for row in rows if row.failures]
+    if not failed:
+        return []
+    lines = ["Failures"]
+    for row in failed:
+        lines.append(wrap_line(f"{row.definition} / {row.solution}", width, 2))
+        lines += [wrap_line(describe_failure(group, row.judged), width, 4) for group in row.failures]
+    return ["\n".join([*lines, ""])]
+
+
+def _axes(row: BestRow) -> str:
+    return " ".join(f"{name}={size}" for name, size in row.axes.items()) or ABSENT
+
+
+def _without(index: int, items: Sequence[str] | Sequence[Column]) -> list[str] | list[Column]:
+    return [item for position, item in enumerate(items) if position != index]

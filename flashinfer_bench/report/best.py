@@ -1,0 +1,78 @@
+"""The best passing solution of each workload, and of each definition.
+
+Numbers taken on different hardware are never compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from flashinfer_bench.data import Evaluation, EvaluationStatus, Performance, Trace
+from flashinfer_bench.report.summary import SummaryRow, measured_speedup, summarise
+from flashinfer_bench.report.verdict import is_timing_meaningful, judged
+
+Contestant = tuple[Trace, Evaluation, Performance]
+
+
+@dataclass(frozen=True)
+class BestRow:
+    """The fastest passing trace of one workload on one kind of hardware."""
+
+    definition: str
+    workload: str
+    axes: Mapping[str, int]
+    hardware: str
+    solution: str
+    latency_ms: float
+    speedup: float | None
+    """Over the reference; None when the reference was not measured."""
+    timing_meaningful: bool
+    contenders: int
+    """Passing solutions that this one was picked from."""
+
+
+def best_by_workload(traces: Iterable[Trace]) -> list[BestRow]:
+    """Pick the best passing trace of each workload: meaningful timings first, then speed-up, then latency."""
+    contests: dict[tuple[str, str, str], list[Contestant]] = {}
+    for trace, evaluation in judged(traces):
+        if evaluation.status is EvaluationStatus.PASSED and evaluation.performance is not None:
+            key = (trace.definition, evaluation.environment.hardware, trace.workload.uuid)
+            contests.setdefault(key, []).append((trace, evaluation, evaluation.performance))
+    ordered = sorted(contests.items(), key=lambda contest: contest[0][:2])
+    return [_winner(contestants) for _, contestants in ordered]
+
+
+def best_by_definition(traces: Iterable[Trace]) -> list[SummaryRow]:
+    """Pick the best solution of each definition: it passes the most workloads, then has the highest mean speed-up."""
+    best: dict[tuple[str, str], SummaryRow] = {}
+    for row in summarise(traces):
+        key = (row.definition, row.hardware)
+        if row.passed and (key not in best or _merit(row) > _merit(best[key])):
+            best[key] = row
+    return list(best.values())
+
+
+def _winner(contestants: list[Contestant]) -> BestRow:
+    trace, evaluation, performance = min(contestants, key=_order)
+    return BestRow(
+        definition=trace.definition,
+        workload=trace.workload.uuid,
+        axes=dict(trace.workload.axes),
+        hardware=evaluation.environment.hardware,
+        solution=trace.solution or "",
+        latency_ms=performance.latency_ms,
+        speedup=measured_speedup(evaluation),
+        timing_meaningful=is_timing_meaningful(evaluation),
+        contenders=len(contestants),
+    )
+
+
+def _order(contestant: Contestant) -> tuple[bool, float, float]:
+    _, evaluation, performance = contestant
+    return (not is_timing_meaningful(evaluation), -(measured_speedup(evaluation) or 0.0), performance.latency_ms)
+
+
+def _merit(row: SummaryRow) -> tuple[bool, int, float, float]:
+    latency = row.latency_ms if row.latency_ms is not None else float("inf")
+    return (row.timing_meaningful, row.passed, row.speedup or 0.0, -latency)

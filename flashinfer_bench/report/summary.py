@@ -1,0 +1,134 @@
+"""One row per solution: how many workloads it passed, how fast it was on those, and why it failed on the others."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from statistics import geometric_mean, median
+from typing import Final
+
+from flashinfer_bench.data import Evaluation, EvaluationStatus, Trace
+from flashinfer_bench.report.verdict import is_timing_meaningful, judged, reason_of
+
+NUMBER: Final = re.compile(r"-?\d[\d.]*(?:e[-+]?\d+)?")
+"""What may differ between two reasons that are told as one."""
+PairKey = tuple[str, str]
+"""Definition and solution, by name."""
+
+
+@dataclass(frozen=True)
+class FailureGroup:
+    """Workloads on which one solution failed in the same way."""
+
+    status: str
+    reason: str
+    """The first one's."""
+    workloads: tuple[str, ...]
+    """Uuids, in the order of the traces."""
+    is_exact: bool
+    """Whether all give the same reason; else theirs differ in numbers."""
+
+
+@dataclass(frozen=True)
+class SummaryRow:
+    """One solution on one kind of hardware, over all its judged workloads."""
+
+    definition: str
+    solution: str
+    hardware: str
+    passed: int
+    judged: int
+    pending: int
+    """Workloads without a verdict: not run yet, interrupted, or faulted."""
+    latency_ms: float | None
+    """Median over the passed workloads; None when none passed."""
+    speedup: float | None
+    """Geometric mean over the passed workloads with a measured reference; None when there are none."""
+    timing_meaningful: bool
+    failures: tuple[FailureGroup, ...]
+
+
+def summarise(traces: Iterable[Trace], expected: Mapping[PairKey, int] | None = None) -> list[SummaryRow]:
+    """Make the rows, ordered by definition, then from the most useful solution to the least.
+
+    Args:
+        traces: verdicts in the order they were recorded; the last one of a job counts.
+        expected: how many workloads each pair should have a verdict for; pairs without any verdict get a row too.
+    """
+    expected = expected or {}
+    grouped: dict[tuple[str, str, str], list[tuple[Trace, Evaluation]]] = {}
+    for trace, evaluation in judged(traces):
+        key = (trace.definition, trace.solution or "", evaluation.environment.hardware)
+        grouped.setdefault(key, []).append((trace, evaluation))
+    rows = [_row(key, members, expected.get(key[:2], 0)) for key, members in grouped.items()]
+    with_verdict = {key[:2] for key in grouped}
+    rows += [_empty_row(pair, count) for pair, count in expected.items() if pair not in with_verdict]
+    return sorted(rows, key=_rank)
+
+
+def count_statuses(traces: Iterable[Trace]) -> dict[str, int]:
+    """Count verdicts by status, in the order in which the statuses are declared."""
+    counts = dict.fromkeys((status.value for status in EvaluationStatus), 0)
+    for _, evaluation in judged(traces):
+        counts[evaluation.status.value] += 1
+    return {status: count for status, count in counts.items() if count}
+
+
+def measured_speedup(evaluation: Evaluation) -> float | None:
+    """Give the speed-up over the reference; None when there is no latency or the reference was not measured."""
+    performance = evaluation.performance
+    if performance is None or performance.reference_latency_ms <= 0 or performance.latency_ms <= 0:
+        return None
+    return performance.reference_latency_ms / performance.latency_ms
+
+
+def _row(key: tuple[str, str, str], members: list[tuple[Trace, Evaluation]], expected: int) -> SummaryRow:
+    passed = [evaluation for _, evaluation in members if evaluation.status is EvaluationStatus.PASSED]
+    latencies = [evaluation.performance.latency_ms for evaluation in passed if evaluation.performance is not None]
+    speedups = [speedup for evaluation in passed if (speedup := measured_speedup(evaluation)) is not None]
+    return SummaryRow(
+        *key,
+        passed=len(passed),
+        judged=len(members),
+        pending=max(0, expected - len(members)),
+        latency_ms=median(latencies) if latencies else None,
+        speedup=geometric_mean(speedups) if speedups else None,
+        timing_meaningful=all(is_timing_meaningful(evaluation) for evaluation in passed),
+        failures=_failures(members),
+    )
+
+
+def _empty_row(pair: PairKey, expected: int) -> SummaryRow:
+    return SummaryRow(
+        *pair,
+        hardware="",
+        passed=0,
+        judged=0,
+        pending=expected,
+        latency_ms=None,
+        speedup=None,
+        timing_meaningful=True,
+        failures=(),
+    )
+
+
+def _failures(members: list[tuple[Trace, Evaluation]]) -> tuple[FailureGroup, ...]:
+    groups: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    for trace, evaluation in members:
+        if evaluation.status is not EvaluationStatus.PASSED:
+            reason = reason_of(evaluation)
+            alike = (evaluation.status.value, NUMBER.sub("#", reason))
+            groups.setdefault(alike, []).append((reason, trace.workload.uuid))
+    return tuple(_failure_group(status, found) for (status, _), found in groups.items())
+
+
+def _failure_group(status: str, found: list[tuple[str, str]]) -> FailureGroup:
+    reasons = [reason for reason, _ in found]
+    return FailureGroup(status, reasons[0], tuple(uuid for _, uuid in found), is_exact=len(set(reasons)) == 1)
+
+
+def _rank(row: SummaryRow) -> tuple[str, str, float, float, float, str]:
+    share = row.passed / row.judged if row.judged else -1.0
+    latency = row.latency_ms if row.latency_ms is not None else float("inf")
+    return (row.definition, row.hardware, -share, -(row.speedup or 0.0), latency, row.solution)

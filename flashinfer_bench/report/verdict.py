@@ -1,0 +1,67 @@
+"""What one evaluation says in one line: why it failed, whether its timing means anything, which trace counts.
+
+Traces come from foreign files too, so nothing under `extra` is trusted to have a shape, and no text to be printable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from flashinfer_bench.data import Evaluation, Trace
+
+REASON_LIMIT = 300
+"""Characters of a one-line reason; the rest is in the trace's log."""
+
+
+def reason_of(evaluation: Evaluation) -> str:
+    """Give the line of the log that says why the solution failed; empty when the log is."""
+    lines = [line for line in evaluation.log.splitlines() if line.strip()]
+    if not lines:
+        return ""
+    if lines[0].startswith("Traceback (most recent call last)"):
+        return to_one_line(_raised_line(lines))
+    return to_one_line(lines[0])
+
+
+def to_one_line(text: str) -> str:
+    """Make text safe for one line of a terminal: control characters shown as escapes, length bounded."""
+    flat = "".join(char if char.isprintable() else _escaped(char) for char in " ".join(text.split()))
+    return flat if len(flat) <= REASON_LIMIT else flat[: REASON_LIMIT - 1] + "…"
+
+
+def is_timing_meaningful(evaluation: Evaluation) -> bool:
+    """Tell whether the latency says something about the kernel; it does not under Triton's interpreter, for example."""
+    measurement = _part(evaluation.extra, "measurement")
+    return measurement.get("meaningful") is not False
+
+
+def why_not_meaningful(evaluation: Evaluation) -> str:
+    """Give the recorded reason why the timing means nothing; empty when none was recorded."""
+    return to_one_line(str(_part(evaluation.extra, "measurement").get("meaningful_reason") or ""))
+
+
+def judged(traces: Iterable[Trace]) -> list[tuple[Trace, Evaluation]]:
+    """Keep the traces that hold a verdict; of a repeated solution, workload and hardware the last one counts."""
+    last: dict[tuple[str, str | None, str, str], tuple[Trace, Evaluation]] = {}
+    for trace in traces:
+        if trace.evaluation is None:
+            continue
+        key = (trace.definition, trace.solution, trace.workload.uuid, trace.evaluation.environment.hardware)
+        last.pop(key, None)
+        last[key] = (trace, trace.evaluation)
+    return list(last.values())
+
+
+def _raised_line(lines: list[str]) -> str:
+    """Find the line of a traceback that names the exception: the first one that is not indented again."""
+    return next((line for line in lines[1:] if not line[0].isspace()), lines[-1])
+
+
+def _escaped(char: str) -> str:
+    return char.encode("unicode_escape").decode("ascii")
+
+
+def _part(extra: dict[str, Any] | None, key: str) -> dict[str, Any]:
+    part = (extra or {}).get(key)
+    return part if isinstance(part, dict) else {}
