@@ -1,0 +1,63 @@
+"""What things are, and the set on disk: definitions, solutions, workloads, traces. No torch at import.
+
+The names below are the public ones; each is imported when it is first asked for.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from flashinfer_bench.data.definition import AxisConst, AxisExpr, AxisSpec, AxisVar, Definition, TensorSpec
+    from flashinfer_bench.data.evaluation import Correctness, Environment, Evaluation, EvaluationStatus, Performance
+    from flashinfer_bench.data.issue import LoadIssue
+    from flashinfer_bench.data.jsonfiles import (
+        append_jsonl_file,
+        load_json_file,
+        load_jsonl_file,
+        save_json_file,
+        save_jsonl_file,
+    )
+    from flashinfer_bench.data.solution import (
+        BuildSpec,
+        CompileOptions,
+        Solution,
+        SourceFile,
+        SupportedBindings,
+        SupportedLanguages,
+    )
+    from flashinfer_bench.data.trace import Trace
+    from flashinfer_bench.data.trace_set import TraceSet
+    from flashinfer_bench.data.workload import InputSpec, RandomInput, SafetensorsInput, ScalarInput, Workload
+
+__all__ = [
+    "AxisConst", "AxisExpr", "AxisSpec", "AxisVar", "Definition", "TensorSpec",
+    "BuildSpec", "CompileOptions", "Solution", "SourceFile", "SupportedBindings", "SupportedLanguages",
+    "InputSpec", "RandomInput", "SafetensorsInput", "ScalarInput", "Workload",
+    "Correctness", "Environment", "Evaluation", "EvaluationStatus", "Performance", "Trace",
+    "LoadIssue", "TraceSet",
+    "append_jsonl_file", "load_json_file", "load_jsonl_file", "save_json_file", "save_jsonl_file",
+]  # fmt: skip
+
+_HOMES: Final = {
+    "definition": ("AxisConst", "AxisExpr", "AxisSpec", "AxisVar", "Definition", "TensorSpec"),
+    "solution": ("BuildSpec", "CompileOptions", "Solution", "SourceFile", "SupportedBindings", "SupportedLanguages"),
+    "workload": ("InputSpec", "RandomInput", "SafetensorsInput", "ScalarInput", "Workload"),
+    "evaluation": ("Correctness", "Environment", "Evaluation", "EvaluationStatus", "Performance"),
+    "trace": ("Trace",),
+    "issue": ("LoadIssue",),
+    "trace_set": ("TraceSet",),
+    "jsonfiles": ("append_jsonl_file", "load_json_file", "load_jsonl_file", "save_json_file", "save_jsonl_file"),
+}
+_HOME_OF: Final = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOME_OF[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

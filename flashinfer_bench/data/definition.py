@@ -1,0 +1,303 @@
+"""The definition: what a kernel computes. Axes, inputs and outputs in call order, and the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field, StringConstraints, ValidationError, field_validator, model_validator
+from pydantic_core import InitErrorDetails, PydanticCustomError
+
+from flashinfer_bench.data.digest import digest_of
+from flashinfer_bench.data.dtypes import check_dtype, torch_dtype
+from flashinfer_bench.data.expression import evaluate_axis, names_in, parse_expression
+from flashinfer_bench.data.model import DataModel
+from flashinfer_bench.data.names import did_you_mean
+from flashinfer_bench.data.reference import parse_reference
+
+if TYPE_CHECKING:
+    import torch
+
+NonEmpty = Annotated[str, StringConstraints(min_length=1)]
+"""A text of at least one character."""
+Shape = tuple[int, ...] | None
+"""A shape with numbers in place of axes; None for a Python scalar."""
+
+
+class AxisConst(DataModel):
+    """An axis whose size belongs to the definition."""
+
+    always_written: ClassVar[frozenset[str]] = frozenset({"type"})
+    known_extras: ClassVar[frozenset[str]] = frozenset({"parent"})
+
+    type: Literal["const"] = "const"
+    value: Annotated[int, Field(strict=True, ge=0)]
+    """Number of elements."""
+    description: str | None = None
+    """For people."""
+
+
+class AxisVar(DataModel):
+    """An axis whose size a workload gives."""
+
+    always_written: ClassVar[frozenset[str]] = frozenset({"type"})
+    known_extras: ClassVar[frozenset[str]] = frozenset({"parent"})
+
+    type: Literal["var"] = "var"
+    description: str | None = None
+    """For people."""
+
+
+class AxisExpr(DataModel):
+    """An axis whose size follows from other axes."""
+
+    always_written: ClassVar[frozenset[str]] = frozenset({"type"})
+    known_extras: ClassVar[frozenset[str]] = frozenset({"parent"})
+
+    type: Literal["expr"] = "expr"
+    expression: str
+    """Whole-number arithmetic over const and var axes."""
+    description: str | None = None
+    """For people."""
+
+    @field_validator("expression")
+    @classmethod
+    def _parses(cls, text: str) -> str:
+        parse_expression(text)
+        return text
+
+
+AxisSpec = Annotated[AxisConst | AxisVar | AxisExpr, Field(discriminator="type")]
+"""Any axis."""
+
+
+def _dimension(value: object) -> object:
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    return str(value) if is_number else value
+
+
+class TensorSpec(DataModel):
+    """One input or output."""
+
+    shape: list[Annotated[NonEmpty, BeforeValidator(_dimension)]] | None
+    """Axis names; digits are literal dimensions; [] is a 0-d tensor, null a Python scalar."""
+    dtype: Annotated[str, StringConstraints(min_length=1)]
+    """A name of `DTYPES`."""
+    description: str | None = None
+    """For people."""
+    optional: bool = False
+    """The caller may leave this input out (None is passed)."""
+
+    @field_validator("dtype")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        return check_dtype(name)
+
+
+class Definition(DataModel):
+    """What a kernel computes: the contract between a reference, its solutions and its workloads."""
+
+    always_written: ClassVar[frozenset[str]] = frozenset({"tags", "constraints"})
+    known_extras: ClassVar[frozenset[str]] = frozenset({"init", "check", "custom_inputs_entrypoint", "hf_id"})
+
+    name: NonEmpty
+    """Unique in a set."""
+    op_type: NonEmpty
+    """The family (gemm, rmsnorm, moe, …); picks the evaluator."""
+    axes: dict[NonEmpty, AxisSpec]
+    """Axis name to its kind."""
+    inputs: dict[NonEmpty, TensorSpec]
+    """Input name to its shape and dtype, in call order."""
+    outputs: dict[NonEmpty, TensorSpec]
+    """Output name to its shape and dtype, in call order."""
+    reference: str
+    """Python source that defines `run`."""
+    tags: list[str] = Field(default_factory=list)
+    """Free words, such as model:llama-3.1-8b."""
+    constraints: list[str] = Field(default_factory=list)
+    """Python expressions over axes and inputs that hold for every workload."""
+    description: str | None = None
+    """For people."""
+
+    @field_validator("reference")
+    @classmethod
+    def _reference_parses(cls, source: str) -> str:
+        parse_reference(source)
+        return source
+
+    @model_validator(mode="after")
+    def _parts_agree(self) -> Definition:
+        faults = [*_shape_faults(self), *_name_faults(self), *_expression_faults(self)]
+        if faults:
+            raise ValidationError.from_exception_data(
+                type(self).__name__,
+                [
+                    InitErrorDetails(
+                        type=PydanticCustomError("disagrees", "{reason}", {"reason": reason}), loc=place, input=value
+                    )
+                    for place, value, reason in faults
+                ],
+            )
+        return self
+
+    @property
+    def const_axes(self) -> dict[str, int]:
+        """The axes whose size is fixed, with that size."""
+        return {name: axis.value for name, axis in self.axes.items() if isinstance(axis, AxisConst)}
+
+    @property
+    def var_axes(self) -> list[str]:
+        """The names of the axes that a workload binds, in order."""
+        return [name for name, axis in self.axes.items() if isinstance(axis, AxisVar)]
+
+    @property
+    def torch_input_dtypes(self) -> list[torch.dtype]:
+        """The torch dtype of each input, in order."""
+        return [torch_dtype(spec.dtype) for spec in self.inputs.values()]
+
+    @property
+    def torch_output_dtypes(self) -> list[torch.dtype]:
+        """The torch dtype of each output, in order."""
+        return [torch_dtype(spec.dtype) for spec in self.outputs.values()]
+
+    @property
+    def is_runnable(self) -> bool:
+        """Whether anything can be judged against this definition."""
+        return self.not_runnable_reason is None
+
+    @property
+    def not_runnable_reason(self) -> str | None:
+        """Why nothing can be judged against this definition; None when it can."""
+        facts = parse_reference(self.reference)
+        if not self.outputs:
+            return "it has no outputs, so there is nothing to compare"
+        if not facts.has_run:
+            last = f"; its last function is {facts.last_function!r}" if facts.last_function else ""
+            return f"its reference has no top-level function 'run'{last}"
+        return None
+
+    @property
+    def reference_parameters(self) -> list[str] | None:
+        """Parameter names of the reference's `run`; None when it cannot be called by keyword."""
+        parameters = parse_reference(self.reference).parameters
+        return None if parameters is None else list(parameters)
+
+    def digest(self) -> str:
+        """Digest what decides a verdict: not descriptions, not tags."""
+        return digest_of(
+            {
+                "name": self.name,
+                "op_type": self.op_type,
+                "axes": {name: _axis_facts(axis) for name, axis in self.axes.items()},
+                "inputs": [[name, spec.shape, spec.dtype, spec.optional] for name, spec in self.inputs.items()],
+                "outputs": [[name, spec.shape, spec.dtype, spec.optional] for name, spec in self.outputs.items()],
+                "reference": self.reference,
+                "constraints": self.constraints,
+            }
+        )
+
+    def get_axes_values(self, input_shapes: Iterable[Sequence[int] | None]) -> dict[str, int]:
+        """Bind the var axes from the shapes of the inputs, in order; raise ValueError where they disagree.
+
+        Args:
+            input_shapes: one shape per input; None for a Python scalar or an input that was left out.
+        """
+        shapes = list(input_shapes)
+        if len(shapes) != len(self.inputs):
+            raise ValueError(f"{self.name} has {len(self.inputs)} inputs ({', '.join(self.inputs)}), got {len(shapes)}")
+        bound = dict(self.const_axes)
+        expected: list[tuple[str, int, str]] = []
+        for (name, spec), shape in zip(self.inputs.items(), shapes, strict=True):
+            if spec.shape is None or (shape is None and spec.optional):
+                continue
+            if shape is None or len(shape) != len(spec.shape):
+                raise ValueError(f"input {name!r} of {self.name} should have shape {spec.shape}, got {shape}")
+            for axis, size in zip(spec.shape, map(int, shape), strict=True):
+                if isinstance(self.axes.get(axis), AxisVar):
+                    bound.setdefault(axis, size)
+                expected.append((axis, size, name))
+        self._require_bound(bound)
+        for axis, size, name in expected:
+            if (known := self._size(axis, bound)) != size:
+                raise ValueError(f"input {name!r} of {self.name}: axis {axis!r} is {known}, got {size}")
+        return {axis: bound[axis] for axis in self.var_axes}
+
+    def get_axes_values_from_inputs(self, values: Iterable[Any]) -> dict[str, int]:
+        """Bind the var axes from input values: anything with a `shape` is a tensor, all else a scalar."""
+        shapes = [getattr(value, "shape", None) for value in values]
+        return self.get_axes_values([None if shape is None else tuple(shape) for shape in shapes])
+
+    def get_input_shapes(self, var_values: Mapping[str, int] | None = None) -> list[Shape]:
+        """Give the shape of each input, in order, from the sizes of the var axes; None for a Python scalar."""
+        return self._shapes(self.inputs, var_values or {})
+
+    def get_output_shapes(self, var_values: Mapping[str, int] | None = None) -> list[Shape]:
+        """Give the shape of each output, in order, from the sizes of the var axes; None for a Python scalar."""
+        return self._shapes(self.outputs, var_values or {})
+
+    def _shapes(self, specs: Mapping[str, TensorSpec], var_values: Mapping[str, int]) -> list[Shape]:
+        bound = {**var_values, **self.const_axes}
+        self._require_bound(bound)
+        return [
+            None if spec.shape is None else tuple(self._size(axis, bound) for axis in spec.shape)
+            for spec in specs.values()
+        ]
+
+    def _require_bound(self, bound: Mapping[str, int]) -> None:
+        missing = [axis for axis in self.var_axes if axis not in bound]
+        if missing:
+            raise ValueError(f"{self.name}: no value for axis {', '.join(missing)}")
+
+    def _size(self, axis: str, bound: Mapping[str, int]) -> int:
+        spec = self.axes.get(axis)
+        if spec is None:
+            return int(axis)
+        return evaluate_axis(spec.expression, bound) if isinstance(spec, AxisExpr) else bound[axis]
+
+
+Fault = tuple[tuple[str, ...], object, str]
+"""Where in a definition, what stands there, and what is wrong with it."""
+
+
+def _axis_facts(axis: AxisConst | AxisVar | AxisExpr) -> dict[str, Any]:
+    facts: dict[str, Any] = axis.model_dump(include={"type", "value", "expression"})
+    return facts
+
+
+def _shape_faults(definition: Definition) -> Iterable[Fault]:
+    for side, specs in (("inputs", definition.inputs), ("outputs", definition.outputs)):
+        for name, spec in specs.items():
+            for axis in spec.shape or ():
+                if axis not in definition.axes and not (axis.isascii() and axis.isdigit()):
+                    hint = did_you_mean(axis, definition.axes)
+                    yield (side, name, "shape"), spec.shape, f"there is no axis {axis!r}{hint}"
+
+
+def _name_faults(definition: Definition) -> Iterable[Fault]:
+    for name in definition.outputs:
+        if name in definition.inputs:
+            yield ("outputs", name), name, f"{name!r} is an input as well; names of inputs and outputs are disjoint"
+
+
+def _expression_faults(definition: Definition) -> Iterable[Fault]:
+    sized = {name for name, axis in definition.axes.items() if not isinstance(axis, AxisExpr)}
+    for name, axis in definition.axes.items():
+        if isinstance(axis, AxisExpr):
+            for unknown in sorted(names_in(axis.expression) - sized):
+                yield (
+                    ("axes", name, "expression"),
+                    axis.expression,
+                    f"there is no const or var axis {unknown!r}{did_you_mean(unknown, sized)}",
+                )
+    for index, constraint in enumerate(definition.constraints):
+        reason = _expression_fault(constraint)
+        if reason is not None:
+            yield ("constraints", str(index)), constraint, reason
+
+
+def _expression_fault(text: str) -> str | None:
+    try:
+        parse_expression(text)
+    except ValueError as error:
+        return str(error)
+    return None

@@ -1,0 +1,70 @@
+"""The element types of the format: one table. Torch is touched by `torch_dtype` alone, and only when it is called.
+
+float4_e2m1 is stored packed, two elements to a byte; its storage type is torch.float4_e2m1fn_x2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+
+from flashinfer_bench.data.names import did_you_mean
+
+if TYPE_CHECKING:
+    import torch
+
+Kind = Literal["float", "int", "uint", "bool"]
+
+
+class Dtype(NamedTuple):
+    """What one dtype name of a definition stands for."""
+
+    bits: int
+    """Size of one element, in bits (of one byte of two elements for the packed spelling)."""
+    kind: Kind
+    """What the values are."""
+    storage: str
+    """The name of the torch dtype that stores it, without "torch."."""
+
+
+DTYPES: Final[Mapping[str, Dtype]] = MappingProxyType(
+    {
+        "float64": Dtype(64, "float", "float64"),
+        "float32": Dtype(32, "float", "float32"),
+        "float16": Dtype(16, "float", "float16"),
+        "bfloat16": Dtype(16, "float", "bfloat16"),
+        "float8_e4m3fn": Dtype(8, "float", "float8_e4m3fn"),
+        "float8_e5m2": Dtype(8, "float", "float8_e5m2"),
+        "float8_e8m0fnu": Dtype(8, "float", "float8_e8m0fnu"),
+        "float4_e2m1": Dtype(4, "float", "float4_e2m1fn_x2"),
+        "float4_e2m1fn_x2": Dtype(8, "float", "float4_e2m1fn_x2"),
+        "int64": Dtype(64, "int", "int64"),
+        "int32": Dtype(32, "int", "int32"),
+        "int16": Dtype(16, "int", "int16"),
+        "int8": Dtype(8, "int", "int8"),
+        "uint64": Dtype(64, "uint", "uint64"),
+        "uint32": Dtype(32, "uint", "uint32"),
+        "uint16": Dtype(16, "uint", "uint16"),
+        "uint8": Dtype(8, "uint", "uint8"),
+        "bool": Dtype(8, "bool", "bool"),
+    }
+)
+
+
+def check_dtype(name: str) -> str:
+    """Return the name when the table has it; raise ValueError with the nearest one when not."""
+    if name not in DTYPES:
+        raise ValueError(f"unknown dtype {name!r}{did_you_mean(name, DTYPES)} (known: {', '.join(DTYPES)})")
+    return name
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """Return the torch dtype that stores this dtype; raise ValueError when this torch does not have it."""
+    import torch  # heavy: only who needs tensors pays for it
+
+    storage = DTYPES[check_dtype(name)].storage
+    if not hasattr(torch, storage):
+        raise ValueError(f"torch {torch.__version__} has no dtype {storage}, which {name} needs; use a newer torch")
+    found: torch.dtype = getattr(torch, storage)
+    return found

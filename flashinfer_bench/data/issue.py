@@ -1,0 +1,33 @@
+"""What is wrong with a file of a trace set: found while loading, gathered, shown all at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+Severity = Literal["error", "warning"]
+"""error: something was left out of the set; warning: it was kept, yet somebody should look."""
+
+
+@dataclass(frozen=True)
+class LoadIssue:
+    """One thing that is wrong in a set."""
+
+    severity: Severity
+    """Whether something was left out."""
+    file: Path
+    """The file, or the folder when it is about the set as a whole."""
+    line: int | None
+    """Line of the file, from 1; None when it is about the whole file."""
+    field: str | None
+    """Dotted path of the field; None when it is about the whole object."""
+    reason: str
+    """What is wrong, and what to do where that is known."""
+    missing_definition: str | None = None
+    """The definition that nobody has; the issue is settled when another set brings it. "" means any definition."""
+
+    def __str__(self) -> str:
+        place = f"{self.file}:{self.line}" if self.line is not None else str(self.file)
+        field = f" {self.field}:" if self.field else ""
+        return f"{self.severity}: {place}:{field} {self.reason}"

@@ -1,0 +1,69 @@
+"""What can be read off a definition's reference without running it: whether it has a `run`, with which parameters."""
+
+from __future__ import annotations
+
+import ast
+import warnings
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+ENTRY_NAME: Final = "run"
+"""The function of a reference that is called."""
+
+
+class ReferenceFacts(NamedTuple):
+    """What the syntax tree of a reference says."""
+
+    has_run: bool
+    """A top-level name `run` is bound."""
+    parameters: tuple[str, ...] | None
+    """Names of the parameters of `run` in order; None when `run` cannot be called by keyword from them."""
+    last_function: str | None
+    """The last top-level function: the reference of definitions that were dumped from a library."""
+
+
+def parse_module(source: str) -> ast.Module:
+    """Parse Python source; raise ValueError with the reason when it does not parse."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # invalid escapes in a docstring are the author's, and harmless
+            return ast.parse(source)
+    except SyntaxError as error:
+        raise ValueError(f"not Python: {error.msg} (line {error.lineno} of the source)") from error
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise ValueError(f"not Python: {error}") from error
+
+
+@lru_cache(maxsize=1024)
+def parse_reference(source: str) -> ReferenceFacts:
+    """Read the facts off a reference; raise ValueError when it does not parse."""
+    body = parse_module(source).body
+    functions = [node for node in body if isinstance(node, ast.FunctionDef)]
+    bound = {name for node in body for name in _bound_names(node)}
+    runs = [function for function in functions if function.name == ENTRY_NAME]
+    return ReferenceFacts(
+        has_run=ENTRY_NAME in bound,
+        parameters=_parameters(runs[-1]) if runs else None,
+        last_function=functions[-1].name if functions else None,
+    )
+
+
+def _bound_names(node: ast.stmt) -> list[str]:
+    match node:
+        case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+            return [name]
+        case ast.Assign(targets=targets):
+            return [target.id for target in targets if isinstance(target, ast.Name)]
+        case ast.AnnAssign(target=ast.Name(id=name), value=value) if value is not None:
+            return [name]
+        case ast.Import(names=names) | ast.ImportFrom(names=names):
+            return [alias.asname or alias.name for alias in names]
+        case _:
+            return []
+
+
+def _parameters(function: ast.FunctionDef) -> tuple[str, ...] | None:
+    arguments = function.args
+    if arguments.vararg or arguments.kwarg or arguments.posonlyargs:
+        return None
+    return tuple(argument.arg for argument in (*arguments.args, *arguments.kwonlyargs))

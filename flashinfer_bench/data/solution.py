@@ -1,0 +1,187 @@
+"""The solution: somebody's implementation of a definition, as source files and a recipe. Never code that was loaded."""
+
+from __future__ import annotations
+
+import re
+from enum import Enum
+from pathlib import Path, PurePosixPath
+from typing import Annotated, ClassVar, Final
+
+from pydantic import Field, StringConstraints, field_validator, model_validator
+
+from flashinfer_bench.data.digest import digest_of
+from flashinfer_bench.data.model import DataModel
+from flashinfer_bench.data.names import did_you_mean
+
+NonEmpty = Annotated[str, StringConstraints(min_length=1)]
+MAX_PATH_PART: Final = 200
+"""Longest folder or file name of a source, in bytes."""
+_NOT_IN_PATHS: Final = re.compile(r"[\x00-\x1f\x7f\\]")
+_DRIVE: Final = re.compile(r"[A-Za-z]:")
+
+
+class SupportedLanguages(str, Enum):
+    """What a solution may be written in."""
+
+    PYTHON = "python"
+    TRITON = "triton"
+    CPP = "cpp"
+    CUDA = "cuda"
+    TILELANG = "tilelang"
+
+
+class SupportedBindings(str, Enum):
+    """How a compiled solution is reached from Python."""
+
+    TVM_FFI = "tvm-ffi"
+    TORCH = "torch"
+
+
+def check_source_path(path: str) -> str:
+    """Return the path in its plain form; raise ValueError when it is not a relative path that stays where it starts."""
+    if not path or _NOT_IN_PATHS.search(path) or path.endswith("/"):
+        raise ValueError(f"{path[:200]!r} is no path of a source file (empty, backslash or control character)")
+    if path.startswith(("/", "~")) or _DRIVE.match(path):
+        raise ValueError(f"{path[:200]!r} is absolute; sources have relative paths")
+    parts = PurePosixPath(path).parts
+    if ".." in parts:
+        raise ValueError(f"{path[:200]!r} has '..'; sources stay in their own folder")
+    if not parts or any(len(part.encode("utf-8", "replace")) > MAX_PATH_PART for part in parts):
+        raise ValueError(f"{path[:200]!r} has an empty name or one longer than {MAX_PATH_PART} bytes")
+    return str(PurePosixPath(path))
+
+
+class SourceFile(DataModel):
+    """One file of a solution."""
+
+    path: str
+    """Relative, with forward slashes."""
+    content: str
+    """The whole text."""
+
+    @field_validator("path")
+    @classmethod
+    def _stays_inside(cls, path: str) -> str:
+        return check_source_path(path)
+
+
+class CompileOptions(DataModel):
+    """Further flags for compilers, as public C++ and CUDA solutions carry them."""
+
+    cflags: list[str] = Field(default_factory=list)
+    """For the C++ compiler."""
+    cuda_cflags: list[str] = Field(default_factory=list)
+    """For nvcc."""
+    ld_flags: list[str] = Field(default_factory=list)
+    """For the linker."""
+
+
+class BuildSpec(DataModel):
+    """How a solution is built and called."""
+
+    always_written: ClassVar[frozenset[str]] = frozenset({"dependencies"})
+    known_extras: ClassVar[frozenset[str]] = frozenset({"languages"})
+
+    language: SupportedLanguages
+    """What it is written in; picks the builder."""
+    target_hardware: list[str]
+    """Free text, such as NVIDIA H100 or cpu."""
+    entry_point: str
+    """file::function."""
+    dependencies: list[str] = Field(default_factory=list)
+    """Packages that it needs."""
+    destination_passing_style: bool = True
+    """Outputs are passed in (true) or returned (false); see `declared_style`."""
+    binding: SupportedBindings | None = None
+    """For cpp and cuda; null means tvm-ffi. Ignored for other languages."""
+    compile_options: CompileOptions | None = None
+    """For cpp and cuda."""
+
+    @field_validator("entry_point")
+    @classmethod
+    def _has_two_parts(cls, entry_point: str) -> str:
+        path, separator, symbol = entry_point.partition("::")
+        if not (path and separator and symbol):
+            raise ValueError(f"{entry_point[:200]!r} should read file::function, for example main.py::run")
+        return f"{check_source_path(path)}::{symbol}"
+
+    @property
+    def declared_style(self) -> bool | None:
+        """`destination_passing_style` as the file says it; None when it does not, and the arity decides."""
+        return self.destination_passing_style if "destination_passing_style" in self.model_fields_set else None
+
+
+class Solution(DataModel):
+    """An implementation of a definition."""
+
+    name: NonEmpty
+    """Unique in a set."""
+    definition: NonEmpty
+    """Name of the definition that it implements."""
+    author: NonEmpty
+    """Who made it: a person or a model."""
+    description: str | None = None
+    """For people."""
+    sources: list[SourceFile]
+    """At least one file; paths are unique."""
+    spec: BuildSpec
+    """How it is built and called."""
+
+    @field_validator("sources")
+    @classmethod
+    def _paths_are_unique(cls, sources: list[SourceFile]) -> list[SourceFile]:
+        if not sources:
+            raise ValueError("there is no source file")
+        seen: set[str] = set()
+        for source in sources:
+            if source.path in seen:
+                raise ValueError(f"{source.path!r} is there twice")
+            seen.add(source.path)
+        for path in sorted(seen):
+            for parent in PurePosixPath(path).parents:
+                if str(parent) in seen:
+                    raise ValueError(f"{str(parent)!r} is a file, and the folder of {path!r}")
+        return sources
+
+    @model_validator(mode="after")
+    def _entry_is_a_source(self) -> Solution:
+        path = self.spec.entry_point.partition("::")[0]
+        paths = [source.path for source in self.sources]
+        if path not in paths:
+            hint = did_you_mean(path, paths)
+            raise ValueError(f"entry point {path!r} is none of the sources ({', '.join(paths)}){hint}")
+        return self
+
+    def get_entry_path(self) -> Path:
+        """Give the relative path of the file that the entry point names."""
+        return Path(self.spec.entry_point.partition("::")[0])
+
+    def get_entry_symbol(self) -> str:
+        """Give the name of the function that the entry point names."""
+        return self.spec.entry_point.partition("::")[2]
+
+    def get_entry_source(self) -> SourceFile:
+        """Give the file that the entry point names."""
+        path = self.spec.entry_point.partition("::")[0]
+        return next(source for source in self.sources if source.path == path)
+
+    def digest(self) -> str:
+        """Digest what decides a verdict: definition, sources and spec; not name, author or description."""
+        spec = self.spec
+        return digest_of(
+            {
+                "definition": self.definition,
+                "sources": {source.path: source.content for source in self.sources},
+                "language": spec.language.value,
+                "target_hardware": spec.target_hardware,
+                "entry_point": spec.entry_point,
+                "dependencies": spec.dependencies,
+                "declared_style": spec.declared_style,
+                "binding": spec.binding.value if spec.binding else None,
+                "compile_options": spec.compile_options.model_dump() if spec.compile_options else None,
+            }
+        )
+
+    def hash(self) -> str:
+        """Give `digest()` under the name that existing scripts use."""
+        return self.digest()

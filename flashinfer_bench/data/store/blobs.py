@@ -1,0 +1,122 @@
+"""The stored inputs of workloads: from a blob path to a file that can be opened, fetched by git-lfs where need be.
+
+Paths come from data sets and are not trusted: a file outside the set is never given out. The judge opens them.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from flashinfer_bench.data.store.checks import is_inside
+from flashinfer_bench.data.store.layout import BLOB
+from flashinfer_bench.errors import WorkloadFault
+
+_POINTER_START: Final = b"version https://git-lfs.github.com/spec/v1"
+_POINTER_MAX_BYTES: Final = 1024
+FETCH_TIMEOUT_S: Final = 600.0
+"""How long git-lfs may take for one file, in seconds."""
+
+Fetch = Callable[[Path, str], "str | None"]
+"""Fetches one file (root, relative path); returns why it could not, None when it did."""
+
+
+def fetch_with_git_lfs(root: Path, path: str) -> str | None:
+    """Let git-lfs fetch one file of the set; return why that failed, None when it did not."""
+    if shutil.which("git-lfs") is None:
+        return f"git-lfs is not installed; install it and run: git lfs pull --include {path!r}"
+    command = ["git", "lfs", "pull", "--include", path]
+    try:
+        done = subprocess.run(
+            command,
+            cwd=root,
+            capture_output=True,
+            text=True,
+            timeout=FETCH_TIMEOUT_S,
+            check=False,
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, "GIT_TERMINAL_PROMPT": "0"},
+        )
+    except subprocess.TimeoutExpired:
+        return f"{' '.join(command)} took longer than {FETCH_TIMEOUT_S:.0f} s"
+    except OSError as error:
+        return f"{' '.join(command)} could not be started: {error.strerror}"
+    if done.returncode != 0:
+        return f"{' '.join(command)} ended with {done.returncode}: {done.stdout[-500:]}{done.stderr[-500:]}"
+    return None
+
+
+class BlobStore:
+    """The blobs under one root."""
+
+    def __init__(self, root: Path | str, *, fetch: Fetch = fetch_with_git_lfs) -> None:
+        self.root = Path(root)
+        self._fetch = fetch
+
+    def locate(self, path: str, *, workload: str = "") -> Path:
+        """Return the file of a blob path, ready to be opened.
+
+        Args:
+            path: as a workload gives it, relative to the root.
+            workload: its uuid, for messages.
+
+        Raises:
+            WorkloadFault: the path leads out of the set, the file is missing, or it could not be fetched.
+        """
+        owner = f" of workload {workload}" if workload else ""
+        if not is_inside(path):
+            raise WorkloadFault(f"blob {path!r}{owner} leads out of the set; blob paths are relative to its root")
+        file = self.root / path
+        if not file.is_file():
+            raise WorkloadFault(f"blob {file}{owner} is not there; download the blob/ folder of the data set")
+        real = file.resolve()
+        if not any(real.is_relative_to(folder) for folder in self._own_folders()):
+            raise WorkloadFault(f"blob {file}{owner} is a link to {real}, outside the set; put the file itself there")
+        if _is_pointer(real):
+            self._fetch_pointer(file, path, owner)
+        return file
+
+    def _own_folders(self) -> Iterator[Path]:
+        """Yield where files of the set may lie: a blob/ folder on another disk and a Hugging Face cache are links."""
+        root = self.root.resolve()
+        yield root
+        yield (self.root / BLOB).resolve()
+        for parent in (root, *root.parents):
+            if parent.parent.name == "snapshots":
+                yield parent.parent.parent / "blobs"
+
+    def _fetch_pointer(self, file: Path, path: str, owner: str) -> None:
+        with _locked_folder(self.root):
+            if not _is_pointer(file):  # another process fetched it while we waited
+                return
+            reason = self._fetch(self.root, str(Path(path)))
+            if reason is None and _is_pointer(file):
+                reason = "git lfs pull left it as it is; is the set a git clone with its remote?"
+            if reason is not None:
+                raise WorkloadFault(f"blob {file}{owner} is a git-lfs pointer, not the file: {reason}")
+
+
+def _is_pointer(file: Path) -> bool:
+    try:
+        if file.stat().st_size > _POINTER_MAX_BYTES:
+            return False
+        with file.open("rb") as handle:
+            return handle.read(len(_POINTER_START)) == _POINTER_START
+    except OSError as error:
+        raise WorkloadFault(f"blob {file} cannot be read: {error.strerror}; check its permissions") from error
+
+
+@contextmanager
+def _locked_folder(folder: Path) -> Iterator[None]:
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)

@@ -1,0 +1,74 @@
+"""Whether a workload fits its definition: what can be said without making the inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import PurePosixPath
+from typing import NamedTuple
+
+from flashinfer_bench.data.definition import AxisConst, AxisExpr, Definition
+from flashinfer_bench.data.names import did_you_mean
+from flashinfer_bench.data.workload import CustomInput, GeneratedInput, SafetensorsInput, ScalarInput, Workload
+
+
+class Finding(NamedTuple):
+    """One thing that does not fit."""
+
+    place: tuple[str, ...]
+    """Path of the field in the workload's line."""
+    reason: str
+    """What is wrong."""
+
+
+def check_workload(definition: Definition, workload: Workload) -> list[Finding]:
+    """Find everything in a workload that does not fit its definition, and so keeps it from being run."""
+    return [*_check_axes(definition, workload), *_check_inputs(definition, workload)]
+
+
+def _check_axes(definition: Definition, workload: Workload) -> Iterator[Finding]:
+    for name in definition.var_axes:
+        if name not in workload.axes:
+            yield Finding(("workload", "axes", name), f"axis {name!r} of {definition.name} has no value")
+    for name, value in workload.axes.items():
+        place = ("workload", "axes", name)
+        axis = definition.axes.get(name)
+        if axis is None:
+            hint = did_you_mean(name, definition.axes)
+            yield Finding(place, f"{definition.name} has no axis {name!r}{hint}")
+        elif isinstance(axis, AxisConst) and axis.value != value:
+            yield Finding(place, f"{definition.name} fixes axis {name!r} at {axis.value}, this says {value}")
+    if all(name in workload.axes for name in definition.var_axes):
+        yield from _check_expressions(definition, workload)
+
+
+def _check_expressions(definition: Definition, workload: Workload) -> Iterator[Finding]:
+    if not any(isinstance(axis, AxisExpr) for axis in definition.axes.values()):
+        return
+    try:
+        definition.get_input_shapes(workload.axes)
+        definition.get_output_shapes(workload.axes)
+    except ValueError as error:
+        yield Finding(("workload", "axes"), str(error))
+
+
+def _check_inputs(definition: Definition, workload: Workload) -> Iterator[Finding]:
+    for name, source in workload.inputs.items():
+        place = ("workload", "inputs", name)
+        spec = definition.inputs.get(name)
+        if spec is None:
+            hint = did_you_mean(name, definition.inputs)
+            yield Finding(place, f"{definition.name} has no input {name!r}{hint}")
+        elif isinstance(source, ScalarInput) and spec.shape:
+            yield Finding(place, f"input {name!r} has shape {spec.shape}; a scalar cannot fill it")
+        elif isinstance(source, (CustomInput, GeneratedInput)):
+            reason = f"inputs of type {source.type!r} need code of another engine; use random, scalar or safetensors"
+            yield Finding(place, reason)
+        elif isinstance(source, SafetensorsInput) and not is_inside(source.path):
+            reason = f"{source.path[:200]!r} leads out of the set; blob paths are relative to its root"
+            yield Finding((*place, "path"), reason)
+
+
+def is_inside(path: str) -> bool:
+    """Tell whether a blob path, as text, stays under the root of its set."""
+    parts = PurePosixPath(path).parts
+    return bool(parts) and not path.startswith("/") and ".." not in parts and "\\" not in path and "\0" not in path

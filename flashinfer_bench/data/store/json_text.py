@@ -1,0 +1,78 @@
+"""JSON as text: parsing it with its repeated keys, and finding the line of a field so that an issue can point at it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from json.decoder import JSONDecoder
+from typing import Final
+
+_SPACE: Final = re.compile(r"[ \t\r\n]*")
+_DECODER: Final = JSONDecoder()
+
+
+def find_line(text: str, place: Sequence[str]) -> int:
+    """Return the line (from 1) of the deepest part of `place` that the JSON text has.
+
+    Args:
+        text: one valid JSON value.
+        place: keys of objects and indices of lists, from the outside in.
+    """
+    position = _SPACE.match(text, 0).end()  # type: ignore[union-attr] # the pattern always matches
+    for step in place:
+        try:
+            found = _find_member(text, position, step)
+        except (ValueError, IndexError, RecursionError):
+            break
+        if found is None:
+            break
+        position = found
+    return text.count("\n", 0, position) + 1
+
+
+def _find_member(text: str, position: int, step: str) -> int | None:
+    """Return where the value of one key or index of the object or list at `position` starts."""
+    if text[position] not in "{[":
+        return None
+    is_object = text[position] == "{"
+    index = 0
+    position = _skip_space(text, position + 1)
+    while text[position] not in "}]":
+        key = str(index)
+        if is_object:
+            key, position = _DECODER.raw_decode(text, position)
+            position = _skip_space(text, _skip_space(text, position) + 1)
+        if key == step:
+            return position
+        _, position = _DECODER.raw_decode(text, position)
+        position = _skip_space(text, position)
+        if text[position] == ",":
+            position = _skip_space(text, position + 1)
+        index += 1
+    return None
+
+
+def _skip_space(text: str, position: int) -> int:
+    return _SPACE.match(text, position).end()  # type: ignore[union-attr] # the pattern always matches
+
+
+def parse_json(text: str) -> tuple[object, list[str]]:
+    """Parse JSON, and name the keys that stand twice in one object (the last one counts).
+
+    Raises:
+        ValueError: it is no JSON; a `json.JSONDecodeError` where the place is known.
+    """
+    repeated: list[str] = []
+
+    def _build(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        built = dict(pairs)
+        if len(built) != len(pairs):
+            keys = [key for key, _ in pairs]
+            repeated.extend(sorted({key for key in keys if keys.count(key) > 1}))
+        return built
+
+    try:
+        return json.loads(text, object_pairs_hook=_build), repeated
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error

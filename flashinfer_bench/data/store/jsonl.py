@@ -1,0 +1,125 @@
+"""Lines of JSON on disk: reading them with their numbers, appending one whole, writing a file whole.
+
+An append takes the file's lock, makes sure that the file ends with a newline, and writes the line in one call. A last
+line that was cut off (a process killed in the middle of a write) is moved to `<file>.torn` first; a last line that is
+whole but lacks its newline gets it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from flashinfer_bench.errors import Fault
+
+_BLOCK: Final = 65536
+_BOM: Final = b"\xef\xbb\xbf"
+
+
+def read_lines(path: Path) -> Iterator[tuple[int, bytes, bool]]:
+    """Yield number (from 1), bytes and whether a newline ends it, of each line that is not blank."""
+    with path.open("rb") as handle:
+        for number, line in enumerate(handle, start=1):
+            text = line.strip().removeprefix(_BOM) if number == 1 else line.strip()
+            if text:
+                yield number, text, line.endswith(b"\n")
+
+
+def append_line(path: Path, line: str) -> None:
+    """Append one line, whole or not at all; other processes may append at the same time.
+
+    Raises:
+        Fault: the file cannot be written; it is as it was.
+    """
+    append_lines(path, [line])
+
+
+def append_lines(path: Path, lines: Iterable[str]) -> None:
+    """Append lines, all or none of them; other processes may append at the same time."""
+    data = b"".join(line.encode() + b"\n" for line in lines)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(path) as file:
+            _append(file, path, data)
+    except OSError as error:
+        raise Fault(f"cannot append to {path}: {error.strerror}; free space or check the permissions") from error
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file so that a reader sees the old one or the new one, never half."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    staging = path.with_name(f".{path.name[:MAX_STAGED]}.{os.getpid()}.tmp")
+    try:
+        staging.write_text(text, encoding="utf-8", newline="\n")
+        staging.replace(path)
+    finally:
+        staging.unlink(missing_ok=True)
+
+
+MAX_STAGED: Final = 180
+"""Characters of a file name that its staging name keeps."""
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[int]:
+    """Open the file under an exclusive lock; open it again when it was moved away while we waited."""
+    while True:
+        file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if _is_still(file, path):
+                yield file
+                return
+        finally:
+            os.close(file)
+
+
+def _is_still(file: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _append(file: int, path: Path, data: bytes) -> None:
+    size = os.fstat(file).st_size
+    start = _line_start(file, size)
+    tail = os.pread(file, size - start, start)
+    if tail and _is_whole(tail):
+        data = b"\n" + data
+    elif tail:
+        _keep_torn(path, tail)
+        os.ftruncate(file, start)
+        size = start
+    if os.write(file, data) != len(data):
+        os.ftruncate(file, size)
+        raise OSError(0, "the disk took only part of the line")
+
+
+def _line_start(file: int, size: int) -> int:
+    """Find where the text after the last newline starts; equal to the size when there is none."""
+    end = size
+    while end > 0:
+        begin = max(0, end - _BLOCK)
+        newline = os.pread(file, end - begin, begin).rfind(b"\n")
+        if newline >= 0:
+            return begin + newline + 1
+        end = begin
+    return 0
+
+
+def _is_whole(tail: bytes) -> bool:
+    try:
+        return isinstance(json.loads(tail), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _keep_torn(path: Path, tail: bytes) -> None:
+    with path.with_name(f"{path.name}.torn").open("ab") as torn:
+        torn.write(tail + b"\n")

@@ -1,0 +1,101 @@
+r"""Where things lie under the root of a set, both ways: the path of a thing, and what a path says of it.
+
+    definitions/<op_type>/<definition>.json
+    solutions/<author>/<op_type>/<definition>/<solution>.json
+    workloads/<op_type>/<definition>.jsonl
+    traces/<author>/<op_type>/<definition>.jsonl
+    blob/workloads/<op_type>/<definition>/<definition>_<uuid>.safetensors
+
+A name is never trusted as a path: `path_part` keeps plain names and turns every other into `<plain letters>~<digest>`.
+A plain name has no `~`, so no two names share a part.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+DEFINITIONS: Final = "definitions"
+SOLUTIONS: Final = "solutions"
+WORKLOADS: Final = "workloads"
+TRACES: Final = "traces"
+BLOB: Final = "blob"
+
+MAX_PART: Final = 200
+"""Longest plain name, in characters: leaves room for a suffix below the 255 bytes that file systems allow."""
+_PLAIN: Final = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9 _.+=@,()-]*[A-Za-z0-9_+=@)-])?")
+_NOT_PLAIN: Final = re.compile(r"[^A-Za-z0-9_-]+")
+_KEPT: Final = 60
+"""Characters of a name that is not plain that are kept for people."""
+_DIGEST: Final = 32
+"""Hexadecimal digits that tell names that are not plain apart."""
+
+
+def path_part(name: str) -> str:
+    """Turn a name into one file or folder name: itself when it is plain, else some of it and a digest."""
+    if len(name) <= MAX_PART and _PLAIN.fullmatch(name):
+        return name
+    digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:_DIGEST]
+    return f"{_NOT_PLAIN.sub('_', name[:_KEPT])}~{digest}"
+
+
+def definition_path(root: Path, *, op_type: str, definition: str) -> Path:
+    """Give the file of a definition."""
+    return root / DEFINITIONS / path_part(op_type) / f"{path_part(definition)}.json"
+
+
+def solution_path(root: Path, *, author: str, op_type: str, definition: str, solution: str) -> Path:
+    """Give the file of a solution."""
+    folder = root / SOLUTIONS / path_part(author) / path_part(op_type) / path_part(definition)
+    return folder / f"{path_part(solution)}.json"
+
+
+def workloads_path(root: Path, *, op_type: str, definition: str) -> Path:
+    """Give the file that holds the workloads of a definition."""
+    return root / WORKLOADS / path_part(op_type) / f"{path_part(definition)}.jsonl"
+
+
+def traces_path(root: Path, *, author: str, op_type: str, definition: str) -> Path:
+    """Give the file that holds the traces of an author's solutions for a definition."""
+    return root / TRACES / path_part(author) / path_part(op_type) / f"{path_part(definition)}.jsonl"
+
+
+def blob_path(root: Path, *, op_type: str, definition: str, uuid: str) -> Path:
+    """Give the file that holds the tensors of a workload."""
+    folder = root / BLOB / WORKLOADS / path_part(op_type) / path_part(definition)
+    return folder / f"{path_part(f'{definition}_{uuid}')}.safetensors"
+
+
+def walk_files(folder: Path, suffixes: tuple[str, ...]) -> Iterator[Path]:
+    """Yield the files below a folder with one of the suffixes, in a fixed order; hidden ones are passed over."""
+    visited: set[str] = set()
+    for current, folders, files in os.walk(folder, followlinks=True):
+        real = os.path.realpath(current)
+        if real in visited:  # a link that leads back up
+            folders.clear()
+            continue
+        visited.add(real)
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted(files):
+            if name.endswith(suffixes) and not name.startswith("."):
+                yield Path(current, name)
+
+
+def check_place(file: Path, folder: Path, expected: tuple[str, ...]) -> str | None:
+    """Compare a path with the names inside the file, from the file name upward; return what differs.
+
+    Args:
+        file: the file.
+        folder: the one of the four folders that it was found in.
+        expected: the name of the thing, then of the folders around it, innermost first. As many folders as the path
+            has are compared, so flatter layouts than ours pass.
+    """
+    parts = file.relative_to(folder).with_suffix("").parts[::-1]
+    for found, name in zip(parts, expected, strict=False):
+        if found not in (name, path_part(name)):
+            return f"the path says {found!r}, the file {name!r}; the file is believed"
+    return None

@@ -1,0 +1,143 @@
+"""From the text of one object to a model, with an issue for everything that is wrong with it; the rest goes on.
+
+Whoever reads files (`store.read`) calls `parse_objects` for a JSON file and `parse_line` for a line of a JSONL file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from pydantic import ValidationError
+
+from flashinfer_bench.data.issue import LoadIssue, Severity
+from flashinfer_bench.data.model import DataModel
+from flashinfer_bench.data.names import KEY_CUTOFF, nearest_name
+from flashinfer_bench.data.store.json_text import find_line, parse_json
+from flashinfer_bench.data.store.variants import UPGRADES
+
+Model = TypeVar("Model", bound=DataModel)
+_SHOWN: Final = 80
+"""Characters of an offending value that are shown."""
+
+
+class Place:
+    """Where an object stands: file, line or text to look the line up in, and the path to it inside the file."""
+
+    def __init__(self, file: Path, *, line: int | None = None, text: str = "", prefix: tuple[str, ...] = ()) -> None:
+        self.file = file
+        self._line = line
+        self._text = text
+        self._prefix = prefix
+
+    def issue(self, severity: Severity, reason: str, place: Sequence[str] = ()) -> LoadIssue:
+        """Make an issue about a field of the object, or about all of it."""
+        steps = (*self._prefix, *place)
+        line = find_line(self._text, steps) if self._text else self._line
+        return LoadIssue(severity, self.file, line, ".".join(steps) or None, reason)
+
+
+def parse_objects(model: type[Model], file: Path, issues: list[LoadIssue]) -> Iterator[tuple[Model, Place]]:
+    """Yield the object of a JSON file, or each of the list that it holds."""
+    try:
+        text = file.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        issues.append(LoadIssue("error", file, None, None, f"not UTF-8: {error}"))
+        return
+    except OSError as error:
+        issues.append(LoadIssue("error", file, None, None, f"cannot be read: {error.strerror}"))
+        return
+    try:
+        parsed, repeated = parse_json(text)
+    except json.JSONDecodeError as error:
+        issues.append(LoadIssue("error", file, error.lineno, None, f"not JSON: {error.msg} (column {error.colno})"))
+        return
+    except ValueError as error:
+        issues.append(LoadIssue("error", file, None, None, f"not JSON: {error}"))
+        return
+    issues.extend(LoadIssue("warning", file, None, key, "the key stands twice; the last counts") for key in repeated)
+    for index, raw in enumerate(parsed if isinstance(parsed, list) else [parsed]):
+        place = Place(file, text=text, prefix=(str(index),) if isinstance(parsed, list) else ())
+        built = parse_raw(model, raw, place, issues)
+        if built is not None:
+            yield built, place
+
+
+def parse_line(model: type[Model], line: bytes, place: Place, issues: list[LoadIssue]) -> Model | None:
+    """Make the model of one line; None, with issues, when it is not one."""
+    try:
+        built = model.model_validate_json(line)
+    except ValidationError:
+        pass
+    else:
+        if built.has_unknown_keys():
+            _warn_of_misspelt_keys(built, place, issues)
+        return built
+    try:
+        raw, _ = parse_json(line.decode("utf-8"))
+    except ValueError as error:
+        issues.append(place.issue("error", f"not JSON: {error}"))
+        return None
+    return parse_raw(model, raw, place, issues)
+
+
+def parse_raw(model: type[Model], raw: object, place: Place, issues: list[LoadIssue]) -> Model | None:
+    """Make the model of parsed JSON, after bringing it into today's form; None, with issues, when it is not one."""
+    if not isinstance(raw, dict):
+        issues.append(place.issue("error", f"a JSON object is expected, this is {type(raw).__name__}"))
+        return None
+    raw, remarks = UPGRADES[model](raw, place.file)
+    issues.extend(place.issue("warning", text, (field or "").split(".") if field else ()) for field, text in remarks)
+    try:
+        built = model.model_validate(raw)
+    except ValidationError as error:
+        issues.extend(_issues_of(error, raw, place))
+        return None
+    _warn_of_misspelt_keys(built, place, issues)
+    return built
+
+
+def _warn_of_misspelt_keys(built: DataModel, place: Place, issues: list[LoadIssue]) -> None:
+    for steps, owner in built.unknown_keys():
+        free = [name for name in owner.model_fields if name not in built.model_fields_set]
+        nearest = nearest_name(steps[-1], free, cutoff=KEY_CUTOFF)
+        if nearest is not None:
+            reason = f"unknown key, kept without effect; did you mean {nearest!r}?"
+            issues.append(place.issue("warning", reason, steps))
+
+
+def _issues_of(error: ValidationError, raw: dict[str, Any], place: Place) -> list[LoadIssue]:
+    """Turn a ValidationError into one issue a field."""
+    found: dict[tuple[str, ...], str] = {}
+    for detail in error.errors(include_url=False):
+        steps, owner = _steps_in(raw, detail["loc"])
+        found[steps] = _reason(detail["type"], detail["msg"], detail["input"], steps, owner)
+    return [place.issue("error", reason, steps) for steps, reason in found.items()]
+
+
+def _steps_in(raw: object, location: Sequence[str | int]) -> tuple[tuple[str, ...], object]:
+    """Drop from an error's location the names of union members, which no file has; return what holds the field."""
+    steps: list[str] = []
+    owner = current = raw
+    for depth, step in enumerate(location):
+        is_last = depth == len(location) - 1
+        if isinstance(current, dict) and (step in current or is_last):
+            owner, current = current, current.get(step)
+        elif isinstance(current, list) and str(step).isdigit() and int(step) < len(current):
+            owner, current = current, current[int(step)]
+        else:
+            continue
+        steps.append(str(step))
+    return tuple(steps), owner
+
+
+def _reason(kind: str, message: str, given: object, steps: tuple[str, ...], owner: object) -> str:
+    if kind == "missing":
+        nearest = nearest_name(steps[-1], owner, cutoff=KEY_CUTOFF) if isinstance(owner, dict) else None
+        return "is missing" + (f"; is {nearest!r} a misspelling of it?" if nearest is not None else "")
+    if kind in ("value_error", "disagrees"):
+        return message.removeprefix("Value error, ")
+    shown = repr(given)
+    return f"{message}, got {shown if len(shown) <= _SHOWN else shown[:_SHOWN] + '…'}"

@@ -1,0 +1,223 @@
+"""Reading a whole set: walk the four folders, keep what is right, gather an issue for what is not.
+
+The fields inside the files are the truth; the folders are only compared with them. Things whose definition is nowhere
+are kept with a warning, since another set given beside this one may bring it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from flashinfer_bench.data.definition import Definition
+from flashinfer_bench.data.issue import LoadIssue
+from flashinfer_bench.data.names import did_you_mean
+from flashinfer_bench.data.solution import Solution
+from flashinfer_bench.data.store import layout
+from flashinfer_bench.data.store.checks import check_workload
+from flashinfer_bench.data.store.jsonl import read_lines
+from flashinfer_bench.data.store.parse import Place, parse_line, parse_objects
+from flashinfer_bench.data.trace import Trace
+from flashinfer_bench.errors import DataSetError
+
+
+@dataclass
+class FoundFiles:
+    """What the files of one root hold, and what is wrong with them."""
+
+    root: Path
+    definitions: dict[str, Definition] = field(default_factory=dict)
+    solutions: dict[str, list[Solution]] = field(default_factory=dict)
+    workloads: dict[str, list[Trace]] = field(default_factory=dict)
+    traces: dict[str, list[Trace]] = field(default_factory=dict)
+    definition_files: dict[str, Path] = field(default_factory=dict)
+    """Definition name to its file."""
+    solution_files: dict[str, Path] = field(default_factory=dict)
+    """Solution name to its file."""
+    authors: dict[str, str] = field(default_factory=dict)
+    """Solution name to its author."""
+    issues: list[LoadIssue] = field(default_factory=list)
+
+
+def read_files(root: Path) -> FoundFiles:
+    """Read every file of a set.
+
+    Raises:
+        DataSetError: the root is not there or is no folder.
+    """
+    if not root.is_dir():
+        what = "is not a folder" if root.exists() else "does not exist"
+        raise DataSetError(f"trace set {str(root)!r} {what}; give the folder that holds definitions/")
+    found = FoundFiles(root)
+    _read_definitions(found)
+    _read_solutions(found)
+    _read_workloads(found)
+    _read_traces(found)
+    if not found.definitions:
+        found.issues.append(LoadIssue("warning", root, None, None, _describe_empty(root), missing_definition=""))
+    return found
+
+
+def _describe_empty(root: Path) -> str:
+    nested = sorted(folder.parent.name for folder in root.glob(f"*/{layout.DEFINITIONS}") if folder.is_dir())
+    hint = f"; did you mean {str(root / nested[0])!r}?" if nested else ""
+    return f"the set has no definitions ({layout.DEFINITIONS}/<op_type>/<definition>.json){hint}"
+
+
+def _read_definitions(found: FoundFiles) -> None:
+    folder = found.root / layout.DEFINITIONS
+    for file in layout.walk_files(folder, (".json",)):
+        for definition, place in parse_objects(Definition, file, found.issues):
+            first = found.definition_files.get(definition.name)
+            if first is not None:
+                found.issues.append(place.issue("error", _describe_twice("definition", definition.name, first)))
+                continue
+            found.definitions[definition.name] = definition
+            found.definition_files[definition.name] = file
+            _compare_place(found, file, folder, (definition.name, definition.op_type))
+            if definition.not_runnable_reason is not None:
+                reason = f"kept, but nothing is judged against it: {definition.not_runnable_reason}"
+                found.issues.append(place.issue("warning", reason, ("reference",)))
+
+
+def _read_solutions(found: FoundFiles) -> None:
+    folder = found.root / layout.SOLUTIONS
+    for file in layout.walk_files(folder, (".json",)):
+        for solution, place in parse_objects(Solution, file, found.issues):
+            first = found.solution_files.get(solution.name)
+            if first is not None:
+                found.issues.append(place.issue("error", _describe_twice("solution", solution.name, first)))
+                continue
+            found.solutions.setdefault(solution.definition, []).append(solution)
+            found.solution_files[solution.name] = file
+            found.authors[solution.name] = solution.author
+            if not solution.get_entry_source().content.strip():
+                path = solution.get_entry_path()
+                found.issues.append(place.issue("warning", f"the source of the entry point, {path}, is empty"))
+            definition = found.definitions.get(solution.definition)
+            if definition is None:
+                _warn_of_missing(found, place, solution.definition, f"solution {solution.name!r}")
+                continue
+            names = (solution.name, solution.definition, definition.op_type, solution.author)
+            _compare_place(found, file, folder, names)
+
+
+def _read_workloads(found: FoundFiles) -> None:
+    folder = found.root / layout.WORKLOADS
+    seen: dict[tuple[str, str], tuple[str, Path]] = {}
+    for file in layout.walk_files(folder, (".jsonl", ".json")):
+        names = _NamesOfFile(found, file, folder)
+        for trace, place in _read_trace_file(file, found.issues):
+            workload = _accept_workload(found, trace, place, seen)
+            if workload is not None:
+                found.workloads.setdefault(workload.definition, []).append(workload)
+                names.note(workload, place)
+        names.report("workloads")
+
+
+def _accept_workload(
+    found: FoundFiles, trace: Trace, place: Place, seen: dict[tuple[str, str], tuple[str, Path]]
+) -> Trace | None:
+    """Check a workload against its definition and those before it; None, with issues, when it is left out."""
+    if not trace.is_workload_trace():
+        found.issues.append(place.issue("warning", "has an evaluation, which a workload has not; it is dropped"))
+        trace = Trace(definition=trace.definition, workload=trace.workload)
+    key = (trace.definition, trace.workload.uuid)
+    if key in seen:
+        found.issues.append(_describe_repeated(trace, place, *seen[key]))
+        return None
+    definition = found.definitions.get(trace.definition)
+    findings = check_workload(definition, trace.workload) if definition is not None else []
+    found.issues.extend(place.issue("error", reason, steps) for steps, reason in findings)
+    if findings:
+        return None
+    seen[key] = (trace.workload.digest(), place.file)
+    return trace
+
+
+def _describe_repeated(trace: Trace, place: Place, digest: str, first: Path) -> LoadIssue:
+    uuid = trace.workload.uuid
+    if trace.workload.digest() == digest:
+        return place.issue("warning", f"workload {uuid} stands twice, first in {first}; once is enough", ("workload",))
+    reason = f"uuid {uuid} belongs to another workload of {trace.definition}, in {first}; this one is left out"
+    return place.issue("error", reason, ("workload", "uuid"))
+
+
+def _read_traces(found: FoundFiles) -> None:
+    folder = found.root / layout.TRACES
+    for file in layout.walk_files(folder, (".jsonl", ".json")):
+        names = _NamesOfFile(found, file, folder)
+        for trace, place in _read_trace_file(file, found.issues):
+            if trace.solution is None:
+                found.issues.append(place.issue("error", f"has no evaluation; workloads stand in {layout.WORKLOADS}/"))
+                continue
+            found.traces.setdefault(trace.definition, []).append(trace)
+            names.note(trace, place)
+        names.report("traces")
+
+
+class _NamesOfFile:
+    """The definitions that the lines of one file name: each is looked at once, however many lines there are."""
+
+    def __init__(self, found: FoundFiles, file: Path, folder: Path) -> None:
+        self._found = found
+        self._file = file
+        self._folder = folder
+        self._first: dict[str, Place] = {}
+        self._count: dict[str, int] = {}
+
+    def note(self, trace: Trace, place: Place) -> None:
+        """Take note of a line; compare the first line of each definition with the file's path."""
+        name = trace.definition
+        self._count[name] = self._count.get(name, 0) + 1
+        if name in self._first:
+            return
+        self._first[name] = place
+        definition = self._found.definitions.get(name)
+        if definition is not None and self._file.suffix == ".jsonl":
+            author = self._found.authors.get(trace.solution or "")
+            _compare_place(
+                self._found, self._file, self._folder, (name, definition.op_type, *([author] if author else []))
+            )
+
+    def report(self, what: str) -> None:
+        """Warn of each definition that the set does not have."""
+        for name, place in self._first.items():
+            if name not in self._found.definitions:
+                count = self._count[name]
+                _warn_of_missing(self._found, place, name, f"{count} {what if count > 1 else what[:-1]} of this file")
+
+
+def _read_trace_file(file: Path, issues: list[LoadIssue]) -> Iterator[tuple[Trace, Place]]:
+    if file.suffix == ".json":
+        yield from parse_objects(Trace, file, issues)
+        return
+    try:
+        for number, line, is_ended in read_lines(file):
+            place = Place(file, line=number)
+            before = len(issues)
+            trace = parse_line(Trace, line, place, issues)
+            if trace is not None:
+                yield trace, place
+            elif not is_ended and issues[before].reason.startswith("not JSON"):
+                del issues[before:]
+                reason = "the last line was cut off in the middle; it is passed over, and moved aside at the next write"
+                issues.append(place.issue("warning", reason))
+    except OSError as error:
+        issues.append(LoadIssue("error", file, None, None, f"cannot be read: {error.strerror}"))
+
+
+def _describe_twice(kind: str, name: str, first: Path) -> str:
+    return f"{kind} {name!r} is in {first} already; names are unique, this one is left out"
+
+
+def _warn_of_missing(found: FoundFiles, place: Place, name: str, what: str) -> None:
+    issue = place.issue("warning", f"{what}: definition {name!r} is not there{did_you_mean(name, found.definitions)}")
+    found.issues.append(replace(issue, field="definition", missing_definition=name))
+
+
+def _compare_place(found: FoundFiles, file: Path, folder: Path, names: tuple[str, ...]) -> None:
+    reason = layout.check_place(file, folder, names)
+    if reason is not None:
+        found.issues.append(LoadIssue("warning", file, None, None, reason))

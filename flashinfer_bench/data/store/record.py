@@ -1,0 +1,31 @@
+"""Writing results: each trace is one whole line, on disk when `append` returns. Two runs may write to one set."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from flashinfer_bench.data.store.jsonl import append_line
+from flashinfer_bench.data.store.layout import traces_path
+from flashinfer_bench.data.trace import Trace
+
+
+class TraceWriter:
+    """Appends traces under one root."""
+
+    def __init__(self, root: Path | str) -> None:
+        self.root = Path(root)
+
+    def append(self, trace: Trace, *, author: str, op_type: str) -> Path:
+        """Append one trace, and return the file that it is in.
+
+        Args:
+            trace: with a solution and an evaluation.
+            author: the solution's author.
+            op_type: the definition's op type.
+
+        Raises:
+            Fault: the file cannot be written; what was in it is as it was.
+        """
+        path = traces_path(self.root, author=author, op_type=op_type, definition=trace.definition)
+        append_line(path, trace.to_json())
+        return path

@@ -1,0 +1,43 @@
+"""The trace: one line of a workloads or traces file; a workload alone, or with a solution and its evaluation."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+from pydantic import StringConstraints, model_validator
+
+from flashinfer_bench.data.evaluation import Evaluation, EvaluationStatus
+from flashinfer_bench.data.model import DataModel
+from flashinfer_bench.data.workload import Workload
+
+NonEmpty = Annotated[str, StringConstraints(min_length=1)]
+
+
+class Trace(DataModel):
+    """A workload of a definition, and what a solution made of it."""
+
+    always_written: ClassVar[frozenset[str]] = frozenset({"solution", "evaluation"})
+
+    definition: NonEmpty
+    """Name of the definition."""
+    workload: Workload
+    """What it was or will be judged on."""
+    solution: NonEmpty | None = None
+    """Name of the solution; null in a workloads file."""
+    evaluation: Evaluation | None = None
+    """The verdict; null in a workloads file."""
+
+    @model_validator(mode="after")
+    def _both_or_neither(self) -> Trace:
+        if (self.solution is None) != (self.evaluation is None):
+            present, absent = ("solution", "evaluation") if self.evaluation is None else ("evaluation", "solution")
+            raise ValueError(f"there is a {present} but no {absent}; a trace has both, a workload neither")
+        return self
+
+    def is_workload_trace(self) -> bool:
+        """Tell whether this is a workload that nobody has run."""
+        return self.solution is None and self.evaluation is None
+
+    def is_successful(self) -> bool:
+        """Tell whether the solution passed."""
+        return self.evaluation is not None and self.evaluation.status is EvaluationStatus.PASSED

@@ -1,0 +1,80 @@
+"""The workload: the sizes of the var axes and where each input comes from. No tensors; the judge makes those."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field, StrictBool, StrictInt, StringConstraints
+
+from flashinfer_bench.data.digest import digest_of
+from flashinfer_bench.data.model import DataModel
+
+NonEmpty = Annotated[str, StringConstraints(min_length=1)]
+
+
+class RandomInput(DataModel):
+    """An input that is made from the run's seed."""
+
+    always_written: ClassVar[frozenset[str]] = frozenset({"type"})
+
+    type: Literal["random"] = "random"
+
+
+class ScalarInput(DataModel):
+    """An input that is this number."""
+
+    always_written: ClassVar[frozenset[str]] = frozenset({"type"})
+
+    type: Literal["scalar"] = "scalar"
+    value: StrictBool | StrictInt | float
+    """Passed as it stands."""
+
+
+class SafetensorsInput(DataModel):
+    """An input that is stored in a blob."""
+
+    always_written: ClassVar[frozenset[str]] = frozenset({"type"})
+
+    type: Literal["safetensors"] = "safetensors"
+    path: NonEmpty
+    """Relative to the root of the set that holds the workload."""
+    tensor_key: NonEmpty
+    """Name of the tensor in the file."""
+
+
+class CustomInput(DataModel):
+    """An input that code of the data set would make; kept in traces, refused in workloads to run."""
+
+    type: Literal["custom"]
+
+
+class GeneratedInput(DataModel):
+    """An input that a generator of another engine made; kept in traces, refused in workloads to run."""
+
+    type: Literal["generated"]
+
+
+InputSpec = Annotated[
+    RandomInput | ScalarInput | SafetensorsInput | CustomInput | GeneratedInput, Field(discriminator="type")
+]
+"""Where one input comes from."""
+
+AxisSize = Annotated[int, Field(strict=True, ge=0)]
+
+
+class Workload(DataModel):
+    """One set of sizes and inputs that a definition is judged on."""
+
+    known_extras: ClassVar[frozenset[str]] = frozenset({"tolerance"})
+
+    uuid: NonEmpty
+    """Unique among the workloads of a definition."""
+    axes: dict[NonEmpty, AxisSize]
+    """Var axis to its size."""
+    inputs: dict[NonEmpty, InputSpec]
+    """Input name to where it comes from; an input that is not named is random."""
+
+    def digest(self) -> str:
+        """Digest what decides a verdict: axes and inputs, not the uuid."""
+        inputs = {name: source.to_dict() for name, source in self.inputs.items()}
+        return digest_of({"axes": self.axes, "inputs": inputs})
