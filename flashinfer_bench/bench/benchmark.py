@@ -1,7 +1,7 @@
 """A run, in one screen: plan → sessions → verdicts → traces.
 
-Everything that decides is elsewhere: what is run in `plan`, on what in `machine`, how in `runner`, whether it is right in
-`evaluators`. A fault is not a verdict: it makes no trace, it is an event and stands in `faults`.
+Everything that decides is elsewhere: what is run in `plan`, on what in `machine`, how in `runner`, whether it is
+right in `evaluators`. A fault is not a verdict: it makes no trace, it is an event and stands in `faults`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ class Benchmark:
     def __enter__(self) -> Benchmark:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def get_trace_set(self) -> TraceSet:
@@ -107,8 +109,9 @@ class Benchmark:
                         yield Notice(message)
 
     def run_all(self, save_results: bool = True, resume: bool = False) -> TraceSet:
-        """Run every job of the set and return a new TraceSet: the input's definitions, solutions and workloads, and this run's
-        traces only.
+        """Run every job of the set and return a new TraceSet.
+
+        It has the input's definitions, solutions and workloads, and this run's traces only.
 
         Args:
             save_results: append each trace to the set on disk the moment its job ends.

@@ -1,4 +1,5 @@
-"""What a run tells its caller while it goes on: plain frozen values, yielded by `Benchmark.run` in the order they happen.
+"""What a run tells its caller while it goes on: plain frozen values, yielded by `Benchmark.run` in the order they
+happen.
 
 The command line draws them; `run_all` keeps the traces. No event needs an answer.
 """
@@ -6,7 +7,6 @@ The command line draws them; `run_all` keeps the traces. No event needs an answe
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Union
 
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.plan import Job
@@ -55,4 +55,4 @@ class Notice:
     message: str
 
 
-Event = Union[RunStarted, JobStarted, JobFinished, JobFaulted, Notice]
+Event = RunStarted | JobStarted | JobFinished | JobFaulted | Notice

@@ -17,5 +17,5 @@ class Artifact:
     """Name of the entry function in it."""
 
 
-class BuildFailure(Exception):  # noqa: N818 - an outcome of the solution, not an error of ours
+class BuildFailure(Exception):
     """The solution cannot be built; the message is what its author needs to see."""

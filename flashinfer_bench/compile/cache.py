@@ -2,7 +2,8 @@
 
     $FIB_CACHE_PATH/artifacts/<first two of digest>/<digest>/…      default root: ~/.cache/flashinfer_bench/cache
 
-A killed build leaves a staging folder that nobody trusts; the next build of anything removes those that are a day old.
+A killed build leaves a staging folder that nobody trusts; the next build of anything removes those that are a day
+old.
 """
 
 from __future__ import annotations

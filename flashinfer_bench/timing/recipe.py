@@ -1,7 +1,7 @@
 """How a trial is taken, top to bottom: warm up → sample in growing batches → stop at the count or at the budget.
 
-It runs where the code runs: in the worker for a solution, in the device session for the reference. What the samples mean is
-decided elsewhere; here they are only taken.
+It runs where the code runs: in the worker for a solution, in the device session for the reference. What the samples
+mean is decided elsewhere; here they are only taken.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The block of memory that a session shares with one worker, and how tensors lie in it.
 
-The session owns it and decides the layout; the worker only maps it. On a GPU it is an allocation opened by its IPC handle, on
-a CPU a memory file whose descriptor came with the frame. Tensors are contiguous, at offsets of ALIGNMENT bytes.
+The session owns it and decides the layout; the worker only maps it. On a GPU it is an allocation opened by its IPC
+handle, on a CPU a memory file whose descriptor came with the frame. Tensors are contiguous, at offsets of ALIGNMENT
+bytes.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ RESET_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGPIPE)
 
 
 def confine(*, keep_fd: int, out_fd: int, err_fd: int, home: Path, environment: dict[str, str]) -> None:
-    """Turn this fresh fork into a worker's shell: own session, two pipes for output, one socket, a folder of its own."""
+    """Turn this fresh fork into a worker's shell: own session, two pipes for output, one socket, its own folder."""
     os.setsid()
     die_with_parent(signal.SIGKILL)
     prctl(PR_SET_NO_NEW_PRIVS, 1)

@@ -1,8 +1,8 @@
 """Device memory that two processes share: raw allocations of the CUDA driver, one handle each.
 
-torch's own sharing hands out a handle to the whole allocator block, neighbours included; a worker must not be able to read
-what lies beside its inputs. So the arena is an allocation of its own, made and opened here through libcuda. The calls need a
-current CUDA context, which torch makes.
+torch's own sharing hands out a handle to the whole allocator block, neighbours included; a worker must not be able
+to read what lies beside its inputs. So the arena is an allocation of its own, made and opened here through libcuda.
+The calls need a current CUDA context, which torch makes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The guard: the parent of exactly one worker, alive a moment longer than it.
 
-It adopts whatever the worker leaves behind, kills it, and tells the session how the worker ended. It speaks over one socket:
+It adopts whatever the worker leaves behind, kills it, and tells the session how the worker ended. It speaks over
+one socket:
 
     guard → session   {"started": pid}
                       {"exit": {"code": int or null, "signal": int or null, "leftover": int, "over_memory": bool}}
@@ -19,7 +20,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from flashinfer_bench.worker.linux import adopt_orphans, descendants, private_bytes
+from flashinfer_bench.worker.linux import adopt_orphans, descendants, private_bytes, proportional_bytes
 from flashinfer_bench.worker.main import run_worker
 from flashinfer_bench.worker.wire import send_frame
 
@@ -74,16 +75,16 @@ class Watch:
         """Return the worker's wait status."""
         told = False
         while True:
-            ready, _, _ = select.select([wake_read] if told else [wake_read, session], [], [], POLL_S)
+            ready, _, _ = select.select([wake_read, *([] if told else [session.fileno()])], [], [], POLL_S)
             if wake_read in ready:
                 os.read(wake_read, 4096)
-            if session in ready:
+            if session.fileno() in ready:
                 told = True
                 self.kill()
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid == self.pid:
                 return status
-            if self.memory_limit_bytes and self._memory() > self.memory_limit_bytes:
+            if self.memory_limit_bytes and self._is_over_memory():
                 self.over_memory = True
                 self.kill()
 
@@ -94,14 +95,19 @@ class Watch:
         except (ProcessLookupError, PermissionError):
             os.kill(self.pid, signal.SIGKILL)  # it has not made its group yet
 
-    def _memory(self) -> int:
-        """Return what the worker holds, its descendants included now and then (that walk is the dearer one)."""
+    def _is_over_memory(self) -> bool:
+        """Look at the worker each time, at everything below it now and then: that walk is the dearer one."""
+        if private_bytes(self.pid) > self.memory_limit_bytes:
+            return True
         now = time.monotonic()
-        own = private_bytes(self.pid)
         if now < self._next_tree_poll:
-            return own
+            return False
         self._next_tree_poll = now + TREE_POLL_S
-        return sum(private_bytes(pid) for pid in descendants(os.getpid()))
+        below = descendants(os.getpid())
+        if sum(private_bytes(pid) for pid in below) <= self.memory_limit_bytes:
+            return False
+        # Forks share their parent's pages, which that sum counts once for each of them.
+        return sum(proportional_bytes(pid) for pid in below) > self.memory_limit_bytes
 
 
 def end_descendants() -> int:

@@ -1,6 +1,7 @@
 """The few Linux calls that Python does not offer: prctl, and a walk over the process table.
 
-Everything here degrades to doing nothing where the system has no such call; what that costs is told in docs/architecture.md.
+Everything here degrades to doing nothing where the system has no such call; what that costs is told in
+docs/architecture.md.
 """
 
 from __future__ import annotations
@@ -70,3 +71,12 @@ def private_bytes(pid: int) -> int:
     except OSError:
         return 0
     return (int(fields[1]) - int(fields[2])) * PAGE_BYTES
+
+
+def proportional_bytes(pid: int) -> int:
+    """Return a process's anonymous memory in bytes, pages divided among their sharers: slow, but right for forks."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss_Anon:"))

@@ -1,7 +1,7 @@
 """The line where solution code enters a process.
 
-Nothing else in the package imports what a solution brought. The sources lie in a folder of their own, which becomes a package
-(so `from .helper import f` works) and is first on the import path (so `import helper` works too).
+Nothing else in the package imports what a solution brought. The sources lie in a folder of their own, which becomes
+a package (so `from .helper import f` works) and is first on the import path (so `import helper` works too).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PACKAGE: Final = "flashinfer_bench_solution"
 POSITIONAL: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
-class EntryPointMissing(Exception):  # noqa: N818 - reads as what it says in a trace's log
+class EntryPointMissing(Exception):
     """The module was imported, and has no callable of that name."""
 
 

@@ -1,6 +1,7 @@
 """A worker: our loop and one solution. It answers the verbs of `protocol.py` until it is told to exit.
 
-It holds the solution's artifact, its inputs and the output slots that the session laid out, and nothing that decides.
+It holds the solution's artifact, its inputs and the output slots that the session laid out, and nothing that
+decides.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class Worker:
                 return
             try:
                 answer = verbs[request["verb"]](request)
-            except BaseException as error:  # noqa: BLE001 - round one request: sys.exit and KeyboardInterrupt are the solution's too
+            except BaseException as error:
                 answer = {"error": describe_error(error)}
             send_frame(self.sock, {"id": request["id"], **answer})
 
@@ -159,6 +160,6 @@ def describe_error(error: BaseException) -> dict[str, str]:
     try:
         message = str(error)
         lines = traceback.format_exception(type(error), error, trace, limit=-KEPT_FRAMES)
-    except BaseException as second:  # noqa: BLE001 - the error's own __str__ is solution code
+    except BaseException as second:
         message, lines = f"(its message could not be read: {type(second).__name__})", []
     return {"type": type(error).__name__[:500], "message": message[:MAX_TEXT], "traceback": "".join(lines)[-MAX_TEXT:]}

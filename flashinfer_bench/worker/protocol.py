@@ -2,21 +2,21 @@
 
 The session asks, one frame at a time; the worker answers each with one frame that repeats the request's `id`.
 
-    verb      fields                                                     answer
-    (none)    sent by the worker when it can take work                   {"id": 0, "ready": true}
-    load      directory, entry, symbol                                   {"id", "signature": Signature or null}
-    bind      arena: {"kind": "memfd"} + 1 fd | {"kind": "cuda", "handle"},     {"id", "bound": true}
-              size                                                       (the arena bound before is given up)
-    call      style, arguments, outputs                                  {"id", "returned": [Returned] or null}
-    measure   style, arguments, outputs, clock, warmup_runs,             {"id", "samples_ns": [int], "stop": str, "facts": {}}
+    verb      fields                                         answer
+    (none)    sent when the worker can take work             {"id": 0, "ready": true}
+    load      directory, entry, symbol                       {"id", "signature": Signature or null}
+    bind      arena: {"kind": "memfd", "size"} + 1 fd, or    {"id", "bound": true}; the arena bound
+              {"kind": "cuda", "size", "handle"}             before is given up
+    call      style, arguments, outputs                      {"id", "returned": [Returned] or null}
+    measure   style, arguments, outputs, warmup_runs,        {"id", "samples_ns": [int], "stop", "facts"}
               iterations, budget_s
-    exit      -                                                          none; the process ends
+    exit      -                                              none; the process ends
 
-An argument is {"offset", "shape", "dtype"}: a contiguous tensor in the arena, or {"scalar": value}. `style` is "dps" or
-"value". Whatever goes wrong in solution code is answered with {"id", "error": WorkerError}.
+An argument is {"offset", "shape", "dtype"}: a contiguous tensor in the arena, or {"scalar": value}. `style` is
+"dps" or "value". Whatever goes wrong in solution code is answered with {"id", "error": WorkerError}.
 
-Every answer is a claim. It is checked here for type, count and range before the session looks at it; a claim that fails is
-the solution's doing, since nothing else runs there.
+Every answer is a claim. It is checked here for type, count and range before the session looks at it; a claim that
+fails is the solution's doing, since nothing else runs there.
 """
 
 from __future__ import annotations
@@ -119,7 +119,9 @@ def check_answer(message: dict[str, Any], request_id: int, expected: type[Answer
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise WireError(f"the answer to {expected.__name__.lower()} is malformed at {where or 'its top'}: {first['msg']}") from error
+        raise WireError(
+            f"the answer to {expected.__name__.lower()} is malformed at {where or 'its top'}: {first['msg']}"
+        ) from error
     if answer.id != request_id:
         raise WireError(f"the answer is for request {answer.id}, not {request_id}")
     return answer

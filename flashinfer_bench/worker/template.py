@@ -1,9 +1,9 @@
 """The template: a process that has imported torch and made no CUDA context, from which workers are forked.
 
-A device session forks it before it touches its device, and speaks to it over one socket: each frame {"spawn": SpawnOrder}
-comes with the child's ends of four channels, in this order: the worker's socket, its stdout, its stderr, the guard's socket.
-It answers nothing: who was spawned tells the session itself. When the session's end closes, the template ends every guard it
-started and then itself.
+A device session forks it before it touches its device, and speaks to it over one socket: each frame {"spawn":
+SpawnOrder} comes with the child's ends of four channels, in this order: the worker's socket, its stdout, its
+stderr, the guard's socket. It answers nothing: who was spawned tells the session itself. When the session's end
+closes, the template ends every guard it started and then itself.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Frames: the words that cross between our processes.
 
-A frame is a 4-byte big-endian length and that many bytes of UTF-8 JSON holding one object. File descriptors may travel with
-the first byte of a frame (SCM_RIGHTS). Nothing is ever unpickled. A frame over the reader's limit, or one that is not a JSON
-object, is a WireError: the reader trusts no length that the other side claims.
+A frame is a 4-byte big-endian length and that many bytes of UTF-8 JSON holding one object. File descriptors may
+travel with the first byte of a frame (SCM_RIGHTS). Nothing is ever unpickled. A frame over the reader's limit, or
+one that is not a JSON object, is a WireError: the reader trusts no length that the other side claims.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class WireError(Exception):
     """The other side sent what is no frame."""
 
 
-class WireClosed(Exception):  # noqa: N818 - an end, not an error
+class WireClosed(Exception):
     """The other side closed its end."""
 
 

@@ -1,4 +1,5 @@
-"""One run at a time measures on a GPU: a lock file per GPU, by its UUID, that two runs of any user on the machine share.
+"""One run at a time measures on a GPU: a lock file per GPU, by its UUID, that two runs of any user on the machine
+share.
 
 The kernel gives a lock back when its holder ends, however it ends.
 """

@@ -1,7 +1,8 @@
-"""One device's judge: takes blocks of jobs, runs each solution in a worker, and sends a verdict for each job as it comes.
+"""One device's judge: takes blocks of jobs, runs each solution in a worker, and sends a verdict for each job as it
+comes.
 
-Here live the definition's reference, the inputs, the expected outputs, the comparison and the baseline's timing; solution code
-never does. How processes are kept is worker_pool's; how a verdict becomes a trace is outcome's.
+Here live the definition's reference, the inputs, the expected outputs, the comparison and the baseline's timing;
+solution code never does. How processes are kept is worker_pool's; how a verdict becomes a trace is outcome's.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from typing import Any, Final
 import torch
 
 from flashinfer_bench.bench.config import ResolvedEvalConfig
-from flashinfer_bench.bench.evaluators.evaluator import Accepted, Evaluator, JudgeContext, Rejected
+from flashinfer_bench.bench.evaluators.evaluator import Evaluator, JudgeContext, Rejected
+from flashinfer_bench.bench.evaluators.packed import storage_shape
 from flashinfer_bench.bench.evaluators.reference import Reference
 from flashinfer_bench.bench.evaluators.registry import find_evaluator
 from flashinfer_bench.bench.runner.outcome import Outcome, Passed
@@ -29,12 +31,11 @@ from flashinfer_bench.bench.runner.remote_kernel import (
 from flashinfer_bench.bench.runner.session_protocol import Block, BlockJob, BlockSolution, Hello, JobFault, Phase
 from flashinfer_bench.bench.runner.shared_arena import SharedArena
 from flashinfer_bench.bench.runner.worker_pool import WorkerPool
-from flashinfer_bench.bench.runner.worker_process import WorkerProcess
 from flashinfer_bench.compile import Artifact
 from flashinfer_bench.data import Definition, Workload
 from flashinfer_bench.data.dtypes import torch_dtype
 from flashinfer_bench.errors import DeviceFault, SolutionFailure, WorkloadFault
-from flashinfer_bench.timing.clocks import Clock, make_clock
+from flashinfer_bench.timing.clocks import Clock, Launch, make_clock
 from flashinfer_bench.timing.measurement import Measured
 from flashinfer_bench.timing.recipe import sample_trial, summarise
 
@@ -113,15 +114,11 @@ class DeviceSession:
         workload = Workload.model_validate(job.workload)
         known = self._broken_workloads.get(workload.uuid)
         if known is not None:
-            return JobFault(job=job.index, message=known, retry=False, workload=True)
+            return JobFault(job=job.index, message=known, retry=False)
         notes: dict[str, Any] = {}
-        worker: WorkerProcess | None = None
         outcome: Outcome
         try:
-            if solution.build_error is not None:
-                raise SolutionFailure("COMPILE_ERROR", solution.build_error)
-            self._say(job, "load", self._hello.timeout_s)
-            worker, kernel = self._ready_kernel(shared, job, solution, workload)
+            kernel = self._load(shared, job, solution, workload)
             outcome = self._judge(shared, job, workload, kernel, notes)
         except SolutionFailure as failure:
             outcome = failure
@@ -129,26 +126,21 @@ class DeviceSession:
             message = f"{shared.definition.name}, workload {workload.uuid}: {fault}"
             self._broken_workloads[workload.uuid] = message
             self._check_device()
-            return JobFault(job=job.index, message=message, retry=False, workload=True)
-        if self._hello.isolated or isinstance(outcome, SolutionFailure):
-            self._pool.discard()
-        printed = ""
-        if worker is not None:
-            if worker.exit is None:
-                worker.drain()
-            printed = worker.log.take()
+            return JobFault(job=job.index, message=message, retry=False)
+        printed = self._pool.take_output(discard=self._hello.isolated or isinstance(outcome, SolutionFailure))
         return JobResult(outcome, printed, {"evaluator": shared.evaluator.__name__, **notes})
 
     def _say(self, job: BlockJob, name: str, limit_s: float) -> None:
         self._tell(Phase(job=job.index, name=name, limit_s=limit_s + GRACE_S))
 
-    def _ready_kernel(
-        self, shared: BlockContext, job: BlockJob, solution: BlockSolution, workload: Workload
-    ) -> tuple[WorkerProcess, RemoteKernel]:
+    def _load(self, shared: BlockContext, job: BlockJob, solution: BlockSolution, workload: Workload) -> RemoteKernel:
         """Return the solution, loaded in a worker of its own, as a callable for this workload."""
+        if solution.build_error is not None:
+            raise SolutionFailure("COMPILE_ERROR", solution.build_error)
         broken = self._broken_loads.get(solution.digest)
         if broken is not None and not self._hello.isolated:
             raise broken
+        self._say(job, "load", self._hello.timeout_s)
         worker, is_fresh = self._pool.worker_for(solution.digest)
         definition = shared.definition
         kernel = RemoteKernel(
@@ -164,19 +156,23 @@ class DeviceSession:
         if is_fresh:
             self._pool.prepare_spare()
             try:
-                signature = kernel.load(Artifact(Path(solution.directory or ""), solution.entry, solution.symbol))
-                style = choose_style(
-                    signature,
-                    inputs=len(definition.inputs),
-                    outputs=len(definition.outputs),
-                    declared=solution.declared_style,
-                )
+                self._import(kernel, definition, solution)
             except SolutionFailure as failure:
                 self._broken_loads[solution.digest] = failure
                 raise
-            self._styles[solution.digest] = style == "dps"
-            kernel.metadata = replace(kernel.metadata, destination_passing_style=style == "dps")
-        return worker, kernel
+        return kernel
+
+    def _import(self, kernel: RemoteKernel, definition: Definition, solution: BlockSolution) -> None:
+        """Have the worker import the solution, and find out how it is called."""
+        signature = kernel.load(Artifact(Path(solution.directory or ""), solution.entry, solution.symbol))
+        style = choose_style(
+            signature,
+            inputs=len(definition.inputs),
+            outputs=len(definition.outputs),
+            declared=solution.declared_style,
+        )
+        self._styles[solution.digest] = style == "dps"
+        kernel.metadata = replace(kernel.metadata, destination_passing_style=style == "dps")
 
     def _measure_plan(self, config: ResolvedEvalConfig, solution: BlockSolution) -> MeasurePlan:
         if solution.language == "triton" and self._device.type == "cpu":
@@ -204,16 +200,14 @@ class DeviceSession:
         verdict = evaluator.check_correctness(
             definition, kernel, baseline.inputs, baseline.outputs, config, context=context
         )
-        match verdict:
-            case Rejected():
-                return verdict
-            case Accepted(correctness):
-                performance = evaluator.eval_performance(
-                    definition, kernel, baseline.inputs, baseline.mean_latency_ms, config, context=context
-                )
+        if isinstance(verdict, Rejected):
+            return verdict
+        performance = evaluator.eval_performance(
+            definition, kernel, baseline.inputs, baseline.mean_latency_ms, config, context=context
+        )
         if baseline.measurement is not None:
             notes["baseline"] = baseline.measurement
-        return Passed(correctness, performance)
+        return Passed(verdict.correctness, performance)
 
     def _measure_reference(self, shared: BlockContext, workload: Workload, input_sets: list[list[Any]]) -> Measured:
         """Time the reference, once per workload on this device."""
@@ -225,7 +219,7 @@ class DeviceSession:
             budget_s = self._hello.baseline_budget_s / len(input_sets)
             trials = [
                 sample_trial(
-                    lambda _index, inputs=inputs: lambda: shared.reference.launch(inputs),  # type: ignore[misc]
+                    _supply_reference(shared.reference, inputs),
                     self._clock,
                     warmup_runs=shared.config.warmup_runs,
                     iterations=shared.config.iterations,
@@ -238,7 +232,10 @@ class DeviceSession:
 
     def _trim_cache(self) -> None:
         """Leave the solution the device memory that the reference no longer needs."""
-        if self._device.type == "cuda" and torch.cuda.memory_reserved() - torch.cuda.memory_allocated() > LARGE_CACHE_BYTES:
+        if (
+            self._device.type == "cuda"
+            and torch.cuda.memory_reserved() - torch.cuda.memory_allocated() > LARGE_CACHE_BYTES
+        ):
             torch.cuda.empty_cache()
 
     def _check_device(self) -> None:
@@ -248,6 +245,12 @@ class DeviceSession:
                 torch.cuda.synchronize()
             except RuntimeError as error:
                 raise DeviceFault(f"the device is lost: {error}") from None
+
+
+def _supply_reference(reference: Reference, inputs: list[Any]) -> Callable[[int], Launch]:
+    """Return the supplier of a trial of the reference, on inputs that it may write to."""
+    own = reference.spare(inputs)
+    return lambda _index: lambda: reference.launch(own)
 
 
 def output_specs(definition: Definition, workload: Workload) -> list[OutputSpec]:
@@ -261,7 +264,7 @@ def output_specs(definition: Definition, workload: Workload) -> list[OutputSpec]
     except (KeyError, ValueError) as error:
         raise WorkloadFault(f"the shapes of the outputs cannot be told: {error}") from None
     return [
-        OutputSpec(name, tuple(shape or ()), torch_dtype(tensor.dtype), is_scalar=tensor.shape is None)
+        OutputSpec(name, storage_shape(tuple(shape or ()), tensor.dtype), torch_dtype(tensor.dtype))
         for (name, tensor), shape in zip(definition.outputs.items(), shapes, strict=True)
     ]
 

@@ -1,7 +1,7 @@
 """The host's loop over its device sessions: deal blocks out, pass on what comes back, replace a session that is lost.
 
-A job whose session was lost is tried once more on a fresh one; the second time it is a fault. One thread, one select: the
-sessions do the work. What is yielded is already decided; nothing here judges.
+A job whose session was lost is tried once more on a fresh one; the second time it is a fault. One thread, one
+select: the sessions do the work. What is yielded is already decided; nothing here judges.
 """
 
 from __future__ import annotations
@@ -281,4 +281,3 @@ def job_seed(run_seed: int, job: Job) -> int:
     """
     parts = (str(run_seed), job.definition.digest(), job.workload.digest(), job.solution.digest())
     return int.from_bytes(hashlib.sha256("|".join(parts).encode()).digest()[:8], "big") >> 1
-

@@ -1,9 +1,12 @@
-"""From what happened to a job to the Evaluation that its trace carries. Pure: no process, no device, no clock of its own."""
+"""From what happened to a job to the Evaluation that its trace carries. Pure: no process, no device, no clock of its
+own."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any, Final
+
+from typing_extensions import assert_never
 
 from flashinfer_bench.bench.evaluators.evaluator import Rejected
 from flashinfer_bench.data import Correctness, Environment, Evaluation, EvaluationStatus, Performance
@@ -39,6 +42,8 @@ def make_evaluation(
         case SolutionFailure():
             status, message = EvaluationStatus(outcome.status), outcome.message
             parts = {"correctness": unknown_errors() if status is EvaluationStatus.INCORRECT_NUMERICAL else None}
+        case unreachable:
+            assert_never(unreachable)
     return Evaluation(
         status=status,
         log=render_log(message, printed),

@@ -1,8 +1,8 @@
 """The solution as the judge sees it: a callable whose code runs in another process.
 
-`kernel(*inputs)` copies the inputs into the arena, poisons the output slots, has the worker call the solution, checks what it
-claims to have returned against the definition, and hands back what lies in the slots, which the session owns. Whatever goes
-wrong on the other side becomes a SolutionFailure that carries its status.
+`kernel(*inputs)` copies the inputs into the arena, poisons the output slots, has the worker call the solution,
+checks what it claims to have returned against the definition, and hands back what lies in the slots, which the
+session owns. Whatever goes wrong on the other side becomes a SolutionFailure that carries its status.
 """
 
 from __future__ import annotations
@@ -39,8 +39,6 @@ class OutputSpec:
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
-    is_scalar: bool
-    """The definition gives it no shape: a Python number will do."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +86,8 @@ def choose_style(signature: Signature | None, *, inputs: int, outputs: int, decl
     names["value"] = f"value-returning: {inputs} arguments"
     expected = "; or ".join(names[style] for style, _ in wanted)
     raise SolutionFailure(
-        "COMPILE_ERROR", f"the entry function does not take the definition's arguments\n  expected {expected}\n  found run{takes}"
+        "COMPILE_ERROR",
+        f"the entry function does not take the definition's arguments\n  expected {expected}\n  found run{takes}",
     )
 
 
@@ -150,10 +149,17 @@ class RemoteKernel:
         count = len(self._input_names)
         inputs, given = list(args[:count]), list(args[count:])
         if len(inputs) != count or len(given) not in (0, len(self._outputs)):
-            raise TypeError(f"a solution takes {count} inputs, or those and {len(self._outputs)} outputs; got {len(args)}")
+            raise TypeError(
+                f"a solution takes {count} inputs, or those and {len(self._outputs)} outputs; got {len(args)}"
+            )
         arguments, slots = self._place(inputs)
         called = self._ask(
-            "call", Called, "the call", style=self.style, arguments=arguments, outputs=[slot.to_json() for slot in slots]
+            "call",
+            Called,
+            "the call",
+            style=self.style,
+            arguments=arguments,
+            outputs=[slot.to_json() for slot in slots],
         )
         if self.style == "value":
             self._check_returned(called.returned)
@@ -190,7 +196,9 @@ class RemoteKernel:
         )
         wall_ns = (self._now() - start) * 1e9
         if sum(sampled.samples_ns) > wall_ns * CLOCK_SLACK or len(sampled.samples_ns) > self._plan.iterations:
-            raise SolutionFailure("RUNTIME_ERROR", "the worker's readings add up to more than the time that passed outside it")
+            raise SolutionFailure(
+                "RUNTIME_ERROR", "the worker's readings add up to more than the time that passed outside it"
+            )
         self._check_inputs_intact(inputs, arguments)
         return Trial(sampled.samples_ns, sampled.stop, dict(sampled.facts))
 
@@ -235,7 +243,8 @@ class RemoteKernel:
         names = ", ".join(output.name for output in self._outputs)
         if len(values) != len(self._outputs):
             raise SolutionFailure(
-                "INCORRECT_SHAPE", f"returned {len(values)} values, the definition has {len(self._outputs)} outputs: {names}"
+                "INCORRECT_SHAPE",
+                f"returned {len(values)} values, the definition has {len(self._outputs)} outputs: {names}",
             )
         for check in (check_shape, check_dtype):
             for value, output in zip(values, self._outputs, strict=True):
@@ -243,7 +252,8 @@ class RemoteKernel:
         for value, output in zip(values, self._outputs, strict=True):
             if value.kind == "tensor" and value.device != self._arena.device.type:
                 raise SolutionFailure(
-                    "INCORRECT_DTYPE", f"output {output.name!r} lies on {value.device}, expected {self._arena.device.type}"
+                    "INCORRECT_DTYPE",
+                    f"output {output.name!r} lies on {value.device}, expected {self._arena.device.type}",
                 )
 
     def load(self, artifact: Artifact) -> Signature | None:
@@ -254,7 +264,12 @@ class RemoteKernel:
         """
         try:
             loaded = self._ask(
-                "load", Loaded, "the import", directory=str(artifact.directory), entry=artifact.entry, symbol=artifact.symbol
+                "load",
+                Loaded,
+                "the import",
+                directory=str(artifact.directory),
+                entry=artifact.entry,
+                symbol=artifact.symbol,
             )
         except SolutionFailure as failure:
             if failure.status == "RUNTIME_ERROR":
@@ -272,12 +287,14 @@ class RemoteKernel:
         except WorkerGone as gone:
             raise SolutionFailure("RUNTIME_ERROR", f"the process ended during {what}: {gone}") from None
         except WireError as error:
-            raise SolutionFailure("RUNTIME_ERROR", f"the process answered out of protocol during {what}: {error}") from None
+            raise SolutionFailure(
+                "RUNTIME_ERROR", f"the process answered out of protocol during {what}: {error}"
+            ) from None
         finally:
             self._left_s -= self._now() - start
         if isinstance(answer, Failed):
-            error = answer.error
-            raise SolutionFailure("RUNTIME_ERROR", f"{error.type} in {what}: {error.message}\n{error.traceback}".rstrip())
+            said = answer.error
+            raise SolutionFailure("RUNTIME_ERROR", f"{said.type} in {what}: {said.message}\n{said.traceback}".rstrip())
         return answer
 
 
@@ -301,7 +318,9 @@ def check_dtype(value: Returned, output: OutputSpec) -> None:
     if value.kind == "tensor" and value.dtype != expected:
         raise SolutionFailure("INCORRECT_DTYPE", f"output {output.name!r} has dtype {value.dtype}, expected {expected}")
     if value.kind == "scalar" and value.type not in SCALARS_FOR[dtype_kind(output.dtype)]:
-        raise SolutionFailure("INCORRECT_DTYPE", f"output {output.name!r} is a Python {value.type}, expected {expected}")
+        raise SolutionFailure(
+            "INCORRECT_DTYPE", f"output {output.name!r} is a Python {value.type}, expected {expected}"
+        )
 
 
 def dtype_kind(dtype: torch.dtype) -> str:

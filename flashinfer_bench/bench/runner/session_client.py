@@ -1,7 +1,7 @@
 """The host's handle on one device session: start it, send it blocks, hear its verdicts, notice when it is lost, end it.
 
-The session and everything below it hold the write end of a pipe (the lifeline) that nobody writes to: when its read end reports
-the end of the stream, no process of the session is left.
+The session and everything below it hold the write end of a pipe (the lifeline) that nobody writes to: when its read
+end reports the end of the stream, no process of the session is left.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SECRET_MARKS: Final = ("TOKEN", "SECRET", "PASSWORD", "CREDENTIAL", "API_KEY", "
 """Variables whose name has one of these do not reach a session, and so no worker can read them back."""
 
 
-class SessionLost(Exception):  # noqa: N818 - a fact about a process; the runner decides what follows
+class SessionLost(Exception):
     """The session ended or stopped answering."""
 
 

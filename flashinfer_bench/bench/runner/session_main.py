@@ -1,7 +1,7 @@
 """The process of a device session: `python -m flashinfer_bench.bench.runner.session_main FD`, started by the host.
 
-Order matters: torch is imported, the template is forked, and only then is the device touched. The kernel ends this process when
-the host ends; the template notices and ends every worker.
+Order matters: torch is imported, the template is forked, and only then is the device touched. The kernel ends this
+process when the host ends; the template notices and ends every worker.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def run_block(host: socket.socket, session: DeviceSession, block: Block, hello: 
         shared = session.open_block(block)
     except WorkloadFault as fault:
         for job in block.jobs:
-            send_fault(host, JobFault(job=job.index, message=str(fault), retry=False, workload=True))
+            send_fault(host, JobFault(job=job.index, message=str(fault), retry=False))
         return
     for job in block.jobs:
         try:
@@ -86,9 +86,9 @@ def run_block(host: socket.socket, session: DeviceSession, block: Block, hello: 
         except (WireClosed, BrokenPipeError):
             raise
         except Exception:
-            # Round one device: what we do not know leaves this process in a state that we do not know. The host starts another.
+            # Round one device: an error we do not know leaves a state we do not know. The host starts another.
             message = f"the session failed on this job:\n{traceback.format_exc(limit=-12)}"
-            send_fault(host, JobFault(job=job.index, message=message, retry=True, workload=False))
+            send_fault(host, JobFault(job=job.index, message=message, retry=True))
             raise
 
 

@@ -1,15 +1,15 @@
-"""The words between the host and a device session. Both are ours, so the frames are trusted; they are still JSON, and one
-place says what is in them.
+"""The words between the host and a device session. Both are ours, so the frames are trusted; they are still JSON, and
+one place says what is in them.
 
-    host → session      {"hello": Hello}            once, first
-                        {"block": Block}            jobs of one definition, solution-major
+    host → session      {"hello": Hello}        once, first
+                        {"block": Block}        jobs of one definition, solution-major
                         {"close": true}
     session → host      {"ready": Ready}
-                        {"phase": {"job", "name", "limit_s"}}   what the session does now, and when to stop believing in it
-                        {"verdict": {"job", "evaluation", "seconds"}}
-                        {"fault": {"job", "message", "retry", "workload"}}   `workload`: every job of this workload has it
+                        {"phase": Phase}        what it does now, and when to stop believing in it
+                        {"verdict": Verdict}
+                        {"fault": JobFault}
                         {"notice": str}
-                        {"done": true}              the block is finished
+                        {"done": true}          the block is finished
 """
 
 from __future__ import annotations
@@ -103,4 +103,4 @@ class JobFault(Frame):
     job: int
     message: str
     retry: bool
-    workload: bool
+    """Trying again on a fresh session may help."""

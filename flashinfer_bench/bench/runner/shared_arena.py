@@ -1,7 +1,7 @@
 """The session's end of the arena: allocate it, lay tensors out in it, describe it to a worker.
 
-The layout is the inputs first, then the outputs. An arena only grows; a new one has a new `generation`, by which a worker that
-mapped the old one is told to bind again.
+The layout is the inputs first, then the outputs. An arena only grows; a new one has a new `generation`, by which a
+worker that mapped the old one is told to bind again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Which worker serves which solution: one for a solution (persistent) or one for a workload (isolated), never one for two.
+"""Which worker serves which solution: one for a solution (persistent) or one for a workload (isolated), never one for
+two.
 
-A spare is forked ahead, so that its start-up runs while the session computes expected outputs. `quiesce` waits until the spare
-is up: nothing of ours touches the device while a solution is measured.
+A spare is forked ahead, so that its start-up runs while the session computes expected outputs. `quiesce` waits
+until the spare is up: nothing of ours touches the device while a solution is measured.
 """
 
 from __future__ import annotations
@@ -105,6 +106,17 @@ class WorkerPool:
             except (WorkerGone, WorkerLate, WireError):
                 self._spare.end()
                 self._spare = None
+
+    def take_output(self, *, discard: bool) -> str:
+        """Return what the current worker printed since the last call; with `discard`, end it first."""
+        if self._current is None:
+            return ""
+        worker = self._current[1]
+        if discard:
+            self.discard()
+        else:
+            worker.drain()
+        return worker.log.take()
 
     def discard(self) -> None:
         """End the current worker and all that it started."""

@@ -1,7 +1,7 @@
 """The session's handle on one worker: ask it, wait no longer than allowed, end it, know how it ended.
 
-While it waits for an answer it drains the worker's stdout and stderr and listens to the guard, so a worker that dies is noticed
-at once and one that prints without end fills no memory.
+While it waits for an answer it drains the worker's stdout and stderr and listens to the guard, so a worker that
+dies is noticed at once and one that prints without end fills no memory.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from flashinfer_bench.worker.wire import FrameReader, WireClosed, WireError, sen
 
 MAX_ANSWER_BYTES: Final = 8 << 20
 PIPE_READ_BYTES: Final = 1 << 20
+MAX_DRAINS: Final = 64
+"""A solution that prints without end must not keep the session reading."""
 READY_LIMIT_S: Final = 60.0
 END_LIMIT_S: Final = 5.0
 
@@ -49,7 +51,7 @@ class WorkerExit:
         return f"it ended with exit code {self.code}"
 
 
-class WorkerGone(Exception):  # noqa: N818 - a fact about a process; who is to blame is decided above
+class WorkerGone(Exception):
     """The worker's process ended while an answer was due."""
 
     def __init__(self, ended: WorkerExit | None) -> None:
@@ -57,7 +59,7 @@ class WorkerGone(Exception):  # noqa: N818 - a fact about a process; who is to b
         self.ended = ended
 
 
-class WorkerLate(Exception):  # noqa: N818 - likewise
+class WorkerLate(Exception):
     """The deadline passed before the answer came."""
 
 
@@ -154,9 +156,7 @@ class WorkerProcess:
             except OSError:
                 self.exit = self.exit or WorkerExit(None, None, 0, over_memory=False)
             self._await_exit(self._now() + END_LIMIT_S)
-        for _ in range(64):  # what it printed last
-            if not any([self._drain(pipe) for pipe in self._pipes]):
-                break
+        self.drain()
         self._selector.close()
         self._reader.close_fds()
         self._sock.close()
@@ -169,7 +169,9 @@ class WorkerProcess:
     def drain(self) -> None:
         """Read what the worker printed so far, without waiting."""
         for pipe in self._pipes:
-            self._drain(pipe)
+            for _ in range(MAX_DRAINS):
+                if not self._drain(pipe):
+                    break
 
     def _wait(self, deadline: float) -> dict[str, Any]:
         while True:

@@ -54,6 +54,8 @@ def check_syntax(path: str, content: bytes) -> None:
     try:
         ast.parse(content, filename=path)
     except SyntaxError as error:
-        raise BuildFailure(f"{path}:{error.lineno}: {type(error).__name__}: {error.msg}\n    {(error.text or '').strip()}") from None
+        raise BuildFailure(
+            f"{path}:{error.lineno}: {type(error).__name__}: {error.msg}\n    {(error.text or '').strip()}"
+        ) from None
     except (ValueError, RecursionError, MemoryError) as error:
         raise BuildFailure(f"{path}: cannot be parsed: {type(error).__name__}: {error}") from None

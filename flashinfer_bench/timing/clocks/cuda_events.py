@@ -1,8 +1,9 @@
 """CUDA events round each launch, with a cold L2 and a full queue.
 
-Before each launch the L2 is flushed (a buffer of twice its size is written) and a spin kernel keeps the GPU busy for as long
-as the host needs to enqueue the launch: without it, short code that launches several kernels is timed at the host's speed.
-An event pair round nothing costs a constant, about 2 to 5 µs; it is measured and reported, not subtracted.
+Before each launch the L2 is flushed (a buffer of twice its size is written) and a spin kernel keeps the GPU busy
+for as long as the host needs to enqueue the launch: without it, short code that launches several kernels is timed
+at the host's speed. An event pair round nothing costs a constant, about 2 to 5 µs; it is measured and reported, not
+subtracted.
 """
 
 from __future__ import annotations
@@ -50,9 +51,7 @@ class CudaEventClock:
         """Time each launch; nanoseconds between two events on the GPU."""
         spin_ns = min(max(self._enqueue_ns * SPIN_MARGIN, SPIN_FLOOR_NS), SPIN_CEILING_NS)
         cycles = int(spin_ns * self._cycles_per_ns)
-        pairs = [
-            (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(len(launches))
-        ]
+        pairs = [make_pair() for _ in launches]
         for launch, (start, end) in zip(launches, pairs, strict=True):
             self._flush.zero_()
             torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
@@ -67,10 +66,15 @@ class CudaEventClock:
         return {"empty_pair_ns": self._empty_ns, "enqueue_ns": self._enqueue_ns}
 
     def _calibrate(self) -> float:
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start, end = make_pair()
         torch.cuda._sleep(CALIBRATION_CYCLES // 10)  # type: ignore[no-untyped-call]
         start.record()
         torch.cuda._sleep(CALIBRATION_CYCLES)  # type: ignore[no-untyped-call]
         end.record()
         torch.cuda.synchronize(self._device)
-        return CALIBRATION_CYCLES / (start.elapsed_time(end) * 1e6)
+        return CALIBRATION_CYCLES / (float(start.elapsed_time(end)) * 1e6)
+
+
+def make_pair() -> tuple[torch.cuda.Event, torch.cuda.Event]:
+    """Return two events that hold times."""
+    return torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
