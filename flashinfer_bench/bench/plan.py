@@ -10,8 +10,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from flashinfer_bench.data.trace_set import TraceSet
-
 from flashinfer_bench.bench.config import BenchmarkConfig, ResolvedEvalConfig
 from flashinfer_bench.bench.machine import Machine
 from flashinfer_bench.bench.resume import Decision, RecordedJobs, fingerprint
@@ -19,6 +17,7 @@ from flashinfer_bench.bench.selection import Selected, select
 from flashinfer_bench.bench.suitability import why_not_here
 from flashinfer_bench.data.definition import Definition
 from flashinfer_bench.data.solution import Solution
+from flashinfer_bench.data.trace_set import TraceSet
 from flashinfer_bench.data.workload import Workload
 
 

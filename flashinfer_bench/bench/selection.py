@@ -9,13 +9,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from flashinfer_bench.data.trace_set import TraceSet
-
 from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.config_layers import normalise_op_type
 from flashinfer_bench.data.definition import Definition
 from flashinfer_bench.data.names import did_you_mean
 from flashinfer_bench.data.solution import Solution
+from flashinfer_bench.data.trace_set import TraceSet
 from flashinfer_bench.data.workload import Workload
 from flashinfer_bench.errors import ConfigError
 

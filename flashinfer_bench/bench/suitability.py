@@ -13,9 +13,11 @@ from flashinfer_bench.bench.machine import Machine
 from flashinfer_bench.data.solution import Solution, SupportedLanguages
 
 CPU_WORDS: Final = frozenset({"cpu", "cpus", "x86", "amd64", "arm64", "aarch64", "host"})
-GPU_WORDS: Final = frozenset({"gpu", "gpus", "cuda", "nvidia", "rtx", "ampere", "ada", "hopper", "blackwell", "rubin"})
+GPU_WORDS: Final = frozenset(
+    {"gpu", "gpus", "cuda", "nvidia", "rtx", "sm", "ampere", "ada", "hopper", "blackwell", "rubin"}
+)
 GPU_MODEL: Final = re.compile(r"(?:[abhlvt]|gb|gh|rtx|sm|mi)\d{2,4}[a-z]{0,2}")
-"""H100, B200, GB200, L40S, RTX5090, sm90a, MI300X."""
+"""H100, B200, GB200, L40S, RTX5090, sm90, MI300X."""
 
 
 def why_not_here(solution: Solution, machine: Machine) -> str | None:

@@ -1,0 +1,277 @@
+"""Which jobs a run has: names, filters, skips, and what is recorded already."""
+
+import dataclasses
+
+import pytest
+
+from flashinfer_bench.bench.config import BenchmarkConfig, EvalConfig
+from flashinfer_bench.bench.machine import Device, Machine
+from flashinfer_bench.bench.plan import PlanRow, Skip, make_plan
+from flashinfer_bench.bench.resume import RecordedJobs
+from flashinfer_bench.bench.suitability import read_target_kinds
+from flashinfer_bench.data.definition import Definition
+from flashinfer_bench.data.evaluation import Environment, Evaluation, EvaluationStatus
+from flashinfer_bench.data.solution import BuildSpec, Solution, SourceFile
+from flashinfer_bench.data.trace import Trace
+from flashinfer_bench.data.trace_set import TraceSet
+from flashinfer_bench.data.workload import Workload
+from flashinfer_bench.errors import ConfigError
+
+LANGUAGES = {"python": None, "triton": None, "cuda": "there is no nvcc"}
+CPU = Machine((Device("cpu", 0, "EPYC", "cpu"),), LANGUAGES)
+GPU = Machine((Device("cuda", 0, "NVIDIA H200", "GPU-1"), Device("cuda", 1, "NVIDIA H200", "GPU-2")), LANGUAGES)
+
+
+def make_definition(name, op_type="gemm", reference="def run(x):\n    return x\n"):
+    spec = {"shape": ["n"], "dtype": "float32"}
+    parts = {"axes": {"n": {"type": "var"}}, "inputs": {"x": spec}, "outputs": {"y": spec}, "reference": reference}
+    return Definition.model_validate({"name": name, "op_type": op_type, **parts})
+
+
+def make_solution(name, definition, author="me", language="python", target_hardware=("cpu", "cuda"), content="1"):
+    spec = BuildSpec(language=language, target_hardware=list(target_hardware), entry_point="main.py::run")
+    source = SourceFile(path="main.py", content=content)
+    return Solution(name=name, definition=definition, author=author, sources=[source], spec=spec)
+
+
+def make_workloads(definition, *uuids):
+    return [
+        Trace(definition=definition, workload=Workload(uuid=uuid, axes={"n": size}, inputs={}))
+        for size, uuid in enumerate(uuids)
+    ]
+
+
+@pytest.fixture
+def trace_set():
+    definitions = [make_definition("gemm_a"), make_definition("gemm_b"), make_definition("dsa", "dsa_paged")]
+    solutions = [make_solution("fast", "gemm_a"), make_solution("slow", "gemm_a", "you"), make_solution("b1", "gemm_b")]
+    return TraceSet(
+        definitions={item.name: item for item in definitions},
+        solutions={"gemm_a": solutions[:2], "gemm_b": solutions[2:], "dsa": [make_solution("sparse", "dsa", "you")]},
+        workloads={
+            "gemm_a": make_workloads("gemm_a", "aaaa-1", "aaaa-2", "bbbb-1"),
+            "gemm_b": make_workloads("gemm_b", "cccc-1", "aaaa-1"),
+            "dsa": make_workloads("dsa", "dddd-1"),
+        },
+    )
+
+
+def names(plan):
+    return [(job.definition.name, job.solution.name, job.workload.uuid) for job in plan.jobs]
+
+
+def refusal(trace_set, **filters):
+    with pytest.raises(ConfigError) as caught:
+        make_plan(trace_set, BenchmarkConfig(**filters), CPU)
+    return str(caught.value)
+
+
+def test_every_combination_is_a_job_in_the_order_of_the_set(trace_set):
+    plan = make_plan(trace_set, BenchmarkConfig.default(), CPU)
+    assert names(plan)[:4] == [
+        ("gemm_a", "fast", "aaaa-1"),
+        ("gemm_a", "fast", "aaaa-2"),
+        ("gemm_a", "fast", "bbbb-1"),
+        ("gemm_a", "slow", "aaaa-1"),
+    ]
+    assert [job.index for job in plan.jobs] == list(range(9))
+    assert (plan.skips, plan.resumed, plan.redone) == ((), 0, 0)
+
+
+def test_rows_count_the_workloads_of_each_solution(trace_set):
+    rows = make_plan(trace_set, BenchmarkConfig(), CPU).rows()
+    assert rows[0] == PlanRow("gemm_a", "gemm", "fast", "me", 3)
+    assert [row.workloads for row in rows] == [3, 3, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("filters", "expected"),
+    [
+        ({"definitions": ["gemm_b", "dsa"]}, 3),
+        ({"op_types": ["dsa-paged"]}, 1),
+        ({"solutions": ["slow", "b1"]}, 5),
+        ({"authors": ["you"]}, 4),
+        ({"workloads": ["aaaa-1"]}, 3),
+        ({"workloads": ["bbbb"]}, 2),
+        ({"workloads": ["bbbb", "dddd-1"]}, 3),
+        ({"definitions": ["gemm_b"], "workloads": ["aaaa"]}, 1),
+        ({"authors": ["you"], "op_types": ["gemm"], "workloads": ["bbbb"]}, 1),
+    ],
+)
+def test_filters_narrow_the_plan_and_leave_no_skips(trace_set, filters, expected):
+    plan = make_plan(trace_set, BenchmarkConfig(**filters), CPU)
+    assert (len(plan.jobs), plan.skips) == (expected, ())
+
+
+def test_all_wrong_names_are_told_at_once_with_the_nearest(trace_set):
+    message = refusal(
+        trace_set,
+        definitions=["gemm_c"],
+        solutions=["fats"],
+        op_types=["gem"],
+        authors=["nobody"],
+        workloads=["aaaa-9"],
+        op_type_config={"moe": EvalConfig(), "dsa-paged": EvalConfig()},
+        definition_config={"gema": EvalConfig()},
+    )
+    lines = message.splitlines()
+    assert [line.split(":")[0] for line in lines] == [
+        "definitions",
+        "solutions",
+        "op_types",
+        "authors",
+        "workloads",
+        "BenchmarkConfig",
+        "BenchmarkConfig",
+    ]
+    assert "did you mean 'fast'?" in lines[1]
+    assert "it has me, you" in lines[3]
+    assert lines[5].startswith("BenchmarkConfig: op_type_config.moe: the trace set has no op type 'moe'")
+    assert "definition_config.gema" in lines[6]
+
+
+def test_op_types_of_the_bundled_file_need_not_be_in_the_set(trace_set):
+    assert len(make_plan(trace_set, BenchmarkConfig.default(), CPU).jobs) == 9
+
+
+def test_an_ambiguous_or_short_start_of_a_uuid_is_refused(trace_set):
+    message = refusal(trace_set, workloads=["aaaa", "bbb"]).splitlines()
+    assert "it has aaaa-1, aaaa-2" in message[0]
+    assert "needs 4 characters" in message[1]
+
+
+@pytest.mark.parametrize(
+    ("filters", "expected"),
+    [
+        ({"definitions": ["gemm_a"], "op_types": ["dsa_paged"]}, "no definition"),
+        ({"definitions": ["gemm_b"], "solutions": ["fast"]}, "no solution is left; .* definitions, solutions"),
+        ({"definitions": ["gemm_b"], "workloads": ["dddd"]}, "no workload is left"),
+        ({"solutions": ["fast"], "workloads": ["dddd"]}, "both a solution and a workload"),
+    ],
+)
+def test_filters_that_together_leave_nothing_are_refused(trace_set, filters, expected):
+    with pytest.raises(ConfigError, match=expected):
+        make_plan(trace_set, BenchmarkConfig(**filters), CPU)
+
+
+def test_an_empty_set_has_an_empty_plan():
+    assert make_plan(TraceSet(), BenchmarkConfig.default(), CPU).jobs == ()
+
+
+def test_definitions_that_cannot_be_run_are_skipped_with_the_reason(trace_set):
+    trace_set.definitions["gemm_a"] = make_definition("gemm_a", reference="def other(x):\n    return x\n")
+    trace_set.workloads["gemm_b"] = []
+    trace_set.solutions.pop("dsa")
+    plan = make_plan(trace_set, BenchmarkConfig(), CPU)
+    assert plan.jobs == ()
+    assert [(skip.definition, skip.solution, skip.workload) for skip in plan.skips] == [
+        ("gemm_a", None, None),
+        ("gemm_b", None, None),
+        ("dsa", None, None),
+    ]
+    assert "run" in plan.skips[0].reason
+    assert [skip.reason for skip in plan.skips[1:]] == ["it has no workloads", "it has no solutions"]
+
+
+@pytest.mark.parametrize(
+    ("language", "target_hardware", "on_cpu", "on_gpu"),
+    [
+        ("python", ["cpu"], None, "target_hardware is cpu; the device here is NVIDIA H200"),
+        ("python", ["NVIDIA H100", "B200"], "target_hardware is NVIDIA H100, B200; the device here is EPYC", None),
+        ("python", ["cuda", "cpu"], None, None),
+        ("python", ["LOCAL"], None, None),
+        ("python", [], None, None),
+        ("triton", ["cuda"], None, None),
+        ("triton", ["cpu"], None, "target_hardware is cpu; the device here is NVIDIA H200"),
+        ("cuda", ["cuda"], *["language cuda is not available here: there is no nvcc"] * 2),
+        ("tilelang", [], *["language tilelang has no builder"] * 2),
+    ],
+)
+def test_solutions_that_cannot_run_here_are_skipped_with_the_reason(
+    trace_set, language, target_hardware, on_cpu, on_gpu
+):
+    trace_set.solutions["gemm_b"] = [make_solution("odd", "gemm_b", "me", language, target_hardware)]
+    for machine, reason in ((CPU, on_cpu), (GPU, on_gpu)):
+        plan = make_plan(trace_set, BenchmarkConfig(definitions=["gemm_b"]), machine)
+        assert plan.skips == (() if reason is None else (Skip("gemm_b", "odd", None, reason),))
+        assert len(plan.jobs) == (2 if reason is None else 0)
+
+
+@pytest.mark.parametrize(
+    ("entry", "kinds"),
+    [
+        ("NVIDIA_H100", {"cuda"}),
+        ("nvidia-geforce-rtx-4090", {"cuda"}),
+        ("sm_90a", {"cuda"}),
+        ("GB200", {"cuda"}),
+        ("L40S", {"cuda"}),
+        ("MI300X", {"cuda"}),
+        ("NVIDIA Grace CPU", {"cpu"}),
+        ("x86_64", {"cpu"}),
+        ("any", set()),
+        ("", set()),
+    ],
+)
+def test_target_hardware_is_read_from_free_text(entry, kinds):
+    assert read_target_kinds([entry]) == kinds
+
+
+def test_each_job_has_the_resolved_config_of_its_definition(trace_set):
+    config = BenchmarkConfig(rtol=0.1, op_type_config={"dsa-paged": EvalConfig(rtol=0.2)})
+    plan = make_plan(trace_set, config, CPU)
+    assert {(job.definition.name, job.config.rtol) for job in plan.jobs} == {
+        ("gemm_a", 0.1),
+        ("gemm_b", 0.1),
+        ("dsa", 0.2),
+    }
+
+
+def record(plan):
+    """The traces that a run of the plan would leave."""
+    environment = Environment(hardware="EPYC")
+    for job in plan.jobs:
+        evaluation = Evaluation(
+            status=EvaluationStatus.RUNTIME_ERROR,
+            log="",
+            timestamp="2025-01-01T00:00:00Z",
+            environment=environment,
+            extra={"run": {"fingerprint": dict(job.fingerprint)}},
+        )
+        names_of = {"definition": job.definition.name, "solution": job.solution.name}
+        yield Trace(**names_of, workload=job.workload, evaluation=evaluation)
+
+
+def test_recorded_jobs_are_left_out_and_all_recorded_is_no_error(trace_set):
+    config = BenchmarkConfig.default()
+    traces = list(record(make_plan(trace_set, config, CPU)))
+    half = make_plan(trace_set, config, CPU, recorded=RecordedJobs.from_traces(traces[:4]))
+    assert (half.resumed, half.redone, [job.index for job in half.jobs]) == (4, 0, [0, 1, 2, 3, 4])
+    whole = make_plan(trace_set, config, CPU, recorded=RecordedJobs.from_traces(traces))
+    assert (whole.jobs, whole.resumed) == ((), 9)
+
+
+def test_what_changed_since_is_done_again_with_the_reason(trace_set):
+    recorded = RecordedJobs.from_traces(record(make_plan(trace_set, BenchmarkConfig(), CPU)))
+    trace_set.solutions["gemm_b"] = [make_solution("b1", "gemm_b", content="2")]
+    config = BenchmarkConfig(op_type_config={"dsa_paged": EvalConfig(rtol=0.5)})
+    plan = make_plan(trace_set, config, CPU, recorded=recorded)
+    assert (plan.resumed, plan.redone) == (6, 3)
+    assert plan.redone_reasons == {"solution changed": 2, "config changed": 1}
+
+
+def test_other_hardware_is_another_job(trace_set):
+    recorded = RecordedJobs.from_traces(record(make_plan(trace_set, BenchmarkConfig(), CPU)))
+    plan = make_plan(trace_set, BenchmarkConfig(), GPU, recorded=recorded)
+    assert plan.redone_reasons == {"hardware changed": 9}
+
+
+def test_a_renamed_author_changes_nothing(trace_set):
+    recorded = RecordedJobs.from_traces(record(make_plan(trace_set, BenchmarkConfig(), CPU)))
+    trace_set.solutions["gemm_b"] = [make_solution("b1", "gemm_b", author="someone else")]
+    assert make_plan(trace_set, BenchmarkConfig(), CPU, recorded=recorded).jobs == ()
+
+
+def test_the_parts_of_a_plan_are_frozen(trace_set):
+    plan = make_plan(trace_set, BenchmarkConfig(), CPU)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        plan.jobs[0].index = 5

@@ -1,0 +1,88 @@
+"""Which recorded jobs a resumed run leaves out, and why it does others again."""
+
+import pytest
+
+from flashinfer_bench.bench.resume import Decision, RecordedJobs, fingerprint
+from flashinfer_bench.data.evaluation import Correctness, Environment, Evaluation, EvaluationStatus, Performance
+from flashinfer_bench.data.trace import Trace
+from flashinfer_bench.data.workload import Workload
+
+WANTED = fingerprint(definition="d", solution="s", workload="w", config="c", hardware="NVIDIA H200")
+KEY = ("gemm", "fast", "uuid-1")
+
+
+def make_trace(found=WANTED, *, status="PASSED", reference_ms=2.0, extra=None):
+    passed = status == "PASSED"
+    evaluation = Evaluation(
+        status=EvaluationStatus(status),
+        log="",
+        timestamp="2025-01-01T00:00:00Z",
+        environment=Environment(hardware="NVIDIA H200"),
+        correctness=Correctness() if passed else None,
+        performance=Performance(latency_ms=1.0, reference_latency_ms=reference_ms) if passed else None,
+        extra=extra if extra is not None else {"run": {"fingerprint": found}},
+    )
+    workload = Workload(uuid="uuid-1", axes={}, inputs={})
+    return Trace(definition="gemm", workload=workload, solution="fast", evaluation=evaluation)
+
+
+def decide(*traces, wanted=WANTED, key=KEY, needs_baseline=True, retry_timeouts=False):
+    recorded = RecordedJobs.from_traces(traces, retry_timeouts=retry_timeouts)
+    return recorded.decide(key, wanted, needs_baseline=needs_baseline)
+
+
+def test_a_job_with_the_same_fingerprint_is_skipped():
+    assert decide(make_trace()) == Decision("skip")
+    assert decide(make_trace(status="RUNTIME_ERROR")) == Decision("skip")
+
+
+@pytest.mark.parametrize("key", [("gemm", "fast", "uuid-2"), ("gemm", "other", "uuid-1"), ("other", "fast", "uuid-1")])
+def test_a_job_of_another_name_is_new(key):
+    assert decide(make_trace(), key=key) == Decision("new")
+
+
+def test_workload_lines_record_nothing():
+    line = Trace(definition="gemm", workload=Workload(uuid="uuid-1", axes={}, inputs={}))
+    assert decide(line) == Decision("new")
+
+
+@pytest.mark.parametrize("changed", list(WANTED))
+def test_whatever_changed_is_named(changed):
+    assert decide(make_trace({**WANTED, changed: "old"})) == Decision("redo", f"{changed} changed")
+
+
+def test_all_that_changed_is_named():
+    old = {**WANTED, "solution": "old", "config": "old"}
+    assert decide(make_trace(old)) == Decision("redo", "solution and config changed")
+
+
+def test_any_equal_record_counts_and_the_last_one_says_what_changed():
+    older, old = make_trace({**WANTED, "config": "x"}), make_trace({**WANTED, "solution": "x"})
+    assert decide(older, old) == Decision("redo", "solution changed")
+    assert decide(make_trace(), old) == Decision("skip")
+
+
+@pytest.mark.parametrize("extra", [{}, {"run": None}, {"run": {"fingerprint": None}}, {"run": {"fingerprint": ["d"]}}])
+def test_a_trace_without_a_fingerprint_proves_nothing(extra):
+    assert decide(make_trace(extra=extra)) == Decision("redo", "recorded without a fingerprint")
+
+
+def test_a_fingerprint_with_further_keys_is_not_the_same():
+    assert decide(make_trace({**WANTED, "more": "x"})).action == "redo"
+
+
+def test_timeouts_are_retried_only_when_asked():
+    assert decide(make_trace(status="TIMEOUT")) == Decision("skip")
+    assert decide(make_trace(status="TIMEOUT"), retry_timeouts=True) == Decision("redo", "timed out")
+
+
+def test_a_timeout_that_was_retried_since_is_not_retried_again():
+    traces = [make_trace(status="TIMEOUT"), make_trace()]
+    assert decide(*traces, retry_timeouts=True) == Decision("skip")
+
+
+def test_a_missing_baseline_is_measured_when_it_is_wanted():
+    unmeasured = make_trace(reference_ms=0.0)
+    assert decide(unmeasured) == Decision("redo", "baseline was not measured")
+    assert decide(unmeasured, needs_baseline=False) == Decision("skip")
+    assert decide(unmeasured, make_trace()) == Decision("skip")
