@@ -1,4 +1,4 @@
-"""The jobs of a run: definition by solution by workload; and what is skipped and why. Pure: nothing is built or started.
+"""The jobs of a run: definition by solution by workload; and what is skipped and why. Nothing is built or started here.
 
 Names are checked first (selection.py), then solutions that cannot run here are set aside (suitability.py), then jobs
 that are recorded already (resume.py). The order of the jobs is the set's: by definition, solution, workload.

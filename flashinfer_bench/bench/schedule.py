@@ -1,7 +1,7 @@
 """Deals jobs out to devices in blocks, so that all devices are busy until the end and few baselines are measured twice.
 
 The jobs of a definition form a matrix of workloads and solutions. A block holds whole columns of it (a workload with
-all its solutions), so a baseline is measured once and speed-ups are compared on one device; a column is split only where
+all its solutions), so a baseline is measured once and speed-ups are compared on one device; a column is split only when
 there are fewer columns than devices. Blocks shrink as the work runs out. Who runs a block, and where, is the runner's.
 """
 
