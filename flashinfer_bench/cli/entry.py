@@ -1,6 +1,6 @@
 """Runs one command: parse, import its module, call it, and turn what it raises into lines and an exit code.
 
-A command is a module with `execute(args, argv) -> int`.
+A command is a function of its module: `execute(args) -> int`; `args.argv` is what was typed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def run_command_line(argv: Sequence[str] | None = None) -> int:
             make_parser()[0].print_help(sys.stderr)
             return 2
         args = parse_command_line(arguments)
-        return _command(args)(args, arguments)
+        return _command(args)(args)
     except FlashInferBenchError as error:
         write_problems(str(error))
         return error.exit_code
@@ -46,7 +46,7 @@ def run_command_line(argv: Sequence[str] | None = None) -> int:
         return INTERRUPTED
 
 
-def _command(args: argparse.Namespace) -> Callable[[argparse.Namespace, Sequence[str]], int]:
+def _command(args: argparse.Namespace) -> Callable[[argparse.Namespace], int]:
     module, function = MODULES[getattr(args, COMMAND_FLAG)]
-    command: Callable[[argparse.Namespace, Sequence[str]], int] = getattr(importlib.import_module(module), function)
+    command: Callable[[argparse.Namespace], int] = getattr(importlib.import_module(module), function)
     return command

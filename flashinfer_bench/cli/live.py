@@ -1,4 +1,4 @@
-"""The progress of a run on stderr: a live display on a terminal, a line per finished job elsewhere, nothing when quiet."""
+"""The progress of a run on stderr: a live display on a terminal, a line per finished job elsewhere, or nothing."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Progress(AbstractContextManager["Progress"], Protocol):
 
 
 class QuietProgress:
-    """Shows faults and notices are left to the result; nothing is printed."""
+    """Prints nothing; the result tells the faults."""
 
     def __enter__(self) -> QuietProgress:
         return self

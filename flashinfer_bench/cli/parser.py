@@ -40,10 +40,9 @@ LOCAL_HELP: Final = "a trace set's folder; may be repeated (default: $FIB_DATASE
 class Parser(argparse.ArgumentParser):
     """An ArgumentParser whose every error is a Misuse of one line, without a usage dump."""
 
-    def __init__(self, *args: Any, example: str = "", **kwargs: Any) -> None:
-        kwargs["formatter_class"] = _wide_help
-        kwargs["epilog"] = f"example:\n  {example}" if example else None
-        super().__init__(*args, allow_abbrev=False, **kwargs)
+    def __init__(self, *, example: str = "", **kwargs: Any) -> None:
+        epilog = f"example:\n  {example}" if example else None
+        super().__init__(formatter_class=_wide_help, epilog=epilog, allow_abbrev=False, **kwargs)
 
     def error(self, message: str) -> NoReturn:
         """Raise instead of printing the usage and exiting."""
@@ -98,15 +97,16 @@ def number(text: str) -> float:
 
 
 def parse_command_line(argv: Sequence[str]) -> argparse.Namespace:
-    """Parse the arguments; `command_module` of the result names the module of the command."""
+    """Parse the arguments; `command_module` of the result names the command, `argv` is what was typed."""
     _check_command(argv)
     parser, commands = make_parser()
     args, rest = parser.parse_known_args(argv)
-    module = getattr(args, COMMAND_FLAG, None)
+    module: str = getattr(args, COMMAND_FLAG, "")
     if rest:
         raise Misuse("\n".join(_describe_unknown(rest, commands.get(module, parser))))
-    if module is None:
+    if not module:
         raise Misuse(f"no command; known: {', '.join(COMMANDS)}")
+    args.argv = list(argv)
     return args
 
 

@@ -20,7 +20,9 @@ SHOWN_WARNINGS: Final = 20
 def open_trace_set(args: argparse.Namespace, *, environment: Mapping[str, str] = os.environ) -> TraceSet:
     """Load and merge the sets that the command names, print what is wrong in them, and refuse an empty one."""
     trace_set = load_trace_set(args, environment=environment)
-    for line in describe_issues(trace_set.issues):
+    is_quiet = getattr(args, "quiet", False)
+    issues = [issue for issue in trace_set.issues if issue.severity == "error" or not is_quiet]
+    for line in describe_issues(issues):
         write_err(line)
     if not trace_set.definitions:
         folders = ", ".join(str(root) for root in trace_set.roots)
@@ -47,10 +49,15 @@ def _try_to_load(folder: Path) -> TraceSet | DataSetError:
 
 def named_folders(args: argparse.Namespace, environment: Mapping[str, str]) -> list[Path]:
     """Return the folders that --local or the environment names, each once."""
-    named: list[str] = args.local or [path for path in [environment.get(DATASET_VARIABLE)] if path]
-    if not named:
+    named: list[str] = args.local or [environment.get(DATASET_VARIABLE, "")]
+    if not is_set_named(args, environment):
         raise Misuse(f"no trace set: give --local PATH, or set {DATASET_VARIABLE}")
     return list(dict.fromkeys(Path(path) for path in named))
+
+
+def is_set_named(args: argparse.Namespace, environment: Mapping[str, str]) -> bool:
+    """Tell whether the command or the environment names a folder."""
+    return bool(args.local or environment.get(DATASET_VARIABLE))
 
 
 def describe_issues(issues: Sequence[LoadIssue], shown_warnings: int = SHOWN_WARNINGS) -> list[str]:

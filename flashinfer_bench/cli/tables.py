@@ -22,6 +22,7 @@ UNLIMITED: Final = 100_000
 """Width of a file or a pipe: nothing is folded there."""
 NARROWEST: Final = 40
 GAP: Final = 2
+"""Between columns: one of padding, one where the box would have its line."""
 UUID_SHOWN: Final = 8
 
 
@@ -35,10 +36,14 @@ class Column:
 
 def render_table(columns: Sequence[Column], rows: Iterable[Sequence[str]], width: int) -> str:
     """Lay rows out; names fold where the width is too small for them, numbers never do."""
-    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, GAP // 2))
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for column in columns:
-        side = "right" if column.is_number else "left"
-        table.add_column(Text(column.heading), justify=side, no_wrap=column.is_number, overflow="fold")
+        table.add_column(
+            Text(column.heading),
+            justify="right" if column.is_number else "left",
+            no_wrap=column.is_number,
+            overflow="fold",
+        )
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
     out = io.StringIO()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Final, TypeVar
 
 from flashinfer_bench.cli.tables import (
     ABSENT,
@@ -23,6 +23,7 @@ SUMMARY_NOTE: Final = "latency: median over the passed workloads; speed-up over 
 TIMING_MARK: Final = "*"
 TIMING_NOTE: Final = f"{TIMING_MARK} this timing says nothing about the kernel (measured under an interpreter)"
 SHOWN_UUIDS: Final = 3
+Item = TypeVar("Item")
 
 
 def render_summary(rows: Sequence[SummaryRow], width: int) -> str:
@@ -122,5 +123,5 @@ def _axes(row: BestRow) -> str:
     return " ".join(f"{name}={size}" for name, size in row.axes.items()) or ABSENT
 
 
-def _without(index: int, items: Sequence[str] | Sequence[Column]) -> list[str] | list[Column]:
+def _without(index: int, items: Sequence[Item]) -> list[Item]:
     return [item for position, item in enumerate(items) if position != index]

@@ -1,0 +1,72 @@
+"""What the name flags of `list` and `report` leave of a trace set.
+
+A name that nothing has is refused, with the nearest one.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Iterator
+
+from flashinfer_bench.bench.config_layers import normalise_op_type
+from flashinfer_bench.data import Definition, Trace, TraceSet
+from flashinfer_bench.data.names import did_you_mean
+from flashinfer_bench.errors import DataSetError
+
+
+def choose_definitions(trace_set: TraceSet, args: argparse.Namespace) -> list[Definition]:
+    """Return the definitions that --definitions and --op-types leave, by op type and name."""
+    definitions = list(trace_set.definitions.values())
+    op_types = {normalise_op_type(item.op_type) for item in definitions}
+    names = getattr(args, "definitions", None)
+    wanted = [normalise_op_type(op_type) for op_type in getattr(args, "op_types", [])]
+    _refuse_unknown(
+        [
+            *_unknown("--definitions", "definition", names or [], trace_set.definitions),
+            *_unknown("--op-types", "op type", wanted, op_types),
+        ]
+    )
+    kept = [
+        item
+        for item in definitions
+        if (not names or item.name in names) and (not wanted or normalise_op_type(item.op_type) in wanted)
+    ]
+    return sorted(kept, key=lambda item: (item.op_type, item.name))
+
+
+def choose_traces(trace_set: TraceSet, args: argparse.Namespace) -> list[Trace]:
+    """Return the traces of the chosen definitions that --solutions and --authors leave, in the order of the files."""
+    authors = {item.name: item.author for group in trace_set.solutions.values() for item in group}
+    traces = [trace for item in choose_definitions(trace_set, args) for trace in trace_set.traces.get(item.name, [])]
+    known = {*authors, *(trace.solution or "" for trace in traces)}
+    wanted, wanted_authors = getattr(args, "solutions", None), getattr(args, "authors", None)
+    _refuse_unknown(
+        [
+            *_unknown("--solutions", "solution", wanted or [], known),
+            *_unknown("--authors", "author", wanted_authors or [], set(authors.values())),
+        ]
+    )
+    return [
+        trace
+        for trace in traces
+        if (not wanted or trace.solution in wanted)
+        and (not wanted_authors or authors.get(trace.solution or "") in wanted_authors)
+    ]
+
+
+def describe_unknown(flag: str, kind: str, name: str, known: Iterable[str]) -> str:
+    """Return the line for a name that the set does not have."""
+    hint = did_you_mean(name, known) or "; `flashinfer-bench list` shows what there is"
+    return f"{flag}: the trace set has no {kind} {name!r}{hint}"
+
+
+def _unknown(flag: str, kind: str, names: Iterable[str], known: Iterable[str]) -> Iterator[str]:
+    there = set(known)
+    for name in names:
+        if name not in there:
+            yield describe_unknown(flag, kind, name, there)
+
+
+def _refuse_unknown(problems: list[str]) -> None:
+    if problems:
+        raise DataSetError("\n".join(problems))

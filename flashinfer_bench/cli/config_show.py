@@ -1,0 +1,85 @@
+"""`config show`: every setting and where it comes from; for one definition, the settings that it runs with."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from typing import Any
+
+from flashinfer_bench.bench.config import BenchmarkConfig
+from flashinfer_bench.bench.selection import check_names
+from flashinfer_bench.cli.choice import describe_unknown
+from flashinfer_bench.cli.output import write_out
+from flashinfer_bench.cli.sets import is_set_named, open_trace_set
+from flashinfer_bench.cli.settings import (
+    Setting,
+    format_value,
+    read_config,
+    resolved_settings,
+    section_settings,
+    top_settings,
+)
+from flashinfer_bench.cli.tables import Column, available_width, render_table
+from flashinfer_bench.data import Definition, TraceSet
+from flashinfer_bench.errors import ConfigError, Misuse
+
+Groups = dict[str, list[Setting]]
+
+
+def execute(args: argparse.Namespace) -> int:
+    """Print the settings."""
+    groups = _groups(args, read_config(args))
+    if args.format == "json":
+        write_out(json.dumps(_document(args.definition, groups), indent=2) + "\n")
+    else:
+        write_out(_text(groups, available_width(sys.stdout)))
+    return 0
+
+
+def _groups(args: argparse.Namespace, config: BenchmarkConfig) -> Groups:
+    """Return settings by heading. A set that is named has to have what the configuration names."""
+    if args.definition is None and not args.local:
+        return {"": top_settings(config), **dict(section_settings(config))}
+    if not is_set_named(args, os.environ):
+        raise Misuse("--definition needs the trace set that has it: give --local PATH")
+    trace_set = open_trace_set(args)
+    check_names(trace_set, config)
+    if args.definition is None:
+        return {"": top_settings(config), **dict(section_settings(config))}
+    definition = _find(trace_set, args.definition)
+    own = resolved_settings(config.resolve_eval_config(definition))
+    settled = {setting.name for setting in own}
+    general = [setting for setting in top_settings(config) if setting.name not in settled]
+    return {"": general, f"{definition.name} (op type {definition.op_type})": own}
+
+
+def _find(trace_set: TraceSet, name: str) -> Definition:
+    if name not in trace_set.definitions:
+        raise ConfigError(describe_unknown("--definition", "definition", name, trace_set.definitions))
+    return trace_set.definitions[name]
+
+
+def _text(groups: Groups, width: int) -> str:
+    rows = []
+    for heading, settings in groups.items():
+        rows += [[heading, "", ""]] if heading else []
+        indent = "  " if heading else ""
+        rows += [[f"{indent}{setting.name}", format_value(setting.value), setting.origin] for setting in settings]
+    return render_table([Column("Setting"), Column("Value"), Column("From")], rows, width)
+
+
+def _document(definition: str | None, groups: Groups) -> dict[str, Any]:
+    told = {
+        heading or "settings": {
+            setting.name: {"value": setting.value, "origin": setting.origin} for setting in settings
+        }
+        for heading, settings in groups.items()
+    }
+    if definition is None:
+        return {"definition": None, "settings": told.pop("settings"), "sections": told}
+    return {
+        "definition": definition,
+        "settings": {name: item for group in told.values() for name, item in group.items()},
+    }

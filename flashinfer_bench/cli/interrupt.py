@@ -1,0 +1,36 @@
+"""Ctrl-C and SIGTERM during a run: the first one ends it, later ones wait until its processes are gone."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, Final
+
+SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+
+
+@contextmanager
+def one_interrupt(notify: Callable[[str], None]) -> Iterator[None]:
+    """Raise KeyboardInterrupt at the first signal only, so that a second one cannot cut the clean-up short."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    is_stopping = False
+
+    def on_signal(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+        nonlocal is_stopping
+        if is_stopping:
+            notify("stopping: waiting for the processes of this run to end")
+            return
+        is_stopping = True
+        raise KeyboardInterrupt
+
+    before: dict[signal.Signals, Any] = {number: signal.signal(number, on_signal) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

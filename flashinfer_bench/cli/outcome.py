@@ -1,0 +1,171 @@
+"""What a run came to: its verdicts, its faults, its exit code, and the text and JSON that tell them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, RunStarted
+from flashinfer_bench.bench.machine import Device
+from flashinfer_bench.bench.plan import Job, Plan
+from flashinfer_bench.cli.plan_text import describe_skips, plan_counts, skip_documents
+from flashinfer_bench.cli.tables import count, format_duration, shorten_uuid, wrap_line
+from flashinfer_bench.cli.verdict_tables import render_summary
+from flashinfer_bench.data import Evaluation, Trace, TraceSet
+from flashinfer_bench.data.store.layout import traces_path
+from flashinfer_bench.report.summary import PairKey, count_statuses, measured_speedup, summarise
+from flashinfer_bench.report.verdict import is_timing_meaningful, reason_of, to_one_line
+
+FORMAT_VERSION: Final = 1
+"""Version of the JSON document. 1: the first."""
+SHOWN_UUIDS: Final = 3
+RAN, FAILED, INTERRUPTED = 0, 1, 130
+
+
+@dataclass
+class Outcome:
+    """A run, as far as it got."""
+
+    plan: Plan
+    resumed: list[Trace] = field(default_factory=list)
+    """Recorded verdicts of the jobs that a resumed run left out."""
+    finished: list[JobFinished] = field(default_factory=list)
+    faults: list[JobFaulted] = field(default_factory=list)
+    devices: tuple[Device, ...] = ()
+    seconds: float = 0.0
+    is_interrupted: bool = False
+
+    def observe(self, event: Event) -> None:
+        """Keep what the result needs of an event."""
+        if isinstance(event, RunStarted):
+            self.devices = event.devices
+        elif isinstance(event, JobFinished):
+            self.finished.append(event)
+        elif isinstance(event, JobFaulted):
+            self.faults.append(event)
+
+    @property
+    def traces(self) -> list[Trace]:
+        """All verdicts that count: recorded ones that were kept, then this run's."""
+        return [*self.resumed, *(event.trace for event in self.finished)]
+
+    @property
+    def left(self) -> int:
+        """Jobs of the plan without a verdict."""
+        return len(self.plan.jobs) - len(self.finished)
+
+    def exit_code(self, *, require_passed: bool) -> int:
+        """Return 130 when interrupted, 1 when a job has no verdict or, if that is required, did not pass, else 0."""
+        if self.is_interrupted:
+            return INTERRUPTED
+        has_failure = any(not trace.is_successful() for trace in self.traces)
+        return FAILED if self.left or (require_passed and has_failure) else RAN
+
+
+def trace_files(outcome: Outcome, trace_set: TraceSet) -> list[Path]:
+    """Return the files that hold the run's traces."""
+    files = [_trace_file(event.job, trace_set) for event in outcome.finished]
+    return list(dict.fromkeys(path for path in files if path is not None))
+
+
+def trace_folders(outcome: Outcome, trace_set: TraceSet) -> list[str]:
+    """Return the traces/ folders that the run wrote to."""
+    roots = [trace_set.solution_roots.get(event.job.solution.name) for event in outcome.finished]
+    return [str(root / "traces") for root in dict.fromkeys(roots) if root is not None]
+
+
+def render_outcome(outcome: Outcome, width: int) -> str:
+    """Lay out the table, the reasons of failures, what has no verdict and what was skipped, and the totals."""
+    rows = summarise(outcome.traces, _expected(outcome))
+    parts = [render_summary(rows, width)] if rows else []
+    parts += _section("No verdict", _describe_faults(outcome.faults), width)
+    parts += _section("Skipped", describe_skips(outcome.plan.skips), width)
+    return "\n".join([*parts, wrap_line(_totals(outcome), width) + "\n"])
+
+
+def outcome_document(outcome: Outcome, files: Iterable[Path]) -> dict[str, Any]:
+    """Return the outcome as JSON-able values."""
+    return {
+        "version": FORMAT_VERSION,
+        "plan": plan_counts(outcome.plan),
+        "counts": count_statuses(outcome.traces),
+        "seconds": round(outcome.seconds, 3),
+        "interrupted": outcome.is_interrupted,
+        "devices": [{"label": device.label, "name": device.name, "uuid": device.uuid} for device in outcome.devices],
+        "jobs": [_finished_document(event) for event in outcome.finished],
+        "resumed": [_trace_document(trace) for trace in outcome.resumed],
+        "faults": [{**_names(event.job), "message": event.message} for event in outcome.faults],
+        "skipped": skip_documents(outcome.plan.skips),
+        "trace_files": [str(path) for path in files],
+    }
+
+
+def _expected(outcome: Outcome) -> dict[PairKey, int]:
+    pairs = Counter((job.definition.name, job.solution.name) for job in outcome.plan.jobs)
+    pairs.update((trace.definition, trace.solution or "") for trace in outcome.resumed)
+    return dict(pairs)
+
+
+def _trace_file(job: Job, trace_set: TraceSet) -> Path | None:
+    root = trace_set.solution_roots.get(job.solution.name)
+    if root is None:
+        return None
+    return traces_path(root, author=job.solution.author, op_type=job.definition.op_type, definition=job.definition.name)
+
+
+def _section(title: str, lines: list[str], width: int) -> list[str]:
+    return ["\n".join([title, *(wrap_line(line, width, 2) for line in lines), ""])] if lines else []
+
+
+def _describe_faults(faults: Iterable[JobFaulted]) -> list[str]:
+    groups: dict[tuple[str, str], list[Job]] = {}
+    for fault in faults:
+        groups.setdefault((fault.job.definition.name, to_one_line(fault.message)), []).append(fault.job)
+    return [_describe_fault(definition, message, jobs) for (definition, message), jobs in groups.items()]
+
+
+def _describe_fault(definition: str, message: str, jobs: list[Job]) -> str:
+    uuids = list(dict.fromkeys(shorten_uuid(job.workload.uuid) for job in jobs))
+    solutions = list(dict.fromkeys(job.solution.name for job in jobs))
+    who = solutions[0] if len(solutions) == 1 else count(len(solutions), "solution")
+    where = ", ".join(uuids[:SHOWN_UUIDS]) + (", …" if len(uuids) > SHOWN_UUIDS else "")
+    return f"{definition} / {who} on {where}: {message}"
+
+
+def _totals(outcome: Outcome) -> str:
+    statuses = count_statuses(outcome.traces)
+    parts = [f"{number} {status}" for status, number in statuses.items()]
+    if outcome.left:
+        parts.append(f"{outcome.left} without a verdict")
+    kept = f" and {outcome.plan.resumed} recorded before" if outcome.plan.resumed else ""
+    jobs = f"{count(len(outcome.plan.jobs), 'job')}{kept}"
+    return f"{jobs} in {format_duration(outcome.seconds)}: {', '.join(parts) or 'nothing to do'}"
+
+
+def _finished_document(event: JobFinished) -> dict[str, Any]:
+    return {**_trace_document(event.trace), "device": event.device.label, "seconds": round(event.seconds, 4)}
+
+
+def _trace_document(trace: Trace) -> dict[str, Any]:
+    names = {"definition": trace.definition, "solution": trace.solution, "workload": trace.workload.uuid}
+    return {**names, **(_verdict(trace.evaluation) if trace.evaluation is not None else {})}
+
+
+def _verdict(evaluation: Evaluation) -> dict[str, Any]:
+    performance, correctness = evaluation.performance, evaluation.correctness
+    return {
+        "status": evaluation.status.value,
+        "reason": None if performance is not None else reason_of(evaluation),
+        "latency_ms": performance.latency_ms if performance is not None else None,
+        "reference_latency_ms": (performance.reference_latency_ms or None) if performance is not None else None,
+        "speedup": measured_speedup(evaluation),
+        "timing_meaningful": is_timing_meaningful(evaluation) if performance is not None else None,
+        "correctness": correctness.to_dict() if correctness is not None else None,
+    }
+
+
+def _names(job: Job) -> dict[str, str]:
+    return {"definition": job.definition.name, "solution": job.solution.name, "workload": job.workload.uuid}

@@ -1,0 +1,28 @@
+"""The recorded verdicts of the jobs that a resumed run leaves out: they count in its table and in --require-passed."""
+
+from __future__ import annotations
+
+from flashinfer_bench.bench.plan import Job, Plan
+from flashinfer_bench.data import Trace, TraceSet
+
+
+def find_resumed(full: Plan, plan: Plan, trace_set: TraceSet) -> list[Trace]:
+    """Return the trace of each job that is in the full plan and not in the resumed one."""
+    planned = {_key(job) for job in plan.jobs}
+    left_out = {_key(job): job for job in full.jobs if _key(job) not in planned}
+    found: dict[tuple[str, str, str], Trace] = {}
+    for name in {job.definition.name for job in left_out.values()}:
+        for trace in trace_set.traces.get(name, []):
+            key = (trace.definition, trace.solution or "", trace.workload.uuid)
+            if key in left_out and _is_record_of(trace, left_out[key]):
+                found[key] = trace
+    return [found[key] for key in left_out if key in found]
+
+
+def _is_record_of(trace: Trace, job: Job) -> bool:
+    run = (trace.evaluation.extra or {}).get("run") if trace.evaluation is not None else None
+    return isinstance(run, dict) and run.get("fingerprint") == dict(job.fingerprint)
+
+
+def _key(job: Job) -> tuple[str, str, str]:
+    return (job.definition.name, job.solution.name, job.workload.uuid)

@@ -1,0 +1,60 @@
+"""`report summary` and `report best`: tables of the traces that a set holds."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from flashinfer_bench.cli.choice import choose_traces
+from flashinfer_bench.cli.output import write_err, write_out
+from flashinfer_bench.cli.sets import open_trace_set
+from flashinfer_bench.cli.tables import available_width
+from flashinfer_bench.cli.verdict_tables import render_best, render_summary
+from flashinfer_bench.data import Trace, TraceSet
+from flashinfer_bench.report.best import BestRow, best_by_definition, best_by_workload
+from flashinfer_bench.report.summary import PairKey, SummaryRow, summarise
+
+NO_TRACES = "note: there are no traces to report; `flashinfer-bench run` makes them"
+
+
+def execute_summary(args: argparse.Namespace) -> int:
+    """Print one row a solution that has traces."""
+    trace_set = open_trace_set(args)
+    traces = choose_traces(trace_set, args)
+    rows = summarise(traces, _expected(trace_set, traces))
+    if args.format == "json":
+        _write_json(rows)
+    elif rows:
+        write_out(render_summary(rows, available_width(sys.stdout)))
+    else:
+        write_err(NO_TRACES)
+    return 0
+
+
+def execute_best(args: argparse.Namespace) -> int:
+    """Print the best passing solution of each workload or definition."""
+    traces = choose_traces(open_trace_set(args), args)
+    rows = best_by_workload(traces) if args.by == "workload" else None
+    definition_rows = best_by_definition(traces) if rows is None else []
+    width = available_width(sys.stdout)
+    if args.format == "json":
+        _write_json(rows if rows is not None else definition_rows)
+    elif rows:
+        write_out(render_best(rows, width))
+    elif definition_rows:
+        write_out(render_summary(definition_rows, width))
+    else:
+        write_err("note: no solution has passed yet" if traces else NO_TRACES)
+    return 0
+
+
+def _expected(trace_set: TraceSet, traces: Sequence[Trace]) -> dict[PairKey, int]:
+    pairs = {(trace.definition, trace.solution or "") for trace in traces if trace.evaluation is not None}
+    return {pair: len(trace_set.workloads.get(pair[0], [])) for pair in pairs}
+
+
+def _write_json(rows: Sequence[SummaryRow] | Sequence[BestRow]) -> None:
+    write_out(json.dumps({"rows": [asdict(row) for row in rows]}, indent=2) + "\n")

@@ -1,0 +1,131 @@
+"""`run`: plan, show the progress of the run, print its result. Nothing is judged here: the engine is `Benchmark`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from flashinfer_bench.bench.benchmark import Benchmark
+from flashinfer_bench.bench.config import BenchmarkConfig
+from flashinfer_bench.bench.events import Event
+from flashinfer_bench.bench.machine import Machine
+from flashinfer_bench.bench.plan import Plan
+from flashinfer_bench.cli.interrupt import one_interrupt
+from flashinfer_bench.cli.live import Progress, choose_progress
+from flashinfer_bench.cli.outcome import Outcome, outcome_document, render_outcome, trace_files, trace_folders
+from flashinfer_bench.cli.output import write_err, write_out, write_problems
+from flashinfer_bench.cli.parser import PROGRAM
+from flashinfer_bench.cli.plan_text import describe_plan, describe_resume, describe_skips, plan_document, render_plan
+from flashinfer_bench.cli.recorded import find_resumed
+from flashinfer_bench.cli.sets import open_trace_set
+from flashinfer_bench.cli.settings import read_config
+from flashinfer_bench.cli.tables import available_width, count
+from flashinfer_bench.data import TraceSet
+from flashinfer_bench.errors import Fault, Misuse
+
+
+class Engine(Protocol):
+    """What `run` needs of a Benchmark."""
+
+    machine: Machine
+
+    def plan(self, resume: bool = False, *, retry_timeouts: bool = False) -> Plan:
+        """Return the jobs."""
+
+    def run(self, plan: Plan, save_results: bool = True) -> Iterator[Event]:
+        """Run them."""
+
+    def close(self) -> None:
+        """End everything."""
+
+
+EngineFactory = Callable[[TraceSet, BenchmarkConfig], Engine]
+
+
+def execute(args: argparse.Namespace, *, make_engine: EngineFactory = Benchmark) -> int:
+    """Run the jobs that the flags ask for, or print the plan."""
+    if args.retry_timeouts and not args.resume:
+        raise Misuse("--retry-timeouts changes what --resume leaves out: give --resume too")
+    config = read_config(args)
+    trace_set = open_trace_set(args)
+    engine = make_engine(trace_set, config)
+    plan = engine.plan(args.resume, retry_timeouts=args.retry_timeouts)
+    if args.dry_run:
+        write_out(_render_dry_run(args, plan, config, engine.machine))
+        return 0
+    outcome = Outcome(plan, find_resumed(engine.plan(), plan, trace_set) if plan.resumed else [])
+    if not args.quiet:
+        _announce(plan, engine.machine)
+    _run(engine, outcome, choose_progress(sys.stderr, quiet=args.quiet), save_results=not args.no_save_results)
+    _tell_result(args, outcome, trace_set)
+    return outcome.exit_code(require_passed=args.require_passed)
+
+
+def resume_command(program: str, argv: Sequence[str]) -> str:
+    """Return the command that goes on where this one stopped."""
+    return shlex.join([*program.split(), *argv, *([] if "--resume" in argv else ["--resume"])])
+
+
+def _announce(plan: Plan, machine: Machine) -> None:
+    for line in (*describe_skips(plan.skips), *describe_resume(plan), describe_plan(plan, machine)):
+        write_err(line)
+
+
+def _run(engine: Engine, outcome: Outcome, progress: Progress, *, save_results: bool) -> None:
+    """Run the plan into the outcome. However it ends, the engine's processes are gone and what was judged is kept."""
+    started = time.monotonic()
+    events: Iterator[Event] = iter(())
+    with one_interrupt(write_err):
+        try:
+            with progress:
+                events = engine.run(outcome.plan, save_results)
+                for event in events:
+                    outcome.observe(event)
+                    progress.show(event)
+        except KeyboardInterrupt:
+            outcome.is_interrupted = True
+        except Fault as fault:
+            write_problems(str(fault))
+        finally:
+            if isinstance(events, Generator):
+                events.close()
+            engine.close()
+            outcome.seconds = time.monotonic() - started
+
+
+def _render_dry_run(args: argparse.Namespace, plan: Plan, config: BenchmarkConfig, machine: Machine) -> str:
+    if args.format == "json":
+        return _to_json(plan_document(plan, config, machine))
+    return render_plan(plan, config, machine, available_width(sys.stdout))
+
+
+def _tell_result(args: argparse.Namespace, outcome: Outcome, trace_set: TraceSet) -> None:
+    """Write the result to stdout, and to stderr where it was saved and how to go on."""
+    is_saved = not args.no_save_results
+    if args.format == "json":
+        write_out(_to_json(outcome_document(outcome, trace_files(outcome, trace_set) if is_saved else [])))
+    else:
+        write_out(render_outcome(outcome, available_width(sys.stdout)))
+    if outcome.is_interrupted:
+        write_err(f"interrupted: {outcome.left} of {count(len(outcome.plan.jobs), 'job')} left")
+    if not is_saved:
+        write_err("nothing was saved (--no-save-results)")
+        return
+    for folder in trace_folders(outcome, trace_set):
+        write_err(f"traces: {folder}")
+    if outcome.left:
+        write_err(f"to go on: {resume_command(_program(), args.argv)}")
+
+
+def _program() -> str:
+    return "python -m flashinfer_bench" if Path(sys.argv[0]).name == "__main__.py" else PROGRAM
+
+
+def _to_json(document: dict[str, Any]) -> str:
+    return json.dumps(document, indent=2, allow_nan=False) + "\n"

@@ -1,0 +1,101 @@
+"""The settings of a command: read from flags and file, and told with where each value comes from."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from flashinfer_bench.bench.config import BenchmarkConfig, EvalConfig, ResolvedEvalConfig, describe_problems
+from flashinfer_bench.cli.parser import given_overrides
+from flashinfer_bench.errors import ConfigError
+
+OVERRIDE: Final = re.compile(r"^override: (\w+)")
+FLAGS: Final = {"timeout_seconds": "--timeout", "profile_baseline": "--no-profile-baseline"}
+"""Flags that are not spelt as the field that they set."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One value and the place that gave it."""
+
+    name: str
+    value: Any
+    origin: str
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A name to resolve settings for; the set need not have it."""
+
+    name: str
+    op_type: str
+
+
+def read_config(args: argparse.Namespace) -> BenchmarkConfig:
+    """Read the file that the command names, or the bundled one, with the command's flags on top."""
+    overrides = given_overrides(args)
+    try:
+        if args.config is not None:
+            return BenchmarkConfig.from_yaml(args.config, **overrides)
+        return BenchmarkConfig.default(**overrides)
+    except ValidationError as error:
+        raise ConfigError("\n".join(map(_name_flag, describe_problems(error)))) from None
+
+
+def top_settings(config: BenchmarkConfig) -> list[Setting]:
+    """Return every setting outside the sections, with `extra` key by key."""
+    return [
+        Setting(name, _value_of(config, name), _tell_origin(origin)) for name, origin in sorted_fields(config).items()
+    ]
+
+
+def sorted_fields(config: BenchmarkConfig) -> dict[str, str]:
+    """Return the origins of the top level: system fields first, then eval fields, then `extra` keys."""
+    origins = config.origins()
+    is_eval = {name: name in EvalConfig.model_fields or name.startswith("extra.") for name in origins}
+    return {name: origins[name] for name in sorted(origins, key=lambda name: is_eval[name])}
+
+
+def resolved_settings(resolved: ResolvedEvalConfig) -> list[Setting]:
+    """Return the settings of one definition, with `extra` key by key."""
+    values = {name: value for name, value in resolved.values().items() if name != "extra"}
+    values.update({f"extra.{key}": value for key, value in resolved.extra.items()})
+    return [Setting(name, value, _tell_origin(resolved.origins.get(name, ""))) for name, value in values.items()]
+
+
+def section_settings(config: BenchmarkConfig) -> Iterator[tuple[str, list[Setting]]]:
+    """Yield each section by its dotted name, with what it gives and what beats it left out."""
+    sections = {"op_type_config": config.op_type_config, "definition_config": config.definition_config}
+    for section, configs in sections.items():
+        for key in configs:
+            subject = Subject("", key) if section == "op_type_config" else Subject(key, "")
+            settings = resolved_settings(config.resolve_eval_config(subject))
+            own = [setting for setting in settings if setting.origin.endswith(f"{section}.{key}")]
+            yield f"{section}.{key}", own
+
+
+def format_value(value: Any) -> str:
+    """Return a value as one would write it in the file; nothing for what is not set."""
+    if value is None:
+        return "not set"
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _value_of(config: BenchmarkConfig, name: str) -> Any:
+    key = name.removeprefix("extra.")
+    return config.extra[key] if key != name else getattr(config, name)
+
+
+def _tell_origin(origin: str) -> str:
+    return "flag" if origin == "override" else origin
+
+
+def _name_flag(problem: str) -> str:
+    """Call an override what the user typed: the flag."""
+    return OVERRIDE.sub(lambda match: FLAGS.get(match[1], f"--{match[1].replace('_', '-')}"), problem)

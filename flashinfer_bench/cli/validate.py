@@ -1,0 +1,49 @@
+"""`validate`: everything that is wrong with a trace set, at once."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from flashinfer_bench.cli.output import write_out
+from flashinfer_bench.cli.sets import describe_issues, load_trace_set
+from flashinfer_bench.cli.tables import count
+from flashinfer_bench.data import LoadIssue, TraceSet
+from flashinfer_bench.errors import Misuse
+
+
+def execute(args: argparse.Namespace) -> int:
+    """Print all errors and warnings; 2 when there are errors."""
+    trace_set = load_trace_set(args)
+    errors = sum(issue.severity == "error" for issue in trace_set.issues)
+    if args.format == "json":
+        write_out(json.dumps(_document(trace_set), indent=2) + "\n")
+    else:
+        lines = describe_issues(trace_set.issues, shown_warnings=len(trace_set.issues))
+        write_out("".join(f"{line}\n" for line in [*lines, _count(trace_set, errors)]))
+    return Misuse.exit_code if errors or not trace_set.definitions else 0
+
+
+def _count(trace_set: TraceSet, errors: int) -> str:
+    there = [
+        count(len(trace_set.definitions), "definition"),
+        count(sum(map(len, trace_set.solutions.values())), "solution"),
+        count(sum(map(len, trace_set.workloads.values())), "workload"),
+        count(sum(map(len, trace_set.traces.values())), "trace"),
+    ]
+    wrong = f"{count(errors, 'error')}, {count(len(trace_set.issues) - errors, 'warning')}"
+    return f"{', '.join(there)}: {wrong}"
+
+
+def _document(trace_set: TraceSet) -> dict[str, Any]:
+    return {
+        "roots": [str(root) for root in trace_set.roots],
+        "definitions": len(trace_set.definitions),
+        "issues": [_issue(issue) for issue in trace_set.issues],
+    }
+
+
+def _issue(issue: LoadIssue) -> dict[str, Any]:
+    place = {"file": str(issue.file), "line": issue.line, "field": issue.field}
+    return {"severity": issue.severity, **place, "reason": issue.reason}
