@@ -7,8 +7,8 @@ that look like a misspelt known key.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from typing import Any, ClassVar
+from collections.abc import Iterable, Iterator
+from typing import Any, ClassVar, cast, get_args
 
 from pydantic import BaseModel, ConfigDict
 
@@ -22,6 +22,14 @@ class DataModel(BaseModel):
     """Fields with a default that the format requires: written even when nobody set them."""
     known_extras: ClassVar[frozenset[str]] = frozenset()
     """Keys seen in public files that are kept and mean nothing here: never reported as misspelt."""
+
+    model_holders: ClassVar[tuple[str, ...]] = ()
+    """Fields whose values are models, or dicts or lists of them; found from the annotations."""
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        """Find the fields that hold models."""
+        cls.model_holders = tuple(name for name, field in cls.model_fields.items() if _holds_models(field.annotation))
 
     def model_post_init(self, context: Any, /) -> None:  # noqa: ARG002 - pydantic's signature
         """Count the fields that the format requires as set, so that they are written."""
@@ -39,25 +47,39 @@ class DataModel(BaseModel):
 
     def has_unknown_keys(self) -> bool:
         """Tell whether `unknown_keys` may yield anything; quick, for the many lines that have none."""
-        return bool(self.model_extra) or any(
-            child.has_unknown_keys() for value in self.__dict__.values() for _, child in _children(value)
-        )
+        if self.__pydantic_extra__:
+            return True
+        for name in self.model_holders:
+            value = self.__dict__[name]
+            children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else (value,)
+            for child in children:
+                if child is not None and child.has_unknown_keys():
+                    return True
+        return False
 
     def unknown_keys(self) -> Iterator[tuple[tuple[str, ...], type[DataModel]]]:
         """Yield the place of every key that no field of its model has, and that model."""
-        for key in self.model_extra or ():
+        for key in self.__pydantic_extra__ or ():
             if key not in self.known_extras:
                 yield (key,), type(self)
-        for name, value in self.__dict__.items():
-            for step, child in _children(value):
+        for name in self.model_holders:
+            for step, child in _children(self.__dict__[name]):
                 for place, model in child.unknown_keys():
                     yield (name, *step, *place), model
 
 
-def _children(value: object) -> Iterator[tuple[tuple[str, ...], DataModel]]:
-    if isinstance(value, DataModel):
-        yield (), value
-    elif isinstance(value, dict):
-        yield from (((str(key),), item) for key, item in value.items() if isinstance(item, DataModel))
-    elif isinstance(value, list):
-        yield from (((str(index),), item) for index, item in enumerate(value) if isinstance(item, DataModel))
+def _children(value: object) -> Iterable[tuple[tuple[str, ...], DataModel]]:
+    """Pair each model in the value of a field of models with the step to it."""
+    if value is None:
+        return ()
+    if isinstance(value, dict):
+        return [((key,), child) for key, child in value.items()]
+    if isinstance(value, list):
+        return [((str(index),), child) for index, child in enumerate(value)]
+    return (((), cast("DataModel", value)),)
+
+
+def _holds_models(annotation: object) -> bool:
+    if isinstance(annotation, type) and issubclass(annotation, DataModel):
+        return True
+    return any(_holds_models(part) for part in get_args(annotation))

@@ -111,7 +111,8 @@ class TraceSet:
         if clashes:
             raise DataSetError("the trace sets contradict each other:\n  " + "\n  ".join(clashes))
         for part in trace_sets:
-            merged.issues.extend(issue for issue in part.issues if not _is_settled(issue, merged))
+            fresh = (issue for issue in part.issues if issue not in merged.issues)
+            merged.issues.extend([issue for issue in fresh if not _is_settled(issue, merged)])
             _merge_workloads(merged, part)
             for name, traces in part.traces.items():
                 merged.traces.setdefault(name, []).extend(traces)
@@ -218,7 +219,14 @@ class TraceSet:
 
     def without_traces(self) -> TraceSet:
         """Return a set with the same definitions, solutions and workloads, and no traces yet."""
-        return replace(self, traces={})
+        return replace(
+            self,
+            definitions=dict(self.definitions),
+            solutions={name: list(items) for name, items in self.solutions.items()},
+            workloads={name: list(items) for name, items in self.workloads.items()},
+            traces={},
+            issues=list(self.issues),
+        )
 
     def backup_traces(self, *, now: datetime | None = None) -> list[Path]:
         """Move the traces/ folder of each root aside, under a name with the time, and forget the traces in memory."""

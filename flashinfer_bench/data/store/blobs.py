@@ -73,7 +73,7 @@ class BlobStore:
         if not is_inside(path):
             raise WorkloadFault(f"blob {path!r}{owner} leads out of the set; blob paths are relative to its root")
         file = self.root / path
-        if not file.is_file():
+        if not _is_file(file):
             raise WorkloadFault(f"blob {file}{owner} is not there; download the blob/ folder of the data set")
         real = file.resolve()
         if not any(real.is_relative_to(folder) for folder in self._own_folders()):
@@ -100,6 +100,13 @@ class BlobStore:
                 reason = "git lfs pull left it as it is; is the set a git clone with its remote?"
             if reason is not None:
                 raise WorkloadFault(f"blob {file}{owner} is a git-lfs pointer, not the file: {reason}")
+
+
+def _is_file(file: Path) -> bool:
+    try:
+        return file.is_file()
+    except OSError:  # a name longer than the file system has
+        return False
 
 
 def _is_pointer(file: Path) -> bool:

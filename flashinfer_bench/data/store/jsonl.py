@@ -13,12 +13,15 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import get_ident
 from typing import Final
 
 from flashinfer_bench.errors import Fault
 
 _BLOCK: Final = 65536
 _BOM: Final = b"\xef\xbb\xbf"
+_STAGED: Final = 180
+"""Characters of a file name that its staging name keeps."""
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, bytes, bool]]:
@@ -42,6 +45,8 @@ def append_line(path: Path, line: str) -> None:
 def append_lines(path: Path, lines: Iterable[str]) -> None:
     """Append lines, all or none of them; other processes may append at the same time."""
     data = b"".join(line.encode() + b"\n" for line in lines)
+    if not data:
+        return
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with _locked(path) as file:
@@ -53,16 +58,12 @@ def append_lines(path: Path, lines: Iterable[str]) -> None:
 def write_whole(path: Path, text: str) -> None:
     """Write a file so that a reader sees the old one or the new one, never half."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    staging = path.with_name(f".{path.name[:MAX_STAGED]}.{os.getpid()}.tmp")
+    staging = path.with_name(f".{path.name[:_STAGED]}.{os.getpid()}.{get_ident()}.tmp")
     try:
         staging.write_text(text, encoding="utf-8", newline="\n")
         staging.replace(path)
     finally:
         staging.unlink(missing_ok=True)
-
-
-MAX_STAGED: Final = 180
-"""Characters of a file name that its staging name keeps."""
 
 
 @contextmanager

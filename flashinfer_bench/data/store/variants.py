@@ -29,6 +29,10 @@ Remark = tuple[str | None, str]
 Upgrade = Callable[[dict[str, Any], Path], tuple[dict[str, Any], list[Remark]]]
 """Takes one object and the file that it came from."""
 
+_OTHER_LANGUAGES: Final = frozenset(
+    {"pytorch", "torch", "cuda_cpp", "cute_dsl", "cutedsl", "cutile", "cutlass", "cudnn", "cublas", "c++"}
+)
+"""Languages of other engines; the suffix of the entry point's file says which builder takes them."""
 _PYTHON_SUFFIXES: Final = frozenset({".py"})
 _CUDA_SUFFIXES: Final = frozenset({".cu", ".cuh"})
 _CPP_SUFFIXES: Final = frozenset({".cpp", ".cc", ".cxx", ".c", ".h", ".hpp"})
@@ -56,13 +60,10 @@ def upgrade_solution(raw: dict[str, Any], file: Path) -> tuple[dict[str, Any], l
     """Bring a solution into today's form, reading sources that lie beside its file."""
     new = dict(raw)
     remarks: list[Remark] = []
-    new["sources"] = _upgrade_sources(new.get("sources"), file.parent)
-    if not isinstance(raw.get("sources"), (list, dict)):
-        new["sources"] = raw.get("sources")
-    if isinstance(spec := new.get("spec"), dict):
-        new["spec"] = _upgrade_spec(spec, new["sources"], remarks)
-    if "sources" not in raw:
-        del new["sources"]
+    if isinstance(sources := raw.get("sources"), (list, dict)):
+        new["sources"] = _upgrade_sources(sources, file.parent)
+    if isinstance(spec := raw.get("spec"), dict):
+        new["spec"] = _upgrade_spec(spec, new.get("sources"), remarks)
     return new, remarks
 
 
@@ -98,10 +99,10 @@ def _without_null_lists(raw: Mapping[str, Any], *names: str) -> dict[str, Any]:
     return {key: value for key, value in raw.items() if not (key in names and value is None)}
 
 
-def _upgrade_sources(sources: object, folder: Path) -> list[Any]:
+def _upgrade_sources(sources: list[Any] | dict[str, Any], folder: Path) -> list[Any]:
     if isinstance(sources, dict):
         sources = [{"path": path, "content": content} for path, content in sources.items()]
-    return [_with_content(source, folder) for source in sources] if isinstance(sources, list) else []
+    return [_with_content(source, folder) for source in sources]
 
 
 def _with_content(source: object, folder: Path) -> object:
@@ -125,13 +126,15 @@ def _upgrade_spec(raw: Mapping[str, Any], sources: object, remarks: list[Remark]
     if isinstance(entry, str) and "::" not in entry and (found := _find_entry(entry, sources)) is not None:
         spec["entry_point"] = found
         remarks.append(("spec.entry_point", f"{entry!r} is read as {found!r}"))
-    if isinstance(language := spec.get("language"), str):
-        spec["language"] = language.lower()
-    elif isinstance(languages := spec.get("languages"), list) and "language" not in spec:
-        chosen = _choose_language([str(name).lower() for name in languages], str(spec.get("entry_point", "")), paths)
+    language = spec.get("language", spec.get("languages"))
+    languages = [str(name).lower() for name in (language if isinstance(language, list) else [language])]
+    if isinstance(language, list) or languages[0] in _OTHER_LANGUAGES:
+        chosen = _choose_language(languages, str(spec.get("entry_point", "")), paths)
         if chosen is not None:
             spec["language"] = chosen.value
-            remarks.append(("spec.languages", f"{languages} is built as {chosen.value}"))
+            remarks.append(("spec", f"language {', '.join(languages)} is built as {chosen.value}"))
+    elif isinstance(language, str):
+        spec["language"] = language.lower()
     if isinstance(hardware := spec.get("target_hardware"), str):
         spec["target_hardware"] = [hardware]
     return spec
