@@ -1,0 +1,130 @@
+"""The trace set that ships: it loads whole, is as large as it says, and every file in it fits the others. No torch."""
+
+import ast
+import json
+from pathlib import Path
+
+import pytest
+
+from flashinfer_bench.data import Definition, EvaluationStatus, SafetensorsInput, Solution, SupportedLanguages, TraceSet
+
+ROOT = Path(__file__).parents[1] / "flashinfer-trace"
+WRONG = ROOT / "wrong"
+OP_TYPES = set("gemm rmsnorm rope gqa_paged gqa_ragged mla_paged gdn moe sampling dsa_paged lowbit".split())
+STORED = {
+    "bfloat16": "BF16",
+    "float32": "F32",
+    "float8_e4m3fn": "F8_E4M3",
+    "int8": "I8",
+    "int32": "I32",
+    "int64": "I64",
+}
+BUNDLED = TraceSet.from_path(ROOT)
+WRONG_SET = TraceSet.from_path(WRONG)
+SOLUTIONS = [solution for group in BUNDLED.solutions.values() for solution in group]
+EVERY_DEFINITION = pytest.mark.parametrize("definition", BUNDLED.definitions.values(), ids=lambda d: d.name)
+
+
+def read_tensors(blob: Path) -> dict[str, tuple[str, list[int]]]:
+    """Read dtype and shape of each tensor off the header of a safetensors file."""
+    with blob.open("rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    return {key: (entry["dtype"], entry["shape"]) for key, entry in header.items() if key != "__metadata__"}
+
+
+def blobs_of(definition: Definition) -> list[tuple[str, SafetensorsInput, dict[str, int]]]:
+    workloads = [trace.workload for trace in BUNDLED.workloads[definition.name]]
+    return [
+        (name, source, dict(workload.axes))
+        for workload in workloads
+        for name, source in workload.inputs.items()
+        if isinstance(source, SafetensorsInput)
+    ]
+
+
+def count_parameters(solution: Solution) -> int:
+    tree = ast.parse(solution.get_entry_source().content)
+    symbol = solution.get_entry_symbol()
+    return next(len(n.args.args) for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == symbol)
+
+
+def test_it_loads_without_issues() -> None:
+    assert [str(issue) for issue in BUNDLED.issues] == []
+
+
+def test_it_covers_every_op_type_and_is_as_large_as_promised() -> None:
+    assert {definition.op_type for definition in BUNDLED.definitions.values()} == OP_TYPES
+    assert len(BUNDLED.definitions) >= 12
+    assert sum(len(workloads) for workloads in BUNDLED.workloads.values()) >= 30
+
+
+def test_it_stays_small() -> None:
+    folders = ("definitions", "solutions", "workloads", "blob")
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) < 5_000_000
+
+
+@EVERY_DEFINITION
+def test_a_definition_can_run_and_has_workloads_and_two_solutions_or_more(definition: Definition) -> None:
+    authors = {solution.author for solution in BUNDLED.solutions[definition.name]}
+    assert definition.is_runnable
+    assert "plain" in authors
+    assert len(authors) >= 2
+    assert len(BUNDLED.workloads[definition.name]) >= 2
+
+
+@EVERY_DEFINITION
+def test_blobs_have_the_shapes_and_dtypes_that_the_definition_says(definition: Definition) -> None:
+    for name, source, axes in blobs_of(definition):
+        stored = read_tensors(ROOT / source.path)[source.tensor_key]
+        names = list(definition.inputs)
+        shape = definition.get_input_shapes(axes)[names.index(name)]
+        assert stored == (STORED[definition.inputs[name].dtype], list(shape or ())), f"{name} in {source.path}"
+
+
+@EVERY_DEFINITION
+def test_no_index_is_left_to_chance(definition: Definition) -> None:
+    indices = {n for n, spec in definition.inputs.items() if spec.dtype in {"int32", "int64"} and spec.shape}
+    from_files = {(source.path, name) for name, source, _ in blobs_of(definition)}
+    for name in indices:
+        files = {path for path, stored in from_files if stored == name}
+        assert len(files) == len(BUNDLED.workloads[definition.name]), name
+
+
+def test_no_blob_is_left_over() -> None:
+    used = {ROOT / source.path for definition in BUNDLED.definitions.values() for _, source, _ in blobs_of(definition)}
+    assert set((ROOT / "blob").rglob("*.safetensors")) == used
+
+
+@pytest.mark.parametrize("solution", SOLUTIONS, ids=lambda s: s.name)
+def test_a_solution_parses_and_takes_what_its_style_says(solution: Solution) -> None:
+    for source in solution.sources:
+        ast.parse(source.content)
+    definition = BUNDLED.definitions[solution.definition]
+    outputs = len(definition.outputs) if solution.spec.declared_style else 0
+    assert count_parameters(solution) == len(definition.inputs) + outputs
+
+
+def test_solutions_come_in_every_kind_that_the_engine_must_build() -> None:
+    styles = [solution.spec.declared_style for solution in SOLUTIONS]
+    languages = [solution.spec.language for solution in SOLUTIONS]
+    assert styles.count(None) == 1
+    assert min(styles.count(True), styles.count(False)) >= 15
+    assert languages.count(SupportedLanguages.TRITON) >= 8
+    assert any(len(solution.sources) > 2 for solution in SOLUTIONS)
+
+
+def test_each_wrong_solution_has_an_expected_status() -> None:
+    expected = json.loads((WRONG / "expected.json").read_text())
+    names = {solution.name for group in WRONG_SET.solutions.values() for solution in group}
+    assert set(expected) == names
+    assert all(set(entry) <= {"status", "message_contains"} for entry in expected.values())
+    assert {EvaluationStatus(entry["status"]) for entry in expected.values()} == set(EvaluationStatus)
+
+
+def test_the_wrong_ones_lie_over_the_set() -> None:
+    together = TraceSet.merge([BUNDLED, WRONG_SET])
+    wrong = [solution for group in together.solutions.values() for solution in group if solution.author == "wrong"]
+    assert together.issues == []
+    assert len(wrong) >= 20
+    assert {solution.definition for solution in wrong} <= set(BUNDLED.definitions)
