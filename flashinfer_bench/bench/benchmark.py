@@ -24,6 +24,7 @@ from flashinfer_bench.compile import unavailable_languages
 from flashinfer_bench.compile.cache import cache_root
 from flashinfer_bench.data import Evaluation, Trace, TraceSet
 from flashinfer_bench.data.store.record import TraceWriter
+from flashinfer_bench.errors import DataSetError
 
 GIB = 1 << 30
 
@@ -86,10 +87,16 @@ class Benchmark:
         Args:
             plan: from `plan()`.
             save_results: append each trace to the set on disk before its event is yielded.
+
+        Raises:
+            DataSetError: results are to be saved, and the set has no folder.
         """
         self.faults = []
         if not plan.jobs:
             return
+        if save_results:
+            for job in plan.jobs:
+                self._result_root(job)
         yield RunStarted(self.machine.devices, len(plan.jobs))
         writers: dict[Path, TraceWriter] = {}
         with self._fleet(plan) as fleet:
@@ -131,7 +138,7 @@ class Benchmark:
         return Fleet(
             self.machine.devices,
             hello_for=lambda device: self._hello(device, needs_triton=needs_triton),
-            blob_root_for=lambda job: self._trace_set.workload_roots[job.definition.name],
+            blob_root_for=lambda job: self._trace_set.blob_root(job.definition.name, job.workload.uuid) or Path.cwd(),
             cache_root=cache_root(os.environ).resolve(),
             seed=self.seed,
         )
@@ -167,6 +174,15 @@ class Benchmark:
         )
 
     def _save(self, writers: dict[Path, TraceWriter], job: Job, trace: Trace) -> None:
-        root = self._trace_set.solution_roots[job.solution.name]
+        """Append a trace to the set that the solution came from."""
+        root = self._result_root(job)
         writer = writers.setdefault(root, TraceWriter(root))
         writer.append(trace, author=job.solution.author, op_type=job.definition.op_type)
+
+    def _result_root(self, job: Job) -> Path:
+        root = self._trace_set.solution_roots.get(job.solution.name) or self._trace_set.root
+        if root is None:
+            raise DataSetError(
+                "the trace set was not loaded from a folder, so there is nowhere to save: save_results=False"
+            )
+        return root

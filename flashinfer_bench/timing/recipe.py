@@ -69,8 +69,9 @@ def batch_size(*, taken: int, wanted: int, sampling_s: float, left_s: float) -> 
     """Return how many readings to take next: one first, then what the rate so far lets fit into the budget."""
     if taken == 0:
         return 1 if wanted > 1 else wanted
-    fits = int(left_s / (sampling_s / taken)) if sampling_s > 0 else wanted
-    return max(1, min(wanted - taken, fits))
+    if left_s * taken >= (wanted - taken) * sampling_s:
+        return wanted - taken
+    return max(1, int(left_s * taken / sampling_s)) if left_s > 0 else 1
 
 
 def summarise(trials: list[Trial]) -> Measured:

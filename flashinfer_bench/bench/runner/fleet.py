@@ -256,11 +256,10 @@ class Fleet:
         suspect = station.current if station.current is not None else (jobs[0].index if jobs else None)
         station.current = None
         yield Told(f"{reason}; {len(jobs)} of its jobs go back to the queue")
+        queue.give_back([job for job in jobs if job.index != suspect or not was_ready])
         for job in jobs:
             if job.index == suspect and was_ready:
                 yield from self._retry_or_fault(queue, job, reason, retry=True)
-            else:
-                queue.give_back([job])
         station.failed_starts += 0 if was_ready else 1
         if station.failed_starts < FAILED_STARTS:
             self._start(station)

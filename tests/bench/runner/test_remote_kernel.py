@@ -1,0 +1,213 @@
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+import torch
+
+from flashinfer_bench.bench.runner.remote_kernel import (
+    KernelMetadata,
+    MeasurePlan,
+    OutputSpec,
+    RemoteKernel,
+    choose_style,
+)
+from flashinfer_bench.bench.runner.shared_arena import SharedArena
+from flashinfer_bench.bench.runner.worker_process import WorkerProcess
+from flashinfer_bench.compile import Artifact
+from flashinfer_bench.errors import SolutionFailure
+from flashinfer_bench.worker.protocol import Signature
+from tests.kit.workers import running_template, worker_order
+
+pytestmark = pytest.mark.cpu
+OUTPUTS = [OutputSpec("y", (4,), torch.float32)]
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory):
+    with running_template(tmp_path_factory.mktemp("session") / "run") as socket:
+        yield socket
+
+
+@pytest.fixture
+def open_kernel(template, tmp_path):
+    """Return a context manager that gives a loaded kernel of some source, y = f(x) with four float32 elements."""
+
+    @contextmanager
+    def opened(source, *, outputs=OUTPUTS, declared=None, allowed_s=10.0):
+        folder = tmp_path / "artifact"
+        folder.mkdir()
+        (folder / "main.py").write_text(source)
+        with (
+            WorkerProcess(template, worker_order(), tmp_path / "home") as worker,
+            SharedArena(torch.device("cpu")) as arena,
+        ):
+            worker.wait_ready()
+            kernel = RemoteKernel(
+                worker,
+                arena,
+                outputs,
+                KernelMetadata("s", "d", True),
+                allowed_s=allowed_s,
+                plan=MeasurePlan(2, 5, 1.0),
+                quiesce=lambda: None,
+                input_names=["x"],
+            )
+            signature = kernel.load(Artifact(folder, "main.py", "run"))
+            style = choose_style(signature, inputs=1, outputs=len(outputs), declared=declared)
+            kernel.metadata = replace(kernel.metadata, destination_passing_style=style == "dps")
+            yield kernel
+
+    return opened
+
+
+X = torch.arange(4.0)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def run(x):\n    return x * 2",
+        "def run(x):\n    return (x * 2,)",
+        "def run(x, y):\n    y.copy_(x * 2)",
+        "def run(*args):\n    args[1].copy_(args[0] * 2)",
+    ],
+    ids=["value", "tuple", "dps", "any arity is dps"],
+)
+def test_both_calling_styles_give_the_same_outputs(open_kernel, source):
+    with open_kernel(source) as kernel:
+        (result,) = kernel(X)
+        given = torch.empty(4)
+        kernel(X, given)
+    assert torch.equal(result, X * 2)
+    assert torch.equal(given, X * 2)
+
+
+def test_an_output_that_is_not_written_is_poison(open_kernel):
+    with open_kernel("def run(x, y):\n    y[:2] = 1") as kernel:
+        (result,) = kernel(X)
+    assert result[:2].tolist() == [1, 1]
+    assert result[2:].isnan().all()
+
+
+def test_results_of_an_earlier_call_are_not_overwritten_by_a_later_one(open_kernel):
+    with open_kernel("def run(x, y):\n    y.copy_(x)") as kernel:
+        (first,) = kernel(X)
+        kernel(X + 1)
+    assert torch.equal(first, X)
+
+
+def test_a_call_may_grow_the_arena(open_kernel):
+    big = [OutputSpec("y", (1 << 20,), torch.float32)]
+    with open_kernel("def run(x, y):\n    y.fill_(0)\n    y[: len(x)] = x", outputs=big) as kernel:
+        kernel(X)
+        (result,) = kernel(torch.ones(1 << 20))
+    assert result.sum() == 1 << 20
+
+
+def test_a_measurement_has_a_reading_per_iteration(open_kernel):
+    with open_kernel("def run(x, y):\n    y.copy_(x)") as kernel:
+        measured = kernel.measure([[X], [X]])
+    assert measured.record["method"] == "wall"
+    assert (measured.record["samples"], len(measured.trials)) == (10, 2)
+    assert measured.latency_ms > 0
+
+
+@pytest.mark.parametrize(
+    ("source", "status", "message"),
+    [
+        ("def run(x):\n    raise ValueError('boom')", "RUNTIME_ERROR", "ValueError in the call: boom"),
+        ("import sys\ndef run(x):\n    sys.exit(0)", "RUNTIME_ERROR", "SystemExit"),
+        ("import os\ndef run(x):\n    os._exit(0)", "RUNTIME_ERROR", "exit code 0"),
+        ("import ctypes\ndef run(x):\n    ctypes.string_at(0)", "RUNTIME_ERROR", "SIGSEGV"),
+        ("class E(Exception):\n    __str__ = None\ndef run(x):\n    raise E", "RUNTIME_ERROR", "could not be read"),
+        ("def run(x):\n    return x, x", "INCORRECT_SHAPE", "returned 2 values, the definition has 1 outputs: y"),
+        ("def run(x):\n    return ()", "INCORRECT_SHAPE", "returned 0 values"),
+        ("def run(x):\n    return x[:2]", "INCORRECT_SHAPE", r"shape \[2\], expected \[4\]"),
+        ("def run(x):\n    return 1.0", "INCORRECT_SHAPE", "Python float"),
+        ("def run(x):\n    return None", "INCORRECT_DTYPE", "NoneType"),
+        ("def run(x):\n    return x.double()", "INCORRECT_DTYPE", "float64, expected float32"),
+        (
+            "import torch\nclass T(torch.Tensor): pass\ndef run(x):\n    return x.as_subclass(T)",
+            "INCORRECT_DTYPE",
+            "plain",
+        ),
+        ("def run(x):\n    x += 1\n    return x", "INCORRECT_NUMERICAL", "input 'x' was changed"),
+        ("def run(x):\n    while True: pass", "TIMEOUT", "the call was still running after"),
+    ],
+)
+def test_what_goes_wrong_in_a_call_has_its_status(open_kernel, source, status, message):
+    with open_kernel(source, allowed_s=2.0 if status == "TIMEOUT" else 10.0) as kernel:
+        with pytest.raises(SolutionFailure, match=message) as failure:
+            kernel(X)
+    assert failure.value.status == status
+
+
+@pytest.mark.parametrize(
+    ("source", "status", "message"),
+    [
+        ("import no_such_module\ndef run(x): pass", "COMPILE_ERROR", "No module named 'no_such_module'"),
+        ("def other(x): pass", "COMPILE_ERROR", "no function 'run'; it has: other"),
+        ("import os\nos._exit(1)", "COMPILE_ERROR", "during the import"),
+        ("while True: pass", "TIMEOUT", "the import was still running"),
+        ("def run(a, b, c): pass", "COMPILE_ERROR", r"found run\(a, b, c\)"),
+    ],
+)
+def test_what_goes_wrong_at_import_has_its_status(open_kernel, source, status, message):
+    with pytest.raises(SolutionFailure, match=message) as failure:
+        with open_kernel(source, allowed_s=2.0 if status == "TIMEOUT" else 10.0):
+            pass
+    assert failure.value.status == status
+
+
+FORGER = """
+import json, os, struct
+def run(x):
+    body = json.dumps({answer}).encode()
+    for fd in range(3, 64):
+        try:
+            os.write(fd, struct.pack(">I", len(body)) + body)
+        except OSError:
+            pass
+    return x * 2
+"""
+
+
+def test_readings_that_add_up_to_more_than_the_time_outside_are_refused(open_kernel):
+    answer = '{"id": 4, "samples_ns": [10**12], "stop": "count", "facts": {}}'
+    with open_kernel(FORGER.replace("{answer}", answer)) as kernel, pytest.raises(SolutionFailure):
+        kernel(X)
+        kernel.measure([[X]])
+
+
+def test_a_frame_out_of_protocol_is_the_solutions_doing(open_kernel):
+    with open_kernel(FORGER.replace("{answer}", '{"verdict": "PASSED"}')) as kernel:
+        with pytest.raises(SolutionFailure, match="out of protocol") as failure:
+            kernel(X)
+    assert failure.value.status == "RUNTIME_ERROR"
+
+
+def sign(minimum, maximum):
+    return Signature(text="(...)", minimum=minimum, maximum=maximum)
+
+
+@pytest.mark.parametrize(
+    ("signature", "declared", "style"),
+    [
+        (sign(3, 3), None, "dps"),
+        (sign(2, 2), None, "value"),
+        (sign(2, 3), None, "dps"),
+        (sign(0, None), None, "dps"),
+        (sign(2, 3), False, "value"),
+        (sign(3, 3), True, "dps"),
+        (None, None, "dps"),
+        (None, False, "value"),
+    ],
+)
+def test_the_declared_style_decides_and_else_the_arity(signature, declared, style):
+    assert choose_style(signature, inputs=2, outputs=1, declared=declared) == style
+
+
+@pytest.mark.parametrize(("signature", "declared"), [(sign(2, 2), True), (sign(3, 3), False), (sign(4, 5), None)])
+def test_a_signature_that_fits_no_style_shows_both(signature, declared):
+    with pytest.raises(SolutionFailure, match=r"(?s)expected .* arguments.*found run\(\.\.\.\)"):
+        choose_style(signature, inputs=2, outputs=1, declared=declared)

@@ -1,0 +1,48 @@
+import pytest
+
+from flashinfer_bench.worker.protocol import Called, Failed, Loaded, Sampled, check_answer
+from flashinfer_bench.worker.wire import WireError
+
+SAMPLED = {"id": 3, "samples_ns": [5, 6], "stop": "count", "facts": {"method": "wall"}}
+
+
+def test_a_sound_answer_becomes_a_value():
+    assert check_answer(SAMPLED, 3, Sampled).samples_ns == [5, 6]
+
+
+def test_an_error_is_an_answer_to_any_request():
+    error = {"type": "ValueError", "message": "no", "traceback": ""}
+    assert isinstance(check_answer({"id": 1, "error": error}, 1, Called), Failed)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"samples_ns": []},
+        {"samples_ns": [-1]},
+        {"samples_ns": ["5"]},
+        {"samples_ns": [1.5]},
+        {"samples_ns": [float("nan")]},
+        {"samples_ns": [10**18]},
+        {"stop": "because"},
+        {"verdict": "PASSED"},
+        {"facts": {"x": [1]}},
+        {"id": 4},
+        {"id": "3"},
+    ],
+    ids=str,
+)
+def test_a_claim_out_of_bounds_is_refused(change):
+    with pytest.raises(WireError):
+        check_answer({**SAMPLED, **change}, 3, Sampled)
+
+
+def test_a_missing_part_is_named():
+    with pytest.raises(WireError, match="signature"):
+        check_answer({"id": 1}, 1, Loaded)
+
+
+def test_texts_are_bounded():
+    error = {"type": "E", "message": "x" * 20_000, "traceback": ""}
+    with pytest.raises(WireError, match=r"error\.message"):
+        check_answer({"id": 1, "error": error}, 1, Called)

@@ -1,0 +1,66 @@
+import os
+import socket
+
+import pytest
+
+from flashinfer_bench.worker.wire import HEADER, FrameReader, WireClosed, WireError, encode_frame, send_frame
+
+
+@pytest.fixture
+def pair():
+    left, right = socket.socketpair()
+    yield left, right
+    left.close()
+    right.close()
+
+
+def test_a_frame_arrives_as_it_was_sent(pair):
+    send_frame(pair[0], {"verb": "load", "n": [1, 2.5, None, "ü"]})
+    assert FrameReader(pair[1]).read() == {"verb": "load", "n": [1, 2.5, None, "ü"]}
+
+
+def test_frames_that_arrive_in_pieces_are_put_together(pair):
+    data = encode_frame({"a": 1}) + encode_frame({"b": 2})
+    reader = FrameReader(pair[1])
+    found = []
+    for byte in data:
+        pair[0].send(bytes([byte]))
+        reader.pump()
+        found.append(reader.pop())
+    assert [frame for frame in found if frame] == [{"a": 1}, {"b": 2}]
+
+
+def test_descriptors_travel_with_a_frame(pair):
+    read_end, write_end = os.pipe()
+    send_frame(pair[0], {"verb": "bind"}, [write_end])
+    reader = FrameReader(pair[1])
+    reader.read()
+    (received,) = reader.take_fds()
+    os.write(received, b"x")
+    assert os.read(read_end, 1) == b"x"
+    for fd in (read_end, write_end, received):
+        os.close(fd)
+
+
+def test_a_frame_over_the_limit_is_refused_before_it_is_read(pair):
+    pair[0].send(HEADER.pack(1 << 31))
+    reader = FrameReader(pair[1], max_bytes=1024)
+    reader.pump()
+    with pytest.raises(WireError, match="over the limit"):
+        reader.pop()
+
+
+@pytest.mark.parametrize("body", [b"\x80\x04K\x01.", b"[1]", b'"text"', b"{", b"[" * 100_000], ids=repr)
+def test_what_is_not_a_json_object_is_refused(pair, body):
+    pair[0].send(HEADER.pack(len(body)) + body[:60_000])
+    reader = FrameReader(pair[1])
+    reader.pump()
+    pair[0].send(body[60_000:]) and reader.pump()
+    with pytest.raises(WireError):
+        reader.pop()
+
+
+def test_the_end_of_the_stream_is_told(pair):
+    pair[0].close()
+    with pytest.raises(WireClosed):
+        FrameReader(pair[1]).read()
