@@ -10,7 +10,19 @@ from flashinfer_bench.data import Definition, EvaluationStatus, SafetensorsInput
 
 ROOT = Path(__file__).parents[1] / "flashinfer-trace"
 WRONG = ROOT / "wrong"
-OP_TYPES = set("gemm rmsnorm rope gqa_paged gqa_ragged mla_paged gdn moe sampling dsa_paged lowbit".split())
+OP_TYPES = {
+    "gemm",
+    "rmsnorm",
+    "rope",
+    "gqa_paged",
+    "gqa_ragged",
+    "mla_paged",
+    "gdn",
+    "moe",
+    "sampling",
+    "dsa_paged",
+    "lowbit",
+}
 STORED = {
     "bfloat16": "BF16",
     "float32": "F32",
