@@ -21,7 +21,7 @@ from flashinfer_bench.cli.settings import (
     section_settings,
     top_settings,
 )
-from flashinfer_bench.cli.tables import Column, available_width, render_table
+from flashinfer_bench.cli.tables import Column, Row, available_width, render_table
 from flashinfer_bench.data import Definition, TraceSet
 from flashinfer_bench.errors import ConfigError, Misuse
 
@@ -62,9 +62,9 @@ def _find(trace_set: TraceSet, name: str) -> Definition:
 
 
 def _text(groups: Groups, width: int) -> str:
-    rows = []
+    rows: list[Row] = []
     for heading, settings in groups.items():
-        rows += [[heading, "", ""]] if heading else []
+        rows += [heading] if heading else []
         indent = "  " if heading else ""
         rows += [[f"{indent}{setting.name}", format_value(setting.value), setting.origin] for setting in settings]
     return render_table([Column("Setting"), Column("Value"), Column("From")], rows, width)

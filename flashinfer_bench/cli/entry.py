@@ -9,11 +9,12 @@ import argparse
 import importlib
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 from flashinfer_bench.cli.output import tolerate_narrow_encodings, write_err, write_problems
 from flashinfer_bench.cli.parser import COMMAND_FLAG, make_parser, parse_command_line
-from flashinfer_bench.errors import FlashInferBenchError
+from flashinfer_bench.errors import FlashInferBenchError, Misuse
 
 INTERRUPTED: Final = 130
 
@@ -32,12 +33,16 @@ def run_command_line(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     tolerate_narrow_encodings()
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments:
+        make_parser()[0].print_help(sys.stderr)
+        return Misuse.exit_code
+    return call(lambda: _import_command(parse_command_line(arguments))())
+
+
+def call(command: Callable[[], int]) -> int:
+    """Call something that may be refused, fail or be interrupted, and return the exit code; no traceback for these."""
     try:
-        if not arguments:
-            make_parser()[0].print_help(sys.stderr)
-            return 2
-        args = parse_command_line(arguments)
-        return _command(args)(args)
+        return command()
     except FlashInferBenchError as error:
         write_problems(str(error))
         return error.exit_code
@@ -46,7 +51,7 @@ def run_command_line(argv: Sequence[str] | None = None) -> int:
         return INTERRUPTED
 
 
-def _command(args: argparse.Namespace) -> Callable[[argparse.Namespace], int]:
+def _import_command(args: argparse.Namespace) -> Callable[[], int]:
     module, function = MODULES[getattr(args, COMMAND_FLAG)]
     command: Callable[[argparse.Namespace], int] = getattr(importlib.import_module(module), function)
-    return command
+    return partial(command, args)

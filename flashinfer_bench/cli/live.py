@@ -14,14 +14,14 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, Notice, RunStarted
+from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, Notice
 from flashinfer_bench.bench.plan import Job
 from flashinfer_bench.cli.output import write_err
 from flashinfer_bench.cli.tables import count, format_duration, format_latency, format_speedup, shorten_uuid
 from flashinfer_bench.cli.tally import Tally
 from flashinfer_bench.data import Evaluation
 from flashinfer_bench.report.summary import measured_speedup
-from flashinfer_bench.report.verdict import reason_of, to_one_line
+from flashinfer_bench.report.verdict import first_reason, reason_of, to_one_line
 
 REFRESHES_PER_SECOND: Final = 4
 REASON_SHOWN: Final = 120
@@ -79,6 +79,7 @@ class LiveProgress:
     def __init__(self, stream: TextIO, clock: Clock = time.monotonic) -> None:
         self._clock = clock
         self._tally = Tally()
+        self._told: set[str] = set()
         self._console = Console(file=stream, highlight=False, markup=False, emoji=False)
         self._live = Live(
             get_renderable=self._render,
@@ -99,9 +100,10 @@ class LiveProgress:
         self._live.stop()
 
     def show(self, event: Event) -> None:
-        """Take the event in; notices and faults scroll by above the display."""
+        """Take the event in; notices and faults scroll by above the display, equal ones once."""
         self._tally.observe(event, self._clock())
-        if isinstance(event, Notice | JobFaulted):
+        if isinstance(event, Notice | JobFaulted) and event.message not in self._told:
+            self._told.add(event.message)
             self._console.print(Text(describe_event(event, self._tally)))
 
     def _render(self) -> Group:
@@ -118,16 +120,13 @@ def choose_progress(stream: TextIO, *, quiet: bool) -> Progress:
 def describe_event(event: Event, tally: Tally) -> str:
     """Return the line that tells an event; empty for those that need none."""
     match event:
-        case RunStarted():
-            devices = ", ".join(f"{device.label} ({device.name})" for device in event.devices)
-            return f"{count(event.jobs, 'job')} on {devices}"
         case JobFinished():
             verdict = describe_verdict(event.trace.evaluation) if event.trace.evaluation else ""
             return f"{_position(tally)} {describe_job(event.job)} on {event.device.label}: {verdict}"
         case JobFaulted():
-            return f"{_position(tally)} {describe_job(event.job)}: NO VERDICT: {to_one_line(event.message)}"
+            return f"{_position(tally)} {describe_job(event.job)}: NO VERDICT: {_bounded(first_reason(event.message))}"
         case Notice():
-            return f"note: {to_one_line(event.message)}"
+            return f"note: {first_reason(event.message)}"
         case _:
             return ""
 
@@ -141,8 +140,7 @@ def describe_verdict(evaluation: Evaluation) -> str:
     """Return the status, with the numbers of a pass or the reason of a failure."""
     performance = evaluation.performance
     if performance is None:
-        reason = reason_of(evaluation)
-        reason = reason if len(reason) <= REASON_SHOWN else f"{reason[: REASON_SHOWN - 1]}…"
+        reason = _bounded(reason_of(evaluation))
         return f"{evaluation.status.value}: {reason}" if reason else evaluation.status.value
     speedup = measured_speedup(evaluation)
     times = f", {format_speedup(speedup)}" if speedup is not None else ""
@@ -192,6 +190,10 @@ def _device_lines(tally: Tally, now: float) -> Iterable[str]:
 def _one_row(text: Text) -> Text:
     text.no_wrap, text.overflow = True, "ellipsis"
     return text
+
+
+def _bounded(reason: str) -> str:
+    return reason if len(reason) <= REASON_SHOWN else f"{reason[: REASON_SHOWN - 1]}…"
 
 
 def _position(tally: Tally) -> str:

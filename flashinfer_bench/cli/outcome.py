@@ -11,8 +11,9 @@ from typing import Any, Final
 from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, RunStarted
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.plan import Job, Plan
+from flashinfer_bench.cli.live import describe_job
 from flashinfer_bench.cli.plan_text import describe_skips, plan_counts, skip_documents
-from flashinfer_bench.cli.tables import count, format_duration, shorten_uuid, wrap_line
+from flashinfer_bench.cli.tables import count, format_duration, wrap_line
 from flashinfer_bench.cli.verdict_tables import render_summary
 from flashinfer_bench.data import Evaluation, Trace, TraceSet
 from flashinfer_bench.data.store.layout import traces_path
@@ -21,7 +22,8 @@ from flashinfer_bench.report.verdict import is_timing_meaningful, reason_of, to_
 
 FORMAT_VERSION: Final = 1
 """Version of the JSON document. 1: the first."""
-SHOWN_UUIDS: Final = 3
+SHOWN_JOBS: Final = 3
+FAULT_LINES: Final = 20
 RAN, FAILED, INTERRUPTED = 0, 1, 130
 
 
@@ -81,8 +83,9 @@ def render_outcome(outcome: Outcome, width: int) -> str:
     """Lay out the table, the reasons of failures, what has no verdict and what was skipped, and the totals."""
     rows = summarise(outcome.traces, _expected(outcome))
     parts = [render_summary(rows, width)] if rows else []
-    parts += _section("No verdict", _describe_faults(outcome.faults), width)
-    parts += _section("Skipped", describe_skips(outcome.plan.skips), width)
+    parts += _describe_faults(outcome.faults, width)
+    skips = [wrap_line(line, width) for line in describe_skips(outcome.plan.skips)]
+    parts += ["\n".join([*skips, ""])] if skips else []
     return "\n".join([*parts, wrap_line(_totals(outcome), width) + "\n"])
 
 
@@ -116,23 +119,33 @@ def _trace_file(job: Job, trace_set: TraceSet) -> Path | None:
     return traces_path(root, author=job.solution.author, op_type=job.definition.op_type, definition=job.definition.name)
 
 
-def _section(title: str, lines: list[str], width: int) -> list[str]:
-    return ["\n".join([title, *(wrap_line(line, width, 2) for line in lines), ""])] if lines else []
-
-
-def _describe_faults(faults: Iterable[JobFaulted]) -> list[str]:
-    groups: dict[tuple[str, str], list[Job]] = {}
+def _describe_faults(faults: Iterable[JobFaulted], width: int) -> list[str]:
+    """Return the section of the faults: each message once and whole, under the jobs that it befell."""
+    groups: dict[str, list[Job]] = {}
     for fault in faults:
-        groups.setdefault((fault.job.definition.name, to_one_line(fault.message)), []).append(fault.job)
-    return [_describe_fault(definition, message, jobs) for (definition, message), jobs in groups.items()]
+        groups.setdefault(fault.message, []).append(fault.job)
+    lines = ["No verdict (nothing that a solution did)"] if groups else []
+    for message, jobs in groups.items():
+        lines += [wrap_line(name, width, 2) for name in _some_jobs(jobs)]
+        lines += [wrap_line(line.strip(), width, 4 + _indent(line)) for line in _bounded_lines(message)]
+    return ["\n".join([*lines, ""])] if lines else []
 
 
-def _describe_fault(definition: str, message: str, jobs: list[Job]) -> str:
-    uuids = list(dict.fromkeys(shorten_uuid(job.workload.uuid) for job in jobs))
-    solutions = list(dict.fromkeys(job.solution.name for job in jobs))
-    who = solutions[0] if len(solutions) == 1 else count(len(solutions), "solution")
-    where = ", ".join(uuids[:SHOWN_UUIDS]) + (", …" if len(uuids) > SHOWN_UUIDS else "")
-    return f"{definition} / {who} on {where}: {message}"
+def _bounded_lines(message: str) -> list[str]:
+    lines = [" " * _indent(line) + to_one_line(line) for line in message.splitlines() if line.strip()]
+    if len(lines) <= FAULT_LINES:
+        return lines
+    half = FAULT_LINES // 2
+    return [*lines[:half], "…", *lines[-half:]]
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip(" "))
+
+
+def _some_jobs(jobs: list[Job]) -> list[str]:
+    more = [f"and {count(len(jobs) - SHOWN_JOBS, 'more job')}"] if len(jobs) > SHOWN_JOBS else []
+    return [*map(describe_job, jobs[:SHOWN_JOBS]), *more]
 
 
 def _totals(outcome: Outcome) -> str:

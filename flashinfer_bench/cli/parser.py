@@ -339,7 +339,7 @@ def _leading_words(argv: Sequence[str]) -> list[str]:
 def _check_word(word: str, known: Iterable[str], what: str) -> None:
     names = list(known)
     if word not in names:
-        near = _nearest(word, names)
+        near = _nearest(word, names, cutoff=0.6)
         hint = f"did you mean {near}?" if near else f"known: {', '.join(names)}"
         raise Misuse(f"unknown {what} {word}; {hint}")
 
@@ -353,12 +353,12 @@ def _describe_unknown(rest: Sequence[str], parser: Parser) -> list[str]:
 
 def _describe_unknown_flag(flag: str, parser: Parser) -> str:
     wanted = "--" + flag.lstrip("-").replace("_", "-").lower()
-    near = _nearest(wanted, parser.flags())
+    near = _nearest(wanted, parser.flags(), cutoff=0.7)
     hint = f"did you mean {near}?" if near else f"see {parser.prog} --help"
     return f"unknown flag {flag}; {hint}"
 
 
-def _nearest(word: str, known: Sequence[str]) -> str | None:
+def _nearest(word: str, known: Sequence[str], *, cutoff: float) -> str | None:
     begun = [name for name in known if name.startswith(word)]
-    near = difflib.get_close_matches(word, known, n=1, cutoff=0.7)
+    near = difflib.get_close_matches(word, known, n=1, cutoff=cutoff)
     return next(iter(near or begun), None)

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import os
 import shutil
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TextIO
 
-from rich.box import SIMPLE_HEAD
-from rich.cells import cell_len
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+from rich.cells import cell_len, chop_cells
+
+from flashinfer_bench.report.verdict import to_printable
 
 ABSENT: Final = "\u2013"
 """What a table has where there is no number."""
@@ -22,7 +19,7 @@ UNLIMITED: Final = 100_000
 """Width of a file or a pipe: nothing is folded there."""
 NARROWEST: Final = 40
 GAP: Final = 2
-"""Between columns: one of padding, one where the box would have its line."""
+NARROWEST_COLUMN: Final = 8
 UUID_SHOWN: Final = 8
 
 
@@ -34,27 +31,58 @@ class Column:
     is_number: bool = False
 
 
-def render_table(columns: Sequence[Column], rows: Iterable[Sequence[str]], width: int) -> str:
+Row = Sequence[str] | str
+"""The cells of a row, or a line of its own across all columns."""
+
+
+def render_table(columns: Sequence[Column], rows: Sequence[Row], width: int) -> str:
     """Lay rows out; names fold where the width is too small for them, numbers never do."""
-    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    for column in columns:
-        table.add_column(
-            Text(column.heading),
-            justify="right" if column.is_number else "left",
-            no_wrap=column.is_number,
-            overflow="fold",
-        )
+    rows = [to_printable(row) if isinstance(row, str) else [to_printable(cell) for cell in row] for row in rows]
+    widths = _fit(columns, _natural_widths(columns, rows), width)
+    rule = "─" * (sum(widths) + GAP * (len(widths) - 1))
+    lines = [*_row_lines(columns, widths, [column.heading for column in columns]), rule]
     for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
-    out = io.StringIO()
-    Console(file=out, width=width, color_system=None, legacy_windows=False).print(table)
-    return "".join(f"{line.rstrip()}\n" for line in out.getvalue().splitlines())
+        lines += chop_cells(row, width) if isinstance(row, str) else _row_lines(columns, widths, row)
+    return "".join(f"{line.rstrip()}\n" for line in lines)
 
 
-def natural_width(columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> int:
+def natural_width(columns: Sequence[Column], rows: Sequence[Row]) -> int:
     """Return the width that a table needs to show everything unfolded."""
-    listed = [[column.heading for column in columns], *rows]
-    return sum(max(map(cell_len, cells)) for cells in zip(*listed, strict=True)) + GAP * len(columns)
+    return sum(_natural_widths(columns, rows)) + GAP * (len(columns) - 1)
+
+
+def _natural_widths(columns: Sequence[Column], rows: Sequence[Row]) -> list[int]:
+    listed = [[column.heading for column in columns], *(row for row in rows if not isinstance(row, str))]
+    return [max(map(cell_len, cells)) for cells in zip(*listed, strict=True)]
+
+
+def _fit(columns: Sequence[Column], widths: Sequence[int], limit: int) -> list[int]:
+    """Narrow the widest columns of names until the table fits."""
+    fitted = list(widths)
+    names = [index for index, column in enumerate(columns) if not column.is_number]
+    excess = sum(fitted) + GAP * (len(fitted) - 1) - limit
+    while excess > 0 and names:
+        widest = max(names, key=lambda index: fitted[index])
+        if fitted[widest] <= NARROWEST_COLUMN:
+            break
+        fitted[widest] -= 1
+        excess -= 1
+    return fitted
+
+
+def _row_lines(columns: Sequence[Column], widths: Sequence[int], cells: Sequence[str]) -> list[str]:
+    folded = [chop_cells(cell, width) or [""] for cell, width in zip(cells, widths, strict=True)]
+    height = max(map(len, folded))
+    padded = [[*parts, *[""] * (height - len(parts))] for parts in folded]
+    return [
+        (" " * GAP).join(_pad(*item) for item in zip(columns, widths, parts, strict=True))
+        for parts in zip(*padded, strict=True)
+    ]
+
+
+def _pad(column: Column, width: int, text: str) -> str:
+    space = " " * (width - cell_len(text))
+    return space + text if column.is_number else text + space
 
 
 def available_width(stream: TextIO, environment: Mapping[str, str] = os.environ) -> int:

@@ -8,6 +8,7 @@ from typing import Final, TypeVar
 from flashinfer_bench.cli.tables import (
     ABSENT,
     Column,
+    Row,
     count,
     format_latency,
     format_speedup,
@@ -39,7 +40,8 @@ def render_summary(rows: Sequence[SummaryRow], width: int) -> str:
     table = _by_definition([row.definition for row in rows], headings, cells, width)
     notes = [SUMMARY_NOTE] if any(row.latency_ms is not None for row in rows) else []
     notes += [TIMING_NOTE] if any(not row.timing_meaningful for row in rows) else []
-    return "\n".join([table, *_render_failures(rows, width), *(f"{wrap_line(note, width)}\n" for note in notes)])
+    texts = [table, *_render_failures(rows, width), "".join(f"{wrap_line(note, width)}\n" for note in notes)]
+    return "\n".join(filter(None, texts))
 
 
 def render_best(rows: Sequence[BestRow], width: int) -> str:
@@ -79,18 +81,18 @@ def _by_definition(
     definitions: Sequence[str], headings: Sequence[Column], cells: Sequence[Sequence[str]], width: int
 ) -> str:
     """Give the definition a column of its own where there is room, else a line above its rows."""
-    flat = [[definition, *line] for definition, line in zip(definitions, cells, strict=True)]
+    flat: list[Row] = [[definition, *line] for definition, line in zip(definitions, cells, strict=True)]
     columns = [Column("Definition"), *headings]
     if not cells or natural_width(columns, flat) <= width:
         return render_table(columns, flat, width)
-    lines: list[Sequence[str]] = []
+    lines: list[Row] = []
     previous = None
     for definition, line in zip(definitions, cells, strict=True):
         if definition != previous:
-            lines.append([definition, *("" for _ in line[1:])])
+            lines.append(definition)
         lines.append([f"  {line[0]}", *line[1:]])
         previous = definition
-    return render_table([Column(f"Definition / {headings[0].heading.lower()}"), *headings[1:]], lines, width)
+    return render_table(headings, lines, width)
 
 
 def _summary_cells(row: SummaryRow) -> list[str]:

@@ -128,7 +128,7 @@ def _failure_group(status: str, found: list[tuple[str, str]]) -> FailureGroup:
     return FailureGroup(status, reasons[0], tuple(uuid for _, uuid in found), is_exact=len(set(reasons)) == 1)
 
 
-def _rank(row: SummaryRow) -> tuple[str, str, float, float, float, str]:
+def _rank(row: SummaryRow) -> tuple[str, bool, str, float, float, float, str]:
     share = row.passed / row.judged if row.judged else -1.0
     latency = row.latency_ms if row.latency_ms is not None else float("inf")
-    return (row.definition, row.hardware, -share, -(row.speedup or 0.0), latency, row.solution)
+    return (row.definition, not row.hardware, row.hardware, -share, -(row.speedup or 0.0), latency, row.solution)

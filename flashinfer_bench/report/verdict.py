@@ -6,28 +6,43 @@ Traces come from foreign files too, so nothing under `extra` is trusted to have 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Final
 
 from flashinfer_bench.data import Evaluation, Trace
 
-REASON_LIMIT = 300
+REASON_LIMIT: Final = 300
 """Characters of a one-line reason; the rest is in the trace's log."""
+TRACEBACK: Final = "Traceback (most recent call last)"
 
 
 def reason_of(evaluation: Evaluation) -> str:
     """Give the line of the log that says why the solution failed; empty when the log is."""
-    lines = [line for line in evaluation.log.splitlines() if line.strip()]
+    return first_reason(evaluation.log)
+
+
+def first_reason(text: str) -> str:
+    """Give a message in one line: its first, and of a traceback in it the line that names the exception."""
+    lines = [line for line in text.splitlines() if line.strip()]
     if not lines:
         return ""
-    if lines[0].startswith("Traceback (most recent call last)"):
-        return to_one_line(_raised_line(lines))
-    return to_one_line(lines[0])
+    start = next((index for index, line in enumerate(lines) if TRACEBACK in line), None)
+    if start is None:
+        return to_one_line(lines[0])
+    before = (lines[0] if start else "").strip() or lines[start][: lines[start].index(TRACEBACK)].strip()
+    return to_one_line(" ".join(filter(None, [before, _raised_line(lines[start:])])))
 
 
 def to_one_line(text: str) -> str:
     """Make text safe for one line of a terminal: control characters shown as escapes, length bounded."""
-    flat = "".join(char if char.isprintable() else _escaped(char) for char in " ".join(text.split()))
+    flat = to_printable(" ".join(text.split()))
     return flat if len(flat) <= REASON_LIMIT else flat[: REASON_LIMIT - 1] + "…"
+
+
+def to_printable(text: str) -> str:
+    """Show control characters as escapes, so that text of a file cannot steer a terminal."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
 
 
 def is_timing_meaningful(evaluation: Evaluation) -> bool:
@@ -56,10 +71,6 @@ def judged(traces: Iterable[Trace]) -> list[tuple[Trace, Evaluation]]:
 def _raised_line(lines: list[str]) -> str:
     """Find the line of a traceback that names the exception: the first one that is not indented again."""
     return next((line for line in lines[1:] if not line[0].isspace()), lines[-1])
-
-
-def _escaped(char: str) -> str:
-    return char.encode("unicode_escape").decode("ascii")
 
 
 def _part(extra: dict[str, Any] | None, key: str) -> dict[str, Any]:

@@ -1,0 +1,97 @@
+"""What the command line accepts, and the one line that it says about what it does not."""
+
+import pytest
+
+from flashinfer_bench.cli import main
+from flashinfer_bench.cli.parser import given_overrides, make_parser, parse_command_line
+from flashinfer_bench.errors import Misuse
+
+ALL_COMMANDS = sorted(make_parser()[1])
+
+
+def overrides(*argv):
+    return given_overrides(parse_command_line(["run", "--local", "x", *argv]))
+
+
+def test_flags_that_are_not_given_override_nothing():
+    assert overrides() == {}
+
+
+def test_flags_become_configuration_fields():
+    given = overrides(
+        "--timeout", "5", "--rtol", "1e-3", "--no-profile-baseline", "--use-isolated-runner", "--seed", "7"
+    )
+    assert given == {
+        "timeout_seconds": 5,
+        "rtol": 1e-3,
+        "profile_baseline": False,
+        "use_isolated_runner": True,
+        "seed": 7,
+    }
+
+
+@pytest.mark.parametrize("argv", [("a", "b"), ("a,b",), ("a, b",), ("a", "--definitions", "b")])
+def test_names_are_separated_by_spaces_or_commas_and_flags_repeat(argv):
+    assert overrides("--definitions", *argv) == {"definitions": ["a", "b"]}
+
+
+def test_local_may_be_given_more_than_once():
+    assert parse_command_line(["list", "--local", "a", "--local", "b"]).local == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "line"),
+    [
+        ("run --iteratons 5", "unknown flag --iteratons; did you mean --iterations?"),
+        ("run --iteratons=5", "unknown flag --iteratons; did you mean --iterations?"),
+        ("run --use_isolated_runner", "unknown flag --use_isolated_runner; did you mean --use-isolated-runner?"),
+        ("run --iter 5", "unknown flag --iter; did you mean --iterations?"),
+        ("run --zzz", "unknown flag --zzz; see flashinfer-bench run --help"),
+        ("run path", "unexpected argument path; see flashinfer-bench run --help"),
+        ("run --iterations", "--iterations: expected one argument; see flashinfer-bench run --help"),
+        ("run --iterations x", "--iterations: needs a whole number, not 'x'; see flashinfer-bench run --help"),
+        ("run --rtol x", "--rtol: needs a number, not 'x'; see flashinfer-bench run --help"),
+        ("run --definitions ,", "--definitions: expected at least one name; see flashinfer-bench run --help"),
+        ("rnu", "unknown command rnu; did you mean run?"),
+        ("zzz", "unknown command zzz; known: run, list, validate, config, report"),
+        ("report", "report needs a command: summary or best"),
+        ("report bset", "unknown report command bset; did you mean best?"),
+        ("--zzz", "unknown flag --zzz; see flashinfer-bench --help"),
+    ],
+)
+def test_misuse_is_one_line_and_exit_code_2(argv, line, capsys):
+    assert main(argv.split()) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err == f"error: {line}\n"
+
+
+def test_all_unknown_flags_are_told_at_once():
+    with pytest.raises(Misuse, match=r"--iteratons[^\n]*\n.*--rtoll"):
+        parse_command_line(["run", "--iteratons", "5", "--rtoll", "1"])
+
+
+@pytest.mark.parametrize("module", ALL_COMMANDS)
+def test_the_help_of_every_command_has_an_example(module):
+    text = make_parser()[1][module].format_help()
+    assert f"flashinfer-bench {module.replace('_', ' ')} --local" in text or "--local flashinfer-trace" in text
+    assert "example:" in text
+
+
+@pytest.mark.parametrize("module", ALL_COMMANDS)
+def test_the_example_of_every_command_parses(module):
+    text = make_parser()[1][module].format_help()
+    example = text.split("example:")[1].split()[1:]
+    assert parse_command_line(example).command_module == module
+
+
+def test_help_goes_to_stdout(capsys):
+    with pytest.raises(SystemExit) as exit_info:
+        main(["run", "--help"])
+    assert exit_info.value.code == 0
+    assert "--require-passed" in capsys.readouterr().out
+
+
+def test_no_argument_shows_the_help_as_misuse(capsys):
+    assert main([]) == 2
+    assert "commands:" in capsys.readouterr().err

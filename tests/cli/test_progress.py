@@ -1,0 +1,99 @@
+"""What is shown while a run goes on."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from flashinfer_bench.bench.events import JobFaulted, JobStarted, Notice, RunStarted
+from flashinfer_bench.cli.live import LiveProgress, PlainProgress, QuietProgress, choose_progress, render_progress
+from flashinfer_bench.cli.tally import Tally
+from tests.cli.fake_engine import CPU, finished, make_jobs
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.fixture
+def jobs(tmp_path):
+    return make_jobs(tmp_path)
+
+
+def observe(events, step=1.0):
+    tally = Tally()
+    for index, event in enumerate(events):
+        tally.observe(event, index * step)
+    return tally
+
+
+def test_rate_and_time_left_count_from_the_first_job(jobs):
+    tally = observe([RunStarted((CPU,), 4), JobStarted(jobs[0], CPU), finished(jobs[0])], step=10.0)
+    assert tally.jobs_per_second(now=20.0) == pytest.approx(0.1)
+    assert tally.seconds_left(now=20.0) == pytest.approx(30.0)
+
+
+def test_before_the_first_verdict_there_is_no_rate(jobs):
+    tally = observe([RunStarted((CPU,), 4), JobStarted(jobs[0], CPU)])
+    assert tally.seconds_left(now=100.0) is None
+
+
+def test_faults_count_as_done_and_not_as_passed(jobs):
+    tally = observe([RunStarted((CPU,), 2), finished(jobs[0]), JobFaulted(jobs[1], "lost")])
+    assert (tally.done, tally.not_passed, tally.faulted) == (2, 1, 1)
+
+
+def test_a_device_runs_one_job_until_it_is_over(jobs):
+    tally = observe([JobStarted(jobs[0], CPU)])
+    assert tally.running["cpu"] == (jobs[0], 0.0)
+    tally.observe(JobFaulted(jobs[0], "lost"), 1.0)
+    assert tally.running == {}
+
+
+def test_without_a_terminal_there_is_one_line_a_finished_job(jobs):
+    lines = []
+    events = [
+        *(RunStarted((CPU,), 4), JobStarted(jobs[0], CPU), finished(jobs[0], latency_ms=0.5, speedup=2.0)),
+        *(JobStarted(jobs[1], CPU), finished(jobs[1], status="TIMEOUT", log="still running\nafter 3 s")),
+        *(Notice("waiting for a lock"), JobFaulted(jobs[2], "the blob is missing\nfetch it")),
+    ]
+    with PlainProgress(lines.append) as progress:
+        for event in events:
+            progress.show(event)
+    assert lines == [
+        "[1/4] double / double_python / w0 on cpu: PASSED 0.500 ms, 2.00x",
+        "[2/4, 1 not passed] double / double_python / w1 on cpu: TIMEOUT: still running",
+        "note: waiting for a lock",
+        "[3/4, 2 not passed] double / other / w0: NO VERDICT: the blob is missing",
+    ]
+
+
+def test_the_display_shows_counts_rate_and_what_each_device_does(jobs):
+    events = [RunStarted((CPU,), 4), JobStarted(jobs[0], CPU), finished(jobs[0]), JobStarted(jobs[1], CPU)]
+    console = Console(file=io.StringIO(), width=80)
+    console.print(render_progress(observe(events, step=2.0), now=10.0))
+    first, second, third = console.file.getvalue().splitlines()
+    assert first.startswith("1/4 jobs  0.125 jobs/s  0:24 left")
+    assert second == "PASSED 1"
+    assert third == "cpu  0:04  double / double_python / w1"
+
+
+def test_the_display_never_wraps(jobs):
+    console = Console(file=io.StringIO(), width=30)
+    console.print(render_progress(observe([RunStarted((CPU,), 4), JobStarted(jobs[0], CPU)]), now=1.0))
+    assert len(console.file.getvalue().splitlines()) == 3
+
+
+def test_the_live_display_tells_equal_faults_once_and_clears_itself(jobs):
+    terminal = Terminal()
+    with LiveProgress(terminal, clock=lambda: 0.0) as progress:
+        for event in [RunStarted((CPU,), 4), JobFaulted(jobs[0], "lost"), JobFaulted(jobs[1], "lost")]:
+            progress.show(event)
+    assert terminal.getvalue().count("NO VERDICT: lost") == 1
+
+
+def test_the_display_follows_where_stderr_goes():
+    assert isinstance(choose_progress(Terminal(), quiet=False), LiveProgress)
+    assert isinstance(choose_progress(io.StringIO(), quiet=False), PlainProgress)
+    assert isinstance(choose_progress(Terminal(), quiet=True), QuietProgress)

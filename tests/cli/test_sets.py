@@ -1,0 +1,103 @@
+"""Opening trace sets, and what `list` and `validate` say of them."""
+
+import json
+
+import pytest
+
+from flashinfer_bench.cli import main
+from flashinfer_bench.cli.sets import describe_issues
+from flashinfer_bench.data import LoadIssue
+from tests.cli.fake_engine import write_small_set
+from tests.kit import write_trace_set
+
+COMMANDS = ["list", "run", "validate", "report summary", "report best"]
+
+
+@pytest.fixture(autouse=True)
+def no_default_set(monkeypatch):
+    monkeypatch.delenv("FIB_DATASET_PATH", raising=False)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_without_a_set_there_is_one_clear_line(command, capsys):
+    assert main(command.split()) == 2
+    assert capsys.readouterr().err == "error: no trace set: give --local PATH, or set FIB_DATASET_PATH\n"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_missing_folders_are_told_all_at_once(command, capsys, tmp_path):
+    assert main([*command.split(), "--local", str(tmp_path / "a"), "--local", str(tmp_path / "b")]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.startswith("error: ") for line in lines] == [True, True]
+    assert str(tmp_path / "b") in lines[1]
+
+
+@pytest.mark.parametrize("command", ["list", "run", "report summary"])
+def test_an_empty_set_is_refused(command, capsys, tmp_path):
+    assert main([*command.split(), "--local", str(tmp_path)]) == 2
+    err = capsys.readouterr().err
+    assert "no definition" in err
+    assert "Traceback" not in err
+
+
+def test_the_environment_names_the_default_set(monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv("FIB_DATASET_PATH", str(write_small_set(tmp_path)))
+    assert main(["list"]) == 0
+    assert "double" in capsys.readouterr().out
+
+
+def test_list_counts_what_there_is(capsys, tmp_path):
+    assert main(["list", "--local", str(write_small_set(tmp_path))]) == 0
+    heading, _, row = capsys.readouterr().out.splitlines()
+    assert heading.split() == ["Definition", "Op", "type", "Workloads", "Solutions", "Traces"]
+    assert row.split() == ["double", "test", "2", "3", "0"]
+
+
+def test_list_in_json_names_the_solutions(capsys, tmp_path):
+    assert main(["list", "--format", "json", "--local", str(write_small_set(tmp_path))]) == 0
+    (item,) = json.loads(capsys.readouterr().out)["definitions"]
+    assert sorted(item["solutions"]) == ["double_python", "in_cuda", "other"]
+    assert item["workloads"] == 2
+
+
+def test_list_refuses_names_that_the_set_does_not_have(capsys, tmp_path):
+    root = str(write_small_set(tmp_path))
+    assert main(["list", "--local", root, "--definitions", "duoble", "--op-types", "tset"]) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        "error: --definitions: the trace set has no definition 'duoble'; did you mean 'double'?",
+        "error: --op-types: the trace set has no op type 'tset'; did you mean 'test'?",
+    ]
+
+
+def test_an_error_of_one_file_leaves_the_rest_usable(capsys, tmp_path):
+    root = write_small_set(tmp_path, files={"definitions/test/broken.json": "{"})
+    assert main(["list", "--local", str(root)]) == 0
+    out, err = capsys.readouterr()
+    assert "double" in out
+    assert err.startswith("error: ")
+    assert "broken.json" in err
+
+
+def test_validate_exits_with_2_on_errors_only(capsys, tmp_path):
+    assert main(["validate", "--local", str(write_small_set(tmp_path / "good"))]) == 0
+    assert capsys.readouterr().out.endswith("0 errors, 0 warnings\n")
+    root = write_trace_set(write_small_set(tmp_path / "bad"), {"definitions/test/broken.json": "{"})
+    assert main(["validate", "--local", str(root)]) == 2
+    assert "broken.json" in capsys.readouterr().out
+
+
+def test_validate_in_json_lists_every_issue(capsys, tmp_path):
+    root = write_small_set(tmp_path, files={"definitions/test/broken.json": "{"})
+    assert main(["validate", "--format", "json", "--local", str(root)]) == 2
+    (issue,) = json.loads(capsys.readouterr().out)["issues"]
+    assert issue["severity"] == "error"
+    assert issue["file"].endswith("broken.json")
+
+
+def test_many_warnings_are_counted_and_errors_never_are(tmp_path):
+    warnings = [LoadIssue("warning", tmp_path, index, None, "odd") for index in range(30)]
+    errors = [LoadIssue("error", tmp_path, index, None, "wrong") for index in range(30)]
+    lines = describe_issues([*warnings, *errors])
+    assert sum(line.startswith("error: ") for line in lines) == 30
+    assert sum(line.startswith("warning: ") for line in lines) == 21
+    assert "10 more warnings" in lines[-1]

@@ -1,0 +1,58 @@
+"""What the command line loads, and how it behaves as a process."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.cli.fake_engine import write_small_set
+
+PROBE = """
+import sys
+from flashinfer_bench.cli import main
+try:
+    code = main(sys.argv[2:])
+except SystemExit as end:
+    code = end.code
+loaded = set(sys.argv[1].split(",")) & set(sys.modules)
+sys.exit(f"loaded {loaded}" if loaded else code)
+"""
+
+
+def start(*command):
+    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+
+
+def test_help_imports_neither_torch_nor_pydantic_nor_rich():
+    ended = start(sys.executable, "-c", PROBE, "torch,pydantic,rich,yaml", "--help")
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("list",),
+        ("validate",),
+        ("report", "summary"),
+        ("report", "best"),
+        ("config", "show", "--definition", "double"),
+        ("run", "--dry-run", "--devices", "cpu"),
+    ],
+    ids=" ".join,
+)
+def test_no_command_that_runs_nothing_imports_torch(argv, tmp_path):
+    ended = start(sys.executable, "-c", PROBE, "torch", *argv, "--local", str(write_small_set(tmp_path)))
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_the_module_is_the_command():
+    ended = start(sys.executable, "-m", "flashinfer_bench", "--version")
+    assert ended.returncode == 0
+    assert ended.stdout.startswith("flashinfer-bench ")
+
+
+def test_a_reader_that_goes_away_is_no_error(tmp_path):
+    root = write_small_set(tmp_path)
+    script = f"{sys.executable} -m flashinfer_bench list --local {root} | true; echo ${{PIPESTATUS[0]}}"
+    ended = start("bash", "-c", script)
+    assert (ended.stdout.strip(), ended.stderr) == ("0", "")

@@ -1,0 +1,48 @@
+"""The best solution of each workload and of each definition."""
+
+from flashinfer_bench.report.best import best_by_definition, best_by_workload
+from tests.kit import make_evaluation, make_trace, make_workload
+
+UNREAL = {"measurement": {"meaningful": False}}
+
+
+def on(uuid, solution, **parts):
+    return make_trace(workload=make_workload(uuid), solution=solution, **parts)
+
+
+def test_the_highest_speedup_wins_a_workload():
+    traces = [on("a", "slow", speedup=1.0), on("a", "fast", speedup=3.0), on("b", "slow")]
+    rows = best_by_workload(traces)
+    assert [(row.workload, row.solution, row.contenders) for row in rows] == [("a", "fast", 2), ("b", "slow", 1)]
+
+
+def test_a_failed_solution_never_wins():
+    assert best_by_workload([on("a", "wrong", status="INCORRECT_NUMERICAL")]) == []
+    assert best_by_definition([on("a", "wrong", status="INCORRECT_NUMERICAL")]) == []
+
+
+def test_without_speedups_the_lower_latency_wins():
+    traces = [
+        on("a", name, evaluation=make_evaluation(latency_ms=ms, speedup=0.0)) for name, ms in (("x", 2), ("y", 1))
+    ]
+    (row,) = best_by_workload(traces)
+    assert (row.solution, row.speedup) == ("y", None)
+
+
+def test_a_timing_that_means_nothing_does_not_beat_one_that_does():
+    traces = [on("a", "interpreted", speedup=9.0, extra=UNREAL), on("a", "real", speedup=1.0)]
+    assert best_by_workload(traces)[0].solution == "real"
+    assert best_by_definition(traces)[0].solution == "real"
+
+
+def test_hardware_is_never_compared():
+    other = {"hardware": "other device", "libs": {}}
+    traces = [on("a", "x", speedup=1.0), on("a", "y", speedup=3.0, environment=other)]
+    rows = best_by_workload(traces)
+    assert [(row.hardware, row.solution) for row in rows] == [("other device", "y"), ("test device", "x")]
+
+
+def test_the_definition_goes_to_the_solution_that_passes_the_most_workloads():
+    traces = [on("a", "half", speedup=9.0), on("b", "half", status="TIMEOUT")]
+    traces += [on(uuid, "whole", speedup=1.5) for uuid in "ab"]
+    assert [row.solution for row in best_by_definition(traces)] == ["whole"]
