@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Final
@@ -13,7 +14,7 @@ SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
 @contextmanager
-def one_interrupt(notify: Callable[[str], None]) -> Iterator[None]:
+def one_interrupt(stderr: int = 2) -> Iterator[None]:
     """Raise KeyboardInterrupt at the first signal only, so that a second one cannot cut the clean-up short."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -23,7 +24,8 @@ def one_interrupt(notify: Callable[[str], None]) -> Iterator[None]:
     def on_signal(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
         nonlocal is_stopping
         if is_stopping:
-            notify("stopping: waiting for the processes of this run to end")
+            # Not through sys.stderr: the signal may have come in the middle of a write to it.
+            os.write(stderr, b"stopping: waiting for the processes of this run to end\n")
             return
         is_stopping = True
         raise KeyboardInterrupt

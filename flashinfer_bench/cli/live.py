@@ -21,7 +21,7 @@ from flashinfer_bench.cli.tables import count, format_duration, format_latency, 
 from flashinfer_bench.cli.tally import Tally
 from flashinfer_bench.data import Evaluation
 from flashinfer_bench.report.summary import measured_speedup
-from flashinfer_bench.report.verdict import first_reason, reason_of, to_one_line
+from flashinfer_bench.report.verdict import caveat_of, first_reason, reason_of, to_one_line
 
 REFRESHES_PER_SECOND: Final = 4
 REASON_SHOWN: Final = 120
@@ -144,7 +144,8 @@ def describe_verdict(evaluation: Evaluation) -> str:
         return f"{evaluation.status.value}: {reason}" if reason else evaluation.status.value
     speedup = measured_speedup(evaluation)
     times = f", {format_speedup(speedup)}" if speedup is not None else ""
-    return f"{evaluation.status.value} {format_latency(performance.latency_ms)}{times}"
+    caveat = " (not a meaningful time)" if caveat_of(evaluation) is not None else ""
+    return f"{evaluation.status.value} {format_latency(performance.latency_ms)}{times}{caveat}"
 
 
 def render_progress(tally: Tally, now: float) -> Group:

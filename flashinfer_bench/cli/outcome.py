@@ -18,7 +18,7 @@ from flashinfer_bench.cli.verdict_tables import render_summary
 from flashinfer_bench.data import Evaluation, Trace, TraceSet
 from flashinfer_bench.data.store.layout import traces_path
 from flashinfer_bench.report.summary import PairKey, count_statuses, measured_speedup, summarise
-from flashinfer_bench.report.verdict import is_timing_meaningful, reason_of, to_one_line
+from flashinfer_bench.report.verdict import caveat_of, reason_of, to_one_line
 
 FORMAT_VERSION: Final = 1
 """Version of the JSON document. 1: the first."""
@@ -175,7 +175,7 @@ def _verdict(evaluation: Evaluation) -> dict[str, Any]:
         "latency_ms": performance.latency_ms if performance is not None else None,
         "reference_latency_ms": (performance.reference_latency_ms or None) if performance is not None else None,
         "speedup": measured_speedup(evaluation),
-        "timing_meaningful": is_timing_meaningful(evaluation) if performance is not None else None,
+        "timing_caveat": caveat_of(evaluation) if performance is not None else None,
         "correctness": correctness.to_dict() if correctness is not None else None,
     }
 

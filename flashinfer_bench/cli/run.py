@@ -81,7 +81,7 @@ def _run(engine: Engine, outcome: Outcome, progress: Progress, *, save_results: 
     """Run the plan into the outcome. However it ends, the engine's processes are gone and what was judged is kept."""
     started = time.monotonic()
     events: Iterator[Event] = iter(())
-    with one_interrupt(write_err):
+    with one_interrupt():
         try:
             with progress:
                 events = engine.run(outcome.plan, save_results)

@@ -109,7 +109,9 @@ def format_speedup(speedup: float | None) -> str:
     """Return how many times as fast as the reference."""
     if speedup is None:
         return ABSENT
-    return f"{speedup:.0f}x" if speedup >= 100 else f"{speedup:.2f}x"
+    if speedup >= 100:
+        return f"{speedup:.0f}x"
+    return f"{speedup:.2f}x" if speedup >= 0.1 else f"{speedup:.2g}x"
 
 
 def format_duration(seconds: float) -> str:

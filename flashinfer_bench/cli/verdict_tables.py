@@ -22,7 +22,6 @@ from flashinfer_bench.report.summary import FailureGroup, SummaryRow
 
 SUMMARY_NOTE: Final = "latency: median over the passed workloads; speed-up over the reference: geometric mean"
 TIMING_MARK: Final = "*"
-TIMING_NOTE: Final = f"{TIMING_MARK} this timing says nothing about the kernel (measured under an interpreter)"
 SHOWN_UUIDS: Final = 3
 Item = TypeVar("Item")
 
@@ -39,7 +38,7 @@ def render_summary(rows: Sequence[SummaryRow], width: int) -> str:
         headings, cells = _without(2, headings), [_without(2, line) for line in cells]
     table = _by_definition([row.definition for row in rows], headings, cells, width)
     notes = [SUMMARY_NOTE] if any(row.latency_ms is not None for row in rows) else []
-    notes += [TIMING_NOTE] if any(not row.timing_meaningful for row in rows) else []
+    notes += _caveats(rows)
     texts = [table, *_render_failures(rows, width), "".join(f"{wrap_line(note, width)}\n" for note in notes)]
     return "\n".join(filter(None, texts))
 
@@ -61,8 +60,8 @@ def render_best(rows: Sequence[BestRow], width: int) -> str:
         headings.append(Column("Hardware"))
         cells = [[*line, row.hardware] for line, row in zip(cells, rows, strict=True)]
     table = _by_definition([row.definition for row in rows], headings, cells, width)
-    notes = [f"\n{TIMING_NOTE}\n"] if any(not row.timing_meaningful for row in rows) else []
-    return "".join([table, *notes])
+    notes = "".join(f"{wrap_line(note, width)}\n" for note in _caveats(rows))
+    return "\n".join(filter(None, [table, notes]))
 
 
 def describe_failure(group: FailureGroup, judged: int) -> str:
@@ -105,9 +104,14 @@ def _summary_cells(row: SummaryRow) -> list[str]:
 
 
 def _timing_cells(latency_ms: float | None, speedup: float | None, row: SummaryRow | BestRow) -> list[str]:
-    mark = "" if row.timing_meaningful else TIMING_MARK
+    mark = "" if row.timing_caveat is None else TIMING_MARK
     latency, times = format_latency(latency_ms), format_speedup(speedup)
     return [text if text == ABSENT else f"{text}{mark}" for text in (latency, times)]
+
+
+def _caveats(rows: Iterable[SummaryRow | BestRow]) -> list[str]:
+    reasons = dict.fromkeys(row.timing_caveat for row in rows if row.timing_caveat is not None)
+    return [f"{TIMING_MARK} {reason}" for reason in reasons]
 
 
 def _render_failures(rows: Iterable[SummaryRow], width: int) -> list[str]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from flashinfer_bench.data import Evaluation, EvaluationStatus, Performance, Trace
 from flashinfer_bench.report.summary import SummaryRow, measured_speedup, summarise
-from flashinfer_bench.report.verdict import is_timing_meaningful, judged
+from flashinfer_bench.report.verdict import caveat_of, judged
 
 Contestant = tuple[Trace, Evaluation, Performance]
 
@@ -27,7 +27,8 @@ class BestRow:
     latency_ms: float
     speedup: float | None
     """Over the reference; None when the reference was not measured."""
-    timing_meaningful: bool
+    timing_caveat: str | None
+    """Why the latency means nothing; None when it means something."""
     contenders: int
     """Passing solutions that this one was picked from."""
 
@@ -63,16 +64,16 @@ def _winner(contestants: list[Contestant]) -> BestRow:
         solution=trace.solution or "",
         latency_ms=performance.latency_ms,
         speedup=measured_speedup(evaluation),
-        timing_meaningful=is_timing_meaningful(evaluation),
+        timing_caveat=caveat_of(evaluation),
         contenders=len(contestants),
     )
 
 
 def _order(contestant: Contestant) -> tuple[bool, float, float]:
     _, evaluation, performance = contestant
-    return (not is_timing_meaningful(evaluation), -(measured_speedup(evaluation) or 0.0), performance.latency_ms)
+    return (caveat_of(evaluation) is not None, -(measured_speedup(evaluation) or 0.0), performance.latency_ms)
 
 
 def _merit(row: SummaryRow) -> tuple[bool, int, float, float]:
     latency = row.latency_ms if row.latency_ms is not None else float("inf")
-    return (row.timing_meaningful, row.passed, row.speedup or 0.0, -latency)
+    return (row.timing_caveat is None, row.passed, row.speedup or 0.0, -latency)

@@ -9,7 +9,7 @@ from statistics import geometric_mean, median
 from typing import Final
 
 from flashinfer_bench.data import Evaluation, EvaluationStatus, Trace
-from flashinfer_bench.report.verdict import is_timing_meaningful, judged, reason_of
+from flashinfer_bench.report.verdict import caveat_of, judged, reason_of
 
 NUMBER: Final = re.compile(r"-?\d[\d.]*(?:e[-+]?\d+)?")
 """What may differ between two reasons that are told as one."""
@@ -45,7 +45,8 @@ class SummaryRow:
     """Median over the passed workloads; None when none passed."""
     speedup: float | None
     """Geometric mean over the passed workloads with a measured reference; None when there are none."""
-    timing_meaningful: bool
+    timing_caveat: str | None
+    """Why the latency of some workload means nothing; None when all mean something."""
     failures: tuple[FailureGroup, ...]
 
 
@@ -94,7 +95,7 @@ def _row(key: tuple[str, str, str], members: list[tuple[Trace, Evaluation]], exp
         pending=max(0, expected - len(members)),
         latency_ms=median(latencies) if latencies else None,
         speedup=geometric_mean(speedups) if speedups else None,
-        timing_meaningful=all(is_timing_meaningful(evaluation) for evaluation in passed),
+        timing_caveat=next(filter(None, map(caveat_of, passed)), None),
         failures=_failures(members),
     )
 
@@ -108,7 +109,7 @@ def _empty_row(pair: PairKey, expected: int) -> SummaryRow:
         pending=expected,
         latency_ms=None,
         speedup=None,
-        timing_meaningful=True,
+        timing_caveat=None,
         failures=(),
     )
 

@@ -45,15 +45,12 @@ def to_printable(text: str) -> str:
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
 
 
-def is_timing_meaningful(evaluation: Evaluation) -> bool:
-    """Tell whether the latency says something about the kernel; it does not under Triton's interpreter, for example."""
+def caveat_of(evaluation: Evaluation) -> str | None:
+    """Say why the latency means nothing, as under Triton's interpreter; None when it means something."""
     measurement = _part(evaluation.extra, "measurement")
-    return measurement.get("meaningful") is not False
-
-
-def why_not_meaningful(evaluation: Evaluation) -> str:
-    """Give the recorded reason why the timing means nothing; empty when none was recorded."""
-    return to_one_line(str(_part(evaluation.extra, "measurement").get("meaningful_reason") or ""))
+    if measurement.get("meaningful") is not False:
+        return None
+    return to_one_line(str(measurement.get("reason") or "this time says nothing about the kernel"))
 
 
 def judged(traces: Iterable[Trace]) -> list[tuple[Trace, Evaluation]]:

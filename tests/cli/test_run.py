@@ -16,7 +16,7 @@ FAILED = {"status": "RUNTIME_ERROR", "log": "boom"}
 
 
 @pytest.fixture
-def run(tmp_path, capsys):
+def run(tmp_path, capfd):
     """Run the command on the small set; returns exit code, stdout, stderr and the engine."""
     root = write_small_set(tmp_path / "set")
 
@@ -29,7 +29,7 @@ def run(tmp_path, capsys):
 
         args = parse_command_line(["run", "--local", str(local), *flags])
         code = call(lambda: execute(args, make_engine=make_engine))
-        out, err = capsys.readouterr()
+        out, err = capfd.readouterr()
         return code, out, err, engines[-1] if engines else None
 
     return start
@@ -137,7 +137,7 @@ def test_json_is_one_document(run):
     assert document["plan"] == {"jobs": 4, "skipped": 1, "resumed": 0, "redone": 0, "redone_reasons": {}}
     assert [job["status"] for job in document["jobs"]] == ["PASSED", "RUNTIME_ERROR", "PASSED"]
     assert [job["reason"] for job in document["jobs"]] == [None, "boom", None]
-    assert document["jobs"][2]["timing_meaningful"] is False
+    assert document["jobs"][2]["timing_caveat"] == "this time says nothing about the kernel"
     assert document["faults"] == [
         {"definition": "double", "solution": "other", "workload": "w0", "message": "lost"},
     ]

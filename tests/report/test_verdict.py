@@ -2,7 +2,7 @@
 
 import pytest
 
-from flashinfer_bench.report.verdict import REASON_LIMIT, first_reason, is_timing_meaningful, judged, to_one_line
+from flashinfer_bench.report.verdict import REASON_LIMIT, caveat_of, first_reason, judged, to_one_line
 from tests.kit import make_evaluation, make_trace, make_workload
 
 TRACEBACK = """\
@@ -41,17 +41,18 @@ def test_a_long_reason_is_cut_and_says_so():
 
 
 @pytest.mark.parametrize(
-    ("extra", "meaningful"),
+    ("extra", "caveat"),
     [
-        (None, True),
-        ({}, True),
-        ({"measurement": {"meaningful": True}}, True),
-        ({"measurement": {"meaningful": False}}, False),
-        ({"measurement": "from another engine"}, True),
+        (None, None),
+        ({}, None),
+        ({"measurement": {"meaningful": True}}, None),
+        ({"measurement": {"meaningful": False}}, "this time says nothing about the kernel"),
+        ({"measurement": {"meaningful": False, "reason": "an interpreter"}}, "an interpreter"),
+        ({"measurement": "from another engine"}, None),
     ],
 )
-def test_timing_is_meaningful_unless_the_measurement_says_otherwise(extra, meaningful):
-    assert is_timing_meaningful(make_evaluation(extra=extra)) is meaningful
+def test_a_time_means_something_unless_the_measurement_says_otherwise(extra, caveat):
+    assert caveat_of(make_evaluation(extra=extra)) == caveat
 
 
 def test_of_a_repeated_job_the_last_verdict_counts():
