@@ -1,0 +1,121 @@
+"""What comparing one output found, and the rule that decides: plain numbers, no tensors (`compare` measures them).
+
+An element fails where |got - expected| > atol and |got - expected| > rtol * |expected|; so where the expected value is
+zero, atol alone decides. Integers and booleans have no tolerance. Where the expected value is not finite, the same kind
+(nan, +inf, -inf) matches; a nan or infinity anywhere else is wrong, and no matched ratio excuses it. An output passes
+when the share of matching elements reaches the required ratio and, below 1, no error is absurd and no stretch looks
+unwritten.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """What an output must meet."""
+
+    rtol: float
+    """Relative to the expected value."""
+    atol: float
+    """Absolute."""
+    required_matched_ratio: float = 1.0
+    """Share of the elements that must match."""
+    max_error_cap: float = 2.0
+    """Only where the ratio is below 1: the largest error, in multiples of the largest finite expected magnitude. A
+    value within the range of the expected ones is never further off than 2; rounding or an expert chosen otherwise in
+    a near tie stays there, garbage does not."""
+
+    @property
+    def by_ratio(self) -> bool:
+        """Tell whether some elements may be wrong."""
+        return self.required_matched_ratio < 1.0
+
+
+@dataclass(frozen=True)
+class Element:
+    """One element of an output and how far off it is."""
+
+    index: tuple[int, ...]
+    expected: float
+    got: float
+    abs_error: float
+    rel_error: float
+    """|got - expected| / |expected|; infinite where the expected value is zero and the other is not."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One output compared with the expected one."""
+
+    output: str
+    tolerance: Tolerance
+    elements: int
+    mismatched: int
+    nonfinite_mismatched: int
+    """Elements that are nan or infinite on one side only, or in another way than expected."""
+    max_abs_error: float
+    """Infinite where an element is not finite and should be, or the other way round."""
+    max_rel_error: float
+    """Likewise; over elements whose expected value is not zero."""
+    max_expected: float
+    """Largest finite magnitude that was expected."""
+    worst: Element | None
+    """The element furthest beyond what it is allowed; None for an empty output."""
+    unwritten_at: tuple[int, ...] | None
+    """First element of a stretch that looks unwritten; searched only where some elements may be wrong."""
+
+    @property
+    def matched_ratio(self) -> float:
+        """Share of matching elements; 1.0 for an empty output."""
+        return (self.elements - self.mismatched) / self.elements if self.elements else 1.0
+
+    def problem(self) -> str | None:
+        """Say why this output is wrong; None where it passes."""
+        what = self._fault()
+        return None if what is None else f"output {self.output!r}: {what}{self._worst_place()}; {self._demands()}"
+
+    def to_record(self) -> dict[str, Any]:
+        """Give the comparison as JSON-able values of bounded size."""
+        worst = self.worst
+        element = {} if worst is None else {"index": list(worst.index), "expected": worst.expected, "got": worst.got}
+        return {
+            "elements": self.elements,
+            "mismatched": self.mismatched,
+            "nonfinite_mismatched": self.nonfinite_mismatched,
+            "matched_ratio": self.matched_ratio,
+            "required_matched_ratio": self.tolerance.required_matched_ratio,
+            "max_absolute_error": self.max_abs_error,
+            "max_relative_error": self.max_rel_error,
+            "max_expected": self.max_expected,
+            "worst": element or None,
+        }
+
+    def _fault(self) -> str | None:
+        tolerance = self.tolerance
+        if self.nonfinite_mismatched:
+            return f"{self.nonfinite_mismatched} of {self.elements} elements are nan or infinite unlike the reference"
+        if self.matched_ratio < tolerance.required_matched_ratio:
+            return f"{self.mismatched} of {self.elements} elements differ"
+        if not tolerance.by_ratio:
+            return None
+        if self.unwritten_at is not None:
+            return f"a stretch of equal, wrong values at {list(self.unwritten_at)} looks unwritten"
+        if self.max_abs_error > max(tolerance.max_error_cap * self.max_expected, tolerance.atol):
+            cap = f"max_error_cap={tolerance.max_error_cap:g} times the largest expected {self.max_expected:.6g}"
+            return f"the largest error, {self.max_abs_error:.6g}, is over {cap}"
+        return None
+
+    def _worst_place(self) -> str:
+        if self.worst is None:
+            return ""
+        worst = self.worst
+        errors = f"abs error {worst.abs_error:.6g}, rel error {worst.rel_error:.6g}"
+        return f"; worst at {list(worst.index)}: expected {worst.expected:.9g}, got {worst.got:.9g} ({errors})"
+
+    def _demands(self) -> str:
+        tolerance = self.tolerance
+        ratio = f"matched ratio {self.matched_ratio:.6g}, required {tolerance.required_matched_ratio:g}"
+        return f"{ratio}, atol={tolerance.atol:g}, rtol={tolerance.rtol:g}"

@@ -1,0 +1,143 @@
+"""Random tensors of any dtype, drawn in place: large ones are filled chunk by chunk, never copied whole.
+
+A `Draw` is one input that wants values; the functions here fill it. Which input gets which values is `input_rules`'.
+Small integer tensors are drawn on the CPU and moved, so that every device gets the same ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from flashinfer_bench.bench.evaluators.packed import is_packed, storage_shape
+from flashinfer_bench.bench.evaluators.seeds import make_generator
+from flashinfer_bench.data import Definition
+from flashinfer_bench.data.dtypes import torch_dtype
+
+CHUNK_ELEMENTS: Final = 1 << 22
+"""Elements drawn at once where the dtype cannot be drawn in place."""
+_DRAWN_IN_PLACE: Final = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
+_CPU: Final = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Draw:
+    """One random input: what it has to be, and what is known around it."""
+
+    name: str
+    definition: Definition
+    shape: tuple[int, ...]
+    """In elements; () for a single number too."""
+    axes: Mapping[str, int]
+    """Every axis by name."""
+    made: Mapping[str, Any]
+    """The inputs that exist already, by name."""
+    seed: int
+    device: torch.device
+
+    @property
+    def dtype_name(self) -> str:
+        """The definition's word for the dtype."""
+        return self.definition.inputs[self.name].dtype
+
+    def size(self, *names: str) -> int | None:
+        """Give the size of the first of these axes that the definition has."""
+        return next((self.axes[name] for name in names if name in self.axes), None)
+
+    def generator(self, device: torch.device = _CPU) -> torch.Generator:
+        """Give the input's own generator, at its start."""
+        return make_generator(self.seed, self.name, device=device)
+
+    def empty(self) -> torch.Tensor:
+        """Give the tensor that is to be filled."""
+        shape = storage_shape(self.shape, self.dtype_name)
+        return torch.empty(shape, dtype=torch_dtype(self.dtype_name), device=self.device)
+
+    def finish(self, values: torch.Tensor) -> torch.Tensor:
+        """Give values in the input's shape and dtype, on its device."""
+        return values.reshape(self.shape).to(self.device, torch_dtype(self.dtype_name))
+
+
+Fill = Callable[[torch.Tensor, torch.Generator], object]
+"""Fills a float tensor in place."""
+
+
+def fill_floats(draw: Draw, fill: Fill) -> torch.Tensor:
+    """Fill a float input; a dtype that cannot be drawn in place is drawn in float32 by chunks and rounded."""
+    tensor = draw.empty()
+    generator = draw.generator(draw.device)
+    if tensor.dtype in _DRAWN_IN_PLACE:
+        fill(tensor, generator)
+        return tensor
+    flat = tensor.view(-1)
+    for start in range(0, flat.numel(), CHUNK_ELEMENTS):
+        part = flat[start : start + CHUNK_ELEMENTS]
+        values = torch.empty(part.shape, dtype=torch.float32, device=draw.device)
+        fill(values, generator)
+        part.copy_(values)
+    return tensor
+
+
+def normal(draw: Draw, deviation: float = 1.0) -> torch.Tensor:
+    """Draw from a normal distribution around zero; packed 4-bit floats get every code equally often."""
+    if is_packed(torch_dtype(draw.dtype_name)):
+        return fill_bytes(draw)
+    return fill_floats(draw, lambda values, generator: values.normal_(0.0, deviation, generator=generator))
+
+
+def uniform(draw: Draw, low: float, high: float) -> torch.Tensor:
+    """Draw evenly between two numbers."""
+    if is_packed(torch_dtype(draw.dtype_name)):
+        return fill_bytes(draw)
+    return fill_floats(draw, lambda values, generator: values.uniform_(low, high, generator=generator))
+
+
+def fill_bytes(draw: Draw, low: int = 0, high: int = 256) -> torch.Tensor:
+    """Fill the storage of an input of one byte an element with random bytes in [low, high)."""
+    tensor = draw.empty()
+    tensor.view(torch.uint8).random_(low, high, generator=draw.generator(draw.device))
+    return tensor
+
+
+def integers(draw: Draw, low: int, high: int) -> torch.Tensor:
+    """Draw whole numbers in [low, high)."""
+    tensor = draw.empty()
+    return tensor.random_(low, max(high, low + 1), generator=draw.generator(draw.device))
+
+
+def distinct_rows(draw: Draw, limit: int) -> torch.Tensor:
+    """Draw whole numbers in [0, limit), none twice in a row where there are enough of them.
+
+    None twice in the whole tensor where there are enough for that.
+    """
+    generator = draw.generator()
+    columns = draw.shape[-1] if draw.shape else 1
+    rows = _count(draw.shape) // max(columns, 1)
+    if rows * columns <= limit:
+        return draw.finish(torch.randperm(limit, generator=generator)[: rows * columns])
+    if columns > limit:
+        return draw.finish(torch.randint(max(limit, 1), (rows, columns), generator=generator))
+    # One number from each of equal strata is distinct without drawing a permutation of `limit` for every row.
+    start = torch.arange(columns) * limit // columns
+    width = (torch.arange(columns) + 1) * limit // columns - start
+    picked = start + (torch.rand(rows, columns, generator=generator, dtype=torch.float64) * width).long()
+    order = torch.rand(rows, columns, generator=generator).argsort(dim=1)
+    return draw.finish(picked.gather(1, order))
+
+
+def split_total(total: int, parts: int, generator: torch.Generator) -> torch.Tensor:
+    """Split a number into so many random parts; none is zero where there is enough for all."""
+    least = 1 if total >= parts else 0
+    weights = torch.empty(parts, dtype=torch.float64).exponential_(generator=generator)
+    edges = (weights.cumsum(0) / weights.sum() * (total - least * parts)).round().long()
+    return torch.diff(edges, prepend=torch.zeros(1, dtype=torch.long)) + least
+
+
+def _count(shape: tuple[int, ...]) -> int:
+    count = 1
+    for size in shape:
+        count *= size
+    return count

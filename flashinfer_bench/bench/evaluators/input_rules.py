@@ -1,0 +1,194 @@
+"""Which random values an input gets: two tables, read from the top, the first rule that fits decides.
+
+A rule fits by op type, by the kind of dtype that it is for, and by the input's name (lower case, the whole of it).
+Names are how definitions of this format say what an integer means; where none fits, the defaults at the end take over.
+The last column says in words what is drawn.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+import torch
+
+from flashinfer_bench.bench.evaluators import draws, index_draws
+from flashinfer_bench.bench.evaluators.draws import Draw
+from flashinfer_bench.data.dtypes import DTYPES
+
+SCALE_RANGE: Final = (0.5, 1.5)
+"""Range of quantisation scales: near 1, so that products keep the magnitude of unit normals."""
+
+
+class Rule(NamedTuple):
+    """One line of a table."""
+
+    op_type: str
+    """Regular expression that the op type matches."""
+    kinds: str
+    """Kinds of dtype that it is for, with spaces between."""
+    name: str
+    """Regular expression that the name matches."""
+    draw: Callable[[Draw], Any]
+    what: str
+    """What is drawn, in words."""
+
+
+def draw_tensor(draw: Draw) -> torch.Tensor:
+    """Make a random tensor input."""
+    tensor: torch.Tensor = find_rule(TENSOR_RULES, draw).draw(draw)
+    return tensor
+
+
+def draw_number(draw: Draw) -> bool | int | float:
+    """Make a random input that is a single Python number."""
+    if draw.name in draw.axes:
+        return draw.axes[draw.name]
+    number: bool | int | float = find_rule(NUMBER_RULES, draw).draw(draw)
+    return number
+
+
+def find_rule(rules: tuple[Rule, ...], draw: Draw) -> Rule:
+    """Give the first rule that fits an input; the tables end in rules that fit all."""
+    op_type, name = draw.definition.op_type.replace("-", "_"), draw.name.lower()
+    kind = DTYPES[draw.dtype_name].kind
+    return next(
+        rule
+        for rule in rules
+        if kind in rule.kinds.split() and re.fullmatch(rule.op_type, op_type) and re.fullmatch(rule.name, name)
+    )
+
+
+def _softmax_rows(draw: Draw) -> torch.Tensor:
+    """Give each row a sharpness of its own: nearly flat to nearly certain, as language models are."""
+    generator = draw.generator(draw.device)
+    logits = torch.empty(draw.shape, dtype=torch.float32, device=draw.device).normal_(generator=generator)
+    sharpness = torch.empty((*draw.shape[:-1], 1), dtype=torch.float32, device=draw.device)
+    return draw.finish(logits.mul_(sharpness.uniform_(1.0, 5.0, generator=generator)).softmax(dim=-1))
+
+
+def _unit_rows(draw: Draw) -> torch.Tensor:
+    values = draws.normal(draw)
+    return draw.finish(torch.nn.functional.normalize(values.float(), dim=-1))
+
+
+def _cos_sin(draw: Draw) -> torch.Tensor:
+    """Give the cache of rotary embeddings: cosines in the first half of a row, sines in the second."""
+    half = draw.shape[-1] // 2
+    frequency = 10_000.0 ** (-torch.arange(half, dtype=torch.float64) / max(half, 1))
+    angle = torch.arange(draw.shape[0], dtype=torch.float64)[:, None] * frequency
+    return draw.finish(torch.cat((angle.cos(), angle.sin()), dim=-1))
+
+
+def _log_gate(draw: Draw) -> torch.Tensor:
+    return draw.finish(draws.uniform(draw, 1.0, 16.0).double().log_())
+
+
+def _fan_in(draw: Draw, weights: str) -> int:
+    shape = draw.definition.inputs[weights].shape if weights in draw.definition.inputs else None
+    axis = shape[-1] if shape else ""
+    return draw.axes.get(axis) or (int(axis) if axis.isdigit() else 1)
+
+
+def _weights_scale(draw: Draw) -> torch.Tensor:
+    """Scale quantised weights so that a product with unit inputs has unit size."""
+    stem = re.sub(r"_scales?$", "", draw.name)
+    gemm = {"output1": "gemm1_weights", "output2": "gemm2_weights"}.get(draw.name[:7], stem)
+    unit = math.sqrt(1 / max(_fan_in(draw, gemm), 1))
+    return draws.uniform(draw, SCALE_RANGE[0] * unit, SCALE_RANGE[1] * unit)
+
+
+def _moe_weights(draw: Draw) -> torch.Tensor:
+    quantised = DTYPES[draw.dtype_name].bits <= 8
+    return draws.normal(draw, 1.0 if quantised else math.sqrt(1 / max(draw.shape[-1], 1)))
+
+
+def _exponents(draw: Draw) -> torch.Tensor:
+    return draws.fill_bytes(draw, 125, 130)  # 2 ** -2 to 2 ** 2
+
+
+def _scale(draw: Draw) -> torch.Tensor:
+    return _exponents(draw) if draw.dtype_name == "float8_e8m0fnu" else draws.uniform(draw, *SCALE_RANGE)
+
+
+def _normal_or_exponents(draw: Draw) -> torch.Tensor:
+    return _exponents(draw) if draw.dtype_name == "float8_e8m0fnu" else draws.normal(draw)
+
+
+def _small_or_bytes(draw: Draw) -> torch.Tensor:
+    return draws.fill_bytes(draw) if DTYPES[draw.dtype_name].bits == 8 else draws.integers(draw, 0, 8)
+
+
+def _softmax_scale(draw: Draw) -> float:
+    """Give 1 / sqrt of the dimension that queries and keys are multiplied over; for mla that before absorption."""
+    rope = draw.size("head_dim_kpe", "qk_rope_head_dim")
+    absorbed = draw.size("head_dim_ckv") is not None and rope is not None
+    dimension = 128 + (rope or 0) if absorbed else draw.size("qk_dim", "head_dim_qk", "head_dim", "head_size")
+    return math.sqrt(1 / max(dimension or 128, 1))
+
+
+def _number(low: float, high: float) -> Callable[[Draw], float]:
+    """Draw one number evenly from (low, high]."""
+    return lambda draw: high - (high - low) * torch.rand((), dtype=torch.float64, generator=draw.generator()).item()
+
+
+def _tensor(low: float, high: float) -> Callable[[Draw], torch.Tensor]:
+    """Draw evenly from (low, high]."""
+    return lambda draw: draws.fill_floats(
+        draw, lambda values, generator: values.uniform_(0.0, 1.0, generator=generator).mul_(low - high).add_(high)
+    )
+
+
+ANY: Final = ".*"
+
+TENSOR_RULES: Final[tuple[Rule, ...]] = (
+    # offsets and lengths
+    Rule(ANY, "int", r".*indptr|cu_.*(lens|len)(_.*)?", index_draws.row_offsets, "increasing from 0 to the total"),
+    Rule(ANY, "int", r".*last_page_lens?", index_draws.last_page_lengths, "1 to the page size"),
+    Rule(ANY, "int", r".*(seq_?lens?|kv_lens?|context_lens?|lengths)(_.*)?", index_draws.lengths, "1 to the capacity"),
+    # indices
+    Rule("dsa_paged", "int", r"sparse_indices", index_draws.sparse_tokens, "distinct cached tokens, padded with -1"),
+    Rule(ANY, "int", r".*(kv|page|block)s?_(indices|tables?|ids)", index_draws.pages, "distinct pages of the cache"),
+    Rule(ANY, "int", r".*(positions?|pos_ids)", index_draws.positions, "0 to the longest sequence"),
+    Rule(ANY, "int", r"top_?ks?", index_draws.top_k, "1 to the vocabulary, small ones as often as large ones"),
+    Rule("moe", "int", r"(.*_)?(ids|indices|experts)", index_draws.experts, "distinct experts in a row"),
+    Rule(ANY, "int", r".*(state|cache|slot|batch).*(indices|ids|mapping)|.*slots", index_draws.slots, "distinct slots"),
+    Rule(ANY, "int", r".*(indices|index|idx|ids)", index_draws.any_index, "below every leading size of other inputs"),
+    # op types whose inputs have to make sense together
+    Rule("dsa_paged", "int uint", r"k_index_cache.*", index_draws.packed_keys, "fp8 values, then float32 scales"),
+    Rule("sampling", "float", r"prob(s|abilities)", _softmax_rows, "softmax rows of mixed sharpness"),
+    Rule("sampling", "float", r".*logits", lambda draw: draws.normal(draw, 3.0), "normal, deviation 3"),
+    Rule("gdn", "float", r"k", _unit_rows, "normal rows of unit length: longer keys make the state explode"),
+    Rule("gdn", "float", r"a_log", _log_gate, "logarithm of 1 to 16"),
+    Rule("mamba.*", "float", r"a", lambda draw: draws.uniform(draw, -16.0, -1.0), "-16 to -1: states decay"),
+    Rule("moe", "float", r"gemm\d_weights|w\d+", _moe_weights, "normal; not quantised: divided by sqrt(fan-in)"),
+    Rule("moe", "float", r".*weights_scales?|output\d_scales.*", _weights_scale, "0.5 to 1.5, divided by sqrt(fan-in)"),
+    # names that mean the same everywhere
+    Rule(ANY, "float", r"top_?ps?", _tensor(0.1, 1.0), "0.1 to 1"),
+    Rule(ANY, "float", r"min_?ps?", _tensor(0.01, 0.2), "0.01 to 0.2"),
+    Rule(ANY, "float", r"temperatures?", _tensor(0.5, 1.5), "0.5 to 1.5"),
+    Rule(ANY, "float", r"cos_sin_cache", _cos_sin, "cosines and sines of rotary angles"),
+    Rule(ANY, "float", r".*scale.*", _scale, "0.5 to 1.5; exponents: 2 ** -2 to 2 ** 2"),
+    # by dtype
+    Rule(ANY, "float", ANY, _normal_or_exponents, "normal; packed 4-bit: any code; exponents: 2 ** -2 to 2 ** 2"),
+    Rule(ANY, "int uint", ANY, _small_or_bytes, "0 to 7; 8 bits: any byte, for these hold quantised values"),
+    Rule(ANY, "bool", ANY, lambda draw: draw.finish(torch.rand(draw.shape, generator=draw.generator()) < 0.5), "even"),
+)
+
+NUMBER_RULES: Final[tuple[Rule, ...]] = (
+    # An input that bears the name of an axis is that axis' size, before any of these.
+    Rule(ANY, "float", r"(sm_|softmax_|attn_|attention_)?scal(e|ing)", _softmax_scale, "1 / sqrt(head dimension)"),
+    Rule(ANY, "float", r".*(eps|epsilon)", lambda _: 1e-6, "1e-6"),
+    Rule(ANY, "float", r"top_?p", _number(0.1, 1.0), "0.1 to 1"),
+    Rule(ANY, "float", r"min_?p", _number(0.01, 0.2), "0.01 to 0.2"),
+    Rule(ANY, "float", r".*theta", lambda _: 10_000.0, "10000"),
+    Rule(ANY, "float", r".*soft_?cap", lambda _: 30.0, "30"),
+    Rule(ANY, "float", ANY, _number(0.5, 1.5), "0.5 to 1.5"),
+    Rule(ANY, "int uint", r"top_?k", lambda draw: int(index_draws.top_k(draw)), "1 to the vocabulary"),
+    Rule(ANY, "int uint", r".*offset", lambda _: 0, "0"),
+    Rule(ANY, "int uint", ANY, lambda _: 1, "1"),
+    Rule(ANY, "bool", r".*causal", lambda _: True, "true"),
+    Rule(ANY, "bool", ANY, lambda _: False, "false"),
+)

@@ -1,0 +1,65 @@
+"""The LowBit evaluator: as Default, but a small share of the elements may miss the tolerance.
+
+Kernels that quantise on the way round differently from the reference, and a near tie may send a token to another
+expert. What may be wrong is bounded: see `comparison`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+
+from flashinfer_bench.bench.config import ResolvedEvalConfig
+from flashinfer_bench.bench.evaluators.default import DefaultEvaluator, build_baseline, check_elements, check_reference
+from flashinfer_bench.bench.evaluators.evaluator import Baseline, JudgeContext, SolutionRunnable, Verdict
+from flashinfer_bench.bench.evaluators.verdict import resolve_tolerance
+from flashinfer_bench.data import Definition, Workload
+from flashinfer_bench.data.dtypes import DTYPES
+
+DEFAULT_MATCHED_RATIO: Final = 0.95
+"""Share of elements that must match where the configuration leaves it open."""
+
+
+class LowBitEvaluator(DefaultEvaluator):
+    """Takes op type lowbit, and moe with inputs of 8 bits or fewer."""
+
+    @classmethod
+    def can_evaluate(cls, definition: Definition) -> bool:
+        """Take low-bit definitions and quantised moe."""
+        if definition.op_type == "lowbit":
+            return True
+        dtypes = [DTYPES[spec.dtype] for spec in definition.inputs.values()]
+        return definition.op_type == "moe" and any(dtype.bits <= 8 and dtype.kind != "bool" for dtype in dtypes)
+
+    @classmethod
+    def build_baseline(
+        cls,
+        definition: Definition,
+        workload: Workload,
+        cfg: ResolvedEvalConfig,
+        device: torch.device,
+        *,
+        context: JudgeContext,
+    ) -> Baseline:
+        """As Default; the reference too may differ from itself in a near tie."""
+        baseline = build_baseline(definition, workload, cfg, device, context=context)
+        tolerance = resolve_tolerance(cfg, default_ratio=DEFAULT_MATCHED_RATIO)
+        check_reference(definition, baseline, tolerance, context=context)
+        return baseline
+
+    @classmethod
+    def check_correctness(
+        cls,
+        definition: Definition,
+        sol_runnable: SolutionRunnable,
+        inputs: list[list[Any]],
+        ref_outputs: list[list[torch.Tensor]],
+        cfg: ResolvedEvalConfig,
+        *,
+        context: JudgeContext,
+    ) -> Verdict:
+        """Compare the solution's outputs with the reference's; the matched ratio stands in the trace."""
+        del context
+        tolerance = resolve_tolerance(cfg, default_ratio=DEFAULT_MATCHED_RATIO)
+        return check_elements(definition, sol_runnable, inputs, ref_outputs, tolerance=tolerance)

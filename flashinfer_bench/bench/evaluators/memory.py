@@ -1,0 +1,34 @@
+"""How much memory a device has: decides how many sets of inputs are kept, and what is refused before it is tried."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def total_bytes(device: torch.device) -> int:
+    """Give the memory of the device, used or not."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[1])
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def free_bytes(device: torch.device) -> int:
+    """Give the memory that could be allocated on the device now."""
+    if device.type == "cuda":
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + cached
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line)
+        return int(fields["MemAvailable"].split()[0]) * 1024
+    return total_bytes(device) // 2
+
+
+def bytes_of(values: Iterable[Any]) -> int:
+    """Give the memory that the tensors among some values take."""
+    return sum(value.numel() * value.element_size() for value in values if isinstance(value, torch.Tensor))

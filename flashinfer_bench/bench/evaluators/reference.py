@@ -1,0 +1,214 @@
+"""The definition's reference as a callable. It is trusted: it runs in the judge's process.
+
+Whatever goes wrong in it is a fault of the definition or the workload, never of a solution.
+"""
+
+from __future__ import annotations
+
+import linecache
+import traceback
+import types
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+
+from flashinfer_bench.bench.evaluators.memory import bytes_of, free_bytes
+from flashinfer_bench.bench.evaluators.packed import logical_shape, storage_shape
+from flashinfer_bench.data import Definition, TensorSpec
+from flashinfer_bench.data.dtypes import torch_dtype
+from flashinfer_bench.errors import FlashInferBenchError, WorkloadFault
+
+MAX_ERROR_TEXT: Final = 2_000
+"""Characters kept of an error's own text."""
+
+
+@dataclass
+class Reference:
+    """A compiled reference; make it with `compile`.
+
+    Tensors that the reference writes to are found out on its first call and cloned for it from then on, so that the
+    inputs that a solution gets later are the ones that the expected outputs belong to.
+    """
+
+    definition: Definition
+    run: Callable[..., Any]
+    by_keyword: bool
+    """The parameters of `run` bear the names of the inputs, maybe in another order."""
+    mutates: frozenset[str] | None = None
+    """Names of the inputs that it writes to; None before the first call."""
+    _repeated: set[tuple[Any, ...]] = field(default_factory=set)
+
+    @classmethod
+    def compile(cls, definition: Definition) -> Reference:
+        """Execute the source of the reference and find `run`.
+
+        Raises:
+            WorkloadFault: the definition has no reference that can be called, or its source fails.
+        """
+        reason = definition.not_runnable_reason
+        if reason is not None:
+            raise WorkloadFault(f"{definition.name}: {reason}")
+        file_name = _file_name(definition)
+        # Tracebacks, inspect and triton.jit look for the source under the name of its file.
+        linecache.cache[file_name] = (
+            len(definition.reference),
+            None,
+            definition.reference.splitlines(keepends=True),
+            file_name,
+        )
+        module = types.ModuleType(f"reference of {definition.name}")
+        with _BlameDefinition(definition):
+            exec(compile(definition.reference, file_name, "exec"), module.__dict__)
+        parameters = definition.reference_parameters
+        by_keyword = parameters is not None and set(definition.inputs) <= set(parameters)
+        return cls(definition, module.__dict__["run"], by_keyword)
+
+    def __call__(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
+        """Call the reference with inputs in the order of the definition; they are left as they are.
+
+        Raises:
+            WorkloadFault: it fails, or what it returns does not fit the definition.
+        """
+        spared = self.spare(inputs)
+        before = [_version(value) for value in spared]
+        returned = self.launch(spared)
+        steps = zip(self.definition.inputs, inputs, spared, before, strict=True)
+        written = {name: given is used for name, given, used, version in steps if _version(used) != version}
+        self.mutates = (self.mutates or frozenset()) | frozenset(written)
+        spoiled = [name for name, was_given in written.items() if was_given]
+        if spoiled:
+            why = "in some calls only, or without memory for a copy"
+            raise _fault(self.definition, f"it writes to {', '.join(spoiled)}, {why}; it should clone what it changes")
+        return self._fit(returned, spared, inputs)
+
+    def launch(self, inputs: Sequence[Any]) -> Any:
+        """Call the reference and give what it returns as it stands: for timing.
+
+        Raises:
+            WorkloadFault: it fails.
+        """
+        with _BlameDefinition(self.definition), torch.no_grad():
+            if self.by_keyword:
+                return self.run(**dict(zip(self.definition.inputs, inputs, strict=True)))
+            return self.run(*inputs)
+
+    def spare(self, inputs: Sequence[Any]) -> list[Any]:
+        """Clone the inputs that the reference writes to; before its first call all of them, if memory allows."""
+        tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
+        unknown = self.mutates is None
+        if unknown and tensors and bytes_of(tensors) > free_bytes(tensors[0].device) // 2:
+            return list(inputs)
+        return [
+            value.clone() if isinstance(value, torch.Tensor) and (unknown or name in (self.mutates or ())) else value
+            for name, value in zip(self.definition.inputs, inputs, strict=True)
+        ]
+
+    def check_repeats(
+        self,
+        inputs: Sequence[Any],
+        outputs: list[torch.Tensor],
+        find_difference: Callable[[list[torch.Tensor], list[torch.Tensor]], str | None],
+    ) -> None:
+        """Call the reference again on inputs whose outputs are known; done once for each set of input shapes.
+
+        Raises:
+            WorkloadFault: the second call gives something else.
+        """
+        shapes = tuple(tuple(value.shape) if isinstance(value, torch.Tensor) else None for value in inputs)
+        if shapes in self._repeated:
+            return
+        difference = find_difference(outputs, self(inputs))
+        if difference is not None:
+            raise _fault(self.definition, f"a second call with equal inputs gives something else; {difference}")
+        self._repeated.add(shapes)
+
+    def _fit(self, returned: Any, spared: Sequence[Any], inputs: Sequence[Any]) -> list[torch.Tensor]:
+        """Bring what the reference returned into the order, count, shapes and dtypes of the definition's outputs."""
+        definition = self.definition
+        device = next((value.device for value in inputs if isinstance(value, torch.Tensor)), torch.device("cpu"))
+        specs = definition.outputs
+        outputs = [
+            _as_tensor(value, name, definition=definition, device=device)
+            for name, value in zip(specs, _as_list(returned, definition), strict=True)
+        ]
+        every_spec = [*definition.inputs.values(), *specs.values()]
+        axes = _bind_axes(definition, zip(every_spec, [*inputs, *outputs], strict=True))
+        try:
+            shapes = [tuple(shape or ()) for shape in definition.get_output_shapes(axes)]
+        except ValueError as error:
+            raise _fault(definition, str(error)) from None
+        for (name, spec), shape, output in zip(specs.items(), shapes, outputs, strict=True):
+            if tuple(output.shape) != storage_shape(shape, spec.dtype):
+                raise _fault(definition, f"output {name!r} has shape {list(output.shape)}, expected {list(shape)}")
+        # An output that shares memory with an input would change when the input does.
+        owned = {value.untyped_storage().data_ptr() for value in spared if isinstance(value, torch.Tensor)}
+        return [output.clone() if output.untyped_storage().data_ptr() in owned else output for output in outputs]
+
+
+class _BlameDefinition:
+    """Turns whatever the code of a reference raises into a WorkloadFault that names the line."""
+
+    def __init__(self, definition: Definition) -> None:
+        self._definition = definition
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: types.TracebackType | None
+    ) -> None:
+        if not isinstance(error, (Exception, SystemExit)) or isinstance(error, FlashInferBenchError):
+            return
+        file_name = _file_name(self._definition)
+        frames = [frame for frame in traceback.extract_tb(trace) if frame.filename == file_name]
+        where = f" (line {frames[-1].lineno}: `{frames[-1].line}`)" if frames else ""
+        text = str(error).strip()[:MAX_ERROR_TEXT]
+        raise _fault(self._definition, f"{type(error).__name__}{': ' if text else ''}{text}{where}") from error
+
+
+def _fault(definition: Definition, reason: str) -> WorkloadFault:
+    return WorkloadFault(f"reference of {definition.name}: {reason}")
+
+
+def _file_name(definition: Definition) -> str:
+    return f"{definition.name}.reference.py"
+
+
+def _version(value: Any) -> int:
+    """Give the count of in-place writes that torch keeps of a tensor."""
+    return value._version if isinstance(value, torch.Tensor) else 0
+
+
+def _as_list(returned: Any, definition: Definition) -> list[Any]:
+    names = list(definition.outputs)
+    if isinstance(returned, Mapping):
+        if set(returned) != set(names):
+            raise _fault(definition, f"it returns {', '.join(map(str, returned))}, the outputs are {', '.join(names)}")
+        return [returned[name] for name in names]
+    values = list(returned) if isinstance(returned, (tuple, list)) else [returned]
+    if len(values) != len(names):
+        raise _fault(definition, f"it returns {len(values)} values for {len(names)} outputs ({', '.join(names)})")
+    return values
+
+
+def _as_tensor(value: Any, name: str, *, definition: Definition, device: torch.device) -> torch.Tensor:
+    what, dtype = f"output {name!r}", torch_dtype(definition.outputs[name].dtype)
+    if isinstance(value, (bool, int, float)):
+        return torch.tensor(value, dtype=dtype, device=device)
+    if not isinstance(value, torch.Tensor):
+        raise _fault(definition, f"{what} is a {type(value).__name__}, not a tensor or a number")
+    if value.dtype != dtype:
+        raise _fault(definition, f"{what} has dtype {value.dtype}, expected {dtype}")
+    return value.detach().contiguous()
+
+
+def _bind_axes(definition: Definition, tensors: Iterable[tuple[TensorSpec, Any]]) -> dict[str, int]:
+    """Read the var axes off tensors; the first that has an axis binds it."""
+    bound: dict[str, int] = {}
+    for spec, value in tensors:
+        if isinstance(value, torch.Tensor) and spec.shape is not None and len(spec.shape) == value.ndim:
+            for axis, size in zip(spec.shape, logical_shape(value.shape, spec.dtype), strict=True):
+                bound.setdefault(axis, size)
+    return {axis: bound[axis] for axis in definition.var_axes if axis in bound}

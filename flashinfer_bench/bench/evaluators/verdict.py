@@ -1,0 +1,115 @@
+"""From what a solution returned to a verdict: count, shape, dtype, then values, in that order, over all outputs.
+
+Borrowed by evaluators that compare element by element; the process boundary has checked the first three before, but an
+evaluator takes any runnable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+import torch
+
+from flashinfer_bench.bench.config import ResolvedEvalConfig
+from flashinfer_bench.bench.evaluators.compare import compare
+from flashinfer_bench.bench.evaluators.comparison import Comparison, Tolerance
+from flashinfer_bench.bench.evaluators.evaluator import Rejected
+from flashinfer_bench.data import Correctness, Definition, EvaluationStatus
+from flashinfer_bench.errors import WorkloadFault
+
+MAX_RECORDED_OUTPUTS: Final = 16
+"""Outputs of which a trace keeps a record each."""
+CAP_KEY: Final = "max_error_cap"
+"""Key of cfg.extra that replaces `Tolerance.max_error_cap`."""
+_NUMBERS_FOR: Final = {"float": (float, int), "int": (int,), "bool": (bool,)}
+
+
+def resolve_tolerance(cfg: ResolvedEvalConfig, *, default_ratio: float) -> Tolerance:
+    """Give the tolerance that a configuration asks for.
+
+    Args:
+        cfg: the resolved configuration; `extra["max_error_cap"]` sets the cap on the largest error.
+        default_ratio: the required matched ratio where the configuration leaves it open.
+    """
+    ratio = default_ratio if cfg.required_matched_ratio is None else cfg.required_matched_ratio
+    cap = cfg.extra.get(CAP_KEY, Tolerance.max_error_cap)
+    if isinstance(cap, bool) or not isinstance(cap, (int, float)) or not cap > 0:
+        raise WorkloadFault(
+            f"extra.{CAP_KEY} is {cap!r}; it should be a number above 0, in multiples of the largest value"
+        )
+    return Tolerance(cfg.rtol, cfg.atol, ratio, float(cap))
+
+
+def check_form(
+    definition: Definition, returned: Any, expected: Sequence[torch.Tensor]
+) -> list[torch.Tensor] | Rejected:
+    """Bring what a solution returned into a list of tensors that can be compared, or say what is wrong with it.
+
+    A Python number stands for a 0-d tensor of its kind. The bytes of a bool output may come as uint8.
+    """
+    values = list(returned) if isinstance(returned, (list, tuple)) else [returned]
+    names = list(definition.outputs)
+    if len(values) != len(names):
+        message = f"returned {len(values)} outputs, the definition has {len(names)} ({', '.join(names)})"
+        return Rejected(EvaluationStatus.INCORRECT_SHAPE, message)
+    for name, value, wanted in zip(names, values, expected, strict=True):
+        shape = list(value.shape) if isinstance(value, torch.Tensor) else []
+        if _is_value(value) and shape != list(wanted.shape):
+            message = f"output {name!r} has shape {shape}, expected {list(wanted.shape)}"
+            return Rejected(EvaluationStatus.INCORRECT_SHAPE, message)
+    for name, value, wanted in zip(names, values, expected, strict=True):
+        if not _fits_dtype(value, wanted.dtype):
+            kind = value.dtype if isinstance(value, torch.Tensor) else f"a Python {type(value).__name__}"
+            message = f"output {name!r} is {kind}, expected {wanted.dtype}"
+            return Rejected(EvaluationStatus.INCORRECT_DTYPE, message)
+    return [
+        value if isinstance(value, torch.Tensor) else torch.tensor(value, dtype=wanted.dtype, device=wanted.device)
+        for value, wanted in zip(values, expected, strict=True)
+    ]
+
+
+def compare_outputs(
+    definition: Definition, got: Sequence[torch.Tensor], expected: Sequence[torch.Tensor], tolerance: Tolerance
+) -> list[Comparison]:
+    """Compare each output with the expected one."""
+    return [
+        compare(wanted, value, tolerance, output=name)
+        for name, value, wanted in zip(definition.outputs, got, expected, strict=True)
+    ]
+
+
+def describe_problems(comparisons: Iterable[Comparison]) -> str | None:
+    """Give a line for each wrong output; None where all are right."""
+    problems = [problem for comparison in comparisons if (problem := comparison.problem()) is not None]
+    return "\n".join(problems) if problems else None
+
+
+def summarise(trials: Sequence[Sequence[Comparison]]) -> Correctness:
+    """Give the errors over all trials and outputs, and a record of the worst trial of each output."""
+    flat = [comparison for trial in trials for comparison in trial]
+    worst = [min(same, key=_rank) for same in zip(*trials, strict=True)]
+    return Correctness(
+        max_relative_error=max((comparison.max_rel_error for comparison in flat), default=0.0),
+        max_absolute_error=max((comparison.max_abs_error for comparison in flat), default=0.0),
+        extra={
+            "trials": len(trials),
+            "matched_ratio": min((comparison.matched_ratio for comparison in flat), default=1.0),
+            "outputs": {comparison.output: comparison.to_record() for comparison in worst[:MAX_RECORDED_OUTPUTS]},
+        },
+    )
+
+
+def _rank(comparison: Comparison) -> tuple[bool, float, float]:
+    return (comparison.problem() is None, comparison.matched_ratio, -comparison.max_abs_error)
+
+
+def _is_value(value: Any) -> bool:
+    return isinstance(value, (torch.Tensor, bool, int, float))
+
+
+def _fits_dtype(value: Any, dtype: torch.dtype) -> bool:
+    if isinstance(value, torch.Tensor):
+        return value.dtype == dtype or (dtype == torch.bool and value.dtype == torch.uint8)
+    kind = "bool" if dtype == torch.bool else "float" if dtype.is_floating_point else "int"
+    return type(value) in _NUMBERS_FOR[kind]
