@@ -10,7 +10,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from flashinfer_bench.data.digest import digest_of
 from flashinfer_bench.data.dtypes import check_dtype, torch_dtype
-from flashinfer_bench.data.expression import evaluate_axis, names_in, parse_expression
+from flashinfer_bench.data.expression import MAX_AXIS_VALUE, evaluate_axis, names_in, parse_expression
 from flashinfer_bench.data.model import DataModel
 from flashinfer_bench.data.names import did_you_mean
 from flashinfer_bench.data.reference import parse_reference
@@ -31,7 +31,7 @@ class AxisConst(DataModel):
     known_extras: ClassVar[frozenset[str]] = frozenset({"parent"})
 
     type: Literal["const"] = "const"
-    value: Annotated[int, Field(strict=True, ge=0)]
+    value: Annotated[int, Field(strict=True, ge=0, le=MAX_AXIS_VALUE)]
     """Number of elements."""
     description: str | None = None
     """For people."""
@@ -255,7 +255,7 @@ class Definition(DataModel):
         return evaluate_axis(spec.expression, bound) if isinstance(spec, AxisExpr) else bound[axis]
 
 
-Fault = tuple[tuple[str, ...], object, str]
+Disagreement = tuple[tuple[str, ...], object, str]
 """Where in a definition, what stands there, and what is wrong with it."""
 
 
@@ -264,7 +264,7 @@ def _axis_facts(axis: AxisConst | AxisVar | AxisExpr) -> dict[str, Any]:
     return facts
 
 
-def _shape_faults(definition: Definition) -> Iterable[Fault]:
+def _shape_faults(definition: Definition) -> Iterable[Disagreement]:
     for side, specs in (("inputs", definition.inputs), ("outputs", definition.outputs)):
         for name, spec in specs.items():
             for axis in spec.shape or ():
@@ -273,13 +273,13 @@ def _shape_faults(definition: Definition) -> Iterable[Fault]:
                     yield (side, name, "shape"), spec.shape, f"there is no axis {axis!r}{hint}"
 
 
-def _name_faults(definition: Definition) -> Iterable[Fault]:
+def _name_faults(definition: Definition) -> Iterable[Disagreement]:
     for name in definition.outputs:
         if name in definition.inputs:
             yield ("outputs", name), name, f"{name!r} is an input as well; names of inputs and outputs are disjoint"
 
 
-def _expression_faults(definition: Definition) -> Iterable[Fault]:
+def _expression_faults(definition: Definition) -> Iterable[Disagreement]:
     sized = {name for name, axis in definition.axes.items() if not isinstance(axis, AxisExpr)}
     for name, axis in definition.axes.items():
         if isinstance(axis, AxisExpr):

@@ -57,15 +57,15 @@ class DataModel(BaseModel):
                     return True
         return False
 
-    def unknown_keys(self) -> Iterator[tuple[tuple[str, ...], type[DataModel]]]:
-        """Yield the place of every key that no field of its model has, and that model."""
+    def unknown_keys(self) -> Iterator[tuple[tuple[str, ...], DataModel]]:
+        """Yield the place of every key that no field of its model has, and the model that holds it."""
         for key in self.__pydantic_extra__ or ():
             if key not in self.known_extras:
-                yield (key,), type(self)
+                yield (key,), self
         for name in self.model_holders:
             for step, child in _children(self.__dict__[name]):
-                for place, model in child.unknown_keys():
-                    yield (name, *step, *place), model
+                for place, owner in child.unknown_keys():
+                    yield (name, *step, *place), owner
 
 
 def _children(value: object) -> Iterable[tuple[tuple[str, ...], DataModel]]:

@@ -301,9 +301,8 @@ def _merge_workloads(merged: TraceSet, part: TraceSet) -> None:
             root = part.blob_root(name, trace.workload.uuid)
             reasons = _workload_faults(merged, trace, known.get(trace.workload.uuid), is_checked=not is_new)
             file = (root or Path()) / WORKLOADS
-            merged.issues.extend(
-                LoadIssue("error", file, None, f"{name} {trace.workload.uuid}", reason) for reason in reasons
-            )
+            owner = f"workload {trace.workload.uuid} of {name}"
+            merged.issues.extend(LoadIssue("error", file, None, None, f"{owner}: {reason}") for reason in reasons)
             if reasons or trace.workload.uuid in known:
                 continue
             merged.workloads.setdefault(name, []).append(trace)

@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, StrictBool, StrictInt, StringConstraints
 
 from flashinfer_bench.data.digest import digest_of
+from flashinfer_bench.data.expression import MAX_AXIS_VALUE
 from flashinfer_bench.data.model import DataModel
 
 NonEmpty = Annotated[str, StringConstraints(min_length=1)]
@@ -59,7 +60,8 @@ InputSpec = Annotated[
 ]
 """Where one input comes from."""
 
-AxisSize = Annotated[int, Field(strict=True, ge=0)]
+AxisSize = Annotated[int, Field(strict=True, ge=0, le=MAX_AXIS_VALUE)]
+"""Number of elements along an axis."""
 
 
 class Workload(DataModel):

@@ -88,8 +88,9 @@ def parse_raw(model: type[Model], raw: object, place: Place, issues: list[LoadIs
     if not isinstance(raw, dict):
         issues.append(place.issue("error", f"a JSON object is expected, this is {type(raw).__name__}"))
         return None
-    raw, remarks = UPGRADES[model](raw, place.file)
-    issues.extend(place.issue("warning", text, (field or "").split(".") if field else ()) for field, text in remarks)
+    if model in UPGRADES:
+        raw, remarks = UPGRADES[model](raw, place.file)
+        issues.extend(place.issue("warning", text, field.split(".")) for field, text in remarks)
     try:
         built = model.model_validate(raw)
     except ValidationError as error:
@@ -101,7 +102,7 @@ def parse_raw(model: type[Model], raw: object, place: Place, issues: list[LoadIs
 
 def _warn_of_misspelt_keys(built: DataModel, place: Place, issues: list[LoadIssue]) -> None:
     for steps, owner in built.unknown_keys():
-        free = [name for name in owner.model_fields if name not in built.model_fields_set]
+        free = [name for name in type(owner).model_fields if name not in owner.model_fields_set]
         nearest = nearest_name(steps[-1], free, cutoff=KEY_CUTOFF)
         if nearest is not None:
             reason = f"unknown key, kept without effect; did you mean {nearest!r}?"

@@ -24,7 +24,7 @@ from flashinfer_bench.data.reference import parse_module
 from flashinfer_bench.data.solution import Solution, SupportedLanguages, check_source_path
 from flashinfer_bench.data.trace import Trace
 
-Remark = tuple[str | None, str]
+Remark = tuple[str, str]
 """The field, and what was made of it."""
 Upgrade = Callable[[dict[str, Any], Path], tuple[dict[str, Any], list[Remark]]]
 """Takes one object and the file that it came from."""

@@ -1,0 +1,111 @@
+"""Blobs: never outside the set, pointers are fetched once, and every failure says what to do."""
+
+from __future__ import annotations
+
+import pytest
+
+from flashinfer_bench.data.store import blobs
+from flashinfer_bench.data.store.blobs import BlobStore
+from flashinfer_bench.errors import WorkloadFault
+
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
+PATH = "blob/workloads/test/double/a.safetensors"
+
+
+def _put(root, text="tensors", path=PATH):
+    (root / path).parent.mkdir(parents=True, exist_ok=True)
+    (root / path).write_text(text)
+    return root / path
+
+
+def _never(root, path):
+    pytest.fail("fetched")
+
+
+@pytest.mark.parametrize("path", [PATH, f"./{PATH}"])
+def test_a_blob_is_found_below_the_root(tmp_path, path):
+    _put(tmp_path)
+    assert BlobStore(tmp_path, fetch=_never).locate(path).read_text() == "tensors"
+
+
+@pytest.mark.parametrize("path", ["/etc/passwd", "../secret", "blob/../../secret", "a\\b", "", ".", "a\0b"])
+def test_a_path_that_leads_out_of_the_set_is_refused(tmp_path, path):
+    (tmp_path / "secret").write_text("secret")
+    with pytest.raises(WorkloadFault, match="leads out of the set"):
+        BlobStore(tmp_path / "set").locate(path)
+
+
+@pytest.mark.parametrize("path", ["blob/none", "blob", "blob/" + "x" * 5000])
+def test_a_blob_that_is_no_file_is_named_with_its_workload(tmp_path, path):
+    _put(tmp_path)
+    with pytest.raises(WorkloadFault, match="of workload w7 is not there; download"):
+        BlobStore(tmp_path).locate(path, workload="w7")
+
+
+def test_a_link_out_of_the_set_is_refused(tmp_path):
+    secret = tmp_path / "secret"
+    secret.write_text("secret")
+    link = tmp_path / "set" / PATH
+    link.parent.mkdir(parents=True)
+    link.symlink_to(secret)
+    with pytest.raises(WorkloadFault, match="outside the set"):
+        BlobStore(tmp_path / "set").locate(PATH)
+
+
+def test_the_blob_folder_may_be_on_another_disk(tmp_path):
+    _put(tmp_path / "disk")
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "blob").symlink_to(tmp_path / "disk" / "blob")
+    assert BlobStore(tmp_path / "set").locate(PATH).read_text() == "tensors"
+
+
+def test_a_hugging_face_cache_links_to_its_own_blobs(tmp_path):
+    stored = _put(tmp_path, path="datasets--x/blobs/0123")
+    link = tmp_path / "datasets--x" / "snapshots" / "main" / PATH
+    link.parent.mkdir(parents=True)
+    link.symlink_to(stored)
+    assert BlobStore(tmp_path / "datasets--x/snapshots/main").locate(PATH).read_text() == "tensors"
+
+
+def test_a_pointer_is_fetched_once(tmp_path):
+    file, calls = _put(tmp_path, POINTER), []
+
+    def fetch(root, path):
+        calls.append((root, path))
+        file.write_text("tensors")
+
+    store = BlobStore(tmp_path, fetch=fetch)
+    assert [store.locate(f"./{PATH}").read_text() for _ in range(2)] == ["tensors"] * 2
+    assert calls == [(tmp_path, PATH)]
+
+
+def test_a_pointer_that_another_process_fetched_meanwhile_is_not_fetched_again(tmp_path, monkeypatch):
+    _put(tmp_path, POINTER)
+    answers = iter([True, False])
+    monkeypatch.setattr(blobs, "_is_pointer", lambda file: next(answers))
+    BlobStore(tmp_path, fetch=_never).locate(PATH)
+
+
+@pytest.mark.parametrize(("answer", "words"), [("no network", "no network"), (None, "is the set a git clone")])
+def test_a_pointer_that_cannot_be_fetched_says_why(tmp_path, answer, words):
+    _put(tmp_path, POINTER)
+    with pytest.raises(WorkloadFault, match=f"git-lfs pointer.*{words}"):
+        BlobStore(tmp_path, fetch=lambda root, path: answer).locate(PATH)
+
+
+def test_without_git_lfs_the_command_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    _put(tmp_path, POINTER)
+    with pytest.raises(WorkloadFault, match="install it and run: git lfs pull --include"):
+        BlobStore(tmp_path).locate(PATH)
+
+
+@pytest.mark.parametrize(("code", "status"), [("exit 0", None), ("echo broken >&2; exit 3", "ended with 3: broken")])
+def test_git_lfs_is_asked_for_one_path(tmp_path, monkeypatch, code, status):
+    for name in ("git", "git-lfs"):
+        (tmp_path / name).write_text(f'#!/bin/sh\necho "$@" > asked\n{code}\n')
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    reason = blobs.fetch_with_git_lfs(tmp_path, PATH)
+    assert (tmp_path / "asked").read_text() == f"lfs pull --include {PATH}\n"
+    assert reason is None if status is None else status in reason

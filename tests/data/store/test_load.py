@@ -1,0 +1,251 @@
+"""Loading a set: everything wrong is found at once, at its place, and the rest stays usable."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from flashinfer_bench.data.store.load import load_trace_set
+from flashinfer_bench.errors import DataSetError
+from tests.kit import make_definition, make_solution, make_trace, make_workload, write_trace_set
+
+DEFINITION = "definitions/test/double.json"
+SOLUTION = "solutions/alice/test/double/s.json"
+WORKLOADS = "workloads/test/double.jsonl"
+TRACES = "traces/alice/test/double.jsonl"
+
+
+def _load(tmp_path, files=None, **models):
+    """Load a set of the kit's definition, and of these files; give it with its issues in short."""
+    models.setdefault("definitions", [make_definition()])
+    loaded = load_trace_set(write_trace_set(tmp_path, files, **models))
+    return loaded, [
+        (issue.severity, issue.file.relative_to(tmp_path).as_posix(), issue.line, issue.field, issue.reason)
+        for issue in loaded.issues
+    ]
+
+
+def _only(issues, severity, file, line, field, words):
+    ((found_severity, found_file, found_line, found_field, reason),) = issues
+    assert (found_severity, found_file, found_line, found_field) == (severity, file, line, field)
+    assert words in reason
+
+
+def test_a_root_that_is_not_there_is_an_error_and_is_not_made(tmp_path):
+    with pytest.raises(DataSetError, match="does not exist"):
+        load_trace_set(tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_root_that_is_a_file_is_an_error(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataSetError, match="is not a folder"):
+        load_trace_set(tmp_path / "file")
+
+
+def test_a_set_without_definitions_says_so_and_offers_the_folder_below(tmp_path):
+    write_trace_set(tmp_path / "inner", definitions=[make_definition()])
+    (issue,) = load_trace_set(tmp_path).issues
+    assert "has no definitions" in issue.reason
+    assert str(tmp_path / "inner") in issue.reason
+
+
+@pytest.mark.parametrize(
+    ("content", "line", "words"),
+    [(b'{\n "name": "x",\n oops\n}', 3, "not JSON"), (b"", 1, "not JSON"), (b"\xff\xfe", None, "not UTF-8"),
+     (b"[" * 100_000, None, "not JSON"), (b"3", 1, "a JSON object is expected"), (b'"x"', 1, "object is expected")],
+    ids=["syntax", "empty", "encoding", "depth", "number", "text"],
+)  # fmt: skip
+def test_a_file_that_is_no_object_is_left_out(tmp_path, content, line, words):
+    loaded, issues = _load(tmp_path, {"definitions/test/bad.json": content})
+    _only(issues, "error", "definitions/test/bad.json", line, None, words)
+    assert list(loaded.definitions) == ["double"]
+
+
+def test_every_wrong_field_is_an_issue_with_its_line(tmp_path):
+    raw = make_definition("bad").to_dict()
+    raw["inputs"]["x"]["dtype"] = "float3"
+    raw["axes"]["n"] = {"type": "const", "value": -1}
+    del raw["op_type"]
+    _, issues = _load(tmp_path, {"definitions/test/bad.json": json.dumps(raw, indent=1)})
+    lines = json.dumps(raw, indent=1).splitlines()
+    for severity, _, line, field, _ in issues:
+        assert severity == "error"
+        assert field == "op_type" or field.split(".")[-1] in lines[line - 1]
+    assert sorted(field for _, _, _, field, _ in issues) == ["axes.n.value", "inputs.x.dtype", "op_type"]
+
+
+def test_a_missing_field_names_the_key_that_may_be_a_misspelling_of_it(tmp_path):
+    raw = make_definition("bad").to_dict()
+    raw["refrence"] = raw.pop("reference")
+    _, issues = _load(tmp_path, {"definitions/test/bad.json": raw})
+    _only(issues, "error", "definitions/test/bad.json", 1, "reference", "'refrence' a misspelling")
+
+
+def test_a_near_miss_of_a_known_key_is_a_warning_and_the_key_is_kept(tmp_path):
+    solution = make_solution("s", destination_passing_stlye=False)
+    loaded, issues = _load(tmp_path, solutions=[solution])
+    _only(issues, "warning", SOLUTION, 1, "spec.destination_passing_stlye", "did you mean 'destination_passing_style'?")
+    assert loaded.solutions["double"] == [solution]
+    assert solution.spec.declared_style is None
+
+
+def test_a_near_miss_in_a_line_is_a_warning(tmp_path):
+    raw = make_trace().to_dict()
+    raw["evaluation"]["extras"] = {}
+    loaded, issues = _load(tmp_path, {TRACES: [make_trace(), raw]}, solutions=[make_solution()])
+    _only(issues, "warning", TRACES, 2, "evaluation.extras", "did you mean 'extra'?")
+    assert len(loaded.traces["double"]) == 2
+
+
+def test_a_key_next_to_a_known_one_that_is_there_is_somebody_s_own(tmp_path):
+    raw = make_trace().to_dict()
+    raw["evaluation"]["performance"]["latency_us"] = 1000.0
+    raw["evaluation"]["something_else"] = 1
+    _, issues = _load(tmp_path, {TRACES: [raw]}, solutions=[make_solution()])
+    assert issues == []
+
+
+def test_a_key_that_stands_twice_is_a_warning(tmp_path):
+    text = make_definition("twice").to_json().replace('"tags":[]', '"tags":[],"tags":["a"]')
+    loaded, issues = _load(tmp_path, {"definitions/test/twice.json": text})
+    _only(issues, "warning", "definitions/test/twice.json", None, "tags", "twice")
+    assert loaded.definitions["twice"].tags == ["a"]
+
+
+def test_a_second_definition_of_one_name_is_left_out(tmp_path):
+    other = make_definition(op_type="other")
+    loaded, issues = _load(tmp_path, {"definitions/zzz/double.json": other})
+    _only(issues, "error", "definitions/zzz/double.json", 1, None, "definition 'double' is in")
+    assert loaded.definitions["double"].op_type == "test"
+
+
+def test_a_second_solution_of_one_name_is_left_out(tmp_path):
+    first, second = make_solution("s"), make_solution("s", author="bob")
+    loaded, issues = _load(tmp_path, solutions=[first, second])
+    _only(issues, "error", "solutions/bob/test/double/s.json", 1, None, "solution 's' is in")
+    assert loaded.solutions["double"] == [first]
+
+
+def test_things_of_an_unknown_definition_are_kept_with_a_warning_each_file(tmp_path):
+    loaded, issues = _load(
+        tmp_path,
+        solutions=[make_solution("s", definition="doubel")],
+        workloads=[make_trace(definition="doubel", solution=None, workload=make_workload(u)) for u in "ab"],
+        traces=[make_trace(definition="doubel")] * 3,
+    )
+    assert [(severity, line) for severity, _, line, _, _ in issues] == [("warning", 1)] * 3
+    assert all("'doubel' is not there; did you mean 'double'?" in reason for *_, reason in issues)
+    assert "2 workloads" in issues[1][4]
+    assert [len(loaded.solutions["doubel"]), len(loaded.workloads["doubel"]), len(loaded.traces["doubel"])] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("models", "file", "words"),
+    [
+        ({"files": {"definitions/wrong/d.json": make_definition("d")}}, "definitions/wrong/d.json", "'wrong'"),
+        ({"files": {"definitions/test/e.json": make_definition("d")}}, "definitions/test/e.json", "'e'"),
+        (
+            {"files": {"solutions/bob/test/double/s.json": make_solution("s")}},
+            "solutions/bob/test/double/s.json",
+            "'bob'",
+        ),
+        ({"files": {"workloads/no/double.jsonl": [make_trace(solution=None)]}}, "workloads/no/double.jsonl", "'no'"),
+        ({"files": {"traces/a/no/double.jsonl": [make_trace()] * 2}}, "traces/a/no/double.jsonl", "'no'"),
+    ],
+    ids=["op type", "file name", "author", "workloads", "traces"],
+)
+def test_a_path_that_contradicts_the_file_is_a_warning(tmp_path, models, file, words):
+    _, issues = _load(tmp_path, **models)
+    _only(issues, "warning", file, None, None, words)
+
+
+@pytest.mark.parametrize(
+    ("workload", "field", "words"),
+    [
+        (make_workload(axes={}), "workload.axes.n", "has no value"),
+        (make_workload(axes={"n": 1, "m": 2}), "workload.axes.m", "has no axis 'm'"),
+        (make_workload(axes={"n": 1, "h": 5}), "workload.axes.h", "fixes axis 'h' at 4"),
+        (make_workload(inputs={"y": "random"}), "workload.inputs.y", "has no input 'y'"),
+        (make_workload(inputs={"x": 3}), "workload.inputs.x", "a scalar cannot fill it"),
+        (make_workload(inputs={"x": {"type": "custom"}}), "workload.inputs.x", "another engine"),
+        (make_workload(inputs={"x": {"type": "generated", "how": "?"}}), "workload.inputs.x", "another engine"),
+        (
+            make_workload(inputs={"x": {"type": "safetensors", "path": "../x", "tensor_key": "k"}}),
+            "workload.inputs.x.path",
+            "leads out of the set",
+        ),
+    ],
+    ids=["axis missing", "axis unknown", "const", "input", "scalar", "custom", "generated", "blob path"],
+)
+def test_a_workload_that_does_not_fit_is_left_out(tmp_path, workload, field, words):
+    definition = make_definition(axes={"n": None, "h": 4})
+    fitting = make_trace(solution=None, workload=make_workload("fits", axes={"n": 0, "h": 4}))
+    lines = [make_trace(solution=None, workload=workload), fitting]
+    loaded, issues = _load(tmp_path, definitions=[definition], workloads=lines)
+    _only(issues, "error", WORKLOADS, 1, field, words)
+    assert loaded.workloads["double"] == [fitting]
+
+
+def test_an_expression_axis_that_a_workload_breaks_is_an_issue(tmp_path):
+    definition = make_definition(axes={"n": None, "m": "n / 3"}, outputs={"y": "float32[m]"})
+    _, issues = _load(tmp_path, definitions=[definition], workloads=[make_trace(solution=None)])
+    _only(issues, "error", WORKLOADS, 1, "workload.axes", "8 / 3 is not whole")
+
+
+def test_a_uuid_of_two_workloads_is_an_error_and_of_a_repeated_one_a_warning(tmp_path):
+    one, other = make_workload("u"), make_workload("u", axes={"n": 9})
+    lines = [make_trace(solution=None, workload=workload) for workload in (one, other, one)]
+    loaded, issues = _load(tmp_path, workloads=lines)
+    assert [issue[:4] for issue in issues] == [
+        ("error", WORKLOADS, 2, "workload.uuid"),
+        ("warning", WORKLOADS, 3, "workload"),
+    ]
+    assert loaded.workloads["double"] == lines[:1]
+
+
+def test_a_line_that_is_wrong_leaves_the_lines_around_it(tmp_path):
+    good = make_trace()
+    lines = [good, "{broken", '{"definition": "double"}', "[]", good]
+    loaded, issues = _load(tmp_path, {TRACES: lines}, solutions=[make_solution()])
+    assert [(line, field) for _, _, line, field, _ in issues] == [(2, None), (3, "workload"), (4, None)]
+    assert loaded.traces["double"] == [good, good]
+
+
+def test_a_trace_without_evaluation_is_no_trace(tmp_path):
+    loaded, issues = _load(tmp_path, {TRACES: [make_trace(solution=None)]})
+    _only(issues, "error", TRACES, 1, None, "has no evaluation")
+    assert loaded.traces == {}
+
+
+def test_an_evaluation_in_a_workloads_file_is_dropped_with_a_warning(tmp_path):
+    loaded, issues = _load(tmp_path, {WORKLOADS: [make_trace()]})
+    _only(issues, "warning", WORKLOADS, 1, None, "dropped")
+    assert loaded.workloads["double"][0].is_workload_trace()
+
+
+def test_an_issue_reads_as_one_line(tmp_path):
+    loaded, _ = _load(tmp_path, {TRACES: ["{broken", ""]})
+    assert str(loaded.issues[0]).startswith(f"error: {tmp_path / TRACES}:1: not JSON")
+
+
+@pytest.mark.published
+def test_the_public_data_set_loads_whole(published):
+    loaded = load_trace_set(published)
+    assert len(loaded.definitions) == 156
+    assert sum(map(len, loaded.workloads.values())) == 447
+    assert all(definition.is_runnable for definition in loaded.definitions.values())
+    assert [issue for issue in loaded.issues if issue.severity == "error"] == []
+    assert [issue.missing_definition for issue in loaded.issues] == ["fused_add_rmsnorm_h6144", "rmsnorm_h6144"]
+
+
+@pytest.mark.published
+def test_every_file_of_the_public_data_set_survives_a_round_trip(published):
+    loaded = load_trace_set(published)
+    for name, file in loaded.definition_files.items():
+        raw = {"tags": [], "constraints": [], **json.loads(file.read_bytes())}
+        assert loaded.definitions[name].to_dict() == raw
+    for name, lines in loaded.workloads.items():
+        file = next(published.glob(f"workloads/*/{name}.jsonl"))
+        assert [trace.to_dict() for trace in lines] == [json.loads(line) for line in file.read_bytes().splitlines()]

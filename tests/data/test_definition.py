@@ -1,0 +1,160 @@
+"""Definitions: what is refused, how axes are bound, what the digest covers."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from flashinfer_bench.data import Definition
+from tests.kit import make_definition
+
+
+def _faults(**parts):
+    with pytest.raises(ValidationError) as caught:
+        make_definition(**parts)
+    return {".".join(map(str, error["loc"])): error["msg"] for error in caught.value.errors()}
+
+
+@pytest.mark.parametrize(
+    ("parts", "place", "words"),
+    [
+        ({"name": ""}, "name", "at least 1"),
+        ({"axes": {"n": -1}}, "axes.n.const.value", "greater than or equal to 0"),
+        ({"inputs": {"x": "float32[m]"}}, "inputs.x.shape", "no axis 'm'"),
+        ({"inputs": {"x": "float3[n]"}}, "inputs.x.dtype", "did you mean 'float32'"),
+        ({"outputs": {"x": "float32[n]"}}, "outputs.x", "an input as well"),
+        ({"reference": "def run(x:"}, "reference", "not Python"),
+        ({"reference": "def run(x): pass\0"}, "reference", "not Python"),
+        ({"constraints": ["n > 0", "n >"]}, "constraints.1", "not a Python expression"),
+        ({"axes": {"n": None, "m": "k + 1"}}, "axes.m.expression", "no const or var axis 'k'"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_a_wrong_part_is_refused_at_its_place(parts, place, words):
+    assert words in _faults(**parts)[place]
+
+
+def test_everything_that_disagrees_is_found_at_once():
+    faults = _faults(inputs={"x": "float32[m]"}, outputs={"x": "float32[k]"}, constraints=["("])
+    assert sorted(faults) == ["constraints.0", "inputs.x.shape", "outputs.x", "outputs.x.shape"]
+
+
+def test_literal_dimensions_may_be_numbers_or_digits():
+    spec = {"shape": ["n", 4, "2"], "dtype": "float32"}
+    definition = make_definition(inputs={"x": spec})
+    assert definition.get_input_shapes({"n": 3}) == [(3, 4, 2)]
+
+
+def test_a_scalar_has_no_shape_and_a_zero_dimensional_tensor_an_empty_one():
+    definition = make_definition(inputs={"x": "float32[n]", "eps": "float32", "k": "int32[]"})
+    assert definition.get_input_shapes({"n": 3}) == [(3,), None, ()]
+
+
+def test_shapes_need_every_var_axis():
+    with pytest.raises(ValueError, match="no value for axis n"):
+        make_definition().get_output_shapes({})
+
+
+def test_const_and_var_axes_are_told_apart():
+    definition = make_definition(axes={"n": None, "h": 4096, "m": "n * 2"})
+    assert definition.const_axes == {"h": 4096}
+    assert definition.var_axes == ["n"]
+
+
+def test_var_axes_are_bound_from_shapes_in_order():
+    definition = make_definition(axes={"n": None, "h": 4}, inputs={"x": "float32[n, h]", "w": "float32[h]"})
+    assert definition.get_axes_values([(7, 4), (4,)]) == {"n": 7}
+
+
+@pytest.mark.parametrize("shapes", [[(7, 5)], [(7,)], [None], [(7, 4), (4,)]])
+def test_shapes_that_do_not_fit_are_refused(shapes):
+    definition = make_definition(axes={"n": None, "h": 4}, inputs={"x": "float32[n, h]"})
+    with pytest.raises(ValueError, match="double"):
+        definition.get_axes_values(shapes)
+
+
+def test_two_inputs_that_bind_one_axis_differently_are_refused():
+    definition = make_definition(inputs={"x": "float32[n]", "y0": "float32[n]"})
+    with pytest.raises(ValueError, match="axis 'n' is 7, got 8"):
+        definition.get_axes_values([(7,), (8,)])
+
+
+def test_axes_are_bound_from_values_with_a_shape_and_scalars_are_passed_over():
+    class Tensor:
+        shape = (5,)
+
+    definition = make_definition(inputs={"x": "float32[n]", "eps": "float32"})
+    assert definition.get_axes_values_from_inputs([Tensor(), 1e-6]) == {"n": 5}
+
+
+def test_an_optional_input_may_be_absent_when_axes_are_bound():
+    bias = {"shape": ["n"], "dtype": "float32", "optional": True}
+    definition = make_definition(inputs={"x": "float32[n]", "bias": bias})
+    assert definition.get_axes_values([(5,), None]) == {"n": 5}
+
+
+def test_an_expression_axis_follows_from_the_others():
+    definition = make_definition(axes={"n": None, "m": "ceil_div(n, 4) + 1"}, outputs={"y": "float32[m]"})
+    assert definition.get_output_shapes({"n": 9}) == [(4,)]
+
+
+def test_a_definition_without_run_is_kept_and_not_runnable():
+    definition = make_definition(reference="def helper(x): ...\ndef reference(x): return x")
+    assert not definition.is_runnable
+    assert "'reference'" in definition.not_runnable_reason
+
+
+def test_a_definition_without_outputs_is_not_runnable():
+    assert "no outputs" in make_definition(outputs={}).not_runnable_reason
+
+
+@pytest.mark.parametrize(
+    ("reference", "parameters"),
+    [
+        ("def run(a, b=1, *, c): pass", ["a", "b", "c"]),
+        ("def run(*inputs): pass", None),
+        ("def run(a, /): pass", None),
+        ("def f(a): pass\nrun = f", None),
+        ("from torch import matmul as run", None),
+    ],
+)
+def test_parameters_of_the_reference_are_read_off_its_source(reference, parameters):
+    definition = make_definition(reference=reference)
+    assert definition.is_runnable
+    assert definition.reference_parameters == parameters
+
+
+def test_an_invalid_escape_in_a_reference_warns_nobody():
+    assert make_definition(reference='def run(x):\n    "\\ "\n').is_runnable
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"reference": "def run(x): return x + x"},
+        {"op_type": "other"},
+        {"axes": {"n": 4}},
+        {"inputs": {"x": "float16[n]"}},
+        {"constraints": ["n > 0"]},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_the_digest_covers_what_decides_a_verdict(change):
+    assert make_definition(**change).digest() != make_definition().digest()
+
+
+def test_the_digest_knows_the_order_of_inputs_and_no_description():
+    one = make_definition(inputs={"x": "float32[n]", "w": "float32[n]"})
+    other = make_definition(inputs={"w": "float32[n]", "x": "float32[n]"})
+    assert one.digest() != other.digest()
+    assert one.digest() == one.model_copy(update={"description": "d", "tags": ["t"]}).digest()
+
+
+def test_what_is_written_reads_back_equal_and_invents_nothing():
+    definition = make_definition(axes={"n": None, "h": 4, "m": "n*h"}, vendor_key={"a": [1]})
+    again = Definition.model_validate_json(definition.to_json())
+    assert again == definition
+    assert list(definition.to_dict()) == [
+        "name", "op_type", "axes", "inputs", "outputs", "reference", "tags", "constraints", "vendor_key",
+    ]  # fmt: skip
+    assert definition.to_dict()["inputs"]["x"] == {"shape": ["n"], "dtype": "float32"}

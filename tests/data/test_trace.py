@@ -1,0 +1,109 @@
+"""Workloads, evaluations and traces: which parts go with which status, and numbers that JSON has no word for."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+from pydantic import ValidationError
+
+from flashinfer_bench.data import EvaluationStatus, Trace, Workload
+from tests.kit import make_evaluation, make_trace, make_workload
+
+FAILED_EARLY = ["INCORRECT_SHAPE", "INCORRECT_DTYPE", "RUNTIME_ERROR", "COMPILE_ERROR", "TIMEOUT"]
+CORRECTNESS = {"max_relative_error": 0.0, "max_absolute_error": 0.0}
+PERFORMANCE = {"latency_ms": 1.0, "reference_latency_ms": 1.0, "speedup_factor": 1.0}
+
+
+@pytest.mark.parametrize("status", [status.value for status in EvaluationStatus])
+def test_an_evaluation_has_the_parts_of_its_status(status):
+    evaluation = make_evaluation(status)
+    assert (evaluation.correctness is not None) == (status in ("PASSED", "INCORRECT_NUMERICAL"))
+    assert (evaluation.performance is not None) == (status == "PASSED")
+
+
+@pytest.mark.parametrize(
+    ("status", "part"),
+    [("PASSED", {"correctness": None}), ("PASSED", {"performance": None}),
+     ("INCORRECT_NUMERICAL", {"correctness": None}), ("INCORRECT_NUMERICAL", {"performance": PERFORMANCE}),
+     *((status, {"correctness": CORRECTNESS}) for status in FAILED_EARLY),
+     *((status, {"performance": PERFORMANCE}) for status in FAILED_EARLY)],
+)  # fmt: skip
+def test_a_part_too_many_or_too_few_is_refused(status, part):
+    with pytest.raises(ValidationError, match=f"status {status}"):
+        make_evaluation(status, **part)
+
+
+def test_nan_and_infinities_are_written_as_words_and_read_back():
+    trace = make_trace(max_absolute_error=math.nan, max_relative_error=math.inf, extra={"low": -math.inf})
+    plain = json.loads(trace.to_json(), parse_constant=pytest.fail)
+    assert plain["evaluation"]["correctness"]["max_absolute_error"] == "NaN"
+    assert plain["evaluation"]["extra"] == {"low": "-Infinity"}
+    correctness = Trace.model_validate_json(trace.to_json()).evaluation.correctness
+    assert math.isnan(correctness.max_absolute_error)
+    assert correctness.max_relative_error == math.inf
+
+
+def test_a_trace_writes_every_required_key():
+    assert make_trace(solution=None).to_dict() == {
+        "definition": "double",
+        "workload": {"uuid": "w0", "axes": {"n": 8}, "inputs": {"x": {"type": "random"}}},
+        "solution": None,
+        "evaluation": None,
+    }
+    evaluation = make_trace(status="TIMEOUT").to_dict()["evaluation"]
+    assert list(evaluation) == ["status", "log", "timestamp", "environment", "correctness", "performance"]
+    assert make_trace().to_dict()["evaluation"]["correctness"]["extra"] is None
+
+
+def test_a_trace_reads_back_equal_with_keys_that_nobody_knows():
+    raw = make_trace().to_dict()
+    raw["evaluation"]["environment"]["driver"] = "580"
+    raw["workload"]["tolerance"] = {"atol": 1}
+    trace = Trace.model_validate(raw)
+    assert trace.to_dict() == raw
+    assert Trace.model_validate_json(trace.to_json()) == trace
+
+
+def test_models_cannot_be_changed():
+    with pytest.raises(ValidationError, match="frozen"):
+        make_trace().definition = "other"
+
+
+@pytest.mark.parametrize("parts", [{"solution": "s"}, {"evaluation": make_evaluation()}])
+def test_solution_and_evaluation_come_together(parts):
+    with pytest.raises(ValidationError, match="but no"):
+        Trace(definition="double", workload=make_workload(), **parts)
+
+
+def test_a_trace_knows_what_it_is():
+    assert make_trace(solution=None).is_workload_trace()
+    assert not make_trace().is_workload_trace()
+    assert make_trace().is_successful()
+    assert not make_trace(status="TIMEOUT").is_successful()
+    assert not make_trace(solution=None).is_successful()
+
+
+@pytest.mark.parametrize("value", [True, 3, 0.5, -1])
+def test_a_scalar_keeps_its_type(value):
+    workload = make_workload(inputs={"x": value})
+    again = Workload.model_validate_json(workload.to_json()).inputs["x"].value
+    assert again == value
+    assert type(again) is type(value)
+
+
+@pytest.mark.parametrize("size", [-1, "5", 2.5, True, None, 2**63])
+def test_the_size_of_an_axis_is_a_whole_number(size):
+    with pytest.raises(ValidationError, match=r"axes\.n"):
+        make_workload(axes={"n": size})
+
+
+def test_an_axis_may_be_empty():
+    assert make_workload(axes={"n": 0}).axes == {"n": 0}
+
+
+def test_the_digest_of_a_workload_is_of_its_content():
+    assert make_workload("a").digest() == make_workload("b").digest()
+    assert make_workload(axes={"n": 9}).digest() != make_workload().digest()
+    assert make_workload(inputs={"x": 1}).digest() != make_workload(inputs={"x": 2}).digest()
