@@ -1,0 +1,79 @@
+"""A run that is killed at any moment loses nothing that it had finished, breaks no line, and can be resumed."""
+
+import json
+import random
+import subprocess
+import sys
+import time
+
+import pytest
+
+from flashinfer_bench.bench import Benchmark, BenchmarkConfig
+from flashinfer_bench.bench.events import JobFinished
+from flashinfer_bench.data import TraceSet
+from tests.kit.make import DOUBLE_INTO, make_definition, make_solution, make_trace, make_workload, write_trace_set
+from tests.kit.processes import marked, wait_until_gone
+
+pytestmark = [pytest.mark.cpu, pytest.mark.slow, pytest.mark.timeout(300)]
+
+WORKLOADS = 60
+KILLS = 20
+RUN = """
+import sys
+from flashinfer_bench.bench import Benchmark, BenchmarkConfig
+from flashinfer_bench.bench.events import JobFinished
+from flashinfer_bench.data import TraceSet
+config = BenchmarkConfig.default(devices=["cpu"], warmup_runs=1, iterations=2, num_trials=1)
+benchmark = Benchmark(TraceSet.from_path(sys.argv[1]), config)
+for event in benchmark.run(benchmark.plan(resume=True)):
+    if isinstance(event, JobFinished):
+        print(event.job.solution.name, event.job.workload.uuid, flush=True)
+"""
+
+
+@pytest.fixture
+def root(tmp_path):
+    """A set of one definition, two solutions and many small workloads."""
+    write_trace_set(
+        tmp_path,
+        definitions=[make_definition()],
+        solutions=[make_solution(), make_solution("double_into", source=DOUBLE_INTO)],
+        workloads=[make_trace(make_workload(f"w{index}", axes={"n": 8 + index})) for index in range(WORKLOADS)],
+    )
+    return tmp_path
+
+
+def recorded(root):
+    """Return (solution, uuid) of every recorded job; a line that is not whole fails here."""
+    lines = [line for path in root.glob("traces/**/*.jsonl") for line in path.read_text().splitlines()]
+    return [(trace["solution"], trace["workload"]["uuid"]) for trace in map(json.loads, lines)]
+
+
+def test_killing_the_host_at_random_moments_loses_nothing(root):
+    moments = random.Random(7)
+    jobs = {(name, f"w{index}") for name in ("double_python", "double_into") for index in range(WORKLOADS)}
+    for _ in range(KILLS):
+        with marked() as alive:
+            host = subprocess.Popen([sys.executable, "-c", RUN, root], stdout=subprocess.PIPE, text=True)
+            time.sleep(moments.uniform(0.3, 5.0))
+            host.kill()
+            said = {tuple(line.split()) for line in host.stdout.read().splitlines()}
+            host.wait()
+            assert not wait_until_gone(alive)
+        assert said <= set(recorded(root))
+        assert len(recorded(root)) == len(set(recorded(root)))
+        if moments.random() < 0.3:  # begin anew now and then, so that kills fall on every stage of a run
+            for path in root.glob("traces/**/*.jsonl"):
+                path.unlink()
+    subprocess.run([sys.executable, "-c", RUN, root], check=True, stdout=subprocess.DEVNULL)
+    assert sorted(recorded(root)) == sorted(jobs)
+
+
+def test_closing_the_iterator_stops_every_process_and_keeps_what_was_finished(root):
+    benchmark = Benchmark(TraceSet.from_path(root), BenchmarkConfig.default(devices=["cpu"], iterations=2, num_trials=1))
+    with marked() as alive:
+        events = benchmark.run(benchmark.plan())
+        finished = [event for event in (next(events) for _ in range(12)) if isinstance(event, JobFinished)]
+        events.close()
+        assert not wait_until_gone(alive, 2.0)
+    assert len(recorded(root)) == len(finished) > 0

@@ -1,0 +1,91 @@
+"""Every wrong solution that ships gets its status, in both runners, and leaves its neighbours and the machine alone."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from flashinfer_bench.bench import Benchmark, BenchmarkConfig
+from flashinfer_bench.bench.events import JobFinished
+from flashinfer_bench.data import TraceSet
+from tests.kit.processes import marked
+
+pytestmark = [pytest.mark.cpu, pytest.mark.slow, pytest.mark.timeout(240)]
+
+BUNDLED = Path(__file__).parents[2] / "flashinfer-trace"
+EXPECTED = json.loads((BUNDLED / "wrong" / "expected.json").read_text())
+DEFINITIONS = ["rmsnorm_h4096", "fused_add_rmsnorm_h1024", "gemm_n128_k4096"]
+TIMEOUT_S = 4.0
+
+
+def choose_workloads(trace_set):
+    """Return the uuids of the smallest workload of each definition, two of the one with most wrong solutions."""
+    uuids = []
+    for name, count in zip(DEFINITIONS, (2, 1, 1), strict=True):
+        traces = sorted(trace_set.workloads[name], key=lambda trace: sum(trace.workload.axes.values()))
+        uuids += [trace.workload.uuid for trace in traces[:count]]
+    return uuids
+
+
+@pytest.fixture(scope="module", params=["persistent", "isolated"])
+def finished(request):
+    """Return the finished jobs of one run over honest and wrong solutions together."""
+    trace_set = TraceSet.merge([TraceSet.from_path(BUNDLED), TraceSet.from_path(BUNDLED / "wrong")])
+    config = BenchmarkConfig.default(
+        definitions=DEFINITIONS,
+        authors=["plain", "wrong"],
+        workloads=choose_workloads(trace_set),
+        devices=["cpu"],
+        timeout_seconds=TIMEOUT_S,
+        worker_memory_gb=1.0,
+        warmup_runs=1,
+        iterations=2,
+        num_trials=1,
+        use_isolated_runner=request.param == "isolated",
+    )
+    benchmark = Benchmark(trace_set, config)
+    with marked() as alive:
+        jobs = [event for event in benchmark.run(benchmark.plan(), save_results=False) if isinstance(event, JobFinished)]
+        left = alive()
+    return {"jobs": jobs, "faults": benchmark.faults, "left": left, "plan": len(benchmark.plan().jobs)}
+
+
+def test_every_job_has_a_verdict_and_no_process_is_left(finished):
+    assert not finished["faults"]
+    assert len(finished["jobs"]) == finished["plan"]
+    assert not finished["left"]
+
+
+def test_every_wrong_solution_has_its_status(finished):
+    found = {}
+    for event in finished["jobs"]:
+        if event.job.solution.author == "wrong":
+            found.setdefault(event.job.solution.name, set()).add(event.trace.evaluation.status.value)
+    assert found == {name: {expected["status"]} for name, expected in EXPECTED.items()}
+
+
+def test_messages_say_what_was_wrong(finished):
+    for event in finished["jobs"]:
+        expected = EXPECTED.get(event.job.solution.name, {}).get("message_contains", "")
+        assert expected in event.trace.evaluation.log
+
+
+def test_honest_neighbours_pass(finished):
+    honest = [event for event in finished["jobs"] if event.job.solution.author == "plain"]
+    assert honest
+    assert {event.trace.evaluation.status.value for event in honest} == {"PASSED"}
+
+
+def test_a_death_is_noticed_at_once_and_a_timeout_soon(finished):
+    for event in finished["jobs"]:
+        status = event.trace.evaluation.status.value
+        if status == "RUNTIME_ERROR" and "memory_list" not in event.job.solution.name:
+            assert event.seconds < 5
+        if status == "TIMEOUT":
+            assert event.seconds < TIMEOUT_S + 5
+
+
+def test_a_gigabyte_of_output_leaves_a_bounded_log_with_the_cut_marked(finished):
+    logs = [e.trace.evaluation.log for e in finished["jobs"] if e.job.solution.name.startswith("prints_a_gigabyte")]
+    assert max(map(len, logs)) < 20_000
+    assert any("bytes cut ...]" in log for log in logs)
