@@ -7,10 +7,12 @@ that look like a misspelt known key.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar, cast, get_args
 
 from pydantic import BaseModel, ConfigDict
+from pydantic_core import PydanticSerializationError
 
 
 class DataModel(BaseModel):
@@ -37,8 +39,15 @@ class DataModel(BaseModel):
             self.model_fields_set.update(self.always_written)
 
     def to_json(self, *, indent: int | None = None) -> str:
-        """Write the model as JSON: what was given and what the format requires, NaN and infinities as strings."""
-        return self.model_dump_json(exclude_unset=True, indent=indent)
+        """Write the model as JSON: what was given and what the format requires, NaN and infinities as strings.
+
+        Halves of surrogate pairs, which a solution may print but no file can hold, become question marks.
+        """
+        try:
+            return self.model_dump_json(exclude_unset=True, indent=indent)
+        except PydanticSerializationError:
+            plain = _writable(self.model_dump(mode="json", exclude_unset=True))
+            return json.dumps(plain, indent=indent, ensure_ascii=False, allow_nan=False)
 
     def to_dict(self) -> dict[str, Any]:
         """Give the JSON of `to_json` as plain dicts, lists, strings and numbers."""
@@ -66,6 +75,17 @@ class DataModel(BaseModel):
             for step, child in _children(self.__dict__[name]):
                 for place, owner in child.unknown_keys():
                     yield (name, *step, *place), owner
+
+
+def _writable(value: Any) -> Any:
+    """Replace in plain data what JSON in UTF-8 cannot hold."""
+    if isinstance(value, dict):
+        return {_writable(key): _writable(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_writable(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
 
 
 def _children(value: object) -> Iterable[tuple[tuple[str, ...], DataModel]]:

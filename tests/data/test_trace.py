@@ -7,6 +7,7 @@ import math
 
 import pytest
 from pydantic import ValidationError
+from pydantic_core import PydanticSerializationError
 
 from flashinfer_bench.data import EvaluationStatus, Trace, Workload
 from tests.kit import make_evaluation, make_trace, make_workload
@@ -43,6 +44,19 @@ def test_nan_and_infinities_are_written_as_words_and_read_back():
     correctness = Trace.model_validate_json(trace.to_json()).evaluation.correctness
     assert math.isnan(correctness.max_absolute_error)
     assert correctness.max_relative_error == math.inf
+
+
+def test_half_a_character_in_a_log_is_written_as_a_question_mark():
+    trace = make_trace(log="a\udc80", max_absolute_error=math.nan, extra={"k": ["\udfff", -math.inf]})
+    evaluation = json.loads(trace.to_json().encode(), parse_constant=pytest.fail)["evaluation"]
+    assert evaluation["log"] == "a?"
+    assert evaluation["extra"] == {"k": ["?", "-Infinity"]}
+    assert evaluation["correctness"]["max_absolute_error"] == "NaN"
+
+
+def test_an_extra_that_is_no_json_is_an_error_and_not_silently_dropped():
+    with pytest.raises(PydanticSerializationError):
+        make_trace(extra={"value": object()}).to_json()
 
 
 def test_a_trace_writes_every_required_key():

@@ -9,6 +9,7 @@ from json.decoder import JSONDecoder
 from typing import Final
 
 _SPACE: Final = re.compile(r"[ \t\r\n]*")
+_HALF_CHARACTER: Final = re.compile(r"\\u[dD][89a-fA-F]")
 _DECODER: Final = JSONDecoder()
 
 
@@ -73,6 +74,11 @@ def parse_json(text: str) -> tuple[object, list[str]]:
         return built
 
     try:
-        return json.loads(text, object_pairs_hook=_build), repeated
+        parsed = json.loads(text, object_pairs_hook=_build)
+        if _HALF_CHARACTER.search(text):
+            json.dumps(parsed, ensure_ascii=False).encode()
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
+    except UnicodeEncodeError as error:
+        raise ValueError("it has half of a surrogate pair, which no file can hold") from error
+    return parsed, repeated

@@ -33,7 +33,7 @@ def test_keys_that_stand_twice_are_named_once_an_object():
     assert repeated == ["c", "a"]
 
 
-@pytest.mark.parametrize("text", ["", "{", "[" * 100_000, "1" * 5000])
+@pytest.mark.parametrize("text", ["", "{", "[" * 100_000, "1" * 5000, r'{"a": "\ud800"}', r'{"\udc00": 1}'])
 def test_what_is_no_json_is_a_value_error(text):
     with pytest.raises(ValueError, match=r"\w"):
         parse_json(text)
