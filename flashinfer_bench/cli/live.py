@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Final, Protocol, TextIO
@@ -110,11 +111,12 @@ class LiveProgress:
         return render_progress(self._tally, self._clock())
 
 
-def choose_progress(stream: TextIO, *, quiet: bool) -> Progress:
+def choose_progress(stream: TextIO, *, quiet: bool, environment: Mapping[str, str] = os.environ) -> Progress:
     """Return the display that suits where stderr goes."""
     if quiet:
         return QuietProgress()
-    return LiveProgress(stream) if stream.isatty() else PlainProgress()
+    can_redraw = stream.isatty() and environment.get("TERM") != "dumb"
+    return LiveProgress(stream) if can_redraw else PlainProgress()
 
 
 def describe_event(event: Event, tally: Tally) -> str:

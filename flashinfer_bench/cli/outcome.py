@@ -60,11 +60,14 @@ class Outcome:
         return len(self.plan.jobs) - len(self.finished)
 
     def exit_code(self, *, require_passed: bool) -> int:
-        """Return 130 when interrupted, 1 when a job has no verdict or, if that is required, did not pass, else 0."""
+        """Return 130 when interrupted, 1 when a job has no verdict or, if that is required, not all passed, else 0.
+
+        Where passing is required, a run without any verdict is a failed one: it showed nothing.
+        """
         if self.is_interrupted:
             return INTERRUPTED
-        has_failure = any(not trace.is_successful() for trace in self.traces)
-        return FAILED if self.left or (require_passed and has_failure) else RAN
+        all_passed = bool(self.traces) and all(trace.is_successful() for trace in self.traces)
+        return FAILED if self.left or (require_passed and not all_passed) else RAN
 
 
 def trace_files(outcome: Outcome, trace_set: TraceSet) -> list[Path]:

@@ -11,6 +11,7 @@ from typing import Final
 
 from flashinfer_bench.cli.output import write_err
 from flashinfer_bench.data import LoadIssue, TraceSet
+from flashinfer_bench.data.store.layout import DEFINITIONS
 from flashinfer_bench.data.trace_set import DATASET_VARIABLE
 from flashinfer_bench.errors import DataSetError, Misuse
 
@@ -20,13 +21,13 @@ SHOWN_WARNINGS: Final = 20
 def open_trace_set(args: argparse.Namespace, *, environment: Mapping[str, str] = os.environ) -> TraceSet:
     """Load and merge the sets that the command names, print what is wrong in them, and refuse an empty one."""
     trace_set = load_trace_set(args, environment=environment)
-    is_quiet = getattr(args, "quiet", False)
-    issues = [issue for issue in trace_set.issues if issue.severity == "error" or not is_quiet]
+    is_empty = not trace_set.definitions
+    errors_only = is_empty or getattr(args, "quiet", False)
+    issues = [issue for issue in trace_set.issues if issue.severity == "error" or not errors_only]
     for line in describe_issues(issues):
         write_err(line)
-    if not trace_set.definitions:
-        folders = ", ".join(str(root) for root in trace_set.roots)
-        raise DataSetError(f"{folders}: no definition to work on; a set has definitions/<op_type>/<definition>.json")
+    if is_empty:
+        raise DataSetError("\n".join(_describe_empty(root) for root in trace_set.roots))
     return trace_set
 
 
@@ -69,6 +70,12 @@ def describe_issues(issues: Sequence[LoadIssue], shown_warnings: int = SHOWN_WAR
         more = len(warnings) - shown_warnings
         lines.append(f"warning: {more} more warnings; `flashinfer-bench validate` shows all of them")
     return lines
+
+
+def _describe_empty(root: Path) -> str:
+    if (root.absolute().parent / DEFINITIONS).is_dir():
+        return f"{root}: no definition here; did you mean {root.absolute().parent}?"
+    return f"{root}: no definition here; a trace set has {DEFINITIONS}/<op_type>/<definition>.json"
 
 
 def _lines(issues: Iterable[LoadIssue]) -> list[str]:

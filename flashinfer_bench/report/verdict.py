@@ -26,9 +26,9 @@ def first_reason(text: str) -> str:
     if not lines:
         return ""
     start = next((index for index, line in enumerate(lines) if TRACEBACK in line), None)
-    if start is None:
+    if start is None or (start > 0 and not lines[0].rstrip().endswith(":")):
         return to_one_line(lines[0])
-    before = (lines[0] if start else "").strip() or lines[start][: lines[start].index(TRACEBACK)].strip()
+    before = lines[0].strip() if start > 0 else lines[0].partition(TRACEBACK)[0].strip()
     return to_one_line(" ".join(filter(None, [before, _raised_line(lines[start:])])))
 
 

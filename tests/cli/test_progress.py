@@ -94,6 +94,7 @@ def test_the_live_display_tells_equal_faults_once_and_clears_itself(jobs):
 
 
 def test_the_display_follows_where_stderr_goes():
-    assert isinstance(choose_progress(Terminal(), quiet=False), LiveProgress)
+    assert isinstance(choose_progress(Terminal(), quiet=False, environment={"TERM": "xterm"}), LiveProgress)
+    assert isinstance(choose_progress(Terminal(), quiet=False, environment={"TERM": "dumb"}), PlainProgress)
     assert isinstance(choose_progress(io.StringIO(), quiet=False), PlainProgress)
     assert isinstance(choose_progress(Terminal(), quiet=True), QuietProgress)

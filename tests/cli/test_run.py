@@ -63,6 +63,11 @@ def test_require_passed_makes_it_one(run):
     assert run("--require-passed")[0] == 0
 
 
+def test_require_passed_is_not_met_by_a_run_that_judged_nothing(run):
+    assert run("--solutions", "in_cuda")[0] == 0
+    assert run("--solutions", "in_cuda", "--require-passed")[0] == 1
+
+
 def test_a_job_without_a_verdict_fails_the_run_and_says_how_to_go_on(run):
     code, out, err, _ = run(verdict_of=lambda job: "the blob is missing\nrun git lfs pull" if job.index == 0 else {})
     assert code == 1

@@ -35,9 +35,15 @@ def test_missing_folders_are_told_all_at_once(command, capsys, tmp_path):
 @pytest.mark.parametrize("command", ["list", "run", "report summary"])
 def test_an_empty_set_is_refused(command, capsys, tmp_path):
     assert main([*command.split(), "--local", str(tmp_path)]) == 2
-    err = capsys.readouterr().err
-    assert "no definition" in err
-    assert "Traceback" not in err
+    assert capsys.readouterr().err == (
+        f"error: {tmp_path}: no definition here; a trace set has definitions/<op_type>/<definition>.json\n"
+    )
+
+
+def test_a_folder_inside_a_set_is_told_from_an_empty_one(capsys, tmp_path):
+    inside = write_small_set(tmp_path) / "workloads"
+    assert main(["list", "--local", str(inside)]) == 2
+    assert capsys.readouterr().err == f"error: {inside}: no definition here; did you mean {tmp_path}?\n"
 
 
 def test_the_environment_names_the_default_set(monkeypatch, capsys, tmp_path):

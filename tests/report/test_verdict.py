@@ -22,6 +22,7 @@ long
         ("output y is float32\nmore", "output y is float32"),
         (TRACEBACK, "ValueError: x is too"),
         (f"run raised:\n{TRACEBACK}", "run raised: ValueError: x is too"),
+        (f"ValueError in the call: x is too\n{TRACEBACK}", "ValueError in the call: x is too"),
         (f"it said: {TRACEBACK}", "it said: ValueError: x is too"),
         ("Traceback (most recent call last):", "Traceback (most recent call last):"),
     ],
