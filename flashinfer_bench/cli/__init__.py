@@ -1,4 +1,4 @@
-"""The command line. One file a command; `parser` holds the flags, `entry` runs a command and gives its exit code.
+"""The command line. One file a command; `flags` holds the flags, `entry` runs a command and gives its exit code.
 
 Importing this imports nothing else: `--help` must answer at once.
 """

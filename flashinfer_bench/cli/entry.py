@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
+from flashinfer_bench.cli.flags import COMMAND_FLAG, make_parser, parse_command_line
 from flashinfer_bench.cli.output import tolerate_narrow_encodings, write_err, write_problems
-from flashinfer_bench.cli.parser import COMMAND_FLAG, make_parser, parse_command_line
 from flashinfer_bench.errors import FlashInferBenchError, Misuse
 
 INTERRUPTED: Final = 130

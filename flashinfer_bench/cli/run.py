@@ -16,11 +16,11 @@ from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.events import Event
 from flashinfer_bench.bench.machine import Machine
 from flashinfer_bench.bench.plan import Plan
+from flashinfer_bench.cli.flags import PROGRAM
 from flashinfer_bench.cli.interrupt import one_interrupt
 from flashinfer_bench.cli.live import Progress, choose_progress
 from flashinfer_bench.cli.outcome import Outcome, outcome_document, render_outcome, trace_files, trace_folders
 from flashinfer_bench.cli.output import write_err, write_out, write_problems
-from flashinfer_bench.cli.parser import PROGRAM
 from flashinfer_bench.cli.plan_text import describe_plan, describe_resume, describe_skips, plan_document, render_plan
 from flashinfer_bench.cli.recorded import find_resumed
 from flashinfer_bench.cli.sets import open_trace_set

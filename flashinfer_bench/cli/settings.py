@@ -12,7 +12,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from flashinfer_bench.bench.config import BenchmarkConfig, EvalConfig, ResolvedEvalConfig, describe_problems
-from flashinfer_bench.cli.parser import given_overrides
+from flashinfer_bench.cli.flags import given_overrides
 from flashinfer_bench.errors import ConfigError
 
 OVERRIDE: Final = re.compile(r"^override: (\w+)")

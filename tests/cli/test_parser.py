@@ -3,7 +3,7 @@
 import pytest
 
 from flashinfer_bench.cli import main
-from flashinfer_bench.cli.parser import given_overrides, make_parser, parse_command_line
+from flashinfer_bench.cli.flags import given_overrides, make_parser, parse_command_line
 from flashinfer_bench.errors import Misuse
 
 ALL_COMMANDS = sorted(make_parser()[1])

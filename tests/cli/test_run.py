@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from flashinfer_bench.cli.entry import call
-from flashinfer_bench.cli.parser import parse_command_line
+from flashinfer_bench.cli.flags import parse_command_line
 from flashinfer_bench.cli.run import execute, resume_command
 from flashinfer_bench.errors import DeviceFault
 from tests.cli.fake_engine import FakeEngine, finished, make_jobs, write_small_set
