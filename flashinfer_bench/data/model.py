@@ -25,13 +25,15 @@ class DataModel(BaseModel):
     known_extras: ClassVar[frozenset[str]] = frozenset()
     """Keys seen in public files that are kept and mean nothing here: never reported as misspelt."""
 
-    model_holders: ClassVar[tuple[str, ...]] = ()
+    fields_of_models: ClassVar[tuple[str, ...]] = ()
     """Fields whose values are models, or dicts or lists of them; found from the annotations."""
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
         """Find the fields that hold models."""
-        cls.model_holders = tuple(name for name, field in cls.model_fields.items() if _holds_models(field.annotation))
+        cls.fields_of_models = tuple(
+            name for name, field in cls.model_fields.items() if _holds_models(field.annotation)
+        )
 
     def model_post_init(self, context: Any, /) -> None:  # noqa: ARG002 - pydantic's signature
         """Count the fields that the format requires as set, so that they are written."""
@@ -58,7 +60,7 @@ class DataModel(BaseModel):
         """Tell whether `unknown_keys` may yield anything; quick, for the many lines that have none."""
         if self.__pydantic_extra__:
             return True
-        for name in self.model_holders:
+        for name in self.fields_of_models:
             value = self.__dict__[name]
             children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else (value,)
             for child in children:
@@ -71,7 +73,7 @@ class DataModel(BaseModel):
         for key in self.__pydantic_extra__ or ():
             if key not in self.known_extras:
                 yield (key,), self
-        for name in self.model_holders:
+        for name in self.fields_of_models:
             for step, child in _children(self.__dict__[name]):
                 for place, owner in child.unknown_keys():
                     yield (name, *step, *place), owner
@@ -100,6 +102,6 @@ def _children(value: object) -> Iterable[tuple[tuple[str, ...], DataModel]]:
 
 
 def _holds_models(annotation: object) -> bool:
-    if isinstance(annotation, type) and issubclass(annotation, DataModel):
-        return True
-    return any(_holds_models(part) for part in get_args(annotation))
+    if parts := get_args(annotation):
+        return any(_holds_models(part) for part in parts)
+    return isinstance(annotation, type) and issubclass(annotation, DataModel)
