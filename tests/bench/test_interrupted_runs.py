@@ -38,7 +38,10 @@ def root(tmp_path):
         tmp_path,
         definitions=[make_definition()],
         solutions=[make_solution(), make_solution("double_into", source=DOUBLE_INTO)],
-        workloads=[make_trace(make_workload(f"w{index}", axes={"n": 8 + index})) for index in range(WORKLOADS)],
+        workloads=[
+            make_trace(workload=make_workload(f"w{index}", axes={"n": 8 + index}), solution=None)
+            for index in range(WORKLOADS)
+        ],
     )
     return tmp_path
 
@@ -54,11 +57,10 @@ def test_killing_the_host_at_random_moments_loses_nothing(root):
     jobs = {(name, f"w{index}") for name in ("double_python", "double_into") for index in range(WORKLOADS)}
     for _ in range(KILLS):
         with marked() as alive:
-            host = subprocess.Popen([sys.executable, "-c", RUN, root], stdout=subprocess.PIPE, text=True)
-            time.sleep(moments.uniform(0.3, 5.0))
-            host.kill()
-            said = {tuple(line.split()) for line in host.stdout.read().splitlines()}
-            host.wait()
+            with subprocess.Popen([sys.executable, "-c", RUN, root], stdout=subprocess.PIPE, text=True) as host:
+                time.sleep(moments.uniform(0.3, 5.0))
+                host.kill()
+                said = {tuple(line.split()) for line in host.stdout.read().splitlines()}
             assert not wait_until_gone(alive)
         assert said <= set(recorded(root))
         assert len(recorded(root)) == len(set(recorded(root)))

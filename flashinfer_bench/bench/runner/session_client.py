@@ -69,7 +69,8 @@ class SessionClient:
         self._lifeline, lifeline_write = os.pipe()
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed by end()
         environment = session_environment(os.environ, device, interpret_triton=hello.needs_triton)
-        command = [sys.executable, "-m", "flashinfer_bench.bench.runner.session_main", str(theirs.fileno())]
+        module = "flashinfer_bench.bench.runner.session_start"
+        command = [sys.executable, "-m", module, str(theirs.fileno()), str(os.getpid())]
         try:
             self._process = subprocess.Popen(
                 command,

@@ -1,4 +1,4 @@
-"""The process of a device session: `python -m flashinfer_bench.bench.runner.session_main FD`, started by the host.
+"""The process of a device session, from its first words with the host to its end; `session_start` is its first line.
 
 Order matters: torch is imported, the template is forked, and only then is the device touched. The kernel ends this
 process when the host ends; the template notices and ends every worker.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import platform
-import signal
 import socket
 import sys
 import tempfile
@@ -28,17 +27,14 @@ from flashinfer_bench.bench.runner.worker_pool import WorkerPool, start_template
 from flashinfer_bench.data import Environment
 from flashinfer_bench.errors import WorkloadFault
 from flashinfer_bench.version import __version__
-from flashinfer_bench.worker.linux import die_with_parent
 from flashinfer_bench.worker.wire import FrameReader, WireClosed, send_frame
 
 REPORTED_PACKAGES: Final = ("triton", "flashinfer-python", "cupti-python", "numpy", "apache-tvm-ffi")
 
 
-def main(arguments: list[str]) -> None:
-    """Serve one host until it closes its end."""
-    die_with_parent(signal.SIGKILL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the host to handle
-    host = socket.socket(fileno=int(arguments[0]))
+def serve_host(fd: int) -> None:
+    """Serve the host at the other end of a socket until it closes its end."""
+    host = socket.socket(fileno=fd)
     reader = FrameReader(host, max_bytes=1 << 28)
     hello = Hello.model_validate(reader.read()["hello"])
     if hello.needs_triton:
@@ -148,7 +144,3 @@ def driver_version() -> str:
         return str(pynvml.nvmlSystemGetDriverVersion())
     except pynvml.NVMLError:
         return "unknown"
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
