@@ -18,7 +18,7 @@ from flashinfer_bench.cli.verdict_tables import render_summary
 from flashinfer_bench.data import Evaluation, Trace, TraceSet
 from flashinfer_bench.data.store.layout import traces_path
 from flashinfer_bench.report.summary import PairKey, count_statuses, measured_speedup, summarise
-from flashinfer_bench.report.verdict import caveat_of, reason_of, to_one_line
+from flashinfer_bench.report.verdict import caveat_of, reason_of, to_printable
 
 FORMAT_VERSION: Final = 1
 """Version of the JSON document. 1: the first."""
@@ -135,7 +135,7 @@ def _describe_faults(faults: Iterable[JobFaulted], width: int) -> list[str]:
 
 
 def _bounded_lines(message: str) -> list[str]:
-    lines = [" " * _indent(line) + to_one_line(line) for line in message.splitlines() if line.strip()]
+    lines = [to_printable(line.rstrip()) for line in message.splitlines() if line.strip()]
     if len(lines) <= FAULT_LINES:
         return lines
     half = FAULT_LINES // 2

@@ -20,6 +20,8 @@ UNLIMITED: Final = 100_000
 NARROWEST: Final = 40
 GAP: Final = 2
 NARROWEST_COLUMN: Final = 8
+SEPARATORS: Final = (" ", "_-/.")
+"""What a name may fold after, the best first."""
 UUID_SHOWN: Final = 8
 
 
@@ -71,13 +73,26 @@ def _fit(columns: Sequence[Column], widths: Sequence[int], limit: int) -> list[i
 
 
 def _row_lines(columns: Sequence[Column], widths: Sequence[int], cells: Sequence[str]) -> list[str]:
-    folded = [chop_cells(cell, width) or [""] for cell, width in zip(cells, widths, strict=True)]
+    folded = [_fold(cell, width) for cell, width in zip(cells, widths, strict=True)]
     height = max(map(len, folded))
     padded = [[*parts, *[""] * (height - len(parts))] for parts in folded]
     return [
         (" " * GAP).join(_pad(*item) for item in zip(columns, widths, parts, strict=True))
         for parts in zip(*padded, strict=True)
     ]
+
+
+def _fold(text: str, width: int) -> list[str]:
+    """Break a name, after a separator where one is near the end; what follows is indented further."""
+    indent = " " * min(len(text) - len(text.lstrip()) + 2, width // 2)
+    lines, prefix = [], ""
+    while cell_len(prefix + text) > width:
+        head = chop_cells(text, width - len(prefix))[0]
+        cuts = (max(head.rfind(mark) for mark in marks) + 1 for marks in SEPARATORS)
+        cut = next((cut for cut in cuts if cut > len(head) // 2), len(head))
+        lines.append(prefix + text[:cut])
+        text, prefix = text[cut:], indent
+    return [*lines, prefix + text]
 
 
 def _pad(column: Column, width: int, text: str) -> str:

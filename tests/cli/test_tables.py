@@ -79,8 +79,13 @@ def test_a_long_definition_gets_a_line_of_its_own_on_a_narrow_terminal():
 def test_names_fold_and_numbers_do_not():
     text = render_table([Column("Name"), Column("Number", True)], [["a" * 60, "123.45"]], 40)
     assert "123.45" in text
-    assert "".join(line.split(" ")[0] for line in text.splitlines()[2:]) == "a" * 60
+    assert "".join(line.split()[0] for line in text.splitlines()[2:]) == "a" * 60
     assert max(map(len, text.splitlines())) <= 40
+
+
+def test_a_name_folds_after_a_separator_and_is_indented():
+    text = render_table([Column("Name"), Column("Number", True)], [["  a_name_of_several_words_and_more", "1"]], 32)
+    assert text.splitlines()[2:] == ["  a_name_of_several_           1", "    words_and_more"]
 
 
 def test_the_natural_width_is_enough():
