@@ -39,8 +39,6 @@ from flashinfer_bench.timing.clocks import Clock, Launch, make_clock
 from flashinfer_bench.timing.measurement import Measured
 from flashinfer_bench.timing.recipe import sample_trial, summarise
 
-GRACE_S: Final = 120.0
-"""What a phase may take beyond its own limit before the host takes the session for lost."""
 INTERPRETED: Final = {
     "meaningful": False,
     "reason": "Triton's interpreter ran the kernels on a CPU; the time says nothing about them",
@@ -131,7 +129,7 @@ class DeviceSession:
         return JobResult(outcome, printed, {"evaluator": shared.evaluator.__name__, **notes})
 
     def _say(self, job: BlockJob, name: str, limit_s: float) -> None:
-        self._tell(Phase(job=job.index, name=name, limit_s=limit_s + GRACE_S))
+        self._tell(Phase(job=job.index, name=name, limit_s=limit_s))
 
     def _load(self, shared: BlockContext, job: BlockJob, solution: BlockSolution, workload: Workload) -> RemoteKernel:
         """Return the solution, loaded in a worker of its own, as a callable for this workload."""

@@ -27,6 +27,7 @@ from flashinfer_bench.data import Evaluation, Solution
 POLL_S: Final = 1.0
 TRIES: Final = 2
 FAILED_STARTS: Final = 2
+REFERENCE_PHASE: Final = "reference"
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,8 @@ class Fleet:
         self._cache_root = cache_root
         self._seed = seed
         self._tries: dict[int, int] = {}
+        self._broken: dict[tuple[str, str], str] = {}
+        """(definition, workload uuid) → why no device survives its reference."""
         self._locks = ExitStack()
         self._notices: list[str] = []
         self._last_words = "no device could be used"
@@ -164,6 +167,10 @@ class Fleet:
         jobs: list[BlockJob] = []
         broken: dict[str, str] = {}
         for job in batch.jobs:
+            known = self._broken.get((job.definition.name, job.workload.uuid))
+            if known is not None:
+                faults.append(Faulted(job, known))
+                continue
             name = job.solution.name
             if name not in solutions and name not in broken:
                 try:
@@ -248,19 +255,22 @@ class Fleet:
     def _replace(self, station: Station, queue: BlockQueue, reason: str) -> Iterator[Happening]:
         """Give a lost session's jobs back and start another, unless its device no longer lets one start."""
         client, jobs = station.client, list(station.open_jobs.values())
-        station.open_jobs = {}
-        was_ready = client is not None and client.is_ready
-        if client is not None:
-            client.end()
-        station.client = None
-        suspect = station.current if station.current is not None else (jobs[0].index if jobs else None)
-        station.current = None
+        if client is None:
+            return
+        client.end()
+        station.client, station.open_jobs = None, {}
+        current, station.current = station.current, None
+        suspect = next((job for job in jobs if job.index == current), jobs[0] if jobs and client.is_ready else None)
+        queue.give_back([job for job in jobs if job is not suspect])
         yield Told(f"{reason}; {len(jobs)} of its jobs go back to the queue")
-        queue.give_back([job for job in jobs if job.index != suspect or not was_ready])
-        for job in jobs:
-            if job.index == suspect and was_ready:
-                yield from self._retry_or_fault(queue, job, reason, retry=True)
-        station.failed_starts += 0 if was_ready else 1
+        if suspect is not None:
+            in_reference = client.phase == REFERENCE_PHASE
+            if in_reference and self._tries.get(suspect.index, 0) + 1 >= TRIES:
+                self._broken[suspect.definition.name, suspect.workload.uuid] = (
+                    f"its reference ends the session: {reason}"
+                )
+            yield from self._retry_or_fault(queue, suspect, reason, retry=True)
+        station.failed_starts += 0 if client.is_ready else 1
         if station.failed_starts < FAILED_STARTS:
             self._start(station)
         else:

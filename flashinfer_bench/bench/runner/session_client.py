@@ -25,6 +25,8 @@ from flashinfer_bench.worker.wire import FrameReader, WireClosed, WireError, sen
 
 START_LIMIT_S: Final = 180.0
 CLOSE_LIMIT_S: Final = 3.0
+PHASE_GRACE_S = 120.0
+"""What a phase may take beyond its own limit before the session is taken for lost: comparing, reading blobs."""
 STDERR_TAIL_BYTES: Final = 4096
 SECRET_MARKS: Final = ("TOKEN", "SECRET", "PASSWORD", "CREDENTIAL", "API_KEY", "AUTH")
 """Variables whose name has one of these do not reach a session, and so no worker can read them back."""
@@ -64,7 +66,8 @@ class SessionClient:
         self.libs: dict[str, str] = {}
         self.is_ready = False
         self._deadline = time.monotonic() + START_LIMIT_S
-        self._doing = "starting"
+        self.phase = "starting"
+        """What it said last that it does."""
         self._sock, theirs = socket.socketpair()
         self._lifeline, lifeline_write = os.pipe()
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed by end()
@@ -103,7 +106,7 @@ class SessionClient:
             SessionLost: it is not there any more.
         """
         self._deadline = time.monotonic() + START_LIMIT_S
-        self._doing = "beginning a block"
+        self.phase = "beginning a block"
         self._send({"block": block.model_dump()})
 
     def wait_forever(self) -> None:
@@ -123,8 +126,8 @@ class SessionClient:
         try:
             while (message := self._reader.pop()) is not None:
                 if "phase" in message:
-                    self._deadline = time.monotonic() + message["phase"]["limit_s"]
-                    self._doing = f"in phase {message['phase']['name']!r}"
+                    self._deadline = time.monotonic() + message["phase"]["limit_s"] + PHASE_GRACE_S
+                    self.phase = message["phase"]["name"]
                 elif "ready" in message:
                     self.is_ready = True
                     self.libs = message["ready"]["libs"]
@@ -135,7 +138,7 @@ class SessionClient:
     def check_deadline(self) -> None:
         """Raise SessionLost once the session has been silent for longer than its phase may take."""
         if self.left_s <= 0:
-            raise SessionLost(f"the session of {self.device.label} stopped answering while {self._doing}")
+            raise SessionLost(f"the session of {self.device.label} stopped answering in phase {self.phase!r}")
 
     def end(self) -> None:
         """End the session and every process below it; returns when none is left."""
@@ -167,6 +170,6 @@ class SessionClient:
         self._stderr.seek(max(0, self._stderr.tell() - STDERR_TAIL_BYTES))
         said = self._stderr.read().decode("utf-8", "replace").strip()
         raise SessionLost(
-            f"the session of {self.device.label} ended while {self._doing} (exit code {self._process.poll()})"
+            f"the session of {self.device.label} ended in phase {self.phase!r} (exit code {self._process.poll()})"
             + (f"; it said last:\n{said}" if said else "")
         )

@@ -1,0 +1,106 @@
+"""What goes wrong on our side has no verdict, is told, and leaves the other jobs alone."""
+
+import time
+
+import pytest
+
+from flashinfer_bench.bench import Benchmark, BenchmarkConfig
+from flashinfer_bench.bench.events import JobFaulted, JobFinished, Notice
+from flashinfer_bench.bench.machine import Device, Machine
+from flashinfer_bench.bench.runner import session_client
+from flashinfer_bench.data import TraceSet
+from tests.kit.make import make_definition, make_solution, make_trace, make_workload, write_trace_set
+from tests.kit.processes import marked
+
+pytestmark = [pytest.mark.cpu, pytest.mark.slow]
+
+
+def write_set(root, *, references, workloads=2, solutions=("double_python",)):
+    """Write a set with one definition for each reference (name → source)."""
+    write_trace_set(
+        root,
+        definitions=[make_definition(name, reference=source) for name, source in references.items()],
+        solutions=[make_solution(f"{one}_{name}", definition=name) for name in references for one in solutions],
+        workloads=[
+            make_trace(definition=name, workload=make_workload(f"w{index}", axes={"n": 8 + index}), solution=None)
+            for name in references
+            for index in range(workloads)
+        ],
+    )
+    return TraceSet.from_path(root)
+
+
+def run(trace_set, *, devices=None, **overrides):
+    """Run a set on the CPU; return its events by type."""
+    config = BenchmarkConfig.default(devices=["cpu"], warmup_runs=1, iterations=2, num_trials=1, **overrides)
+    benchmark = Benchmark(trace_set, config)
+    if devices:
+        benchmark.machine = Machine(devices, benchmark.machine.languages)
+    with marked() as alive:
+        events = list(benchmark.run(benchmark.plan(), save_results=False))
+        assert not alive()
+    return {kind: [event for event in events if isinstance(event, kind)] for kind in (JobFinished, JobFaulted, Notice)}
+
+
+HONEST = "def run(x):\n    return x * 2\n"
+
+
+def test_a_reference_that_raises_faults_its_jobs_and_no_other(tmp_path):
+    references = {"bad": "def run(x):\n    raise ValueError('no such axis')\n", "good": HONEST}
+    events = run(write_set(tmp_path, references=references))
+    assert [event.job.definition.name for event in events[JobFinished]] == ["good", "good"]
+    assert [event.job.definition.name for event in events[JobFaulted]] == ["bad", "bad"]
+    assert "no such axis" in events[JobFaulted][0].message
+
+
+def test_a_reference_that_ends_the_session_is_tried_twice_and_then_given_up(tmp_path):
+    references = {"deadly": "import os\ndef run(x):\n    os._exit(3)\n", "good": HONEST}
+    events = run(write_set(tmp_path, references=references, workloads=1, solutions=("a", "b", "c")))
+    assert len(events[JobFinished]) == 3
+    assert len(events[JobFaulted]) == 3
+    assert "exit code 3" in events[JobFaulted][0].message
+    assert len(events[Notice]) <= 4  # the second job of the workload is not tried again
+
+
+def test_a_reference_that_hangs_is_ended_by_the_host(tmp_path, monkeypatch):
+    monkeypatch.setattr(session_client, "PHASE_GRACE_S", 1.0)
+    references = {"endless": "def run(x):\n    while True: pass\n", "good": HONEST}
+    start = time.monotonic()
+    events = run(write_set(tmp_path, references=references, workloads=1), timeout_seconds=1.0)
+    assert time.monotonic() - start < 40
+    assert "stopped answering in phase 'reference'" in events[JobFaulted][0].message
+    assert len(events[JobFinished]) == 1
+
+
+def test_a_missing_blob_is_a_fault_of_its_workload(tmp_path):
+    trace_set = write_set(tmp_path, references={"good": HONEST}, workloads=1)
+    blob = {"type": "safetensors", "path": "blob/none.safetensors", "tensor_key": "x"}
+    trace_set.workloads["good"].append(
+        make_trace(definition="good", workload=make_workload("lost", inputs={"x": blob}), solution=None)
+    )
+    events = run(trace_set)
+    assert [event.job.workload.uuid for event in events[JobFinished]] == ["w0"]
+    assert "none.safetensors" in events[JobFaulted][0].message
+
+
+def test_one_solution_on_two_devices_uses_both(tmp_path):
+    devices = tuple(Device("cpu", index, f"CPU {index}", "cpu") for index in range(2))
+    events = run(write_set(tmp_path, references={"good": HONEST}, workloads=12), devices=devices)
+    assert len(events[JobFinished]) == 12
+    assert {event.device.index for event in events[JobFinished]} == {0, 1}
+
+
+def test_a_solution_without_baseline_has_a_latency_and_no_speed_up(tmp_path):
+    events = run(write_set(tmp_path, references={"good": HONEST}, workloads=1), profile_baseline=False)
+    performance = events[JobFinished][0].trace.evaluation.performance
+    assert performance.latency_ms > 0
+    assert (performance.reference_latency_ms, performance.speedup_factor) == (0.0, 0.0)
+
+
+def test_the_same_seed_gives_the_same_inputs_and_another_seed_others(tmp_path):
+    trace_set = write_set(tmp_path, references={"good": "def run(x):\n    return x * 2 + 1\n"}, workloads=1)
+    worst = [
+        run(trace_set, seed=seed)[JobFinished][0].trace.evaluation.correctness.extra["outputs"]["y"]["worst"]
+        for seed in (1, 1, 2)
+    ]
+    assert worst[0] == worst[1] != worst[2]
