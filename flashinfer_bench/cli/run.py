@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
+import shutil
 import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -67,9 +68,17 @@ def execute(args: argparse.Namespace, *, make_engine: EngineFactory = Benchmark)
     return outcome.exit_code(require_passed=args.require_passed)
 
 
-def resume_command(program: str, argv: Sequence[str]) -> str:
+def resume_command(program: Sequence[str], argv: Sequence[str]) -> str:
     """Return the command that goes on where this one stopped."""
-    return shlex.join([*program.split(), *argv, *([] if "--resume" in argv else ["--resume"])])
+    return shlex.join([*program, *argv, *([] if "--resume" in argv else ["--resume"])])
+
+
+def typed_program(script: str, interpreter: str, find: Callable[[str], str | None] = shutil.which) -> list[str]:
+    """Return how this command was started: by its name, by its path, or as a module."""
+    path = Path(script)
+    if path.name == "__main__.py":
+        return [interpreter, "-m", "flashinfer_bench"]
+    return [PROGRAM] if path.name != PROGRAM or find(PROGRAM) == str(path.absolute()) else [script]
 
 
 def _announce(plan: Plan, machine: Machine) -> None:
@@ -120,11 +129,7 @@ def _tell_result(args: argparse.Namespace, outcome: Outcome, trace_set: TraceSet
     for folder in trace_folders(outcome, trace_set):
         write_err(f"traces: {folder}")
     if outcome.left:
-        write_err(f"to go on: {resume_command(_program(), args.argv)}")
-
-
-def _program() -> str:
-    return "python -m flashinfer_bench" if Path(sys.argv[0]).name == "__main__.py" else PROGRAM
+        write_err(f"to go on: {resume_command(typed_program(sys.argv[0], sys.orig_argv[0]), args.argv)}")
 
 
 def _to_json(document: dict[str, Any]) -> str:

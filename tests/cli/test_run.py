@@ -8,7 +8,7 @@ import pytest
 
 from flashinfer_bench.cli.entry import call
 from flashinfer_bench.cli.flags import parse_command_line
-from flashinfer_bench.cli.run import execute, resume_command
+from flashinfer_bench.cli.run import execute, resume_command, typed_program
 from flashinfer_bench.errors import DeviceFault
 from tests.cli.fake_engine import FakeEngine, finished, make_jobs, write_small_set
 
@@ -16,9 +16,10 @@ FAILED = {"status": "RUNTIME_ERROR", "log": "boom"}
 
 
 @pytest.fixture
-def run(tmp_path, capfd):
+def run(tmp_path, capfd, monkeypatch):
     """Run the command on the small set; returns exit code, stdout, stderr and the engine."""
     root = write_small_set(tmp_path / "set")
+    monkeypatch.setattr("sys.argv", ["flashinfer-bench"])
 
     def start(*flags, verdict_of=lambda job: {}, local=root):
         engines = []
@@ -238,7 +239,17 @@ def test_a_wrong_key_of_the_file_is_told_with_its_line(run, tmp_path):
 
 def test_the_resume_command_is_what_was_typed():
     argv = ["run", "--local", "my set", "--seed", "1"]
-    assert resume_command("python -m flashinfer_bench", argv) == (
-        "python -m flashinfer_bench run --local 'my set' --seed 1 --resume"
-    )
-    assert resume_command("flashinfer-bench", ["run", "--resume"]) == "flashinfer-bench run --resume"
+    assert resume_command(["x"], argv) == "x run --local 'my set' --seed 1 --resume"
+    assert resume_command(["x"], ["run", "--resume"]) == "x run --resume"
+
+
+@pytest.mark.parametrize(
+    ("script", "program"),
+    [
+        ("/bin/flashinfer-bench", ["flashinfer-bench"]),
+        (".venv/bin/flashinfer-bench", [".venv/bin/flashinfer-bench"]),
+        ("/site-packages/flashinfer_bench/__main__.py", ["py", "-m", "flashinfer_bench"]),
+    ],
+)
+def test_the_program_is_named_as_it_was_started(script, program):
+    assert typed_program(script, "py", find=lambda name: "/bin/flashinfer-bench") == program
