@@ -1,11 +1,11 @@
-"""The exception tree. It imports nothing of ours; every stage raises from it, the command line turns it into exit codes.
+"""The exception tree. Imports nothing of ours; every stage raises from it, the command line makes exit codes of it.
 
     FlashInferBenchError            exit 1
     ├── Misuse                      exit 2   bad flags, configuration or data set: raised before the first job
     │   ├── ConfigError
     │   └── DataSetError
     ├── Fault                       exit 1   we, the data or the machine failed: never blamed on a solution
-    │   ├── WorkloadFault                    this workload cannot be judged (missing blob, broken reference): not retried
+    │   ├── WorkloadFault                    the workload cannot be judged (missing blob, broken reference)
     │   └── DeviceFault                      a process or device of ours was lost: retried once on a fresh one
     └── SolutionFailure             an OUTCOME on its way up to the judge; it becomes a trace and never reaches a user
 

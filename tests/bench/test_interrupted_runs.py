@@ -72,7 +72,9 @@ def test_killing_the_host_at_random_moments_loses_nothing(root):
 
 
 def test_closing_the_iterator_stops_every_process_and_keeps_what_was_finished(root):
-    benchmark = Benchmark(TraceSet.from_path(root), BenchmarkConfig.default(devices=["cpu"], iterations=2, num_trials=1))
+    benchmark = Benchmark(
+        TraceSet.from_path(root), BenchmarkConfig.default(devices=["cpu"], iterations=2, num_trials=1)
+    )
     with marked() as alive:
         events = benchmark.run(benchmark.plan())
         finished = [event for event in (next(events) for _ in range(12)) if isinstance(event, JobFinished)]

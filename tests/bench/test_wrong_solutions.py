@@ -45,7 +45,9 @@ def finished(request):
     )
     benchmark = Benchmark(trace_set, config)
     with marked() as alive:
-        jobs = [event for event in benchmark.run(benchmark.plan(), save_results=False) if isinstance(event, JobFinished)]
+        jobs = [
+            event for event in benchmark.run(benchmark.plan(), save_results=False) if isinstance(event, JobFinished)
+        ]
         left = alive()
     return {"jobs": jobs, "faults": benchmark.faults, "left": left, "plan": len(benchmark.plan().jobs)}
 

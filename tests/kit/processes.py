@@ -15,7 +15,11 @@ def marked():
     mark = uuid.uuid4().hex
     os.environ[VARIABLE] = mark
     try:
-        yield lambda: [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if is_marked(pid, mark)]
+        yield lambda: [
+            pid
+            for pid in map(int, filter(str.isdigit, (path.name for path in Path("/proc").iterdir())))
+            if is_marked(pid, mark)
+        ]
     finally:
         del os.environ[VARIABLE]
 

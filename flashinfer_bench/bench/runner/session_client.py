@@ -18,11 +18,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-import flashinfer_bench
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.runner.session_protocol import Block, Hello
 from flashinfer_bench.worker.wire import FrameReader, WireClosed, WireError, send_frame
 
+PACKAGE: Final = Path(__file__).parents[2]
 START_LIMIT_S: Final = 180.0
 CLOSE_LIMIT_S: Final = 3.0
 PHASE_GRACE_S = 120.0
@@ -39,7 +39,7 @@ class SessionLost(Exception):
 def session_environment(environment: Mapping[str, str], device: Device, *, interpret_triton: bool) -> dict[str, str]:
     """Return the environment in which a session of this device is started."""
     own = {name: value for name, value in environment.items() if not any(mark in name.upper() for mark in SECRET_MARKS)}
-    package_parent = str(Path(flashinfer_bench.__file__).parent.parent)
+    package_parent = str(PACKAGE.parent)
     own["PYTHONPATH"] = os.pathsep.join(filter(None, [package_parent, environment.get("PYTHONPATH")]))
     own["PYTHONSAFEPATH"] = "1"
     if device.kind == "cuda":
