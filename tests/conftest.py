@@ -16,3 +16,16 @@ def published() -> Path:
     if not (PUBLISHED / "definitions").is_dir():
         pytest.skip(f"the public data set is not at {PUBLISHED}")
     return PUBLISHED
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip tests that need more GPUs than there are, with the reason."""
+    wanted = [(item, marker.kwargs.get("count", 1)) for item in items if (marker := item.get_closest_marker("gpu"))]
+    if not wanted:
+        return
+    from flashinfer_bench.bench.machine import discover_devices
+
+    there = sum(device.kind == "cuda" for device in discover_devices(None))
+    for item, count in wanted:
+        if there < count:
+            item.add_marker(pytest.mark.skip(reason=f"needs {count} NVIDIA GPU(s); this machine has {there}"))

@@ -27,21 +27,28 @@ def choose_workloads(trace_set):
     return uuids
 
 
-@pytest.fixture(scope="module", params=["persistent", "isolated"])
+ON_CPU = [pytest.param(("cpu", runner), id=f"cpu-{runner}") for runner in ("persistent", "isolated")]
+ON_GPU = [
+    pytest.param(("0", runner), id=f"gpu-{runner}", marks=pytest.mark.gpu) for runner in ("persistent", "isolated")
+]
+
+
+@pytest.fixture(scope="module", params=ON_CPU + ON_GPU)
 def finished(request):
     """Return the finished jobs of one run over honest and wrong solutions together."""
+    device, runner = request.param
     trace_set = TraceSet.merge([TraceSet.from_path(BUNDLED), TraceSet.from_path(BUNDLED / "wrong")])
     config = BenchmarkConfig.default(
         definitions=DEFINITIONS,
         authors=["plain", "wrong"],
         workloads=choose_workloads(trace_set),
-        devices=["cpu"],
+        devices=[device],
         timeout_seconds=TIMEOUT_S,
         worker_memory_gb=1.0,
         warmup_runs=1,
         iterations=2,
         num_trials=1,
-        use_isolated_runner=request.param == "isolated",
+        use_isolated_runner=runner == "isolated",
     )
     benchmark = Benchmark(trace_set, config)
     with marked() as alive:

@@ -11,7 +11,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
@@ -37,21 +37,20 @@ def open_lock(path: Path) -> int:
         os.umask(before)
 
 
-@contextmanager
-def hold_device(
+def lock_device(
     device: Device,
+    held: ExitStack,
     *,
-    notify: Callable[[str], None],
     limit_s: float = WAIT_LIMIT_S,
     now: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
-) -> Iterator[None]:
-    """Hold a GPU's lock; a CPU has none.
+) -> Iterator[str]:
+    """Take a GPU's lock, which a CPU does not have; yields what a person should know while it waits.
 
     Args:
         device: the device.
-        notify: told once when another run holds it.
-        limit_s: how long to wait for it.
+        held: gives the lock back when it is closed.
+        limit_s: how long to wait.
         now: monotonic seconds.
         sleep: waits.
 
@@ -59,25 +58,21 @@ def hold_device(
         DeviceFault: it was not free in time.
     """
     if device.kind == "cpu":
-        yield
         return
     path = lock_path(device)
     fd = open_lock(path)
-    try:
-        deadline, told = now() + limit_s, False
-        while not _try_lock(fd):
-            if not told:
-                holder = os.pread(fd, 64, 0).decode("ascii", "replace").strip() or "unknown"
-                notify(f"{device.label} is in use by another run (process {holder}); waiting for it")
-                told = True
-            if now() >= deadline:
-                raise DeviceFault(f"{device.label} was not free within {limit_s:g} s; its lock is {path}")
-            sleep(POLL_S)
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, str(os.getpid()).encode(), 0)
-        yield
-    finally:
-        os.close(fd)
+    held.callback(os.close, fd)
+    deadline, told = now() + limit_s, False
+    while not _try_lock(fd):
+        if not told:
+            holder = os.pread(fd, 64, 0).decode("ascii", "replace").strip() or "unknown"
+            yield f"{device.label} is in use by another run (process {holder}); waiting for it"
+            told = True
+        if now() >= deadline:
+            raise DeviceFault(f"{device.label} was not free within {limit_s:g} s; its lock is {path}")
+        sleep(POLL_S)
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, str(os.getpid()).encode(), 0)
 
 
 def _try_lock(fd: int) -> bool:

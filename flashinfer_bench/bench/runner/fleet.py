@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.plan import Job
-from flashinfer_bench.bench.runner.device_lock import hold_device
+from flashinfer_bench.bench.runner.device_lock import lock_device
 from flashinfer_bench.bench.runner.session_client import SessionClient, SessionLost
 from flashinfer_bench.bench.runner.session_protocol import Block, BlockJob, BlockSolution, Hello, JobFault, Verdict
 from flashinfer_bench.bench.schedule import Block as Batch
@@ -107,7 +107,6 @@ class Fleet:
         self._broken: dict[tuple[str, str], str] = {}
         """(definition, workload uuid) → why no device survives its reference."""
         self._locks = ExitStack()
-        self._notices: list[str] = []
         self._last_words = "no device could be used"
 
     def __enter__(self) -> Fleet:
@@ -124,9 +123,9 @@ class Fleet:
         """Run the jobs; yields each one's fate as it is known. Closing the iterator and the fleet stops everything."""
         queue = BlockQueue(jobs)
         for station in self._stations[: max(1, queue.remaining)]:
-            self._locks.enter_context(hold_device(station.device, notify=self._notices.append))
+            for message in lock_device(station.device, self._locks):
+                yield Told(message)
             self._start(station)
-            yield from self._take_notices()
         while queue.remaining or any(station.open_jobs for station in self._stations):
             if not any(station.client for station in self._stations):
                 yield from self._give_up(queue)
@@ -137,10 +136,6 @@ class Fleet:
 
     def _start(self, station: Station) -> None:
         station.client = SessionClient(station.device, self._hello_for(station.device))
-
-    def _take_notices(self) -> Iterator[Told]:
-        while self._notices:
-            yield Told(self._notices.pop(0))
 
     def _keep_busy(self, station: Station, queue: BlockQueue) -> Iterator[Happening]:
         client = station.client

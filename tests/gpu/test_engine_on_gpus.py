@@ -1,0 +1,90 @@
+"""The engine on real GPUs: Triton, both runners, several devices, kernels that break their context.
+
+Run by hand where there are GPUs: python -m pytest -m gpu
+"""
+
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from flashinfer_bench.bench import Benchmark, BenchmarkConfig
+from flashinfer_bench.bench.events import JobFinished, JobStarted, Notice, RunStarted
+from flashinfer_bench.bench.runner.device_lock import lock_device
+from flashinfer_bench.data import TraceSet
+from tests.kit.make import make_definition, make_solution, make_trace, make_workload, write_trace_set
+from tests.kit.processes import marked
+
+pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.timeout(300)]
+
+BUNDLED = Path(__file__).parents[2] / "flashinfer-trace"
+OUT_OF_BOUNDS = """
+import torch
+def run(x, y):
+    y[torch.tensor([10**9], device=x.device)] = 1
+"""
+
+
+def run(trace_set, **overrides):
+    """Run a set with few iterations; return its finished jobs and check that no process is left."""
+    benchmark = Benchmark(trace_set, BenchmarkConfig.default(warmup_runs=2, iterations=10, num_trials=1, **overrides))
+    with marked() as alive:
+        events = list(benchmark.run(benchmark.plan(), save_results=False))
+        assert not alive()
+    assert not benchmark.faults
+    return [event for event in events if isinstance(event, JobFinished)]
+
+
+@pytest.mark.parametrize("isolated", [False, True], ids=["persistent", "isolated"])
+def test_bundled_triton_solutions_pass(isolated):
+    trace_set = TraceSet.from_path(BUNDLED)
+    jobs = run(trace_set, authors=["triton"], devices=["0"], use_isolated_runner=isolated)
+    assert jobs
+    assert {job.trace.evaluation.status.value for job in jobs} == {"PASSED"}
+    assert {job.trace.evaluation.extra["measurement"]["method"] for job in jobs} == {"cuda_events"}
+
+
+def write_set(root, *, workloads=4, **sources):
+    write_trace_set(
+        root,
+        definitions=[make_definition()],
+        solutions=[make_solution(name, source=source) for name, source in sources.items()],
+        workloads=[
+            make_trace(workload=make_workload(f"w{index}", axes={"n": 64 + index}), solution=None)
+            for index in range(workloads)
+        ],
+    )
+    return TraceSet.from_path(root)
+
+
+def test_a_kernel_that_breaks_its_context_fails_alone(tmp_path):
+    honest = "def run(x, y):\n    y.copy_(x * 2)\n"
+    jobs = run(write_set(tmp_path, a_broken=OUT_OF_BOUNDS, honest=honest), devices=["0"])
+    found = {(job.job.solution.name, job.trace.evaluation.status.value) for job in jobs}
+    assert found == {("a_broken", "RUNTIME_ERROR"), ("honest", "PASSED")}
+
+
+def test_outputs_on_the_wrong_device_are_refused(tmp_path):
+    jobs = run(write_set(tmp_path, on_cpu="def run(x):\n    return (x * 2).cpu()\n", workloads=1), devices=["0"])
+    assert jobs[0].trace.evaluation.status.value == "INCORRECT_DTYPE"
+
+
+@pytest.mark.gpu(count=2)
+def test_one_solution_on_two_gpus_uses_both(tmp_path):
+    jobs = run(write_set(tmp_path, honest="def run(x, y):\n    y.copy_(x * 2)\n", workloads=16))
+    assert len(jobs) == 16
+    assert len({job.device.uuid for job in jobs}) >= 2
+
+
+def test_a_run_waits_for_a_gpu_that_another_holds(tmp_path):
+    trace_set = write_set(tmp_path, honest="def run(x, y):\n    y.copy_(x * 2)\n", workloads=1)
+    benchmark = Benchmark(trace_set, BenchmarkConfig.default(devices=["0"], num_trials=1))
+    with ExitStack() as other_run:
+        list(lock_device(benchmark.machine.devices[0], other_run))
+        seen = []
+        for event in benchmark.run(benchmark.plan(), save_results=False):
+            seen.append(type(event))
+            if isinstance(event, Notice):
+                assert "in use by another run" in event.message
+                other_run.close()
+    assert seen == [RunStarted, Notice, JobStarted, JobFinished]
