@@ -1,0 +1,250 @@
+"""The Sampling evaluator: samplers are random, so their draws are judged, not compared.
+
+Every draw has to be allowed, and all draws together have to look like draws of the right distribution: frequencies of
+groups of tokens, over all rows and in each row, and independence of calls and of rows. Counting single tokens would not
+do: with 128,256 tokens and some thousand draws a perfect sampler is far from the expected shares.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from flashinfer_bench.bench.config import ResolvedEvalConfig
+from flashinfer_bench.bench.evaluators.default import DefaultEvaluator, build_baseline
+from flashinfer_bench.bench.evaluators.evaluator import (
+    Accepted,
+    Baseline,
+    JudgeContext,
+    Rejected,
+    SolutionRunnable,
+    Verdict,
+)
+from flashinfer_bench.bench.evaluators.sampling_rules import (
+    PlacedDraws,
+    SamplingProblem,
+    find_weights,
+    place_draws,
+    read_problem,
+)
+from flashinfer_bench.bench.evaluators.sampling_statistics import (
+    Distance,
+    measure_agreement,
+    measure_chances,
+    measure_distance,
+    measure_overuse,
+)
+from flashinfer_bench.bench.evaluators.seeds import make_generator
+from flashinfer_bench.bench.evaluators.verdict import check_form
+from flashinfer_bench.data import Correctness, Definition, EvaluationStatus, Workload
+from flashinfer_bench.data.dtypes import DTYPES
+from flashinfer_bench.errors import WorkloadFault
+
+TRIALS_KEY: Final = "sampling_validation_trials"
+THRESHOLD_KEY: Final = "sampling_tvd_threshold"
+FALSE_ALARM_KEY: Final = "sampling_false_alarm_rate"
+DEFAULT_TRIALS: Final = 100
+DEFAULT_THRESHOLD: Final = 0.2
+DEFAULT_FALSE_ALARM: Final = 1e-4
+"""Chance that a perfect sampler is rejected, over all tests of a verdict."""
+LEAST_CALLS_TO_SHUFFLE: Final = 8
+DETECTABLE: Final = 5.5
+"""Over the root of the number of draws: the mass that a sampler can hardly move from one group of tokens to another without
+being rejected. Few draws show coarse faults only."""
+ORDERS: Final = {"by_probability": "probability", "by_id": "token id", "by_reversed_bits": "token id, even ids first"}
+
+
+class SamplingEvaluator(DefaultEvaluator):
+    """Takes definitions of op type sampling that draw one token for each row of probabilities or logits."""
+
+    @classmethod
+    def can_evaluate(cls, definition: Definition) -> bool:
+        """Take samplers; what only rescales probabilities is compared element by element."""
+        specs = list(definition.outputs.values())
+        draws_tokens = len(specs) == 1 and DTYPES[specs[0].dtype].kind == "int" and len(specs[0].shape or ()) == 1
+        return definition.op_type == "sampling" and draws_tokens and find_weights(definition) is not None
+
+    @classmethod
+    def build_baseline(
+        cls,
+        definition: Definition,
+        workload: Workload,
+        cfg: ResolvedEvalConfig,
+        device: torch.device,
+        *,
+        context: JudgeContext,
+    ) -> Baseline:
+        """As Default; two calls of the reference are not expected to be alike."""
+        return build_baseline(definition, workload, cfg, device, context=context)
+
+    @classmethod
+    def check_correctness(
+        cls,
+        definition: Definition,
+        sol_runnable: SolutionRunnable,
+        inputs: list[list[Any]],
+        ref_outputs: list[list[torch.Tensor]],
+        cfg: ResolvedEvalConfig,
+        *,
+        context: JudgeContext,
+    ) -> Verdict:
+        """Draw many times on the inputs of the first trial and judge all draws together."""
+        limits = Limits.of(cfg)
+        problem = read_problem(definition, inputs[0])
+        draws = []
+        for _ in range(limits.trials):
+            got = check_form(definition, sol_runnable(*inputs[0]), ref_outputs[0])
+            if isinstance(got, Rejected):
+                return got
+            draws.append(got[0].to(problem.probabilities.device, torch.int64))
+        tokens = torch.stack(draws)
+        generator = make_generator(context.seed, "places of draws", device=torch.device("cpu"))
+        verdict = judge_draws(problem, tokens, limits, generator)
+        if isinstance(verdict, Rejected):
+            _check_reference(definition, problem, ref_outputs[0][0], generator)
+        return verdict
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the configuration says about draws."""
+
+    trials: int = DEFAULT_TRIALS
+    tvd_threshold: float = DEFAULT_THRESHOLD
+    false_alarm_rate: float = DEFAULT_FALSE_ALARM
+    """0 leaves the distance as the only test of the distribution."""
+
+    @classmethod
+    def of(cls, cfg: ResolvedEvalConfig) -> Limits:
+        """Read the parameters of this evaluator.
+
+        Raises:
+            WorkloadFault: one is out of range.
+        """
+        trials = cfg.extra.get(TRIALS_KEY, DEFAULT_TRIALS)
+        if isinstance(trials, bool) or not isinstance(trials, int) or trials < 1:
+            raise WorkloadFault(f"extra.{TRIALS_KEY} is {trials!r}; it should be a whole number, at least 1")
+        shares = {}
+        for key, default in ((THRESHOLD_KEY, DEFAULT_THRESHOLD), (FALSE_ALARM_KEY, DEFAULT_FALSE_ALARM)):
+            value = cfg.extra.get(key, default)
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
+                raise WorkloadFault(f"extra.{key} is {value!r}; it should be a number from 0 to 1")
+            shares[key] = float(value)
+        return cls(trials, shares[THRESHOLD_KEY], shares[FALSE_ALARM_KEY])
+
+
+def judge_draws(problem: SamplingProblem, tokens: torch.Tensor, limits: Limits, generator: torch.Generator) -> Verdict:
+    """Judge draws [calls, rows] of a sampler.
+
+    Args:
+        problem: what it was given.
+        tokens: int64, on the device of the problem.
+        limits: what decides.
+        generator: of the CPU.
+    """
+    chunks = list(place_draws(problem, tokens, generator))
+    allowed = torch.cat([chunk.allowed for chunk in chunks], dim=1)
+    if not bool(allowed.all()):
+        return _reject_token(problem, tokens, allowed, torch.cat([chunk.kept for chunk in chunks]))
+    distances, chances = _test(chunks, tokens, generator)
+    worst = max(distances, key=lambda order: distances[order].tvd - distances[order].noise)
+    oddest = min(chances, key=lambda test: chances[test])
+    distance = distances[worst]
+    correctness = Correctness(
+        max_relative_error=0.0,
+        max_absolute_error=max(0.0, distance.tvd - distance.noise),
+        extra={
+            "calls": tokens.shape[0],
+            "draws": tokens.numel(),
+            "tvd": distance.tvd,
+            "tvd_noise": distance.noise,
+            "tvd_threshold": limits.tvd_threshold,
+            "detectable_shift": DETECTABLE / math.sqrt(tokens.numel()),
+            "smallest_p_value": chances[oddest],
+            "p_values": chances,
+        },
+    )
+    facts = f"total variation distance {distance.tvd:.4g}, noise of a perfect sampler {distance.noise:.4g}"
+    draws = f"{tokens.shape[0]} calls of {tokens.shape[1]} rows"
+    if distance.tvd > limits.tvd_threshold + distance.noise:
+        over = f"threshold {limits.tvd_threshold:g} on top of the noise; tokens grouped by {ORDERS[worst]}; {draws}"
+        message = f"the draws are too far from the expected distribution: {facts}, {over}"
+        return Rejected(EvaluationStatus.INCORRECT_NUMERICAL, message, correctness)
+    if chances[oddest] * len(chances) < limits.false_alarm_rate:
+        once = f"a perfect sampler looks this odd once in {1 / max(chances[oddest], 1e-300):.3g} times"
+        message = f"the draws are not random as they should be: {oddest}: {once} ({draws}; {facts})"
+        return Rejected(EvaluationStatus.INCORRECT_NUMERICAL, message, correctness)
+    return Accepted(correctness)
+
+
+def _test(
+    chunks: list[PlacedDraws], tokens: torch.Tensor, generator: torch.Generator
+) -> tuple[dict[str, Distance], dict[str, float]]:
+    """Test the places in each order, single tokens for overuse, and rows for agreement."""
+    clear = torch.cat([chunk.clear for chunk in chunks]).cpu()
+    distances, chances = {}, {}
+    for order, words in ORDERS.items():
+        places = torch.cat([getattr(chunk, order) for chunk in chunks], dim=1).cpu()
+        places = places if order == "by_probability" else places[:, clear]
+        if places.numel():
+            distances[order] = measure_distance(places)
+            chances.update({f"{test}, tokens by {words}": chance for test, chance in measure_chances(places).items()})
+    shares = torch.cat([chunk.share for chunk in chunks], dim=1)
+    calls, rows = tokens.shape
+    keys = tokens + torch.arange(rows, device=tokens.device) * (int(tokens.max()) + 1)
+    _, group, counts = torch.unique(keys, return_inverse=True, return_counts=True)
+    share = torch.zeros(counts.shape, dtype=torch.float64, device=tokens.device)
+    share[group.reshape(-1)] = shares.reshape(-1)
+    kept = sum(int(chunk.kept.sum()) for chunk in chunks)
+    chances["single tokens"] = measure_overuse(counts.double().cpu(), share.cpu(), calls=calls, candidates=kept)
+    if rows > 1 and calls >= LEAST_CALLS_TO_SHUFFLE:
+        chances["equal tokens in one call"] = measure_agreement(tokens, generator)
+    return distances, chances
+
+
+def _reject_token(
+    problem: SamplingProblem, tokens: torch.Tensor, allowed: torch.Tensor, kept: torch.Tensor
+) -> Rejected:
+    wrong = ~allowed
+    call, row = (int(index) for index in wrong.nonzero()[0])
+    token = int(tokens[call, row])
+    vocabulary = problem.probabilities.shape[1]
+    if 0 <= token < vocabulary:
+        probability = float(problem.probabilities[row, token])
+        filters = problem.describe_row(row)
+        suffix = f" ({filters})" if filters else ""
+        why = f"its probability is {probability:.4g}; {int(kept[row])} tokens are allowed{suffix}"
+    else:
+        why = f"the vocabulary has {vocabulary}"
+    message = (
+        f"{int(wrong.sum())} of {tokens.numel()} draws are not allowed; the first is token {token} "
+        f"in call {call}, row {row}: {why}"
+    )
+    share = float(wrong.double().mean())
+    return Rejected(
+        EvaluationStatus.INCORRECT_NUMERICAL,
+        message,
+        Correctness(
+            max_relative_error=0.0,
+            max_absolute_error=share,
+            extra={"calls": tokens.shape[0], "draws": tokens.numel(), "not_allowed": int(wrong.sum())},
+        ),
+    )
+
+
+def _check_reference(
+    definition: Definition, problem: SamplingProblem, tokens: torch.Tensor, generator: torch.Generator
+) -> None:
+    """Have the reference's own draw pass the rules by which a solution is rejected.
+
+    Raises:
+        WorkloadFault: it does not, so the rules are not this definition's.
+    """
+    drawn = tokens.to(problem.probabilities.device, torch.int64)[None]
+    if not all(bool(chunk.allowed.all()) for chunk in place_draws(problem, drawn, generator)):
+        raise WorkloadFault(
+            f"the reference of {definition.name} draws tokens that its own filters do not allow; "
+            "the rules of the Sampling evaluator do not fit this definition"
+        )

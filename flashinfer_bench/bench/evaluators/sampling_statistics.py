@@ -1,0 +1,144 @@
+"""Tests of the hypothesis that places in [0, 1) are uniform and independent: pure statistics, no tokens, no runnable.
+
+Each test gives a p-value: the chance that a perfect sampler looks this odd or odder. Sums of chi-square over rows or
+calls are held against the chi-square distribution, which is on the safe side: their own spread is a little smaller.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+DRAW_GROUPS: Final = (32, 8)
+"""Groups of equal expected share, over all draws: many show a narrow deviation, few a broad one."""
+ROW_GROUPS: Final = (12, 4)
+"""Likewise, over the draws of one row."""
+CALL_GROUPS: Final = 16
+"""Groups for the draws of one call."""
+PAIR_GROUPS: Final = 16
+"""Groups for a draw and the one of the call before."""
+SHUFFLES: Final = 32
+SHUFFLE_SLACK: Final = 1.4
+"""Factor on a deviation that was estimated from so few shuffles: with it the normal tail lies above Student's, as far as
+eight deviations."""
+LEAST_EXPECTED: Final = 8
+"""Draws that a group should expect; fewer draws are put into fewer groups."""
+
+
+@dataclass(frozen=True)
+class Distance:
+    """How far observed shares are from the expected ones."""
+
+    tvd: float
+    """Total variation distance over groups of tokens: half the sum of |observed share - expected share|."""
+    noise: float
+    """What a perfect sampler stays below with this number of draws, all but once in ten thousand times."""
+
+
+def measure_distance(places: torch.Tensor) -> Distance:
+    """Give the distance of all places from even shares."""
+    draws = places.numel()
+    groups = _group_count(draws, DRAW_GROUPS[0])
+    shares = _count(places.reshape(1, -1), groups) / draws
+    # Mean of the sum of so many folded normals, and four deviations of it.
+    noise = math.sqrt(groups / (2 * math.pi * draws)) + 1.2 / math.sqrt(draws)
+    return Distance(float((shares - 1 / groups).abs().sum() / 2), noise)
+
+
+def measure_chances(places: torch.Tensor) -> dict[str, float]:
+    """Test places [calls, rows]; give a p-value for each way in which they may fail to be uniform and independent."""
+    calls, rows = places.shape
+    found = {
+        "shares": _chi_square_of_best(places.reshape(1, -1), DRAW_GROUPS),
+        "shares within a row": _chi_square_of_best(places.T, ROW_GROUPS),
+    }
+    if calls > 1:
+        found["independence of calls"] = _chance_of_repeats(places)
+    if rows > 1:
+        found["independence of rows"] = _chi_square(places, max(2, min(CALL_GROUPS, rows // 4)))
+    return found
+
+
+def measure_overuse(counts: torch.Tensor, shares: torch.Tensor, *, calls: int, candidates: int) -> float:
+    """Test tokens for having been drawn too often; give the p-value of the oddest one.
+
+    Args:
+        counts: how often each of some tokens was drawn in its row.
+        shares: its probability.
+        calls: draws of a row.
+        candidates: tokens that could have been drawn, in all rows: the oddest is the oddest of so many.
+    """
+    observed, expected = counts / calls, shares.clamp(1e-300, 1.0)
+    # Chernoff's bound on the tail of the binomial: the exponent is the relative entropy of the two shares.
+    others = (1 - observed) * torch.log((1 - observed) / (1 - expected).clamp(min=1e-300))
+    entropy = observed * torch.log(observed / expected) + torch.where(observed < 1, others, 0.0)
+    entropy = torch.where(observed > expected, entropy, 0.0)
+    return min(1.0, candidates * math.exp(-calls * float(entropy.max())))
+
+
+def measure_agreement(tokens: torch.Tensor, generator: torch.Generator) -> float:
+    """Test whether rows [calls, rows] get equal tokens in one call more often than across calls; give the p-value.
+
+    The calls of each row are shuffled to see how often they do without a common cause.
+    """
+    calls, rows = tokens.shape
+    order = torch.rand((SHUFFLES, calls, rows), generator=generator).argsort(dim=1)
+    shuffled = tokens.cpu().expand(SHUFFLES, -1, -1).gather(1, order)
+    counts = torch.stack([_count_equal(tokens.cpu()), *map(_count_equal, shuffled)]).double()
+    mean, deviation = counts[1:].mean(), counts[1:].std()
+    # Rare agreement is no normal variable: its deviation is taken to be that of one more case than was seen.
+    excess = (counts[0] - mean) / torch.maximum(deviation, (mean + 1).sqrt())
+    return float(torch.special.erfc(excess / (SHUFFLE_SLACK * math.sqrt(2))) / 2)
+
+
+def chi_square_tail(statistic: float, degrees: int) -> float:
+    """Give the chance of a chi-square statistic at least as large."""
+    half = torch.tensor([degrees / 2, statistic / 2], dtype=torch.float64)
+    return float(torch.special.gammaincc(half[0], half[1]))
+
+
+def _chi_square_of_best(places: torch.Tensor, groups: tuple[int, int]) -> float:
+    """Give the smaller of two p-values, doubled because it was chosen."""
+    return min(1.0, 2 * min(_chi_square(places, _group_count(places.shape[1], most)) for most in groups))
+
+
+def _chi_square(places: torch.Tensor, groups: int) -> float:
+    """Sum chi-square over the lines of [lines, draws] against even shares; give its p-value."""
+    lines, draws = places.shape
+    expected = draws / groups
+    statistic = float(((_count(places, groups) - expected) ** 2).sum() / expected)
+    return chi_square_tail(statistic, lines * (groups - 1))
+
+
+def _chance_of_repeats(places: torch.Tensor) -> float:
+    """Count the draws that fall into the group of the call before; give the p-value of so many, after Poisson."""
+    group = _group(places, PAIR_GROUPS)
+    repeats, pairs = int((group[1:] == group[:-1]).sum()), group[1:].numel()
+    expected = torch.tensor(pairs / PAIR_GROUPS, dtype=torch.float64)
+    return (
+        float(torch.special.gammainc(torch.tensor(float(repeats), dtype=torch.float64), expected)) if repeats else 1.0
+    )
+
+
+def _count_equal(tokens: torch.Tensor) -> torch.Tensor:
+    """Count the tokens [calls, rows] that another row got before in the same call."""
+    ordered = tokens.sort(dim=1).values
+    return (ordered[:, 1:] == ordered[:, :-1]).sum()
+
+
+def _group_count(draws: int, most: int) -> int:
+    return max(2, min(most, draws // LEAST_EXPECTED))
+
+
+def _group(places: torch.Tensor, groups: int) -> torch.Tensor:
+    return (places * groups).long().clamp(0, groups - 1)
+
+
+def _count(places: torch.Tensor, groups: int) -> torch.Tensor:
+    """Count the places of each line in each group, [lines, groups]."""
+    lines = places.shape[0]
+    flat = _group(places, groups) + torch.arange(lines, device=places.device)[:, None] * groups
+    return torch.bincount(flat.reshape(-1), minlength=lines * groups).reshape(lines, groups).double()
