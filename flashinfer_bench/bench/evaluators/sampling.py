@@ -7,6 +7,7 @@ do: with 128,256 tokens and some thousand draws a perfect sampler is far from th
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -51,8 +52,8 @@ DEFAULT_FALSE_ALARM: Final = 1e-4
 """Chance that a perfect sampler is rejected, over all tests of a verdict."""
 LEAST_CALLS_TO_SHUFFLE: Final = 8
 DETECTABLE: Final = 5.5
-"""Over the root of the number of draws: the mass that a sampler can hardly move from one group of tokens to another without
-being rejected. Few draws show coarse faults only."""
+"""Over the root of the number of draws: the mass that a sampler can hardly move from one group of tokens to another
+without being rejected. Few draws show coarse faults only."""
 ORDERS: Final = {"by_probability": "probability", "by_id": "token id", "by_reversed_bits": "token id, even ids first"}
 
 

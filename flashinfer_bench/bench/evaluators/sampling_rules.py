@@ -7,8 +7,8 @@ largest probability. With both, top-k comes first and top-p acts on what it left
 all; a p of 0 and below keeps the largest.
 
 Implementations differ where rounding or ties decide, and all are right: a row has a narrow and a wide set of tokens,
-and the tokens between are the group at the boundary. A draw of the wide set is allowed; how many draws fall on the group
-tells which of the two the sampler follows.
+and the tokens between are the group at the boundary. A draw of the wide set is allowed; how many draws fall on the
+group tells which of the two the sampler follows.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ PAIR_GROUPS: Final = 16
 """Groups for a draw and the one of the call before."""
 SHUFFLES: Final = 32
 SHUFFLE_SLACK: Final = 1.4
-"""Factor on a deviation that was estimated from so few shuffles: with it the normal tail lies above Student's, as far as
-eight deviations."""
+"""Factor on a deviation that was estimated from so few shuffles: with it the normal tail lies above Student's, as far
+as eight deviations."""
 LEAST_EXPECTED: Final = 8
 """Draws that a group should expect; fewer draws are put into fewer groups."""
 
