@@ -36,9 +36,8 @@ def main() -> None:
             raise SystemExit(f"a perfect sampler was rejected: {verdict.message}")
     size = f"{arguments.rows} rows x {arguments.vocabulary} tokens x {arguments.calls} calls"
     where = torch.cuda.get_device_name() if device.type == "cuda" else f"cpu, {torch.get_num_threads()} threads"
-    print(
-        f"{size} on {where}: {median(seconds[1:]):.3f} s (median of {arguments.repeats}; the first took {seconds[0]:.3f} s)"
-    )
+    took = f"median of {arguments.repeats}: {median(seconds[1:]):.3f} s, the first {seconds[0]:.3f} s"
+    print(f"{size} on {where}: {took}")
 
 
 def make_problem(rows: int, vocabulary: int, calls: int, device: torch.device) -> tuple[SamplingProblem, torch.Tensor]:
