@@ -19,6 +19,7 @@ from typing import Any
 
 from flashinfer_bench.worker.guard import run_guard
 from flashinfer_bench.worker.linux import adopt_orphans, descendants
+from flashinfer_bench.worker.triton_start import prepare_triton
 from flashinfer_bench.worker.wire import FrameReader, WireClosed
 
 
@@ -29,13 +30,21 @@ def fork() -> int:
         return os.fork()
 
 
-def run_template(sock: socket.socket, run_directory: Path) -> None:
-    """Serve spawn orders until the session is gone; never returns to the caller's code."""
+def run_template(sock: socket.socket, run_directory: Path, *, with_triton: bool = False) -> None:
+    """Serve spawn orders until the session is gone; never returns to the caller's code.
+
+    Args:
+        sock: the session's orders come from it.
+        run_directory: the session's folder; removed at the end.
+        with_triton: have what a first Triton launch needs ready in every worker.
+    """
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # guards are reaped by the kernel
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     adopt_orphans()
     reader = FrameReader(sock)
     try:
+        if with_triton:
+            prepare_triton()
         while True:
             order = reader.read()
             fds = reader.take_fds()

@@ -41,7 +41,7 @@ def serve_host(fd: int) -> None:
         import triton  # noqa: F401 - so that every fork of the template has it
     sys.dont_write_bytecode = True  # workers must not write into each other's artifacts
     run_directory = Path(tempfile.mkdtemp(prefix="flashinfer-bench-"))
-    template = start_template(run_directory, not_for_it=host)
+    template = start_template(run_directory, not_for_it=host, with_triton=hello.needs_triton and hello.device == "cuda")
     device = torch.device("cuda", 0) if hello.device == "cuda" else torch.device("cpu")
     with WorkerPool(template, run_directory, hello) as pool:
         pool.prepare_spare()

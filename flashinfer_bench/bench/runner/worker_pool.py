@@ -26,18 +26,19 @@ MEMORY_SHARE: Final = 0.6
 """Of the machine's memory, what a worker may hold where the configuration does not say."""
 
 
-def start_template(run_directory: Path, *, not_for_it: socket.socket) -> socket.socket:
+def start_template(run_directory: Path, *, not_for_it: socket.socket, with_triton: bool) -> socket.socket:
     """Fork the template from this process; call it before anything has touched the device or started threads.
 
     Args:
         run_directory: removed by the template when it ends.
         not_for_it: a socket of this process that the template must not keep open.
+        with_triton: workers will launch Triton kernels on a GPU.
     """
     ours, theirs = socket.socketpair()
     if fork() == 0:
         ours.close()
         not_for_it.close()
-        run_template(theirs, run_directory)
+        run_template(theirs, run_directory, with_triton=with_triton)
     theirs.close()
     return ours
 
