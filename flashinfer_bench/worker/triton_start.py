@@ -1,7 +1,8 @@
 """What every process pays at its first Triton launch, paid once in the template instead.
 
-Measured on an H200 with Triton 3.6 and a warm cache: of 0.38 s, 0.27 s go into hashing Triton's own files (its result is
-cached in the process, and so inherited by forks) and 0.08 s into importing Gluon. None of it touches a device.
+Measured on an H200 with Triton 3.6 and a warm cache: of 0.38 s, 0.27 s go into hashing Triton's own files (its
+result is cached in the process, and so inherited by forks) and 0.08 s into importing Gluon. None of it touches a
+device.
 """
 
 from __future__ import annotations

@@ -85,7 +85,10 @@ def test_a_missing_blob_is_a_fault_of_its_workload(tmp_path):
 
 def test_one_solution_on_two_devices_uses_both(tmp_path):
     devices = tuple(Device("cpu", index, f"CPU {index}", "cpu") for index in range(2))
-    events = run(write_set(tmp_path, references={"good": HONEST}, workloads=12), devices=devices)
+    trace_set = write_set(tmp_path, references={"good": HONEST}, workloads=12)
+    slow = "import time\ndef run(x):\n    time.sleep(0.1)\n    return x * 2\n"  # so that both sessions are up in time
+    trace_set.solutions["good"] = [make_solution("slow", definition="good", source=slow)]
+    events = run(trace_set, devices=devices)
     assert len(events[JobFinished]) == 12
     assert {event.device.index for event in events[JobFinished]} == {0, 1}
 

@@ -153,8 +153,8 @@ TENSOR_RULES: Final[tuple[Rule, ...]] = (
     Rule(ANY, "int", r".*(kv|page|block)s?_(indices|tables?|ids)", index_draws.pages, "distinct pages of the cache"),
     Rule(ANY, "int", r".*(positions?|pos_ids)", index_draws.positions, "0 to the longest sequence"),
     Rule(ANY, "int", r"top_?ks?", index_draws.top_k, "1 to the vocabulary, small ones as often as large ones"),
-    Rule("moe", "int", r"(.*_)?(ids|indices|experts)", index_draws.experts, "distinct experts in a row"),
     Rule(ANY, "int", r".*(state|cache|slot|batch).*(indices|ids|mapping)|.*slots", index_draws.slots, "distinct slots"),
+    Rule("moe", "int", r"(.*_)?(ids|indices|experts)", index_draws.experts, "distinct experts in a row"),
     Rule(ANY, "int", r".*(indices|index|idx|ids)", index_draws.any_index, "below every leading size of other inputs"),
     # op types whose inputs have to make sense together
     Rule("dsa_paged", "int uint", r"k_index_cache.*", index_draws.packed_keys, "fp8 values, then float32 scales"),
