@@ -21,6 +21,9 @@ from flashinfer_bench.data.dtypes import DTYPES
 SCALE_RANGE: Final = (0.5, 1.5)
 """Range of quantisation scales: near 1, so that products keep the magnitude of unit normals."""
 
+ABSORBED_HEAD_DIM: Final = 128
+"""Dimension of a DeepSeek query without rotary part before the projection is absorbed; no axis of mla tells it."""
+
 
 class Rule(NamedTuple):
     """One line of a table."""
@@ -125,7 +128,9 @@ def _softmax_scale(draw: Draw) -> float:
     """Give 1 / sqrt of the dimension that queries and keys are multiplied over; for mla that before absorption."""
     rope = draw.size("head_dim_kpe", "qk_rope_head_dim")
     absorbed = draw.size("head_dim_ckv") is not None and rope is not None
-    dimension = 128 + (rope or 0) if absorbed else draw.size("qk_dim", "head_dim_qk", "head_dim", "head_size")
+    dimension = (
+        ABSORBED_HEAD_DIM + (rope or 0) if absorbed else draw.size("qk_dim", "head_dim_qk", "head_dim", "head_size")
+    )
     return math.sqrt(1 / max(dimension or 128, 1))
 
 

@@ -1,0 +1,111 @@
+"""The reference as a callable: how it is called, what of it is a fault, and that inputs stay what they were."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+import torch
+
+from flashinfer_bench.bench.evaluators.reference import Reference
+from flashinfer_bench.errors import WorkloadFault
+from tests.kit.make import make_definition
+
+pytestmark = pytest.mark.cpu
+
+TWO = {"outputs": {"a": "float32[n]", "b": "int64[n]"}}
+
+
+def reference(body: str, *, head: str = "def run(x):", before: str = "", **parts) -> Reference:
+    source = f"import torch\n{before}\n{head}\n    " + body.replace("\n", "\n    ") + "\n"
+    return Reference.compile(make_definition(reference=source, **parts))
+
+
+def test_parameters_in_another_order_are_passed_by_name():
+    parts = {"inputs": {"x": "float32[n]", "w": "float32[n]"}}
+    called = reference("return x - w", head="def run(w, x):", **parts)
+    assert torch.equal(called([torch.ones(2), torch.zeros(2)])[0], torch.ones(2))
+
+
+def test_parameters_of_other_names_are_passed_by_position():
+    parts = {"inputs": {"x": "float32[n]", "w": "float32[n]"}}
+    called = reference("return a - b", head="def run(a, b):", **parts)
+    assert torch.equal(called([torch.ones(2), torch.zeros(2)])[0], torch.ones(2))
+
+
+@pytest.mark.parametrize("returned", ["(x, x.long())", "[x, x.long()]", "{'b': x.long(), 'a': x}"])
+def test_several_outputs_come_in_the_order_of_the_definition(returned):
+    outputs = reference(f"return {returned}", **TWO)([torch.ones(3)])
+    assert [output.dtype for output in outputs] == [torch.float32, torch.int64]
+
+
+def test_a_python_number_becomes_a_tensor_of_the_outputs_dtype():
+    (output,) = reference("return 3", outputs={"y": "float16[]"})([torch.ones(2)])
+    assert (output.dtype, output.shape, output.item()) == (torch.float16, (), 3.0)
+
+
+@pytest.mark.parametrize(
+    ("body", "parts", "words"),
+    [
+        ("return x", TWO, ["1 values for 2 outputs", "a, b"]),
+        ("return {'a': x}", TWO, ["returns a", "outputs are a, b"]),
+        ("return x[:-1]", {}, ["'y'", "[2]", "[3]"]),
+        ("return x.half()", {}, ["'y'", "float16", "float32"]),
+        ("return None", {}, ["'y'", "NoneType"]),
+        ("assert x.shape[0] == 7, 'seven'", {}, ["AssertionError: seven", "line 4", "assert x.shape[0] == 7"]),
+        ("import sys\nsys.exit(3)", {}, ["SystemExit"]),
+    ],
+    ids=["too few", "names", "shape", "dtype", "nothing", "raises", "exits"],
+)
+def test_a_reference_that_does_not_fit_is_a_fault_of_the_definition(body, parts, words):
+    with pytest.raises(WorkloadFault) as fault:
+        reference(body, **parts)([torch.ones(3)])
+    assert all(word in str(fault.value) for word in ["reference of double", *words])
+
+
+def test_a_reference_that_cannot_be_imported_is_a_fault():
+    with pytest.raises(WorkloadFault, match=r"ModuleNotFoundError.*import no_such_module"):
+        reference("return x", before="import no_such_module")
+
+
+def test_a_definition_without_run_is_a_fault():
+    definition = make_definition(reference="def norm(x):\n    return x\n")
+    with pytest.raises(WorkloadFault, match="norm"):
+        Reference.compile(definition)
+
+
+def test_inputs_that_it_writes_to_stay_as_they_were():
+    called = reference("x += 1\nreturn x * 2")
+    x = torch.ones(2)
+    for _ in range(2):
+        assert torch.equal(called([x])[0], torch.full((2,), 4.0))
+        assert torch.equal(x, torch.ones(2))
+    assert called.mutates == {"x"}
+
+
+def test_writing_in_some_calls_only_is_a_fault():
+    called = reference("if x[0] > 1:\n    x += 1\nreturn x * 2")
+    called([torch.ones(2)])
+    with pytest.raises(WorkloadFault, match="writes to x"):
+        called([torch.full((2,), 5.0)])
+
+
+def test_an_output_does_not_share_memory_with_an_input():
+    called = reference("return x.view(-1)")
+    x = torch.ones(2)
+    for _ in range(2):
+        (output,) = called([x])
+        output.zero_()
+    assert torch.equal(x, torch.ones(2))
+
+
+def test_its_source_can_be_inspected():
+    assert "return x * 3" in inspect.getsource(reference("return x * 3").run)
+
+
+def test_an_axis_that_only_outputs_have_is_taken_from_them():
+    parts = {"axes": {"n": None, "k": None}, "outputs": {"y": "float32[n, k]", "z": "float32[k]"}}
+    called = reference("return x[:, None].expand(-1, 5), torch.zeros(5)", **parts)
+    assert [tuple(output.shape) for output in called([torch.ones(2)])] == [(2, 5), (5,)]
+    with pytest.raises(WorkloadFault, match="'z'"):
+        reference("return x[:, None].expand(-1, 5), torch.zeros(4)", **parts)([torch.ones(2)])
