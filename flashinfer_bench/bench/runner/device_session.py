@@ -125,7 +125,9 @@ class DeviceSession:
             self._broken_workloads[workload.uuid] = message
             self._check_device()
             return JobFault(job=job.index, message=message, retry=False)
-        printed = self._pool.take_output(discard=self._hello.isolated or isinstance(outcome, SolutionFailure))
+        printed = self._pool.take_output()
+        if self._hello.isolated or isinstance(outcome, SolutionFailure):
+            self._pool.discard()
         return JobResult(outcome, printed, {"evaluator": shared.evaluator.__name__, **notes})
 
     def _say(self, job: BlockJob, name: str, limit_s: float) -> None:
@@ -152,7 +154,6 @@ class DeviceSession:
             input_names=list(definition.inputs),
         )
         if is_fresh:
-            self._pool.prepare_spare()
             try:
                 self._import(kernel, definition, solution)
             except SolutionFailure as failure:

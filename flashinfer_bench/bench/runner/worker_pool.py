@@ -25,6 +25,9 @@ PASSED_ON_PREFIXES: Final = ("CUDA_", "NVIDIA_", "OMP_", "MKL_", "TORCH_", "FLAS
 MEMORY_SHARE: Final = 0.6
 """Of the machine's memory, what a worker may hold where the configuration does not say."""
 
+MOST_ENDING: Final = 2
+"""Workers on their way out that are not waited for yet; each holds descriptors, and a context on a GPU."""
+
 
 def start_template(run_directory: Path, *, not_for_it: socket.socket, with_triton: bool) -> socket.socket:
     """Fork the template from this process; call it before anything has touched the device or started threads.
@@ -68,6 +71,7 @@ class WorkerPool:
         self._numbers = itertools.count(1)
         self._current: tuple[str, WorkerProcess] | None = None
         self._spare: WorkerProcess | None = None
+        self._ending: list[WorkerProcess] = []
 
     def __enter__(self) -> WorkerPool:
         return self
@@ -75,8 +79,9 @@ class WorkerPool:
     def __exit__(self, *exc_info: object) -> None:
         self.discard()
         if self._spare is not None:
-            self._spare.end()
+            self._ending.append(self._spare)
             self._spare = None
+        self._finish_ending()
         self._template.close()
 
     def worker_for(self, solution_digest: str) -> tuple[WorkerProcess, bool]:
@@ -92,6 +97,7 @@ class WorkerPool:
             self.discard()
         worker = self._take_fresh()
         self._current = (solution_digest, worker)
+        self.prepare_spare()
         return worker, True
 
     def prepare_spare(self) -> None:
@@ -100,7 +106,8 @@ class WorkerPool:
             self._spare = self._spawn()
 
     def quiesce(self) -> None:
-        """Wait until the spare has finished its start-up; one that fails is dropped, it has harmed nobody."""
+        """Wait until the workers before are gone and the spare is up; one that fails to start is dropped."""
+        self._finish_ending()
         if self._spare is not None:
             try:
                 self._spare.wait_ready()
@@ -108,23 +115,29 @@ class WorkerPool:
                 self._spare.end()
                 self._spare = None
 
-    def take_output(self, *, discard: bool) -> str:
-        """Return what the current worker printed since the last call; with `discard`, end it first."""
+    def take_output(self) -> str:
+        """Return what the current worker printed since the last call."""
         if self._current is None:
             return ""
         worker = self._current[1]
-        if discard:
-            self.discard()
-        else:
+        if worker.exit is None:
             worker.drain()
+        else:
+            worker.end()
         return worker.log.take()
 
     def discard(self) -> None:
-        """End the current worker and all that it started."""
+        """End the current worker and all that it started, without waiting for it."""
         if self._current is not None:
             worker = self._current[1]
             self._current = None
-            worker.end()
+            worker.begin_end()
+            self._ending.append(worker)
+            self._finish_ending(leave=MOST_ENDING)
+
+    def _finish_ending(self, *, leave: int = 0) -> None:
+        while len(self._ending) > leave:
+            self._ending.pop(0).end()
 
     def _take_fresh(self) -> WorkerProcess:
         worker = self._spare or self._spawn()

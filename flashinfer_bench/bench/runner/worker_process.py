@@ -79,7 +79,7 @@ class WorkerProcess:
         self._now = now
         self._home = home
         self._request_id = 0
-        self._started = False
+        self._is_ending = False
         self.log = BoundedLog()
         self.exit: WorkerExit | None = None
         self.pid: int | None = None
@@ -146,16 +146,21 @@ class WorkerProcess:
             raise WorkerGone(self.exit) from None
         return check_answer(self._wait(deadline), self._request_id, expected)
 
-    def end(self) -> WorkerExit | None:
-        """End the worker and everything it started; return how it ended."""
-        if self._selector.get_map() is None:
-            return self.exit
-        if self.exit is None:
+    def begin_end(self) -> None:
+        """Have the guard end the worker and everything it started; returns at once, `end` waits."""
+        if self.exit is None and not self._is_ending:
+            self._is_ending = True
             try:
                 self._guard.send(b"x")
             except OSError:
                 self.exit = self.exit or WorkerExit(None, None, 0, over_memory=False)
-            self._await_exit(self._now() + END_LIMIT_S)
+
+    def end(self) -> WorkerExit | None:
+        """End the worker and everything it started; return how it ended."""
+        if self._selector.get_map() is None:
+            return self.exit
+        self.begin_end()
+        self._await_exit(self._now() + END_LIMIT_S)
         self.drain()
         self._selector.close()
         self._reader.close_fds()
