@@ -1,6 +1,8 @@
 """Time one verdict of the Sampling evaluator, without the sampler's own time.
 
 python benchmarks/bench_sampling_verdict.py [--rows 64] [--vocabulary 128256] [--calls 100] [--device cpu]
+
+With --false-alarms N, count instead how many of N perfect samplers are rejected.
 """
 
 from __future__ import annotations
@@ -17,32 +19,55 @@ from flashinfer_bench.bench.evaluators.sampling_rules import SamplingProblem
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=64)
     parser.add_argument("--vocabulary", type=int, default=128_256)
     parser.add_argument("--calls", type=int, default=100)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--false-alarms", type=int, default=0)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
-    problem, tokens = make_problem(arguments.rows, arguments.vocabulary, arguments.calls, device)
+    size = f"{arguments.rows} rows x {arguments.vocabulary} tokens x {arguments.calls} calls"
+    where = torch.cuda.get_device_name() if device.type == "cuda" else f"cpu, {torch.get_num_threads()} threads"
+    if arguments.false_alarms:
+        rejected = count_false_alarms(arguments, device)
+        print(f"{size} on {where}: {rejected} of {arguments.false_alarms} perfect samplers rejected")
+    else:
+        seconds = time_verdicts(arguments, device)
+        took = f"median of {arguments.repeats}: {median(seconds[1:]):.3f} s, the first {seconds[0]:.3f} s"
+        print(f"{size} on {where}: {took}")
+
+
+def time_verdicts(arguments: argparse.Namespace, device: torch.device) -> list[float]:
+    """Judge the same draws several times; give the seconds that each verdict took."""
+    problem, tokens = make_problem(arguments, device, seed=0)
     seconds = []
     for repeat in range(arguments.repeats + 1):
-        generator = torch.Generator().manual_seed(repeat)
         start = perf_counter()
-        verdict = judge_draws(problem, tokens, Limits(arguments.calls), generator)
+        verdict = judge_draws(problem, tokens, Limits(arguments.calls), torch.Generator().manual_seed(1 + repeat))
         seconds.append(perf_counter() - start)
         if not isinstance(verdict, Accepted):
             raise SystemExit(f"a perfect sampler was rejected: {verdict.message}")
-    size = f"{arguments.rows} rows x {arguments.vocabulary} tokens x {arguments.calls} calls"
-    where = torch.cuda.get_device_name() if device.type == "cuda" else f"cpu, {torch.get_num_threads()} threads"
-    took = f"median of {arguments.repeats}: {median(seconds[1:]):.3f} s, the first {seconds[0]:.3f} s"
-    print(f"{size} on {where}: {took}")
+    return seconds
 
 
-def make_problem(rows: int, vocabulary: int, calls: int, device: torch.device) -> tuple[SamplingProblem, torch.Tensor]:
+def count_false_alarms(arguments: argparse.Namespace, device: torch.device) -> int:
+    """Judge perfect samplers, each on rows of its own; count the rejected ones."""
+    rejected = 0
+    for seed in range(arguments.false_alarms):
+        problem, tokens = make_problem(arguments, device, seed=seed)
+        verdict = judge_draws(problem, tokens, Limits(arguments.calls), torch.Generator().manual_seed(2**40 + seed))
+        rejected += not isinstance(verdict, Accepted)
+    return rejected
+
+
+def make_problem(
+    arguments: argparse.Namespace, device: torch.device, *, seed: int
+) -> tuple[SamplingProblem, torch.Tensor]:
     """Make rows with top-k and top-p, and the draws of a perfect sampler."""
-    generator = torch.Generator(device=device).manual_seed(0)
+    generator = torch.Generator(device=device).manual_seed(seed)
+    rows, vocabulary = arguments.rows, arguments.vocabulary
     logits = torch.randn(rows, vocabulary, generator=generator, device=device)
     sharpness = 1 + 4 * torch.rand(rows, 1, generator=generator, device=device)
     probabilities = (logits * sharpness).softmax(dim=-1)
@@ -52,7 +77,7 @@ def make_problem(rows: int, vocabulary: int, calls: int, device: torch.device) -
     kept = torch.where(torch.arange(vocabulary, device=device) < top_k[:, None], ordered.double(), 0.0)
     kept = kept / kept.sum(dim=-1, keepdim=True)
     kept = torch.where(kept.cumsum(dim=-1) - kept < top_p[:, None], kept, 0.0)
-    ranks = torch.multinomial(kept, calls, replacement=True, generator=generator)
+    ranks = torch.multinomial(kept, arguments.calls, replacement=True, generator=generator)
     return SamplingProblem(probabilities, top_k, top_p, None, joint=False), ids.gather(1, ranks).T.contiguous()
 
 

@@ -50,7 +50,7 @@ DEFAULT_TRIALS: Final = 100
 DEFAULT_THRESHOLD: Final = 0.2
 DEFAULT_FALSE_ALARM: Final = 1e-4
 """Chance that a perfect sampler is rejected, over all tests of a verdict."""
-LEAST_CALLS_TO_SHUFFLE: Final = 8
+LEAST_CALLS_TO_MOVE: Final = 8
 DETECTABLE: Final = 5.5
 """Over the root of the number of draws: the mass that a sampler can hardly move from one group of tokens to another
 without being rejected. Few draws show coarse faults only."""
@@ -200,7 +200,7 @@ def _test(
     share[group.reshape(-1)] = shares.reshape(-1)
     kept = sum(int(chunk.kept.sum()) for chunk in chunks)
     chances["single tokens"] = measure_overuse(counts.double().cpu(), share.cpu(), calls=calls, candidates=kept)
-    if rows > 1 and calls >= LEAST_CALLS_TO_SHUFFLE:
+    if rows > 1 and calls >= LEAST_CALLS_TO_MOVE:
         chances["equal tokens in one call"] = measure_agreement(tokens, generator)
     return distances, chances
 

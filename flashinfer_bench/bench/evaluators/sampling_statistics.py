@@ -20,9 +20,9 @@ CALL_GROUPS: Final = 16
 """Groups for the draws of one call."""
 PAIR_GROUPS: Final = 16
 """Groups for a draw and the one of the call before."""
-SHUFFLES: Final = 32
-SHUFFLE_SLACK: Final = 1.4
-"""Factor on a deviation that was estimated from so few shuffles: with it the normal tail lies above Student's, as far
+MOVES: Final = 32
+MOVE_SLACK: Final = 1.4
+"""Factor on a deviation that was estimated from so few moves: with it the normal tail lies above Student's, as far
 as eight deviations."""
 LEAST_EXPECTED: Final = 8
 """Draws that a group should expect; fewer draws are put into fewer groups."""
@@ -82,16 +82,17 @@ def measure_overuse(counts: torch.Tensor, shares: torch.Tensor, *, calls: int, c
 def measure_agreement(tokens: torch.Tensor, generator: torch.Generator) -> float:
     """Test whether rows [calls, rows] get equal tokens in one call more often than across calls; give the p-value.
 
-    The calls of each row are shuffled to see how often they do without a common cause.
+    The calls of each row are moved on by a random number to see how often they do without a common cause.
     """
+    tokens = tokens.cpu()
     calls, rows = tokens.shape
-    order = torch.rand((SHUFFLES, calls, rows), generator=generator).argsort(dim=1)
-    shuffled = tokens.cpu().expand(SHUFFLES, -1, -1).gather(1, order)
-    counts = torch.stack([_count_equal(tokens.cpu()), *map(_count_equal, shuffled)]).double()
+    moves = torch.randint(calls, (MOVES, 1, rows), generator=generator)
+    moved = tokens.expand(MOVES, -1, -1).gather(1, (torch.arange(calls)[:, None] + moves) % calls)
+    counts = torch.stack([_count_equal(tokens), *map(_count_equal, moved)]).double()
     mean, deviation = counts[1:].mean(), counts[1:].std()
     # Rare agreement is no normal variable: its deviation is taken to be that of one more case than was seen.
     excess = (counts[0] - mean) / torch.maximum(deviation, (mean + 1).sqrt())
-    return float(torch.special.erfc(excess / (SHUFFLE_SLACK * math.sqrt(2))) / 2)
+    return float(torch.special.erfc(excess / (MOVE_SLACK * math.sqrt(2))) / 2)
 
 
 def chi_square_tail(statistic: float, degrees: int) -> float:
