@@ -72,6 +72,7 @@ class Worker:
 
     def load(self, request: dict[str, Any]) -> dict[str, Any]:
         """Import the solution."""
+        os.environ.update(request["environment"])
         self.function = load_entry(Path(request["directory"]), request["entry"], request["symbol"])
         signature = describe_signature(self.function)
         return {"signature": signature.model_dump() if signature else None}

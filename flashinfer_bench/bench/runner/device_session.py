@@ -30,7 +30,7 @@ from flashinfer_bench.bench.runner.remote_kernel import (
 )
 from flashinfer_bench.bench.runner.session_protocol import Block, BlockJob, BlockSolution, Hello, JobFault, Phase
 from flashinfer_bench.bench.runner.shared_arena import SharedArena
-from flashinfer_bench.bench.runner.worker_pool import WorkerPool
+from flashinfer_bench.bench.runner.worker_pool import WorkerPool, solution_environment
 from flashinfer_bench.compile import Artifact
 from flashinfer_bench.data import Definition, Workload
 from flashinfer_bench.data.dtypes import torch_dtype
@@ -163,7 +163,8 @@ class DeviceSession:
 
     def _import(self, kernel: RemoteKernel, definition: Definition, solution: BlockSolution) -> None:
         """Have the worker import the solution, and find out how it is called."""
-        signature = kernel.load(Artifact(Path(solution.directory or ""), solution.entry, solution.symbol))
+        artifact = Artifact(Path(solution.directory or ""), solution.entry, solution.symbol)
+        signature = kernel.load(artifact, solution_environment(Path(self._hello.cache_root), solution.digest))
         style = choose_style(
             signature,
             inputs=len(definition.inputs),

@@ -8,7 +8,7 @@ session owns. Whatever goes wrong on the other side becomes a SolutionFailure th
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -256,21 +256,19 @@ class RemoteKernel:
                     f"output {output.name!r} lies on {value.device}, expected {self._arena.device.type}",
                 )
 
-    def load(self, artifact: Artifact) -> Signature | None:
+    def load(self, artifact: Artifact, environment: Mapping[str, str]) -> Signature | None:
         """Have the worker import the solution; return its entry function's signature.
+
+        Args:
+            artifact: what the build left.
+            environment: variables that the worker sets first.
 
         Raises:
             SolutionFailure: COMPILE_ERROR where the import fails, TIMEOUT where it does not end.
         """
+        place = {"directory": str(artifact.directory), "entry": artifact.entry, "symbol": artifact.symbol}
         try:
-            loaded = self._ask(
-                "load",
-                Loaded,
-                "the import",
-                directory=str(artifact.directory),
-                entry=artifact.entry,
-                symbol=artifact.symbol,
-            )
+            loaded = self._ask("load", Loaded, "the import", **place, environment=dict(environment))
         except SolutionFailure as failure:
             if failure.status == "RUNTIME_ERROR":
                 raise SolutionFailure("COMPILE_ERROR", failure.message) from None

@@ -46,14 +46,22 @@ def start_template(run_directory: Path, *, not_for_it: socket.socket, with_trito
     return ours
 
 
-def worker_environment(environment: Mapping[str, str], home: Path, jit_cache: Path) -> dict[str, str]:
-    """Return what a worker sees of the environment: tool paths and device settings, nothing else of the user's."""
+def worker_environment(environment: Mapping[str, str], home: Path, cache_root: Path) -> dict[str, str]:
+    """Return what a worker sees of the environment: tool paths and device settings, nothing else of the user's.
+
+    FlashInfer compiles its kernels for minutes, so its folder is one for all solutions, and one of them could harm it.
+    """
     kept = {
         name: value for name, value in environment.items() if name in PASSED_ON or name.startswith(PASSED_ON_PREFIXES)
     }
-    flashinfer = environment.get("FLASHINFER_WORKSPACE_BASE", str(jit_cache.parent / "flashinfer"))
-    own = {"HOME": str(home), "TMPDIR": str(home), "TRITON_CACHE_DIR": str(jit_cache / "triton")}
-    return {**kept, **own, "TORCH_EXTENSIONS_DIR": str(jit_cache / "torch"), "FLASHINFER_WORKSPACE_BASE": flashinfer}
+    own = {"HOME": str(home), "TMPDIR": str(home)}
+    return {"FLASHINFER_WORKSPACE_BASE": str(cache_root / "jit"), **kept, **own}
+
+
+def solution_environment(cache_root: Path, digest: str) -> dict[str, str]:
+    """Return where a solution's compilers at run time keep what they make: a folder that no other solution is given."""
+    own = cache_root / "jit" / digest[:2] / digest
+    return {"TRITON_CACHE_DIR": str(own / "triton"), "TORCH_EXTENSIONS_DIR": str(own / "torch")}
 
 
 def default_memory_limit() -> int:
@@ -154,7 +162,7 @@ class WorkerPool:
         number = next(self._numbers)
         home = self._run_directory / f"worker-{number}"
         order: dict[str, Any] = {
-            "environment": worker_environment(os.environ, home, Path(self._hello.cache_root) / "jit" / "workers"),
+            "environment": worker_environment(os.environ, home, Path(self._hello.cache_root)),
             "device": "cuda:0" if self._hello.device == "cuda" else "cpu",
             "threads": os.cpu_count() or 1,
             "memory_limit_bytes": self._hello.worker_memory_bytes or default_memory_limit(),

@@ -52,7 +52,7 @@ def open_kernel(template, tmp_path):
                 quiesce=lambda: None,
                 input_names=["x"],
             )
-            signature = kernel.load(Artifact(folder, "main.py", "run"))
+            signature = kernel.load(Artifact(folder, "main.py", "run"), {"OWN_FOLDER": str(tmp_path)})
             style = choose_style(signature, inputs=1, outputs=len(outputs), declared=declared)
             kernel.metadata = replace(kernel.metadata, destination_passing_style=style == "dps")
             yield kernel
@@ -102,6 +102,13 @@ def test_a_call_may_grow_the_arena(open_kernel):
         kernel(X)
         (result,) = kernel(torch.ones(1 << 20))
     assert result.sum() == 1 << 20
+
+
+def test_a_worker_sees_its_own_environment_and_nothing_of_the_users(open_kernel):
+    source = "from os import environ\ndef run(x):\n    return x * ('OWN_FOLDER' in environ) * ('HOSTNAME' not in environ)"
+    with open_kernel(source) as kernel:
+        (result,) = kernel(X)
+    assert torch.equal(result, X)
 
 
 def test_a_measurement_has_a_reading_per_iteration(open_kernel):
