@@ -105,7 +105,7 @@ def test_a_call_may_grow_the_arena(open_kernel):
 
 
 def test_a_worker_sees_its_own_environment_and_nothing_of_the_users(open_kernel):
-    source = "from os import environ\ndef run(x):\n    return x * ('OWN_FOLDER' in environ) * ('HOSTNAME' not in environ)"
+    source = "from os import environ as e\ndef run(x):\n    return x * ('OWN_FOLDER' in e) * ('HOSTNAME' not in e)"
     with open_kernel(source) as kernel:
         (result,) = kernel(X)
     assert torch.equal(result, X)
