@@ -14,11 +14,11 @@ from types import TracebackType
 from typing import Any
 
 from flashinfer_bench.bench.config import BenchmarkConfig
-from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, JobStarted, Notice, RunStarted
+from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, RunStarted
 from flashinfer_bench.bench.machine import Device, Machine, discover_devices
 from flashinfer_bench.bench.plan import Job, Plan, make_plan
 from flashinfer_bench.bench.resume import RecordedJobs
-from flashinfer_bench.bench.runner.fleet import Began, Faulted, Fleet, Judged, Told
+from flashinfer_bench.bench.runner.fleet import Fleet, Judged
 from flashinfer_bench.bench.runner.session_protocol import Hello
 from flashinfer_bench.compile import unavailable_languages
 from flashinfer_bench.compile.cache import cache_root
@@ -101,19 +101,15 @@ class Benchmark:
         writers: dict[Path, TraceWriter] = {}
         with self._fleet(plan) as fleet:
             for happening in fleet.run(plan.jobs):
-                match happening:
-                    case Began(job, device):
-                        yield JobStarted(job, device)
-                    case Judged(job, device, evaluation, seconds):
-                        trace = self._make_trace(job, device, evaluation)
-                        if save_results:
-                            self._save(writers, job, trace)
-                        yield JobFinished(job, trace, device, seconds)
-                    case Faulted(job, message):
-                        self.faults.append(JobFaulted(job, message))
-                        yield self.faults[-1]
-                    case Told(message):
-                        yield Notice(message)
+                if isinstance(happening, Judged):
+                    trace = self._make_trace(happening.job, happening.device, happening.evaluation)
+                    if save_results:
+                        self._save(writers, happening.job, trace)
+                    yield JobFinished(happening.job, trace, happening.device, happening.seconds)
+                    continue
+                if isinstance(happening, JobFaulted):
+                    self.faults.append(happening)
+                yield happening
 
     def run_all(self, save_results: bool = True, resume: bool = False) -> TraceSet:
         """Run every job of the set and return a new TraceSet.

@@ -20,13 +20,12 @@ from flashinfer_bench.bench.evaluators.evaluator import Evaluator, JudgeContext,
 from flashinfer_bench.bench.evaluators.packed import storage_shape
 from flashinfer_bench.bench.evaluators.reference import Reference
 from flashinfer_bench.bench.evaluators.registry import find_evaluator
+from flashinfer_bench.bench.runner.claims import OutputSpec, choose_style
 from flashinfer_bench.bench.runner.outcome import Outcome, Passed
 from flashinfer_bench.bench.runner.remote_kernel import (
     KernelMetadata,
     MeasurePlan,
-    OutputSpec,
     RemoteKernel,
-    choose_style,
 )
 from flashinfer_bench.bench.runner.session_protocol import Block, BlockJob, BlockSolution, Hello, JobFault, Phase
 from flashinfer_bench.bench.runner.shared_arena import SharedArena

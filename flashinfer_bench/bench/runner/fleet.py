@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from flashinfer_bench.bench.events import JobFaulted, JobStarted, Notice
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.plan import Job
 from flashinfer_bench.bench.runner.device_lock import lock_device
@@ -31,14 +32,6 @@ REFERENCE_PHASE: Final = "reference"
 
 
 @dataclass(frozen=True)
-class Began:
-    """A device took a job up."""
-
-    job: Job
-    device: Device
-
-
-@dataclass(frozen=True)
 class Judged:
     """A job has its evaluation."""
 
@@ -48,22 +41,7 @@ class Judged:
     seconds: float
 
 
-@dataclass(frozen=True)
-class Faulted:
-    """A job has no verdict, and will not be tried again."""
-
-    job: Job
-    message: str
-
-
-@dataclass(frozen=True)
-class Told:
-    """Something that happened to a device."""
-
-    message: str
-
-
-Happening = Began | Judged | Faulted | Told
+Happening = JobStarted | Judged | JobFaulted | Notice
 
 
 @dataclass
@@ -124,7 +102,7 @@ class Fleet:
         queue = BlockQueue(jobs)
         for station in self._stations[: max(1, queue.remaining)]:
             for message in lock_device(station.device, self._locks):
-                yield Told(message)
+                yield Notice(message)
             self._start(station)
         while queue.remaining or any(station.open_jobs for station in self._stations):
             if not any(station.client for station in self._stations):
@@ -155,16 +133,16 @@ class Fleet:
                     yield from self._replace(station, queue, str(lost))
                     return
 
-    def _prepare(self, batch: Batch) -> tuple[Block, list[Faulted]]:
+    def _prepare(self, batch: Batch) -> tuple[Block, list[JobFaulted]]:
         """Build the batch's solutions and put it into the words of the session."""
         solutions: dict[str, BlockSolution] = {}
-        faults: list[Faulted] = []
+        faults: list[JobFaulted] = []
         jobs: list[BlockJob] = []
         broken: dict[str, str] = {}
         for job in batch.jobs:
             known = self._broken.get((job.definition.name, job.workload.uuid))
             if known is not None:
-                faults.append(Faulted(job, known))
+                faults.append(JobFaulted(job, known))
                 continue
             name = job.solution.name
             if name not in solutions and name not in broken:
@@ -173,7 +151,7 @@ class Fleet:
                 except OSError as error:
                     broken[name] = f"solution {name} cannot be built here: {error}"
             if name in broken:
-                faults.append(Faulted(job, broken[name]))
+                faults.append(JobFaulted(job, broken[name]))
                 continue
             jobs.append(
                 BlockJob(
@@ -226,7 +204,7 @@ class Fleet:
             index = message["phase"]["job"]
             if index != station.current and index in station.open_jobs:
                 station.current = index
-                yield Began(station.open_jobs[index], station.device)
+                yield JobStarted(station.open_jobs[index], station.device)
         elif "verdict" in message:
             verdict = Verdict.model_validate(message["verdict"])
             job = station.open_jobs.pop(verdict.job)
@@ -238,14 +216,14 @@ class Fleet:
             station.current = None
             yield from self._retry_or_fault(queue, job, fault.message, retry=fault.retry)
         elif "notice" in message:
-            yield Told(str(message["notice"]))
+            yield Notice(str(message["notice"]))
 
     def _retry_or_fault(self, queue: BlockQueue, job: Job, message: str, *, retry: bool) -> Iterator[Happening]:
         self._tries[job.index] = self._tries.get(job.index, 0) + 1
         if retry and self._tries[job.index] < TRIES:
             queue.give_back([job])
         else:
-            yield Faulted(job, message)
+            yield JobFaulted(job, message)
 
     def _replace(self, station: Station, queue: BlockQueue, reason: str) -> Iterator[Happening]:
         """Give a lost session's jobs back and start another, unless its device no longer lets one start."""
@@ -257,7 +235,7 @@ class Fleet:
         current, station.current = station.current, None
         suspect = next((job for job in jobs if job.index == current), jobs[0] if jobs and client.is_ready else None)
         queue.give_back([job for job in jobs if job is not suspect])
-        yield Told(f"{reason}; {len(jobs)} of its jobs go back to the queue")
+        yield Notice(f"{reason}; {len(jobs)} of its jobs go back to the queue")
         if suspect is not None:
             in_reference = client.phase == REFERENCE_PHASE
             if in_reference and self._tries.get(suspect.index, 0) + 1 >= TRIES:
@@ -269,13 +247,13 @@ class Fleet:
         if station.failed_starts < FAILED_STARTS:
             self._start(station)
         else:
-            yield Told(f"{station.device.label} is not used any more: its session does not start")
+            yield Notice(f"{station.device.label} is not used any more: its session does not start")
             self._last_words = reason
 
     def _give_up(self, queue: BlockQueue) -> Iterator[Happening]:
         while (batch := queue.take(1)) is not None:
             for job in batch.jobs:
-                yield Faulted(job, f"no device is left to run it: {self._last_words}")
+                yield JobFaulted(job, f"no device is left to run it: {self._last_words}")
 
 
 def job_seed(run_seed: int, job: Job) -> int:

@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar
 
 import torch
 
+from flashinfer_bench.bench.runner.claims import OutputSpec, check_returned
 from flashinfer_bench.bench.runner.shared_arena import SharedArena, lay_out
 from flashinfer_bench.bench.runner.worker_process import WorkerGone, WorkerLate, WorkerProcess
 from flashinfer_bench.compile import Artifact
@@ -21,24 +22,14 @@ from flashinfer_bench.errors import SolutionFailure
 from flashinfer_bench.timing.measurement import Measured
 from flashinfer_bench.timing.recipe import Trial, summarise
 from flashinfer_bench.worker.arena import Slot
-from flashinfer_bench.worker.protocol import Bound, Called, Claim, Failed, Loaded, Returned, Sampled, Signature, Style
+from flashinfer_bench.worker.protocol import Bound, Called, Claim, Failed, Loaded, Sampled, Signature, Style
 from flashinfer_bench.worker.wire import WireError
 
 POISON_FLOAT: Final = 0xFF  # every floating-point format that torch has reads this as NaN, packed fp4 apart
 POISON_OTHER: Final = 0xA5
 CLOCK_SLACK: Final = 1.02
-SCALARS_FOR: Final = {"float": ("float", "int"), "int": ("int",), "bool": ("bool",)}
 
 Answer = TypeVar("Answer", bound=Claim)
-
-
-@dataclass(frozen=True)
-class OutputSpec:
-    """What the definition says of one output, its axes bound."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: torch.dtype
 
 
 @dataclass(frozen=True)
@@ -61,34 +52,6 @@ class MeasurePlan:
     """No more than so many of the input sets are measured; None for all."""
     facts: dict[str, Any] | None = None
     """Added to the record, for example that the timing means nothing."""
-
-
-def choose_style(signature: Signature | None, *, inputs: int, outputs: int, declared: bool | None) -> Style:
-    """Return how a solution is called: as it declares, or by its arity where it declares nothing.
-
-    Raises:
-        SolutionFailure: COMPILE_ERROR where the entry function cannot be called so; both signatures are shown.
-    """
-
-    def fits(count: int) -> bool:
-        if signature is None:
-            return True
-        return signature.minimum <= count and (signature.maximum is None or count <= signature.maximum)
-
-    wanted: list[tuple[Style, int]] = [("dps", inputs + outputs), ("value", inputs)]
-    if declared is not None:
-        wanted = wanted[:1] if declared else wanted[1:]
-    for style, count in wanted:
-        if fits(count):
-            return style
-    takes = signature.text if signature else "(...)"
-    names = {"dps": f"destination-passing: {inputs} inputs + {outputs} outputs = {inputs + outputs} arguments"}
-    names["value"] = f"value-returning: {inputs} arguments"
-    expected = "; or ".join(names[style] for style, _ in wanted)
-    raise SolutionFailure(
-        "COMPILE_ERROR",
-        f"the entry function does not take the definition's arguments\n  expected {expected}\n  found run{takes}",
-    )
 
 
 class RemoteKernel:
@@ -162,7 +125,7 @@ class RemoteKernel:
             outputs=[slot.to_json() for slot in slots],
         )
         if self.style == "value":
-            self._check_returned(called.returned)
+            check_returned(called.returned or [], self._outputs, self._arena.device.type)
         self._check_inputs_intact(inputs, arguments)
         results = [slot.view(self._arena.block).clone() for slot in slots]
         for target, result in zip(given, results, strict=False):
@@ -237,25 +200,6 @@ class RemoteKernel:
                         "(clone what the kernel works on in place)",
                     )
 
-    def _check_returned(self, returned: list[Returned] | None) -> None:
-        """Hold what a value-returning solution gave back against the definition."""
-        values = returned or []
-        names = ", ".join(output.name for output in self._outputs)
-        if len(values) != len(self._outputs):
-            raise SolutionFailure(
-                "INCORRECT_SHAPE",
-                f"returned {len(values)} values, the definition has {len(self._outputs)} outputs: {names}",
-            )
-        for check in (check_shape, check_dtype):
-            for value, output in zip(values, self._outputs, strict=True):
-                check(value, output)
-        for value, output in zip(values, self._outputs, strict=True):
-            if value.kind == "tensor" and value.device != self._arena.device.type:
-                raise SolutionFailure(
-                    "INCORRECT_DTYPE",
-                    f"output {output.name!r} lies on {value.device}, expected {self._arena.device.type}",
-                )
-
     def load(self, artifact: Artifact, environment: Mapping[str, str]) -> Signature | None:
         """Have the worker import the solution; return its entry function's signature.
 
@@ -294,38 +238,6 @@ class RemoteKernel:
             said = answer.error
             raise SolutionFailure("RUNTIME_ERROR", f"{said.type} in {what}: {said.message}\n{said.traceback}".rstrip())
         return answer
-
-
-def check_shape(value: Returned, output: OutputSpec) -> None:
-    """Raise SolutionFailure where a returned value has another shape than the definition gives."""
-    if value.kind == "tensor" and tuple(value.shape or ()) != output.shape:
-        raise SolutionFailure(
-            "INCORRECT_SHAPE", f"output {output.name!r} has shape {value.shape}, expected {list(output.shape)}"
-        )
-    if value.kind == "scalar" and output.shape != ():
-        raise SolutionFailure(
-            "INCORRECT_SHAPE", f"output {output.name!r} is a Python {value.type}, expected shape {list(output.shape)}"
-        )
-
-
-def check_dtype(value: Returned, output: OutputSpec) -> None:
-    """Raise SolutionFailure where a returned value is no plain tensor or number, or has another dtype."""
-    expected = str(output.dtype).removeprefix("torch.")
-    if value.kind == "other":
-        raise SolutionFailure("INCORRECT_DTYPE", f"output {output.name!r} is a {value.type}, not a plain torch.Tensor")
-    if value.kind == "tensor" and value.dtype != expected:
-        raise SolutionFailure("INCORRECT_DTYPE", f"output {output.name!r} has dtype {value.dtype}, expected {expected}")
-    if value.kind == "scalar" and value.type not in SCALARS_FOR[dtype_kind(output.dtype)]:
-        raise SolutionFailure(
-            "INCORRECT_DTYPE", f"output {output.name!r} is a Python {value.type}, expected {expected}"
-        )
-
-
-def dtype_kind(dtype: torch.dtype) -> str:
-    """Return "float", "bool" or "int"."""
-    if dtype == torch.bool:
-        return "bool"
-    return "float" if dtype.is_floating_point else "int"
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:

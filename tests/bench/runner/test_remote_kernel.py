@@ -4,12 +4,11 @@ from dataclasses import replace
 import pytest
 import torch
 
+from flashinfer_bench.bench.runner.claims import OutputSpec, choose_style
 from flashinfer_bench.bench.runner.remote_kernel import (
     KernelMetadata,
     MeasurePlan,
-    OutputSpec,
     RemoteKernel,
-    choose_style,
 )
 from flashinfer_bench.bench.runner.shared_arena import SharedArena
 from flashinfer_bench.bench.runner.worker_process import WorkerProcess
@@ -127,7 +126,7 @@ def test_a_measurement_has_a_reading_per_iteration(open_kernel):
         ("import os\ndef run(x):\n    os._exit(0)", "RUNTIME_ERROR", "exit code 0"),
         ("import ctypes\ndef run(x):\n    ctypes.string_at(0)", "RUNTIME_ERROR", "SIGSEGV"),
         ("class E(Exception):\n    __str__ = None\ndef run(x):\n    raise E", "RUNTIME_ERROR", "could not be read"),
-        ("def run(x):\n    return x, x", "INCORRECT_SHAPE", "returned 2 values, the definition has 1 outputs: y"),
+        ("def run(x):\n    return x, x", "INCORRECT_SHAPE", "returned 2 values; the definition has 1 outputs: y"),
         ("def run(x):\n    return ()", "INCORRECT_SHAPE", "returned 0 values"),
         ("def run(x):\n    return x[:2]", "INCORRECT_SHAPE", r"shape \[2\], expected \[4\]"),
         ("def run(x):\n    return 1.0", "INCORRECT_SHAPE", "Python float"),

@@ -1,0 +1,107 @@
+"""What a solution claims of itself, held against the definition: its signature, and what it returned.
+
+Pure: claims in, a SolutionFailure with its status where one does not hold.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from flashinfer_bench.errors import SolutionFailure
+from flashinfer_bench.worker.protocol import Returned, Signature, Style
+
+SCALARS_FOR: Final = {"float": ("float", "int"), "int": ("int",), "bool": ("bool",)}
+
+
+@dataclass(frozen=True)
+class OutputSpec:
+    """What the definition says of one output, its axes bound."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def choose_style(signature: Signature | None, *, inputs: int, outputs: int, declared: bool | None) -> Style:
+    """Return how a solution is called: as it declares, or by its arity where it declares nothing.
+
+    Raises:
+        SolutionFailure: COMPILE_ERROR where the entry function cannot be called so; both signatures are shown.
+    """
+
+    def fits(count: int) -> bool:
+        if signature is None:
+            return True
+        return signature.minimum <= count and (signature.maximum is None or count <= signature.maximum)
+
+    wanted: list[tuple[Style, int]] = [("dps", inputs + outputs), ("value", inputs)]
+    if declared is not None:
+        wanted = wanted[:1] if declared else wanted[1:]
+    for style, count in wanted:
+        if fits(count):
+            return style
+    takes = signature.text if signature else "(...)"
+    names = {"dps": f"destination-passing: {inputs} inputs + {outputs} outputs = {inputs + outputs} arguments"}
+    names["value"] = f"value-returning: {inputs} arguments"
+    expected = "; or ".join(names[style] for style, _ in wanted)
+    raise SolutionFailure(
+        "COMPILE_ERROR",
+        f"the entry function does not take the definition's arguments\n  expected {expected}\n  found run{takes}",
+    )
+
+
+def check_returned(returned: list[Returned], outputs: list[OutputSpec], device_type: str) -> None:
+    """Hold what a value-returning solution gave back against the definition: count, then shapes, then dtypes.
+
+    Raises:
+        SolutionFailure: with the status of the first that does not fit.
+    """
+    if len(returned) != len(outputs):
+        names = ", ".join(output.name for output in outputs)
+        values = "1 value" if len(returned) == 1 else f"{len(returned)} values"
+        raise SolutionFailure(
+            "INCORRECT_SHAPE", f"returned {values}; the definition has {len(outputs)} outputs: {names}"
+        )
+    for check in (check_shape, check_dtype):
+        for value, output in zip(returned, outputs, strict=True):
+            check(value, output)
+    for value, output in zip(returned, outputs, strict=True):
+        if value.kind == "tensor" and value.device != device_type:
+            raise SolutionFailure(
+                "INCORRECT_DTYPE", f"output {output.name!r} lies on {value.device}, expected {device_type}"
+            )
+
+
+def check_shape(value: Returned, output: OutputSpec) -> None:
+    """Raise SolutionFailure where a returned value has another shape than the definition gives."""
+    if value.kind == "tensor" and tuple(value.shape or ()) != output.shape:
+        raise SolutionFailure(
+            "INCORRECT_SHAPE", f"output {output.name!r} has shape {value.shape}, expected {list(output.shape)}"
+        )
+    if value.kind == "scalar" and output.shape != ():
+        raise SolutionFailure(
+            "INCORRECT_SHAPE", f"output {output.name!r} is a Python {value.type}, expected shape {list(output.shape)}"
+        )
+
+
+def check_dtype(value: Returned, output: OutputSpec) -> None:
+    """Raise SolutionFailure where a returned value is no plain tensor or number, or has another dtype."""
+    expected = str(output.dtype).removeprefix("torch.")
+    if value.kind == "other":
+        raise SolutionFailure("INCORRECT_DTYPE", f"output {output.name!r} is a {value.type}, not a plain torch.Tensor")
+    if value.kind == "tensor" and value.dtype != expected:
+        raise SolutionFailure("INCORRECT_DTYPE", f"output {output.name!r} has dtype {value.dtype}, expected {expected}")
+    if value.kind == "scalar" and value.type not in SCALARS_FOR[dtype_kind(output.dtype)]:
+        raise SolutionFailure(
+            "INCORRECT_DTYPE", f"output {output.name!r} is a Python {value.type}, expected {expected}"
+        )
+
+
+def dtype_kind(dtype: torch.dtype) -> str:
+    """Return "float", "bool" or "int"."""
+    if dtype == torch.bool:
+        return "bool"
+    return "float" if dtype.is_floating_point else "int"
