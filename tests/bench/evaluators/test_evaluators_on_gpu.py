@@ -1,0 +1,76 @@
+"""The judge on a GPU: the same verdicts as on a CPU, within its memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from flashinfer_bench.bench.evaluators.compare import compare
+from flashinfer_bench.bench.evaluators.comparison import Tolerance
+from flashinfer_bench.bench.evaluators.evaluator import Accepted, Rejected
+from flashinfer_bench.bench.evaluators.inputs import make_inputs
+from flashinfer_bench.bench.evaluators.reference import Reference
+from flashinfer_bench.bench.evaluators.sampling import Limits, judge_draws
+from flashinfer_bench.bench.evaluators.sampling_rules import SamplingProblem
+from flashinfer_bench.bench.evaluators.verdict import check_form, compare_outputs, describe_problems
+from flashinfer_bench.data import TraceSet
+from tests.bench.evaluators.samplers import WRONG, draw, expected_shares, make_problem
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
+]
+
+BUNDLED = Path(__file__).resolve().parents[3] / "flashinfer-trace"
+CUDA = torch.device("cuda")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.int32, torch.bool])
+@pytest.mark.parametrize("ratio", [1.0, 0.5])
+def test_a_comparison_finds_the_same_on_both_devices(dtype, ratio):
+    generator = torch.Generator().manual_seed(0)
+    expected = torch.randn(300, 77, generator=generator)
+    got = torch.where(torch.rand(300, 77, generator=generator) < 0.1, expected * 1.5, expected)
+    expected[7], got[7], got[9], expected[11] = float("nan"), float("nan"), 0.0, float("inf")
+    if not dtype.is_floating_point:
+        expected, got = expected.nan_to_num(0, 9, -9), got.nan_to_num(0, 9, -9)
+    sides = [side.to(dtype) for side in (expected, got)]
+    tolerance = Tolerance(1e-2, 1e-2, ratio)
+    found = [compare(*(side.to(device) for side in sides), tolerance) for device in ("cpu", "cuda")]
+    assert repr(found[0].to_record()) == repr(found[1].to_record())
+    assert found[0].problem() == found[1].problem()
+
+
+def test_comparing_a_gigabyte_takes_less_than_300_megabytes():
+    expected = torch.randn(1 << 29, device=CUDA, dtype=torch.bfloat16)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    assert compare(expected, expected.clone().mul_(1.004), Tolerance(1e-2, 1e-2, 0.95)).problem() is None
+    assert torch.cuda.max_memory_allocated() - before - (1 << 30) < 300e6
+
+
+def test_samplers_get_the_same_verdicts():
+    problem = make_problem(torch.Generator().manual_seed(0), vocabulary=32_000, filters="kp")
+    shares = expected_shares(problem)
+    there = SamplingProblem(problem.probabilities.cuda(), problem.top_k.cuda(), problem.top_p.cuda(), None, joint=False)
+    generator = torch.Generator().manual_seed(1)
+    assert isinstance(judge_draws(there, draw(shares, generator).cuda(), Limits(), generator), Accepted)
+    for name, sampler in WRONG.items():
+        verdict = judge_draws(there, sampler(problem, shares, generator).cuda(), Limits(), generator)
+        assert isinstance(verdict, Rejected), name
+
+
+def test_every_workload_of_the_bundled_set_has_inputs_and_a_steady_reference():
+    trace_set = TraceSet.from_path(BUNDLED)
+    for name, definition in trace_set.definitions.items():
+        reference = Reference.compile(definition)
+        for trace in trace_set.workloads[name]:
+            made = make_inputs(definition, trace.workload, seed=1, device=CUDA, blob_root=BUNDLED)
+            assert all(value.is_cuda for value in made if isinstance(value, torch.Tensor))
+            first, second = reference(made), reference(made)
+            assert isinstance(check_form(definition, second, first), list)
+            if definition.op_type != "sampling":
+                tolerance = Tolerance(1e-2, 1e-2, 0.95 if definition.op_type == "moe" else 1.0)
+                assert describe_problems(compare_outputs(definition, second, first, tolerance)) is None, name
