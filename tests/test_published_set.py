@@ -1,0 +1,223 @@
+"""The public data set, run with each definition's own reference packed as a solution: right, and wrong in each way.
+
+The complete sweep is `benchmarks/sweep_published.py`; here are the definitions that two cores judge in a moment.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from flashinfer_bench.bench import Benchmark, BenchmarkConfig
+from flashinfer_bench.bench.events import JobFaulted, JobFinished, JobStarted, Notice
+from flashinfer_bench.data import Trace, TraceSet
+from tests.kit.processes import marked, wait_until_gone
+from tests.kit.small_workloads import make_up_workload, missing_blobs, smallest_workload
+from tests.kit.twins import expected_status, list_faults, make_twin
+
+pytestmark = [pytest.mark.cpu, pytest.mark.published, pytest.mark.slow, pytest.mark.timeout(240)]
+
+JUDGED = (
+    "gdn_decode_qk4_v8_d128_k_last",
+    "gemm_n128_k2048",
+    "gemm_n2048_k4096",
+    "gemm_n256_k7168",
+    "gemm_n28672_k4096",
+    "gemm_n4096_k14336",
+    "gemm_n4096_k4096",
+    "gemm_n5120_k2048",
+    "gemm_n6144_k4096",
+    "fused_add_rmsnorm_h2048",
+    "fused_add_rmsnorm_h4096",
+    "fused_add_rmsnorm_h7168",
+    "rmsnorm_h128",
+    "rmsnorm_h1536",
+    "rmsnorm_h2048",
+    "rmsnorm_h4096",
+    "rmsnorm_h512",
+    "rmsnorm_h7168",
+)
+TOO_LARGE = ("moe_fp8_block_scale_ds_routing_topk8_ng8_kg4_e32_h7168_i2048",)
+"""Its reference makes float32 copies of fp8 weights, 17 GB of them, whatever the workload."""
+WITHOUT_BLOBS = ("gqa_ragged_prefill_causal_h32_kv4_d128", "gqa_ragged_prefill_causal_h32_kv8_d128")
+"""No workload of theirs has its blobs."""
+MADE_UP = (
+    "dsa_sparse_attention_h16_ckv512_kpe64_topk2048_ps64",
+    "dsa_topk_indexer_fp8_h64_d128_topk2048_ps64",
+    "gdn_mtp_qk4_v8_d128_k_last",
+    "gdn_prefill_qk4_v8_d128_k_last",
+    "gqa_paged_decode_h16_kv2_d128_ps64",
+    "gqa_paged_prefill_causal_h16_kv1_d128_ps64",
+    "gqa_ragged_prefill_causal_h32_kv4_d128",
+    "mamba_ssu_decode_h64_d64_s128_ng4",
+    "mla_paged_decode_h16_ckv512_kpe64_ps64",
+    "mla_paged_prefill_causal_h16_ckv512_kpe64_ps64",
+    "mla_ragged_prefill_causal_h8_qk192_vo128",
+    "rope_with_cos_sin_cache_neox_style_d128_rd64",
+    "top_k_top_p_sampling_from_probs_v128256",
+)
+"""One definition of each kind for which the set has no workload that can be run."""
+FAULTS = {
+    "value": ("wrong_element", "nan", "wrong_dtype", "wrong_shape", "missing_output"),
+    "dps": ("wrong_element", "nan", "missing_output"),
+}
+
+
+@dataclass
+class Finished:
+    """What a run came to."""
+
+    statuses: dict[str, str]
+    """Solution to status; solutions of one workload each."""
+    logs: dict[str, str]
+    started: Counter[tuple[str, str]]
+    """(solution, workload) to how often it was begun."""
+    faults: list[JobFaulted]
+    notices: list[str]
+    left: list[int]
+
+
+def run(trace_set: TraceSet) -> Finished:
+    """Judge everything in a set with as little timing as there can be."""
+    config = BenchmarkConfig.default(
+        devices=["cpu"],
+        warmup_runs=0,
+        iterations=1,
+        num_trials=1,
+        profile_baseline=False,
+        timeout_seconds=120.0,
+        worker_memory_gb=16.0,
+    )
+    benchmark = Benchmark(trace_set, config)
+    finished = Finished({}, {}, Counter(), [], [], [])
+    with marked() as alive:
+        for event in benchmark.run(benchmark.plan(), save_results=False):
+            match event:
+                case JobStarted(job):
+                    finished.started[job.solution.name, job.workload.uuid] += 1
+                case JobFinished(job, trace):
+                    finished.statuses[job.solution.name] = trace.evaluation.status.value
+                    finished.logs[job.solution.name] = trace.evaluation.log
+                case JobFaulted():
+                    finished.faults.append(event)
+                case Notice(message):
+                    finished.notices.append(message)
+        finished.left = wait_until_gone(alive)
+    return finished
+
+
+def gather(published: TraceSet, chosen, twins) -> TraceSet:
+    """Return a set in memory: definition → its workloads and its twins."""
+    return TraceSet(
+        definitions={name: published.definitions[name] for name in chosen},
+        workloads={name: [Trace(definition=name, workload=one) for one in work] for name, work in chosen.items()},
+        solutions={name: list(twins(published.definitions[name])) for name in chosen},
+        workload_roots=published.workload_roots,
+    )
+
+
+def honest_twins(definition):
+    return [make_twin(definition, style=style) for style in FAULTS]
+
+
+def all_twins(definition):
+    wrong = [
+        make_twin(definition, style=style, fault=fault)
+        for style, faults in FAULTS.items()
+        for fault in faults
+        if fault in list_faults(definition, style)
+    ]
+    return honest_twins(definition) + wrong
+
+
+@pytest.fixture(scope="module")
+def public_set(published: Path) -> TraceSet:
+    return TraceSet.from_path(published)
+
+
+@pytest.fixture(scope="module")
+def judged(public_set: TraceSet) -> Finished:
+    """Return the verdicts on all twins of the definitions that have a workload, on the smallest one."""
+    chosen = {name: [smallest_workload(public_set, public_set.definitions[name])] for name in JUDGED}
+    return run(gather(public_set, chosen, all_twins))
+
+
+@pytest.fixture(scope="module")
+def made_up(public_set: TraceSet) -> Finished:
+    """Return the verdicts on honest twins of definitions that have none, on workloads made up for them."""
+    chosen = {name: [make_up_workload(public_set.definitions[name])] for name in MADE_UP}
+    return run(gather(public_set, chosen, honest_twins))
+
+
+@pytest.fixture(scope="module")
+def gaps(public_set: TraceSet) -> Finished:
+    """Return what became of every workload whose blobs are missing, with one that is whole before and after them."""
+    chosen = {}
+    for name in ("gemm_n128_k2048", *WITHOUT_BLOBS, *TOO_LARGE, "rmsnorm_h512"):
+        definition = public_set.definitions[name]
+        traces = [trace.workload for trace in public_set.workloads[name]]
+        missing = [workload for workload in traces if missing_blobs(public_set, definition, workload)]
+        chosen[name] = missing or [smallest_workload(public_set, definition)]
+    return run(gather(public_set, chosen, honest_twins))
+
+
+def test_the_set_has_no_other_definitions_with_workloads(public_set):
+    with_workloads = set(public_set.workloads) & set(public_set.definitions)
+    assert with_workloads == {*JUDGED, *TOO_LARGE, *WITHOUT_BLOBS}
+
+
+@pytest.mark.parametrize("style", FAULTS)
+@pytest.mark.parametrize("name", JUDGED)
+def test_the_reference_passes_as_a_solution(judged, public_set, name, style):
+    twin = make_twin(public_set.definitions[name], style=style).name
+    assert judged.statuses[twin] == "PASSED", judged.logs[twin]
+
+
+@pytest.mark.parametrize(("style", "fault"), [(style, fault) for style in FAULTS for fault in FAULTS[style]])
+@pytest.mark.parametrize("name", JUDGED)
+def test_a_twin_with_one_fault_gets_the_status_of_that_fault(judged, public_set, name, style, fault):
+    twin = make_twin(public_set.definitions[name], style=style, fault=fault).name
+    assert judged.statuses[twin] == expected_status(style, fault), judged.logs[twin]
+
+
+@pytest.mark.parametrize("name", JUDGED)
+def test_one_wrong_element_is_counted_as_one(judged, public_set, name):
+    output = list(public_set.definitions[name].outputs)[-1]
+    for style in FAULTS:
+        twin = make_twin(public_set.definitions[name], style=style, fault="wrong_element").name
+        assert judged.logs[twin].startswith(f"output {output!r}: 1 of ")
+
+
+@pytest.mark.parametrize("style", FAULTS)
+@pytest.mark.parametrize("name", MADE_UP)
+def test_the_reference_passes_on_a_made_up_workload(made_up, public_set, name, style):
+    twin = make_twin(public_set.definitions[name], style=style).name
+    assert made_up.statuses.get(twin) == "PASSED", [made_up.logs.get(twin), made_up.faults]
+
+
+def test_a_missing_blob_is_a_fault_that_names_file_and_workload(gaps, public_set):
+    assert len(gaps.faults) == 2 * (36 + 2)
+    for fault in gaps.faults:
+        workload, definition = fault.job.workload, fault.job.definition
+        (path,) = missing_blobs(public_set, definition, workload)
+        assert f"blob {public_set.root / path} of workload {workload.uuid} is not there" in fault.message
+        assert definition.name in fault.message
+
+
+def test_missing_blobs_are_tried_once_and_blamed_on_no_solution(gaps):
+    assert gaps.started.most_common(1)[0][1] == 1
+    assert set(gaps.statuses.values()) == {"PASSED"}
+    assert not gaps.notices
+
+
+def test_the_run_goes_on_around_missing_blobs(gaps, public_set):
+    whole = [public_set.definitions[name] for name in ("gemm_n128_k2048", "rmsnorm_h512")]
+    assert set(gaps.statuses) == {twin.name for definition in whole for twin in honest_twins(definition)}
+
+
+def test_no_run_leaves_a_process(judged, made_up, gaps):
+    assert not [*judged.left, *made_up.left, *gaps.left]
+    assert not [*judged.faults, *made_up.faults]
