@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from flashinfer_bench.bench import Benchmark, BenchmarkConfig
+from flashinfer_bench.bench.evaluators.lowbit import LowBitEvaluator
+from flashinfer_bench.bench.evaluators.registry import find_evaluator
 from flashinfer_bench.bench.events import JobFaulted, JobFinished, JobStarted, Notice
 from flashinfer_bench.data import Trace, TraceSet
 from tests.kit.processes import marked, wait_until_gone
@@ -60,6 +62,15 @@ MADE_UP = (
     "top_k_top_p_sampling_from_probs_v128256",
 )
 """One definition of each kind for which the set has no workload that can be run."""
+BY_RATIO = "moe_fp8_block_scale_renorm_topk10_e128_h2048_i512"
+"""The smallest definition of which a share of the elements may be wrong."""
+RATIO_STATUS = {
+    None: "PASSED",
+    "wrong_element": "PASSED",
+    "wrong_region": "INCORRECT_NUMERICAL",
+    "absurd_element": "INCORRECT_NUMERICAL",
+    "nan": "INCORRECT_NUMERICAL",
+}
 FAULTS = {
     "value": ("wrong_element", "nan", "wrong_dtype", "wrong_shape", "missing_output"),
     "dps": ("wrong_element", "nan", "missing_output"),
@@ -89,6 +100,7 @@ def run(trace_set: TraceSet) -> Finished:
         num_trials=1,
         profile_baseline=False,
         timeout_seconds=120.0,
+        seed=1,
         worker_memory_gb=16.0,
     )
     benchmark = Benchmark(trace_set, config)
@@ -153,6 +165,15 @@ def made_up(public_set: TraceSet) -> Finished:
 
 
 @pytest.fixture(scope="module")
+def by_ratio(public_set: TraceSet) -> Finished:
+    """Return the verdicts on twins of a definition of quantised weights; each takes some seconds and 6 GB."""
+    chosen = {BY_RATIO: [make_up_workload(public_set.definitions[BY_RATIO])]}
+    return run(
+        gather(public_set, chosen, lambda definition: [make_twin(definition, fault=one) for one in RATIO_STATUS])
+    )
+
+
+@pytest.fixture(scope="module")
 def gaps(public_set: TraceSet) -> Finished:
     """Return what became of every workload whose blobs are missing, with one that is whole before and after them."""
     chosen = {}
@@ -198,6 +219,14 @@ def test_the_reference_passes_on_a_made_up_workload(made_up, public_set, name, s
     assert made_up.statuses.get(twin) == "PASSED", [made_up.logs.get(twin), made_up.faults]
 
 
+@pytest.mark.parametrize("fault", RATIO_STATUS)
+def test_one_wrong_element_is_forgiven_by_ratio_but_not_a_region_nor_nonsense(by_ratio, public_set, fault):
+    definition = public_set.definitions[BY_RATIO]
+    twin = make_twin(definition, fault=fault).name
+    assert find_evaluator(definition) is LowBitEvaluator
+    assert by_ratio.statuses.get(twin) == RATIO_STATUS[fault], [by_ratio.logs.get(twin), by_ratio.faults]
+
+
 def test_a_missing_blob_is_a_fault_that_names_file_and_workload(gaps, public_set):
     assert len(gaps.faults) == 2 * (36 + 2)
     for fault in gaps.faults:
@@ -218,6 +247,6 @@ def test_the_run_goes_on_around_missing_blobs(gaps, public_set):
     assert set(gaps.statuses) == {twin.name for definition in whole for twin in honest_twins(definition)}
 
 
-def test_no_run_leaves_a_process(judged, made_up, gaps):
-    assert not [*judged.left, *made_up.left, *gaps.left]
+def test_no_run_leaves_a_process(judged, made_up, by_ratio, gaps):
+    assert not [*judged.left, *made_up.left, *by_ratio.left, *gaps.left]
     assert not [*judged.faults, *made_up.faults]
