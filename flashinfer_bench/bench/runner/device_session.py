@@ -43,6 +43,8 @@ INTERPRETED: Final = {
     "reason": "Triton's interpreter ran the kernels on a CPU; the time says nothing about them",
 }
 LARGE_CACHE_BYTES: Final = 8 << 30
+LARGE_ARENA_BYTES: Final = 1 << 30
+"""An arena above this is not kept for the next block: its memory may be what the next reference needs."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,9 @@ class DeviceSession:
             WorkloadFault: the definition's reference cannot be used.
         """
         definition = Definition.model_validate(block.definition)
+        if self._arena.size > LARGE_ARENA_BYTES:
+            self._pool.discard()  # the worker maps the arena
+            self._arena.release()
         self._broken_loads.clear()
         self._broken_workloads.clear()
         return BlockContext(

@@ -1,0 +1,43 @@
+"""What a session keeps from one block to the next."""
+
+import pytest
+import torch
+
+from flashinfer_bench.bench.config import BenchmarkConfig
+from flashinfer_bench.bench.runner import device_session
+from flashinfer_bench.bench.runner.session_protocol import Block
+from flashinfer_bench.bench.runner.shared_arena import SharedArena
+from tests.kit import make_definition
+
+pytestmark = pytest.mark.cpu
+CPU = torch.device("cpu")
+
+
+class FakePool:
+    """Notes how large the arena is when its worker is ended."""
+
+    def __init__(self, arena):
+        self.arena = arena
+        self.sizes = []
+
+    def discard(self):
+        self.sizes.append(self.arena.size)
+
+
+@pytest.fixture
+def arena(monkeypatch):
+    with SharedArena(CPU) as arena:
+        monkeypatch.setattr(device_session, "SharedArena", lambda device: arena)
+        yield arena
+
+
+@pytest.mark.parametrize(("size", "is_kept"), [(1 << 20, True), ((1 << 30) + 1, False)], ids=["small", "large"])
+def test_a_large_arena_is_given_back_between_blocks_after_its_worker(arena, size, is_kept):
+    pool = FakePool(arena)
+    session = device_session.DeviceSession(None, CPU, pool, print)
+    arena.reserve(size)
+    definition = make_definition()
+    config = BenchmarkConfig().resolve_eval_config(definition).values()
+    session.open_block(Block(definition=definition.model_dump(mode="json"), config=config, solutions={}, jobs=[]))
+    assert pool.sizes == ([] if is_kept else [size])
+    assert arena.size == (size if is_kept else 0)
