@@ -43,6 +43,17 @@ def run(trace_set, *, devices=None, **overrides):
 
 
 HONEST = "def run(x):\n    return x * 2\n"
+ODD = """
+import torch
+class Odd(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, *args, **kwargs):
+        raise RuntimeError("an error that nobody knows")
+def run(x):
+    y = x * 2
+    return y.as_subclass(Odd) if len(x) == 8 else y
+"""
+"""Of the first workload it returns what raises when the session looks at it."""
 
 
 def test_a_reference_that_raises_faults_its_jobs_and_no_other(tmp_path):
@@ -60,6 +71,15 @@ def test_a_reference_that_ends_the_session_is_tried_twice_and_then_given_up(tmp_
     assert len(events[JobFaulted]) == 3
     assert "exit code 3" in events[JobFaulted][0].message
     assert len(events[Notice]) <= 4  # the second job of the workload is not tried again
+
+
+def test_an_error_that_the_session_does_not_know_is_held_against_the_job_that_raised_it(tmp_path):
+    references = {"odd": ODD}
+    events = run(write_set(tmp_path, references=references, workloads=3, solutions=("a", "b")))
+    assert sorted(event.job.workload.uuid for event in events[JobFinished]) == ["w1", "w1", "w2", "w2"]
+    assert {event.job.workload.uuid for event in events[JobFaulted]} == {"w0"}
+    assert "an error that nobody knows" in events[JobFaulted][0].message
+    assert len(events[Notice]) == 2  # the second job of the workload is not tried
 
 
 def test_a_reference_that_hangs_is_ended_by_the_host(tmp_path, monkeypatch):

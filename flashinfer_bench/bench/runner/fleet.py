@@ -53,6 +53,8 @@ class Station:
     open_jobs: dict[int, Job] = field(default_factory=dict)
     """Jobs of its block without an answer yet, in order."""
     current: int | None = None
+    is_blamed: bool = False
+    """The session has said which job ends it."""
     failed_starts: int = 0
 
 
@@ -126,6 +128,7 @@ class Fleet:
             block, faults = self._prepare(batch)
             yield from faults
             station.open_jobs = {job.index: job for job in batch.jobs if any(job.index == b.index for b in block.jobs)}
+            station.is_blamed = False
             if station.open_jobs:
                 try:
                     client.begin(block)
@@ -214,16 +217,22 @@ class Fleet:
             fault = JobFault.model_validate(message["fault"])
             job = station.open_jobs.pop(fault.job)
             station.current = None
-            yield from self._retry_or_fault(queue, job, fault.message, retry=fault.retry)
+            station.is_blamed = fault.retry
+            phase = station.client.phase if station.client is not None else ""
+            yield from self._retry_or_fault(queue, job, fault.message, retry=fault.retry, phase=phase)
         elif "notice" in message:
             yield Notice(str(message["notice"]))
 
-    def _retry_or_fault(self, queue: BlockQueue, job: Job, message: str, *, retry: bool) -> Iterator[Happening]:
+    def _retry_or_fault(
+        self, queue: BlockQueue, job: Job, message: str, *, retry: bool, phase: str
+    ) -> Iterator[Happening]:
         self._tries[job.index] = self._tries.get(job.index, 0) + 1
         if retry and self._tries[job.index] < TRIES:
             queue.give_back([job])
-        else:
-            yield JobFaulted(job, message)
+            return
+        if retry and phase == REFERENCE_PHASE:
+            self._broken[job.definition.name, job.workload.uuid] = f"its reference ends the session: {message}"
+        yield JobFaulted(job, message)
 
     def _replace(self, station: Station, queue: BlockQueue, reason: str) -> Iterator[Happening]:
         """Give a lost session's jobs back and start another, unless its device no longer lets one start."""
@@ -233,16 +242,13 @@ class Fleet:
         client.end()
         station.client, station.open_jobs = None, {}
         current, station.current = station.current, None
-        suspect = next((job for job in jobs if job.index == current), jobs[0] if jobs and client.is_ready else None)
+        suspect = next((job for job in jobs if job.index == current), None)
+        if suspect is None and jobs and client.is_ready and not station.is_blamed:
+            suspect = jobs[0]
         queue.give_back([job for job in jobs if job is not suspect])
         yield Notice(f"{reason}; {len(jobs)} of its jobs go back to the queue")
         if suspect is not None:
-            in_reference = client.phase == REFERENCE_PHASE
-            if in_reference and self._tries.get(suspect.index, 0) + 1 >= TRIES:
-                self._broken[suspect.definition.name, suspect.workload.uuid] = (
-                    f"its reference ends the session: {reason}"
-                )
-            yield from self._retry_or_fault(queue, suspect, reason, retry=True)
+            yield from self._retry_or_fault(queue, suspect, reason, retry=True, phase=client.phase)
         station.failed_starts += 0 if client.is_ready else 1
         if station.failed_starts < FAILED_STARTS:
             self._start(station)
