@@ -127,7 +127,7 @@ class Reference:
     def _fit(self, returned: Any, spared: Sequence[Any], inputs: Sequence[Any]) -> list[torch.Tensor]:
         """Bring what the reference returned into the order, count, shapes and dtypes of the definition's outputs."""
         definition = self.definition
-        device = next((value.device for value in inputs if isinstance(value, torch.Tensor)), torch.device("cpu"))
+        device = next((value.device for value in inputs if isinstance(value, torch.Tensor)), None)
         specs = definition.outputs
         outputs = [
             _as_tensor(value, name, definition=definition, device=device)
@@ -193,7 +193,7 @@ def _as_list(returned: Any, definition: Definition) -> list[Any]:
     return values
 
 
-def _as_tensor(value: Any, name: str, *, definition: Definition, device: torch.device) -> torch.Tensor:
+def _as_tensor(value: Any, name: str, *, definition: Definition, device: torch.device | None) -> torch.Tensor:
     what, dtype = f"output {name!r}", torch_dtype(definition.outputs[name].dtype)
     if isinstance(value, (bool, int, float)):
         return torch.tensor(value, dtype=dtype, device=device)
@@ -201,6 +201,8 @@ def _as_tensor(value: Any, name: str, *, definition: Definition, device: torch.d
         raise _fault(definition, f"{what} is a {type(value).__name__}, not a tensor or a number")
     if value.dtype != dtype:
         raise _fault(definition, f"{what} has dtype {value.dtype}, expected {dtype}")
+    if device is not None and value.device != device:
+        raise _fault(definition, f"{what} lies on {value.device}, the inputs on {device}")
     return value.detach().contiguous()
 
 

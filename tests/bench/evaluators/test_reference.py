@@ -51,11 +51,12 @@ def test_a_python_number_becomes_a_tensor_of_the_outputs_dtype():
         ("return {'a': x}", TWO, ["returns a", "outputs are a, b"]),
         ("return x[:-1]", {}, ["'y'", "[2]", "[3]"]),
         ("return x.half()", {}, ["'y'", "float16", "float32"]),
+        ("return x.to('meta')", {}, ["'y'", "lies on meta", "inputs on cpu"]),
         ("return None", {}, ["'y'", "NoneType"]),
         ("assert x.shape[0] == 7, 'seven'", {}, ["AssertionError: seven", "line 4", "assert x.shape[0] == 7"]),
         ("import sys\nsys.exit(3)", {}, ["SystemExit"]),
     ],
-    ids=["too few", "names", "shape", "dtype", "nothing", "raises", "exits"],
+    ids=["too few", "names", "shape", "dtype", "device", "nothing", "raises", "exits"],
 )
 def test_a_reference_that_does_not_fit_is_a_fault_of_the_definition(body, parts, words):
     with pytest.raises(WorkloadFault) as fault:
