@@ -14,12 +14,15 @@ from types import TracebackType
 from typing import Any
 
 from flashinfer_bench.bench.config import BenchmarkConfig
+from flashinfer_bench.bench.evaluators.plug_ins import list_plug_ins
 from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, RunStarted
 from flashinfer_bench.bench.machine import Device, Machine, discover_devices
 from flashinfer_bench.bench.plan import Job, Plan, make_plan
 from flashinfer_bench.bench.resume import RecordedJobs
+from flashinfer_bench.bench.runner.evaluator_lookup import look_up_evaluators
 from flashinfer_bench.bench.runner.fleet import Fleet, Judged
 from flashinfer_bench.bench.runner.session_protocol import Hello
+from flashinfer_bench.bench.selection import select
 from flashinfer_bench.compile import unavailable_languages
 from flashinfer_bench.compile.cache import cache_root
 from flashinfer_bench.data import Evaluation, Trace, TraceSet
@@ -37,7 +40,7 @@ class Benchmark:
         config: how it is run; the bundled defaults where it is left out.
 
     Raises:
-        ConfigError: the configuration asks for devices that are not there.
+        ConfigError: the configuration asks for devices that are not there, or evaluators that no session could import.
 
     Example:
         >>> result = Benchmark(TraceSet.from_path("flashinfer-trace")).run_all()
@@ -49,6 +52,9 @@ class Benchmark:
         self.machine = Machine(discover_devices(self.config.devices), unavailable_languages())
         self.seed = self.config.seed if self.config.seed is not None else secrets.randbits(62)
         self.faults: list[JobFaulted] = []
+        self._plug_ins = list_plug_ins(self.config.evaluator_modules)
+        self._evaluators: dict[str, str] | None = None
+        """Definition → fingerprint of the plug-in that judges it; None until somebody asks."""
 
     def __enter__(self) -> Benchmark:
         return self
@@ -73,13 +79,15 @@ class Benchmark:
             retry_timeouts: with `resume`, do jobs again that timed out.
 
         Raises:
-            ConfigError: names that the set does not have, or filters that leave nothing; all of them at once.
+            ConfigError: names that the set does not have, or filters that leave nothing, all of them at once; or
+                evaluators from outside that cannot be used.
         """
         recorded = None
         if resume:
             traces = [trace for traces in self._trace_set.traces.values() for trace in traces]
             recorded = RecordedJobs.from_traces(traces, retry_timeouts=retry_timeouts)
-        return make_plan(self._trace_set, self.config, self.machine, recorded=recorded)
+        evaluators = self._foreign_evaluators()
+        return make_plan(self._trace_set, self.config, self.machine, recorded=recorded, evaluators=evaluators)
 
     def run(self, plan: Plan, save_results: bool = True) -> Iterator[Event]:
         """Run a plan; yields what happens as it happens. Closing the iterator stops every process of the run.
@@ -129,6 +137,14 @@ class Benchmark:
                 result.add_traces([event.trace])
         return result
 
+    def _foreign_evaluators(self) -> dict[str, str]:
+        """Return the fingerprints of the evaluators that are not built in, by definition."""
+        if self._evaluators is None:
+            asked = [item.definition for item in select(self._trace_set, self.config)] if self._plug_ins else []
+            choices = look_up_evaluators(asked, self._plug_ins) if self._plug_ins else {}
+            self._evaluators = {name: item.fingerprint for name, item in choices.items() if item.fingerprint}
+        return self._evaluators
+
     def _fleet(self, plan: Plan) -> Fleet:
         needs_triton = any(job.solution.spec.language.value == "triton" for job in plan.jobs)
         return Fleet(
@@ -152,6 +168,7 @@ class Benchmark:
             worker_memory_bytes=int(config.worker_memory_gb * GIB) if config.worker_memory_gb else None,
             needs_triton=needs_triton,
             cache_root=str(cache_root(os.environ).resolve()),
+            plug_ins=self._plug_ins,
         )
 
     def _make_trace(self, job: Job, device: Device, evaluation: Evaluation) -> Trace:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Protocol
 
-from pydantic import BeforeValidator, Field, PrivateAttr, ValidationError, field_validator
+from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, ValidationError, field_validator
 from pydantic_core import PydanticCustomError
 
 from flashinfer_bench.bench.config_file import read_config_file
@@ -42,6 +42,15 @@ def _ints_to_text(value: Any) -> Any:
     return value
 
 
+def _check_reference(reference: str) -> str:
+    module, colon, name = reference.partition(":")
+    parts = [*module.split("."), *(name.split(".") if colon else [])]
+    if not all(part.isidentifier() for part in parts):
+        message = f"{reference!r} is no module; write `package.module` or `module:Class`, not a path"
+        raise PydanticCustomError("no_module", "{what}", {"what": message})
+    return reference
+
+
 def _empty_sections(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: none_to_empty(section) for key, section in value.items()}
@@ -53,6 +62,7 @@ DeviceNames = Annotated[Names, BeforeValidator(_ints_to_text)]
 Sections = Annotated[dict[str, EvalConfig], BeforeValidator(_empty_sections)]
 PositiveNumber = Annotated[float, NotBool, Field(gt=0, allow_inf_nan=False)]
 Seed = Annotated[int, NotBool, Field(ge=0, lt=2**63)]
+PlugInReference = Annotated[str, AfterValidator(_check_reference)]
 
 
 class NamedDefinition(Protocol):
@@ -96,6 +106,8 @@ class BenchmarkConfig(EvalSettings):
     """A measurement of a solution takes fewer samples where it would last longer than this."""
     baseline_budget_s: PositiveNumber = 2.0
     """Likewise for a measurement of the reference."""
+    evaluator_modules: list[PlugInReference] = Field(default_factory=list)
+    """Modules with evaluators of the user's own, asked before the built-in ones: `package.module` or `module:Class`."""
     op_type_config: Sections = Field(default_factory=dict)
     """Eval fields by op type; they beat the top level."""
     definition_config: Sections = Field(default_factory=dict)

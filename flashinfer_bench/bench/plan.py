@@ -81,16 +81,28 @@ class Plan:
 
 
 def make_plan(
-    trace_set: TraceSet, config: BenchmarkConfig, machine: Machine, *, recorded: RecordedJobs | None = None
+    trace_set: TraceSet,
+    config: BenchmarkConfig,
+    machine: Machine,
+    *,
+    recorded: RecordedJobs | None = None,
+    evaluators: Mapping[str, str] | None = None,
 ) -> Plan:
     """Return the plan of a run; with `recorded`, without the jobs that are recorded and unchanged.
+
+    Args:
+        trace_set: what is run.
+        config: what is chosen of it, and how it is judged.
+        machine: where.
+        recorded: what a resumed run need not do again.
+        evaluators: definition → fingerprint of its evaluator, for those that no built-in one judges.
 
     Raises:
         ConfigError: the configuration names what the set does not have, or its filters together leave nothing.
     """
     selected = select(trace_set, config)
     skips = [skip for item in selected for skip in _skips(item, machine)]
-    candidates = [job for item in selected for job in _jobs(item, config, machine)]
+    candidates = [job for item in selected for job in _jobs(item, config, machine, evaluators or {})]
     decisions = [_decide(job, config, recorded) for job in candidates]
     kept = [job for job, decision in zip(candidates, decisions, strict=True) if decision.action != "skip"]
     reasons = Counter(decision.reason for decision in decisions if decision.action == "redo")
@@ -126,19 +138,22 @@ def _why_no_jobs(selected: Selected) -> str | None:
     return None
 
 
-def _jobs(selected: Selected, config: BenchmarkConfig, machine: Machine) -> Iterator[Job]:
+def _jobs(
+    selected: Selected, config: BenchmarkConfig, machine: Machine, evaluators: Mapping[str, str]
+) -> Iterator[Job]:
     definition = selected.definition
     if _why_no_jobs(selected) is not None:
         return
     resolved = config.resolve_eval_config(definition)
     workloads = [(workload, workload.digest()) for workload in selected.workloads]
     shared = {"definition": definition.digest(), "config": resolved.digest(), "hardware": machine.hardware}
+    evaluator = evaluators.get(definition.name)
     for solution in selected.solutions:
         if why_not_here(solution, machine) is not None:
             continue
         solution_digest = solution.digest()
         for workload, workload_digest in workloads:
-            marks = fingerprint(**shared, solution=solution_digest, workload=workload_digest)
+            marks = fingerprint(**shared, solution=solution_digest, workload=workload_digest, evaluator=evaluator)
             yield Job(0, definition, workload, solution, resolved, marks)
 
 

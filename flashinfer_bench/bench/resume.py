@@ -1,8 +1,8 @@
 """What a resumed run need not do again: a job's fingerprint, and the recorded jobs that it is looked up in.
 
 The fingerprint stands in a trace under `evaluation.extra["run"]["fingerprint"]`: digests of the definition, the
-solution, the workload and the eval config, and the hardware's name. A trace that carries none (another engine's) proves
-nothing.
+solution, the workload and the eval config, the hardware's name, and, where a plug-in judges, its class with the digest
+of its source. A trace that carries none (another engine's) proves nothing.
 """
 
 from __future__ import annotations
@@ -14,20 +14,23 @@ from typing import Any, Final, Literal
 from flashinfer_bench.data.evaluation import Evaluation, EvaluationStatus
 from flashinfer_bench.data.trace import Trace
 
-FINGERPRINT_KEYS: Final = ("definition", "solution", "workload", "config", "hardware")
+FINGERPRINT_KEYS: Final = ("definition", "solution", "workload", "config", "hardware", "evaluator")
 JobKey = tuple[str, str, str]
 """Names of definition and solution, and the workload's uuid."""
 
 
-def fingerprint(*, definition: str, solution: str, workload: str, config: str, hardware: str) -> dict[str, str]:
-    """Return what decides a job's verdict: four digests and a name."""
-    return {
+def fingerprint(
+    *, definition: str, solution: str, workload: str, config: str, hardware: str, evaluator: str | None = None
+) -> dict[str, str]:
+    """Return what decides a job's verdict: four digests and a name, and an evaluator that is not built in."""
+    marks = {
         "definition": definition,
         "solution": solution,
         "workload": workload,
         "config": config,
         "hardware": hardware,
     }
+    return marks if evaluator is None else {**marks, "evaluator": evaluator}
 
 
 @dataclass(frozen=True)

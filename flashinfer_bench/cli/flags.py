@@ -37,6 +37,7 @@ CONFIG_FIELDS: Final = (
     *("definitions", "op_types", "solutions", "authors", "workloads", "devices"),
     *("warmup_runs", "iterations", "num_trials", "rtol", "atol", "required_matched_ratio"),
     *("timeout_seconds", "seed", "use_isolated_runner", "profile_baseline", "worker_memory_gb"),
+    "evaluator_modules",
 )
 """Configuration fields that a flag can override."""
 
@@ -122,6 +123,9 @@ def _list_parser(commands: Any) -> Parser:
     _add_local(parser)
     _add_names(parser, "--definitions", "only these definitions")
     _add_names(parser, "--op-types", "only these op types")
+    parser.add_argument("--evaluators", action="store_true", help="which evaluator judges each definition, and why")
+    parser.add_argument("--config", metavar="FILE", help="with --evaluators: the run's file, for its evaluator_modules")
+    _add_names(parser, "--evaluator-modules", "with --evaluators: modules with evaluators of your own")
     _add_format(parser)
     return parser
 
@@ -235,6 +239,7 @@ def _add_settings(parser: Parser) -> None:
     _add_setting(group, "--timeout", number, "seconds for one solution on one workload", dest="timeout_seconds")
     _add_setting(group, "--seed", whole_number, "seed of the inputs")
     _add_setting(group, "--worker-memory-gb", number, "host memory that a worker may use")
+    _add_names(group, "--evaluator-modules", "modules with evaluators of your own, asked before the built-in ones")
     isolated = "a new process for every workload"
     group.add_argument("--use-isolated-runner", action="store_true", default=argparse.SUPPRESS, help=isolated)
     group.add_argument(

@@ -1,42 +1,73 @@
-"""`list`: the definitions of a trace set and how much there is of each."""
+"""`list`: the definitions of a trace set and how much there is of each, or which evaluator judges each."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
+from flashinfer_bench.bench.evaluators.plug_ins import EvaluatorChoice, list_plug_ins
+from flashinfer_bench.bench.runner.evaluator_lookup import look_up_evaluators
 from flashinfer_bench.cli.choice import choose_definitions
 from flashinfer_bench.cli.output import write_out
 from flashinfer_bench.cli.sets import open_trace_set
+from flashinfer_bench.cli.settings import read_config
 from flashinfer_bench.cli.tables import Column, available_width, render_table
 from flashinfer_bench.data import Definition, TraceSet
+from flashinfer_bench.errors import Misuse
 
 COLUMNS = (
     *(Column("Definition"), Column("Op type")),
     *(Column("Workloads", True), Column("Solutions", True), Column("Traces", True)),
 )
+EVALUATOR_COLUMNS = tuple(map(Column, ("Definition", "Op type", "Evaluator", "From", "Why")))
 
 
 def execute(args: argparse.Namespace) -> int:
     """Print the list."""
+    if not args.evaluators and (args.config is not None or hasattr(args, "evaluator_modules")):
+        raise Misuse("--config and --evaluator-modules say which evaluators there are: give --evaluators too")
     trace_set = open_trace_set(args)
-    items = [_describe(trace_set, definition) for definition in choose_definitions(trace_set, args)]
+    definitions = choose_definitions(trace_set, args)
+    choices = _choose_evaluators(args, definitions) if args.evaluators else {}
     if args.format == "json":
         roots = [str(root) for root in trace_set.roots]
+        items = [_describe(trace_set, definition, choices) for definition in definitions]
         write_out(json.dumps({"roots": roots, "definitions": items}, indent=2) + "\n")
         return 0
+    columns, rows = _evaluator_table(definitions, choices) if choices else _count_table(trace_set, definitions)
+    write_out(render_table(columns, rows, available_width(sys.stdout)))
+    return 0
+
+
+def _choose_evaluators(args: argparse.Namespace, definitions: Sequence[Definition]) -> dict[str, EvaluatorChoice]:
+    return look_up_evaluators(definitions, list_plug_ins(read_config(args).evaluator_modules))
+
+
+def _evaluator_table(
+    definitions: Sequence[Definition], choices: Mapping[str, EvaluatorChoice]
+) -> tuple[Sequence[Column], list[list[str]]]:
+    chosen = [(item, choices[item.name]) for item in definitions]
+    rows = [[item.name, item.op_type, choice.name, choice.origin, choice.why] for item, choice in chosen]
+    return EVALUATOR_COLUMNS, rows
+
+
+def _count_table(trace_set: TraceSet, definitions: Sequence[Definition]) -> tuple[Sequence[Column], list[list[str]]]:
+    items = [_describe(trace_set, definition, {}) for definition in definitions]
     rows = [
         [item["name"], item["op_type"], str(item["workloads"]), str(len(item["solutions"])), str(item["traces"])]
         for item in items
     ]
-    write_out(render_table(COLUMNS, rows, available_width(sys.stdout)))
-    return 0
+    return COLUMNS, rows
 
 
-def _describe(trace_set: TraceSet, definition: Definition) -> dict[str, Any]:
+def _describe(trace_set: TraceSet, definition: Definition, choices: Mapping[str, EvaluatorChoice]) -> dict[str, Any]:
     name = definition.name
+    chosen = choices.get(name)
+    evaluator = {} if chosen is None else {"evaluator": asdict(chosen)}
     return {
         "name": name,
         "op_type": definition.op_type,
@@ -44,4 +75,5 @@ def _describe(trace_set: TraceSet, definition: Definition) -> dict[str, Any]:
         "solutions": [solution.name for solution in trace_set.solutions.get(name, [])],
         "traces": len(trace_set.traces.get(name, [])),
         "not_runnable": definition.not_runnable_reason,
+        **evaluator,
     }

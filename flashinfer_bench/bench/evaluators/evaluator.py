@@ -1,7 +1,8 @@
 """What an evaluator is, and what goes in and out of one. The judge's process runs it; solution code never does.
 
-To judge a kind of definition in another way, subclass `Evaluator` (or `DefaultEvaluator`, and override one method) and
-append the class to `registry._EVALUATORS`. Parameters of its own are read from `cfg.extra.get("my_param", default)`.
+To judge a kind of definition in another way, subclass `Evaluator` (or `DefaultEvaluator`, and override one method):
+docs/evaluators.md shows how, and how a run is told of it. Parameters of its own are read from
+`cfg.extra.get("my_param", default)`.
 """
 
 from __future__ import annotations
@@ -100,7 +101,13 @@ class Evaluator(ABC):
     @classmethod
     @abstractmethod
     def can_evaluate(cls, definition: Definition) -> bool:
-        """Tell whether this evaluator takes the definition."""
+        """Tell whether this evaluator takes the definition; it is asked where there may be no device."""
+
+    @classmethod
+    def why(cls, definition: Definition) -> str:
+        """Say why it takes a definition that it takes, in a line: what `list --evaluators` shows."""
+        del definition
+        return (cls.__doc__ or "Its can_evaluate says so.").strip().splitlines()[0]
 
     @classmethod
     @abstractmethod

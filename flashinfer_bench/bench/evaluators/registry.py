@@ -1,17 +1,136 @@
-"""The evaluators, in the order in which they are asked; append a class to `_EVALUATORS` to have it asked as well."""
+"""The evaluators, in the order in which they are asked; the process that judges registers plug-ins among them.
+
+A plug-in's module offers its evaluators in a list `EVALUATORS`, or by appending to `_EVALUATORS` while it is imported.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import importlib
+import inspect
+import operator
+import traceback
+import types
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final
+
 from flashinfer_bench.bench.evaluators.default import DefaultEvaluator
+from flashinfer_bench.bench.evaluators.dsa import DSAEvaluator
 from flashinfer_bench.bench.evaluators.evaluator import Evaluator
 from flashinfer_bench.bench.evaluators.lowbit import LowBitEvaluator
+from flashinfer_bench.bench.evaluators.plug_ins import APPENDED, BUILT_IN, OWN_PACKAGE, EvaluatorChoice, PlugIn
 from flashinfer_bench.bench.evaluators.sampling import SamplingEvaluator
 from flashinfer_bench.data import Definition
+from flashinfer_bench.errors import ConfigError, FlashInferBenchError
 
-_EVALUATORS: list[type[Evaluator]] = [SamplingEvaluator, LowBitEvaluator]
+_EVALUATORS: list[type[Evaluator]] = [SamplingEvaluator, LowBitEvaluator, DSAEvaluator]
 """The first that takes a definition judges it; one that none takes is DefaultEvaluator's."""
+
+_ORIGINS: dict[type[Evaluator], str] = {}
+"""Where the evaluators of plug-ins came from."""
+
+OFFER: Final = "EVALUATORS"
+DIGEST_LENGTH: Final = 16
 
 
 def find_evaluator(definition: Definition) -> type[Evaluator]:
     """Give the evaluator that judges a definition."""
     return next((evaluator for evaluator in _EVALUATORS if evaluator.can_evaluate(definition)), DefaultEvaluator)
+
+
+def register(plug_ins: Iterable[PlugIn]) -> None:
+    """Import plug-ins and have their evaluators asked: before the built-in ones, unless a plug-in says otherwise.
+
+    Raises:
+        ConfigError: one cannot be imported, offers no evaluator, or offers something that is none.
+    """
+    first: list[type[Evaluator]] = []
+    for plug_in in plug_ins:
+        for evaluator in _import_evaluators(plug_in):
+            _ORIGINS.setdefault(evaluator, plug_in.origin)
+            if evaluator not in (*first, *_EVALUATORS):
+                (first if plug_in.is_first else _EVALUATORS).append(evaluator)
+    _EVALUATORS[:0] = first
+
+
+def choose_evaluator(definition: Definition) -> EvaluatorChoice:
+    """Say which evaluator judges a definition, and why.
+
+    Raises:
+        ConfigError: an evaluator fails on the definition.
+    """
+    with _BlamePlugIn(f"the registered evaluators cannot be asked about definition {definition.name}"):
+        evaluator = find_evaluator(definition)
+        why = str(evaluator.why(definition))
+    module = evaluator.__module__
+    is_own = module.startswith(OWN_PACKAGE)
+    return EvaluatorChoice(
+        name=evaluator.__qualname__,
+        module=module,
+        origin=BUILT_IN if is_own else _ORIGINS.get(evaluator, APPENDED),
+        why=why,
+        fingerprint=None if is_own else f"{module}:{evaluator.__qualname__} {_digest_source(evaluator)}".strip(),
+    )
+
+
+def _import_evaluators(plug_in: PlugIn) -> list[type[Evaluator]]:
+    name, _, attribute = plug_in.reference.partition(":")
+    before = list(_EVALUATORS)
+    with _BlamePlugIn(f"{plug_in.origin}: {plug_in.reference} cannot be imported", missing=name):
+        module = importlib.import_module(name)
+        offered = operator.attrgetter(attribute)(module) if attribute else getattr(module, OFFER, None)
+    if offered is None:
+        offered = [evaluator for evaluator in _EVALUATORS if evaluator not in before or evaluator.__module__ == name]
+    evaluators = list(offered) if isinstance(offered, (list, tuple)) else [offered]
+    if not evaluators:
+        raise ConfigError(
+            f"{plug_in.origin}: {plug_in.reference} offers no evaluator; give the module a list {OFFER} = [...]"
+        )
+    for evaluator in evaluators:
+        reason = _why_unusable(evaluator)
+        if reason is not None:
+            raise ConfigError(f"{plug_in.origin}: {plug_in.reference} offers {evaluator!r}, {reason}")
+    return evaluators
+
+
+def _why_unusable(evaluator: Any) -> str | None:
+    if not isinstance(evaluator, type) or not issubclass(evaluator, Evaluator):
+        return "which is no subclass of Evaluator"
+    if inspect.isabstract(evaluator):
+        return f"which lacks {', '.join(sorted(evaluator.__abstractmethods__))}"
+    inherited: Any = evaluator.can_evaluate
+    default: Any = DefaultEvaluator.can_evaluate
+    if inherited.__func__ is default.__func__ and evaluator is not DefaultEvaluator:
+        return "which has no can_evaluate of its own and would take every definition; if that is meant, return True"
+    return None
+
+
+def _digest_source(evaluator: type[Evaluator]) -> str:
+    """Return the beginning of the sha256 of the file that the evaluator is in; nothing where there is no file."""
+    path = inspect.getsourcefile(evaluator)
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:DIGEST_LENGTH] if path is not None else ""
+
+
+class _BlamePlugIn:
+    """Turns whatever the code of a plug-in raises into a ConfigError that names the line."""
+
+    def __init__(self, what: str, *, missing: str = "") -> None:
+        self._what = what
+        self._missing = missing
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: types.TracebackType | None
+    ) -> None:
+        if not isinstance(error, (Exception, SystemExit)) or isinstance(error, FlashInferBenchError):
+            return
+        ours = (__file__, importlib.__file__)
+        frames = [frame for frame in traceback.extract_tb(trace) if frame.filename not in ours and frame.line]
+        where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+        hint = ""
+        if isinstance(error, ModuleNotFoundError) and error.name and f"{self._missing}.".startswith(f"{error.name}."):
+            hint = "; install its package, or put the folder that it lies in on PYTHONPATH"
+        raise ConfigError(f"{self._what}: {type(error).__name__}: {error}{where}{hint}") from error

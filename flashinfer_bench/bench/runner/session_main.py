@@ -1,6 +1,7 @@
 """The process of a device session, from its first words with the host to its end; `session_start` is its first line.
 
-Order matters: torch is imported, the template is forked, and only then is the device touched. The kernel ends this
+Order matters: torch is imported, the template is forked, and only then are plug-ins imported and the device touched, so
+that no worker has either. The kernel ends this
 process when the host ends; the template notices and ends every worker.
 """
 
@@ -20,6 +21,7 @@ from typing import Any, Final
 import pynvml
 import torch
 
+from flashinfer_bench.bench.evaluators.registry import register
 from flashinfer_bench.bench.runner.device_session import BlockContext, DeviceSession, utc_now
 from flashinfer_bench.bench.runner.outcome import make_evaluation
 from flashinfer_bench.bench.runner.session_protocol import Block, BlockJob, Hello, JobFault, Phase, Ready, Verdict
@@ -42,6 +44,7 @@ def serve_host(fd: int) -> None:
     sys.dont_write_bytecode = True  # workers must not write into each other's artifacts
     run_directory = Path(tempfile.mkdtemp(prefix="flashinfer-bench-"))
     template = start_template(run_directory, not_for_it=host, with_triton=hello.needs_triton and hello.device == "cuda")
+    register(hello.plug_ins)
     device = torch.device("cuda", 0) if hello.device == "cuda" else torch.device("cpu")
     with WorkerPool(template, run_directory, hello) as pool:
         pool.prepare_spare()

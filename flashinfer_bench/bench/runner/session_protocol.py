@@ -18,6 +18,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from flashinfer_bench.bench.evaluators.plug_ins import PlugIn
+
 
 class Frame(BaseModel):
     """A frozen value of this protocol."""
@@ -39,6 +41,8 @@ class Hello(Frame):
     worker_memory_bytes: int | None
     needs_triton: bool
     cache_root: str
+    plug_ins: list[PlugIn] = []
+    """Evaluators from outside the package, which the session imports and no worker does."""
 
 
 class BlockSolution(Frame):
