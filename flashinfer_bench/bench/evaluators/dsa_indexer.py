@@ -1,0 +1,181 @@
+"""What a top-k indexer was given, and the range in which the score of each cached token may lie.
+
+Score of a token = sum over heads of weight * relu(query . key), as in DeepSeek V3.2. The keys are paged: token = page *
+page size + offset, and the block table lists the pages of each sequence. A packed cache holds bytes: in a page the fp8
+values of all its tokens come first, then one float32 scale for each. A right implementation may round each score by a
+share of its magnitude, the sum of |weight| * relu(query . key): `ScoredRow` has the lowest and the highest score.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from flashinfer_bench.data import Definition
+from flashinfer_bench.data.dtypes import DTYPES
+from flashinfer_bench.errors import WorkloadFault
+
+SCALE_BYTES: Final = 4
+"""Bytes of a packed cache's float32 scale."""
+
+
+@dataclass(frozen=True)
+class IndexerRoles:
+    """Which input of a definition is what."""
+
+    queries: str
+    keys: str
+    weights: str
+    lengths: str
+    table: str
+
+
+@dataclass(frozen=True)
+class IndexerProblem:
+    """What an indexer was given."""
+
+    queries: torch.Tensor
+    """[sequences, heads, dim], any float dtype."""
+    keys: torch.Tensor
+    """Packed: bytes [pages, page size, 1, dim + 4]; else floats [pages, page size, dim], with a 1 before dim or not."""
+    weights: torch.Tensor
+    """[sequences, heads]."""
+    lengths: list[int]
+    """Cached tokens of each sequence."""
+    table: torch.Tensor
+    """[sequences, most pages]."""
+
+    @property
+    def page_size(self) -> int:
+        """Tokens a page."""
+        return self.keys.shape[1]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens in the whole cache: an index is below this."""
+        return self.keys.shape[0] * self.page_size
+
+
+@dataclass(frozen=True)
+class ScoredRow:
+    """The tokens that one sequence can reach; a page that the table lists twice gives its tokens twice."""
+
+    tokens: torch.Tensor
+    """int64 [length], ascending."""
+    scores: torch.Tensor
+    """float32 [length]."""
+    margins: torch.Tensor
+    """float32 [length]: how far off a score may be."""
+
+    @property
+    def lowest(self) -> torch.Tensor:
+        """The lowest score that a right implementation may find; of a score that is not finite nothing is known."""
+        return torch.where(torch.isfinite(self.scores), self.scores - self.margins, -torch.inf)
+
+    @property
+    def highest(self) -> torch.Tensor:
+        """The highest such score."""
+        return torch.where(torch.isfinite(self.scores), self.scores + self.margins, torch.inf)
+
+
+def find_roles(definition: Definition) -> IndexerRoles | None:
+    """Tell which input is what, by name of the cache, by kind and number of axes of the others.
+
+    None where the definition is no indexer: one integer output with a line for each sequence, and five such inputs.
+    """
+    outputs = list(definition.outputs.values())
+    if len(outputs) != 1 or DTYPES[outputs[0].dtype].kind != "int" or len(outputs[0].shape or ()) != 2:
+        return None
+    found: dict[str, str] = {}
+    for name, spec in definition.inputs.items():
+        if spec.shape is None or not spec.shape:
+            continue
+        role = _role(name, DTYPES[spec.dtype].kind, len(spec.shape))
+        if role is None or role in found:
+            return None
+        found[role] = name
+    if set(found) != set(IndexerRoles.__dataclass_fields__):
+        return None
+    roles = IndexerRoles(**found)
+    rows = {(definition.inputs[name].shape or [""])[0] for role, name in found.items() if role != "keys"}
+    return roles if rows == {(outputs[0].shape or [""])[0]} else None
+
+
+def _role(name: str, kind: str, axes: int) -> str | None:
+    if "cache" in name.lower() and axes >= 3:
+        return "keys"
+    roles = {("float", 3): "queries", ("float", 2): "weights", ("int", 1): "lengths", ("int", 2): "table"}
+    return roles.get((kind, axes))
+
+
+def read_problem(definition: Definition, roles: IndexerRoles, inputs: Sequence[Any]) -> IndexerProblem:
+    """Read the inputs of an indexer.
+
+    Raises:
+        WorkloadFault: a length or a page that a sequence needs is out of range, or the cache has no known layout.
+    """
+    values = dict(zip(definition.inputs, inputs, strict=True))
+    problem = IndexerProblem(
+        queries=values[roles.queries],
+        keys=values[roles.keys],
+        weights=values[roles.weights],
+        lengths=values[roles.lengths].tolist(),
+        table=values[roles.table].long(),
+    )
+    dim, width = problem.queries.shape[-1], problem.keys.shape[-1]
+    heads = problem.keys.shape[2] if problem.keys.ndim == 4 else 1
+    if heads != 1 or width != dim + (SCALE_BYTES if _is_packed(problem.keys) else 0):
+        shape = f"{problem.keys.dtype} {list(problem.keys.shape)}"
+        raise WorkloadFault(f"input {roles.keys!r} is {shape}: no cache of keys with {dim} elements that is known")
+    capacity = problem.table.shape[1] * problem.page_size
+    outside = [row for row, length in enumerate(problem.lengths) if not 0 <= length <= capacity]
+    if outside:
+        has = f"input {roles.lengths!r} gives sequence {outside[0]} {problem.lengths[outside[0]]} tokens"
+        raise WorkloadFault(f"{has}; its line in {roles.table!r} has room for 0 to {capacity}")
+    needed = torch.tensor([-(-length // problem.page_size) for length in problem.lengths], device=problem.table.device)
+    used = torch.arange(problem.table.shape[1], device=problem.table.device) < needed[:, None]
+    wrong = used & ((problem.table < 0) | (problem.table >= problem.keys.shape[0]))
+    if bool(wrong.any()):
+        row, column = wrong.nonzero()[0].tolist()
+        page = f"page {int(problem.table[row, column])} at [{row}, {column}]"
+        raise WorkloadFault(f"input {roles.table!r} has {page}; the cache has {problem.keys.shape[0]} pages")
+    return problem
+
+
+def score_row(problem: IndexerProblem, row: int, tolerance: float) -> ScoredRow:
+    """Score the tokens that a sequence can reach.
+
+    Args:
+        problem: what the indexer was given.
+        row: the sequence.
+        tolerance: share of a score's magnitude that it may be off by.
+    """
+    length, size = problem.lengths[row], problem.page_size
+    pages = problem.table[row, : -(-length // size)]
+    offsets = torch.arange(size, device=pages.device)
+    tokens = (pages[:, None] * size + offsets).reshape(-1)[:length]
+    values, scales = _read_keys(problem.keys[pages], problem.queries.shape[-1])
+    dots = problem.queries[row].float() @ values[:length].T
+    # A scale may be negative, so it has to come before the relu.
+    terms = torch.relu_(dots if scales is None else dots.mul_(scales[:length]))
+    weights = problem.weights[row].float()
+    tokens, order = tokens.sort()
+    return ScoredRow(tokens, (weights @ terms)[order], (weights.abs() @ terms)[order] * tolerance)
+
+
+def _read_keys(pages: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Give the keys of some pages [tokens, dim] in float32, and what each is to be multiplied by."""
+    count, size = pages.shape[:2]
+    if not _is_packed(pages):
+        return pages.reshape(count * size, dim).float(), None
+    raw = pages.flatten(1).view(torch.uint8)
+    values = raw[:, : size * dim].contiguous().view(torch.float8_e4m3fn).view(count * size, dim)
+    scales = raw[:, size * dim :].contiguous().view(torch.float32).view(count * size)
+    return values.float(), scales
+
+
+def _is_packed(keys: torch.Tensor) -> bool:
+    return keys.element_size() == 1 and not keys.dtype.is_floating_point

@@ -1,0 +1,173 @@
+"""Judges the indices of a top-k indexer: a set, whose order carries no meaning; -1 is padding wherever it stands.
+
+Each index has to be a token that its sequence can reach, none may be there twice, and there have to be as many as there
+is room and there are tokens. A token that was chosen may score too low, one that was left out too high, only by what
+rounding explains: whatever scores a right implementation finds between the lowest and the highest of `ScoredRow`, its
+last choice lies between the k-th largest of all lowest and the k-th largest of all highest ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from flashinfer_bench.bench.evaluators.dsa_indexer import IndexerProblem, ScoredRow, score_row
+from flashinfer_bench.bench.evaluators.evaluator import Accepted, Rejected, Verdict
+from flashinfer_bench.data import Correctness, EvaluationStatus
+
+TOLERANCE_KEY: Final = "dsa_score_tolerance"
+DEFAULT_TOLERANCE: Final = 2e-3
+"""Share of a score's magnitude that rounding may change: what rounding the keys to bfloat16, after they were multiplied
+by their scales, comes to in the worst of some hundred tokens. The spread of scores is a hundred times as much."""
+PADDING: Final = -1
+OUT_OF_RANGE, UNREACHABLE, DUPLICATE, TOO_LOW = 1, 2, 3, 4
+"""What can be wrong with one index; 0 where nothing is."""
+
+
+@dataclass(frozen=True)
+class _RowFinding:
+    """What one line of indices comes to; tensors are on the device, so that a line costs no waiting."""
+
+    codes: torch.Tensor
+    """[topk]: what is wrong with each index."""
+    entries: torch.Tensor
+    """How many are no padding."""
+    left_out: torch.Tensor
+    """[length]: tokens that had to be chosen and were not."""
+    threshold: torch.Tensor
+    """The score of the last token that has to be chosen."""
+    shortfall: torch.Tensor
+    """How far the lowest chosen score is below that; infinite where there are no such scores for all indices."""
+    magnitude: torch.Tensor
+    """Largest absolute score of the sequence."""
+
+
+def judge_indices(problem: IndexerProblem, indices: torch.Tensor, tolerance: float, *, name: str) -> Verdict:
+    """Judge the indices [sequences, topk] that an indexer gave.
+
+    Args:
+        problem: what it was given.
+        indices: of any integer dtype, on the device of the problem.
+        tolerance: share of a score's magnitude that it may be off by.
+        name: of the output, for messages.
+    """
+    findings = [
+        _judge_row(score_row(problem, row, tolerance), indices[row].long(), problem.tokens)
+        for row in range(len(problem.lengths))
+    ]
+    if not findings:
+        return Accepted(_correctness(0.0, 0.0, entries=0, wrong=0, left_out=0, tolerance=tolerance))
+    wrong = torch.stack([(finding.codes > 0).sum() for finding in findings]).tolist()
+    left_out = torch.stack([finding.left_out.sum() for finding in findings]).tolist()
+    entries = torch.stack([finding.entries for finding in findings]).tolist()
+    shortfall = torch.stack([finding.shortfall for finding in findings])
+    relative = (shortfall / torch.stack([finding.magnitude for finding in findings])).nan_to_num(nan=0.0)
+    due = [min(indices.shape[1], length) for length in problem.lengths]
+    correctness = _correctness(
+        float(shortfall.max()),
+        float(relative.max()),
+        entries=sum(entries),
+        wrong=sum(wrong),
+        left_out=sum(left_out),
+        tolerance=tolerance,
+    )
+    for row, finding in enumerate(findings):
+        if wrong[row] or left_out[row] or entries[row] != due[row]:
+            what = next(_describe_row(problem, indices[row], row, finding, tolerance))
+            counts = f"{sum(wrong)} of {sum(entries)} indices are wrong, {sum(left_out)} are missing"
+            message = f"output {name!r}: {what} ({counts}; {TOLERANCE_KEY}={tolerance:g})"
+            return Rejected(EvaluationStatus.INCORRECT_NUMERICAL, message, correctness)
+    return Accepted(correctness)
+
+
+def _judge_row(row: ScoredRow, chosen: torch.Tensor, cache_tokens: int) -> _RowFinding:
+    """Judge a line of indices; an index that stands there for the n-th time needs an n-th token with its number."""
+    length, due = len(row.tokens), min(len(chosen), len(row.tokens))
+    lowest, highest = row.lowest, row.highest
+    # Whatever the scores of a right implementation, its last choice scores between the two thresholds.
+    floor, ceiling = (side.topk(due).values[-1] if due else side.new_tensor(-torch.inf) for side in (lowest, highest))
+    threshold = row.scores.topk(due).values[-1] if due else row.scores.new_tensor(-torch.inf)
+    values, columns = chosen.sort(stable=True)
+    repeat = torch.arange(len(values), device=values.device) - torch.searchsorted(values, values)
+    tokens = torch.cat((row.tokens, row.tokens.new_tensor([cache_tokens])))  # an end that no index in range equals
+    first = torch.searchsorted(tokens, values).clamp(max=length)
+    place = (first + repeat).clamp(max=length)
+    is_entry = values != PADDING
+    in_range = (values >= 0) & (values < cache_tokens)
+    is_own = in_range & (tokens[place] == values)
+    codes = torch.zeros_like(values)
+    codes[is_own & (torch.nn.functional.pad(highest, (0, 1))[place] < floor)] = TOO_LOW
+    codes[in_range & ~is_own] = DUPLICATE
+    codes[in_range & (tokens[first] != values)] = UNREACHABLE
+    codes[is_entry & ~in_range] = OUT_OF_RANGE
+    taken = torch.zeros(length + 1, dtype=torch.bool, device=values.device)
+    taken[torch.where(is_own, place, length)] = True
+    lowest_chosen = torch.where(taken[:-1], row.scores, torch.inf).min() if length else threshold
+    is_whole = (((codes == 0) | (codes == TOO_LOW)).all()) & (is_entry.sum() == due)
+    shortfall = (threshold - lowest_chosen).nan_to_num(nan=0.0).clamp(min=0.0)
+    return _RowFinding(
+        codes=torch.zeros_like(codes).scatter_(0, columns, codes),
+        entries=is_entry.sum(),
+        left_out=~taken[:-1] & (lowest > ceiling),
+        threshold=threshold,
+        shortfall=torch.where(is_whole, shortfall, torch.inf),
+        magnitude=row.scores.abs().max() if length else row.scores.new_tensor(1.0),
+    )
+
+
+def _describe_row(
+    problem: IndexerProblem, indices: torch.Tensor, row: int, finding: _RowFinding, tolerance: float
+) -> Iterator[str]:
+    """Say what is wrong with a line of indices, the worst kind first."""
+    for code in (OUT_OF_RANGE, UNREACHABLE, DUPLICATE):
+        for column in (finding.codes == code).nonzero()[:1, 0].tolist():
+            yield _describe_index(problem, indices, row, column, code)
+    length, entries = problem.lengths[row], int(finding.entries)
+    due = min(len(indices), length)
+    if entries != due:
+        why = f"the sequence has {length} tokens and there is room for {len(indices)}"
+        yield f"line {row} holds {entries} indices, expected {due} and -1 else: {why}"
+    scored = score_row(problem, row, tolerance)
+    least = f"the {due}th best of {length} scores {float(finding.threshold):.6g}"
+    for column in (finding.codes == TOO_LOW).nonzero()[:1, 0].tolist():
+        at = int(torch.searchsorted(scored.tokens, int(indices[column])))
+        yield f"token {int(indices[column])} at [{row}, {column}] scores {_describe_score(scored, at)}; {least}"
+    for at in finding.left_out.nonzero()[:1, 0].tolist():
+        what = f"token {int(scored.tokens[at])}, which scores {_describe_score(scored, at)}"
+        yield f"line {row} leaves out {what}; {least}"
+
+
+def _describe_index(problem: IndexerProblem, indices: torch.Tensor, row: int, column: int, code: int) -> str:
+    value = int(indices[column])
+    what = f"{value} at [{row}, {column}]"
+    if code == OUT_OF_RANGE:
+        return f"{what} is no token: the cache has 0 to {problem.tokens - 1}, and -1 is padding"
+    if code == DUPLICATE:
+        earlier = (indices == value).nonzero()[:, 0].tolist()
+        return f"{what} is there already, at [{row}, {earlier[0] if earlier[0] != column else earlier[-1]}]"
+    length, size = problem.lengths[row], problem.page_size
+    pages = problem.table[row, : -(-length // size)].tolist()
+    page = value // size
+    if page in pages:
+        return f"{what} lies beyond the end of sequence {row}, which has {length} tokens"
+    return (
+        f"{what} cannot be reached: page {page} is none of the {len(pages)} pages of sequence {row} in the block table"
+    )
+
+
+def _describe_score(row: ScoredRow, at: int) -> str:
+    return f"{float(row.scores[at]):.6g} (± {float(row.margins[at]):.2g})"
+
+
+def _correctness(
+    shortfall: float, relative: float, *, entries: int, wrong: int, left_out: int, tolerance: float
+) -> Correctness:
+    """Give the errors in terms of scores: how far the worst choice is below the score that it had to reach."""
+    return Correctness(
+        max_relative_error=relative,
+        max_absolute_error=shortfall,
+        extra={"indices": entries, "wrong": wrong, "left_out": left_out, TOLERANCE_KEY: tolerance},
+    )
