@@ -23,7 +23,8 @@ AXES = {"n": None, "v": 16}
     ("parts", "evaluator"),
     [
         ({"op_type": "gemm"}, "DefaultEvaluator"),
-        ({"op_type": "dsa_paged"}, "DefaultEvaluator"),
+        ({"op_type": "dsa_paged"}, "DSAEvaluator"),
+        ({"op_type": "dsa-paged"}, "DSAEvaluator"),
         ({"op_type": "lowbit"}, "LowBitEvaluator"),
         ({"op_type": "moe"}, "DefaultEvaluator"),
         ({"op_type": "moe", "inputs": {"x": "float8_e4m3fn[n]"}}, "LowBitEvaluator"),
