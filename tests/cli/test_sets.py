@@ -8,8 +8,19 @@ from flashinfer_bench.cli import main
 from flashinfer_bench.cli.sets import describe_issues
 from flashinfer_bench.data import LoadIssue
 from tests.cli.fake_engine import write_small_set
-from tests.kit import write_trace_set
+from tests.kit import make_definition, write_trace_set
 
+TAKES_ALL = """
+from flashinfer_bench.bench.evaluators.default import DefaultEvaluator
+
+class Mine(DefaultEvaluator):
+    "Takes everything."
+    @classmethod
+    def can_evaluate(cls, definition):
+        return True
+
+EVALUATORS = [Mine]
+"""
 COMMANDS = ["list", "run", "validate", "report summary", "report best"]
 
 
@@ -107,3 +118,41 @@ def test_many_warnings_are_counted_and_errors_never_are(tmp_path):
     assert sum(line.startswith("error: ") for line in lines) == 30
     assert sum(line.startswith("warning: ") for line in lines) == 21
     assert "10 more warnings" in lines[-1]
+
+
+def test_list_says_which_evaluator_judges_and_why(capsys, tmp_path):
+    definition = make_definition("low", op_type="lowbit")
+    root = write_trace_set(tmp_path, definitions=[definition, make_definition()])
+    assert main(["list", "--evaluators", "--format", "json", "--local", str(root)]) == 0
+    low, double = json.loads(capsys.readouterr().out)["definitions"]
+    assert (low["evaluator"]["name"], low["evaluator"]["origin"]) == ("LowBitEvaluator", "built-in")
+    assert "op type lowbit" in low["evaluator"]["why"]
+    assert double["evaluator"]["name"] == "DefaultEvaluator"
+
+
+def test_list_of_evaluators_as_a_table_names_the_plug_in(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "all_mine.py").write_text(TAKES_ALL)
+    config = tmp_path / "config.yaml"
+    config.write_text("evaluator_modules: [all_mine]\n")
+    root = write_small_set(tmp_path / "set")
+    assert main(["list", "--evaluators", "--config", str(config), "--local", str(root)]) == 0
+    heading, _, row = capsys.readouterr().out.splitlines()
+    assert heading.split() == ["Definition", "Op", "type", "Evaluator", "From", "Why"]
+    assert row.split(maxsplit=5) == ["double", "test", "Mine", "evaluator_modules:", "all_mine", "Takes everything."]
+
+
+def test_an_evaluator_that_ends_its_process_is_misuse_before_anything_runs(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "ends.py").write_text("import os, sys\nprint('bye', file=sys.stderr, flush=True)\nos._exit(3)\n")
+    root = write_small_set(tmp_path / "set")
+    assert main(["run", "--dry-run", "--evaluator-modules", "ends", "--local", str(root)]) == 2
+    said = capsys.readouterr().err
+    assert "the process that imports the evaluators (ends) ended with exit code 3; it said last" in said
+    assert "bye" in said
+
+
+@pytest.mark.parametrize("flag", ["--config", "--evaluator-modules"])
+def test_list_takes_flags_of_evaluators_only_with_evaluators(flag, capsys, tmp_path):
+    assert main(["list", flag, "x", "--local", str(tmp_path)]) == 2
+    assert "give --evaluators too" in capsys.readouterr().err

@@ -129,7 +129,7 @@ class _BlamePlugIn:
             return
         ours = (__file__, importlib.__file__)
         frames = [frame for frame in traceback.extract_tb(trace) if frame.filename not in ours and frame.line]
-        where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+        where = f" ({frames[0].filename}, line {frames[0].lineno})" if frames else ""
         hint = ""
         if isinstance(error, ModuleNotFoundError) and error.name and f"{self._missing}.".startswith(f"{error.name}."):
             hint = "; install its package, or put the folder that it lies in on PYTHONPATH"
