@@ -25,6 +25,7 @@ MODULES: Final[dict[str, tuple[str, str]]] = {
     "config_show": ("flashinfer_bench.cli.config_show", "execute"),
     "report_summary": ("flashinfer_bench.cli.report", "execute_summary"),
     "report_best": ("flashinfer_bench.cli.report", "execute_best"),
+    "perf": ("flashinfer_bench.cli.perf", "execute"),
 }
 """Where each command lives; imported only when it is called."""
 

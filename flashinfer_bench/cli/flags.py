@@ -23,6 +23,8 @@ from flashinfer_bench.version import __version__
 
 PROGRAM: Final = "flashinfer-bench"
 COMMAND_FLAG: Final = "command_module"
+PERF: Final = "perf"
+"""Its flags are those of FlashInfer's own benchmark and depend on the routine: `perf_flags` reads them."""
 
 COMMANDS: Final[dict[str, tuple[str, ...]]] = {
     "run": (),
@@ -30,6 +32,7 @@ COMMANDS: Final[dict[str, tuple[str, ...]]] = {
     "validate": (),
     "config": ("show",),
     "report": ("summary", "best"),
+    PERF: (),
 }
 """Each command with its sub-commands."""
 
@@ -47,6 +50,8 @@ LOCAL_HELP: Final = "a trace set's folder; may be repeated (default: $FIB_DATASE
 def parse_command_line(argv: Sequence[str]) -> argparse.Namespace:
     """Parse the arguments; `command_module` of the result names the command, `argv` is what was typed."""
     check_command(argv, COMMANDS)
+    if argv[0] == PERF:
+        return argparse.Namespace(**{COMMAND_FLAG: PERF}, argv=list(argv))
     parser, commands = make_parser()
     args, rest = parser.parse_known_args(argv)
     module: str = getattr(args, COMMAND_FLAG, "")
@@ -80,6 +85,7 @@ def make_parser() -> tuple[Parser, dict[str, Parser]]:
     )
     parsers["report_summary"] = _summary_parser(report)
     parsers["report_best"] = _best_parser(report)
+    commands.add_parser(PERF, add_help=False, help="time FlashInfer's kernels")
     return parser, parsers
 
 

@@ -31,7 +31,7 @@ from flashinfer_bench.bench.runner.session_protocol import Block, BlockJob, Bloc
 from flashinfer_bench.bench.runner.shared_arena import SharedArena
 from flashinfer_bench.bench.runner.worker_pool import WorkerPool, solution_environment
 from flashinfer_bench.compile import Artifact
-from flashinfer_bench.data import Definition, Workload
+from flashinfer_bench.data import Definition, EvaluationStatus, Workload
 from flashinfer_bench.data.dtypes import torch_dtype
 from flashinfer_bench.errors import DeviceFault, SolutionFailure, WorkloadFault
 from flashinfer_bench.timing.clocks import Clock, Launch, make_clock
@@ -42,6 +42,8 @@ INTERPRETED: Final = {
     "meaningful": False,
     "reason": "Triton's interpreter ran the kernels on a CPU; the time says nothing about them",
 }
+MEASURE_REJECTED: Final = "measure_rejected"
+"""Key of cfg.extra: time a solution whose values are wrong, too; the trace keeps its status and has no performance."""
 LARGE_CACHE_BYTES: Final = 8 << 30
 LARGE_ARENA_BYTES: Final = 1 << 30
 """An arena above this is not kept for the next block: its memory may be what the next reference needs."""
@@ -205,6 +207,9 @@ class DeviceSession:
             definition, kernel, baseline.inputs, baseline.outputs, config, context=context
         )
         if isinstance(verdict, Rejected):
+            if config.extra.get(MEASURE_REJECTED) and verdict.status is EvaluationStatus.INCORRECT_NUMERICAL:
+                # Wrong stays wrong; its time stands in the notes.
+                evaluator.eval_performance(definition, kernel, baseline.inputs, None, config, context=context)
             return verdict
         performance = evaluator.eval_performance(
             definition, kernel, baseline.inputs, baseline.mean_latency_ms, config, context=context

@@ -1,0 +1,19 @@
+"""`perf`: time FlashInfer's routines. A front door to the same engine as `run`: a case becomes a definition, a workload
+and one solution per backend. Asking for help imports nothing of the engine."""
+
+from __future__ import annotations
+
+import argparse
+
+from flashinfer_bench.cli.perf_flags import print_help
+
+
+def execute(args: argparse.Namespace) -> int:
+    """Print the help that is asked for, or run the session; the exit code says whether all cases ran."""
+    words: list[str] = args.argv[1:]
+    if not words or {"-h", "--help"} & set(words):
+        print_help(words)
+        return 0
+    from flashinfer_bench.cli.perf_session import run_session  # the engine: help has no use for it
+
+    return run_session(words)

@@ -1,0 +1,126 @@
+"""The cases of a call of `perf`: one from the flags, or one for each line of a testlist. Nothing is run here.
+
+A line that cannot be used is a case with a reason, so that it is reported and the rest runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from flashinfer_bench.cli.perf_flags import parse_case, split_session
+from flashinfer_bench.errors import Misuse
+from flashinfer_bench.routines.materials import Material, make_material
+from flashinfer_bench.routines.spec import Case, Routine
+from flashinfer_bench.routines.support import Place, why_not
+
+SCRIPT: Final = "python3 flashinfer_benchmark.py"
+
+
+@dataclass
+class Request:
+    """One case that was asked for."""
+
+    words: list[str]
+    """Its arguments, those of the outer command included."""
+    line: int | None = None
+    """Where it stands in the testlist."""
+    text: str = ""
+    """The line as it stands."""
+    problem: str | None = None
+    """Why it cannot be run at all."""
+    routine: Routine | None = None
+    args: argparse.Namespace = field(default_factory=argparse.Namespace)
+    case: Case | None = None
+    material: Material | None = None
+    backends: list[str] = field(default_factory=list)
+    """Those that can run here, in the order in which they were given."""
+    skipped: dict[str, str] = field(default_factory=dict)
+    """Backend to the reason why it cannot."""
+
+    @property
+    def repro_command(self) -> str:
+        """The command that runs this case alone, quoted for a shell."""
+        return f"{SCRIPT} {shlex.join(self.words)}"
+
+
+def read_requests(rest: Sequence[str], testlist: str | None, place: Place) -> list[Request]:
+    """Return what was asked for.
+
+    Raises:
+        Misuse: the flags of a single case are wrong, or the testlist cannot be read or is empty.
+    """
+    if testlist is None:
+        request = Request(list(rest))
+        _prepare(request, place)
+        if request.problem is not None:
+            raise Misuse(request.problem)
+        return [request]
+    requests = [Request([], line, text) for line, text in _read_lines(Path(testlist))]
+    if not requests:
+        raise Misuse(f"{testlist} holds no case: a case a line, # for comments")
+    for request in requests:
+        try:
+            words = split_session(shlex.split(request.text, comments=True))[1]
+            request.words = [*rest, *words]
+        except (ValueError, Misuse) as error:
+            request.problem = f"{error}"
+            continue
+        _prepare(request, place)
+    return requests
+
+
+def _read_lines(path: Path) -> Iterator[tuple[int, str]]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise Misuse(f"--testlist {path}: cannot be read: {error}") from None
+    for number, line in enumerate(text.splitlines(), start=1):
+        if line.strip() and not line.strip().startswith("#"):
+            yield number, line.strip()
+
+
+def _prepare(request: Request, place: Place) -> None:
+    """Parse a request, make its case, and see which backends can run it here."""
+    try:
+        routine, args = parse_case(request.words)
+        args.repro_command = request.repro_command if args.generate_repro_command else args.repro_command
+        request.routine, request.args = routine, args
+        case = routine.make_case(args)
+    except Misuse as error:
+        request.problem = str(error)
+        return
+    request.case = case
+    for backend in dict.fromkeys(args.backends):
+        reason = _reason_against(routine, case, backend, place)
+        if reason is None:
+            request.backends.append(backend)
+        else:
+            request.skipped[backend] = reason
+    possible = [backend for backend in dict.fromkeys(args.backends) if backend not in case.refusals]
+    request.material = make_material(routine.name, case, possible)
+
+
+def _reason_against(routine: Routine, case: Case, backend: str, place: Place) -> str | None:
+    refusal = case.refusals.get(backend)
+    if refusal is not None:
+        return f"{backend} for routine {routine.name}: {refusal}. Skipping."
+    return why_not(routine, backend, place)
+
+
+def in_groups(requests: Iterable[Request], key: Callable[[Request], object]) -> list[list[Request]]:
+    """Put requests together that one run of the engine can do: equal settings, and no case twice."""
+    groups: dict[object, list[Request]] = {}
+    seen: dict[tuple[object, str], int] = {}
+    for request in requests:
+        if request.material is None or not request.backends:
+            continue
+        own = key(request)
+        name = request.material.definition.name
+        turn = seen[(own, name)] = seen.get((own, name), -1) + 1
+        groups.setdefault((own, turn), []).append(request)
+    return list(groups.values())

@@ -1,0 +1,148 @@
+"""Where rows go: a CSV with the documented columns, and JSON lines with everything; on disk as soon as added."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from pathlib import Path
+from typing import Any, Final
+
+from flashinfer_bench.cli.perf_rows import Row
+from flashinfer_bench.errors import Misuse
+from flashinfer_bench.routines.support import LIBRARY, Place
+
+RESULT_COLUMNS: Final = ("routine", "median_time", "std_time", "tflops", "tb_per_sec", "backend", "resolved_backend")
+FLAG_COLUMNS: Final = (
+    *("s_qo", "s_kv", "head_dim_qk", "head_dim_vo", "head_dim_ckv", "head_dim_kpe", "causal", "q_dtype", "kv_dtype"),
+    *("avg_actual_seq_len", "random_actual_seq_len"),
+    *("n", "group_size", "tile_size", "scale_major_mode", "mma_sm", "use_128x4_sf_layout", "use_nvfp4"),
+    *("num_tokens", "intermediate_size", "num_experts", "top_k", "n_group", "topk_group", "routed_scaling_factor"),
+    *("local_expert_offset", "local_num_experts", "routing_method", "use_shuffled_weight", "weight_layout"),
+    *("use_routing_bias", "use_routing_scales_on_input", "weight_dtype", "gated_act", "cutlass_variant"),
+    *("quantized_input", "tp_size", "tp_rank", "ep_size", "ep_rank", "max_num_tokens"),
+    *("num_heads", "scale", "eps", "use_global_scale"),
+    *("alignment", "global_scale", "sf_layout", "do_shuffle", "sf_vec_size"),
+    *("vocab_size", "top_p", "min_p", "temperature", "num_speculate_tokens", "filter_apply_order", "max_len"),
+    "num_rows",
+    *("seq_len", "head_dim", "rotary_dim", "no_rope_dim", "rope_theta", "rope_scale", "interleave", "kv_layout"),
+    *("batch_size", "hidden_size", "input_dtype", "out_dtype", "quant_dtype", "m", "k", "num_qo_heads"),
+    *("num_kv_heads", "page_size", "enable_pdl", "is_sf_swizzled_layout", "refcheck", "no_cuda_graph", "use_cupti"),
+    *("allow_output_mismatch", "random_seed", "case_tag", "generate_repro_command", "repro_command"),
+)
+"""The documented columns after the results; a flag that a routine does not have is an empty cell."""
+OWN_COLUMNS: Final = (
+    *("status", "reason", "method", "cache_state", "samples", "flops", "bytes", "roofline_share", "roofline_bound"),
+    *("roofline_ms", "roofline_peak", "too_fast", "max_absolute_error", "max_relative_error"),
+    *("mat2_dtype", "autotune", "use_cuda_events", "num_iters", "dry_run_iters", "low_freq_factor"),
+    *("high_freq_factor", "old_context_len", "real_math", "validate", "per_phase_timing"),
+    *("gpu_name", "compute_capability", "flashinfer_version", "torch_version", "testlist_line"),
+)
+"""What this project adds at the end."""
+COLUMNS: Final = (*RESULT_COLUMNS, *FLAG_COLUMNS, *OWN_COLUMNS)
+FORMAT_VERSION: Final = 1
+"""Version of the JSON lines. 1: the first."""
+
+
+class ResultFiles:
+    """Appends rows to the files that were asked for; both are begun anew.
+
+    Raises:
+        Misuse: a file cannot be written.
+    """
+
+    def __init__(self, output_path: str | None, json_path: str | None, place: Place) -> None:
+        is_json = output_path is not None and output_path.endswith(".jsonl")
+        self._csv = Path(output_path) if output_path is not None and not is_json else None
+        self._json = [Path(path) for path in ((output_path if is_json else None), json_path) if path is not None]
+        self._place = place
+        for path in (*((self._csv,) if self._csv else ()), *self._json):
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text("", encoding="utf-8")
+            except OSError as error:
+                raise Misuse(f"{path}: cannot be written: {error}") from None
+        if self._csv is not None:
+            self._append_csv(COLUMNS)
+
+    def add(self, row: Row) -> None:
+        """Write a row to every file."""
+        document = to_document(row, self._place)
+        if self._csv is not None:
+            cells = to_cells(document)
+            self._append_csv([cells.get(column, "") for column in COLUMNS])
+        for path in self._json:
+            with path.open("a", encoding="utf-8") as handle:
+                handle.write(json.dumps(_finite(document), allow_nan=False) + "\n")
+
+    def _append_csv(self, cells: Any) -> None:
+        assert self._csv is not None  # asked by who has one
+        with self._csv.open("a", encoding="utf-8", newline="") as handle:
+            csv.writer(handle).writerow(cells)
+
+
+def to_document(row: Row, place: Place) -> dict[str, Any]:
+    """Return everything that is known of a row, as JSON-able values."""
+    request = row.request
+    case = request.case
+    return {
+        "version": FORMAT_VERSION,
+        "routine": request.routine.name if request.routine is not None else "",
+        "backend": row.backend,
+        "status": row.outcome,
+        "reason": row.reason,
+        "median_ms": row.timing.median_ms if row.timing is not None else None,
+        "std_ms": row.timing.std_ms if row.timing is not None else None,
+        "flags": {name: value for name, value in vars(request.args).items() if name != "routine"},
+        "case": dict(case.columns) if case is not None else {},
+        "facts": dict(row.facts),
+        "measurement": dict(row.record),
+        "definition": request.material.definition.name if request.material is not None else None,
+        "device": row.device,
+        "compute_capability": place.capability,
+        "versions": dict(place.versions),
+        "testlist_line": request.line,
+    }
+
+
+def to_cells(document: dict[str, Any]) -> dict[str, Any]:
+    """Return a document as cells of the CSV by column."""
+    record, facts = document["measurement"], document["facts"]
+    cells = {
+        **{name: _cell(value) for name, value in document["flags"].items()},
+        **{name: _cell(value) for name, value in document["case"].items()},
+        **{name: _cell(value) for name, value in facts.items()},
+        "method": record.get("method", ""),
+        "cache_state": record.get("cache_state", ""),
+        "samples": record.get("samples", record.get("count", "")),
+    }
+    own = {
+        "routine": document["routine"],
+        "backend": document["backend"],
+        "median_time": _cell(document["median_ms"]),
+        "std_time": _cell(document["std_ms"]),
+        "resolved_backend": document["case"].get("resolved_backend", document["backend"]),
+        "status": document["status"],
+        "reason": document["reason"],
+        "gpu_name": document["device"],
+        "compute_capability": _cell(document["compute_capability"]),
+        "flashinfer_version": document["versions"].get(LIBRARY, ""),
+        "torch_version": document["versions"].get("torch", ""),
+        "testlist_line": _cell(document["testlist_line"]),
+    }
+    return {**cells, **own}
+
+
+def _cell(value: Any) -> Any:
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        return ""
+    return " ".join(map(str, value)) if isinstance(value, (list, tuple)) else value
+
+
+def _finite(value: Any) -> Any:
+    """Replace what JSON cannot hold by null."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,174 @@
+"""The flags of `perf`: those of a session, those of every case, and those of the routine that a case names.
+
+Spelt with underscores, as the documents of FlashInfer's own benchmark spell them. Nothing is run here.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
+
+from flashinfer_bench.cli.output import write_out
+from flashinfer_bench.cli.parser import NameList, Parser, describe_unknown_arguments, number, whole_number
+from flashinfer_bench.errors import Misuse
+from flashinfer_bench.routines.spec import Flag, Routine
+from flashinfer_bench.routines.table import ROUTINES, find_routine
+
+PROGRAM: Final = "flashinfer-bench perf"
+EXAMPLE: Final = f"{PROGRAM} --routine rmsnorm --batch_size 32 --hidden_size 4096 --refcheck -vv"
+USAGE: Final = "%(prog)s --routine NAME [flags]  |  %(prog)s --testlist FILE [flags]"
+KINDS: Final[dict[str, Callable[[str], Any]]] = {"int": whole_number, "float": number, "text": str}
+
+CASE_FLAGS: Final = (
+    Flag("num_iters", "int", "timed calls", 30),
+    Flag("dry_run_iters", "int", "calls before timing", 5),
+    Flag("no_cuda_graph", "switch", "accepted; calls are launched as they are, not from a CUDA graph", False),
+    Flag("use_cupti", "switch", "deprecated: CUPTI is used where it is there", False),
+    Flag("use_cuda_events", "switch", "time with CUDA events even where CUPTI is there", False),
+    Flag("refcheck", "switch", "a wrong output is an error, and is not timed", False),
+    Flag("allow_output_mismatch", "switch", "time wrong outputs too, and go on", False),
+    Flag("random_seed", "int", "seed of all inputs", 42),
+    Flag("case_tag", "text", "free text for the table"),
+    Flag("generate_repro_command", "switch", "print the command of this case and store it", False),
+    Flag("repro_command", "text", "filled in by --generate_repro_command", ""),
+)
+"""Flags that every case has, beside --routine, --backends and -v."""
+
+
+def make_session_parser() -> Parser:
+    """Make the parser of what belongs to the whole call, and to no single case."""
+    parser = Parser(prog=PROGRAM, add_help=False)
+    _add_session_flags(parser)
+    return parser
+
+
+def make_case_parser(routine: Routine | None) -> Parser:
+    """Make the parser of one case; without a routine, of what every case has."""
+    parser = Parser(prog=PROGRAM, add_help=False)
+    _add_case_flags(parser, routine)
+    return parser
+
+
+def split_session(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """Return the session's flags, and the arguments that are left for the cases."""
+    return make_session_parser().parse_known_args(list(argv))
+
+
+def parse_case(argv: Sequence[str]) -> tuple[Routine, argparse.Namespace]:
+    """Return the routine that the arguments name, and its flags.
+
+    Raises:
+        Misuse: no routine, an unknown one, or flags that it does not have; all unknown flags at once.
+    """
+    routine = _named_routine(argv)
+    if routine is None:
+        raise Misuse(f"--routine is missing; known: {', '.join(ROUTINES)}")
+    parser = make_case_parser(routine)
+    args, rest = parser.parse_known_args(list(argv))
+    problems = describe_unknown_arguments(_underscored(rest), parser) if rest else []
+    missing = [f"--{flag.name}" for flag in routine.flags if flag.required and getattr(args, flag.name) is None]
+    problems += [f"routine {routine.name} needs {', '.join(missing)}"] if missing else []
+    if problems:
+        raise Misuse("\n".join(problems))
+    unknown = [name for name in args.backends if name not in routine.backends]
+    if unknown:
+        known = ", ".join(routine.backends)
+        raise Misuse(f"--backends {' '.join(unknown)}: routine {routine.name} has {known}")
+    for flag in ("num_iters", "dry_run_iters", "random_seed"):
+        if getattr(args, flag) < (1 if flag == "num_iters" else 0):
+            raise Misuse(f"--{flag} {getattr(args, flag)}: too small")
+    return routine, args
+
+
+def print_help(argv: Sequence[str]) -> None:
+    """Print the flags of the routine that the arguments name, or the routines."""
+    routine = _named_routine(argv)
+    if routine is None:
+        parser = Parser(prog=PROGRAM, usage=USAGE, description="Time FlashInfer's kernels.", example=EXAMPLE)
+        _add_session_flags(parser)
+        _add_case_flags(parser, None)
+        write_out(parser.format_help() + _list_routines())
+        return
+    parser = Parser(prog=PROGRAM, usage=f"%(prog)s --routine {routine.name} [flags]", description=routine.summary)
+    _add_session_flags(parser)
+    _add_case_flags(parser, routine)
+    write_out(parser.format_help() + _list_support(routine))
+
+
+def _named_routine(argv: Sequence[str]) -> Routine | None:
+    probe = Parser(prog=PROGRAM, add_help=False)
+    probe.add_argument("--routine", "-R")
+    name = probe.parse_known_args(list(argv))[0].routine
+    return None if name is None else find_routine(name)
+
+
+def _underscored(rest: Sequence[str]) -> list[str]:
+    """Spell unknown flags as these are spelt, so that the nearest one is found."""
+    return [
+        argument.replace("-", "_").replace("__", "--", 1) if argument[:2] == "--" else argument for argument in rest
+    ]
+
+
+def _add_session_flags(parser: Parser) -> None:
+    group = parser.add_argument_group("session", "of the whole call")
+    group.add_argument("--testlist", metavar="FILE", help="a case a line; other flags given here hold for every line")
+    group.add_argument("--output_path", metavar="FILE", help="CSV, a row for each case and backend; .jsonl: JSON lines")
+    group.add_argument("--json_path", metavar="FILE", help="JSON lines with everything that was measured")
+    group.add_argument("--save_trace_set", metavar="DIR", help="keep the cases as a trace set that `run` can replay")
+    group.add_argument("--resume", action="store_true", help="with --save_trace_set: leave out what it records already")
+    group.add_argument("--devices", nargs="+", action=NameList, default=None, metavar="NAME", help="0, cuda:1, cpu, …")
+    group.add_argument("--timeout", type=number, default=300, metavar="S", help="seconds for a backend of a case")
+
+
+def _add_case_flags(parser: Parser, routine: Routine | None) -> None:
+    group = parser.add_argument_group("case", "of every routine")
+    group.add_argument("--routine", "-R", metavar="NAME", help="what is timed")
+    default = list(routine.default_backends) if routine is not None else []
+    words = f"one or more of {', '.join(routine.backends)}" if routine is not None else "one or more"
+    group.add_argument("--backends", nargs="+", default=default, metavar="NAME", help=words)
+    own = () if routine is None else routine.flags
+    names = {flag.name for flag in own}
+    for flag in CASE_FLAGS:
+        _add_flag(group, flag)
+    if "autotune" not in names:
+        _add_flag(group, Flag("autotune", "switch", "accepted; this routine has nothing to tune", False))
+    if "enable_pdl" not in names:
+        _add_flag(group, Flag("enable_pdl", "switch", "accepted; this routine has no use for it", False))
+    for short in (("-n", "num_iters"), ("-d", "dry_run_iters")):
+        group.add_argument(short[0], dest=short[1], type=whole_number, default=argparse.SUPPRESS, help=f"--{short[1]}")
+    group.add_argument("--verbose", "-v", action="count", default=0, help="-v shows what is run, -vv inputs too")
+    if routine is not None:
+        section = parser.add_argument_group(routine.family, f"of {routine.name}")
+        for flag in own:
+            _add_flag(section, flag)
+
+
+def _add_flag(group: argparse._ActionsContainer, flag: Flag) -> None:
+    spelling = f"--{flag.name}"
+    if flag.kind == "switch":
+        group.add_argument(spelling, action="store_true", default=flag.default, help=flag.help)
+        return
+    shown = flag.help if flag.default in (None, "") else f"{flag.help} (default: {flag.default})"
+    shown += "; required" if flag.required else ""
+    extra: dict[str, Any] = {"choices": flag.choices} if flag.choices else {"metavar": flag.kind[0].upper()}
+    kind = KINDS[flag.kind]
+    group.add_argument(spelling, type=kind, default=flag.default, help=shown.replace("%", "%%"), **extra)
+
+
+def _list_routines() -> str:
+    lines = ["", "routines (--routine NAME --help shows the flags of one):"]
+    for family in dict.fromkeys(routine.family for routine in ROUTINES.values()):
+        lines.append(f"  {family}")
+        lines += [f"    {item.name:42} {item.summary}" for item in ROUTINES.values() if item.family == family]
+    return "\n".join(lines) + "\n"
+
+
+def _list_support(routine: Routine) -> str:
+    lines = ["", "backends, and the compute capabilities that they run on:"]
+    lines += [f"  {name:15} {_join(capabilities)}" for name, capabilities in routine.support.items()]
+    return "\n".join([*lines, f"  {'torch':15} any, and CPUs: the reference"]) + "\n"
+
+
+def _join(capabilities: Iterable[str]) -> str:
+    return ", ".join(capabilities)

@@ -1,0 +1,149 @@
+"""What a backend of a case came to, as one flat row: for the [PERF] line, the CSV and the JSON lines.
+
+The one place that reads a trace's measurement record.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from statistics import median, pstdev
+from typing import Any, Final, Literal
+
+from flashinfer_bench.cli.perf_cases import Request
+from flashinfer_bench.data import Evaluation, EvaluationStatus
+from flashinfer_bench.report.verdict import reason_of, to_one_line
+from flashinfer_bench.roofline.attainable import find_attainable
+from flashinfer_bench.roofline.peaks import find_peak
+from flashinfer_bench.routines.support import Place
+
+Outcome = Literal["passed", "mismatch", "failed", "skipped"]
+NS_PER_MS: Final = 1e6
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What a measurement says, in milliseconds."""
+
+    median_ms: float
+    std_ms: float
+    """nan where the record tells no spread."""
+    caveat: str | None = None
+    """Why the time means nothing, or little."""
+
+
+@dataclass
+class Row:
+    """One backend of one case."""
+
+    request: Request
+    backend: str
+    outcome: Outcome
+    reason: str = ""
+    """Why it was skipped, failed or differs."""
+    timing: Timing | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
+    """What is told of the time beside it: rates, roofline, errors."""
+    record: Mapping[str, Any] = field(default_factory=dict)
+    """The measurement as the trace holds it."""
+    device: str = ""
+
+
+def make_row(request: Request, backend: str, evaluation: Evaluation, *, device: str) -> Row:
+    """Return the row of a verdict."""
+    record = _record(evaluation)
+    timing = read_timing(evaluation)
+    row = Row(request, backend, "passed", timing=timing, record=record, device=device)
+    if evaluation.status is EvaluationStatus.INCORRECT_NUMERICAL:
+        row.outcome, row.reason = "mismatch", reason_of(evaluation)
+    elif evaluation.status is not EvaluationStatus.PASSED:
+        row.outcome, row.reason = "failed", f"{evaluation.status.value}: {reason_of(evaluation)}"
+    elif timing is None:
+        row.outcome, row.reason = "failed", "the trace holds no measurement"
+    if evaluation.correctness is not None:
+        row.facts["max_absolute_error"] = evaluation.correctness.max_absolute_error
+        row.facts["max_relative_error"] = evaluation.correctness.max_relative_error
+    if timing is not None:
+        row.facts.update(_rates(request, timing, evaluation.environment.hardware))
+    return row
+
+
+def make_skipped(request: Request, backend: str, reason: str, place: Place) -> Row:
+    """Return the row of a backend that cannot run here."""
+    return Row(request, backend, "skipped", to_one_line(reason), device=place.device)
+
+
+def make_failed(request: Request, backend: str, reason: str, place: Place) -> Row:
+    """Return the row of a backend, or of a whole case, that has no verdict."""
+    return Row(request, backend, "failed", to_one_line(reason), device=place.device)
+
+
+def read_timing(evaluation: Evaluation) -> Timing | None:
+    """Read median and deviation from a trace; None where nothing was timed.
+
+    The record has had several forms, so each key is looked for and none is relied on.
+    """
+    record = _record(evaluation)
+    samples = _numbers(record.get("samples_ns"))
+    trials = _numbers(record.get("trials_ms"))
+    found = _number(record, "median_ms", "latency_ms")
+    if found is None and samples:
+        found = median(samples) / NS_PER_MS
+    if found is None and trials:
+        found = sum(trials) / len(trials)
+    if found is None and evaluation.performance is not None:
+        found = evaluation.performance.latency_ms
+    if found is None:
+        return None
+    deviation = _number(record, "std_ms")
+    if deviation is None:
+        deviation = pstdev(samples) / NS_PER_MS if samples else math.nan
+    return Timing(found, deviation, _caveat(record))
+
+
+def _rates(request: Request, timing: Timing, hardware: str) -> dict[str, Any]:
+    assert request.case is not None  # only a case that was made is timed
+    cost, took = request.case.cost, timing.median_ms
+    if took <= 0:
+        return {}
+    facts: dict[str, Any] = {"tflops": cost.tflops(took), "tb_per_sec": cost.tb_per_sec(took)}
+    facts.update(flops=cost.flops, bytes=cost.bytes, unit=cost.unit)
+    peak = find_peak(hardware)
+    if peak is not None:
+        attainable = find_attainable(cost, peak)
+        facts.update(
+            roofline_share=attainable.share(took),
+            roofline_bound=attainable.bound,
+            roofline_ms=attainable.floor_ms,
+            roofline_peak=f"{peak.name} ({peak.source})",
+            too_fast=attainable.too_fast(took) or "",
+        )
+    return facts
+
+
+def _record(evaluation: Evaluation) -> Mapping[str, Any]:
+    found = (evaluation.extra or {}).get("measurement")
+    return found if isinstance(found, Mapping) else {}
+
+
+def _number(record: Mapping[str, Any], *keys: str) -> float | None:
+    for key in keys:
+        value = record.get(key)
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+            return float(value)
+    return None
+
+
+def _numbers(value: Any) -> list[float]:
+    if not isinstance(value, list):
+        return []
+    flat = [item for part in value for item in (part if isinstance(part, list) else [part])]
+    return [float(item) for item in flat if isinstance(item, (int, float))]
+
+
+def _caveat(record: Mapping[str, Any]) -> str | None:
+    if record.get("meaningful") is False:
+        return str(record.get("reason") or "the time means nothing")
+    flags = record.get("flags")
+    return ", ".join(map(str, flags)) if isinstance(flags, (list, tuple)) and flags else None

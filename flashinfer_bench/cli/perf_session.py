@@ -1,0 +1,256 @@
+"""A session of `perf`: its cases go through `Benchmark` like everything else; verdicts become lines and rows."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from flashinfer_bench.bench.benchmark import Benchmark
+from flashinfer_bench.bench.config import BenchmarkConfig, describe_problems
+from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, Notice
+from flashinfer_bench.bench.machine import discover_devices
+from flashinfer_bench.bench.plan import Plan
+from flashinfer_bench.cli.interrupt import one_interrupt
+from flashinfer_bench.cli.output import write_err, write_out
+from flashinfer_bench.cli.perf_cases import Request, in_groups, read_requests
+from flashinfer_bench.cli.perf_files import ResultFiles
+from flashinfer_bench.cli.perf_flags import split_session
+from flashinfer_bench.cli.perf_rows import Row, make_failed, make_row, make_skipped
+from flashinfer_bench.cli.perf_text import introduce, report
+from flashinfer_bench.data import Evaluation, Trace, TraceSet
+from flashinfer_bench.errors import ConfigError, Misuse
+from flashinfer_bench.routines.materials import write_material
+from flashinfer_bench.routines.support import Place, find_place
+
+RAN, FAILED, INTERRUPTED = 0, 1, 130
+MEASURE_REJECTED: Final = "measure_rejected"
+"""Key of an eval config's extra: time what was found numerically wrong too."""
+WHOLE_CASE: Final = ""
+"""Stands for the backend in the row of a case that none of its backends was run for."""
+
+
+def run_session(argv: Sequence[str], *, make_engine: Callable[..., Any] = Benchmark) -> int:
+    """Run the cases that the flags, or a testlist, ask for; the exit code says whether all of them ran.
+
+    Raises:
+        Misuse: flags or testlist cannot be used; nothing was run.
+    """
+    session, rest = split_session(argv)
+    if session.resume and session.save_trace_set is None:
+        raise Misuse("--resume looks for what is recorded: say where with --save_trace_set DIR")
+    device = discover_devices(session.devices)[0]
+    place = find_place(device.name, device.uuid)
+    requests = read_requests(rest, session.testlist, place)
+    board = Board(requests, ResultFiles(session.output_path, session.json_path, place), place)
+    with ExitStack() as stack:
+        root = session.save_trace_set or stack.enter_context(tempfile.TemporaryDirectory(prefix="flashinfer-perf-"))
+        board.begin()
+        for request in requests:
+            if request.material is not None and (request.backends or session.save_trace_set):
+                write_material(Path(root), request.material)
+        return _run_groups(board, session, Path(root), make_engine)
+
+
+class Board:
+    """The cases of a session and what has come of them; a case is told when all of its backends are done."""
+
+    def __init__(self, requests: Sequence[Request], files: ResultFiles, place: Place) -> None:
+        self.requests = list(requests)
+        self.place = place
+        self._files = files
+        self._rows: dict[int, dict[str, Row]] = {id(request): {} for request in requests}
+        self._failed = 0
+        self._is_single = len(self.requests) == 1
+
+    def begin(self) -> None:
+        """Introduce a single case at once, and tell the cases of which nothing can be run."""
+        for request in self.requests:
+            if self._is_single:
+                write_out(_lines(introduce(request, self.place)))
+            if not request.backends:
+                self._tell(request)
+
+    def put(self, request: Request, row: Row) -> None:
+        """Take a row, and tell the case when it is whole; of a single case each row at once."""
+        rows = self._rows[id(request)]
+        rows[row.backend] = row
+        if self._is_single:
+            write_out(_lines(report(row)))
+        if len(rows) == len(request.backends):
+            self._tell(request)
+
+    def finish(self, reason: str) -> None:
+        """Tell the cases that are not whole: their missing backends failed for a reason."""
+        for request in self.requests:
+            rows = self._rows[id(request)]
+            for backend in [name for name in request.backends if name not in rows]:
+                self.put(request, make_failed(request, backend, reason, self.place))
+
+    @property
+    def exit_code(self) -> int:
+        """0 where every case ran and none of its backends failed, else 1."""
+        return FAILED if self._failed else RAN
+
+    def _tell(self, request: Request) -> None:
+        """Write the rows of a case, and its lines where they are not out yet."""
+        skipped = [make_skipped(request, name, why, self.place) for name, why in request.skipped.items()]
+        rows = [*skipped, *(self._rows[id(request)][name] for name in request.backends)]
+        if request.problem is not None:
+            rows = [make_failed(request, WHOLE_CASE, request.problem, self.place)]
+        for row in rows:
+            self._files.add(row)
+        self._failed += not request.backends or any(map(counts_as_failed, rows))
+        if not self._is_single:
+            told = [] if request.problem is not None else [line for row in rows for line in report(row)]
+            write_out(_lines([*introduce(request, self.place), *told]))
+
+
+def _lines(lines: Iterable[str]) -> str:
+    return "".join(f"{line}\n" for line in lines)
+
+
+def counts_as_failed(row: Row) -> bool:
+    """Tell whether a row makes the session fail: a mismatch does where it was to be an error."""
+    args = row.request.args
+    return row.outcome == "failed" or (row.outcome == "mismatch" and args.refcheck and not args.allow_output_mismatch)
+
+
+def _run_groups(board: Board, session: argparse.Namespace, root: Path, make_engine: Callable[..., Any]) -> int:
+    """Run all cases, those of equal settings together."""
+    reason = "it was not run"
+    with one_interrupt():
+        try:
+            for group in in_groups(board.requests, _settings_key):
+                _run_group(board, group, session, root=root, make_engine=make_engine)
+        except KeyboardInterrupt:
+            board.finish("interrupted")
+            write_err("interrupted")
+            return INTERRUPTED
+        except BaseException as error:
+            reason = f"the session ended: {error}"
+            raise
+        finally:
+            board.finish(reason)
+    return board.exit_code
+
+
+def _settings_key(request: Request) -> tuple[Any, ...]:
+    """Return what holds for a whole run of the engine."""
+    return (request.args.random_seed, bool(request.args.use_cuda_events))
+
+
+def _run_group(
+    board: Board, group: list[Request], session: argparse.Namespace, *, root: Path, make_engine: Callable[..., Any]
+) -> None:
+    trace_set = make_trace_set(group, root, is_resumed=session.resume)
+    engine = make_engine(trace_set, make_config(group, session))
+    by_name = {request.material.definition.name: request for request in group if request.material is not None}
+    plan: Plan = engine.plan(session.resume)
+    for request, backend, evaluation in _recorded(trace_set, by_name, plan, is_resumed=session.resume):
+        board.put(request, make_row(request, backend, evaluation, device=evaluation.environment.hardware))
+    for skip in plan.skips:
+        request = by_name[skip.definition]
+        for backend in request.backends if skip.solution is None else [_backend_of(request, skip.solution)]:
+            board.put(request, make_failed(request, backend, skip.reason, board.place))
+    events: Iterator[Event] = engine.run(plan, session.save_trace_set is not None)
+    try:
+        for event in events:
+            _take(board, by_name, event)
+    finally:
+        if isinstance(events, Generator):
+            events.close()
+        engine.close()
+
+
+def _take(board: Board, by_name: dict[str, Request], event: Event) -> None:
+    if isinstance(event, Notice):
+        write_err(event.message)
+    elif isinstance(event, JobFinished) and event.trace.evaluation is not None:
+        request = by_name[event.job.definition.name]
+        backend = _backend_of(request, event.job.solution.name)
+        board.put(request, make_row(request, backend, event.trace.evaluation, device=event.device.name))
+    elif isinstance(event, JobFaulted):
+        request = by_name[event.job.definition.name]
+        backend = _backend_of(request, event.job.solution.name)
+        board.put(request, make_failed(request, backend, event.message, board.place))
+
+
+def make_trace_set(group: Sequence[Request], root: Path, *, is_resumed: bool) -> TraceSet:
+    """Return the set of a group's cases, in its order; with what is recorded of them where that is wanted."""
+    materials = [request.material for request in group if request.material is not None]
+    recorded = TraceSet.from_path(root).traces if is_resumed else {}
+    return TraceSet(
+        root=root,
+        definitions={item.definition.name: item.definition for item in materials},
+        solutions={
+            request.material.definition.name: [request.material.solutions[name] for name in request.backends]
+            for request in group
+            if request.material is not None
+        },
+        workloads={
+            item.definition.name: [Trace(definition=item.definition.name, workload=item.workload)] for item in materials
+        },
+        traces={item.definition.name: recorded.get(item.definition.name, []) for item in materials},
+    )
+
+
+def make_config(group: Sequence[Request], session: argparse.Namespace) -> BenchmarkConfig:
+    """Return the configuration of one run of the engine.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+    sections = {}
+    for request in group:
+        assert request.material is not None  # groups hold what can be run
+        assert request.case is not None
+        args, check = request.args, request.case.check
+        name = request.material.definition.name
+        times_all = not args.refcheck or args.allow_output_mismatch
+        sections[name] = {
+            "warmup_runs": args.dry_run_iters,
+            "iterations": args.num_iters,
+            "rtol": check.rtol,
+            "atol": check.atol,
+            "required_matched_ratio": check.ratio,
+            "extra": {**check.extra, **({MEASURE_REJECTED: True} if times_all else {})},
+        }
+    first = group[0].args
+    try:
+        return BenchmarkConfig.default(
+            definition_config=sections,
+            num_trials=1,
+            profile_baseline=False,
+            seed=first.random_seed,
+            timeout_seconds=session.timeout,
+            **({"devices": session.devices} if session.devices else {}),
+        )
+    except ValidationError as error:
+        raise ConfigError("\n".join(describe_problems(error))) from None
+
+
+def _backend_of(request: Request, solution: str) -> str:
+    assert request.material is not None  # it has solutions
+    return next(name for name, item in request.material.solutions.items() if item.name == solution)
+
+
+def _recorded(
+    trace_set: TraceSet, by_name: dict[str, Request], plan: Plan, *, is_resumed: bool
+) -> Iterator[tuple[Request, str, Evaluation]]:
+    """Yield the recorded verdicts of what a resumed session leaves out."""
+    if not is_resumed:
+        return
+    planned = {job.solution.name for job in plan.jobs}
+    for name, request in by_name.items():
+        last = {trace.solution: trace.evaluation for trace in trace_set.latest_traces(name)}
+        assert request.material is not None  # by_name holds what can be run
+        for backend, solution in request.material.solutions.items():
+            evaluation = last.get(solution.name)
+            if solution.name not in planned and evaluation is not None:
+                yield request, backend, evaluation

@@ -1,0 +1,53 @@
+"""The roofline: the shortest time that a device allows for a cost, the share that was reached, and what is too fast.
+
+A call is bound by its arithmetic or by its bytes, whichever takes longer (S. Williams, A. Waterman, D. Patterson:
+"Roofline", CACM 52(4), 2009).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from flashinfer_bench.roofline.cost import TERA, Cost
+from flashinfer_bench.roofline.peaks import Peak
+
+SLACK: Final = 1.05
+"""A reading may be this much faster than the floor before it is called impossible: clocks and figures are rounded."""
+
+
+@dataclass(frozen=True)
+class Attainable:
+    """The floor of a call on a device."""
+
+    floor_ms: float
+    """No correct call is faster, given that its data come from memory."""
+    bound: Literal["compute", "memory"]
+    """Which of the two limits is the longer."""
+    hard_floor_ms: float
+    """No correct call is faster, wherever its data come from: data that fit into the cache need not cross memory."""
+
+    def share(self, milliseconds: float) -> float:
+        """Return the share of the roofline that a time reaches; 1 is the roof."""
+        return self.floor_ms / milliseconds
+
+    def too_fast(self, milliseconds: float) -> str | None:
+        """Say why a time cannot be; None where it can."""
+        if milliseconds * SLACK >= self.hard_floor_ms:
+            return None
+        return (
+            f"{milliseconds:.6f} ms is faster than the device allows ({self.hard_floor_ms:.6f} ms, bound by "
+            f"{self.bound}): work was skipped, the clock is wrong, or the cost is counted too high"
+        )
+
+
+def find_attainable(cost: Cost, peak: Peak) -> Attainable:
+    """Return the floor of a cost on a device."""
+    compute_ms = cost.flops / TERA / peak.operations(cost.unit) * 1e3
+    memory_ms = cost.bytes / TERA / peak.tb_per_sec * 1e3
+    in_cache = cost.bytes <= peak.l2_bytes
+    return Attainable(
+        floor_ms=max(compute_ms, memory_ms),
+        bound="compute" if compute_ms >= memory_ms else "memory",
+        hard_floor_ms=compute_ms if in_cache else max(compute_ms, memory_ms),
+    )

@@ -1,0 +1,62 @@
+"""What one call of an operation costs at the least: arithmetic, and bytes between memory and chip. Pure numbers.
+
+Bytes count every input element that has to be read and every output element that has to be written once; what a kernel
+reads twice, or keeps in between, is its own affair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from flashinfer_bench.data.dtypes import DTYPES
+
+TERA: Final = 1e12
+
+UNIT_OF: Final = {
+    "float64": "fp64",
+    "float32": "tf32",
+    "float16": "fp16",
+    "bfloat16": "fp16",
+    "float8_e4m3fn": "fp8",
+    "float8_e5m2": "fp8",
+    "float4_e2m1": "fp4",
+}
+"""dtype of the multiplied elements to the column of `peaks` that bounds them; on tensor cores where there are any."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The work of one call."""
+
+    flops: float
+    """Floating-point operations; a multiplication with its addition counts two. 0: only bytes count."""
+    bytes: float
+    """Bytes read and written."""
+    unit: str = "fp32"
+    """What the operations run on: a key of `Peak.tflops`."""
+
+    def tflops(self, milliseconds: float) -> float:
+        """Return 10^12 operations a second for a call that took so long."""
+        return self.flops / TERA / (milliseconds / 1e3)
+
+    def tb_per_sec(self, milliseconds: float) -> float:
+        """Return 10^12 bytes a second for a call that took so long."""
+        return self.bytes / TERA / (milliseconds / 1e3)
+
+
+def size_of(dtype: str) -> float:
+    """Return the bytes of one element: half a byte for a packed 4-bit one."""
+    return DTYPES[dtype].bits / 8
+
+
+def bytes_of(tensors: Iterable[tuple[Iterable[int], str]]) -> float:
+    """Return the bytes of tensors given as (shape in elements, dtype name)."""
+    total = 0.0
+    for shape, dtype in tensors:
+        count = 1
+        for size in shape:
+            count *= size
+        total += count * size_of(dtype)
+    return total

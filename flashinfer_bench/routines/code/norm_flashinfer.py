@@ -1,0 +1,74 @@
+"""Calls of FlashInfer's norm kernels. They write into the outputs that they are given."""
+
+import flashinfer
+import torch
+
+EPS = 1e-6
+ENABLE_PDL = False
+BLOCK = 16
+SWIZZLED = False
+
+
+def rmsnorm(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
+    """rmsnorm."""
+    flashinfer.rmsnorm(x, weight, eps=EPS, out=out, enable_pdl=ENABLE_PDL)
+
+
+def rmsnorm_quant(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, out: torch.Tensor) -> None:
+    """rmsnorm_quant."""
+    flashinfer.rmsnorm_quant(out, x, weight, scale, eps=EPS, enable_pdl=ENABLE_PDL)
+
+
+def fused_add_rmsnorm_quant(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    out: torch.Tensor,
+    residual_out: torch.Tensor,
+) -> None:
+    """fused_add_rmsnorm_quant; it works in place, so the residual is copied first."""
+    residual_out.copy_(residual)
+    flashinfer.fused_add_rmsnorm_quant(out, x, residual_out, weight, scale, eps=EPS, enable_pdl=ENABLE_PDL)
+
+
+def rmsnorm_fp4quant(
+    x: torch.Tensor, weight: torch.Tensor, global_scale: torch.Tensor, out: torch.Tensor, block_scale: torch.Tensor
+) -> None:
+    """rmsnorm_fp4quant of CuTe-DSL."""
+    flashinfer.rmsnorm_fp4quant(
+        x,
+        weight,
+        out,
+        block_scale,
+        global_scale=global_scale,
+        eps=EPS,
+        block_size=BLOCK,
+        is_sf_swizzled_layout=SWIZZLED,
+        enable_pdl=ENABLE_PDL,
+    )
+
+
+def add_rmsnorm_fp4quant(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    global_scale: torch.Tensor,
+    out: torch.Tensor,
+    block_scale: torch.Tensor,
+    residual_out: torch.Tensor,
+) -> None:
+    """add_rmsnorm_fp4quant of CuTe-DSL; it works in place, so the residual is copied first."""
+    residual_out.copy_(residual)
+    flashinfer.add_rmsnorm_fp4quant(
+        x,
+        residual_out,
+        weight,
+        out,
+        block_scale,
+        global_scale=global_scale,
+        eps=EPS,
+        block_size=BLOCK,
+        is_sf_swizzled_layout=SWIZZLED,
+        enable_pdl=ENABLE_PDL,
+    )

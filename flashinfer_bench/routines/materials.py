@@ -1,0 +1,167 @@
+"""A case as things of the trace-set format: a definition, a workload, one solution per backend, and the stored inputs.
+
+Whatever a run of a routine needs is in them, so `write_material` makes a folder that `flashinfer-bench run` replays.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+from safetensors.numpy import save_file
+
+from flashinfer_bench.data import Definition, Solution, Trace, Workload
+from flashinfer_bench.data.digest import digest_of
+from flashinfer_bench.data.store import layout
+from flashinfer_bench.errors import DataSetError
+from flashinfer_bench.routines.lift import ENTRY, lift
+from flashinfer_bench.routines.spec import TORCH, Case, Source, Tensor
+
+AUTHORS: Final = {TORCH: "torch"}
+LIBRARY: Final = "flashinfer"
+ENTRY_FILE: Final = "main.py"
+NAMESPACE: Final = uuid.UUID("6f1c2f6e-55a4-4f0e-9d9e-0c7a6d0f3b52")
+"""Of the workloads' uuids, which are made of the case's content."""
+NOT_PLAIN: Final = re.compile(r"[^A-Za-z0-9]+")
+
+
+@dataclass(frozen=True)
+class Material:
+    """A case in the words of the format."""
+
+    definition: Definition
+    workload: Workload
+    solutions: Mapping[str, Solution]
+    """Backend to its solution."""
+    blobs: Mapping[str, npt.NDArray[Any]]
+    """Stored inputs by name."""
+
+
+def make_material(routine: str, case: Case, backends: Iterable[str]) -> Material:
+    """Return what the engine needs to run a case with these backends."""
+    reference = lift(case.reference.file, case.reference.function, case.reference.constants, parameters=case.inputs)
+    blobs = {name: tensor.value for name, tensor in case.inputs.items() if isinstance(tensor.value, np.ndarray)}
+    name = _name(routine, case, reference, blobs)
+    definition = Definition.model_validate(
+        {
+            "name": name,
+            "op_type": case.op_type,
+            "axes": {axis: {"type": "const", "value": size} for axis, size in case.axes.items()},
+            "inputs": {key: _spec(tensor) for key, tensor in case.inputs.items()},
+            "outputs": {key: _spec(tensor) for key, tensor in case.outputs.items()},
+            "reference": reference,
+            "tags": [f"routine:{routine}", *case.tags],
+        }
+    )
+    identity = str(uuid.uuid5(NAMESPACE, name))
+    path = str(layout.blob_path(Path(), op_type=case.op_type, definition=name, uuid=identity))
+    inputs = {key: _source(key, tensor, path) for key, tensor in case.inputs.items()}
+    workload = Workload.model_validate({"uuid": identity, "axes": {}, "inputs": inputs})
+    solutions = {backend: _solution(case, definition, backend) for backend in backends}
+    return Material(definition, workload, solutions, blobs)
+
+
+def write_material(root: Path, material: Material) -> None:
+    """Write a case under the root of a trace set; what is there already stays, traces too.
+
+    Raises:
+        DataSetError: the folder cannot be written.
+    """
+    definition, workload = material.definition, material.workload
+    names = {"op_type": definition.op_type, "definition": definition.name}
+    try:
+        _write(layout.definition_path(root, **names), definition.to_json(indent=2) + "\n")
+        line = Trace(definition=definition.name, workload=workload)
+        _write(layout.workloads_path(root, **names), line.to_json() + "\n")
+        for solution in material.solutions.values():
+            place = layout.solution_path(root, author=solution.author, solution=solution.name, **names)
+            _write(place, solution.to_json(indent=2) + "\n")
+        if material.blobs:
+            blob = layout.blob_path(root, uuid=workload.uuid, **names)
+            blob.parent.mkdir(parents=True, exist_ok=True)
+            save_file({name: np.ascontiguousarray(value) for name, value in material.blobs.items()}, blob)
+    except OSError as error:
+        raise DataSetError(f"{root}: the trace set cannot be written: {error}") from error
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+
+
+def _name(routine: str, case: Case, reference: str, blobs: Mapping[str, npt.NDArray[Any]]) -> str:
+    """Name a definition so that equal names mean equal cases."""
+    content = {
+        "axes": dict(case.axes),
+        "inputs": {name: _identity(tensor) for name, tensor in case.inputs.items()},
+        "outputs": {name: _identity(tensor) for name, tensor in case.outputs.items()},
+        "reference": reference,
+        "blobs": {name: [list(value.shape), value.tobytes().hex()[:4096]] for name, value in blobs.items()},
+    }
+    label = NOT_PLAIN.sub("_", case.label).strip("_")
+    return f"{routine}_{label}_{digest_of(content)[:8]}"
+
+
+def _identity(tensor: Tensor) -> list[Any]:
+    value = None if isinstance(tensor.value, np.ndarray) else tensor.value
+    return [tensor.dtype, tensor.shape, value]
+
+
+def _spec(tensor: Tensor) -> dict[str, Any]:
+    shape = None if tensor.shape is None else tensor.shape.split()
+    spec: dict[str, Any] = {"shape": shape, "dtype": tensor.dtype}
+    return {**spec, "description": tensor.note} if tensor.note else spec
+
+
+def _source(name: str, tensor: Tensor, path: str) -> dict[str, Any]:
+    if tensor.value is None:
+        return {"type": "random"}
+    if isinstance(tensor.value, np.ndarray):
+        return {"type": "safetensors", "path": path, "tensor_key": name}
+    return {"type": "scalar", "value": tensor.value}
+
+
+def _solution(case: Case, definition: Definition, backend: str) -> Solution:
+    source = case.reference if backend == TORCH else case.solutions[backend]
+    is_dps = backend in case.dps
+    parameters = [*case.inputs, *(case.outputs if is_dps else ())]
+    return Solution.model_validate(
+        {
+            "name": f"{definition.name}__{backend.replace('-', '_')}",
+            "definition": definition.name,
+            "author": AUTHORS.get(backend, LIBRARY),
+            "description": f"backend {backend} of routine {definition.tags[0].partition(':')[2]}",
+            "sources": [{"path": ENTRY_FILE, "content": _text(source, parameters)}],
+            "spec": {
+                "language": "python",
+                "target_hardware": ["cpu", "cuda"] if backend == TORCH else ["cuda"],
+                "entry_point": f"{ENTRY_FILE}::{ENTRY}",
+                "dependencies": [] if backend == TORCH else ["flashinfer-python"],
+                "destination_passing_style": is_dps,
+            },
+        }
+    )
+
+
+def _text(source: Source, parameters: list[str]) -> str:
+    return lift(source.file, source.function, source.constants, parameters=parameters)
+
+
+def describe_case(case: Case) -> list[str]:
+    """Return a line for each input: name, shape and dtype, or the number that it is."""
+    lines = []
+    for name, tensor in case.inputs.items():
+        if tensor.shape is None:
+            lines.append(f"{name} = {json.dumps(tensor.value)}")
+            continue
+        sizes = [case.axes[axis] if axis in case.axes else int(axis) for axis in tensor.shape.split()]
+        lines.append(f"{name}.shape = torch.Size({sizes})")
+        lines.append(f"{name}.dtype = {tensor.dtype}")
+    return lines

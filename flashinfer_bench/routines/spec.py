@@ -1,0 +1,120 @@
+"""The words of the routines: a flag, a routine, and the case that a routine makes of flags. Frozen values, no torch."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from flashinfer_bench.roofline.cost import Cost
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+Kind = Literal["int", "float", "text", "switch"]
+TORCH: Final = "torch"
+"""The backend that every routine has: its reference."""
+
+
+@dataclass(frozen=True)
+class Flag:
+    """One flag of the command line, spelt `--name`."""
+
+    name: str
+    kind: Kind
+    help: str
+    default: Any = None
+    choices: tuple[Any, ...] = ()
+    required: bool = False
+
+
+@dataclass(frozen=True)
+class Source:
+    """A function of `routines.code`, to be lifted into a file of its own."""
+
+    file: str
+    """Module of `routines.code`."""
+    function: str
+    """It becomes `run`."""
+    constants: Mapping[str, Any] = field(default_factory=dict)
+    """Values for constants of the module, by name."""
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """An input or output."""
+
+    dtype: str
+    shape: str | None
+    """Axes and numbers with spaces between; None for a Python number."""
+    value: npt.NDArray[Any] | float | None = None
+    """What the input holds; None for values drawn from the seed."""
+    note: str = ""
+    """For people, and for the rules that draw values."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """When an output is right: see `bench.evaluators.comparison`."""
+
+    rtol: float = 1e-2
+    atol: float = 1e-2
+    ratio: float | None = None
+    """Share of elements that must match; None leaves it to the evaluator."""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """Parameters of the evaluator."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One routine with all its sizes: everything that a run of it needs."""
+
+    label: str
+    """The sizes in a few letters; part of the definition's name."""
+    op_type: str
+    axes: Mapping[str, int]
+    inputs: Mapping[str, Tensor]
+    outputs: Mapping[str, Tensor]
+    reference: Source
+    solutions: Mapping[str, Source]
+    """Backend to the code that calls it; `torch` is not among them."""
+    cost: Cost
+    check: Check = Check()
+    tags: tuple[str, ...] = ()
+    refusals: Mapping[str, str] = field(default_factory=dict)
+    """Backend to the reason why it cannot do this case, whatever the GPU."""
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    """What the table gets beside the flags, such as the average sequence length."""
+    notes: tuple[str, ...] = ()
+    """Lines for -v."""
+    dps: frozenset[str] = frozenset()
+    """Backends whose code writes into outputs that it is given."""
+
+
+@dataclass(frozen=True)
+class Routine:
+    """One line of the table."""
+
+    name: str
+    family: str
+    summary: str
+    flags: tuple[Flag, ...]
+    default_backends: tuple[str, ...]
+    support: Mapping[str, tuple[str, ...]]
+    """Backend to the compute capabilities that it runs on."""
+    make_case: Callable[[Namespace], Case]
+    """Raises Misuse where flags do not go together."""
+
+    @property
+    def backends(self) -> tuple[str, ...]:
+        """Every backend, `torch` last."""
+        return (*self.support, TORCH)
+
+
+ALL: Final = ("7.5", "8.0", "8.6", "8.9", "9.0", "10.0", "10.3", "12.0")
+"""The compute capabilities of the support matrix."""
+AMPERE_ON: Final = ALL[1:]
+ADA_ON: Final = ALL[3:]
+HOPPER: Final = ("9.0",)
+BLACKWELL: Final = ("10.0", "10.3")

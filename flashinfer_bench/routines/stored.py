@@ -1,0 +1,59 @@
+"""Inputs whose values a case decides itself: lengths, offsets, page tables, factors. The one owner of numpy here.
+
+Random ones come from `--random_seed`, so that equal flags give an equal case. numpy is imported when a case is made,
+for `--help` has no use for it.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Values = npt.NDArray[Any]
+
+
+def floats(values: Iterable[float]) -> Values:
+    """Return numbers as float32."""
+    import numpy as np
+
+    return np.array(list(values), dtype=np.float32)
+
+
+def int32(values: Iterable[Any]) -> Values:
+    """Return whole numbers, or rows of them, as int32."""
+    import numpy as np
+
+    return np.array(list(values), dtype=np.int32)
+
+
+def generator(args: Namespace, *, salt: int = 0) -> np.random.Generator:
+    """Return the generator of a case; another salt gives an independent one."""
+    import numpy as np
+
+    return np.random.default_rng((int(args.random_seed), salt))
+
+
+def random_integers(args: Namespace, low: int, high: int, shape: int | Sequence[int], *, salt: int = 0) -> Values:
+    """Return int32 in [low, high)."""
+    import numpy as np
+
+    return generator(args, salt=salt).integers(low, high, size=shape, dtype=np.int32)
+
+
+def offsets(lengths: Iterable[int]) -> Values:
+    """Return where each sequence begins, and the total: [0, l0, l0 + l1, …] as int32."""
+    import numpy as np
+
+    return np.concatenate(([0], np.cumsum(np.array(list(lengths), dtype=np.int64)))).astype(np.int32)
+
+
+def permutation(args: Namespace, count: int, *, salt: int = 0) -> Values:
+    """Return 0 … count - 1 in random order as int32."""
+    import numpy as np
+
+    return generator(args, salt=salt).permutation(count).astype(np.int32)

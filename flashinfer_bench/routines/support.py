@@ -1,0 +1,96 @@
+"""What can run here: compute capability, FlashInfer and what its backends need beside it. Nothing is imported for it.
+
+The support matrix itself stands in the routines; this says why a backend of one cannot run on this machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import metadata, util
+from typing import Any, Final
+
+from flashinfer_bench.routines.spec import TORCH, Routine
+
+LIBRARY: Final = "flashinfer-python"
+NEEDS: Final[Mapping[str, tuple[str, str]]] = {
+    "cudnn": ("cudnn", "nvidia-cudnn-frontend"),
+    "cudnn-native": ("cudnn", "nvidia-cudnn-frontend"),
+    "cute-dsl": ("cutlass", "nvidia-cutlass-dsl"),
+}
+"""Backend to the module that it imports, and the package that has it."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where cases run."""
+
+    device: str
+    """The maker's name of the device."""
+    capability: str | None
+    """Compute capability, such as "9.0"; None on a CPU."""
+    versions: Mapping[str, str]
+    """Package to its version, where it is installed."""
+    modules: frozenset[str]
+    """Of the modules in `NEEDS` and flashinfer, those that can be imported."""
+
+
+def find_place(device: str, uuid: str, *, has_module: Callable[[str], bool] | None = None) -> Place:
+    """Return what this machine has.
+
+    Args:
+        device: the device's name.
+        uuid: NVML's; "cpu" for the CPU.
+        has_module: tells whether a module can be imported.
+    """
+    there = has_module or (lambda name: util.find_spec(name) is not None)
+    wanted = {"flashinfer", *(module for module, _ in NEEDS.values())}
+    packages = (LIBRARY, "torch", "nvidia-cudnn-frontend", "nvidia-cutlass-dsl", "triton", "cupti-python")
+    return Place(
+        device=device,
+        capability=None if uuid == "cpu" else read_capability(uuid),
+        versions={name: version for name in packages if (version := _version(name)) is not None},
+        modules=frozenset(name for name in wanted if there(name)),
+    )
+
+
+def read_capability(uuid: str) -> str | None:
+    """Return the compute capability of a GPU by NVML; None where NVML does not tell."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    try:
+        handle: Any = pynvml.nvmlDeviceGetHandleByUUID(uuid.encode())
+        major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
+    except pynvml.NVMLError:
+        return None
+    finally:
+        pynvml.nvmlShutdown()
+    return f"{major}.{minor}"
+
+
+def why_not(routine: Routine, backend: str, place: Place) -> str | None:
+    """Return the line that says why a backend cannot run here; None where it can."""
+    who = f"{backend} for routine {routine.name}"
+    if backend == TORCH:
+        return None
+    if place.capability is None:
+        return f"{who} needs an NVIDIA GPU; this machine has none that can be used. Skipping."
+    if place.capability not in routine.support[backend]:
+        return f"{who} is not supported on compute capability {place.capability}. Skipping."
+    if "flashinfer" not in place.modules:
+        return f"{who} needs {LIBRARY}, which is not installed (pip install 'flashinfer-bench[cuda]'). Skipping."
+    module, package = NEEDS.get(backend, ("", ""))
+    if module and module not in place.modules:
+        return f"{who} needs {package}, which is not installed. Skipping."
+    return None
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,28 @@
+"""The table of routines: one entry each, put together from the families. Importing it is cheap."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+from flashinfer_bench.data.names import did_you_mean
+from flashinfer_bench.errors import Misuse
+from flashinfer_bench.routines import norm
+from flashinfer_bench.routines.spec import Routine
+
+FAMILIES: Final = (norm,)
+ROUTINES: Final[Mapping[str, Routine]] = MappingProxyType(
+    {routine.name: routine for family in FAMILIES for routine in family.ROUTINES}
+)
+
+
+def find_routine(name: str) -> Routine:
+    """Return the routine of that name.
+
+    Raises:
+        Misuse: there is none; the nearest name is told.
+    """
+    if name not in ROUTINES:
+        raise Misuse(f"unknown routine {name}{did_you_mean(name, ROUTINES)}; known: {', '.join(ROUTINES)}")
+    return ROUTINES[name]
