@@ -6,5 +6,15 @@ SMALL = {
     "fused_add_rmsnorm_quant": "--batch_size 8 --hidden_size 128 --out_dtype fp8_e5m2 --scale 2",
     "rmsnorm_fp4quant": "--batch_size 8 --hidden_size 128 --is_sf_swizzled_layout --use_global_scale",
     "add_rmsnorm_fp4quant": "--batch_size 8 --hidden_size 128 --out_dtype mxfp4",
+    "apply_rope": "--batch_size 2 --seq_len 7 --num_qo_heads 4 --num_kv_heads 2 --head_dim 32 --rotary_dim 16",
+    "apply_rope_pos_ids": "--batch_size 2 --seq_len 7 --num_qo_heads 4 --num_kv_heads 2 --head_dim 32 --interleave",
+    "apply_llama31_rope": "--batch_size 2 --seq_len 7 --num_qo_heads 4 --num_kv_heads 2 --head_dim 32 --rope_scale 8",
+    "apply_llama31_rope_pos_ids": "--batch_size 2 --seq_len 7 --num_qo_heads 4 --num_kv_heads 2 --head_dim 32",
+    "apply_rope_with_cos_sin_cache": "--batch_size 2 --seq_len 7 --num_qo_heads 4 --num_kv_heads 2 --head_dim 32",
+    "mla_rope_quantize_fp8": "--batch_size 2 --seq_len 7 --num_qo_heads 4 --num_kv_heads 1 --head_dim 32 "
+    "--no_rope_dim 64",
+    "rope_quantize_fp8": "--batch_size 2 --seq_len 7 --num_qo_heads 4 --num_kv_heads 2 --head_dim 32",
+    "rope_quantize_fp8_append_paged_kv_cache": "--batch_size 2 --seq_len 7 --num_qo_heads 4 --num_kv_heads 2 "
+    "--head_dim 32 --no_rope_dim 16 --page_size 4 --kv_layout HND --quant_dtype fp8_e5m2",
 }
 """Routine to its flags."""
