@@ -1,28 +1,24 @@
-"""Measure how far an output is from the expected one, in chunks: no copy of a whole output, one transfer at the end.
+"""Compare an output with the expected one: measured in one pass where that is worth it, in chunks elsewhere.
 
-The rule that the numbers serve is in `comparison`. Floats are compared in float32 (float64 in float64), integers and
-booleans bit by bit.
+The rule is in `comparison`, the arithmetic in `compare_chunks`; `compare_fused` is the same in one kernel.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from typing import Final, NamedTuple
+from collections.abc import Iterator
+from importlib.util import find_spec
+from typing import Final
 
 import torch
 
-from flashinfer_bench.bench.evaluators.comparison import Comparison, Element, Tolerance
-from flashinfer_bench.bench.evaluators.packed import is_packed, unpack
+from flashinfer_bench.bench.evaluators.compare_chunks import measure_chunks, read_element, score_elements
+from flashinfer_bench.bench.evaluators.comparison import Comparison, Element, Findings, Tolerance
+from flashinfer_bench.bench.evaluators.packed import is_packed
 
-WINDOW: Final = 32
-"""Elements. An aligned window of this many equal values, half of them failing, was never written: kernels that round to
-few bits give equal neighbours, but not wrong ones; a skipped row or tile of zeros or of a fill pattern gives both."""
-CHUNK_ELEMENTS: Final = {"cpu": 1 << 15, "cuda": 1 << 22}
-"""Elements compared at once. CPU: up to so many torch uses one thread, and threads that wait for each other on a busy
-machine cost ten times what they gain. GPU: the extra memory stays under 200 MB."""
-_SIGNED: Final = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""Bytes to the type that equality is asked of: torch compares few of its unsigned types."""
+FUSED_FROM: Final = 1 << 24
+"""Elements of an output on a GPU from which the fused kernel is used: below that, chunks take less than 3 ms, and
+compiling the kernel takes a second."""
 
 
 def compare(
@@ -40,163 +36,49 @@ def compare(
         got: what the solution gave; for a bool it may be the raw bytes, and one that is neither 0 nor 1 is wrong.
         tolerance: what decides.
         output: name for messages.
-        chunk_elements: elements compared at once; does not change the result.
+        chunk_elements: elements compared at once, and in chunks in any case; does not change the result.
     """
-    size = chunk_elements or CHUNK_ELEMENTS.get(expected.device.type, CHUNK_ELEMENTS["cpu"])
-    size = max(WINDOW, size // WINDOW * WINDOW)
-    reader = _reader(expected, got)
-    rows = [_measure(reader.read(start, size), tolerance) for start in range(0, reader.elements, size)]
-    if not rows:
+    left, right = expected.contiguous().reshape(-1), got.contiguous().reshape(-1)
+    if not left.numel():
         return Comparison(output, tolerance, 0, 0, 0, 0.0, 0.0, 0.0, None, None)
-    # One transfer for all chunks: a transfer each would wait for the device each time.
-    facts = [_Facts(*row) for row in torch.stack(rows).tolist()]
-    shape = (*expected.shape[:-1], expected.shape[-1] * 2) if is_packed(expected.dtype) else tuple(expected.shape)
-    nonfinite = int(sum(fact.nonfinite_mismatched for fact in facts))
-    worst = size * max(range(len(facts)), key=lambda chunk: facts[chunk].worst_score)
-    unwritten = [chunk * size + int(fact.unwritten_at) for chunk, fact in enumerate(facts) if fact.unwritten_at >= 0]
+    if chunk_elements is None and left.numel() >= FUSED_FROM:
+        found = _measure_large(left, right, tolerance)
+    else:
+        found = measure_chunks(left, right, tolerance, chunk_elements=chunk_elements)
+    packed = is_packed(expected.dtype)
+    shape = (*expected.shape[:-1], expected.shape[-1] * 2) if packed else tuple(expected.shape)
     return Comparison(
         output=output,
         tolerance=tolerance,
-        elements=reader.elements,
-        mismatched=int(sum(fact.mismatched for fact in facts)),
-        nonfinite_mismatched=nonfinite,
-        max_abs_error=math.inf if nonfinite else max(fact.max_abs_error for fact in facts),
-        max_rel_error=math.inf if nonfinite else max(fact.max_rel_error for fact in facts),
-        max_expected=max(fact.max_expected for fact in facts),
-        worst=_find_worst(reader.read(worst, size), tolerance, start=worst, shape=shape),
-        unwritten_at=_unravel(unwritten[0], shape) if unwritten else None,
+        elements=left.numel() * (2 if packed else 1),
+        mismatched=found.mismatched,
+        nonfinite_mismatched=found.nonfinite_mismatched,
+        max_abs_error=math.inf if found.nonfinite_mismatched else found.max_abs_error,
+        max_rel_error=math.inf if found.nonfinite_mismatched else found.max_rel_error,
+        max_expected=found.max_expected,
+        worst=_describe_element(left, right, tolerance, at=found.worst_at, shape=shape),
+        unwritten_at=None if found.unwritten_at is None else _unravel(found.unwritten_at, shape),
     )
 
 
-class _Chunk(NamedTuple):
-    expected: torch.Tensor
-    """Flat, in the floating type that is computed in."""
-    got: torch.Tensor
-    matches: torch.Tensor | None
-    """For types without a tolerance: which elements are equal."""
+def _measure_large(expected: torch.Tensor, got: torch.Tensor, tolerance: Tolerance) -> Findings:
+    if expected.device.type == "cuda" and find_spec("triton") is not None:
+        # Importing Triton takes a third of a second, which small outputs do not pay.
+        from flashinfer_bench.bench.evaluators.compare_fused import is_usable, measure_fused
+
+        if is_usable(expected.dtype, expected.device, tolerance):
+            return measure_fused(expected, got, tolerance)
+    return measure_chunks(expected, got, tolerance)
 
 
-class _Reader(NamedTuple):
-    elements: int
-    read: Callable[[int, int], _Chunk]
-    """Give the elements from a start on, at most so many."""
-
-
-class _Errors(NamedTuple):
-    error: torch.Tensor
-    magnitude: torch.Tensor
-    score: torch.Tensor
-    """Error in multiples of what is allowed: an element fails above 1 and, until `_repair`, where this is nan."""
-
-
-class _Facts(NamedTuple):
-    mismatched: float
-    nonfinite_mismatched: float
-    max_abs_error: float
-    max_rel_error: float
-    max_expected: float
-    worst_score: float
-    unwritten_at: float
-    """Index in the chunk; -1 for none."""
-
-
-def _reader(expected: torch.Tensor, got: torch.Tensor) -> _Reader:
-    left, right = expected.contiguous().reshape(-1), got.contiguous().reshape(-1)
-
-    def read_packed(start: int, size: int) -> _Chunk:
-        pair = slice(start // 2, (start + size) // 2)
-        return _Chunk(unpack(left[pair]), unpack(right[pair]), None)
-
-    def read_floats(start: int, size: int) -> _Chunk:
-        work = torch.float64 if left.dtype == torch.float64 else torch.float32
-        return _Chunk(left[start : start + size].to(work), right[start : start + size].to(work), None)
-
-    def read_exact(start: int, size: int) -> _Chunk:
-        return _exact_chunk(left[start : start + size], right[start : start + size])
-
-    if is_packed(expected.dtype):
-        return _Reader(2 * left.numel(), read_packed)
-    return _Reader(left.numel(), read_floats if expected.dtype.is_floating_point else read_exact)
-
-
-def _exact_chunk(expected: torch.Tensor, got: torch.Tensor) -> _Chunk:
-    """Compare bit by bit; of a bool the raw byte, for torch may take any byte that is not 0 for true."""
-    if expected.dtype == torch.bool:
-        expected, got = expected.view(torch.uint8), got.view(torch.uint8)
-    bits = _SIGNED[expected.element_size()]
-    return _Chunk(expected.to(torch.float64), got.to(torch.float64), expected.view(bits) == got.view(bits))
-
-
-def _measure(chunk: _Chunk, tolerance: Tolerance) -> torch.Tensor:
-    """Give the fields of `_Facts` for one chunk; on a GPU without waiting for it.
-
-    On a CPU a comparison costs five times what arithmetic does, so none is made while the scores say that all is well.
-    """
-    errors = _errors(chunk, tolerance)
-    none = torch.zeros((), device=chunk.got.device)
-    if _surely(errors.score.max() <= 1):
-        return _facts(errors, failed=none, nonfinite=none, unwritten=none - 1)
-    failed = ~(errors.score <= 1)
-    nonfinite = none
-    if not _surely(torch.isfinite(errors.error.max() + errors.magnitude.max())):
-        errors, failed, nonfinite = _repair(chunk, errors, failed)
-    unwritten = _first_unwritten(chunk.got, failed) if tolerance.by_ratio else none - 1
-    return _facts(errors, failed=failed, nonfinite=nonfinite, unwritten=unwritten)
-
-
-def _surely(condition: torch.Tensor) -> bool:
-    """Tell whether a condition holds where asking is free: on a GPU the answer is no, for asking would be waiting."""
-    return condition.device.type == "cpu" and bool(condition)
-
-
-def _errors(chunk: _Chunk, tolerance: Tolerance) -> _Errors:
-    error = (chunk.got - chunk.expected).abs_()
-    magnitude = chunk.expected.abs()
-    if chunk.matches is not None:
-        return _Errors(error, magnitude, torch.where(chunk.matches, 0.0, error.clamp(min=2.0)))
-    limits = torch.finfo(error.dtype)
-    # The upper limit keeps an infinite bound (the expected value is infinite) from letting everything pass.
-    bound = (magnitude * tolerance.rtol).clamp_(max(tolerance.atol, limits.tiny), limits.max)
-    return _Errors(error, magnitude, error / bound)
-
-
-def _repair(chunk: _Chunk, errors: _Errors, failed: torch.Tensor) -> tuple[_Errors, torch.Tensor, torch.Tensor]:
-    """Judge nan and infinities, which arithmetic cannot; tell which elements fail, and which of these for that."""
-    finite = torch.isfinite(chunk.expected)
-    alike = (chunk.got == chunk.expected) | (chunk.got.isnan() & chunk.expected.isnan())
-    failed = failed & ~alike
-    error = torch.where(errors.error.isnan(), torch.where(failed, math.inf, 0.0), errors.error)
-    score = torch.where(finite & ~error.isinf(), errors.score, error)
-    magnitude = torch.where(finite, errors.magnitude, 0.0)
-    return _Errors(error, magnitude, score), failed, failed & ~(finite & torch.isfinite(chunk.got))
-
-
-def _facts(errors: _Errors, *, failed: torch.Tensor, nonfinite: torch.Tensor, unwritten: torch.Tensor) -> torch.Tensor:
-    # No relative error where the expected value is zero.
-    relative = (errors.error / errors.magnitude).nan_to_num_(nan=0.0, posinf=0.0)
-    maxima = (errors.error.max(), relative.max(), errors.magnitude.max(), errors.score.max())
-    return torch.stack([fact.to(torch.float64) for fact in (failed.sum(), nonfinite.sum(), *maxima, unwritten)])
-
-
-def _first_unwritten(got: torch.Tensor, failed: torch.Tensor) -> torch.Tensor:
-    """Give the index of the first window that looks unwritten; -1 where there is none."""
-    whole = got.numel() // WINDOW * WINDOW
-    if whole == 0:
-        return torch.tensor(-1, device=got.device)
-    values, wrong = got[:whole].view(-1, WINDOW), failed[:whole].view(-1, WINDOW)
-    suspicious = (values == values[:, :1]).all(dim=1) & (wrong.sum(dim=1) * 2 >= WINDOW)
-    first = suspicious.to(torch.uint8).argmax()
-    return torch.where(suspicious[first], first * WINDOW, -1)
-
-
-def _find_worst(chunk: _Chunk, tolerance: Tolerance, *, start: int, shape: tuple[int, ...]) -> Element:
-    """Describe the element that is furthest beyond what it is allowed, in the chunk that has it."""
-    errors = _errors(chunk, tolerance)
-    errors, _, _ = _repair(chunk, errors, ~(errors.score <= 1))
-    at = int(errors.score.argmax())
-    expected, got, error = (float(values[at]) for values in (chunk.expected, chunk.got, errors.error))
-    relative = error / abs(expected) if expected and math.isfinite(expected) else math.inf
-    return Element(_unravel(start + at, shape), expected, got, error, relative if error else 0.0)
+def _describe_element(
+    expected: torch.Tensor, got: torch.Tensor, tolerance: Tolerance, *, at: int, shape: tuple[int, ...]
+) -> Element:
+    chunk = read_element(expected, got, at)
+    error = float(score_elements(chunk, tolerance).error)
+    wanted, found = float(chunk.expected), float(chunk.got)
+    relative = error / abs(wanted) if wanted and math.isfinite(wanted) else math.inf
+    return Element(_unravel(at, shape), wanted, found, error, relative if error else 0.0)
 
 
 def _unravel(at: int, shape: tuple[int, ...]) -> tuple[int, ...]:

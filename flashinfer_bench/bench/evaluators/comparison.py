@@ -9,8 +9,13 @@ unwritten.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+WINDOW: Final = 32
+"""Elements. An aligned window of this many equal values, half of them failing, was never written: kernels that round to
+few bits give equal neighbours, but not wrong ones; a skipped row or tile of zeros or of a fill pattern gives both."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,45 @@ class Element:
     abs_error: float
     rel_error: float
     """|got - expected| / |expected|; infinite where the expected value is zero and the other is not."""
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What measuring a flat output, or a stretch of one, found."""
+
+    mismatched: int
+    nonfinite_mismatched: int
+    max_abs_error: float
+    max_rel_error: float
+    """Over elements whose expected value is not zero."""
+    max_expected: float
+    """Largest finite magnitude that was expected."""
+    worst_score: float
+    """The largest error in multiples of what is allowed."""
+    worst_at: int
+    """Index of the first element that has it."""
+    unwritten_at: int | None
+    """Index of the first window that looks unwritten."""
+
+    def moved(self, start: int) -> Findings:
+        """Give the same of a stretch that begins at an index."""
+        unwritten_at = None if self.unwritten_at is None else self.unwritten_at + start
+        return replace(self, worst_at=self.worst_at + start, unwritten_at=unwritten_at)
+
+    @staticmethod
+    def combine(stretches: Sequence[Findings]) -> Findings:
+        """Put stretches of one output together, in their order."""
+        worst = max(stretches, key=lambda found: found.worst_score)
+        return Findings(
+            mismatched=sum(found.mismatched for found in stretches),
+            nonfinite_mismatched=sum(found.nonfinite_mismatched for found in stretches),
+            max_abs_error=max(found.max_abs_error for found in stretches),
+            max_rel_error=max(found.max_rel_error for found in stretches),
+            max_expected=max(found.max_expected for found in stretches),
+            worst_score=worst.worst_score,
+            worst_at=worst.worst_at,
+            unwritten_at=next((found.unwritten_at for found in stretches if found.unwritten_at is not None), None),
+        )
 
 
 @dataclass(frozen=True)

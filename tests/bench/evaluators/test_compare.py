@@ -9,8 +9,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flashinfer_bench.bench.evaluators.compare import WINDOW, compare
-from flashinfer_bench.bench.evaluators.comparison import Tolerance
+from flashinfer_bench.bench.evaluators import compare_chunks
+from flashinfer_bench.bench.evaluators.compare import compare
+from flashinfer_bench.bench.evaluators.compare_chunks import measure_chunks
+from flashinfer_bench.bench.evaluators.comparison import WINDOW, Findings, Tolerance
+from flashinfer_bench.bench.evaluators.verdict import compare_outputs, describe_problems
+from tests.kit.make import make_definition
 
 pytestmark = pytest.mark.cpu
 
@@ -96,7 +100,10 @@ def test_integers_have_no_tolerance(dtype):
     assert compare(expected, expected, EXACT).problem() is None
 
 
-def test_large_integers_that_are_equal_as_floats_differ():
+@pytest.mark.parametrize("asks", [True, False], ids=["as on a CPU", "as on a GPU"])
+def test_large_integers_that_are_equal_as_floats_differ(monkeypatch, asks):
+    if not asks:
+        monkeypatch.setattr(compare_chunks, "_surely", lambda condition: False)
     found = compare(vector(2**60, dtype=torch.int64), vector(2**60 + 1, dtype=torch.int64), EXACT)
     assert found.mismatched == 1
 
@@ -198,6 +205,40 @@ def test_the_chunk_size_does_not_change_the_result(elements, tolerance, chunks):
     expected, got = (torch.tensor(side) for side in zip(*elements, strict=True))
     whole = compare(expected, got, tolerance, chunk_elements=1 << 20)
     assert repr(compare(expected, got, tolerance, chunk_elements=chunks * WINDOW)) == repr(whole)
+
+
+@given(pairs, tolerances)
+@settings(max_examples=100, deadline=None)
+def test_not_asking_the_device_in_between_does_not_change_the_result(elements, tolerance):
+    expected, got = (torch.tensor(side) for side in zip(*elements, strict=True))
+    asked = measure_chunks(expected, got, tolerance)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compare_chunks, "_surely", lambda condition: False)
+        assert repr(measure_chunks(expected, got, tolerance)) == repr(asked)
+
+
+@given(pairs, tolerances, st.integers(0, 6))
+@settings(max_examples=100, deadline=None)
+def test_stretches_put_together_are_the_whole(elements, tolerance, cut):
+    expected, got = (torch.tensor(side) for side in zip(*elements, strict=True))
+    cut = min(cut * WINDOW, len(elements) - 1)
+    ends = [measure_chunks(expected[cut:], got[cut:], tolerance).moved(cut)]
+    starts = [measure_chunks(expected[:cut], got[:cut], tolerance)] if cut else []
+    assert repr(Findings.combine(starts + ends)) == repr(measure_chunks(expected, got, tolerance))
+
+
+@given(st.permutations(range(3)), st.lists(pairs, min_size=3, max_size=3), tolerances)
+@settings(max_examples=60, deadline=None)
+def test_the_order_of_the_outputs_does_not_change_what_is_found_of_each(order, outputs, tolerance):
+    def judge(places):
+        names = {f"y{place}": "float32[n]" for place in places}
+        sides = [zip(*outputs[place], strict=True) for place in places]
+        expected, got = zip(*([torch.tensor(side) for side in pair] for pair in sides), strict=True)
+        return compare_outputs(make_definition(outputs=names), got, expected, tolerance)
+
+    plain, moved = judge(range(3)), judge(order)
+    assert [repr(plain[place]) for place in order] == [repr(found) for found in moved]
+    assert (describe_problems(plain) is None) == (describe_problems(moved) is None)
 
 
 @given(pairs, tolerances)

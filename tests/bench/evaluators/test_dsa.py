@@ -1,4 +1,4 @@
-"""The DSA evaluator: which choices of an indexer are right, in any order and rounding, and where wrong ones are wrong."""
+"""The DSA evaluator: which choices of an indexer are right in any order and rounding, and where others are wrong."""
 
 from __future__ import annotations
 

@@ -1,0 +1,188 @@
+"""Compare chunk by chunk with torch alone: every dtype on every device, no copy of a whole output, one transfer.
+
+Floats are compared in float32 (float64 in float64), integers and booleans bit by bit. The rule that the numbers serve
+is in `comparison`; `compare` is who calls.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+import torch
+
+from flashinfer_bench.bench.evaluators.comparison import WINDOW, Findings, Tolerance
+from flashinfer_bench.bench.evaluators.packed import is_packed, unpack
+
+CHUNK_ELEMENTS: Final = {"cpu": 1 << 15, "cuda": 1 << 22}
+"""Elements compared at once. CPU: up to so many torch uses one thread, and threads that wait for each other on a busy
+machine cost ten times what they gain. GPU: the extra memory stays under 200 MB."""
+_SIGNED: Final = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Bytes to the type that equality is asked of: torch compares few of its unsigned types."""
+
+
+def measure_chunks(
+    expected: torch.Tensor, got: torch.Tensor, tolerance: Tolerance, *, chunk_elements: int | None = None
+) -> Findings:
+    """Compare two flat tensors that are not empty; the size of the chunks does not change what is found."""
+    size = chunk_elements or CHUNK_ELEMENTS.get(expected.device.type, CHUNK_ELEMENTS["cpu"])
+    size = max(WINDOW, size // WINDOW * WINDOW)
+    reader = _reader(expected, got)
+    rows = [_measure(reader.read(start, size), tolerance) for start in range(0, reader.elements, size)]
+    # One transfer for all chunks: a transfer each would wait for the device each time.
+    facts = [_Facts(*row) for row in torch.stack(rows).tolist()]
+    unwritten = [chunk * size + int(fact.unwritten_at) for chunk, fact in enumerate(facts) if fact.unwritten_at >= 0]
+    worst = max(range(len(facts)), key=lambda chunk: facts[chunk].worst_score)
+    score = score_elements(reader.read(worst * size, size), tolerance).score
+    return Findings(
+        mismatched=int(sum(fact.mismatched for fact in facts)),
+        nonfinite_mismatched=int(sum(fact.nonfinite_mismatched for fact in facts)),
+        max_abs_error=max(fact.max_abs_error for fact in facts),
+        max_rel_error=max(fact.max_rel_error for fact in facts),
+        max_expected=max(fact.max_expected for fact in facts),
+        worst_score=facts[worst].worst_score,
+        worst_at=worst * size + int(score.argmax()),
+        unwritten_at=unwritten[0] if unwritten else None,
+    )
+
+
+def read_element(expected: torch.Tensor, got: torch.Tensor, at: int) -> Chunk:
+    """Read one element of two flat tensors, onto the CPU."""
+    # Packed elements are read in pairs.
+    pair = _reader(expected, got).read(at - at % 2, 2)
+    only = slice(at % 2, at % 2 + 1)
+    return Chunk(
+        pair.expected[only].cpu(), pair.got[only].cpu(), None if pair.matches is None else pair.matches[only].cpu()
+    )
+
+
+class Chunk(NamedTuple):
+    """Some elements in a type that arithmetic is done in."""
+
+    expected: torch.Tensor
+    got: torch.Tensor
+    matches: torch.Tensor | None
+    """For types without a tolerance: which elements are equal."""
+
+
+class Errors(NamedTuple):
+    """How far off each element is."""
+
+    error: torch.Tensor
+    magnitude: torch.Tensor
+    score: torch.Tensor
+    """Error in multiples of what is allowed: an element fails above 1 and, until `_repair`, where this is nan."""
+
+
+class _Reader(NamedTuple):
+    elements: int
+    read: Callable[[int, int], Chunk]
+    """Give the elements from a start on, at most so many."""
+
+
+class _Facts(NamedTuple):
+    mismatched: float
+    nonfinite_mismatched: float
+    max_abs_error: float
+    max_rel_error: float
+    max_expected: float
+    worst_score: float
+    unwritten_at: float
+    """Index in the chunk; -1 for none."""
+
+
+def _reader(expected: torch.Tensor, got: torch.Tensor) -> _Reader:
+    left, right = expected.contiguous().reshape(-1), got.contiguous().reshape(-1)
+
+    def read_packed(start: int, size: int) -> Chunk:
+        pair = slice(start // 2, (start + size) // 2)
+        return Chunk(unpack(left[pair]), unpack(right[pair]), None)
+
+    def read_floats(start: int, size: int) -> Chunk:
+        work = torch.float64 if left.dtype == torch.float64 else torch.float32
+        return Chunk(left[start : start + size].to(work), right[start : start + size].to(work), None)
+
+    def read_exact(start: int, size: int) -> Chunk:
+        return _exact_chunk(left[start : start + size], right[start : start + size])
+
+    if is_packed(expected.dtype):
+        return _Reader(2 * left.numel(), read_packed)
+    return _Reader(left.numel(), read_floats if expected.dtype.is_floating_point else read_exact)
+
+
+def _exact_chunk(expected: torch.Tensor, got: torch.Tensor) -> Chunk:
+    """Compare bit by bit; of a bool the raw byte, for torch may take any byte that is not 0 for true."""
+    if expected.dtype == torch.bool:
+        expected, got = expected.view(torch.uint8), got.view(torch.uint8)
+    bits = _SIGNED[expected.element_size()]
+    return Chunk(expected.to(torch.float64), got.to(torch.float64), expected.view(bits) == got.view(bits))
+
+
+def _measure(chunk: Chunk, tolerance: Tolerance) -> torch.Tensor:
+    """Give the fields of `_Facts` for one chunk; on a GPU without waiting for it.
+
+    On a CPU a comparison costs five times what arithmetic does, so none is made while the scores say that all is well.
+    """
+    errors = _errors(chunk, tolerance)
+    none = torch.zeros((), device=chunk.got.device)
+    if _surely(errors.score.max() <= 1):
+        return _facts(errors, failed=none, nonfinite=none, unwritten=none - 1)
+    failed = ~(errors.score <= 1)
+    nonfinite = none
+    is_exact = chunk.matches is not None
+    if not is_exact and not _surely(torch.isfinite(errors.error.max() + errors.magnitude.max())):
+        errors, failed, nonfinite = _repair(chunk, errors, failed)
+    unwritten = _first_unwritten(chunk.got, failed) if tolerance.by_ratio else none - 1
+    return _facts(errors, failed=failed, nonfinite=nonfinite, unwritten=unwritten)
+
+
+def _surely(condition: torch.Tensor) -> bool:
+    """Tell whether a condition holds where asking is free: on a GPU the answer is no, for asking would be waiting."""
+    return condition.device.type == "cpu" and bool(condition)
+
+
+def score_elements(chunk: Chunk, tolerance: Tolerance) -> Errors:
+    """Give the errors of some elements, those that are nan or infinite too."""
+    errors = _errors(chunk, tolerance)
+    return errors if chunk.matches is not None else _repair(chunk, errors, ~(errors.score <= 1))[0]
+
+
+def _errors(chunk: Chunk, tolerance: Tolerance) -> Errors:
+    error = (chunk.got - chunk.expected).abs_()
+    magnitude = chunk.expected.abs()
+    if chunk.matches is not None:
+        return Errors(error, magnitude, torch.where(chunk.matches, 0.0, error.clamp(min=2.0)))
+    limits = torch.finfo(error.dtype)
+    # The upper limit keeps an infinite bound (the expected value is infinite) from letting everything pass.
+    bound = (magnitude * tolerance.rtol).clamp_(max(tolerance.atol, limits.tiny), limits.max)
+    return Errors(error, magnitude, error / bound)
+
+
+def _repair(chunk: Chunk, errors: Errors, failed: torch.Tensor) -> tuple[Errors, torch.Tensor, torch.Tensor]:
+    """Judge nan and infinities, which arithmetic cannot; tell which elements fail, and which of these for that."""
+    finite = torch.isfinite(chunk.expected)
+    alike = (chunk.got == chunk.expected) | (chunk.got.isnan() & chunk.expected.isnan())
+    failed = failed & ~alike
+    error = torch.where(errors.error.isnan(), torch.where(failed, math.inf, 0.0), errors.error)
+    score = torch.where(finite & ~error.isinf(), errors.score, error)
+    magnitude = torch.where(finite, errors.magnitude, 0.0)
+    return Errors(error, magnitude, score), failed, failed & ~(finite & torch.isfinite(chunk.got))
+
+
+def _facts(errors: Errors, *, failed: torch.Tensor, nonfinite: torch.Tensor, unwritten: torch.Tensor) -> torch.Tensor:
+    # No relative error where the expected value is zero.
+    relative = (errors.error / errors.magnitude).nan_to_num_(nan=0.0, posinf=0.0)
+    maxima = (errors.error.max(), relative.max(), errors.magnitude.max(), errors.score.max())
+    return torch.stack([fact.to(torch.float64) for fact in (failed.sum(), nonfinite.sum(), *maxima, unwritten)])
+
+
+def _first_unwritten(got: torch.Tensor, failed: torch.Tensor) -> torch.Tensor:
+    """Give the index of the first window that looks unwritten; -1 where there is none."""
+    whole = got.numel() // WINDOW * WINDOW
+    if whole == 0:
+        return torch.tensor(-1, device=got.device)
+    values, wrong = got[:whole].view(-1, WINDOW), failed[:whole].view(-1, WINDOW)
+    suspicious = (values == values[:, :1]).all(dim=1) & (wrong.sum(dim=1) * 2 >= WINDOW)
+    first = suspicious.to(torch.uint8).argmax()
+    return torch.where(suspicious[first], first * WINDOW, -1)
