@@ -246,7 +246,7 @@ def _pages(args: Namespace) -> dict[str, Tensor]:
 
 def _page_bytes(args: Namespace) -> int:
     tokens, pages = args.batch_size * args.seq_len, args.batch_size * -(-args.seq_len // args.page_size)
-    return 4 * (pages + args.batch_size + 1 + 2 * tokens)
+    return 4 * int(pages + args.batch_size + 1 + 2 * tokens)
 
 
 def make_mla_rope_quantize_fp8(args: Namespace) -> Case:

@@ -16,5 +16,20 @@ SMALL = {
     "rope_quantize_fp8": "--batch_size 2 --seq_len 7 --num_qo_heads 4 --num_kv_heads 2 --head_dim 32",
     "rope_quantize_fp8_append_paged_kv_cache": "--batch_size 2 --seq_len 7 --num_qo_heads 4 --num_kv_heads 2 "
     "--head_dim 32 --no_rope_dim 16 --page_size 4 --kv_layout HND --quant_dtype fp8_e5m2",
+    "softmax": "--batch_size 3 --vocab_size 100 --temperature 0.7 --input_dtype bfloat16",
+    "sampling_from_probs": "--batch_size 4 --vocab_size 96",
+    "sampling_from_logits": "--batch_size 4 --vocab_size 96 --input_dtype float16",
+    "top_k_sampling_from_probs": "--batch_size 4 --vocab_size 96 --top_k 20",
+    "top_p_sampling_from_probs": "--batch_size 4 --vocab_size 96",
+    "top_k_top_p_sampling_from_probs": "--batch_size 4 --vocab_size 96 --filter_apply_order joint",
+    "top_k_top_p_sampling_from_logits": "--batch_size 4 --vocab_size 96 --top_k 30 --top_p 0.8",
+    "min_p_sampling_from_probs": "--batch_size 4 --vocab_size 96 --min_p 0.02",
+    "top_k_renorm_probs": "--batch_size 4 --vocab_size 96 --top_k 20",
+    "top_p_renorm_probs": "--batch_size 4 --vocab_size 96 --top_p 0.8",
+    "top_k_mask_logits": "--batch_size 4 --vocab_size 96 --top_k 20 --input_dtype bfloat16",
+    "chain_speculative_sampling": "--batch_size 8 --vocab_size 64 --num_speculate_tokens 3",
+    "top_k": "--batch_size 4 --vocab_size 96 --top_k 20 --input_dtype bfloat16",
+    "top_k_page_table_transform": "--batch_size 3 --num_rows 6 --max_len 64 --top_k 8",
+    "top_k_ragged_transform": "--batch_size 3 --max_len 64 --top_k 8",
 }
 """Routine to its flags."""

@@ -163,7 +163,7 @@ TENSOR_RULES: Final[tuple[Rule, ...]] = (
     Rule(ANY, "int", r".*(indices|index|idx|ids)", index_draws.any_index, "below every leading size of other inputs"),
     # op types whose inputs have to make sense together
     Rule("dsa_paged", "int uint", r"k_index_cache.*", index_draws.packed_keys, "fp8 values, then float32 scales"),
-    Rule("sampling", "float", r"prob(s|abilities)", _softmax_rows, "softmax rows of mixed sharpness"),
+    Rule("sampling", "float", r"((draft|target)_)?prob(s|abilities)", _softmax_rows, "softmax rows of mixed sharpness"),
     Rule("sampling", "float", r".*logits", lambda draw: draws.normal(draw, 3.0), "normal, deviation 3"),
     Rule("gdn", "float", r"k", _unit_rows, "normal rows of unit length: longer keys make the state explode"),
     Rule("gdn", "float", r"a_log", _log_gate, "logarithm of 1 to 16"),

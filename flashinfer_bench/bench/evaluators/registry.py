@@ -21,10 +21,18 @@ from flashinfer_bench.bench.evaluators.evaluator import Evaluator
 from flashinfer_bench.bench.evaluators.lowbit import LowBitEvaluator
 from flashinfer_bench.bench.evaluators.plug_ins import APPENDED, BUILT_IN, OWN_PACKAGE, EvaluatorChoice, PlugIn
 from flashinfer_bench.bench.evaluators.sampling import SamplingEvaluator
+from flashinfer_bench.bench.evaluators.speculative import SpeculativeEvaluator
+from flashinfer_bench.bench.evaluators.top_k import TopKEvaluator
 from flashinfer_bench.data import Definition
 from flashinfer_bench.errors import ConfigError, FlashInferBenchError
 
-_EVALUATORS: list[type[Evaluator]] = [SamplingEvaluator, LowBitEvaluator, DSAEvaluator]
+_EVALUATORS: list[type[Evaluator]] = [
+    SamplingEvaluator,
+    LowBitEvaluator,
+    DSAEvaluator,
+    TopKEvaluator,
+    SpeculativeEvaluator,
+]
 """The first that takes a definition judges it; one that none takes is DefaultEvaluator's."""
 
 _ORIGINS: dict[type[Evaluator], str] = {}

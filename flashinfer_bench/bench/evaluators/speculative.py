@@ -1,0 +1,200 @@
+"""The Speculative evaluator, for chain speculative sampling: accept drafted tokens until one is rejected, then draw.
+
+With p the target's probability of a drafted token and q the draft's, a token is accepted with min(1, p / q); after the
+first rejection a token is drawn from max(0, target - draft) rescaled, after none from the target's last row (C. Chen et
+al., arXiv 2302.01318). What a call gives is random, so forms are checked exactly, and how many were emitted, how many
+could have been accepted one by one, and what was drawn last are each held against their distribution.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from flashinfer_bench.bench.config import ResolvedEvalConfig
+from flashinfer_bench.bench.evaluators.default import DefaultEvaluator, build_baseline
+from flashinfer_bench.bench.evaluators.evaluator import (
+    Accepted,
+    Baseline,
+    JudgeContext,
+    Rejected,
+    SolutionRunnable,
+    Verdict,
+)
+from flashinfer_bench.bench.evaluators.sampling import Limits
+from flashinfer_bench.bench.evaluators.sampling_statistics import measure_chances
+from flashinfer_bench.bench.evaluators.seeds import make_generator
+from flashinfer_bench.bench.evaluators.verdict import check_form
+from flashinfer_bench.data import Correctness, Definition, EvaluationStatus, Workload
+
+INPUTS: Final = ("draft_probs", "draft_token_ids", "target_probs")
+OUTPUTS: Final = ("output_token_ids", "accepted", "emitted")
+
+
+class SpeculativeEvaluator(DefaultEvaluator):
+    """Takes op type sampling with drafted tokens: draft_probs, draft_token_ids and target_probs."""
+
+    @classmethod
+    def can_evaluate(cls, definition: Definition) -> bool:
+        """Take chain speculative sampling."""
+        return (
+            definition.op_type == "sampling"
+            and tuple(definition.inputs) == INPUTS
+            and tuple(definition.outputs) == OUTPUTS
+        )
+
+    @classmethod
+    def build_baseline(
+        cls,
+        definition: Definition,
+        workload: Workload,
+        cfg: ResolvedEvalConfig,
+        device: torch.device,
+        *,
+        context: JudgeContext,
+    ) -> Baseline:
+        """As Default; two calls of the reference are not expected to be alike."""
+        return build_baseline(definition, workload, cfg, device, context=context)
+
+    @classmethod
+    def check_correctness(
+        cls,
+        definition: Definition,
+        sol_runnable: SolutionRunnable,
+        inputs: list[list[Any]],
+        ref_outputs: list[list[torch.Tensor]],
+        cfg: ResolvedEvalConfig,
+        *,
+        context: JudgeContext,
+    ) -> Verdict:
+        """Call many times on the inputs of the first trial and judge all calls together."""
+        limits = Limits.of(cfg)
+        chain = Chain.of(*inputs[0])
+        generator = make_generator(context.seed, "places of chains", device=torch.device("cpu"))
+        places: list[torch.Tensor] = []
+        for call in range(limits.trials):
+            got = check_form(definition, sol_runnable(*inputs[0]), ref_outputs[0])
+            if isinstance(got, Rejected):
+                return got
+            problem = chain.find_problem(got)
+            if problem is not None:
+                return _reject(f"call {call}: {problem}", 1.0)
+            places.append(chain.place(got, generator))
+        return judge_places(torch.stack(places, dim=1), limits)
+
+
+def judge_places(places: torch.Tensor, limits: Limits) -> Verdict:
+    """Judge places [3, calls, rows] that are uniform where the sampler is right."""
+    names = ("tokens emitted", "tokens accepted", "token drawn last")
+    chances = {
+        f"{name}, {test}": chance
+        for name, part in zip(names, places, strict=True)
+        for test, chance in measure_chances(part).items()
+    }
+    oddest = min(chances, key=lambda test: chances[test])
+    facts = {"calls": places.shape[1], "smallest_p_value": chances[oddest], "p_values": chances}
+    if chances[oddest] * len(chances) < limits.false_alarm_rate:
+        once = f"a perfect sampler looks this odd once in {1 / max(chances[oddest], 1e-300):.3g} times"
+        return _reject(f"the results are not random as they should be: {oddest}: {once}", 0.0, facts)
+    return Accepted(Correctness(max_relative_error=0.0, max_absolute_error=0.0, extra=facts))
+
+
+def _reject(message: str, error: float, facts: dict[str, Any] | None = None) -> Rejected:
+    found = Correctness(max_relative_error=0.0, max_absolute_error=error, extra=facts)
+    return Rejected(EvaluationStatus.INCORRECT_NUMERICAL, message, found)
+
+
+@dataclass(frozen=True)
+class Chain:
+    """What a call was given, and what follows from it."""
+
+    drafted: torch.Tensor
+    """int64 [rows, n]."""
+    emitted_cdf: torch.Tensor
+    """[rows, n + 2]: chance that fewer than so many are emitted."""
+    accepted_cdf: torch.Tensor
+    """[rows, n + 2]: likewise of those that could be accepted one by one."""
+    last_mass: torch.Tensor
+    """[rows, n + 1, vocabulary + 1]: mass of the tokens below an id, of what is drawn from at a position."""
+
+    @classmethod
+    def of(cls, draft_probs: torch.Tensor, draft_token_ids: torch.Tensor, target_probs: torch.Tensor) -> Chain:
+        """Work out the distributions, on the CPU in float64."""
+        draft, target = draft_probs.double().cpu(), target_probs.double().cpu()
+        ids = draft_token_ids.long().cpu()
+        count = ids.shape[1]
+        picked = [source.gather(-1, ids[..., None])[..., 0] for source in (target[:, :count], draft)]
+        accept = torch.where(picked[1] > 0, picked[0] / picked[1], 1.0).clamp(max=1.0)
+        left = (target - torch.nn.functional.pad(draft, (0, 0, 0, 1))).clamp(min=0)
+        mass = torch.nn.functional.pad(left.cumsum(dim=-1), (1, 0))
+        return cls(ids, _cdf(_emitted(accept)), _cdf(_independent(accept)), mass)
+
+    def find_problem(self, got: Sequence[torch.Tensor]) -> str | None:
+        """Say what of a call cannot be; None where it can."""
+        tokens, accepted, emitted = (value.long().cpu() for value in got)
+        count = self.drafted.shape[1]
+        place = torch.arange(count + 1)
+        kept = torch.nn.functional.pad(self.drafted, (0, 1))
+        before, at = place < emitted[:, None], place == emitted[:, None]
+        checks = {
+            "the number of emitted tokens is out of range": (emitted >= 0) & (emitted <= count),
+            "fewer accepted tokens than emitted ones, or more than drafted": (accepted >= emitted)
+            & (accepted <= count),
+            "an emitted token is not the drafted one": ((tokens == kept) | ~before).all(dim=1),
+            "what follows the last token is not -1": ((tokens == -1) | before | at).all(dim=1),
+            "the last token cannot be drawn there": self._can_be_last(tokens, emitted),
+        }
+        for what, holds in checks.items():
+            if not bool(holds.all()):
+                return f"{what} (row {int((~holds).nonzero()[0])})"
+        return None
+
+    def place(self, got: Sequence[torch.Tensor], generator: torch.Generator) -> torch.Tensor:
+        """Place a call in its three distributions, [3, rows] in [0, 1)."""
+        tokens, accepted, emitted = (value.long().cpu() for value in got)
+        spread = torch.rand((3, len(emitted)), dtype=torch.float64, generator=generator)
+        mass = self.last_mass[torch.arange(len(emitted)), emitted]
+        last = tokens.gather(1, emitted[:, None])
+        bounds = [
+            (_at(self.emitted_cdf, emitted), _at(self.emitted_cdf, emitted + 1)),
+            (_at(self.accepted_cdf, accepted), _at(self.accepted_cdf, accepted + 1)),
+            (_at(mass, last[:, 0]) / mass[:, -1], _at(mass, last[:, 0] + 1) / mass[:, -1]),
+        ]
+        return torch.stack([low + u * (high - low) for (low, high), u in zip(bounds, spread, strict=True)])
+
+    def _can_be_last(self, tokens: torch.Tensor, emitted: torch.Tensor) -> torch.Tensor:
+        row = torch.arange(len(emitted))
+        position = emitted.clamp(0, self.drafted.shape[1])
+        token = tokens[row, position]
+        inside = (token >= 0) & (token < self.last_mass.shape[-1] - 1)
+        mass = self.last_mass[row, position]
+        safe = torch.where(inside, token, 0)
+        return inside & (_at(mass, safe + 1) > _at(mass, safe))
+
+
+def _emitted(accept: torch.Tensor) -> torch.Tensor:
+    """Give the chance of each number of tokens before the first rejection, [rows, n + 1]."""
+    reached = torch.nn.functional.pad(accept.cumprod(dim=1), (1, 0), value=1.0)
+    return reached - torch.nn.functional.pad(reached[:, 1:], (0, 1))
+
+
+def _independent(accept: torch.Tensor) -> torch.Tensor:
+    """Give the chance of each number of successes of independent trials, [rows, n + 1]."""
+    rows, count = accept.shape
+    chance = torch.zeros(rows, count + 1, dtype=accept.dtype)
+    chance[:, 0] = 1.0
+    for trial in range(count):
+        p = accept[:, trial : trial + 1]
+        chance = chance * (1 - p) + torch.nn.functional.pad(chance[:, :-1], (1, 0)) * p
+    return chance
+
+
+def _cdf(chance: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.pad(chance.cumsum(dim=1), (1, 0))
+
+
+def _at(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    return table.gather(1, index[:, None])[:, 0]

@@ -1,0 +1,149 @@
+"""The TopK evaluator: which k scores of a row are the largest, wherever the indices point and in whatever order.
+
+Ties make several answers right, so indices are judged by the scores that they select: in range, none twice, as many as
+there can be, -1 for the rest, and their scores, sorted, equal to the largest ones bit by bit. An index may be a column,
+an entry of the row's page table, or a column plus the row's offset; the inputs' names tell which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import torch
+
+from flashinfer_bench.bench.config import ResolvedEvalConfig
+from flashinfer_bench.bench.evaluators.default import DefaultEvaluator, build_baseline
+from flashinfer_bench.bench.evaluators.evaluator import (
+    Accepted,
+    Baseline,
+    JudgeContext,
+    Rejected,
+    SolutionRunnable,
+    Verdict,
+)
+from flashinfer_bench.bench.evaluators.verdict import check_form
+from flashinfer_bench.data import Correctness, Definition, EvaluationStatus, Workload
+from flashinfer_bench.errors import WorkloadFault
+
+OP_TYPE: Final = "top_k"
+NOTHING: Final = -1
+"""Index that stands for no element."""
+
+
+class TopKEvaluator(DefaultEvaluator):
+    """Takes op type top_k: input scores [rows, columns], output indices [rows, k] and maybe values [rows, k]."""
+
+    @classmethod
+    def can_evaluate(cls, definition: Definition) -> bool:
+        """Take top-k selections."""
+        return definition.op_type == OP_TYPE and "scores" in definition.inputs and "indices" in definition.outputs
+
+    @classmethod
+    def build_baseline(
+        cls,
+        definition: Definition,
+        workload: Workload,
+        cfg: ResolvedEvalConfig,
+        device: torch.device,
+        *,
+        context: JudgeContext,
+    ) -> Baseline:
+        """As Default; the reference has to pass by the rules that a solution is judged by."""
+        baseline = build_baseline(definition, workload, cfg, device, context=context)
+        for inputs, outputs in zip(baseline.inputs, baseline.outputs, strict=True):
+            problem = find_problem(definition, inputs, outputs)
+            if problem is not None:
+                raise WorkloadFault(f"the reference of {definition.name} does not select the largest scores: {problem}")
+        return baseline
+
+    @classmethod
+    def check_correctness(
+        cls,
+        definition: Definition,
+        sol_runnable: SolutionRunnable,
+        inputs: list[list[Any]],
+        ref_outputs: list[list[torch.Tensor]],
+        cfg: ResolvedEvalConfig,
+        *,
+        context: JudgeContext,
+    ) -> Verdict:
+        """Judge the indices by the scores that they select, and the values by the indices."""
+        del cfg, context
+        for trial_inputs, expected in zip(inputs, ref_outputs, strict=True):
+            got = check_form(definition, sol_runnable(*trial_inputs), expected)
+            if isinstance(got, Rejected):
+                return got
+            problem = find_problem(definition, trial_inputs, got)
+            if problem is not None:
+                wrong = Correctness(max_relative_error=1.0, max_absolute_error=1.0)
+                return Rejected(EvaluationStatus.INCORRECT_NUMERICAL, problem, wrong)
+        return Accepted(Correctness(max_relative_error=0.0, max_absolute_error=0.0, extra={"trials": len(inputs)}))
+
+
+def find_problem(definition: Definition, inputs: Sequence[Any], outputs: Sequence[torch.Tensor]) -> str | None:
+    """Say what is wrong with a selection; None where nothing is."""
+    given = dict(zip(definition.inputs, inputs, strict=True))
+    made = dict(zip(definition.outputs, outputs, strict=True))
+    scores, indices = given["scores"], made["indices"].long()
+    rows, columns = scores.shape
+    lengths = given.get("lengths")
+    length = torch.full((rows,), columns, device=scores.device) if lengths is None else lengths.long()
+    column, is_known = _to_columns(indices, given)
+    is_empty = indices == NOTHING
+    inside = is_empty | (is_known & (column >= 0) & (column < length[:, None]))
+    if not bool(inside.all()):
+        row, place = (int(i) for i in (~inside).nonzero()[0])
+        return f"index {int(indices[row, place])} in row {row} points to no score; the row has {int(length[row])}"
+    wanted = length.clamp(max=indices.shape[1])
+    counts = (~is_empty).sum(dim=1)
+    if not torch.equal(counts, wanted):
+        row = int((counts != wanted).nonzero()[0])
+        return f"row {row} has {int(counts[row])} indices; there should be {int(wanted[row])}, and -1 for the rest"
+    ordered = torch.where(is_empty, -1 - torch.arange(indices.shape[1], device=indices.device), column).sort(dim=1)
+    twice = (ordered.values[:, 1:] == ordered.values[:, :-1]).any(dim=1)
+    if bool(twice.any()):
+        return f"row {int(twice.nonzero()[0])} has an index twice"
+    return _compare_scores(scores, column, is_empty, length) or _compare_values(made.get("values"), scores, column)
+
+
+def _to_columns(indices: torch.Tensor, given: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Turn indices into columns, and tell which of them can be."""
+    if "offsets" in given:
+        return indices - given["offsets"].long()[:, None], torch.ones_like(indices, dtype=torch.bool)
+    if "src_page_table" not in given:
+        return indices, torch.ones_like(indices, dtype=torch.bool)
+    table = given["src_page_table"].long()
+    rows = given.get("row_to_batch")
+    table = table if rows is None else table[rows.long()]
+    ordered = table.sort(dim=1)
+    place = torch.searchsorted(ordered.values, indices.contiguous()).clamp(max=table.shape[1] - 1)
+    return ordered.indices.gather(1, place), ordered.values.gather(1, place) == indices
+
+
+def _compare_scores(
+    scores: torch.Tensor, column: torch.Tensor, is_empty: torch.Tensor, length: torch.Tensor
+) -> str | None:
+    lowest = float("-inf")
+    allowed = torch.arange(scores.shape[1], device=scores.device) < length[:, None]
+    inside = torch.where(allowed, scores.float(), lowest)
+    chosen = torch.where(is_empty, lowest, inside.gather(1, torch.where(is_empty, 0, column)))
+    kept = min(chosen.shape[1], scores.shape[1])
+    best = inside.topk(kept, dim=1).values
+    got = chosen.sort(dim=1, descending=True).values[:, :kept]
+    differs = got != best
+    if not bool(differs.any()):
+        return None
+    row, rank = (int(i) for i in differs.nonzero()[0])
+    where = f"the score of rank {rank} in row {row} should be {float(best[row, rank]):.9g}"
+    return f"{where}, the chosen one is {float(got[row, rank]):.9g}; {int(differs.any(dim=1).sum())} rows are wrong"
+
+
+def _compare_values(values: torch.Tensor | None, scores: torch.Tensor, column: torch.Tensor) -> str | None:
+    if values is None:
+        return None
+    differs = values != scores.gather(1, column)
+    if not bool(differs.any()):
+        return None
+    row, place = (int(i) for i in differs.nonzero()[0])
+    return f"the value at [{row}, {place}] is {float(values[row, place]):.9g}, not the score that its index points to"
