@@ -1,0 +1,189 @@
+"""Count how often a right solution is rejected: the honest solutions of the bundled set under many seeds.
+
+    python benchmarks/bench_false_rejections.py [--seeds 200] [--device cuda] [--workloads all] [--op-types NAME ...]
+
+Each seed makes new inputs; the evaluator that the engine would choose, with the settings that it would use, judges
+every solution on them. The solutions are our own, so they run in this process, which saves all but the judging. With
+`--workloads turn` (the default) each seed takes the next workload of a definition, with `all` every one, with
+`smallest` the first. Prints each rejection with its seed, then a table; exits with 1 where there was any.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from flashinfer_bench.bench.config import BenchmarkConfig
+from flashinfer_bench.bench.evaluators.evaluator import Accepted, Baseline, JudgeContext
+from flashinfer_bench.bench.evaluators.reference import Reference
+from flashinfer_bench.bench.evaluators.registry import find_evaluator
+from flashinfer_bench.bench.evaluators.seeds import derive_seed
+from flashinfer_bench.data import Definition, Solution, TraceSet, Workload
+from flashinfer_bench.worker.load import load_entry
+
+BUNDLED = Path(__file__).parents[1] / "flashinfer-trace"
+
+
+class Honest:
+    """A solution in this process, as an evaluator calls it; outputs that it is to fill are poisoned first."""
+
+    def __init__(self, solution: Solution, definition: Definition, folder: Path) -> None:
+        self.name = solution.name
+        self._function = load(solution, folder)
+        self._outputs: list[torch.Tensor] = []
+        inputs = len(definition.inputs)
+        style = solution.spec.declared_style
+        is_dps = len(inspect.signature(self._function).parameters) > inputs if style is None else style
+        self.metadata = SimpleNamespace(destination_passing_style=is_dps)
+
+    def expect(self, outputs: list[torch.Tensor]) -> None:
+        """Tell the shapes and dtypes of the outputs."""
+        self._outputs = outputs
+
+    def __call__(self, *inputs: Any) -> list[torch.Tensor]:
+        if self.metadata.destination_passing_style:
+            outputs = [torch.empty_like(output) for output in self._outputs]
+            for output in outputs:
+                output.view(torch.uint8).fill_(0xFF)
+            self._function(*inputs, *outputs)
+            return outputs
+        returned = self._function(*inputs)
+        return list(returned) if isinstance(returned, (tuple, list)) else [returned]
+
+
+@dataclass
+class Row:
+    """The count of one definition."""
+
+    definition: Definition
+    evaluator: str
+    solutions: int
+    verdicts: int = 0
+    rejected: int = 0
+    seconds: float = 0.0
+
+
+def main() -> int:
+    arguments = parse_arguments()
+    device = torch.device(arguments.device)
+    torch.set_num_threads(arguments.threads)
+    trace_set = TraceSet.from_path(arguments.root)
+    config = BenchmarkConfig.default()
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="honest-") as folder:
+        for definition in trace_set.definitions.values():
+            if arguments.op_types and definition.op_type not in arguments.op_types:
+                continue
+            solutions = [
+                Honest(solution, definition, Path(folder))
+                for solution in trace_set.solutions[definition.name]
+                if solution.author in arguments.authors
+            ]
+            rows.append(count(definition, solutions, trace_set, config, arguments, device))
+            print_rows(rows[-1:], heading=len(rows) == 1)
+    rejected, verdicts = sum(row.rejected for row in rows), sum(row.verdicts for row in rows)
+    where = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
+    print(f"{where}, {arguments.seeds} seeds: {rejected} of {verdicts} right solutions rejected")
+    return 1 if rejected else 0
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--root", type=Path, default=BUNDLED, help="the trace set")
+    parser.add_argument("--seeds", type=int, default=200)
+    parser.add_argument("--first-seed", type=int, default=1)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--workloads", choices=("turn", "all", "smallest"), default="turn")
+    parser.add_argument("--op-types", nargs="*")
+    parser.add_argument("--authors", nargs="*", help="default: plain and torch; on a GPU triton too")
+    parser.add_argument("--threads", type=int, default=1, help="of torch on a CPU")
+    arguments = parser.parse_args()
+    if arguments.authors is None:
+        arguments.authors = ["plain", "torch", *(["triton"] if arguments.device != "cpu" else [])]
+    return arguments
+
+
+def load(solution: Solution, folder: Path) -> Callable[..., Any]:
+    """Write the sources of one of our own solutions out and import its entry function."""
+    place = folder / solution.name
+    for source in solution.sources:
+        path = place / source.path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(source.content)
+    return load_entry(place, solution.get_entry_path(), solution.get_entry_symbol())
+
+
+def count(
+    definition: Definition,
+    solutions: list[Honest],
+    trace_set: TraceSet,
+    config: BenchmarkConfig,
+    arguments: argparse.Namespace,
+    device: torch.device,
+) -> Row:
+    """Judge the solutions of one definition under every seed."""
+    evaluator, settings = find_evaluator(definition), config.resolve_eval_config(definition)
+    reference = Reference.compile(definition)
+    row = Row(definition, evaluator.__name__, len(solutions))
+    start = time.perf_counter()
+    for seed, workload in choose(definition, trace_set, arguments):
+        context = JudgeContext(
+            seed=derive_seed(seed, definition.name, workload.uuid),
+            blob_root=trace_set.workload_roots[definition.name],
+            reference=reference,
+            profile_baseline=False,
+            measure_reference=refuse_to_measure,
+            notes={},
+        )
+        torch.manual_seed(context.seed)
+        baseline: Baseline = evaluator.build_baseline(definition, workload, settings, device, context=context)
+        for solution in solutions:
+            solution.expect(baseline.outputs[0])
+            verdict = evaluator.check_correctness(
+                definition, solution, baseline.inputs, baseline.outputs, settings, context=context
+            )
+            row.verdicts += 1
+            if not isinstance(verdict, Accepted):
+                row.rejected += 1
+                print(f"REJECTED {solution.name}, seed {seed}, workload {workload.uuid}: {verdict.message}")
+    row.seconds = time.perf_counter() - start
+    return row
+
+
+def choose(
+    definition: Definition, trace_set: TraceSet, arguments: argparse.Namespace
+) -> Iterator[tuple[int, Workload]]:
+    """Yield each seed with the workloads that it is used on."""
+    workloads = [trace.workload for trace in trace_set.workloads[definition.name]]
+    workloads.sort(key=lambda workload: sum(workload.axes.values()))
+    for step in range(arguments.seeds):
+        taken = {"turn": [workloads[step % len(workloads)]], "all": workloads, "smallest": workloads[:1]}
+        for workload in taken[arguments.workloads]:
+            yield arguments.first_seed + step, workload
+
+
+def refuse_to_measure(input_sets: list[list[Any]]) -> Any:
+    raise AssertionError(f"nothing is timed here; asked to time {len(input_sets)} sets of inputs")
+
+
+def print_rows(rows: list[Row], *, heading: bool) -> None:
+    line = "{:58} {:11} {:18} {:>9} {:>8} {:>8} {:>8}"
+    if heading:
+        print(line.format("Definition", "Op type", "Evaluator", "Solutions", "Verdicts", "Rejected", "Seconds"))
+    for row in rows:
+        facts = (row.solutions, row.verdicts, row.rejected, f"{row.seconds:.1f}")
+        print(line.format(row.definition.name, row.definition.op_type, row.evaluator, *facts), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
