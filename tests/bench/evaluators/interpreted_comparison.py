@@ -11,7 +11,6 @@ import itertools
 import torch
 
 from flashinfer_bench.bench.evaluators.compare_chunks import measure_chunks
-from flashinfer_bench.bench.evaluators.compare_fused import TILE, make_example, measure_fused
 from flashinfer_bench.bench.evaluators.comparison import Tolerance
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2)
@@ -19,7 +18,6 @@ TOLERANCES = [
     Tolerance(*limits, ratio)
     for limits, ratio in itertools.product([(1e-2, 1e-2), (0.0, 0.0), (0.5, 0.0), (0.0, 1e-3)], [1.0, 0.9])
 ]
-SIZES = (1, TILE - 1, TILE, 2 * TILE + 77)
 ODD = torch.tensor([torch.nan, torch.inf, -torch.inf, 0.0, -0.0, 1.0, 1.009, -1.0, 3e38, -3e38, 6e4, 1e-40, 1e-38, 2.0])
 
 
@@ -39,10 +37,13 @@ def draw(kind: str, size: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def main() -> None:
+    from flashinfer_bench.bench.evaluators.compare_fused import TILE, make_example, measure_fused
+
     cpu = torch.device("cpu")
+    sizes = (1, TILE - 1, TILE, 2 * TILE + 77)
     kinds = ("equal", "near", "odd", "stretch")
     count = 0
-    for number, (dtype, tolerance, size) in enumerate(itertools.product(DTYPES, TOLERANCES, SIZES)):
+    for number, (dtype, tolerance, size) in enumerate(itertools.product(DTYPES, TOLERANCES, sizes)):
         kind = kinds[number // 3 % len(kinds)]
         sides = make_example(dtype, cpu) if number % 16 == 0 else [side.to(dtype) for side in draw(kind, size, number)]
         found, wanted = measure_fused(*sides, tolerance), measure_chunks(*sides, tolerance)

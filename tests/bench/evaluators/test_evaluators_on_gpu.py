@@ -7,8 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from flashinfer_bench.bench.evaluators import compare as compare_module
 from flashinfer_bench.bench.evaluators.compare import compare
+from flashinfer_bench.bench.evaluators.compare_chunks import measure_chunks
 from flashinfer_bench.bench.evaluators.comparison import Tolerance
+from flashinfer_bench.bench.evaluators.dsa_indexer import find_roles, read_problem
+from flashinfer_bench.bench.evaluators.dsa_indices import judge_indices
 from flashinfer_bench.bench.evaluators.evaluator import Accepted, Rejected
 from flashinfer_bench.bench.evaluators.inputs import make_inputs
 from flashinfer_bench.bench.evaluators.reference import Reference
@@ -16,7 +20,9 @@ from flashinfer_bench.bench.evaluators.sampling import Limits, judge_draws
 from flashinfer_bench.bench.evaluators.sampling_rules import SamplingProblem
 from flashinfer_bench.bench.evaluators.verdict import check_form, compare_outputs, describe_problems
 from flashinfer_bench.data import TraceSet
+from tests.bench.evaluators.interpreted_comparison import draw as draw_sides
 from tests.bench.evaluators.samplers import WRONG, draw, expected_shares, make_problem
+from tests.bench.evaluators.sparse_attention import WRONG_INDEXERS, index
 
 pytestmark = [
     pytest.mark.gpu,
@@ -25,11 +31,17 @@ pytestmark = [
 
 BUNDLED = Path(__file__).resolve().parents[3] / "flashinfer-trace"
 CUDA = torch.device("cuda")
+INDEXER = "dsa_topk_indexer_fp8_h64_d128_topk64_ps64"
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.int32, torch.bool])
+FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
+
+
+@pytest.mark.parametrize("fused_from", [1, 1 << 24], ids=["fused", "chunks"])
+@pytest.mark.parametrize("dtype", [*FLOATS, torch.float64, torch.int32, torch.int64, torch.bool])
 @pytest.mark.parametrize("ratio", [1.0, 0.5])
-def test_a_comparison_finds_the_same_on_both_devices(dtype, ratio):
+def test_a_comparison_finds_the_same_on_both_devices(monkeypatch, dtype, ratio, fused_from):
+    monkeypatch.setattr(compare_module, "FUSED_FROM", fused_from)
     generator = torch.Generator().manual_seed(0)
     expected = torch.randn(300, 77, generator=generator)
     got = torch.where(torch.rand(300, 77, generator=generator) < 0.1, expected * 1.5, expected)
@@ -49,6 +61,36 @@ def test_comparing_a_gigabyte_takes_less_than_300_megabytes():
     before = torch.cuda.memory_allocated()
     assert compare(expected, expected.clone().mul_(1.004), Tolerance(1e-2, 1e-2, 0.95)).problem() is None
     assert torch.cuda.max_memory_allocated() - before - (1 << 30) < 300e6
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("ratio", [1.0, 0.9])
+def test_the_fused_comparison_is_used_and_finds_what_the_chunks_find(dtype, ratio):
+    from flashinfer_bench.bench.evaluators import compare_fused
+
+    tolerance = Tolerance(1e-2, 1e-2, ratio)
+    assert compare_fused.is_usable(dtype, CUDA, tolerance)
+    for seed, kind in enumerate(("equal", "near", "odd", "stretch")):
+        for size in (1, 5000, 3_000_003):
+            expected, got = (side.to(dtype).to(CUDA) for side in draw_sides(kind, size, seed))
+            found = compare_fused.measure_fused(expected, got, tolerance)
+            assert repr(found) == repr(measure_chunks(expected, got, tolerance)), (kind, size)
+
+
+def test_large_integers_that_are_equal_as_floats_differ_on_a_gpu():
+    sides = [torch.tensor([2**60 + odd], device=CUDA) for odd in (0, 1)]
+    assert compare(*sides, Tolerance(0.0, 0.0)).mismatched == 1
+
+
+@pytest.mark.parametrize(("fault", "verdict"), [(None, Accepted), *((fault, Rejected) for fault in WRONG_INDEXERS)])
+def test_an_indexer_gets_the_same_verdict_on_both_devices(fault, verdict):
+    trace_set = TraceSet.from_path(BUNDLED)
+    definition = trace_set.definitions[INDEXER]
+    workload = max((trace.workload for trace in trace_set.workloads[INDEXER]), key=lambda one: one.axes["batch_size"])
+    made = make_inputs(definition, workload, seed=1, device=torch.device("cpu"), blob_root=BUNDLED)
+    problem = read_problem(definition, find_roles(definition), [value.to(CUDA) for value in made])
+    chosen = (WRONG_INDEXERS[fault] if fault else index)(*made)
+    assert isinstance(judge_indices(problem, chosen.to(CUDA), 2e-3, name="i"), verdict)
 
 
 def test_samplers_get_the_same_verdicts():
