@@ -31,5 +31,13 @@ SMALL = {
     "top_k": "--batch_size 4 --vocab_size 96 --top_k 20 --input_dtype bfloat16",
     "top_k_page_table_transform": "--batch_size 3 --num_rows 6 --max_len 64 --top_k 8",
     "top_k_ragged_transform": "--batch_size 3 --max_len 64 --top_k 8",
+    "gemm_fp8_nt_groupwise": "--m 8 --n 128 --k 256 --scale_major_mode K",
+    "group_gemm_fp8_nt_groupwise": "--m 4 --n 128 --k 128 --group_size 3",
+    "bmm_fp8": "--batch_size 3 --m 5 --n 48 --k 64 --mat2_dtype fp8_e5m2 --out_dtype float16",
+    "mm_fp4": "--m 9 --n 64 --k 128 --use_nvfp4",
+    "mxfp8_quantize": "--m 8 --k 128",
+    "mxfp4_quantize": "--m 8 --k 128 --input_dtype float16",
+    "nvfp4_quantize": "--m 8 --k 128 --global_scale 4 --sf_layout 8x4",
+    "nvfp4_batched_quantize": "--batch_size 2 --m 8 --k 128",
 }
 """Routine to its flags."""

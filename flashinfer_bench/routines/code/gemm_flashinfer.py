@@ -1,0 +1,110 @@
+"""Calls of FlashInfer's GEMM kernels. They write into the output that they are given."""
+
+from typing import Any
+
+import flashinfer
+import torch
+
+BACKEND = "cudnn"
+AUTOTUNE = False
+TILE = 128
+K_MAJOR = False
+MMA_SM = 1
+BLOCK = 16
+NVFP4 = True
+TUNED: list[bool] = []
+SHUFFLED: dict[int, tuple[Any, Any]] = {}
+EPILOGUE_TILE = 128
+
+
+def call(function: Any, *arguments: Any, **options: Any) -> None:
+    """Call, the first time under the library's tuner where that is wanted."""
+    if AUTOTUNE and not TUNED:
+        with flashinfer.autotune(True):
+            function(*arguments, **options)
+        TUNED.append(True)
+    function(*arguments, **options)
+
+
+def gemm_fp8_nt_groupwise(
+    a: torch.Tensor, b: torch.Tensor, a_scale: torch.Tensor, b_scale: torch.Tensor, out: torch.Tensor
+) -> None:
+    """gemm_fp8_nt_groupwise."""
+    flashinfer.gemm.gemm_fp8_nt_groupwise(
+        a,
+        b,
+        a_scale,
+        b_scale,
+        scale_major_mode="K" if K_MAJOR else "MN",
+        mma_sm=MMA_SM,
+        scale_granularity_mnk=(1, TILE, TILE),
+        out=out,
+        backend=BACKEND,
+    )
+
+
+def group_gemm_fp8_nt_groupwise(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_scale: torch.Tensor,
+    b_scale: torch.Tensor,
+    m_indptr: torch.Tensor,
+    out: torch.Tensor,
+) -> None:
+    """group_gemm_fp8_nt_groupwise."""
+    flashinfer.gemm.group_gemm_fp8_nt_groupwise(
+        a,
+        b,
+        a_scale,
+        b_scale,
+        m_indptr,
+        scale_granularity_mnk=(1, TILE, TILE),
+        scale_major_mode="K" if K_MAJOR else "MN",
+        mma_sm=MMA_SM,
+        out=out,
+    )
+
+
+def bmm_fp8(a: torch.Tensor, b: torch.Tensor, a_scale: torch.Tensor, b_scale: torch.Tensor, out: torch.Tensor) -> None:
+    """bmm_fp8; the second matrix is column-major, which its transpose is."""
+    call(flashinfer.bmm_fp8, a, b.transpose(-2, -1), a_scale, b_scale, out.dtype, out, backend=BACKEND)
+
+
+def mm_fp4(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_scale: torch.Tensor,
+    b_scale: torch.Tensor,
+    alpha: torch.Tensor,
+    out: torch.Tensor,
+) -> None:
+    """mm_fp4; the trtllm backend wants weights in an order of its own, which is made once."""
+    weights, factors = b.view(torch.uint8), b_scale.view(torch.uint8)
+    if BACKEND == "trtllm":
+        weights, factors = shuffled(weights, factors)
+    call(
+        flashinfer.mm_fp4,
+        a.view(torch.uint8),
+        weights.T,
+        a_scale.view(torch.uint8),
+        factors.T,
+        alpha,
+        out.dtype,
+        out,
+        block_size=BLOCK,
+        backend=BACKEND,
+        use_nvfp4=NVFP4,
+    )
+
+
+def shuffled(weights: torch.Tensor, factors: torch.Tensor) -> tuple[Any, Any]:
+    """Give weights and scales in the order of the trtllm backend; made once for each place in memory."""
+    if weights.data_ptr() not in SHUFFLED:
+        rows, columns = weights.shape[0], weights.shape[1] * 2 // BLOCK
+        tiles = factors.reshape(-1)[: rows * columns].view(rows // 128, columns // 4, 32, 4, 4)
+        linear = tiles.permute(0, 3, 2, 1, 4).reshape(rows, columns)
+        SHUFFLED[weights.data_ptr()] = (
+            flashinfer.shuffle_matrix_a(weights, EPILOGUE_TILE),
+            flashinfer.shuffle_matrix_sf_a(linear, EPILOGUE_TILE, num_elts_per_sf=BLOCK).view(factors.shape),
+        )
+    return SHUFFLED[weights.data_ptr()]
