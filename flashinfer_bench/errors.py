@@ -5,7 +5,8 @@
     │   ├── ConfigError
     │   └── DataSetError
     ├── Fault                       exit 1   we, the data or the machine failed: never blamed on a solution
-    │   ├── WorkloadFault                    the workload cannot be judged (missing blob, broken reference)
+    │   ├── WorkloadFault                    the workload cannot be judged (missing blob, broken constraint)
+    │   │   └── DefinitionFault              no workload of the definition may be (broken reference)
     │   └── DeviceFault                      a process or device of ours was lost: retried once on a fresh one
     └── SolutionFailure             an OUTCOME on its way up to the judge; it becomes a trace and never reaches a user
 
@@ -43,6 +44,10 @@ class Fault(FlashInferBenchError):
 
 class WorkloadFault(Fault):
     """The definition, workload or its blobs are at fault; trying again would not help."""
+
+
+class DefinitionFault(WorkloadFault):
+    """The definition's reference fails, does not fit the definition, or disagrees with itself."""
 
 
 class DeviceFault(Fault):

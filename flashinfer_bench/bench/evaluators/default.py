@@ -134,7 +134,7 @@ def check_reference(definition: Definition, baseline: Baseline, tolerance: Toler
     """Hold the reference against itself on a second call.
 
     Raises:
-        WorkloadFault: the two calls differ by more than the tolerance.
+        DefinitionFault: the two calls differ by more than the tolerance.
     """
     reference = context.reference
     if isinstance(reference, Reference) and baseline.inputs:

@@ -26,7 +26,7 @@ from flashinfer_bench.bench.evaluators.evaluator import (
 from flashinfer_bench.bench.evaluators.reference import Reference
 from flashinfer_bench.bench.evaluators.verdict import check_form, resolve_tolerance
 from flashinfer_bench.data import Correctness, Definition, Workload
-from flashinfer_bench.errors import WorkloadFault
+from flashinfer_bench.errors import DefinitionFault, WorkloadFault
 
 
 class DSAEvaluator(DefaultEvaluator):
@@ -110,7 +110,7 @@ def _check_indexer(
     """Hold the reference's indices, and those of a second call, against the scores.
 
     Raises:
-        WorkloadFault: they do not fit, so that the scores are not this definition's.
+        DefinitionFault: they do not fit, so that the scores are not this definition's.
     """
     name = next(iter(definition.outputs))
 
@@ -122,7 +122,7 @@ def _check_indexer(
     wrong = find_problem([], baseline.outputs[0])
     if wrong is not None:
         rule = "the DSA evaluator's scores, weight * relu(query . key) summed over heads"
-        raise WorkloadFault(f"the reference of {definition.name} does not choose by {rule}: {wrong}")
+        raise DefinitionFault(f"the reference of {definition.name} does not choose by {rule}: {wrong}")
     if isinstance(reference, Reference):
         reference.check_repeats(baseline.inputs[0], baseline.outputs[0], find_problem)
 

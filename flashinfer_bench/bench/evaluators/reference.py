@@ -6,6 +6,7 @@ Whatever goes wrong in it is a fault of the definition or the workload, never of
 from __future__ import annotations
 
 import linecache
+import time
 import traceback
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,10 +19,12 @@ from flashinfer_bench.bench.evaluators.memory import bytes_of, free_bytes
 from flashinfer_bench.bench.evaluators.packed import logical_shape, storage_shape
 from flashinfer_bench.data import Definition, TensorSpec
 from flashinfer_bench.data.dtypes import torch_dtype
-from flashinfer_bench.errors import FlashInferBenchError, WorkloadFault
+from flashinfer_bench.errors import DefinitionFault, FlashInferBenchError
 
 MAX_ERROR_TEXT: Final = 2_000
 """Characters kept of an error's own text."""
+REPEAT_BUDGET_S: Final = 10.0
+"""Second calls are made for every set of input shapes until they have taken this long in all; one is always made."""
 
 
 @dataclass
@@ -38,18 +41,23 @@ class Reference:
     """The parameters of `run` bear the names of the inputs, maybe in another order."""
     mutates: frozenset[str] | None = None
     """Names of the inputs that it writes to; None before the first call."""
+    broken: str | None = None
+    """Why it cannot be used at all: two calls disagreed before any two had agreed."""
     _repeated: set[tuple[Any, ...]] = field(default_factory=set)
+    """Shapes of the inputs on which two calls agreed."""
+    _repeating_s: float = 0.0
+    """What second calls have taken."""
 
     @classmethod
     def compile(cls, definition: Definition) -> Reference:
         """Execute the source of the reference and find `run`.
 
         Raises:
-            WorkloadFault: the definition has no reference that can be called, or its source fails.
+            DefinitionFault: the definition has no reference that can be called, or its source fails.
         """
         reason = definition.not_runnable_reason
         if reason is not None:
-            raise WorkloadFault(f"{definition.name}: {reason}")
+            raise DefinitionFault(f"{definition.name}: {reason}")
         file_name = _file_name(definition)
         # Tracebacks, inspect and triton.jit look for the source under the name of its file.
         linecache.cache[file_name] = (
@@ -69,8 +77,10 @@ class Reference:
         """Call the reference with inputs in the order of the definition; they are left as they are.
 
         Raises:
-            WorkloadFault: it fails, or what it returns does not fit the definition.
+            DefinitionFault: it fails, or what it returns does not fit the definition.
         """
+        if self.broken is not None:
+            raise DefinitionFault(self.broken)
         spared = self.spare(inputs)
         before = [_version(value) for value in spared]
         returned = self.launch(spared)
@@ -87,7 +97,7 @@ class Reference:
         """Call the reference and give what it returns as it stands: for timing.
 
         Raises:
-            WorkloadFault: it fails.
+            DefinitionFault: it fails.
         """
         with _BlameDefinition(self.definition), torch.no_grad():
             if self.by_keyword:
@@ -111,17 +121,23 @@ class Reference:
         outputs: list[torch.Tensor],
         find_difference: Callable[[list[torch.Tensor], list[torch.Tensor]], str | None],
     ) -> None:
-        """Call the reference again on inputs whose outputs are known; done once for each set of input shapes.
+        """Call the reference again on inputs whose outputs are known.
+
+        Done once for each set of input shapes, within `REPEAT_BUDGET_S`: a slow reference is not made twice as slow.
 
         Raises:
-            WorkloadFault: the second call gives something else.
+            DefinitionFault: the second call gives something else; if none agreed before, every later call raises too.
         """
         shapes = tuple(tuple(value.shape) if isinstance(value, torch.Tensor) else None for value in inputs)
-        if shapes in self._repeated:
+        if shapes in self._repeated or (self._repeated and self._repeating_s >= REPEAT_BUDGET_S):
             return
+        start = time.monotonic()
         difference = find_difference(outputs, self(inputs))
+        self._repeating_s += time.monotonic() - start
         if difference is not None:
-            raise _fault(self.definition, f"a second call with equal inputs gives something else; {difference}")
+            fault = _fault(self.definition, f"a second call with equal inputs gives something else; {difference}")
+            self.broken = None if self._repeated else str(fault)
+            raise fault
         self._repeated.add(shapes)
 
     def _fit(self, returned: Any, spared: Sequence[Any], inputs: Sequence[Any]) -> list[torch.Tensor]:
@@ -148,7 +164,7 @@ class Reference:
 
 
 class _BlameDefinition:
-    """Turns whatever the code of a reference raises into a WorkloadFault that names the line."""
+    """Turns whatever the code of a reference raises into a DefinitionFault that names the line."""
 
     def __init__(self, definition: Definition) -> None:
         self._definition = definition
@@ -168,8 +184,8 @@ class _BlameDefinition:
         raise _fault(self._definition, f"{type(error).__name__}{': ' if text else ''}{text}{where}") from error
 
 
-def _fault(definition: Definition, reason: str) -> WorkloadFault:
-    return WorkloadFault(f"reference of {definition.name}: {reason}")
+def _fault(definition: Definition, reason: str) -> DefinitionFault:
+    return DefinitionFault(f"reference of {definition.name}: {reason}")
 
 
 def _file_name(definition: Definition) -> str:

@@ -41,7 +41,7 @@ from flashinfer_bench.bench.evaluators.seeds import make_generator
 from flashinfer_bench.bench.evaluators.verdict import check_form
 from flashinfer_bench.data import Correctness, Definition, EvaluationStatus, Workload
 from flashinfer_bench.data.dtypes import DTYPES
-from flashinfer_bench.errors import WorkloadFault
+from flashinfer_bench.errors import DefinitionFault, WorkloadFault
 
 TRIALS_KEY: Final = "sampling_validation_trials"
 THRESHOLD_KEY: Final = "sampling_tvd_threshold"
@@ -241,11 +241,11 @@ def _check_reference(
     """Have the reference's own draw pass the rules by which a solution is rejected.
 
     Raises:
-        WorkloadFault: it does not, so the rules are not this definition's.
+        DefinitionFault: it does not, so the rules are not this definition's.
     """
     drawn = tokens.to(problem.probabilities.device, torch.int64)[None]
     if not all(bool(chunk.allowed.all()) for chunk in place_draws(problem, drawn, generator)):
-        raise WorkloadFault(
+        raise DefinitionFault(
             f"the reference of {definition.name} draws tokens that its own filters do not allow; "
             "the rules of the Sampling evaluator do not fit this definition"
         )

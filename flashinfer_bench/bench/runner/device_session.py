@@ -33,7 +33,7 @@ from flashinfer_bench.bench.runner.worker_pool import WorkerPool, solution_envir
 from flashinfer_bench.compile import Artifact
 from flashinfer_bench.data import Definition, EvaluationStatus, Workload
 from flashinfer_bench.data.dtypes import torch_dtype
-from flashinfer_bench.errors import DeviceFault, SolutionFailure, WorkloadFault
+from flashinfer_bench.errors import DefinitionFault, DeviceFault, SolutionFailure, WorkloadFault
 from flashinfer_bench.timing.clocks import Clock, Launch, make_clock
 from flashinfer_bench.timing.measurement import Measured
 from flashinfer_bench.timing.recipe import sample_trial, summarise
@@ -116,7 +116,7 @@ class DeviceSession:
     def run_job(self, shared: BlockContext, job: BlockJob, solution: BlockSolution) -> JobResult | JobFault:
         """Judge one job."""
         workload = Workload.model_validate(job.workload)
-        known = self._broken_workloads.get(workload.uuid)
+        known = self._broken_workloads.get(workload.uuid, shared.reference.broken)
         if known is not None:
             return JobFault(job=job.index, message=known, retry=False)
         notes: dict[str, Any] = {}
@@ -127,7 +127,9 @@ class DeviceSession:
         except SolutionFailure as failure:
             outcome = failure
         except WorkloadFault as fault:
-            message = f"{shared.definition.name}, workload {workload.uuid}: {fault}"
+            # What is the definition's fault reads the same for all of its workloads, and so is told once.
+            is_definition = isinstance(fault, DefinitionFault)
+            message = str(fault) if is_definition else f"{shared.definition.name}, workload {workload.uuid}: {fault}"
             self._broken_workloads[workload.uuid] = message
             self._check_device()
             return JobFault(job=job.index, message=message, retry=False)
