@@ -23,7 +23,13 @@ from flashinfer_bench.bench.runner.evaluator_lookup import look_up_evaluators
 from flashinfer_bench.bench.runner.fleet import Fleet, Judged
 from flashinfer_bench.bench.runner.session_protocol import Hello
 from flashinfer_bench.bench.selection import select
-from flashinfer_bench.compile import unavailable_languages
+from flashinfer_bench.compile import (
+    BuildFarm,
+    BuildTarget,
+    find_toolchain,
+    find_unavailable_languages,
+    why_not_buildable,
+)
 from flashinfer_bench.compile.cache import cache_root
 from flashinfer_bench.data import Evaluation, Trace, TraceSet
 from flashinfer_bench.data.store.record import TraceWriter
@@ -49,7 +55,8 @@ class Benchmark:
     def __init__(self, trace_set: TraceSet, config: BenchmarkConfig | None = None) -> None:
         self._trace_set = trace_set
         self.config = config if config is not None else BenchmarkConfig.default()
-        self.machine = Machine(discover_devices(self.config.devices), unavailable_languages())
+        self._toolchain = find_toolchain()
+        self.machine = self._look_around()
         self.seed = self.config.seed if self.config.seed is not None else secrets.randbits(62)
         self.faults: list[JobFaulted] = []
         self._plug_ins = list_plug_ins(self.config.evaluator_modules)
@@ -145,13 +152,30 @@ class Benchmark:
             self._evaluators = {name: item.fingerprint for name, item in choices.items() if item.fingerprint}
         return self._evaluators
 
+    def _look_around(self) -> Machine:
+        """Find the devices, and what can be built for them."""
+        devices = discover_devices(self.config.devices)
+        languages = find_unavailable_languages(self._toolchain)
+        capabilities = Machine(devices, languages).capabilities
+        target = BuildTarget.of(capabilities)
+        return Machine(
+            devices,
+            languages,
+            lambda solution: why_not_buildable(solution, self._toolchain, target, capabilities),
+        )
+
     def _fleet(self, plan: Plan) -> Fleet:
         needs_triton = any(job.solution.spec.language.value == "triton" for job in plan.jobs)
         return Fleet(
             self.machine.devices,
             hello_for=lambda device: self._hello(device, needs_triton=needs_triton),
             blob_root_for=lambda job: self._trace_set.blob_root(job.definition.name, job.workload.uuid) or Path.cwd(),
-            cache_root=cache_root(os.environ).resolve(),
+            farm=BuildFarm(
+                cache_root(os.environ).resolve(),
+                jobs=self.config.build_jobs,
+                target=BuildTarget.of(self.machine.capabilities),
+                toolchain=self._toolchain,
+            ),
             seed=self.seed,
         )
 

@@ -17,6 +17,7 @@ from pydantic_core import PydanticCustomError
 from flashinfer_bench.bench.config_file import read_config_file
 from flashinfer_bench.bench.config_layers import (
     DEFAULT_ORIGIN,
+    Count,
     EvalConfig,
     EvalSettings,
     NotBool,
@@ -102,6 +103,8 @@ class BenchmarkConfig(EvalSettings):
     """Seed of the inputs; None draws a secret one, which is recorded."""
     worker_memory_gb: PositiveNumber | None = None
     """Limit on a worker's host memory; None leaves it to the machine."""
+    build_jobs: Count | None = None
+    """How many compilers run at once; None for one less than there are cores."""
     time_budget_s: PositiveNumber = 10.0
     """A measurement of a solution takes fewer samples where it would last longer than this."""
     baseline_budget_s: PositiveNumber = 2.0

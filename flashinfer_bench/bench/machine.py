@@ -12,10 +12,11 @@ import os
 import platform
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol
 
+from flashinfer_bench.data.solution import Solution
 from flashinfer_bench.errors import ConfigError
 
 CPU_INFO: Final = Path("/proc/cpuinfo")
@@ -32,11 +33,17 @@ class Device:
     """The maker's name, for example "NVIDIA H200"."""
     uuid: str
     """What pins and locks it: NVML's uuid ("GPU-…", "MIG-…"), or "cpu"."""
+    capability: tuple[int, int] | None = field(default=None, compare=False)
+    """Compute capability, (9, 0) for Hopper; None for a CPU, or where NVML does not tell."""
 
     @property
     def label(self) -> str:
         """Return the short name: "cuda:0" or "cpu"."""
         return "cpu" if self.kind == "cpu" else f"cuda:{self.index}"
+
+
+def _buildable(_solution: Solution) -> str | None:
+    return None
 
 
 @dataclass(frozen=True)
@@ -46,6 +53,8 @@ class Machine:
     devices: tuple[Device, ...]
     languages: Mapping[str, str | None]
     """Language → None where its solutions can be built and run here, else the reason why not."""
+    why_not_buildable: Callable[[Solution], str | None] = field(default=_buildable, compare=False)
+    """Gives what is missing here for one solution (a package, a binding), None where nothing is."""
 
     @property
     def kind(self) -> Literal["cpu", "cuda"]:
@@ -56,6 +65,11 @@ class Machine:
     def hardware(self) -> str:
         """Return the names of its devices, each once: what a verdict's timing depends on."""
         return " + ".join(sorted({device.name for device in self.devices}))
+
+    @property
+    def capabilities(self) -> list[tuple[int, int]]:
+        """Return the compute capabilities of its devices, each once, the lowest first."""
+        return sorted({device.capability for device in self.devices if device.capability is not None})
 
 
 class Nvml(Protocol):
@@ -83,6 +97,9 @@ class Nvml(Protocol):
 
     def nvmlDeviceGetUUID(self, handle: Any) -> str | bytes:
         """Give a GPU's uuid."""
+
+    def nvmlDeviceGetCudaComputeCapability(self, handle: Any) -> Sequence[int]:
+        """Give a GPU's compute capability."""
 
 
 def discover_devices(
@@ -161,21 +178,30 @@ def _list_visible_gpus(nvml: Nvml | None, environment: Mapping[str, str]) -> tup
         with contextlib.suppress(nvml.NVMLError):  # what was read is right whether or not NVML closes
             nvml.nvmlShutdown()
     chosen = gpus if visible is None else list(_apply_visible(visible, [*gpus, *slices]))
-    return tuple(Device("cuda", index, gpu.name, gpu.uuid) for index, gpu in enumerate(chosen))
+    return tuple(replace(gpu, index=index) for index, gpu in enumerate(chosen))
 
 
 def _read_gpu(nvml: Nvml, index: int) -> Device:
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
-    return Device("cuda", index, _text(nvml.nvmlDeviceGetName(handle)), _text(nvml.nvmlDeviceGetUUID(handle)))
+    name, uuid = _text(nvml.nvmlDeviceGetName(handle)), _text(nvml.nvmlDeviceGetUUID(handle))
+    return Device("cuda", index, name, uuid, _read_capability(nvml, handle))
+
+
+def _read_capability(nvml: Nvml, handle: Any) -> tuple[int, int] | None:
+    try:
+        major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
+    except nvml.NVMLError:
+        return None
+    return int(major), int(minor)
 
 
 def _read_slice(nvml: Nvml, uuid: str) -> Device:
     """Read a MIG slice, which only CUDA_VISIBLE_DEVICES can name; a driver that does not tell its name is no fault."""
     try:
-        name = _text(nvml.nvmlDeviceGetName(nvml.nvmlDeviceGetHandleByUUID(uuid)))
+        handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
+        return Device("cuda", -1, _text(nvml.nvmlDeviceGetName(handle)), uuid, _read_capability(nvml, handle))
     except nvml.NVMLError:
-        name = "MIG device"
-    return Device("cuda", -1, name, uuid)
+        return Device("cuda", -1, "MIG device", uuid)
 
 
 def _entries(visible: str) -> list[str]:

@@ -16,6 +16,7 @@ CPU_WORDS: Final = frozenset({"cpu", "cpus", "x86", "amd64", "arm64", "aarch64",
 GPU_WORDS: Final = frozenset(
     {"gpu", "gpus", "cuda", "nvidia", "rtx", "sm", "ampere", "ada", "hopper", "blackwell", "rubin"}
 )
+NEEDS_GPU: Final = frozenset({SupportedLanguages.CUDA, SupportedLanguages.TILELANG})
 GPU_MODEL: Final = re.compile(r"(?:[abhlvt]|gb|gh|rtx|sm|mi)\d{2,4}[a-z]{0,2}")
 """H100, B200, GB200, L40S, RTX5090, sm90, MI300X."""
 
@@ -28,6 +29,11 @@ def why_not_here(solution: Solution, machine: Machine) -> str | None:
     reason = machine.languages[language.value]
     if reason is not None:
         return f"language {language.value} is not available here: {reason}"
+    reason = machine.why_not_buildable(solution)
+    if reason is not None:
+        return reason
+    if machine.kind == "cpu" and language in NEEDS_GPU:
+        return f"a {language.value} solution needs an NVIDIA GPU; the device here is {machine.hardware}"
     kinds = read_target_kinds(solution.spec.target_hardware)
     if not kinds or machine.kind in kinds:
         return None

@@ -40,6 +40,7 @@ CONFIG_FIELDS: Final = (
     *("definitions", "op_types", "solutions", "authors", "workloads", "devices"),
     *("warmup_runs", "iterations", "num_trials", "rtol", "atol", "required_matched_ratio"),
     *("timeout_seconds", "seed", "use_isolated_runner", "profile_baseline", "worker_memory_gb"),
+    "build_jobs",
     "evaluator_modules",
 )
 """Configuration fields that a flag can override."""
@@ -245,6 +246,7 @@ def _add_settings(parser: Parser) -> None:
     _add_setting(group, "--timeout", number, "seconds for one solution on one workload", dest="timeout_seconds")
     _add_setting(group, "--seed", whole_number, "seed of the inputs")
     _add_setting(group, "--worker-memory-gb", number, "host memory that a worker may use")
+    _add_setting(group, "--build-jobs", whole_number, "compilers at once (default: one less than there are cores)")
     _add_names(group, "--evaluator-modules", "modules with evaluators of your own, asked before the built-in ones")
     isolated = "a new process for every workload"
     group.add_argument("--use-isolated-runner", action="store_true", default=argparse.SUPPRESS, help=isolated)

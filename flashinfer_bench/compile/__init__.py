@@ -2,7 +2,29 @@
 
 from __future__ import annotations
 
-from flashinfer_bench.compile.artifact import Artifact, BuildFailure
-from flashinfer_bench.compile.table import build_solution, unavailable_languages
+from flashinfer_bench.compile.artifact import Artifact, BuildFailure, Built
+from flashinfer_bench.compile.farm import BuildFarm, build_solution
+from flashinfer_bench.compile.recipe import BuildTarget
+from flashinfer_bench.compile.table import find_unavailable_languages, why_not_buildable
+from flashinfer_bench.compile.toolchain import Toolchain, find_toolchain
+from flashinfer_bench.errors import BuildFault
 
-__all__ = ["Artifact", "BuildFailure", "build_solution", "unavailable_languages"]
+__all__ = [
+    "Artifact",
+    "BuildFailure",
+    "BuildFarm",
+    "BuildFault",
+    "BuildTarget",
+    "Built",
+    "Toolchain",
+    "build_solution",
+    "find_toolchain",
+    "find_unavailable_languages",
+    "unavailable_languages",
+    "why_not_buildable",
+]
+
+
+def unavailable_languages() -> dict[str, str | None]:
+    """Return each language that solutions may name → why it cannot be built on this machine, or None where it can."""
+    return find_unavailable_languages(find_toolchain())

@@ -1,9 +1,16 @@
-"""What a build leaves: a folder that a worker can load an entry function from."""
+"""What a build leaves: a folder that a worker can load an entry function from. And how it can come to nothing."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
+
+from flashinfer_bench.data import Solution
+from flashinfer_bench.errors import BuildFault
+
+Kind = Literal["python", "tvm-ffi", "torch"]
+"""How the worker loads the entry: a Python file, a shared library of tvm-ffi's, or an extension module of torch's."""
 
 
 @dataclass(frozen=True)
@@ -15,7 +22,20 @@ class Artifact:
     """File with the entry point, relative to the folder."""
     symbol: str
     """Name of the entry function in it."""
+    kind: Kind = "python"
 
 
 class BuildFailure(Exception):
     """The solution cannot be built; the message is what its author needs to see."""
+
+
+@dataclass(frozen=True)
+class Built:
+    """What became of one solution: an artifact, or the reason why there is none."""
+
+    solution: Solution
+    artifact: Artifact | None
+    error: BuildFailure | BuildFault | None
+    seconds: float
+    """What its compilers took; what the build that made it took where it was in the cache."""
+    was_cached: bool

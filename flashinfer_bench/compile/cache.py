@@ -1,24 +1,81 @@
-"""The folder of artifacts on disk: made in a staging folder, moved in place whole, checked again before every use.
+"""The folder of artifacts on disk. Whatever is in `artifacts/` was moved there whole, and is checked before it is used.
 
-    $FIB_CACHE_PATH/artifacts/<first two of digest>/<digest>/…      default root: ~/.cache/flashinfer_bench/cache
+    $FIB_CACHE_PATH/artifacts/<first two of digest>/<digest>/manifest.json     default: ~/.cache/flashinfer_bench/cache
+                                                            /files/…           what a worker loads
+                   /staging/<random>/          a build under way; nobody trusts it, a later build removes what is left
+                   /locks/<digest>             held while an artifact is looked up, built or removed
+                   /leases/<random>            held by a run; lists the digests that it uses, which are not evicted
+                   /build-seconds.json         how long builds took, for the order of the next ones
 
-A killed build leaves a staging folder that nobody trusts; the next build of anything removes those that are a day
-old.
+A build: lock, look again, stage, check, move in place. `kill -9` and a full disk leave a staging folder at most.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import json
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from flashinfer_bench.compile.artifact import Kind
+from flashinfer_bench.compile.locks import FileLock, locked
 
 CACHE_VARIABLE: Final = "FIB_CACHE_PATH"
-STAGING_PREFIX: Final = ".staging-"
-STAGING_AGE_S: Final = 24 * 3600.0
+SIZE_VARIABLE: Final = "FIB_CACHE_GB"
+DEFAULT_SIZE_GB: Final = 20.0
+MANIFEST: Final = "manifest.json"
+FILES: Final = "files"
+STAGING_LOCK: Final = ".lock"
+YOUNG_S: Final = 60.0
+"""A staging folder younger than this may be one whose lock is about to be taken."""
+
+
+class Manifest(BaseModel):
+    """What is written beside an artifact's files."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    kind: Kind
+    entry: str
+    symbol: str
+    language: str
+    solution: str
+    """The solution that it was first built for."""
+    build_seconds: float
+    files: dict[str, str]
+    """Path below `files/` → sha256."""
+    made_from: dict[str, Any]
+    """What the digest is of."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One artifact in the cache."""
+
+    digest: str
+    path: Path
+    size_bytes: int
+    last_used_s: float
+    """Seconds since the epoch."""
+    manifest: Manifest | None
+    """None where it cannot be read."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One artifact that is not what it should be."""
+
+    digest: str
+    reason: str
 
 
 def cache_root(environment: Mapping[str, str]) -> Path:
@@ -27,48 +84,226 @@ def cache_root(environment: Mapping[str, str]) -> Path:
     return Path(configured) if configured else Path.home() / ".cache" / "flashinfer_bench" / "cache"
 
 
-def stored(root: Path, digest: str, *, fill: Callable[[Path], None], is_whole: Callable[[Path], bool]) -> Path:
-    """Return the folder of an artifact, made by `fill` unless a whole one is there already.
-
-    Args:
-        root: the cache's folder.
-        digest: what the artifact is made of, as a hex string.
-        fill: writes the artifact's files into an empty folder; what it raises comes through and leaves nothing.
-        is_whole: says whether a folder holds what it should, byte for byte.
-    """
-    shelf = root / "artifacts" / digest[:2]
-    target = shelf / digest
-    if target.is_dir() and is_whole(target):
-        return target
-    shelf.mkdir(parents=True, exist_ok=True)
-    _sweep(shelf)
-    staging = Path(tempfile.mkdtemp(prefix=STAGING_PREFIX, dir=shelf))
+def size_limit(environment: Mapping[str, str] = os.environ) -> int:
+    """Return how many bytes of artifacts are kept: $FIB_CACHE_GB, else 20 GB."""
     try:
-        fill(staging)
-        _move_in_place(staging, target, is_whole)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
-    return target
+        gigabytes = float(environment.get(SIZE_VARIABLE, DEFAULT_SIZE_GB))
+    except ValueError:
+        gigabytes = DEFAULT_SIZE_GB
+    return int(max(0.0, gigabytes) * 1e9)
 
 
-def _move_in_place(staging: Path, target: Path, is_whole: Callable[[Path], bool]) -> None:
-    for _ in range(3):
+class ArtifactCache:
+    """The folder. Any number of processes may use it at once."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def place(self, digest: str) -> Path:
+        """Return where an artifact lies, or would lie."""
+        return self.root / "artifacts" / digest[:2] / digest
+
+    def lock(self, digest: str) -> FileLock:
+        """Return the lock under which an artifact is made or removed."""
+        return FileLock(self.root / "locks" / digest)
+
+    def read(self, digest: str, *, expected: Mapping[str, str] | None = None) -> Manifest | None:
+        """Return an artifact's manifest if all of it is there as it was made, else None; counts as a use.
+
+        Args:
+            digest: the artifact's name.
+            expected: path → sha256 of files whose content is known without the manifest.
+        """
+        place = self.place(digest)
+        manifest = read_manifest(place)
+        if manifest is None or find_problem(place, {**manifest.files, **(expected or {})}) is not None:
+            return None
+        with contextlib.suppress(OSError):  # a cache that cannot be written to can still be read
+            os.utime(place / MANIFEST)
+        return manifest
+
+    @contextlib.contextmanager
+    def staging(self) -> Iterator[Path]:
+        """Make an empty folder for a build, locked so that no other process sweeps it; removed at the end."""
+        parent = self.root / "staging"
+        parent.mkdir(parents=True, exist_ok=True)
+        self.sweep()
+        folder = Path(tempfile.mkdtemp(dir=parent))
+        lock = FileLock(folder / STAGING_LOCK)
         try:
-            os.rename(staging, target)  # noqa: PTH104 - Path.rename hides that a folder is never replaced
-        except OSError:
-            if target.is_dir() and is_whole(target):
-                return  # somebody built it meanwhile
-            shutil.rmtree(target, ignore_errors=True)  # what was there is not what it should be
-        else:
-            return
-    raise OSError(f"cannot move the artifact to {target}; remove that folder and run again")
+            lock.wait()
+            yield folder
+        finally:
+            lock.release()
+            shutil.rmtree(folder, ignore_errors=True)
 
+    def publish(self, digest: str, content: Path, manifest: Manifest) -> None:
+        """Move a finished artifact in place; the caller holds its lock.
 
-def _sweep(shelf: Path) -> None:
-    for entry in shelf.glob(STAGING_PREFIX + "*"):
+        Args:
+            digest: its name.
+            content: a folder on the cache's file system whose `files/` is complete; it is used up.
+            manifest: written into it last.
+
+        Raises:
+            OSError: the disk is full, or what was written cannot be read back.
+        """
+        (content / MANIFEST).write_text(manifest.model_dump_json(), encoding="utf-8")
+        problem = find_problem(content, manifest.files)
+        if problem is not None or read_manifest(content) != manifest:
+            raise OSError(f"the artifact of {manifest.solution} was not written whole: {problem or 'its manifest'}")
+        place = self.place(digest)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(place, ignore_errors=True)  # what is there failed its check
+        os.rename(content, place)  # noqa: PTH104 - Path.rename hides that a folder is never replaced
+
+    def sweep(self) -> None:
+        """Remove the staging folders whose builder has ended."""
+        for folder in (self.root / "staging").glob("*"):
+            lock = FileLock(folder / STAGING_LOCK)
+            with contextlib.suppress(OSError):  # its builder may remove it at this moment
+                if time.time() - folder.stat().st_mtime > YOUNG_S and lock.take():
+                    shutil.rmtree(folder, ignore_errors=True)
+                    lock.release()
+
+    def entries(self) -> list[Entry]:
+        """Return every artifact, the one that was used last first."""
+        found = [_read_entry(place) for place in (self.root / "artifacts").glob("??/*") if place.is_dir()]
+        return sorted((entry for entry in found if entry is not None), key=lambda entry: -entry.last_used_s)
+
+    def verify(self) -> list[Problem]:
+        """Hold every artifact against its manifest; nothing is removed."""
+        problems = []
+        for entry in self.entries():
+            problem = find_problem(entry.path, entry.manifest.files) if entry.manifest else "its manifest is unreadable"
+            if problem is not None:
+                problems.append(Problem(entry.digest, problem))
+        return problems
+
+    def remove(self, digest: str) -> bool:
+        """Remove an artifact, unless a run uses it or another process holds it; tell whether it was removed."""
+        lock = self.lock(digest)
+        if not lock.take():
+            return False
         try:
-            old = time.time() - entry.stat().st_mtime > STAGING_AGE_S
-        except OSError:
-            continue  # another build removed it
-        if old:
-            shutil.rmtree(entry, ignore_errors=True)
+            if digest in leased_digests(self.root):
+                return False
+            shutil.rmtree(self.place(digest), ignore_errors=True)
+            return True
+        finally:
+            lock.release()
+
+    def clear(self) -> tuple[int, int]:
+        """Remove every artifact that no run uses, and what dead builds left; return how many went, how many stayed."""
+        self.sweep()
+        removed = [self.remove(entry.digest) for entry in self.entries()]
+        return sum(removed), len(removed) - sum(removed)
+
+    def evict(self, limit_bytes: int) -> int:
+        """Remove what was not used for longest until no more than so many bytes are left; return the bytes freed."""
+        entries = self.entries()
+        excess = sum(entry.size_bytes for entry in entries) - limit_bytes
+        freed = 0
+        for entry in reversed(entries):
+            if freed >= excess:
+                break
+            freed += entry.size_bytes if self.remove(entry.digest) else 0
+        return freed
+
+
+class Lease:
+    """The digests that a run uses: while it is held they are neither evicted nor cleared. A context manager."""
+
+    def __init__(self, root: Path) -> None:
+        self._folder = root / "leases"
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._path = self._folder / f"{os.getpid()}-{os.urandom(6).hex()}"
+        self._lock = FileLock(self._path)
+        self._lock.wait()
+        self._digests: set[str] = set()
+
+    def __enter__(self) -> Lease:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._lock.release()
+
+    def add(self, digest: str) -> None:
+        """Count an artifact as used; the caller holds its lock."""
+        if digest not in self._digests:
+            self._digests.add(digest)
+            with self._path.open("a", encoding="ascii") as handle:
+                handle.write(digest + "\n")
+
+
+def leased_digests(root: Path) -> set[str]:
+    """Return what living runs use; the leases of dead ones are removed."""
+    digests: set[str] = set()
+    for path in (root / "leases").glob("*"):
+        lock = FileLock(path)
+        if lock.take():
+            lock.release()
+            continue
+        with contextlib.suppress(FileNotFoundError):  # its run ended at this moment
+            digests.update(path.read_text(encoding="ascii").split())
+    return digests
+
+
+def read_manifest(place: Path) -> Manifest | None:
+    """Return an artifact's manifest; None where it is missing or no manifest."""
+    try:
+        return Manifest.model_validate_json((place / MANIFEST).read_bytes())
+    except (OSError, ValidationError):
+        return None
+
+
+def find_problem(place: Path, files: Mapping[str, str]) -> str | None:
+    """Return what is wrong with an artifact's files, or None where each is as it was made."""
+    for path, digest in files.items():
+        try:
+            if digest_file(place / FILES / path) != digest:
+                return f"{path} is not what was built"
+        except OSError as error:
+            return f"{path} cannot be read: {error.strerror}"
+    return None
+
+
+def digest_file(path: Path) -> str:
+    """Return the sha256 of a file, in hexadecimal."""
+    digest = hashlib.sha256()
+    with path.open("rb") as handle:
+        while block := handle.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _read_entry(place: Path) -> Entry | None:
+    try:
+        sizes = [path.stat().st_size for path in place.rglob("*") if path.is_file()]
+        manifest = place / MANIFEST
+        used = (manifest if manifest.exists() else place).stat().st_mtime
+    except OSError:
+        return None  # it is being removed
+    return Entry(place.name, place, sum(sizes), used, read_manifest(place))
+
+
+def read_seconds(root: Path) -> dict[str, float]:
+    """Return how long earlier builds took, by the solution's name."""
+    try:
+        read = json.loads((root / "build-seconds.json").read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return {str(name): float(value) for name, value in read.items()} if isinstance(read, dict) else {}
+
+
+def write_seconds(root: Path, seconds: Mapping[str, float]) -> None:
+    """Keep how long builds took; two runs that end at once may lose one another's, which costs an order, no result."""
+    with locked(root / "locks" / "build-seconds"):
+        merged = {**read_seconds(root), **seconds}
+        staged = root / f"build-seconds.{os.getpid()}.tmp"
+        staged.write_text(json.dumps(dict(list(merged.items())[-MAX_SECONDS:])), encoding="utf-8")
+        staged.replace(root / "build-seconds.json")
+
+
+MAX_SECONDS: Final = 10_000
+"""Most names whose build time is remembered."""

@@ -1,55 +1,140 @@
-"""Which language is built by which builder, and which cannot be built on this machine, with the reason.
+"""Which language is built by which builder, and which solutions this machine cannot build, with what to install.
 
-Adding a language is a module in `builders/` and a line in BUILDERS.
+Adding a language is a module in `builders/`, a line in BUILDERS and one in LACKS.
 """
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Final
 
-from flashinfer_bench.compile.artifact import Artifact
-from flashinfer_bench.compile.builders.python import build_python
-from flashinfer_bench.data import Solution, SupportedLanguages
+from flashinfer_bench.compile.architectures import chosen_targets, runs_on, why_too_old
+from flashinfer_bench.compile.artifact import BuildFailure
+from flashinfer_bench.compile.builders.native import native_recipe
+from flashinfer_bench.compile.builders.python import python_recipe
+from flashinfer_bench.compile.dependencies import find_missing
+from flashinfer_bench.compile.flags import check_flags
+from flashinfer_bench.compile.recipe import BuildTarget, Recipe
+from flashinfer_bench.compile.toolchain import CudaToolkit, Toolchain
+from flashinfer_bench.data import Solution, SupportedBindings, SupportedLanguages
 
-Builder = Callable[[Solution, Path], Artifact]
+Builder = Callable[[Solution, Toolchain, BuildTarget], Recipe]
+IsInstalled = Callable[[str], bool]
 
-BUILDERS: Final[dict[str, Builder]] = {"python": build_python, "triton": build_python}
+BUILDERS: Final[dict[SupportedLanguages, Builder]] = {
+    SupportedLanguages.PYTHON: python_recipe,
+    SupportedLanguages.TRITON: python_recipe,
+    SupportedLanguages.TILELANG: python_recipe,
+    SupportedLanguages.CPP: native_recipe,
+    SupportedLanguages.CUDA: native_recipe,
+}
 
-NEEDED_PACKAGE: Final = {"triton": "triton"}
+
+def is_installed(package: str) -> bool:
+    """Tell whether a Python package is there, without importing it."""
+    return importlib.util.find_spec(package) is not None
 
 
-def language_name(language: SupportedLanguages | str) -> str:
-    """Return a language as it stands in a solution file."""
-    return language.value if isinstance(language, SupportedLanguages) else language
+def _lacks_package(name: str) -> Callable[[Toolchain, IsInstalled], str | None]:
+    def why(_toolchain: Toolchain, installed: IsInstalled) -> str | None:
+        return None if installed(name) else f"{name} is not installed; try: pip install {name}"
+
+    return why
 
 
-def unavailable_languages(*, is_installed: Callable[[str], bool] | None = None) -> dict[str, str | None]:
+def _lacks_cxx(toolchain: Toolchain, _installed: IsInstalled) -> str | None:
+    if toolchain.cxx is None:
+        return "there is no C++ compiler; install g++ (apt-get install g++), or name one in CXX"
+    return None
+
+
+def _lacks_cuda(toolchain: Toolchain, installed: IsInstalled) -> str | None:
+    if toolchain.cuda is None:
+        return "there is no nvcc; install the CUDA toolkit, or set CUDA_HOME to it"
+    return _lacks_cxx(toolchain, installed)
+
+
+def _lacks_nothing(_toolchain: Toolchain, _installed: IsInstalled) -> str | None:
+    return None
+
+
+LACKS: Final[dict[SupportedLanguages, Callable[[Toolchain, IsInstalled], str | None]]] = {
+    SupportedLanguages.PYTHON: _lacks_nothing,
+    SupportedLanguages.TRITON: _lacks_package("triton"),
+    SupportedLanguages.TILELANG: _lacks_package("tilelang"),
+    SupportedLanguages.CPP: _lacks_cxx,
+    SupportedLanguages.CUDA: _lacks_cuda,
+}
+
+
+def find_unavailable_languages(toolchain: Toolchain, *, installed: IsInstalled = is_installed) -> dict[str, str | None]:
     """Return each language that solutions may name → why it cannot be built here, or None where it can."""
-    installed = is_installed or (lambda package: importlib.util.find_spec(package) is not None)
-    reasons: dict[str, str | None] = {}
-    for language in SupportedLanguages:
-        name = language_name(language)
-        package = NEEDED_PACKAGE.get(name)
-        if name not in BUILDERS:
-            reasons[name] = f"this version has no builder for {name} solutions"
-        elif package is not None and not installed(package):
-            reasons[name] = f"{name} is not installed; try: pip install {package}"
-        else:
-            reasons[name] = None
-    return reasons
+    return {language.value: LACKS[language](toolchain, installed) for language in SupportedLanguages}
 
 
-def build_solution(solution: Solution, root: Path) -> Artifact:
-    """Build a solution, or find it built.
+def why_not_buildable(
+    solution: Solution,
+    toolchain: Toolchain,
+    target: BuildTarget,
+    capabilities: Sequence[tuple[int, int]] = (),
+) -> str | None:
+    """Return what this machine lacks for a solution and what to install, None where nothing is missing.
 
     Args:
-        solution: what to build; its language must be one that BUILDERS has.
-        root: the cache's folder.
+        solution: what is to be built.
+        toolchain: what there is.
+        target: what it is built for.
+        capabilities: the compute capabilities of the GPUs that are to run it; empty where it is only compiled.
+    """
+    language = solution.spec.language
+    reason = LACKS[language](toolchain, is_installed)
+    if reason is not None:
+        return reason
+    missing = find_missing(solution.spec.dependencies, language.value, toolchain)
+    if missing:
+        return "; ".join(missing)
+    if BUILDERS[language] is not native_recipe:
+        return None
+    reason = _lacks_binding(solution.spec.binding or SupportedBindings.TVM_FFI, toolchain)
+    if reason is not None or language is SupportedLanguages.CPP or toolchain.cuda is None:
+        return reason
+    return _why_wrong_architecture(solution, toolchain.cuda, target, capabilities)
+
+
+def _lacks_binding(binding: SupportedBindings, toolchain: Toolchain) -> str | None:
+    if binding is SupportedBindings.TVM_FFI:
+        if toolchain.tvm_ffi is None:
+            return "binding tvm-ffi: apache-tvm-ffi is not installed; try: pip install apache-tvm-ffi"
+        return None
+    if toolchain.torch is None:
+        return "binding torch: the installed torch brings no C++ headers; install it from PyPI"
+    if toolchain.python_include is None:
+        return "binding torch: Python's own headers are missing; install them (apt-get install python3-dev)"
+    return None
+
+
+def _why_wrong_architecture(
+    solution: Solution, cuda: CudaToolkit, target: BuildTarget, capabilities: Sequence[tuple[int, int]]
+) -> str | None:
+    options = solution.spec.compile_options
+    try:
+        chosen = chosen_targets(check_flags(options, [cuda.home]).nvcc)
+    except BuildFailure:
+        return None  # the build will say what is wrong with its flags
+    if not chosen:
+        return why_too_old(cuda.version, target.architectures)
+    unfit = [one for one in capabilities if not any(runs_on(name, one) for name in chosen)]
+    if unfit:
+        there = " and ".join(f"sm_{major}{minor}" for major, minor in unfit)
+        return f"it is compiled for {', '.join(chosen)} alone; the GPU here is {there}"
+    return None
+
+
+def make_recipe(solution: Solution, toolchain: Toolchain, target: BuildTarget) -> Recipe:
+    """Return how a solution is built.
 
     Raises:
         BuildFailure: the solution is at fault.
     """
-    return BUILDERS[language_name(solution.spec.language)](solution, root)
+    return BUILDERS[solution.spec.language](solution, toolchain, target)

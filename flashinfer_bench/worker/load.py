@@ -1,16 +1,18 @@
-"""The line where solution code enters a process.
+"""The line where solution code enters a process: a Python file, or a shared library of tvm-ffi's or torch's.
 
-Nothing else in the package imports what a solution brought. The sources lie in a folder of their own, which becomes
+Nothing else in the package imports what a solution brought. Python sources lie in a folder of their own, which becomes
 a package (so `from .helper import f` works) and is first on the import path (so `import helper` works too).
 """
 
 from __future__ import annotations
 
+import importlib.machinery
 import importlib.util
 import inspect
+import json
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,23 +20,34 @@ from flashinfer_bench.worker.protocol import Signature
 
 PACKAGE: Final = "flashinfer_bench_solution"
 POSITIONAL: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+SEQUENCES: Final = frozenset({"ffi.Array", "ffi.List", "Tuple", "Array", "List"})
+"""Types by which tvm-ffi returns several values."""
+SHOWN: Final = 20
+
+Function = Callable[..., Any]
 
 
 class EntryPointMissing(Exception):
-    """The module was imported, and has no callable of that name."""
+    """The module was loaded, and has no callable of that name."""
 
 
-def load_entry(directory: Path, entry: str, symbol: str) -> Callable[..., Any]:
-    """Import the entry file and return the entry function.
+def load_entry(directory: Path, entry: str, symbol: str, *, kind: str) -> tuple[Function, Signature | None]:
+    """Load the entry file; return the entry function, and how it is called where that can be told.
 
     Args:
         directory: the artifact's folder.
         entry: the file with the entry point, relative to the folder.
         symbol: the name of the function.
+        kind: how the file is loaded, a key of LOADERS.
 
     Raises:
         EntryPointMissing: there is no callable of that name; whatever the file itself raises comes through.
     """
+    return LOADERS[kind](directory, entry, symbol)
+
+
+def load_python(directory: Path, entry: str, symbol: str) -> tuple[Function, Signature | None]:
+    """Import a Python file as a module of the solution's package."""
     package = types.ModuleType(PACKAGE)
     package.__path__ = [str(directory)]
     sys.modules[PACKAGE] = package
@@ -51,14 +64,58 @@ def load_entry(directory: Path, entry: str, symbol: str) -> Callable[..., Any]:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     spec.loader.exec_module(module)
+    function = find_callable(module, entry, symbol)
+    return function, describe_signature(function)
+
+
+def load_torch(directory: Path, entry: str, symbol: str) -> tuple[Function, Signature | None]:
+    """Import an extension module; torch, whose libraries it is linked to, is in memory already."""
+    name = Path(entry).stem
+    loader = importlib.machinery.ExtensionFileLoader(name, str(directory / entry))
+    spec = importlib.util.spec_from_loader(name, loader)
+    assert spec is not None  # the loader was given
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    function = find_callable(module, "the module", symbol)
+    return function, read_pybind_signature(getattr(function, "__doc__", None) or "")
+
+
+def load_tvm_ffi(directory: Path, entry: str, symbol: str) -> tuple[Function, Signature | None]:
+    """Open a library that exports functions by tvm-ffi's convention."""
+    import tvm_ffi  # an optional package, and this is its place
+
+    module = tvm_ffi.load_module(str(directory / entry))
+    if not module.implements_function(symbol):
+        raise EntryPointMissing(f"the library exports no function {symbol!r}")
+    function: Function = module.get_function(symbol)
+    metadata = module.get_function_metadata(symbol) or {}
+    parameters, returned = read_tvm_schema(metadata.get("type_schema"))
+    signature = None
+    if parameters is not None:
+        text = f"({', '.join(parameters)})"
+        signature = Signature(text=text[:500], minimum=len(parameters), maximum=len(parameters))
+    if returned in SEQUENCES:
+        return lambda *arguments: list(function(*arguments)), signature
+    return function, signature
+
+
+LOADERS: Final[dict[str, Callable[[Path, str, str], tuple[Function, Signature | None]]]] = {
+    "python": load_python,
+    "torch": load_torch,
+    "tvm-ffi": load_tvm_ffi,
+}
+
+
+def find_callable(module: types.ModuleType, where: str, symbol: str) -> Function:
+    """Return a module's callable of that name, or raise EntryPointMissing with the names that it has."""
     function = getattr(module, symbol, None)
     if not callable(function):
         names = sorted(n for n, value in vars(module).items() if callable(value) and not n.startswith("_"))
-        raise EntryPointMissing(f"{entry} defines no function {symbol!r}; it has: {', '.join(names[:20]) or 'none'}")
+        raise EntryPointMissing(f"{where} defines no function {symbol!r}; it has: {', '.join(names[:SHOWN]) or 'none'}")
     return function  # type: ignore[no-any-return]
 
 
-def describe_signature(function: Callable[..., Any]) -> Signature | None:
+def describe_signature(function: Function) -> Signature | None:
     """Return how the function may be called by position, or None where Python cannot tell."""
     try:
         signature = inspect.signature(function)
@@ -70,3 +127,46 @@ def describe_signature(function: Callable[..., Any]) -> Signature | None:
     endless = any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters)
     text = "(" + ", ".join(str(p) for p in parameters) + ")"
     return Signature(text=text[:500], minimum=required, maximum=None if endless else len(positional))
+
+
+def read_pybind_signature(doc: str) -> Signature | None:
+    """Read how a function bound by pybind11 is called from the first line of its docstring; None where it cannot."""
+    line = doc.strip().partition("\n")[0]
+    opened, closed = line.find("("), line.rfind(") ->")
+    if opened < 0 or closed < opened or "Overloaded function." in doc:
+        return None
+    parameters = list(split_parameters(line[opened + 1 : closed]))
+    endless = any(parameter.startswith("*") for parameter in parameters)
+    positional = [parameter for parameter in parameters if not parameter.startswith("*")]
+    required = sum(" = " not in parameter for parameter in positional)
+    text = f"({', '.join(parameters)})"
+    return Signature(text=text[:500], minimum=required, maximum=None if endless else len(positional))
+
+
+def split_parameters(text: str) -> Iterable[str]:
+    """Split a parameter list at the commas that stand in no bracket."""
+    depth, start = 0, 0
+    for place, letter in enumerate(text):
+        depth += (letter in "([{") - (letter in ")]}")
+        if letter == "," and depth == 0:
+            yield text[start:place].strip()
+            start = place + 1
+    if text[start:].strip():
+        yield text[start:].strip()
+
+
+def read_tvm_schema(schema: str | None) -> tuple[list[str] | None, str | None]:
+    """Return a tvm-ffi function's parameter types and its return type from its metadata; None where it has none.
+
+    Two forms are in use: `args` with the return type first, and `named_args` with `params` and `return`.
+    """
+    if schema is None:
+        return None, None
+    try:
+        described = json.loads(schema)
+        named = described.get("named_args")
+        types_ = [*named["return"], *named["params"]] if named else described["args"]
+        names = [str(one["type"]) for one in types_]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None, None
+    return (names[1:], names[0]) if names else (None, None)

@@ -19,7 +19,7 @@ from flashinfer_bench.timing.clocks import Clock, make_clock
 from flashinfer_bench.timing.recipe import sample_trial
 from flashinfer_bench.worker.arena import MappedArena, Slot, open_arena
 from flashinfer_bench.worker.confine import confine
-from flashinfer_bench.worker.load import describe_signature, load_entry
+from flashinfer_bench.worker.load import load_entry
 from flashinfer_bench.worker.protocol import MAX_TEXT
 from flashinfer_bench.worker.wire import FrameReader, WireClosed, send_frame
 
@@ -73,8 +73,8 @@ class Worker:
     def load(self, request: dict[str, Any]) -> dict[str, Any]:
         """Import the solution."""
         os.environ.update(request["environment"])
-        self.function = load_entry(Path(request["directory"]), request["entry"], request["symbol"])
-        signature = describe_signature(self.function)
+        place = Path(request["directory"]), request["entry"], request["symbol"]
+        self.function, signature = load_entry(*place, kind=request["kind"])
         return {"signature": signature.model_dump() if signature else None}
 
     def bind(self, request: dict[str, Any]) -> dict[str, Any]:

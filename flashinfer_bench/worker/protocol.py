@@ -4,7 +4,7 @@ The session asks, one frame at a time; the worker answers each with one frame th
 
     verb      fields                                         answer
     (none)    sent when the worker can take work             {"id": 0, "ready": true}
-    load      directory, entry, symbol, environment          {"id", "signature": Signature or null}
+    load      directory, entry, symbol, kind, environment    {"id", "signature": Signature or null}
     bind      arena: {"kind": "memfd", "size"} + 1 fd, or    {"id", "bound": true}; the arena bound
               {"kind": "cuda", "size", "handle"}             before is given up
     call      style, arguments, outputs                      {"id", "returned": [Returned] or null}

@@ -53,6 +53,10 @@ class FakeNvml:
     def nvmlDeviceGetUUID(self, handle):
         return handle
 
+    def nvmlDeviceGetCudaComputeCapability(self, handle):
+        self._step("capability")
+        return [9, 0]
+
 
 def discover(requested=None, *, nvml=None, visible=None, torch_has_cuda=True):
     environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
@@ -63,6 +67,11 @@ def discover(requested=None, *, nvml=None, visible=None, torch_has_cuda=True):
 
 def uuids(devices):
     return [device.uuid for device in devices]
+
+
+@pytest.mark.parametrize(("step", "expected"), [(None, [(9, 0)]), ("capability", [])], ids=["told", "not told"])
+def test_the_compute_capabilities_are_those_of_the_devices(step, expected):
+    assert Machine(discover(nvml=FakeNvml(fails_at=step)), {}).capabilities == expected
 
 
 def test_all_gpus_are_used_and_nvml_is_closed():

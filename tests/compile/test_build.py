@@ -2,7 +2,7 @@ import sys
 
 import pytest
 
-from flashinfer_bench.compile import BuildFailure, build_solution, unavailable_languages
+from flashinfer_bench.compile import BuildFailure, Toolchain, build_solution, find_unavailable_languages
 from tests.kit.make import make_solution
 
 
@@ -43,9 +43,11 @@ def test_a_description_changes_no_artifact_and_a_source_does(tmp_path):
     assert build_solution(make_solution(source="def run(x):\n    return x + x\n"), tmp_path).directory != first
 
 
-def test_a_language_without_builder_or_package_has_a_reason():
-    reasons = unavailable_languages(is_installed=lambda package: False)
+def test_a_missing_compiler_or_package_has_a_reason_and_a_remedy():
+    nothing = Toolchain(None, None, None, None, None)
+    reasons = find_unavailable_languages(nothing, installed=lambda package: False)
     assert reasons["python"] is None
     assert "pip install triton" in reasons["triton"]
-    assert "no builder" in reasons["cuda"]
-    assert unavailable_languages(is_installed=lambda package: True)["triton"] is None
+    assert "install g++" in reasons["cpp"]
+    assert "CUDA_HOME" in reasons["cuda"]
+    assert find_unavailable_languages(nothing, installed=lambda package: True)["triton"] is None

@@ -1,69 +1,120 @@
+"""The folder of artifacts: what is in it is whole, what a run uses stays, what dead builds left goes."""
+
+import os
 import threading
 
 import pytest
 
-from flashinfer_bench.compile.cache import STAGING_AGE_S, cache_root, stored
+from flashinfer_bench.compile import BuildFarm, BuildFault, build_solution
+from flashinfer_bench.compile import cache as cache_module
+from flashinfer_bench.compile.cache import YOUNG_S, ArtifactCache, Lease, cache_root, leased_digests, size_limit
+from tests.kit.make import make_solution
 
 
-def fill(folder):
-    (folder / "a.txt").write_text("content")
+def build(root, name="double_python", **spec):
+    """Build a solution in Python; return its digest in the cache."""
+    return build_solution(make_solution(name, **spec), root).directory.parent.name
 
 
-def is_whole(folder):
-    return (folder / "a.txt").is_file() and (folder / "a.txt").read_text() == "content"
+def files_below(root):
+    return sorted(path.relative_to(root).parts[0] for path in root.rglob("*") if path.is_file())
 
 
 def test_an_artifact_is_made_once(tmp_path):
-    made = []
-    for _ in range(2):
-        stored(tmp_path, "abcd", fill=lambda folder: (made.append(folder), fill(folder)), is_whole=is_whole)
-    assert len(made) == 1
+    first = build_solution(make_solution(), tmp_path).directory / "main.py"
+    made_at = first.stat().st_mtime_ns
+    assert build_solution(make_solution(), tmp_path).directory / "main.py" == first
+    assert first.stat().st_mtime_ns == made_at
 
 
-def test_an_artifact_that_was_tampered_with_is_made_again(tmp_path):
-    folder = stored(tmp_path, "abcd", fill=fill, is_whole=is_whole)
-    (folder / "a.txt").write_text("edited")
-    assert (stored(tmp_path, "abcd", fill=fill, is_whole=is_whole) / "a.txt").read_text() == "content"
+@pytest.mark.parametrize("spoil", ["edit", "remove", "manifest"])
+def test_an_artifact_that_was_tampered_with_is_made_again(tmp_path, spoil):
+    source = build_solution(make_solution(), tmp_path).directory / "main.py"
+    if spoil == "manifest":
+        (source.parents[1] / "manifest.json").write_text("{}")
+    elif spoil == "edit":
+        source.write_text("def run(x): return x")
+    else:
+        source.unlink()
+    assert ArtifactCache(tmp_path).verify()
+    build_solution(make_solution(), tmp_path)
+    assert source.read_text() == make_solution().sources[0].content
+    assert not ArtifactCache(tmp_path).verify()
 
 
-def test_a_build_that_fails_leaves_nothing(tmp_path):
-    def fails(folder):
-        (folder / "a.txt").write_text("half")
-        raise OSError("disk full")
+def test_a_full_disk_is_the_machines_fault_and_leaves_nothing(tmp_path, monkeypatch):
+    def is_full(*_args):
+        raise OSError(28, "No space left on device")
 
-    with pytest.raises(OSError, match="disk full"):
-        stored(tmp_path, "abcd", fill=fails, is_whole=is_whole)
-    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
-
-
-def test_old_staging_folders_are_swept_and_young_ones_left(tmp_path):
-    import os
-
-    stored(tmp_path, "abcd", fill=fill, is_whole=is_whole)
-    old, young = (tmp_path / "artifacts" / "ab" / f".staging-{age}" for age in ("old", "young"))
-    old.mkdir()
-    young.mkdir()
-    past = old.stat().st_mtime - STAGING_AGE_S - 60
-    os.utime(old, (past, past))
-    stored(tmp_path, "abff", fill=fill, is_whole=is_whole)
-    assert (old.exists(), young.exists()) == (False, True)
+    monkeypatch.setattr(cache_module, "read_manifest", is_full)
+    with pytest.raises(BuildFault, match="No space left on device; free some"):
+        build_solution(make_solution(), tmp_path)
+    assert not files_below(tmp_path)
 
 
-def test_two_builders_at_once_end_with_one_whole_artifact(tmp_path):
-    barrier = threading.Barrier(4)
+def test_folders_of_dead_builds_are_swept_and_those_of_living_ones_left(tmp_path):
+    cache = ArtifactCache(tmp_path)
+    with cache.staging() as living:
+        dead = tmp_path / "staging" / "dead"
+        dead.mkdir()
+        for folder in (living, dead):
+            past = folder.stat().st_mtime - YOUNG_S - 1
+            os.utime(folder, (past, past))
+        cache.sweep()
+        assert [path.name for path in (tmp_path / "staging").iterdir()] == [living.name]
 
-    def build():
+
+def test_builders_at_once_end_with_one_whole_artifact(tmp_path):
+    barrier, made = threading.Barrier(4), []
+
+    def work():
         barrier.wait()
-        stored(tmp_path, "abcd", fill=fill, is_whole=is_whole)
+        made.append(build(tmp_path))
 
-    threads = [threading.Thread(target=build) for _ in range(4)]
+    threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert [path.name for path in (tmp_path / "artifacts" / "ab").iterdir()] == ["abcd"]
+    assert len(made) == 4
+    assert [entry.digest for entry in ArtifactCache(tmp_path).entries()] == [made[0]]
+    assert set(files_below(tmp_path)) == {"artifacts"}
 
 
-def test_the_root_follows_the_environment(tmp_path):
+def test_what_was_not_used_for_longest_is_evicted_first(tmp_path):
+    digests = [build(tmp_path, source=f"def run(x):\n    return x * {n}\n") for n in range(3)]
+    cache = ArtifactCache(tmp_path)
+    for age, digest in enumerate(digests):
+        os.utime(cache.place(digest) / "manifest.json", (1000 + age, 1000 + age))
+    build(tmp_path, source="def run(x):\n    return x * 0\n")  # a use
+    size = cache.entries()[0].size_bytes
+    assert cache.evict(2 * size) > 0
+    assert {entry.digest for entry in cache.entries()} == {digests[0], digests[2]}
+
+
+def test_what_a_run_uses_is_neither_evicted_nor_cleared_until_it_ends(tmp_path):
+    cache = ArtifactCache(tmp_path)
+    with BuildFarm(tmp_path) as farm:
+        used = farm.built(make_solution()).artifact.directory.parent.name
+        other = build(tmp_path, source="def run(x):\n    return x + x\n")
+        assert cache.clear() == (1, 1)
+        assert cache.evict(0) == 0
+        assert [entry.digest for entry in cache.entries()] == [used] != [other]
+    assert cache.evict(0) > 0
+    assert not cache.entries()
+
+
+def test_the_lease_of_a_dead_run_holds_nothing(tmp_path):
+    with Lease(tmp_path) as lease:
+        lease.add("abc")
+        assert leased_digests(tmp_path) == {"abc"}
+    (tmp_path / "leases" / "1-dead").write_text("def\n")  # nobody holds its lock
+    assert leased_digests(tmp_path) == set()
+    assert not list((tmp_path / "leases").iterdir())
+
+
+def test_root_and_size_follow_the_environment(tmp_path):
     assert cache_root({"FIB_CACHE_PATH": str(tmp_path)}) == tmp_path
     assert cache_root({}).parts[-3:] == (".cache", "flashinfer_bench", "cache")
+    assert size_limit({"FIB_CACHE_GB": "0.5"}) == 500_000_000
+    assert size_limit({"FIB_CACHE_GB": "much"}) == size_limit({}) == 20_000_000_000

@@ -171,7 +171,7 @@ class DeviceSession:
 
     def _import(self, kernel: RemoteKernel, definition: Definition, solution: BlockSolution) -> None:
         """Have the worker import the solution, and find out how it is called."""
-        artifact = Artifact(Path(solution.directory or ""), solution.entry, solution.symbol)
+        artifact = Artifact(Path(solution.directory or ""), solution.entry, solution.symbol, solution.kind)
         signature = kernel.load(artifact, solution_environment(Path(self._hello.cache_root), solution.digest))
         style = choose_style(
             signature,

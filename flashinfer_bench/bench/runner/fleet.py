@@ -1,7 +1,8 @@
 """The host's loop over its device sessions: deal blocks out, pass on what comes back, replace a session that is lost.
 
-A job whose session was lost is tried once more on a fresh one; the second time it is a fault. One thread, one
-select: the sessions do the work. What is yielded is already decided; nothing here judges.
+Solutions are compiled meanwhile (compile/farm.py): a block holds only jobs whose solution is built, so a device waits
+for a compiler only when nothing else is left. A job whose session was lost is tried once more on a fresh one; the
+second time it is a fault. One thread, one select: sessions and compilers do the work. Nothing here judges.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from flashinfer_bench.bench.runner.session_client import SessionClient, SessionL
 from flashinfer_bench.bench.runner.session_protocol import Block, BlockJob, BlockSolution, Hello, JobFault, Verdict
 from flashinfer_bench.bench.schedule import Block as Batch
 from flashinfer_bench.bench.schedule import BlockQueue
-from flashinfer_bench.compile import BuildFailure, build_solution
+from flashinfer_bench.compile import BuildFarm, BuildFault, Built
 from flashinfer_bench.data import Evaluation, Solution
 
 POLL_S: Final = 1.0
@@ -65,7 +66,7 @@ class Fleet:
         devices: the devices, each of which gets a session.
         hello_for: the settings of a device's session.
         blob_root_for: the root of the set that holds a job's workload.
-        cache_root: where artifacts are kept.
+        farm: builds the solutions; the fleet ends it.
         seed: the run's seed; every job's own is derived from it.
     """
 
@@ -75,13 +76,13 @@ class Fleet:
         *,
         hello_for: Callable[[Device], Hello],
         blob_root_for: Callable[[Job], Path],
-        cache_root: Path,
+        farm: BuildFarm,
         seed: int,
     ) -> None:
         self._stations = [Station(device) for device in devices]
         self._hello_for = hello_for
         self._blob_root_for = blob_root_for
-        self._cache_root = cache_root
+        self._farm = farm
         self._seed = seed
         self._tries: dict[int, int] = {}
         self._broken: dict[tuple[str, str], str] = {}
@@ -97,11 +98,17 @@ class Fleet:
             if station.client is not None:
                 station.client.end()
                 station.client = None
+        self._farm.__exit__()
         self._locks.close()
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Happening]:
         """Run the jobs; yields each one's fate as it is known. Closing the iterator and the fleet stops everything."""
-        queue = BlockQueue(jobs)
+        listed = list(jobs)
+        queue = BlockQueue(listed)
+        self._farm.add({job.solution.name: job.solution for job in listed}.values())
+        self._farm.poll()
+        if self._farm.open_builds:
+            yield Notice(f"compiling {self._farm.open_builds} solutions, {self._farm.jobs} at once")
         for station in self._stations[: max(1, queue.remaining)]:
             for message in lock_device(station.device, self._locks):
                 yield Notice(message)
@@ -113,6 +120,7 @@ class Fleet:
             for station in self._stations:
                 yield from self._keep_busy(station, queue)
             yield from self._listen(queue)
+            self._farm.poll()
 
     def _start(self, station: Station) -> None:
         station.client = SessionClient(station.device, self._hello_for(station.device))
@@ -121,7 +129,7 @@ class Fleet:
         client = station.client
         while client is not None and client.is_ready and not station.open_jobs:
             alive = sum(other.client is not None for other in self._stations)
-            batch = queue.take(alive)
+            batch = queue.take(alive, lambda solution: self._may_run(station.device, solution))
             if batch is None:
                 client.wait_forever()
                 return
@@ -136,8 +144,12 @@ class Fleet:
                     yield from self._replace(station, queue, str(lost))
                     return
 
+    def _may_run(self, device: Device, solution: Solution) -> bool:
+        """Tell whether a solution is built; compilers would disturb what is measured on their own processor."""
+        return self._farm.is_ready(solution) and (device.kind != "cpu" or not self._farm.open_builds)
+
     def _prepare(self, batch: Batch) -> tuple[Block, list[JobFaulted]]:
-        """Build the batch's solutions and put it into the words of the session."""
+        """Put the batch, whose solutions are built, into the words of the session."""
         solutions: dict[str, BlockSolution] = {}
         faults: list[JobFaulted] = []
         jobs: list[BlockJob] = []
@@ -149,10 +161,11 @@ class Fleet:
                 continue
             name = job.solution.name
             if name not in solutions and name not in broken:
-                try:
-                    solutions[name] = self._build(job.solution)
-                except OSError as error:
-                    broken[name] = f"solution {name} cannot be built here: {error}"
+                built = self._farm.built(job.solution)
+                if isinstance(built.error, BuildFault):
+                    broken[name] = str(built.error)
+                else:
+                    solutions[name] = describe_solution(built)
             if name in broken:
                 faults.append(JobFaulted(job, broken[name]))
                 continue
@@ -169,27 +182,17 @@ class Fleet:
         definition, config = first.definition.model_dump(mode="json"), first.config.values()
         return Block(definition=definition, config=config, solutions=solutions, jobs=jobs), faults
 
-    def _build(self, solution: Solution) -> BlockSolution:
-        common: dict[str, Any] = {
-            "name": solution.name,
-            "language": str(solution.spec.language.value),
-            "declared_style": solution.spec.declared_style,
-            "digest": solution.digest(),
-        }
-        try:
-            artifact = build_solution(solution, self._cache_root)
-        except BuildFailure as failure:
-            return BlockSolution(**common, directory=None, entry="", symbol="", build_error=str(failure))
-        place = {"directory": str(artifact.directory), "entry": artifact.entry, "symbol": artifact.symbol}
-        return BlockSolution(**common, **place, build_error=None)
-
     def _listen(self, queue: BlockQueue) -> Iterator[Happening]:
         with selectors.DefaultSelector() as selector:
             clients = [(station, station.client) for station in self._stations if station.client is not None]
             for station, client in clients:
                 selector.register(client, selectors.EVENT_READ, station)
-            limit_s = min(POLL_S, *(max(0.0, client.left_s) for _, client in clients), POLL_S)
-            readable = {id(key.data) for key, _ in selector.select(limit_s)}
+            for process in self._farm.processes():
+                selector.register(process, selectors.EVENT_READ)
+            limits = [POLL_S, *(max(0.0, client.left_s) for _, client in clients)]
+            if self._farm.wait_s is not None:
+                limits.append(self._farm.wait_s)
+            readable = {id(key.data) for key, _ in selector.select(min(limits)) if key.data is not None}
         for station, client in clients:
             try:
                 if id(station) in readable:
@@ -260,6 +263,22 @@ class Fleet:
         while (batch := queue.take(1)) is not None:
             for job in batch.jobs:
                 yield JobFaulted(job, f"no device is left to run it: {self._last_words}")
+
+
+def describe_solution(built: Built) -> BlockSolution:
+    """Put what became of a solution's build into the words of the session."""
+    solution, artifact = built.solution, built.artifact
+    return BlockSolution(
+        name=solution.name,
+        language=solution.spec.language.value,
+        declared_style=solution.spec.declared_style,
+        digest=solution.digest(),
+        directory=str(artifact.directory) if artifact else None,
+        entry=artifact.entry if artifact else "",
+        symbol=artifact.symbol if artifact else "",
+        kind=artifact.kind if artifact else "python",
+        build_error=str(built.error) if built.error else None,
+    )
 
 
 def job_seed(run_seed: int, job: Job) -> int:

@@ -210,7 +210,7 @@ class RemoteKernel:
         Raises:
             SolutionFailure: COMPILE_ERROR where the import fails, TIMEOUT where it does not end.
         """
-        place = {"directory": str(artifact.directory), "entry": artifact.entry, "symbol": artifact.symbol}
+        place = {name: str(getattr(artifact, name)) for name in ("directory", "entry", "symbol", "kind")}
         try:
             loaded = self._ask("load", Loaded, "the import", **place, environment=dict(environment))
         except SolutionFailure as failure:

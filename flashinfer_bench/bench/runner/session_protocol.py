@@ -19,6 +19,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from flashinfer_bench.bench.evaluators.plug_ins import PlugIn
+from flashinfer_bench.compile.artifact import Kind
 
 
 class Frame(BaseModel):
@@ -55,6 +56,7 @@ class BlockSolution(Frame):
     directory: str | None
     entry: str
     symbol: str
+    kind: Kind
     build_error: str | None
     """Set where the build failed; then there is no directory."""
 

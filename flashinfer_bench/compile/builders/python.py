@@ -1,46 +1,39 @@
-"""Python and Triton solutions: the artifact is the sources themselves, checked for syntax."""
+"""Solutions in Python (Triton, TileLang, CuTe DSL, what uses FlashInfer): the artifact is the sources themselves.
+
+Nothing is compiled here: these languages compile when they are first called, in the worker.
+"""
 
 from __future__ import annotations
 
 import ast
-from pathlib import Path
 from typing import Final
 
-from flashinfer_bench.compile.artifact import Artifact, BuildFailure
-from flashinfer_bench.compile.cache import stored
+from flashinfer_bench.compile.artifact import BuildFailure
+from flashinfer_bench.compile.recipe import BuildTarget, Recipe
+from flashinfer_bench.compile.toolchain import Toolchain
 from flashinfer_bench.data import Solution
 
 MAX_SOURCE_BYTES: Final = 4 << 20
 
 
-def build_python(solution: Solution, root: Path) -> Artifact:
-    """Write the solution's sources into the cache.
+def python_recipe(solution: Solution, _toolchain: Toolchain, _target: BuildTarget) -> Recipe:
+    """Return how a solution in Python is laid out: checked for syntax, without running any of it.
 
     Raises:
-        BuildFailure: a file is no Python, or the entry file is not among the sources.
+        BuildFailure: a file is no Python.
     """
     files = {source.path: source.content.encode() for source in solution.sources}
-    entry = str(solution.get_entry_path())
-    if entry not in files:
-        raise BuildFailure(f"the entry point names {entry}, but the sources are: {', '.join(sorted(files)) or 'none'}")
     for path, content in files.items():
         if path.endswith(".py"):
             check_syntax(path, content)
-
-    def fill(folder: Path) -> None:
-        for path, content in files.items():
-            target = folder / path
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(content)
-
-    def is_whole(folder: Path) -> bool:
-        try:
-            return all((folder / path).read_bytes() == content for path, content in files.items())
-        except OSError:
-            return False
-
-    directory = stored(root, solution.digest(), fill=fill, is_whole=is_whole)
-    return Artifact(directory, entry, solution.get_entry_symbol())
+    return Recipe(
+        kind="python",
+        entry=str(solution.get_entry_path()),
+        symbol=solution.get_entry_symbol(),
+        sources=files,
+        made_from={"solution": solution.digest()},
+        products=tuple(files),
+    )
 
 
 def check_syntax(path: str, content: bytes) -> None:

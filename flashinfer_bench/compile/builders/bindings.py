@@ -1,0 +1,87 @@
+"""How a shared library is reached from Python: what each binding adds to compiling and linking."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+from flashinfer_bench.compile.toolchain import Toolchain
+
+MODULE: Final = "solution"
+"""The name of the library and, with torch's binding, of the extension module."""
+DEFAULT_STANDARD: Final = 17
+TORCH_NVCC_MACROS: Final = (
+    "-D__CUDA_NO_HALF_OPERATORS__",
+    "-D__CUDA_NO_HALF_CONVERSIONS__",
+    "-D__CUDA_NO_BFLOAT16_CONVERSIONS__",
+    "-D__CUDA_NO_HALF2_OPERATORS__",
+)
+"""What torch's own extension builder defines for nvcc; solutions that were written against it expect it."""
+
+
+@dataclass(frozen=True)
+class Binding:
+    """One way to make a library callable from Python."""
+
+    kind: Literal["tvm-ffi", "torch"]
+    standard: int
+    """C++ standard where the solution does not choose one."""
+    includes: tuple[Path, ...]
+    macros: tuple[str, ...]
+    nvcc_macros: tuple[str, ...]
+    link: tuple[str, ...]
+    """Flags of the linker, for a host-only library."""
+    cuda_link: tuple[str, ...]
+    """What is added where the library has CUDA code."""
+    exports: Callable[[str], str]
+    """The symbol that the library exports for an entry function."""
+    links_whole: bool
+    """Nothing may stay undefined: everything that the library may use is linked to it."""
+    versions: Mapping[str, str]
+    """What the product depends on beside the commands."""
+
+
+def tvm_ffi_binding(toolchain: Toolchain) -> Binding:
+    """Return the binding of apache-tvm-ffi; why_not_buildable has said that it is there."""
+    files = toolchain.tvm_ffi
+    assert files is not None  # asked before
+    return Binding(
+        kind="tvm-ffi",
+        standard=DEFAULT_STANDARD,
+        includes=tuple(files.includes()),
+        macros=("-DTVM_FFI_DLL_EXPORT_INCLUDE_METADATA=1",),  # tells the worker how many arguments the entry takes
+        nvcc_macros=(),
+        link=(f"-L{files.lib}", "-ltvm_ffi"),
+        cuda_link=(),
+        exports=lambda symbol: f"__tvm_ffi_{symbol}",
+        links_whole=True,
+        versions={"tvm_ffi": files.version},
+    )
+
+
+def torch_binding(toolchain: Toolchain) -> Binding:
+    """Return the binding of torch's C++ extensions; why_not_buildable has said that it is there."""
+    files, python = toolchain.torch, toolchain.python_include
+    assert files is not None  # asked before
+    assert python is not None  # likewise
+    return Binding(
+        kind="torch",
+        standard=files.standard,
+        includes=(*files.includes(), python),
+        macros=(
+            f"-DTORCH_EXTENSION_NAME={MODULE}",
+            "-DTORCH_API_INCLUDE_EXTENSION_H",
+            f"-D_GLIBCXX_USE_CXX11_ABI={int(files.has_new_abi)}",
+        ),
+        nvcc_macros=TORCH_NVCC_MACROS,
+        link=(f"-L{files.lib}", "-lc10", "-ltorch_cpu", "-ltorch", "-ltorch_python"),
+        cuda_link=("-lc10_cuda", "-ltorch_cuda") if files.has_cuda else (),
+        exports=lambda _symbol: f"PyInit_{MODULE}",
+        links_whole=False,  # Python's own symbols come from the interpreter
+        versions={"torch": files.version},
+    )
+
+
+BINDINGS: Final[dict[str, Callable[[Toolchain], Binding]]] = {"tvm-ffi": tvm_ffi_binding, "torch": torch_binding}

@@ -1,0 +1,265 @@
+"""C++ and CUDA solutions: every .cpp and .cu is compiled to an object, all objects are linked to one shared library.
+
+The compilers run in the folder of the sources, which is on the include path. `cpp` and `cuda` differ in whether the
+CUDA toolkit takes part; how the library is reached from Python is the binding's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import sysconfig
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, Final
+
+from flashinfer_bench.compile.artifact import BuildFailure
+from flashinfer_bench.compile.builders.bindings import BINDINGS, MODULE, Binding
+from flashinfer_bench.compile.dependencies import cutlass_includes, wants_cutlass
+from flashinfer_bench.compile.flags import Flags, check_flags
+from flashinfer_bench.compile.includes import check_directives
+from flashinfer_bench.compile.recipe import PRODUCTS, BuildTarget, Recipe, Step
+from flashinfer_bench.compile.toolchain import Compiler, CudaToolkit, Toolchain
+from flashinfer_bench.data import Solution, SupportedBindings
+
+LIBRARY: Final = f"{MODULE}.so"
+HOST_SUFFIXES: Final = (".cpp", ".cc", ".cxx", ".c++")
+DEVICE_SUFFIX: Final = ".cu"
+UNIT_NAME: Final = re.compile(r"[A-Za-z0-9_][\w.+=@\-]*(/[A-Za-z0-9_][\w.+=@\-]*)*")
+"""nvcc hands names to a shell."""
+IDENTIFIER: Final = re.compile(r"[A-Za-z_]\w*")
+DEVICE_LINK_FLAGS: Final = frozenset({"-rdc=true", "--rdc=true", "--relocatable-device-code=true"})
+MAX_ERRORS: Final = 20
+SECONDS: Final = {"tvm-ffi": 4.0, "torch": 25.0, "cuda": 10.0, "cutlass": 40.0, "kilobyte": 0.1}
+"""What compiling is guessed to take, for the order of builds alone: headers of a binding, a .cu file, and so on."""
+HOST_PROBE: Final = b"#include <vector>\nint probe(int x) { return std::vector<int>(x).size(); }\n"
+DEVICE_PROBE: Final = b"#include <cuda_runtime.h>\n__global__ void kernel() {}\nvoid probe() { kernel<<<1, 1>>>(); }\n"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the commands of one solution are put together from."""
+
+    cxx: Compiler
+    cuda: CudaToolkit | None
+    binding: Binding
+    flags: Flags
+    includes: tuple[Path, ...]
+    """Folders of headers of libraries."""
+    target: BuildTarget
+    packages: tuple[Path, ...]
+    """NVIDIA's pip packages, for libraries that the toolkit lacks."""
+
+
+def native_recipe(solution: Solution, toolchain: Toolchain, target: BuildTarget) -> Recipe:
+    """Return how a cpp or cuda solution is built; `why_not_buildable` has said that the toolchain is there.
+
+    Raises:
+        BuildFailure: the solution asks for something that cannot or must not be.
+    """
+    is_cuda = solution.spec.language.value == "cuda"
+    assert toolchain.cxx is not None  # asked before
+    sources = {source.path: source.content.encode() for source in solution.sources}
+    units = choose_units(list(sources), is_cuda=is_cuda)
+    symbol = solution.get_entry_symbol()
+    if not IDENTIFIER.fullmatch(symbol):
+        raise BuildFailure(f"the entry point names {symbol!r}, which is no name of an exported function")
+    check_directives(sources)
+    binding = BINDINGS[(solution.spec.binding or SupportedBindings.TVM_FFI).value](toolchain)
+    cuda = toolchain.cuda if is_cuda else None
+    libraries = _library_includes(solution, toolchain, cuda)
+    readable = _readable(toolchain, cuda, binding, libraries)
+    plan = Plan(
+        cxx=toolchain.cxx,
+        cuda=cuda,
+        binding=binding,
+        flags=check_flags(solution.spec.compile_options, readable),
+        includes=(*binding.includes, *libraries),
+        target=target,
+        packages=toolchain.nvidia_packages if is_cuda else (),
+    )
+    stages = make_stages(plan, units)
+    probe_unit, probe_content = ("probe.cu", DEVICE_PROBE) if cuda else ("probe.cpp", HOST_PROBE)
+    probe_plan = Plan(plan.cxx, cuda, binding, Flags(), plan.includes, target, plan.packages)
+    return Recipe(
+        kind=binding.kind,
+        entry=LIBRARY,
+        symbol=symbol,
+        sources=sources,
+        made_from=_made_from(plan, sources, symbol, stages, libraries),
+        products=(LIBRARY,),
+        stages=stages,
+        readable=readable,
+        probe=make_stages(probe_plan, [probe_unit]),
+        probe_sources={probe_unit: probe_content},
+        needs_symbol=binding.exports(symbol),
+        guessed_seconds=_guess_seconds(plan, units, sources),
+    )
+
+
+def choose_units(paths: Sequence[str], *, is_cuda: bool) -> list[str]:
+    """Return the sources that are compiled each for itself; the others are headers.
+
+    Raises:
+        BuildFailure: there is none, or one that this language does not compile.
+    """
+    units = [path for path in paths if PurePosixPath(path).suffix in (*HOST_SUFFIXES, DEVICE_SUFFIX)]
+    if not units:
+        raise BuildFailure(f"there is no .cpp or .cu file to compile; the sources are: {', '.join(paths)}")
+    for path in units:
+        if not UNIT_NAME.fullmatch(path):
+            raise BuildFailure(f"{path!r}: names of files to compile consist of letters, digits and _ . + = @ -")
+        if path.endswith(DEVICE_SUFFIX) and not is_cuda:
+            raise BuildFailure(f"{path} is CUDA code, and the solution's language is cpp; its language should be cuda")
+    return units
+
+
+def make_stages(plan: Plan, units: Sequence[str]) -> tuple[tuple[Step, ...], ...]:
+    """Return the commands: objects, a device link where code is relocatable, the library."""
+    objects = [f"../obj/{index}.o" for index in range(len(units))]
+    compiling = tuple(_compile_step(plan, unit, output) for unit, output in zip(units, objects, strict=True))
+    stages: list[tuple[Step, ...]] = [compiling]
+    if plan.cuda is not None and DEVICE_LINK_FLAGS.intersection(plan.flags.nvcc):
+        command = [*_nvcc(plan, plan.cuda), "-Xcompiler", "-fPIC", *_architectures(plan), "-dlink", *objects]
+        stages.append((Step("link device code", (*command, "-o", "../obj/device.o")),))
+        objects = [*objects, "../obj/device.o"]
+    return (*stages, (_link_step(plan, objects),))
+
+
+def _compile_step(plan: Plan, unit: str, output: str) -> Step:
+    dependencies = ("-MD", "-MF", output.removesuffix(".o") + ".d")
+    command = _device_command(plan, plan.cuda) if unit.endswith(DEVICE_SUFFIX) and plan.cuda else _host_command(plan)
+    return Step(f"compile {unit}", (*command, *dependencies, "-c", unit, "-o", output))
+
+
+def _host_command(plan: Plan) -> list[str]:
+    own = ["-O3", f"-std=c++{plan.binding.standard}", "-fPIC"]
+    if "clang" not in plan.cxx.path.resolve().name:
+        own += [f"-fmax-errors={MAX_ERRORS}", "-fdiagnostics-color=never"]
+    return [str(plan.cxx.path), *own, *plan.binding.macros, *plan.flags.cxx, "-I.", *_search(plan)]
+
+
+def _device_command(plan: Plan, cuda: CudaToolkit) -> list[str]:
+    given = plan.flags.nvcc
+    own = ["--expt-relaxed-constexpr"]
+    own += [] if _has(given, "-O") else ["-O3"]
+    own += [] if _has(given, "-std", "--std") else [f"-std=c++{plan.binding.standard}"]
+    own += [] if "-fPIC" in given else ["-Xcompiler", "-fPIC"]
+    macros = [*plan.binding.macros, *plan.binding.nvcc_macros]
+    return [*_nvcc(plan, cuda), *own, *macros, *_architectures(plan), *given, "-I.", *_search(plan)]
+
+
+def _nvcc(plan: Plan, cuda: CudaToolkit) -> list[str]:
+    return [str(cuda.nvcc.path), "-ccbin", str(plan.cxx.path)]
+
+
+def _architectures(plan: Plan) -> list[str]:
+    """Return the solution's own choice, or the target's."""
+    chosen = [flag for flag in plan.flags.nvcc if _has([flag], "-gencode", "--generate-code", "-arch", "--gpu-arch")]
+    if chosen and not any(flag.endswith("=native") for flag in chosen):
+        return []
+    return [f"-gencode=arch=compute_{name},code=sm_{name}" for name in plan.target.architectures]
+
+
+def _has(flags: Sequence[str], *starts: str) -> bool:
+    return any(flag.startswith(starts) for flag in flags)
+
+
+def _search(plan: Plan) -> list[str]:
+    return [word for folder in plan.includes for word in ("-isystem", str(folder))]
+
+
+def _link_step(plan: Plan, objects: Sequence[str]) -> Step:
+    command = [str(plan.cxx.path), "-shared", "-fPIC", *objects, *_resolve_libraries(plan)]
+    command += ["-fopenmp"] if "-fopenmp" in (*plan.flags.cxx, *plan.flags.nvcc, *plan.flags.link) else []
+    command += plan.binding.link
+    whole = plan.binding.links_whole
+    if plan.cuda is not None:
+        folders = plan.cuda.library_folders()
+        command += [*plan.binding.cuda_link, *(f"-L{folder}" for folder in folders)]
+        command += ["-lcudart", f"-Wl,-rpath,{plan.cuda.home / 'lib64'}"]
+        command += ["-lcudadevrt"] if DEVICE_LINK_FLAGS.intersection(plan.flags.nvcc) else []
+        has_driver = any((folder / "libcuda.so").exists() for folder in folders)
+        command += ["-Wl,--as-needed", "-lcuda"] if has_driver else []
+        whole = whole and has_driver
+    command += ["-Wl,-z,defs"] if whole else []
+    return Step("link", (*command, "-o", f"{PRODUCTS}/{LIBRARY}"))
+
+
+def _resolve_libraries(plan: Plan) -> list[str]:
+    """Return the solution's flags for the linker; a library that only a pip package has is named by its path."""
+    folders = plan.cuda.library_folders() if plan.cuda else []
+    resolved: list[str] = []
+    for flag in plan.flags.link:
+        name = f"lib{flag.removeprefix('-l')}.so"
+        packaged = [path for package in plan.packages for path in sorted((package / "lib").glob(f"{name}*"))]
+        is_packaged = flag.startswith("-l") and packaged and not any((folder / name).exists() for folder in folders)
+        resolved.append(str(packaged[0]) if is_packaged else flag)
+    return resolved
+
+
+def _library_includes(solution: Solution, toolchain: Toolchain, cuda: CudaToolkit | None) -> tuple[Path, ...]:
+    """Return the headers of libraries: what the solution depends on, then the toolkit's, for .cpp files too."""
+    folders = cutlass_includes() if wants_cutlass(solution.spec.dependencies) else []
+    if cuda is not None:
+        folders += [cuda.include, cuda.include / "cccl"]
+        if not (cuda.include / "cublas_v2.h").is_file():
+            folders += [package / "include" for package in toolchain.nvidia_packages]
+    return tuple(folder for folder in folders if folder.is_dir())
+
+
+def _readable(
+    toolchain: Toolchain, cuda: CudaToolkit | None, binding: Binding, libraries: Sequence[Path]
+) -> tuple[Path, ...]:
+    folders = [*binding.includes, *libraries]
+    if toolchain.cxx is not None:
+        folders += [toolchain.cxx.path.parent, toolchain.cxx.path.resolve().parents[1]]
+    if cuda is not None:
+        folders += [cuda.home, *cuda.library_folders(), *toolchain.nvidia_packages]
+    for package in (toolchain.torch if binding.kind == "torch" else None, toolchain.tvm_ffi):
+        folders += [package.home] if package is not None else []
+    return tuple(dict.fromkeys(folders))
+
+
+def _made_from(
+    plan: Plan,
+    sources: dict[str, bytes],
+    symbol: str,
+    stages: tuple[tuple[Step, ...], ...],
+    libraries: Sequence[Path],
+) -> dict[str, Any]:
+    """Return what decides the library: sources, commands with their flags, compilers, versions, ABI."""
+    compilers = {"cxx": plan.cxx.identity, "nvcc": plan.cuda.nvcc.identity if plan.cuda else None}
+    cutlass = [folder / "cutlass" / "version.h" for folder in libraries]
+    versions = {
+        **plan.binding.versions,
+        "cuda": list(plan.cuda.version) if plan.cuda else None,
+        "cutlass": [hashlib.sha256(path.read_bytes()).hexdigest() for path in cutlass if path.is_file()],
+    }
+    native = any("native" in flag for flag in (*plan.flags.cxx, *plan.flags.nvcc))
+    return {
+        "sources": {path: hashlib.sha256(content).hexdigest() for path, content in sources.items()},
+        "commands": [list(step.argv) for stage in stages for step in stage],
+        "compilers": compilers,
+        "versions": versions,
+        "abi": sysconfig.get_config_var("SOABI") if plan.binding.kind == "torch" else sysconfig.get_platform(),
+        "symbol": symbol,
+        "processor": _processor() if native else None,
+    }
+
+
+def _processor() -> str:
+    """Return what -march=native depends on."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    return "\n".join(sorted(set(re.findall(r"^(?:model name|flags|Features)\s*:.*$", text, re.MULTILINE))))
+
+
+def _guess_seconds(plan: Plan, units: Sequence[str], sources: dict[str, bytes]) -> float:
+    text = b"".join(sources.values())
+    per_unit = [SECONDS[plan.binding.kind] + (SECONDS["cuda"] if unit.endswith(DEVICE_SUFFIX) else 0) for unit in units]
+    heavy = SECONDS["cutlass"] if b"cutlass/" in text or b"cute/" in text else 0.0
+    return sum(per_unit) + heavy + len(text) / 1000 * SECONDS["kilobyte"]

@@ -1,0 +1,275 @@
+"""One build from its lock to its place in the cache: it never blocks longer than a look at the disk.
+
+`begin` takes the lock and looks again; what is there is not built. Else the compilers run in a process of their own,
+whose descriptor the caller waits on; `advance` takes what it says and, at its end, checks and publishes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import re
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Final
+
+from flashinfer_bench.compile.artifact import Artifact, BuildFailure
+from flashinfer_bench.compile.cache import FILES, ArtifactCache, Lease, Manifest, digest_file
+from flashinfer_bench.compile.diagnostics import describe_failure, other_architecture, ran_out_of_memory, why_machine
+from flashinfer_bench.compile.includes import check_read_files
+from flashinfer_bench.compile.recipe import Recipe
+from flashinfer_bench.compile.step_process import SYSTEM_FOLDERS, Limits, Report, StepProcess
+from flashinfer_bench.data import Solution
+from flashinfer_bench.errors import BuildFault
+
+PROBE_LIMIT_S: Final = 120.0
+GIB: Final = 1 << 30
+
+Outcome = Artifact | BuildFailure | BuildFault
+
+
+class Building:
+    """One build. Call `cancel` when it is given up; a finished one holds nothing.
+
+    Args:
+        solution: what is built.
+        recipe: how.
+        cache: where the artifact goes.
+        lease: told of the artifact before its lock is given back.
+        limits: of its compilers.
+    """
+
+    def __init__(self, solution: Solution, recipe: Recipe, cache: ArtifactCache, lease: Lease, limits: Limits) -> None:
+        self.solution = solution
+        self.recipe = recipe
+        self.process: StepProcess | None = None
+        self.parallel = 1
+        self.seconds = 0.0
+        self.was_cached = False
+        self._cache = cache
+        self._lease = lease
+        self._limits = limits
+        self._held = ExitStack()
+        self._folder = Path()
+        self._failure: BuildFailure | None = None
+
+    def look_up(self) -> Outcome | None:
+        """Return the artifact if it is in the cache; None where it must be built, or is being built by another."""
+        try:
+            return self._find() if self._lock() else None
+        except OSError as error:
+            return self._give_up(_disk_fault(self.solution, error))
+        finally:
+            self._held.close()
+
+    def begin(self, parallel: int = 1) -> Outcome | None:
+        """Take the lock and find the artifact, or start the compilers.
+
+        Returns:
+            The outcome where it is known at once. None: `process` is set and runs, or another process holds the lock
+            and `begin` should be called again later.
+        """
+        try:
+            return (self._find() or self._start(parallel)) if self._lock() else None
+        except OSError as error:
+            return self._give_up(_disk_fault(self.solution, error))
+
+    def lay_out(self) -> Outcome:
+        """Find or make an artifact that needs no compiler; waits for another process that makes it."""
+        try:
+            self._lock(wait=True)
+            outcome = self._find() or self._start(1)
+        except OSError as error:
+            outcome = self._give_up(_disk_fault(self.solution, error))
+        assert outcome is not None  # there are no commands to wait for
+        return outcome
+
+    def advance(self) -> Outcome | None:
+        """Take what the compilers say; returns the outcome once they are done. Call it when `process` is readable."""
+        if self.process is None or self.process.pump():
+            return None
+        report = self.process.end()
+        self.seconds = time.monotonic() - self.process.started
+        self.process = None
+        try:
+            return self._conclude(report)
+        except OSError as error:
+            return self._give_up(_disk_fault(self.solution, error))
+
+    def check_deadline(self) -> Outcome | None:
+        """End a build that takes too long; returns its outcome then."""
+        if self.process is None or self.process.left_s > 0:
+            return None
+        self.process.end()
+        self.process = None
+        if self._failure is not None:  # the probe: a machine whose compilers hang on nothing
+            return self._give_up(BuildFault("the compiler does not come to an end on a source of one line"))
+        limit_s = self._limits.seconds
+        return self._give_up(BuildFailure(f"error: compiling was still going on after {limit_s:g} s, and was ended"))
+
+    def cancel(self) -> None:
+        """End the compilers and leave nothing behind."""
+        if self.process is not None:
+            self.process.end()
+            self.process = None
+        self._held.close()
+
+    def _lock(self, *, wait: bool = False) -> bool:
+        lock = self._cache.lock(self.recipe.digest)
+        if wait:
+            lock.wait()
+        elif not lock.take():
+            return False
+        self._held.callback(lock.release)
+        return True
+
+    @property
+    def _products(self) -> Path:
+        return self._folder / "artifact" / FILES
+
+    def _find(self) -> Artifact | None:
+        known = {}
+        if not self.recipe.stages:
+            known = {path: hashlib.sha256(content).hexdigest() for path, content in self.recipe.sources.items()}
+        manifest = self._cache.read(self.recipe.digest, expected=known)
+        if manifest is None or set(manifest.files) != set(self.recipe.products):
+            return None
+        self.was_cached = True
+        self.seconds = manifest.build_seconds
+        return self._finish()
+
+    def _start(self, parallel: int) -> Outcome | None:
+        self._folder = self._held.enter_context(self._cache.staging())
+        for folder in (*(self._folder / name for name in ("src", "obj", "tmp")), self._products):
+            folder.mkdir(parents=True)
+        recipe = self.recipe
+        write_files(self._folder / "src" if recipe.stages else self._products, recipe.sources)
+        if not recipe.stages:
+            return self._publish()
+        self.parallel = min(parallel, recipe.width)
+        self.process = StepProcess(
+            recipe.stages,
+            self._folder,
+            self._limits,
+            parallel=self.parallel,
+            readable=recipe.readable,
+            environment=recipe.environment,
+        )
+        return None
+
+    def _conclude(self, report: Report | None) -> Outcome | None:
+        """Make an outcome of what the compilers came to."""
+        if report is None:
+            log = (self._folder / "tmp" / "step_runner.log").read_text(encoding="utf-8", errors="replace")
+            return self._give_up(BuildFault(f"the process that runs the compilers failed:\n{log.strip()[-2000:]}"))
+        if self._failure is not None:
+            return self._conclude_probe(report)
+        failed = report.failed
+        if failed is None:
+            return self._accept()
+        reason = why_machine(failed)
+        if reason is not None:
+            return self._give_up(BuildFault(f"{failed.name}: {reason}\n{describe_failure(failed)}"))
+        needs = other_architecture(failed)
+        if needs is not None and not _chooses_architecture(self.solution):
+            return self._give_up(BuildFault(f"the code needs another GPU than is here: {needs}"))
+        message = describe_failure(failed)
+        if ran_out_of_memory(failed):
+            gib = self._limits.memory_bytes / GIB
+            message = f"error: the compiler needed more than {gib:.1f} GiB of memory\n{message}"
+        return self._probe(BuildFailure(message))
+
+    def _probe(self, failure: BuildFailure) -> Outcome | None:
+        """Before a solution is blamed, see whether the compilers work on a source of ours."""
+        if not self.recipe.probe:
+            return self._give_up(failure)
+        self._failure = failure
+        write_files(self._folder / "src", self.recipe.probe_sources)
+        limits = Limits(PROBE_LIMIT_S, self._limits.memory_bytes, self._limits.file_bytes)
+        readable, environment = self.recipe.readable, self.recipe.environment
+        self.process = StepProcess(self.recipe.probe, self._folder, limits, readable=readable, environment=environment)
+        return None
+
+    def _conclude_probe(self, report: Report) -> Outcome:
+        failed = report.failed
+        if failed is None:
+            assert self._failure is not None  # the probe runs for it
+            return self._give_up(self._failure)
+        return self._give_up(
+            BuildFault(f"the compiler of this machine fails on a source of one line:\n{describe_failure(failed)}")
+        )
+
+    def _accept(self) -> Outcome:
+        """Check what the compilers read and made, then publish it."""
+        allowed = [*map(Path, SYSTEM_FOLDERS), *self.recipe.readable, self._folder]
+        try:
+            check_read_files((self._folder / "obj").glob("*.d"), self._folder / "src", allowed)
+            self._check_symbol()
+        except BuildFailure as failure:
+            return self._give_up(failure)
+        return self._publish()
+
+    def _check_symbol(self) -> None:
+        """Raise BuildFailure where the library does not export the entry function."""
+        wanted = self.recipe.needs_symbol
+        if wanted is None:
+            return
+        content = (self._products / self.recipe.entry).read_bytes()
+        if b"\0" + wanted.encode() + b"\0" in content:
+            return
+        symbol = self.recipe.symbol
+        if self.recipe.kind == "torch":
+            raise BuildFailure("error: no module is defined; bind with PYBIND11_MODULE(TORCH_EXTENSION_NAME, m)")
+        names = sorted({name.decode() for name in re.findall(rb"\0__tvm_ffi_([A-Za-z]\w*)\0", content)})
+        raise BuildFailure(
+            f"error: the library exports no function {symbol!r}; it has: {', '.join(names[:20]) or 'none'}\n"
+            f"Export it with TVM_FFI_DLL_EXPORT_TYPED_FUNC({symbol}, your_function)."
+        )
+
+    def _publish(self) -> Artifact:
+        recipe = self.recipe
+        manifest = Manifest(
+            kind=recipe.kind,
+            entry=recipe.entry,
+            symbol=recipe.symbol,
+            language=self.solution.spec.language.value,
+            solution=self.solution.name,
+            build_seconds=self.seconds,
+            files={path: digest_file(self._products / path) for path in recipe.products},
+            made_from=dict(recipe.made_from),
+        )
+        self._cache.publish(recipe.digest, self._folder / "artifact", manifest)
+        return self._finish()
+
+    def _finish(self) -> Artifact:
+        """Count the artifact as used, then give the lock back."""
+        self._lease.add(self.recipe.digest)
+        self._held.close()
+        files = self._cache.place(self.recipe.digest) / FILES
+        return Artifact(files, self.recipe.entry, self.recipe.symbol, self.recipe.kind)
+
+    def _give_up(self, error: BuildFailure | BuildFault) -> BuildFailure | BuildFault:
+        with contextlib.suppress(OSError):  # the error that is told is the one that matters
+            self.cancel()
+        return error
+
+
+def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Write files by their relative path, with the folders that they need."""
+    for path, content in files.items():
+        target = folder / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(content)
+
+
+def _chooses_architecture(solution: Solution) -> bool:
+    options = solution.spec.compile_options
+    return any("arch" in flag or "gencode" in flag for flag in (options.cuda_cflags if options else ()))
+
+
+def _disk_fault(solution: Solution, error: OSError) -> BuildFault:
+    advice = "; free some, or clear the cache" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+    return BuildFault(f"solution {solution.name} cannot be built here: {error}{advice}")

@@ -1,0 +1,150 @@
+"""What a solution says it depends on, held against what is installed: `triton >= 2.3`, `torch`, `cutlass`, `cublas`.
+
+A package that is missing or too old is the machine's lack, not the solution's fault. What reads like no package at all
+("any recent driver") is left alone: in doubt a solution runs.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+from collections.abc import Callable, Iterable, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Final
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion
+
+from flashinfer_bench.compile.toolchain import Toolchain, find_package
+
+COMPILED: Final = frozenset({"cpp", "cuda"})
+DISTRIBUTIONS: Final = {
+    "pytorch": "torch",
+    "flashinfer": "flashinfer-python",
+    "tvm-ffi": "apache-tvm-ffi",
+    "cutlass": "nvidia-cutlass-dsl",
+    "cute": "nvidia-cutlass-dsl",
+    "cute-dsl": "nvidia-cutlass-dsl",
+    "cutedsl": "nvidia-cutlass-dsl",
+    "cutile": "cuda-tile",
+    "cudnn": "nvidia-cudnn-frontend",
+    "cupti": "cupti-python",
+}
+"""The names that people write → the package that brings it."""
+MODULES: Final = {"nvidia-cutlass-dsl": "cutlass", "nvidia-cudnn-frontend": "cudnn", "flashinfer-python": "flashinfer"}
+CUTLASS: Final = frozenset({"cutlass", "cute", "nvidia-cutlass"})
+TOOLKIT: Final = frozenset({"cuda", "cudatoolkit", "cuda-toolkit", "nvcc"})
+COMPILERS: Final = frozenset({"gcc", "clang", "cpp", "cmake", "ninja", "make"})
+"""Words that stand for a compiler; whether there is one is known from the language already."""
+TOOLKIT_LIBRARIES: Final = {
+    "cublas": "cublas_v2.h",
+    "cublaslt": "cublasLt.h",
+    "cudnn": "cudnn.h",
+    "curand": "curand.h",
+    "cusparse": "cusparse.h",
+    "cusolver": "cusolverDn.h",
+    "cufft": "cufft.h",
+    "nvrtc": "nvrtc.h",
+    "cccl": "cub/cub.cuh",
+    "cub": "cub/cub.cuh",
+    "thrust": "thrust/version.h",
+    "nvtx": "nvtx3/nvToolsExt.h",
+}
+
+Versions = Callable[[str], str | None]
+"""Gives the installed version of a distribution, "" where it cannot be told, None where it is not installed."""
+
+
+def installed_version(distribution: str) -> str | None:
+    """Return the version of an installed package; "" for a module that tells none; None for what is not there."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        module = MODULES.get(distribution, distribution.replace("-", "_"))
+    try:
+        return "" if importlib.util.find_spec(module) is not None else None
+    except (ImportError, ValueError):
+        return None
+
+
+def find_missing(
+    dependencies: Iterable[str],
+    language: str,
+    toolchain: Toolchain,
+    *,
+    versions: Versions = installed_version,
+    environment: Mapping[str, str] = os.environ,
+) -> list[str]:
+    """Return one line for each dependency that is not met: what is there, and what to install."""
+    found = (_why_missing(text, language, toolchain, versions, environment) for text in dependencies)
+    return [reason for reason in found if reason is not None]
+
+
+def cutlass_includes(environment: Mapping[str, str] = os.environ) -> list[Path]:
+    """Return the folders of CUTLASS's headers: below $CUTLASS_PATH, nvidia-cutlass, or what FlashInfer brings."""
+    homes = [Path(environment["CUTLASS_PATH"])] if environment.get("CUTLASS_PATH") else []
+    for package, inner in (("cutlass_library", "source"), ("flashinfer", "data/cutlass")):
+        folder = find_package(package)
+        if folder is not None:
+            homes.append(folder / inner)
+    for home in homes:
+        if (home / "include" / "cutlass" / "cutlass.h").is_file():
+            return [folder for folder in (home / "include", home / "tools" / "util" / "include") if folder.is_dir()]
+    return []
+
+
+def wants_cutlass(dependencies: Iterable[str]) -> bool:
+    """Tell whether a compiled solution names CUTLASS."""
+    parsed = (_parse(text) for text in dependencies)
+    return any(requirement is not None and canonicalize_name(requirement.name) in CUTLASS for requirement in parsed)
+
+
+def _parse(text: str) -> Requirement | None:
+    try:
+        return Requirement(text.strip())
+    except InvalidRequirement:
+        return None
+
+
+def _why_missing(
+    text: str, language: str, toolchain: Toolchain, versions: Versions, environment: Mapping[str, str]
+) -> str | None:
+    requirement = _parse(text)
+    if requirement is None or (requirement.marker is not None and not requirement.marker.evaluate()):
+        return None
+    name = canonicalize_name(requirement.name)
+    if name in COMPILERS:
+        return None
+    if name == "python":
+        return _hold(requirement, platform.python_version(), "run it with that Python")
+    if name in TOOLKIT:
+        version = ".".join(map(str, toolchain.cuda.version)) if toolchain.cuda else None
+        return _hold(requirement, version, "install the CUDA toolkit, or set CUDA_HOME to it")
+    if language in COMPILED and name in CUTLASS:
+        there = "" if cutlass_includes(environment) else None
+        return _hold(requirement, there, "pip install nvidia-cutlass, or set CUTLASS_PATH to its sources")
+    if language in COMPILED and name in TOOLKIT_LIBRARIES:
+        there = "" if _has_header(toolchain, TOOLKIT_LIBRARIES[name]) else None
+        return _hold(requirement, there, "it comes with the CUDA toolkit, or with NVIDIA's pip packages")
+    distribution = DISTRIBUTIONS.get(name, name)
+    return _hold(requirement, versions(distribution), f"pip install '{distribution}{requirement.specifier}'")
+
+
+def _hold(requirement: Requirement, version: str | None, remedy: str) -> str | None:
+    """Return why an installed version (None: nothing) does not do."""
+    if version is None:
+        return f"it needs {requirement}, which is not installed; try: {remedy}"
+    try:
+        fits = version == "" or requirement.specifier.contains(version, prereleases=True)
+    except InvalidVersion:
+        fits = True
+    return None if fits else f"it needs {requirement}, and {version} is installed; try: {remedy}"
+
+
+def _has_header(toolchain: Toolchain, header: str) -> bool:
+    folders = [toolchain.cuda.include, toolchain.cuda.include / "cccl"] if toolchain.cuda else []
+    folders += [package / "include" for package in toolchain.nvidia_packages]
+    return any((folder / header).is_file() for folder in folders)

@@ -1,0 +1,93 @@
+"""What compilers said, for people: the first error with file and line, then the bounded log; and whose fault it is."""
+
+from __future__ import annotations
+
+import re
+import signal
+from typing import Final
+
+from flashinfer_bench.compile.step_process import StepReport
+
+MAX_LOG: Final = 12_000
+"""Characters of a log in a message: a trace's log holds more than that, and what was printed besides."""
+ERRORS: Final = tuple(
+    re.compile(pattern, re.MULTILINE)
+    for pattern in (
+        r"^(?P<file>[^\s:()][^:()\n]*):(?P<line>\d+)(?::\d+)?: (?:fatal |internal compiler )?error: (?P<what>.+)$",
+        r"^(?P<file>[^\s:()][^:()\n]*)\((?P<line>\d+)\): (?:catastrophic )?error(?: #[\w\-]+)?\s*: (?P<what>.+)$",
+        r"^At end of source: (?:fatal )?error(?: #[\w\-]+)?: (?P<what>.+)$",
+        r"^(?P<file>[^\s:()][^:()\n]*):(?P<line>\d+): (?P<what>undefined reference to .+)$",
+        r"^(?P<what>.*(?:undefined reference to|multiple definition of|cannot find -l|undefined symbol).*)$",
+        r"^(?P<what>ptxas .*(?:error|fatal)\s*: .+)$",
+        r"^(?P<what>(?:nvlink|nvcc|ptxas|cicc|collect2|cc1plus|ld|g\+\+|clang).*(?:error|fatal)\s*:.+)$",
+        r"^(?P<what>.*\b(?:error|fatal)\b.*)$",
+    )
+)
+OUT_OF_MEMORY: Final = re.compile(
+    r"out of memory|virtual memory exhausted|bad_alloc|cannot allocate memory|memory exhausted|memory allocation", re.I
+)
+DISK_FULL: Final = re.compile(r"No space left on device|Disk quota exceeded")
+TOO_LARGE: Final = re.compile(r"File too large|File size limit exceeded|signal 25\b")
+KILLED: Final = re.compile(
+    r"(?:Killed|Terminated) signal terminated program|died due to signal (?:9|15)\b|\bKilled$", re.M
+)
+WRONG_ARCHITECTURE: Final = re.compile(
+    r"^.*(?:(?:not supported on|requires) \.target|Unsupported gpu architecture).*$", re.M
+)
+
+
+def describe_failure(step: StepReport) -> str:
+    """Return the message of a step that failed: its first error, then its bounded output."""
+    ended = f"{step.name}: {describe_end(step.code)}"
+    first = first_error(step.output)
+    log = bound_log(step.output.strip())
+    parts = [first or ended, ended if first else "", f"--- compiler output ---\n{log}" if log else ""]
+    return "\n".join(part for part in parts if part)
+
+
+def first_error(output: str) -> str | None:
+    """Return the first error as `file:line: error: what`; None where no line reads like one."""
+    for pattern in ERRORS:
+        found = pattern.search(output)
+        if found:
+            groups = found.groupdict()
+            place = f"{groups['file']}:{groups['line']}: error: " if groups.get("file") else "error: "
+            return place + found["what"].strip().removeprefix("error: ")
+    return None
+
+
+def describe_end(code: int) -> str:
+    """Say how a command ended."""
+    if code >= 0:
+        return f"the compiler ended with exit code {code}"
+    name = signal.Signals(-code).name if -code in set(signal.Signals) else str(-code)
+    return f"the compiler was ended by {name}"
+
+
+def bound_log(text: str, limit: int = MAX_LOG) -> str:
+    """Keep the head, where the first error stands, and the tail; the cut is marked."""
+    if len(text) <= limit:
+        return text
+    tail = limit // 4
+    head = limit - tail
+    return f"{text[:head]}\n[... {len(text) - limit} characters cut ...]\n{text[-tail:]}"
+
+
+def ran_out_of_memory(step: StepReport) -> bool:
+    """Tell whether the step failed because it took more memory than a compiler may."""
+    return bool(OUT_OF_MEMORY.search(step.output))
+
+
+def why_machine(step: StepReport) -> str | None:
+    """Return why a failure is the machine's and not the solution's, None where it is not."""
+    if DISK_FULL.search(step.output):
+        return "the disk is full"
+    if step.code in (-signal.SIGKILL, -signal.SIGTERM) or KILLED.search(step.output):
+        return "a compiler was killed, probably because memory ran out: use fewer at once (--build-jobs)"
+    return None
+
+
+def other_architecture(step: StepReport) -> str | None:
+    """Return the line in which a compiler says that the code needs another GPU, None where there is none."""
+    found = WRONG_ARCHITECTURE.search(step.output)
+    return found[0].strip() if found else None

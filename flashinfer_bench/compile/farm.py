@@ -1,0 +1,271 @@
+"""Compiles the solutions of a run ahead of their jobs, on the cores, a bounded number at once, the longest first.
+
+It has no thread: its owner waits on `processes`, then calls `poll`. Solutions in Python are only laid out, when they
+are asked for. What fails is kept too, so that no run builds anything twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from flashinfer_bench.compile.artifact import Artifact, BuildFailure, Built
+from flashinfer_bench.compile.builders.native import native_recipe
+from flashinfer_bench.compile.building import GIB, Building, Outcome
+from flashinfer_bench.compile.cache import ArtifactCache, Lease, read_seconds, size_limit, write_seconds
+from flashinfer_bench.compile.recipe import BuildTarget
+from flashinfer_bench.compile.step_process import Limits, StepProcess
+from flashinfer_bench.compile.table import BUILDERS, make_recipe
+from flashinfer_bench.compile.toolchain import Toolchain, find_toolchain
+from flashinfer_bench.data import Solution
+from flashinfer_bench.errors import BuildFault
+
+BUILD_LIMIT_S: Final = 900.0
+"""What all the commands of one build may take together."""
+LOCK_POLL_S: Final = 0.2
+"""How often to look whether another process has finished what we need too."""
+MEMORY_SHARE: Final = 0.8
+"""Of the machine's memory, what all compilers may take together."""
+LEAST_MEMORY: Final = 4 * GIB
+MOST_MEMORY: Final = 16 * GIB
+
+
+def default_jobs() -> int:
+    """Return how many compilers run at once where nobody says: one core is left to the devices' sessions."""
+    return max(1, len(os.sched_getaffinity(0)) - 1)
+
+
+def default_limits(jobs: int) -> Limits:
+    """Return what one build may take when so many run at once."""
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * MEMORY_SHARE / jobs
+    return Limits(BUILD_LIMIT_S, int(min(MOST_MEMORY, max(LEAST_MEMORY, memory))))
+
+
+class BuildFarm:
+    """Builds solutions; a context manager that leaves no process and no half-made artifact.
+
+    Args:
+        root: the cache's folder.
+        jobs: how many compilers run at once; None for one less than there are cores.
+        target: what to build for.
+        toolchain: what to build with; None looks for it.
+        limits: what one build may take; None derives it from the machine.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        jobs: int | None = None,
+        target: BuildTarget | None = None,
+        toolchain: Toolchain | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        self._cache = ArtifactCache(root)
+        self._jobs = jobs or default_jobs()
+        self._target = target or BuildTarget()
+        self._toolchain = toolchain or find_toolchain()
+        self._limits = limits or default_limits(self._jobs)
+        self._lease = Lease(root)
+        self._built: dict[str, Built] = {}
+        """What became of compiled solutions, by digest."""
+        self._marks: dict[str, tuple[int, ...]] = {}
+        self._waiting: list[Building] = []
+        """Builds to come, the longest last."""
+        self._blocked: list[Building] = []
+        """Builds whose artifact another process is making."""
+        self._running: list[Building] = []
+        self._known_seconds = read_seconds(root)
+        self._new_seconds: dict[str, float] = {}
+
+    def __enter__(self) -> BuildFarm:
+        return self
+
+    @property
+    def jobs(self) -> int:
+        """Return how many compilers run at once."""
+        return self._jobs
+
+    def __exit__(self, *exc_info: object) -> None:
+        for building in (*self._running, *self._blocked, *self._waiting):
+            building.cancel()
+        self._running, self._blocked, self._waiting = [], [], []
+        with contextlib.suppress(OSError):  # neither is worth an error at the end of a run
+            if self._new_seconds:
+                write_seconds(self._cache.root, self._new_seconds)
+                self._cache.evict(size_limit())
+        self._lease.__exit__()
+
+    @property
+    def open_builds(self) -> int:
+        """Return how many solutions are still to be built."""
+        return len(self._waiting) + len(self._blocked) + len(self._running)
+
+    @property
+    def wait_s(self) -> float | None:
+        """Return how long the owner may wait at the most before the next `poll`; None for any time."""
+        limits = [building.process.left_s for building in self._running if building.process is not None]
+        if self._blocked:
+            limits.append(LOCK_POLL_S)
+        return max(0.0, min(limits)) if limits else None
+
+    def processes(self) -> list[StepProcess]:
+        """Return what to wait on: when one of these can be read, call `poll`."""
+        return [building.process for building in self._running if building.process is not None]
+
+    def add(self, solutions: Iterable[Solution]) -> None:
+        """Take solutions in: those that are in the cache are ready at once, the others are queued. Starts nothing."""
+        queued = {building.solution.digest() for building in (*self._waiting, *self._blocked, *self._running)}
+        for solution in solutions:
+            digest = solution.digest()
+            if is_compiled(solution) and digest not in queued and digest not in self._built:
+                building = self._make(solution)
+                if isinstance(building, Built):
+                    self._built[digest] = building
+                elif (found := building.look_up()) is not None:
+                    self._keep(building, found)
+                else:
+                    queued.add(digest)
+                    self._waiting.append(building)
+        self._waiting.sort(key=self._expected_seconds)
+
+    def is_ready(self, solution: Solution) -> bool:
+        """Tell whether `built` answers at once."""
+        return not is_compiled(solution) or solution.digest() in self._built
+
+    def built(self, solution: Solution) -> Built:
+        """Return what became of a solution that is ready; its artifact is held once more against what was built."""
+        if not is_compiled(solution):
+            building = self._make(solution)
+            return building if isinstance(building, Built) else describe(building, building.lay_out())
+        built = self._built[solution.digest()]
+        if built.artifact is None or self._mark(built.artifact) == self._marks[solution.digest()]:
+            return built
+        message = f"the artifact of {solution.name} was changed while the run used it: {built.artifact.directory}"
+        return Built(solution, None, BuildFault(message), built.seconds, built.was_cached)
+
+    def poll(self) -> list[Built]:
+        """Take what compilers say, start the next ones; returns what was finished. Never waits."""
+        finished: list[Built] = []
+        readable = self._readable()
+        for building in list(self._running):
+            outcome = building.advance() if building in readable else building.check_deadline()
+            if outcome is not None:
+                self._running.remove(building)
+                finished.append(self._keep(building, outcome))
+        candidates, self._waiting, self._blocked = [*self._blocked, *self._waiting], [], []
+        while candidates and self._free > 0:
+            building = candidates.pop()
+            outcome = building.begin(max(1, self._free // (len(candidates) + 1)))
+            if outcome is not None:
+                finished.append(self._keep(building, outcome))
+            elif building.process is not None:
+                self._running.append(building)
+            else:
+                self._blocked.append(building)
+        self._waiting = candidates
+        return finished
+
+    def build_all(self, solutions: Iterable[Solution]) -> Iterator[Built]:
+        """Build solutions and yield what became of each as it is known; those that are ready come first."""
+        listed = list(solutions)
+        self.add(listed)
+        waited: dict[str, list[Solution]] = {}
+        for solution in listed:
+            if self.is_ready(solution):
+                yield self.built(solution)
+            else:
+                waited.setdefault(solution.digest(), []).append(solution)
+        while self.open_builds:
+            for built in self.poll():
+                for solution in waited.pop(built.solution.digest(), []):
+                    yield replace(built, solution=solution)
+            self.wait()
+
+    def wait(self) -> None:
+        """Sleep until there is something for `poll` to do."""
+        with selectors.DefaultSelector() as selector:
+            for process in self.processes():
+                selector.register(process, selectors.EVENT_READ)
+            if self.wait_s is not None:
+                selector.select(self.wait_s)
+
+    @property
+    def _free(self) -> int:
+        return self._jobs - sum(building.parallel for building in self._running)
+
+    def _make(self, solution: Solution) -> Building | Built:
+        try:
+            recipe = make_recipe(solution, self._toolchain, self._target)
+        except BuildFailure as failure:
+            return Built(solution, None, failure, 0.0, was_cached=False)
+        return Building(solution, recipe, self._cache, self._lease, self._limits)
+
+    def _expected_seconds(self, building: Building) -> float:
+        return self._known_seconds.get(building.solution.name, building.recipe.guessed_seconds)
+
+    def _readable(self) -> set[Building]:
+        if not self._running:
+            return set()
+        with selectors.DefaultSelector() as selector:
+            for building in self._running:
+                if building.process is not None:
+                    selector.register(building.process, selectors.EVENT_READ, building)
+            return {key.data for key, _ in selector.select(0)}
+
+    def _keep(self, building: Building, outcome: Outcome) -> Built:
+        built = describe(building, outcome)
+        digest = building.solution.digest()
+        self._built[digest] = built
+        if built.artifact is not None:
+            self._marks[digest] = self._mark(built.artifact)
+            if not built.was_cached:
+                self._new_seconds[building.solution.name] = built.seconds
+        return built
+
+    def _mark(self, artifact: Artifact) -> tuple[int, ...]:
+        """Return what changes when a library is touched by anyone."""
+        try:
+            facts = (artifact.directory / artifact.entry).stat()
+        except OSError:
+            return ()
+        return (facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns)
+
+
+def is_compiled(solution: Solution) -> bool:
+    """Tell whether building a solution starts compilers."""
+    return BUILDERS[solution.spec.language] is native_recipe
+
+
+def describe(building: Building, outcome: Outcome) -> Built:
+    """Return what a build came to."""
+    artifact, error = (outcome, None) if isinstance(outcome, Artifact) else (None, outcome)
+    return Built(building.solution, artifact, error, building.seconds, building.was_cached)
+
+
+def build_solution(
+    solution: Solution, root: Path, *, target: BuildTarget | None = None, toolchain: Toolchain | None = None
+) -> Artifact:
+    """Build one solution, or find it built.
+
+    Args:
+        solution: what to build.
+        root: the cache's folder.
+        target: what to build for; where None, what is checked against on a machine without a GPU.
+        toolchain: what to build with; None looks for it.
+
+    Raises:
+        BuildFailure: the solution is at fault.
+        BuildFault: this machine is.
+    """
+    with BuildFarm(root, target=target, toolchain=toolchain) as farm:
+        built = next(farm.build_all([solution]))
+    if built.artifact is None:
+        assert built.error is not None  # one of the two is there
+        raise built.error
+    return built.artifact

@@ -1,0 +1,231 @@
+"""Which compiler flags a solution may ask for: a closed list, so that none reads or writes outside the build.
+
+A flag that is not known here is refused, with the place where it stands. nvcc hands its arguments to a shell, so what
+a macro may be defined as is limited too. The list in words is in docs/building.md.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Final
+
+from flashinfer_bench.compile.artifact import BuildFailure
+from flashinfer_bench.data.solution import CompileOptions
+
+MACRO: Final = re.compile(r"[A-Za-z_]\w*(\([\w, ]*\))?(=[^$`\\'\n\r]*)?")
+LIBRARY: Final = re.compile(r":?[\w+.\-]+")
+
+CXX_FLAGS: Final = (
+    r"-O([0-3sg]|fast)?",
+    r"-g[0-3]?",
+    r"--?std=(c|gnu)\+\+\w+",
+    r"-W[A-Za-z0-9+=\-]*",  # not -Wl, -Wa, -Wp: a comma is no part of it
+    r"-w",
+    r"-pedantic(-errors)?",
+    r"-pthread",
+    r"-m[\w+.=\-]+",
+    r"-f(?!plugin|profile|auto-profile|branch-prob|dump|save-opt|callgraph|stack-usage|test-coverage|module|pch|pre|"
+    r"compilation|opt-info|record-gcc|include|embed|ltrans|wpa|resolution|use-linker)[\w+=\-]+",
+)
+PTXAS_FLAGS: Final = (
+    r"--?(v|verbose|w|disable-warnings|O[0-4]|lineinfo|g|warn-[a-z\-]+|warning-as-error|suppress-[a-z\-]+)",
+    r"--?(dlcm|dscm|def-load-cache|def-store-cache|fmad|allow-expensive-optimizations|register-usage-level)=\w+",
+    r"--?(maxrregcount|opt-level|split-compile|return-at-end|preserve-relocs|position-independent-code)(=\w+)?",
+)
+ARCHITECTURE: Final = r"(sm|compute|lto)_\d+[af]?"
+GENCODE: Final = rf"arch={ARCHITECTURE},code=(\[?{ARCHITECTURE}(,{ARCHITECTURE})*\]?)"
+NVCC_FLAGS: Final = (
+    r"-O[0-3]",
+    r"-g|-G|-w|-ewp|-m64|-restrict|--restrict|-dlto",
+    r"--?(lineinfo|generate-line-info|use_fast_math|extra-device-vectorization|disable-warnings|res-usage)",
+    r"--?(resource-usage|extended-lambda|expt-extended-lambda|expt-relaxed-constexpr|allow-unsupported-compiler)",
+    r"--?std=c\+\+\w+",
+    r"--?(ftz|fmad|prec-div|prec-sqrt|rdc|relocatable-device-code)=(true|false)",
+    r"--?(maxrregcount|threads|split-compile|t)=?\d+",
+    r"--?(diag-suppress|diag-warn|diag-error|default-stream|Werror|W)=[\w,\-]+",
+    r"-W[a-z\-]+",
+    rf"(-arch|--gpu-architecture)=({ARCHITECTURE}|native|all|all-major)",
+    rf"(-code|--gpu-code)=({ARCHITECTURE}(,{ARCHITECTURE})*)",
+    rf"(-gencode|--generate-code)={GENCODE}",
+)
+CUDAFE_FLAGS: Final = (r"--(diag_suppress|diag_warning|diag_error|error_limit)=[\w,]+", r"--display_error_number")
+LINK_FLAGS: Final = (
+    r"-O[0-3]|-s|-g|-shared|-fPIC|-pthread|-fopenmp|-static-libgcc|-static-libstdc\+\+|-flto(=\w+)?",
+    r"-Wl,(--as-needed|--no-as-needed|--gc-sections|--no-undefined|-s|-O[0-3]|-Bsymbolic(-functions)?)",
+    r"-Wl,(-z,[a-z\-]+|--exclude-libs,[\w.,\-]+|--allow-shlib-undefined)",
+)
+NVCC_NAMES: Final = {
+    "-gencode": "-gencode",
+    "--generate-code": "-gencode",
+    "-arch": "-arch",
+    "--gpu-architecture": "-arch",
+    "-code": "-code",
+    "--gpu-code": "-code",
+    "-std": "-std",
+    "--std": "-std",
+    **{
+        f"{dashes}{name}": f"--{name}"
+        for dashes in ("-", "--")
+        for name in ("maxrregcount", "threads", "split-compile")
+    },
+    **{f"{dashes}{name}": f"--{name}" for dashes in ("-", "--") for name in ("diag-suppress", "default-stream", "rdc")},
+    "-t": "--threads",
+}
+"""nvcc's flags that may be written with their value as a word of its own."""
+
+
+@dataclass(frozen=True)
+class Flags:
+    """A solution's flags, checked and split into words."""
+
+    cxx: tuple[str, ...] = ()
+    nvcc: tuple[str, ...] = ()
+    link: tuple[str, ...] = ()
+
+
+def check_flags(options: CompileOptions | None, readable: Sequence[Path]) -> Flags:
+    """Return a solution's flags as words for the compilers.
+
+    Args:
+        options: what the solution asks for.
+        readable: folders outside the sources that a flag may name: the toolkit's, a package's.
+
+    Raises:
+        BuildFailure: flags that are not allowed; all of them at once, each with its place.
+    """
+    if options is None:
+        return Flags()
+    refused: list[str] = []
+    lists = {"cflags": options.cflags, "cuda_cflags": options.cuda_cflags, "ld_flags": options.ld_flags}
+    kinds: dict[str, Callable[[_Words], Iterator[str]]] = {"cflags": _cxx, "cuda_cflags": _nvcc, "ld_flags": _link}
+    checked: dict[str, tuple[str, ...]] = {}
+    for name, entries in lists.items():
+        try:
+            words = [word for entry in entries for word in shlex.split(entry)]
+            checked[name] = tuple(kinds[name](_Words(words, readable)))
+        except (_Refused, ValueError) as error:
+            refused.append(f"compile_options.{name}: {error}")
+    if refused:
+        listed = "\n".join(refused)
+        raise BuildFailure(
+            f"{listed}\nFlags that may read or write outside the build are refused; see docs/building.md"
+        )
+    return Flags(checked["cflags"], checked["cuda_cflags"], checked["ld_flags"])
+
+
+class _Refused(Exception):
+    """A flag is not allowed."""
+
+
+@dataclass
+class _Words:
+    """The words of one list, read from the front."""
+
+    words: list[str]
+    readable: Sequence[Path]
+
+    def __iter__(self) -> Iterator[str]:
+        while self.words:
+            yield self.words.pop(0)
+
+    def value(self, flag: str) -> str:
+        if not self.words:
+            raise _Refused(f"{flag!r} has no value")
+        return self.words.pop(0)
+
+    def path(self, flag: str, text: str) -> str:
+        """Return a folder that may be read: one among the sources, or one of the toolkit's."""
+        path = PurePosixPath(text)
+        if not text or ".." in path.parts or re.search(r"[$`\\'\"\s]", text):
+            raise _Refused(f"{flag} {text!r} leaves the sources")
+        if path.is_absolute() and not any(_is_below(path, folder) for folder in self.readable):
+            raise _Refused(f"{flag} {text!r} is outside the sources; the toolkit's own folders are searched anyway")
+        return text
+
+
+def _is_below(path: PurePosixPath, folder: Path) -> bool:
+    return any(path.is_relative_to(root) for root in (folder, folder.resolve()))
+
+
+def _matches(word: str, patterns: Iterable[str]) -> bool:
+    return any(re.fullmatch(pattern, word) for pattern in patterns)
+
+
+def _shared(word: str, words: _Words) -> list[str] | None:
+    """Return what -D, -U, -I and -isystem come to, in either spelling; None for any other flag."""
+    for flag in ("-isystem", "-D", "-U", "-I"):
+        if word.startswith(flag):
+            text = word.removeprefix(flag) or words.value(flag)
+            if flag in ("-I", "-isystem"):
+                return [flag, words.path(flag, text)]
+            if not MACRO.fullmatch(text):
+                raise _Refused(f"{flag} {text!r} is no plain macro")
+            return [f"{flag}{text}"]
+    return None
+
+
+def _cxx(words: _Words) -> Iterator[str]:
+    for word in words:
+        shared = _shared(word, words)
+        if shared is not None:
+            yield from shared
+        elif _matches(word, CXX_FLAGS):
+            yield word
+        else:
+            raise _Refused(f"{word!r} is not allowed")
+
+
+def _nvcc(words: _Words) -> Iterator[str]:
+    forwarded = {
+        "-Xcompiler": ("-Xcompiler", CXX_FLAGS),
+        "--compiler-options": ("-Xcompiler", CXX_FLAGS),
+        "-Xptxas": ("-Xptxas", PTXAS_FLAGS),
+        "--ptxas-options": ("-Xptxas", PTXAS_FLAGS),
+        "-Xcudafe": ("-Xcudafe", CUDAFE_FLAGS),
+    }
+    for word in words:
+        name, separator, text = word.partition("=")
+        shared = _shared(word, words)
+        if shared is not None:
+            yield from shared
+        elif name in forwarded:
+            flag, patterns = forwarded[name]
+            value = text if separator else words.value(name)
+            yield from (part for item in _forward(name, value, patterns) for part in (flag, item))
+        else:
+            whole = f"{NVCC_NAMES[word]}={words.value(word)}" if word in NVCC_NAMES else word
+            if not _matches(whole, NVCC_FLAGS):
+                raise _Refused(f"{whole!r} is not allowed")
+            yield whole
+
+
+def _forward(name: str, text: str, patterns: Sequence[str]) -> list[str]:
+    """Return the flags that nvcc is to hand on to another tool."""
+    flags = [flag for flag in re.split(r",(?=-)|\s+", text) if flag]
+    refused = [flag for flag in flags if not _matches(flag, patterns)]
+    if refused or not flags:
+        raise _Refused(f"{name} {', '.join(map(repr, refused)) or repr(text)} is not allowed")
+    return flags
+
+
+def _link(words: _Words) -> Iterator[str]:
+    for word in words:
+        rpath = re.fullmatch(r"-Wl,(?:-rpath|-rpath-link)[,=](.+)", word)
+        if word.startswith("-l"):
+            library = word.removeprefix("-l") or words.value("-l")
+            if not LIBRARY.fullmatch(library):
+                raise _Refused(f"-l {library!r} is no name of a library")
+            yield f"-l{library}"
+        elif word.startswith("-L"):
+            yield "-L" + words.path("-L", word.removeprefix("-L") or words.value("-L"))
+        elif rpath:
+            words.path("-rpath", rpath[1])
+            yield word
+        elif _matches(word, LINK_FLAGS):
+            yield word
+        else:
+            raise _Refused(f"{word!r} is not allowed")

@@ -1,0 +1,64 @@
+"""What a source includes must lie among the sources or belong to the toolchain: checked before and after compiling.
+
+Before: the directives in the text, for a clear message. After: the compiler's own list of what it read, which no macro
+hides from. Where the kernel has Landlock, the compiler could not have read it in the first place.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Final
+
+from flashinfer_bench.compile.artifact import BuildFailure
+
+DIRECTIVE: Final = re.compile(
+    rb"^[ \t]*#[ \t]*(?:include|include_next|import|embed)[ \t]*[<\"]([^>\"\n]+)[>\"]", re.MULTILINE
+)
+BLOCK_COMMENT: Final = re.compile(rb"/\*.*?\*/", re.DOTALL)
+INCBIN: Final = re.compile(rb"\.incbin\b")
+
+
+def check_directives(sources: Mapping[str, bytes]) -> None:
+    """Look at the include directives of every source.
+
+    Raises:
+        BuildFailure: one names an absolute path or leaves the sources; file and line are told.
+    """
+    for path, content in sources.items():
+        text = BLOCK_COMMENT.sub(lambda comment: b"\n" * comment[0].count(b"\n"), content)
+        for found in DIRECTIVE.finditer(text):
+            name = found[1].decode("utf-8", "replace")
+            inside = posixpath.normpath(posixpath.join(posixpath.dirname(path), name))
+            if name.startswith("/") or inside.startswith(".."):
+                line = text.count(b"\n", 0, found.start(1)) + 1
+                raise BuildFailure(
+                    f'{path}:{line}: error: #include "{name}" is a path outside the sources\n'
+                    "Include headers by their path within the sources, those of libraries by name (docs/building.md)."
+                )
+        embedded = INCBIN.search(text)
+        if embedded:
+            line = text.count(b"\n", 0, embedded.start()) + 1
+            raise BuildFailure(f"{path}:{line}: error: .incbin is not allowed; sources are the only input of a build")
+
+
+def check_read_files(dependency_files: Iterable[Path], sources: Path, allowed: Iterable[Path]) -> None:
+    """Look at the lists of files that the compilers read.
+
+    Args:
+        dependency_files: what `-MD -MF` wrote, in make's syntax, relative to `sources`.
+        sources: the folder that the compilers ran in.
+        allowed: folders of the toolchain.
+
+    Raises:
+        BuildFailure: a compiler read a file that is neither the solution's nor the toolchain's.
+    """
+    roots = [sources.resolve(), *(folder.resolve() for folder in allowed)]
+    for dependency_file in dependency_files:
+        text = dependency_file.read_text(encoding="utf-8", errors="replace").replace("\\\n", " ")
+        for name in re.split(r"(?<!\\)\s+", text.partition(":")[2].strip()):
+            real = (sources / name.replace("\\ ", " ")).resolve()
+            if name and not any(real.is_relative_to(root) for root in roots):
+                raise BuildFailure(f"error: {real} was read, which is neither a source nor part of the toolchain")

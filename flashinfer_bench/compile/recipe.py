@@ -1,0 +1,87 @@
+"""The recipe of one build: what it starts from, the commands, what they leave, and the digest of all that decides it.
+
+A recipe is made without starting anything; the same recipe always has the same digest, by which the artifact is found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+from flashinfer_bench.compile.artifact import Kind
+from flashinfer_bench.data.digest import digest_of
+
+FORMAT: Final = 1
+"""Goes into every digest: raise it when builders change what they make of the same sources."""
+
+PRODUCTS: Final = "../artifact/files"
+"""Where the last step leaves what makes the artifact, seen from the folder of the sources."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One command, run in the folder of the sources."""
+
+    name: str
+    """For people: "compile kernel.cu"."""
+    argv: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class BuildTarget:
+    """What artifacts are built for."""
+
+    architectures: tuple[str, ...] = ("90a",)
+    """The GPUs' architectures as nvcc writes them; the default is checked against where there is no GPU."""
+
+    @classmethod
+    def of(cls, capabilities: list[tuple[int, int]]) -> BuildTarget:
+        """Return the target for GPUs of these compute capabilities; the default where there are none."""
+        names = dict.fromkeys(architecture_of(capability) for capability in sorted(capabilities))
+        return cls(tuple(names)) if names else cls()
+
+
+def architecture_of(capability: tuple[int, int]) -> str:
+    """Return nvcc's name for a compute capability: from Hopper on the one with the features of that chip alone."""
+    major, minor = capability
+    return f"{major}{minor}a" if major >= 9 else f"{major}{minor}"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How one solution is built."""
+
+    kind: Kind
+    entry: str
+    symbol: str
+    sources: Mapping[str, bytes]
+    """Path → content, written before the first step."""
+    made_from: Mapping[str, Any]
+    """Everything that decides the product, JSON-able: its digest names the artifact."""
+    products: tuple[str, ...]
+    """The files that make the artifact, relative to its folder."""
+    stages: tuple[tuple[Step, ...], ...] = ()
+    """Steps of a stage may run at once; none at all where the sources are the artifact."""
+    readable: tuple[Path, ...] = ()
+    """What the compilers may read beside the system's folders and the sources."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    probe: tuple[tuple[Step, ...], ...] = ()
+    """Steps on a source of ours: where they fail too, the machine is at fault and not the solution."""
+    probe_sources: Mapping[str, bytes] = field(default_factory=dict)
+    needs_symbol: str | None = None
+    """A symbol that the library must export, else the entry point is wrong."""
+    guessed_seconds: float = 0.0
+    """How long it may take, for the order of builds; what an earlier build took is believed before this."""
+
+    @cached_property
+    def digest(self) -> str:
+        """The artifact's name."""
+        return digest_of({"format": FORMAT, "kind": self.kind, **self.made_from})
+
+    @property
+    def width(self) -> int:
+        """How many of its steps can run at once."""
+        return max((len(stage) for stage in self.stages), default=1)

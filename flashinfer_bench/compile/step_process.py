@@ -1,0 +1,160 @@
+"""The host's handle on a throw-away process that runs compilers: start it, hear its report, end it and all below it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from flashinfer_bench.compile.recipe import Step
+
+RUNNER: Final = Path(__file__).with_name("step_runner.py")
+MAX_REPORT_BYTES: Final = 8 << 20
+READ_BYTES: Final = 1 << 16
+SYSTEM_FOLDERS: Final = ("/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/opt")
+SYSTEM_FILES: Final = ("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/alternatives", "/dev/urandom")
+PASSED_ON: Final = ("PATH", "LD_LIBRARY_PATH")
+"""All that a compiler sees of the environment; no flag or folder of headers comes in by a variable."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one build may take."""
+
+    seconds: float
+    """Wall time of all its steps together; past it the build is ended."""
+    memory_bytes: int
+    """Address space of each process."""
+    file_bytes: int = 4 << 30
+    """Size of each file that it writes."""
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """How one command ended."""
+
+    name: str
+    code: int
+    """Its exit code; negative for the signal that ended it."""
+    output: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a process told at its end."""
+
+    steps: tuple[StepReport, ...]
+    confined: tuple[str, ...]
+    """What it gave up: "files", "network"."""
+
+    @property
+    def failed(self) -> StepReport | None:
+        """Return the first step that failed, None where all is well."""
+        return next((step for step in self.steps if step.code != 0), None)
+
+
+class StepProcess:
+    """One process, running since it was made. Call `end` whatever happens.
+
+    Args:
+        stages: the commands.
+        folder: the build's own folder with `src`, `obj`, `files`, `tmp`; commands run in `src`.
+        limits: what it may take.
+        parallel: how many steps of a stage run at once.
+        readable: folders that compilers may read beside the system's.
+        environment: variables that are set beside PATH and TMPDIR.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[Sequence[Step]],
+        folder: Path,
+        limits: Limits,
+        *,
+        parallel: int = 1,
+        readable: Sequence[Path] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.started = time.monotonic()
+        self._deadline = self.started + limits.seconds
+        order = {
+            "parent": os.getpid(),
+            "parallel": parallel,
+            "memory_bytes": limits.memory_bytes,
+            "file_bytes": limits.file_bytes,
+            "cpu_s": int(limits.seconds) + 1,
+            "readable": [*SYSTEM_FOLDERS, *SYSTEM_FILES, *map(str, readable)],
+            "writable": [str(folder)],
+            "stages": [[{"name": step.name, "argv": list(step.argv)} for step in stage] for stage in stages],
+        }
+        self._said = bytearray()
+        self._errors = (folder / "tmp" / "step_runner.log").open("w+b")
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(RUNNER)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._errors,
+                cwd=folder / "src",
+                env=_environment(folder, environment or {}),
+                start_new_session=True,
+            )
+        except BaseException:
+            self._errors.close()
+            raise
+        assert self._process.stdin is not None  # it was started with a pipe
+        with contextlib.suppress(BrokenPipeError):  # it ended already: its report, which is missing, tells
+            self._process.stdin.write(json.dumps(order).encode())
+            self._process.stdin.close()
+
+    def fileno(self) -> int:
+        """Return the descriptor to wait on."""
+        assert self._process.stdout is not None  # it was started with a pipe
+        return self._process.stdout.fileno()
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until it has taken too long."""
+        return self._deadline - time.monotonic()
+
+    def pump(self) -> bool:
+        """Read once what it says; False when it has said everything. Call it when the descriptor is readable."""
+        data = os.read(self.fileno(), READ_BYTES)
+        self._said += data[: max(0, MAX_REPORT_BYTES - len(self._said))]
+        return bool(data)
+
+    def end(self) -> Report | None:
+        """End it and everything below it; return its report, or None where it did not come to one."""
+        with contextlib.suppress(ProcessLookupError):  # it, and all it started, is gone
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                with contextlib.suppress(BrokenPipeError):  # it never read its order
+                    stream.close()
+        self._errors.close()
+        return read_report(bytes(self._said))
+
+
+def read_report(said: bytes) -> Report | None:
+    """Return the report in what a process said; None where there is none."""
+    try:
+        report: dict[str, Any] = json.loads(said)
+    except ValueError:
+        return None
+    return Report(tuple(StepReport(**step) for step in report["steps"]), tuple(report["confined"]))
+
+
+def _environment(folder: Path, own: Mapping[str, str]) -> dict[str, str]:
+    kept = {name: value for name in PASSED_ON if (value := os.environ.get(name))}
+    private = str(folder / "tmp")
+    return {**kept, "LANG": "C.UTF-8", "LC_ALL": "C.UTF-8", "HOME": private, "TMPDIR": private, **own}

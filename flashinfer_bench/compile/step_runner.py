@@ -1,0 +1,178 @@
+"""The throw-away process that runs compilers: `python -I -S step_runner.py`, an Order on stdin, a report on stdout.
+
+    stdin    {"parent": pid, "parallel": n, "memory_bytes", "file_bytes", "cpu_s": limits of each compiler,
+              "readable": [path], "writable": [path], "stages": [[{"name", "argv"}]]}
+    stdout   {"confined": [word], "steps": [{"name", "code", "output", "seconds"}]}
+
+Steps of one stage may run at once, stages follow one another; after a step that fails nothing more is started. It
+gives up the network and, where the kernel has Landlock, every file but those named; it dies with its parent, and all
+it started with it. It imports nothing of this package: it is run by its path.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import resource
+import selectors
+import signal
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+HEAD_BYTES = 49_152
+TAIL_BYTES = 16_384
+MAX_OUTPUT_BYTES = 64 << 20
+"""A compiler that says more than this is ended."""
+PR_SET_PDEATHSIG, PR_SET_NO_NEW_PRIVS = 1, 38
+CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000
+LANDLOCK_CREATE_RULESET, LANDLOCK_ADD_RULE, LANDLOCK_RESTRICT_SELF = 444, 445, 446
+RULE_PATH_BENEATH = 1
+EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = 1, 2, 4, 8
+FIRST_VERSION_RIGHTS = (1 << 13) - 1
+REFER, TRUNCATE = 1 << 13, 1 << 14
+NETWORK_TCP = 3
+NETWORK_VERSION = 4
+
+
+class Running:
+    """One compiler that was started; keeps the head and the tail of what it says."""
+
+    def __init__(self, step: dict[str, Any]) -> None:
+        self.name = step["name"]
+        self.head, self.tail, self.total = bytearray(), bytearray(), 0
+        self.start = time.monotonic()
+        self.process = subprocess.Popen(
+            step["argv"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+
+    def fileno(self) -> int:
+        """Return the descriptor of its output."""
+        assert self.process.stdout is not None  # it was started with a pipe
+        return self.process.stdout.fileno()
+
+    def pump(self) -> bool:
+        """Read once; False at the end of its output."""
+        data = os.read(self.fileno(), 1 << 16)
+        self.total += len(data)
+        room = HEAD_BYTES - len(self.head)
+        self.head += data[:room]
+        self.tail = (self.tail + data[room:])[-TAIL_BYTES:] if len(data) > room else self.tail
+        if self.total > MAX_OUTPUT_BYTES:
+            self.process.kill()
+        return bool(data)
+
+    def report(self) -> dict[str, Any]:
+        """Wait for its end and say what came of it."""
+        code = self.process.wait()
+        cut = self.total - len(self.head) - len(self.tail)
+        middle = f"\n[... {cut} bytes cut ...]\n".encode() if cut else b""
+        output = bytes(self.head) + middle + bytes(self.tail)
+        seconds = time.monotonic() - self.start
+        return {"name": self.name, "code": code, "output": output.decode("utf-8", "replace"), "seconds": seconds}
+
+
+def main() -> None:
+    """Read the order, shut the doors, run the steps, report."""
+    order = json.loads(sys.stdin.buffer.read())
+    libc = ctypes.CDLL(None, use_errno=True)
+    die_with_parent(libc, order["parent"])
+    confined = confine(libc, order)
+    for limit, value in (
+        (resource.RLIMIT_AS, order["memory_bytes"]),
+        (resource.RLIMIT_FSIZE, order["file_bytes"]),
+        (resource.RLIMIT_CPU, order["cpu_s"]),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        hard = resource.getrlimit(limit)[1]
+        wanted = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(limit, (wanted, wanted))
+    steps: list[dict[str, Any]] = []
+    for stage in order["stages"]:
+        steps += run_stage(stage, order["parallel"])
+        if any(step["code"] != 0 for step in steps):
+            break
+    json.dump({"confined": confined, "steps": steps}, sys.stdout)
+
+
+def run_stage(stage: list[dict[str, Any]], parallel: int) -> list[dict[str, Any]]:
+    """Run the steps, so many at once; return their reports in the order of their ends."""
+    waiting, reports, failed = list(stage), [], False
+    with selectors.DefaultSelector() as selector:
+        while selector.get_map() or (waiting and not failed):
+            while waiting and not failed and len(selector.get_map()) < parallel:
+                selector.register(Running(waiting.pop(0)), selectors.EVENT_READ)
+            for key, _ in selector.select():
+                running = key.fileobj
+                assert isinstance(running, Running)  # nothing else is registered
+                if not running.pump():
+                    selector.unregister(running)
+                    reports.append(running.report())
+                    failed = failed or reports[-1]["code"] != 0
+    return reports
+
+
+def die_with_parent(libc: Any, parent: int) -> None:
+    """End this process and its whole group when its parent ends."""
+
+    def end(*_: object) -> None:
+        os.killpg(0, signal.SIGKILL)
+
+    signal.signal(signal.SIGTERM, end)
+    libc.prctl(PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGTERM), 0, 0, 0)
+    if os.getppid() != parent:
+        end()
+
+
+def confine(libc: Any, order: dict[str, Any]) -> list[str]:
+    """Give up what can be given up; return the words for what was."""
+    done = []
+    libc.prctl(PR_SET_NO_NEW_PRIVS, ctypes.c_ulong(1), 0, 0, 0)
+    flags = CLONE_NEWNET if os.geteuid() == 0 else CLONE_NEWNET | CLONE_NEWUSER
+    if libc.unshare(flags) == 0:
+        done.append("network")
+    version = libc.syscall(LANDLOCK_CREATE_RULESET, None, ctypes.c_size_t(0), 1)
+    if version >= 1 and restrict_files(libc, version, order["readable"], order["writable"]):
+        done.append("files")
+        if version >= NETWORK_VERSION and "network" not in done:
+            done.append("network")
+    return done
+
+
+def restrict_files(libc: Any, version: int, readable: list[str], writable: list[str]) -> bool:
+    """Leave this process, and all it starts, the named files only; False where the kernel refuses."""
+    rights = FIRST_VERSION_RIGHTS | (REFER if version >= 2 else 0) | (TRUNCATE if version >= 3 else 0)
+    network = NETWORK_TCP if version >= NETWORK_VERSION else 0
+    attributes = struct.pack("QQ", rights, network) if network else struct.pack("Q", rights)
+    ruleset = libc.syscall(LANDLOCK_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), 0)
+    if ruleset < 0:
+        return False
+    reading = EXECUTE | READ_FILE | READ_DIR
+    for paths, allowed in ((readable, reading), (writable, rights)):
+        for path in paths:
+            allow(libc, ruleset, path, allowed)
+    allow(libc, ruleset, os.devnull, WRITE_FILE | READ_FILE | (rights & TRUNCATE))
+    ended = libc.syscall(LANDLOCK_RESTRICT_SELF, ruleset, 0)
+    os.close(ruleset)
+    return bool(ended == 0)
+
+
+def allow(libc: Any, ruleset: int, path: str, rights: int) -> None:
+    """Add a rule for a folder, with what is below it, or for a file; one that is not there needs none."""
+    try:
+        fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except OSError:
+        return
+    if not Path(path).is_dir():
+        rights &= EXECUTE | READ_FILE | WRITE_FILE | TRUNCATE
+    rule = struct.pack("=Qi", rights, fd)
+    libc.syscall(LANDLOCK_ADD_RULE, ruleset, RULE_PATH_BENEATH, rule, 0)
+    os.close(fd)
+
+
+if __name__ == "__main__":
+    main()

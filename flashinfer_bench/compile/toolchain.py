@@ -1,0 +1,206 @@
+"""What this machine compiles with: compilers, the CUDA toolkit, and the headers and libraries of the bindings.
+
+Everything is found by looking at files. No compiler is started and nothing is imported, so a run that has all its
+artifacts in the cache costs a few `stat` calls here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import re
+import shutil
+import sysconfig
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Final
+
+CXX_NAMES: Final = ("g++", "c++", "clang++")
+DRIVER_FOLDERS: Final = ("/usr/local/nvidia/lib64", "/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu")
+"""Where the driver's libcuda.so may lie when the toolkit has no stub of it."""
+OLDEST_TORCH_STANDARD: Final = 17
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """One compiler on disk."""
+
+    path: Path
+    identity: str
+    """Changes when the compiler is replaced: a digest of its real path, size and time."""
+
+
+@dataclass(frozen=True)
+class CudaToolkit:
+    """nvcc with its headers and libraries."""
+
+    home: Path
+    nvcc: Compiler
+    version: tuple[int, int]
+
+    @property
+    def include(self) -> Path:
+        """Return the folder of its headers."""
+        return self.home / "include"
+
+    def library_folders(self) -> list[Path]:
+        """Return the folders of its libraries that exist, then those where the driver's library may be."""
+        own = [self.home / "lib64", self.home / "lib", self.home / "lib64" / "stubs"]
+        return [folder for folder in (*own, *map(Path, DRIVER_FOLDERS)) if folder.is_dir()]
+
+
+@dataclass(frozen=True)
+class TvmFfi:
+    """The files of apache-tvm-ffi."""
+
+    home: Path
+    version: str
+
+    def includes(self) -> list[Path]:
+        """Return the folders of its headers."""
+        return [self.home / "include", self.home / "3rdparty" / "dlpack" / "include"]
+
+    @property
+    def lib(self) -> Path:
+        """Return the folder of its library."""
+        return self.home / "lib"
+
+
+@dataclass(frozen=True)
+class TorchFiles:
+    """The files of the installed torch."""
+
+    home: Path
+    version: str
+    standard: int
+    """The C++ standard that its own extension builder asks for."""
+    has_new_abi: bool
+    """It was compiled with libstdc++'s C++11 ABI."""
+    has_cuda: bool
+
+    def includes(self) -> list[Path]:
+        """Return the folders of its headers."""
+        return [self.home / "include", self.home / "include" / "torch" / "csrc" / "api" / "include"]
+
+    @property
+    def lib(self) -> Path:
+        """Return the folder of its libraries."""
+        return self.home / "lib"
+
+
+@dataclass(frozen=True)
+class Toolchain:
+    """Everything that a compiled solution may be built with; None for what is not there."""
+
+    cxx: Compiler | None
+    cuda: CudaToolkit | None
+    tvm_ffi: TvmFfi | None
+    torch: TorchFiles | None
+    python_include: Path | None
+    """The folder with Python.h."""
+    nvidia_packages: tuple[Path, ...] = ()
+    """Folders of NVIDIA's pip packages, which bring cuBLAS, cuDNN and others along with torch."""
+
+
+def find_toolchain(environment: Mapping[str, str] = os.environ) -> Toolchain:
+    """Look for everything; $CXX and $CUDA_HOME go before what is on the path."""
+    return Toolchain(
+        cxx=find_cxx(environment),
+        cuda=find_cuda(environment),
+        tvm_ffi=find_tvm_ffi(),
+        torch=find_torch(),
+        python_include=find_python_include(),
+        nvidia_packages=find_nvidia_packages(),
+    )
+
+
+def find_cxx(environment: Mapping[str, str]) -> Compiler | None:
+    """Return the C++ compiler: $CXX, else the first of g++, c++ and clang++ on the path."""
+    names = [environment["CXX"]] if environment.get("CXX") else list(CXX_NAMES)
+    found = next((path for name in names if (path := shutil.which(name, path=environment.get("PATH")))), None)
+    return _compiler(Path(found)) if found else None
+
+
+def find_cuda(environment: Mapping[str, str]) -> CudaToolkit | None:
+    """Return the CUDA toolkit: $CUDA_HOME or $CUDA_PATH, else that of the nvcc on the path, else /usr/local/cuda."""
+    for home in _cuda_homes(environment):
+        nvcc, header = home / "bin" / "nvcc", home / "include" / "cuda.h"
+        if nvcc.is_file() and header.is_file():
+            found = re.search(rb"^#define\s+CUDA_VERSION\s+(\d+)", header.read_bytes(), re.MULTILINE)
+            number = int(found[1]) if found else 0
+            return CudaToolkit(home, _compiler(nvcc), (number // 1000, number % 1000 // 10))
+    return None
+
+
+def _cuda_homes(environment: Mapping[str, str]) -> Iterator[Path]:
+    given = environment.get("CUDA_HOME") or environment.get("CUDA_PATH")
+    if given:
+        yield Path(given)
+        return
+    on_path = shutil.which("nvcc", path=environment.get("PATH"))
+    if on_path:
+        yield Path(on_path).resolve().parents[1]
+    yield Path("/usr/local/cuda")  # an nvcc on the path may be a script that starts this one
+
+
+def _compiler(path: Path) -> Compiler:
+    real = path.resolve()
+    facts = real.stat()
+    text = f"{real}|{facts.st_size}|{facts.st_mtime_ns}"
+    return Compiler(path, hashlib.sha256(text.encode()).hexdigest()[:16])
+
+
+def find_package(name: str) -> Path | None:
+    """Return the folder of a Python package without importing it."""
+    spec = importlib.util.find_spec(name)
+    folders = list(spec.submodule_search_locations or []) if spec else []
+    return Path(folders[0]) if folders else None
+
+
+def find_tvm_ffi() -> TvmFfi | None:
+    """Return apache-tvm-ffi's files."""
+    home = find_package("tvm_ffi")
+    if home is None or not (home / "include" / "tvm" / "ffi" / "function.h").is_file():
+        return None
+    return TvmFfi(home, _version("apache-tvm-ffi"))
+
+
+def find_torch() -> TorchFiles | None:
+    """Return torch's files, with what its headers ask of a compiler."""
+    home = find_package("torch")
+    if home is None or not (home / "include" / "torch" / "extension.h").is_file():
+        return None
+    core = home / "lib" / "libc10.so"
+    loader = home / "utils" / "cpp_extension.py"
+    asked = re.search(r"-std=c\+\+(\d+)", loader.read_text(encoding="utf-8")) if loader.is_file() else None
+    return TorchFiles(
+        home=home,
+        version=_version("torch"),
+        standard=int(asked[1]) if asked else OLDEST_TORCH_STANDARD,
+        has_new_abi=b"NSt7__cxx11" in core.read_bytes() if core.is_file() else True,
+        has_cuda=(home / "lib" / "libc10_cuda.so").is_file(),
+    )
+
+
+def find_python_include() -> Path | None:
+    """Return the folder of Python's own headers, where they are installed."""
+    include = Path(sysconfig.get_paths()["include"])
+    return include if (include / "Python.h").is_file() else None
+
+
+def find_nvidia_packages() -> tuple[Path, ...]:
+    """Return the folders of NVIDIA's pip packages that have headers or libraries."""
+    spec = importlib.util.find_spec("nvidia")
+    roots = [Path(folder) for folder in (spec.submodule_search_locations or [])] if spec else []
+    folders = [folder for root in roots if root.is_dir() for folder in sorted(root.iterdir())]
+    return tuple(folder for folder in folders if (folder / "include").is_dir() or (folder / "lib").is_dir())
+
+
+def _version(distribution: str) -> str:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return "unknown"
