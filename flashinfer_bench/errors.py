@@ -5,6 +5,7 @@
     │   ├── ConfigError
     │   └── DataSetError
     ├── Fault                       exit 1   we, the data or the machine failed: never blamed on a solution
+    │   ├── BuildFault                       this machine cannot build a solution (disk full, compiler broken or killed)
     │   ├── WorkloadFault                    the workload cannot be judged (missing blob, broken constraint)
     │   │   └── DefinitionFault              no workload of the definition may be (broken reference)
     │   └── DeviceFault                      a process or device of ours was lost: retried once on a fresh one
@@ -40,6 +41,10 @@ class DataSetError(Misuse):
 
 class Fault(FlashInferBenchError):
     """We or the machine failed while judging; the job has no verdict."""
+
+
+class BuildFault(Fault):
+    """This machine could not build a solution: disk full, compiler killed or broken, another GPU architecture needed."""
 
 
 class WorkloadFault(Fault):
