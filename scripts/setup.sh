@@ -13,7 +13,7 @@ pip=("$venv/bin/python" -m pip install --quiet --disable-pip-version-check)
 if nvidia-smi -L >/dev/null 2>&1; then
   extras+=(cuda)
 elif ! "$venv/bin/python" -c 'import torch' 2>/dev/null; then
-  extras+=(triton)
+  extras+=(triton cpp)
   version=$(sed -n 's/^torch==//p' requirements-cpu.txt)
   if [ "$(uname -s)" = Linux ]; then
     "${pip[@]}" "torch==$version+cpu" 2>/dev/null ||
@@ -22,7 +22,7 @@ elif ! "$venv/bin/python" -c 'import torch' 2>/dev/null; then
     "${pip[@]}" "torch==$version"
   fi
 else
-  extras+=(triton)
+  extras+=(triton cpp)
 fi
 joined=$(IFS=,; echo "${extras[*]}")
 "${pip[@]}" --editable ".[$joined]"
