@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
-from flashinfer_bench.cli.flags import COMMAND_FLAG, make_parser, parse_command_line
+from flashinfer_bench.cli.flag_parts import COMMAND_FLAG
+from flashinfer_bench.cli.flags import make_parser, parse_command_line
 from flashinfer_bench.cli.output import tolerate_narrow_encodings, write_err, write_problems
 from flashinfer_bench.errors import FlashInferBenchError, Misuse
 
@@ -25,6 +26,8 @@ MODULES: Final[dict[str, tuple[str, str]]] = {
     "config_show": ("flashinfer_bench.cli.config_show", "execute"),
     "report_summary": ("flashinfer_bench.cli.report", "execute_summary"),
     "report_best": ("flashinfer_bench.cli.report", "execute_best"),
+    "pack": ("flashinfer_bench.cli.pack", "execute_pack"),
+    "unpack": ("flashinfer_bench.cli.pack", "execute_unpack"),
     "perf": ("flashinfer_bench.cli.perf", "execute"),
 }
 """Where each command lives; imported only when it is called."""

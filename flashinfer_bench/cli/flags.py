@@ -10,19 +10,20 @@ import argparse
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from flashinfer_bench.cli.parser import (
-    NameList,
-    Parser,
-    check_command,
-    describe_unknown_arguments,
-    number,
-    whole_number,
+from flashinfer_bench.cli.build_flags import add_build_commands
+from flashinfer_bench.cli.flag_parts import (
+    COMMAND_FLAG,
+    PROGRAM,
+    add_format,
+    add_local,
+    add_names,
+    command,
+    subcommands,
 )
+from flashinfer_bench.cli.parser import Parser, check_command, describe_unknown_arguments, number, whole_number
 from flashinfer_bench.errors import Misuse
 from flashinfer_bench.version import __version__
 
-PROGRAM: Final = "flashinfer-bench"
-COMMAND_FLAG: Final = "command_module"
 PERF: Final = "perf"
 """Its flags are those of FlashInfer's own benchmark and depend on the routine: `perf_flags` reads them."""
 
@@ -32,6 +33,8 @@ COMMANDS: Final[dict[str, tuple[str, ...]]] = {
     "validate": (),
     "config": ("show",),
     "report": ("summary", "best"),
+    "pack": (),
+    "unpack": (),
     PERF: (),
 }
 """Each command with its sub-commands."""
@@ -44,8 +47,6 @@ CONFIG_FIELDS: Final = (
     "evaluator_modules",
 )
 """Configuration fields that a flag can override."""
-
-LOCAL_HELP: Final = "a trace set's folder; may be repeated (default: $FIB_DATASET_PATH)"
 
 
 def parse_command_line(argv: Sequence[str]) -> argparse.Namespace:
@@ -77,25 +78,22 @@ def make_parser() -> tuple[Parser, dict[str, Parser]]:
         example=f"{PROGRAM} run --local flashinfer-trace",
     )
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
-    commands = _subcommands(parser)
+    commands = subcommands(parser)
     parsers = {"run": _run_parser(commands), "list": _list_parser(commands), "validate": _validate_parser(commands)}
-    config = _subcommands(commands.add_parser("config", help="show settings", description="Show settings."))
+    config = subcommands(commands.add_parser("config", help="show settings", description="Show settings."))
     parsers["config_show"] = _config_show_parser(config)
-    report = _subcommands(
+    report = subcommands(
         commands.add_parser("report", help="make tables of traces", description="Make tables of traces.")
     )
     parsers["report_summary"] = _summary_parser(report)
     parsers["report_best"] = _best_parser(report)
+    parsers.update(add_build_commands(commands))
     commands.add_parser(PERF, add_help=False, help="time FlashInfer's kernels")
     return parser, parsers
 
 
-def _subcommands(parser: argparse.ArgumentParser) -> Any:
-    return parser.add_subparsers(metavar="COMMAND", parser_class=Parser, title="commands")
-
-
 def _run_parser(commands: Any) -> Parser:
-    parser = _command(
+    parser = command(
         commands,
         "run",
         "run",
@@ -104,7 +102,7 @@ def _run_parser(commands: Any) -> Parser:
         description="Judge and time the chosen solutions on every workload of their definitions; record each verdict.",
         example=f"{PROGRAM} run --local flashinfer-trace --definitions gemm_n128_k2048 --iterations 20",
     )
-    _add_local(parser)
+    add_local(parser)
     _add_selection(parser)
     _add_settings(parser)
     results = parser.add_argument_group("results")
@@ -113,13 +111,13 @@ def _run_parser(commands: Any) -> Parser:
     results.add_argument("--no-save-results", action="store_true", help="write no traces")
     results.add_argument("--dry-run", action="store_true", help="print the plan and run nothing")
     results.add_argument("--require-passed", action="store_true", help="exit with 1 unless every job passed")
-    _add_format(results)
+    add_format(results)
     results.add_argument("--quiet", action="store_true", help="no progress; only errors and the result")
     return parser
 
 
 def _list_parser(commands: Any) -> Parser:
-    parser = _command(
+    parser = command(
         commands,
         "list",
         "list",
@@ -127,18 +125,18 @@ def _list_parser(commands: Any) -> Parser:
         description="List the definitions with their op type and how many workloads, solutions and traces they have.",
         example=f"{PROGRAM} list --local flashinfer-trace --op-types gemm rmsnorm",
     )
-    _add_local(parser)
-    _add_names(parser, "--definitions", "only these definitions")
-    _add_names(parser, "--op-types", "only these op types")
+    add_local(parser)
+    add_names(parser, "--definitions", "only these definitions")
+    add_names(parser, "--op-types", "only these op types")
     parser.add_argument("--evaluators", action="store_true", help="which evaluator judges each definition, and why")
     parser.add_argument("--config", metavar="FILE", help="with --evaluators: the run's file, for its evaluator_modules")
-    _add_names(parser, "--evaluator-modules", "with --evaluators: modules with evaluators of your own")
-    _add_format(parser)
+    add_names(parser, "--evaluator-modules", "with --evaluators: modules with evaluators of your own")
+    add_format(parser)
     return parser
 
 
 def _validate_parser(commands: Any) -> Parser:
-    parser = _command(
+    parser = command(
         commands,
         "validate",
         "validate",
@@ -146,13 +144,13 @@ def _validate_parser(commands: Any) -> Parser:
         description="Show every error and warning of a trace set: file, line, field, reason. Errors: exit code 2.",
         example=f"{PROGRAM} validate --local flashinfer-trace",
     )
-    _add_local(parser)
-    _add_format(parser)
+    add_local(parser)
+    add_format(parser)
     return parser
 
 
 def _config_show_parser(commands: Any) -> Parser:
-    parser = _command(
+    parser = command(
         commands,
         "show",
         "config_show",
@@ -162,15 +160,15 @@ def _config_show_parser(commands: Any) -> Parser:
         example=f"{PROGRAM} config show --definition gemm_n128_k2048 --local flashinfer-trace --rtol 0.001",
     )
     parser.add_argument("--definition", metavar="NAME", help="resolve the settings of this definition")
-    _add_local(parser)
+    add_local(parser)
     _add_selection(parser)
     _add_settings(parser)
-    _add_format(parser)
+    add_format(parser)
     return parser
 
 
 def _summary_parser(commands: Any) -> Parser:
-    parser = _command(
+    parser = command(
         commands,
         "summary",
         "report_summary",
@@ -183,7 +181,7 @@ def _summary_parser(commands: Any) -> Parser:
 
 
 def _best_parser(commands: Any) -> Parser:
-    parser = _command(
+    parser = command(
         commands,
         "best",
         "report_best",
@@ -198,40 +196,23 @@ def _best_parser(commands: Any) -> Parser:
     return parser
 
 
-def _command(commands: Any, name: str, module: str, **texts: Any) -> Parser:
-    parser = commands.add_parser(name, **texts)
-    assert isinstance(parser, Parser)  # what add_subparsers(parser_class=Parser) makes
-    parser.set_defaults(**{COMMAND_FLAG: module})
-    return parser
-
-
 def _add_report_flags(parser: Parser) -> None:
-    _add_local(parser)
-    _add_names(parser, "--definitions", "only these definitions")
-    _add_names(parser, "--op-types", "only these op types")
-    _add_names(parser, "--solutions", "only these solutions")
-    _add_names(parser, "--authors", "only solutions of these authors")
-    _add_format(parser)
-
-
-def _add_local(parser: Parser) -> None:
-    parser.add_argument("--local", action="append", metavar="PATH", help=LOCAL_HELP)
-
-
-def _add_format(parser: argparse._ActionsContainer) -> None:
-    parser.add_argument(
-        "--format", choices=("table", "json"), default="table", help="what goes to stdout (default: %(default)s)"
-    )
+    add_local(parser)
+    add_names(parser, "--definitions", "only these definitions")
+    add_names(parser, "--op-types", "only these op types")
+    add_names(parser, "--solutions", "only these solutions")
+    add_names(parser, "--authors", "only solutions of these authors")
+    add_format(parser)
 
 
 def _add_selection(parser: Parser) -> None:
     group = parser.add_argument_group("what to run", "one or more names each, separated by spaces or commas")
-    _add_names(group, "--definitions", "only these definitions")
-    _add_names(group, "--op-types", "only these op types")
-    _add_names(group, "--solutions", "only these solutions")
-    _add_names(group, "--authors", "only solutions of these authors")
-    _add_names(group, "--workloads", "only these workloads: uuids, or unique beginnings of uuids")
-    _add_names(group, "--devices", "only these devices: 0, cuda:1, a GPU's uuid, or cpu")
+    add_names(group, "--definitions", "only these definitions")
+    add_names(group, "--op-types", "only these op types")
+    add_names(group, "--solutions", "only these solutions")
+    add_names(group, "--authors", "only solutions of these authors")
+    add_names(group, "--workloads", "only these workloads: uuids, or unique beginnings of uuids")
+    add_names(group, "--devices", "only these devices: 0, cuda:1, a GPU's uuid, or cpu")
 
 
 def _add_settings(parser: Parser) -> None:
@@ -247,7 +228,7 @@ def _add_settings(parser: Parser) -> None:
     _add_setting(group, "--seed", whole_number, "seed of the inputs")
     _add_setting(group, "--worker-memory-gb", number, "host memory that a worker may use")
     _add_setting(group, "--build-jobs", whole_number, "compilers at once (default: one less than there are cores)")
-    _add_names(group, "--evaluator-modules", "modules with evaluators of your own, asked before the built-in ones")
+    add_names(group, "--evaluator-modules", "modules with evaluators of your own, asked before the built-in ones")
     isolated = "a new process for every workload"
     group.add_argument("--use-isolated-runner", action="store_true", default=argparse.SUPPRESS, help=isolated)
     group.add_argument(
@@ -257,10 +238,6 @@ def _add_settings(parser: Parser) -> None:
         default=argparse.SUPPRESS,
         help="do not time the reference: no speed-up",
     )
-
-
-def _add_names(parser: argparse._ActionsContainer, flag: str, text: str) -> None:
-    parser.add_argument(flag, nargs="+", action=NameList, metavar="NAME", default=argparse.SUPPRESS, help=text)
 
 
 def _add_setting(

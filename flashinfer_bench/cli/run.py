@@ -17,7 +17,7 @@ from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.events import Event
 from flashinfer_bench.bench.machine import Machine
 from flashinfer_bench.bench.plan import Plan
-from flashinfer_bench.cli.flags import PROGRAM
+from flashinfer_bench.cli.flag_parts import PROGRAM
 from flashinfer_bench.cli.interrupt import one_interrupt
 from flashinfer_bench.cli.live import Progress, choose_progress
 from flashinfer_bench.cli.outcome import Outcome, outcome_document, render_outcome, trace_files, trace_folders

@@ -53,7 +53,7 @@ def test_local_may_be_given_more_than_once():
         ("run --rtol x", "--rtol: needs a number, not 'x'; see flashinfer-bench run --help"),
         ("run --definitions ,", "--definitions: expected at least one name; see flashinfer-bench run --help"),
         ("rnu", "unknown command rnu; did you mean run?"),
-        ("zzz", "unknown command zzz; known: run, list, validate, config, report, perf"),
+        ("zzz", "unknown command zzz; known: run, list, validate, config, report, pack, unpack, perf"),
         ("report", "report needs a command: summary or best"),
         ("report bset", "unknown report command bset; did you mean best?"),
         ("--zzz", "unknown flag --zzz; see flashinfer-bench --help"),
@@ -74,8 +74,8 @@ def test_all_unknown_flags_are_told_at_once():
 @pytest.mark.parametrize("module", ALL_COMMANDS)
 def test_the_help_of_every_command_has_an_example(module):
     text = make_parser()[1][module].format_help()
-    assert f"flashinfer-bench {module.replace('_', ' ')} --local" in text or "--local flashinfer-trace" in text
-    assert "example:" in text
+    example = text.partition("example:")[2]
+    assert f"flashinfer-bench {module.replace('_', ' ')}" in example
 
 
 @pytest.mark.parametrize("module", ALL_COMMANDS)

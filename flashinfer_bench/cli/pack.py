@@ -1,0 +1,89 @@
+"""`pack` and `unpack`: a folder of sources to a solution file and back."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from flashinfer_bench.cli.output import write_err, write_out
+from flashinfer_bench.cli.sets import open_trace_set
+from flashinfer_bench.cli.tables import count
+from flashinfer_bench.data import Definition, Solution, load_json_file, save_json_file
+from flashinfer_bench.data.entry import check_entry
+from flashinfer_bench.data.names import did_you_mean
+from flashinfer_bench.data.store.layout import path_part
+from flashinfer_bench.data.store.pack import pack_folder, unpack_solution
+from flashinfer_bench.errors import DataSetError, Fault
+
+
+def execute_pack(args: argparse.Namespace) -> int:
+    """Read the folder, hold it against its definition, and write the solution file."""
+    folder = Path(args.folder)
+    solution, warnings = pack_folder(folder)
+    for issue in warnings:
+        write_err(str(issue))
+    definition = _find_definition(solution, args)
+    problems = check_entry(solution, definition)
+    if problems:
+        raise DataSetError("\n".join([f"{folder} is not packed:", *(f"  {line}" for line in problems)]))
+    file = Path(args.output) if args.output is not None else Path(f"{path_part(solution.name)}.json")
+    _check_target(file, solution)
+    try:
+        save_json_file(solution, file)
+    except OSError as error:
+        raise Fault(f"{file} cannot be written: {error.strerror}") from error
+    _tell(args, solution, [file], f"{file}: {solution.name} for {solution.definition}, {_sources(solution)}")
+    return 0
+
+
+def execute_unpack(args: argparse.Namespace) -> int:
+    """Write the folder of a solution file."""
+    solution = load_json_file(Solution, args.file)
+    folder = Path(args.directory) if args.directory is not None else Path(path_part(solution.name))
+    files = unpack_solution(solution, folder)
+    _tell(args, solution, files, "\n".join(map(str, files)))
+    return 0
+
+
+def _sources(solution: Solution) -> str:
+    size = sum(len(source.content.encode()) for source in solution.sources)
+    return f"{count(len(solution.sources), 'source')} of {size} bytes"
+
+
+def _find_definition(solution: Solution, args: argparse.Namespace) -> Definition | None:
+    """Return the definition where a set is named; a set that has none of that name is refused."""
+    if not args.local:
+        return None
+    definitions = open_trace_set(args).definitions
+    if solution.definition not in definitions:
+        hint = did_you_mean(solution.definition, definitions)
+        raise DataSetError(f"definition: the trace set has no definition {solution.definition!r}{hint}")
+    return definitions[solution.definition]
+
+
+def _check_target(file: Path, solution: Solution) -> None:
+    """Refuse to overwrite what is no earlier version of this solution."""
+    if not file.exists():
+        return
+    try:
+        there = load_json_file(Solution, file).name
+    except DataSetError:
+        there = None
+    if there != solution.name:
+        raise DataSetError(f"{file} is there and is not {solution.name}; name another file with -o")
+
+
+def _tell(args: argparse.Namespace, solution: Solution, files: list[Path], text: str) -> None:
+    if args.format == "json":
+        document: dict[str, Any] = {
+            "name": solution.name,
+            "definition": solution.definition,
+            "author": solution.author,
+            "digest": solution.digest(),
+            "files": [str(path) for path in files],
+        }
+        write_out(json.dumps(document, indent=2) + "\n")
+    else:
+        write_out(text + "\n")

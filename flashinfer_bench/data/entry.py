@@ -1,0 +1,137 @@
+"""Whether a solution's entry function is there and takes what its definition gives: read off the sources, not run.
+
+Python is parsed; C++ and CUDA are searched for the line that exports the function. What cannot be told passes: the
+build and the first call decide then.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from flashinfer_bench.data.definition import Definition
+from flashinfer_bench.data.names import did_you_mean
+from flashinfer_bench.data.reference import parse_module
+from flashinfer_bench.data.solution import Solution, SupportedBindings, SupportedLanguages
+
+COMPILED: Final = frozenset({SupportedLanguages.CPP, SupportedLanguages.CUDA})
+SAME_ARGUMENTS: Final = frozenset({"no_grad", "inference_mode", "compile", "cache", "lru_cache"})
+"""Decorators that leave a function's arguments as they are."""
+COMMENT: Final = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+TVM_FFI_EXPORT: Final = re.compile(r"\bTVM_FFI_DLL_EXPORT_TYPED_FUNC\s*\(\s*(\w+)|\b__tvm_ffi_(\w+)")
+HIDDEN_EXPORT: Final = re.compile(r"#\s*define\b[^\n]*(?:\\\n[^\n]*)*(?:TVM_FFI_DLL_EXPORT|PYBIND11_MODULE|\.def\b)")
+MODULE: Final = re.compile(r"\bPYBIND11_MODULE\s*\(")
+MODULE_FUNCTION: Final = re.compile(r'\bdef\s*\(\s*"(\w+)"')
+
+
+@dataclass(frozen=True)
+class Arity:
+    """How many arguments a function takes by position."""
+
+    minimum: int
+    maximum: int | None
+    """None where there is no limit."""
+    text: str
+    """The parameters as they are written."""
+
+    def fits(self, count: int) -> bool:
+        """Tell whether so many arguments can be given."""
+        return self.minimum <= count and (self.maximum is None or count <= self.maximum)
+
+
+def check_entry(solution: Solution, definition: Definition | None = None) -> list[str]:
+    """Return what is wrong with the entry point, a line each; with a definition its arguments are counted too."""
+    if solution.spec.language in COMPILED:
+        return list(_check_export(solution))
+    try:
+        bound = list(_bindings(parse_module(solution.get_entry_source().content).body))
+    except ValueError as error:
+        return [f"{solution.get_entry_path()}: {error}"]
+    symbol = solution.get_entry_symbol()
+    found = [node for name, node in bound if name in (symbol, "*")]
+    if not found:
+        names = [name for name, node in bound if isinstance(node, ast.FunctionDef)]
+        return [_missing(solution, names)]
+    arity = _arity(found[-1])
+    if isinstance(found[-1], ast.AsyncFunctionDef):
+        return [f"{solution.spec.entry_point} is async; a kernel is called, not awaited"]
+    return [] if arity is None or definition is None else list(_check_arity(solution, arity, definition))
+
+
+def _bindings(body: Sequence[ast.stmt]) -> Iterator[tuple[str, ast.stmt]]:
+    """Yield every name that a module binds when it is imported, with the statement; "*" for an import of everything."""
+    for node in body:
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                yield name, node
+            case ast.Assign(targets=targets):
+                names = [item for target in targets for item in ast.walk(target) if isinstance(item, ast.Name)]
+                yield from ((item.id, node) for item in names)
+            case ast.AnnAssign(target=ast.Name(id=name)):
+                yield name, node
+            case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
+                yield from ((alias.asname or alias.name, node) for alias in aliases)
+            case ast.If() | ast.Try() | ast.With() | ast.For() | ast.While():
+                blocks = (getattr(node, field, []) for field in ("body", "orelse", "finalbody"))
+                yield from (item for block in blocks for item in _bindings(block))
+                for handler in getattr(node, "handlers", []):
+                    yield from _bindings(handler.body)
+            case _:
+                pass
+
+
+def _arity(node: ast.stmt) -> Arity | None:
+    """Return what a function takes; None for what is no plain function."""
+    if not isinstance(node, ast.FunctionDef) or not all(map(_keeps_arguments, node.decorator_list)):
+        return None
+    arguments = node.args
+    positional = [*arguments.posonlyargs, *arguments.args]
+    required = len(positional) - len(arguments.defaults)
+    return Arity(required, None if arguments.vararg else len(positional), ast.unparse(arguments))
+
+
+def _keeps_arguments(decorator: ast.expr) -> bool:
+    function = decorator.func if isinstance(decorator, ast.Call) else decorator
+    name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+    return name in SAME_ARGUMENTS
+
+
+def _check_arity(solution: Solution, arity: Arity, definition: Definition) -> Iterator[str]:
+    inputs, outputs = len(definition.inputs), len(definition.outputs)
+    ways = {True: f"{inputs} inputs and {outputs} outputs to write into", False: f"{inputs} inputs"}
+    counts = {True: inputs + outputs, False: inputs}
+    declared = solution.spec.declared_style
+    styles = [declared] if declared is not None else [True, False]
+    if any(arity.fits(counts[style]) for style in styles):
+        return
+    expected = " or ".join(ways[style] for style in styles)
+    other = [style for style in counts if style not in styles and arity.fits(counts[style])]
+    hint = f"; is destination_passing_style {'true' if other[0] else 'false'} meant?" if other else ""
+    symbol = solution.get_entry_symbol()
+    yield f"{symbol}({arity.text}) cannot be called as {definition.name} calls it, with {expected}{hint}"
+
+
+def _check_export(solution: Solution) -> Iterator[str]:
+    text = "\n".join(COMMENT.sub(" ", source.content) for source in solution.sources)
+    symbol = solution.get_entry_symbol()
+    if HIDDEN_EXPORT.search(text):
+        return  # a macro of its own exports; what it makes of the name is the compiler's to say
+    if solution.spec.binding is SupportedBindings.TORCH:
+        names = MODULE_FUNCTION.findall(text)
+        if not MODULE.search(text):
+            yield "no source defines a module; bind with PYBIND11_MODULE(TORCH_EXTENSION_NAME, m)"
+        elif symbol not in names:
+            yield f'{_missing(solution, names)}; bind it with m.def("{symbol}", &your_function)'
+        return
+    names = [first or second for first, second in TVM_FFI_EXPORT.findall(text)]
+    if symbol not in names:
+        yield f"{_missing(solution, names)}; export it with TVM_FFI_DLL_EXPORT_TYPED_FUNC({symbol}, your_function)"
+
+
+def _missing(solution: Solution, names: Sequence[str]) -> str:
+    symbol, path = solution.get_entry_symbol(), solution.get_entry_path()
+    there = f"; there is {', '.join(dict.fromkeys(names))}" if names else ""
+    return f"{path}: there is no function {symbol!r}{did_you_mean(symbol, names) or there}"

@@ -1,0 +1,96 @@
+"""The entry point, read off the sources: is it there, and does it take what the definition gives."""
+
+import pytest
+
+from flashinfer_bench.data import BuildSpec, Solution, SourceFile
+from flashinfer_bench.data.entry import check_entry
+from tests.kit.make import make_definition
+
+DEFINITION = make_definition()
+INPUTS, OUTPUTS = len(DEFINITION.inputs), len(DEFINITION.outputs)
+DPS = ", ".join(f"a{i}" for i in range(INPUTS + OUTPUTS))
+VALUE = ", ".join(f"a{i}" for i in range(INPUTS))
+
+
+def solution_of(content: str, *, language: str = "python", path: str = "main.py", **spec: object) -> Solution:
+    build = {"language": language, "target_hardware": ["cpu"], "entry_point": f"{path}::run", **spec}
+    return Solution(
+        name="s",
+        definition=DEFINITION.name,
+        author="a",
+        sources=[SourceFile(path=path, content=content)],
+        spec=BuildSpec.model_validate(build),
+    )
+
+
+FITTING = {
+    "destination passing": f"def run({DPS}): ...",
+    "decorated": f"import torch\n\n@torch.no_grad()\ndef run({DPS}): ...",
+    "any number": "def run(*args): ...",
+    "bound by hand": f"def kernel({VALUE}): ...\nrun = wrap(kernel)",
+    "imported": "from .other import run",
+    "in a branch": f"try:\n    import x\nexcept ImportError:\n    def run({DPS}): ...",
+    "wrapped in what is not known": "@something\ndef run(): ...",
+}
+
+
+@pytest.mark.parametrize("content", FITTING.values(), ids=FITTING)
+def test_what_fits_or_cannot_be_told_passes(content):
+    assert check_entry(solution_of(content, destination_passing_style=True), DEFINITION) == []
+
+
+@pytest.mark.parametrize("arguments", [DPS, VALUE], ids=["dps", "value"])
+def test_without_a_declared_style_either_number_of_arguments_fits(arguments):
+    assert check_entry(solution_of(f"def run({arguments}): ..."), DEFINITION) == []
+
+
+def test_a_wrong_number_of_arguments_is_told_with_the_other_style_where_that_fits():
+    [problem] = check_entry(solution_of(f"def run({VALUE}): ...", destination_passing_style=True), DEFINITION)
+    assert f"run({VALUE}) cannot be called" in problem
+    assert "is destination_passing_style false meant?" in problem
+
+
+def test_without_a_definition_arguments_are_not_counted():
+    assert check_entry(solution_of("def run(): ...")) == []
+
+
+def test_a_missing_function_is_told_with_the_nearest_name():
+    assert check_entry(solution_of("def runs(): ...")) == ["main.py: there is no function 'run'; did you mean 'runs'?"]
+
+
+def test_python_that_does_not_parse_is_told_with_its_line():
+    assert "line 2" in check_entry(solution_of("x = 1\ndef run(:"))[0]
+
+
+def test_an_async_function_is_refused():
+    assert "async" in check_entry(solution_of("async def run(): ..."))[0]
+
+
+EXPORTS = {
+    "tvm-ffi": "TVM_FFI_DLL_EXPORT_TYPED_FUNC(run, launch);",
+    "tvm-ffi by hand": 'extern "C" int __tvm_ffi_run(void* self) { return 0; }',
+    "torch": 'PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { m.def("run", &launch); }',
+    "by a macro of its own": "#define EXPORT(name) TVM_FFI_DLL_EXPORT_TYPED_FUNC(name, name)\nEXPORT(run)",
+}
+
+
+@pytest.mark.parametrize("name", EXPORTS)
+def test_an_export_is_found(name):
+    binding = "torch" if name == "torch" else "tvm-ffi"
+    assert check_entry(solution_of(EXPORTS[name], language="cpp", path="a.cpp", binding=binding)) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "binding", "advice"),
+    [
+        ("void run() {}", "tvm-ffi", "TVM_FFI_DLL_EXPORT_TYPED_FUNC(run, your_function)"),
+        ("// TVM_FFI_DLL_EXPORT_TYPED_FUNC(run, f)", "tvm-ffi", "there is no function 'run'"),
+        ("TVM_FFI_DLL_EXPORT_TYPED_FUNC(go, f)", "tvm-ffi", "there is go"),
+        ("void run() {}", "torch", "PYBIND11_MODULE(TORCH_EXTENSION_NAME, m)"),
+        ('PYBIND11_MODULE(x, m) { m.def("go", &go); }', "torch", 'm.def("run", &your_function)'),
+    ],
+    ids=["none", "in a comment", "other name", "no module", "other name in a module"],
+)
+def test_a_missing_export_is_told_with_the_line_to_write(content, binding, advice):
+    [problem] = check_entry(solution_of(content, language="cuda", path="a.cu", binding=binding))
+    assert advice in problem
