@@ -61,7 +61,17 @@ def test_a_reference_that_raises_faults_its_jobs_and_no_other(tmp_path):
     events = run(write_set(tmp_path, references=references))
     assert [event.job.definition.name for event in events[JobFinished]] == ["good", "good"]
     assert [event.job.definition.name for event in events[JobFaulted]] == ["bad", "bad"]
-    assert "no such axis" in events[JobFaulted][0].message
+    (message,) = {event.message for event in events[JobFaulted]}
+    assert message.startswith("reference of bad: ValueError: no such axis")
+
+
+def test_a_reference_that_disagrees_with_itself_is_reported_once_and_the_rest_goes_on(tmp_path):
+    references = {"random": "import torch\ndef run(x):\n    return torch.rand_like(x)\n", "good": HONEST}
+    events = run(write_set(tmp_path, references=references, solutions=("a", "b")))
+    assert [event.job.definition.name for event in events[JobFinished]] == ["good"] * 4
+    assert [event.job.definition.name for event in events[JobFaulted]] == ["random"] * 4
+    (message,) = {event.message for event in events[JobFaulted]}
+    assert "reference of random: a second call with equal inputs gives something else" in message
 
 
 def test_a_reference_that_ends_the_session_is_tried_twice_and_then_given_up(tmp_path):
@@ -86,10 +96,13 @@ def test_a_reference_that_hangs_is_ended_by_the_host(tmp_path, monkeypatch):
     monkeypatch.setattr(session_client, "PHASE_GRACE_S", 1.0)
     references = {"endless": "def run(x):\n    while True: pass\n", "good": HONEST}
     start = time.monotonic()
-    events = run(write_set(tmp_path, references=references, workloads=1), timeout_seconds=1.0)
-    assert time.monotonic() - start < 40
-    assert "stopped answering in phase 'reference'" in events[JobFaulted][0].message
-    assert len(events[JobFinished]) == 1
+    events = run(write_set(tmp_path, references=references, workloads=4, solutions=("a", "b")), timeout_seconds=1.0)
+    assert time.monotonic() - start < 60
+    assert len(events[Notice]) == 2  # two workloads are tried, once each, and then no other
+    messages = [event.message for event in events[JobFaulted]]
+    assert "stopped answering in phase 'reference', which may take 2 s" in messages[0]
+    assert messages[-1] == "reference of endless: it ran out of time on workloads w0, w1"
+    assert len(messages) == len(events[JobFinished]) == 8
 
 
 def test_a_missing_blob_is_a_fault_of_its_workload(tmp_path):

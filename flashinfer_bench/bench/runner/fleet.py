@@ -19,7 +19,7 @@ from flashinfer_bench.bench.events import JobFaulted, JobStarted, Notice
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.plan import Job
 from flashinfer_bench.bench.runner.device_lock import lock_device
-from flashinfer_bench.bench.runner.session_client import SessionClient, SessionLost
+from flashinfer_bench.bench.runner.session_client import SessionClient, SessionLost, SessionTimedOut
 from flashinfer_bench.bench.runner.session_protocol import Block, BlockJob, BlockSolution, Hello, JobFault, Verdict
 from flashinfer_bench.bench.schedule import Block as Batch
 from flashinfer_bench.bench.schedule import BlockQueue
@@ -30,6 +30,8 @@ POLL_S: Final = 1.0
 TRIES: Final = 2
 FAILED_STARTS: Final = 2
 REFERENCE_PHASE: Final = "reference"
+HANGS: Final = 2
+"""Workloads of a definition on which its reference may run out of time before its other workloads are given up."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,8 @@ class Fleet:
         self._tries: dict[int, int] = {}
         self._broken: dict[tuple[str, str], str] = {}
         """(definition, workload uuid) → why no device survives its reference."""
+        self._hung: dict[str, set[str]] = {}
+        """Definition → uuids of the workloads on which its reference ran out of time."""
         self._locks = ExitStack()
         self._last_words = "no device could be used"
 
@@ -141,7 +145,7 @@ class Fleet:
                 try:
                     client.begin(block)
                 except SessionLost as lost:
-                    yield from self._replace(station, queue, str(lost))
+                    yield from self._replace(station, queue, lost)
                     return
 
     def _may_run(self, device: Device, solution: Solution) -> bool:
@@ -155,7 +159,7 @@ class Fleet:
         jobs: list[BlockJob] = []
         broken: dict[str, str] = {}
         for job in batch.jobs:
-            known = self._broken.get((job.definition.name, job.workload.uuid))
+            known = self._broken.get((job.definition.name, job.workload.uuid), self._endless(job))
             if known is not None:
                 faults.append(JobFaulted(job, known))
                 continue
@@ -201,7 +205,7 @@ class Fleet:
                 else:
                     client.check_deadline()
             except SessionLost as lost:
-                yield from self._replace(station, queue, str(lost))
+                yield from self._replace(station, queue, lost)
 
     def _hear(self, station: Station, queue: BlockQueue, message: dict[str, Any]) -> Iterator[Happening]:
         if "ready" in message:
@@ -237,8 +241,16 @@ class Fleet:
             self._broken[job.definition.name, job.workload.uuid] = f"its reference ends the session: {message}"
         yield JobFaulted(job, message)
 
-    def _replace(self, station: Station, queue: BlockQueue, reason: str) -> Iterator[Happening]:
+    def _endless(self, job: Job) -> str | None:
+        """Say why a definition is given up whose reference does not end."""
+        hung = self._hung.get(job.definition.name, set())
+        if len(hung) < HANGS:
+            return None
+        return f"reference of {job.definition.name}: it ran out of time on workloads {', '.join(sorted(hung))}"
+
+    def _replace(self, station: Station, queue: BlockQueue, lost: SessionLost) -> Iterator[Happening]:
         """Give a lost session's jobs back and start another, unless its device no longer lets one start."""
+        reason = str(lost)
         client, jobs = station.client, list(station.open_jobs.values())
         if client is None:
             return
@@ -250,7 +262,13 @@ class Fleet:
             suspect = jobs[0]
         queue.give_back([job for job in jobs if job is not suspect])
         yield Notice(f"{reason}; {len(jobs)} of its jobs go back to the queue")
-        if suspect is not None:
+        if suspect is not None and isinstance(lost, SessionTimedOut) and client.phase == REFERENCE_PHASE:
+            # Waiting for it once more would take as long and end alike.
+            name, uuid = suspect.definition.name, suspect.workload.uuid
+            self._hung.setdefault(name, set()).add(uuid)
+            self._broken[name, uuid] = f"reference of {name}, workload {uuid}: it ran out of time; {reason}"
+            yield JobFaulted(suspect, self._broken[name, uuid])
+        elif suspect is not None:
             yield from self._retry_or_fault(queue, suspect, reason, retry=True, phase=client.phase)
         station.failed_starts += 0 if client.is_ready else 1
         if station.failed_starts < FAILED_STARTS:

@@ -36,6 +36,10 @@ class SessionLost(Exception):
     """The session ended or stopped answering."""
 
 
+class SessionTimedOut(SessionLost):
+    """The session did not answer within what its phase may take."""
+
+
 def session_environment(environment: Mapping[str, str], device: Device, *, interpret_triton: bool) -> dict[str, str]:
     """Return the environment in which a session of this device is started."""
     own = {name: value for name, value in environment.items() if not any(mark in name.upper() for mark in SECRET_MARKS)}
@@ -65,7 +69,8 @@ class SessionClient:
         self.device = device
         self.libs: dict[str, str] = {}
         self.is_ready = False
-        self._deadline = time.monotonic() + START_LIMIT_S
+        self._limit_s = START_LIMIT_S
+        self._deadline = time.monotonic() + self._limit_s
         self.phase = "starting"
         """What it said last that it does."""
         self._sock, theirs = socket.socketpair()
@@ -105,7 +110,8 @@ class SessionClient:
         Raises:
             SessionLost: it is not there any more.
         """
-        self._deadline = time.monotonic() + START_LIMIT_S
+        self._limit_s = START_LIMIT_S
+        self._deadline = time.monotonic() + self._limit_s
         self.phase = "beginning a block"
         self._send({"block": block.model_dump()})
 
@@ -126,7 +132,8 @@ class SessionClient:
         try:
             while (message := self._reader.pop()) is not None:
                 if "phase" in message:
-                    self._deadline = time.monotonic() + message["phase"]["limit_s"] + PHASE_GRACE_S
+                    self._limit_s = message["phase"]["limit_s"] + PHASE_GRACE_S
+                    self._deadline = time.monotonic() + self._limit_s
                     self.phase = message["phase"]["name"]
                 elif "ready" in message:
                     self.is_ready = True
@@ -138,7 +145,8 @@ class SessionClient:
     def check_deadline(self) -> None:
         """Raise SessionLost once the session has been silent for longer than its phase may take."""
         if self.left_s <= 0:
-            raise SessionLost(f"the session of {self.device.label} stopped answering in phase {self.phase!r}")
+            where = f"the session of {self.device.label} stopped answering in phase {self.phase!r}"
+            raise SessionTimedOut(f"{where}, which may take {self._limit_s:g} s")
 
     def end(self) -> None:
         """End the session and every process below it; returns when none is left."""

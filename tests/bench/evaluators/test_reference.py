@@ -7,8 +7,9 @@ import inspect
 import pytest
 import torch
 
+from flashinfer_bench.bench.evaluators import reference as reference_module
 from flashinfer_bench.bench.evaluators.reference import Reference
-from flashinfer_bench.errors import WorkloadFault
+from flashinfer_bench.errors import DefinitionFault
 from tests.kit.make import make_definition
 
 pytestmark = pytest.mark.cpu
@@ -59,19 +60,19 @@ def test_a_python_number_becomes_a_tensor_of_the_outputs_dtype():
     ids=["too few", "names", "shape", "dtype", "device", "nothing", "raises", "exits"],
 )
 def test_a_reference_that_does_not_fit_is_a_fault_of_the_definition(body, parts, words):
-    with pytest.raises(WorkloadFault) as fault:
+    with pytest.raises(DefinitionFault) as fault:
         reference(body, **parts)([torch.ones(3)])
     assert all(word in str(fault.value) for word in ["reference of double", *words])
 
 
 def test_a_reference_that_cannot_be_imported_is_a_fault():
-    with pytest.raises(WorkloadFault, match=r"ModuleNotFoundError.*import no_such_module"):
+    with pytest.raises(DefinitionFault, match=r"ModuleNotFoundError.*import no_such_module"):
         reference("return x", before="import no_such_module")
 
 
 def test_a_definition_without_run_is_a_fault():
     definition = make_definition(reference="def norm(x):\n    return x\n")
-    with pytest.raises(WorkloadFault, match="norm"):
+    with pytest.raises(DefinitionFault, match="norm"):
         Reference.compile(definition)
 
 
@@ -87,7 +88,7 @@ def test_inputs_that_it_writes_to_stay_as_they_were():
 def test_writing_in_some_calls_only_is_a_fault():
     called = reference("if x[0] > 1:\n    x += 1\nreturn x * 2")
     called([torch.ones(2)])
-    with pytest.raises(WorkloadFault, match="writes to x"):
+    with pytest.raises(DefinitionFault, match="writes to x"):
         called([torch.full((2,), 5.0)])
 
 
@@ -108,5 +109,40 @@ def test_an_axis_that_only_outputs_have_is_taken_from_them():
     parts = {"axes": {"n": None, "k": None}, "outputs": {"y": "float32[n, k]", "z": "float32[k]"}}
     called = reference("return x[:, None].expand(-1, 5), torch.zeros(5)", **parts)
     assert [tuple(output.shape) for output in called([torch.ones(2)])] == [(2, 5), (5,)]
-    with pytest.raises(WorkloadFault, match="'z'"):
+    with pytest.raises(DefinitionFault, match="'z'"):
         reference("return x[:, None].expand(-1, 5), torch.zeros(4)", **parts)([torch.ones(2)])
+
+
+def differs(first, second):
+    return None if torch.equal(first[0], second[0]) else "they differ"
+
+
+def check(called: Reference, size: int) -> None:
+    inputs = [torch.ones(size)]
+    called.check_repeats(inputs, called(inputs), differs)
+
+
+def test_a_reference_that_never_agreed_with_itself_is_not_called_again():
+    called = reference("calls.append(x)\nreturn x * len(calls)", before="calls = []")
+    with pytest.raises(DefinitionFault, match="second call with equal inputs gives something else; they differ"):
+        check(called, 2)
+    with pytest.raises(DefinitionFault, match="second call"):
+        called([torch.ones(3)])
+    assert len(called.run.__globals__["calls"]) == 2
+
+
+def test_a_reference_that_agreed_before_is_used_for_other_workloads():
+    called = reference("calls.append(x)\nreturn x * (len(calls) if len(x) == 3 else 1)", before="calls = []")
+    check(called, 2)
+    with pytest.raises(DefinitionFault, match="second call"):
+        check(called, 3)
+    check(called, 4)
+
+
+def test_second_calls_are_made_once_for_each_shape_until_they_have_taken_too_long(monkeypatch):
+    clock = iter(range(0, 1000, 6))
+    monkeypatch.setattr(reference_module.time, "monotonic", lambda: next(clock))
+    called = reference("calls.append(len(x))\nreturn x", before="calls = []")
+    for size in (2, 2, 3, 4, 5):
+        check(called, size)
+    assert called.run.__globals__["calls"] == [2, 2, 2, 3, 3, 4, 5]
