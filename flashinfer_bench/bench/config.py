@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Protocol
+from typing import Annotated, Any, Final, Literal, Protocol
 
 from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, ValidationError, field_validator
 from pydantic_core import PydanticCustomError
@@ -109,6 +109,14 @@ class BenchmarkConfig(EvalSettings):
     """A measurement of a solution takes fewer samples where it would last longer than this."""
     baseline_budget_s: PositiveNumber = 2.0
     """Likewise for a measurement of the reference."""
+    l2_cache: Literal["cold", "warm"] = "cold"
+    """State of a GPU's L2 before each timed call: flushed, or as the call before left it."""
+    clock: Literal["auto", "cuda_events"] = "auto"
+    """How GPU work is timed: CUPTI where it is to be had, or CUDA events."""
+    cuda_graphs: bool = True
+    """A call of several GPU operations is timed as the replay of a CUDA graph, where it can be captured."""
+    keep_samples: bool = False
+    """Write every reading into the trace, not only what they come to."""
     evaluator_modules: list[PlugInReference] = Field(default_factory=list)
     """Modules with evaluators of the user's own, asked before the built-in ones: `package.module` or `module:Class`."""
     op_type_config: Sections = Field(default_factory=dict)
@@ -171,6 +179,15 @@ class BenchmarkConfig(EvalSettings):
     def definition_keys(self) -> list[SectionKey]:
         """Return the definitions that the user's own sections name."""
         return [key for source in self._sources if not source.bundled for key in source.definition_keys()]
+
+    def timing_mark(self) -> str | None:
+        """Return how this run's timing differs from the usual one, for a job's fingerprint; None where it does not."""
+        marks = [
+            "warm L2" if self.l2_cache == "warm" else "",
+            self.clock if self.clock != "auto" else "",
+            "" if self.cuda_graphs else "no graphs",
+        ]
+        return ", ".join(filter(None, marks)) or None
 
     def with_overrides(self, **overrides: Any) -> BenchmarkConfig:
         """Return a configuration with overrides on top of everything in this one."""

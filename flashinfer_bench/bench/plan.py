@@ -153,7 +153,13 @@ def _jobs(
             continue
         solution_digest = solution.digest()
         for workload, workload_digest in workloads:
-            marks = fingerprint(**shared, solution=solution_digest, workload=workload_digest, evaluator=evaluator)
+            marks = fingerprint(
+                **shared,
+                solution=solution_digest,
+                workload=workload_digest,
+                evaluator=evaluator,
+                timing=config.timing_mark(),
+            )
             yield Job(0, definition, workload, solution, resolved, marks)
 
 

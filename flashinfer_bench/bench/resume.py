@@ -14,15 +14,22 @@ from typing import Any, Final, Literal
 from flashinfer_bench.data.evaluation import Evaluation, EvaluationStatus
 from flashinfer_bench.data.trace import Trace
 
-FINGERPRINT_KEYS: Final = ("definition", "solution", "workload", "config", "hardware", "evaluator")
+FINGERPRINT_KEYS: Final = ("definition", "solution", "workload", "config", "hardware", "evaluator", "timing")
 JobKey = tuple[str, str, str]
 """Names of definition and solution, and the workload's uuid."""
 
 
 def fingerprint(
-    *, definition: str, solution: str, workload: str, config: str, hardware: str, evaluator: str | None = None
+    *,
+    definition: str,
+    solution: str,
+    workload: str,
+    config: str,
+    hardware: str,
+    evaluator: str | None = None,
+    timing: str | None = None,
 ) -> dict[str, str]:
-    """Return what decides a job's verdict: four digests and a name, and an evaluator that is not built in."""
+    """Return what decides a verdict: four digests and a name; an evaluator or timing that is not the usual one."""
     marks = {
         "definition": definition,
         "solution": solution,
@@ -30,7 +37,8 @@ def fingerprint(
         "config": config,
         "hardware": hardware,
     }
-    return marks if evaluator is None else {**marks, "evaluator": evaluator}
+    unusual = {"evaluator": evaluator, "timing": timing}
+    return {**marks, **{name: mark for name, mark in unusual.items() if mark is not None}}
 
 
 @dataclass(frozen=True)

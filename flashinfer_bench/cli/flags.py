@@ -43,7 +43,7 @@ CONFIG_FIELDS: Final = (
     *("definitions", "op_types", "solutions", "authors", "workloads", "devices"),
     *("warmup_runs", "iterations", "num_trials", "rtol", "atol", "required_matched_ratio"),
     *("timeout_seconds", "seed", "use_isolated_runner", "profile_baseline", "worker_memory_gb"),
-    "build_jobs",
+    *("build_jobs", "l2_cache", "clock", "cuda_graphs", "keep_samples"),
     "evaluator_modules",
 )
 """Configuration fields that a flag can override."""
@@ -229,6 +229,7 @@ def _add_settings(parser: Parser) -> None:
     _add_setting(group, "--worker-memory-gb", number, "host memory that a worker may use")
     _add_setting(group, "--build-jobs", whole_number, "compilers at once (default: one less than there are cores)")
     add_names(group, "--evaluator-modules", "modules with evaluators of your own, asked before the built-in ones")
+    _add_timing(group)
     isolated = "a new process for every workload"
     group.add_argument("--use-isolated-runner", action="store_true", default=argparse.SUPPRESS, help=isolated)
     group.add_argument(
@@ -238,6 +239,16 @@ def _add_settings(parser: Parser) -> None:
         default=argparse.SUPPRESS,
         help="do not time the reference: no speed-up",
     )
+
+
+def _add_timing(group: argparse._ActionsContainer) -> None:
+    absent = argparse.SUPPRESS
+    group.add_argument("--l2-cache", choices=("cold", "warm"), default=absent, help="L2 before each timed GPU call")
+    group.add_argument("--clock", choices=("auto", "cuda_events"), default=absent, help="auto: CUPTI where it works")
+    group.add_argument(
+        "--no-cuda-graphs", dest="cuda_graphs", action="store_false", default=absent, help="time stream launches only"
+    )
+    group.add_argument("--keep-samples", action="store_true", default=absent, help="write every reading to the traces")
 
 
 def _add_setting(

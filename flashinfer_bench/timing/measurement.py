@@ -1,12 +1,53 @@
-"""What a measurement hands to whoever judges it: one number, the numbers it came from, and how they were taken.
+"""What a measurement hands to whoever judges it: readings, trials, and the one number with where it came from.
 
-No torch, no clock: pure values, made by `timing.recipe` where the code ran and by the runner from a worker's claim.
+Pure values: taken by `timing.recipe` where the code ran, checked and summarised where it is judged.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Stop = Literal["count", "precision", "budget"]
+"""Why sampling ended: all readings taken; the interval was narrow enough; the time was spent."""
+Facts = dict[str, int | float | str | bool]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One reading of one call, in nanoseconds."""
+
+    span_ns: int
+    """From the start of the call's first operation to the end of its last."""
+    enqueue_ns: int
+    """What the call took on the host."""
+    busy_ns: int | None = None
+    """Time in which at least one of its operations ran; None where the clock does not see operations."""
+    operations: int | None = None
+    """GPU operations that it launched; None where the clock does not see them."""
+    late: bool = False
+    """The GPU ran out of work before the host had enqueued the call: the reading holds the host's time too."""
+    lead_ns: int | None = None
+    """From the end of the work before the call to its first operation."""
+    launched: tuple[tuple[str, int], ...] = ()
+    """What it launched: name of the operation and how often, sorted."""
+    escaped: bool = False
+    """It ran work on a stream that does not wait for the current one."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """The readings of one trial: one set of inputs."""
+
+    samples: tuple[Sample, ...]
+    stop: Stop
+    facts: Facts = field(default_factory=dict)
+    """Method, cache state, how calls were launched, counts; one flat table."""
+
+    @property
+    def spans_ns(self) -> list[int]:
+        """The spans in the order in which they were taken."""
+        return [sample.span_ns for sample in self.samples]
 
 
 @dataclass(frozen=True)

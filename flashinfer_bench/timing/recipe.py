@@ -1,92 +1,262 @@
-"""How a trial is taken, top to bottom: warm up → sample in growing batches → stop at the count or at the budget.
+"""How a trial is taken, top to bottom: check → warm up → size the spin → (flush, spin, call) until the rule says stop.
 
-It runs where the code runs: in the worker for a solution, in the device session for the reference. What the samples
-mean is decided elsewhere; here they are only taken.
+It runs where the code runs: in the worker for a solution, in the device session for the reference. What the readings
+mean is decided elsewhere (`timing.summary`); here they are only taken.
+
+The flush leaves nothing of the inputs in the L2; the spin keeps the GPU busy until the host has enqueued the whole
+call, so that its operations run back to back as they do when a queue is full. Nothing but the call lies between the
+two ends of a reading.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from statistics import mean, median
+from dataclasses import dataclass, field, replace
+from statistics import median
 from time import perf_counter
-from typing import Any, Literal
+from typing import Final
 
-from flashinfer_bench.timing.clocks import Clock, Launch
-from flashinfer_bench.timing.measurement import Measured
+from flashinfer_bench.timing.clocks import CaptureRefused, Clock, ClockLost, Launch, Lead
+from flashinfer_bench.timing.measurement import Facts, Sample, Trial
+from flashinfer_bench.timing.stopping import StoppingRule
 
-Stop = Literal["count", "budget"]
+Supplier = Callable[[int], Launch]
+"""Gives the launch of the i-th call of a trial, with arguments of its own; called outside of every reading."""
+
+CHECKS: Final = 3
+"""Calls that the check makes; they count as warm-up."""
+PROBE_NS: Final = 2_000_000
+"""A call that takes so much longer on the host behind a spin of this length waits for the GPU inside."""
+SPIN_MARGIN: Final = 1.5
+SPIN_FLOOR_NS: Final = 6_000
+SPIN_CEILING_NS: Final = 50_000_000
+LINES_CALLS: Final = 3
+LINES_SHARE: Final = 0.03
+LINES_NS: Final = 100
+"""A call that is slower by more than both once persisting lines are reset before it leaves such lines in the L2."""
+LATE_SHARE: Final = 0.1
+"""With more late readings than this the spin was too short: it is doubled and the batch taken again."""
+RETAKES: Final = 3
+SLOW_SHARE: Final = 4
+"""Checks and warm-up take at most the budget divided by this."""
 
 
 @dataclass(frozen=True)
-class Trial:
-    """The readings of one trial."""
+class Recipe:
+    """What is wanted of one trial."""
 
-    samples_ns: list[int]
-    stop: Stop
-    facts: dict[str, Any]
+    warmup_runs: int
+    """Untimed calls first."""
+    iterations: int
+    """Readings wanted."""
+    budget_s: float
+    """Wall time of the trial; a call too slow for it gets fewer readings, at least one."""
+    use_graphs: bool = True
+    """A call of several operations that can be captured is timed as the replay of a CUDA graph."""
 
 
-def sample_trial(
-    supply: Callable[[int], Launch],
-    clock: Clock,
-    *,
-    warmup_runs: int,
-    iterations: int,
-    budget_s: float,
-    now: Callable[[], float] = perf_counter,
-) -> Trial:
-    """Take one trial.
+@dataclass
+class Progress:
+    """What a trial knows so far of the call it times."""
+
+    calls: int = 0
+    lead: Lead = field(default_factory=Lead)
+    waits_inside: bool = False
+    """The call waits for the GPU before it returns, so the host is part of whatever is read."""
+    per_call_s: float = 0.0
+    retaken: int = 0
+    looked_at: Sample | None = None
+
+
+def take_trial(supply: Supplier, clock: Clock, recipe: Recipe, *, now: Callable[[], float] = perf_counter) -> Trial:
+    """Take one trial; the clock is switched off again whatever happens.
 
     Args:
-        supply: gives the launch for the i-th call of the trial; it is called outside of every sample.
-        clock: how readings are taken.
-        warmup_runs: untimed calls first.
-        iterations: readings wanted.
-        budget_s: no further batch is begun once so much wall time is spent; at least one reading is taken.
+        supply: gives the launch for the i-th call.
+        clock: how readings are taken. One that loses its readings is replaced by its fall-back, and the facts say so.
+        recipe: counts and budget.
         now: the host's clock, in seconds.
     """
+    try:
+        with clock:
+            return _take(supply, clock, recipe, now)
+    except ClockLost as lost:
+        fallback = clock.fall_back(str(lost))
+        if fallback is None:
+            raise
+        return take_trial(supply, fallback, recipe, now=now)
+
+
+def _take(supply: Supplier, clock: Clock, recipe: Recipe, now: Callable[[], float]) -> Trial:
     start = now()
-    warmed = 0
-    while warmed < warmup_runs and (warmed == 0 or now() - start < budget_s / 4):
-        count = min(max(warmed, 1), warmup_runs - warmed)
-        clock.warm_up(supply(warmed), count)
-        warmed += count
-    samples: list[int] = []
+    progress = Progress()
+    first = check(supply, clock, recipe, progress, now)
+    if now() - start > recipe.budget_s:
+        return Trial((first,), "budget", _facts(clock, progress, "stream", "one call takes longer than the budget"))
+    deadline = start + recipe.budget_s / SLOW_SHARE
+    warm_up(supply, clock, recipe, progress, deadline=deadline, now=now)
+    if clock.fills_queue and clock.cache_state == "cold" and now() < deadline:
+        check_lines(supply, clock, progress)
+    calls = _capture(supply, clock, recipe, progress)
+    rule = StoppingRule(recipe.iterations, recipe.budget_s - (now() - start))
     sampling = now()
-    while len(samples) < iterations:
-        left_s = budget_s - (now() - start)
-        if samples and left_s <= 0:
-            break
-        batch = batch_size(taken=len(samples), wanted=iterations, sampling_s=now() - sampling, left_s=left_s)
-        samples += clock.sample([supply(warmed + len(samples) + i) for i in range(batch)])
-    stop: Stop = "count" if len(samples) == iterations else "budget"
-    facts = {"method": clock.method, "cache_state": clock.cache_state, "warmup_runs": warmed, **clock.facts()}
-    return Trial(samples, stop, facts)
+    samples: list[Sample] = []
+    while True:
+        spent_s = now() - sampling
+        stop = rule.reason_to_stop([s.span_ns for s in samples], spent_s=spent_s, per_call_s=progress.per_call_s)
+        if stop is not None:
+            facts = _facts(clock, progress, calls.mode, calls.reason)
+            return Trial(tuple(samples), stop, facts)
+        count = rule.next_batch(len(samples), spent_s=spent_s, per_call_s=progress.per_call_s)
+        samples += take_batch(calls.supply, clock, count, progress, now)
 
 
-def batch_size(*, taken: int, wanted: int, sampling_s: float, left_s: float) -> int:
-    """Return how many readings to take next: one first, then what the rate so far lets fit into the budget."""
-    if taken == 0:
-        return 1 if wanted > 1 else wanted
-    if left_s * taken >= (wanted - taken) * sampling_s:
-        return wanted - taken
-    return max(1, int(left_s * taken / sampling_s)) if left_s > 0 else 1
+def check(supply: Supplier, clock: Clock, recipe: Recipe, progress: Progress, now: Callable[[], float]) -> Sample:
+    """Make the first calls: what the call launches, whether it waits inside, how long the host needs for it.
+
+    The first one may compile kernels, so what it says of time counts only where there is no second.
+    """
+
+    def call(lead: Lead) -> Sample:
+        begin = now()
+        (sample,) = clock.sample([supply(progress.calls)], lead)
+        progress.calls += 1
+        progress.per_call_s = now() - begin
+        return sample
+
+    start = now()
+    first = call(Lead())
+    progress.looked_at = first
+    if not clock.fills_queue or (now() - start) * SLOW_SHARE > recipe.budget_s:
+        return first
+    behind_spin = call(Lead(PROBE_NS))
+    alone = call(Lead())
+    progress.waits_inside = behind_spin.enqueue_ns - alone.enqueue_ns > PROBE_NS // 2
+    progress.looked_at = replace(alone, escaped=behind_spin.escaped)
+    progress.lead = Lead(settled=behind_spin.escaped)
+    size_spin([alone.enqueue_ns], progress)
+    return first
 
 
-def summarise(trials: list[Trial]) -> Measured:
-    """Return the latency: the mean over trials of the median over readings, with how it came about."""
-    medians_ns = [median(trial.samples_ns) for trial in trials]
-    latency_ms = mean(medians_ns) / 1e6
-    everything = sorted(sample for trial in trials for sample in trial.samples_ns)
-    record = {
-        **trials[-1].facts,
-        "trials": len(trials),
-        "samples": len(everything),
-        "stop": "count" if all(trial.stop == "count" for trial in trials) else "budget",
-        "min_ms": everything[0] / 1e6,
-        "max_ms": everything[-1] / 1e6,
-        "q25_ms": everything[len(everything) // 4] / 1e6,
-        "q75_ms": everything[(3 * len(everything)) // 4] / 1e6,
-    }
-    return Measured(latency_ms=latency_ms, trials=[value / 1e6 for value in medians_ns], record=record)
+def warm_up(
+    supply: Supplier,
+    clock: Clock,
+    recipe: Recipe,
+    progress: Progress,
+    *,
+    deadline: float,
+    now: Callable[[], float],
+) -> None:
+    """Make the rest of the untimed calls, in growing batches, and size the spin by what the host needed."""
+    while progress.calls < recipe.warmup_runs and now() < deadline:
+        count = min(progress.calls, recipe.warmup_runs - progress.calls)
+        begin = now()
+        samples = clock.sample([supply(progress.calls + index) for index in range(count)], progress.lead)
+        progress.per_call_s = (now() - begin) / count
+        progress.calls += count
+        if clock.fills_queue:
+            size_spin([sample.enqueue_ns for sample in samples], progress)
+
+
+def size_spin(enqueue_ns: list[int], progress: Progress) -> None:
+    """Set the spin to the time that the host needs to enqueue one call, with a margin; none where it cannot help."""
+    helps = not progress.waits_inside and not progress.lead.settled
+    wanted = int(median(enqueue_ns) * SPIN_MARGIN) + SPIN_FLOOR_NS
+    progress.lead = replace(progress.lead, spin_ns=min(wanted, SPIN_CEILING_NS) if helps else 0)
+
+
+def check_lines(supply: Supplier, clock: Clock, progress: Progress) -> None:
+    """Find out whether the call leaves persisting lines in the L2, which no flush evicts; then reset them each time.
+
+    The reset needs an idle device, so it is done only where it matters.
+    """
+    medians = []
+    for lead in (progress.lead, replace(progress.lead, resets_lines=True)):
+        samples = clock.sample([supply(progress.calls + index) for index in range(LINES_CALLS)], lead)
+        progress.calls += LINES_CALLS
+        medians.append(median(s.span_ns if s.busy_ns is None else s.busy_ns for s in samples))
+    kept, reset = medians
+    if reset > kept * (1 + LINES_SHARE) + LINES_NS:
+        progress.lead = replace(progress.lead, resets_lines=True)
+
+
+def take_batch(
+    supply: Supplier,
+    clock: Clock,
+    count: int,
+    progress: Progress,
+    now: Callable[[], float],
+    *,
+    retakes: int = RETAKES,
+) -> list[Sample]:
+    """Take readings; again with a longer spin where the host came late too often for a call that does not wait."""
+    launches = [supply(progress.calls + index) for index in range(count)]
+    begin = now()
+    samples = clock.sample(launches, progress.lead)
+    progress.per_call_s = (now() - begin) / count
+    progress.calls += count
+    too_late = sum(sample.late for sample in samples) > LATE_SHARE * count
+    if not too_late or not progress.lead.spin_ns or not retakes:
+        return samples
+    progress.lead = replace(progress.lead, spin_ns=min(progress.lead.spin_ns * 2, SPIN_CEILING_NS))
+    progress.retaken += count
+    return take_batch(supply, clock, count, progress, now, retakes=retakes - 1)
+
+
+@dataclass(frozen=True)
+class _Calls:
+    supply: Supplier
+    mode: str
+    reason: str
+
+
+def _capture(supply: Supplier, clock: Clock, recipe: Recipe, progress: Progress) -> _Calls:
+    """Return the calls to be timed: replays where that is wanted and can be trusted, the calls themselves otherwise."""
+    refusal = _no_graph(clock, recipe, progress)
+    if refusal is not None:
+        return _Calls(supply, "stream", refusal)
+    looked_at = progress.looked_at
+    assert looked_at is not None
+    replays = clock.captured(supply)
+    try:
+        (replayed,) = clock.sample([replays(progress.calls)], progress.lead)
+    except CaptureRefused as refused:
+        return _Calls(supply, "stream", str(refused))
+    progress.calls += 1
+    if replayed.launched != looked_at.launched:
+        return _Calls(supply, "stream", "a replay launches something else than the call does")
+    return _Calls(replays, "graph", "")
+
+
+def _no_graph(clock: Clock, recipe: Recipe, progress: Progress) -> str | None:
+    looked_at = progress.looked_at
+    if not recipe.use_graphs:
+        return "graphs are off"
+    if not clock.sees_operations:
+        return "only CUPTI can tell whether a replay launches what the call does"
+    if looked_at is None or (looked_at.operations or 0) < 2:
+        return "a single operation needs no graph"
+    if progress.waits_inside:
+        return "the call waits for the GPU inside"
+    if looked_at.escaped:
+        return "the call uses a stream that does not wait for the current one"
+    return None
+
+
+def _facts(clock: Clock, progress: Progress, mode: str, reason: str) -> Facts:
+    facts: Facts = {"method": clock.method, "cache_state": clock.cache_state, "calls": progress.calls}
+    if clock.fills_queue:
+        facts |= {"launch": mode, "spin_ns": progress.lead.spin_ns}
+        if reason:
+            facts["launch_reason"] = reason
+    if progress.waits_inside:
+        facts["waits_inside"] = True
+    if progress.lead.settled:
+        facts["side_stream"] = True
+    if progress.lead.resets_lines:
+        facts["lines_reset"] = True
+    if progress.retaken:
+        facts["retaken"] = progress.retaken
+    if progress.looked_at is not None and clock.fills_queue:
+        facts["enqueue_ns"] = progress.looked_at.enqueue_ns
+    return {**facts, **clock.facts()}

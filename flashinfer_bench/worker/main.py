@@ -6,6 +6,7 @@ decides.
 
 from __future__ import annotations
 
+import base64
 import os
 import socket
 import traceback
@@ -16,11 +17,11 @@ from typing import Any, Final
 import torch
 
 from flashinfer_bench.timing.clocks import Clock, make_clock
-from flashinfer_bench.timing.recipe import sample_trial
+from flashinfer_bench.timing.recipe import Recipe, take_trial
 from flashinfer_bench.worker.arena import MappedArena, Slot, open_arena
 from flashinfer_bench.worker.confine import confine
 from flashinfer_bench.worker.load import load_entry
-from flashinfer_bench.worker.protocol import MAX_TEXT
+from flashinfer_bench.worker.protocol import MAX_TEXT, answer_trial
 from flashinfer_bench.worker.wire import FrameReader, WireClosed, send_frame
 
 KEPT_FRAMES: Final = 12
@@ -37,7 +38,10 @@ def run_worker(order: dict[str, Any], worker_fd: int, out_fd: int, err_fd: int) 
             torch.cuda.synchronize()
         else:
             torch.set_num_threads(int(order["threads"]))
-        Worker(socket.socket(fileno=worker_fd), device).serve()
+        timing = order["timing"]
+        image = base64.b64decode(timing["image"]) if timing["image"] else None
+        clock = make_clock(device, cold=timing["cold"], use_cupti=timing["use_cupti"], image=image)
+        Worker(socket.socket(fileno=worker_fd), device, clock).serve()
     finally:
         os._exit(0)
 
@@ -45,18 +49,18 @@ def run_worker(order: dict[str, Any], worker_fd: int, out_fd: int, err_fd: int) 
 class Worker:
     """The loop's state: the entry function, the arena that is bound."""
 
-    def __init__(self, sock: socket.socket, device: torch.device) -> None:
+    def __init__(self, sock: socket.socket, device: torch.device, clock: Clock) -> None:
         self.sock = sock
         self.device = device
         self.function: Callable[..., Any] | None = None
         self.arena: MappedArena | None = None
-        self.clock: Clock | None = None
+        self.clock = clock
         self.reader = FrameReader(sock)
 
     def serve(self) -> None:
         """Answer one request after the other; returns when told to exit or when the session is gone."""
         verbs = {"load": self.load, "bind": self.bind, "call": self.call, "measure": self.measure}
-        send_frame(self.sock, {"id": 0, "ready": True})
+        send_frame(self.sock, {"id": 0, "ready": True, "launch_gap_ns": self.clock.launch_gap_ns()})
         while True:
             try:
                 request = self.reader.read()
@@ -101,16 +105,13 @@ class Worker:
     def measure(self, request: dict[str, Any]) -> dict[str, Any]:
         """Take one trial: warm-up and timed calls on one set of arguments."""
         launch, _ = self._prepare(request)
-        if self.clock is None:
-            self.clock = make_clock(self.device)
-        trial = sample_trial(
-            lambda _index: launch,
-            self.clock,
+        recipe = Recipe(
             warmup_runs=request["warmup_runs"],
             iterations=request["iterations"],
             budget_s=request["budget_s"],
+            use_graphs=request["use_graphs"],
         )
-        return {"samples_ns": trial.samples_ns, "stop": trial.stop, "facts": trial.facts}
+        return answer_trial(take_trial(lambda _index: launch, self.clock, recipe))
 
     def _prepare(self, request: dict[str, Any]) -> tuple[Callable[[], Any], list[torch.Tensor]]:
         function, arena = self.function, self.arena

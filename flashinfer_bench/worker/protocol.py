@@ -3,13 +3,14 @@
 The session asks, one frame at a time; the worker answers each with one frame that repeats the request's `id`.
 
     verb      fields                                         answer
-    (none)    sent when the worker can take work             {"id": 0, "ready": true}
+    (none)    sent when the worker can take work             {"id": 0, "ready": true, "launch_gap_ns"}
     load      directory, entry, symbol, kind, environment    {"id", "signature": Signature or null}
     bind      arena: {"kind": "memfd", "size"} + 1 fd, or    {"id", "bound": true}; the arena bound
               {"kind": "cuda", "size", "handle"}             before is given up
     call      style, arguments, outputs                      {"id", "returned": [Returned] or null}
-    measure   style, arguments, outputs, warmup_runs,        {"id", "samples_ns": [int], "stop", "facts"}
-              iterations, budget_s
+    measure   style, arguments, outputs, warmup_runs,        {"id", "span_ns": [int], "enqueue_ns": [int],
+              iterations, budget_s, use_graphs               "busy_ns", "operations": [int] or null,
+                                                             "late": [bool], "stop", "facts"}
     exit      -                                              none; the process ends
 
 An argument is {"offset", "shape", "dtype"}: a contiguous tensor in the arena, or {"scalar": value}. `style` is
@@ -23,17 +24,20 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from flashinfer_bench.timing.measurement import Sample, Stop, Trial
 from flashinfer_bench.worker.wire import WireError
 
 MAX_TEXT: Final = 16_384
 MAX_RETURNED: Final = 256
 MAX_SAMPLES: Final = 1_000_000
+MAX_FACTS: Final = 64
 
 Text = Annotated[str, Field(max_length=MAX_TEXT)]
 ShortText = Annotated[str, Field(max_length=512)]
 Style = Literal["dps", "value"]
+Readings = Annotated[list[Annotated[int, Field(ge=0, le=10**15)]], Field(min_length=1, max_length=MAX_SAMPLES)]
 
 
 class Claim(BaseModel):
@@ -50,6 +54,14 @@ class Signature(BaseModel):
     text: ShortText
     minimum: Annotated[int, Field(ge=0, le=10_000)]
     maximum: Annotated[int, Field(ge=0, le=10_000)] | None
+
+
+class Ready(Claim):
+    """The worker can take work; it has met no solution yet."""
+
+    ready: Literal[True]
+    launch_gap_ns: Annotated[int, Field(ge=0, le=10**9)]
+    """What one more launch costs in this worker's context; see `Clock.launch_gap_ns`."""
 
 
 class Loaded(Claim):
@@ -82,11 +94,54 @@ class Called(Claim):
 
 
 class Sampled(Claim):
-    """One trial was taken: a reading per call in nanoseconds."""
+    """One trial was taken: a reading per call, in nanoseconds."""
 
-    samples_ns: Annotated[list[Annotated[int, Field(ge=0, le=10**15)]], Field(min_length=1, max_length=MAX_SAMPLES)]
-    stop: Literal["count", "budget"]
-    facts: dict[ShortText, int | float | str | bool]
+    span_ns: Readings
+    enqueue_ns: Readings
+    busy_ns: Readings | None
+    operations: Readings | None
+    late: Annotated[list[bool], Field(max_length=MAX_SAMPLES)]
+    stop: Stop
+    facts: Annotated[dict[ShortText, int | float | ShortText | bool], Field(max_length=MAX_FACTS)]
+
+    @model_validator(mode="after")
+    def _check_lengths(self) -> Sampled:
+        for series in (self.enqueue_ns, self.busy_ns, self.operations, self.late):
+            if series is not None and len(series) != len(self.span_ns):
+                raise ValueError("the readings differ in number")
+        return self
+
+    def trial(self) -> Trial:
+        """Return the readings as a trial."""
+        unseen: list[None] = [None] * len(self.span_ns)
+        rows = zip(
+            self.span_ns,
+            self.enqueue_ns,
+            self.busy_ns or unseen,
+            self.operations or unseen,
+            self.late,
+            strict=True,
+        )
+        samples = tuple(
+            Sample(span_ns=span, enqueue_ns=enqueue, busy_ns=busy, operations=operations, late=late)
+            for span, enqueue, busy, operations, late in rows
+        )
+        return Trial(samples, self.stop, dict(self.facts))
+
+
+def answer_trial(trial: Trial) -> dict[str, Any]:
+    """Return a trial as the fields of a `Sampled`."""
+    samples = trial.samples
+    sees = samples[0].busy_ns is not None
+    return {
+        "span_ns": [sample.span_ns for sample in samples],
+        "enqueue_ns": [sample.enqueue_ns for sample in samples],
+        "busy_ns": [sample.busy_ns or 0 for sample in samples] if sees else None,
+        "operations": [sample.operations or 0 for sample in samples] if sees else None,
+        "late": [sample.late for sample in samples],
+        "stop": trial.stop,
+        "facts": trial.facts,
+    }
 
 
 class WorkerError(BaseModel):

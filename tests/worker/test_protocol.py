@@ -3,11 +3,20 @@ import pytest
 from flashinfer_bench.worker.protocol import Called, Failed, Loaded, Sampled, check_answer
 from flashinfer_bench.worker.wire import WireError
 
-SAMPLED = {"id": 3, "samples_ns": [5, 6], "stop": "count", "facts": {"method": "wall"}}
+SAMPLED = {
+    "id": 3,
+    "span_ns": [5, 6],
+    "enqueue_ns": [5, 6],
+    "busy_ns": None,
+    "operations": None,
+    "late": [False, False],
+    "stop": "count",
+    "facts": {"method": "wall"},
+}
 
 
 def test_a_sound_answer_becomes_a_value():
-    assert check_answer(SAMPLED, 3, Sampled).samples_ns == [5, 6]
+    assert check_answer(SAMPLED, 3, Sampled).trial().spans_ns == [5, 6]
 
 
 def test_an_error_is_an_answer_to_any_request():
@@ -18,12 +27,14 @@ def test_an_error_is_an_answer_to_any_request():
 @pytest.mark.parametrize(
     "change",
     [
-        {"samples_ns": []},
-        {"samples_ns": [-1]},
-        {"samples_ns": ["5"]},
-        {"samples_ns": [1.5]},
-        {"samples_ns": [float("nan")]},
-        {"samples_ns": [10**18]},
+        {"span_ns": []},
+        {"enqueue_ns": [5]},
+        {"late": [True]},
+        {"span_ns": [-1, 6]},
+        {"span_ns": ["5", 6]},
+        {"span_ns": [1.5, 6]},
+        {"span_ns": [float("nan"), 6]},
+        {"span_ns": [10**18, 6]},
         {"stop": "because"},
         {"verdict": "PASSED"},
         {"facts": {"x": [1]}},

@@ -22,6 +22,7 @@ from flashinfer_bench.bench.evaluators.reference import Reference
 from flashinfer_bench.bench.evaluators.registry import find_evaluator
 from flashinfer_bench.bench.runner.claims import OutputSpec, choose_style
 from flashinfer_bench.bench.runner.outcome import Outcome, Passed
+from flashinfer_bench.bench.runner.readout import Readout
 from flashinfer_bench.bench.runner.remote_kernel import (
     KernelMetadata,
     MeasurePlan,
@@ -34,9 +35,9 @@ from flashinfer_bench.compile import Artifact
 from flashinfer_bench.data import Definition, EvaluationStatus, Workload
 from flashinfer_bench.data.dtypes import torch_dtype
 from flashinfer_bench.errors import DefinitionFault, DeviceFault, SolutionFailure, WorkloadFault
-from flashinfer_bench.timing.clocks import Clock, Launch, make_clock
-from flashinfer_bench.timing.measurement import Measured
-from flashinfer_bench.timing.recipe import sample_trial, summarise
+from flashinfer_bench.timing.clocks import Clock, Launch
+from flashinfer_bench.timing.measurement import Measured, Trial
+from flashinfer_bench.timing.recipe import Recipe, take_trial
 
 INTERPRETED: Final = {
     "meaningful": False,
@@ -75,16 +76,27 @@ class DeviceSession:
         hello: the session's settings.
         device: the torch device.
         pool: where workers come from.
+        clock: times the reference.
+        readout: makes measurements of trials.
         tell: sends a phase to the host.
     """
 
-    def __init__(self, hello: Hello, device: torch.device, pool: WorkerPool, tell: Callable[[Phase], None]) -> None:
+    def __init__(
+        self,
+        hello: Hello,
+        device: torch.device,
+        pool: WorkerPool,
+        clock: Clock,
+        readout: Readout,
+        tell: Callable[[Phase], None],
+    ) -> None:
         self._hello = hello
         self._device = device
         self._pool = pool
         self._tell = tell
         self._arena = SharedArena(device)
-        self._clock: Clock | None = None
+        self._clock = clock
+        self._readout = readout
         self._baselines: dict[tuple[str, str], Measured] = {}
         self._broken_loads: dict[str, SolutionFailure] = {}
         self._broken_workloads: dict[str, str] = {}
@@ -159,6 +171,7 @@ class DeviceSession:
             allowed_s=self._hello.timeout_s,
             plan=self._measure_plan(shared.config, solution),
             quiesce=self._pool.quiesce,
+            readout=self._readout,
             input_names=list(definition.inputs),
         )
         if is_fresh:
@@ -186,7 +199,7 @@ class DeviceSession:
         if solution.language == "triton" and self._device.type == "cpu":
             return MeasurePlan(0, 1, self._hello.time_budget_s, trials=1, facts=INTERPRETED)
         per_trial_s = self._hello.time_budget_s / config.num_trials
-        return MeasurePlan(config.warmup_runs, config.iterations, per_trial_s)
+        return MeasurePlan(config.warmup_runs, config.iterations, per_trial_s, use_graphs=self._hello.use_graphs)
 
     def _judge(
         self, shared: BlockContext, job: BlockJob, workload: Workload, kernel: RemoteKernel, notes: dict[str, Any]
@@ -224,22 +237,27 @@ class DeviceSession:
         """Time the reference, once per workload on this device."""
         key = (shared.definition.digest(), workload.digest())
         if key not in self._baselines:
-            if self._clock is None:
-                self._clock = make_clock(self._device)
             self._pool.quiesce()
-            budget_s = self._hello.baseline_budget_s / len(input_sets)
-            trials = [
-                sample_trial(
-                    _supply_reference(shared.reference, inputs),
-                    self._clock,
-                    warmup_runs=shared.config.warmup_runs,
-                    iterations=shared.config.iterations,
-                    budget_s=budget_s,
-                )
-                for inputs in input_sets
-            ]
-            self._baselines[key] = summarise(trials)
+            before = self._readout.look()
+            trials = self._take_reference_trials(shared, input_sets)
+            self._baselines[key] = self._readout.measured(trials, before)
         return self._baselines[key]
+
+    def _take_reference_trials(self, shared: BlockContext, input_sets: list[list[Any]]) -> list[Trial]:
+        """Take one trial per set of inputs; a reference that spends the whole budget in one gets no more."""
+        budget_s, start = self._hello.baseline_budget_s, time.monotonic()
+        trials: list[Trial] = []
+        for inputs in input_sets:
+            if trials and time.monotonic() - start > budget_s:
+                break
+            recipe = Recipe(
+                warmup_runs=shared.config.warmup_runs,
+                iterations=shared.config.iterations,
+                budget_s=budget_s / len(input_sets),
+                use_graphs=self._hello.use_graphs,
+            )
+            trials.append(take_trial(_supply_reference(shared.reference, inputs), self._clock, recipe))
+        return trials
 
     def _trim_cache(self) -> None:
         """Leave the solution the device memory that the reference no longer needs."""
@@ -261,7 +279,11 @@ class DeviceSession:
 def _supply_reference(reference: Reference, inputs: list[Any]) -> Callable[[int], Launch]:
     """Return the supplier of a trial of the reference, on inputs that it may write to."""
     own = reference.spare(inputs)
-    return lambda _index: lambda: reference.launch(own)
+
+    def launch() -> object:
+        return reference.launch(own)
+
+    return lambda _index: launch
 
 
 def output_specs(definition: Definition, workload: Workload) -> list[OutputSpec]:

@@ -15,12 +15,12 @@ from typing import Any, Final, TypeVar
 import torch
 
 from flashinfer_bench.bench.runner.claims import OutputSpec, check_returned
+from flashinfer_bench.bench.runner.readout import Readout
 from flashinfer_bench.bench.runner.shared_arena import SharedArena, lay_out
 from flashinfer_bench.bench.runner.worker_process import WorkerGone, WorkerLate, WorkerProcess
 from flashinfer_bench.compile import Artifact
 from flashinfer_bench.errors import SolutionFailure
-from flashinfer_bench.timing.measurement import Measured
-from flashinfer_bench.timing.recipe import Trial, summarise
+from flashinfer_bench.timing.measurement import Measured, Trial
 from flashinfer_bench.worker.arena import Slot
 from flashinfer_bench.worker.protocol import Bound, Called, Claim, Failed, Loaded, Sampled, Signature, Style
 from flashinfer_bench.worker.wire import WireError
@@ -50,6 +50,8 @@ class MeasurePlan:
     budget_s: float
     trials: int | None = None
     """No more than so many of the input sets are measured; None for all."""
+    use_graphs: bool = True
+    """A call of several operations is timed as the replay of a CUDA graph, where it can be."""
     facts: dict[str, Any] | None = None
     """Added to the record, for example that the timing means nothing."""
 
@@ -65,6 +67,7 @@ class RemoteKernel:
         allowed_s: seconds that the solution may take for this workload, all calls together.
         plan: how it is measured.
         quiesce: called before a measurement begins; returns when nothing else of ours touches the device.
+        readout: makes a measurement of trials.
     """
 
     def __init__(
@@ -77,6 +80,7 @@ class RemoteKernel:
         allowed_s: float,
         plan: MeasurePlan,
         quiesce: Callable[[], None],
+        readout: Readout,
         input_names: list[str],
         now: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -88,6 +92,7 @@ class RemoteKernel:
         self._allowed_s = allowed_s
         self._plan = plan
         self._quiesce = quiesce
+        self._readout = readout
         self._input_names = input_names
         self._now = now
         self._bound_generation = -1
@@ -139,8 +144,9 @@ class RemoteKernel:
             SolutionFailure: it failed, or its worker claims readings that the session's own clock rules out.
         """
         self._quiesce()
+        before = self._readout.look()
         trials = [self._measure_trial(list(inputs)) for inputs in input_sets[: self._plan.trials]]
-        measured = summarise(trials)
+        measured = self._readout.measured(trials, before)
         return Measured(measured.latency_ms, measured.trials, {**measured.record, **(self._plan.facts or {})})
 
     def _measure_trial(self, inputs: list[Any]) -> Trial:
@@ -156,14 +162,15 @@ class RemoteKernel:
             warmup_runs=self._plan.warmup_runs,
             iterations=self._plan.iterations,
             budget_s=self._plan.budget_s,
+            use_graphs=self._plan.use_graphs,
         )
         wall_ns = (self._now() - start) * 1e9
-        if sum(sampled.samples_ns) > wall_ns * CLOCK_SLACK or len(sampled.samples_ns) > self._plan.iterations:
+        if sum(sampled.span_ns) > wall_ns * CLOCK_SLACK or len(sampled.span_ns) > max(self._plan.iterations, 1):
             raise SolutionFailure(
                 "RUNTIME_ERROR", "the worker's readings add up to more than the time that passed outside it"
             )
         self._check_inputs_intact(inputs, arguments)
-        return Trial(sampled.samples_ns, sampled.stop, dict(sampled.facts))
+        return sampled.trial()
 
     def _place(self, inputs: list[Any]) -> tuple[list[dict[str, Any]], list[Slot]]:
         """Lay the call out in the arena; return the arguments for the wire and the poisoned output slots."""

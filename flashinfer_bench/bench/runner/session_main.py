@@ -24,10 +24,13 @@ import torch
 from flashinfer_bench.bench.evaluators.registry import register
 from flashinfer_bench.bench.runner.device_session import BlockContext, DeviceSession, utc_now
 from flashinfer_bench.bench.runner.outcome import make_evaluation
+from flashinfer_bench.bench.runner.readout import Readout
 from flashinfer_bench.bench.runner.session_protocol import Block, BlockJob, Hello, JobFault, Phase, Ready, Verdict
 from flashinfer_bench.bench.runner.worker_pool import WorkerPool, start_template
 from flashinfer_bench.data import Environment
 from flashinfer_bench.errors import WorkloadFault
+from flashinfer_bench.timing.clocks import make_clock
+from flashinfer_bench.timing.lane import kernel_image
 from flashinfer_bench.version import __version__
 from flashinfer_bench.worker.wire import FrameReader, WireClosed, send_frame
 
@@ -46,13 +49,19 @@ def serve_host(fd: int) -> None:
     template = start_template(run_directory, not_for_it=host, with_triton=hello.needs_triton and hello.device == "cuda")
     register(hello.plug_ins)
     device = torch.device("cuda", 0) if hello.device == "cuda" else torch.device("cpu")
-    with WorkerPool(template, run_directory, hello) as pool:
+    readout = Readout(hello.gpu_uuid, our_processes=lambda: pool.process_ids(), keep_samples=hello.keep_samples)
+    with WorkerPool(
+        template, run_directory, hello, on_ready=lambda worker: readout.add_launch_gap(worker.launch_gap_ns)
+    ) as pool:
         pool.prepare_spare()
         if device.type == "cuda":
             torch.zeros(1, device=device)
+            pool.timing_image = kernel_image()
+        clock = make_clock(device, cold=hello.cold_l2, use_cupti=hello.use_cupti)
+        readout.add_launch_gap(clock.launch_gap_ns())
         libs = library_versions()
         send_frame(host, {"ready": Ready(pid=os.getpid(), libs=libs).model_dump()})
-        session = DeviceSession(hello, device, pool, lambda phase: send_phase(host, phase))
+        session = DeviceSession(hello, device, pool, clock, readout, lambda phase: send_phase(host, phase))
         try:
             while True:
                 message = reader.read()

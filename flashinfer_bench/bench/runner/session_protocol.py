@@ -39,6 +39,11 @@ class Hello(Frame):
     profile_baseline: bool
     time_budget_s: float
     baseline_budget_s: float
+    cold_l2: bool = True
+    use_cupti: bool = True
+    use_graphs: bool = True
+    keep_samples: bool = False
+    gpu_uuid: str | None = None
     worker_memory_bytes: int | None
     needs_triton: bool
     cache_root: str

@@ -7,10 +7,11 @@ until the spare is up: nothing of ours touches the device while a solution is me
 
 from __future__ import annotations
 
+import base64
 import itertools
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -70,9 +71,27 @@ def default_memory_limit() -> int:
 
 
 class WorkerPool:
-    """Hands out workers of one device; a context manager that ends them all."""
+    """Hands out workers of one device; a context manager that ends them all.
 
-    def __init__(self, template: socket.socket, run_directory: Path, hello: Hello) -> None:
+    Args:
+        template: where workers are forked.
+        run_directory: each worker gets a folder in it.
+        hello: the session's settings.
+        on_ready: told of each worker once it can take work.
+
+    `timing_image` is the machine code of the timing kernels, which workers then need not assemble.
+    """
+
+    def __init__(
+        self,
+        template: socket.socket,
+        run_directory: Path,
+        hello: Hello,
+        *,
+        on_ready: Callable[[WorkerProcess], object],
+    ) -> None:
+        self.timing_image: bytes | None = None
+        self._on_ready = on_ready
         self._template = template
         self._run_directory = run_directory
         self._hello = hello
@@ -118,10 +137,15 @@ class WorkerPool:
         self._finish_ending()
         if self._spare is not None:
             try:
-                self._spare.wait_ready()
+                self._wait_ready(self._spare)
             except (WorkerGone, WorkerLate, WireError):
                 self._spare.end()
                 self._spare = None
+
+    def process_ids(self) -> list[int]:
+        """Return the ids of all workers that may hold a context on the device."""
+        workers = [*self._ending, self._spare, self._current[1] if self._current else None]
+        return [worker.pid for worker in workers if worker is not None and worker.pid is not None]
 
     def take_output(self) -> str:
         """Return what the current worker printed since the last call."""
@@ -147,11 +171,16 @@ class WorkerPool:
         while len(self._ending) > leave:
             self._ending.pop(0).end()
 
+    def _wait_ready(self, worker: WorkerProcess) -> None:
+        if not worker.is_ready:
+            worker.wait_ready()
+            self._on_ready(worker)
+
     def _take_fresh(self) -> WorkerProcess:
         worker = self._spare or self._spawn()
         self._spare = None
         try:
-            worker.wait_ready()
+            self._wait_ready(worker)
         except (WorkerGone, WorkerLate, WireError) as error:
             worker.end()
             said = worker.log.take().strip()
@@ -166,6 +195,11 @@ class WorkerPool:
             "device": "cuda:0" if self._hello.device == "cuda" else "cpu",
             "threads": os.cpu_count() or 1,
             "memory_limit_bytes": self._hello.worker_memory_bytes or default_memory_limit(),
+            "timing": {
+                "cold": self._hello.cold_l2,
+                "use_cupti": self._hello.use_cupti,
+                "image": base64.b64encode(self.timing_image).decode() if self.timing_image else "",
+            },
         }
         try:
             return WorkerProcess(self._template, order, home)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from flashinfer_bench.bench.runner.bounded_log import BoundedLog
-from flashinfer_bench.worker.protocol import Claim, Failed, check_answer
+from flashinfer_bench.worker.protocol import Claim, Failed, Ready, check_answer
 from flashinfer_bench.worker.wire import FrameReader, WireClosed, WireError, send_frame
 
 MAX_ANSWER_BYTES: Final = 8 << 20
@@ -86,6 +86,7 @@ class WorkerProcess:
         self.exit: WorkerExit | None = None
         self.pid: int | None = None
         self.is_ready = False
+        self.launch_gap_ns = 0
         home.mkdir(parents=True)
         self._sock, worker_end = socket.socketpair()
         self._guard, guard_end = socket.socketpair()
@@ -125,9 +126,10 @@ class WorkerProcess:
         """
         if self.is_ready:
             return
-        message = self._wait(self._now() + limit_s)
-        if message != {"id": 0, "ready": True}:
+        ready = check_answer(self._wait(self._now() + limit_s), 0, Ready)
+        if isinstance(ready, Failed):
             raise WireError("a new worker did not say that it is ready")
+        self.launch_gap_ns = ready.launch_gap_ns
         self.is_ready = True
 
     def ask(

@@ -1,37 +1,48 @@
-"""The clocks: each takes a batch of readings of one launch, and says by which method and in which cache state."""
+"""The clocks, and which one a device gets: CUPTI on a GPU, else CUDA events; the wall clock on a CPU."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from functools import partial
+from typing import Any, Final, cast
 
 import torch
 
-from flashinfer_bench.timing.clocks.cuda_events import CudaEventClock
+from flashinfer_bench.timing.clocks.clock import CaptureRefused, Clock, ClockLost, Launch
+from flashinfer_bench.timing.clocks.cuda_events import CudaEventClock, Event
+from flashinfer_bench.timing.clocks.cupti import CuptiClock, RecordsLost
+from flashinfer_bench.timing.clocks.cupti_recorder import CuptiRecorder
+from flashinfer_bench.timing.clocks.graphs import capture
 from flashinfer_bench.timing.clocks.wall import WallClock
+from flashinfer_bench.timing.lane import GpuLane, Lane, Lead
 
-Launch = Callable[[], object]
+__all__ = ["CaptureRefused", "Clock", "ClockLost", "Launch", "Lead", "make_clock"]
 
-
-class Clock(Protocol):
-    """Takes readings. Nothing but the launch lies between the two ends of a sample."""
-
-    method: str
-    cache_state: str
-
-    def warm_up(self, launch: Launch, count: int) -> None:
-        """Launch `count` times untimed; the clock may learn from it what it needs for its readings."""
-
-    def sample(self, launches: list[Launch]) -> list[int]:
-        """Time each launch once, in order; return nanoseconds."""
-
-    def facts(self) -> dict[str, Any]:
-        """Return what the clock knows of its own readings, JSON-able."""
+TAKEN: Final = "CUDA events were asked for"
 
 
-CLOCKS: Final[dict[str, Callable[[torch.device], Clock]]] = {"cuda": CudaEventClock, "cpu": WallClock}
+def make_clock(device: torch.device, *, cold: bool = True, use_cupti: bool = True, image: bytes | None = None) -> Clock:
+    """Return the best clock for a device.
+
+    Args:
+        device: where the calls run; on a GPU there must be a context.
+        cold: flush the L2 before each call. A CPU's caches are left as they are.
+        use_cupti: False takes CUDA events.
+        image: machine code of the timing kernels, where it is known already.
+    """
+    if device.type != "cuda":
+        return WallClock()
+    lane = GpuLane(device, cold=cold, image=image)
+    if not use_cupti:
+        return event_clock(lane, TAKEN)
+    try:
+        recorder = CuptiRecorder()
+    except RecordsLost as lost:
+        return event_clock(lane, f"{lost}. Falling back to CUDA events.")
+    return CuptiClock(lane, recorder, capture=capture, fallback=partial(event_clock, lane))
 
 
-def make_clock(device: torch.device) -> Clock:
-    """Return the clock for a device."""
-    return CLOCKS[device.type](device)
+def event_clock(lane: Lane, reason: str) -> Clock:
+    """Return the clock that reads CUDA events, which says why it is used."""
+    make_event: Callable[[], Any] = partial(torch.cuda.Event, enable_timing=True)
+    return CudaEventClock(lane, cast("Callable[[], Event]", make_event), reason=reason)

@@ -1,9 +1,7 @@
-"""CUDA events round each launch, with a cold L2 and a full queue.
+"""CUDA events round each call: the fall-back where CUPTI is not to be had.
 
-Before each launch the L2 is flushed (a buffer of twice its size is written) and a spin kernel keeps the GPU busy
-for as long as the host needs to enqueue the launch: without it, short code that launches several kernels is timed
-at the host's speed. An event pair round nothing costs a constant, about 2 to 5 µs; it is measured and reported, not
-subtracted.
+An event pair round nothing costs a constant, about 2 µs on an H200; it is measured and reported, not subtracted. Work
+that a call leaves on other streams is not seen.
 """
 
 from __future__ import annotations
@@ -11,70 +9,95 @@ from __future__ import annotations
 from collections.abc import Callable
 from statistics import median
 from time import perf_counter_ns
-from typing import Any, Final
+from types import TracebackType
+from typing import Final, Protocol
 
-import torch
+from flashinfer_bench.timing.clocks.clock import Clock, Launch
+from flashinfer_bench.timing.lane import Lane, Lead
+from flashinfer_bench.timing.measurement import Facts, Sample
 
-CALIBRATION_CYCLES: Final = 2_000_000
 EMPTY_PAIRS: Final = 10
-SPIN_MARGIN: Final = 1.5
-SPIN_FLOOR_NS: Final = 10_000
-SPIN_CEILING_NS: Final = 5_000_000
+EMPTY_LEAD: Final = Lead(spin_ns=40_000)
+
+
+class Event(Protocol):
+    """A CUDA event that holds a time."""
+
+    def record(self) -> object:
+        """Enqueue it."""
+
+    def query(self) -> bool:
+        """Say whether the GPU has passed it."""
+
+    def elapsed_time(self, end: Event) -> float:
+        """Return the milliseconds from this event to another."""
 
 
 class CudaEventClock:
-    """Times launches on the current stream of one GPU."""
+    """Times calls on the current stream of one GPU.
+
+    Args:
+        lane: what goes before each call.
+        make_event: makes an event that holds a time.
+        reason: why no better clock is used; it stands in the facts.
+    """
 
     method = "cuda_events"
-    cache_state = "cold"
+    fills_queue = True
+    sees_operations = False
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        properties = torch.cuda.get_device_properties(device)
-        self._flush = torch.empty(2 * int(properties.L2_cache_size), dtype=torch.uint8, device=device)
-        self._cycles_per_ns = self._calibrate()
-        self._enqueue_ns = SPIN_FLOOR_NS
-        self._empty_ns = int(median(self.sample([lambda: None] * EMPTY_PAIRS)))
+    def __init__(self, lane: Lane, make_event: Callable[[], Event], *, reason: str = "") -> None:
+        self.cache_state = "cold" if lane.cold else "warm"
+        self._lane = lane
+        self._make_event = make_event
+        self._reason = reason
+        self._empty_ns: int | None = None
 
-    def warm_up(self, launch: Callable[[], object], count: int) -> None:
-        """Launch untimed, and learn how long the host needs to enqueue one launch."""
-        enqueue: list[int] = []
-        for _ in range(count):
-            start = perf_counter_ns()
-            launch()
-            enqueue.append(perf_counter_ns() - start)
-            torch.cuda.synchronize(self._device)
-        if enqueue:
-            self._enqueue_ns = int(median(enqueue))
+    def __enter__(self) -> CudaEventClock:
+        if self._empty_ns is None:
+            pairs = self.sample([lambda: None] * EMPTY_PAIRS, EMPTY_LEAD)
+            self._empty_ns = int(median(sample.span_ns for sample in pairs))
+        return self
 
-    def sample(self, launches: list[Callable[[], object]]) -> list[int]:
-        """Time each launch; nanoseconds between two events on the GPU."""
-        spin_ns = min(max(self._enqueue_ns * SPIN_MARGIN, SPIN_FLOOR_NS), SPIN_CEILING_NS)
-        cycles = int(spin_ns * self._cycles_per_ns)
-        pairs = [make_pair() for _ in launches]
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Leave the device idle; an error of the device itself is the one that is under way already."""
+        if error is None:
+            self._lane.synchronize()
+
+    def sample(self, launches: list[Launch], lead: Lead) -> list[Sample]:
+        """Time each call: nanoseconds between two events on the GPU."""
+        pairs = [(self._make_event(), self._make_event()) for _ in launches]
+        taken: list[tuple[int, bool]] = []
         for launch, (start, end) in zip(launches, pairs, strict=True):
-            self._flush.zero_()
-            torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
+            self._lane.lead_up(lead)
             start.record()
+            begin_ns = perf_counter_ns()
             launch()
+            end_ns = perf_counter_ns()
             end.record()
-        torch.cuda.synchronize(self._device)
-        return [int(start.elapsed_time(end) * 1e6) for start, end in pairs]
+            taken.append((end_ns - begin_ns, start.query()))
+        self._lane.synchronize()
+        return [
+            Sample(span_ns=int(start.elapsed_time(end) * 1e6), enqueue_ns=enqueue_ns, late=late)
+            for (start, end), (enqueue_ns, late) in zip(pairs, taken, strict=True)
+        ]
 
-    def facts(self) -> dict[str, Any]:
-        """Return the constant of an empty pair and the host's time to enqueue one launch, in nanoseconds."""
-        return {"empty_pair_ns": self._empty_ns, "enqueue_ns": self._enqueue_ns}
+    def captured(self, supply: Callable[[int], Launch]) -> Callable[[int], Launch]:
+        """Return the calls themselves: without CUPTI nobody knows what a replay launches."""
+        return supply
 
-    def _calibrate(self) -> float:
-        start, end = make_pair()
-        torch.cuda._sleep(CALIBRATION_CYCLES // 10)  # type: ignore[no-untyped-call]
-        start.record()
-        torch.cuda._sleep(CALIBRATION_CYCLES)  # type: ignore[no-untyped-call]
-        end.record()
-        torch.cuda.synchronize(self._device)
-        return CALIBRATION_CYCLES / (float(start.elapsed_time(end)) * 1e6)
+    def fall_back(self, reason: str) -> Clock | None:
+        """Return None: this clock is the last one."""
+        del reason
+        return None
 
+    def launch_gap_ns(self) -> int:
+        """Return 0: the readings hold it."""
+        return 0
 
-def make_pair() -> tuple[torch.cuda.Event, torch.cuda.Event]:
-    """Return two events that hold times."""
-    return torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    def facts(self) -> Facts:
+        """Return the constant of an empty pair, and why this clock is used."""
+        facts: Facts = {"empty_pair_ns": self._empty_ns or 0}
+        return {**facts, "fallback": self._reason} if self._reason else facts

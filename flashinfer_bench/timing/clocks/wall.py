@@ -4,34 +4,53 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from time import perf_counter_ns
-from typing import Any
+from types import TracebackType
 
-import torch
+from flashinfer_bench.timing.clocks.clock import Clock, Launch
+from flashinfer_bench.timing.lane import Lead
+from flashinfer_bench.timing.measurement import Facts, Sample
 
 
 class WallClock:
-    """Reads the monotonic clock before and after each launch."""
+    """Reads the monotonic clock before and after each call."""
 
     method = "wall"
     cache_state = "warm"
+    fills_queue = False
+    sees_operations = False
 
-    def __init__(self, device: torch.device) -> None:
-        del device  # there is one
+    def __enter__(self) -> WallClock:
+        return self
 
-    def warm_up(self, launch: Callable[[], object], count: int) -> None:
-        """Launch untimed."""
-        for _ in range(count):
-            launch()
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """There is nothing to switch off."""
 
-    def sample(self, launches: list[Callable[[], object]]) -> list[int]:
-        """Time each launch; nanoseconds of wall time."""
+    def sample(self, launches: list[Launch], lead: Lead) -> list[Sample]:
+        """Time each call; there is no queue to fill, so the lead is nothing."""
+        del lead
         samples = []
         for launch in launches:
             start = perf_counter_ns()
             launch()
-            samples.append(perf_counter_ns() - start)
+            taken = perf_counter_ns() - start
+            samples.append(Sample(span_ns=taken, enqueue_ns=taken))
         return samples
 
-    def facts(self) -> dict[str, Any]:
+    def captured(self, supply: Callable[[int], Launch]) -> Callable[[int], Launch]:
+        """Return the calls themselves: a CPU has no graphs."""
+        return supply
+
+    def fall_back(self, reason: str) -> Clock | None:
+        """Return None: this clock is the last one."""
+        del reason
+        return None
+
+    def launch_gap_ns(self) -> int:
+        """Return 0: the readings hold it."""
+        return 0
+
+    def facts(self) -> Facts:
         """Return nothing: the wall clock has no constants."""
         return {}

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from flashinfer_bench.bench.runner.claims import OutputSpec, choose_style
+from flashinfer_bench.bench.runner.readout import Readout
 from flashinfer_bench.bench.runner.remote_kernel import (
     KernelMetadata,
     MeasurePlan,
@@ -49,6 +50,7 @@ def open_kernel(template, tmp_path):
                 allowed_s=allowed_s,
                 plan=MeasurePlan(2, 5, 1.0),
                 quiesce=lambda: None,
+                readout=Readout(None),
                 input_names=["x"],
             )
             signature = kernel.load(Artifact(folder, "main.py", "run"), {"OWN_FOLDER": str(tmp_path)})
@@ -179,7 +181,10 @@ def run(x):
 
 
 def test_readings_that_add_up_to_more_than_the_time_outside_are_refused(open_kernel):
-    answer = '{"id": 4, "samples_ns": [10**12], "stop": "count", "facts": {}}'
+    answer = (
+        '{"id": 4, "span_ns": [10**12], "enqueue_ns": [1], "busy_ns": None, "operations": None, "late": [False], '
+        '"stop": "count", "facts": {}}'
+    )
     with open_kernel(FORGER.replace("{answer}", answer)) as kernel, pytest.raises(SolutionFailure):
         kernel(X)
         kernel.measure([[X]])

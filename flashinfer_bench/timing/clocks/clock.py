@@ -1,0 +1,66 @@
+"""What a clock is: it takes readings of calls, and says by which method and in which cache state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Protocol
+
+from flashinfer_bench.timing.lane import Lead
+from flashinfer_bench.timing.measurement import Facts, Sample
+
+Launch = Callable[[], object]
+
+
+class ClockLost(Exception):
+    """The clock cannot give the readings that were asked for; the reason is its text."""
+
+
+class CaptureRefused(Exception):
+    """A call cannot be captured as a CUDA graph; the reason is its text."""
+
+
+class Clock(Protocol):
+    """Takes readings between `with clock:` and its end. Nothing but the call lies between the two ends of one."""
+
+    method: str
+    """"cupti", "cuda_events" or "wall"."""
+    cache_state: str
+    """"cold" or "warm"."""
+    fills_queue: bool
+    """Whether a call is enqueued behind a spin, so that its operations run back to back."""
+    sees_operations: bool
+    """Whether readings hold the single operations of a call."""
+
+    def __enter__(self) -> object:
+        """Switch on."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Switch off, whatever happened."""
+
+    def sample(self, launches: list[Launch], lead: Lead) -> list[Sample]:
+        """Call each once, in order; return a reading each.
+
+        Raises:
+            ClockLost: readings were lost.
+        """
+
+    def captured(self, supply: Callable[[int], Launch]) -> Callable[[int], Launch]:
+        """Return a supplier of replays of what `supply` gives; each distinct call is captured once.
+
+        A launch that it gives raises CaptureRefused where the call cannot be captured.
+        """
+
+    def fall_back(self, reason: str) -> Clock | None:
+        """Return the clock to use instead of this one, which says why in its facts; None where there is none."""
+
+    def launch_gap_ns(self) -> int:
+        """Return what one more launch in a full queue costs before it runs: to be added to every span.
+
+        0 where the clock's spans hold it already.
+        """
+
+    def facts(self) -> Facts:
+        """Return what the clock knows of its own readings."""

@@ -1,0 +1,143 @@
+"""CUPTI: the times of every kernel, copy and fill, as the GPU itself recorded them.
+
+The records between two of our spins belong to one call, whatever stream or thread it launched from. Only records of
+GPU work are enabled; those of API calls slow the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from statistics import median
+from types import TracebackType
+from typing import Final, Protocol
+
+from flashinfer_bench.timing.clocks.clock import Clock, ClockLost, Launch
+from flashinfer_bench.timing.lane import OWN_KERNELS, SPIN_KERNEL, Lane, Lead
+from flashinfer_bench.timing.measurement import Facts, Sample
+from flashinfer_bench.timing.timeline import HostCall, Operation, TimelineBroken, read_samples
+
+CALLS_IN_FLIGHT: Final = 64
+OPERATIONS_IN_FLIGHT: Final = 512
+"""The device's queue holds about a thousand launches; past that the host would wait and its time be misread."""
+
+EMPTY_LAUNCHES: Final = 12
+EMPTY_LEAD: Final = Lead(spin_ns=15_000)
+
+
+class RecordsLost(Exception):
+    """CUPTI cannot be switched on, or has dropped records; the reason is its text."""
+
+
+class Recorder(Protocol):
+    """CUPTI's activity records."""
+
+    def start(self) -> None:
+        """Begin to record; raises RecordsLost where that is not possible."""
+
+    def stop(self) -> None:
+        """Record no more."""
+
+    def now(self) -> int:
+        """Return the time on the records' clock, in nanoseconds."""
+
+    def take(self) -> Sequence[Operation]:
+        """Return what was recorded since the last time; raises RecordsLost where records were dropped."""
+
+
+class CuptiClock:
+    """Reads calls off CUPTI's records.
+
+    Args:
+        lane: what goes before each call.
+        recorder: CUPTI.
+        capture: turns a call into a replay of a CUDA graph; raises CaptureRefused.
+        fallback: makes the clock to use where the records are lost, given the reason.
+    """
+
+    method = "cupti"
+    fills_queue = True
+    sees_operations = True
+
+    def __init__(
+        self,
+        lane: Lane,
+        recorder: Recorder,
+        *,
+        capture: Callable[[Launch], Launch],
+        fallback: Callable[[str], Clock],
+    ) -> None:
+        self.cache_state = "cold" if lane.cold else "warm"
+        self._lane = lane
+        self._recorder = recorder
+        self._capture = capture
+        self._fallback = fallback
+        self._per_call = 1
+        self._leads_ns: list[int] = []
+
+    def __enter__(self) -> CuptiClock:
+        try:
+            self._recorder.start()
+        except RecordsLost as lost:
+            raise ClockLost(str(lost)) from None
+        self._leads_ns.clear()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Switch CUPTI off."""
+        self._recorder.stop()
+
+    def sample(self, launches: list[Launch], lead: Lead) -> list[Sample]:
+        """Time each call by the records of what it launched."""
+        samples: list[Sample] = []
+        while len(samples) < len(launches):
+            room = max(1, min(CALLS_IN_FLIGHT, OPERATIONS_IN_FLIGHT // (self._per_call + 2)))
+            taken = self._sample_together(launches[len(samples) : len(samples) + room], lead)
+            self._per_call = max(1, *(sample.operations or 0 for sample in taken))
+            samples += taken
+        self._leads_ns += [sample.lead_ns for sample in samples if sample.lead_ns is not None]
+        return samples
+
+    def _sample_together(self, launches: list[Launch], lead: Lead) -> list[Sample]:
+        calls: list[HostCall] = []
+        now = self._recorder.now
+        for launch in launches:
+            self._lane.lead_up(lead)
+            begin_ns = now()
+            launch()
+            calls.append(HostCall(begin_ns, now()))
+        self._lane.synchronize()
+        try:
+            return read_samples(self._recorder.take(), calls, spin=SPIN_KERNEL, ignored=OWN_KERNELS)
+        except (RecordsLost, TimelineBroken) as broken:
+            raise ClockLost(f"CUPTI lost records: {broken}") from None
+
+    def captured(self, supply: Callable[[int], Launch]) -> Callable[[int], Launch]:
+        """Return a supplier of replays; a call that is supplied again is not captured again."""
+        replays: dict[Launch, Launch] = {}
+
+        def give(index: int) -> Launch:
+            launch = supply(index)
+            if launch not in replays:
+                replays[launch] = self._capture(launch)
+            return replays[launch]
+
+        return give
+
+    def launch_gap_ns(self) -> int:
+        """Return the usual time from the end of a spin to an empty kernel behind it, or 0 where records are lost."""
+        try:
+            with self:
+                samples = self.sample([self._lane.launch_empty] * EMPTY_LAUNCHES, EMPTY_LEAD)
+        except ClockLost:
+            return 0
+        return int(median(sample.lead_ns or 0 for sample in samples))
+
+    def fall_back(self, reason: str) -> Clock | None:
+        """Return the clock that is used instead."""
+        return self._fallback(reason)
+
+    def facts(self) -> Facts:
+        """Return the usual time from the end of the spin to the call's first operation."""
+        return {"lead_ns": int(median(self._leads_ns))} if self._leads_ns else {}

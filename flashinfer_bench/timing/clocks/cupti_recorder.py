@@ -1,0 +1,194 @@
+"""CUPTI's activity records, through cupti-python.
+
+Its own record objects cost about 25 µs each, more than the calls that they describe. So the package switches CUPTI on
+and off and says where the fields of a record lie, and the records are read from the buffers as they come.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import re
+from pathlib import Path
+from struct import Struct
+from typing import Any, Final
+
+from flashinfer_bench.timing.clocks.cupti import RecordsLost
+from flashinfer_bench.timing.timeline import Operation
+
+INSTALL: Final = "CUPTI is not installed. Try 'pip install -U cupti-python'"
+BUFFER_BYTES: Final = 1 << 20
+NAMES: Final = {"memcpy": "MEMCPY", "memset": "MEMSET"}
+MULTIPLE_SUBSCRIBERS: Final = 39
+
+Requested = ctypes.CFUNCTYPE(
+    None, ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(ctypes.c_size_t), ctypes.POINTER(ctypes.c_size_t)
+)
+Completed = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t)
+
+
+class _Layout:
+    """Where the fields of one kind of record lie, by cupti-python's own description."""
+
+    def __init__(self, description: Any) -> None:
+        fields = description.fields
+        self.times = Struct("<QQ")
+        self.times_at = int(fields["start"][1])
+        if int(fields["end"][1]) != self.times_at + 8:
+            raise RecordsLost("this cupti-python lays records out in a way that is not known here")
+        self.correlation_at = int(fields["correlation_id"][1])
+        self.name_at = int(fields["name"][1]) if "name" in fields else None
+
+
+class CuptiRecorder:
+    """Records the GPU work of this process. Make one per process.
+
+    Raises:
+        RecordsLost: cupti-python 13 or later is not installed, or does not work here.
+    """
+
+    def __init__(self) -> None:
+        try:
+            self._cupti: Any = importlib.import_module("cupti.cupti")
+        except ImportError as error:
+            missing = getattr(error, "name", None) or ""
+            raise RecordsLost(INSTALL if missing.startswith("cupti") else f"cupti-python: {error}") from None
+        kinds = self._cupti.ActivityKind
+        self._kinds = (kinds.CONCURRENT_KERNEL, kinds.MEMCPY, kinds.MEMSET)
+        self._layouts = {
+            int(kinds.CONCURRENT_KERNEL): (_Layout(self._description("kernel")), ""),
+            int(kinds.MEMCPY): (_Layout(self._description("memcpy")), NAMES["memcpy"]),
+            int(kinds.MEMSET): (_Layout(self._description("memset")), NAMES["memset"]),
+        }
+        self._library = _loaded_library()
+        self._free: list[int] = []
+        self._buffers: dict[int, Any] = {}
+        self._full: list[tuple[int, int]] = []
+        self._names: dict[int, str] = {}
+        self._callbacks = (Requested(self._on_requested), Completed(self._on_completed))
+
+    def start(self) -> None:
+        """Begin to record.
+
+        Raises:
+            RecordsLost: another subscriber of CUPTI, such as a profiler, is attached to this process.
+        """
+        error = self._cupti.cuptiError
+        try:
+            self._cupti.unsubscribe(self._cupti.subscribe(_ignore, None))
+        except error as failed:
+            if getattr(failed, "status", None) == MULTIPLE_SUBSCRIBERS or "SUBSCRIBERS" in str(failed):
+                reason = "another subscriber of CUPTI, such as a profiler, is attached to this process"
+                raise RecordsLost(reason) from None
+            raise RecordsLost(f"CUPTI: {failed}") from None
+        code = self._library.cuptiActivityRegisterCallbacks(*self._callbacks)
+        if code != 0:
+            raise RecordsLost(f"CUPTI takes no buffers (error {code})")
+        try:
+            for kind in self._kinds:
+                self._cupti.activity_enable(kind)
+        except error as failed:
+            self.stop()
+            raise RecordsLost(f"CUPTI does not record: {failed}") from None
+        self._discard()
+
+    def stop(self) -> None:
+        """Record no more; what was recorded and not taken is dropped."""
+        for kind in self._kinds:
+            try:
+                self._cupti.activity_disable(kind)
+            except self._cupti.cuptiError:
+                continue  # it was not on
+        self._discard()
+
+    def now(self) -> int:
+        """Return CUPTI's time, in nanoseconds."""
+        return int(self._cupti.get_timestamp())
+
+    def take(self) -> list[Operation]:
+        """Return what was recorded since the last time. Call it while the device is idle.
+
+        Raises:
+            RecordsLost: CUPTI dropped records.
+        """
+        self._cupti.activity_flush_all(0)
+        dropped = ctypes.c_size_t()
+        self._library.cuptiActivityGetNumDroppedRecords(None, 0, ctypes.byref(dropped))
+        operations: list[Operation] = []
+        full, self._full = self._full, []
+        for address, valid in full:
+            operations += self._read(address, valid)
+            self._free.append(address)
+        if dropped.value:
+            raise RecordsLost(f"{dropped.value} dropped")
+        return operations
+
+    def _discard(self) -> None:
+        self._cupti.activity_flush_all(0)
+        self._free += [address for address, _ in self._full]
+        self._full.clear()
+
+    def _description(self, record: str) -> Any:
+        """Return the newest description of a record: cupti-python names it by the record's version."""
+        pattern = re.compile(rf"activity_{record}(\d*)_dtype")
+        found = [(int(match[1] or 0), match[0]) for match in map(pattern.fullmatch, dir(self._cupti)) if match]
+        if not found:
+            raise RecordsLost("this cupti-python does not say how records are laid out; version 13 or later does")
+        return getattr(self._cupti, max(found)[1])
+
+    def _on_requested(self, buffer: Any, size: Any, most_records: Any) -> None:
+        if not self._free:
+            made = ctypes.create_string_buffer(BUFFER_BYTES)
+            self._buffers[ctypes.addressof(made)] = made
+            self._free.append(ctypes.addressof(made))
+        buffer[0], size[0], most_records[0] = self._free.pop(), BUFFER_BYTES, 0
+
+    def _on_completed(self, context: int, stream: int, buffer: int, size: int, valid: int) -> None:
+        del context, stream, size
+        self._full.append((buffer, valid))
+
+    def _read(self, address: int, valid: int) -> list[Operation]:
+        """Read the records of one buffer."""
+        operations = []
+        content = memoryview(self._buffers[address]).cast("B")
+        record = ctypes.c_void_p()
+        step = self._library.cuptiActivityGetNextRecord
+        while valid and step(address, valid, ctypes.byref(record)) == 0:
+            at = (record.value or 0) - address
+            kind = int.from_bytes(content[at : at + 4], "little")
+            if kind not in self._layouts:
+                continue
+            layout, name = self._layouts[kind]
+            start_ns, end_ns = layout.times.unpack_from(content, at + layout.times_at)
+            place = at + layout.correlation_at
+            correlation = int.from_bytes(content[place : place + 4], "little")
+            if layout.name_at is not None:
+                place = at + layout.name_at
+                name = self._name(int.from_bytes(content[place : place + 8], "little"))
+            operations.append(Operation(name, start_ns, end_ns, correlation))
+        return operations
+
+    def _name(self, pointer: int) -> str:
+        """Return the kernel's name; CUPTI keeps the text for as long as the module is loaded, so it is read once."""
+        if pointer not in self._names:
+            text = ctypes.string_at(pointer) if pointer else b""
+            self._names[pointer] = text.decode("utf-8", "replace")
+        return self._names[pointer]
+
+
+def _ignore(*_arguments: object) -> None:
+    """Take a callback that never comes: only subscribing matters."""
+
+
+def _loaded_library() -> ctypes.CDLL:
+    """Return the CUPTI that cupti-python and torch have loaded into this process."""
+    with Path("/proc/self/maps").open(encoding="utf-8") as maps:
+        paths = {line.split()[-1] for line in maps if "libcupti.so" in line}
+    library = ctypes.CDLL(min(paths) if paths else "libcupti.so.13")
+    library.cuptiActivityGetNextRecord.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.POINTER(ctypes.c_void_p)]
+    library.cuptiActivityGetNumDroppedRecords.argtypes = [
+        ctypes.c_void_p,
+        ctypes.c_uint32,
+        ctypes.POINTER(ctypes.c_size_t),
+    ]
+    return library

@@ -1,0 +1,110 @@
+"""The few calls of the CUDA driver that timing needs: assemble, load and launch our own kernels, reset L2 lines.
+
+They need a current CUDA context, which torch makes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from typing import Final
+
+JIT_INPUT_PTX: Final = 1
+Kernel = ctypes.c_void_p
+
+
+class DriverError(Exception):
+    """A call of the CUDA driver failed."""
+
+
+@cache
+def driver() -> ctypes.CDLL:
+    """Load libcuda once and declare the calls we make."""
+    library = ctypes.CDLL("libcuda.so.1")
+    pointer, pointers = ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p)
+    library.cuLinkCreate_v2.argtypes = [ctypes.c_uint, pointer, pointer, pointers]
+    library.cuLinkAddData_v2.argtypes = [
+        pointer,
+        ctypes.c_int,
+        ctypes.c_char_p,
+        ctypes.c_size_t,
+        ctypes.c_char_p,
+        ctypes.c_uint,
+        pointer,
+        pointer,
+    ]
+    library.cuLinkComplete.argtypes = [pointer, pointers, ctypes.POINTER(ctypes.c_size_t)]
+    library.cuLinkDestroy.argtypes = [pointer]
+    library.cuModuleLoadData.argtypes = [pointers, ctypes.c_char_p]
+    library.cuModuleGetFunction.argtypes = [pointers, pointer, ctypes.c_char_p]
+    library.cuLaunchKernel.argtypes = [pointer, *[ctypes.c_uint] * 7, pointer, pointer, pointer]
+    library.cuCtxResetPersistingL2Cache.argtypes = []
+    library.cuGetErrorString.argtypes = [ctypes.c_int, ctypes.POINTER(ctypes.c_char_p)]
+    return library
+
+
+def check(code: int, what: str) -> None:
+    """Raise DriverError, naming `what`, unless the driver answered 0."""
+    if code != 0:
+        text = ctypes.c_char_p()
+        driver().cuGetErrorString(code, ctypes.byref(text))
+        reason = text.value.decode() if text.value else "unknown error"
+        raise DriverError(f"{what} failed: {reason} (CUDA error {code})")
+
+
+def assemble(ptx: bytes) -> bytes:
+    """Return the machine code of PTX for the current device; loading that takes a millisecond, PTX takes seventy.
+
+    Raises:
+        DriverError: the driver cannot assemble it.
+    """
+    library, state = driver(), ctypes.c_void_p()
+    image, size = ctypes.c_void_p(), ctypes.c_size_t()
+    check(library.cuLinkCreate_v2(0, None, None, ctypes.byref(state)), "preparing to assemble PTX")
+    try:
+        text = ptx + b"\0"
+        check(library.cuLinkAddData_v2(state, JIT_INPUT_PTX, text, len(text), b"timing", 0, None, None), "assembling")
+        check(library.cuLinkComplete(state, ctypes.byref(image), ctypes.byref(size)), "linking")
+        return ctypes.string_at(image, size.value)
+    finally:
+        library.cuLinkDestroy(state)
+
+
+class Module:
+    """Kernels in machine code or PTX, loaded into the current context for as long as that lives."""
+
+    def __init__(self, image: bytes) -> None:
+        self._image = image + b"\0"
+        self._handle = ctypes.c_void_p()
+        check(driver().cuModuleLoadData(ctypes.byref(self._handle), self._image), "loading the timing kernels")
+
+    def kernel(self, name: str) -> Kernel:
+        """Return the kernel of that name."""
+        found = ctypes.c_void_p()
+        check(driver().cuModuleGetFunction(ctypes.byref(found), self._handle, name.encode()), f"finding {name}")
+        return found
+
+
+class Launcher:
+    """Launches one kernel that takes 64-bit integers only; its arguments are copied at each launch."""
+
+    def __init__(self, kernel: Kernel, *, blocks: int, threads: int, arguments: int) -> None:
+        self._kernel = kernel
+        self._shape = (blocks, 1, 1, threads, 1, 1, 0)
+        self._values = [ctypes.c_uint64() for _ in range(arguments)]
+        pointers = [ctypes.addressof(value) for value in self._values]
+        self._pointers = (ctypes.c_void_p * max(arguments, 1))(*pointers)
+        self._launch = driver().cuLaunchKernel
+
+    def __call__(self, stream: int, *arguments: int) -> None:
+        """Launch on a stream, given as its handle."""
+        for value, argument in zip(self._values, arguments, strict=True):
+            value.value = argument
+        code = self._launch(self._kernel, *self._shape, stream, self._pointers, None)
+        if code != 0:
+            check(code, "launching a timing kernel")
+
+
+def reset_persisting_lines() -> None:
+    """Turn all persisting lines of the L2 into normal ones. Call it while the device is idle."""
+    check(driver().cuCtxResetPersistingL2Cache(), "resetting persisting L2 lines")

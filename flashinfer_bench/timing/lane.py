@@ -1,0 +1,99 @@
+"""What is put in front of a timed call on a GPU: a flush of the L2, and a spin that lets the host get ahead."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Final, Protocol
+
+import torch
+
+from flashinfer_bench.timing import driver
+
+FLUSH_SHARE: Final = 2
+"""The flush reads so many times the size of the L2; three or four times give no other timings on an H200."""
+BLOCKS_PER_PROCESSOR: Final = 4
+FLUSH_THREADS: Final = 512
+SPIN_KERNEL: Final = "flashinfer_bench_spin"
+FLUSH_KERNEL: Final = "flashinfer_bench_flush"
+EMPTY_KERNEL: Final = "flashinfer_bench_empty"
+OWN_KERNELS: Final = frozenset({SPIN_KERNEL, FLUSH_KERNEL})
+
+
+@dataclass(frozen=True)
+class Lead:
+    """How a timed call is led up to."""
+
+    spin_ns: int = 0
+    """How long the GPU is kept busy after the flush."""
+    settled: bool = False
+    """Wait until the GPU is idle after that: for a call whose streams do not wait for the current one."""
+    resets_lines: bool = False
+    """Reset persisting lines of the L2 first, once the GPU is idle."""
+
+
+class Lane(Protocol):
+    """A GPU as the clocks use it."""
+
+    cold: bool
+    """Whether the lead flushes the L2."""
+
+    def lead_up(self, lead: Lead) -> None:
+        """Enqueue what goes before a timed call; the spin is its last kernel."""
+
+    def synchronize(self) -> None:
+        """Wait until the device is idle."""
+
+    def launch_empty(self) -> None:
+        """Launch a kernel that does nothing."""
+
+
+@cache
+def kernel_image() -> bytes:
+    """Return the kernels' machine code for the current device."""
+    return driver.assemble(Path(__file__).with_name("gpu_kernels.ptx").read_bytes())
+
+
+class GpuLane:
+    """The lane of one GPU: our two kernels on the current stream.
+
+    Args:
+        device: a CUDA device.
+        cold: flush the L2 before each call.
+        image: the kernels' machine code; assembled here where it is not given.
+    """
+
+    def __init__(self, device: torch.device, *, cold: bool = True, image: bytes | None = None) -> None:
+        self.cold = cold
+        self._device = device
+        properties = torch.cuda.get_device_properties(device)
+        torch.cuda.current_stream(device)
+        module = driver.Module(image if image is not None else kernel_image())
+        self._spin = driver.Launcher(module.kernel(SPIN_KERNEL), blocks=1, threads=1, arguments=1)
+        blocks = int(properties.multi_processor_count) * BLOCKS_PER_PROCESSOR
+        kernel = module.kernel(FLUSH_KERNEL)
+        self._flush = driver.Launcher(kernel, blocks=blocks, threads=FLUSH_THREADS, arguments=2)
+        self._empty = driver.Launcher(module.kernel(EMPTY_KERNEL), blocks=1, threads=1, arguments=0)
+        self._buffer = torch.zeros(FLUSH_SHARE * int(properties.L2_cache_size), dtype=torch.uint8, device=device)
+        torch.cuda.synchronize(device)
+
+    def lead_up(self, lead: Lead) -> None:
+        """Flush where the lane is cold, then spin."""
+        stream = torch.cuda.current_stream(self._device).cuda_stream
+        if lead.resets_lines:
+            torch.cuda.synchronize(self._device)
+            driver.reset_persisting_lines()
+        if self.cold:
+            self._flush(stream, self._buffer.data_ptr(), self._buffer.numel())
+        self._spin(stream, lead.spin_ns)
+        if lead.settled:
+            torch.cuda.synchronize(self._device)
+
+    def synchronize(self) -> None:
+        """Wait until the device is idle."""
+        torch.cuda.synchronize(self._device)
+
+    def launch_empty(self) -> None:
+        """Launch a kernel that does nothing."""
+        self._empty(torch.cuda.current_stream(self._device).cuda_stream)

@@ -1,0 +1,104 @@
+"""What readings say: order statistics, and an interval of the median for readings that are not independent. Pure.
+
+Consecutive readings share clocks, temperature and caches, so the interval comes from batch means (C. Alexopoulos and
+A. F. Seila, "Output Data Analysis", Handbook of Simulation, 1998, section 7.3): the series is cut into consecutive
+batches, each gives a median, and the batches' medians are treated as independent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import sqrt
+from statistics import fmean, median, stdev
+from typing import Final
+
+MOST_BATCHES: Final = 10
+FEWEST_BATCHES: Final = 3
+BATCH: Final = 3
+"""A batch holds at least so many readings."""
+STUDENT_975: Final = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+"""The 97.5 % quantile of Student's t by degrees of freedom, from 1."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Order statistics of a series, in the unit of its values."""
+
+    count: int
+    median: float
+    mean: float
+    std: float
+    minimum: float
+    maximum: float
+    q25: float
+    q75: float
+    interval: tuple[float, float] | None
+    """95 % interval of the median; None where there are too few readings to tell."""
+
+    @property
+    def spread(self) -> float:
+        """The interquartile range over the median; 0 where the median is 0."""
+        return (self.q75 - self.q25) / self.median if self.median else 0.0
+
+
+def summarise_series(values: Sequence[float]) -> Summary:
+    """Return the statistics of a series in the order in which it was taken.
+
+    Raises:
+        ValueError: the series is empty.
+    """
+    if not values:
+        raise ValueError("no readings to summarise")
+    ordered = sorted(values)
+    return Summary(
+        count=len(values),
+        median=median(ordered),
+        mean=fmean(ordered),
+        std=sqrt(max(0.0, fmean([value * value for value in centred(ordered)]))),
+        minimum=ordered[0],
+        maximum=ordered[-1],
+        q25=quantile(ordered, 0.25),
+        q75=quantile(ordered, 0.75),
+        interval=median_interval(values),
+    )
+
+
+def centred(values: Sequence[float]) -> list[float]:
+    """Return the distances from the mean."""
+    mean = fmean(values)
+    return [value - mean for value in values]
+
+
+def quantile(ordered: Sequence[float], share: float) -> float:
+    """Return the quantile of sorted values, linear between neighbours."""
+    place = share * (len(ordered) - 1)
+    below = int(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
+
+
+def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """Return a 95 % interval of the median by batch means, or None for fewer than nine readings.
+
+    Args:
+        values: readings in the order in which they were taken; they may depend on their neighbours.
+    """
+    batches = min(MOST_BATCHES, len(values) // BATCH)
+    if batches < FEWEST_BATCHES:
+        return None
+    bounds = [len(values) * index // batches for index in range(batches + 1)]
+    medians = [median(values[start:end]) for start, end in pairwise(bounds)]
+    half = STUDENT_975[batches - 2] * stdev(medians) / sqrt(batches)
+    centre = median(values)
+    return centre - half, centre + half
+
+
+def relative_half_width(values: Sequence[float]) -> float | None:
+    """Return half the interval's width over the median, or None where there is no interval."""
+    interval = median_interval(values)
+    centre = median(values) if values else 0.0
+    if interval is None or centre <= 0:
+        return None
+    return (interval[1] - interval[0]) / 2 / centre

@@ -1,0 +1,54 @@
+"""When to stop taking readings: at the count that was asked for, or, for a slow call, when its median is known well
+enough or the time is spent. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from flashinfer_bench.timing.measurement import Stop
+from flashinfer_bench.timing.statistics import relative_half_width
+
+SLOW_BATCH: Final = 3
+"""Readings between two looks at a slow call."""
+
+
+@dataclass(frozen=True)
+class StoppingRule:
+    """How many readings a trial takes."""
+
+    iterations: int
+    """Readings wanted."""
+    budget_s: float
+    """Where `iterations` readings would take longer than what is left of this, fewer will do."""
+    precision: float = 0.01
+    """A slow call has enough readings when half the interval of its median is below this share of it."""
+
+    def reason_to_stop(self, spans_ns: Sequence[int], *, spent_s: float, per_call_s: float) -> Stop | None:
+        """Say why no more readings are to be taken, or None where more are.
+
+        Args:
+            spans_ns: the readings so far, in order.
+            spent_s: wall time of the trial so far, warm-up included.
+            per_call_s: wall time that one reading takes.
+        """
+        if len(spans_ns) >= self.iterations:
+            return "count"
+        if not spans_ns or self._fits(len(spans_ns), spent_s, per_call_s):
+            return None
+        width = relative_half_width(spans_ns)
+        if width is not None and width <= self.precision:
+            return "precision"
+        return "budget" if spent_s + per_call_s > self.budget_s else None
+
+    def next_batch(self, taken: int, *, spent_s: float, per_call_s: float) -> int:
+        """Return how many readings to take before looking again: all that are left where the time allows it."""
+        wanted = self.iterations - taken
+        if self._fits(taken, spent_s, per_call_s):
+            return wanted
+        room = int((self.budget_s - spent_s) / per_call_s)
+        return max(1, min(wanted, SLOW_BATCH, room))
+
+    def _fits(self, taken: int, spent_s: float, per_call_s: float) -> bool:
+        return spent_s + (self.iterations - taken) * per_call_s <= self.budget_s

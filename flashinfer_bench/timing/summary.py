@@ -1,0 +1,139 @@
+"""From trials to the number that people act on, with what it stands on. Pure.
+
+Latency is what one more call costs in a full queue: the machine's launch gap, the same for every call, and the span
+from the call's first operation to the end of its last. Median over the readings of a trial, mean over trials.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean, median
+from typing import Any, Final
+
+from flashinfer_bench.timing.gpu_state import GpuState
+from flashinfer_bench.timing.measurement import Facts, Measured, Sample, Stop, Trial
+from flashinfer_bench.timing.statistics import summarise_series
+
+NOISY_SPREAD: Final = 0.05
+NOISE_FLOOR_NS: Final = 100
+"""CUPTI's times come in steps of 32 ns; a spread of a few steps says nothing."""
+FEW_SAMPLES: Final = 9
+LATE_SHARE: Final = 0.25
+STOPS: Final[tuple[Stop, ...]] = ("count", "precision", "budget")
+PER_TRIAL: Final = frozenset({"lead_ns", "spin_ns", "enqueue_ns", "calls", "retaken", "empty_pair_ns"})
+
+
+def summarise(
+    trials: Sequence[Trial],
+    *,
+    launch_gap_ns: int = 0,
+    before: GpuState | None = None,
+    after: GpuState | None = None,
+    keep_samples: bool = False,
+) -> Measured:
+    """Return the latency over all trials, and how it came about.
+
+    Args:
+        trials: at least one, in the order in which they were taken.
+        launch_gap_ns: added to every span of GPU work; see `Clock.launch_gap_ns`.
+        before: the GPU before the first trial.
+        after: the GPU after the last one.
+        keep_samples: put every reading into the record.
+    """
+    latencies_ns = [[latency_ns(sample, launch_gap_ns) for sample in trial.samples] for trial in trials]
+    medians_ms = [median(values) / 1e6 for values in latencies_ns]
+    samples = [sample for trial in trials for sample in trial.samples]
+    statistics = summarise_series([value for values in latencies_ns for value in values])
+    record: dict[str, Any] = {
+        **shared_facts([trial.facts for trial in trials]),
+        "trials": len(trials),
+        "samples": statistics.count,
+        "stop": max((trial.stop for trial in trials), key=STOPS.index),
+        "mean_ms": _ms(statistics.mean),
+        "std_ms": _ms(statistics.std),
+        "min_ms": _ms(statistics.minimum),
+        "q25_ms": _ms(statistics.q25),
+        "median_ms": _ms(statistics.median),
+        "q75_ms": _ms(statistics.q75),
+        "max_ms": _ms(statistics.maximum),
+    }
+    if statistics.interval is not None:
+        record["interval95_ms"] = [_ms(bound) for bound in statistics.interval]
+    record |= _operations(samples, launch_gap_ns)
+    flags = find_flags(trials, spread=statistics.spread, before=before, after=after)
+    if flags:
+        record["flags"] = flags
+    if before is not None and after is not None:
+        record["gpu"] = describe_states(before, after)
+    if keep_samples:
+        record["samples_ns"] = {
+            "span": [[sample.span_ns for sample in trial.samples] for trial in trials],
+            "busy": [[sample.busy_ns for sample in trial.samples] for trial in trials],
+            "enqueue": [[sample.enqueue_ns for sample in trial.samples] for trial in trials],
+        }
+    return Measured(latency_ms=fmean(medians_ms), trials=medians_ms, record=record)
+
+
+def latency_ns(sample: Sample, launch_gap_ns: int) -> int:
+    """Return what a call costs: launch gap and span, or the host's time where the GPU had nothing to do."""
+    return sample.enqueue_ns if sample.operations == 0 else sample.span_ns + launch_gap_ns
+
+
+def shared_facts(facts: Sequence[Facts]) -> dict[str, Any]:
+    """Return the facts of all trials as one table: counts and times as medians, the rest as the last trial has it."""
+    shared: dict[str, Any] = {name: value for table in facts for name, value in table.items() if name not in PER_TRIAL}
+    for name in sorted(PER_TRIAL):
+        values = [table[name] for table in facts if isinstance(table.get(name), (int, float))]
+        if values:
+            shared[name] = int(median(float(value) for value in values))
+    return shared
+
+
+def find_flags(trials: Sequence[Trial], *, spread: float, before: GpuState | None, after: GpuState | None) -> list[str]:
+    """Return what a reader should know before acting on the number."""
+    samples = [sample for trial in trials for sample in trial.samples]
+    facts = shared_facts([trial.facts for trial in trials])
+    span_ns = median(sample.span_ns for sample in samples)
+    on_gpu = facts.get("method") != "wall"
+    states = [state for state in (before, after) if state is not None]
+    empty = any(sample.operations == 0 for sample in samples)
+    waits = bool(facts.get("waits_inside")) or sum(s.late for s in samples) > LATE_SHARE * len(samples)
+    found = {
+        "no_gpu_work": empty,
+        "host_bound": on_gpu and not empty and (waits or facts.get("enqueue_ns", 0) > span_ns),
+        "waits_inside": bool(facts.get("waits_inside")),
+        "side_stream": bool(facts.get("side_stream")),
+        "persisting_l2": bool(facts.get("lines_reset")),
+        "noisy": spread > NOISY_SPREAD and spread * span_ns > NOISE_FLOOR_NS,
+        "too_few_samples": len(samples) < FEW_SAMPLES,
+        "throttled": any(state.slowed_by for state in states),
+        "other_processes": any(state.other_processes for state in states),
+    }
+    return [name for name, holds in found.items() if holds]
+
+
+def describe_states(before: GpuState, after: GpuState) -> dict[str, Any]:
+    """Return two looks at a GPU as pairs, before and after."""
+    names = ("sm_mhz", "memory_mhz", "power_w", "temperature_c")
+    pairs: dict[str, Any] = {name: [getattr(before, name), getattr(after, name)] for name in names}
+    slowed_by = sorted({*before.slowed_by, *after.slowed_by})
+    return {**pairs, "slowed_by": slowed_by} if slowed_by else pairs
+
+
+def _operations(samples: Sequence[Sample], launch_gap_ns: int) -> dict[str, Any]:
+    """Return what only a clock that sees operations can tell."""
+    busy_ns = [sample.busy_ns for sample in samples if sample.busy_ns is not None]
+    counts = [sample.operations for sample in samples if sample.operations is not None]
+    if not busy_ns or not counts:
+        return {}
+    late = sum(sample.late for sample in samples)
+    found: dict[str, Any] = {
+        "busy_ms": _ms(median(busy_ns)),
+        "launch_gap_ns": launch_gap_ns,
+        "operations": int(median(counts)),
+    }
+    return {**found, "late": late} if late else found
+
+
+def _ms(nanoseconds: float) -> float:
+    return round(nanoseconds / 1e6, 9)

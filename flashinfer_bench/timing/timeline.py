@@ -1,0 +1,94 @@
+"""From what a GPU did to readings: the operations between two spins belong to the call that was launched between them.
+
+Pure. An operation is given to a call by the order in which the host launched it (its correlation id), not by when it
+ran: work on a stream that does not wait for the current one may run before the spin has ended.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from flashinfer_bench.timing.measurement import Sample
+
+
+class TimelineBroken(Exception):
+    """The records do not hold one spin for each call, so calls cannot be told apart."""
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One kernel, copy or fill that a GPU ran; times in nanoseconds on one clock."""
+
+    name: str
+    start_ns: int
+    end_ns: int
+    correlation: int
+    """Grows in the order in which the host launched; all nodes of a graph launch share one."""
+
+
+@dataclass(frozen=True)
+class HostCall:
+    """When the host began and ended one call, on the same clock."""
+
+    begin_ns: int
+    end_ns: int
+
+
+def read_samples(
+    operations: Sequence[Operation], calls: Sequence[HostCall], *, spin: str, ignored: frozenset[str]
+) -> list[Sample]:
+    """Return one reading per call.
+
+    Args:
+        operations: all that ran, in any order.
+        calls: the host's side of each call, in order.
+        spin: name of the kernel that stands before each call.
+        ignored: names of our own kernels.
+
+    Raises:
+        TimelineBroken: there is not one spin for each call.
+    """
+    spins = sorted((op for op in operations if op.name == spin), key=lambda op: op.correlation)
+    if len(spins) != len(calls):
+        raise TimelineBroken(f"{len(spins)} of {len(calls)} calls are in the records")
+    bounds = [op.correlation for op in spins]
+    groups: list[list[Operation]] = [[] for _ in calls]
+    for operation in operations:
+        index = bisect_right(bounds, operation.correlation) - 1
+        if index >= 0 and operation.name not in ignored:
+            groups[index].append(operation)
+    return [read_call(group, call, before) for group, call, before in zip(groups, calls, spins, strict=True)]
+
+
+def read_call(operations: Sequence[Operation], call: HostCall, before: Operation) -> Sample:
+    """Return the reading of one call that launched these operations after `before`."""
+    enqueue_ns = call.end_ns - call.begin_ns
+    late = call.end_ns > before.end_ns
+    if not operations:
+        return Sample(span_ns=0, enqueue_ns=enqueue_ns, busy_ns=0, operations=0, late=late)
+    first = min(operation.start_ns for operation in operations)
+    last = max(operation.end_ns for operation in operations)
+    return Sample(
+        span_ns=last - first,
+        enqueue_ns=enqueue_ns,
+        busy_ns=busy_time(operations),
+        operations=len(operations),
+        late=late,
+        lead_ns=max(0, first - before.end_ns),
+        launched=tuple(sorted(Counter(operation.name for operation in operations).items())),
+        escaped=first < before.end_ns,
+    )
+
+
+def busy_time(operations: Sequence[Operation]) -> int:
+    """Return the length of the union of the operations' intervals."""
+    busy = covered_until = 0
+    for operation in sorted(operations, key=lambda op: op.start_ns):
+        begin = max(operation.start_ns, covered_until)
+        if operation.end_ns > begin:
+            busy += operation.end_ns - begin
+            covered_until = operation.end_ns
+    return busy
