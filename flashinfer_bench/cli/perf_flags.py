@@ -71,6 +71,7 @@ def parse_case(argv: Sequence[str]) -> tuple[Routine, argparse.Namespace]:
     problems += [f"routine {routine.name} needs {', '.join(missing)}"] if missing else []
     if problems:
         raise Misuse("\n".join(problems))
+    args.backends = [routine.aliases.get(name, name) for name in args.backends]
     unknown = [name for name in args.backends if name not in routine.backends]
     if unknown:
         known = ", ".join(routine.backends)

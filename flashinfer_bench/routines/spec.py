@@ -105,6 +105,8 @@ class Routine:
     """Backend to the compute capabilities that it runs on."""
     make_case: Callable[[Namespace], Case]
     """Raises Misuse where flags do not go together."""
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    """Other spellings of backends, as older documents have them."""
 
     @property
     def backends(self) -> tuple[str, ...]:

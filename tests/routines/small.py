@@ -39,5 +39,13 @@ SMALL = {
     "mxfp4_quantize": "--m 8 --k 128 --input_dtype float16",
     "nvfp4_quantize": "--m 8 --k 128 --global_scale 4 --sf_layout 8x4",
     "nvfp4_batched_quantize": "--batch_size 2 --m 8 --k 128",
+    "BatchDecodeWithPagedKVCacheWrapper": "--page_size 4 --batch_size 3 --s_kv 30 --num_qo_heads 4 --num_kv_heads 2 "
+    "--head_dim_qk 32 --random_actual_seq_len",
+    "BatchPrefillWithPagedKVCacheWrapper": "--page_size 4 --batch_size 3 --s_qo 8 --s_kv 30 --num_qo_heads 4 "
+    "--num_kv_heads 2 --head_dim_qk 32 --random_actual_seq_len --causal --kv_dtype fp8_e4m3",
+    "BatchPrefillWithRaggedKVCacheWrapper": "--batch_size 3 --s_qo 16 --s_kv 16 --num_qo_heads 4 --num_kv_heads 2 "
+    "--head_dim_qk 48 --head_dim_vo 32 --random_actual_seq_len --causal",
+    "BatchMLAPagedAttentionWrapper": "--page_size 4 --batch_size 2 --s_kv 30 --num_qo_heads 4 --num_kv_heads 1 "
+    "--head_dim_ckv 64 --head_dim_kpe 16 --random_actual_seq_len",
 }
 """Routine to its flags."""

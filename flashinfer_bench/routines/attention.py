@@ -1,0 +1,432 @@
+"""The attention family: paged decode, paged and ragged prefill, and MLA over a paged cache.
+
+A query of q that sees kv keys makes pairs: all of them, or, causal, q (2 kv - q + 1) / 2, for the last query sees all
+keys. FLOPs: 2 pairs Hq (dqk + dvo). Bytes: the queries, keys, values and outputs of the true lengths, and page tables.
+"""
+
+from __future__ import annotations
+
+import math
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from flashinfer_bench.roofline.cost import Cost, size_of
+from flashinfer_bench.routines.spec import (
+    ALL,
+    AMPERE_ON,
+    BLACKWELL,
+    HOPPER,
+    Case,
+    Check,
+    Flag,
+    Routine,
+    Source,
+    Tensor,
+)
+from flashinfer_bench.routines.stored import generator, int32, offsets, permutation
+from flashinfer_bench.routines.words import read_dtype, require
+
+FAMILY: Final = "attention"
+HALF: Final = ("bfloat16", "float16")
+CACHE: Final = (*HALF, "fp8_e4m3", "fp8_e5m2")
+FLAGS: Final = (
+    Flag("page_size", "int", "tokens of a page", 0),
+    Flag("batch_size", "int", "number of sequences", required=True),
+    Flag("s_qo", "int", "queries of a sequence, at most", 1),
+    Flag("s_kv", "int", "keys of a sequence, at most", required=True),
+    Flag("num_qo_heads", "int", "query heads", required=True),
+    Flag("num_kv_heads", "int", "key and value heads", required=True),
+    Flag("head_dim_qk", "int", "dimension of queries and keys"),
+    Flag("head_dim_vo", "int", "dimension of values; head_dim_qk where it is left out"),
+    Flag("head_dim_ckv", "int", "MLA: compressed dimension"),
+    Flag("head_dim_kpe", "int", "MLA: rotated dimension"),
+    Flag("q_dtype", "text", "dtype of queries and outputs", "bfloat16"),
+    Flag("kv_dtype", "text", "dtype of keys and values", "bfloat16"),
+    Flag("causal", "switch", "a query does not see what comes after it", False),
+    Flag("random_actual_seq_len", "switch", "random lengths up to the largest ones", False),
+)
+MLA_NOPE_DIM: Final = 128
+"""Of DeepSeek's heads before the projection is absorbed; with the rotated part it decides the scale of the scores."""
+ERROR: Final = 0.025
+"""Allowed error, as a share of that deviation: bfloat16 probabilities, and one rounding at the end."""
+FP8_ERROR: Final = 0.1
+"""Where the cache is fp8, a kernel may convert the other side too."""
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """The true lengths of all sequences."""
+
+    q: Sequence[int]
+    kv: Sequence[int]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What -v tells of them."""
+        return (
+            f"Average actual qo seq len: {sum(self.q) // len(self.q)}",
+            f"Average actual kv seq len: {sum(self.kv) // len(self.kv)}",
+        )
+
+    def pairs(self, *, causal: bool) -> int:
+        """Count the pairs of a query and a key that it sees."""
+        if causal:
+            return sum(q * (2 * kv - q + 1) // 2 for q, kv in zip(self.q, self.kv, strict=True))
+        return sum(q * kv for q, kv in zip(self.q, self.kv, strict=True))
+
+
+def draw_lengths(args: Namespace) -> Lengths:
+    """Draw the lengths of a case; keys are never fewer than queries, and as many where their limits are equal."""
+    batch, q_max, kv_max = args.batch_size, args.s_qo, args.s_kv
+    require(kv_max >= q_max, f"--s_kv {kv_max} is below --s_qo {q_max}")
+    if not args.random_actual_seq_len:
+        return Lengths([q_max] * batch, [kv_max] * batch)
+    source = generator(args)
+    q = [int(value) for value in source.integers(1, q_max + 1, size=batch)]
+    if q_max == kv_max:
+        return Lengths(q, q)
+    least = [max(length, min(q_max, kv_max)) if q_max == 1 else length for length in q]
+    return Lengths(q, [int(source.integers(low, kv_max + 1)) for low in least])
+
+
+def _require_paged(args: Namespace) -> None:
+    require(args.page_size > 0, "--page_size is missing")
+
+
+def _dims(args: Namespace) -> tuple[int, int]:
+    require(args.head_dim_qk is not None, "--head_dim_qk is missing")
+    require(args.num_qo_heads % args.num_kv_heads == 0, "--num_qo_heads must be a multiple of --num_kv_heads")
+    return int(args.head_dim_qk), int(args.head_dim_vo or args.head_dim_qk)
+
+
+def _dtypes(args: Namespace) -> tuple[str, str]:
+    q = read_dtype(args.q_dtype, "q_dtype", HALF)
+    kv = read_dtype(args.kv_dtype, "kv_dtype", CACHE)
+    require(kv == q or size_of(kv) == 1, f"--kv_dtype {args.kv_dtype}: as --q_dtype, or fp8")
+    return q, kv
+
+
+def _check(lengths: Lengths, kv_dtype: str, variance: float = 1.0) -> Check:
+    """Return a tolerance that follows the size of an output.
+
+    Normal scores of some variance weigh values so that an output has the deviation of a mean of kv / e^variance values.
+    """
+    deviation = math.sqrt(min(1.0, math.exp(variance) / max(lengths.kv)))
+    return Check(2e-2, (FP8_ERROR if size_of(kv_dtype) == 1 else ERROR) * deviation)
+
+
+def _table(args: Namespace, lengths: Lengths) -> tuple[dict[str, Tensor], int, int]:
+    """Return the inputs of the page table, the pages of the cache, and the bytes that are read of the table."""
+    columns = -(-args.s_kv // args.page_size)
+    total = args.batch_size * columns
+    table = permutation(args, total, salt=1).reshape(args.batch_size, columns)
+    inputs = {
+        "block_tables": Tensor("int32", f"batch_size {columns}", table),
+        "kv_lens": Tensor("int32", "batch_size", int32(lengths.kv)),
+    }
+    used = sum(-(-length // args.page_size) for length in lengths.kv)
+    return inputs, total, 4 * (used + args.batch_size)
+
+
+def _cost(args: Namespace, lengths: Lengths, dims: tuple[int, int], dtypes: tuple[str, str], extra: int) -> Cost:
+    (qk, vo), (q, kv), rows, keys = dims, dtypes, sum(lengths.q), sum(lengths.kv)
+    flops = 2 * lengths.pairs(causal=bool(args.causal)) * args.num_qo_heads * (qk + vo)
+    outer = rows * args.num_qo_heads * (qk + vo) * size_of(q)
+    return Cost(flops, outer + keys * args.num_kv_heads * (qk + vo) * size_of(kv) + extra, "fp16")
+
+
+def _label(args: Namespace, *more: Any) -> str:
+    lens = f"b{args.batch_size}_q{args.s_qo}_kv{args.s_kv}"
+    heads = f"h{args.num_qo_heads}_{args.num_kv_heads}"
+    marks = [*(["causal"] if args.causal else []), *(["random"] if args.random_actual_seq_len else [])]
+    return "_".join([lens, heads, *map(str, more), *marks])
+
+
+def _columns(lengths: Lengths) -> dict[str, Any]:
+    return {"avg_actual_seq_len": sum(lengths.kv) // len(lengths.kv)}
+
+
+def _constants(args: Namespace, lengths: Lengths, scale: float) -> dict[str, Any]:
+    return {"SM_SCALE": scale, "CAUSAL": bool(args.causal), "MAX_Q": max(lengths.q), "MAX_KV": max(lengths.kv)}
+
+
+def _sources(functions: Mapping[str, tuple[str, Mapping[str, Any]]], constants: Mapping[str, Any]) -> dict[str, Source]:
+    return {
+        backend: Source("attention_flashinfer", function, {**constants, **own})
+        for backend, (function, own) in functions.items()
+    }
+
+
+DECODE: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
+    "fa2": ("decode", {}),
+    "fa2_tc": ("decode", {"TENSOR_CORES": True}),
+    "auto": ("decode", {"BACKEND": "auto"}),
+    "cudnn": ("decode_cudnn", {}),
+    "trtllm-gen": ("decode", {"BACKEND": "trtllm-gen"}),
+    "trtllm-native": ("decode_trtllm", {}),
+}
+PAGED: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
+    "fa2": ("paged", {}),
+    "fa3": ("paged", {"BACKEND": "fa3"}),
+    "auto": ("paged", {"BACKEND": "auto"}),
+    "cudnn": ("paged_cudnn", {}),
+    "cudnn-native": ("paged_cudnn_native", {}),
+    "trtllm-gen": ("paged", {"BACKEND": "trtllm-gen"}),
+    "trtllm-native": ("paged_trtllm", {}),
+}
+RAGGED: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
+    "fa2": ("ragged", {}),
+    "fa3": ("ragged", {"BACKEND": "fa3"}),
+    "cudnn": ("ragged_cudnn", {}),
+    "cudnn-native": ("ragged_cudnn_native", {}),
+    "cutlass": ("ragged", {"BACKEND": "cutlass"}),
+    "trtllm-native": ("ragged_trtllm", {}),
+}
+MLA: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
+    "fa2": ("mla", {}),
+    "fa3": ("mla", {"BACKEND": "fa3"}),
+    "cutlass": ("mla_cutlass", {}),
+    "trtllm-native": ("mla_trtllm", {}),
+}
+"""Backend to the function that calls it, and its constants."""
+FP8_CACHE: Final = ("fa2", "fa2_tc", "auto")
+"""Backends that take an fp8 cache with wider queries."""
+
+
+def _refuse_fp8(backends: Sequence[str], kv: str) -> dict[str, str]:
+    if size_of(kv) > 1:
+        return {}
+    return {name: "an fp8 cache with wider queries is not supported" for name in backends if name not in FP8_CACHE}
+
+
+def make_decode(args: Namespace) -> Case:
+    """One query a sequence: pairs = Σ kv, whatever --causal says."""
+    _require_paged(args)
+    require(args.s_qo == 1, f"--s_qo {args.s_qo}: decoding takes one query a sequence")
+    (qk, vo), (q, kv), lengths = _dims(args), _dtypes(args), draw_lengths(args)
+    require(qk == vo, "--head_dim_vo: a paged cache holds keys and values of one dimension")
+    table, pages, table_bytes = _table(args, lengths)
+    constants = _constants(args, lengths, 1 / math.sqrt(qk))
+    sources = _sources(DECODE, {**constants, "CAUSAL": False, "PAGE_SIZE": args.page_size})
+    refusals = _refuse_fp8(list(DECODE), kv)
+    if (args.num_qo_heads // args.num_kv_heads) not in (1, 2, 3, 4, 8):
+        refusals["fa2"] = "its kernels have 1, 2, 3, 4 or 8 query heads for a key head; fa2_tc takes any"
+    return Case(
+        label=_label(args, f"d{qk}", f"p{args.page_size}", q, kv),
+        op_type="gqa_paged",
+        axes={"batch_size": args.batch_size, "num_qo_heads": args.num_qo_heads, "head_dim": qk},
+        inputs={
+            "q": Tensor(q, "batch_size num_qo_heads head_dim"),
+            "kv_cache": Tensor(kv, f"{pages} 2 {args.page_size} {args.num_kv_heads} head_dim"),
+            **table,
+        },
+        outputs={"out": Tensor(q, "batch_size num_qo_heads head_dim")},
+        reference=Source("attention_torch", "paged_decode", {"SM_SCALE": 1 / math.sqrt(qk)}),
+        solutions=sources,
+        cost=_cost(args, lengths, (qk, vo), (q, kv), table_bytes),
+        check=_check(lengths, kv),
+        refusals=refusals,
+        columns=_columns(lengths),
+        notes=lengths.notes,
+        dps=frozenset(DECODE),
+    )
+
+
+def make_paged_prefill(args: Namespace) -> Case:
+    """Several queries a sequence over a paged cache."""
+    _require_paged(args)
+    (qk, vo), (q, kv), lengths = _dims(args), _dtypes(args), draw_lengths(args)
+    require(qk == vo, "--head_dim_vo: a paged cache holds keys and values of one dimension")
+    table, pages, table_bytes = _table(args, lengths)
+    constants = _constants(args, lengths, 1 / math.sqrt(qk))
+    indptr = {"qo_indptr": Tensor("int32", str(args.batch_size + 1), offsets(lengths.q))}
+    return Case(
+        label=_label(args, f"d{qk}", f"p{args.page_size}", q, kv),
+        op_type="gqa_paged",
+        axes={
+            "batch_size": args.batch_size,
+            "queries": sum(lengths.q),
+            "num_qo_heads": args.num_qo_heads,
+            "head_dim": qk,
+        },
+        inputs={
+            "q": Tensor(q, "queries num_qo_heads head_dim"),
+            "kv_cache": Tensor(kv, f"{pages} 2 {args.page_size} {args.num_kv_heads} head_dim"),
+            **indptr,
+            **table,
+        },
+        outputs={"out": Tensor(q, "queries num_qo_heads head_dim")},
+        reference=Source(
+            "attention_torch", "paged_prefill", {name: constants[name] for name in ("SM_SCALE", "CAUSAL")}
+        ),
+        solutions=_sources(PAGED, {**constants, "PAGE_SIZE": args.page_size}),
+        cost=_cost(args, lengths, (qk, vo), (q, kv), table_bytes + 4 * (args.batch_size + 1)),
+        check=_check(lengths, kv),
+        refusals=_refuse_fp8(list(PAGED), kv),
+        columns=_columns(lengths),
+        notes=lengths.notes,
+        dps=frozenset(PAGED),
+    )
+
+
+def make_ragged_prefill(args: Namespace) -> Case:
+    """Several queries a sequence over keys and values that lie one after the other."""
+    (qk, vo), (q, kv), lengths = _dims(args), _dtypes(args), draw_lengths(args)
+    require(kv == q, f"--kv_dtype {args.kv_dtype}: as --q_dtype, without a cache there is nothing to keep small")
+    constants = _constants(args, lengths, 1 / math.sqrt(qk))
+    batch = str(args.batch_size + 1)
+    refusals: dict[str, str] = {}
+    if (qk, vo) not in ((192, 128), (128, 128)):
+        refusals["trtllm-native"] = f"head dimensions {qk} and {vo}: it has 192 and 128, or 128 and 128"
+    return Case(
+        label=_label(args, f"d{qk}_{vo}", q),
+        op_type="gqa_ragged",
+        axes={
+            "queries": sum(lengths.q),
+            "keys": sum(lengths.kv),
+            "num_qo_heads": args.num_qo_heads,
+            "num_kv_heads": args.num_kv_heads,
+            "head_dim_qk": qk,
+            "head_dim_vo": vo,
+        },
+        inputs={
+            "q": Tensor(q, "queries num_qo_heads head_dim_qk"),
+            "k": Tensor(kv, "keys num_kv_heads head_dim_qk"),
+            "v": Tensor(kv, "keys num_kv_heads head_dim_vo"),
+            "qo_indptr": Tensor("int32", batch, offsets(lengths.q)),
+            "kv_indptr": Tensor("int32", batch, offsets(lengths.kv)),
+        },
+        outputs={"out": Tensor(q, "queries num_qo_heads head_dim_vo")},
+        reference=Source(
+            "attention_torch", "ragged_prefill", {name: constants[name] for name in ("SM_SCALE", "CAUSAL")}
+        ),
+        solutions=_sources(RAGGED, constants),
+        cost=_cost(args, lengths, (qk, vo), (q, kv), 8 * (args.batch_size + 1)),
+        check=_check(lengths, kv),
+        refusals=refusals,
+        columns=_columns(lengths),
+        notes=lengths.notes,
+        dps=frozenset(RAGGED),
+    )
+
+
+def make_mla(args: Namespace) -> Case:
+    """MLA with absorbed weights. 2 pairs Hq (2 ckv + kpe) FLOPs; keys and values are the same (ckv + kpe) elements.
+
+    The rotated part of the queries is drawn like the rest, so that a kernel that leaves it out is wrong.
+    """
+    _require_paged(args)
+    require(args.head_dim_ckv is not None, "--head_dim_ckv is missing (512 in DeepSeek)")
+    require(args.head_dim_kpe is not None, "--head_dim_kpe is missing (64 in DeepSeek)")
+    require(read_dtype(args.q_dtype, "q_dtype", ("bfloat16",)), "")
+    require(read_dtype(args.kv_dtype, "kv_dtype", ("bfloat16",)), "")
+    require(not (args.random_actual_seq_len and args.s_qo > 1), "--random_actual_seq_len goes with --s_qo 1 here")
+    ckv, kpe, lengths = args.head_dim_ckv, args.head_dim_kpe, draw_lengths(args)
+    table, pages, table_bytes = _table(args, lengths)
+    scale = 1 / math.sqrt(MLA_NOPE_DIM + kpe)
+    constants = {
+        **_constants(args, lengths, scale),
+        "PAGE_SIZE": args.page_size,
+        "CKV_DIM": ckv,
+        "KPE_DIM": kpe,
+        "NOPE_DIM": MLA_NOPE_DIM,
+    }
+    rows, keys, heads = sum(lengths.q), sum(lengths.kv), args.num_qo_heads
+    refusals = {}
+    if args.s_qo > 1 or args.page_size not in (16, 32, 64, 128):
+        refusals["cutlass"] = "one query a sequence, pages of 16 to 128"
+    if args.causal and args.s_qo > 1:
+        refusals["trtllm-native"] = "its mask for several queries is its own"
+    queries = args.s_qo
+    shape = f"batch_size {queries} num_qo_heads"
+    return Case(
+        label=_label(args, f"ckv{ckv}", f"kpe{kpe}", f"p{args.page_size}"),
+        op_type="mla_paged",
+        axes={"batch_size": args.batch_size, "num_qo_heads": heads, "head_dim_ckv": ckv, "head_dim_kpe": kpe},
+        inputs={
+            "q": Tensor("bfloat16", f"{shape} {ckv + kpe}"),
+            "kv_cache": Tensor("bfloat16", f"{pages} {args.page_size} {ckv + kpe}"),
+            **table,
+        },
+        outputs={"out": Tensor("bfloat16", f"{shape} head_dim_ckv")},
+        reference=Source("attention_torch", "mla", {"SM_SCALE": scale, "CAUSAL": bool(args.causal), "CKV_DIM": ckv}),
+        solutions=_sources(MLA, constants),
+        cost=Cost(
+            2 * lengths.pairs(causal=bool(args.causal)) * heads * (2 * ckv + kpe),
+            2 * (rows * heads * (2 * ckv + kpe) + keys * (ckv + kpe)) + table_bytes,
+            "fp16",
+        ),
+        check=_check(lengths, "bfloat16", (ckv + kpe) * scale**2),
+        refusals=refusals,
+        columns=_columns(lengths),
+        notes=lengths.notes,
+        dps=frozenset(MLA),
+    )
+
+
+ROUTINES: Final = (
+    Routine(
+        "BatchDecodeWithPagedKVCacheWrapper",
+        FAMILY,
+        "decode over a paged cache",
+        FLAGS,
+        ("fa2",),
+        {
+            "fa2": ALL,
+            "fa2_tc": AMPERE_ON,
+            "auto": ALL,
+            "cudnn": AMPERE_ON,
+            "trtllm-gen": BLACKWELL,
+            "trtllm-native": (*HOPPER, *BLACKWELL, "12.0"),
+        },
+        make_decode,
+        aliases={"trtllm": "trtllm-gen", "trtllm-gen-native": "trtllm-native"},
+    ),
+    Routine(
+        "BatchPrefillWithPagedKVCacheWrapper",
+        FAMILY,
+        "prefill over a paged cache",
+        FLAGS,
+        ("fa2",),
+        {
+            "fa2": AMPERE_ON,
+            "fa3": HOPPER,
+            "auto": AMPERE_ON,
+            "cudnn": AMPERE_ON,
+            "cudnn-native": AMPERE_ON,
+            "trtllm-gen": BLACKWELL,
+            "trtllm-native": BLACKWELL,
+        },
+        make_paged_prefill,
+        aliases={"trtllm": "trtllm-gen", "trtllm-gen-native": "trtllm-native"},
+    ),
+    Routine(
+        "BatchPrefillWithRaggedKVCacheWrapper",
+        FAMILY,
+        "prefill over keys and values in one piece",
+        FLAGS,
+        ("fa2",),
+        {
+            "fa2": AMPERE_ON,
+            "fa3": HOPPER,
+            "cudnn": AMPERE_ON,
+            "cudnn-native": AMPERE_ON,
+            "cutlass": BLACKWELL,
+            "trtllm-native": BLACKWELL,
+        },
+        make_ragged_prefill,
+        aliases={"trtllm": "trtllm-native", "trtllm-gen-native": "trtllm-native"},
+    ),
+    Routine(
+        "BatchMLAPagedAttentionWrapper",
+        FAMILY,
+        "MLA over a paged cache",
+        FLAGS,
+        ("fa2",),
+        {"fa2": AMPERE_ON, "fa3": HOPPER, "cutlass": BLACKWELL, "trtllm-native": BLACKWELL},
+        make_mla,
+        aliases={"trtllm": "trtllm-native", "trtllm-gen-native": "trtllm-native"},
+    ),
+)
