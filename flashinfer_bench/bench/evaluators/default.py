@@ -108,13 +108,20 @@ def build_baseline(
     """
     inputs: list[list[Any]] = []
     outputs: list[list[torch.Tensor]] = []
+    stored: dict[str, Any] = {}
     room = total_bytes(device) // INPUT_SHARE
     while len(inputs) < cfg.num_trials and (
         not inputs or bytes_of([*inputs[0], *outputs[0]]) * (len(inputs) + 1) <= room
     ):
         seed = derive_seed(context.seed, "trial", len(inputs))
         made = make_inputs(
-            definition, workload, seed=seed, device=device, blob_root=context.blob_root, notes=context.notes
+            definition,
+            workload,
+            seed=seed,
+            device=device,
+            blob_root=context.blob_root,
+            notes=context.notes,
+            stored=stored,
         )
         inputs.append(made)
         outputs.append(context.reference(made))

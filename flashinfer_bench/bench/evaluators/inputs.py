@@ -32,6 +32,7 @@ def make_inputs(
     device: torch.device,
     blob_root: Path,
     notes: dict[str, Any] | None = None,
+    stored: dict[str, Any] | None = None,
 ) -> list[Any]:
     """Make the inputs of a workload, in the order of the definition.
 
@@ -42,6 +43,8 @@ def make_inputs(
         device: where tensors are put.
         blob_root: the root of the set that holds the workload.
         notes: takes "unchecked_constraints", where there are any.
+        stored: takes what was read from files, and gives it where it has been read: given again for each trial of a
+            workload, every blob is read once, and the trials share it.
 
     Raises:
         WorkloadFault: a blob, a number, an axis or a constraint is not as it should be.
@@ -49,6 +52,7 @@ def make_inputs(
     axes, shapes = bind_axes(definition, workload)
     _check_size(definition, shapes, device)
     made: dict[str, Any] = {}
+    stored = {} if stored is None else stored
     for name, spec in definition.inputs.items():
         source = workload.inputs.get(name)
         shape = shapes[name]
@@ -56,9 +60,11 @@ def make_inputs(
             case ScalarInput(value=value):
                 made[name] = make_scalar(name, spec, value, device=device)
             case SafetensorsInput():
-                stored = read_stored(name, spec, source, shape, blob_root=blob_root, workload=workload.uuid)
-                # A clone on the CPU as well: what is mapped belongs to the data set.
-                made[name] = stored.item() if shape is None else stored.to(device, copy=True)
+                if name not in stored:
+                    tensor = read_stored(name, spec, source, shape, blob_root=blob_root, workload=workload.uuid)
+                    # A clone on the CPU as well: what is mapped belongs to the data set.
+                    stored[name] = tensor.item() if shape is None else tensor.to(device, copy=True)
+                made[name] = stored[name]
             case None if spec.optional:
                 made[name] = None
             case None | RandomInput():

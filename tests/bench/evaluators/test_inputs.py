@@ -9,9 +9,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from flashinfer_bench.bench.evaluators.input_rules import ANY, NUMBER_RULES, TENSOR_RULES, Rule
 from flashinfer_bench.bench.evaluators.inputs import make_inputs
 from flashinfer_bench.bench.evaluators.memory import total_bytes
 from flashinfer_bench.errors import WorkloadFault
+from tests.bench.evaluators.judging import Judging
 from tests.kit.make import make_definition, make_workload
 
 pytestmark = pytest.mark.cpu
@@ -201,6 +203,22 @@ def test_a_stored_input_is_read_as_it_is(tmp_path):
     assert torch.equal(again, values)
 
 
+def test_the_trials_of_a_workload_share_what_was_read_once(tmp_path):
+    (tmp_path / "blob").mkdir()
+    save_file({"k": torch.ones(3, 4)}, tmp_path / "blob" / "x.safetensors")
+    workload = make_workload(axes={"n": 3}, inputs={"x": stored()})
+    definition = make_definition(
+        inputs={"x": "float32[n, 4]", "w": "float32[n]"},
+        outputs={"y": "float32[n, 4]"},
+        axes={"n": None},
+        reference="def run(x, w):\n    return x * w[:, None]\n",
+    )
+    job = Judging(definition, workload, root=tmp_path)
+    made = job.baseline().inputs
+    assert made[0][0] is made[1][0] is made[2][0]
+    assert not torch.equal(made[0][1], made[1][1])
+
+
 @pytest.mark.parametrize(
     ("spec", "source", "words"),
     [
@@ -254,3 +272,19 @@ def test_inputs_that_no_device_holds_are_a_fault_before_they_are_tried():
 def test_inputs_that_foreign_code_would_make_are_a_fault(kind):
     with pytest.raises(WorkloadFault, match=kind):
         inputs_of(definition_with(x="float32[n]"), make_workload(axes={"n": 2}, inputs={"x": {"type": kind}}))
+
+
+def render_rules(rules: tuple[Rule, ...]) -> str:
+    lines = ["| op type | kind of dtype | name | values |", "|---|---|---|---|"]
+    for rule in rules:
+        op_type, name = (
+            "any" if pattern == ANY else f"`{pattern}`".replace("|", "\\|") for pattern in (rule.op_type, rule.name)
+        )
+        lines.append(f"| {op_type} | {rule.kinds.replace(' ', ', ')} | {name} | {rule.what} |")
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize("rules", [TENSOR_RULES, NUMBER_RULES], ids=["tensors", "numbers"])
+def test_the_documentation_lists_the_rules_as_they_are(rules):
+    text = (Path(__file__).resolve().parents[3] / "docs" / "inputs.md").read_text(encoding="utf-8")
+    assert render_rules(rules) in text, f"docs/inputs.md should have\n{render_rules(rules)}"
