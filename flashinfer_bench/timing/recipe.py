@@ -66,6 +66,8 @@ class Progress:
     per_call_s: float = 0.0
     retaken: int = 0
     looked_at: Sample | None = None
+    enqueue_ns: int = 0
+    """What the host needs to enqueue one call, graphs aside."""
 
 
 def take_trial(supply: Supplier, clock: Clock, recipe: Recipe, *, now: Callable[[], float] = perf_counter) -> Trial:
@@ -160,8 +162,9 @@ def warm_up(
 
 def size_spin(enqueue_ns: list[int], progress: Progress) -> None:
     """Set the spin to the time that the host needs to enqueue one call, with a margin; none where it cannot help."""
+    progress.enqueue_ns = int(median(enqueue_ns))
     helps = not progress.waits_inside and not progress.lead.settled
-    wanted = int(median(enqueue_ns) * SPIN_MARGIN) + SPIN_FLOOR_NS
+    wanted = int(progress.enqueue_ns * SPIN_MARGIN) + SPIN_FLOOR_NS
     progress.lead = replace(progress.lead, spin_ns=min(wanted, SPIN_CEILING_NS) if helps else 0)
 
 
@@ -257,6 +260,6 @@ def _facts(clock: Clock, progress: Progress, mode: str, reason: str) -> Facts:
         facts["lines_reset"] = True
     if progress.retaken:
         facts["retaken"] = progress.retaken
-    if progress.looked_at is not None and clock.fills_queue:
-        facts["enqueue_ns"] = progress.looked_at.enqueue_ns
+    if clock.fills_queue:
+        facts["enqueue_ns"] = progress.enqueue_ns
     return {**facts, **clock.facts()}

@@ -1,0 +1,223 @@
+"""What the clocks read on a real GPU: calls that sync, use side streams or threads, launch much or nothing, or fail."""
+
+import threading
+from statistics import median
+
+import pytest
+import torch
+
+from flashinfer_bench.timing.clocks import ClockLost, Lead, make_clock
+from flashinfer_bench.timing.recipe import Recipe, take_trial
+from flashinfer_bench.timing.summary import summarise
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
+RECIPE = Recipe(warmup_runs=10, iterations=50, budget_s=10.0)
+
+
+@pytest.fixture(scope="module")
+def device():
+    return torch.device("cuda", 0)
+
+
+@pytest.fixture(scope="module")
+def clock(device):
+    torch.zeros(1, device=device)
+    clock = make_clock(device)
+    assert clock.method == "cupti", "install cupti-python to run these"
+    return clock
+
+
+@pytest.fixture(scope="module")
+def tensors(device):
+    generator = torch.Generator(device).manual_seed(0)
+    return [torch.randn(64, 4096, device=device, generator=generator) for _ in range(4)]
+
+
+def measure(call, clock, recipe=RECIPE):
+    trial = take_trial(lambda _index: call, clock, recipe)
+    return trial, summarise([trial], launch_gap_ns=1000).record
+
+
+def test_one_kernel_has_equal_span_and_busy_time(clock, tensors):
+    trial, record = measure(lambda: torch.add(tensors[0], 1, out=tensors[1]), clock)
+    assert {sample.operations for sample in trial.samples} == {1}
+    assert all(sample.span_ns == sample.busy_ns for sample in trial.samples)
+    assert (record["launch"], record["stop"], record["samples"]) == ("stream", "count", 50)
+    assert 500 < median(trial.spans_ns) < 100_000
+
+
+def test_several_kernels_are_timed_as_a_graphs_replay(clock, tensors):
+    def chain():
+        for _ in range(9):
+            torch.add(tensors[0], 1, out=tensors[1])
+
+    trial, record = measure(chain, clock)
+    assert (record["launch"], record["operations"]) == ("graph", 9)
+    _, streamed = measure(chain, clock, Recipe(10, 50, 10.0, use_graphs=False))
+    assert (streamed["launch"], streamed["operations"]) == ("stream", 9)
+    assert record["busy_ms"] == pytest.approx(streamed["busy_ms"], rel=0.2)
+    assert not any(sample.late for sample in trial.samples)
+
+
+def test_a_call_that_waits_inside_is_flagged_and_still_timed(clock, tensors):
+    _, record = measure(lambda: float(tensors[0].sum()) + float(tensors[1].sum()), clock)
+    assert {"waits_inside", "host_bound"} <= set(record["flags"])
+    assert record["launch_reason"] == "the call waits for the GPU inside"
+    assert record["operations"] >= 2
+
+
+def test_work_on_a_side_stream_is_counted(clock, tensors):
+    side = torch.cuda.Stream()
+
+    def joined():
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            torch.add(tensors[0], 1, out=tensors[1])
+        torch.add(tensors[2], 1, out=tensors[3])
+        torch.cuda.current_stream().wait_stream(side)
+
+    _, record = measure(joined, clock)
+    assert (record["operations"], record["launch"]) == (2, "graph")
+
+
+def test_a_stream_that_waits_for_nobody_is_seen_and_said(clock, tensors):
+    side = torch.cuda.Stream()
+
+    def loose():
+        with torch.cuda.stream(side):
+            torch.add(tensors[0], 1, out=tensors[1])
+            torch.add(tensors[0], 1, out=tensors[1])
+
+    trial, record = measure(loose, clock)
+    assert "side_stream" in record["flags"]
+    assert {sample.operations for sample in trial.samples} == {2}
+    assert record["launch"] == "stream"
+
+
+def test_a_launch_from_a_thread_is_counted(clock, tensors):
+    def threaded():
+        thread = threading.Thread(target=lambda: torch.add(tensors[0], 1, out=tensors[1]))
+        thread.start()
+        thread.join()
+
+    trial, _ = measure(threaded, clock)
+    assert {sample.operations for sample in trial.samples} == {1}
+
+
+def test_a_graph_of_the_solutions_own_is_read_node_by_node(clock, tensors):
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    with torch.cuda.graph(graph, stream=stream):
+        for _ in range(5):
+            torch.add(tensors[0], 1, out=tensors[1])
+    _, record = measure(graph.replay, clock)
+    assert record["operations"] == 5
+    assert record["launch"] == "stream"  # a replay cannot be captured
+
+
+def test_a_call_without_gpu_work_gets_the_hosts_time_and_a_flag(clock):
+    trial, record = measure(lambda: sum(range(1000)), clock)
+    assert record["flags"] == ["no_gpu_work"]
+    assert record["median_ms"] == pytest.approx(median(s.enqueue_ns for s in trial.samples) / 1e6)
+
+
+def test_three_hundred_launches_in_one_call(clock, tensors):
+    def many():
+        for _ in range(300):
+            torch.add(tensors[0], 1, out=tensors[1])
+
+    trial, record = measure(many, clock, Recipe(3, 10, 10.0))
+    assert record["operations"] == 300
+    assert not any(sample.late for sample in trial.samples)
+
+
+def test_a_slow_call_stops_early_and_says_why(clock):
+    trial, record = measure(lambda: torch.cuda._sleep(400_000_000), clock, Recipe(10, 50, 2.0))
+    assert record["stop"] in ("precision", "budget")
+    assert 1 <= len(trial.samples) < 50
+
+
+def test_an_exception_in_iteration_17_comes_through_and_cupti_is_off(clock, tensors):
+    calls = []
+
+    def fails():
+        calls.append(1)
+        if len(calls) == 17:
+            raise ValueError("seventeen")
+        torch.add(tensors[0], 1, out=tensors[1])
+
+    with pytest.raises(ValueError, match="seventeen"):
+        measure(fails, clock)
+    torch.cuda.synchronize()
+    _, record = measure(lambda: torch.add(tensors[0], 1, out=tensors[1]), clock)
+    assert record["operations"] == 1
+
+
+def test_a_call_that_cannot_be_captured_leaves_no_trace(clock, tensors):
+    def unruly():
+        torch.add(tensors[0], 1, out=tensors[1])
+        if torch.cuda.is_current_stream_capturing():
+            raise KeyError("not in a capture")
+        torch.add(tensors[0], 1, out=tensors[1])
+
+    _, record = measure(unruly, clock)
+    assert record["launch"] == "stream"
+    assert "cannot be captured" in record["launch_reason"]
+
+
+def test_a_capture_that_launches_less_is_refused(clock, tensors):
+    def cheat():
+        torch.add(tensors[0], 1, out=tensors[1])
+        if not torch.cuda.is_current_stream_capturing():
+            torch.mul(tensors[0], 2, out=tensors[2])
+
+    _, record = measure(cheat, clock)
+    assert record["launch"] == "stream"
+    assert "something else" in record["launch_reason"]
+
+
+def test_a_flushed_read_gets_memory_bandwidth_and_a_warm_one_the_caches(device, clock):
+    data = torch.randn(6 << 20, device=device)  # 24 MiB: fits the L2 of an H200
+
+    def reading():
+        return torch.sum(data)
+
+    cold, _ = measure(reading, clock)
+    warm, _ = measure(reading, make_clock(device, cold=False))
+    assert median(cold.spans_ns) > 1.2 * median(warm.spans_ns)
+
+
+def test_cuda_events_agree_up_to_their_constant(device, clock, tensors):
+    a = torch.randn(2048, 2048, device=device).bfloat16()
+    product = torch.empty_like(a)
+    events = make_clock(device, use_cupti=False)
+    trial, record = measure(lambda: torch.mm(a, a, out=product), clock)
+    by_events, described = measure(lambda: torch.mm(a, a, out=product), events)
+    difference = median(by_events.spans_ns) - median(trial.spans_ns)
+    assert -1000 < difference < 6000
+    assert described["fallback"] == "CUDA events were asked for"
+    assert 500 < described["empty_pair_ns"] < 10_000
+    assert record["method"] == "cupti"
+
+
+def test_the_launch_gap_is_about_a_microsecond(clock):
+    assert 300 < clock.launch_gap_ns() < 5000
+
+
+def test_a_profiler_that_is_attached_is_left_alone_and_the_fall_back_named(device, tensors):
+    profiler = pytest.importorskip("torch.profiler")
+    own = make_clock(device)
+    with profiler.profile(activities=[profiler.ProfilerActivity.CUDA], acc_events=True):
+        torch.add(tensors[0], 1, out=tensors[1])
+        torch.cuda.synchronize()
+        trial, record = measure(lambda: torch.add(tensors[0], 1, out=tensors[1]), own)
+    assert record["method"] == "cuda_events"
+    assert "another subscriber" in record["fallback"]
+    assert len(trial.samples) == 50
+
+
+def test_a_clock_that_was_never_switched_on_reads_nothing(device):
+    clock = make_clock(device)
+    if clock.method != "cupti":
+        pytest.skip("a profiler was attached before")
+    with pytest.raises(ClockLost):
+        clock.sample([lambda: None], Lead())
