@@ -86,7 +86,7 @@ def write_material(root: Path, material: Material) -> None:
         if material.blobs:
             blob = layout.blob_path(root, uuid=workload.uuid, **names)
             blob.parent.mkdir(parents=True, exist_ok=True)
-            save_file({name: np.ascontiguousarray(value) for name, value in material.blobs.items()}, blob)
+            save_file({name: np.asarray(value, order="C") for name, value in material.blobs.items()}, blob)
     except OSError as error:
         raise DataSetError(f"{root}: the trace set cannot be written: {error}") from error
 

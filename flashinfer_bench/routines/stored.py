@@ -57,3 +57,22 @@ def permutation(args: Namespace, count: int, *, salt: int = 0) -> Values:
     import numpy as np
 
     return generator(args, salt=salt).permutation(count).astype(np.int32)
+
+
+def small_floats(args: Namespace, count: int, scale: float) -> Values:
+    """Return float32 normal numbers of this deviation that bfloat16 can hold; zeros for a scale of 0."""
+    import numpy as np
+
+    values = (generator(args, salt=2).standard_normal(count) * scale).astype(np.float32)
+    kept: Values = (values.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
+    return kept
+
+
+def choose_experts(args: Namespace, tokens: int, experts: int, top_k: int) -> tuple[Values, Values]:
+    """Return the distinct experts of each token (int32) and their weights (float32): softmax over the chosen."""
+    import numpy as np
+
+    logits = generator(args, salt=3).standard_normal((tokens, experts))
+    chosen = np.argsort(-logits, axis=1)[:, :top_k]
+    weights = np.exp(np.take_along_axis(logits, chosen, axis=1))
+    return chosen.astype(np.int32), (weights / weights.sum(axis=1, keepdims=True)).astype(np.float32)

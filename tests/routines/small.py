@@ -47,5 +47,35 @@ SMALL = {
     "--head_dim_qk 48 --head_dim_vo 32 --random_actual_seq_len --causal",
     "BatchMLAPagedAttentionWrapper": "--page_size 4 --batch_size 2 --s_kv 30 --num_qo_heads 4 --num_kv_heads 1 "
     "--head_dim_ckv 64 --head_dim_kpe 16 --random_actual_seq_len",
+    "trtllm_fp4_block_scale_moe": "--num_tokens 16 --hidden_size 128 --intermediate_size 128 --num_experts 4 --top_k 2 "
+    "--routing_method renormalize --gated_act geglu",
+    "trtllm_fp8_block_scale_moe": "--num_tokens 16 --hidden_size 128 --intermediate_size 128 --num_experts 8 --top_k 2 "
+    "--n_group 4 --topk_group 2 --use_routing_bias --local_num_experts 6 --local_expert_offset 1",
+    "trtllm_fp8_per_tensor_scale_moe": "--num_tokens 16 --hidden_size 128 --intermediate_size 128 --num_experts 4 "
+    "--top_k 1 --routing_method llama4 --use_routing_bias --use_routing_scales_on_input",
+    "cutlass_fused_moe": "--num_tokens 16 --hidden_size 128 --intermediate_size 128 --num_experts 4 --top_k 2 "
+    "--cutlass_variant nvfp4",
 }
 """Routine to its flags."""
+
+MOE = "--num_tokens 16 --hidden_size 128 --intermediate_size 128 --num_experts 4 --top_k 2"
+PREFILL = "--page_size 4 --batch_size 2 --s_qo 8 --s_kv 8 --num_qo_heads 4 --num_kv_heads 4 --head_dim_qk 32"
+VARIANTS = [
+    ("cutlass_fused_moe", f"{MOE} --tp_size 2 --ep_size 2 --ep_rank 0"),
+    ("cutlass_fused_moe", f"{MOE} --cutlass_variant fp8 --gated_act geglu"),
+    ("cutlass_fused_moe", f"{MOE} --cutlass_variant nvfp4 --quantized_input"),
+    ("trtllm_fp8_block_scale_moe", f"{MOE} --routing_method renormalize_naive"),
+    ("BatchPrefillWithPagedKVCacheWrapper", PREFILL),
+    ("mm_fp4", "--m 9 --n 64 --k 128"),
+    ("gemm_fp8_nt_groupwise", "--m 8 --n 256 --k 128 --tile_size 64 --out_dtype float16"),
+    ("rmsnorm", "--batch_size 3 --num_heads 4 --hidden_size 64 --input_dtype float16"),
+    ("rmsnorm_fp4quant", "--batch_size 128 --hidden_size 128 --out_dtype mxfp4 --is_sf_swizzled_layout"),
+    ("mxfp8_quantize", "--m 8 --k 64 --no_sf_swizzled_layout"),
+    ("nvfp4_quantize", "--m 8 --k 64 --sf_layout linear --sf_vec_size 32"),
+    ("rope_quantize_fp8", "--batch_size 2 --seq_len 5 --num_qo_heads 4 --num_kv_heads 2 --head_dim 32 --no_rope_dim 8"),
+    (
+        "rope_quantize_fp8_append_paged_kv_cache",
+        "--batch_size 2 --seq_len 8 --num_qo_heads 4 --num_kv_heads 2 --head_dim 32 --page_size 4",
+    ),
+]
+"""Routine and flags that take another way through it."""

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from flashinfer_bench.bench.evaluators.evaluator import Accepted, Rejected
 from flashinfer_bench.routines.table import ROUTINES
 from tests.routines import judged
 from tests.routines.judged import JudgedRoutine
-from tests.routines.small import SMALL
+from tests.routines.small import SMALL, VARIANTS
 
 pytestmark = pytest.mark.cpu
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread():
+    """Threads that wait for each other on a busy machine cost more than such small sizes gain."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
@@ -52,3 +62,35 @@ def test_a_nan_fails(routine, prepared):
     if not any(map(judged.is_plain_float, job.baseline.outputs[0])):
         pytest.skip("its outputs have no NaN")
     assert isinstance(job.check(judged.nan(job)), Rejected)
+
+
+@pytest.mark.parametrize(("routine", "flags"), VARIANTS)
+def test_other_flags_judge_as_well(routine, flags, tmp_path):
+    job = JudgedRoutine(routine, tmp_path, flags)
+    verdict = job.check(job.honest)
+    assert isinstance(verdict, Accepted), verdict
+    assert isinstance(job.check(judged.zero(job)), Rejected)
+    assert isinstance(job.check(judged.skip_row(job)), Rejected)
+
+
+@pytest.mark.parametrize("routine", [name for name, item in ROUTINES.items() if item.family == "attention"])
+def test_a_skipped_head_fails(routine, prepared):
+    job = prepared(routine)
+
+    def run(*inputs):
+        out = job.honest(*inputs)[0].clone()
+        out[..., -1, :] = 0
+        return [out]
+
+    assert isinstance(job.check(run), Rejected)
+
+
+def test_mla_without_the_rotated_part_fails(prepared):
+    job = prepared("BatchMLAPagedAttentionWrapper")
+
+    def run(q, kv_cache, *rest):
+        q = q.clone()
+        q[..., 64:] = 0
+        return job.honest(q, kv_cache, *rest)
+
+    assert isinstance(job.check(run), Rejected)

@@ -1,0 +1,311 @@
+"""Calls of FlashInfer's MoE kernels. Weights in an order of the kernel's own are made once, as a server would."""
+
+from typing import Any
+
+import flashinfer
+import torch
+from flashinfer.fused_moe import convert_to_block_layout
+
+TOP_K = 8
+N_GROUP: Any = None
+TOPK_GROUP: Any = None
+SCALING: Any = 2.5
+METHOD = 2
+OFFSET = 0
+ACTIVATION = 3
+EXPERTS = 256
+INTERMEDIATE = 2048
+SCALES_INPUT = False
+USES_BIAS = False
+SHUFFLES = False
+LAYOUT = 0
+AUTOTUNE = False
+TP_SIZE = 1
+TP_RANK = 0
+EP_SIZE = 1
+EP_RANK = 0
+MOST_TOKENS = 8192
+EPILOGUE_TILE = 128
+SMALL_TILE = 64
+BLOCK_K = 128
+STATE: dict[Any, Any] = {}
+
+
+def call(function: Any, *arguments: Any, **options: Any) -> Any:
+    """Call, the first time under the library's tuner where that is wanted."""
+    if AUTOTUNE and "tuned" not in STATE:
+        with flashinfer.autotune(True):
+            function(*arguments, **options)
+        STATE["tuned"] = True
+    return function(*arguments, **options)
+
+
+def once(name: str, source: torch.Tensor, make: Any) -> Any:
+    """Give what is made of a tensor, made once for each place in memory."""
+    key = (name, source.data_ptr())
+    if key not in STATE:
+        STATE[key] = make()
+    return STATE[key]
+
+
+def bias_of(routing_bias: torch.Tensor) -> Any:
+    """Give the bias in the dtype of the kernel."""
+    return once("bias", routing_bias, lambda: routing_bias.to(torch.bfloat16)) if USES_BIAS else None
+
+
+def shuffled(weights: torch.Tensor) -> Any:
+    """Give fp8 weights in the order of --use_shuffled_weight, in blocks along k with --weight_layout 2."""
+
+    def make() -> torch.Tensor:
+        rows = [flashinfer.shuffle_matrix_a(matrix.view(torch.uint8), SMALL_TILE) for matrix in weights]
+        blocks = [convert_to_block_layout(matrix, BLOCK_K) for matrix in rows] if LAYOUT == 2 else rows
+        return torch.stack(blocks).view(weights.dtype)
+
+    return once("shuffled", weights, make) if SHUFFLES else weights
+
+
+def ordered(weights: torch.Tensor, *, is_gated: bool) -> Any:
+    """Give weights whose rows are in the order of the kernels that always want one."""
+
+    def make() -> torch.Tensor:
+        plain = [matrix.view(torch.uint8) for matrix in weights]
+        rows = [flashinfer.reorder_rows_for_gated_act_gemm(matrix) for matrix in plain] if is_gated else plain
+        return torch.stack([flashinfer.shuffle_matrix_a(matrix.contiguous(), EPILOGUE_TILE) for matrix in rows])
+
+    return once("ordered", weights, make)
+
+
+def ordered_scales(scales: torch.Tensor, *, is_gated: bool) -> Any:
+    """Give the block scales of such weights."""
+
+    def make() -> torch.Tensor:
+        plain = [matrix.view(torch.uint8) for matrix in scales]
+        rows = [flashinfer.reorder_rows_for_gated_act_gemm(matrix) for matrix in plain] if is_gated else plain
+        done = [flashinfer.shuffle_matrix_sf_a(matrix.contiguous(), EPILOGUE_TILE) for matrix in rows]
+        return torch.stack([matrix.view(torch.float8_e4m3fn).view(scales.shape[1:]) for matrix in done])
+
+    return once("ordered scales", scales, make)
+
+
+def fp8_block_scale(
+    routing_logits: torch.Tensor,
+    routing_bias: torch.Tensor,
+    hidden_states: torch.Tensor,
+    hidden_states_scale: torch.Tensor,
+    gemm1_weights: torch.Tensor,
+    gemm1_weights_scale: torch.Tensor,
+    gemm2_weights: torch.Tensor,
+    gemm2_weights_scale: torch.Tensor,
+) -> Any:
+    """trtllm_fp8_block_scale_moe."""
+    return call(
+        flashinfer.fused_moe.trtllm_fp8_block_scale_moe,
+        routing_logits,
+        bias_of(routing_bias),
+        hidden_states,
+        hidden_states_scale,
+        shuffled(gemm1_weights),
+        gemm1_weights_scale,
+        shuffled(gemm2_weights),
+        gemm2_weights_scale,
+        EXPERTS,
+        TOP_K,
+        N_GROUP,
+        TOPK_GROUP,
+        INTERMEDIATE,
+        OFFSET,
+        gemm1_weights.shape[0],
+        SCALING,
+        routing_method_type=METHOD,
+        use_shuffled_weight=SHUFFLES,
+        weight_layout=LAYOUT,
+        tune_max_num_tokens=MOST_TOKENS,
+        activation_type=ACTIVATION,
+    )
+
+
+def fp8_per_tensor(
+    routing_logits: torch.Tensor,
+    routing_bias: torch.Tensor,
+    hidden_states: torch.Tensor,
+    gemm1_weights: torch.Tensor,
+    output1_scales_scalar: torch.Tensor,
+    output1_scales_gate_scalar: torch.Tensor,
+    gemm2_weights: torch.Tensor,
+    output2_scales_scalar: torch.Tensor,
+) -> Any:
+    """trtllm_fp8_per_tensor_scale_moe."""
+    return call(
+        flashinfer.fused_moe.trtllm_fp8_per_tensor_scale_moe,
+        routing_logits,
+        bias_of(routing_bias),
+        hidden_states,
+        ordered(gemm1_weights, is_gated=True).view(gemm1_weights.dtype),
+        output1_scales_scalar,
+        output1_scales_gate_scalar,
+        ordered(gemm2_weights, is_gated=False).view(gemm2_weights.dtype),
+        output2_scales_scalar,
+        EXPERTS,
+        TOP_K,
+        N_GROUP,
+        TOPK_GROUP,
+        INTERMEDIATE,
+        OFFSET,
+        gemm1_weights.shape[0],
+        SCALING,
+        SCALES_INPUT,
+        routing_method_type=METHOD,
+        tune_max_num_tokens=MOST_TOKENS,
+        activation_type=ACTIVATION,
+    )
+
+
+def fp4_block_scale(
+    routing_logits: torch.Tensor,
+    routing_bias: torch.Tensor,
+    hidden_states: torch.Tensor,
+    hidden_states_scale: torch.Tensor,
+    gemm1_weights: torch.Tensor,
+    gemm1_weights_scale: torch.Tensor,
+    gemm2_weights: torch.Tensor,
+    gemm2_weights_scale: torch.Tensor,
+    output1_scales_scalar: torch.Tensor,
+    output1_scales_gate_scalar: torch.Tensor,
+    output2_scales_scalar: torch.Tensor,
+) -> Any:
+    """trtllm_fp4_block_scale_moe."""
+    done = call(
+        flashinfer.fused_moe.trtllm_fp4_block_scale_moe,
+        routing_logits,
+        bias_of(routing_bias),
+        hidden_states.view(torch.uint8),
+        hidden_states_scale,
+        ordered(gemm1_weights, is_gated=True),
+        ordered_scales(gemm1_weights_scale, is_gated=True),
+        None,
+        None,
+        None,
+        None,
+        ordered(gemm2_weights, is_gated=False),
+        ordered_scales(gemm2_weights_scale, is_gated=False),
+        None,
+        output1_scales_scalar,
+        output1_scales_gate_scalar,
+        output2_scales_scalar,
+        EXPERTS,
+        TOP_K,
+        N_GROUP,
+        TOPK_GROUP,
+        INTERMEDIATE,
+        OFFSET,
+        gemm1_weights.shape[0],
+        SCALING,
+        routing_method_type=METHOD,
+        do_finalize=True,
+        activation_type=ACTIVATION,
+        tune_max_num_tokens=MOST_TOKENS,
+    )
+    return done[0] if isinstance(done, (list, tuple)) else done
+
+
+def cutlass(x: torch.Tensor, experts: torch.Tensor, factors: torch.Tensor, layers: Any, out: torch.Tensor) -> None:
+    """cutlass_fused_moe; layers: weights of both layers, their scales, and the scales of quantised tokens."""
+    first, second, scales, input_scales = layers
+    call(
+        flashinfer.fused_moe.cutlass_fused_moe,
+        x,
+        experts,
+        factors,
+        first,
+        second,
+        out.dtype,
+        scales,
+        input_sf=input_scales,
+        tp_size=TP_SIZE,
+        tp_rank=TP_RANK,
+        ep_size=EP_SIZE,
+        ep_rank=EP_RANK,
+        output=out,
+        tune_max_num_tokens=MOST_TOKENS,
+        activation_type=flashinfer.ActivationType(ACTIVATION),
+    )
+
+
+def cutlass_base(
+    hidden_states: torch.Tensor,
+    token_selected_experts: torch.Tensor,
+    token_final_factors: torch.Tensor,
+    gemm1_weights: torch.Tensor,
+    gemm2_weights: torch.Tensor,
+    out: torch.Tensor,
+) -> None:
+    """Weights as they are."""
+    layers: Any = (gemm1_weights, gemm2_weights, [], None)
+    cutlass(hidden_states, token_selected_experts, token_final_factors, layers, out)
+
+
+def cutlass_fp8(
+    hidden_states: torch.Tensor,
+    token_selected_experts: torch.Tensor,
+    token_final_factors: torch.Tensor,
+    gemm1_weights: torch.Tensor,
+    gemm2_weights: torch.Tensor,
+    fc1_dequant: torch.Tensor,
+    fc2_quant: torch.Tensor,
+    fc2_dequant: torch.Tensor,
+    fc1_input_dequant: torch.Tensor,
+    out: torch.Tensor,
+) -> None:
+    """fp8 weights and tokens."""
+    scales = [fc1_dequant, fc2_quant, fc2_dequant, fc1_input_dequant]
+    layers = (gemm1_weights, gemm2_weights, scales, None)
+    cutlass(hidden_states, token_selected_experts, token_final_factors, layers, out)
+
+
+def nvfp4_layers(first: Any, second: Any, input_scales: Any) -> Any:
+    """Give packed weights as the kernel takes them; (weights, scales, factor) of each layer."""
+    one = once("one", first[0], lambda: torch.ones(1, dtype=torch.float32, device=first[0].device))
+    scales = [one, first[1].view(torch.int32), first[2], one, second[1].view(torch.int32), second[2]]
+    packed = [layer[0].view(torch.uint8).view(torch.int64) for layer in (first, second)]
+    return (*packed, scales, input_scales)
+
+
+def cutlass_nvfp4(
+    hidden_states: torch.Tensor,
+    token_selected_experts: torch.Tensor,
+    token_final_factors: torch.Tensor,
+    gemm1_weights: torch.Tensor,
+    gemm1_weights_scale: torch.Tensor,
+    fc1_global: torch.Tensor,
+    gemm2_weights: torch.Tensor,
+    gemm2_weights_scale: torch.Tensor,
+    fc2_global: torch.Tensor,
+    out: torch.Tensor,
+) -> None:
+    """nvfp4 weights, tokens in bfloat16."""
+    layers = nvfp4_layers(
+        (gemm1_weights, gemm1_weights_scale, fc1_global), (gemm2_weights, gemm2_weights_scale, fc2_global), None
+    )
+    cutlass(hidden_states, token_selected_experts, token_final_factors, layers, out)
+
+
+def cutlass_nvfp4_quantised(
+    hidden_states: torch.Tensor,
+    hidden_states_scale: torch.Tensor,
+    token_selected_experts: torch.Tensor,
+    token_final_factors: torch.Tensor,
+    gemm1_weights: torch.Tensor,
+    gemm1_weights_scale: torch.Tensor,
+    fc1_global: torch.Tensor,
+    gemm2_weights: torch.Tensor,
+    gemm2_weights_scale: torch.Tensor,
+    fc2_global: torch.Tensor,
+    out: torch.Tensor,
+) -> None:
+    """nvfp4 weights and tokens."""
+    layers = nvfp4_layers(
+        (gemm1_weights, gemm1_weights_scale, fc1_global),
+        (gemm2_weights, gemm2_weights_scale, fc2_global),
+        hidden_states_scale.view(torch.uint8),
+    )
+    cutlass(hidden_states.view(torch.uint8), token_selected_experts, token_final_factors, layers, out)
