@@ -10,6 +10,7 @@ import contextlib
 import errno
 import hashlib
 import re
+import shutil
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -130,7 +131,7 @@ class Building:
     def _products(self) -> Path:
         return self._folder / "artifact" / FILES
 
-    def _find(self) -> Artifact | None:
+    def _find(self) -> Artifact | BuildFailure | None:
         known = {}
         if not self.recipe.stages:
             known = {path: hashlib.sha256(content).hexdigest() for path, content in self.recipe.sources.items()}
@@ -187,6 +188,7 @@ class Building:
         if not self.recipe.probe:
             return self._give_up(failure)
         self._failure = failure
+        shutil.rmtree(self._folder / "src")  # a header among the sources might be taken for one of the system's
         write_files(self._folder / "src", self.recipe.probe_sources)
         limits = Limits(PROBE_LIMIT_S, self._limits.memory_bytes, self._limits.file_bytes)
         readable, environment = self.recipe.readable, self.recipe.environment
@@ -207,34 +209,15 @@ class Building:
         allowed = [*map(Path, SYSTEM_FOLDERS), *self.recipe.readable, self._folder]
         try:
             check_read_files((self._folder / "obj").glob("*.d"), self._folder / "src", allowed)
-            self._check_symbol()
         except BuildFailure as failure:
             return self._give_up(failure)
         return self._publish()
 
-    def _check_symbol(self) -> None:
-        """Raise BuildFailure where the library does not export the entry function."""
-        wanted = self.recipe.needs_symbol
-        if wanted is None:
-            return
-        content = (self._products / self.recipe.entry).read_bytes()
-        if b"\0" + wanted.encode() + b"\0" in content:
-            return
-        symbol = self.recipe.symbol
-        if self.recipe.kind == "torch":
-            raise BuildFailure("error: no module is defined; bind with PYBIND11_MODULE(TORCH_EXTENSION_NAME, m)")
-        names = sorted({name.decode() for name in re.findall(rb"\0__tvm_ffi_([A-Za-z]\w*)\0", content)})
-        raise BuildFailure(
-            f"error: the library exports no function {symbol!r}; it has: {', '.join(names[:20]) or 'none'}\n"
-            f"Export it with TVM_FFI_DLL_EXPORT_TYPED_FUNC({symbol}, your_function)."
-        )
-
-    def _publish(self) -> Artifact:
+    def _publish(self) -> Artifact | BuildFailure:
         recipe = self.recipe
         manifest = Manifest(
             kind=recipe.kind,
             entry=recipe.entry,
-            symbol=recipe.symbol,
             language=self.solution.spec.language.value,
             solution=self.solution.name,
             build_seconds=self.seconds,
@@ -244,17 +227,35 @@ class Building:
         self._cache.publish(recipe.digest, self._folder / "artifact", manifest)
         return self._finish()
 
-    def _finish(self) -> Artifact:
-        """Count the artifact as used, then give the lock back."""
-        self._lease.add(self.recipe.digest)
+    def _finish(self) -> Artifact | BuildFailure:
+        """Count the artifact as used, then give the lock back; the entry function must be in it."""
+        recipe = self.recipe
+        self._lease.add(recipe.digest)
         self._held.close()
-        files = self._cache.place(self.recipe.digest) / FILES
-        return Artifact(files, self.recipe.entry, self.recipe.symbol, self.recipe.kind)
+        files = self._cache.place(recipe.digest) / FILES
+        missing = find_missing_entry(recipe, files / recipe.entry)
+        return missing or Artifact(files, recipe.entry, recipe.symbol, recipe.kind)
 
     def _give_up(self, error: BuildFailure | BuildFault) -> BuildFailure | BuildFault:
         with contextlib.suppress(OSError):  # the error that is told is the one that matters
             self.cancel()
         return error
+
+
+def find_missing_entry(recipe: Recipe, library: Path) -> BuildFailure | None:
+    """Return what is wrong with the entry point of a library, None where it exports the function."""
+    if recipe.needs_symbol is None:
+        return None
+    content = library.read_bytes()
+    if b"\0" + recipe.needs_symbol.encode() + b"\0" in content:
+        return None
+    if recipe.kind == "torch":
+        return BuildFailure("error: no module is defined; bind with PYBIND11_MODULE(TORCH_EXTENSION_NAME, m)")
+    names = sorted({name.decode() for name in re.findall(rb"\0__tvm_ffi_([A-Za-z]\w*)(?=\0)", content)})
+    return BuildFailure(
+        f"error: the library exports no function {recipe.symbol!r}; it has: {', '.join(names[:20]) or 'none'}\n"
+        f"Export it with TVM_FFI_DLL_EXPORT_TYPED_FUNC({recipe.symbol}, your_function)."
+    )
 
 
 def write_files(folder: Path, files: Mapping[str, bytes]) -> None:

@@ -28,6 +28,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from flashinfer_bench.compile.artifact import Kind
 from flashinfer_bench.compile.locks import FileLock, locked
+from flashinfer_bench.errors import ConfigError
 
 CACHE_VARIABLE: Final = "FIB_CACHE_PATH"
 SIZE_VARIABLE: Final = "FIB_CACHE_GB"
@@ -46,10 +47,9 @@ class Manifest(BaseModel):
 
     kind: Kind
     entry: str
-    symbol: str
     language: str
     solution: str
-    """The solution that it was first built for."""
+    """The solution that it was first built for; others with the same sources share it."""
     build_seconds: float
     files: dict[str, str]
     """Path below `files/` → sha256."""
@@ -212,14 +212,24 @@ class ArtifactCache:
 
 
 class Lease:
-    """The digests that a run uses: while it is held they are neither evicted nor cleared. A context manager."""
+    """The digests that a run uses: while it is held they are neither evicted nor cleared. A context manager.
+
+    Args:
+        root: the cache's folder.
+
+    Raises:
+        ConfigError: the folder cannot be made or written to.
+    """
 
     def __init__(self, root: Path) -> None:
-        self._folder = root / "leases"
-        self._folder.mkdir(parents=True, exist_ok=True)
-        self._path = self._folder / f"{os.getpid()}-{os.urandom(6).hex()}"
+        self._path = root / "leases" / f"{os.getpid()}-{os.urandom(6).hex()}"
         self._lock = FileLock(self._path)
-        self._lock.wait()
+        try:
+            self._lock.wait()
+        except OSError as error:
+            raise ConfigError(
+                f"the cache cannot be written to: {error}; name another folder in {CACHE_VARIABLE}"
+            ) from None
         self._digests: set[str] = set()
 
     def __enter__(self) -> Lease:

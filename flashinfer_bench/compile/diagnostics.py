@@ -27,7 +27,6 @@ OUT_OF_MEMORY: Final = re.compile(
     r"out of memory|virtual memory exhausted|bad_alloc|cannot allocate memory|memory exhausted|memory allocation", re.I
 )
 DISK_FULL: Final = re.compile(r"No space left on device|Disk quota exceeded")
-TOO_LARGE: Final = re.compile(r"File too large|File size limit exceeded|signal 25\b")
 KILLED: Final = re.compile(
     r"(?:Killed|Terminated) signal terminated program|died due to signal (?:9|15)\b|\bKilled$", re.M
 )

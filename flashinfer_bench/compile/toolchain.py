@@ -32,6 +32,15 @@ class Compiler:
     identity: str
     """Changes when the compiler is replaced: a digest of its real path, size and time."""
 
+    def files(self) -> list[Path]:
+        """Return what belongs to it: its file and, where it lies in a `bin`, the folders that a compiler has beside."""
+        real = self.path.resolve()
+        if real.parent.name != "bin":
+            return [self.path, real]
+        prefix = real.parents[1]
+        own = [prefix / name for name in ("bin", "lib", "lib64", "libexec", "include")]
+        return [self.path, *own, *prefix.glob("*-linux-gnu*")]
+
 
 @dataclass(frozen=True)
 class CudaToolkit:

@@ -74,6 +74,8 @@ def torch_binding(toolchain: Toolchain) -> Binding:
             f"-DTORCH_EXTENSION_NAME={MODULE}",
             "-DTORCH_API_INCLUDE_EXTENSION_H",
             f"-D_GLIBCXX_USE_CXX11_ABI={int(files.has_new_abi)}",
+            # A CPU build of torch lacks the one header that its own CUDA headers include; this leaves it out.
+            *(() if files.has_cuda else ("-DC10_CUDA_NO_CMAKE_CONFIGURE_FILE",)),
         ),
         nvcc_macros=TORCH_NVCC_MACROS,
         link=(f"-L{files.lib}", "-lc10", "-ltorch_cpu", "-ltorch", "-ltorch_python"),

@@ -87,7 +87,7 @@ def native_recipe(solution: Solution, toolchain: Toolchain, target: BuildTarget)
         entry=LIBRARY,
         symbol=symbol,
         sources=sources,
-        made_from=_made_from(plan, sources, symbol, stages, libraries),
+        made_from=_made_from(plan, sources, stages, libraries),
         products=(LIBRARY,),
         stages=stages,
         readable=readable,
@@ -214,7 +214,7 @@ def _readable(
 ) -> tuple[Path, ...]:
     folders = [*binding.includes, *libraries]
     if toolchain.cxx is not None:
-        folders += [toolchain.cxx.path.parent, toolchain.cxx.path.resolve().parents[1]]
+        folders += toolchain.cxx.files()
     if cuda is not None:
         folders += [cuda.home, *cuda.library_folders(), *toolchain.nvidia_packages]
     for package in (toolchain.torch if binding.kind == "torch" else None, toolchain.tvm_ffi):
@@ -225,7 +225,6 @@ def _readable(
 def _made_from(
     plan: Plan,
     sources: dict[str, bytes],
-    symbol: str,
     stages: tuple[tuple[Step, ...], ...],
     libraries: Sequence[Path],
 ) -> dict[str, Any]:
@@ -244,7 +243,6 @@ def _made_from(
         "compilers": compilers,
         "versions": versions,
         "abi": sysconfig.get_config_var("SOABI") if plan.binding.kind == "torch" else sysconfig.get_platform(),
-        "symbol": symbol,
         "processor": _processor() if native else None,
     }
 

@@ -1,0 +1,53 @@
+"""C++ and CUDA solutions that compile in no time, and compilers that only pretend."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from flashinfer_bench.compile import Toolchain, find_toolchain
+from flashinfer_bench.compile.toolchain import find_cxx
+from flashinfer_bench.data.solution import Solution
+from tests.kit.make import make_solution
+
+EXPORT = 'extern "C" int __tvm_ffi_run(void*, const void*, int, void*) { return 0; }\n'
+"""What tvm-ffi's macro comes to, without its headers: this takes a tenth of a second to compile."""
+
+PRETENDER = """#!/bin/sh
+{action}
+while [ $# -gt 0 ]; do
+  case "$1" in
+    -MF) printf 'x: \\n' > "$2"; shift;;
+    -o) printf '\\0__tvm_ffi_run\\0' > "$2"; shift;;
+  esac
+  shift
+done
+"""
+
+
+def make_native(
+    name: str = "native", main: str = EXPORT, *, headers: Mapping[str, str] | None = None, **spec: Any
+) -> Solution:
+    """Make a C++ solution of one file, or of one and its headers."""
+    language = spec.pop("language", "cpp")
+    entry = "main.cu" if language == "cuda" else "main.cpp"
+    sources = {entry: main, **(headers or {})}
+    spec = {"entry_point": f"{entry}::run", **spec}
+    return make_solution(name, language=language, sources=sources, **spec)
+
+
+def pretend_compiler(folder: Path, *, action: str = "") -> Toolchain:
+    """Return a toolchain whose C++ compiler is a script in a folder.
+
+    Args:
+        folder: where the script is put.
+        action: lines of shell that the script runs before it writes what it was told to.
+    """
+    script = folder / "tools" / "g++"
+    script.parent.mkdir()
+    script.write_text(PRETENDER.format(action=action), encoding="utf-8")
+    script.chmod(0o755)
+    return replace(find_toolchain(), cxx=find_cxx({"CXX": str(script), "PATH": os.environ["PATH"]}))
