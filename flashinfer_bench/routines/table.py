@@ -8,10 +8,10 @@ from typing import Final
 
 from flashinfer_bench.data.names import did_you_mean
 from flashinfer_bench.errors import Misuse
-from flashinfer_bench.routines import attention, gemm, moe, norm, quantization, rope, sampling
+from flashinfer_bench.routines import attention, gemm, moe, moe_comm, norm, quantization, rope, sampling
 from flashinfer_bench.routines.spec import Routine
 
-FAMILIES: Final = (attention, gemm, moe, norm, quantization, sampling, rope)
+FAMILIES: Final = (attention, gemm, moe, moe_comm, norm, quantization, sampling, rope)
 ROUTINES: Final[Mapping[str, Routine]] = MappingProxyType(
     {routine.name: routine for family in FAMILIES for routine in family.ROUTINES}
 )

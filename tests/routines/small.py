@@ -55,6 +55,7 @@ SMALL = {
     "--top_k 1 --routing_method llama4 --use_routing_bias --use_routing_scales_on_input",
     "cutlass_fused_moe": "--num_tokens 16 --hidden_size 128 --intermediate_size 128 --num_experts 4 --top_k 2 "
     "--cutlass_variant nvfp4",
+    "moe_a2a_dispatch_combine": "--num_tokens 3 --hidden_size 128 --num_experts 16 --top_k 3 --quant_dtype fp8",
 }
 """Routine to its flags."""
 
@@ -66,6 +67,7 @@ VARIANTS = [
     ("cutlass_fused_moe", f"{MOE} --cutlass_variant nvfp4 --quantized_input"),
     ("trtllm_fp8_block_scale_moe", f"{MOE} --routing_method renormalize_naive"),
     ("BatchPrefillWithPagedKVCacheWrapper", PREFILL),
+    ("moe_a2a_dispatch_combine", "--num_tokens 3 --hidden_size 128 --num_experts 8 --top_k 3 --quant_dtype nvfp4"),
     ("mm_fp4", "--m 9 --n 64 --k 128"),
     ("gemm_fp8_nt_groupwise", "--m 8 --n 256 --k 128 --tile_size 64 --out_dtype float16"),
     ("rmsnorm", "--batch_size 3 --num_heads 4 --hidden_size 64 --input_dtype float16"),

@@ -1,0 +1,121 @@
+"""The communication of experts: tokens are sent to the ranks of their experts, and what returns is added up.
+
+One process cannot do that: the backend moe_a2a runs under mpirun, a rank a GPU. The torch backend plays all ranks in
+one process, which says nothing about time between GPUs.
+"""
+
+from __future__ import annotations
+
+import os
+from argparse import Namespace
+from collections.abc import Mapping
+from importlib import util
+from typing import Any, Final
+
+from flashinfer_bench.roofline.cost import Cost, size_of
+from flashinfer_bench.routines.spec import BLACKWELL, Case, Check, Flag, Routine, Source, Tensor
+from flashinfer_bench.routines.stored import choose_experts
+from flashinfer_bench.routines.words import read_dtype, require
+
+FAMILY: Final = "moe_comm"
+QUANTS: Final = ("fp8", "nvfp4", "fp8_block_scale")
+FLAGS: Final = (
+    Flag("num_tokens", "int", "tokens of a rank", required=True),
+    Flag("hidden_size", "int", "hidden size", required=True),
+    Flag("num_experts", "int", "experts of all ranks", required=True),
+    Flag("top_k", "int", "experts of a token", required=True),
+    Flag("input_dtype", "text", "dtype of the tokens", "bfloat16", ("bfloat16", "float16")),
+    Flag("quant_dtype", "text", "format that tokens are sent in; as they are where it is left out", None, QUANTS),
+    Flag("real_math", "switch", "run the experts' kernels in between", False),
+    Flag("intermediate_size", "int", "with --real_math: size between the products"),
+    Flag("max_num_tokens", "int", "tokens that the workspace holds; --num_tokens where it is left out"),
+    Flag("validate", "switch", "check before timing; what is timed here always is", False),
+    Flag("per_phase_timing", "switch", "time sending and returning apart", False),
+    Flag("nvtx", "switch", "mark phases for Nsight Systems", False),
+)
+RANK_VARIABLES: Final = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
+RANKS_IN_ONE_PROCESS: Final = 8
+"""Ranks that the torch backend plays where mpirun does not say how many there are."""
+SENT_BYTES: Final[Mapping[str | None, float]] = {"fp8": 1.0, "nvfp4": 9 / 16, "fp8_block_scale": 1 + 4 / 128}
+"""Bytes of an element on the way out, its share of the scales included."""
+
+
+def count_ranks(environment: Mapping[str, str] = os.environ) -> int | None:
+    """Return the ranks that mpirun started; None where it did not."""
+    found = (environment.get(name, "") for name in RANK_VARIABLES)
+    return next((int(value) for value in found if value.isdigit()), None)
+
+
+def why_not_here(environment: Mapping[str, str] = os.environ) -> str:
+    """Say what the backend moe_a2a lacks on this machine, or that this project does not start it yet."""
+    if count_ranks(environment) is None:
+        return "it takes a rank a GPU: start it with mpirun -np N"
+    if util.find_spec("mpi4py") is None:
+        return "mpi4py is not installed"
+    return "ranks of mpirun are not driven by this project yet; nothing was timed"
+
+
+def make_moe_a2a_dispatch_combine(args: Namespace) -> Case:
+    """Send and return. No FLOPs; bytes between ranks only, for every token and every other rank that it goes to:
+    h s + 8 k on the way out (s: bytes of an element as it is sent), h S(in) on the way back."""
+    require(not args.real_math or args.intermediate_size, "--real_math needs --intermediate_size")
+    require(
+        not args.real_math or args.quant_dtype in ("nvfp4", "fp8_block_scale"),
+        "--real_math needs --quant_dtype nvfp4 or fp8_block_scale",
+    )
+    ranks = count_ranks() or RANKS_IN_ONE_PROCESS
+    experts, tokens, hidden = args.num_experts, args.num_tokens, args.hidden_size
+    require(experts % ranks == 0, f"--num_experts {experts} is not a multiple of {ranks} ranks")
+    require(args.top_k <= experts, f"--top_k {args.top_k} is more than --num_experts {experts}")
+    require((args.max_num_tokens or tokens) >= tokens, "--max_num_tokens is below --num_tokens")
+    require(hidden % 128 == 0 or args.quant_dtype is None, f"--hidden_size {hidden}: a multiple of 128 to be quantised")
+    dtype = read_dtype(args.input_dtype, "input_dtype", ("bfloat16", "float16"))
+    chosen, factors = choose_experts(args, ranks * tokens, experts, args.top_k)
+    shape = (ranks, tokens, args.top_k)
+    trips = _count_trips(chosen.reshape(shape), experts // ranks)
+    sent = hidden * SENT_BYTES.get(args.quant_dtype, size_of(dtype)) + 8 * args.top_k
+    refusals = {"moe_a2a": why_not_here()}
+    if args.real_math:
+        refusals["torch"] = "--real_math runs the experts' kernels, which the reference has not"
+    return Case(
+        label=f"r{ranks}_t{tokens}_h{hidden}_e{experts}_k{args.top_k}_{args.quant_dtype or dtype}",
+        op_type="moe_comm",
+        axes={"ranks": ranks, "num_tokens": tokens, "hidden_size": hidden, "top_k": args.top_k},
+        inputs={
+            "hidden_states": Tensor(dtype, "ranks num_tokens hidden_size"),
+            "token_selected_experts": Tensor("int32", "ranks num_tokens top_k", chosen.reshape(shape)),
+            "token_final_factors": Tensor("float32", "ranks num_tokens top_k", factors.reshape(shape)),
+        },
+        outputs={"out": Tensor(dtype, "ranks num_tokens hidden_size")},
+        reference=Source(
+            "moe_comm_torch",
+            "dispatch_combine",
+            {"RANKS": ranks, "EXPERTS": experts, "QUANT": args.quant_dtype or "none"},
+        ),
+        solutions={},
+        cost=Cost(0, trips * (sent + hidden * size_of(dtype))),
+        check=Check(2e-2, 5e-3),
+        refusals=refusals,
+        columns={"ep_size": ranks},
+    )
+
+
+def _count_trips(chosen: Any, local: int) -> int:
+    """Count pairs of a token and another rank that has an expert of it."""
+    trips = 0
+    for source, tokens in enumerate(chosen // local):
+        trips += sum(len(set(row) - {source}) for row in tokens.tolist())
+    return trips
+
+
+ROUTINES: Final = (
+    Routine(
+        "moe_a2a_dispatch_combine",
+        FAMILY,
+        "send tokens to experts on other GPUs, and add up what returns",
+        FLAGS,
+        ("moe_a2a",),
+        {"moe_a2a": BLACKWELL},
+        make_moe_a2a_dispatch_combine,
+    ),
+)
