@@ -6,11 +6,13 @@ Pure values: taken by `timing.recipe` where the code ran, checked and summarised
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 Stop = Literal["count", "precision", "budget"]
 """Why sampling ended: all readings taken; the interval was narrow enough; the time was spent."""
 Facts = dict[str, int | float | str | bool]
+EVENTS_ASKED_FOR: Final = "CUDA events were asked for"
+"""The fact "fallback" of a measurement that could have had a better clock and was not to have it."""
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
-from typing import Any, Final, cast
+from functools import cache, partial
+from typing import Any, cast
 
 import torch
 
@@ -15,10 +15,9 @@ from flashinfer_bench.timing.clocks.cupti_recorder import CuptiRecorder
 from flashinfer_bench.timing.clocks.graphs import capture
 from flashinfer_bench.timing.clocks.wall import WallClock
 from flashinfer_bench.timing.lane import GpuLane, Lane, Lead
+from flashinfer_bench.timing.measurement import EVENTS_ASKED_FOR
 
 __all__ = ["CaptureRefused", "Clock", "ClockLost", "Launch", "Lead", "make_clock"]
-
-TAKEN: Final = "CUDA events were asked for"
 
 
 def make_clock(device: torch.device, *, cold: bool = True, use_cupti: bool = True, image: bytes | None = None) -> Clock:
@@ -34,12 +33,22 @@ def make_clock(device: torch.device, *, cold: bool = True, use_cupti: bool = Tru
         return WallClock()
     lane = GpuLane(device, cold=cold, image=image)
     if not use_cupti:
-        return event_clock(lane, TAKEN)
+        return event_clock(lane, EVENTS_ASKED_FOR)
     try:
-        recorder = CuptiRecorder()
+        recorder = shared_recorder()
     except RecordsLost as lost:
         return event_clock(lane, f"{lost}. Falling back to CUDA events.")
     return CuptiClock(lane, recorder, capture=capture, fallback=partial(event_clock, lane))
+
+
+@cache
+def shared_recorder() -> CuptiRecorder:
+    """Return this process's recorder of CUPTI's records: its clocks share it, since CUPTI fills one set of buffers.
+
+    Raises:
+        RecordsLost: CUPTI is not to be had.
+    """
+    return CuptiRecorder()
 
 
 def event_clock(lane: Lane, reason: str) -> Clock:
