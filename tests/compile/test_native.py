@@ -5,7 +5,6 @@ import re
 import shutil
 import subprocess
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
@@ -23,7 +22,7 @@ from flashinfer_bench.compile import building as building_module
 from flashinfer_bench.compile.step_process import Limits, StepProcess
 from flashinfer_bench.compile.table import make_recipe
 from tests.kit.make import make_solution
-from tests.kit.native import EXPORT, make_native, pretend_compiler
+from tests.kit.native import EXPORT, make_native, pretend_compiler, processes_in
 
 GIB = 1 << 30
 TOOLCHAIN = find_toolchain()
@@ -190,9 +189,9 @@ def test_a_cuda_solution_has_cpp_files_with_the_toolkits_headers_and_features_of
         language="cuda",
         main='#include "sub/launch.h"\n' + EXPORT.replace("{", "{ launch();"),
         headers={
-            "sub/launch.h": "#pragma once\n#include <cuda_fp16.h>\nvoid launch();\n",
+            "sub/launch.h": "#pragma once\nvoid launch();\n",
             "sub/kernel.cu": '#include "launch.h"\n' + kernel + launch,
-            "bind.cpp": "#include <cuda_runtime.h>\n#include <cuda_fp16.h>\n",
+            "bind.cpp": "#include <cuda_fp16.h>\n",
         },
         compile_options={"cuda_cflags": ["--use_fast_math", "-rdc=true"]},
     )
@@ -255,19 +254,6 @@ def test_a_compiler_that_does_not_end_is_ended_with_all_that_it_started(tmp_path
     assert "still going on after 0.5 s" in str(built.error)
     assert processes_in(tmp_path) == []
     assert left_behind(tmp_path / "cache") == []
-
-
-def processes_in(folder):
-    """Return the processes whose working folder is below a folder."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cwd"):
-        try:
-            place = str(path.readlink())
-        except OSError:
-            continue
-        if place.startswith(str(folder)):
-            found.append(int(path.parent.name))
-    return found
 
 
 def test_a_compiler_that_never_stops_talking_leaves_a_bounded_log(tmp_path):

@@ -47,7 +47,25 @@ def pretend_compiler(folder: Path, *, action: str = "") -> Toolchain:
         action: lines of shell that the script runs before it writes what it was told to.
     """
     script = folder / "tools" / "g++"
-    script.parent.mkdir()
+    script.parent.mkdir(exist_ok=True)
     script.write_text(PRETENDER.format(action=action), encoding="utf-8")
     script.chmod(0o755)
+    return toolchain_of(script)
+
+
+def toolchain_of(script: Path) -> Toolchain:
+    """Return this machine's toolchain with another C++ compiler."""
     return replace(find_toolchain(), cxx=find_cxx({"CXX": str(script), "PATH": os.environ["PATH"]}))
+
+
+def processes_in(folder: Path) -> list[int]:
+    """Return the processes whose working folder is below a folder."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cwd"):
+        try:
+            place = str(path.readlink())
+        except OSError:
+            continue  # it ended while we looked
+        if place.startswith(str(folder)):
+            found.append(int(path.parent.name))
+    return found

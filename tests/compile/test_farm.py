@@ -1,0 +1,168 @@
+"""Many builds at once: bounded, the longest first, once each, also across processes; a killed one leaves nothing."""
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from flashinfer_bench.compile import BuildFarm, BuildFault, find_toolchain
+from flashinfer_bench.compile import building as building_module
+from flashinfer_bench.compile.cache import YOUNG_S, ArtifactCache, read_seconds
+from flashinfer_bench.compile.step_process import StepProcess
+from tests.kit.make import make_solution
+from tests.kit.native import EXPORT, make_native, pretend_compiler, processes_in
+
+TOOLCHAIN = find_toolchain()
+pytestmark = pytest.mark.skipif(TOOLCHAIN.cxx is None or TOOLCHAIN.tvm_ffi is None, reason="needs g++ and tvm-ffi")
+
+
+@pytest.fixture
+def observed(monkeypatch):
+    """The folders of the sources' first files in the order of their builds, and the most builds that ran at once."""
+    seen = {"order": [], "running": 0, "most": 0}
+
+    class Observed(StepProcess):
+        def __init__(self, stages, folder, *args, **kwargs):
+            super().__init__(stages, folder, *args, **kwargs)
+            seen["order"].append((folder / "src" / "main.cpp").read_text().split()[1])
+            seen["running"] += kwargs["parallel"]
+            seen["most"] = max(seen["most"], seen["running"])
+            self.parallel = kwargs["parallel"]
+
+        def end(self):
+            seen["running"] -= self.parallel
+            return super().end()
+
+    monkeypatch.setattr(building_module, "StepProcess", Observed)
+    return seen
+
+
+def make_sized(name, size):
+    """Make a solution whose sources have so many bytes."""
+    return make_native(name, main=f"// {name} {'x' * size}\n{EXPORT}")
+
+
+def test_the_longest_is_started_first_by_its_size_or_by_what_an_earlier_build_took(tmp_path, observed):
+    toolchain = pretend_compiler(tmp_path)
+    solutions = [make_sized(name, size) for name, size in (("small", 10), ("large", 90_000), ("middle", 20_000))]
+    with BuildFarm(tmp_path / "cache", jobs=1, toolchain=toolchain) as farm:
+        assert all(built.artifact for built in farm.build_all(solutions))
+    assert observed["order"] == ["large", "middle", "small"]
+    assert set(read_seconds(tmp_path / "cache")) == {"small", "large", "middle"}
+    with (tmp_path / "cache" / "build-seconds.json").open("w") as handle:
+        handle.write('{"small": 100.0, "large": 3.0, "middle": 5.0}')
+    observed["order"].clear()
+    changed = [make_native(one.name, main=one.sources[0].content + "// changed\n") for one in solutions]
+    with BuildFarm(tmp_path / "cache", jobs=1, toolchain=toolchain) as farm:
+        list(farm.build_all(changed))
+    assert observed["order"] == ["small", "middle", "large"]
+
+
+@pytest.mark.parametrize("jobs", [1, 3])
+def test_no_more_compilers_run_than_are_allowed(tmp_path, observed, jobs):
+    solutions = [make_sized(f"s{number}", number) for number in range(5)]
+    with BuildFarm(tmp_path / "cache", jobs=jobs, toolchain=pretend_compiler(tmp_path, action="sleep 0.05")) as farm:
+        assert len(list(farm.build_all(solutions))) == 5
+    assert observed["most"] == jobs
+
+
+def test_the_files_of_a_lone_solution_are_compiled_at_once(tmp_path, observed):
+    solution = make_native(headers={f"unit{number}.cpp": "" for number in range(5)})
+    with BuildFarm(tmp_path / "cache", jobs=4, toolchain=pretend_compiler(tmp_path)) as farm:
+        assert next(farm.build_all([solution])).artifact
+    assert observed["most"] == 4
+
+
+def test_what_failed_and_what_python_needs_are_ready_at_once(tmp_path, observed):
+    broken = make_native("broken", compile_options={"cflags": ["-o x"]})
+    with BuildFarm(tmp_path, toolchain=TOOLCHAIN) as farm:
+        farm.add([make_native(), broken])
+        assert [farm.is_ready(one) for one in (make_native(), broken, make_solution())] == [False, True, True]
+        assert "'-o' is not allowed" in str(farm.built(broken).error)
+        assert farm.built(make_solution()).artifact.kind == "python"
+        assert farm.open_builds == 1
+    assert observed["order"] == []
+
+
+def test_the_same_sources_under_two_names_are_compiled_once(tmp_path, observed):
+    names = [make_native("one"), make_native("two", author="bob"), make_native("three", definition="other")]
+    with BuildFarm(tmp_path / "cache", jobs=3, toolchain=pretend_compiler(tmp_path)) as farm:
+        built = list(farm.build_all(names))
+    assert {one.solution.name for one in built} == {"one", "two", "three"}
+    assert len({one.artifact for one in built}) == 1
+    assert len(observed["order"]) == 1
+
+
+def test_a_library_that_somebody_changes_during_a_run_is_not_used(tmp_path):
+    with BuildFarm(tmp_path, toolchain=pretend_compiler(tmp_path)) as farm:
+        (built,) = farm.build_all([make_native()])
+        assert farm.built(make_native()).error is None
+        (built.artifact.directory / built.artifact.entry).write_bytes(b"something else")
+        assert isinstance(farm.built(make_native()).error, BuildFault)
+
+
+BUILD = """
+import sys
+from pathlib import Path
+from flashinfer_bench.compile import BuildFarm
+from tests.kit.native import make_native, toolchain_of
+toolchain = toolchain_of(Path(sys.argv[1]))
+print("ready", flush=True)
+sys.stdin.readline()
+with BuildFarm(Path(sys.argv[2]), jobs=1, toolchain=toolchain) as farm:
+    for built in farm.build_all([make_native()]):
+        print("cached" if built.was_cached else "made" if built.artifact else built.error, flush=True)
+"""
+
+
+def start_builder(toolchain, cache):
+    """Start a process that builds the solution of the kit once it is told to."""
+    command = [sys.executable, "-c", BUILD, str(toolchain.cxx.path), str(cache)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+def test_two_processes_that_build_the_same_at_once_compile_it_once(tmp_path):
+    toolchain = pretend_compiler(tmp_path, action="sleep 0.5")
+    builders = [start_builder(toolchain, tmp_path / "cache") for _ in range(2)]
+    for builder in builders:
+        builder.stdin.write("\n")
+        builder.stdin.flush()
+    assert sorted(builder.communicate()[0] for builder in builders) == ["cached\n", "made\n"]
+
+
+def wait_for(condition, limit_s=20.0):
+    deadline = time.monotonic() + limit_s
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return condition()
+
+
+def test_kill_9_during_a_build_ends_the_compilers_and_leaves_nothing_that_is_trusted(tmp_path):
+    cache = tmp_path / "cache"
+    builder = start_builder(pretend_compiler(tmp_path, action="sleep 1000"), cache)
+    builder.stdin.write("\n")
+    builder.stdin.flush()
+    assert wait_for(lambda: len(processes_in(cache)) > 1)
+    builder.kill()
+    builder.communicate()
+    assert wait_for(lambda: not processes_in(cache))
+    assert not ArtifactCache(cache).entries()
+    (left,) = (cache / "staging").iterdir()
+    os.utime(left, (time.time() - YOUNG_S - 1,) * 2)
+    with BuildFarm(cache, toolchain=pretend_compiler(tmp_path)) as farm:
+        assert next(farm.build_all([make_native()])).artifact
+    assert not list((cache / "staging").iterdir())
+    assert not ArtifactCache(cache).verify()
+
+
+def test_a_farm_that_is_closed_ends_its_compilers(tmp_path):
+    with BuildFarm(tmp_path / "cache", jobs=2, toolchain=pretend_compiler(tmp_path, action="sleep 1000")) as farm:
+        farm.add([make_sized("a", 1), make_sized("b", 2)])
+        farm.poll()
+        assert wait_for(lambda: len(processes_in(tmp_path / "cache")) >= 4)
+    assert processes_in(tmp_path / "cache") == []
+    assert [path for path in (tmp_path / "cache").rglob("*") if path.is_file()] == []
