@@ -19,7 +19,7 @@ from statistics import median
 import torch
 
 from flashinfer_bench.timing import driver, lane
-from flashinfer_bench.timing.clocks import Lead, event_clock
+from flashinfer_bench.timing.clocks import event_clock
 from flashinfer_bench.timing.clocks.cupti import CuptiClock
 from flashinfer_bench.timing.clocks.cupti_recorder import CuptiRecorder
 from flashinfer_bench.timing.clocks.graphs import capture
@@ -29,20 +29,17 @@ from flashinfer_bench.timing.recipe import Recipe, take_trial
 SIZES_MIB = (8, 16, 24, 32)
 READS = 30
 READER = b"benchmark_reader"
+PTX = Path(lane.__file__).with_name("gpu_kernels.ptx").read_bytes()
 
 
-class WritingLane(GpuLane):
-    """A lane whose flush writes, as flushes usually do."""
-
-    def __init__(self, device: torch.device) -> None:
-        super().__init__(device, cold=False)
-        self._written = torch.empty(2 * torch.cuda.get_device_properties(device).L2_cache_size, dtype=torch.uint8)
-        self._written = self._written.to(device)
-
-    def lead_up(self, lead: Lead) -> None:
-        """Write a buffer, then spin."""
-        self._written.zero_()
-        super().lead_up(lead)
+def make_writing_lane(device: torch.device) -> GpuLane:
+    """Return a lane whose flush writes its buffer, as flushes usually do."""
+    read, write = (
+        b"ld.global.cg.v4.u32 {%a, %b, %c, %d}, [%address];",
+        b"st.global.v4.u32 [%address], {%c, %c, %c, %c};",
+    )
+    assert read in PTX
+    return GpuLane(device, image=PTX.replace(read, b"mov.u32 %a, 0; mov.u32 %b, 0; mov.u32 %c, 0; " + write))
 
 
 class AccessWindow(ctypes.Structure):
@@ -71,8 +68,7 @@ def set_window(data: torch.Tensor | None) -> None:
 def make_reader(data: torch.Tensor) -> Callable[[], object]:
     """Return a call that reads a tensor and writes nothing."""
     device = data.device
-    text = Path(lane.__file__).with_name("gpu_kernels.ptx").read_bytes()  # the flush kernel reads, and writes nothing
-    kernel = driver.Module(text.replace(FLUSH_KERNEL.encode(), READER)).kernel(READER.decode())
+    kernel = driver.Module(PTX.replace(FLUSH_KERNEL.encode(), READER)).kernel(READER.decode())  # it only reads
     blocks = torch.cuda.get_device_properties(device).multi_processor_count * 4
     launch = driver.Launcher(kernel, blocks=blocks, threads=512, arguments=2)
     return lambda: launch(torch.cuda.current_stream().cuda_stream, data.data_ptr(), data.numel())
@@ -90,7 +86,7 @@ def main() -> int:
     clocks = {
         "warm": clock_on(GpuLane(device, cold=False)),
         "reading flush": clock_on(GpuLane(device)),
-        "writing flush": clock_on(WritingLane(device)),
+        "writing flush": clock_on(make_writing_lane(device)),
     }
     recipe = Recipe(warmup_runs=10, iterations=READS, budget_s=10.0)
 

@@ -3,7 +3,7 @@
 Twenty kernels of 1 to 12 GPU operations, 1.5 µs to 5 ms, six identical solutions each. Prints one row a kernel with the
 spread over its six workers, (max - min) / min, of busy time and latency, and the ratios of all pairs of workers.
 Exits with 1 when a goal is missed: busy time 1 % above 5 µs and 3 % below, latency 2 % above 20 µs and 4 % below; 95 %
-of the ratios within 1.5 % of 1 and none beyond 4 %.
+of the ratios within 1.5 % of 1 and none beyond 4 %. A kernel for which the GPU slowed itself down is shown, not held.
 
     python benchmarks/bench_repeatability.py --json out.json            (one GPU with CUPTI; about a minute)
 """
@@ -42,17 +42,17 @@ KERNELS: dict[str, tuple[tuple[int, int], str]] = {
     "add_16m": ((4096, 4096), "return x + 1"),
     "add_64m": ((16384, 4096), "return x + 1"),
     "add_512m": ((131072, 4096), "return x + 1"),
-    "gelu_1m": ((256, 4096), "return torch.nn.functional.gelu(x)"),
+    "add_2g": ((524288, 4096), "return x + 1"),
     "softmax_2m": ((512, 4096), "return torch.softmax(x, -1)"),
     "softmax_16m": ((4096, 4096), "return torch.softmax(x, -1)"),
     "layer_norm_256k": ((64, 4096), "return torch.nn.functional.layer_norm(x, (x.shape[-1],))"),
     "matmul_1k": ((1024, 1024), "return x @ x"),
     "matmul_2k": ((2048, 2048), "return x @ x"),
     "matmul_4k": ((4096, 4096), "return x @ x"),
-    "matmul_12k": ((12288, 12288), "return x @ x"),
+    "matmul_8k": ((8192, 8192), "return x @ x"),
     "chain_2": ((64, 4096), CHAIN.format(count=2)),
     "chain_12": ((64, 4096), CHAIN.format(count=12)),
-    "chain_12_large": ((4096, 4096), CHAIN.format(count=12)),
+    "chain_12_large": ((65536, 4096), CHAIN.format(count=12)),
     "rms_1": ((1, 4096), RMS),
     "rms_64": ((64, 4096), RMS),
     "rms_4096": ((4096, 4096), RMS),
@@ -69,6 +69,7 @@ class Row:
     launch: str
     latency_us: list[float]
     busy_us: list[float]
+    flags: list[str]
 
     @property
     def latency_spread(self) -> float:
@@ -84,6 +85,11 @@ class Row:
     def ratios(self) -> list[float]:
         """The ratio of the latencies of every pair of workers."""
         return [a / b for a, b in itertools.combinations(self.latency_us, 2)]
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the goals are for this kernel: not where the GPU slowed itself down, and said so."""
+        return "throttled" not in self.flags
 
     @property
     def holds(self) -> bool:
@@ -157,7 +163,8 @@ def measure(names: list[str], workers: int, settings: dict[str, object]) -> list
             raise SystemExit(f"{event.job.solution.name}: {evaluation}")
         record = (evaluation.extra or {})["measurement"]
         name = event.job.definition.name
-        row = rows.setdefault(name, Row(name, record.get("operations", 0), record.get("launch", ""), [], []))
+        row = rows.setdefault(name, Row(name, record.get("operations", 0), record.get("launch", ""), [], [], []))
+        row.flags += [flag for flag in record.get("flags", []) if flag not in row.flags]
         row.latency_us.append(evaluation.performance.latency_ms * 1e3)
         row.busy_us.append(record.get("busy_ms", 0.0) * 1e3)
         print(f"{event.job.solution.name}: {record['trials_ms']} busy {record.get('busy_ms')}", file=sys.stderr)
@@ -172,13 +179,14 @@ def report(rows: list[Row]) -> bool:
     for row in rows:
         print(
             f"{row.kernel:16} {row.operations:3} {row.launch:6} {min(row.latency_us):10.2f} {row.latency_spread:7.2%}"
-            f" {min(row.busy_us):9.2f} {row.busy_spread:7.2%}{'' if row.holds else '  MISSED'}"
+            f" {min(row.busy_us):9.2f} {row.busy_spread:7.2%}  {'' if row.holds else 'MISSED '}{' '.join(row.flags)}"
         )
-    ratios = [ratio for row in rows for ratio in row.ratios]
+    held = [row for row in rows if row.is_held]
+    ratios = [ratio for row in held for ratio in row.ratios]
     within = sum(abs(ratio - 1) <= 0.015 for ratio in ratios) / len(ratios)
     worst = max(abs(ratio - 1) for ratio in ratios)
     print(f"{len(ratios)} ratios of identical solutions: {within:.1%} within 1.5 % of 1, the worst {worst:.2%} off")
-    return all(row.holds for row in rows) and within >= 0.95 and worst <= 0.04
+    return all(row.holds for row in held) and within >= 0.95 and worst <= 0.04
 
 
 def main() -> int:

@@ -17,6 +17,9 @@ BLOCKS_PER_PROCESSOR: Final = 4
 FLUSH_THREADS: Final = 512
 SPIN_KERNEL: Final = "flashinfer_bench_spin"
 FLUSH_KERNEL: Final = "flashinfer_bench_flush"
+CHAIN: Final = 12
+CHAIN_BLOCKS: Final = 128
+CHAIN_THREADS: Final = 256
 EMPTY_KERNEL: Final = "flashinfer_bench_empty"
 OWN_KERNELS: Final = frozenset({SPIN_KERNEL, FLUSH_KERNEL})
 
@@ -27,6 +30,8 @@ class Lead:
 
     spin_ns: int = 0
     """How long the GPU is kept busy after the flush."""
+    flushes: bool = True
+    """Flush the L2 first, on a lane that is cold."""
     settled: bool = False
     """Wait until the GPU is idle after that: for a call whose streams do not wait for the current one."""
     resets_lines: bool = False
@@ -47,6 +52,9 @@ class Lane(Protocol):
 
     def launch_empty(self) -> None:
         """Launch a kernel that does nothing."""
+
+    def launch_chain(self) -> None:
+        """Launch CHAIN kernels that do nothing, each of as many blocks as a small kernel has."""
 
 
 @cache
@@ -74,7 +82,9 @@ class GpuLane:
         blocks = int(properties.multi_processor_count) * BLOCKS_PER_PROCESSOR
         kernel = module.kernel(FLUSH_KERNEL)
         self._flush = driver.Launcher(kernel, blocks=blocks, threads=FLUSH_THREADS, arguments=2)
-        self._empty = driver.Launcher(module.kernel(EMPTY_KERNEL), blocks=1, threads=1, arguments=0)
+        empty = module.kernel(EMPTY_KERNEL)
+        self._empty = driver.Launcher(empty, blocks=1, threads=1, arguments=0)
+        self._link = driver.Launcher(empty, blocks=CHAIN_BLOCKS, threads=CHAIN_THREADS, arguments=0)
         self._buffer = torch.zeros(FLUSH_SHARE * int(properties.L2_cache_size), dtype=torch.uint8, device=device)
         torch.cuda.synchronize(device)
 
@@ -84,7 +94,7 @@ class GpuLane:
         if lead.resets_lines:
             torch.cuda.synchronize(self._device)
             driver.reset_persisting_lines()
-        if self.cold:
+        if self.cold and lead.flushes:
             self._flush(stream, self._buffer.data_ptr(), self._buffer.numel())
         self._spin(stream, lead.spin_ns)
         if lead.settled:
@@ -97,3 +107,9 @@ class GpuLane:
     def launch_empty(self) -> None:
         """Launch a kernel that does nothing."""
         self._empty(torch.cuda.current_stream(self._device).cuda_stream)
+
+    def launch_chain(self) -> None:
+        """Launch CHAIN kernels that do nothing."""
+        stream = torch.cuda.current_stream(self._device).cuda_stream
+        for _ in range(CHAIN):
+            self._link(stream)

@@ -71,6 +71,13 @@ def centred(values: Sequence[float]) -> list[float]:
     return [value - mean for value in values]
 
 
+def interquartile_mean(values: Sequence[float]) -> float:
+    """Return the mean of the middle half: as robust as the median, and finer than the steps of the GPU's clock."""
+    ordered = sorted(values)
+    cut = len(ordered) // 4
+    return fmean(ordered[cut : len(ordered) - cut])
+
+
 def quantile(ordered: Sequence[float], share: float) -> float:
     """Return the quantile of sorted values, linear between neighbours."""
     place = share * (len(ordered) - 1)

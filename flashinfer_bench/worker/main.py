@@ -60,7 +60,8 @@ class Worker:
     def serve(self) -> None:
         """Answer one request after the other; returns when told to exit or when the session is gone."""
         verbs = {"load": self.load, "bind": self.bind, "call": self.call, "measure": self.measure}
-        send_frame(self.sock, {"id": 0, "ready": True, "launch_gap_ns": self.clock.launch_gap_ns()})
+        gaps = {"launch_gap_ns": self.clock.launch_gap_ns(), "chain_gap_ns": self.clock.chain_gap_ns()}
+        send_frame(self.sock, {"id": 0, "ready": True, **gaps})
         while True:
             try:
                 request = self.reader.read()

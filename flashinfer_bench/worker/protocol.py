@@ -3,7 +3,8 @@
 The session asks, one frame at a time; the worker answers each with one frame that repeats the request's `id`.
 
     verb      fields                                         answer
-    (none)    sent when the worker can take work             {"id": 0, "ready": true, "launch_gap_ns"}
+    (none)    sent when the worker can take work             {"id": 0, "ready": true, "launch_gap_ns",
+                                                             "chain_gap_ns"}
     load      directory, entry, symbol, kind, environment    {"id", "signature": Signature or null}
     bind      arena: {"kind": "memfd", "size"} + 1 fd, or    {"id", "bound": true}; the arena bound
               {"kind": "cuda", "size", "handle"}             before is given up
@@ -62,6 +63,8 @@ class Ready(Claim):
     ready: Literal[True]
     launch_gap_ns: Annotated[int, Field(ge=0, le=10**9)]
     """What one more launch costs in this worker's context; see `Clock.launch_gap_ns`."""
+    chain_gap_ns: Annotated[int, Field(ge=0, le=10**9)]
+    """How fast this worker's context feeds the GPU; see `Clock.chain_gap_ns`."""
 
 
 class Loaded(Claim):

@@ -59,6 +59,7 @@ def serve_host(fd: int) -> None:
             pool.timing_image = kernel_image()
         clock = make_clock(device, cold=hello.cold_l2, use_cupti=hello.use_cupti)
         readout.add_launch_gap(clock.launch_gap_ns())
+        pool.best_chain_ns = clock.chain_gap_ns() or None
         libs = library_versions()
         send_frame(host, {"ready": Ready(pid=os.getpid(), libs=libs).model_dump()})
         session = DeviceSession(hello, device, pool, clock, readout, lambda phase: send_phase(host, phase))

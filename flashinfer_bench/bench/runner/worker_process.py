@@ -87,6 +87,7 @@ class WorkerProcess:
         self.pid: int | None = None
         self.is_ready = False
         self.launch_gap_ns = 0
+        self.chain_gap_ns = 0
         home.mkdir(parents=True)
         self._sock, worker_end = socket.socketpair()
         self._guard, guard_end = socket.socketpair()
@@ -129,7 +130,7 @@ class WorkerProcess:
         ready = check_answer(self._wait(self._now() + limit_s), 0, Ready)
         if isinstance(ready, Failed):
             raise WireError("a new worker did not say that it is ready")
-        self.launch_gap_ns = ready.launch_gap_ns
+        self.launch_gap_ns, self.chain_gap_ns = ready.launch_gap_ns, ready.chain_gap_ns
         self.is_ready = True
 
     def ask(

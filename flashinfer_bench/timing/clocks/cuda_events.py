@@ -97,6 +97,10 @@ class CudaEventClock:
         """Return 0: the readings hold it."""
         return 0
 
+    def chain_gap_ns(self) -> int:
+        """Return 0: this clock does not see single kernels."""
+        return 0
+
     def facts(self) -> Facts:
         """Return the constant of an empty pair, and why this clock is used."""
         facts: Facts = {"empty_pair_ns": self._empty_ns or 0}

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Final, Protocol
 
 from flashinfer_bench.timing.clocks.clock import Clock, ClockLost, Launch
-from flashinfer_bench.timing.lane import OWN_KERNELS, SPIN_KERNEL, Lane, Lead
+from flashinfer_bench.timing.lane import CHAIN, OWN_KERNELS, SPIN_KERNEL, Lane, Lead
 from flashinfer_bench.timing.measurement import Facts, Sample
 from flashinfer_bench.timing.timeline import HostCall, Operation, TimelineBroken, read_samples
 
@@ -22,6 +22,7 @@ OPERATIONS_IN_FLIGHT: Final = 512
 
 EMPTY_LAUNCHES: Final = 12
 EMPTY_LEAD: Final = Lead(spin_ns=15_000)
+CHAIN_LEAD: Final = Lead(spin_ns=200_000, flushes=False)
 
 
 class RecordsLost(Exception):
@@ -127,12 +128,21 @@ class CuptiClock:
 
     def launch_gap_ns(self) -> int:
         """Return the usual time from the end of a spin to an empty kernel behind it, or 0 where records are lost."""
+        samples = self._look_at(self._lane.launch_empty, EMPTY_LEAD)
+        return int(median(sample.lead_ns or 0 for sample in samples)) if samples else 0
+
+    def chain_gap_ns(self) -> int:
+        """Return the time of one link of a chain of empty kernels, caches warm, or 0 where records are lost."""
+        samples = self._look_at(self._lane.launch_chain, CHAIN_LEAD)
+        return int(median(sample.span_ns for sample in samples) / CHAIN) if samples else 0
+
+    def _look_at(self, launch: Launch, lead: Lead) -> list[Sample]:
         try:
             with self:
-                samples = self.sample([self._lane.launch_empty] * EMPTY_LAUNCHES, EMPTY_LEAD)
+                self.sample([launch], lead)
+                return self.sample([launch] * EMPTY_LAUNCHES, lead)
         except ClockLost:
-            return 0
-        return int(median(sample.lead_ns or 0 for sample in samples))
+            return []
 
     def fall_back(self, reason: str) -> Clock | None:
         """Return the clock that is used instead."""

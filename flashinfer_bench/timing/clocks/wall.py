@@ -51,6 +51,10 @@ class WallClock:
         """Return 0: the readings hold it."""
         return 0
 
+    def chain_gap_ns(self) -> int:
+        """Return 0: this clock does not see single kernels."""
+        return 0
+
     def facts(self) -> Facts:
         """Return nothing: the wall clock has no constants."""
         return {}

@@ -5,8 +5,10 @@ import torch
 
 from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.runner import device_session
+from flashinfer_bench.bench.runner.readout import Readout
 from flashinfer_bench.bench.runner.session_protocol import Block
 from flashinfer_bench.bench.runner.shared_arena import SharedArena
+from flashinfer_bench.timing.clocks.wall import WallClock
 from tests.kit import make_definition
 
 pytestmark = pytest.mark.cpu
@@ -34,7 +36,7 @@ def arena(monkeypatch):
 @pytest.mark.parametrize(("size", "is_kept"), [(1 << 20, True), ((1 << 30) + 1, False)], ids=["small", "large"])
 def test_a_large_arena_is_given_back_between_blocks_after_its_worker(arena, size, is_kept):
     pool = FakePool(arena)
-    session = device_session.DeviceSession(None, CPU, pool, print)
+    session = device_session.DeviceSession(None, CPU, pool, WallClock(), Readout(None), print)
     arena.reserve(size)
     definition = make_definition()
     config = BenchmarkConfig().resolve_eval_config(definition).values()
