@@ -103,6 +103,31 @@ def test_no_block_is_larger_than_half_a_fair_share_unless_it_is_one_workload(job
         assert len(block.jobs) <= half_share or len({job.workload.uuid for job in block.jobs}) == 1
 
 
+@settings(max_examples=80, deadline=None)
+@given(JOBS, st.integers(1, 4), st.lists(st.sets(st.integers(0, 9)), max_size=6))
+def test_jobs_wait_for_their_own_solution_alone_and_all_are_dealt_out_once(jobs, device_count, built):
+    queue, done = BlockQueue(jobs), []
+    for numbers in [*built, set(range(10))]:
+        ready = {f"s{number}" for number in numbers}
+        while (block := queue.take(device_count, lambda solution, ready=ready: solution.name in ready)) is not None:
+            assert {job.solution.name for job in block.jobs} <= ready
+            done += [job.index for job in block.jobs]
+        left = {job.solution.name for job in jobs if job.index not in done}
+        assert not left & ready
+        assert queue.remaining == len(jobs) - len(done)
+    assert sorted(done) == [job.index for job in jobs]
+
+
+def test_a_definition_whose_solutions_are_all_built_goes_before_one_of_which_some_are():
+    queue = BlockQueue(make_jobs((2, 3), (2, 2)))
+    ready = {"s0", "s1"}
+    first, second = (queue.take(1, lambda solution: solution.name in ready) for _ in range(2))
+    assert (first.definition, len(first.jobs)) == ("d1", 4)
+    assert (second.definition, {job.solution.name for job in second.jobs}) == ("d0", ready)
+    assert queue.take(1, lambda solution: solution.name in ready) is None
+    assert len(queue.take(1).jobs) == 2
+
+
 def test_one_solution_on_eight_devices_uses_eight():
     queue = BlockQueue(make_jobs((8, 1)))
     assert [len(queue.take(8).jobs) for _ in range(8)] == [1] * 8

@@ -111,8 +111,9 @@ class Fleet:
         queue = BlockQueue(listed)
         self._farm.add({job.solution.name: job.solution for job in listed}.values())
         self._farm.poll()
-        if self._farm.open_builds:
-            yield Notice(f"compiling {self._farm.open_builds} solutions, {self._farm.jobs} at once")
+        count = self._farm.open_builds
+        if count:
+            yield Notice(f"compiling {count} {'solution' if count == 1 else 'solutions'}, {self._farm.jobs} at once")
         for station in self._stations[: max(1, queue.remaining)]:
             for message in lock_device(station.device, self._locks):
                 yield Notice(message)

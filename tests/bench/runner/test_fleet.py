@@ -1,0 +1,106 @@
+"""The host's loop with sessions that only pretend: who waits for a compiler, and who does not."""
+
+import json
+import socket
+from typing import ClassVar
+
+import pytest
+
+from flashinfer_bench.bench import BenchmarkConfig
+from flashinfer_bench.bench.events import JobFaulted, JobStarted, Notice
+from flashinfer_bench.bench.machine import Device
+from flashinfer_bench.bench.plan import Job
+from flashinfer_bench.bench.runner import fleet as fleet_module
+from flashinfer_bench.bench.runner.fleet import Fleet, Judged
+from flashinfer_bench.compile import BuildFarm, find_toolchain
+from tests.kit.make import make_definition, make_evaluation, make_solution, make_workload
+from tests.kit.native import EXPORT, make_native, pretend_compiler
+
+TOOLCHAIN = find_toolchain()
+pytestmark = [
+    pytest.mark.cpu,
+    pytest.mark.skipif(TOOLCHAIN.cxx is None or TOOLCHAIN.tvm_ffi is None, reason="needs g++ and tvm-ffi"),
+]
+
+
+class FakeClient:
+    """A session that has a verdict for every job the moment it gets it."""
+
+    is_ready = True
+    left_s = 100.0
+    phase = "solution"
+    blocks: ClassVar[list] = []
+
+    def __init__(self, device, hello):
+        self._ours, self._theirs = socket.socketpair()
+
+    def fileno(self):
+        return self._ours.fileno()
+
+    def begin(self, block):
+        self.blocks.append(block)
+        for job in block.jobs:
+            verdict = {"job": job.index, "evaluation": make_evaluation().model_dump(mode="json"), "seconds": 0.0}
+            self._theirs.sendall(json.dumps({"verdict": verdict}).encode() + b"\n")
+
+    def wait_forever(self):
+        pass
+
+    def check_deadline(self):
+        pass
+
+    def messages(self):
+        for line in self._ours.recv(1 << 20).splitlines():
+            yield json.loads(line)
+
+    def end(self):
+        self._ours.close()
+        self._theirs.close()
+
+
+@pytest.fixture
+def run(monkeypatch, tmp_path):
+    """Run jobs of solutions on one pretended device; returns what happened, with how many builds were open then."""
+    monkeypatch.setattr(fleet_module, "SessionClient", FakeClient)
+    monkeypatch.setattr(FakeClient, "blocks", [])
+
+    def go(solutions, *, kind, action="sleep 0.3", workloads=2):
+        config = BenchmarkConfig().resolve_eval_config(make_definition())
+        pairs = [(one, make_workload(f"w{number}")) for one in solutions for number in range(workloads)]
+        jobs = [Job(index, make_definition(), uuid, one, config, {}) for index, (one, uuid) in enumerate(pairs)]
+        device = Device(kind, 0, "a device", "GPU-of-a-test" if kind == "cuda" else "cpu")
+        farm = BuildFarm(tmp_path / "cache", jobs=1, toolchain=pretend_compiler(tmp_path, action=action))
+        settings = {"hello_for": lambda device: None, "blob_root_for": lambda job: tmp_path, "farm": farm, "seed": 1}
+        with Fleet([device], **settings) as fleet:
+            return [(happening, farm.open_builds) for happening in fleet.run(jobs)]
+
+    return go
+
+
+def judged(happenings):
+    return [(one.job.solution.name, open_builds) for one, open_builds in happenings if isinstance(one, Judged)]
+
+
+def test_a_gpu_takes_what_is_built_while_the_rest_is_compiled(run):
+    long, short = make_native("long", main=f"// {'x' * 90_000}\n{EXPORT}"), make_native("short")
+    happenings = run([short, make_solution(), long], kind="cuda")
+    assert judged(happenings) == [("double_python", 2)] * 2 + [("long", 1)] * 2 + [("short", 0)] * 2
+    assert len(FakeClient.blocks) == 3
+
+
+def test_a_cpu_measures_nothing_while_compilers_run_on_it(run):
+    happenings = run([make_native(), make_solution()], kind="cpu")
+    assert {open_builds for _, open_builds in judged(happenings)} == {0}
+    assert len(FakeClient.blocks) == 1
+    assert "compiling 1 solution" in next(one.message for one, _ in happenings if isinstance(one, Notice))
+
+
+def test_what_does_not_compile_is_judged_and_what_cannot_be_built_here_is_a_fault(run):
+    refused = make_native("refused", compile_options={"cflags": ["-o x"]})
+    happenings = [one for one, _ in run([refused, make_native()], kind="cuda", action="kill -9 $$")]
+    assert [one.job.solution.name for one in happenings if isinstance(one, Judged)] == ["refused"] * 2
+    assert FakeClient.blocks[0].solutions["refused"].build_error.startswith("compile_options.cflags: '-o'")
+    faults = [one for one in happenings if isinstance(one, JobFaulted)]
+    assert [fault.job.solution.name for fault in faults] == ["native"] * 2
+    assert "a compiler was killed" in faults[0].message
+    assert not [one for one in happenings if isinstance(one, JobStarted)]

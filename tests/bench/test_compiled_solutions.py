@@ -1,0 +1,130 @@
+"""C++ solutions through the whole engine on a CPU: both bindings, both calling styles, and wrong ones."""
+
+import pytest
+
+from flashinfer_bench.bench import Benchmark, BenchmarkConfig
+from flashinfer_bench.bench.events import JobFinished, Notice
+from flashinfer_bench.compile import find_toolchain
+from flashinfer_bench.data import TraceSet
+from tests.kit.make import make_definition, make_solution, make_trace, make_workload, write_trace_set
+from tests.kit.processes import marked
+
+TOOLCHAIN = find_toolchain()
+pytestmark = [
+    pytest.mark.cpu,
+    pytest.mark.slow,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(TOOLCHAIN.cxx is None or TOOLCHAIN.tvm_ffi is None, reason="needs g++ and tvm-ffi"),
+]
+
+TVM_FFI = """
+#include <tvm/ffi/container/array.h>
+#include <tvm/ffi/container/tensor.h>
+#include <tvm/ffi/error.h>
+#include <tvm/ffi/extra/c_env_api.h>
+#include <tvm/ffi/function.h>
+
+namespace ffi = tvm::ffi;
+
+void fill(ffi::TensorView x, ffi::TensorView y) {
+  const float* from = static_cast<const float*>(x.data_ptr());
+  float* to = static_cast<float*>(y.data_ptr());
+  for (int64_t i = 0; i < x.size(0); ++i) to[i] = 2 * from[i];
+}
+ffi::Tensor value(ffi::TensorView x) {
+  ffi::Tensor y = ffi::Tensor::FromEnvAlloc(TVMFFIEnvTensorAlloc, x.shape(), x.dtype(), x.device());
+  fill(x, y);
+  return y;
+}
+ffi::Array<ffi::Tensor> values(ffi::TensorView x) { return {value(x)}; }
+void three(ffi::TensorView, ffi::TensorView, ffi::TensorView) {}
+void raises(ffi::TensorView, ffi::TensorView) { TVM_FFI_THROW(ValueError) << "no such thing"; }
+
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(fill, fill);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(value, value);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(values, values);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(three, three);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(raises, raises);
+"""
+TORCH = """
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty_like.h>
+#include <torch/csrc/utils/pybind.h>
+
+void fill(at::Tensor x, at::Tensor y) {
+  for (int64_t i = 0; i < x.numel(); ++i) y.data_ptr<float>()[i] = 2 * x.data_ptr<float>()[i];
+}
+at::Tensor value(at::Tensor x) {
+  at::Tensor y = at::empty_like(x);
+  fill(x, y);
+  return y;
+}
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
+  m.def("fill", &fill);
+  m.def("value", &value);
+}
+"""
+EXPECTED = {
+    "tvm-ffi fill": ("PASSED", ""),
+    "tvm-ffi value": ("PASSED", ""),
+    "tvm-ffi values": ("PASSED", ""),
+    "tvm-ffi three": ("COMPILE_ERROR", "1 inputs + 1 outputs = 2 arguments"),
+    "tvm-ffi nothing": ("COMPILE_ERROR", "exports no function 'nothing'; it has: fill, raises, three, value, values"),
+    "tvm-ffi raises": ("RUNTIME_ERROR", "ValueError in the call: no such thing"),
+    "torch fill": ("PASSED", ""),
+    "torch value": ("PASSED", ""),
+    "torch nothing": ("COMPILE_ERROR", "the module defines no function 'nothing'; it has: fill, value"),
+    "broken": ("COMPILE_ERROR", "main.cpp:1: error: expected"),
+}
+
+
+def make_cpp(name, source, symbol, binding):
+    return make_solution(
+        name,
+        language="cpp",
+        sources={"main.cpp": source},
+        entry_point=f"main.cpp::{symbol}",
+        binding=binding,
+        compile_options={"cflags": ["-O0"]},
+    )
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Run the solutions twice over one cache; return the finished jobs and the notices of each run."""
+    root = tmp_path_factory.mktemp("set")
+    sources = {"tvm-ffi": TVM_FFI, "torch": TORCH}
+    compiled = [name.split() for name in EXPECTED if name != "broken"]
+    solutions = [make_cpp(" ".join(pair), sources[pair[0]], pair[1], pair[0]) for pair in compiled]
+    solutions.append(make_cpp("broken", "int run( {}", "run", None))
+    workload = make_trace(workload=make_workload(axes={"n": 8}), solution=None)
+    write_trace_set(root, definitions=[make_definition()], solutions=solutions, workloads=[workload])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FIB_CACHE_PATH", str(tmp_path_factory.mktemp("cache")))
+        yield [run_once(root, isolated=isolated) for isolated in (False, True)]
+
+
+def run_once(root, *, isolated):
+    config = BenchmarkConfig.default(
+        devices=["cpu"], warmup_runs=1, iterations=2, num_trials=1, use_isolated_runner=isolated
+    )
+    benchmark = Benchmark(TraceSet.from_path(root), config)
+    with marked() as alive:
+        events = list(benchmark.run(benchmark.plan(), save_results=False))
+        assert not alive()
+    assert not benchmark.faults
+    return events
+
+
+@pytest.mark.parametrize("number", [0, 1], ids=["persistent", "isolated"])
+def test_every_solution_has_its_status_and_its_reason(runs, number):
+    finished = {event.job.solution.name: event for event in runs[number] if isinstance(event, JobFinished)}
+    evaluations = {name: event.trace.evaluation for name, event in finished.items()}
+    assert {name: one.status.value for name, one in evaluations.items()} == {n: e[0] for n, e in EXPECTED.items()}
+    for name, (_, words) in EXPECTED.items():
+        assert words in evaluations[name].log
+
+
+def test_the_second_run_compiles_what_failed_and_nothing_else(runs):
+    notices = [[event.message for event in events if isinstance(event, Notice)] for events in runs]
+    assert [messages[0].split(",")[0] for messages in notices] == ["compiling 10 solutions", "compiling 1 solution"]
