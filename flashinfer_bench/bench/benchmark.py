@@ -34,6 +34,7 @@ from flashinfer_bench.compile.cache import cache_root
 from flashinfer_bench.data import Evaluation, Trace, TraceSet
 from flashinfer_bench.data.store.record import TraceWriter
 from flashinfer_bench.errors import DataSetError
+from flashinfer_bench.roofline.workloads import cost_of_workload, describe_time
 
 GIB = 1 << 30
 
@@ -210,10 +211,20 @@ class Benchmark:
             "device": {"kind": device.kind, "index": device.index, "uuid": device.uuid},
             "runner": "isolated" if self.config.use_isolated_runner else "persistent",
         }
-        extended = evaluation.model_copy(update={"extra": {**(evaluation.extra or {}), "run": run}})
+        extra = {**(evaluation.extra or {}), "run": run, **self._roofline(job, device, evaluation)}
+        extended = evaluation.model_copy(update={"extra": extra})
         return Trace(
             definition=job.definition.name, workload=job.workload, solution=job.solution.name, evaluation=extended
         )
+
+    def _roofline(self, job: Job, device: Device, evaluation: Evaluation) -> dict[str, Any]:
+        """Tell what share of the GPU's roofline was reached, where the cost of the workload is known."""
+        if evaluation.performance is None or device.kind == "cpu":
+            return {}
+        root = self._trace_set.blob_root(job.definition.name, job.workload.uuid) or Path.cwd()
+        cost = cost_of_workload(job.definition, job.workload, root)
+        facts = describe_time(cost, device.name, evaluation.performance.latency_ms) if cost is not None else None
+        return {} if facts is None else {"roofline": facts}
 
     def _save(self, writers: dict[Path, TraceWriter], job: Job, trace: Trace) -> None:
         """Append a trace to the set that the solution came from."""

@@ -45,7 +45,7 @@ def run_session(argv: Sequence[str], *, make_engine: Callable[..., Any] = Benchm
     if session.resume and session.save_trace_set is None:
         raise Misuse("--resume looks for what is recorded: say where with --save_trace_set DIR")
     device = discover_devices(session.devices)[0]
-    place = find_place(device.name, device.uuid)
+    place = find_place(device.name, device.capability)
     requests = read_requests(rest, session.testlist, place)
     board = Board(requests, ResultFiles(session.output_path, session.json_path, place), place)
     with ExitStack() as stack:
@@ -230,6 +230,7 @@ def make_config(group: Sequence[Request], session: argparse.Namespace) -> Benchm
             seed=first.random_seed,
             timeout_seconds=session.timeout,
             **({"devices": session.devices} if session.devices else {}),
+            **({"clock": "cuda_events"} if first.use_cuda_events else {}),
         )
     except ValidationError as error:
         raise ConfigError("\n".join(describe_problems(error))) from None

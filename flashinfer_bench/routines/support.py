@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import metadata, util
-from typing import Any, Final
+from typing import Final
 
 from flashinfer_bench.routines.spec import TORCH, Routine
 
@@ -35,12 +35,14 @@ class Place:
     """Of the modules in `NEEDS` and flashinfer, those that can be imported."""
 
 
-def find_place(device: str, uuid: str, *, has_module: Callable[[str], bool] | None = None) -> Place:
+def find_place(
+    device: str, capability: tuple[int, int] | None, *, has_module: Callable[[str], bool] | None = None
+) -> Place:
     """Return what this machine has.
 
     Args:
         device: the device's name.
-        uuid: NVML's; "cpu" for the CPU.
+        capability: its compute capability; None for the CPU.
         has_module: tells whether a module can be imported.
     """
     there = has_module or (lambda name: util.find_spec(name) is not None)
@@ -48,28 +50,10 @@ def find_place(device: str, uuid: str, *, has_module: Callable[[str], bool] | No
     packages = (LIBRARY, "torch", "nvidia-cudnn-frontend", "nvidia-cutlass-dsl", "triton", "cupti-python")
     return Place(
         device=device,
-        capability=None if uuid == "cpu" else read_capability(uuid),
+        capability=None if capability is None else f"{capability[0]}.{capability[1]}",
         versions={name: version for name in packages if (version := _version(name)) is not None},
         modules=frozenset(name for name in wanted if there(name)),
     )
-
-
-def read_capability(uuid: str) -> str | None:
-    """Return the compute capability of a GPU by NVML; None where NVML does not tell."""
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return None
-    try:
-        handle: Any = pynvml.nvmlDeviceGetHandleByUUID(uuid.encode())
-        major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
-    except pynvml.NVMLError:
-        return None
-    finally:
-        pynvml.nvmlShutdown()
-    return f"{major}.{minor}"
 
 
 def why_not(routine: Routine, backend: str, place: Place) -> str | None:

@@ -1,0 +1,102 @@
+"""The cost of a workload from what is stored of it, and what a trace says of a time beside it.
+
+Index inputs are read once for each file; a workload that draws them from a seed has no known lengths.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Sequence
+from functools import lru_cache
+from math import prod
+from pathlib import Path
+from typing import Any, Final
+
+from flashinfer_bench.data.definition import AxisExpr, Definition
+from flashinfer_bench.data.dtypes import DTYPES
+from flashinfer_bench.data.expression import evaluate_axis
+from flashinfer_bench.data.store.blobs import BlobStore
+from flashinfer_bench.data.workload import SafetensorsInput, Workload
+from flashinfer_bench.errors import WorkloadFault
+from flashinfer_bench.roofline.attainable import find_attainable
+from flashinfer_bench.roofline.cost import Cost
+from flashinfer_bench.roofline.definitions import find_cost
+from flashinfer_bench.roofline.peaks import find_peak
+
+MOST_NUMBERS: Final = 1 << 22
+"""Larger index inputs are not read: their workload has no known cost."""
+CODES: Final = {"I64": "q", "I32": "i", "I16": "h", "I8": "b"}
+"""safetensors' integer types to struct's."""
+
+
+def cost_of_workload(definition: Definition, workload: Workload, blob_root: Path) -> Cost | None:
+    """Return what one call costs; None where that cannot be told."""
+    axes = {**workload.axes, **definition.const_axes}
+    try:
+        for name, axis in definition.axes.items():
+            if isinstance(axis, AxisExpr):
+                axes[name] = evaluate_axis(axis.expression, axes)
+    except (ValueError, KeyError):
+        return None
+    if any(axis not in axes for axis in definition.axes):
+        return None
+    return find_cost(definition, axes, _read_values(definition, workload, blob_root))
+
+
+def describe_time(cost: Cost, device_name: str, milliseconds: float) -> dict[str, Any] | None:
+    """Return rates and the share of the roofline as JSON-able values; None for a time of zero.
+
+    Args:
+        cost: of one call.
+        device_name: the vendor's name of the device; only rates are told of one that is not listed.
+        milliseconds: what the call took.
+    """
+    if milliseconds <= 0:
+        return None
+    rates = {"flops": cost.flops, "bytes": cost.bytes, "tflops": cost.tflops(milliseconds)}
+    facts: dict[str, Any] = {**rates, "tb_per_sec": cost.tb_per_sec(milliseconds)}
+    peak = find_peak(device_name)
+    if peak is None:
+        return facts
+    attainable = find_attainable(cost, peak)
+    facts |= {"share": attainable.share(milliseconds), "bound": attainable.bound, "floor_ms": attainable.floor_ms}
+    facts["peak"] = f"{peak.name} ({peak.source})"
+    problem = attainable.too_fast(milliseconds)
+    return facts if problem is None else {**facts, "too_fast": problem}
+
+
+def _read_values(definition: Definition, workload: Workload, blob_root: Path) -> dict[str, Sequence[int]]:
+    values: dict[str, Sequence[int]] = {}
+    for name, source in workload.inputs.items():
+        spec = definition.inputs.get(name)
+        if spec is None or DTYPES[spec.dtype].kind != "int" or not isinstance(source, SafetensorsInput):
+            continue
+        try:
+            file = BlobStore(blob_root).locate(source.path, workload=workload.uuid)
+        except WorkloadFault:
+            continue
+        found = read_integers(file, source.tensor_key)
+        if found is not None:
+            values[name] = found
+    return values
+
+
+@lru_cache(maxsize=256)
+def read_integers(file: Path, key: str) -> tuple[int, ...] | None:
+    """Read an integer tensor of a safetensors file, flat; None where it is none, too large, or cannot be read.
+
+    The format: eight bytes of length, a JSON header with dtype, shape and data_offsets of each tensor, the data.
+    """
+    try:
+        with file.open("rb") as handle:
+            (length,) = struct.unpack("<Q", handle.read(8))
+            header = json.loads(handle.read(length))
+            entry = header.get(key)
+            if entry is None or entry["dtype"] not in CODES or prod(entry["shape"]) > MOST_NUMBERS:
+                return None
+            start, end = entry["data_offsets"]
+            handle.seek(8 + length + start)
+            return struct.unpack(f"<{prod(entry['shape'])}{CODES[entry['dtype']]}", handle.read(end - start))
+    except (OSError, ValueError, KeyError, struct.error):
+        return None
