@@ -1,17 +1,22 @@
 """Count how often a right solution is rejected: the honest solutions of the bundled set under many seeds.
 
     python benchmarks/bench_false_rejections.py [--seeds 200] [--device cuda] [--workloads all] [--op-types NAME ...]
+    python benchmarks/bench_false_rejections.py --twins [--seeds 20]
 
 Each seed makes new inputs; the evaluator that the engine would choose, with the settings that it would use, judges
 every solution on them. The solutions are our own, so they run in this process, which saves all but the judging. With
 `--workloads turn` (the default) each seed takes the next workload of a definition, with `all` every one, with
-`smallest` the first. Prints each rejection with its seed, then a table; exits with 1 where there was any.
+`smallest` the first. Prints each wrong verdict with its seed, then a table; exits with 1 where there was any.
+
+`--twins` counts the other way round: the wrong twins of flashinfer-trace/wrong, each on the workloads that show its
+fault, and how often one is accepted.
 """
 
 from __future__ import annotations
 
 import argparse
 import inspect
+import json
 import sys
 import tempfile
 import time
@@ -69,7 +74,8 @@ class Row:
     evaluator: str
     solutions: int
     verdicts: int = 0
-    rejected: int = 0
+    wrong: int = 0
+    """Right solutions rejected, or wrong ones accepted."""
     seconds: float = 0.0
 
 
@@ -78,7 +84,11 @@ def main() -> int:
     device = torch.device(arguments.device)
     torch.set_num_threads(arguments.threads)
     trace_set = TraceSet.from_path(arguments.root)
-    config = BenchmarkConfig.default()
+    twins = {}
+    if arguments.twins:
+        trace_set = TraceSet.merge([trace_set, TraceSet.from_path(arguments.root / "wrong")])
+        twins = json.loads((arguments.root / "wrong" / "expected.json").read_text())
+    config = BenchmarkConfig.default(**({"num_trials": 1} if arguments.twins else {}))
     rows = []
     with tempfile.TemporaryDirectory(prefix="honest-") as folder:
         for definition in trace_set.definitions.values():
@@ -89,12 +99,13 @@ def main() -> int:
                 for solution in trace_set.solutions[definition.name]
                 if solution.author in arguments.authors
             ]
-            rows.append(count(definition, solutions, trace_set, config, arguments, device))
+            rows.append(count(definition, solutions, trace_set, config, arguments, device, twins))
             print_rows(rows[-1:], heading=len(rows) == 1)
-    rejected, verdicts = sum(row.rejected for row in rows), sum(row.verdicts for row in rows)
+    wrong, verdicts = sum(row.wrong for row in rows), sum(row.verdicts for row in rows)
+    what = "wrong twins accepted" if arguments.twins else "right solutions rejected"
     where = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
-    print(f"{where}, {arguments.seeds} seeds: {rejected} of {verdicts} right solutions rejected")
-    return 1 if rejected else 0
+    print(f"{where}, {arguments.seeds} seeds: {wrong} of {verdicts} verdicts wrong: {what}")
+    return 1 if wrong or not verdicts else 0
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -106,8 +117,11 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--workloads", choices=("turn", "all", "smallest"), default="turn")
     parser.add_argument("--op-types", nargs="*")
     parser.add_argument("--authors", nargs="*", help="default: plain and torch; on a GPU triton too")
+    parser.add_argument("--twins", action="store_true", help="judge the wrong twins instead, in one trial each")
     parser.add_argument("--threads", type=int, default=1, help="of torch on a CPU")
     arguments = parser.parse_args()
+    if arguments.twins:
+        arguments.authors, arguments.workloads = ["twin"], "all"
     if arguments.authors is None:
         arguments.authors = ["plain", "torch", *(["triton"] if arguments.device != "cpu" else [])]
     return arguments
@@ -130,6 +144,7 @@ def count(
     config: BenchmarkConfig,
     arguments: argparse.Namespace,
     device: torch.device,
+    twins: dict[str, Any],
 ) -> Row:
     """Judge the solutions of one definition under every seed."""
     evaluator, settings = find_evaluator(definition), config.resolve_eval_config(definition)
@@ -147,15 +162,16 @@ def count(
         )
         torch.manual_seed(context.seed)
         baseline: Baseline = evaluator.build_baseline(definition, workload, settings, device, context=context)
-        for solution in solutions:
+        for solution in (item for item in solutions if shows(twins.get(item.name, {}), workload)):
             solution.expect(baseline.outputs[0])
             verdict = evaluator.check_correctness(
                 definition, solution, baseline.inputs, baseline.outputs, settings, context=context
             )
             row.verdicts += 1
-            if not isinstance(verdict, Accepted):
-                row.rejected += 1
-                print(f"REJECTED {solution.name}, seed {seed}, workload {workload.uuid}: {verdict.message}")
+            if isinstance(verdict, Accepted) == (solution.name in twins):
+                row.wrong += 1
+                said = "accepted" if isinstance(verdict, Accepted) else verdict.message
+                print(f"WRONG: {solution.name}, seed {seed}, workload {workload.uuid}: {said}")
     row.seconds = time.perf_counter() - start
     return row
 
@@ -172,6 +188,11 @@ def choose(
             yield arguments.first_seed + step, workload
 
 
+def shows(expected: dict[str, Any], workload: Workload) -> bool:
+    """Tell whether a workload shows the fault of a twin; for an honest solution any does."""
+    return any(workload.uuid.startswith(prefix) for prefix in expected.get("seen_in", [""]))
+
+
 def refuse_to_measure(input_sets: list[list[Any]]) -> Any:
     raise AssertionError(f"nothing is timed here; asked to time {len(input_sets)} sets of inputs")
 
@@ -179,9 +200,9 @@ def refuse_to_measure(input_sets: list[list[Any]]) -> Any:
 def print_rows(rows: list[Row], *, heading: bool) -> None:
     line = "{:58} {:11} {:18} {:>9} {:>8} {:>8} {:>8}"
     if heading:
-        print(line.format("Definition", "Op type", "Evaluator", "Solutions", "Verdicts", "Rejected", "Seconds"))
+        print(line.format("Definition", "Op type", "Evaluator", "Solutions", "Verdicts", "Wrong", "Seconds"))
     for row in rows:
-        facts = (row.solutions, row.verdicts, row.rejected, f"{row.seconds:.1f}")
+        facts = (row.solutions, row.verdicts, row.wrong, f"{row.seconds:.1f}")
         print(line.format(row.definition.name, row.definition.op_type, row.evaluator, *facts), flush=True)
 
 
