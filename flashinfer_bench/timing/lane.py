@@ -34,8 +34,10 @@ class Lead:
     """Flush the L2 first, on a lane that is cold."""
     settled: bool = False
     """Wait until the GPU is idle after that: for a call whose streams do not wait for the current one."""
+    waits_first: bool = False
+    """Wait until the GPU is idle before the flush."""
     resets_lines: bool = False
-    """Reset persisting lines of the L2 first, once the GPU is idle."""
+    """Wait likewise, and then reset persisting lines of the L2."""
 
 
 class Lane(Protocol):
@@ -91,8 +93,9 @@ class GpuLane:
     def lead_up(self, lead: Lead) -> None:
         """Flush where the lane is cold, then spin."""
         stream = torch.cuda.current_stream(self._device).cuda_stream
-        if lead.resets_lines:
+        if lead.waits_first or lead.resets_lines:
             torch.cuda.synchronize(self._device)
+        if lead.resets_lines:
             driver.reset_persisting_lines()
         if self.cold and lead.flushes:
             self._flush(stream, self._buffer.data_ptr(), self._buffer.numel())
