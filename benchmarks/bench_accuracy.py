@@ -3,7 +3,9 @@
 * `ncu --clock-control none --cache-control all`, metric gpu__time_duration: against our latency (launch gap and span).
 * cuda-bench (NVBench for Python), cold measurement: it reads CUDA events round the call after a flush that writes. So
   it is held against our event clock after a flush that writes, and each tool's own reading of an empty kernel is taken
-  off, since the events' constant differs between the tools. Interquartile ranges and standard deviations stand beside them.
+  off, since the events' constant differs between the tools.
+
+Interquartile ranges and standard deviations stand beside the times.
 
 Goals: within 3 % or 0.2 µs, and a spread (standard deviation of our latency) no larger than cuda-bench's. Exits with 1
 when one is missed.

@@ -147,7 +147,9 @@ class RemoteKernel:
         before = self._readout.look()
         trials = [self._measure_trial(list(inputs)) for inputs in input_sets[: self._plan.trials]]
         measured = self._readout.measured(trials, before)
-        return Measured(measured.latency_ms, measured.trials, {**measured.record, **(self._plan.facts or {})})
+        context = {"chain_gap_ns": self._worker.chain_gap_ns} if self._worker.chain_gap_ns else {}
+        record = {**measured.record, **context, **(self._plan.facts or {})}
+        return Measured(measured.latency_ms, measured.trials, record)
 
     def _measure_trial(self, inputs: list[Any]) -> Trial:
         arguments, slots = self._place(inputs)
