@@ -17,7 +17,7 @@ from time import perf_counter
 from typing import Final
 
 from flashinfer_bench.timing.clocks import CaptureRefused, Clock, ClockLost, Launch, Lead
-from flashinfer_bench.timing.measurement import Facts, Sample, Trial
+from flashinfer_bench.timing.measurement import Facts, Sample, Stop, Trial
 from flashinfer_bench.timing.stopping import StoppingRule
 
 Supplier = Callable[[int], Launch]
@@ -30,9 +30,11 @@ PROBE_NS: Final = 2_000_000
 SPIN_MARGIN: Final = 1.5
 SPIN_FLOOR_NS: Final = 6_000
 SPIN_CEILING_NS: Final = 50_000_000
-LINES_CALLS: Final = 3
-LINES_SHARE: Final = 0.03
-LINES_NS: Final = 100
+LINES_CALLS: Final = 5
+LOOKS: Final = 2 * LINES_CALLS
+"""Calls that the look for persisting lines makes."""
+LINES_SHARE: Final = 0.05
+LINES_NS: Final = 150
 """A call that is slower by more than both once persisting lines are reset before it leaves such lines in the L2."""
 LATE_SHARE: Final = 0.1
 """With more late readings than this the spin was too short: it is doubled and the batch taken again."""
@@ -92,31 +94,30 @@ def take_trial(supply: Supplier, clock: Clock, recipe: Recipe, *, now: Callable[
 def _take(supply: Supplier, clock: Clock, recipe: Recipe, now: Callable[[], float]) -> Trial:
     start = now()
     progress = Progress()
-    first = check(supply, clock, recipe, progress, now)
+    latest = check(supply, clock, recipe, progress, now)
     if now() - start > recipe.budget_s:
-        return Trial((first,), "budget", _facts(clock, progress, "stream", "one call takes longer than the budget"))
-    deadline = start + recipe.budget_s / SLOW_SHARE
+        return Trial((latest,), "budget", _facts(clock, progress, "stream", "the budget holds no more calls"))
+    deadline = now() + recipe.budget_s / SLOW_SHARE - CHECKS * progress.per_call_s
     warm_up(supply, clock, recipe, progress, deadline=deadline, now=now)
-    if clock.fills_queue and clock.cache_state == "cold" and now() < deadline:
+    if clock.fills_queue and clock.cache_state == "cold" and now() + LOOKS * progress.per_call_s < deadline:
         check_lines(supply, clock, progress)
     calls = _capture(supply, clock, recipe, progress)
     rule = StoppingRule(recipe.iterations, recipe.budget_s - (now() - start))
-    sampling = now()
-    samples: list[Sample] = []
-    while True:
-        spent_s = now() - sampling
-        stop = rule.reason_to_stop([s.span_ns for s in samples], spent_s=spent_s, per_call_s=progress.per_call_s)
-        if stop is not None:
-            facts = _facts(clock, progress, calls.mode, calls.reason)
-            return Trial(tuple(samples), stop, facts)
-        count = rule.next_batch(len(samples), spent_s=spent_s, per_call_s=progress.per_call_s)
-        samples += take_batch(calls.supply, clock, count, progress, now)
+    try:
+        samples, stop = take_samples(calls.supply, clock, rule, progress, now)
+    except CaptureRefused as refused:  # of a later call: it does something else than the first
+        calls = _Calls(supply, "stream", str(refused))
+        samples, stop = take_samples(supply, clock, rule, progress, now)
+    return Trial(tuple(samples), stop, _facts(clock, progress, calls.mode, calls.reason))
 
 
 def check(supply: Supplier, clock: Clock, recipe: Recipe, progress: Progress, now: Callable[[], float]) -> Sample:
     """Make the first calls: what the call launches, whether it waits inside, how long the host needs for it.
 
     The first one may compile kernels, so what it says of time counts only where there is no second.
+
+    Returns:
+        The reading to go by where the budget holds no more calls.
     """
 
     def call(lead: Lead) -> Sample:
@@ -126,18 +127,22 @@ def check(supply: Supplier, clock: Clock, recipe: Recipe, progress: Progress, no
         progress.per_call_s = now() - begin
         return sample
 
-    start = now()
     first = call(Lead())
     progress.looked_at = first
-    if not clock.fills_queue or (now() - start) * SLOW_SHARE > recipe.budget_s:
+    if not clock.fills_queue or progress.per_call_s > recipe.budget_s:
         return first
-    behind_spin = call(Lead(PROBE_NS))
     alone = call(Lead())
-    progress.waits_inside = behind_spin.enqueue_ns - alone.enqueue_ns > PROBE_NS // 2
-    progress.looked_at = replace(alone, escaped=behind_spin.escaped)
-    progress.lead = Lead(settled=behind_spin.escaped)
+    progress.looked_at = alone
+    if progress.per_call_s * SLOW_SHARE <= recipe.budget_s:
+        behind_spin = call(Lead(PROBE_NS))
+        slower_ns = behind_spin.enqueue_ns - alone.enqueue_ns
+        if slower_ns > PROBE_NS // 2:  # it waits, or the host was held up: a second look tells
+            slower_ns = call(Lead(PROBE_NS)).enqueue_ns - alone.enqueue_ns
+        progress.waits_inside = slower_ns > PROBE_NS // 2
+        progress.looked_at = replace(alone, escaped=behind_spin.escaped)
+        progress.lead = Lead(settled=behind_spin.escaped)
     size_spin([alone.enqueue_ns], progress)
-    return first
+    return alone
 
 
 def warm_up(
@@ -151,8 +156,9 @@ def warm_up(
 ) -> None:
     """Make the rest of the untimed calls, in growing batches, and size the spin by what the host needed."""
     while progress.calls < recipe.warmup_runs and now() < deadline:
-        count = min(progress.calls, recipe.warmup_runs - progress.calls)
         begin = now()
+        room = int((deadline - begin) / progress.per_call_s) if progress.per_call_s else progress.calls
+        count = max(1, min(progress.calls, recipe.warmup_runs - progress.calls, room))
         samples = clock.sample([supply(progress.calls + index) for index in range(count)], progress.lead)
         progress.per_call_s = (now() - begin) / count
         progress.calls += count
@@ -171,16 +177,32 @@ def size_spin(enqueue_ns: list[int], progress: Progress) -> None:
 def check_lines(supply: Supplier, clock: Clock, progress: Progress) -> None:
     """Find out whether the call leaves persisting lines in the L2, which no flush evicts; then reset them each time.
 
-    The reset needs an idle device, so it is done only where it matters.
+    The reset needs an idle device, so it is done only where it matters; what idling itself does to a call is in both
+    sets of readings.
     """
     medians = []
-    for lead in (progress.lead, replace(progress.lead, resets_lines=True)):
+    for lead in (replace(progress.lead, waits_first=True), replace(progress.lead, resets_lines=True)):
         samples = clock.sample([supply(progress.calls + index) for index in range(LINES_CALLS)], lead)
         progress.calls += LINES_CALLS
         medians.append(median(s.span_ns if s.busy_ns is None else s.busy_ns for s in samples))
     kept, reset = medians
     if reset > kept * (1 + LINES_SHARE) + LINES_NS:
         progress.lead = replace(progress.lead, resets_lines=True)
+
+
+def take_samples(
+    supply: Supplier, clock: Clock, rule: StoppingRule, progress: Progress, now: Callable[[], float]
+) -> tuple[list[Sample], Stop]:
+    """Take readings until the rule says stop; return them and why it did."""
+    start = now()
+    samples: list[Sample] = []
+    while True:
+        spent_s = now() - start
+        stop = rule.reason_to_stop([s.span_ns for s in samples], spent_s=spent_s, per_call_s=progress.per_call_s)
+        if stop is not None:
+            return samples, stop
+        count = rule.next_batch(len(samples), spent_s=spent_s, per_call_s=progress.per_call_s)
+        samples += take_batch(supply, clock, count, progress, now)
 
 
 def take_batch(
@@ -199,9 +221,10 @@ def take_batch(
     progress.per_call_s = (now() - begin) / count
     progress.calls += count
     too_late = sum(sample.late for sample in samples) > LATE_SHARE * count
-    if not too_late or not progress.lead.spin_ns or not retakes:
+    longer_ns = min(progress.lead.spin_ns * 2, SPIN_CEILING_NS)
+    if not too_late or longer_ns == progress.lead.spin_ns or not retakes:
         return samples
-    progress.lead = replace(progress.lead, spin_ns=min(progress.lead.spin_ns * 2, SPIN_CEILING_NS))
+    progress.lead = replace(progress.lead, spin_ns=longer_ns)
     progress.retaken += count
     return take_batch(supply, clock, count, progress, now, retakes=retakes - 1)
 
@@ -235,6 +258,8 @@ def _no_graph(clock: Clock, recipe: Recipe, progress: Progress) -> str | None:
     looked_at = progress.looked_at
     if not recipe.use_graphs:
         return "graphs are off"
+    if progress.per_call_s * CHECKS * SLOW_SHARE > recipe.budget_s:
+        return "a call as slow as this gains nothing by a graph"
     if not clock.sees_operations:
         return "only CUPTI can tell whether a replay launches what the call does"
     if looked_at is None or (looked_at.operations or 0) < 2:

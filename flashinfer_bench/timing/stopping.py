@@ -47,8 +47,10 @@ class StoppingRule:
         wanted = self.iterations - taken
         if self._fits(taken, spent_s, per_call_s):
             return wanted
-        room = int((self.budget_s - spent_s) / per_call_s)
-        return max(1, min(wanted, SLOW_BATCH, room))
+        batch = min(wanted, SLOW_BATCH)
+        while batch > 1 and spent_s + batch * per_call_s > self.budget_s:
+            batch -= 1
+        return batch
 
     def _fits(self, taken: int, spent_s: float, per_call_s: float) -> bool:
         return spent_s + (self.iterations - taken) * per_call_s <= self.budget_s

@@ -1,94 +1,277 @@
-import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+"""The recipe on a fake GPU: what is checked, how the spin is sized, how many readings are taken, what is said of it."""
 
-from flashinfer_bench.timing.recipe import Trial, batch_size, sample_trial, summarise
+import pytest
+
+from flashinfer_bench.timing.clocks import Lead
+from flashinfer_bench.timing.recipe import LOOKS, PROBE_NS, SPIN_CEILING_NS, SPIN_FLOOR_NS, Recipe, take_trial
+from flashinfer_bench.timing.summary import summarise
+from tests.kit.fake_gpu import LAUNCH_NS, fake_cupti_clock, fake_event_clock
 
 pytestmark = pytest.mark.cpu
+RECIPE = Recipe(warmup_runs=10, iterations=50, budget_s=10.0)
+SECOND_NS = 10**9
 
 
-class FakeClock:
-    """A clock whose launches take `step_s` of a fake time each."""
-
-    method = "fake"
-    cache_state = "cold"
-
-    def __init__(self, step_s=0.001):
-        self.time_s = 0.0
-        self.step_s = step_s
-        self.calls = []
-
-    def now(self):
-        return self.time_s
-
-    def _run(self, launch, kind):
-        launch()
-        self.time_s += self.step_s
-        self.calls.append(kind)
-
-    def warm_up(self, launch, count):
-        for _ in range(count):
-            self._run(launch, "warm")
-
-    def sample(self, launches):
-        for launch in launches:
-            self._run(launch, "timed")
-        return [round(self.step_s * 1e9)] * len(launches)
-
-    def facts(self):
-        return {"constant_ns": 7}
+def take(gpu, call, recipe=RECIPE, **faults):
+    clock, _ = fake_cupti_clock(gpu, **faults)
+    return take_trial(lambda _index: call, clock, recipe, now=gpu.seconds)
 
 
-def take(clock, **changes):
-    counts = {"warmup_runs": 10, "iterations": 50, "budget_s": 10.0, **changes}
-    return sample_trial(lambda _index: lambda: None, clock, now=clock.now, **counts)
+def flags_of(trial):
+    return summarise([trial]).record.get("flags", [])
 
 
-def test_a_quick_call_gets_every_warm_up_and_every_iteration():
-    clock = FakeClock()
-    trial = take(clock)
-    assert clock.calls == ["warm"] * 10 + ["timed"] * 50
-    assert (len(trial.samples_ns), trial.stop) == (50, "count")
-    assert trial.facts == {"method": "fake", "cache_state": "cold", "warmup_runs": 10, "constant_ns": 7}
+def test_a_quick_call_gets_every_warm_up_and_every_iteration(gpu):
+    trial = take(gpu, gpu.call(length_ns=10_000))
+    assert (len(trial.samples), trial.stop) == (50, "count")
+    assert set(trial.spans_ns) == {10_000}
+    assert trial.facts == {
+        "method": "cupti",
+        "cache_state": "cold",
+        "calls": 60 + LOOKS,
+        "launch": "stream",
+        "launch_reason": "a single operation needs no graph",
+        "spin_ns": LAUNCH_NS * 3 // 2 + SPIN_FLOOR_NS,
+        "enqueue_ns": LAUNCH_NS,
+        "lead_ns": 1_000,
+    }
+    assert flags_of(trial) == []
 
 
-def test_a_slow_call_stops_at_the_budget_with_at_least_one_reading():
-    slow = take(FakeClock(step_s=1.0), budget_s=5.0)
-    assert (slow.stop, 1 <= len(slow.samples_ns) < 50) == ("budget", True)
-    endless = FakeClock(step_s=100.0)
-    assert len(take(endless, budget_s=2.0).samples_ns) == 1
-    assert endless.calls == ["warm", "timed"]
+@pytest.mark.parametrize(("warmup_runs", "calls"), [(0, 3), (2, 3), (3, 3), (4, 4), (10, 10), (33, 33)])
+def test_the_checks_count_as_warm_up(gpu, warmup_runs, calls):
+    gpu.cold = False  # no calls that look for persisting lines
+    trial = take(gpu, gpu.call(), Recipe(warmup_runs, iterations=5, budget_s=10.0))
+    assert gpu.log.count("call") == trial.facts["calls"] == calls + 5
 
 
-def test_each_call_gets_its_own_launch_from_the_supplier():
-    seen = []
-    clock = FakeClock()
-    sample_trial(
-        lambda index: lambda: seen.append(index), clock, warmup_runs=0, iterations=5, budget_s=1.0, now=clock.now
+def test_each_call_is_supplied_once_in_order_with_a_launch_of_its_own(gpu):
+    asked, called = [], []
+
+    def supply(index):
+        asked.append(index)
+        return lambda: (called.append(index), gpu.kernel())
+
+    take_trial(supply, fake_cupti_clock(gpu)[0], RECIPE, now=gpu.seconds)
+    assert asked == called == list(range(60 + LOOKS))
+
+
+def test_replays_are_supplied_once_each_too(gpu):
+    asked = []
+
+    def supply(index):
+        asked.append(index)
+        return gpu.call(operations=3)
+
+    trial = take_trial(supply, fake_cupti_clock(gpu)[0], RECIPE, now=gpu.seconds)
+    assert trial.facts["launch"] == "graph"
+    assert asked == list(range(61 + LOOKS))
+
+
+def test_the_spin_covers_what_the_host_needs_to_enqueue_the_call(gpu):
+    trial = take(gpu, gpu.call(operations=100), Recipe(10, 50, 10.0, use_graphs=False))
+    assert trial.facts["spin_ns"] == 100 * LAUNCH_NS * 3 // 2 + SPIN_FLOOR_NS
+    assert not any(sample.late for sample in trial.samples)
+    assert {(sample.operations, sample.busy_ns) for sample in trial.samples} == {(100, 1_000_000)}
+
+
+def test_a_call_that_waits_inside_gets_no_spin_and_says_so(gpu):
+    trial = take(gpu, gpu.call(operations=3, waits=True))
+    assert (trial.facts["waits_inside"], trial.facts["spin_ns"], trial.facts.get("retaken")) == (True, 0, None)
+    assert trial.facts["launch_reason"] == "the call waits for the GPU inside"
+    assert len(trial.samples) == 50
+    assert flags_of(trial) == ["host_bound", "waits_inside"]
+
+
+def test_a_call_that_does_not_wait_is_not_said_to(gpu):
+    assert "waits_inside" not in take(gpu, gpu.call(length_ns=5_000_000)).facts
+
+
+def test_a_host_that_is_held_up_once_is_not_taken_for_a_call_that_waits(gpu):
+    def supply(index):
+        return gpu.call(operations=3, host_ns=5_000_000 if index == 2 else 0)
+
+    trial = take_trial(supply, fake_cupti_clock(gpu)[0], RECIPE, now=gpu.seconds)
+    assert ("waits_inside" in trial.facts, trial.facts["launch"]) == (False, "graph")
+
+
+def test_events_notice_a_call_that_waits_inside_too(gpu):
+    trial = take_trial(lambda _: gpu.call(waits=True), fake_event_clock(gpu), RECIPE, now=gpu.seconds)
+    assert (trial.facts["method"], trial.facts["waits_inside"]) == ("cuda_events", True)
+
+
+def test_a_call_on_a_side_stream_is_sampled_on_a_settled_device(gpu):
+    trial = take(gpu, gpu.call(operations=2, side=True))
+    assert (trial.facts["side_stream"], trial.facts["spin_ns"]) == (True, 0)
+    assert "does not wait for the current one" in trial.facts["launch_reason"]
+    assert gpu.leads[-50:] == [Lead(settled=True)] * 50
+    assert {(s.operations, s.busy_ns, s.escaped) for s in trial.samples} == {(2, 20_000, False)}
+    assert "side_stream" in flags_of(trial)
+
+
+def test_a_call_without_gpu_work_is_timed_on_the_host(gpu):
+    trial = take(gpu, gpu.call(operations=0, host_ns=7_000))
+    assert {(s.operations, s.span_ns, s.enqueue_ns) for s in trial.samples} == {(0, 0, 7_000)}
+    assert summarise([trial], launch_gap_ns=900).latency_ms == 0.007
+    assert flags_of(trial) == ["no_gpu_work"]
+
+
+def test_a_call_that_costs_the_host_more_than_the_gpu_is_host_bound(gpu):
+    assert flags_of(take(gpu, gpu.call(length_ns=10_000, host_ns=50_000))) == ["host_bound"]
+    assert flags_of(take(gpu, gpu.call(length_ns=100_000, host_ns=50_000))) == []
+
+
+def test_late_readings_are_taken_again_behind_twice_the_spin_and_counted(gpu):
+    slow_from = 10 + LOOKS  # where the readings begin
+
+    def supply(index):
+        return gpu.call(host_ns=100_000 if index >= slow_from else 0)
+
+    trial = take_trial(supply, fake_cupti_clock(gpu)[0], RECIPE, now=gpu.seconds)
+    first_spin = LAUNCH_NS * 3 // 2 + SPIN_FLOOR_NS
+    assert trial.facts["spin_ns"] == first_spin * 8
+    assert (trial.facts["retaken"], len(trial.samples)) == (150, 50)
+    assert not any(sample.late for sample in trial.samples)
+
+
+def test_a_host_that_grows_ever_slower_is_not_waited_for_without_end(gpu):
+    def supply(index):
+        return gpu.call(host_ns=100_000 * 2 ** max(0, index - 9 - LOOKS))
+
+    trial = take_trial(supply, fake_cupti_clock(gpu)[0], Recipe(10, 5, 1e9), now=gpu.seconds)
+    assert (len(trial.samples), trial.facts["retaken"]) == (5, 15)
+    assert "host_bound" in flags_of(trial)
+
+
+def test_a_few_late_readings_are_kept(gpu):
+    def supply(index):
+        return gpu.call(host_ns=5_000_000 if index == 30 else 0)
+
+    trial = take_trial(supply, fake_cupti_clock(gpu)[0], RECIPE, now=gpu.seconds)
+    assert sum(sample.late for sample in trial.samples) == 1
+    assert "retaken" not in trial.facts
+
+
+def test_a_call_too_long_on_the_host_for_any_spin_is_not_taken_again(gpu):
+    trial = take(gpu, gpu.call(host_ns=600_000_000), Recipe(10, 50, 10.0))
+    assert trial.facts["spin_ns"] == SPIN_CEILING_NS
+    assert "retaken" not in trial.facts
+    assert gpu.now_ns < 11 * SECOND_NS
+    assert "host_bound" in flags_of(trial)
+
+
+def leaves_lines(gpu, length_ns, with_lines_ns):
+    """Return a call that is quicker while persisting lines are left of the call before."""
+
+    def launch():
+        gpu.log.append("call")
+        gpu.kernel("kernel", with_lines_ns if gpu.persisting else length_ns)
+        gpu.persisting = True
+
+    return launch
+
+
+def test_persisting_lines_are_reset_before_each_call_that_leaves_them(gpu):
+    trial = take(gpu, leaves_lines(gpu, 10_000, 4_000))
+    assert trial.facts["lines_reset"] is True
+    assert set(trial.spans_ns) == {10_000}
+    assert gpu.log.count("reset") == LOOKS // 2 + 50
+    assert flags_of(trial) == ["persisting_l2"]
+
+
+def test_lines_that_make_no_difference_are_left_alone(gpu):
+    trial = take(gpu, leaves_lines(gpu, 10_000, 9_800))
+    assert "lines_reset" not in trial.facts
+    assert gpu.log.count("reset") == LOOKS // 2
+
+
+@pytest.mark.parametrize("warm", ["a warm lane", "events too"])
+def test_lines_are_looked_for_where_a_flush_would_miss_them(gpu, warm):
+    gpu.cold = warm != "a warm lane"
+    clock = fake_event_clock(gpu)
+    trial = take_trial(lambda _: leaves_lines(gpu, 10_000, 4_000), clock, RECIPE, now=gpu.seconds)
+    assert ("lines_reset" in trial.facts) == gpu.cold
+    assert ("reset" in gpu.log) == gpu.cold
+
+
+def test_lines_are_looked_for_on_a_device_that_was_idle_with_and_without_their_reset(gpu):
+    take(gpu, gpu.call())
+    looks = gpu.leads[10 : 10 + LOOKS]
+    assert [(lead.waits_first or lead.resets_lines, lead.resets_lines) for lead in looks] == (
+        [(True, False)] * (LOOKS // 2) + [(True, True)] * (LOOKS // 2)
     )
-    assert seen == [0, 1, 2, 3, 4]
+    assert len({lead.spin_ns for lead in looks}) == 1
 
 
-def test_a_launch_that_raises_is_not_swallowed():
-    def boom():
-        raise ValueError("in iteration")
-
-    with pytest.raises(ValueError, match="in iteration"):
-        sample_trial(
-            lambda index: boom if index == 3 else lambda: None, FakeClock(), warmup_runs=2, iterations=9, budget_s=1.0
-        )
+def test_a_2_s_call_stops_at_the_budget_and_says_so(gpu):
+    trial = take(gpu, gpu.call(length_ns=2 * SECOND_NS))
+    assert trial.stop == "budget"
+    assert 1 <= len(trial.samples) <= 3
+    assert 5 * SECOND_NS < gpu.now_ns < 11 * SECOND_NS
+    assert "too_few_samples" in flags_of(trial)
 
 
-@given(st.integers(1, 500), st.integers(1, 500), st.floats(0, 100), st.floats(-1, 100))
-def test_a_batch_never_asks_for_more_than_is_wanted(taken, more, sampling_s, left_s):
-    size = batch_size(taken=taken, wanted=taken + more, sampling_s=sampling_s, left_s=left_s)
-    assert 1 <= size <= more
+def test_a_call_longer_than_the_budget_is_taken_once(gpu):
+    trial = take(gpu, gpu.call(length_ns=30 * SECOND_NS, operations=2))
+    assert gpu.log.count("call") == len(trial.samples) == 1
+    assert (trial.stop, trial.facts["launch_reason"]) == ("budget", "the budget holds no more calls")
 
 
-@given(st.lists(st.lists(st.integers(1, 10**9), min_size=1, max_size=9), min_size=1, max_size=4))
-def test_latency_is_the_mean_of_the_medians(samples):
-    measured = summarise([Trial(trial, "count", {"method": "fake"}) for trial in samples])
-    assert measured.latency_ms == pytest.approx(sum(measured.trials) / len(samples))
-    assert measured.record["min_ms"] <= measured.latency_ms * (1 + 1e-9)
-    assert measured.latency_ms <= measured.record["max_ms"] * (1 + 1e-9)
-    assert measured.record["samples"] == sum(map(len, samples))
+@pytest.mark.parametrize("seconds", [2.6, 4, 6, 9])
+def test_a_call_of_most_of_the_budget_costs_no_more_than_one_call_over_it(gpu, seconds):
+    length_ns = int(seconds * SECOND_NS) // 2
+    trial = take(gpu, gpu.call(length_ns=length_ns, operations=2))
+    assert trial.stop == "budget"
+    assert gpu.now_ns < (10 + seconds + 0.1) * SECOND_NS
+
+
+def test_a_steady_slow_call_stops_once_its_interval_is_narrow_and_says_so(gpu):
+    trial = take(gpu, gpu.call(length_ns=SECOND_NS // 4))
+    assert (trial.stop, len(trial.samples)) == ("precision", 9)
+
+
+def test_a_noisy_slow_call_goes_on_until_the_budget_is_spent(gpu):
+    lengths = [SECOND_NS // 8, SECOND_NS // 4] * 100
+    trial = take_trial(
+        lambda index: gpu.call(length_ns=lengths[index]), fake_cupti_clock(gpu)[0], RECIPE, now=gpu.seconds
+    )
+    assert trial.stop == "budget"
+    assert len(trial.samples) > 20
+    assert gpu.now_ns <= 10.3 * SECOND_NS
+
+
+def test_warm_up_ends_at_a_quarter_of_the_budget(gpu):
+    trial = take(gpu, gpu.call(length_ns=SECOND_NS // 2), Recipe(warmup_runs=1000, iterations=1000, budget_s=10.0))
+    assert gpu.now_ns <= 10.6 * SECOND_NS
+    assert (trial.stop, len(trial.samples) >= 9) == ("precision", True)
+
+
+def test_a_first_call_that_compiles_does_not_make_a_quick_call_slow(gpu):
+    def supply(index):
+        return gpu.call(host_ns=4 * SECOND_NS if index == 0 else 0)
+
+    trial = take_trial(supply, fake_cupti_clock(gpu)[0], RECIPE, now=gpu.seconds)
+    assert (trial.stop, len(trial.samples)) == ("count", 50)
+    assert set(trial.spans_ns) == {10_000}
+    assert trial.facts["spin_ns"] < PROBE_NS
+
+
+@pytest.mark.parametrize("fault", ["lost_at", "spins_lost_at"])
+def test_records_lost_in_the_middle_fall_back_to_events_and_say_why(gpu, fault):
+    trial = take(gpu, gpu.call(), **{fault: 4})
+    assert (trial.facts["method"], len(trial.samples), trial.stop) == ("cuda_events", 50, "count")
+    reason = {"lost_at": "CUPTI lost records: 3 dropped", "spins_lost_at": "CUPTI lost records: 0 of "}[fault]
+    assert trial.facts["fallback"].startswith(reason)
+    assert trial.facts["empty_pair_ns"] == 1_500
+    assert {sample.operations for sample in trial.samples} == {None}
+
+
+def test_a_second_subscriber_falls_back_to_events_and_says_why(gpu):
+    trial = take(gpu, gpu.call(), refusal="another subscriber of CUPTI")
+    assert (trial.facts["method"], trial.facts["fallback"]) == ("cuda_events", "another subscriber of CUPTI")
+
+
+def test_the_next_trial_tries_cupti_again(gpu):
+    clock, _ = fake_cupti_clock(gpu, lost_at=4)
+    methods = [take_trial(lambda _: gpu.call(), clock, RECIPE, now=gpu.seconds).facts["method"] for _ in range(2)]
+    assert methods == ["cuda_events", "cupti"]

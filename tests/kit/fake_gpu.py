@@ -1,0 +1,203 @@
+"""A GPU that keeps a log: a queue, a side stream and a clock in nanoseconds, with the edges that the clocks use.
+
+The host's time passes only when something is launched or waited for, so every figure can be worked out by hand.
+"""
+
+from dataclasses import dataclass, field, replace
+
+from flashinfer_bench.timing.clocks import CaptureRefused, Lead
+from flashinfer_bench.timing.clocks.cuda_events import CudaEventClock
+from flashinfer_bench.timing.clocks.cupti import CuptiClock, RecordsLost
+from flashinfer_bench.timing.lane import CHAIN, EMPTY_KERNEL, FLUSH_KERNEL, SPIN_KERNEL
+from flashinfer_bench.timing.timeline import Operation
+
+LAUNCH_NS = 2_000
+"""What one launch costs the host."""
+GAP_NS = 1_000
+"""From the end of one operation to the start of the next on the same stream."""
+FLUSH_NS = 40_000
+EVENT_NS = 1_500
+"""What an event costs the GPU."""
+
+
+@dataclass
+class FakeGpu:
+    """A device with its host; it is the lane of both clocks."""
+
+    cold: bool = True
+    log: list[str] = field(default_factory=list)
+    now_ns: int = 1_000_000
+    free_ns: int = 0
+    side_free_ns: int = 0
+    done: list[Operation] = field(default_factory=list)
+    launches: int = 0
+    captured: list[tuple[str, int]] | None = None
+    leads: list[Lead] = field(default_factory=list)
+    persisting: bool = False
+    flush_error: Exception | None = None
+
+    def seconds(self):
+        """Return the host's time, as a recipe reads it."""
+        return self.now_ns / 1e9
+
+    def lead_up(self, lead):
+        self.leads.append(lead)
+        if lead.waits_first or lead.resets_lines:
+            self.log.append("idle")
+            self._wait()
+        if lead.resets_lines:
+            self.log.append("reset")
+            self.persisting = False
+        if self.cold and lead.flushes:
+            if self.flush_error:
+                raise self.flush_error
+            self.log.append("flush")
+            self._queue(FLUSH_KERNEL, FLUSH_NS, gap_ns=0)
+        self.log.append("spin")
+        self._queue(SPIN_KERNEL, max(lead.spin_ns, 1_000), gap_ns=0)
+        if lead.settled:
+            self.log.append("settle")
+            self._wait()
+
+    def synchronize(self):
+        self.log.append("synchronize")
+        self._wait()
+
+    def launch_empty(self):
+        self.kernel(EMPTY_KERNEL, 1_000)
+
+    def launch_chain(self):
+        for _ in range(CHAIN):
+            self.launch_empty()
+
+    def kernel(self, name="kernel", length_ns=10_000, *, side=False):
+        """Launch an operation on the current stream, or on one that does not wait for it."""
+        if self.captured is not None and not side:
+            self.captured.append((name, length_ns))
+        else:
+            self._queue(name, length_ns, gap_ns=GAP_NS, side=side)
+
+    def wait(self):
+        """Wait as a call does that reads a result back; a capture cannot hold that."""
+        if self.captured is not None:
+            raise CaptureRefused("the call cannot be captured: it waits")
+        self._wait()
+
+    def capture(self, launch):
+        """Return a replay of what a call launches on the current stream; all its nodes share one correlation id."""
+        self.captured = []
+        try:
+            launch()
+        finally:
+            nodes, self.captured = self.captured, None
+
+        def replay():
+            self.log.append("replay")
+            self.now_ns += LAUNCH_NS
+            self.launches += 1
+            for name, length_ns in nodes:
+                self._run(name, length_ns, gap_ns=500)
+
+        return replay
+
+    def call(self, *, operations=1, length_ns=10_000, host_ns=0, waits=False, side=False):
+        """Return a call that writes "call" to the log and launches so many kernels."""
+
+        def launch():
+            if self.captured is None:
+                self.log.append("call")
+            self.now_ns += host_ns
+            for index in range(operations):
+                self.kernel(f"kernel_{index}", length_ns, side=side)
+            if waits:
+                self.wait()
+
+        return launch
+
+    def _queue(self, name, length_ns, *, gap_ns, side=False):
+        self.now_ns += LAUNCH_NS
+        self.launches += 1
+        self._run(name, length_ns, gap_ns=gap_ns, side=side)
+
+    def _run(self, name, length_ns, *, gap_ns, side=False):
+        start_ns = max(self.now_ns, self.side_free_ns if side else self.free_ns) + gap_ns
+        end_ns = start_ns + length_ns
+        if side:
+            self.side_free_ns = end_ns
+        else:
+            self.free_ns = end_ns
+        self.done.append(Operation(name, start_ns, end_ns, self.launches))
+
+    def _wait(self):
+        self.now_ns = max(self.now_ns, self.free_ns, self.side_free_ns)
+
+
+@dataclass
+class FakeRecorder:
+    """CUPTI of a fake GPU; it writes "on", "read", "take" and "off" to the log."""
+
+    gpu: FakeGpu
+    refusal: str = ""
+    lost_at: int | None = None
+    """The take that loses records, counted from 1."""
+    spins_lost_at: int | None = None
+    takes: int = 0
+    is_on: bool = False
+
+    def start(self):
+        if self.refusal:
+            raise RecordsLost(self.refusal)
+        self.is_on = True
+        self.gpu.log.append("on")
+        self.gpu.done.clear()
+
+    def stop(self):
+        self.is_on = False
+        self.gpu.log.append("off")
+
+    def now(self):
+        self.gpu.log.append("read")
+        return self.gpu.now_ns
+
+    def take(self):
+        self.gpu.log.append("take")
+        self.takes += 1
+        if self.takes == self.lost_at:
+            raise RecordsLost("3 dropped")
+        records, self.gpu.done = self.gpu.done, []
+        if self.takes == self.spins_lost_at:
+            return [record for record in records if record.name != SPIN_KERNEL]
+        return records
+
+
+@dataclass
+class FakeEvent:
+    """A CUDA event of a fake GPU; it writes "record" to the log."""
+
+    gpu: FakeGpu
+    passed_ns: int = -1
+
+    def record(self):
+        self.gpu.log.append("record")
+        self.gpu.now_ns += 500
+        self.passed_ns = self.gpu.free_ns = max(self.gpu.now_ns, self.gpu.free_ns) + EVENT_NS
+
+    def query(self):
+        return self.gpu.now_ns >= self.passed_ns
+
+    def elapsed_time(self, end):
+        return (end.passed_ns - self.passed_ns) / 1e6
+
+
+def fake_event_clock(gpu, reason=""):
+    """Return a clock on a fake GPU's events."""
+    return CudaEventClock(gpu, lambda: FakeEvent(gpu), reason=reason)
+
+
+def fake_cupti_clock(gpu, *, capture=None, **faults):
+    """Return a clock on a fake GPU's records, and its recorder."""
+    recorder = replace(FakeRecorder(gpu), **faults)
+    clock = CuptiClock(
+        gpu, recorder, capture=capture or gpu.capture, fallback=lambda reason: fake_event_clock(gpu, reason)
+    )
+    return clock, recorder

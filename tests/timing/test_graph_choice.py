@@ -1,0 +1,107 @@
+"""When a call is timed as the replay of a graph, and what is said where it is not."""
+
+import pytest
+
+from flashinfer_bench.timing.clocks import CaptureRefused
+from flashinfer_bench.timing.recipe import Recipe, take_trial
+from tests.kit.fake_gpu import fake_cupti_clock, fake_event_clock
+
+pytestmark = pytest.mark.cpu
+RECIPE = Recipe(warmup_runs=10, iterations=50, budget_s=10.0)
+
+
+def take(gpu, supply, recipe=RECIPE, **options):
+    return take_trial(supply, fake_cupti_clock(gpu, **options)[0], recipe, now=gpu.seconds)
+
+
+def test_several_operations_are_timed_as_the_replay_of_a_graph(gpu):
+    call = gpu.call(operations=3)
+    trial = take(gpu, lambda _: call)
+    assert trial.facts["launch"] == "graph"
+    assert "launch_reason" not in trial.facts
+    assert gpu.log.count("replay") == 51  # one that is looked at, 50 readings
+    assert {(s.operations, s.busy_ns, s.span_ns) for s in trial.samples} == {(3, 30_000, 31_000)}
+
+
+def test_a_call_is_captured_once_however_often_it_is_supplied(gpu):
+    captures = []
+
+    def capture(launch):
+        captures.append(launch)
+        return gpu.capture(launch)
+
+    first, second = gpu.call(operations=2), gpu.call(operations=2)
+    take(gpu, lambda index: (first, second)[index % 2], capture=capture)
+    assert sorted(map(id, captures)) == sorted(map(id, (first, second)))
+
+
+def test_nothing_is_captured_between_the_ends_of_a_reading(gpu):
+    def capture(launch):
+        gpu.log.append("capture")
+        return gpu.capture(launch)
+
+    take(gpu, lambda _: gpu.call(operations=2), capture=capture)
+    places = [place for place, step in enumerate(gpu.log) if step == "capture"]
+    assert len(places) == 51
+    assert all(gpu.log[:place].count("read") % 2 == 0 for place in places)
+
+
+def refuse(_launch):
+    raise CaptureRefused("the call cannot be captured: it reads a result back")
+
+
+@pytest.mark.parametrize(
+    ("call", "recipe", "options", "reason"),
+    [
+        ({"operations": 1}, RECIPE, {}, "a single operation needs no graph"),
+        ({"operations": 0}, RECIPE, {}, "a single operation needs no graph"),
+        ({"operations": 3}, Recipe(10, 50, 10.0, use_graphs=False), {}, "graphs are off"),
+        ({"operations": 3, "waits": True}, RECIPE, {}, "the call waits for the GPU inside"),
+        ({"operations": 3, "side": True}, RECIPE, {}, "the call uses a stream that does not wait for the current one"),
+        ({"operations": 3}, RECIPE, {"capture": refuse}, "the call cannot be captured: it reads a result back"),
+        ({"operations": 3, "length_ns": 10**9}, RECIPE, {}, "a call as slow as this gains nothing by a graph"),
+    ],
+    ids=["one", "none", "off", "waits", "side stream", "refused", "slow"],
+)
+def test_a_graph_that_is_not_used_is_not_used_for_a_reason(gpu, call, recipe, options, reason):
+    trial = take(gpu, lambda _: gpu.call(**call), recipe, **options)
+    assert (trial.facts["launch"], trial.facts["launch_reason"]) == ("stream", reason)
+    assert "replay" not in gpu.log
+    assert trial.samples[0].operations == call["operations"]
+
+
+def test_events_cannot_tell_what_a_replay_launches_so_none_is_made(gpu):
+    trial = take_trial(lambda _: gpu.call(operations=3), fake_event_clock(gpu), RECIPE, now=gpu.seconds)
+    assert trial.facts["launch_reason"] == "only CUPTI can tell whether a replay launches what the call does"
+    assert "replay" not in gpu.log
+
+
+def hides(gpu):
+    """Return a call with an operation that runs at its capture and never again, and whose stream is waited for."""
+
+    def launch():
+        gpu.log.append("call")
+        gpu.kernel("first")
+        gpu.kernel("hidden", side=gpu.captured is not None)
+        gpu.kernel("last")
+
+    return launch
+
+
+def test_a_replay_that_launches_something_else_is_not_trusted(gpu):
+    trial = take(gpu, lambda _: hides(gpu))
+    assert trial.facts["launch_reason"] == "a replay launches something else than the call does"
+    assert {sample.operations for sample in trial.samples} == {3}
+
+
+def test_a_later_call_that_cannot_be_captured_has_all_of_them_launched_on_the_stream(gpu):
+    def capture(launch):
+        if launch is calls[40]:
+            raise CaptureRefused("the call cannot be captured: it reads a result back")
+        return gpu.capture(launch)
+
+    calls = [gpu.call(operations=2) for _ in range(100)]
+    trial = take(gpu, calls.__getitem__, capture=capture)
+    assert (trial.facts["launch"], len(trial.samples)) == ("stream", 50)
+    assert "reads a result back" in trial.facts["launch_reason"]
+    assert {sample.span_ns for sample in trial.samples} == {21_000}

@@ -1,0 +1,178 @@
+"""What a clock does round a call, step by step, also when a step throws."""
+
+import pytest
+
+from flashinfer_bench.timing.clocks import ClockLost, Lead
+from flashinfer_bench.timing.clocks.cupti import EMPTY_LAUNCHES
+from flashinfer_bench.timing.clocks.wall import WallClock
+from flashinfer_bench.timing.recipe import LOOKS, Recipe, take_trial
+from tests.kit.fake_gpu import GAP_NS, fake_cupti_clock, fake_event_clock
+
+pytestmark = pytest.mark.cpu
+RECIPE = Recipe(warmup_runs=10, iterations=50, budget_s=10.0)
+BY_CUPTI = ["flush", "spin", "read", "call", "read"]
+BY_EVENTS = ["flush", "spin", "record", "read", "call", "read", "record"]
+
+
+def make_clock(kind, gpu):
+    return fake_cupti_clock(gpu)[0] if kind == "cupti" else fake_event_clock(gpu)
+
+
+def test_cupti_reads_its_clock_right_before_and_right_after_the_call(gpu):
+    clock, _ = fake_cupti_clock(gpu)
+    with clock:
+        clock.sample([gpu.call()] * 3, Lead(spin_ns=20_000))
+    assert gpu.log == ["on", *BY_CUPTI * 3, "synchronize", "take", "off"]
+
+
+def test_events_stand_right_before_and_right_after_the_call(gpu):
+    clock = fake_event_clock(gpu)
+    with clock:
+        gpu.log.clear()
+        clock.sample([gpu.call()] * 3, Lead(spin_ns=20_000))
+    assert gpu.log == [*BY_EVENTS * 3, "synchronize", "synchronize"]
+
+
+@pytest.mark.parametrize(("kind", "ends"), [("cupti", "read"), ("cuda_events", "record")])
+def test_nothing_but_the_call_lies_between_the_two_ends_of_any_reading_of_a_trial(gpu, kind, ends):
+    take_trial(lambda _: gpu.call(), make_clock(kind, gpu), RECIPE, now=gpu.seconds)
+    marks = [place for place, step in enumerate(gpu.log) if step == ends]
+    between = [gpu.log[start + 1 : end] for start, end in zip(marks[::2], marks[1::2], strict=True)]
+    timed = [[step for step in steps if step != "read"] for steps in between]
+    empty_pairs = 10 if kind == "cuda_events" else 0
+    assert timed[:empty_pairs] == [[]] * empty_pairs
+    assert timed[empty_pairs:] == [["call"]] * (10 + LOOKS + 50)  # warm-up, the look for persisting lines, readings
+
+
+def test_the_flush_and_the_spin_are_the_last_things_before_each_reading(gpu):
+    take_trial(lambda _: gpu.call(), make_clock("cupti", gpu), RECIPE, now=gpu.seconds)
+    calls = [place for place, step in enumerate(gpu.log) if step == "call"]
+    assert all(gpu.log[place - 3 : place + 2] == BY_CUPTI for place in calls)
+
+
+def test_a_warm_lane_flushes_nothing_and_says_warm(gpu):
+    gpu.cold = False
+    trial = take_trial(lambda _: gpu.call(), make_clock("cupti", gpu), RECIPE, now=gpu.seconds)
+    assert "flush" not in gpu.log
+    assert trial.facts["cache_state"] == "warm"
+
+
+def test_arguments_come_from_the_supplier_outside_of_every_reading(gpu):
+    def supply(_index):
+        gpu.log.append("supply")
+        return gpu.call()
+
+    take_trial(supply, make_clock("cupti", gpu), RECIPE, now=gpu.seconds)
+    for place in (place for place, step in enumerate(gpu.log) if step == "supply"):
+        assert gpu.log[:place].count("read") % 2 == 0
+
+
+@pytest.mark.parametrize("kind", ["cupti", "cuda_events"])
+def test_a_call_that_raises_in_iteration_17_comes_through_and_cupti_goes_off(gpu, kind):
+    first_timed = 10 + LOOKS
+
+    def boom():
+        raise ValueError("iteration 17")
+
+    with pytest.raises(ValueError, match="iteration 17"):
+        take_trial(
+            lambda index: boom if index == first_timed + 17 else gpu.call(),
+            make_clock(kind, gpu),
+            RECIPE,
+            now=gpu.seconds,
+        )
+    assert gpu.log.count("call") == first_timed + 17
+    assert gpu.log[-1] == ("off" if kind == "cupti" else "read")
+
+
+def test_a_flush_that_raises_comes_through_and_cupti_goes_off(gpu):
+    gpu.flush_error = RuntimeError("an illegal memory access was encountered")
+    clock, recorder = fake_cupti_clock(gpu)
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        take_trial(lambda _: gpu.call(), clock, RECIPE, now=gpu.seconds)
+    assert (gpu.log, recorder.is_on) == (["on", "off"], False)
+
+
+def test_a_supplier_that_raises_comes_through_and_cupti_goes_off(gpu):
+    clock, recorder = fake_cupti_clock(gpu)
+    with pytest.raises(IndexError):
+        take_trial([gpu.call()].__getitem__, clock, RECIPE, now=gpu.seconds)
+    assert (gpu.log[-1], recorder.is_on) == ("off", False)
+
+
+@pytest.mark.parametrize("fault", [{"lost_at": 2}, {"spins_lost_at": 2}], ids=["dropped", "no spins"])
+def test_records_that_are_lost_switch_cupti_off_before_anything_else_is_timed(gpu, fault):
+    clock, recorder = fake_cupti_clock(gpu, **fault)
+    take_trial(lambda _: gpu.call(), clock, RECIPE, now=gpu.seconds)
+    assert not recorder.is_on
+    assert gpu.log.index("off") < gpu.log.index("record")
+    assert gpu.log.count("on") == gpu.log.count("off") == 1
+
+
+def test_a_recorder_that_does_not_start_is_a_lost_clock(gpu):
+    clock, recorder = fake_cupti_clock(gpu, refusal="a profiler is attached")
+    with pytest.raises(ClockLost, match="a profiler is attached"), clock:
+        pass
+    assert (gpu.log, recorder.is_on) == ([], False)
+
+
+def test_readings_of_an_earlier_trial_do_not_reach_the_next_one(gpu):
+    clock, _ = fake_cupti_clock(gpu)
+    with pytest.raises(IndexError), clock:
+        clock.sample([gpu.call(operations=4), [].pop], Lead())
+    with clock:
+        (sample,) = clock.sample([gpu.call()], Lead())
+    assert sample.operations == 1
+
+
+def test_the_device_queue_never_holds_more_launches_than_it_takes(gpu):
+    clock, _ = fake_cupti_clock(gpu)
+    with clock:
+        clock.sample([gpu.call(operations=300)], Lead())
+        gpu.log.clear()
+        samples = clock.sample([gpu.call(operations=300)] * 5, Lead(spin_ns=900_000))
+    assert gpu.log == [*BY_CUPTI, "synchronize", "take"] * 5 + ["off"]
+    assert [sample.operations for sample in samples] == [300] * 5
+    assert {sample.busy_ns for sample in samples} == {300 * 10_000}
+
+
+def test_the_launch_gap_is_the_time_from_a_spin_to_an_empty_kernel(gpu):
+    clock, recorder = fake_cupti_clock(gpu)
+    assert clock.launch_gap_ns() == 1_000
+    assert gpu.log.count("spin") == EMPTY_LAUNCHES + 1
+    assert not recorder.is_on
+
+
+def test_the_chain_gap_is_one_link_of_a_chain_of_empty_kernels_and_flushes_nothing(gpu):
+    clock, recorder = fake_cupti_clock(gpu)
+    assert clock.chain_gap_ns() == (12 * 1_000 + 11 * GAP_NS) // 12
+    assert "flush" not in gpu.log
+    assert not recorder.is_on
+
+
+@pytest.mark.parametrize("fault", [{"refusal": "a profiler is attached"}, {"lost_at": 1}])
+def test_a_launch_gap_that_cannot_be_read_is_0(gpu, fault):
+    clock, recorder = fake_cupti_clock(gpu, **fault)
+    assert (clock.launch_gap_ns(), clock.chain_gap_ns() > 0) == (0, fault == {"lost_at": 1})
+    assert not recorder.is_on
+
+
+def test_events_report_what_an_empty_pair_costs_and_measure_it_once(gpu):
+    clock = fake_event_clock(gpu, "CUPTI is not installed")
+    with clock:
+        pass
+    pairs = gpu.log.count("record")
+    with clock:
+        pass
+    assert gpu.log.count("record") == pairs == 20
+    assert clock.facts() == {"empty_pair_ns": 1_500, "fallback": "CUPTI is not installed"}
+
+
+def test_the_wall_clock_times_the_call_and_needs_no_lead(monkeypatch):
+    ticks = iter([0, 7_000, 10_000, 19_000])
+    monkeypatch.setattr("flashinfer_bench.timing.clocks.wall.perf_counter_ns", lambda: next(ticks))
+    clock = WallClock()
+    with clock:
+        samples = clock.sample([lambda: None] * 2, Lead())
+    assert [sample.span_ns for sample in samples] == [7_000, 9_000]
+    assert (clock.fall_back("x"), clock.launch_gap_ns(), clock.facts()) == (None, 0, {})

@@ -1,0 +1,131 @@
+"""Order statistics and the interval of the median, as properties of any series."""
+
+import random
+from statistics import median
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flashinfer_bench.timing.statistics import (
+    interquartile_mean,
+    median_interval,
+    quantile,
+    relative_half_width,
+    summarise_series,
+)
+
+readings = st.integers(1, 10**9)
+series = st.lists(readings, min_size=1, max_size=80)
+long_series = st.lists(readings, min_size=9, max_size=80)
+
+
+@given(series)
+def test_order_statistics_are_in_order(values):
+    found = summarise_series(values)
+    ordered = [found.minimum, found.q25, found.median, found.q75, found.maximum]
+    assert ordered == sorted(ordered)
+    assert (found.minimum, found.maximum, found.count) == (min(values), max(values), len(values))
+    assert found.minimum <= found.mean * (1 + 1e-12)
+    assert found.mean <= found.maximum * (1 + 1e-12)
+
+
+@given(series, st.integers(0, 10**9))
+def test_a_shift_moves_places_and_leaves_widths(values, shift):
+    before, after = summarise_series(values), summarise_series([value + shift for value in values])
+    for name in ("median", "mean", "minimum", "maximum", "q25", "q75"):
+        assert getattr(after, name) == pytest.approx(getattr(before, name) + shift, rel=1e-9)
+    assert after.std == pytest.approx(before.std, rel=1e-6, abs=1e-3)
+
+
+@given(long_series, st.integers(2, 1000))
+def test_a_scale_scales_everything_and_leaves_relative_widths(values, scale):
+    before, after = summarise_series(values), summarise_series([value * scale for value in values])
+    for name in ("median", "mean", "std", "minimum", "maximum", "q25", "q75"):
+        assert getattr(after, name) == pytest.approx(getattr(before, name) * scale, rel=1e-9, abs=1e-6)
+    assert after.interval == pytest.approx([bound * scale for bound in before.interval], rel=1e-9, abs=1e-3)
+    assert after.spread == pytest.approx(before.spread)
+
+
+@given(long_series)
+def test_the_interval_contains_the_median(values):
+    low, high = median_interval(values)
+    assert low <= median(values) <= high
+
+
+@given(st.lists(readings, max_size=8))
+def test_fewer_than_nine_readings_have_no_interval(values):
+    assert median_interval(values) is None
+    assert relative_half_width(values) is None
+
+
+@given(readings, st.integers(9, 60))
+def test_equal_readings_have_no_width(value, count):
+    found = summarise_series([value] * count)
+    assert (found.interval, found.std, found.spread) == ((value, value), 0, 0)
+    assert relative_half_width([value] * count) == 0
+
+
+def test_a_median_of_0_has_no_relative_width():
+    assert relative_half_width([0] * 20) is None
+    assert summarise_series([0] * 20).spread == 0
+
+
+def test_an_empty_series_is_refused():
+    with pytest.raises(ValueError, match="no readings"):
+        summarise_series([])
+
+
+@given(series, st.floats(0, 1))
+def test_a_quantile_lies_among_the_values_and_grows_with_its_share(values, share):
+    ordered = sorted(values)
+    assert ordered[0] <= quantile(ordered, share) <= ordered[-1]
+    assert quantile(ordered, share / 2) <= quantile(ordered, share)
+
+
+def test_quartiles_are_linear_between_neighbours():
+    found = summarise_series([4, 1, 3, 2])
+    assert (found.q25, found.median, found.q75, found.std) == (1.75, 2.5, 3.25, pytest.approx(1.25**0.5))
+
+
+@given(series)
+def test_the_interquartile_mean_lies_between_the_readings_next_to_the_quartiles(values):
+    ordered, cut = sorted(values), len(values) // 4
+    middle = ordered[cut : len(values) - cut]
+    assert middle[0] * (1 - 1e-12) <= interquartile_mean(values) <= middle[-1] * (1 + 1e-12)
+
+
+def test_the_interquartile_mean_ignores_outliers_and_sees_less_than_a_step():
+    assert interquartile_mean([0, 32, 32, 64, 64, 64, 64, 10**9]) == 56
+
+
+def covered(*, correlation, count, interval, rounds=400):
+    """Return how often an interval holds the true median of an AR(1) series with normal steps."""
+    source, hits = random.Random(7), 0
+    for _ in range(rounds):
+        state, values = source.gauss(0, (1 - correlation**2) ** -0.5), []
+        for _ in range(count):
+            values.append(1_000 + state)
+            state = correlation * state + source.gauss(0, 1)
+        low, high = interval(values)
+        hits += low <= 1_000 <= high
+    return hits / rounds
+
+
+def independent_interval(values):
+    """Return the textbook 95 % interval of the median of 50 independent readings, by order statistics."""
+    ordered = sorted(values)
+    return ordered[17], ordered[32]
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.3, 0.6])
+def test_the_interval_covers_the_median_of_readings_that_depend_on_their_neighbours(correlation):
+    assert covered(correlation=correlation, count=50, interval=median_interval) >= 0.85
+
+
+def test_an_interval_for_independent_readings_would_not():
+    assert covered(correlation=0.6, count=50, interval=independent_interval) < 0.8
+
+
+def test_more_readings_cover_stronger_dependence():
+    assert covered(correlation=0.9, count=200, interval=median_interval, rounds=200) >= 0.85

@@ -1,0 +1,87 @@
+"""When sampling stops: at the count, at the precision of a slow call, or at the budget."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flashinfer_bench.timing.stopping import SLOW_BATCH, StoppingRule
+
+STEADY = [1_000_000] * 20
+NOISY = [1_000_000, 3_000_000] * 10
+
+
+@pytest.mark.parametrize(
+    ("spans", "spent_s", "per_call_s", "reason"),
+    [
+        ([], 0.0, 0.1, None),
+        ([], 99.0, 0.1, None),
+        (STEADY, 0.1, 0.005, None),
+        (NOISY, 0.1, 0.005, None),
+        (STEADY, 2.0, 0.1, None),
+        (STEADY, 2.0, 0.5, "precision"),
+        (NOISY, 2.0, 0.5, None),
+        (NOISY, 9.6, 0.5, "budget"),
+        (STEADY, 9.6, 0.5, "precision"),
+        (STEADY[:8], 2.0, 0.5, None),
+        (STEADY[:8], 9.6, 0.5, "budget"),
+        (STEADY * 3, 99.0, 0.5, "count"),
+    ],
+    ids=[
+        "nothing taken yet",
+        "nothing taken though the time is spent",
+        "quick and steady",
+        "quick and noisy",
+        "all fit just so",
+        "slow and steady",
+        "slow and noisy",
+        "slow, noisy and spent",
+        "precision before budget",
+        "too few to tell",
+        "too few and spent",
+        "all taken",
+    ],
+)
+def test_why_sampling_stops(spans, spent_s, per_call_s, reason):
+    rule = StoppingRule(iterations=50, budget_s=10.0)
+    assert rule.reason_to_stop(spans, spent_s=spent_s, per_call_s=per_call_s) == reason
+
+
+@given(
+    st.integers(1, 500),
+    st.integers(0, 499),
+    st.floats(-100, 100),
+    st.floats(0, 1000),
+    st.floats(0, 100),
+)
+def test_a_batch_never_asks_for_more_than_is_wanted_nor_for_nothing(iterations, taken, budget_s, spent_s, per_call_s):
+    rule = StoppingRule(taken + iterations, budget_s)
+    batch = rule.next_batch(taken, spent_s=spent_s, per_call_s=per_call_s)
+    assert 1 <= batch <= iterations
+    if spent_s + iterations * per_call_s <= budget_s:
+        assert batch == iterations
+    else:
+        assert batch <= SLOW_BATCH
+
+
+@given(
+    st.integers(1, 200),
+    st.floats(0, 20),
+    st.lists(st.tuples(st.integers(1, 10**6), st.floats(0, 3)), min_size=1, max_size=20),
+)
+def test_sampling_always_ends_with_a_reading_and_not_long_after_the_budget(iterations, budget_s, calls):
+    rule, spans, spent_s, per_call_s = StoppingRule(iterations, budget_s), [], 0.0, calls[-1][1]
+    while (stop := rule.reason_to_stop(spans, spent_s=spent_s, per_call_s=per_call_s)) is None:
+        batch = rule.next_batch(len(spans), spent_s=spent_s, per_call_s=per_call_s)
+        taken = [calls[(len(spans) + index) % len(calls)] for index in range(batch)]
+        spans += [span for span, _ in taken]
+        batch_s = sum(seconds for _, seconds in taken)
+        spent_s, per_call_s = spent_s + batch_s, batch_s / batch
+    assert 1 <= len(spans) <= iterations
+    assert (stop == "count") == (len(spans) == iterations)
+
+
+def test_a_slow_call_is_looked_at_every_few_readings_and_the_last_ones_fit_the_budget():
+    rule = StoppingRule(iterations=50, budget_s=10.0)
+    assert rule.next_batch(0, spent_s=0.0, per_call_s=1.0) == SLOW_BATCH
+    assert rule.next_batch(6, spent_s=8.5, per_call_s=1.0) == 1
+    assert rule.next_batch(49, spent_s=1.0, per_call_s=5.0) == 1

@@ -1,0 +1,130 @@
+"""From records to readings: which call an operation belongs to, and what a call's operations add up to."""
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flashinfer_bench.timing.timeline import HostCall, Operation, TimelineBroken, busy_time, read_samples
+
+SPIN, FLUSH = "spin", "flush"
+
+
+def read(operations, calls):
+    return read_samples(operations, calls, spin=SPIN, ignored=frozenset({SPIN, FLUSH}))
+
+
+def two_calls():
+    """Return the records of two calls of two kernels each behind a flush and a spin, and the host's side."""
+    records = [
+        Operation(FLUSH, 0, 40, 1),
+        Operation(SPIN, 40, 100, 2),
+        Operation("a", 101, 111, 3),
+        Operation("b", 112, 132, 4),
+        Operation(FLUSH, 140, 180, 5),
+        Operation(SPIN, 180, 240, 6),
+        Operation("a", 242, 252, 7),
+        Operation("b", 253, 283, 8),
+    ]
+    return records, [HostCall(10, 30), HostCall(150, 190)]
+
+
+def test_what_ran_between_two_spins_is_one_call():
+    first, second = read(*two_calls())
+    assert (first.span_ns, first.busy_ns, first.operations, first.lead_ns) == (31, 30, 2, 1)
+    assert (second.span_ns, second.busy_ns, second.operations, second.lead_ns) == (41, 40, 2, 2)
+    assert (first.enqueue_ns, second.enqueue_ns) == (20, 40)
+    assert first.launched == second.launched == (("a", 1), ("b", 1))
+    assert (first.late, first.escaped) == (False, False)
+
+
+@given(st.randoms(use_true_random=False))
+def test_the_order_of_the_records_says_nothing(source):
+    records, calls = two_calls()
+    shuffled = source.sample(records, len(records))
+    assert read(shuffled, calls) == read(records, calls)
+
+
+@given(st.integers(0, 10**12))
+def test_a_later_start_of_the_clock_says_nothing(shift):
+    records, calls = two_calls()
+    later = [Operation(r.name, r.start_ns + shift, r.end_ns + shift, r.correlation) for r in records]
+    assert read(later, [HostCall(c.begin_ns + shift, c.end_ns + shift) for c in calls]) == read(records, calls)
+
+
+def test_the_nodes_of_a_graph_share_an_id_and_all_count():
+    records = [Operation(SPIN, 0, 50, 1), *[Operation(f"node{i}", 60 + 10 * i, 68 + 10 * i, 2) for i in range(5)]]
+    (sample,) = read(records, [HostCall(5, 9)])
+    assert (sample.operations, sample.span_ns, sample.busy_ns) == (5, 48, 40)
+
+
+def test_a_side_stream_that_runs_before_the_spin_ends_belongs_to_the_call_that_launched_it():
+    records, calls = two_calls()
+    side = Operation("side", 160, 175, 9)  # launched by the second call, runs beside its flush
+    first, second = read([*records, side], calls)
+    assert (first.operations, first.escaped) == (2, False)
+    assert (second.operations, second.escaped, second.lead_ns, second.span_ns) == (3, True, 0, 123)
+
+
+def test_work_that_runs_on_into_the_next_call_is_counted_where_it_was_launched():
+    records, calls = two_calls()
+    long = Operation("long", 120, 300, 4)
+    first, second = read([*records, long], calls)
+    assert (first.operations, first.span_ns, second.operations) == (3, 199, 2)
+
+
+def test_launches_of_another_thread_count_for_the_call_in_whose_window_they_fall():
+    records, calls = two_calls()
+    other = [Operation("thread", 255, 260, 7), Operation("earlier", 1, 2, 0)]
+    first, second = read([*records, *other], calls)
+    assert (first.operations, second.operations) == (2, 3)
+    assert ("thread", 1) in second.launched
+    assert not any(name == "earlier" for sample in (first, second) for name, _ in sample.launched)
+
+
+def test_a_call_that_launches_nothing_has_a_reading_of_the_host_alone():
+    records, calls = two_calls()
+    first, second = read([record for record in records if record.correlation not in (3, 4)], calls)
+    assert (first.span_ns, first.busy_ns, first.operations, first.lead_ns, first.enqueue_ns) == (0, 0, 0, None, 20)
+    assert second.operations == 2
+
+
+def test_a_call_that_is_enqueued_after_its_spin_ended_is_late():
+    records, _ = two_calls()
+    first, second = read(records, [HostCall(10, 101), HostCall(150, 240)])
+    assert (first.late, second.late) == (True, False)
+
+
+@pytest.mark.parametrize("missing", [2, 6])
+def test_a_missing_spin_breaks_the_timeline(missing):
+    records, calls = two_calls()
+    with pytest.raises(TimelineBroken, match="1 of 2 calls"):
+        read([record for record in records if record.correlation != missing], calls)
+
+
+def test_a_spin_too_many_breaks_the_timeline():
+    records, calls = two_calls()
+    with pytest.raises(TimelineBroken, match="3 of 2 calls"):
+        read([*records, Operation(SPIN, 300, 310, 9)], calls)
+
+
+def test_no_calls_have_no_readings():
+    assert read([], []) == []
+
+
+intervals = st.lists(st.tuples(st.integers(0, 300), st.integers(0, 60)), min_size=1, max_size=30)
+
+
+@given(intervals)
+def test_busy_time_is_the_length_of_the_union(pairs):
+    operations = [Operation("k", start, start + length, 1) for start, length in pairs]
+    covered = {moment for op in operations for moment in range(op.start_ns, op.end_ns)}
+    assert busy_time(operations) == len(covered)
+
+
+@given(intervals)
+def test_busy_time_lies_between_the_longest_operation_and_the_span(pairs):
+    records = [Operation(SPIN, 0, 1, 1), *[Operation("k", 2 + start, 2 + start + length, 2) for start, length in pairs]]
+    (sample,) = read(random.Random(0).sample(records, len(records)), [HostCall(0, 1)])
+    assert max(length for _, length in pairs) <= sample.busy_ns <= sample.span_ns
