@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-PACKAGES = ["flashinfer_bench", "flashinfer_bench.bench", "flashinfer_bench.data"]
+PACKAGES = ["flashinfer_bench", "flashinfer_bench.bench", "flashinfer_bench.data", "flashinfer_bench.testing"]
 HEAVY = ["torch", "triton", "numpy", "pydantic"]
 
 

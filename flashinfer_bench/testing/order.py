@@ -1,0 +1,151 @@
+"""One timing as it was asked for, and how it is carried out: by rotation where that makes calls cold, else by flushing.
+
+Where calls run, and by which clock, is the site's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from statistics import median
+from time import perf_counter
+from typing import Any, Final
+
+import torch
+
+from flashinfer_bench.testing.arguments import find_tensors
+from flashinfer_bench.testing.counts import Wanted
+from flashinfer_bench.testing.rotation import Rotation, RotationRefused, count_sets, why_not_cold
+from flashinfer_bench.testing.site import Site
+from flashinfer_bench.testing.timed import GpuTime
+from flashinfer_bench.timing.measurement import Trial
+from flashinfer_bench.timing.recipe import CHECKS, RETAKES, Recipe, Supplier, take_trial
+from flashinfer_bench.timing.summary import latency_ns, summarise
+
+Now = Callable[[], float]
+
+FEW, MANY = 3, 13
+ESTIMATE_BUDGET_S: Final = 1.0
+COMPARISON: Final = Recipe(warmup_runs=CHECKS, iterations=9, budget_s=1.0)
+SLOW_NS: Final = 2_000_000
+"""In a call of this length it no longer shows what an L2 can hold."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """What is to be timed, and how."""
+
+    function: Callable[..., object]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    dry_runs: Wanted
+    iterations: Wanted
+    time_budget_s: float
+    use_cuda_graph: bool = False
+    cold: bool = True
+    rotate: bool = False
+
+    def call(self) -> object:
+        """Call it on the arguments that were given."""
+        return self.function(*self.args, **self.kwargs)
+
+    def supply(self, _index: int) -> Callable[[], object]:
+        """Return the same launch for every call."""
+        return self.call
+
+    def tensors(self, device_type: str) -> list[torch.Tensor]:
+        """Return the tensors among the arguments that lie on a kind of device."""
+        found = find_tensors((self.args, self.kwargs))
+        return [tensor for tensor in found if tensor.device.type == device_type]
+
+
+def carry_out(order: Order, site: Site, *, now: Now = perf_counter) -> GpuTime:
+    """Time an order at a site; what was done otherwise than it asks for stands in the measurement."""
+    recipe = _make_recipe(order, site, now)
+    if not order.rotate or not site.l2_bytes:
+        return _time(site, recipe, order.supply, cold=order.cold, now=now)[0]
+    try:
+        return _time_rotated(order, site, recipe, now)
+    except RotationRefused as refused:
+        timed, _ = _time(site, recipe, order.supply, cold=True, now=now)
+        return replace(timed, measurement={**timed.measurement, "rotation_refused": str(refused)})
+
+
+def _make_recipe(order: Order, site: Site, now: Now) -> Recipe:
+    """Return the counts; where they depend on the time of a call, that is measured first."""
+    known: list[float] = []
+
+    def per_call_ms() -> float:
+        if not known:
+            known.append(_estimate_call_ms(order, site, now))
+        return known[0]
+
+    return Recipe(
+        warmup_runs=order.dry_runs.resolve(per_call_ms),
+        iterations=order.iterations.resolve(per_call_ms),
+        budget_s=order.time_budget_s,
+        use_graphs=order.use_cuda_graph,
+    )
+
+
+def _estimate_call_ms(order: Order, site: Site, now: Now) -> float:
+    """Return the wall time that one more reading takes: what a longer trial takes beyond a shorter one.
+
+    The first trial of all may compile kernels, and counts for nothing.
+    """
+    taken: list[tuple[float, int]] = []
+    for iterations in (FEW, FEW, MANY):
+        recipe = Recipe(warmup_runs=CHECKS, iterations=iterations, budget_s=ESTIMATE_BUDGET_S, use_graphs=False)
+        begin = now()
+        trial = take_trial(order.supply, site.clock(cold=order.cold), recipe, now=now)
+        taken.append(((now() - begin) * 1e3, int(trial.facts["calls"])))
+    (_, _), (short_ms, few), (long_ms, many) = taken
+    return (long_ms - short_ms) / (many - few) if many > few else long_ms / many
+
+
+def _time(site: Site, recipe: Recipe, supply: Supplier, *, cold: bool, now: Now) -> tuple[GpuTime, Trial]:
+    """Take one trial, and say what it comes to."""
+    clock = site.clock(cold=cold)
+    gap_ns = site.launch_gap_ns(clock)
+    before = site.look()
+    trial = take_trial(supply, clock, recipe, now=now)
+    added_ns = gap_ns if trial.facts["method"] == "cupti" else 0
+    measured = summarise([trial], launch_gap_ns=added_ns, before=before, after=site.look())
+    times_ms = tuple(latency_ns(sample, added_ns) / 1e6 for sample in trial.samples)
+    return GpuTime(measured.latency_ms, measured.record["std_ms"], times_ms, measured.record), trial
+
+
+def _time_rotated(order: Order, site: Site, recipe: Recipe, now: Now) -> GpuTime:
+    """Time an order over rotated arguments.
+
+    Raises:
+        RotationRefused: they cannot be rotated, or the calls turned out to be warm.
+    """
+    tensors = order.tensors(site.device_type)
+    sets = count_sets(
+        order.function,
+        tensors,
+        device_type=site.device_type,
+        l2_bytes=site.l2_bytes,
+        free_bytes=site.free_bytes(),
+        calls=max(recipe.warmup_runs, CHECKS) + 1 + recipe.iterations * (1 + RETAKES),
+    )
+    rotation = Rotation(order.function, order.args, order.kwargs, tensors=tensors, sets=sets, evict=site.evict)
+    timed, trial = _time(site, recipe, rotation.supply, cold=False, now=now)
+    rotated_ns = median(trial.spans_ns)
+    if rotated_ns < SLOW_NS:
+        reason = why_not_cold(
+            rotated_ns=rotated_ns,
+            warm_ns=_usual_span_ns(order, site, recipe, cold=False, now=now),
+            flushed_ns=_usual_span_ns(order, site, recipe, cold=True, now=now),
+        )
+        if reason is not None:
+            raise RotationRefused(reason)
+    facts = {"cache_state": "cold", "rotated_sets": rotation.used}
+    return replace(timed, measurement={**timed.measurement, **facts})
+
+
+def _usual_span_ns(order: Order, site: Site, recipe: Recipe, *, cold: bool, now: Now) -> float:
+    """Return what a call on the same arguments each time takes, launched as the rotated ones were."""
+    comparison = replace(COMPARISON, use_graphs=recipe.use_graphs)
+    return median(take_trial(order.supply, site.clock(cold=cold), comparison, now=now).spans_ns)

@@ -1,0 +1,254 @@
+"""`bench_gpu_time` on a fake GPU: what is asked for is done, or told to be otherwise."""
+
+import json
+from contextlib import nullcontext
+from statistics import median
+
+import numpy as np
+import pytest
+import torch
+
+from flashinfer_bench.testing import bench_gpu_time
+from flashinfer_bench.testing.counts import Wanted
+from flashinfer_bench.testing.gpu_time import describe_departures
+from flashinfer_bench.testing.order import Order, carry_out
+from flashinfer_bench.timing.measurement import EVENTS_ASKED_FOR
+from tests.kit.fake_gpu import FakeGpu, fake_cupti_clock
+
+pytestmark = pytest.mark.cpu
+
+COLD_NS, WARM_NS = 20_000, 5_000
+L2_BYTES = 4_000
+
+
+class FakeSite:
+    """A GPU with a cache: a kernel is fast on data that few other bytes were touched since."""
+
+    device_type = "cpu"
+    l2_bytes = L2_BYTES
+
+    def __init__(self, *, free_bytes=10**9, refusal=""):
+        self.gpus = {cold: FakeGpu(cold=cold) for cold in (True, False)}
+        self.clocks = {cold: fake_cupti_clock(gpu, refusal=refusal)[0] for cold, gpu in self.gpus.items()}
+        self.free, self.gpu, self.touched, self.gaps = free_bytes, self.gpus[True], [], 0
+
+    def active(self):
+        return nullcontext()
+
+    def clock(self, *, cold):
+        self.gpu = self.gpus[cold]
+        return self.clocks[cold]
+
+    def launch_gap_ns(self, clock):
+        self.gaps += 1
+        return clock.launch_gap_ns()
+
+    def look(self):
+        return None
+
+    def free_bytes(self):
+        return self.free
+
+    def evict(self):
+        self.touched.clear()
+
+    def read(self, data):
+        """Launch a kernel that reads a tensor."""
+        recent = [address for address, _ in self.touched[-(L2_BYTES // data.nbytes) :]]
+        is_warm = not self.gpu.cold and data.data_ptr() in recent
+        self.touched.append((data.data_ptr(), data.nbytes))
+        self.gpu.kernel("read", WARM_NS if is_warm else COLD_NS)
+
+
+def order(function, args=(), *, iterations=30, **settings):
+    counts = {"dry_runs": Wanted(5, None), "iterations": Wanted(iterations, None), "time_budget_s": 10.0}
+    return Order(function, tuple(args), {}, **counts, **settings)
+
+
+def carried_out(site, asked):
+    """Return what an order came to, and what a caller is warned of."""
+    timed = carry_out(asked, site, now=lambda: sum(gpu.seconds() for gpu in site.gpus.values()))
+    return timed, describe_departures(asked, timed.measurement)
+
+
+def test_the_result_unpacks_and_carries_the_whole_measurement():
+    site = FakeSite()
+    timed, notes = carried_out(site, order(lambda: site.gpu.kernel(length_ns=7_000)))
+    median_ms, std_ms = timed
+    assert (median_ms, std_ms) == (pytest.approx(0.008), pytest.approx(0.0))  # the gap of 1 us and the kernel's 7
+    assert (len(timed.times_ms), timed.method, timed.measurement["launch_gap_ns"]) == (30, "cupti", 1_000)
+    assert json.loads(json.dumps(timed.measurement))["cache_state"] == "cold"
+    assert (np.median(timed), notes) == (pytest.approx(median_ms), [])
+
+
+@pytest.mark.filterwarnings("ignore:There is no GPU")
+@pytest.mark.parametrize(
+    "spelling",
+    [
+        {"num_iters": 7, "dry_run_iters": 4, "args": (1,), "kwargs": {"step": 2}},
+        {"repeat_iters": 7, "dry_run_iters": 4, "input_args": (1,), "input_kwargs": {"step": 2}},
+        {
+            "num_iters": 7,
+            "repeat_iters": 7,
+            "dry_run_iters": 4,
+            "repeat_time_ms": 99.0,
+            "args": [1],
+            "kwargs": {"step": 2},
+        },
+    ],
+    ids=["guide", "early", "both"],
+)
+def test_both_spellings_mean_the_same(spelling):
+    calls = []
+    timed = bench_gpu_time(lambda start, step: calls.append((start, step)), **spelling)
+    assert (len(timed.times_ms), calls) == (7, [(1, 2)] * 11)
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "words"),
+    [
+        ({"num_iters": 3, "repeat_iters": 4}, ValueError, "num_iters=3 and repeat_iters=4"),
+        ({"num_iters": 0}, ValueError, "num_iters must be a whole number of at least 1"),
+        ({"dry_run_iters": -1}, ValueError, "dry_run_iters"),
+        ({"repeat_time_ms": 0}, ValueError, "repeat_time_ms must be above 0"),
+        ({"args": (1,), "input_args": (1,)}, ValueError, "args and input_args"),
+        ({"kwargs": {"a": 1}, "input_kwargs": {"a": 1}}, ValueError, "kwargs and input_kwargs"),
+        ({"args": torch.ones(2)}, TypeError, "args must be a tuple"),
+        ({"args": 5}, TypeError, "args must be a tuple"),
+        ({"kwargs": (1,)}, TypeError, "kwargs must be a dict"),
+    ],
+    ids=str,
+)
+def test_what_makes_no_sense_is_refused(given, error, words):
+    with pytest.raises(error, match=words):
+        bench_gpu_time(lambda *_: None, **given)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_on_a_cpu_it_says_that_the_wall_clock_was_used():
+    with pytest.warns(UserWarning, match="no GPU: timed by the wall clock"):
+        timed = bench_gpu_time(torch.add, args=(torch.ones(4), 1), num_iters=3, rotate_buffers=True)
+    assert timed.method == "wall"
+
+
+@pytest.mark.filterwarnings("ignore:There is no GPU")
+def test_a_parameter_without_effect_is_told():
+    with pytest.warns(UserWarning, match="num_iters_within_graph has no effect"):
+        bench_gpu_time(lambda: None, num_iters=1, num_iters_within_graph=10)
+
+
+def test_a_time_gives_about_as_many_calls_as_fill_it():
+    site = FakeSite()
+    asked = Order(lambda: site.gpu.kernel(length_ns=100_000), (), {}, Wanted(None, 2.0), Wanted(None, 10.0), 10.0)
+    timed, _ = carried_out(site, asked)
+    assert len(timed.times_ms) == pytest.approx(10.0 / 0.16, rel=0.1)  # a flush of 40 us, a spin of 9, a call of 101
+    assert 2.0 / 0.16 - 1 < timed.measurement["calls"] - len(timed.times_ms) < 2 * 2.0 / 0.16
+
+
+def test_cupti_that_does_not_work_is_warned_of_in_the_guides_words():
+    not_there = "CUPTI is not installed. Try 'pip install -U cupti-python'. Falling back to CUDA events."
+    record = {"method": "cuda_events", "fallback": not_there}
+    assert describe_departures(order(print), record) == [not_there]
+    site = FakeSite(refusal="another subscriber of CUPTI is attached")
+    timed, notes = carried_out(site, order(lambda: site.gpu.kernel()))
+    assert (timed.method, timed.measurement.get("launch_gap_ns")) == ("cuda_events", None)
+    assert notes == ["another subscriber of CUPTI is attached. Falling back to CUDA events."]
+
+
+def test_events_that_were_asked_for_are_no_departure():
+    record = {"method": "cuda_events", "fallback": EVENTS_ASKED_FOR}
+    assert describe_departures(order(print), record) == []
+
+
+@pytest.mark.parametrize(("asked", "launch"), [(True, "graph"), (False, "stream")], ids=["graph", "stream"])
+def test_a_call_of_several_operations_is_launched_as_it_was_asked_for(asked, launch):
+    site = FakeSite()
+    timed, notes = carried_out(site, order(lambda: site.gpu.call(operations=3)(), use_cuda_graph=asked))
+    assert (timed.measurement["launch"], notes) == (launch, [])
+    assert ("replay" in site.gpu.log) == asked
+
+
+def test_a_graph_that_is_refused_is_told_with_the_reason():
+    site = FakeSite()
+    timed, (note,) = carried_out(site, order(lambda: site.gpu.call(operations=2, waits=True)(), use_cuda_graph=True))
+    assert timed.measurement["launch"] == "stream"
+    assert "waits for the GPU inside" in note
+
+
+def test_a_single_operation_needs_no_graph_and_no_warning():
+    site = FakeSite()
+    _, notes = carried_out(site, order(lambda: site.gpu.kernel(), use_cuda_graph=True))
+    assert notes == []
+
+
+def test_a_rotated_call_is_cold_without_a_flush():
+    site = FakeSite()
+    data = torch.ones(100)  # 400 bytes, so 10 sets fill the L2 once
+    timed, notes = carried_out(site, order(site.read, (data,), rotate=True))
+    assert notes == []
+    assert set(timed.times_ms) == {(COLD_NS + 1_000) / 1e6}
+    assert (timed.measurement["cache_state"], timed.measurement["rotated_sets"]) == ("cold", 31)
+    assert "flush" not in site.gpus[False].log
+
+
+def test_no_more_copies_are_made_than_calls_use():
+    site = FakeSite()
+    timed, notes = carried_out(site, order(site.read, (torch.ones(10),), iterations=4, rotate=True))
+    addresses = {address for address, _ in site.touched}
+    assert (timed.measurement["rotated_sets"], notes) == (timed.measurement["calls"], [])
+    assert len(addresses) <= timed.measurement["calls"]
+    assert median(timed.times_ms) == (COLD_NS + 1_000) / 1e6
+
+
+GLOBAL = torch.ones(100)
+
+
+@pytest.mark.parametrize(
+    ("args", "free_bytes", "words"),
+    [
+        ((), 10**9, "there are no GPU tensors among the arguments"),
+        ((torch.ones(9),), 1000, "copies of 0 MB do not fit into 0.0 GB"),
+        ((torch.ones(3).to_sparse(),), 10**9, "layout torch.sparse_coo, which cannot be copied"),
+        ((torch.ones(0),), 10**9, "are empty"),
+    ],
+    ids=["no tensors", "memory", "sparse", "empty"],
+)
+def test_a_rotation_that_cannot_be_is_refused_with_the_reason_and_flushed(args, free_bytes, words):
+    site = FakeSite(free_bytes=free_bytes)
+    timed, (note,) = carried_out(site, order(lambda *_: site.gpu.kernel(), args, rotate=True))
+    assert words in note
+    assert timed.measurement["cache_state"] == "cold"
+    assert "flush" in site.gpus[True].log
+
+
+def test_a_global_tensor_refuses_a_rotation_too():
+    site = FakeSite()
+    kernel = site.gpu.kernel
+    _, (note,) = carried_out(site, order(lambda _data: kernel() or GLOBAL, (torch.ones(9),), rotate=True))
+    assert "not among its arguments (GLOBAL)" in note
+
+
+def test_tensors_that_a_function_closes_over_are_named():
+    site = FakeSite()
+    weight, bias = torch.ones(100), torch.ones(100)
+
+    def function(data):
+        site.read(weight)
+        return bias
+
+    _, (note,) = carried_out(site, order(function, (torch.ones(100),), rotate=True))
+    assert "(bias, weight)" in note
+    assert "flushed before each call instead" in note
+
+
+def test_a_rotation_that_leaves_calls_warm_is_found_out():
+    site = FakeSite()
+    hidden = {"weight": [torch.ones(100)]}
+
+    class Layer:
+        def __call__(self, data):
+            site.read(hidden["weight"][0])
+
+    timed, (note,) = carried_out(site, order(Layer(), (torch.ones(100),), rotate=True))
+    assert "something beside them" in note
+    assert timed.median_ms == (COLD_NS + 1_000) / 1e6
