@@ -34,7 +34,7 @@ from flashinfer_bench.bench.evaluators.reference import Reference
 from flashinfer_bench.bench.evaluators.registry import find_evaluator
 from flashinfer_bench.bench.evaluators.seeds import derive_seed
 from flashinfer_bench.data import Definition, Solution, TraceSet, Workload
-from flashinfer_bench.worker.load import load_entry
+from flashinfer_bench.worker.load import load_python
 
 BUNDLED = Path(__file__).parents[1] / "flashinfer-trace"
 
@@ -128,13 +128,20 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def load(solution: Solution, folder: Path) -> Callable[..., Any]:
-    """Write the sources of one of our own solutions out and import its entry function."""
+    """Write the sources of one of our own solutions out and import its entry function; the next has its own modules."""
     place = folder / solution.name
     for source in solution.sources:
         path = place / source.path
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(source.content)
-    return load_entry(place, solution.get_entry_path(), solution.get_entry_symbol())
+    path = list(sys.path)
+    try:
+        return load_python(place, solution.get_entry_path(), solution.get_entry_symbol())[0]
+    finally:
+        sys.path[:] = path
+        for name, module in list(sys.modules.items()):
+            if str(getattr(module, "__file__", "")).startswith(f"{place}/"):
+                del sys.modules[name]
 
 
 def count(
