@@ -16,6 +16,7 @@ from flashinfer_bench.compile import (
     BuildTarget,
     build_solution,
     find_toolchain,
+    step_process,
     why_not_buildable,
 )
 from flashinfer_bench.compile import building as building_module
@@ -148,14 +149,21 @@ def test_a_path_outside_the_sources_is_refused_before_anything_is_started(tmp_pa
     assert started == []
 
 
-def test_a_path_that_a_macro_hides_is_found_out_too(tmp_path):
+@pytest.mark.parametrize("has_landlock", [True, False], ids=["landlock", "no landlock"])
+def test_a_path_that_a_macro_hides_is_found_out_too(tmp_path, monkeypatch, has_landlock):
+    if not has_landlock:
+        runner = tmp_path / "runner.py"
+        text = step_process.RUNNER.read_text()
+        assert "LANDLOCK_RESTRICT_SELF = 444, 445, 446" in text
+        runner.write_text(text.replace("444, 445, 446", "9999, 9999, 9999"))
+        monkeypatch.setattr(step_process, "RUNNER", runner)
     outside = tmp_path / "outside.h"
     outside.write_text("// a secret\n")
-    source = f"#define PLACE <{outside}>\n#include PLACE\n{EXPORT}"
-    built = build(tmp_path / "cache", make_native(main=source))
+    built = build(tmp_path / "cache", make_native(main=f"#define PLACE <{outside}>\n#include PLACE\n{EXPORT}"))
     assert isinstance(built.error, BuildFailure)
     assert "outside.h" in str(built.error)
     assert "a secret" not in str(built.error)
+    assert ("neither a source nor part of the toolchain" in str(built.error)) or has_landlock
 
 
 def test_what_stands_in_a_comment_is_not_refused(tmp_path):
