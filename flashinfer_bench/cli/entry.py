@@ -26,8 +26,12 @@ MODULES: Final[dict[str, tuple[str, str]]] = {
     "config_show": ("flashinfer_bench.cli.config_show", "execute"),
     "report_summary": ("flashinfer_bench.cli.report", "execute_summary"),
     "report_best": ("flashinfer_bench.cli.report", "execute_best"),
+    "build": ("flashinfer_bench.cli.build", "execute"),
     "pack": ("flashinfer_bench.cli.pack", "execute_pack"),
     "unpack": ("flashinfer_bench.cli.pack", "execute_unpack"),
+    "cache_show": ("flashinfer_bench.cli.cache", "execute_show"),
+    "cache_clear": ("flashinfer_bench.cli.cache", "execute_clear"),
+    "cache_verify": ("flashinfer_bench.cli.cache", "execute_verify"),
     "perf": ("flashinfer_bench.cli.perf", "execute"),
 }
 """Where each command lives; imported only when it is called."""

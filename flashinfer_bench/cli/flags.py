@@ -33,8 +33,10 @@ COMMANDS: Final[dict[str, tuple[str, ...]]] = {
     "validate": (),
     "config": ("show",),
     "report": ("summary", "best"),
+    "build": (),
     "pack": (),
     "unpack": (),
+    "cache": ("show", "clear", "verify"),
     PERF: (),
 }
 """Each command with its sub-commands."""

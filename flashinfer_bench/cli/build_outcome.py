@@ -1,0 +1,141 @@
+"""What building came to: a row a solution, the exit code, and the text and JSON that tell it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from flashinfer_bench.cli.tables import Column, count, format_duration, render_table, wrap_line
+from flashinfer_bench.compile import BuildTarget
+from flashinfer_bench.data import Solution, SupportedBindings, SupportedLanguages
+from flashinfer_bench.data.entry import COMPILED
+from flashinfer_bench.report.verdict import to_printable
+
+FORMAT_VERSION: Final = 1
+"""Version of the JSON document. 1: the first."""
+Result = Literal["built", "cached", "failed", "fault", "skipped"]
+WORDS: Final[dict[Result, str]] = {
+    "built": "built",
+    "cached": "built before",
+    "failed": "FAILED",
+    "fault": "no result",
+    "skipped": "skipped",
+}
+"""How a result reads: `fault` is the machine's, `failed` the solution's."""
+COLUMNS: Final = (Column("Solution"), Column("Language"), Column("Binding"), Column("Result"), Column("Time", True))
+MESSAGE_LINES: Final = 40
+SHOWN_NAMES: Final = 3
+
+
+@dataclass(frozen=True)
+class Row:
+    """One solution."""
+
+    solution: Solution
+    result: Result
+    seconds: float = 0.0
+    """What its compilers took, now or when it was built."""
+    message: str = ""
+    """Why there is no artifact."""
+    artifact: Path | None = None
+
+    @property
+    def binding(self) -> str | None:
+        """Return how it is reached from Python; None for what is Python."""
+        spec = self.solution.spec
+        return (spec.binding or SupportedBindings.TVM_FFI).value if spec.language in COMPILED else None
+
+
+@dataclass
+class BuildOutcome:
+    """All of them, as far as it got."""
+
+    root: Path
+    """The cache's folder."""
+    target: BuildTarget
+    rows: list[Row] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def exit_code(self, *, require_built: bool) -> int:
+        """Return 1 when a build failed or had no result, or anything was skipped where that is not wanted; else 0."""
+        bad = {"failed", "fault", "skipped"} if require_built else {"failed", "fault"}
+        return 1 if any(row.result in bad for row in self.rows) else 0
+
+
+def describe_row(row: Row) -> str:
+    """Return a line of progress."""
+    first = to_printable(row.message.partition("\n")[0])
+    tail = f": {first}" if first else f" in {row.seconds:.1f} s" if row.result == "built" and row.seconds else ""
+    return f"{row.solution.name}: {WORDS[row.result]}{tail}"
+
+
+def render_outcome(outcome: BuildOutcome, width: int) -> str:
+    """Lay out the table, then why solutions failed, then why others were skipped, then the totals."""
+    parts = [render_table(COLUMNS, [_cells(row) for row in outcome.rows], width)] if outcome.rows else []
+    parts += [_describe_failure(row, width) for row in outcome.rows if row.result in ("failed", "fault")]
+    skips = [wrap_line(line, width) for line in _describe_skips(outcome)]
+    parts += ["\n".join([*skips, ""])] if skips else []
+    return "\n".join([*parts, wrap_line(_totals(outcome), width) + "\n"])
+
+
+def outcome_document(outcome: BuildOutcome) -> dict[str, Any]:
+    """Return the outcome as JSON-able values."""
+    return {
+        "version": FORMAT_VERSION,
+        "cache": str(outcome.root),
+        "architectures": [f"sm_{name}" for name in outcome.target.architectures],
+        "seconds": round(outcome.seconds, 3),
+        "counts": dict(Counter(row.result for row in outcome.rows)),
+        "solutions": [_document(row) for row in outcome.rows],
+    }
+
+
+def _cells(row: Row) -> list[str]:
+    seconds = f"{row.seconds:.1f} s" if row.seconds else ""
+    return [row.solution.name, row.solution.spec.language.value, row.binding or "", WORDS[row.result], seconds]
+
+
+def _describe_failure(row: Row, width: int) -> str:
+    lines = [to_printable(line.rstrip()) for line in row.message.splitlines() if line.strip()]
+    if len(lines) > MESSAGE_LINES:
+        lines = [*lines[:MESSAGE_LINES], f"… {len(lines) - MESSAGE_LINES} more lines; --format json has them"]
+    return "\n".join([f"{row.solution.name}: {WORDS[row.result]}", *(wrap_line(line, width, 2) for line in lines), ""])
+
+
+def _describe_skips(outcome: BuildOutcome) -> list[str]:
+    """Return a line for each reason."""
+    reasons: dict[str, list[str]] = {}
+    for row in outcome.rows:
+        if row.result == "skipped":
+            reasons.setdefault(row.message, []).append(row.solution.name)
+    lines = []
+    for reason, names in reasons.items():
+        more = f" and {len(names) - SHOWN_NAMES} more" if len(names) > SHOWN_NAMES else ""
+        lines.append(f"skipped {', '.join(names[:SHOWN_NAMES])}{more}: {reason}")
+    return lines
+
+
+def _totals(outcome: BuildOutcome) -> str:
+    counts = Counter(row.result for row in outcome.rows)
+    parts = [f"{counts[result]} {word}" for result, word in WORDS.items() if counts[result]]
+    architectures = ", ".join(f"sm_{name}" for name in outcome.target.architectures)
+    uses_gpu = any(row.solution.spec.language is SupportedLanguages.CUDA for row in outcome.rows)
+    target = f", CUDA code for {architectures}" if uses_gpu else ""
+    took = format_duration(outcome.seconds)
+    return f"{count(len(outcome.rows), 'solution')} in {took}{target}: {', '.join(parts) or 'nothing to do'}"
+
+
+def _document(row: Row) -> dict[str, Any]:
+    return {
+        "name": row.solution.name,
+        "definition": row.solution.definition,
+        "author": row.solution.author,
+        "language": row.solution.spec.language.value,
+        "binding": row.binding,
+        "result": row.result,
+        "seconds": round(row.seconds, 3),
+        "message": row.message or None,
+        "artifact": str(row.artifact) if row.artifact is not None else None,
+    }

@@ -1,0 +1,143 @@
+"""`cache show`, `cache clear`, `cache verify`: what is built, and whether it is still as it was built."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from typing import Any, Final
+
+from flashinfer_bench.cli.output import write_out
+from flashinfer_bench.cli.tables import Column, available_width, count, render_table
+from flashinfer_bench.compile.cache import ArtifactCache, Entry, cache_root, size_limit
+
+COLUMNS: Final = (
+    *(Column("Solution"), Column("Language"), Column("Artifact")),
+    *(Column("Size", True), Column("Build", True), Column("Last used", True)),
+)
+SHOWN_DIGITS: Final = 12
+GIGABYTE: Final = 1e9
+DAY_S: Final = 86400.0
+
+
+def execute_show(args: argparse.Namespace) -> int:
+    """List the artifacts, the one used last first."""
+    cache = _open()
+    entries = cache.entries()
+    if args.format == "json":
+        _write_json(
+            {
+                "cache": str(cache.root),
+                "limit_bytes": size_limit(),
+                "size_bytes": _size(entries),
+                "artifacts": [_document(entry) for entry in entries],
+            }
+        )
+        return 0
+    now = time.time()
+    table = render_table(COLUMNS, [_cells(entry, now) for entry in entries], available_width(sys.stdout)) + "\n"
+    total = f"{count(len(entries), 'artifact')}, {_bytes(_size(entries))} of {_bytes(size_limit())}, in {cache.root}"
+    write_out((table if entries else "") + total + "\n")
+    return 0
+
+
+def execute_clear(args: argparse.Namespace) -> int:
+    """Remove all artifacts, or those that were not used for longest."""
+    cache = _open()
+    before = cache.entries()
+    if args.keep_gb is None:
+        cache.clear()
+    else:
+        cache.evict(int(max(0.0, args.keep_gb) * GIGABYTE))
+    left = cache.entries()
+    removed = [entry for entry in before if entry.digest not in {kept.digest for kept in left}]
+    if args.format == "json":
+        kept = {"kept": len(left), "kept_bytes": _size(left)}
+        _write_json({"cache": str(cache.root), "removed": len(removed), "removed_bytes": _size(removed), **kept})
+        return 0
+    in_use = "; a run uses them" if left and args.keep_gb is None else ""
+    write_out(
+        f"removed {count(len(removed), 'artifact')} ({_bytes(_size(removed))}), "
+        f"{len(left)} left ({_bytes(_size(left))}){in_use}\n"
+    )
+    return 0
+
+
+def execute_verify(args: argparse.Namespace) -> int:
+    """Hold every artifact against its manifest; 1 when one is damaged and still there afterwards."""
+    cache = _open()
+    entries = {entry.digest: entry for entry in cache.entries()}
+    problems = cache.verify()
+    removed = {problem.digest for problem in problems if args.remove and cache.remove(problem.digest)}
+    if args.format == "json":
+        found = [
+            {
+                "artifact": problem.digest,
+                "solution": _solution(entries.get(problem.digest)),
+                "reason": problem.reason,
+                "removed": problem.digest in removed,
+            }
+            for problem in problems
+        ]
+        _write_json({"cache": str(cache.root), "checked": len(entries), "problems": found})
+    else:
+        for problem in problems:
+            end = "; removed" if problem.digest in removed else ""
+            name = _solution(entries.get(problem.digest)) or "unknown solution"
+            write_out(f"{problem.digest[:SHOWN_DIGITS]} {name}: {problem.reason}{end}\n")
+        write_out(f"{count(len(entries), 'artifact')} checked, {len(problems)} damaged, in {cache.root}\n")
+    return 1 if len(removed) < len(problems) else 0
+
+
+def _open() -> ArtifactCache:
+    return ArtifactCache(cache_root(os.environ).resolve())
+
+
+def _cells(entry: Entry, now: float) -> list[str]:
+    manifest = entry.manifest
+    build = f"{manifest.build_seconds:.1f} s" if manifest is not None and manifest.build_seconds else ""
+    digest = entry.digest[:SHOWN_DIGITS]
+    language = manifest.language if manifest is not None else ""
+    name = _solution(entry) or "(damaged)"
+    return [name, language, digest, _bytes(entry.size_bytes), build, _age(now - entry.last_used_s)]
+
+
+def _document(entry: Entry) -> dict[str, Any]:
+    manifest = entry.manifest
+    return {
+        "artifact": entry.digest,
+        "path": str(entry.path),
+        "size_bytes": entry.size_bytes,
+        "last_used": round(entry.last_used_s, 3),
+        "solution": _solution(entry),
+        "language": manifest.language if manifest is not None else None,
+        "build_seconds": manifest.build_seconds if manifest is not None else None,
+    }
+
+
+def _solution(entry: Entry | None) -> str | None:
+    return entry.manifest.solution if entry is not None and entry.manifest is not None else None
+
+
+def _size(entries: list[Entry]) -> int:
+    return sum(entry.size_bytes for entry in entries)
+
+
+def _bytes(size: int) -> str:
+    for limit, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if size >= limit:
+            return f"{size / limit:.1f} {unit}"
+    return f"{size} B"
+
+
+def _age(seconds: float) -> str:
+    for length, unit in ((DAY_S, "d"), (3600.0, "h"), (60.0, "min")):
+        if seconds >= length:
+            return f"{seconds / length:.0f} {unit} ago"
+    return "now"
+
+
+def _write_json(document: dict[str, Any]) -> None:
+    write_out(json.dumps(document, indent=2) + "\n")

@@ -1,0 +1,161 @@
+"""`build` and `cache` as they are typed: results, exit codes, messages. Python solutions cost nothing to build."""
+
+import json
+import os
+import shutil
+
+import pytest
+
+from flashinfer_bench.cli.build import choose_target
+from flashinfer_bench.cli.entry import run_command_line
+from flashinfer_bench.data import save_json_file
+from flashinfer_bench.errors import Misuse
+from tests.kit.make import make_definition, make_solution
+
+DEFINITION = make_definition()
+PLACE = f"alice/{DEFINITION.op_type}/{DEFINITION.name}"
+DOUBLE_CPP = """
+#include <tvm/ffi/tvm_ffi.h>
+void run(tvm::ffi::TensorView x, tvm::ffi::TensorView y) {}
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(run, run);
+"""
+
+
+def save(solution):
+    save_json_file(solution, f"set/solutions/{PLACE}/{solution.name}.json")
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    """Work in a folder with a set and a cache of its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FIB_CACHE_PATH", str(tmp_path / "cache"))
+    save_json_file(DEFINITION, f"set/definitions/{DEFINITION.op_type}/{DEFINITION.name}.json")
+    save(make_solution("good", definition=DEFINITION.name))
+    return tmp_path
+
+
+def call(capsys, *argv):
+    """Run a command; return its exit code, and its JSON."""
+    capsys.readouterr()
+    code = run_command_line([*argv, "--format", "json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def results(document):
+    return {row["name"]: row["result"] for row in document["solutions"]}
+
+
+def test_a_second_build_finds_the_first(capsys):
+    assert results(call(capsys, "build", "--local", "set")[1]) == {"good": "built"}
+    code, document = call(capsys, "build", "--local", "set")
+    assert code == 0
+    assert results(document) == {"good": "cached"}
+
+
+def test_a_failure_is_told_with_its_place_and_is_exit_code_1(capsys):
+    save(make_solution("broken", definition=DEFINITION.name, source="def run(x, y):\n    return (\n"))
+    assert run_command_line(["build", "--local", "set"]) == 1
+    out, err = capsys.readouterr()
+    assert "main.py" in out.partition("broken: FAILED")[2]
+    assert "[2/2]" in err
+    assert "1 built, 1 FAILED" in out
+
+
+def test_arguments_of_a_python_function_are_counted(capsys):
+    save(make_solution("narrow", definition=DEFINITION.name, source="def run(): ...\n"))
+    code, document = call(capsys, "build", "--local", "set", "--solutions", "narrow")
+    assert code == 1
+    assert "cannot be called" in document["solutions"][0]["message"]
+
+
+def test_what_is_missing_here_is_skipped_with_the_reason(capsys):
+    save(make_solution("needy", definition=DEFINITION.name, dependencies=["no-such-package-xyz"]))
+    code, document = call(capsys, "build", "--local", "set")
+    assert code == 0
+    assert results(document) == {"needy": "skipped", "good": "built"}
+    assert "no-such-package-xyz" in document["solutions"][0]["message"]
+    assert run_command_line(["build", "--local", "set", "--require-built", "--quiet"]) == 1
+
+
+def test_files_are_built_without_a_set(capsys):
+    code, document = call(capsys, "build", f"set/solutions/{PLACE}/good.json")
+    assert code == 0
+    assert results(document) == {"good": "built"}
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++")
+def test_a_library_is_built_and_its_artifact_named(here, capsys):
+    save(make_solution("cpp", definition=DEFINITION.name, sources={"a.cpp": DOUBLE_CPP}, language="cpp",
+                       entry_point="a.cpp::run"))  # fmt: skip
+    code, document = call(capsys, "build", "--local", "set", "--solutions", "cpp", "--build-jobs", "1")
+    [row] = document["solutions"]
+    assert (code, row["result"], row["binding"]) == (0, "built", "tvm-ffi")
+    assert os.path.commonpath([row["artifact"], str(here / "cache")]) == str(here / "cache")
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["gone.json"], "gone.json"),
+        (["--local", "set", "--solutions", "god"], "did you mean 'good'?"),
+        (["--local", "set", "--arch", "sm_9x"], "is no GPU architecture"),
+        (["--local", "set", "--build-jobs", "0"], "build"),
+        ([f"set/solutions/{PLACE}/good.json", "--authors", "alice"], "leave out one or the other"),
+        ([], "no trace set"),
+    ],
+    ids=["file", "name", "architecture", "jobs", "both", "nothing"],
+)
+def test_misuse_builds_nothing(here, argv, message, capsys, monkeypatch):
+    monkeypatch.delenv("FIB_DATASET_PATH", raising=False)
+    assert run_command_line(["build", *argv]) == 2
+    assert message in capsys.readouterr().err
+    assert not (here / "cache").exists()
+
+
+@pytest.mark.parametrize(
+    ("names", "architectures"),
+    [(["sm_90a", "sm_80"], ("90a", "80")), (["90a", "sm_90a"], ("90a",))],
+    ids=["two", "twice"],
+)
+def test_architectures_are_read_with_and_without_their_prefix(names, architectures):
+    assert choose_target(names).architectures == architectures
+
+
+def test_an_unknown_architecture_is_answered_with_the_nearest():
+    with pytest.raises(Misuse, match="did you mean 'sm_90a'"):
+        choose_target(["sm90a"])
+
+
+def test_a_cache_that_cannot_be_written_is_told_with_the_variable_to_set(here, capsys):
+    (here / "cache").write_text("a file")
+    assert run_command_line(["build", "--local", "set"]) == 2
+    assert "FIB_CACHE_PATH" in capsys.readouterr().err
+
+
+def test_the_cache_is_shown_and_cleared(here, capsys):
+    assert call(capsys, "cache", "show")[1]["artifacts"] == []
+    run_command_line(["build", "--local", "set", "--quiet"])
+    [artifact] = call(capsys, "cache", "show")[1]["artifacts"]
+    assert artifact["solution"] == "good"
+    assert run_command_line(["cache", "show"]) == 0
+    assert "1 artifact, " in capsys.readouterr().out
+    assert call(capsys, "cache", "clear", "--keep-gb", "1")[1]["removed"] == 0
+    code, document = call(capsys, "cache", "clear")
+    assert (code, document["removed"], document["kept"]) == (0, 1, 0)
+    assert document["removed_bytes"] == artifact["size_bytes"]
+
+
+def test_a_damaged_artifact_is_found_and_removed(capsys):
+    run_command_line(["build", "--local", "set", "--quiet"])
+    [row] = call(capsys, "build", "--local", "set", "--quiet")[1]["solutions"]
+    source = os.path.join(row["artifact"], "main.py")  # noqa: PTH118 - the path is text here
+    assert call(capsys, "cache", "verify")[0] == 0
+    os.chmod(source, 0o644)  # noqa: PTH101
+    with open(source, "a", encoding="utf-8") as file:  # noqa: PTH123
+        file.write("# changed\n")
+    code, document = call(capsys, "cache", "verify")
+    assert code == 1
+    assert document["problems"][0]["solution"] == "good"
+    assert call(capsys, "cache", "verify", "--remove")[0] == 0
+    assert call(capsys, "cache", "show")[1]["artifacts"] == []
