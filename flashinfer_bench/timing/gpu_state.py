@@ -29,7 +29,8 @@ class GpuState:
     slowed_by: tuple[str, ...]
     """Why its clocks are below what they could be, of SLOWED_BY."""
     other_processes: int | None
-    """Processes that hold a context on it and are not ours."""
+    """Processes that hold a context on it and are not ours; None also where NVML counts them by ids that are not
+    those of this process's namespace, as in a container."""
 
 
 @cache
@@ -47,7 +48,7 @@ def read_gpu_state(uuid: str, *, ours: Collection[int] = ()) -> GpuState | None:
 
     Args:
         uuid: as NVML spells it, "GPU-…".
-        ours: process ids that do not count as others.
+        ours: process ids that do not count as others; one of them at least holds a context.
 
     Returns:
         None where NVML does not know the GPU.
@@ -64,8 +65,14 @@ def read_gpu_state(uuid: str, *, ours: Collection[int] = ()) -> GpuState | None:
         power_w=None if power is None else round(power / 1000, 1),
         temperature_c=_ask(pynvml.nvmlDeviceGetTemperature, gpu, pynvml.NVML_TEMPERATURE_GPU),
         slowed_by=tuple(name for name, bit in SLOWED_BY.items() if reasons & bit),
-        other_processes=None if processes is None else sum(process.pid not in ours for process in processes),
+        other_processes=None if processes is None else count_others([process.pid for process in processes], ours),
     )
+
+
+def count_others(seen: Collection[int], ours: Collection[int]) -> int | None:
+    """Return how many processes on a GPU are not ours; None where not even ours are among those that are seen."""
+    others = sum(pid not in ours for pid in seen)
+    return None if ours and others == len(seen) else others
 
 
 def _ask(question: Any, *arguments: Any) -> Any:

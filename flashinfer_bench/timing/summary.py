@@ -75,8 +75,13 @@ def summarise(
 
 
 def latency_ns(sample: Sample, launch_gap_ns: int) -> int:
-    """Return what a call costs: launch gap and span, or the host's time where the GPU had nothing to do."""
-    return sample.enqueue_ns if sample.operations == 0 else sample.span_ns + launch_gap_ns
+    """Return what a call costs: launch gap and span, or the host's time where the GPU had nothing to do.
+
+    A clock that does not see operations has the gap in its spans.
+    """
+    if sample.operations is None:
+        return sample.span_ns
+    return sample.span_ns + launch_gap_ns if sample.operations else sample.enqueue_ns
 
 
 def shared_facts(facts: Sequence[Facts]) -> dict[str, Any]:
@@ -93,7 +98,7 @@ def find_flags(trials: Sequence[Trial], *, spread: float, before: GpuState | Non
     """Return what a reader should know before acting on the number."""
     samples = [sample for trial in trials for sample in trial.samples]
     facts = shared_facts([trial.facts for trial in trials])
-    span_ns = median(sample.span_ns for sample in samples)
+    span_ns = median(latency_ns(sample, 0) for sample in samples)
     on_gpu = facts.get("method") != "wall"
     states = [state for state in (before, after) if state is not None]
     empty = any(sample.operations == 0 for sample in samples)
@@ -102,6 +107,7 @@ def find_flags(trials: Sequence[Trial], *, spread: float, before: GpuState | Non
         "no_gpu_work": empty,
         "host_bound": on_gpu and not empty and (waits or facts.get("enqueue_ns", 0) > span_ns),
         "waits_inside": bool(facts.get("waits_inside")),
+        "mixed_methods": len({trial.facts.get("method") for trial in trials}) > 1,
         "side_stream": bool(facts.get("side_stream")),
         "persisting_l2": bool(facts.get("lines_reset")),
         "noisy": spread > NOISY_SPREAD and spread * span_ns > NOISE_FLOOR_NS,

@@ -53,7 +53,5 @@ class Readout:
 
     def measured(self, trials: Sequence[Trial], before: GpuState | None) -> Measured:
         """Summarise trials that have just been taken, `before` being the look at the GPU before the first."""
-        method = trials[-1].facts.get("method")
-        gap_ns = self.launch_gap_ns if method == "cupti" else 0
-        after = self.look()
+        gap_ns, after = self.launch_gap_ns, self.look()
         return summarise(trials, launch_gap_ns=gap_ns, before=before, after=after, keep_samples=self._keep_samples)

@@ -1,0 +1,80 @@
+"""What a session adds to readings: the launch gap, held from its first use, and two looks at the GPU."""
+
+import os
+
+import pytest
+
+from flashinfer_bench.bench.runner import readout as module
+from flashinfer_bench.bench.runner.readout import Readout
+from flashinfer_bench.timing.gpu_state import GpuState
+from flashinfer_bench.timing.measurement import Sample, Trial
+
+IDLE = GpuState(1980, 3201, 100.0, 40, (), 0)
+BUSY = GpuState(1755, 3201, 690.0, 71, ("power_cap",), 1)
+
+
+def cupti_trial(span_ns=10_000):
+    sample = Sample(span_ns=span_ns, enqueue_ns=2_000, busy_ns=span_ns, operations=1)
+    return Trial((sample,) * 20, "count", {"method": "cupti"})
+
+
+def wall_trial():
+    return Trial((Sample(span_ns=10_000, enqueue_ns=10_000),) * 20, "count", {"method": "wall"})
+
+
+def test_the_launch_gap_is_the_mean_over_the_contexts_that_tell():
+    readout = Readout(None)
+    for gap_ns in (1_000, 0, 1_300):
+        readout.add_launch_gap(gap_ns)
+    assert readout.launch_gap_ns == 1_150
+    assert readout.measured([cupti_trial()], None).latency_ms == pytest.approx(0.011150)
+
+
+def test_the_launch_gap_is_held_from_the_first_measurement_on():
+    readout = Readout(None)
+    readout.add_launch_gap(1_000)
+    first = readout.measured([cupti_trial()], None)
+    readout.add_launch_gap(5_000)
+    assert readout.measured([cupti_trial()], None) == first
+    assert first.record["launch_gap_ns"] == 1_000
+
+
+def test_contexts_that_do_not_tell_leave_no_gap():
+    readout = Readout(None)
+    readout.add_launch_gap(0)
+    assert readout.measured([cupti_trial()], None).latency_ms == 0.010
+
+
+def test_readings_that_hold_the_gap_already_get_none():
+    readout = Readout(None)
+    readout.add_launch_gap(1_000)
+    assert readout.measured([wall_trial()], None).latency_ms == 0.010
+
+
+def test_a_cpu_has_no_state():
+    readout = Readout(None)
+    before = readout.look()
+    assert before is None
+    assert not {"gpu", "flags"} & readout.measured([wall_trial()], before).record.keys()
+
+
+def test_a_measurement_looks_at_the_gpu_after_the_last_trial(monkeypatch):
+    looks = []
+
+    def look(uuid, *, ours):
+        looks.append((uuid, ours))
+        return BUSY
+
+    monkeypatch.setattr(module, "read_gpu_state", look)
+    readout = Readout("GPU-1", our_processes=lambda: [7, 8])
+    record = readout.measured([cupti_trial()], IDLE).record
+    assert looks == [("GPU-1", {os.getpid(), 7, 8})]
+    assert record["gpu"]["sm_mhz"] == [1980, 1755]
+    assert record["flags"] == ["throttled", "other_processes"]
+
+
+def test_every_reading_is_kept_on_request_only():
+    assert "samples_ns" not in Readout(None).measured([cupti_trial()], None).record
+    kept = Readout(None, keep_samples=True).measured([cupti_trial(), cupti_trial(7)], None).record["samples_ns"]
+    assert kept["span"] == [[10_000] * 20, [7] * 20]
+    assert kept["enqueue"] == [[2_000] * 20] * 2
