@@ -118,7 +118,7 @@ def _add_session_flags(parser: Parser) -> None:
     group.add_argument("--json_path", metavar="FILE", help="JSON lines with everything that was measured")
     group.add_argument("--save_trace_set", metavar="DIR", help="keep the cases as a trace set that `run` can replay")
     group.add_argument("--resume", action="store_true", help="with --save_trace_set: leave out what it records already")
-    group.add_argument("--devices", nargs="+", action=NameList, default=None, metavar="NAME", help="0, cuda:1, cpu, …")
+    group.add_argument("--devices", nargs="+", action=NameList, default=(), metavar="NAME", help="0, cuda:1, cpu, …")
     group.add_argument("--timeout", type=number, default=300, metavar="S", help="seconds for a backend of a case")
 
 

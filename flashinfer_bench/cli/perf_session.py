@@ -44,7 +44,7 @@ def run_session(argv: Sequence[str], *, make_engine: Callable[..., Any] = Benchm
     session, rest = split_session(argv)
     if session.resume and session.save_trace_set is None:
         raise Misuse("--resume looks for what is recorded: say where with --save_trace_set DIR")
-    device = discover_devices(session.devices)[0]
+    device = discover_devices(session.devices or None)[0]
     place = find_place(device.name, device.capability)
     requests = read_requests(rest, session.testlist, place)
     board = Board(requests, ResultFiles(session.output_path, session.json_path, place), place)

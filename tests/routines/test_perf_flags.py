@@ -1,0 +1,152 @@
+"""What `perf` accepts, and what it says about what it does not."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from flashinfer_bench.cli import main
+from flashinfer_bench.cli.perf_cases import in_groups, read_requests
+from flashinfer_bench.cli.perf_flags import CASE_FLAGS, parse_case, split_session
+from flashinfer_bench.errors import Misuse
+from flashinfer_bench.routines.support import Place, find_place, why_not
+from flashinfer_bench.routines.table import FAMILIES, ROUTINES, find_routine
+from tests.routines.small import SMALL
+
+DOCUMENTED = Path(__file__).with_name("documented_commands.txt").read_text(encoding="utf-8").splitlines()
+SAMPLE = Path(__file__).parents[2] / "benchmarks" / "samples" / "sample_testlist.txt"
+CPU = Place("a CPU", None, {}, frozenset())
+H200 = Place("NVIDIA H200", "9.0", {"flashinfer-python": "0.6.11"}, frozenset({"flashinfer"}))
+RMSNORM = "--routine rmsnorm --batch_size 4 --hidden_size 64"
+
+
+@pytest.mark.parametrize("command", DOCUMENTED)
+def test_the_commands_of_the_documents_make_a_case(command):
+    routine, args = parse_case(split_session(shlex.split(command))[1])
+    assert routine.make_case(args).reference is not None
+
+
+def test_the_table_has_the_45_routines_of_the_documents():
+    assert len(ROUTINES) == 45
+    assert [len(family.ROUTINES) for family in FAMILIES] == [4, 4, 4, 1, 5, 4, 15, 8]
+
+
+def test_every_line_of_the_sample_makes_a_case_and_every_routine_is_in_it():
+    requests = read_requests([], str(SAMPLE), CPU)
+    assert [request.problem for request in requests if request.problem] == []
+    assert {request.routine.name for request in requests} == set(ROUTINES)
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        ("--batch_size 4", ["--routine is missing", "rmsnorm"]),
+        ("--routine rmsnrm", ["unknown routine rmsnrm", "did you mean 'rmsnorm'"]),
+        ("--routine rmsnorm --batch_sise 4", ["unknown flag --batch_sise; did you mean --batch_size", "needs"]),
+        ("--routine rmsnorm --batch_size x", ["--batch_size: needs a whole number, not 'x'"]),
+        (f"{RMSNORM} --backends cudda", ["--backends cudda", "rmsnorm has cuda, torch"]),
+        (f"{RMSNORM} --num_iters 0", ["--num_iters 0"]),
+        (f"{RMSNORM} --resume", ["--save_trace_set"]),
+        ("--testlist /nowhere/list.txt", ["/nowhere/list.txt", "cannot be read"]),
+        ("--routine bmm_fp8 --m 4 --n 4 --k 4 --input_dtype int8", ["--input_dtype int8", "fp8_e4m3"]),
+    ],
+)
+def test_misuse_ends_with_2_and_says_what_is_wrong(argv, words, capsys):
+    assert main(["perf", *argv.split()]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert all(word in err for word in words), err
+
+
+@pytest.mark.parametrize("routine", ROUTINES)
+def test_the_help_of_a_routine_shows_its_flags_and_backends(routine, capsys):
+    assert main(["perf", "--routine", routine, "--help"]) == 0
+    text = capsys.readouterr().out
+    entry = ROUTINES[routine]
+    for flag in (*CASE_FLAGS, *entry.flags):
+        assert f"--{flag.name}" in text
+    assert all(re.search(rf"^  {re.escape(backend)} ", text, re.MULTILINE) for backend in entry.backends)
+
+
+def test_the_help_lists_every_routine(capsys):
+    assert main(["perf", "--help"]) == 0
+    text = capsys.readouterr().out
+    assert all(f"    {name} " in text for name in ROUTINES)
+
+
+@pytest.mark.parametrize(
+    ("routine", "backend", "place", "words"),
+    [
+        ("rmsnorm", "torch", CPU, None),
+        ("rmsnorm", "cuda", CPU, "needs an NVIDIA GPU"),
+        ("rmsnorm", "cuda", H200, None),
+        (
+            "bmm_fp8",
+            "cutlass",
+            H200,
+            "cutlass for routine bmm_fp8 is not supported on compute capability 9.0. Skipping.",
+        ),
+        ("bmm_fp8", "cudnn", H200, "nvidia-cudnn-frontend"),
+        ("rmsnorm", "cuda", Place("NVIDIA H200", "9.0", {}, frozenset()), "flashinfer-python"),
+        ("rmsnorm", "cuda", Place("new", "13.0", {}, frozenset()), "compute capability 13.0"),
+    ],
+)
+def test_a_backend_that_cannot_run_here_has_a_reason(routine, backend, place, words):
+    reason = why_not(find_routine(routine), backend, place)
+    assert (reason is None) if words is None else (words in reason)
+
+
+def test_a_place_knows_what_is_installed():
+    place = find_place("NVIDIA H200", (9, 0), has_module=lambda name: name == "cudnn")
+    assert (place.capability, place.modules) == ("9.0", frozenset({"cudnn"}))
+
+
+def test_older_names_of_backends_are_understood():
+    _, args = parse_case(shlex.split(DOCUMENTED[10]))
+    assert args.backends == ["fa2", "fa2_tc", "trtllm-gen", "cudnn"]
+
+
+def test_outer_flags_are_defaults_of_every_line_and_a_bad_line_is_kept(tmp_path):
+    path = tmp_path / "list.txt"
+    lines = [
+        "# a comment",
+        "",
+        f"{RMSNORM} --case_tag 'a # b'  # inline",
+        "--routine no",
+        f"{RMSNORM} --num_iters 7",
+        "'",
+    ]
+    path.write_text("\n".join(lines))
+    requests = read_requests(["--num_iters", "9", "--backends", "torch"], str(path), CPU)
+    assert [request.line for request in requests] == [3, 4, 5, 6]
+    assert [request.problem is None for request in requests] == [True, False, True, False]
+    assert (requests[0].args.num_iters, requests[2].args.num_iters) == (9, 7)
+    assert (requests[0].args.case_tag, requests[0].backends) == ("a # b", ["torch"])
+
+
+def test_a_repro_command_is_quoted_and_makes_the_same_case(tmp_path):
+    path = tmp_path / "list.txt"
+    path.write_text(f"{RMSNORM} --case_tag 'a, \"b\"'")
+    first = read_requests(["--generate_repro_command"], str(path), CPU)[0]
+    again = read_requests(shlex.split(first.args.repro_command)[2:], None, CPU)[0]
+    assert again.args.case_tag == 'a, "b"'
+    assert again.material.definition.name == first.material.definition.name
+
+
+def test_one_run_of_the_engine_holds_no_case_twice():
+    words = [*shlex.split(RMSNORM), "--backends", "torch"]
+    requests = [read_requests(words, None, CPU)[0] for _ in range(3)]
+    other = read_requests([*words, "--random_seed", "7"], None, CPU)[0]
+    groups = in_groups([*requests, other], lambda request: request.args.random_seed)
+    assert sorted(map(len, groups)) == [1, 1, 1, 1]
+
+
+def test_a_flag_of_the_case_that_does_not_fit_is_told(tmp_path):
+    with pytest.raises(Misuse, match="Routing kernel with groups implies DeepSeekV3 routing method"):
+        words = f"--routine cutlass_fused_moe {SMALL['cutlass_fused_moe']}".replace(
+            "cutlass_fused_moe", "trtllm_fp8_block_scale_moe"
+        )
+        read_requests([*shlex.split(words), "--routing_method", "renormalize", "--n_group", "2"], None, CPU)

@@ -1,0 +1,205 @@
+"""A session of `perf` from flags to lines and files: with the engine on a CPU, and with verdicts made up."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+
+from flashinfer_bench.cli import main
+from flashinfer_bench.cli.perf_cases import read_requests
+from flashinfer_bench.cli.perf_files import COLUMNS
+from flashinfer_bench.cli.perf_rows import make_row, read_timing
+from flashinfer_bench.cli.perf_session import Board, ResultFiles, counts_as_failed, make_config
+from flashinfer_bench.cli.perf_text import introduce, perf_line, report, test_name
+from flashinfer_bench.routines.support import Place
+from flashinfer_bench.routines.table import ROUTINES
+from tests.kit.make import make_evaluation
+from tests.routines.small import SMALL
+
+test_name.__test__ = False
+pytestmark = pytest.mark.cpu
+CPU = Place("a CPU", None, {}, frozenset())
+RMSNORM = "--routine rmsnorm --batch_size 4 --hidden_size 64 --backends torch"
+QUICK = ["--num_iters", "2", "--dry_run_iters", "1"]
+RECORD = {"method": "cuda_events", "cache_state": "cold", "median_ms": 0.002, "std_ms": 0.0005, "samples": 30}
+
+
+def request(flags=""):
+    return read_requests(shlex.split(f"{RMSNORM} {flags}"), None, CPU)[0]
+
+
+def row(flags="", status="PASSED", record=RECORD, hardware="NVIDIA H200", log=""):
+    extra = {"measurement": record} if record is not None else {}
+    evaluation = make_evaluation(
+        status, log=log, latency_ms=0.002, extra=extra, environment={"hardware": hardware, "libs": {}}
+    )
+    return make_row(request(flags), "torch", evaluation, device=hardware)
+
+
+def read_rows(path):
+    with path.open(newline="", encoding="utf-8") as handle:
+        return list(csv.DictReader(handle))
+
+
+@pytest.fixture(scope="module")
+def whole_table(tmp_path_factory):
+    """Every routine at a small size, run once with the engine."""
+    folder = tmp_path_factory.mktemp("perf")
+    testlist, table, lines = (folder / name for name in ("list.txt", "out.csv", "out.jsonl"))
+    testlist.write_text("\n".join(f"--routine {name} {flags} --backends torch" for name, flags in SMALL.items()))
+    paths = ["--testlist", testlist, "--output_path", table, "--json_path", lines]
+    code = main(["perf", *map(str, paths), "--refcheck", "--devices", "cpu", *QUICK])
+    return code, table, lines
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_every_routine_runs_and_is_checked_without_a_gpu(whole_table):
+    code, table, _ = whole_table
+    rows = read_rows(table)
+    assert code == 0
+    assert [item["routine"] for item in rows] == list(SMALL)
+    assert {item["status"] for item in rows} == {"passed"}
+    assert all(float(item["median_time"]) > 0 and item["method"] == "wall" for item in rows)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_json_lines_hold_the_measurement(whole_table):
+    documents = [json.loads(line) for line in whole_table[2].read_text(encoding="utf-8").splitlines()]
+    assert [item["routine"] for item in documents] == list(SMALL)
+    assert all(item["measurement"]["method"] == "wall" and item["facts"]["bytes"] > 0 for item in documents)
+
+
+def test_a_testlist_reports_bad_lines_runs_the_rest_and_can_be_resumed(tmp_path, capsys):
+    testlist, table, folder = tmp_path / "list.txt", tmp_path / "out.csv", tmp_path / "set"
+    testlist.write_text(f"{RMSNORM} --case_tag 'a, b'\n--routine nothing\n{RMSNORM} --num_heads 2\n")
+    command = ["perf", "--testlist", str(testlist), "--save_trace_set", str(folder), "--devices", "cpu", *QUICK]
+    assert main([*command, "--output_path", str(table)]) == 1
+    first = capsys.readouterr().out
+    assert first.count("[PERF] torch          :: median time") == 2
+    assert "[ERROR] Error running test: --routine nothing" in first
+    rows = read_rows(table)
+    assert [item["status"] for item in rows] == ["failed", "passed", "passed"]
+    assert rows[1]["case_tag"] == "a, b"
+    traces = sorted(folder.glob("traces/**/*.jsonl"))
+    before = [path.read_text(encoding="utf-8") for path in traces]
+    assert main([*command, "--resume"]) == 1
+    assert capsys.readouterr().out.count("[PERF]") == 2
+    assert [path.read_text(encoding="utf-8") for path in traces] == before
+    assert main(["run", "--local", str(folder), "--no-save-results", "--quiet", "--iterations", "2"]) == 0
+    assert "2 PASSED" in capsys.readouterr().out
+
+
+def test_the_perf_line_has_the_documented_form():
+    found = row()
+    assert perf_line(found).startswith("[PERF] torch          :: median time 0.002 ms; std 0.001 ms; achieved tflops ")
+    assert perf_line(found).endswith(" TB/sec")
+    assert found.facts["tb_per_sec"] == pytest.approx(2 * (4 * 64 * 2 + 64) / 1e12 / 2e-6)
+
+
+@pytest.mark.parametrize(
+    ("routine", "name"),
+    [("rmsnorm_quant", "testRmsnormQuant"), ("bmm_fp8", "testBmmFp8"), ("softmax", "testSoftmax")],
+)
+def test_runs_bear_the_names_of_the_documents(routine, name):
+    assert test_name(routine) == name
+
+
+def test_verbosity_adds_lines():
+    quiet, verbose, very = (list(introduce(request(flags), CPU)) for flags in ("", "-v", "-vv"))
+    assert quiet == []
+    assert verbose[0].startswith("[INFO] args = Namespace(routine='rmsnorm'")
+    assert "[INFO] Running testRmsnorm" in verbose
+    assert "[VVERBOSE] x.shape = torch.Size([4, 64])" in very
+    assert "[VVERBOSE] gpu_name = 'a_CPU'" in very
+
+
+def test_deprecated_and_skipped_things_are_warned_of():
+    lines = list(introduce(request("--use_cupti --backends cuda"), CPU))
+    assert lines[0].startswith("[WARNING] --use_cupti is deprecated and will be removed in a future release.")
+    assert lines[1].startswith("[WARNING] cuda for routine rmsnorm needs an NVIDIA GPU")
+    assert lines[2] == "[ERROR] No backends to test. Exiting."
+
+
+@pytest.mark.parametrize(
+    ("flags", "label", "shows_time", "fails"),
+    [
+        ("", "[WARNING]", True, False),
+        ("--refcheck", "[ERROR]", False, True),
+        ("--refcheck --allow_output_mismatch", "[ERROR]", True, False),
+    ],
+)
+def test_a_mismatch_is_told_and_timed_as_the_flags_say(flags, label, shows_time, fails):
+    found = row(flags, "INCORRECT_NUMERICAL", log="output 'out': 3 of 256 elements differ")
+    lines = list(report(found))
+    assert lines[0].startswith(f"{label} Output tensor mismatch between backends torch and torch: output 'out': 3 of")
+    assert any(line.startswith("[PERF]") for line in lines) == shows_time
+    assert counts_as_failed(found) == fails
+
+
+def test_a_failure_is_a_row_with_its_reason():
+    found = row(status="RUNTIME_ERROR", record=None, log="ValueError: no such kernel")
+    assert (found.outcome, counts_as_failed(found)) == ("failed", True)
+    assert list(report(found))[1] == "[ERROR] Error: RUNTIME_ERROR: ValueError: no such kernel"
+
+
+def test_a_time_that_cannot_be_is_flagged():
+    lines = list(report(row("--batch_size 100000 --hidden_size 4096", record={**RECORD, "median_ms": 0.001})))
+    assert any("faster than the device allows" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("record", "expected"),
+    [
+        ({"median_ms": 0.5, "std_ms": 0.1}, (0.5, 0.1)),
+        ({"samples_ns": [1e6, 2e6, 3e6]}, (2.0, 0.816496580927726)),
+        ({"trials_ms": [1.0, 3.0]}, (2.0, None)),
+        ({}, (0.002, None)),
+    ],
+)
+def test_every_form_of_a_record_is_read(record, expected):
+    found = row(record=record).timing
+    assert found.median_ms == pytest.approx(expected[0])
+    assert (found.std_ms == pytest.approx(expected[1])) if expected[1] is not None else found.std_ms != found.std_ms
+
+
+def test_what_was_not_timed_has_no_timing():
+    assert read_timing(make_evaluation("TIMEOUT")) is None
+
+
+def test_a_skipped_backend_is_a_row_and_columns_are_unique(tmp_path):
+    path = tmp_path / "out.csv"
+    requests = [request("--backends cuda")]
+    board = Board(requests, ResultFiles(str(path), None, CPU), CPU)
+    board.begin()
+    rows = read_rows(path)
+    assert [item["status"] for item in rows] == ["skipped"]
+    assert board.exit_code == 1
+    assert len(set(COLUMNS)) == len(COLUMNS)
+
+
+def test_every_flag_of_every_routine_has_a_column():
+    known = set(COLUMNS) | {"backends", "verbose", "is_sf_swizzled_layout", "no_sf_swizzled_layout", "nvtx"}
+    flags = {flag.name for routine in ROUTINES.values() for flag in routine.flags}
+    assert flags - known == set()
+
+
+@pytest.mark.parametrize(("flags", "rejected"), [("", True), ("--refcheck", None)])
+def test_the_engine_is_told_counts_tolerance_and_what_to_time(flags, rejected):
+    asked = request(f"--num_iters 11 --dry_run_iters 3 --random_seed 5 {flags}")
+    config = make_config([asked], argparse.Namespace(timeout=9, devices=None))
+    resolved = config.resolve_eval_config(asked.material.definition)
+    assert (resolved.iterations, resolved.warmup_runs, resolved.num_trials, config.seed) == (11, 3, 1, 5)
+    assert (config.timeout_seconds, resolved.rtol) == (9, asked.case.check.rtol)
+    assert resolved.extra.get("measure_rejected") is rejected
+
+
+def test_the_script_is_the_command():
+    text = (Path(__file__).parents[2] / "benchmarks" / "flashinfer_benchmark.py").read_text(encoding="utf-8")
+    assert 'main(["perf", *sys.argv[1:]])' in text
