@@ -32,6 +32,7 @@ def test_help_imports_neither_torch_nor_pydantic_nor_rich():
     "argv",
     [
         ("list",),
+        ("list", "--evaluators"),
         ("validate",),
         ("report", "summary"),
         ("report", "best"),
