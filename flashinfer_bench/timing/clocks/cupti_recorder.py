@@ -6,6 +6,7 @@ and off and says where the fields of a record lie, and the records are read from
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib
 import re
@@ -31,13 +32,13 @@ class _Layout:
     """Where the fields of one kind of record lie, by cupti-python's own description."""
 
     def __init__(self, description: Any) -> None:
-        fields = description.fields
-        self.times = Struct("<QQ")
-        self.times_at = int(fields["start"][1])
-        if int(fields["end"][1]) != self.times_at + 8:
+        at = {name: int(field[1]) for name, field in description.fields.items()}
+        if not {"start", "end", "correlation_id"} <= at.keys() or at["end"] != at["start"] + 8:
             raise RecordsLost("this cupti-python lays records out in a way that is not known here")
-        self.correlation_at = int(fields["correlation_id"][1])
-        self.name_at = int(fields["name"][1]) if "name" in fields else None
+        self.times = Struct("<QQ")
+        self.times_at = at["start"]
+        self.correlation_at = at["correlation_id"]
+        self.name_at = at.get("name")
 
 
 class CuptiRecorder:
@@ -87,10 +88,10 @@ class CuptiRecorder:
         try:
             for kind in self._kinds:
                 self._cupti.activity_enable(kind)
+            self._discard()
         except error as failed:
             self.stop()
             raise RecordsLost(f"CUPTI does not record: {failed}") from None
-        self._discard()
 
     def stop(self) -> None:
         """Record no more; what was recorded and not taken is dropped."""
@@ -99,7 +100,8 @@ class CuptiRecorder:
                 self._cupti.activity_disable(kind)
             except self._cupti.cuptiError:
                 continue  # it was not on
-        self._discard()
+        with contextlib.suppress(self._cupti.cuptiError):  # a broken device: its own error is under way
+            self._discard()
 
     def now(self) -> int:
         """Return CUPTI's time, in nanoseconds."""
@@ -109,9 +111,12 @@ class CuptiRecorder:
         """Return what was recorded since the last time. Call it while the device is idle.
 
         Raises:
-            RecordsLost: CUPTI dropped records.
+            RecordsLost: CUPTI dropped records, or does not hand them out.
         """
-        self._cupti.activity_flush_all(0)
+        try:
+            self._cupti.activity_flush_all(0)
+        except self._cupti.cuptiError as failed:
+            raise RecordsLost(f"CUPTI: {failed}") from None
         dropped = ctypes.c_size_t()
         self._library.cuptiActivityGetNumDroppedRecords(None, 0, ctypes.byref(dropped))
         operations: list[Operation] = []
@@ -181,10 +186,17 @@ def _ignore(*_arguments: object) -> None:
 
 
 def _loaded_library() -> ctypes.CDLL:
-    """Return the CUPTI that cupti-python and torch have loaded into this process."""
+    """Return the CUPTI that cupti-python and torch have loaded into this process.
+
+    Raises:
+        RecordsLost: there is none.
+    """
     with Path("/proc/self/maps").open(encoding="utf-8") as maps:
         paths = {line.split()[-1] for line in maps if "libcupti.so" in line}
-    library = ctypes.CDLL(min(paths) if paths else "libcupti.so.13")
+    try:
+        library = ctypes.CDLL(min(paths) if paths else "libcupti.so.13")
+    except OSError as error:
+        raise RecordsLost(f"CUPTI's library cannot be loaded: {error}") from None
     library.cuptiActivityGetNextRecord.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.POINTER(ctypes.c_void_p)]
     library.cuptiActivityGetNumDroppedRecords.argtypes = [
         ctypes.c_void_p,
