@@ -93,7 +93,7 @@ class Building:
         if self.process is None or self.process.pump():
             return None
         report = self.process.end()
-        self.seconds = time.monotonic() - self.process.started
+        self.seconds += time.monotonic() - self.process.started
         self.process = None
         try:
             return self._conclude(report)

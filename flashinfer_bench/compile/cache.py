@@ -197,6 +197,10 @@ class ArtifactCache:
         """Remove every artifact that no run uses, and what dead builds left; return how many went, how many stayed."""
         self.sweep()
         removed = [self.remove(entry.digest) for entry in self.entries()]
+        for path in (self.root / "locks").glob("*"):
+            lock = FileLock(path)
+            if lock.take():  # its holder was killed
+                lock.release()
         return sum(removed), len(removed) - sum(removed)
 
     def evict(self, limit_bytes: int) -> int:

@@ -37,7 +37,8 @@ MOST_MEMORY: Final = 16 * GIB
 
 def default_jobs() -> int:
     """Return how many compilers run at once where nobody says: one core is left to the devices' sessions."""
-    return max(1, len(os.sched_getaffinity(0)) - 1)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores - 1)
 
 
 def default_limits(jobs: int) -> Limits:

@@ -19,7 +19,7 @@ from flashinfer_bench.compile.recipe import Step
 RUNNER: Final = Path(__file__).with_name("step_runner.py")
 MAX_REPORT_BYTES: Final = 8 << 20
 READ_BYTES: Final = 1 << 16
-SYSTEM_FOLDERS: Final = ("/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/opt")
+SYSTEM_FOLDERS: Final = ("/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/opt", "/nix/store", "/gnu/store")
 SYSTEM_FILES: Final = ("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/alternatives", "/dev/urandom")
 PASSED_ON: Final = ("PATH", "LD_LIBRARY_PATH")
 """All that a compiler sees of the environment; no flag or folder of headers comes in by a variable."""

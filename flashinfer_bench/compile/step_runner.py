@@ -123,14 +123,17 @@ def die_with_parent(libc: Any, parent: int) -> None:
         os.killpg(0, signal.SIGKILL)
 
     signal.signal(signal.SIGTERM, end)
-    libc.prctl(PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGTERM), 0, 0, 0)
+    if sys.platform == "linux":
+        libc.prctl(PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGTERM), 0, 0, 0)
     if os.getppid() != parent:
         end()
 
 
 def confine(libc: Any, order: dict[str, Any]) -> list[str]:
     """Give up what can be given up; return the words for what was."""
-    done = []
+    done: list[str] = []
+    if sys.platform != "linux":
+        return done
     libc.prctl(PR_SET_NO_NEW_PRIVS, ctypes.c_ulong(1), 0, 0, 0)
     flags = CLONE_NEWNET if os.geteuid() == 0 else CLONE_NEWNET | CLONE_NEWUSER
     if libc.unshare(flags) == 0:

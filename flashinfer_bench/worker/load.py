@@ -10,18 +10,24 @@ import importlib.machinery
 import importlib.util
 import inspect
 import json
+import os
 import sys
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
+
+import torch
+from torch.utils.dlpack import from_dlpack
 
 from flashinfer_bench.worker.protocol import Signature
 
 PACKAGE: Final = "flashinfer_bench_solution"
 POSITIONAL: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-SEQUENCES: Final = frozenset({"ffi.Array", "ffi.List", "Tuple", "Array", "List"})
-"""Types by which tvm-ffi returns several values."""
+NOTHING: Final = "None"
+"""tvm-ffi's word for a function that returns nothing."""
+TENSOR_BRIDGE: Final = "__dlpack_c_exchange_api__"
+"""By this tvm-ffi reads torch's tensors, and gives them back, without a detour; older releases of torch lack it."""
 SHOWN: Final = 20
 
 Function = Callable[..., Any]
@@ -82,6 +88,8 @@ def load_torch(directory: Path, entry: str, symbol: str) -> tuple[Function, Sign
 
 def load_tvm_ffi(directory: Path, entry: str, symbol: str) -> tuple[Function, Signature | None]:
     """Open a library that exports functions by tvm-ffi's convention."""
+    if not hasattr(torch.Tensor, TENSOR_BRIDGE) and importlib.util.find_spec("torch_c_dlpack_ext") is None:
+        os.environ.setdefault("TVM_FFI_DISABLE_TORCH_C_DLPACK", "1")  # else it compiles a bridge, in every worker
     import tvm_ffi  # an optional package, and this is its place
 
     module = tvm_ffi.load_module(str(directory / entry))
@@ -94,9 +102,18 @@ def load_tvm_ffi(directory: Path, entry: str, symbol: str) -> tuple[Function, Si
     if parameters is not None:
         text = f"({', '.join(parameters)})"
         signature = Signature(text=text[:500], minimum=len(parameters), maximum=len(parameters))
-    if returned in SEQUENCES:
-        return lambda *arguments: list(function(*arguments)), signature
-    return function, signature
+    if returned == NOTHING:
+        return function, signature
+    return lambda *arguments: to_torch(function(*arguments)), signature
+
+
+def to_torch(value: Any) -> Any:
+    """Return what a tvm-ffi function returned as tensors of torch, alone or in a list."""
+    if isinstance(value, (torch.Tensor, str, int, float)) or value is None:
+        return value
+    if isinstance(value, Sequence):
+        return [to_torch(one) for one in value]
+    return from_dlpack(value) if hasattr(value, "__dlpack__") else value
 
 
 LOADERS: Final[dict[str, Callable[[Path, str, str], tuple[Function, Signature | None]]]] = {

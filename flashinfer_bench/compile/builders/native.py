@@ -7,6 +7,7 @@ CUDA toolkit takes part; how the library is reached from Python is the binding's
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import sysconfig
 from collections.abc import Sequence
@@ -23,6 +24,8 @@ from flashinfer_bench.compile.recipe import PRODUCTS, BuildTarget, Recipe, Step
 from flashinfer_bench.compile.toolchain import Compiler, CudaToolkit, Toolchain
 from flashinfer_bench.data import Solution, SupportedBindings
 
+READABLE_VARIABLE: Final = "FIB_BUILD_READABLE"
+"""Further folders that compilers may read, where a toolchain lies in unusual places."""
 LIBRARY: Final = f"{MODULE}.so"
 HOST_SUFFIXES: Final = (".cpp", ".cc", ".cxx", ".c++")
 DEVICE_SUFFIX: Final = ".cu"
@@ -217,6 +220,7 @@ def _readable(
         folders += toolchain.cxx.files()
     if cuda is not None:
         folders += [cuda.home, *cuda.library_folders(), *toolchain.nvidia_packages]
+    folders += [Path(folder) for folder in os.environ.get(READABLE_VARIABLE, "").split(os.pathsep) if folder]
     for package in (toolchain.torch if binding.kind == "torch" else None, toolchain.tvm_ffi):
         folders += [package.home] if package is not None else []
     return tuple(dict.fromkeys(folders))
