@@ -18,12 +18,13 @@ from flashinfer_bench.routines.table import ROUTINES, find_routine
 PROGRAM: Final = "flashinfer-bench perf"
 EXAMPLE: Final = f"{PROGRAM} --routine rmsnorm --batch_size 32 --hidden_size 4096 --refcheck -vv"
 USAGE: Final = "%(prog)s --routine NAME [flags]  |  %(prog)s --testlist FILE [flags]"
+JIT_HELP: Final = "kernels that are compiled ahead at once; 0: none (default: 8 for a testlist, else 0)"
 KINDS: Final[dict[str, Callable[[str], Any]]] = {"int": whole_number, "float": number, "text": str}
 
 CASE_FLAGS: Final = (
     Flag("num_iters", "int", "timed calls", 30),
     Flag("dry_run_iters", "int", "calls before timing", 5),
-    Flag("no_cuda_graph", "switch", "accepted; calls are launched as they are, not from a CUDA graph", False),
+    Flag("no_cuda_graph", "switch", "never launch from a CUDA graph", False),
     Flag("use_cupti", "switch", "deprecated: CUPTI is used where it is there", False),
     Flag("use_cuda_events", "switch", "time with CUDA events even where CUPTI is there", False),
     Flag("refcheck", "switch", "a wrong output is an error, and is not timed", False),
@@ -119,6 +120,7 @@ def _add_session_flags(parser: Parser) -> None:
     group.add_argument("--save_trace_set", metavar="DIR", help="keep the cases as a trace set that `run` can replay")
     group.add_argument("--resume", action="store_true", help="with --save_trace_set: leave out what it records already")
     group.add_argument("--devices", nargs="+", action=NameList, default=(), metavar="NAME", help="0, cuda:1, cpu, …")
+    group.add_argument("--jit_jobs", type=whole_number, metavar="N", help=JIT_HELP)
     group.add_argument("--timeout", type=number, default=300, metavar="S", help="seconds for a backend of a case")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import tempfile
+import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,7 +15,7 @@ from pydantic import ValidationError
 from flashinfer_bench.bench.benchmark import Benchmark
 from flashinfer_bench.bench.config import BenchmarkConfig, describe_problems
 from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, Notice
-from flashinfer_bench.bench.machine import discover_devices
+from flashinfer_bench.bench.machine import Device, discover_devices
 from flashinfer_bench.bench.plan import Plan
 from flashinfer_bench.cli.interrupt import one_interrupt
 from flashinfer_bench.cli.output import write_err, write_out
@@ -23,6 +24,8 @@ from flashinfer_bench.cli.perf_files import ResultFiles
 from flashinfer_bench.cli.perf_flags import split_session
 from flashinfer_bench.cli.perf_rows import Row, make_failed, make_row, make_skipped
 from flashinfer_bench.cli.perf_text import introduce, report
+from flashinfer_bench.cli.perf_warm import MOST_JOBS, list_jobs, warm_up
+from flashinfer_bench.cli.tables import count, format_duration
 from flashinfer_bench.data import Evaluation, Trace, TraceSet
 from flashinfer_bench.errors import ConfigError, Misuse
 from flashinfer_bench.routines.materials import write_material
@@ -44,7 +47,8 @@ def run_session(argv: Sequence[str], *, make_engine: Callable[..., Any] = Benchm
     session, rest = split_session(argv)
     if session.resume and session.save_trace_set is None:
         raise Misuse("--resume looks for what is recorded: say where with --save_trace_set DIR")
-    device = discover_devices(session.devices or None)[0]
+    devices = discover_devices(session.devices or None)
+    device = devices[0]
     place = find_place(device.name, device.capability)
     requests = read_requests(rest, session.testlist, place)
     board = Board(requests, ResultFiles(session.output_path, session.json_path, place), place)
@@ -54,7 +58,22 @@ def run_session(argv: Sequence[str], *, make_engine: Callable[..., Any] = Benchm
         for request in requests:
             if request.material is not None and (request.backends or session.save_trace_set):
                 write_material(Path(root), request.material)
+        _compile_ahead(requests, session, Path(root), devices)
         return _run_groups(board, session, Path(root), make_engine)
+
+
+def _compile_ahead(
+    requests: Sequence[Request], session: argparse.Namespace, root: Path, devices: Sequence[Device]
+) -> None:
+    """Have the library's kernels of a testlist compiled before anything is timed."""
+    jobs = list_jobs(requests)
+    parallel = session.jit_jobs if session.jit_jobs is not None else MOST_JOBS * (session.testlist is not None)
+    if not jobs or parallel <= 0:
+        return
+    started = time.monotonic()
+    done = warm_up(jobs, root, devices, parallel=parallel)
+    took = time.monotonic() - started
+    write_err(f"compiled ahead: {done} of {count(len(jobs), 'solution')} in {format_duration(took)}")
 
 
 class Board:
@@ -142,7 +161,7 @@ def _run_groups(board: Board, session: argparse.Namespace, root: Path, make_engi
 
 def _settings_key(request: Request) -> tuple[Any, ...]:
     """Return what holds for a whole run of the engine."""
-    return (request.args.random_seed, bool(request.args.use_cuda_events))
+    return (request.args.random_seed, bool(request.args.use_cuda_events), bool(request.args.no_cuda_graph))
 
 
 def _run_group(
@@ -229,8 +248,10 @@ def make_config(group: Sequence[Request], session: argparse.Namespace) -> Benchm
             profile_baseline=False,
             seed=first.random_seed,
             timeout_seconds=session.timeout,
+            keep_samples=session.json_path is not None or (session.output_path or "").endswith(".jsonl"),
             **({"devices": session.devices} if session.devices else {}),
             **({"clock": "cuda_events"} if first.use_cuda_events else {}),
+            **({"cuda_graphs": False} if first.no_cuda_graph else {}),
         )
     except ValidationError as error:
         raise ConfigError("\n".join(describe_problems(error))) from None

@@ -10,20 +10,25 @@ from pathlib import Path
 
 import pytest
 
+from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.cli import main
 from flashinfer_bench.cli.perf_cases import read_requests
 from flashinfer_bench.cli.perf_files import COLUMNS
 from flashinfer_bench.cli.perf_rows import make_row, read_timing
 from flashinfer_bench.cli.perf_session import Board, ResultFiles, counts_as_failed, make_config
 from flashinfer_bench.cli.perf_text import introduce, perf_line, report, test_name
+from flashinfer_bench.cli.perf_warm import list_jobs, warm_up
+from flashinfer_bench.routines.materials import write_material
 from flashinfer_bench.routines.support import Place
 from flashinfer_bench.routines.table import ROUTINES
+from flashinfer_bench.routines.warm import call_once
 from tests.kit.make import make_evaluation
 from tests.routines.small import SMALL
 
 test_name.__test__ = False
 pytestmark = pytest.mark.cpu
 CPU = Place("a CPU", None, {}, frozenset())
+H200 = Place("NVIDIA H200", "9.0", {}, frozenset({"flashinfer"}))
 RMSNORM = "--routine rmsnorm --batch_size 4 --hidden_size 64 --backends torch"
 QUICK = ["--num_iters", "2", "--dry_run_iters", "1"]
 RECORD = {"method": "cuda_events", "cache_state": "cold", "median_ms": 0.002, "std_ms": 0.0005, "samples": 30}
@@ -193,7 +198,7 @@ def test_every_flag_of_every_routine_has_a_column():
 @pytest.mark.parametrize(("flags", "rejected"), [("", True), ("--refcheck", None)])
 def test_the_engine_is_told_counts_tolerance_and_what_to_time(flags, rejected):
     asked = request(f"--num_iters 11 --dry_run_iters 3 --random_seed 5 {flags}")
-    config = make_config([asked], argparse.Namespace(timeout=9, devices=None))
+    config = make_config([asked], argparse.Namespace(timeout=9, devices=None, json_path=None, output_path=None))
     resolved = config.resolve_eval_config(asked.material.definition)
     assert (resolved.iterations, resolved.warmup_runs, resolved.num_trials, config.seed) == (11, 3, 1, 5)
     assert (config.timeout_seconds, resolved.rtol) == (9, asked.case.check.rtol)
@@ -203,3 +208,24 @@ def test_the_engine_is_told_counts_tolerance_and_what_to_time(flags, rejected):
 def test_the_script_is_the_command():
     text = (Path(__file__).parents[2] / "benchmarks" / "flashinfer_benchmark.py").read_text(encoding="utf-8")
     assert 'main(["perf", *sys.argv[1:]])' in text
+
+
+def test_library_solutions_are_compiled_ahead_once_and_on_every_device(tmp_path):
+    asked = read_requests(shlex.split(f"{RMSNORM} cuda"), None, H200)
+    jobs = list_jobs([*asked, *asked])
+    assert [solution.rsplit("__", 1)[1] for _, solution in jobs] == ["cuda"]
+    calls = []
+    devices = [Device("cuda", index, "NVIDIA H200", f"GPU-{index}") for index in range(2)]
+
+    def start(command, environment):
+        calls.append((command[3:], environment["CUDA_VISIBLE_DEVICES"]))
+        return len(calls) % 2
+
+    assert warm_up([("d", "a"), ("d", "b")], tmp_path, devices, parallel=1, start=start) == 1
+    assert calls == [([str(tmp_path), "d", "a"], "GPU-0"), ([str(tmp_path), "d", "b"], "GPU-1")]
+
+
+def test_a_solution_is_called_once_with_inputs_of_its_case(tmp_path):
+    asked = request()
+    write_material(tmp_path, asked.material)
+    call_once(tmp_path, asked.material.definition, asked.material.solutions["torch"], asked.material.workload)

@@ -1,0 +1,48 @@
+"""Call a solution once, in a process of its own, so that what the library compiles at run time is there before it is
+timed:  python -m flashinfer_bench.routines.warm ROOT DEFINITION SOLUTION
+
+FlashInfer builds a kernel at its first call and keeps it; many processes at once build many kernels at once. Nothing is
+judged here, and what fails here is left for the engine to find.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flashinfer_bench.bench.evaluators.inputs import make_inputs
+from flashinfer_bench.bench.evaluators.packed import storage_shape
+from flashinfer_bench.data import Definition, Solution, TraceSet, Workload
+from flashinfer_bench.data.dtypes import torch_dtype
+
+
+def call_once(root: Path, definition: Definition, solution: Solution, workload: Workload) -> None:
+    """Make inputs and outputs, execute the source, and call its entry function."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    inputs = make_inputs(definition, workload, seed=1, device=device, blob_root=root)
+    module: dict[str, Any] = {"__name__": "warmed"}
+    exec(compile(solution.sources[0].content, f"{solution.name}.py", "exec"), module)
+    arguments = list(inputs)
+    if solution.spec.destination_passing_style:
+        shapes = definition.get_output_shapes(workload.axes)
+        for spec, shape in zip(definition.outputs.values(), shapes, strict=True):
+            stored = storage_shape(tuple(shape or ()), spec.dtype)
+            arguments.append(torch.empty(stored, dtype=torch_dtype(spec.dtype), device=device))
+    module["run"](*arguments)
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def main(argv: list[str]) -> None:
+    """Find the names in the set and call the solution."""
+    root, name, chosen = Path(argv[0]), argv[1], argv[2]
+    trace_set = TraceSet.from_path(root)
+    solution = next(item for item in trace_set.solutions[name] if item.name == chosen)
+    call_once(root, trace_set.definitions[name], solution, trace_set.workloads[name][0].workload)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
