@@ -38,6 +38,8 @@ MAX_FACTS: Final = 64
 Text = Annotated[str, Field(max_length=MAX_TEXT)]
 ShortText = Annotated[str, Field(max_length=512)]
 Style = Literal["dps", "value"]
+Amount = Annotated[int, Field(ge=-(10**15), le=10**15)] | Annotated[float, Field(ge=-1e15, le=1e15)]
+"""A number that can be reckoned with: neither NaN nor infinite."""
 Readings = Annotated[list[Annotated[int, Field(ge=0, le=10**15)]], Field(min_length=1, max_length=MAX_SAMPLES)]
 
 
@@ -105,7 +107,7 @@ class Sampled(Claim):
     operations: Readings | None
     late: Annotated[list[bool], Field(max_length=MAX_SAMPLES)]
     stop: Stop
-    facts: Annotated[dict[ShortText, int | float | ShortText | bool], Field(max_length=MAX_FACTS)]
+    facts: Annotated[dict[ShortText, Amount | ShortText | bool], Field(max_length=MAX_FACTS)]
 
     @model_validator(mode="after")
     def _check_lengths(self) -> Sampled:

@@ -168,26 +168,78 @@ def test_what_goes_wrong_at_import_has_its_status(open_kernel, source, status, m
 
 
 FORGER = """
-import json, os, struct
+import json, os, stat, struct
+nan, inf = float("nan"), float("inf")
 def run(x):
     body = json.dumps({answer}).encode()
     for fd in range(3, 64):
         try:
-            os.write(fd, struct.pack(">I", len(body)) + body)
+            if stat.S_ISSOCK(os.fstat(fd).st_mode):
+                os.write(fd, struct.pack(">I", len(body)) + body)
         except OSError:
             pass
     return x * 2
 """
 
 
-def test_readings_that_add_up_to_more_than_the_time_outside_are_refused(open_kernel):
-    answer = (
-        '{"id": 4, "span_ns": [10**12], "enqueue_ns": [1], "busy_ns": None, "operations": None, "late": [False], '
-        '"stop": "count", "facts": {}}'
-    )
-    with open_kernel(FORGER.replace("{answer}", answer)) as kernel, pytest.raises(SolutionFailure):
+SAMPLED = {"span_ns": [1], "enqueue_ns": [1], "busy_ns": None, "operations": None, "late": [False], "facts": {}}
+FORGER_OF_READINGS = """
+calls = 0
+def run(x):
+    global calls
+    calls += 1
+    return forge(x) if calls == 2 else x * 2  # the first call is the checked one
+"""
+
+
+def forge_readings(**changes):
+    """Return a solution whose second call answers its measurement itself: load, bind and call were requests 1 to 3."""
+    answer = repr({"id": 4, "stop": "count", **SAMPLED, **changes})
+    return FORGER.replace("{answer}", answer).replace("def run", "def forge") + FORGER_OF_READINGS
+
+
+def test_a_forged_answer_reaches_the_measurement_that_it_is_made_for(open_kernel):
+    with open_kernel(forge_readings(span_ns=[1_234])) as kernel:
         kernel(X)
-        kernel.measure([[X]])
+        assert kernel.measure([[X]]).latency_ms == 1_234 / 1e6
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"span_ns": [10**12]},
+        {"span_ns": [10**12], "enqueue_ns": [0], "busy_ns": [0], "operations": [0]},
+        {"span_ns": [1] * 6, "enqueue_ns": [1] * 6, "late": [False] * 6},
+    ],
+    ids=["too long", "too long without operations", "more than were asked for"],
+)
+def test_readings_that_add_up_to_more_than_the_time_outside_are_refused(open_kernel, changes):
+    with open_kernel(forge_readings(**changes)) as kernel:
+        kernel(X)
+        with pytest.raises(SolutionFailure, match="readings add up to more than the time that passed") as failure:
+            kernel.measure([[X]])
+    assert failure.value.status == "RUNTIME_ERROR"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"facts": {"lead_ns": float("nan")}},
+        {"facts": {"lead_ns": float("inf")}},
+        {"facts": {"lead_ns": 10**400}},
+        {"facts": {"lead_ns": 1e300}},
+        {"span_ns": [-1]},
+        {"late": []},
+        {"stop": "because"},
+    ],
+    ids=["nan", "inf", "huge int", "huge float", "negative", "lengths", "stop"],
+)
+def test_readings_that_are_out_of_bounds_are_refused(open_kernel, changes):
+    with open_kernel(forge_readings(**changes)) as kernel:
+        kernel(X)
+        with pytest.raises(SolutionFailure, match="out of protocol during the measurement") as failure:
+            kernel.measure([[X]])
+    assert failure.value.status == "RUNTIME_ERROR"
 
 
 def test_a_frame_out_of_protocol_is_the_solutions_doing(open_kernel):
