@@ -32,6 +32,7 @@ MODULES: Final[dict[str, tuple[str, str]]] = {
     "cache_show": ("flashinfer_bench.cli.cache", "execute_show"),
     "cache_clear": ("flashinfer_bench.cli.cache", "execute_clear"),
     "cache_verify": ("flashinfer_bench.cli.cache", "execute_verify"),
+    "doctor": ("flashinfer_bench.cli.doctor", "execute"),
     "perf": ("flashinfer_bench.cli.perf", "execute"),
 }
 """Where each command lives; imported only when it is called."""

@@ -37,6 +37,7 @@ COMMANDS: Final[dict[str, tuple[str, ...]]] = {
     "pack": (),
     "unpack": (),
     "cache": ("show", "clear", "verify"),
+    "doctor": (),
     PERF: (),
 }
 """Each command with its sub-commands."""
@@ -90,6 +91,7 @@ def make_parser() -> tuple[Parser, dict[str, Parser]]:
     parsers["report_summary"] = _summary_parser(report)
     parsers["report_best"] = _best_parser(report)
     parsers.update(add_build_commands(commands))
+    parsers["doctor"] = _doctor_parser(commands)
     commands.add_parser(PERF, add_help=False, help="time FlashInfer's kernels")
     return parser, parsers
 
@@ -195,6 +197,22 @@ def _best_parser(commands: Any) -> Parser:
         "--by", choices=("workload", "definition"), default="workload", help="one row for each (default: %(default)s)"
     )
     _add_report_flags(parser)
+    return parser
+
+
+def _doctor_parser(commands: Any) -> Parser:
+    parser = command(
+        commands,
+        "doctor",
+        "doctor",
+        help="tell what this machine can measure",
+        description="Tell what this machine can measure, by which method, and how far its times can be compared: "
+        "exit code 0 where it can, 1 where something is broken.",
+        example=f"{PROGRAM} doctor --device 0",
+    )
+    parser.add_argument("--device", metavar="NAME", help="0, cuda:1, a GPU's uuid, or cpu (default: the first GPU)")
+    parser.add_argument("--quick", action="store_true", help="do not time the same kernels twice through the engine")
+    add_format(parser)
     return parser
 
 

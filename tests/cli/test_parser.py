@@ -53,7 +53,7 @@ def test_local_may_be_given_more_than_once():
         ("run --rtol x", "--rtol: needs a number, not 'x'; see flashinfer-bench run --help"),
         ("run --definitions ,", "--definitions: expected at least one name; see flashinfer-bench run --help"),
         ("rnu", "unknown command rnu; did you mean run?"),
-        ("zzz", "unknown command zzz; known: run, list, validate, config, report, build, pack, unpack, cache, perf"),
+        ("zzz", "unknown command zzz; known: run, list, validate, config, report, build, pack, unpack, cache, doctor, perf"),
         ("report", "report needs a command: summary or best"),
         ("report bset", "unknown report command bset; did you mean best?"),
         ("--zzz", "unknown flag --zzz; see flashinfer-bench --help"),
