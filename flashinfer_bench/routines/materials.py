@@ -10,6 +10,7 @@ import re
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
@@ -103,7 +104,7 @@ def _name(routine: str, case: Case, reference: str, blobs: Mapping[str, npt.NDAr
         "inputs": {name: _identity(tensor) for name, tensor in case.inputs.items()},
         "outputs": {name: _identity(tensor) for name, tensor in case.outputs.items()},
         "reference": reference,
-        "blobs": {name: [list(value.shape), value.tobytes().hex()[:4096]] for name, value in blobs.items()},
+        "blobs": {name: [list(value.shape), sha256(value.tobytes()).hexdigest()] for name, value in blobs.items()},
     }
     label = NOT_PLAIN.sub("_", case.label).strip("_")
     return f"{routine}_{label}_{digest_of(content)[:8]}"

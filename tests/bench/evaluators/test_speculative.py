@@ -1,0 +1,98 @@
+"""The Speculative evaluator: what accepts and draws as it should passes; each way to be wrong is found."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from flashinfer_bench.bench.evaluators.evaluator import Accepted, Rejected
+from flashinfer_bench.bench.evaluators.speculative import Chain, SpeculativeEvaluator
+from flashinfer_bench.routines.code import sampling_torch
+from flashinfer_bench.routines.lift import lift
+from tests.bench.evaluators.judging import Judging
+from tests.kit.make import make_definition, make_workload
+
+pytestmark = pytest.mark.cpu
+ROWS, DRAFTED, TOKENS = 24, 3, 32
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory):
+    definition = make_definition(
+        op_type="sampling",
+        axes={"rows": ROWS, "n": DRAFTED, "v": TOKENS},
+        inputs={
+            "draft_probs": "float32[rows, n, v]",
+            "draft_token_ids": "int32[rows, n]",
+            "target_probs": f"float32[rows, {DRAFTED + 1}, v]",
+        },
+        outputs={
+            "output_token_ids": f"int32[rows, {DRAFTED + 1}]",
+            "accepted": "int32[rows]",
+            "emitted": "int32[rows]",
+        },
+        reference=lift("sampling_torch", "chain_speculative_sampling", {}),
+    )
+    made = Judging(definition, make_workload(axes={}, inputs={}), num_trials=1)
+    assert made.evaluator is SpeculativeEvaluator
+    return made, made.baseline()
+
+
+def right(*inputs):
+    return list(sampling_torch.chain_speculative_sampling(*inputs))
+
+
+def accepts_all(draft, ids, target):
+    return right(target[:, :-1], ids, target)
+
+
+def draws_from_target(draft, ids, target):
+    tokens, accepted, emitted = right(draft, ids, target)
+    drawn = sampling_torch.draw(target.gather(1, emitted.long()[:, None, None].expand(-1, 1, TOKENS))[:, 0])
+    return [tokens.scatter(1, emitted.long()[:, None], drawn[:, None]), accepted, emitted]
+
+
+def counts_only_what_was_emitted(draft, ids, target):
+    tokens, _, emitted = right(draft, ids, target)
+    return [tokens, emitted.clone(), emitted]
+
+
+def forgets_the_padding(draft, ids, target):
+    tokens, accepted, emitted = right(draft, ids, target)
+    return [tokens.clamp(min=0), accepted, emitted]
+
+
+def zeros(draft, ids, target):
+    return [torch.zeros_like(output) for output in right(draft, ids, target)]
+
+
+def test_a_right_sampler_passes(job):
+    made, baseline = job
+    verdict = made.check(right, baseline)
+    assert isinstance(verdict, Accepted), verdict
+
+
+@pytest.mark.parametrize(
+    ("sampler", "words"),
+    [
+        (accepts_all, "token"),
+        (draws_from_target, "token"),
+        (counts_only_what_was_emitted, "tokens accepted"),
+        (forgets_the_padding, "what follows the last token is not -1"),
+        (zeros, "row"),
+    ],
+)
+def test_a_wrong_sampler_is_found(job, sampler, words):
+    made, baseline = job
+    verdict = made.check(sampler, baseline)
+    assert isinstance(verdict, Rejected)
+    assert words in verdict.message
+
+
+def test_the_chances_of_a_chain_are_those_of_a_hand_count():
+    draft = torch.tensor([[[0.5, 0.5], [0.5, 0.5]]])
+    target = torch.tensor([[[0.25, 0.75], [0.4, 0.6], [1.0, 0.0]]])
+    chain = Chain.of(draft, torch.tensor([[0, 0]]), target)  # accepted with 0.5, then with 0.8
+    assert chain.emitted_cdf[0].tolist() == pytest.approx([0, 0.5, 0.6, 1.0])
+    assert chain.accepted_cdf[0].tolist() == pytest.approx([0, 0.1, 0.6, 1.0])
+    assert chain.last_mass[0, 0].tolist() == pytest.approx([0, 0, 0.25])
