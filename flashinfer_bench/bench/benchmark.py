@@ -26,6 +26,7 @@ from flashinfer_bench.bench.selection import select
 from flashinfer_bench.compile import (
     BuildFarm,
     BuildTarget,
+    default_jobs,
     find_toolchain,
     find_unavailable_languages,
     why_not_buildable,
@@ -173,7 +174,7 @@ class Benchmark:
             blob_root_for=lambda job: self._trace_set.blob_root(job.definition.name, job.workload.uuid) or Path.cwd(),
             farm=BuildFarm(
                 cache_root(os.environ).resolve(),
-                jobs=self.config.build_jobs,
+                jobs=self.config.build_jobs or default_jobs(spared_cores=0 if self.machine.kind == "cpu" else 1),
                 target=BuildTarget.of(self.machine.capabilities),
                 toolchain=self._toolchain,
             ),

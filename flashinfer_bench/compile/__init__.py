@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from flashinfer_bench.compile.artifact import Artifact, BuildFailure, Built
-from flashinfer_bench.compile.farm import BuildFarm, build_solution
+from flashinfer_bench.compile.farm import BuildFarm, build_solution, default_jobs
 from flashinfer_bench.compile.recipe import BuildTarget
 from flashinfer_bench.compile.table import find_unavailable_languages, why_not_buildable
 from flashinfer_bench.compile.toolchain import Toolchain, find_toolchain
@@ -18,6 +18,7 @@ __all__ = [
     "Built",
     "Toolchain",
     "build_solution",
+    "default_jobs",
     "find_toolchain",
     "find_unavailable_languages",
     "unavailable_languages",

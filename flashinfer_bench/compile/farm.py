@@ -35,10 +35,10 @@ LEAST_MEMORY: Final = 4 * GIB
 MOST_MEMORY: Final = 16 * GIB
 
 
-def default_jobs() -> int:
-    """Return how many compilers run at once where nobody says: one core is left to the devices' sessions."""
+def default_jobs(*, spared_cores: int = 1) -> int:
+    """Return how many compilers run at once where nobody says: some cores are left to the devices' sessions."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores - 1)
+    return max(1, cores - spared_cores)
 
 
 def default_limits(jobs: int) -> Limits:
