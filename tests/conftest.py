@@ -5,6 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("untimed", settings(), deadline=None)
+settings.load_profile("untimed")  # a machine that is busy makes no example wrong
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PUBLISHED = REPOSITORY.parent / "shared" / "data" / "published"

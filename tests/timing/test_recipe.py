@@ -1,11 +1,14 @@
 """The recipe on a fake GPU: what is checked, how the spin is sized, how many readings are taken, what is said of it."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from flashinfer_bench.timing.clocks import Lead
+from flashinfer_bench.timing.clocks import ClockLost, Lead
+from flashinfer_bench.timing.clocks.wall import WallClock
 from flashinfer_bench.timing.recipe import LOOKS, PROBE_NS, SPIN_CEILING_NS, SPIN_FLOOR_NS, Recipe, take_trial
 from flashinfer_bench.timing.summary import summarise
-from tests.kit.fake_gpu import LAUNCH_NS, fake_cupti_clock, fake_event_clock
+from tests.kit.fake_gpu import FLUSH_NS, LAUNCH_NS, FakeGpu, fake_cupti_clock, fake_event_clock
 
 pytestmark = pytest.mark.cpu
 RECIPE = Recipe(warmup_runs=10, iterations=50, budget_s=10.0)
@@ -275,3 +278,27 @@ def test_the_next_trial_tries_cupti_again(gpu):
     clock, _ = fake_cupti_clock(gpu, lost_at=4)
     methods = [take_trial(lambda _: gpu.call(), clock, RECIPE, now=gpu.seconds).facts["method"] for _ in range(2)]
     assert methods == ["cuda_events", "cupti"]
+
+
+def test_a_clock_without_a_fall_back_says_what_was_lost(gpu):
+    clock, recorder = fake_cupti_clock(gpu, lost_at=4)
+    clock.fall_back = lambda _reason: None
+    with pytest.raises(ClockLost, match="3 dropped"):
+        take_trial(lambda _: gpu.call(), clock, RECIPE, now=gpu.seconds)
+    assert not recorder.is_on
+
+
+def test_the_wall_clock_warms_up_and_reads_without_a_spin_or_a_look_for_lines():
+    calls = []
+    trial = take_trial(lambda index: lambda: calls.append(index), WallClock(), RECIPE)
+    assert calls == list(range(60))
+    assert (trial.facts, len(trial.samples)) == ({"method": "wall", "cache_state": "warm", "calls": 60}, 50)
+
+
+@given(st.integers(0, 12), st.integers(1, 20), st.floats(0.001, 5), st.integers(1, 10**9), st.integers(0, 10**9))
+def test_any_trial_ends_with_a_reading_and_at_most_two_calls_past_its_budget(warmup, wanted, budget_s, gpu_ns, host_ns):
+    gpu = FakeGpu()
+    trial = take(gpu, gpu.call(length_ns=gpu_ns, host_ns=host_ns), Recipe(warmup, wanted, budget_s))
+    assert 1 <= len(trial.samples) <= wanted
+    per_call_s = (gpu_ns + host_ns + SPIN_CEILING_NS + FLUSH_NS + PROBE_NS) / 1e9
+    assert gpu.seconds() <= budget_s + 2 * per_call_s + 0.01
