@@ -50,7 +50,10 @@ class Report:
 
     def document(self) -> dict[str, Any]:
         """Return it as JSON-able values."""
-        return {"version": FORMAT_VERSION, "exit_code": self.exit_code, **asdict(self)}
+        document = {"version": FORMAT_VERSION, "exit_code": self.exit_code, **asdict(self)}
+        if self.agreement is not None:
+            document["agreement"] |= {"worst": self.agreement.worst, "spread": self.agreement.spread}
+        return document
 
 
 def examine(
@@ -77,24 +80,36 @@ def examine(
     tell("looking at the machine")
     machine = look(device)
     findings = [*find_gpu(machine, asked_for), *find_languages(machine), *find_neighbours(machine)]
-    readings: Readings | None = None
+    readings = _take_readings(device, measure, tell)
+    if isinstance(readings, Finding):
+        findings.append(readings)
+        return Report(machine, None, None, tuple(findings), summarise_findings(findings, None))
+    findings += [*find_clock(readings), *find_cold(readings.cache), *find_rates(readings.rates, device.name)]
+    findings += find_load(machine, readings)
     agreement: Agreement | None = None
-    try:
-        with ExitStack() as held:
-            for line in lock_device(device, held, limit_s=0.0):
-                tell(line)
-            tell(f"measuring {device.label}")
-            readings = measure(device)
-        if not quick:
-            tell("timing the same kernels as two solutions each")
+    if not quick:
+        tell("timing the same kernels as two solutions each")
+        try:
             agreement = check(device)
-    except DeviceFault as fault:
-        findings.append(Finding("lock", "broken", str(fault), "wait until that run is over, or end it"))
-    except ProbeFailed as failed:
-        findings.append(Finding("measuring", "broken", str(failed), "see what the message names"))
-    except Fault as fault:
-        findings.append(Finding("A/A", "broken", str(fault), "see what the message names"))
-    if readings is not None:
-        findings += [*find_clock(readings), *find_cold(readings.cache), *find_rates(readings.rates, device.name)]
-        findings += [*find_load(machine, readings), *find_agreement(agreement, on_gpu=device.kind == "cuda")]
+            findings += find_agreement(agreement, on_gpu=device.kind == "cuda")
+        except Fault as fault:
+            findings.append(Finding("A/A", "broken", str(fault), "see what the message names"))
     return Report(machine, readings, agreement, tuple(findings), summarise_findings(findings, readings))
+
+
+def _take_readings(
+    device: Device, measure: Callable[[Device], Readings], tell: Callable[[str], None]
+) -> Readings | Finding:
+    """Measure while no other run may; where that cannot be, return what is the matter."""
+    said = ""
+    with ExitStack() as held:
+        try:
+            for line in lock_device(device, held, limit_s=0.0):
+                said = line.partition(";")[0]
+        except DeviceFault as fault:
+            return Finding("lock", "broken", said or str(fault), "wait until that run is over, or end it")
+        tell(f"measuring {device.label}")
+        try:
+            return measure(device)
+        except ProbeFailed as failed:
+            return Finding("measuring", "broken", str(failed), "see what the message names")
