@@ -16,7 +16,7 @@ import torch
 
 from flashinfer_bench.bench.runner.claims import OutputSpec, check_returned
 from flashinfer_bench.bench.runner.readout import Readout
-from flashinfer_bench.bench.runner.shared_arena import SharedArena, lay_out
+from flashinfer_bench.bench.runner.shared_arena import SharedArena, as_bytes
 from flashinfer_bench.bench.runner.worker_process import WorkerGone, WorkerLate, WorkerProcess
 from flashinfer_bench.compile import Artifact
 from flashinfer_bench.errors import SolutionFailure
@@ -177,17 +177,13 @@ class RemoteKernel:
     def _place(self, inputs: list[Any]) -> tuple[list[dict[str, Any]], list[Slot]]:
         """Lay the call out in the arena; return the arguments for the wire and the poisoned output slots."""
         tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
-        specs = [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]
-        slots, size = lay_out(specs + [(output.shape, output.dtype) for output in self._outputs])
-        self._arena.reserve(size)
+        slots = self._arena.place(tensors, [(output.shape, output.dtype) for output in self._outputs])
         if self._bound_generation != self._arena.generation:
             description, fds = self._arena.describe()
             self._ask("bind", Bound, "mapping its memory", fds=fds, arena=description)
             self._arena.drop_retired()
             self._bound_generation = self._arena.generation
         block = self._arena.block
-        for tensor, slot in zip(tensors, slots, strict=False):
-            as_bytes(slot.view(block)).copy_(as_bytes(tensor))
         for slot in slots[len(tensors) :]:
             poison(slot, block)
         if block.device.type == "cuda":
@@ -247,12 +243,6 @@ class RemoteKernel:
             said = answer.error
             raise SolutionFailure("RUNTIME_ERROR", f"{said.type} in {what}: {said.message}\n{said.traceback}".rstrip())
         return answer
-
-
-def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor's elements as flat bytes, without a copy where they are contiguous."""
-    flat = tensor.detach().contiguous().reshape(-1)
-    return flat.view(torch.uint8)
 
 
 def poison(slot: Slot, block: torch.Tensor) -> None:

@@ -31,6 +31,12 @@ def lay_out(specs: Sequence[tuple[tuple[int, ...], torch.dtype]]) -> tuple[list[
     return slots, offset
 
 
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor's elements as flat bytes, without a copy where they are contiguous."""
+    flat = tensor.detach().contiguous().reshape(-1)
+    return flat.view(torch.uint8)
+
+
 def open_memory_file(size: int) -> int:
     """Return the descriptor of a file that exists in memory only."""
     if hasattr(os, "memfd_create"):
@@ -78,6 +84,19 @@ class SharedArena:
             self.block = map_memory_file(self._fd, size)
         self.size = size
         self.generation += 1
+
+    def place(
+        self, tensors: Sequence[torch.Tensor], room_for: Sequence[tuple[tuple[int, ...], torch.dtype]] = ()
+    ) -> list[Slot]:
+        """Copy tensors to the arena's beginning, leave room for more behind them, and return the slots of all.
+
+        What the arena held is lost.
+        """
+        slots, size = lay_out([(tuple(tensor.shape), tensor.dtype) for tensor in tensors] + list(room_for))
+        self.reserve(size)
+        for tensor, slot in zip(tensors, slots, strict=False):
+            as_bytes(slot.view(self.block)).copy_(as_bytes(tensor))
+        return slots
 
     def drop_retired(self) -> None:
         """Free what the arena was before it grew; call it when no worker maps that any more."""
