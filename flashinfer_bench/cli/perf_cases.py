@@ -39,6 +39,8 @@ class Request:
     material: Material | None = None
     backends: list[str] = field(default_factory=list)
     """Those that can run here, in the order in which they were given."""
+    ranked: list[str] = field(default_factory=list)
+    """Those that run here as ranks of mpirun."""
     skipped: dict[str, str] = field(default_factory=dict)
     """Backend to the reason why it cannot."""
 
@@ -97,11 +99,14 @@ def _prepare(request: Request, place: Place) -> None:
     request.case = case
     for backend in dict.fromkeys(args.backends):
         reason = _reason_against(routine, case, backend, place)
-        if reason is None:
+        if reason is None and backend in case.needs_ranks:
+            request.ranked.append(backend)
+        elif reason is None:
             request.backends.append(backend)
         else:
             request.skipped[backend] = reason
-    possible = [backend for backend in dict.fromkeys(args.backends) if backend not in case.refusals]
+    outside = {*case.refusals, *case.needs_ranks}
+    possible = [backend for backend in dict.fromkeys(args.backends) if backend not in outside]
     request.material = make_material(routine.name, case, possible)
 
 

@@ -22,6 +22,7 @@ from flashinfer_bench.cli.output import write_err, write_out
 from flashinfer_bench.cli.perf_cases import Request, in_groups, read_requests
 from flashinfer_bench.cli.perf_files import ResultFiles
 from flashinfer_bench.cli.perf_flags import split_session
+from flashinfer_bench.cli.perf_ranks import run_ranks
 from flashinfer_bench.cli.perf_rows import Row, make_failed, make_row, make_skipped
 from flashinfer_bench.cli.perf_text import introduce, report
 from flashinfer_bench.cli.perf_warm import MOST_JOBS, list_jobs, warm_up
@@ -51,6 +52,11 @@ def run_session(argv: Sequence[str], *, make_engine: Callable[..., Any] = Benchm
     device = devices[0]
     place = find_place(device.name, device.capability)
     requests = read_requests(rest, session.testlist, place)
+    ranked = [request for request in requests if request.ranked]
+    if ranked:
+        if len(requests) > 1 or requests[0].backends:
+            raise Misuse("ranks of mpirun time one case of moe_a2a_dispatch_combine: --backends moe_a2a, no testlist")
+        return run_ranks(requests[0], session, place)
     board = Board(requests, ResultFiles(session.output_path, session.json_path, place), place)
     with ExitStack() as stack:
         root = session.save_trace_set or stack.enter_context(tempfile.TemporaryDirectory(prefix="flashinfer-perf-"))

@@ -39,7 +39,7 @@ def introduce(request: Request, place: Place) -> Iterator[str]:
     if args.generate_repro_command:
         yield f"[INFO] To reproduce this test case, run the following command: {args.repro_command}"
     yield from (f"[WARNING] {reason}" for reason in request.skipped.values())
-    if not request.backends:
+    if not request.backends and not request.ranked:
         yield NO_BACKENDS
         return
     if level >= 1:
@@ -69,6 +69,8 @@ def report(row: Row) -> Iterator[str]:
         yield f"[ERROR] Error: {row.reason}"
     if shows_time(row):
         yield perf_line(row)
+        if row.record.get("fallback") and not args.use_cuda_events:
+            yield f"[WARNING] {row.record['fallback']}"
         if row.timing is not None and row.timing.caveat:
             yield f"[WARNING] {row.backend}: {row.timing.caveat}"
         if row.facts.get("too_fast"):

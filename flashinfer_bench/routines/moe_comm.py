@@ -46,13 +46,21 @@ def count_ranks(environment: Mapping[str, str] = os.environ) -> int | None:
     return next((int(value) for value in found if value.isdigit()), None)
 
 
-def why_not_here(environment: Mapping[str, str] = os.environ) -> str:
-    """Say what the backend moe_a2a lacks on this machine, or that this project does not start it yet."""
+def why_not_here(environment: Mapping[str, str] = os.environ) -> str | None:
+    """Say what the backend moe_a2a lacks of what starts it; None under mpirun with mpi4py."""
     if count_ranks(environment) is None:
         return "it takes a rank a GPU: start it with mpirun -np N"
-    if util.find_spec("mpi4py") is None:
-        return "mpi4py is not installed"
-    return "ranks of mpirun are not driven by this project yet; nothing was timed"
+    return "mpi4py is not installed (pip install mpi4py)" if util.find_spec("mpi4py") is None else None
+
+
+def count_traffic(args: Namespace) -> tuple[float, float]:
+    """Return the bytes that go out to other ranks, and those that come back, over all ranks."""
+    ranks = count_ranks() or RANKS_IN_ONE_PROCESS
+    dtype = read_dtype(args.input_dtype, "input_dtype", ("bfloat16", "float16"))
+    chosen, _ = choose_experts(args, ranks * args.num_tokens, args.num_experts, args.top_k)
+    trips = _count_trips(chosen.reshape(ranks, args.num_tokens, args.top_k), args.num_experts // ranks)
+    sent = args.hidden_size * SENT_BYTES.get(args.quant_dtype, size_of(dtype)) + 8 * args.top_k
+    return trips * sent, trips * args.hidden_size * size_of(dtype)
 
 
 def make_moe_a2a_dispatch_combine(args: Namespace) -> Case:
@@ -72,11 +80,12 @@ def make_moe_a2a_dispatch_combine(args: Namespace) -> Case:
     dtype = read_dtype(args.input_dtype, "input_dtype", ("bfloat16", "float16"))
     chosen, factors = choose_experts(args, ranks * tokens, experts, args.top_k)
     shape = (ranks, tokens, args.top_k)
-    trips = _count_trips(chosen.reshape(shape), experts // ranks)
-    sent = hidden * SENT_BYTES.get(args.quant_dtype, size_of(dtype)) + 8 * args.top_k
-    refusals = {"moe_a2a": why_not_here()}
+    missing = why_not_here()
+    refusals = {"moe_a2a": missing} if missing is not None else {}
     if args.real_math:
-        refusals["torch"] = "--real_math runs the experts' kernels, which the reference has not"
+        refusals = dict.fromkeys(
+            ("moe_a2a", "torch"), "--real_math, the experts' own kernels in between, is not driven"
+        )
     return Case(
         label=f"r{ranks}_t{tokens}_h{hidden}_e{experts}_k{args.top_k}_{args.quant_dtype or dtype}",
         op_type="moe_comm",
@@ -93,7 +102,8 @@ def make_moe_a2a_dispatch_combine(args: Namespace) -> Case:
             {"RANKS": ranks, "EXPERTS": experts, "QUANT": args.quant_dtype or "none"},
         ),
         solutions={},
-        cost=Cost(0, trips * (sent + hidden * size_of(dtype))),
+        needs_ranks=frozenset({"moe_a2a"}),
+        cost=Cost(0, sum(count_traffic(args))),
         check=Check(2e-2, 5e-3),
         refusals=refusals,
         columns={"ep_size": ranks},

@@ -90,6 +90,8 @@ class Case:
     """Lines for -v."""
     dps: frozenset[str] = frozenset()
     """Backends whose code writes into outputs that it is given."""
+    needs_ranks: frozenset[str] = frozenset()
+    """Backends that run as ranks of mpirun, past the engine; they have no solution."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,87 @@
+"""`perf` as one rank of mpirun: the backend moe_a2a of moe_a2a_dispatch_combine. Rank 0 writes lines and files.
+
+It needs one GPU a rank, of one NVLink domain, mpi4py and flashinfer-python; without them `why_not_here` has said so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from statistics import median, pstdev
+from typing import Any, Final
+
+from flashinfer_bench.cli.output import write_out
+from flashinfer_bench.cli.perf_cases import Request
+from flashinfer_bench.cli.perf_files import ResultFiles
+from flashinfer_bench.cli.perf_rows import Row, Timing
+from flashinfer_bench.cli.perf_text import introduce, perf_line
+from flashinfer_bench.routines.moe_comm import count_traffic
+from flashinfer_bench.routines.support import Place
+
+BACKEND: Final = "moe_a2a"
+
+
+def run_ranks(request: Request, session: argparse.Namespace, place: Place) -> int:
+    """Time the case on this rank, together with all others; rank 0 reports."""
+    import torch
+    from flashinfer.comm import Mapping, MoeAlltoAll
+
+    from flashinfer_bench.routines.ranks import CudaStopwatch, RankInputs, time_rounds
+
+    communicator: Any = importlib.import_module("mpi4py.MPI").COMM_WORLD
+    rank, ranks = communicator.Get_rank(), communicator.Get_size()
+    torch.cuda.set_device(rank % torch.cuda.device_count())
+    case, args = request.case, request.args
+    assert case is not None  # the caller has made it
+    chosen = [case.inputs[name].value for name in ("token_selected_experts", "token_final_factors")]
+    experts, factors = (torch.from_numpy(value[rank]).cuda() for value in chosen)  # type: ignore[index]
+    generator = torch.Generator(device="cuda").manual_seed(args.random_seed + rank)
+    dtype = getattr(torch, case.inputs["hidden_states"].dtype)
+    hidden = torch.empty(args.num_tokens, args.hidden_size, dtype=dtype, device="cuda").normal_(generator=generator)
+    mapping = Mapping(rank=rank, world_size=ranks, tp_size=ranks, moe_ep_size=ranks, gpus_per_node=ranks)
+    most = args.max_num_tokens or args.num_tokens
+    between = MoeAlltoAll(mapping, most, args.top_k, args.num_experts, hidden_size=args.hidden_size)
+    inputs = RankInputs(hidden, experts, factors, args.num_experts, rank, ranks, args.quant_dtype)
+    times, problems = time_rounds(
+        inputs,
+        between,
+        communicator,
+        CudaStopwatch(),
+        dry_run_iters=args.dry_run_iters,
+        num_iters=args.num_iters,
+    )
+    return report_ranks(request, session, place, times, problems) if rank == 0 else 0
+
+
+def report_ranks(
+    request: Request, session: argparse.Namespace, place: Place, times: dict[str, list[float]], problems: list[str]
+) -> int:
+    """Write the lines and rows of all phases; 1 where an output is wrong and that was to be an error."""
+    args = request.args
+    lines = list(introduce(request, place))
+    label = "ERROR" if args.refcheck or args.validate else "WARNING"
+    lines += [f"[{label}] Output tensor mismatch between backends torch and {BACKEND}: {what}" for what in problems]
+    is_error = bool(problems) and label == "ERROR" and not args.allow_output_mismatch
+    files = ResultFiles(session.output_path, session.json_path, place)
+    for row in make_rows(request, place, times, "; ".join(problems)):
+        files.add(row)
+        lines += [] if is_error else [perf_line(row)]
+    write_out("".join(f"{line}\n" for line in lines))
+    return 1 if is_error else 0
+
+
+def make_rows(request: Request, place: Place, times: dict[str, list[float]], problem: str) -> list[Row]:
+    """Return a row for the whole, and for each phase where that is asked for."""
+    out, back = count_traffic(request.args)
+    bytes_of = {"a2a_total": out + back, "a2a_dispatch": out, "a2a_combine": back, "moe_kernel": 0.0}
+    rows = []
+    for phase, taken in times.items():
+        if phase != "a2a_total" and not request.args.per_phase_timing:
+            continue
+        timing = Timing(median(taken), pstdev(taken))
+        rate = bytes_of[phase] / 1e12 / (timing.median_ms / 1e3) if timing.median_ms > 0 else 0.0
+        record = {"method": "cuda_events", "cache_state": "warm", "samples": len(taken), "samples_ms": taken}
+        facts = {"tflops": 0.0, "tb_per_sec": rate, "bytes": bytes_of[phase]}
+        outcome: Any = "mismatch" if problem else "passed"
+        rows.append(Row(request, phase, outcome, problem, timing, facts, record, place.device))
+    return rows
