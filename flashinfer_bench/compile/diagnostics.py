@@ -87,6 +87,6 @@ def why_machine(step: StepReport) -> str | None:
 
 
 def other_architecture(step: StepReport) -> str | None:
-    """Return the line in which a compiler says that the code needs another GPU, None where there is none."""
+    """Return the words in which a compiler says that the code needs another GPU, None where there are none."""
     found = WRONG_ARCHITECTURE.search(step.output)
-    return found[0].strip() if found else None
+    return re.sub(r"^.*\b(?:error|fatal)\s*: ", "", found[0]).strip() if found else None
