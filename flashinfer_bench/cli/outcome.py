@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,6 +18,7 @@ from flashinfer_bench.cli.verdict_tables import render_summary
 from flashinfer_bench.data import Evaluation, Trace, TraceSet
 from flashinfer_bench.data.store.layout import traces_path
 from flashinfer_bench.report.summary import PairKey, count_statuses, measured_speedup, summarise
+from flashinfer_bench.report.timing import read_timing
 from flashinfer_bench.report.verdict import caveat_of, reason_of, to_printable
 
 FORMAT_VERSION: Final = 1
@@ -179,6 +180,7 @@ def _verdict(evaluation: Evaluation) -> dict[str, Any]:
         "reference_latency_ms": (performance.reference_latency_ms or None) if performance is not None else None,
         "speedup": measured_speedup(evaluation),
         "timing_caveat": caveat_of(evaluation) if performance is not None else None,
+        "timing": asdict(read_timing([evaluation])) if performance is not None else None,
         "correctness": correctness.to_dict() if correctness is not None else None,
     }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from string import ascii_lowercase
 from typing import Final, TypeVar
 
 from flashinfer_bench.cli.tables import (
@@ -19,6 +20,7 @@ from flashinfer_bench.cli.tables import (
 )
 from flashinfer_bench.report.best import BestRow
 from flashinfer_bench.report.summary import FailureGroup, SummaryRow
+from flashinfer_bench.report.timing import describe_flag, describe_ways, flags_of
 
 SUMMARY_NOTE: Final = "latency: median over the passed workloads; speed-up over the reference: geometric mean"
 TIMING_MARK: Final = "*"
@@ -36,9 +38,10 @@ def render_summary(rows: Sequence[SummaryRow], width: int) -> str:
         cells = [[*line, row.hardware or ABSENT] for line, row in zip(cells, rows, strict=True)]
     if not any(row.pending for row in rows):
         headings, cells = _without(2, headings), [_without(2, line) for line in cells]
+    headings, cells = _with_flags(rows, headings, cells)
     table = _by_definition([row.definition for row in rows], headings, cells, width)
     notes = [SUMMARY_NOTE] if any(row.latency_ms is not None for row in rows) else []
-    notes += _caveats(rows)
+    notes += [*_timing_notes(rows), *_caveats(rows)]
     texts = [table, *_render_failures(rows, width), "".join(f"{wrap_line(note, width)}\n" for note in notes)]
     return "\n".join(filter(None, texts))
 
@@ -59,8 +62,9 @@ def render_best(rows: Sequence[BestRow], width: int) -> str:
     if len({row.hardware for row in rows}) > 1:
         headings.append(Column("Hardware"))
         cells = [[*line, row.hardware] for line, row in zip(cells, rows, strict=True)]
+    headings, cells = _with_flags(rows, headings, cells)
     table = _by_definition([row.definition for row in rows], headings, cells, width)
-    notes = "".join(f"{wrap_line(note, width)}\n" for note in _caveats(rows))
+    notes = "".join(f"{wrap_line(note, width)}\n" for note in (*_timing_notes(rows), *_caveats(rows)))
     return "\n".join(filter(None, [table, notes]))
 
 
@@ -107,6 +111,29 @@ def _timing_cells(latency_ms: float | None, speedup: float | None, row: SummaryR
     mark = "" if row.timing_caveat is None else TIMING_MARK
     latency, times = format_latency(latency_ms), format_speedup(speedup)
     return [text if text == ABSENT else f"{text}{mark}" for text in (latency, times)]
+
+
+def _with_flags(
+    rows: Sequence[SummaryRow] | Sequence[BestRow], headings: list[Column], cells: list[list[str]]
+) -> tuple[list[Column], list[list[str]]]:
+    """Add a column with a letter for each flag, where any time has one."""
+    letters = _letters(rows)
+    if not letters:
+        return headings, cells
+    marks = [" ".join(letters[flag] for flag in row.timing.flags if flag in letters) for row in rows]
+    return [*headings, Column("Flags")], [[*line, mark] for line, mark in zip(cells, marks, strict=True)]
+
+
+def _letters(rows: Iterable[SummaryRow | BestRow]) -> dict[str, str]:
+    return dict(zip(flags_of(row.timing for row in rows), ascii_lowercase, strict=False))
+
+
+def _timing_notes(rows: Sequence[SummaryRow] | Sequence[BestRow]) -> list[str]:
+    """Say how the times came about, and what their flags mean."""
+    timings = [row.timing for row in rows]
+    ways = describe_ways(timings)
+    notes = [] if ways is None else [ways]
+    return notes + [f"{letter} {describe_flag(flag, timings)}" for flag, letter in _letters(rows).items()]
 
 
 def _caveats(rows: Iterable[SummaryRow | BestRow]) -> list[str]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from flashinfer_bench.data import Evaluation, EvaluationStatus, Performance, Trace
 from flashinfer_bench.report.summary import SummaryRow, measured_speedup, summarise
+from flashinfer_bench.report.timing import Timing, read_timing
 from flashinfer_bench.report.verdict import caveat_of, judged
 
 Contestant = tuple[Trace, Evaluation, Performance]
@@ -29,6 +30,8 @@ class BestRow:
     """Over the reference; None when the reference was not measured."""
     timing_caveat: str | None
     """Why the latency means nothing; None when it means something."""
+    timing: Timing
+    """How it was timed."""
     contenders: int
     """Passing solutions that this one was picked from."""
 
@@ -65,6 +68,7 @@ def _winner(contestants: list[Contestant]) -> BestRow:
         latency_ms=performance.latency_ms,
         speedup=measured_speedup(evaluation),
         timing_caveat=caveat_of(evaluation),
+        timing=read_timing([evaluation]),
         contenders=len(contestants),
     )
 

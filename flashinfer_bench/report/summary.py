@@ -9,6 +9,7 @@ from statistics import geometric_mean, median
 from typing import Final
 
 from flashinfer_bench.data import Evaluation, EvaluationStatus, Trace
+from flashinfer_bench.report.timing import Timing, read_timing
 from flashinfer_bench.report.verdict import caveat_of, judged, reason_of
 
 NUMBER: Final = re.compile(r"-?\d[\d.]*(?:e[-+]?\d+)?")
@@ -47,6 +48,8 @@ class SummaryRow:
     """Geometric mean over the passed workloads with a measured reference; None when there are none."""
     timing_caveat: str | None
     """Why the latency of some workload means nothing; None when all mean something."""
+    timing: Timing
+    """How the passed workloads were timed."""
     failures: tuple[FailureGroup, ...]
 
 
@@ -96,6 +99,7 @@ def _row(key: tuple[str, str, str], members: list[tuple[Trace, Evaluation]], exp
         latency_ms=median(latencies) if latencies else None,
         speedup=geometric_mean(speedups) if speedups else None,
         timing_caveat=next(filter(None, map(caveat_of, passed)), None),
+        timing=read_timing(passed),
         failures=_failures(members),
     )
 
@@ -110,6 +114,7 @@ def _empty_row(pair: PairKey, expected: int) -> SummaryRow:
         latency_ms=None,
         speedup=None,
         timing_caveat=None,
+        timing=read_timing(()),
         failures=(),
     )
 

@@ -47,10 +47,15 @@ def to_printable(text: str) -> str:
 
 def caveat_of(evaluation: Evaluation) -> str | None:
     """Say why the latency means nothing, as under Triton's interpreter; None when it means something."""
-    measurement = _part(evaluation.extra, "measurement")
+    measurement = measurement_of(evaluation)
     if measurement.get("meaningful") is not False:
         return None
     return to_one_line(str(measurement.get("reason") or "this time says nothing about the kernel"))
+
+
+def measurement_of(evaluation: Evaluation) -> dict[str, Any]:
+    """Give the record of how the solution was timed; empty where the trace has none."""
+    return _part(evaluation.extra, "measurement")
 
 
 def judged(traces: Iterable[Trace]) -> list[tuple[Trace, Evaluation]]:

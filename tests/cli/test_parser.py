@@ -3,7 +3,7 @@
 import pytest
 
 from flashinfer_bench.cli import main
-from flashinfer_bench.cli.flags import given_overrides, make_parser, parse_command_line
+from flashinfer_bench.cli.flags import COMMANDS, given_overrides, make_parser, parse_command_line
 from flashinfer_bench.errors import Misuse
 
 ALL_COMMANDS = sorted(make_parser()[1])
@@ -53,7 +53,7 @@ def test_local_may_be_given_more_than_once():
         ("run --rtol x", "--rtol: needs a number, not 'x'; see flashinfer-bench run --help"),
         ("run --definitions ,", "--definitions: expected at least one name; see flashinfer-bench run --help"),
         ("rnu", "unknown command rnu; did you mean run?"),
-        ("zzz", "unknown command zzz; known: run, list, validate, config, report, build, pack, unpack, cache, doctor, perf"),
+        ("zzz", f"unknown command zzz; known: {', '.join(COMMANDS)}"),
         ("report", "report needs a command: summary or best"),
         ("report bset", "unknown report command bset; did you mean best?"),
         ("--zzz", "unknown flag --zzz; see flashinfer-bench --help"),

@@ -3,6 +3,7 @@ own."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -11,6 +12,7 @@ from typing_extensions import assert_never
 from flashinfer_bench.bench.evaluators.evaluator import Rejected
 from flashinfer_bench.data import Correctness, Environment, Evaluation, EvaluationStatus, Performance
 from flashinfer_bench.errors import SolutionFailure
+from flashinfer_bench.timing.measurement import EVENTS_ASKED_FOR
 
 MAX_LOG: Final = 16_384
 OUTPUT_TITLE: Final = "--- stdout and stderr of the solution ---"
@@ -34,7 +36,7 @@ def make_evaluation(
     match outcome:
         case Passed(correctness, performance):
             parts: dict[str, Any] = {"correctness": correctness, "performance": performance}
-            status, message = EvaluationStatus.PASSED, ""
+            status, message = EvaluationStatus.PASSED, describe_fallbacks(extra)
         case Rejected():
             status, message = outcome.status, outcome.message
             keeps = status is EvaluationStatus.INCORRECT_NUMERICAL
@@ -57,6 +59,17 @@ def make_evaluation(
 def unknown_errors() -> Correctness:
     """Return the errors of an output that was rejected before its values were compared."""
     return Correctness(max_relative_error=float("inf"), max_absolute_error=float("inf"))
+
+
+def describe_fallbacks(extra: Mapping[str, Any]) -> str:
+    """Return a line for each measurement among the notes whose clock is not the one that was wanted."""
+    lines = []
+    for key, what in (("measurement", "the solution"), ("baseline", "the reference")):
+        record = extra.get(key)
+        fallback = record.get("fallback", EVENTS_ASKED_FOR) if isinstance(record, Mapping) else EVENTS_ASKED_FOR
+        if fallback != EVENTS_ASKED_FOR:
+            lines.append(f"{what} was timed by CUDA events: {fallback}")
+    return "\n".join(lines)
 
 
 def render_log(message: str, printed: str) -> str:

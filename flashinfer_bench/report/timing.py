@@ -1,0 +1,130 @@
+"""How times came about, by the measurements of traces: methods, fall-backs and flags, counted and put into words.
+
+Traces come from foreign files too, so nothing in a measurement is trusted to have a shape.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from flashinfer_bench.data import Evaluation
+from flashinfer_bench.report.verdict import measurement_of, to_one_line
+from flashinfer_bench.timing.measurement import EVENTS_ASKED_FOR
+
+METHODS: Final = {"cupti": "CUPTI", "cuda_events": "CUDA events", "wall": "the wall clock"}
+FALLING_BACK: Final = "Falling back to CUDA events."
+FLAGS: Final = {
+    "no_gpu_work": "the call launched nothing on the GPU, so the host's time counts",
+    "host_bound": "the host takes longer to launch the call than the GPU to run it",
+    "waits_inside": "the call waits for the GPU before it returns",
+    "side_stream": "the call uses a stream that does not wait for the current one",
+    "persisting_l2": "the call leaves persisting lines in the L2, which were reset before each reading",
+    "noisy": "the readings spread widely",
+    "too_few_samples": "there are too few readings to tell a spread",
+    "throttled": "the GPU was slowed down by power or heat",
+    "other_processes": "other processes were on the GPU",
+}
+"""What a measurement is flagged with, and what it means."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way in which workloads were timed."""
+
+    method: str
+    cache_state: str
+    launch: str
+    """"stream" or "graph"; empty where the method knows no difference."""
+    fallback: str
+    """Why no better method was used; empty where that was not a fall-back."""
+    workloads: int
+
+
+@dataclass(frozen=True)
+class Timing:
+    """How the passed workloads of a row were timed."""
+
+    ways: tuple[Way, ...]
+    """The usual one first; without those that do not say it."""
+    unknown: int
+    """Workloads whose trace does not say how it was timed."""
+    flags: Mapping[str, int]
+    """Flag to the number of workloads that have it."""
+
+
+def read_timing(passed: Iterable[Evaluation]) -> Timing:
+    """Count how passed evaluations were timed."""
+    records = [measurement_of(item) for item in passed if item.performance is not None]
+    ways = Counter(_way(record) for record in records if record.get("method"))
+    flags = Counter(flag for record in records for flag in _flags(record))
+    return Timing(
+        ways=tuple(Way(*way, workloads=count) for way, count in ways.most_common()),
+        unknown=len(records) - ways.total(),
+        flags={flag: flags[flag] for flag in sorted(flags, key=_rank)},
+    )
+
+
+def describe_ways(timings: Iterable[Timing]) -> str | None:
+    """Say in a line how all rows were timed, or None where no trace tells."""
+    totals: Counter[tuple[str, str, str]] = Counter()
+    graphs: Counter[tuple[str, str, str]] = Counter()
+    unknown = 0
+    for timing in timings:
+        unknown += timing.unknown
+        for way in timing.ways:
+            kind = (way.method, way.cache_state, way.fallback)
+            totals[kind] += way.workloads
+            graphs[kind] += way.workloads if way.launch == "graph" else 0
+    if not totals:
+        return None
+    count = totals.total() + unknown
+    parts = [_describe(kind, number, graphs[kind], count) for kind, number in totals.most_common()]
+    parts += [f"{unknown} of {count} do not say how"] if unknown else []
+    return f"timed {'; '.join(parts)}"
+
+
+def describe_flag(flag: str, timings: Iterable[Timing]) -> str:
+    """Say what a flag means, and how many times have it."""
+    timings = list(timings)
+    count = sum(timing.unknown + sum(way.workloads for way in timing.ways) for timing in timings)
+    flagged = sum(timing.flags.get(flag, 0) for timing in timings)
+    meaning = FLAGS.get(flag)
+    return f"{flag}, {flagged} of {count}" + (f": {meaning}" if meaning else "")
+
+
+def flags_of(timings: Iterable[Timing]) -> list[str]:
+    """Return the flags that any of the rows has, each once, in a fixed order."""
+    return sorted({flag for timing in timings for flag in timing.flags}, key=_rank)
+
+
+def _describe(kind: tuple[str, str, str], number: int, graphs: int, count: int) -> str:
+    method, cache_state, fallback = kind
+    text = f"by {METHODS.get(method, method)}" + (f", {cache_state} L2" if cache_state and method != "wall" else "")
+    if graphs:
+        text += f", {f'{graphs} of them' if graphs < number else 'all'} as replays of CUDA graphs"
+    text += f" ({fallback})" if fallback else ""
+    return text if number == count else f"{number} of {count} {text}"
+
+
+def _way(record: Mapping[str, Any]) -> tuple[str, str, str, str]:
+    fallback = _text(record, "fallback")
+    is_choice = fallback == EVENTS_ASKED_FOR
+    reason = "" if is_choice else fallback.removesuffix(FALLING_BACK).rstrip(" .")
+    return (_text(record, "method"), _text(record, "cache_state"), _text(record, "launch"), reason)
+
+
+def _text(record: Mapping[str, Any], key: str) -> str:
+    return to_one_line(str(record.get(key) or ""))
+
+
+def _flags(record: Mapping[str, Any]) -> list[str]:
+    flags = record.get("flags")
+    return [to_one_line(str(flag)) for flag in flags] if isinstance(flags, list) else []
+
+
+def _rank(flag: str) -> tuple[int, str]:
+    known = list(FLAGS)
+    return (known.index(flag) if flag in FLAGS else len(known), flag)

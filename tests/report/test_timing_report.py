@@ -1,0 +1,73 @@
+"""How times came about, counted and in words."""
+
+from dataclasses import asdict
+
+import pytest
+
+from flashinfer_bench.report.best import best_by_workload
+from flashinfer_bench.report.summary import summarise
+from flashinfer_bench.report.timing import FLAGS, describe_flag, describe_ways, flags_of, read_timing
+from flashinfer_bench.timing.measurement import EVENTS_ASKED_FOR
+from tests.kit import make_evaluation, make_trace, make_workload
+
+LOST = "CUPTI is not installed. Try 'pip install -U cupti-python'. Falling back to CUDA events."
+
+
+def timed(method="cupti", *, cache_state="cold", launch="stream", **record):
+    measurement = {"method": method, "cache_state": cache_state, "launch": launch, **record}
+    return make_evaluation(extra={"measurement": measurement})
+
+
+def said(*evaluations):
+    return describe_ways([read_timing([evaluation]) for evaluation in evaluations])
+
+
+@pytest.mark.parametrize(
+    ("evaluations", "line"),
+    [
+        ([timed()], "timed by CUPTI, cold L2"),
+        ([timed(launch="graph")] * 2, "timed by CUPTI, cold L2, all as replays of CUDA graphs"),
+        ([timed(launch="graph"), timed()], "timed by CUPTI, cold L2, 1 of them as replays of CUDA graphs"),
+        (
+            [timed(), timed(), timed("cuda_events", fallback=LOST)],
+            "timed 2 of 3 by CUPTI, cold L2; 1 of 3 by CUDA events, cold L2 "
+            "(CUPTI is not installed. Try 'pip install -U cupti-python')",
+        ),
+        ([timed("cuda_events", cache_state="warm", fallback=EVENTS_ASKED_FOR)], "timed by CUDA events, warm L2"),
+        ([timed("wall", cache_state="warm", launch="")], "timed by the wall clock"),
+        ([timed(), make_evaluation()], "timed 1 of 2 by CUPTI, cold L2; 1 of 2 do not say how"),
+        ([make_evaluation()], None),
+        ([make_evaluation("TIMEOUT")], None),
+    ],
+    ids=["one", "graphs", "some graphs", "fall-back", "asked for", "cpu", "mixed", "unknown", "failed"],
+)
+def test_a_line_says_how_times_were_taken(evaluations, line):
+    assert said(*evaluations) == line
+
+
+def test_flags_are_counted_in_a_fixed_order():
+    timing = read_timing([timed(flags=["noisy"]), timed(flags=["new_one", "host_bound", "noisy"]), timed()])
+    assert dict(timing.flags) == {"host_bound": 1, "noisy": 2, "new_one": 1}
+    assert flags_of([timing]) == ["host_bound", "noisy", "new_one"]
+    assert describe_flag("noisy", [timing]) == f"noisy, 2 of 3: {FLAGS['noisy']}"
+    assert describe_flag("new_one", [timing]) == "new_one, 1 of 3"
+
+
+@pytest.mark.parametrize("record", [{"flags": "noisy"}, {"flags": {"a": 1}}, {"method": ["x"], "flags": [1, "a\x1b"]}])
+def test_measurements_of_foreign_files_cannot_break_a_report(record):
+    timing = read_timing([make_evaluation(extra={"measurement": record})])
+    assert all(flag.isprintable() for flag in timing.flags)
+
+
+def test_rows_carry_methods_and_flags():
+    traces = [
+        make_trace(workload=make_workload(uuid), evaluation=timed(flags=["noisy"]) if uuid == "a" else timed())
+        for uuid in ("a", "b")
+    ]
+    (row,) = summarise(traces)
+    assert asdict(row)["timing"] == {
+        "ways": ({"method": "cupti", "cache_state": "cold", "launch": "stream", "fallback": "", "workloads": 2},),
+        "unknown": 0,
+        "flags": {"noisy": 1},
+    }
+    assert [dict(best.timing.flags) for best in best_by_workload(traces)] == [{"noisy": 1}, {}]
