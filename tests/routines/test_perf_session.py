@@ -81,6 +81,7 @@ def test_the_json_lines_hold_the_measurement(whole_table):
     assert all(item["measurement"]["method"] == "wall" and item["facts"]["bytes"] > 0 for item in documents)
 
 
+@pytest.mark.timeout(240)
 def test_a_testlist_reports_bad_lines_runs_the_rest_and_can_be_resumed(tmp_path, capsys):
     testlist, table, folder = tmp_path / "list.txt", tmp_path / "out.csv", tmp_path / "set"
     testlist.write_text(f"{RMSNORM} --case_tag 'a, b'\n--routine nothing\n{RMSNORM} --num_heads 2\n")
