@@ -6,18 +6,21 @@ import argparse
 import csv
 import json
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from flashinfer_bench.bench import Benchmark
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.cli import main
 from flashinfer_bench.cli.perf_cases import read_requests
 from flashinfer_bench.cli.perf_files import COLUMNS
 from flashinfer_bench.cli.perf_rows import make_row, read_timing
-from flashinfer_bench.cli.perf_session import Board, ResultFiles, counts_as_failed, make_config
+from flashinfer_bench.cli.perf_session import Board, ResultFiles, counts_as_failed, make_config, make_trace_set
 from flashinfer_bench.cli.perf_text import introduce, perf_line, report, test_name
 from flashinfer_bench.cli.perf_warm import list_jobs, warm_up
+from flashinfer_bench.data import SourceFile
 from flashinfer_bench.routines.materials import write_material
 from flashinfer_bench.routines.support import Place
 from flashinfer_bench.routines.table import ROUTINES
@@ -230,3 +233,20 @@ def test_a_solution_is_called_once_with_inputs_of_its_case(tmp_path):
     asked = request()
     write_material(tmp_path, asked.material)
     call_once(tmp_path, asked.material.definition, asked.material.solutions["torch"], asked.material.workload)
+
+
+def test_a_wrong_backend_is_timed_and_stays_wrong(tmp_path):
+    asked = request("--num_iters 2 --dry_run_iters 1")
+    material = asked.material
+    honest = material.solutions["torch"]
+    zeros = "import torch\ndef run(x, weight):\n    return torch.zeros_like(x)\n"
+    wrong = honest.model_copy(update={"sources": [SourceFile(path="main.py", content=zeros)]})
+    asked.material = replace(material, solutions={"torch": wrong})
+    session = argparse.Namespace(timeout=60, devices=["cpu"], json_path=None, output_path=None)
+    trace_set = make_trace_set([asked], tmp_path, is_resumed=False)
+    result = Benchmark(trace_set, make_config([asked], session)).run_all(save_results=False)
+    evaluation = result.traces[material.definition.name][0].evaluation
+    found = make_row(asked, "torch", evaluation, device="a CPU")
+    assert (evaluation.status.value, evaluation.performance) == ("INCORRECT_NUMERICAL", None)
+    assert found.outcome == "mismatch"
+    assert found.timing.median_ms > 0
