@@ -25,6 +25,7 @@ FLAGS: Final = {
     "noisy": "the readings spread widely",
     "too_few_samples": "there are too few readings to tell a spread",
     "throttled": "the GPU was slowed down by power or heat",
+    "mixed_methods": "the better clock was lost in some trials only",
     "other_processes": "other processes were on the GPU",
 }
 """What a measurement is flagged with, and what it means."""

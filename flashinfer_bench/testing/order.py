@@ -109,9 +109,8 @@ def _time(site: Site, recipe: Recipe, supply: Supplier, *, cold: bool, now: Now)
     gap_ns = site.launch_gap_ns(clock)
     before = site.look()
     trial = take_trial(supply, clock, recipe, now=now)
-    added_ns = gap_ns if trial.facts["method"] == "cupti" else 0
-    measured = summarise([trial], launch_gap_ns=added_ns, before=before, after=site.look())
-    times_ms = tuple(latency_ns(sample, added_ns) / 1e6 for sample in trial.samples)
+    measured = summarise([trial], launch_gap_ns=gap_ns, before=before, after=site.look())
+    times_ms = tuple(latency_ns(sample, gap_ns) / 1e6 for sample in trial.samples)
     return GpuTime(measured.latency_ms, measured.record["std_ms"], times_ms, measured.record), trial
 
 

@@ -7,7 +7,9 @@ import pytest
 from flashinfer_bench.report.best import best_by_workload
 from flashinfer_bench.report.summary import summarise
 from flashinfer_bench.report.timing import FLAGS, describe_flag, describe_ways, flags_of, read_timing
-from flashinfer_bench.timing.measurement import EVENTS_ASKED_FOR
+from flashinfer_bench.timing.gpu_state import GpuState
+from flashinfer_bench.timing.measurement import EVENTS_ASKED_FOR, Sample, Trial
+from flashinfer_bench.timing.summary import find_flags
 from tests.kit import make_evaluation, make_trace, make_workload
 
 LOST = "CUPTI is not installed. Try 'pip install -U cupti-python'. Falling back to CUDA events."
@@ -57,6 +59,16 @@ def test_flags_are_counted_in_a_fixed_order():
 def test_measurements_of_foreign_files_cannot_break_a_report(record):
     timing = read_timing([make_evaluation(extra={"measurement": record})])
     assert all(flag.isprintable() for flag in timing.flags)
+
+
+def test_every_flag_of_a_measurement_has_a_meaning():
+    facts = {"waits_inside": True, "side_stream": True, "lines_reset": True, "enqueue_ns": 10**9}
+    slow = GpuState(1000, 1000, 100.0, 90, ("hw_thermal",), 2)
+    lone = Trial((Sample(span_ns=10**6, enqueue_ns=1),), "count", {"method": "cuda_events"})
+    trials = [lone, Trial((Sample(span_ns=10**7, enqueue_ns=1, busy_ns=1, operations=1),), "count", facts)]
+    busy = set(find_flags(trials, spread=0.5, before=slow, after=slow))
+    idle = Trial((Sample(span_ns=0, enqueue_ns=5, busy_ns=0, operations=0),), "count", {"method": "cupti"})
+    assert busy | set(find_flags([idle], spread=0.0, before=None, after=None)) == set(FLAGS)
 
 
 def test_rows_carry_methods_and_flags():
