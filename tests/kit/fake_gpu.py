@@ -172,7 +172,7 @@ class FakeRecorder:
 
 @dataclass
 class FakeEvent:
-    """A CUDA event of a fake GPU; it writes "record" to the log."""
+    """A CUDA event of a fake GPU; it writes "record" and "query" to the log."""
 
     gpu: FakeGpu
     passed_ns: int = -1
@@ -183,6 +183,7 @@ class FakeEvent:
         self.passed_ns = self.gpu.free_ns = max(self.gpu.now_ns, self.gpu.free_ns) + EVENT_NS
 
     def query(self):
+        self.gpu.log.append("query")
         return self.gpu.now_ns >= self.passed_ns
 
     def elapsed_time(self, end):

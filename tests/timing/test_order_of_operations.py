@@ -11,7 +11,7 @@ from tests.kit.fake_gpu import GAP_NS, fake_cupti_clock, fake_event_clock
 pytestmark = pytest.mark.cpu
 RECIPE = Recipe(warmup_runs=10, iterations=50, budget_s=10.0)
 BY_CUPTI = ["flush", "spin", "read", "call", "read"]
-BY_EVENTS = ["flush", "spin", "record", "read", "call", "read", "record"]
+BY_EVENTS = ["flush", "spin", "record", "read", "call", "read", "record", "query"]
 
 
 def make_clock(kind, gpu):

@@ -71,8 +71,9 @@ def test_replays_are_supplied_once_each_too(gpu):
     assert asked == list(range(61 + LOOKS))
 
 
-def test_the_spin_covers_what_the_host_needs_to_enqueue_the_call(gpu):
-    trial = take(gpu, gpu.call(operations=100), Recipe(10, 50, 10.0, use_graphs=False))
+@pytest.mark.parametrize("warmup_runs", [0, 10])
+def test_the_spin_covers_what_the_host_needs_to_enqueue_the_call(gpu, warmup_runs):
+    trial = take(gpu, gpu.call(operations=100), Recipe(warmup_runs, 50, 10.0, use_graphs=False))
     assert trial.facts["spin_ns"] == 100 * LAUNCH_NS * 3 // 2 + SPIN_FLOOR_NS
     assert not any(sample.late for sample in trial.samples)
     assert {(sample.operations, sample.busy_ns) for sample in trial.samples} == {(100, 1_000_000)}
