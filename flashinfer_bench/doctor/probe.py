@@ -107,10 +107,9 @@ def check_cache(source: torch.Tensor, l2_bytes: int) -> CacheCheck | None:
 def make_reader(data: torch.Tensor) -> Callable[[], None]:
     """Return a call that reads a tensor and writes nothing: the flush's kernel under a name that is timed."""
     text = Path(lane.__file__).with_name("gpu_kernels.ptx").read_bytes()
-    image = driver.assemble(text.replace(lane.FLUSH_KERNEL.encode(), READER.encode()))
+    module = driver.Module(text.replace(lane.FLUSH_KERNEL.encode(), READER.encode()))
     blocks = int(torch.cuda.get_device_properties(data.device).multi_processor_count) * lane.BLOCKS_PER_PROCESSOR
-    kernel = driver.Module(image).kernel(READER)
-    launch = driver.Launcher(kernel, blocks=blocks, threads=lane.FLUSH_THREADS, arguments=2)
+    launch = driver.Launcher(module.kernel(READER), blocks=blocks, threads=lane.FLUSH_THREADS, arguments=2)
     return lambda: launch(torch.cuda.current_stream().cuda_stream, data.data_ptr(), data.nbytes)
 
 

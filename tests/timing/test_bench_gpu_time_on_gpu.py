@@ -64,7 +64,7 @@ def test_rotated_arguments_are_as_cold_as_flushed_ones(data):
     cold, _ = bench_gpu_time(torch.sum, args=(data,))
     timed = bench_gpu_time(torch.sum, args=(data,), rotate_buffers=True)
     sets = timed.measurement["rotated_sets"]
-    assert timed.median_ms == pytest.approx(cold, rel=0.15)
+    assert timed.median_ms == pytest.approx(cold, rel=0.25)
     assert timed.measurement["cache_state"] == "cold"
     assert torch.cuda.max_memory_allocated() - before < sets * data.nbytes + (1 << 29)
     assert torch.cuda.memory_allocated() - before < data.nbytes + (1 << 29)  # the flush's buffers stay
