@@ -44,7 +44,7 @@ class Fault(FlashInferBenchError):
 
 
 class BuildFault(Fault):
-    """This machine could not build a solution: disk full, compiler killed or broken, another GPU architecture needed."""
+    """This machine could not build a solution: disk full, compiler killed or broken, another GPU needed."""
 
 
 class WorkloadFault(Fault):
