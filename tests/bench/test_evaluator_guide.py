@@ -23,11 +23,12 @@ sys.solution_was_here = True
 print("the worker is", os.getpid(), "and has", *[m for m in ("my_evaluators", "spy_evaluators") if m in sys.modules])
 """
 """What every solution does when it is imported."""
-FOUND = "def run(scores):\n    found = scores.topk(8).indices.flip(-1)\n"
+HEAD = "import torch\n\ndef run(x):\n    "
 SOLUTIONS = {
-    "reversed": FOUND + "    return found\n",
-    "one_missing": FOUND + "    found[:, 0] = found[:, 1]\n    return found\n",
-    "half_missing": FOUND + "    found[:, :4] = found[:, 4:]\n    return found\n",
+    "unbiased": HEAD + "return (x * 16 + torch.rand_like(x)).floor().to(torch.int8)\n",
+    "slightly_biased": HEAD + "return (x * 16 + torch.rand_like(x) * 0.9).floor().to(torch.int8)\n",
+    "always_down": HEAD + "return (x * 16).floor().to(torch.int8)\n",
+    "one_too_far": HEAD + "return (x * 16 + torch.rand_like(x)).floor().add(2 * (x == x.max())).to(torch.int8)\n",
 }
 SPY = """
 import os, sys
@@ -36,7 +37,7 @@ from flashinfer_bench.bench.evaluators.default import DefaultEvaluator
 class SpyEvaluator(DefaultEvaluator):
     @classmethod
     def can_evaluate(cls, definition):
-        return definition.op_type in ("topk", "spied")
+        return definition.op_type in ("stochastic_rounding", "spied")
 
     @classmethod
     def check_correctness(cls, *arguments, context):
@@ -66,15 +67,15 @@ def write_everything(folder):
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: spy\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[flashinfer_bench.evaluators]\nspy = spy_evaluators:SpyEvaluator\n")
-    topk = Definition.model_validate(json.loads(find_block("json", '"op_type": "topk"')))
+    rounding = Definition.model_validate(json.loads(find_block("json", '"op_type": "stochastic_rounding"')))
     spied = make_definition("spied", op_type="spied")
-    solutions = [make_solution(name, definition=topk.name, source=MARK + text) for name, text in SOLUTIONS.items()]
+    solutions = [make_solution(name, definition=rounding.name, source=MARK + text) for name, text in SOLUTIONS.items()]
     solutions.append(make_solution("doubles", definition="spied", source=MARK + "def run(x):\n    return x * 2\n"))
     workloads = [
-        make_trace(definition=topk.name, solution=None, workload=make_workload(axes={"rows": 4}, inputs={})),
+        make_trace(definition=rounding.name, solution=None, workload=make_workload(axes={"rows": 64}, inputs={})),
         make_trace(definition="spied", solution=None, workload=make_workload("w1")),
     ]
-    return write_trace_set(folder / "set", definitions=[topk, spied], solutions=solutions, workloads=workloads)
+    return write_trace_set(folder / "set", definitions=[rounding, spied], solutions=solutions, workloads=workloads)
 
 
 @pytest.fixture(scope="module", params=[[], ["--use-isolated-runner"]], ids=["persistent", "isolated"])
@@ -95,18 +96,19 @@ def finished(request, tmp_path_factory):
 def test_the_example_judges_with_its_parameters_from_the_configuration(finished):
     _, evaluations = finished
     statuses = {name: evaluations[name].status.value for name in SOLUTIONS}
-    assert statuses == {"reversed": "PASSED", "one_missing": "PASSED", "half_missing": "INCORRECT_NUMERICAL"}
-    assert evaluations["one_missing"].correctness.extra == {"missing": 0.125}
-    assert "50.0% of the indices are missing, 20.0% may be" in evaluations["half_missing"].log
-    assert evaluations["reversed"].extra["topk"] == {"allowed": 0.2, "trials": 2}
+    wrong = dict.fromkeys(("always_down", "one_too_far"), "INCORRECT_NUMERICAL")
+    assert statuses == {"unbiased": "PASSED", "slightly_biased": "PASSED", **wrong}
+    assert 0.02 < evaluations["slightly_biased"].correctness.extra["bias"] < 0.1
+    assert re.search(r"the mean is off by 0\.\d+, 0\.1 is allowed", evaluations["always_down"].log)
+    assert evaluations["unbiased"].extra["rounding"] == {"allowed": 0.1, "trials": 2}
 
 
 def test_the_trace_says_who_judged_and_the_configuration_comes_before_entry_points(finished):
     _, evaluations = finished
     names = {name: evaluation.extra["evaluator"] for name, evaluation in evaluations.items()}
-    assert names == {**dict.fromkeys(SOLUTIONS, "TopKSetEvaluator"), "doubles": "SpyEvaluator"}
-    marks = evaluations["reversed"].extra["run"]["fingerprint"]["evaluator"]
-    assert re.fullmatch(r"my_evaluators:TopKSetEvaluator [0-9a-f]{16}", marks)
+    assert names == {**dict.fromkeys(SOLUTIONS, "StochasticRoundingEvaluator"), "doubles": "SpyEvaluator"}
+    marks = evaluations["unbiased"].extra["run"]["fingerprint"]["evaluator"]
+    assert re.fullmatch(r"my_evaluators:StochasticRoundingEvaluator [0-9a-f]{16}", marks)
 
 
 def test_no_solution_code_is_in_the_process_that_judges_nor_the_judge_in_a_worker(finished):
@@ -124,7 +126,7 @@ def test_an_edited_evaluator_judges_again_and_the_others_do_not(finished, monkey
     monkeypatch.setenv("PYTHONPATH", str(folder))
     monkeypatch.syspath_prepend(str(folder))
     module = folder / "my_evaluators.py"
-    module.write_text(module.read_text().replace("0.0)", "0.5)"))
+    module.write_text(module.read_text().replace("0.02)", "0.5)"))
     settings = {"devices": ["cpu"], "iterations": 1, "warmup_runs": 0, "num_trials": 2}
     config = BenchmarkConfig.from_yaml(folder / "my_config.yaml", **settings)
     plan = Benchmark(TraceSet.from_path(folder / "set"), config).plan(resume=True)

@@ -19,7 +19,7 @@ from flashinfer_bench.bench.evaluators.memory import bytes_of, free_bytes
 from flashinfer_bench.bench.evaluators.packed import logical_shape, storage_shape
 from flashinfer_bench.data import Definition, TensorSpec
 from flashinfer_bench.data.dtypes import torch_dtype
-from flashinfer_bench.errors import DefinitionFault, FlashInferBenchError
+from flashinfer_bench.errors import DefinitionFault, FlashInferBenchError, WorkloadFault
 
 MAX_ERROR_TEXT: Final = 2_000
 """Characters kept of an error's own text."""
@@ -164,7 +164,10 @@ class Reference:
 
 
 class _BlameDefinition:
-    """Turns whatever the code of a reference raises into a DefinitionFault that names the line."""
+    """Turns what the code of a reference raises into a fault that names the line.
+
+    It is the definition's fault; want of memory is the workload's, since a smaller one may fit.
+    """
 
     def __init__(self, definition: Definition) -> None:
         self._definition = definition
@@ -181,6 +184,9 @@ class _BlameDefinition:
         frames = [frame for frame in traceback.extract_tb(trace) if frame.filename == file_name]
         where = f" (line {frames[-1].lineno}: `{frames[-1].line}`)" if frames else ""
         text = str(error).strip()[:MAX_ERROR_TEXT]
+        if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+            room = f"reference of {self._definition.name}: this workload does not fit into the device's memory{where}"
+            raise WorkloadFault(f"{room}; use a device with more: {text}") from error
         raise _fault(self._definition, f"{type(error).__name__}{': ' if text else ''}{text}{where}") from error
 
 

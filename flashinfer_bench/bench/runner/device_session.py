@@ -38,6 +38,7 @@ from flashinfer_bench.errors import DefinitionFault, DeviceFault, SolutionFailur
 from flashinfer_bench.timing.clocks import Clock, Launch
 from flashinfer_bench.timing.measurement import Measured, Trial
 from flashinfer_bench.timing.recipe import Recipe, take_trial
+from flashinfer_bench.worker.cuda_memory import CudaMemoryError
 
 INTERPRETED: Final = {
     "meaningful": False,
@@ -45,6 +46,7 @@ INTERPRETED: Final = {
 }
 MEASURE_REJECTED: Final = "measure_rejected"
 """Key of cfg.extra: time a solution whose values are wrong, too; the trace keeps its status and has no performance."""
+OUT_OF_MEMORY: Final = (torch.OutOfMemoryError, MemoryError, CudaMemoryError)
 LARGE_CACHE_BYTES: Final = 8 << 30
 LARGE_ARENA_BYTES: Final = 1 << 30
 """An arena above this is not kept for the next block: its memory may be what the next reference needs."""
@@ -138,6 +140,13 @@ class DeviceSession:
             outcome = self._judge(shared, job, workload, kernel, notes)
         except SolutionFailure as failure:
             outcome = failure
+        except OUT_OF_MEMORY as error:
+            self._give_memory_back()
+            message = (
+                f"{shared.definition.name}, workload {workload.uuid}: the judge needs more memory than this device has "
+                f"left for inputs, expected outputs and their comparison; use a device with more: {error}"
+            )
+            return JobFault(job=job.index, message=message, retry=False)
         except WorkloadFault as fault:
             # What is the definition's fault reads the same for all of its workloads, and so is told once.
             is_definition = isinstance(fault, DefinitionFault)
@@ -149,6 +158,13 @@ class DeviceSession:
         if self._hello.isolated or isinstance(outcome, SolutionFailure):
             self._pool.discard()
         return JobResult(outcome, printed, {"evaluator": shared.evaluator.__name__, **notes})
+
+    def _give_memory_back(self) -> None:
+        """Free what can be freed: the arena, the worker that maps it, torch's own cache."""
+        self._pool.discard()
+        self._arena.release()
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def _say(self, job: BlockJob, name: str, limit_s: float) -> None:
         self._tell(Phase(job=job.index, name=name, limit_s=limit_s))

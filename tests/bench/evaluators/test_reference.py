@@ -9,7 +9,7 @@ import torch
 
 from flashinfer_bench.bench.evaluators import reference as reference_module
 from flashinfer_bench.bench.evaluators.reference import Reference
-from flashinfer_bench.errors import DefinitionFault
+from flashinfer_bench.errors import DefinitionFault, WorkloadFault
 from tests.kit.make import make_definition
 
 pytestmark = pytest.mark.cpu
@@ -146,3 +146,10 @@ def test_second_calls_are_made_once_for_each_shape_until_they_have_taken_too_lon
     for size in (2, 2, 3, 4, 5):
         check(called, size)
     assert called.run.__globals__["calls"] == [2, 2, 2, 3, 3, 4, 5]
+
+
+def test_want_of_memory_is_the_workloads_fault_and_not_the_definitions():
+    called = reference("raise torch.OutOfMemoryError('80 GB')")
+    with pytest.raises(WorkloadFault, match="does not fit into the device's memory") as fault:
+        called([torch.ones(2)])
+    assert not isinstance(fault.value, DefinitionFault)

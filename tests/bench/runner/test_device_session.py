@@ -6,7 +6,7 @@ import torch
 from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.runner import device_session
 from flashinfer_bench.bench.runner.readout import Readout
-from flashinfer_bench.bench.runner.session_protocol import Block
+from flashinfer_bench.bench.runner.session_protocol import Block, BlockJob
 from flashinfer_bench.bench.runner.shared_arena import SharedArena
 from flashinfer_bench.timing.clocks.wall import WallClock
 from tests.kit import make_definition
@@ -43,3 +43,20 @@ def test_a_large_arena_is_given_back_between_blocks_after_its_worker(arena, size
     session.open_block(Block(definition=definition.model_dump(mode="json"), config=config, solutions={}, jobs=[]))
     assert pool.sizes == ([] if is_kept else [size])
     assert arena.size == (size if is_kept else 0)
+
+
+@pytest.mark.parametrize("error", device_session.OUT_OF_MEMORY, ids=lambda kind: kind.__name__)
+def test_want_of_memory_in_the_judge_is_a_fault_that_says_so_and_gives_the_arena_back(arena, monkeypatch, error):
+    session = device_session.DeviceSession(None, CPU, FakePool(arena), WallClock(), Readout(None), print)
+    arena.reserve(1 << 20)
+    definition = make_definition()
+    config = BenchmarkConfig().resolve_eval_config(definition).values()
+    shared = session.open_block(
+        Block(definition=definition.model_dump(mode="json"), config=config, solutions={}, jobs=[])
+    )
+    monkeypatch.setattr(session, "_load", lambda *_arguments: (_ for _ in ()).throw(error("out of memory: 80 GB")))
+    workload = {"uuid": "w0", "axes": {}, "inputs": {}}
+    job = BlockJob(index=3, solution="s", workload=workload, blob_root="/", seed=1)
+    fault = session.run_job(shared, job, None)
+    assert (fault.job, fault.retry, arena.size) == (3, False, 0)
+    assert "workload w0: the judge needs more memory" in fault.message
