@@ -47,11 +47,9 @@ def finished(request):
     )
     benchmark = Benchmark(trace_set, config)
     found = {"twin": {}, "plain": {}}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OMP_WAIT_POLICY", "passive")  # where cores are scarce, threads that spin hold up those that work
-        for event in benchmark.run(keep_smallest(benchmark.plan()), save_results=False):
-            if isinstance(event, JobFinished):
-                found[event.job.solution.author][event.job.solution.name] = event.trace.evaluation
+    for event in benchmark.run(keep_smallest(benchmark.plan()), save_results=False):
+        if isinstance(event, JobFinished):
+            found[event.job.solution.author][event.job.solution.name] = event.trace.evaluation
     assert not benchmark.faults
     return found
 

@@ -52,6 +52,7 @@ def session_environment(environment: Mapping[str, str], device: Device, *, inter
         own.pop("TRITON_INTERPRET", None)
     else:
         own["CUDA_VISIBLE_DEVICES"] = ""
+        own.setdefault("OMP_WAIT_POLICY", "passive")  # threads that spin in the session would hold up the worker's
         if interpret_triton:
             own["TRITON_INTERPRET"] = "1"
     return own
