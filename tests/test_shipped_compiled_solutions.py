@@ -1,6 +1,6 @@
 """The compiled solutions that ship, and those that use FlashInfer: built and judged as in a run.
 
-On a CPU the quick ones; `python -m pytest -m gpu tests/test_shipped_compiled_solutions.py` for the others, in both runners.
+On a CPU the quick ones. The others, in both runners: `python -m pytest -m gpu` and this file.
 """
 
 import shutil
