@@ -18,17 +18,17 @@ from statistics import median
 
 import torch
 
+from flashinfer_bench.doctor.probe import make_reader
 from flashinfer_bench.timing import driver, lane
 from flashinfer_bench.timing.clocks import event_clock
 from flashinfer_bench.timing.clocks.cupti import CuptiClock
 from flashinfer_bench.timing.clocks.cupti_recorder import CuptiRecorder
 from flashinfer_bench.timing.clocks.graphs import capture
-from flashinfer_bench.timing.lane import FLUSH_KERNEL, GpuLane
+from flashinfer_bench.timing.lane import GpuLane
 from flashinfer_bench.timing.recipe import Recipe, take_trial
 
 SIZES_MIB = (8, 16, 24, 32)
 READS = 30
-READER = b"benchmark_reader"
 PTX = Path(lane.__file__).with_name("gpu_kernels.ptx").read_bytes()
 
 
@@ -63,15 +63,6 @@ def set_window(data: torch.Tensor | None) -> None:
         window.hit_ratio, window.hit_property = 1.0, 2
     code = driver.driver().cuStreamSetAttribute(ctypes.c_void_p(0), 1, ctypes.byref(window))
     driver.check(code, "setting the access window")
-
-
-def make_reader(data: torch.Tensor) -> Callable[[], object]:
-    """Return a call that reads a tensor and writes nothing."""
-    device = data.device
-    kernel = driver.Module(PTX.replace(FLUSH_KERNEL.encode(), READER)).kernel(READER.decode())  # it only reads
-    blocks = torch.cuda.get_device_properties(device).multi_processor_count * 4
-    launch = driver.Launcher(kernel, blocks=blocks, threads=512, arguments=2)
-    return lambda: launch(torch.cuda.current_stream().cuda_stream, data.data_ptr(), data.numel())
 
 
 def main() -> int:
