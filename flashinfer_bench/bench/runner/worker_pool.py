@@ -143,7 +143,7 @@ class WorkerPool:
         if self._spare is not None:
             try:
                 self._spare = self._settle(self._spare)
-            except (WorkerGone, WorkerLate, WireError):
+            except DeviceFault:
                 self._spare = None
         self._finish_ending()
 
@@ -181,15 +181,14 @@ class WorkerPool:
 
         Whether a context feeds the GPU fast or slowly is settled when it is made, and on an H200 every other one is
         slow: work of several streams takes 6 % longer there, which says nothing about a solution.
+
+        Raises:
+            DeviceFault: it, or the one in its place, does not start.
         """
         for attempt in range(MOST_CONTEXTS):
             if worker.is_ready:
                 break
-            try:
-                worker.wait_ready()
-            except (WorkerGone, WorkerLate, WireError):
-                worker.end()
-                raise
+            self._await(worker)
             self._on_ready(worker)
             if not self._is_slow(worker.chain_gap_ns) or attempt == MOST_CONTEXTS - 1:
                 break
@@ -204,14 +203,17 @@ class WorkerPool:
         self.best_chain_ns = min(self.best_chain_ns or chain_gap_ns, chain_gap_ns)
         return chain_gap_ns > self.best_chain_ns * SLOW_CONTEXT
 
-    def _take_fresh(self) -> WorkerProcess:
-        worker = self._spare or self._spawn()
-        self._spare = None
+    def _await(self, worker: WorkerProcess) -> None:
         try:
-            return self._settle(worker)
+            worker.wait_ready()
         except (WorkerGone, WorkerLate, WireError) as error:
+            worker.end()
             said = worker.log.take().strip()
             raise DeviceFault(f"a new worker did not start: {error or type(error).__name__}\n{said}".rstrip()) from None
+
+    def _take_fresh(self) -> WorkerProcess:
+        worker, self._spare = self._spare or self._spawn(), None
+        return self._settle(worker)
 
     def _spawn(self) -> WorkerProcess:
         number = next(self._numbers)
