@@ -148,8 +148,9 @@ def _columns(lengths: Lengths) -> dict[str, Any]:
     return {"avg_actual_seq_len": sum(lengths.kv) // len(lengths.kv)}
 
 
-def _constants(args: Namespace, lengths: Lengths, scale: float) -> dict[str, Any]:
-    return {"SM_SCALE": scale, "CAUSAL": bool(args.causal), "MAX_Q": max(lengths.q), "MAX_KV": max(lengths.kv)}
+def _constants(args: Namespace, scale: float) -> dict[str, Any]:
+    # The limits, not the longest lengths: cuDNN wants a page table as wide as its longest sequence.
+    return {"SM_SCALE": scale, "CAUSAL": bool(args.causal), "MAX_Q": args.s_qo, "MAX_KV": args.s_kv}
 
 
 def _sources(functions: Mapping[str, tuple[str, Mapping[str, Any]]], constants: Mapping[str, Any]) -> dict[str, Source]:
@@ -162,7 +163,7 @@ def _sources(functions: Mapping[str, tuple[str, Mapping[str, Any]]], constants: 
 DECODE: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
     "fa2": ("decode", {}),
     "fa2_tc": ("decode", {"TENSOR_CORES": True}),
-    "auto": ("decode", {"BACKEND": "auto"}),
+    "auto": ("decode", {"BACKEND": "auto", "TENSOR_CORES": True}),
     "cudnn": ("decode_cudnn", {}),
     "trtllm-gen": ("decode", {"BACKEND": "trtllm-gen"}),
     "trtllm-native": ("decode_trtllm", {}),
@@ -193,12 +194,22 @@ MLA: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
 """Backend to the function that calls it, and its constants."""
 FP8_CACHE: Final = ("fa2", "fa2_tc", "auto")
 """Backends that take an fp8 cache with wider queries."""
+FA3_DIMS: Final = ((64, 64), (128, 128), (256, 256), (192, 128))
+"""Dimensions of queries and of values that fa3 has kernels for."""
+PAGE_SIZES: Final = (16, 32, 64, 128)
+"""Of trtllm-native, when it decodes."""
 
 
 def _refuse_fp8(backends: Sequence[str], kv: str) -> dict[str, str]:
     if size_of(kv) > 1:
         return {}
     return {name: "an fp8 cache with wider queries is not supported" for name in backends if name not in FP8_CACHE}
+
+
+def _refuse_fa3(qk: int, vo: int) -> dict[str, str]:
+    if (qk, vo) in FA3_DIMS:
+        return {}
+    return {"fa3": f"head dimensions {qk} and {vo}: it has 64, 128 and 256 for both, and 192 with 128"}
 
 
 def make_decode(args: Namespace) -> Case:
@@ -208,11 +219,15 @@ def make_decode(args: Namespace) -> Case:
     (qk, vo), (q, kv), lengths = _dims(args), _dtypes(args), draw_lengths(args)
     require(qk == vo, "--head_dim_vo: a paged cache holds keys and values of one dimension")
     table, pages, table_bytes = _table(args, lengths)
-    constants = _constants(args, lengths, 1 / math.sqrt(qk))
+    constants = _constants(args, 1 / math.sqrt(qk))
     sources = _sources(DECODE, {**constants, "CAUSAL": False, "PAGE_SIZE": args.page_size})
     refusals = _refuse_fp8(list(DECODE), kv)
     if (args.num_qo_heads // args.num_kv_heads) not in (1, 2, 3, 4, 8):
         refusals["fa2"] = "its kernels have 1, 2, 3, 4 or 8 query heads for a key head; fa2_tc takes any"
+    if q != "bfloat16":
+        refusals["cudnn"] = f"--q_dtype {args.q_dtype}: the library builds its graph for bfloat16"
+    if args.page_size not in PAGE_SIZES:
+        refusals["trtllm-native"] = f"--page_size {args.page_size}: it has pages of 16, 32, 64 and 128"
     return Case(
         label=_label(args, f"d{qk}", f"p{args.page_size}", q, kv),
         op_type="gqa_paged",
@@ -240,7 +255,7 @@ def make_paged_prefill(args: Namespace) -> Case:
     (qk, vo), (q, kv), lengths = _dims(args), _dtypes(args), draw_lengths(args)
     require(qk == vo, "--head_dim_vo: a paged cache holds keys and values of one dimension")
     table, pages, table_bytes = _table(args, lengths)
-    constants = _constants(args, lengths, 1 / math.sqrt(qk))
+    constants = _constants(args, 1 / math.sqrt(qk))
     indptr = {"qo_indptr": Tensor("int32", str(args.batch_size + 1), offsets(lengths.q))}
     return Case(
         label=_label(args, f"d{qk}", f"p{args.page_size}", q, kv),
@@ -264,7 +279,7 @@ def make_paged_prefill(args: Namespace) -> Case:
         solutions=_sources(PAGED, {**constants, "PAGE_SIZE": args.page_size}),
         cost=_cost(args, lengths, (qk, vo), (q, kv), table_bytes + 4 * (args.batch_size + 1)),
         check=_check(lengths, kv),
-        refusals=_refuse_fp8(list(PAGED), kv),
+        refusals={**_refuse_fp8(list(PAGED), kv), **_refuse_fa3(qk, vo)},
         columns=_columns(lengths),
         notes=lengths.notes,
         dps=frozenset(PAGED),
@@ -275,9 +290,9 @@ def make_ragged_prefill(args: Namespace) -> Case:
     """Several queries a sequence over keys and values that lie one after the other."""
     (qk, vo), (q, kv), lengths = _dims(args), _dtypes(args), draw_lengths(args)
     require(kv == q, f"--kv_dtype {args.kv_dtype}: as --q_dtype, without a cache there is nothing to keep small")
-    constants = _constants(args, lengths, 1 / math.sqrt(qk))
+    constants = _constants(args, 1 / math.sqrt(qk))
     batch = str(args.batch_size + 1)
-    refusals: dict[str, str] = {}
+    refusals = _refuse_fa3(qk, vo)
     if (qk, vo) not in ((192, 128), (128, 128)):
         refusals["trtllm-native"] = f"head dimensions {qk} and {vo}: it has 192 and 128, or 128 and 128"
     return Case(
@@ -327,7 +342,7 @@ def make_mla(args: Namespace) -> Case:
     table, pages, table_bytes = _table(args, lengths)
     scale = 1 / math.sqrt(MLA_NOPE_DIM + kpe)
     constants = {
-        **_constants(args, lengths, scale),
+        **_constants(args, scale),
         "PAGE_SIZE": args.page_size,
         "CKV_DIM": ckv,
         "KPE_DIM": kpe,
@@ -376,7 +391,7 @@ ROUTINES: Final = (
         {
             "fa2": ALL,
             "fa2_tc": AMPERE_ON,
-            "auto": ALL,
+            "auto": AMPERE_ON,
             "cudnn": AMPERE_ON,
             "trtllm-gen": BLACKWELL,
             "trtllm-native": (*HOPPER, *BLACKWELL, "12.0"),

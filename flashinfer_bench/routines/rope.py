@@ -38,12 +38,41 @@ FLAGS: Final = (
 MAX_OFFSET: Final = 64
 """Sequences begin at positions below this: where kernels compute angles quickly, large ones lose precision."""
 FP8_MATCH: Final = 0.98
+HEAD_DIMS: Final = (64, 128, 256, 512)
+"""Head dimensions that the library's plain kernels are made for."""
+LANE: Final = 16
+"""Elements that a thread of its quantising kernels reads and writes at once."""
 
 
 def _check(args: Namespace) -> None:
     rotary = args.rotary_dim or args.head_dim
     require(0 < rotary <= args.head_dim or args.no_rope_dim, f"--rotary_dim {rotary} is more than --head_dim")
     require(rotary % 2 == 0, f"--rotary_dim {rotary}: pairs are rotated, so it has to be even")
+
+
+def _refuse(reason: str) -> dict[str, str]:
+    return {"cuda": reason} if reason else {}
+
+
+def _why_not_rotary(args: Namespace, lane: int) -> str:
+    """Say why the kernels cannot rotate so many dimensions: a thread has `lane` of them, and not of both halves."""
+    rotary, step = args.rotary_dim or args.head_dim, lane if args.interleave else 2 * lane
+    return f"--rotary_dim {rotary}: its kernel wants a multiple of {step}" if rotary % step else ""
+
+
+def _why_not_plain(args: Namespace, *, cached: bool) -> str:
+    if args.head_dim in HEAD_DIMS:
+        return _why_not_rotary(args, max(8, args.head_dim // 32))
+    return _why_not_rotary(args, LANE) if cached else f"--head_dim {args.head_dim}: its kernels have 64, 128, 256, 512"
+
+
+def _why_not_quantising(args: Namespace, *, appends: bool) -> str:
+    rope, nope = args.rotary_dim or args.head_dim, args.no_rope_dim
+    if nope % LANE:
+        return f"--no_rope_dim {nope}: its kernel wants a multiple of {LANE}"
+    if appends and nope % rope:  # the last stretch of it would run into the next head
+        return f"--no_rope_dim {nope}: its kernel wants a multiple of the {rope} dimensions that are rotated"
+    return _why_not_rotary(args, LANE)
 
 
 def _label(args: Namespace, *more: str) -> str:
@@ -95,6 +124,7 @@ def _make_plain(args: Namespace, *, by_offsets: bool, llama31: bool) -> Case:
             2 * tokens * heads * args.head_dim * size_of(dtype) + extra_bytes,
         ),
         check=Check(1e-2, 1e-2 if dtype == "float16" else 2e-2),
+        refusals=_refuse(_why_not_plain(args, cached=False)),
     )
 
 
@@ -157,6 +187,7 @@ def make_apply_rope_with_cos_sin_cache(args: Namespace) -> Case:
             2 * tokens * heads * args.head_dim * size_of(dtype) + args.seq_len * rotary * 4 + tokens * 4,
         ),
         check=Check(1e-2, 1e-2 if dtype == "float16" else 2e-2),
+        refusals=_refuse(_why_not_plain(args, cached=True)),
     )
 
 
@@ -208,6 +239,7 @@ def _make_quantising(args: Namespace, *, is_mla: bool, appends: bool) -> Case:
             elements * (size_of(dtype) + 1) + args.seq_len * rope * 4 + index_bytes,
         ),
         check=Check(1e-2, 1e-3, FP8_MATCH),
+        refusals=_refuse(_why_not_quantising(args, appends=appends)),
         dps=frozenset({"cuda"}),
     )
 

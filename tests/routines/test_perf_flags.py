@@ -14,6 +14,7 @@ from flashinfer_bench.cli.perf_flags import CASE_FLAGS, parse_case, split_sessio
 from flashinfer_bench.errors import Misuse
 from flashinfer_bench.routines.support import Place, find_place, why_not
 from flashinfer_bench.routines.table import FAMILIES, ROUTINES, find_routine
+from tests.routines.judged import make_case
 from tests.routines.small import SMALL
 
 DOCUMENTED = Path(__file__).with_name("documented_commands.txt").read_text(encoding="utf-8").splitlines()
@@ -97,6 +98,46 @@ def test_the_help_lists_every_routine(capsys):
 def test_a_backend_that_cannot_run_here_has_a_reason(routine, backend, place, words):
     reason = why_not(find_routine(routine), backend, place)
     assert (reason is None) if words is None else (words in reason)
+
+
+DECODE = "--batch_size 2 --s_kv 64 --num_qo_heads 8 --num_kv_heads 2 --head_dim_qk 128"
+PREFILL = "--batch_size 2 --s_qo 8 --s_kv 64 --num_qo_heads 8 --num_kv_heads 2"
+ROPE = "--batch_size 2 --seq_len 8 --num_qo_heads 4 --num_kv_heads 2"
+
+
+@pytest.mark.parametrize(
+    ("routine", "flags", "refused"),
+    [
+        ("BatchDecodeWithPagedKVCacheWrapper", f"{DECODE} --page_size 16", {}),
+        ("BatchDecodeWithPagedKVCacheWrapper", f"{DECODE} --page_size 8", {"trtllm-native": "16, 32, 64 and 128"}),
+        (
+            "BatchDecodeWithPagedKVCacheWrapper",
+            "--batch_size 2 --s_kv 64 --num_qo_heads 14 --num_kv_heads 2 --head_dim_qk 128 --page_size 16 "
+            "--q_dtype float16 --kv_dtype float16",
+            {"fa2": "1, 2, 3, 4 or 8", "cudnn": "bfloat16"},
+        ),
+        ("BatchPrefillWithPagedKVCacheWrapper", f"{PREFILL} --head_dim_qk 256 --page_size 16", {}),
+        ("BatchPrefillWithPagedKVCacheWrapper", f"{PREFILL} --head_dim_qk 96 --page_size 16", {"fa3": "96 and 96"}),
+        ("BatchPrefillWithRaggedKVCacheWrapper", f"{PREFILL} --head_dim_qk 192 --head_dim_vo 128", {}),
+        ("bmm_fp8", "--m 4 --n 16 --k 16 --mat2_dtype fp8_e5m2", {"cutlass": "e5m2"}),
+        ("apply_rope", f"{ROPE} --head_dim 128 --rotary_dim 48", {}),
+        ("apply_rope", f"{ROPE} --head_dim 96", {"cuda": "64, 128, 256, 512"}),
+        ("apply_rope_pos_ids", f"{ROPE} --head_dim 128 --rotary_dim 24", {"cuda": "multiple of 16"}),
+        ("apply_rope_pos_ids", f"{ROPE} --head_dim 128 --rotary_dim 24 --interleave", {}),
+        ("apply_rope_with_cos_sin_cache", f"{ROPE} --head_dim 96", {}),
+        ("rope_quantize_fp8", f"{ROPE} --head_dim 64 --no_rope_dim 48", {}),
+        ("rope_quantize_fp8", f"{ROPE} --head_dim 64 --no_rope_dim 24", {"cuda": "multiple of 16"}),
+        (
+            "rope_quantize_fp8_append_paged_kv_cache",
+            f"{ROPE} --head_dim 64 --no_rope_dim 48",
+            {"cuda": "multiple of the 64"},
+        ),
+    ],
+)
+def test_sizes_that_the_library_has_no_kernel_for_are_refused(routine, flags, refused):
+    refusals = make_case(routine, flags).refusals
+    assert refusals.keys() == refused.keys()
+    assert all(words in refusals[backend] for backend, words in refused.items()), refusals
 
 
 def test_a_place_knows_what_is_installed():
