@@ -77,7 +77,13 @@ def _compile_ahead(
     if not jobs or parallel <= 0:
         return
     started = time.monotonic()
-    done = warm_up(jobs, root, devices, parallel=parallel)
+
+    def tell(done: int, job: tuple[str, str]) -> None:
+        seconds = format_duration(time.monotonic() - started)
+        write_err(f"compiling ahead: {done} of {len(jobs)} after {seconds}, the latest {job[1]}")
+
+    write_err(f"compiling ahead: {count(len(jobs), 'solution')}, {min(parallel, len(jobs))} at once")
+    done = warm_up(jobs, root, devices, parallel=parallel, told=tell)
     took = time.monotonic() - started
     write_err(f"compiled ahead: {done} of {count(len(jobs), 'solution')} in {format_duration(took)}")
 

@@ -7,10 +7,13 @@ that workers use. A child that fails or takes too long is passed over: the case 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from itertools import cycle
 from pathlib import Path
 from typing import Final
@@ -48,9 +51,20 @@ def warm_up(
     *,
     parallel: int,
     start: Callable[[list[str], Mapping[str, str]], int] | None = None,
+    told: Callable[[int, Job], None] = lambda _done, _job: None,
 ) -> int:
-    """Run a child for each job; return how many ended well."""
-    run = start or _run
+    """Run a child for each job; return how many ended well. Whatever ends this early ends the children too.
+
+    Args:
+        jobs: definitions and solutions.
+        root: the trace set that holds them.
+        devices: shared among the children in turn.
+        parallel: children at once.
+        start: runs a command in an environment and returns its exit code (default: a child process).
+        told: called as each child ends, with how many have and its job.
+    """
+    children = _Children()
+    run = start or children.run
     environments = [
         {
             **session_environment(os.environ, device, interpret_triton=False),
@@ -60,15 +74,59 @@ def warm_up(
         }
         for device in devices
     ]
-    commands = [[sys.executable, "-m", MODULE, str(root), *job] for job in jobs]
-    with ThreadPoolExecutor(max_workers=max(1, parallel)) as pool:
-        codes = list(pool.map(run, commands, cycle(environments)))
-    return sum(code == 0 for code in codes)
-
-
-def _run(command: list[str], environment: Mapping[str, str]) -> int:
+    good = 0
+    pool = ThreadPoolExecutor(max_workers=max(1, parallel))
     try:
-        ended = subprocess.run(command, env=dict(environment), capture_output=True, timeout=LIMIT_S, check=False)
-    except subprocess.TimeoutExpired:
-        return 1
-    return ended.returncode
+        futures = {
+            pool.submit(run, [sys.executable, "-m", MODULE, str(root), *job], environment): job
+            for job, environment in zip(jobs, cycle(environments), strict=False)
+        }
+        for done, future in enumerate(as_completed(futures), 1):
+            good += future.result() == 0
+            told(done, futures[future])
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+        children.end()
+        pool.shutdown()
+    return good
+
+
+class _Children:
+    """Children that run now, each a process group, since the library's compilers are their children in turn."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._running: set[subprocess.Popen[bytes]] = set()
+        self._ended = False
+
+    def run(self, command: list[str], environment: Mapping[str, str]) -> int:
+        """Run one to its end, or its time limit; return its exit code."""
+        with self._lock:
+            if self._ended:
+                return 1
+            nothing = subprocess.DEVNULL
+            child = subprocess.Popen(
+                command, env=dict(environment), stdin=nothing, stdout=nothing, stderr=nothing, start_new_session=True
+            )
+            self._running.add(child)
+        try:
+            return child.wait(LIMIT_S)
+        except subprocess.TimeoutExpired:
+            return 1
+        finally:
+            with self._lock:
+                _kill_group(child)
+                self._running.remove(child)
+
+    def end(self) -> None:
+        """Kill those that run; start no more."""
+        with self._lock:
+            self._ended = True
+            for child in self._running:
+                _kill_group(child)
+
+
+def _kill_group(child: subprocess.Popen[bytes]) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+    child.wait()

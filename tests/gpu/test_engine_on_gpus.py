@@ -41,7 +41,7 @@ def test_bundled_triton_solutions_pass(isolated):
     jobs = run(trace_set, authors=["triton"], devices=["0"], use_isolated_runner=isolated)
     assert jobs
     assert {job.trace.evaluation.status.value for job in jobs} == {"PASSED"}
-    assert {job.trace.evaluation.extra["measurement"]["method"] for job in jobs} == {"cuda_events"}
+    assert {job.trace.evaluation.extra["measurement"]["method"] for job in jobs} == {"cupti"}
 
 
 def write_set(root, *, workloads=4, **sources):

@@ -26,6 +26,7 @@ from flashinfer_bench.routines.support import Place
 from flashinfer_bench.routines.table import ROUTINES
 from flashinfer_bench.routines.warm import call_once
 from tests.kit.make import make_evaluation
+from tests.kit.processes import marked
 from tests.routines.small import SMALL
 
 test_name.__test__ = False
@@ -250,3 +251,17 @@ def test_a_wrong_backend_is_timed_and_stays_wrong(tmp_path):
     assert (evaluation.status.value, evaluation.performance) == ("INCORRECT_NUMERICAL", None)
     assert found.outcome == "mismatch"
     assert found.timing.median_ms > 0
+
+
+def test_compiling_ahead_tells_how_far_it_is_and_an_interrupt_ends_its_children(tmp_path):
+    devices, told = [Device("cpu", 0, "a CPU", "cpu")], []
+
+    def tell(done, job):
+        told.append((done, job))
+        raise KeyboardInterrupt
+
+    jobs = [("d", f"s{index}") for index in range(20)]
+    with marked() as alive, pytest.raises(KeyboardInterrupt):
+        warm_up(jobs, tmp_path, devices, parallel=2, told=tell)  # the children find no such set and fail
+    assert [done for done, _ in told] == [1]
+    assert not alive()

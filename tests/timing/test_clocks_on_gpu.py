@@ -116,7 +116,7 @@ def test_a_graph_of_the_solutions_own_is_read_node_by_node(clock, tensors):
 
 def test_a_call_without_gpu_work_gets_the_hosts_time_and_a_flag(clock):
     trial, record = measure(lambda: sum(range(1000)), clock)
-    assert record["flags"] == ["no_gpu_work"]
+    assert "no_gpu_work" in record["flags"]
     assert record["median_ms"] == pytest.approx(median(s.enqueue_ns for s in trial.samples) / 1e6)
 
 
