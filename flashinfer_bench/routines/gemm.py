@@ -34,8 +34,9 @@ FLAGS: Final = (
     Flag("use_nvfp4", "switch", "fp4: nvfp4 (blocks of 16) instead of mxfp4 (blocks of 32)", False),
     Flag("autotune", "switch", "let the library tune before timing (bmm_fp8, mm_fp4)", False),
 )
-ERROR: Final = 0.02
-"""Allowed error, as a share of the deviation of an output element."""
+ERROR: Final = 0.05
+"""Allowed error, as a share of the deviation of an output element: Hopper's fp8 products are summed in 14 bits, which
+cuBLAS leaves so for speed. Seen on an H200 is 0.024 at k = 7168."""
 ALPHA: Final = 0.125
 E2M1_VARIANCE: Final = 8.5625
 """Mean square of the sixteen codes."""

@@ -123,12 +123,12 @@ class GpuSite:
 
     def evict(self) -> None:
         """Read a buffer larger than the L2."""
-        torch.sum(self._eviction_buffer())
+        torch.sum(self._eviction_buffer())  # of float32: integers would be converted, in a copy eight times as large
         torch.cuda.synchronize(self._device)
 
     @cache  # noqa: B019 - sites are as few as GPUs, and live as long as the process
     def _eviction_buffer(self) -> torch.Tensor:
-        return torch.zeros(EVICT_SHARE * self.l2_bytes, dtype=torch.uint8, device=self._device)
+        return torch.zeros(EVICT_SHARE * self.l2_bytes // 4, dtype=torch.float32, device=self._device)
 
 
 @cache

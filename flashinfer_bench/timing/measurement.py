@@ -35,6 +35,8 @@ class Sample:
     """What it launched: name of the operation and how often, sorted."""
     escaped: bool = False
     """It ran work on a stream that does not wait for the current one."""
+    overlaps: bool = False
+    """Some of its operations ran at the same time."""
 
 
 @dataclass(frozen=True)

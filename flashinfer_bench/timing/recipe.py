@@ -18,6 +18,7 @@ from typing import Final
 
 from flashinfer_bench.timing.clocks import CaptureRefused, Clock, ClockLost, Launch, Lead
 from flashinfer_bench.timing.measurement import Facts, Sample, Stop, Trial
+from flashinfer_bench.timing.statistics import quantile
 from flashinfer_bench.timing.stopping import StoppingRule
 
 Supplier = Callable[[int], Launch]
@@ -31,14 +32,20 @@ SPIN_MARGIN: Final = 1.5
 SPIN_FLOOR_NS: Final = 6_000
 SPIN_CEILING_NS: Final = 50_000_000
 LINES_CALLS: Final = 5
-LOOKS: Final = 2 * LINES_CALLS
-"""Calls that the look for persisting lines makes."""
+FIRST_LOOK: Final = 2 * LINES_CALLS
+SECOND_LOOK: Final = 3
+"""What the first look suspects is looked at again, with so many times the calls."""
+LOOKS: Final = FIRST_LOOK * (1 + SECOND_LOOK)
+"""Calls that the looks for persisting lines make at the most."""
 LINES_SHARE: Final = 0.05
 LINES_NS: Final = 150
 """A call that is slower by more than both once persisting lines are reset before it leaves such lines in the L2."""
 LATE_SHARE: Final = 0.1
 """With more late readings than this the spin was too short: it is doubled and the batch taken again."""
 RETAKES: Final = 3
+BRANCHED_GRAPHS: Final = 16
+"""Where operations run side by side, a graph's branches meet each other as they happened to be placed when it was made
+(on an H200: 6 % between graphs of one call), so the replays of so many are timed in turn."""
 SLOW_SHARE: Final = 4
 """Checks and warm-up take at most the budget divided by this."""
 
@@ -108,7 +115,10 @@ def _take(supply: Supplier, clock: Clock, recipe: Recipe, now: Callable[[], floa
     except CaptureRefused as refused:  # of a later call: it does something else than the first
         calls = _Calls(supply, "stream", str(refused))
         samples, stop = take_samples(supply, clock, rule, progress, now)
-    return Trial(tuple(samples), stop, _facts(clock, progress, calls.mode, calls.reason))
+    facts = _facts(clock, progress, calls.mode, calls.reason)
+    if calls.graphs > 1:
+        facts["graphs"] = calls.graphs
+    return Trial(tuple(samples), stop, facts)
 
 
 def check(supply: Supplier, clock: Clock, recipe: Recipe, progress: Progress, now: Callable[[], float]) -> Sample:
@@ -178,16 +188,23 @@ def check_lines(supply: Supplier, clock: Clock, progress: Progress) -> None:
     """Find out whether the call leaves persisting lines in the L2, which no flush evicts; then reset them each time.
 
     The reset needs an idle device, so it is done only where it matters; what idling itself does to a call is in both
-    sets of readings.
+    sets of readings. A call whose readings scatter may look as if it were slower: the second look tells.
     """
-    medians = []
-    for lead in (replace(progress.lead, waits_first=True), replace(progress.lead, resets_lines=True)):
-        samples = clock.sample([supply(progress.calls + index) for index in range(LINES_CALLS)], lead)
-        progress.calls += LINES_CALLS
-        medians.append(median(s.span_ns if s.busy_ns is None else s.busy_ns for s in samples))
-    kept, reset = medians
-    if reset > kept * (1 + LINES_SHARE) + LINES_NS:
+    if look_at_lines(supply, clock, progress, LINES_CALLS) and look_at_lines(
+        supply, clock, progress, LINES_CALLS * SECOND_LOOK
+    ):
         progress.lead = replace(progress.lead, resets_lines=True)
+
+
+def look_at_lines(supply: Supplier, clock: Clock, progress: Progress, count: int) -> bool:
+    """Say whether the call is slower once lines are reset: in the median, and in most readings."""
+    readings = []
+    for lead in (replace(progress.lead, waits_first=True), replace(progress.lead, resets_lines=True)):
+        samples = clock.sample([supply(progress.calls + index) for index in range(count)], lead)
+        progress.calls += count
+        readings.append(sorted(s.span_ns if s.busy_ns is None else s.busy_ns for s in samples))
+    kept, reset = readings
+    return median(reset) > median(kept) * (1 + LINES_SHARE) + LINES_NS and quantile(reset, 0.25) > quantile(kept, 0.75)
 
 
 def take_samples(
@@ -234,6 +251,7 @@ class _Calls:
     supply: Supplier
     mode: str
     reason: str
+    graphs: int = 1
 
 
 def _capture(supply: Supplier, clock: Clock, recipe: Recipe, progress: Progress) -> _Calls:
@@ -243,15 +261,26 @@ def _capture(supply: Supplier, clock: Clock, recipe: Recipe, progress: Progress)
         return _Calls(supply, "stream", refusal)
     looked_at = progress.looked_at
     assert looked_at is not None
+    graphs = 1
     replays = clock.captured(supply)
     try:
-        (replayed,) = clock.sample([replays(progress.calls)], progress.lead)
+        replayed = _replay(replays, clock, progress, graphs)
+        if replayed[0].overlaps and progress.per_call_s * BRANCHED_GRAPHS * SLOW_SHARE <= recipe.budget_s:
+            graphs = BRANCHED_GRAPHS
+            replays = clock.captured(supply, graphs)
+            replayed = _replay(replays, clock, progress, graphs)
     except CaptureRefused as refused:
         return _Calls(supply, "stream", str(refused))
-    progress.calls += 1
-    if replayed.launched != looked_at.launched:
+    if any(sample.launched != looked_at.launched for sample in replayed):
         return _Calls(supply, "stream", "a replay launches something else than the call does")
-    return _Calls(replays, "graph", "")
+    return _Calls(replays, "graph", "", graphs)
+
+
+def _replay(replays: Supplier, clock: Clock, progress: Progress, count: int) -> list[Sample]:
+    """Replay so many calls, each of another graph; the first replay of a graph is never a reading."""
+    samples = clock.sample([replays(progress.calls + index) for index in range(count)], progress.lead)
+    progress.calls += count
+    return samples
 
 
 def _no_graph(clock: Clock, recipe: Recipe, progress: Progress) -> str | None:

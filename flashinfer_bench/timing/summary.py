@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from flashinfer_bench.timing.gpu_state import GpuState
 from flashinfer_bench.timing.measurement import Facts, Measured, Sample, Stop, Trial
-from flashinfer_bench.timing.statistics import interquartile_mean, summarise_series
+from flashinfer_bench.timing.statistics import summarise_series, trimmed_mean
 
 NOISY_SPREAD: Final = 0.05
 NOISE_FLOOR_NS: Final = 100
@@ -134,7 +134,7 @@ def _operations(samples: Sequence[Sample], launch_gap_ns: int) -> dict[str, Any]
         return {}
     late = sum(sample.late for sample in samples)
     found: dict[str, Any] = {
-        "busy_ms": _ms(interquartile_mean(busy_ns)),
+        "busy_ms": _ms(trimmed_mean(busy_ns)),
         "launch_gap_ns": launch_gap_ns,
         "operations": int(median(counts)),
     }

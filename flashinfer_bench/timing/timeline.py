@@ -71,15 +71,17 @@ def read_call(operations: Sequence[Operation], call: HostCall, before: Operation
         return Sample(span_ns=0, enqueue_ns=enqueue_ns, busy_ns=0, operations=0, late=late)
     first = min(operation.start_ns for operation in operations)
     last = max(operation.end_ns for operation in operations)
+    busy_ns = busy_time(operations)
     return Sample(
         span_ns=last - first,
         enqueue_ns=enqueue_ns,
-        busy_ns=busy_time(operations),
+        busy_ns=busy_ns,
         operations=len(operations),
         late=late,
         lead_ns=max(0, first - before.end_ns),
         launched=tuple(sorted(Counter(operation.name for operation in operations).items())),
         escaped=first < before.end_ns,
+        overlaps=sum(operation.end_ns - operation.start_ns for operation in operations) > busy_ns,
     )
 
 

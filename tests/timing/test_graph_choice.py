@@ -3,7 +3,8 @@
 import pytest
 
 from flashinfer_bench.timing.clocks import CaptureRefused
-from flashinfer_bench.timing.recipe import Recipe, take_trial
+from flashinfer_bench.timing.recipe import BRANCHED_GRAPHS, Recipe, take_trial
+from flashinfer_bench.timing.timeline import Operation
 from tests.kit.fake_gpu import fake_cupti_clock, fake_event_clock
 
 pytestmark = pytest.mark.cpu
@@ -44,6 +45,52 @@ def test_nothing_is_captured_between_the_ends_of_a_reading(gpu):
     places = [place for place, step in enumerate(gpu.log) if step == "capture"]
     assert len(places) == 51
     assert all(gpu.log[:place].count("read") % 2 == 0 for place in places)
+
+
+def branched(gpu):
+    """Return a call whose two operations run side by side once a graph holds them."""
+
+    def launch():
+        gpu.log.append("call")
+        gpu.kernel("left", 10_000)
+        gpu.kernel("right", 8_000)
+
+    def capture(call):
+        gpu.captured = []
+        call()
+        (left, left_ns), (right, right_ns) = gpu.captured
+        gpu.captured = None
+        made.append(later_ns := 1_000 * len(made))  # each graph places its branches otherwise
+
+        def replay():
+            gpu.log.append("replay")
+            gpu.now_ns += 2_000
+            gpu.launches += 1
+            start_ns = max(gpu.now_ns, gpu.free_ns) + 1_000
+            gpu.done.append(Operation(left, start_ns, start_ns + left_ns, gpu.launches))
+            gpu.done.append(Operation(right, start_ns + later_ns, start_ns + later_ns + right_ns, gpu.launches))
+            gpu.free_ns = start_ns + max(left_ns, later_ns + right_ns)
+
+        return replay
+
+    made = []
+    return launch, capture, made
+
+
+def test_branches_that_run_side_by_side_are_timed_over_many_graphs(gpu):
+    launch, capture, made = branched(gpu)
+    trial = take(gpu, lambda _: launch, capture=capture)
+    assert (trial.facts["launch"], trial.facts["graphs"]) == ("graph", BRANCHED_GRAPHS)
+    assert len(made) == 1 + BRANCHED_GRAPHS
+    spans = trial.spans_ns[:BRANCHED_GRAPHS]
+    assert len(set(spans)) > BRANCHED_GRAPHS // 2
+    assert spans == trial.spans_ns[BRANCHED_GRAPHS : 2 * BRANCHED_GRAPHS]
+    assert gpu.log.count("replay") == 1 + BRANCHED_GRAPHS + 50
+
+
+def test_operations_one_after_the_other_need_one_graph(gpu):
+    call = gpu.call(operations=3)
+    assert "graphs" not in take(gpu, lambda _: call).facts
 
 
 def refuse(_launch):

@@ -5,7 +5,7 @@ import pytest
 from flashinfer_bench.timing.clocks import ClockLost, Lead
 from flashinfer_bench.timing.clocks.cupti import EMPTY_LAUNCHES
 from flashinfer_bench.timing.clocks.wall import WallClock
-from flashinfer_bench.timing.recipe import LOOKS, Recipe, take_trial
+from flashinfer_bench.timing.recipe import FIRST_LOOK, Recipe, take_trial
 from tests.kit.fake_gpu import GAP_NS, fake_cupti_clock, fake_event_clock
 
 pytestmark = pytest.mark.cpu
@@ -41,7 +41,7 @@ def test_nothing_but_the_call_lies_between_the_two_ends_of_any_reading_of_a_tria
     timed = [[step for step in steps if step != "read"] for steps in between]
     empty_pairs = 10 if kind == "cuda_events" else 0
     assert timed[:empty_pairs] == [[]] * empty_pairs
-    assert timed[empty_pairs:] == [["call"]] * (10 + LOOKS + 50)  # warm-up, the look for persisting lines, readings
+    assert timed[empty_pairs:] == [["call"]] * (10 + FIRST_LOOK + 50)  # warm-up, the look for lines, readings
 
 
 def test_the_flush_and_the_spin_are_the_last_things_before_each_reading(gpu):
@@ -69,7 +69,7 @@ def test_arguments_come_from_the_supplier_outside_of_every_reading(gpu):
 
 @pytest.mark.parametrize("kind", ["cupti", "cuda_events"])
 def test_a_call_that_raises_in_iteration_17_comes_through_and_cupti_goes_off(gpu, kind):
-    first_timed = 10 + LOOKS
+    first_timed = 10 + FIRST_LOOK
 
     def boom():
         raise ValueError("iteration 17")

@@ -6,7 +6,17 @@ from hypothesis import strategies as st
 
 from flashinfer_bench.timing.clocks import ClockLost, Lead
 from flashinfer_bench.timing.clocks.wall import WallClock
-from flashinfer_bench.timing.recipe import LOOKS, PROBE_NS, SPIN_CEILING_NS, SPIN_FLOOR_NS, Recipe, take_trial
+from flashinfer_bench.timing.recipe import (
+    FIRST_LOOK,
+    LINES_CALLS,
+    LOOKS,
+    PROBE_NS,
+    SECOND_LOOK,
+    SPIN_CEILING_NS,
+    SPIN_FLOOR_NS,
+    Recipe,
+    take_trial,
+)
 from flashinfer_bench.timing.summary import summarise
 from tests.kit.fake_gpu import FLUSH_NS, LAUNCH_NS, FakeGpu, fake_cupti_clock, fake_event_clock
 
@@ -31,7 +41,7 @@ def test_a_quick_call_gets_every_warm_up_and_every_iteration(gpu):
     assert trial.facts == {
         "method": "cupti",
         "cache_state": "cold",
-        "calls": 60 + LOOKS,
+        "calls": 60 + FIRST_LOOK,
         "launch": "stream",
         "launch_reason": "a single operation needs no graph",
         "spin_ns": LAUNCH_NS * 3 // 2 + SPIN_FLOOR_NS,
@@ -56,7 +66,7 @@ def test_each_call_is_supplied_once_in_order_with_a_launch_of_its_own(gpu):
         return lambda: (called.append(index), gpu.kernel())
 
     take_trial(supply, fake_cupti_clock(gpu)[0], RECIPE, now=gpu.seconds)
-    assert asked == called == list(range(60 + LOOKS))
+    assert asked == called == list(range(60 + FIRST_LOOK))
 
 
 def test_replays_are_supplied_once_each_too(gpu):
@@ -68,7 +78,7 @@ def test_replays_are_supplied_once_each_too(gpu):
 
     trial = take_trial(supply, fake_cupti_clock(gpu)[0], RECIPE, now=gpu.seconds)
     assert trial.facts["launch"] == "graph"
-    assert asked == list(range(61 + LOOKS))
+    assert asked == list(range(61 + FIRST_LOOK))
 
 
 @pytest.mark.parametrize("warmup_runs", [0, 10])
@@ -126,7 +136,7 @@ def test_a_call_that_costs_the_host_more_than_the_gpu_is_host_bound(gpu):
 
 
 def test_late_readings_are_taken_again_behind_twice_the_spin_and_counted(gpu):
-    slow_from = 10 + LOOKS  # where the readings begin
+    slow_from = 10 + FIRST_LOOK  # where the readings begin
 
     def supply(index):
         return gpu.call(host_ns=100_000 if index >= slow_from else 0)
@@ -140,7 +150,7 @@ def test_late_readings_are_taken_again_behind_twice_the_spin_and_counted(gpu):
 
 def test_a_host_that_grows_ever_slower_is_not_waited_for_without_end(gpu):
     def supply(index):
-        return gpu.call(host_ns=100_000 * 2 ** max(0, index - 9 - LOOKS))
+        return gpu.call(host_ns=100_000 * 2 ** max(0, index - 9 - FIRST_LOOK))
 
     trial = take_trial(supply, fake_cupti_clock(gpu)[0], Recipe(10, 5, 1e9), now=gpu.seconds)
     assert (len(trial.samples), trial.facts["retaken"]) == (5, 15)
@@ -180,13 +190,33 @@ def test_persisting_lines_are_reset_before_each_call_that_leaves_them(gpu):
     assert trial.facts["lines_reset"] is True
     assert set(trial.spans_ns) == {10_000}
     assert gpu.log.count("reset") == LOOKS // 2 + 50
+    assert trial.facts["calls"] == 10 + LOOKS + 50
     assert flags_of(trial) == ["persisting_l2"]
 
 
 def test_lines_that_make_no_difference_are_left_alone(gpu):
     trial = take(gpu, leaves_lines(gpu, 10_000, 9_800))
     assert "lines_reset" not in trial.facts
+    assert gpu.log.count("reset") == LINES_CALLS  # the first look was enough
+
+
+def test_a_call_that_looks_slower_by_chance_is_looked_at_again_and_left_alone(gpu):
+    lengths = [1_120] * 10 + [1_120] * LINES_CALLS + [1_504] * LINES_CALLS + [1_120, 1_504] * 200
+    trial = take_trial(
+        lambda index: gpu.call(length_ns=lengths[index]), fake_cupti_clock(gpu)[0], RECIPE, now=gpu.seconds
+    )
     assert gpu.log.count("reset") == LOOKS // 2
+    assert "lines_reset" not in trial.facts
+
+
+def test_one_scattered_look_in_two_is_not_enough(gpu):
+    second = LINES_CALLS * SECOND_LOOK
+    scattered = [1_504] * (second // 2 + 1) + [1_120] * (second - second // 2 - 1)  # slower in the median alone
+    lengths = [1_120] * 10 + [1_120] * LINES_CALLS + [1_504] * LINES_CALLS + [1_120] * second + scattered + [1_120] * 90
+    trial = take_trial(
+        lambda index: gpu.call(length_ns=lengths[index]), fake_cupti_clock(gpu)[0], RECIPE, now=gpu.seconds
+    )
+    assert "lines_reset" not in trial.facts
 
 
 @pytest.mark.parametrize("warm", ["a warm lane", "events too"])
@@ -200,9 +230,9 @@ def test_lines_are_looked_for_where_a_flush_would_miss_them(gpu, warm):
 
 def test_lines_are_looked_for_on_a_device_that_was_idle_with_and_without_their_reset(gpu):
     take(gpu, gpu.call())
-    looks = gpu.leads[10 : 10 + LOOKS]
+    looks = gpu.leads[10 : 10 + FIRST_LOOK]
     assert [(lead.waits_first or lead.resets_lines, lead.resets_lines) for lead in looks] == (
-        [(True, False)] * (LOOKS // 2) + [(True, True)] * (LOOKS // 2)
+        [(True, False)] * LINES_CALLS + [(True, True)] * LINES_CALLS
     )
     assert len({lead.spin_ns for lead in looks}) == 1
 

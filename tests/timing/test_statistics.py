@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flashinfer_bench.timing.statistics import (
-    interquartile_mean,
     median_interval,
     quantile,
     relative_half_width,
     summarise_series,
+    trimmed_mean,
 )
 
 readings = st.integers(1, 10**9)
@@ -89,14 +89,21 @@ def test_quartiles_are_linear_between_neighbours():
 
 
 @given(series)
-def test_the_interquartile_mean_lies_between_the_readings_next_to_the_quartiles(values):
-    ordered, cut = sorted(values), len(values) // 4
+def test_the_trimmed_mean_lies_between_the_readings_that_it_keeps(values):
+    ordered, cut = sorted(values), max(len(values) // 10, int(len(values) >= 3))
     middle = ordered[cut : len(values) - cut]
-    assert middle[0] * (1 - 1e-12) <= interquartile_mean(values) <= middle[-1] * (1 + 1e-12)
+    assert middle[0] * (1 - 1e-12) <= trimmed_mean(values) <= middle[-1] * (1 + 1e-12)
 
 
-def test_the_interquartile_mean_ignores_outliers_and_sees_less_than_a_step():
-    assert interquartile_mean([0, 32, 32, 64, 64, 64, 64, 10**9]) == 56
+def test_the_trimmed_mean_ignores_outliers_and_sees_less_than_a_step():
+    assert trimmed_mean([0, 32, 32, 64, 64, 64, 64, 10**9]) == pytest.approx(320 / 6)
+    assert trimmed_mean([32, 64]) == 48
+
+
+def test_the_trimmed_mean_is_steady_where_readings_come_in_two_kinds():
+    short, long = [1_120] * 24, [1_312] * 24
+    one_more = [trimmed_mean([*short, *long, kind, kind]) for kind in (1_120, 1_312)]
+    assert one_more[1] - one_more[0] < 12
 
 
 def covered(*, correlation, count, interval, rounds=400):

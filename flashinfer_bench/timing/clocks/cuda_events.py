@@ -84,8 +84,9 @@ class CudaEventClock:
             for (start, end), (enqueue_ns, late) in zip(pairs, taken, strict=True)
         ]
 
-    def captured(self, supply: Callable[[int], Launch]) -> Callable[[int], Launch]:
+    def captured(self, supply: Callable[[int], Launch], graphs: int = 1) -> Callable[[int], Launch]:
         """Return the calls themselves: without CUPTI nobody knows what a replay launches."""
+        del graphs
         return supply
 
     def fall_back(self, reason: str) -> Clock | None:
