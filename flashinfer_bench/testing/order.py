@@ -26,7 +26,7 @@ Now = Callable[[], float]
 
 FEW, MANY = 3, 13
 ESTIMATE_BUDGET_S: Final = 1.0
-COMPARISON: Final = Recipe(warmup_runs=CHECKS, iterations=9, budget_s=1.0)
+COMPARISON: Final = Recipe(warmup_runs=CHECKS, iterations=9, budget_s=1.0, exact=True)
 SLOW_NS: Final = 2_000_000
 """In a call of this length it no longer shows what an L2 can hold."""
 
@@ -85,6 +85,7 @@ def _make_recipe(order: Order, site: Site, now: Now) -> Recipe:
         iterations=order.iterations.resolve(per_call_ms),
         budget_s=order.time_budget_s,
         use_graphs=order.use_cuda_graph,
+        exact=True,
     )
 
 
@@ -95,7 +96,9 @@ def _estimate_call_ms(order: Order, site: Site, now: Now) -> float:
     """
     taken: list[tuple[float, int]] = []
     for iterations in (FEW, FEW, MANY):
-        recipe = Recipe(warmup_runs=CHECKS, iterations=iterations, budget_s=ESTIMATE_BUDGET_S, use_graphs=False)
+        recipe = Recipe(
+            warmup_runs=CHECKS, iterations=iterations, budget_s=ESTIMATE_BUDGET_S, use_graphs=False, exact=True
+        )
         begin = now()
         trial = take_trial(order.supply, site.clock(cold=order.cold), recipe, now=now)
         taken.append(((now() - begin) * 1e3, int(trial.facts["calls"])))

@@ -37,12 +37,16 @@ SECOND_LOOK: Final = 3
 """What the first look suspects is looked at again, with so many times the calls."""
 LOOKS: Final = FIRST_LOOK * (1 + SECOND_LOOK)
 """Calls that the looks for persisting lines make at the most."""
-LINES_SHARE: Final = 0.05
-LINES_NS: Final = 150
+LINES_SHARE: Final = 0.03
+LINES_NS: Final = 64
 """A call that is slower by more than both once persisting lines are reset before it leaves such lines in the L2."""
 LATE_SHARE: Final = 0.1
 """With more late readings than this the spin was too short: it is doubled and the batch taken again."""
 RETAKES: Final = 3
+EXTRA_SHARE: Final = 2
+EXTRA_S: Final = 0.015
+"""A quick call whose median is not known to 1 % after the wanted readings gets up to so many times as many more, in so
+much time: a microsecond's kernel that misses the caches takes one time or another, 20 % apart."""
 BRANCHED_GRAPHS: Final = 16
 """Where operations run side by side, a graph's branches meet each other as they happened to be placed when it was made
 (on an H200: 6 % between graphs of one call), so the replays of so many are timed in turn."""
@@ -62,6 +66,8 @@ class Recipe:
     """Wall time of the trial; a call too slow for it gets fewer readings, at least one."""
     use_graphs: bool = True
     """A call of several operations that can be captured is timed as the replay of a CUDA graph."""
+    exact: bool = False
+    """No more readings than are wanted, however they scatter."""
 
 
 @dataclass
@@ -109,13 +115,15 @@ def _take(supply: Supplier, clock: Clock, recipe: Recipe, now: Callable[[], floa
     if clock.fills_queue and clock.cache_state == "cold" and now() + LOOKS * progress.per_call_s < deadline:
         check_lines(supply, clock, progress)
     calls = _capture(supply, clock, recipe, progress)
-    rule = StoppingRule(recipe.iterations, recipe.budget_s - (now() - start))
+    rule = StoppingRule(recipe.iterations, recipe.budget_s - (now() - start), _extra(clock, recipe, progress))
     try:
         samples, stop = take_samples(calls.supply, clock, rule, progress, now)
     except CaptureRefused as refused:  # of a later call: it does something else than the first
         calls = _Calls(supply, "stream", str(refused))
         samples, stop = take_samples(supply, clock, rule, progress, now)
     facts = _facts(clock, progress, calls.mode, calls.reason)
+    if len(samples) > recipe.iterations:
+        facts["extra_samples"] = len(samples) - recipe.iterations
     if calls.graphs > 1:
         facts["graphs"] = calls.graphs
     return Trial(tuple(samples), stop, facts)
@@ -205,6 +213,13 @@ def look_at_lines(supply: Supplier, clock: Clock, progress: Progress, count: int
         readings.append(sorted(s.span_ns if s.busy_ns is None else s.busy_ns for s in samples))
     kept, reset = readings
     return median(reset) > median(kept) * (1 + LINES_SHARE) + LINES_NS and quantile(reset, 0.25) > quantile(kept, 0.75)
+
+
+def _extra(clock: Clock, recipe: Recipe, progress: Progress) -> int:
+    """Return how many readings a call may get beyond the count, if they scatter: none but for a quick one on a GPU."""
+    if recipe.exact or not clock.sees_operations or progress.waits_inside or not progress.per_call_s:
+        return 0
+    return min(EXTRA_SHARE * recipe.iterations, int(EXTRA_S / progress.per_call_s))
 
 
 def take_samples(

@@ -1,5 +1,5 @@
-"""When to stop taking readings: at the count that was asked for, or, for a slow call, when its median is known well
-enough or the time is spent. Pure."""
+"""When to stop taking readings: at the count that was asked for; later, for a quick call whose readings scatter; or
+earlier, for a slow call, when its median is known well enough or the time is spent. Pure."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ class StoppingRule:
     """Readings wanted."""
     budget_s: float
     """Where `iterations` readings would take longer than what is left of this, fewer will do."""
+    extra: int = 0
+    """Readings beyond those, at the most, while the median is not known well enough."""
     precision: float = 0.01
-    """A slow call has enough readings when half the interval of its median is below this share of it."""
+    """A median is known well enough when half its interval is below this share of it."""
 
     def reason_to_stop(self, spans_ns: Sequence[int], *, spent_s: float, per_call_s: float) -> Stop | None:
         """Say why no more readings are to be taken, or None where more are.
@@ -34,7 +36,7 @@ class StoppingRule:
             per_call_s: wall time that one reading takes.
         """
         if len(spans_ns) >= self.iterations:
-            return "count"
+            return self._reason_to_stop_extra(spans_ns, spent_s, per_call_s)
         if not spans_ns or self._fits(len(spans_ns), spent_s, per_call_s):
             return None
         width = relative_half_width(spans_ns)
@@ -43,7 +45,12 @@ class StoppingRule:
         return "budget" if spent_s + per_call_s > self.budget_s else None
 
     def next_batch(self, taken: int, *, spent_s: float, per_call_s: float) -> int:
-        """Return how many readings to take before looking again: all that are left where the time allows it."""
+        """Return how many readings to take before looking again: all that are left where the time allows it.
+
+        Extra ones come in batches as large as the count.
+        """
+        if taken >= self.iterations:
+            return min(self.iterations, self.iterations + self.extra - taken)
         wanted = self.iterations - taken
         if self._fits(taken, spent_s, per_call_s):
             return wanted
@@ -51,6 +58,18 @@ class StoppingRule:
         while batch > 1 and spent_s + batch * per_call_s > self.budget_s:
             batch -= 1
         return batch
+
+    def _reason_to_stop_extra(self, spans_ns: Sequence[int], spent_s: float, per_call_s: float) -> Stop | None:
+        taken = len(spans_ns)
+        if taken >= self.iterations + self.extra:
+            return "count"
+        batch_s = self.next_batch(taken, spent_s=spent_s, per_call_s=per_call_s) * per_call_s
+        width = relative_half_width(spans_ns)
+        if width is None or spent_s + batch_s > self.budget_s:
+            return "count"
+        if width <= self.precision:
+            return "precision" if taken > self.iterations else "count"
+        return None
 
     def _fits(self, taken: int, spent_s: float, per_call_s: float) -> bool:
         return spent_s + (self.iterations - taken) * per_call_s <= self.budget_s

@@ -85,7 +85,7 @@ def test_branches_that_run_side_by_side_are_timed_over_many_graphs(gpu):
     spans = trial.spans_ns[:BRANCHED_GRAPHS]
     assert len(set(spans)) > BRANCHED_GRAPHS // 2
     assert spans == trial.spans_ns[BRANCHED_GRAPHS : 2 * BRANCHED_GRAPHS]
-    assert gpu.log.count("replay") == 1 + BRANCHED_GRAPHS + 50
+    assert gpu.log.count("replay") == 1 + BRANCHED_GRAPHS + len(trial.samples)
 
 
 def test_operations_one_after_the_other_need_one_graph(gpu):

@@ -1,5 +1,7 @@
 """The recipe on a fake GPU: what is checked, how the spin is sized, how many readings are taken, what is said of it."""
 
+import random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -333,3 +335,34 @@ def test_any_trial_ends_with_a_reading_and_at_most_two_calls_past_its_budget(war
     assert 1 <= len(trial.samples) <= wanted
     per_call_s = (gpu_ns + host_ns + SPIN_CEILING_NS + FLUSH_NS + PROBE_NS) / 1e9
     assert gpu.seconds() <= budget_s + 2 * per_call_s + 0.01
+
+
+def scattered(gpu, index):
+    """Return a call that is one of two lengths, as one that misses the caches is."""
+    return gpu.call(length_ns=random.Random(index).choice([1_120, 1_312]))
+
+
+def test_readings_that_scatter_get_more_of_them_and_it_is_said(gpu):
+    trial = take_trial(lambda index: scattered(gpu, index), fake_cupti_clock(gpu)[0], RECIPE, now=gpu.seconds)
+    assert len(trial.samples) == 50 + trial.facts["extra_samples"] == 150
+
+
+def test_a_slow_call_gets_no_extra_readings_for_its_scatter(gpu):
+    trial = take_trial(
+        lambda index: gpu.call(length_ns=random.Random(index).choice([5_000_000, 6_000_000])),
+        fake_cupti_clock(gpu)[0],
+        RECIPE,
+        now=gpu.seconds,
+    )
+    assert len(trial.samples) < 60
+
+
+def test_the_event_clock_takes_the_count_whatever_they_say(gpu):
+    trial = take_trial(lambda index: scattered(gpu, index), fake_event_clock(gpu), RECIPE, now=gpu.seconds)
+    assert (len(trial.samples), "extra_samples" in trial.facts) == (50, False)
+
+
+def test_an_exact_count_is_kept_whatever_the_readings_say(gpu):
+    recipe = Recipe(10, 50, 10.0, exact=True)
+    trial = take_trial(lambda index: scattered(gpu, index), fake_cupti_clock(gpu)[0], recipe, now=gpu.seconds)
+    assert (len(trial.samples), "extra_samples" in trial.facts) == (50, False)

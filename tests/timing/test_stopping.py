@@ -1,5 +1,7 @@
 """When sampling stops: at the count, at the precision of a slow call, or at the budget."""
 
+import random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,6 +9,7 @@ from hypothesis import strategies as st
 from flashinfer_bench.timing.stopping import SLOW_BATCH, StoppingRule
 
 STEADY = [1_000_000] * 20
+SCATTERED = random.Random(3).choices([1_120, 1_312], k=60)
 NOISY = [1_000_000, 3_000_000] * 10
 
 
@@ -44,6 +47,37 @@ NOISY = [1_000_000, 3_000_000] * 10
 def test_why_sampling_stops(spans, spent_s, per_call_s, reason):
     rule = StoppingRule(iterations=50, budget_s=10.0)
     assert rule.reason_to_stop(spans, spent_s=spent_s, per_call_s=per_call_s) == reason
+
+
+@pytest.mark.parametrize(
+    ("spans", "spent_s", "per_call_s", "reason"),
+    [
+        (STEADY, 0.1, 0.005, "count"),
+        (SCATTERED[:20], 0.1, 0.005, None),
+        (SCATTERED[:40], 0.1, 0.005, None),
+        (SCATTERED, 0.1, 0.005, "count"),
+        ([*STEADY, *STEADY], 0.1, 0.005, "precision"),
+        (SCATTERED[:20], 9.95, 0.005, "count"),
+    ],
+    ids=["steady", "scattered", "still scattered", "as many as may be", "known after a while", "no time"],
+)
+def test_a_quick_call_whose_readings_scatter_gets_extra_ones(spans, spent_s, per_call_s, reason):
+    rule = StoppingRule(iterations=20, budget_s=10.0, extra=40)
+    assert rule.reason_to_stop(spans, spent_s=spent_s, per_call_s=per_call_s) == reason
+
+
+@given(st.integers(1, 100), st.integers(0, 200), st.lists(st.integers(1, 10**6), min_size=1, max_size=20))
+def test_extra_readings_end_at_their_count(iterations, extra, lengths):
+    rule, spans = StoppingRule(iterations, 1e9, extra), []
+    while rule.reason_to_stop(spans, spent_s=0.0, per_call_s=1e-6) is None:
+        batch = rule.next_batch(len(spans), spent_s=0.0, per_call_s=1e-6)
+        assert batch >= 1
+        spans += [lengths[(len(spans) + index) % len(lengths)] for index in range(batch)]
+    assert iterations <= len(spans) <= iterations + extra
+
+
+def test_a_count_too_small_to_tell_scatter_by_is_kept():
+    assert StoppingRule(8, 10.0, extra=16).reason_to_stop([1, 9] * 4, spent_s=0.0, per_call_s=1e-6) == "count"
 
 
 @given(
