@@ -222,6 +222,11 @@ def _extra(clock: Clock, recipe: Recipe, progress: Progress) -> int:
     return min(EXTRA_SHARE * recipe.iterations, int(EXTRA_S / progress.per_call_s))
 
 
+def most_readings(iterations: int) -> int:
+    """Return how many readings a trial can have that wants so many."""
+    return max(1, iterations) * (1 + EXTRA_SHARE)
+
+
 def take_samples(
     supply: Supplier, clock: Clock, rule: StoppingRule, progress: Progress, now: Callable[[], float]
 ) -> tuple[list[Sample], Stop]:

@@ -21,6 +21,7 @@ from flashinfer_bench.bench.runner.worker_process import WorkerGone, WorkerLate,
 from flashinfer_bench.compile import Artifact
 from flashinfer_bench.errors import SolutionFailure
 from flashinfer_bench.timing.measurement import Measured, Trial
+from flashinfer_bench.timing.recipe import most_readings
 from flashinfer_bench.worker.arena import Slot
 from flashinfer_bench.worker.protocol import Bound, Called, Claim, Failed, Loaded, Sampled, Signature, Style
 from flashinfer_bench.worker.wire import WireError
@@ -167,10 +168,14 @@ class RemoteKernel:
             use_graphs=self._plan.use_graphs,
         )
         wall_ns = (self._now() - start) * 1e9
-        if sum(sampled.span_ns) > wall_ns * CLOCK_SLACK or len(sampled.span_ns) > max(self._plan.iterations, 1):
+        if sum(sampled.span_ns) > wall_ns * CLOCK_SLACK:
             raise SolutionFailure(
                 "RUNTIME_ERROR", "the worker's readings add up to more than the time that passed outside it"
             )
+        most = most_readings(self._plan.iterations)
+        if len(sampled.span_ns) > most:
+            message = f"the worker claims {len(sampled.span_ns)} readings, and {most} are the most that a trial takes"
+            raise SolutionFailure("RUNTIME_ERROR", message)
         self._check_inputs_intact(inputs, arguments)
         return sampled.trial()
 

@@ -18,6 +18,10 @@ from flashinfer_bench.worker import cuda_memory
 from flashinfer_bench.worker.arena import ALIGNMENT, Slot, map_memory_file
 
 SMALLEST_BYTES: Final = 1 << 20
+LARGE_BYTES: Final = 1 << 28
+"""From here on an arena is as large as it has to be; a smaller one is twice as large at the most, and lasts longer."""
+PAGE_BYTES: Final = 1 << 21
+"""The largest pages of a GPU; memory that is not made of whole ones may be mapped in small ones throughout."""
 
 
 def lay_out(specs: Sequence[tuple[tuple[int, ...], torch.dtype]]) -> tuple[list[Slot], int]:
@@ -29,6 +33,13 @@ def lay_out(specs: Sequence[tuple[tuple[int, ...], torch.dtype]]) -> tuple[list[
         slots.append(slot)
         offset += -(-max(slot.nbytes, 1) // ALIGNMENT) * ALIGNMENT
     return slots, offset
+
+
+def round_up(size: int) -> int:
+    """Return how large an arena is that has room for so many bytes."""
+    if size < LARGE_BYTES:
+        return max(SMALLEST_BYTES, 1 << (size - 1).bit_length())
+    return -(-size // PAGE_BYTES) * PAGE_BYTES
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
@@ -75,7 +86,7 @@ class SharedArena:
             return
         self._retired.append((self._address, self._fd))
         self._address, self._fd = 0, -1
-        size = max(SMALLEST_BYTES, 1 << (size - 1).bit_length() if size < 1 << 28 else size)
+        size = round_up(size)
         if self.device.type == "cuda":
             self._address = cuda_memory.allocate(size)
             self.block = cuda_memory.as_bytes(self._address, size)

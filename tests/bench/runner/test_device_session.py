@@ -33,7 +33,7 @@ def arena(monkeypatch):
         yield arena
 
 
-@pytest.mark.parametrize(("size", "is_kept"), [(1 << 20, True), ((1 << 30) + 1, False)], ids=["small", "large"])
+@pytest.mark.parametrize(("size", "is_kept"), [(1 << 20, True), ((1 << 30) + (2 << 20), False)], ids=["small", "large"])
 def test_a_large_arena_is_given_back_between_blocks_after_its_worker(arena, size, is_kept):
     pool = FakePool(arena)
     session = device_session.DeviceSession(None, CPU, pool, WallClock(), Readout(None), print)

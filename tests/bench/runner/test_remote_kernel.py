@@ -15,6 +15,7 @@ from flashinfer_bench.bench.runner.shared_arena import SharedArena
 from flashinfer_bench.bench.runner.worker_process import WorkerProcess
 from flashinfer_bench.compile import Artifact
 from flashinfer_bench.errors import SolutionFailure
+from flashinfer_bench.timing.recipe import most_readings
 from flashinfer_bench.worker.protocol import Signature
 from tests.kit.workers import running_template, worker_order
 
@@ -209,14 +210,22 @@ def test_a_forged_answer_reaches_the_measurement_that_it_is_made_for(open_kernel
     [
         {"span_ns": [10**12]},
         {"span_ns": [10**12], "enqueue_ns": [0], "busy_ns": [0], "operations": [0]},
-        {"span_ns": [1] * 6, "enqueue_ns": [1] * 6, "late": [False] * 6},
     ],
-    ids=["too long", "too long without operations", "more than were asked for"],
+    ids=["too long", "too long without operations"],
 )
 def test_readings_that_add_up_to_more_than_the_time_outside_are_refused(open_kernel, changes):
     with open_kernel(forge_readings(**changes)) as kernel:
         kernel(X)
         with pytest.raises(SolutionFailure, match="readings add up to more than the time that passed") as failure:
+            kernel.measure([[X]])
+    assert failure.value.status == "RUNTIME_ERROR"
+
+
+def test_more_readings_than_a_trial_takes_are_refused(open_kernel):
+    count = most_readings(5) + 1
+    with open_kernel(forge_readings(span_ns=[1] * count, enqueue_ns=[1] * count, late=[False] * count)) as kernel:
+        kernel(X)
+        with pytest.raises(SolutionFailure, match="16 readings, and 15 are the most that a trial takes") as failure:
             kernel.measure([[X]])
     assert failure.value.status == "RUNTIME_ERROR"
 
