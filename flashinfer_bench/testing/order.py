@@ -24,7 +24,7 @@ from flashinfer_bench.timing.summary import latency_ns, summarise
 
 Now = Callable[[], float]
 
-FEW, MANY = 3, 13
+FEW, MANY = 3, 43
 ESTIMATE_BUDGET_S: Final = 1.0
 COMPARISON: Final = Recipe(warmup_runs=CHECKS, iterations=9, budget_s=1.0, exact=True)
 SLOW_NS: Final = 2_000_000
@@ -92,7 +92,8 @@ def _make_recipe(order: Order, site: Site, now: Now) -> Recipe:
 def _estimate_call_ms(order: Order, site: Site, now: Now) -> float:
     """Return the wall time that one more reading takes: what a longer trial takes beyond a shorter one.
 
-    The first trial of all may compile kernels, and counts for nothing.
+    The first trial of all may compile kernels, and counts for nothing. A trial's own cost scatters, so the difference
+    may come out too small: half of what a call of the longer trial takes in all is the least that is believed.
     """
     taken: list[tuple[float, int]] = []
     for iterations in (FEW, FEW, MANY):
@@ -103,7 +104,8 @@ def _estimate_call_ms(order: Order, site: Site, now: Now) -> float:
         trial = take_trial(order.supply, site.clock(cold=order.cold), recipe, now=now)
         taken.append(((now() - begin) * 1e3, int(trial.facts["calls"])))
     (_, _), (short_ms, few), (long_ms, many) = taken
-    return (long_ms - short_ms) / (many - few) if many > few else long_ms / many
+    at_least_ms = long_ms / many / 2
+    return max((long_ms - short_ms) / (many - few), at_least_ms) if many > few else long_ms / many
 
 
 def _time(site: Site, recipe: Recipe, supply: Supplier, *, cold: bool, now: Now) -> tuple[GpuTime, Trial]:

@@ -7,11 +7,14 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from flashinfer_bench.bench import Benchmark, BenchmarkConfig
 from flashinfer_bench.bench.events import JobFinished, JobStarted, Notice, RunStarted
 from flashinfer_bench.bench.runner.device_lock import lock_device
 from flashinfer_bench.data import TraceSet
+from flashinfer_bench.testing import bench_gpu_time
 from tests.kit.make import make_definition, make_solution, make_trace, make_workload, write_trace_set
 from tests.kit.processes import marked
 
@@ -88,3 +91,30 @@ def test_a_run_waits_for_a_gpu_that_another_holds(tmp_path):
                 assert "in use by another run" in event.message
                 other_run.close()
     assert seen == [RunStarted, Notice, JobStarted, JobFinished]
+
+
+def test_shared_memory_is_as_fast_as_memory_of_ones_own(tmp_path):
+    """Rows in random order, over more memory than small pages reach, in an arena of an odd size."""
+    rows, width = 3_000_007, 96
+    source = "import torch\ndef run(x, order):\n    return torch.index_select(x, 0, order)\n"
+    order = torch.randperm(rows, generator=torch.Generator().manual_seed(0))
+    save_file({"order": order}, tmp_path / "order.safetensors")
+    blob = {"type": "safetensors", "path": "order.safetensors", "tensor_key": "order"}
+    workload = make_workload("w", axes={}, inputs={"x": {"type": "random"}, "order": blob})
+    write_trace_set(
+        tmp_path,
+        definitions=[
+            make_definition(
+                axes={"rows": rows, "width": width},
+                inputs={"x": "float16[rows, width]", "order": "int64[rows]"},
+                outputs={"y": "float16[rows, width]"},
+                reference=source,
+            )
+        ],
+        solutions=[make_solution("gather", source=source)],
+        workloads=[make_trace(workload=workload, solution=None)],
+    )
+    (job,) = run(TraceSet.from_path(tmp_path), devices=["0"], profile_baseline=False)
+    x = torch.randn(rows, width, device="cuda").half()
+    own_ms, _ = bench_gpu_time(torch.index_select, args=(x, 0, order.cuda()), num_iters=10)
+    assert job.trace.evaluation.performance.latency_ms < 1.3 * own_ms

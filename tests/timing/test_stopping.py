@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flashinfer_bench.timing.statistics import relative_half_width
 from flashinfer_bench.timing.stopping import SLOW_BATCH, StoppingRule
 
 STEADY = [1_000_000] * 20
@@ -74,6 +75,14 @@ def test_extra_readings_end_at_their_count(iterations, extra, lengths):
         assert batch >= 1
         spans += [lengths[(len(spans) + index) % len(lengths)] for index in range(batch)]
     assert iterations <= len(spans) <= iterations + extra
+
+
+def test_readings_that_differ_by_a_step_of_the_clock_need_no_more_of_them():
+    rule, steps = StoppingRule(iterations=50, budget_s=10.0, extra=100), random.Random(3)
+    scattered, stepped = (steps.choices([low, high], k=50) for low, high in ((1_440, 1_632), (1_440, 1_472)))
+    assert relative_half_width(stepped) > rule.precision / 3
+    assert rule.reason_to_stop(scattered, spent_s=0.0, per_call_s=1e-4) is None
+    assert rule.reason_to_stop(stepped, spent_s=0.0, per_call_s=1e-4) == "count"
 
 
 def test_a_count_too_small_to_tell_scatter_by_is_kept():
