@@ -25,7 +25,7 @@ from flashinfer_bench.cli.perf_flags import split_session
 from flashinfer_bench.cli.perf_ranks import run_ranks
 from flashinfer_bench.cli.perf_rows import Row, make_failed, make_row, make_skipped
 from flashinfer_bench.cli.perf_text import introduce, report
-from flashinfer_bench.cli.perf_warm import MOST_JOBS, list_jobs, warm_up
+from flashinfer_bench.cli.perf_warm import list_jobs, usual_jobs, warm_up
 from flashinfer_bench.cli.tables import count, format_duration
 from flashinfer_bench.data import Evaluation, Trace, TraceSet
 from flashinfer_bench.errors import ConfigError, Misuse
@@ -73,7 +73,7 @@ def _compile_ahead(
 ) -> None:
     """Have the library's kernels of a testlist compiled before anything is timed."""
     jobs = list_jobs(requests)
-    parallel = session.jit_jobs if session.jit_jobs is not None else MOST_JOBS * (session.testlist is not None)
+    parallel = session.jit_jobs if session.jit_jobs is not None else usual_jobs() * (session.testlist is not None)
     if not jobs or parallel <= 0:
         return
     started = time.monotonic()

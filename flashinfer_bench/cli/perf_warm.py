@@ -27,21 +27,34 @@ from flashinfer_bench.routines.spec import TORCH
 MODULE: Final = "flashinfer_bench.routines.warm"
 LIMIT_S: Final = 900.0
 """Of one child; a cold build of a large attention kernel takes minutes."""
-MOST_JOBS: Final = 8
-"""Children at once where nothing else is asked for: each holds its case's inputs on the device."""
+MOST_JOBS: Final = 32
+"""Children at once, at the most, where nothing else is asked for: each holds its case's inputs on the device."""
+BYTES_PER_COMPILER: Final = 2 << 30
 Job = tuple[str, str]
 """Names of definition and solution."""
 
 
 def list_jobs(requests: Iterable[Request]) -> list[Job]:
-    """Return the library solutions of all cases, each once."""
-    jobs = []
+    """Return a library solution for each module that the cases need: the others would only wait for its compiler."""
+    jobs: dict[tuple[str, ...], Job] = {}
     for request in requests:
-        if request.material is not None:
-            name = request.material.definition.name
-            chosen = [backend for backend in request.backends if backend != TORCH]
-            jobs += [(name, request.material.solutions[backend].name) for backend in chosen]
-    return list(dict.fromkeys(jobs))
+        if request.material is not None and request.routine is not None:
+            name, module = request.material.definition.name, request.routine.module
+            for backend in [backend for backend in request.backends if backend != TORCH]:
+                solution = request.material.solutions[backend].name
+                jobs.setdefault((module, backend) if module else (name, solution), (name, solution))
+    return list(jobs.values())
+
+
+def usual_jobs(cores: int | None = None) -> int:
+    """Return how many children run at once on a machine with so many cores (default: this one)."""
+    return max(4, min(MOST_JOBS, cores or os.cpu_count() or 1))
+
+
+def compilers_each(parallel: int, *, cores: int | None = None, memory: int | None = None) -> int:
+    """Return how many compilers each of so many children may run, by this machine's cores and bytes of memory."""
+    room = memory or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return max(2, min(cores or os.cpu_count() or 1, room // BYTES_PER_COMPILER // max(1, parallel)))
 
 
 def warm_up(
@@ -71,6 +84,7 @@ def warm_up(
             "FLASHINFER_WORKSPACE_BASE": os.environ.get(
                 "FLASHINFER_WORKSPACE_BASE", str(cache_root(os.environ).resolve() / "jit")
             ),
+            "MAX_JOBS": os.environ.get("MAX_JOBS", str(compilers_each(min(parallel, len(jobs))))),
         }
         for device in devices
     ]

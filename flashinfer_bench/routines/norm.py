@@ -7,6 +7,7 @@ root, multiply by the weight, and one for the mean and the root: 5 N; an additio
 from __future__ import annotations
 
 from argparse import Namespace
+from collections.abc import Callable
 from typing import Any, Final
 
 from flashinfer_bench.roofline.cost import Cost, size_of
@@ -166,18 +167,14 @@ def make_add_rmsnorm_fp4quant(args: Namespace) -> Case:
     return _make_fp4(args, adds=True)
 
 
+def _routine(name: str, summary: str, make: Callable[[Namespace], Case]) -> Routine:
+    return Routine(name, FAMILY, summary, FLAGS, ("cuda",), {"cuda": ALL}, make, module="norm")
+
+
 ROUTINES: Final = (
-    Routine("rmsnorm", FAMILY, "root mean square normalisation", FLAGS, ("cuda",), {"cuda": ALL}, make_rmsnorm),
-    Routine("rmsnorm_quant", FAMILY, "RMSNorm to fp8", FLAGS, ("cuda",), {"cuda": ALL}, make_rmsnorm_quant),
-    Routine(
-        "fused_add_rmsnorm_quant",
-        FAMILY,
-        "residual addition, then RMSNorm to fp8",
-        FLAGS,
-        ("cuda",),
-        {"cuda": ALL},
-        make_fused_add_rmsnorm_quant,
-    ),
+    _routine("rmsnorm", "root mean square normalisation", make_rmsnorm),
+    _routine("rmsnorm_quant", "RMSNorm to fp8", make_rmsnorm_quant),
+    _routine("fused_add_rmsnorm_quant", "residual addition, then RMSNorm to fp8", make_fused_add_rmsnorm_quant),
     Routine(
         "rmsnorm_fp4quant",
         FAMILY,

@@ -279,8 +279,8 @@ def make_top_k_ragged_transform(args: Namespace) -> Case:
     )
 
 
-def _routine(name: str, summary: str, make: Any) -> Routine:
-    return Routine(name, FAMILY, summary, FLAGS, ("cuda",), {"cuda": ALL}, make)
+def _routine(name: str, summary: str, make: Any, module: str = "sampling") -> Routine:
+    return Routine(name, FAMILY, summary, FLAGS, ("cuda",), {"cuda": ALL}, make, module=module)
 
 
 ROUTINES: Final = (
@@ -298,7 +298,7 @@ ROUTINES: Final = (
     _routine("top_p_renorm_probs", "rescale the nucleus", make_top_p_renorm_probs),
     _routine("top_k_mask_logits", "mask all but the k largest", make_top_k_mask_logits),
     _routine("chain_speculative_sampling", "accept or reject drafted tokens", make_chain_speculative_sampling),
-    _routine("top_k", "select the k largest", make_top_k),
-    _routine("top_k_page_table_transform", "select, then look pages up", make_top_k_page_table_transform),
-    _routine("top_k_ragged_transform", "select, then add an offset", make_top_k_ragged_transform),
+    _routine("top_k", "select the k largest", make_top_k, "topk"),
+    _routine("top_k_page_table_transform", "select, then look pages up", make_top_k_page_table_transform, "topk"),
+    _routine("top_k_ragged_transform", "select, then add an offset", make_top_k_ragged_transform, "topk"),
 )

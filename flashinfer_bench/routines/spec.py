@@ -109,6 +109,9 @@ class Routine:
     """Raises Misuse where flags do not go together."""
     aliases: Mapping[str, str] = field(default_factory=dict)
     """Other spellings of backends, as older documents have them."""
+    module: str = ""
+    """What the library compiles at the first call of any case of it; routines of one module share it. Empty where it
+    depends on the case."""
 
     @property
     def backends(self) -> tuple[str, ...]:

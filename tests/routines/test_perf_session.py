@@ -19,7 +19,7 @@ from flashinfer_bench.cli.perf_files import COLUMNS
 from flashinfer_bench.cli.perf_rows import make_row, read_timing
 from flashinfer_bench.cli.perf_session import Board, ResultFiles, counts_as_failed, make_config, make_trace_set
 from flashinfer_bench.cli.perf_text import introduce, perf_line, report, test_name
-from flashinfer_bench.cli.perf_warm import list_jobs, warm_up
+from flashinfer_bench.cli.perf_warm import compilers_each, list_jobs, usual_jobs, warm_up
 from flashinfer_bench.data import SourceFile
 from flashinfer_bench.routines.materials import write_material
 from flashinfer_bench.routines.support import Place
@@ -219,6 +219,15 @@ def test_library_solutions_are_compiled_ahead_once_and_on_every_device(tmp_path)
     asked = read_requests(shlex.split(f"{RMSNORM} cuda"), None, H200)
     jobs = list_jobs([*asked, *asked])
     assert [solution.rsplit("__", 1)[1] for _, solution in jobs] == ["cuda"]
+    samplers = [
+        f"--routine {name} --batch_size 2 --vocab_size 64" for name in ("softmax", "sampling_from_probs", "top_k")
+    ]
+    asked = [*asked, *(one for line in samplers for one in read_requests(shlex.split(line), None, H200))]
+    assert len(list_jobs(asked)) == 3  # the library compiles norms, samplers and top_k each as one module
+    assert (usual_jobs(2), usual_jobs(16), usual_jobs(128)) == (4, 16, 32)
+    assert compilers_each(16, cores=16, memory=128 << 30) == 4
+    assert compilers_each(1, cores=16, memory=128 << 30) == 16
+    assert compilers_each(32, cores=8, memory=16 << 30) == 2
     calls = []
     devices = [Device("cuda", index, "NVIDIA H200", f"GPU-{index}") for index in range(2)]
 
