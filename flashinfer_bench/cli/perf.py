@@ -5,13 +5,21 @@ from __future__ import annotations
 
 import argparse
 
-from flashinfer_bench.cli.perf_flags import print_help
+from flashinfer_bench.cli.perf_flags import PROGRAM, USAGE, print_help
+from flashinfer_bench.errors import Misuse
 
 
 def execute(args: argparse.Namespace) -> int:
-    """Print the help that is asked for, or run the session; the exit code says whether all cases ran."""
+    """Print the help that is asked for, or run the session; the exit code says whether all cases ran.
+
+    Raises:
+        Misuse: nothing is asked for, or what is cannot be used; nothing was run.
+    """
     words: list[str] = args.argv[1:]
-    if not words or {"-h", "--help"} & set(words):
+    if not words:
+        usage = USAGE % {"prog": PROGRAM}
+        raise Misuse(f"perf needs a routine or a testlist: {usage}; see {PROGRAM} --help")
+    if {"-h", "--help"} & set(words):
         print_help(words)
         return 0
     from flashinfer_bench.cli.perf_session import run_session  # the engine: help has no use for it

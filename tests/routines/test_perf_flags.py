@@ -44,6 +44,7 @@ def test_every_line_of_the_sample_makes_a_case_and_every_routine_is_in_it():
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
+        ("", ["perf needs a routine or a testlist: flashinfer-bench perf --routine NAME", "--testlist FILE", "--help"]),
         ("--batch_size 4", ["--routine is missing", "rmsnorm"]),
         ("--routine rmsnrm", ["unknown routine rmsnrm", "did you mean 'rmsnorm'"]),
         ("--routine rmsnorm --batch_sise 4", ["unknown flag --batch_sise; did you mean --batch_size", "needs"]),
