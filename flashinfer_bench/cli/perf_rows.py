@@ -118,7 +118,7 @@ def _rates(request: Request, timing: Timing, hardware: str) -> dict[str, Any]:
             roofline_share=attainable.share(took),
             roofline_bound=attainable.bound,
             roofline_ms=attainable.floor_ms,
-            roofline_peak=f"{peak.name} ({peak.source})",
+            roofline_peak=peak.label,
             too_fast=attainable.too_fast(took) or "",
         )
     return facts

@@ -1,4 +1,4 @@
-"""What devices can do: the vendor's figures, dense, without sparsity, and a place for figures measured on the spot.
+"""What devices can do: the vendor's figures, dense, without sparsity. They are limits: no measured figure stands here.
 
 Sources: NVIDIA's data sheets and architecture white papers: T4, A100, L4, L40S, H100, H200, H20, GH200, B200, B300, RTX
 4090, RTX 5090, RTX PRO 6000. Boost clocks; memory bandwidth as specified.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Final
 
 
@@ -24,16 +24,11 @@ class Peak:
     """Memory bandwidth, 10^12 bytes a second."""
     l2_bytes: int = 0
     """Last-level cache; data that fits may come from there, faster than memory allows."""
-    source: str = "vendor"
-    """ "vendor", or "measured"."""
-    measured: Mapping[str, float] = field(default_factory=dict)
-    """Measured figures by key: a unit of `tflops`, or "tb_per_sec"."""
 
-    def with_measured(self, figures: Mapping[str, float]) -> Peak:
-        """Return the peak with figures that were measured on this very device in place of the vendor's."""
-        tflops = {**self.tflops, **{unit: value for unit, value in figures.items() if unit != "tb_per_sec"}}
-        bandwidth = figures.get("tb_per_sec", self.tb_per_sec)
-        return replace(self, tflops=tflops, tb_per_sec=bandwidth, source="measured", measured=dict(figures))
+    @property
+    def label(self) -> str:
+        """The device, and whose figures these are."""
+        return f"{self.name} (vendor)"
 
     def operations(self, unit: str) -> float:
         """Return 10^12 operations a second of a unit; of the next wider one where the device lacks it."""

@@ -61,7 +61,7 @@ def describe_time(cost: Cost, device_name: str, milliseconds: float) -> dict[str
         return facts
     attainable = find_attainable(cost, peak)
     facts |= {"share": attainable.share(milliseconds), "bound": attainable.bound, "floor_ms": attainable.floor_ms}
-    facts["peak"] = f"{peak.name} ({peak.source})"
+    facts["peak"] = peak.label
     problem = attainable.too_fast(milliseconds)
     return facts if problem is None else {**facts, "too_fast": problem}
 
