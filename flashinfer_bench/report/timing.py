@@ -53,7 +53,7 @@ class Timing:
     unknown: int
     """Workloads whose trace does not say how it was timed."""
     flags: Mapping[str, int]
-    """Flag to the number of workloads that have it."""
+    """Flag to the number of workloads that have it; without those whose time means nothing."""
 
 
 def read_timing(passed: Iterable[Evaluation]) -> Timing:
@@ -122,6 +122,8 @@ def _text(record: Mapping[str, Any], key: str) -> str:
 
 
 def _flags(record: Mapping[str, Any]) -> list[str]:
+    if record.get("meaningful") is False:  # the row says so; a flag would invite to measure again
+        return []
     flags = record.get("flags")
     return [to_one_line(str(flag)) for flag in flags] if isinstance(flags, list) else []
 

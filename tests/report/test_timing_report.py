@@ -55,6 +55,12 @@ def test_flags_are_counted_in_a_fixed_order():
     assert describe_flag("new_one", [timing]) == "new_one, 1 of 3"
 
 
+def test_a_time_that_means_nothing_has_no_flags():
+    told, untold = (timed("wall", flags=["too_few_samples"], **more) for more in ({}, {"meaningful": False}))
+    assert dict(read_timing([told, untold]).flags) == {"too_few_samples": 1}
+    assert dict(read_timing([untold]).flags) == {}
+
+
 @pytest.mark.parametrize("record", [{"flags": "noisy"}, {"flags": {"a": 1}}, {"method": ["x"], "flags": [1, "a\x1b"]}])
 def test_measurements_of_foreign_files_cannot_break_a_report(record):
     timing = read_timing([make_evaluation(extra={"measurement": record})])
