@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from flashinfer_bench.cli.perf_rows import Row
 from flashinfer_bench.errors import Misuse
+from flashinfer_bench.routines.resolved import resolve_backend
 from flashinfer_bench.routines.support import LIBRARY, Place
 
 RESULT_COLUMNS: Final = ("routine", "median_time", "std_time", "tflops", "tb_per_sec", "backend", "resolved_backend")
@@ -89,6 +90,7 @@ def to_document(row: Row, place: Place) -> dict[str, Any]:
         "version": FORMAT_VERSION,
         "routine": request.routine.name if request.routine is not None else "",
         "backend": row.backend,
+        "resolved_backend": _resolved(row, place),
         "status": row.outcome,
         "reason": row.reason,
         "median_ms": row.timing.median_ms if row.timing is not None else None,
@@ -103,6 +105,13 @@ def to_document(row: Row, place: Place) -> dict[str, Any]:
         "versions": dict(place.versions),
         "testlist_line": request.line,
     }
+
+
+def _resolved(row: Row, place: Place) -> str:
+    routine, case = row.request.routine, row.request.case
+    if row.outcome == "skipped" or routine is None or case is None or place.capability is None:
+        return row.backend
+    return resolve_backend(routine.name, row.backend, case, place.capability)
 
 
 def to_cells(document: dict[str, Any]) -> dict[str, Any]:
@@ -121,7 +130,7 @@ def to_cells(document: dict[str, Any]) -> dict[str, Any]:
         "backend": document["backend"],
         "median_time": _cell(document["median_ms"]),
         "std_time": _cell(document["std_ms"]),
-        "resolved_backend": document["case"].get("resolved_backend", document["backend"]),
+        "resolved_backend": document["resolved_backend"],
         "status": document["status"],
         "reason": document["reason"],
         "gpu_name": document["device"],
