@@ -75,6 +75,8 @@ class BuildFarm:
         self._lease = Lease(root)
         self._built: dict[str, Built] = {}
         """What became of compiled solutions, by digest."""
+        self._failed: dict[tuple[str, str], BuildFailure] = {}
+        """What does not compile, by recipe and entry function: several definitions may have the same sources."""
         self._marks: dict[str, tuple[int, ...]] = {}
         self._waiting: list[Building] = []
         """Builds to come, the longest last."""
@@ -162,7 +164,8 @@ class BuildFarm:
         candidates, self._waiting, self._blocked = [*self._blocked, *self._waiting], [], []
         while candidates and self._free > 0:
             building = candidates.pop()
-            outcome = building.begin(max(1, self._free // (len(candidates) + 1)))
+            known = self._failed.get((building.recipe.digest, building.recipe.symbol))
+            outcome = known or building.begin(max(1, self._free // (len(candidates) + 1)))
             if outcome is not None:
                 finished.append(self._keep(building, outcome))
             elif building.process is not None:
@@ -223,6 +226,8 @@ class BuildFarm:
         built = describe(building, outcome)
         digest = building.solution.digest()
         self._built[digest] = built
+        if isinstance(outcome, BuildFailure):
+            self._failed[building.recipe.digest, building.recipe.symbol] = outcome
         if built.artifact is not None:
             self._marks[digest] = self._mark(built.artifact)
             if not built.was_cached:
