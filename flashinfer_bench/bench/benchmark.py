@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any
 
 from flashinfer_bench.bench.config import BenchmarkConfig
+from flashinfer_bench.bench.evaluators.built_in import mark_built_in
 from flashinfer_bench.bench.evaluators.plug_ins import list_plug_ins
 from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, RunStarted
 from flashinfer_bench.bench.machine import Device, Machine, discover_devices
@@ -63,7 +64,7 @@ class Benchmark:
         self.faults: list[JobFaulted] = []
         self._plug_ins = list_plug_ins(self.config.evaluator_modules)
         self._evaluators: dict[str, str] | None = None
-        """Definition → fingerprint of the plug-in that judges it; None until somebody asks."""
+        """Definition → fingerprint of the evaluator that judges it; None until somebody asks."""
 
     def __enter__(self) -> Benchmark:
         return self
@@ -95,7 +96,7 @@ class Benchmark:
         if resume:
             traces = [trace for traces in self._trace_set.traces.values() for trace in traces]
             recorded = RecordedJobs.from_traces(traces, retry_timeouts=retry_timeouts)
-        evaluators = self._foreign_evaluators()
+        evaluators = self._fingerprint_evaluators()
         return make_plan(self._trace_set, self.config, self.machine, recorded=recorded, evaluators=evaluators)
 
     def run(self, plan: Plan, save_results: bool = True) -> Iterator[Event]:
@@ -146,12 +147,15 @@ class Benchmark:
                 result.add_traces([event.trace])
         return result
 
-    def _foreign_evaluators(self) -> dict[str, str]:
-        """Return the fingerprints of the evaluators that are not built in, by definition."""
+    def _fingerprint_evaluators(self) -> dict[str, str]:
+        """Return the fingerprint of the evaluator that judges each definition; only plug-ins need a process for it."""
         if self._evaluators is None:
-            asked = [item.definition for item in select(self._trace_set, self.config)] if self._plug_ins else []
-            choices = look_up_evaluators(asked, self._plug_ins) if self._plug_ins else {}
-            self._evaluators = {name: item.fingerprint for name, item in choices.items() if item.fingerprint}
+            asked = [item.definition for item in select(self._trace_set, self.config)]
+            if self._plug_ins:
+                choices = look_up_evaluators(asked, self._plug_ins)
+                self._evaluators = {name: item.fingerprint for name, item in choices.items()}
+            else:
+                self._evaluators = {definition.name: mark_built_in(definition) for definition in asked}
         return self._evaluators
 
     def _look_around(self) -> Machine:

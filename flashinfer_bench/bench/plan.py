@@ -95,7 +95,7 @@ def make_plan(
         config: what is chosen of it, and how it is judged.
         machine: where.
         recorded: what a resumed run need not do again.
-        evaluators: definition → fingerprint of its evaluator, for those that no built-in one judges.
+        evaluators: definition → fingerprint of the evaluator that judges it.
 
     Raises:
         ConfigError: the configuration names what the set does not have, or its filters together leave nothing.

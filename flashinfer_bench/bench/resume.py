@@ -1,8 +1,9 @@
 """What a resumed run need not do again: a job's fingerprint, and the recorded jobs that it is looked up in.
 
 The fingerprint stands in a trace under `evaluation.extra["run"]["fingerprint"]`: digests of the definition, the
-solution, the workload and the eval config, the hardware's name, and, where a plug-in judges, its class with the digest
-of its source. A trace that carries none (another engine's) proves nothing.
+solution, the workload and the eval config, the hardware's name, and the evaluator's class with its revision (of a
+plug-in the digest of its source too). A trace that carries none (another engine's) proves nothing, nor does one from
+before evaluators had revisions.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def fingerprint(
     evaluator: str | None = None,
     timing: str | None = None,
 ) -> dict[str, str]:
-    """Return what decides a verdict: four digests and a name; an evaluator or timing that is not the usual one."""
+    """Return what decides a verdict: four digests and a name; the evaluator; a timing that is not the usual one."""
     marks = {
         "definition": definition,
         "solution": solution,
@@ -37,8 +38,8 @@ def fingerprint(
         "config": config,
         "hardware": hardware,
     }
-    unusual = {"evaluator": evaluator, "timing": timing}
-    return {**marks, **{name: mark for name, mark in unusual.items() if mark is not None}}
+    further = {"evaluator": evaluator, "timing": timing}
+    return {**marks, **{name: mark for name, mark in further.items() if mark is not None}}
 
 
 @dataclass(frozen=True)

@@ -67,6 +67,12 @@ def test_a_trace_without_a_fingerprint_proves_nothing(extra):
     assert decide(make_trace(extra=extra)) == Decision("redo", "recorded without a fingerprint")
 
 
+def test_a_trace_from_before_evaluators_had_revisions_is_read_and_does_not_match():
+    wanted = {**WANTED, "evaluator": "DefaultEvaluator 1"}
+    assert decide(make_trace(), wanted=wanted) == Decision("redo", "evaluator changed")
+    assert decide(make_trace(wanted), wanted=wanted) == Decision("skip")
+
+
 def test_a_fingerprint_with_further_keys_is_not_the_same():
     assert decide(make_trace({**WANTED, "more": "x"})).action == "redo"
 

@@ -10,6 +10,7 @@ from typing import Any, Final
 import torch
 
 from flashinfer_bench.bench.config import ResolvedEvalConfig
+from flashinfer_bench.bench.evaluators.built_in import DEFAULT
 from flashinfer_bench.bench.evaluators.comparison import Tolerance
 from flashinfer_bench.bench.evaluators.evaluator import (
     Accepted,
@@ -40,11 +41,12 @@ INPUT_SHARE: Final = 4
 class DefaultEvaluator(Evaluator):
     """Takes every definition that no other evaluator takes."""
 
+    revision = DEFAULT.revision
+
     @classmethod
     def can_evaluate(cls, definition: Definition) -> bool:
         """Take any definition."""
-        del definition
-        return True
+        return DEFAULT.takes(definition)
 
     @classmethod
     def build_baseline(

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from flashinfer_bench.bench.config import ResolvedEvalConfig
+from flashinfer_bench.bench.evaluators.built_in import DSA
 from flashinfer_bench.bench.evaluators.default import DefaultEvaluator, build_baseline, check_elements, check_reference
 from flashinfer_bench.bench.evaluators.dsa_indexer import IndexerRoles, find_roles, read_problem
 from flashinfer_bench.bench.evaluators.dsa_indices import DEFAULT_TOLERANCE, TOLERANCE_KEY, judge_indices
@@ -32,10 +33,12 @@ from flashinfer_bench.errors import DefinitionFault, WorkloadFault
 class DSAEvaluator(DefaultEvaluator):
     """Takes op type dsa_paged, also spelt dsa-paged."""
 
+    revision = DSA.revision
+
     @classmethod
     def can_evaluate(cls, definition: Definition) -> bool:
         """Take sparse attention and its indexer."""
-        return definition.op_type.replace("-", "_") == "dsa_paged"
+        return DSA.takes(definition)
 
     @classmethod
     def build_baseline(

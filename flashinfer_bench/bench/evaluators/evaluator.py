@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 
@@ -97,6 +97,9 @@ class SolutionRunnable(Protocol):
 
 class Evaluator(ABC):
     """Decides whether a solution of some kind of definition is right, and how fast it is."""
+
+    revision: ClassVar[int] = 0
+    """Raised when a verdict or its numbers may come out otherwise than before: resumed runs then judge again."""
 
     @classmethod
     @abstractmethod

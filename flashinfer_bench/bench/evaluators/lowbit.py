@@ -11,11 +11,11 @@ from typing import Any, Final
 import torch
 
 from flashinfer_bench.bench.config import ResolvedEvalConfig
+from flashinfer_bench.bench.evaluators.built_in import LOWBIT
 from flashinfer_bench.bench.evaluators.default import DefaultEvaluator, build_baseline, check_elements, check_reference
 from flashinfer_bench.bench.evaluators.evaluator import Baseline, JudgeContext, SolutionRunnable, Verdict
 from flashinfer_bench.bench.evaluators.verdict import resolve_tolerance
 from flashinfer_bench.data import Definition, Workload
-from flashinfer_bench.data.dtypes import DTYPES
 
 DEFAULT_MATCHED_RATIO: Final = 0.95
 """Share of elements that must match where the configuration leaves it open."""
@@ -24,13 +24,12 @@ DEFAULT_MATCHED_RATIO: Final = 0.95
 class LowBitEvaluator(DefaultEvaluator):
     """Takes op type lowbit, and moe with inputs of 8 bits or fewer."""
 
+    revision = LOWBIT.revision
+
     @classmethod
     def can_evaluate(cls, definition: Definition) -> bool:
         """Take low-bit definitions and quantised moe."""
-        if definition.op_type == "lowbit":
-            return True
-        dtypes = [DTYPES[spec.dtype] for spec in definition.inputs.values()]
-        return definition.op_type == "moe" and any(dtype.bits <= 8 and dtype.kind != "bool" for dtype in dtypes)
+        return LOWBIT.takes(definition)
 
     @classmethod
     def build_baseline(

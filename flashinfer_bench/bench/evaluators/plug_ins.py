@@ -44,8 +44,8 @@ class EvaluatorChoice:
     origin: str
     """`BUILT_IN`, or where the plug-in came from."""
     why: str
-    fingerprint: str | None
-    """Class and digest of its source; None for a built-in evaluator."""
+    fingerprint: str
+    """Class and revision; of a plug-in the digest of its source too."""
 
 
 EntryPoints = Callable[..., Iterable[metadata.EntryPoint]]

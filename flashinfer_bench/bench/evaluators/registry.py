@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
+from flashinfer_bench.bench.evaluators.built_in import make_mark
 from flashinfer_bench.bench.evaluators.default import DefaultEvaluator
 from flashinfer_bench.bench.evaluators.dsa import DSAEvaluator
 from flashinfer_bench.bench.evaluators.evaluator import Evaluator
@@ -33,7 +34,7 @@ _EVALUATORS: list[type[Evaluator]] = [
     TopKEvaluator,
     SpeculativeEvaluator,
 ]
-"""The first that takes a definition judges it; one that none takes is DefaultEvaluator's."""
+"""The first that takes a definition judges it; one that none takes is DefaultEvaluator's. As `built_in` lists them."""
 
 _ORIGINS: dict[type[Evaluator], str] = {}
 """Where the evaluators of plug-ins came from."""
@@ -78,7 +79,7 @@ def choose_evaluator(definition: Definition) -> EvaluatorChoice:
         module=module,
         origin=BUILT_IN if is_own else _ORIGINS.get(evaluator, APPENDED),
         why=why,
-        fingerprint=None if is_own else f"{module}:{evaluator.__qualname__} {_digest_source(evaluator)}".strip(),
+        fingerprint=_fingerprint(evaluator, is_own=is_own),
     )
 
 
@@ -112,6 +113,13 @@ def _why_unusable(evaluator: Any) -> str | None:
     if inherited.__func__ is default.__func__ and evaluator is not DefaultEvaluator:
         return "which has no can_evaluate of its own and would take every definition; if that is meant, return True"
     return None
+
+
+def _fingerprint(evaluator: type[Evaluator], *, is_own: bool) -> str:
+    if is_own:
+        return make_mark(evaluator.__qualname__, evaluator.revision)
+    name = f"{evaluator.__module__}:{evaluator.__qualname__}"
+    return f"{make_mark(name, evaluator.revision)} {_digest_source(evaluator)}".strip()
 
 
 def _digest_source(evaluator: type[Evaluator]) -> str:

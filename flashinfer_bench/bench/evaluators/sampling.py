@@ -14,6 +14,7 @@ from typing import Any, Final
 import torch
 
 from flashinfer_bench.bench.config import ResolvedEvalConfig
+from flashinfer_bench.bench.evaluators.built_in import SAMPLING
 from flashinfer_bench.bench.evaluators.default import DefaultEvaluator, build_baseline
 from flashinfer_bench.bench.evaluators.evaluator import (
     Accepted,
@@ -26,7 +27,6 @@ from flashinfer_bench.bench.evaluators.evaluator import (
 from flashinfer_bench.bench.evaluators.sampling_rules import (
     PlacedDraws,
     SamplingProblem,
-    find_weights,
     place_draws,
     read_problem,
 )
@@ -40,7 +40,6 @@ from flashinfer_bench.bench.evaluators.sampling_statistics import (
 from flashinfer_bench.bench.evaluators.seeds import make_generator
 from flashinfer_bench.bench.evaluators.verdict import check_form
 from flashinfer_bench.data import Correctness, Definition, EvaluationStatus, Workload
-from flashinfer_bench.data.dtypes import DTYPES
 from flashinfer_bench.errors import DefinitionFault, WorkloadFault
 
 TRIALS_KEY: Final = "sampling_validation_trials"
@@ -60,12 +59,12 @@ ORDERS: Final = {"by_probability": "probability", "by_id": "token id", "by_rever
 class SamplingEvaluator(DefaultEvaluator):
     """Takes definitions of op type sampling that draw one token for each row of probabilities or logits."""
 
+    revision = SAMPLING.revision
+
     @classmethod
     def can_evaluate(cls, definition: Definition) -> bool:
         """Take samplers; what only rescales probabilities is compared element by element."""
-        specs = list(definition.outputs.values())
-        draws_tokens = len(specs) == 1 and DTYPES[specs[0].dtype].kind == "int" and len(specs[0].shape or ()) == 1
-        return definition.op_type == "sampling" and draws_tokens and find_weights(definition) is not None
+        return SAMPLING.takes(definition)
 
     @classmethod
     def build_baseline(

@@ -13,15 +13,14 @@ group tells which of the two the sampler follows.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
 
+from flashinfer_bench.bench.evaluators.built_in import find_weights
 from flashinfer_bench.data import Definition
-from flashinfer_bench.data.dtypes import DTYPES
 from flashinfer_bench.errors import WorkloadFault
 
 ROUNDING: Final = 1e-4
@@ -30,7 +29,6 @@ MATERIAL: Final = 1e-3
 """Share of the kept mass from which on it matters whether the group at the boundary is kept."""
 CHUNK_ELEMENTS: Final = 1 << 23
 """Probabilities that are sorted at once: a few hundred megabytes of work space."""
-_WEIGHTS: Final = re.compile(r"prob(s|abilities)?|logits")
 
 
 @dataclass(frozen=True)
@@ -82,16 +80,6 @@ class PlacedDraws:
     """[rows]: no material group at the boundary, so that the orders by id mean something."""
     kept: torch.Tensor
     """[rows]: tokens in the wide set."""
-
-
-def find_weights(definition: Definition) -> str | None:
-    """Give the name of the input that holds probabilities or logits; None where the definition has none."""
-    fitting = [
-        name
-        for name, spec in definition.inputs.items()
-        if _WEIGHTS.fullmatch(name.lower()) and DTYPES[spec.dtype].kind == "float" and len(spec.shape or ()) == 2
-    ]
-    return fitting[0] if len(fitting) == 1 else None
 
 
 def read_problem(definition: Definition, inputs: list[Any]) -> SamplingProblem:

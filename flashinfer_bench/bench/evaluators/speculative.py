@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import torch
 
 from flashinfer_bench.bench.config import ResolvedEvalConfig
+from flashinfer_bench.bench.evaluators.built_in import SPECULATIVE
 from flashinfer_bench.bench.evaluators.default import DefaultEvaluator, build_baseline
 from flashinfer_bench.bench.evaluators.evaluator import (
     Accepted,
@@ -30,21 +31,16 @@ from flashinfer_bench.bench.evaluators.seeds import make_generator
 from flashinfer_bench.bench.evaluators.verdict import check_form
 from flashinfer_bench.data import Correctness, Definition, EvaluationStatus, Workload
 
-INPUTS: Final = ("draft_probs", "draft_token_ids", "target_probs")
-OUTPUTS: Final = ("output_token_ids", "accepted", "emitted")
-
 
 class SpeculativeEvaluator(DefaultEvaluator):
     """Takes op type sampling with drafted tokens: draft_probs, draft_token_ids and target_probs."""
 
+    revision = SPECULATIVE.revision
+
     @classmethod
     def can_evaluate(cls, definition: Definition) -> bool:
         """Take chain speculative sampling."""
-        return (
-            definition.op_type == "sampling"
-            and tuple(definition.inputs) == INPUTS
-            and tuple(definition.outputs) == OUTPUTS
-        )
+        return SPECULATIVE.takes(definition)
 
     @classmethod
     def build_baseline(

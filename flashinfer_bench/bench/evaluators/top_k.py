@@ -13,6 +13,7 @@ from typing import Any, Final
 import torch
 
 from flashinfer_bench.bench.config import ResolvedEvalConfig
+from flashinfer_bench.bench.evaluators.built_in import TOP_K
 from flashinfer_bench.bench.evaluators.default import DefaultEvaluator, build_baseline
 from flashinfer_bench.bench.evaluators.evaluator import (
     Accepted,
@@ -26,7 +27,6 @@ from flashinfer_bench.bench.evaluators.verdict import check_form
 from flashinfer_bench.data import Correctness, Definition, EvaluationStatus, Workload
 from flashinfer_bench.errors import WorkloadFault
 
-OP_TYPE: Final = "top_k"
 NOTHING: Final = -1
 """Index that stands for no element."""
 
@@ -34,10 +34,12 @@ NOTHING: Final = -1
 class TopKEvaluator(DefaultEvaluator):
     """Takes op type top_k: input scores [rows, columns], output indices [rows, k] and maybe values [rows, k]."""
 
+    revision = TOP_K.revision
+
     @classmethod
     def can_evaluate(cls, definition: Definition) -> bool:
         """Take top-k selections."""
-        return definition.op_type == OP_TYPE and "scores" in definition.inputs and "indices" in definition.outputs
+        return TOP_K.takes(definition)
 
     @classmethod
     def build_baseline(

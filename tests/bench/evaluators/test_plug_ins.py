@@ -130,13 +130,16 @@ def test_an_evaluator_that_fails_on_a_definition_is_refused(module):
         choose_evaluator(make_definition())
 
 
-def test_an_edit_changes_the_fingerprint_and_built_in_evaluators_have_none(module, tmp_path):
+def test_an_edit_changes_the_fingerprint_and_so_does_a_revision_that_a_plug_in_sets(module, tmp_path):
     module("edited", takes("Mine"), "EVALUATORS = [Mine]\n")
     register_all("edited")
     before = choose_evaluator(make_definition(op_type="mine")).fingerprint
     (tmp_path / "edited.py").write_text("# another one\n")
-    assert choose_evaluator(make_definition(op_type="mine")).fingerprint != before
-    assert choose_evaluator(make_definition()).fingerprint is None
+    edited = choose_evaluator(make_definition(op_type="mine")).fingerprint
+    assert edited != before
+    find_evaluator(make_definition(op_type="mine")).revision = 7
+    revised = choose_evaluator(make_definition(op_type="mine")).fingerprint
+    assert revised.split() == ["edited:Mine", "7", edited.split()[-1]]
 
 
 def test_installed_packages_come_after_the_configuration_by_name():

@@ -1,0 +1,101 @@
+"""The built-in evaluators without their code: which definitions each takes, and the revision of its rules.
+
+The host reads them here for fingerprints (resume.py), since it imports no torch; the classes, in the same order in
+`registry`, take both from here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from flashinfer_bench.data import Definition
+from flashinfer_bench.data.dtypes import DTYPES
+
+_WEIGHTS: Final = re.compile(r"prob(s|abilities)?|logits")
+SPECULATIVE_INPUTS: Final = ("draft_probs", "draft_token_ids", "target_probs")
+SPECULATIVE_OUTPUTS: Final = ("output_token_ids", "accepted", "emitted")
+
+
+@dataclass(frozen=True)
+class BuiltIn:
+    """One evaluator."""
+
+    name: str
+    """The class."""
+    revision: int
+    """Raise it when inputs, rules or numbers change for the definitions it takes, in code that it shares too."""
+    takes: Callable[[Definition], bool]
+
+
+def find_weights(definition: Definition) -> str | None:
+    """Give the name of the input that holds probabilities or logits; None where the definition has none."""
+    fitting = [
+        name
+        for name, spec in definition.inputs.items()
+        if _WEIGHTS.fullmatch(name.lower()) and DTYPES[spec.dtype].kind == "float" and len(spec.shape or ()) == 2
+    ]
+    return fitting[0] if len(fitting) == 1 else None
+
+
+def takes_sampling(definition: Definition) -> bool:
+    """Take samplers; what only rescales probabilities is compared element by element."""
+    specs = list(definition.outputs.values())
+    draws_tokens = len(specs) == 1 and DTYPES[specs[0].dtype].kind == "int" and len(specs[0].shape or ()) == 1
+    return definition.op_type == "sampling" and draws_tokens and find_weights(definition) is not None
+
+
+def takes_lowbit(definition: Definition) -> bool:
+    """Take low-bit definitions and quantised moe."""
+    if definition.op_type == "lowbit":
+        return True
+    dtypes = [DTYPES[spec.dtype] for spec in definition.inputs.values()]
+    return definition.op_type == "moe" and any(dtype.bits <= 8 and dtype.kind != "bool" for dtype in dtypes)
+
+
+def takes_dsa(definition: Definition) -> bool:
+    """Take sparse attention and its indexer."""
+    return definition.op_type.replace("-", "_") == "dsa_paged"
+
+
+def takes_top_k(definition: Definition) -> bool:
+    """Take top-k selections."""
+    return definition.op_type == "top_k" and "scores" in definition.inputs and "indices" in definition.outputs
+
+
+def takes_speculative(definition: Definition) -> bool:
+    """Take chain speculative sampling."""
+    return (
+        definition.op_type == "sampling"
+        and tuple(definition.inputs) == SPECULATIVE_INPUTS
+        and tuple(definition.outputs) == SPECULATIVE_OUTPUTS
+    )
+
+
+def takes_all(definition: Definition) -> bool:
+    """Take any definition."""
+    del definition
+    return True
+
+
+SAMPLING: Final = BuiltIn("SamplingEvaluator", 1, takes_sampling)
+LOWBIT: Final = BuiltIn("LowBitEvaluator", 1, takes_lowbit)
+DSA: Final = BuiltIn("DSAEvaluator", 1, takes_dsa)
+TOP_K: Final = BuiltIn("TopKEvaluator", 1, takes_top_k)
+SPECULATIVE: Final = BuiltIn("SpeculativeEvaluator", 1, takes_speculative)
+DEFAULT: Final = BuiltIn("DefaultEvaluator", 1, takes_all)
+
+IN_ORDER: Final = (SAMPLING, LOWBIT, DSA, TOP_K, SPECULATIVE, DEFAULT)
+"""The first that takes a definition judges it."""
+
+
+def mark_built_in(definition: Definition, known: tuple[BuiltIn, ...] = IN_ORDER) -> str:
+    """Return what a fingerprint says of the built-in evaluator that judges a definition."""
+    return next(make_mark(item.name, item.revision) for item in known if item.takes(definition))
+
+
+def make_mark(name: str, revision: int) -> str:
+    """Return what a fingerprint says of an evaluator's code."""
+    return f"{name} {revision}"
