@@ -187,5 +187,5 @@ def test_a_farm_that_is_closed_ends_its_compilers(tmp_path):
         farm.add([make_sized("a", 1), make_sized("b", 2)])
         farm.poll()
         assert wait_for(lambda: len(processes_in(tmp_path / "cache")) >= 4)
-    assert processes_in(tmp_path / "cache") == []
+    assert wait_for(lambda: not processes_in(tmp_path / "cache"))  # killed; whoever inherits them reaps them
     assert [path for path in (tmp_path / "cache").rglob("*") if path.is_file()] == []
