@@ -50,6 +50,8 @@ much time: a microsecond's kernel that misses the caches takes one time or anoth
 BRANCHED_GRAPHS: Final = 16
 """Where operations run side by side, a graph's branches meet each other as they happened to be placed when it was made
 (on an H200: 6 % between graphs of one call), so the replays of so many are timed in turn."""
+BRANCHED_NS: Final = 100_000
+"""Up to this span: in a longer call placement is a small share, and each graph holds memory of its own."""
 SLOW_SHARE: Final = 4
 """Checks and warm-up take at most the budget divided by this."""
 
@@ -285,7 +287,7 @@ def _capture(supply: Supplier, clock: Clock, recipe: Recipe, progress: Progress)
     replays = clock.captured(supply)
     try:
         replayed = _replay(replays, clock, progress, graphs)
-        if replayed[0].overlaps and progress.per_call_s * BRANCHED_GRAPHS * SLOW_SHARE <= recipe.budget_s:
+        if replayed[0].overlaps and replayed[0].span_ns <= BRANCHED_NS:
             graphs = BRANCHED_GRAPHS
             replays = clock.captured(supply, graphs)
             replayed = _replay(replays, clock, progress, graphs)

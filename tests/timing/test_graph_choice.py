@@ -3,7 +3,7 @@
 import pytest
 
 from flashinfer_bench.timing.clocks import CaptureRefused
-from flashinfer_bench.timing.recipe import BRANCHED_GRAPHS, Recipe, take_trial
+from flashinfer_bench.timing.recipe import BRANCHED_GRAPHS, BRANCHED_NS, Recipe, take_trial
 from flashinfer_bench.timing.timeline import Operation
 from tests.kit.fake_gpu import fake_cupti_clock, fake_event_clock
 
@@ -47,12 +47,12 @@ def test_nothing_is_captured_between_the_ends_of_a_reading(gpu):
     assert all(gpu.log[:place].count("read") % 2 == 0 for place in places)
 
 
-def branched(gpu):
+def branched(gpu, left_ns=10_000):
     """Return a call whose two operations run side by side once a graph holds them."""
 
     def launch():
         gpu.log.append("call")
-        gpu.kernel("left", 10_000)
+        gpu.kernel("left", left_ns)
         gpu.kernel("right", 8_000)
 
     def capture(call):
@@ -86,6 +86,12 @@ def test_branches_that_run_side_by_side_are_timed_over_many_graphs(gpu):
     assert len(set(spans)) > BRANCHED_GRAPHS // 2
     assert spans == trial.spans_ns[BRANCHED_GRAPHS : 2 * BRANCHED_GRAPHS]
     assert gpu.log.count("replay") == 1 + BRANCHED_GRAPHS + len(trial.samples)
+
+
+def test_long_branches_need_one_graph(gpu):
+    launch, capture, made = branched(gpu, left_ns=BRANCHED_NS + 1)
+    trial = take(gpu, lambda _: launch, capture=capture)
+    assert (trial.facts["launch"], "graphs" in trial.facts, len(made)) == ("graph", False, 1)
 
 
 def test_operations_one_after_the_other_need_one_graph(gpu):
