@@ -122,6 +122,7 @@ def _take(supply: Supplier, clock: Clock, recipe: Recipe, now: Callable[[], floa
         samples, stop = take_samples(calls.supply, clock, rule, progress, now)
     except CaptureRefused as refused:  # of a later call: it does something else than the first
         calls = _Calls(supply, "stream", str(refused))
+        rule = replace(rule, budget_s=recipe.budget_s - (now() - start))
         samples, stop = take_samples(supply, clock, rule, progress, now)
     facts = _facts(clock, progress, calls.mode, calls.reason)
     if len(samples) > recipe.iterations:
@@ -287,7 +288,7 @@ def _capture(supply: Supplier, clock: Clock, recipe: Recipe, progress: Progress)
     replays = clock.captured(supply)
     try:
         replayed = _replay(replays, clock, progress, graphs)
-        if replayed[0].overlaps and replayed[0].span_ns <= BRANCHED_NS:
+        if _wants_many(replayed[0], recipe, progress):
             graphs = BRANCHED_GRAPHS
             replays = clock.captured(supply, graphs)
             replayed = _replay(replays, clock, progress, graphs)
@@ -296,6 +297,12 @@ def _capture(supply: Supplier, clock: Clock, recipe: Recipe, progress: Progress)
     if any(sample.launched != looked_at.launched for sample in replayed):
         return _Calls(supply, "stream", "a replay launches something else than the call does")
     return _Calls(replays, "graph", "", graphs)
+
+
+def _wants_many(replayed: Sample, recipe: Recipe, progress: Progress) -> bool:
+    """Say whether a replay's time depends on where its graph was placed, and the budget holds as many graphs."""
+    has_time = progress.per_call_s * BRANCHED_GRAPHS * SLOW_SHARE <= recipe.budget_s
+    return has_time and replayed.overlaps and replayed.span_ns <= BRANCHED_NS
 
 
 def _replay(replays: Supplier, clock: Clock, progress: Progress, count: int) -> list[Sample]:

@@ -1,5 +1,7 @@
 """When a call is timed as the replay of a graph, and what is said where it is not."""
 
+import random
+
 import pytest
 
 from flashinfer_bench.timing.clocks import CaptureRefused
@@ -47,11 +49,12 @@ def test_nothing_is_captured_between_the_ends_of_a_reading(gpu):
     assert all(gpu.log[:place].count("read") % 2 == 0 for place in places)
 
 
-def branched(gpu, left_ns=10_000):
+def branched(gpu, left_ns=10_000, host_ns=0):
     """Return a call whose two operations run side by side once a graph holds them."""
 
     def launch():
         gpu.log.append("call")
+        gpu.now_ns += host_ns
         gpu.kernel("left", left_ns)
         gpu.kernel("right", 8_000)
 
@@ -91,6 +94,12 @@ def test_branches_that_run_side_by_side_are_timed_over_many_graphs(gpu):
 def test_long_branches_need_one_graph(gpu):
     launch, capture, made = branched(gpu, left_ns=BRANCHED_NS + 1)
     trial = take(gpu, lambda _: launch, capture=capture)
+    assert (trial.facts["launch"], "graphs" in trial.facts, len(made)) == ("graph", False, 1)
+
+
+def test_a_call_that_the_host_is_slow_to_launch_is_captured_once(gpu):
+    launch, capture, made = branched(gpu, host_ns=30_000_000)
+    trial = take(gpu, lambda _: launch, Recipe(warmup_runs=3, iterations=5, budget_s=1.0), capture=capture)
     assert (trial.facts["launch"], "graphs" in trial.facts, len(made)) == ("graph", False, 1)
 
 
@@ -158,3 +167,16 @@ def test_a_later_call_that_cannot_be_captured_has_all_of_them_launched_on_the_st
     assert (trial.facts["launch"], len(trial.samples)) == ("stream", 50)
     assert "reads a result back" in trial.facts["launch_reason"]
     assert {sample.span_ns for sample in trial.samples} == {21_000}
+
+
+def test_what_was_captured_in_vain_counts_against_the_budget(gpu):
+    def capture(launch):
+        if launch is calls[40]:
+            raise CaptureRefused("the call cannot be captured: it reads a result back")
+        return gpu.capture(launch)
+
+    lengths = random.Random(3).choices([5_000_000, 15_000_000], k=200)
+    calls = [gpu.call(operations=2, length_ns=length) for length in lengths]
+    trial = take(gpu, calls.__getitem__, Recipe(warmup_runs=5, iterations=50, budget_s=1.0), capture=capture)
+    assert (trial.facts["launch"], trial.stop) == ("stream", "budget")
+    assert gpu.seconds() < 1.1

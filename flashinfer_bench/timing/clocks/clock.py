@@ -50,7 +50,7 @@ class Clock(Protocol):
     def captured(self, supply: Callable[[int], Launch], graphs: int = 1) -> Callable[[int], Launch]:
         """Return a supplier of replays of what `supply` gives; each distinct call is captured so many times, in turn.
 
-        A launch that it gives raises CaptureRefused where the call cannot be captured.
+        It raises CaptureRefused where a call cannot be captured.
         """
 
     def fall_back(self, reason: str) -> Clock | None:
