@@ -17,11 +17,12 @@ from flashinfer_bench.report.verdict import reason_of, to_one_line
 from flashinfer_bench.roofline.attainable import find_attainable
 from flashinfer_bench.roofline.peaks import find_peak
 from flashinfer_bench.routines.support import Place
+from flashinfer_bench.timing.summary import LATE_SHARE
 
 Outcome = Literal["passed", "mismatch", "failed", "skipped"]
 NS_PER_MS: Final = 1e6
-UNTOLD: Final = frozenset({"host_bound"})
-"""Flags that are no reason to doubt a time: a host slower than its kernels is the rule here, and the spin covers it."""
+HOST_BOUND: Final = "host_bound"
+"""A flag that is no reason to doubt a time while the spin covers the host: one slower than its kernels is the rule."""
 
 
 @dataclass(frozen=True)
@@ -148,5 +149,11 @@ def _caveat(record: Mapping[str, Any]) -> str | None:
     if record.get("meaningful") is False:
         return str(record.get("reason") or "the time means nothing")
     flags = record.get("flags")
-    told = [str(flag) for flag in flags if flag not in UNTOLD] if isinstance(flags, (list, tuple)) else []
-    return ", ".join(told) or None
+    flags = [str(flag) for flag in flags] if isinstance(flags, (list, tuple)) else []
+    return ", ".join(flag for flag in flags if flag != HOST_BOUND or _came_late(record)) or None
+
+
+def _came_late(record: Mapping[str, Any]) -> bool:
+    """Tell whether the host came after the spin's end so often that the time is the host's."""
+    late, samples = _number(record, "late"), _number(record, "samples")
+    return late is not None and samples is not None and late > LATE_SHARE * samples

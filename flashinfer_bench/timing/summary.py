@@ -21,6 +21,9 @@ FEW_SAMPLES: Final = 9
 LATE_SHARE: Final = 0.25
 STOPS: Final[tuple[Stop, ...]] = ("count", "precision", "budget")
 PER_TRIAL: Final = frozenset({"lead_ns", "spin_ns", "enqueue_ns", "calls", "retaken", "empty_pair_ns"})
+"""Facts whose median is told."""
+IN_ALL: Final = frozenset({"extra_samples"})
+"""Facts whose sum is told, as the count of all samples is."""
 
 
 def summarise(
@@ -60,6 +63,9 @@ def summarise(
     if statistics.interval is not None:
         record["interval95_ms"] = [_ms(bound) for bound in statistics.interval]
     record |= _operations(samples, launch_gap_ns)
+    late = sum(sample.late for sample in samples)
+    if late:
+        record["late"] = late
     flags = find_flags(trials, spread=statistics.spread, before=before, after=after)
     if flags:
         record["flags"] = flags
@@ -85,12 +91,13 @@ def latency_ns(sample: Sample, launch_gap_ns: int) -> int:
 
 
 def shared_facts(facts: Sequence[Facts]) -> dict[str, Any]:
-    """Return the facts of all trials as one table: counts and times as medians, the rest as the last trial has it."""
-    shared: dict[str, Any] = {name: value for table in facts for name, value in table.items() if name not in PER_TRIAL}
-    for name in sorted(PER_TRIAL):
-        values = [table[name] for table in facts if isinstance(table.get(name), (int, float))]
+    """Return the facts of all trials as one table: counts and times as medians or sums, the rest as the last has it."""
+    numbers = PER_TRIAL | IN_ALL
+    shared: dict[str, Any] = {name: value for table in facts for name, value in table.items() if name not in numbers}
+    for name in sorted(numbers):
+        values = [float(table[name]) for table in facts if isinstance(table.get(name), (int, float))]
         if values:
-            shared[name] = int(median(float(value) for value in values))
+            shared[name] = int(sum(values) if name in IN_ALL else median(values))
     return shared
 
 
@@ -132,13 +139,11 @@ def _operations(samples: Sequence[Sample], launch_gap_ns: int) -> dict[str, Any]
     counts = [sample.operations for sample in samples if sample.operations is not None]
     if not busy_ns or not counts:
         return {}
-    late = sum(sample.late for sample in samples)
-    found: dict[str, Any] = {
+    return {
         "busy_ms": _ms(trimmed_mean(busy_ns)),
         "launch_gap_ns": launch_gap_ns,
         "operations": int(median(counts)),
     }
-    return {**found, "late": late} if late else found
 
 
 def _ms(nanoseconds: float) -> float:

@@ -179,6 +179,21 @@ def test_every_form_of_a_record_is_read(record, expected):
     assert (found.std_ms == pytest.approx(expected[1])) if expected[1] is not None else found.std_ms != found.std_ms
 
 
+@pytest.mark.parametrize(
+    ("more", "caveat"),
+    [
+        ({}, None),
+        ({"flags": ["host_bound"]}, None),
+        ({"flags": ["host_bound"], "late": 7}, None),
+        ({"flags": ["host_bound"], "late": 8}, "host_bound"),
+        ({"flags": ["host_bound", "waits_inside", "noisy"]}, "waits_inside, noisy"),
+        ({"meaningful": False, "reason": "interpreted", "flags": ["noisy"]}, "interpreted"),
+    ],
+)
+def test_a_slow_host_is_told_only_where_the_spin_did_not_cover_it(more, caveat):
+    assert row(record={**RECORD, **more}).timing.caveat == caveat
+
+
 def test_what_was_not_timed_has_no_timing():
     assert read_timing(make_evaluation("TIMEOUT")) is None
 
