@@ -70,6 +70,8 @@ class Row:
     latency_us: list[float]
     busy_us: list[float]
     flags: list[str]
+    samples_ns: list[dict[str, list[list[int]]]]
+    """Every reading of each worker, by trial, with the setting keep_samples."""
 
     @property
     def latency_spread(self) -> float:
@@ -163,8 +165,9 @@ def measure(names: list[str], workers: int, settings: dict[str, object]) -> list
             raise SystemExit(f"{event.job.solution.name}: {evaluation}")
         record = (evaluation.extra or {})["measurement"]
         name = event.job.definition.name
-        row = rows.setdefault(name, Row(name, record.get("operations", 0), record.get("launch", ""), [], [], []))
+        row = rows.setdefault(name, Row(name, record.get("operations", 0), record.get("launch", ""), [], [], [], []))
         row.flags += [flag for flag in record.get("flags", []) if flag not in row.flags]
+        row.samples_ns += [record["samples_ns"]] if "samples_ns" in record else []
         row.latency_us.append(evaluation.performance.latency_ms * 1e3)
         row.busy_us.append(record.get("busy_ms", 0.0) * 1e3)
         print(f"{event.job.solution.name}: {record['trials_ms']} busy {record.get('busy_ms')}", file=sys.stderr)
