@@ -18,7 +18,7 @@ from flashinfer_bench.routines.table import ROUTINES, find_routine
 PROGRAM: Final = "flashinfer-bench perf"
 EXAMPLE: Final = f"{PROGRAM} --routine rmsnorm --batch_size 32 --hidden_size 4096 --refcheck -vv"
 USAGE: Final = "%(prog)s --routine NAME [flags]  |  %(prog)s --testlist FILE [flags]"
-JIT_HELP: Final = "modules compiled ahead at once; 0: none (default: for a testlist one a core, at most 32; else 0)"
+JIT_HELP: Final = "modules compiled ahead at once; 0: none (default: for a testlist one a core, 4 to 32; else 0)"
 KINDS: Final[dict[str, Callable[[str], Any]]] = {"int": whole_number, "float": number, "text": str}
 
 CASE_FLAGS: Final = (

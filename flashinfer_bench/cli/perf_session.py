@@ -64,8 +64,7 @@ def run_session(argv: Sequence[str], *, make_engine: Callable[..., Any] = Benchm
         for request in requests:
             if request.material is not None and (request.backends or session.save_trace_set):
                 write_material(Path(root), request.material)
-        _compile_ahead(requests, session, Path(root), devices)
-        return _run_groups(board, session, Path(root), make_engine)
+        return _run_all(board, session, Path(root), devices, make_engine=make_engine)
 
 
 def _compile_ahead(
@@ -152,11 +151,19 @@ def counts_as_failed(row: Row) -> bool:
     return row.outcome == "failed" or (row.outcome == "mismatch" and args.refcheck and not args.allow_output_mismatch)
 
 
-def _run_groups(board: Board, session: argparse.Namespace, root: Path, make_engine: Callable[..., Any]) -> int:
-    """Run all cases, those of equal settings together."""
+def _run_all(
+    board: Board,
+    session: argparse.Namespace,
+    root: Path,
+    devices: Sequence[Device],
+    *,
+    make_engine: Callable[..., Any],
+) -> int:
+    """Compile ahead, then run all cases, those of equal settings together."""
     reason = "it was not run"
     with one_interrupt():
         try:
+            _compile_ahead(board.requests, session, root, devices)
             for group in in_groups(board.requests, _settings_key):
                 _run_group(board, group, session, root=root, make_engine=make_engine)
         except KeyboardInterrupt:

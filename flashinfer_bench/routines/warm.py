@@ -7,6 +7,8 @@ judged here, and what fails here is left for the engine to find.
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from flashinfer_bench.bench.evaluators.inputs import make_inputs
 from flashinfer_bench.bench.evaluators.packed import storage_shape
 from flashinfer_bench.data import Definition, Solution, TraceSet, Workload
 from flashinfer_bench.data.dtypes import torch_dtype
+from flashinfer_bench.worker.linux import die_with_parent
 
 
 def call_once(root: Path, definition: Definition, solution: Solution, workload: Workload) -> None:
@@ -36,8 +39,16 @@ def call_once(root: Path, definition: Definition, solution: Solution, workload: 
         torch.cuda.synchronize()
 
 
+def end_with_parent() -> None:
+    """Have this process's own group, the library's compilers with it, end when its parent is killed."""
+    if os.getpgrp() == os.getpid():  # a group that it was started in is not its own to end
+        signal.signal(signal.SIGTERM, lambda *_: os.killpg(0, signal.SIGKILL))
+        die_with_parent(signal.SIGTERM)
+
+
 def main(argv: list[str]) -> None:
     """Find the names in the set and call the solution."""
+    end_with_parent()
     root, name, chosen = Path(argv[0]), argv[1], argv[2]
     trace_set = TraceSet.from_path(root)
     solution = next(item for item in trace_set.solutions[name] if item.name == chosen)

@@ -6,6 +6,9 @@ import argparse
 import csv
 import json
 import shlex
+import signal
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +16,7 @@ import pytest
 
 from flashinfer_bench.bench import Benchmark
 from flashinfer_bench.bench.machine import Device
-from flashinfer_bench.cli import main
+from flashinfer_bench.cli import main, perf_session
 from flashinfer_bench.cli.perf_cases import read_requests
 from flashinfer_bench.cli.perf_files import COLUMNS
 from flashinfer_bench.cli.perf_rows import make_row, read_timing
@@ -26,7 +29,7 @@ from flashinfer_bench.routines.support import Place
 from flashinfer_bench.routines.table import ROUTINES
 from flashinfer_bench.routines.warm import call_once
 from tests.kit.make import make_evaluation
-from tests.kit.processes import marked
+from tests.kit.processes import marked, wait_until_gone
 from tests.routines.small import SMALL
 
 test_name.__test__ = False
@@ -277,15 +280,49 @@ def test_a_wrong_backend_is_timed_and_stays_wrong(tmp_path):
     assert found.timing.median_ms > 0
 
 
-def test_compiling_ahead_tells_how_far_it_is_and_an_interrupt_ends_its_children(tmp_path):
-    devices, told = [Device("cpu", 0, "a CPU", "cpu")], []
+def test_compiling_ahead_tells_how_far_it_is_and_an_interrupt_ends_its_children(tmp_path, monkeypatch):
+    child, told = tmp_path / "child", []
+    child.write_text('#!/bin/sh\n[ "$5" = s0 ] && exit 1\nsleep 1000 &\nwait\n', encoding="utf-8")
+    child.chmod(0o755)
 
     def tell(done, job):
         told.append((done, job))
         raise KeyboardInterrupt
 
+    monkeypatch.setattr(sys, "executable", str(child))
     jobs = [("d", f"s{index}") for index in range(20)]
-    with marked() as alive, pytest.raises(KeyboardInterrupt):
-        warm_up(jobs, tmp_path, devices, parallel=2, told=tell)  # the children find no such set and fail
-    assert [done for done, _ in told] == [1]
-    assert not alive()
+    with marked() as alive:
+        with pytest.raises(KeyboardInterrupt):
+            warm_up(jobs, tmp_path, [Device("cpu", 0, "a CPU", "cpu")], parallel=2, told=tell)
+        assert told == [(1, ("d", "s0"))]
+        assert wait_until_gone(alive) == []
+
+
+def test_a_child_and_what_it_started_end_when_the_command_is_killed():
+    child = (
+        "import subprocess; from flashinfer_bench.routines.warm import end_with_parent; end_with_parent();"
+        "print(flush=True); subprocess.run(['sleep', '1000'])"
+    )
+    command = (
+        "import os, subprocess, sys;"
+        f"child = subprocess.Popen([sys.executable, '-c', {child!r}], stdout=subprocess.PIPE, start_new_session=True);"
+        "child.stdout.readline(); os.kill(os.getpid(), 9)"
+    )
+    with marked() as alive:
+        assert subprocess.run([sys.executable, "-c", command], check=False).returncode == -9
+        assert wait_until_gone(alive) == []
+
+
+def test_an_interrupt_while_compiling_ahead_leaves_a_row_for_every_case(tmp_path, monkeypatch):
+    handlers, path = [], tmp_path / "out.csv"
+
+    def interrupted(*_arguments, **_options):
+        handlers.append(signal.getsignal(signal.SIGTERM))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(perf_session, "list_jobs", lambda _requests: [("d", "s")])
+    monkeypatch.setattr(perf_session, "warm_up", interrupted)
+    words = [*shlex.split(RMSNORM), "--devices", "cpu", "--jit_jobs", "1", "--output_path", str(path)]
+    assert main(["perf", *words]) == 130
+    assert [(item["backend"], item["reason"]) for item in read_rows(path)] == [("torch", "interrupted")]
+    assert handlers != [signal.SIG_DFL]  # SIGTERM, too, is an interrupt
