@@ -116,7 +116,8 @@ def _check(lengths: Lengths, kv_dtype: str, variance: float = 1.0, *, causal: bo
     Normal scores of some variance weigh values so that an output has the deviation of a mean of kv / e^variance values.
     Kernels round probabilities to half precision, so the query that sees the fewest keys has the largest error, too.
     """
-    most, fewest = max(lengths.kv), 1 if causal else min(lengths.kv)
+    most = max(lengths.kv)
+    fewest = min(kv - q + 1 if causal else kv for q, kv in zip(lengths.q, lengths.kv, strict=True))
     largest, smallest = (math.sqrt(min(1.0, math.exp(variance) / count)) for count in (fewest, most))
     error = FP8_ERROR if size_of(kv_dtype) == 1 else ERROR
     return Check(2e-2, max(error * smallest, PROBABILITY_ERROR * largest))
@@ -378,7 +379,7 @@ def make_mla(args: Namespace) -> Case:
             2 * (rows * heads * (2 * ckv + kpe) + keys * (ckv + kpe)) + table_bytes,
             "fp16",
         ),
-        check=_check(lengths, "bfloat16", (ckv + kpe) * scale**2),
+        check=_check(lengths, "bfloat16", (ckv + kpe) * scale**2, causal=args.causal),
         refusals=refusals,
         columns=_columns(lengths),
         notes=lengths.notes,

@@ -141,6 +141,15 @@ def test_sizes_that_the_library_has_no_kernel_for_are_refused(routine, flags, re
     assert all(words in refusals[backend] for backend, words in refused.items()), refusals
 
 
+def test_the_tolerance_of_attention_follows_the_query_that_sees_the_fewest_keys():
+    def atol(flags):
+        sizes = "--batch_size 2 --num_qo_heads 8 --num_kv_heads 2 --head_dim_qk 128 --page_size 16"
+        return make_case("BatchPrefillWithPagedKVCacheWrapper", f"{sizes} {flags}").check.atol
+
+    assert atol("--s_qo 1024 --s_kv 1024 --causal") == 2**-7
+    assert atol("--s_qo 1024 --s_kv 4096 --causal") == atol("--s_qo 1024 --s_kv 4096") < 2**-9
+
+
 def test_a_place_knows_what_is_installed():
     place = find_place("NVIDIA H200", (9, 0), has_module=lambda name: name == "cudnn")
     assert (place.capability, place.modules) == ("9.0", frozenset({"cudnn"}))
