@@ -45,7 +45,6 @@ class Row:
     verdict: str = "not run"
     seconds: float = 0.0
     note: str = ""
-
     forgiven: str = ""
     """A second verdict that is no surprise."""
 

@@ -1,0 +1,41 @@
+"""How large an arena is, and what becomes of the one that it replaces."""
+
+import os
+
+import pytest
+import torch
+
+from flashinfer_bench.bench.runner.shared_arena import LARGE_BYTES, PAGE_BYTES, SMALLEST_BYTES, SharedArena, round_up
+
+pytestmark = pytest.mark.cpu
+
+
+@pytest.mark.parametrize(
+    ("size", "rounded"),
+    [
+        (1, SMALLEST_BYTES),
+        (SMALLEST_BYTES, SMALLEST_BYTES),
+        (SMALLEST_BYTES + 1, 2 * SMALLEST_BYTES),
+        (LARGE_BYTES - 1, LARGE_BYTES),
+        (LARGE_BYTES, LARGE_BYTES),
+        (LARGE_BYTES + 1, LARGE_BYTES + PAGE_BYTES),
+        (LARGE_BYTES + PAGE_BYTES, LARGE_BYTES + PAGE_BYTES),
+    ],
+)
+def test_an_arena_is_a_power_of_two_and_a_large_one_of_whole_pages(size, rounded):
+    assert round_up(size) == rounded
+
+
+def test_an_arena_that_grows_keeps_the_old_memory_until_it_is_dropped():
+    with SharedArena(torch.device("cpu")) as arena:
+        arena.reserve(SMALLEST_BYTES)
+        _, (before,) = arena.describe()
+        arena.reserve(SMALLEST_BYTES)
+        assert (arena.generation, arena.size) == (1, SMALLEST_BYTES)
+        arena.reserve(SMALLEST_BYTES + 1)
+        description, (after,) = arena.describe()
+        assert (arena.generation, description["size"], arena.block.numel()) == (2, 2 * SMALLEST_BYTES, arena.size)
+        assert (os.fstat(before).st_size, os.fstat(after).st_size) == (SMALLEST_BYTES, 2 * SMALLEST_BYTES)
+        arena.drop_retired()
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(before)
