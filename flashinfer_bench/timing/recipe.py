@@ -154,7 +154,8 @@ def check(supply: Supplier, clock: Clock, recipe: Recipe, progress: Progress, no
         return first
     alone = call(Lead())
     progress.looked_at = alone
-    if progress.per_call_s * SLOW_SHARE <= recipe.budget_s:
+    alone_s = progress.per_call_s
+    if alone_s * SLOW_SHARE <= recipe.budget_s:
         behind_spin = call(Lead(PROBE_NS))
         slower_ns = behind_spin.enqueue_ns - alone.enqueue_ns
         if slower_ns > PROBE_NS // 2:  # it waits, or the host was held up: a second look tells
@@ -162,6 +163,7 @@ def check(supply: Supplier, clock: Clock, recipe: Recipe, progress: Progress, no
         progress.waits_inside = slower_ns > PROBE_NS // 2
         progress.looked_at = replace(alone, escaped=behind_spin.escaped)
         progress.lead = Lead(settled=behind_spin.escaped)
+        progress.per_call_s = min(alone_s, progress.per_call_s)  # the spin of the look is no part of a reading
     size_spin([alone.enqueue_ns], progress)
     return alone
 

@@ -344,8 +344,10 @@ def scattered(gpu, index):
     return gpu.call(length_ns=random.Random(index).choice([1_120, 1_312]))
 
 
-def test_readings_that_scatter_get_more_of_them_and_it_is_said(gpu):
-    trial = take_trial(lambda index: scattered(gpu, index), fake_cupti_clock(gpu)[0], RECIPE, now=gpu.seconds)
+@pytest.mark.parametrize("warmup_runs", [0, 10])
+def test_readings_that_scatter_get_more_of_them_and_it_is_said(gpu, warmup_runs):
+    recipe = Recipe(warmup_runs, 50, 10.0)
+    trial = take_trial(lambda index: scattered(gpu, index), fake_cupti_clock(gpu)[0], recipe, now=gpu.seconds)
     assert len(trial.samples) == 50 + trial.facts["extra_samples"] == 150
 
 
