@@ -34,7 +34,8 @@ from flashinfer_bench.timing.clocks import event_clock, make_clock, shared_recor
 from flashinfer_bench.timing.clocks.cupti import CuptiClock
 from flashinfer_bench.timing.clocks.graphs import capture
 from flashinfer_bench.timing.lane import GpuLane, Lead
-from flashinfer_bench.timing.recipe import Recipe, take_trial
+from flashinfer_bench.timing.progress import Recipe
+from flashinfer_bench.timing.recipe import take_trial
 from flashinfer_bench.timing.statistics import trimmed_mean
 from flashinfer_bench.timing.summary import summarise
 

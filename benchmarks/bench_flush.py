@@ -25,7 +25,8 @@ from flashinfer_bench.timing.clocks.cupti import CuptiClock
 from flashinfer_bench.timing.clocks.cupti_recorder import CuptiRecorder
 from flashinfer_bench.timing.clocks.graphs import capture
 from flashinfer_bench.timing.lane import GpuLane
-from flashinfer_bench.timing.recipe import Recipe, take_trial
+from flashinfer_bench.timing.progress import Recipe
+from flashinfer_bench.timing.recipe import take_trial
 
 SIZES_MIB = (8, 16, 24, 32)
 READS = 30

@@ -19,7 +19,8 @@ from flashinfer_bench.timing.clocks.cupti import CuptiClock
 from flashinfer_bench.timing.clocks.cupti_recorder import CuptiRecorder
 from flashinfer_bench.timing.clocks.graphs import capture
 from flashinfer_bench.timing.lane import GpuLane
-from flashinfer_bench.timing.recipe import Recipe, take_trial
+from flashinfer_bench.timing.progress import Recipe
+from flashinfer_bench.timing.recipe import take_trial
 from flashinfer_bench.timing.timeline import Operation, busy_time
 
 GOAL_MS = 80.0

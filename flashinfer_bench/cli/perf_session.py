@@ -82,7 +82,7 @@ def _compile_ahead(
         write_err(f"compiling ahead: {done} of {len(jobs)} after {seconds}, the latest {job[1]}")
 
     write_err(f"compiling ahead: {count(len(jobs), 'solution')}, {min(parallel, len(jobs))} at once")
-    done = warm_up(jobs, root, devices, parallel=parallel, told=tell)
+    done = warm_up(jobs, root, devices, parallel=parallel, tell=tell)
     took = time.monotonic() - started
     write_err(f"compiled ahead: {done} of {count(len(jobs), 'solution')} in {format_duration(took)}")
 

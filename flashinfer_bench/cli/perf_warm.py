@@ -30,6 +30,8 @@ LIMIT_S: Final = 900.0
 """Of one child; a cold build of a large attention kernel takes minutes."""
 MOST_JOBS: Final = 32
 """Children at once, at the most, where nothing else is asked for: each holds its case's inputs on the device."""
+END_S: Final = 10.0
+"""Time for a killed child to be gone."""
 BYTES_PER_COMPILER: Final = 2 << 30
 """What a compiler of one of the library's larger files takes, about."""
 Job = tuple[str, str]
@@ -66,7 +68,7 @@ def warm_up(
     *,
     parallel: int,
     start: Callable[[list[str], Mapping[str, str]], int] | None = None,
-    told: Callable[[int, Job], None] = lambda _done, _job: None,
+    tell: Callable[[int, Job], None] = lambda _done, _job: None,
 ) -> int:
     """Run a child for each job; return how many ended well. Whatever ends this early ends the children too.
 
@@ -76,7 +78,7 @@ def warm_up(
         devices: shared among the children in turn.
         parallel: children at once.
         start: runs a command in an environment and returns its exit code (default: a child process).
-        told: called as each child ends, with how many have and its job.
+        tell: called as each child ends, with how many have and its job.
     """
     children = _Children()
     run = start or children.run
@@ -99,7 +101,7 @@ def warm_up(
         }
         for done, future in enumerate(as_completed(futures), 1):
             good += future.result() == 0
-            told(done, futures[future])
+            tell(done, futures[future])
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
         children.end()
@@ -145,4 +147,5 @@ class _Children:
 def _kill_group(child: subprocess.Popen[bytes]) -> None:
     with suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
-    child.wait()
+    with suppress(subprocess.TimeoutExpired):  # one that hangs in the driver is left to the system
+        child.wait(END_S)

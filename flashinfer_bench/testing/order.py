@@ -19,7 +19,8 @@ from flashinfer_bench.testing.rotation import Rotation, RotationRefused, count_s
 from flashinfer_bench.testing.site import Site
 from flashinfer_bench.testing.timed import GpuTime
 from flashinfer_bench.timing.measurement import Trial
-from flashinfer_bench.timing.recipe import CHECKS, RETAKES, Recipe, Supplier, take_trial
+from flashinfer_bench.timing.progress import CHECKS, Recipe, Supplier
+from flashinfer_bench.timing.recipe import RETAKES, take_trial
 from flashinfer_bench.timing.summary import latency_ns, summarise
 
 Now = Callable[[], float]

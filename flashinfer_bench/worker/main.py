@@ -17,7 +17,8 @@ from typing import Any, Final
 import torch
 
 from flashinfer_bench.timing.clocks import Clock, make_clock
-from flashinfer_bench.timing.recipe import Recipe, take_trial
+from flashinfer_bench.timing.progress import Recipe
+from flashinfer_bench.timing.recipe import take_trial
 from flashinfer_bench.worker.arena import MappedArena, Slot, open_arena
 from flashinfer_bench.worker.confine import confine
 from flashinfer_bench.worker.load import load_entry

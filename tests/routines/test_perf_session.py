@@ -293,7 +293,7 @@ def test_compiling_ahead_tells_how_far_it_is_and_an_interrupt_ends_its_children(
     jobs = [("d", f"s{index}") for index in range(20)]
     with marked() as alive:
         with pytest.raises(KeyboardInterrupt):
-            warm_up(jobs, tmp_path, [Device("cpu", 0, "a CPU", "cpu")], parallel=2, told=tell)
+            warm_up(jobs, tmp_path, [Device("cpu", 0, "a CPU", "cpu")], parallel=2, tell=tell)
         assert told == [(1, ("d", "s0"))]
         assert wait_until_gone(alive) == []
 

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from flashinfer_bench.timing.clocks import ClockLost, Lead, make_clock
-from flashinfer_bench.timing.recipe import Recipe, take_trial
+from flashinfer_bench.timing.progress import Recipe
+from flashinfer_bench.timing.recipe import take_trial
 from flashinfer_bench.timing.summary import summarise
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]

@@ -5,7 +5,9 @@ import random
 import pytest
 
 from flashinfer_bench.timing.clocks import CaptureRefused
-from flashinfer_bench.timing.recipe import BRANCHED_GRAPHS, BRANCHED_NS, Recipe, take_trial
+from flashinfer_bench.timing.progress import Recipe
+from flashinfer_bench.timing.recipe import take_trial
+from flashinfer_bench.timing.replays import BRANCHED_GRAPHS, BRANCHED_NS
 from flashinfer_bench.timing.timeline import Operation
 from tests.kit.fake_gpu import fake_cupti_clock, fake_event_clock
 
@@ -89,6 +91,26 @@ def test_branches_that_run_side_by_side_are_timed_over_many_graphs(gpu):
     assert len(set(spans)) > BRANCHED_GRAPHS // 2
     assert spans == trial.spans_ns[BRANCHED_GRAPHS : 2 * BRANCHED_GRAPHS]
     assert gpu.log.count("replay") == 1 + BRANCHED_GRAPHS + len(trial.samples)
+
+
+def test_branches_for_whose_graphs_there_is_no_room_are_timed_by_one_of_them(gpu):
+    launch, capture, made = branched(gpu)
+
+    def refuses_the_fifth(call):
+        if len(made) == 5:
+            raise CaptureRefused("the call cannot be captured: out of memory")
+        return capture(call)
+
+    trial = take(gpu, lambda _: launch, capture=refuses_the_fifth)
+    assert (trial.facts["launch"], "graphs" in trial.facts) == ("graph", False)
+    assert len(set(trial.spans_ns)) == 1
+
+
+def test_branched_calls_with_arguments_of_their_own_have_a_graph_each_and_no_more(gpu):
+    launch, capture, made = branched(gpu)
+    sets = [lambda: launch(), lambda: launch(), lambda: launch()]
+    take(gpu, lambda index: sets[index % 3], capture=capture)
+    assert len(made) == 3
 
 
 def test_long_branches_need_one_graph(gpu):

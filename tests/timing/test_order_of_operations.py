@@ -5,7 +5,9 @@ import pytest
 from flashinfer_bench.timing.clocks import ClockLost, Lead
 from flashinfer_bench.timing.clocks.cupti import EMPTY_LAUNCHES
 from flashinfer_bench.timing.clocks.wall import WallClock
-from flashinfer_bench.timing.recipe import FIRST_LOOK, Recipe, take_trial
+from flashinfer_bench.timing.lines import FIRST_LOOK
+from flashinfer_bench.timing.progress import Recipe
+from flashinfer_bench.timing.recipe import take_trial
 from tests.kit.fake_gpu import GAP_NS, fake_cupti_clock, fake_event_clock
 
 pytestmark = pytest.mark.cpu

@@ -8,18 +8,9 @@ from hypothesis import strategies as st
 
 from flashinfer_bench.timing.clocks import ClockLost, Lead
 from flashinfer_bench.timing.clocks.wall import WallClock
-from flashinfer_bench.timing.recipe import (
-    EXTRA_S,
-    FIRST_LOOK,
-    LINES_CALLS,
-    LOOKS,
-    PROBE_NS,
-    SECOND_LOOK,
-    SPIN_CEILING_NS,
-    SPIN_FLOOR_NS,
-    Recipe,
-    take_trial,
-)
+from flashinfer_bench.timing.lines import FIRST_LOOK, LINES_CALLS, LOOKS, SECOND_LOOK
+from flashinfer_bench.timing.progress import Recipe
+from flashinfer_bench.timing.recipe import EXTRA_S, PROBE_NS, SPIN_CEILING_NS, SPIN_FLOOR_NS, take_trial
 from flashinfer_bench.timing.summary import summarise
 from tests.kit.fake_gpu import FLUSH_NS, LAUNCH_NS, FakeGpu, fake_cupti_clock, fake_event_clock
 
@@ -201,6 +192,12 @@ def test_lines_that_make_no_difference_are_left_alone(gpu):
     trial = take(gpu, leaves_lines(gpu, 10_000, 9_800))
     assert "lines_reset" not in trial.facts
     assert gpu.log.count("reset") == LINES_CALLS  # the first look was enough
+
+
+def test_a_call_too_slow_for_a_second_look_is_taken_at_the_first(gpu):
+    trial = take(gpu, leaves_lines(gpu, 60_000_000, 55_000_000))
+    assert trial.facts["lines_reset"] is True
+    assert gpu.log.count("reset") == LINES_CALLS + len(trial.samples)
 
 
 def test_a_call_that_looks_slower_by_chance_is_looked_at_again_and_left_alone(gpu):

@@ -37,7 +37,8 @@ from flashinfer_bench.data.dtypes import torch_dtype
 from flashinfer_bench.errors import DefinitionFault, DeviceFault, SolutionFailure, WorkloadFault
 from flashinfer_bench.timing.clocks import Clock, Launch
 from flashinfer_bench.timing.measurement import Measured, Trial
-from flashinfer_bench.timing.recipe import Recipe, take_trial
+from flashinfer_bench.timing.progress import Recipe
+from flashinfer_bench.timing.recipe import take_trial
 from flashinfer_bench.worker.cuda_memory import CudaMemoryError
 
 INTERPRETED: Final = {

@@ -1,0 +1,98 @@
+"""Whether a call is timed as it is launched, or as the replay of a CUDA graph, and of how many of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from flashinfer_bench.timing.clocks import CaptureRefused, Clock
+from flashinfer_bench.timing.measurement import Sample
+from flashinfer_bench.timing.progress import CHECKS, SLOW_SHARE, Progress, Recipe, Supplier
+
+BRANCHED_GRAPHS: Final = 16
+"""Where operations run side by side, a graph's branches meet each other as they happened to be placed when it was made
+(on an H200: 6 % between graphs of one call), so the replays of so many are timed in turn."""
+BRANCHED_NS: Final = 100_000
+"""Up to this span: in a longer call placement is a small share, and each graph holds memory of its own."""
+OTHER: Final = "a replay launches something else than the call does"
+Launched = tuple[tuple[str, int], ...]
+"""As in `Sample.launched`."""
+
+
+@dataclass(frozen=True)
+class Calls:
+    """The calls that are timed."""
+
+    supply: Supplier
+    mode: str
+    """"graph" or "stream"."""
+    reason: str = ""
+    """Why not "graph"."""
+    graphs: int = 1
+    """How many graphs of one call are replayed in turn."""
+
+
+def choose_calls(supply: Supplier, clock: Clock, recipe: Recipe, progress: Progress) -> Calls:
+    """Return the calls to be timed: replays where that is wanted and can be trusted, the calls themselves otherwise."""
+    refusal = _no_graph(clock, recipe, progress)
+    if refusal is not None:
+        return Calls(supply, "stream", refusal)
+    assert progress.looked_at is not None
+    launched = progress.looked_at.launched
+    replays = clock.captured(supply)
+    try:
+        (replayed,) = _replay(replays, clock, progress, 1)
+    except CaptureRefused as refused:
+        return Calls(supply, "stream", str(refused))
+    if replayed.launched != launched:
+        return Calls(supply, "stream", OTHER)
+    one = Calls(replays, "graph")
+    if _wants_many(replayed, supply, recipe, progress):
+        return _choose_many(supply, clock, progress, one, launched)
+    return one
+
+
+def _wants_many(replayed: Sample, supply: Supplier, recipe: Recipe, progress: Progress) -> bool:
+    """Say whether a replay's time depends on where its graph was placed, and the budget holds as many graphs.
+
+    Calls with arguments of their own have a graph each already.
+    """
+    has_time = progress.per_call_s * BRANCHED_GRAPHS * SLOW_SHARE <= recipe.budget_s
+    is_branched = replayed.overlaps and replayed.span_ns <= BRANCHED_NS
+    return has_time and is_branched and supply(progress.calls) == supply(progress.calls + 1)
+
+
+def _choose_many(supply: Supplier, clock: Clock, progress: Progress, one: Calls, launched: Launched) -> Calls:
+    """Return the replays of many graphs, or those of one where there is no room for more of them."""
+    replays = clock.captured(supply, BRANCHED_GRAPHS)
+    try:
+        replayed = _replay(replays, clock, progress, BRANCHED_GRAPHS)
+    except CaptureRefused:
+        return one
+    if any(sample.launched != launched for sample in replayed):
+        return Calls(supply, "stream", OTHER)
+    return Calls(replays, "graph", graphs=BRANCHED_GRAPHS)
+
+
+def _replay(replays: Supplier, clock: Clock, progress: Progress, count: int) -> list[Sample]:
+    """Replay so many calls, each by another graph, to see what they launch; none of this is a reading."""
+    samples = clock.sample([replays(progress.calls + index) for index in range(count)], progress.lead)
+    progress.calls += count
+    return samples
+
+
+def _no_graph(clock: Clock, recipe: Recipe, progress: Progress) -> str | None:
+    looked_at = progress.looked_at
+    if not recipe.use_graphs:
+        return "graphs are off"
+    if progress.per_call_s * CHECKS * SLOW_SHARE > recipe.budget_s:
+        return "a call as slow as this gains nothing by a graph"
+    if not clock.sees_operations:
+        return "only CUPTI can tell whether a replay launches what the call does"
+    if looked_at is None or (looked_at.operations or 0) < 2:
+        return "a single operation needs no graph"
+    if progress.waits_inside:
+        return "the call waits for the GPU inside"
+    if looked_at.escaped:
+        return "the call uses a stream that does not wait for the current one"
+    return None
