@@ -36,6 +36,7 @@ from flashinfer_bench.data import Definition, Solution, load_json_file
 from flashinfer_bench.data.entry import COMPILED, check_entry
 from flashinfer_bench.data.names import did_you_mean
 from flashinfer_bench.errors import DataSetError, Misuse
+from flashinfer_bench.host import usable_cores
 
 FILTERS: Final = ("definitions", "op_types", "solutions", "authors")
 
@@ -124,7 +125,7 @@ def build(items: Sequence[Item], outcome: BuildOutcome, *, jobs: int | None) -> 
             yield Row(solution, "failed", message="\n".join(problems))
         else:
             rest.append(solution)
-    at_once = jobs or len(os.sched_getaffinity(0))  # nothing is measured meanwhile
+    at_once = jobs or usable_cores()  # nothing is measured meanwhile
     with BuildFarm(outcome.root, jobs=at_once, target=outcome.target, toolchain=toolchain) as farm:
         yield from map(_row, farm.build_all(rest))
 

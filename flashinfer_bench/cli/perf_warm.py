@@ -22,7 +22,7 @@ from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.runner.session_client import session_environment
 from flashinfer_bench.cli.perf_cases import Request
 from flashinfer_bench.compile.cache import cache_root
-from flashinfer_bench.compile.farm import default_jobs
+from flashinfer_bench.host import usable_cores, usable_memory
 from flashinfer_bench.routines.spec import TORCH
 
 MODULE: Final = "flashinfer_bench.routines.warm"
@@ -52,13 +52,13 @@ def list_jobs(requests: Iterable[Request]) -> list[Job]:
 
 def usual_jobs(cores: int | None = None) -> int:
     """Return how many children run at once on so many cores (default: those that this process may use)."""
-    return max(4, min(MOST_JOBS, cores or default_jobs(spared_cores=0)))
+    return max(4, min(MOST_JOBS, cores or usable_cores()))
 
 
 def compilers_each(parallel: int, *, cores: int | None = None, memory: int | None = None) -> int:
     """Return how many compilers each of so many children may run, by this machine's cores and bytes of memory."""
-    room = memory or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return max(2, min(cores or default_jobs(spared_cores=0), room // BYTES_PER_COMPILER // max(1, parallel)))
+    room = memory or usable_memory()
+    return max(2, min(cores or usable_cores(), room // BYTES_PER_COMPILER // max(1, parallel)))
 
 
 def warm_up(

@@ -7,7 +7,6 @@ are asked for. What fails is kept too, so that no run builds anything twice.
 from __future__ import annotations
 
 import contextlib
-import os
 import selectors
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -24,6 +23,7 @@ from flashinfer_bench.compile.table import BUILDERS, make_recipe
 from flashinfer_bench.compile.toolchain import Toolchain, find_toolchain
 from flashinfer_bench.data import Solution
 from flashinfer_bench.errors import BuildFault
+from flashinfer_bench.host import usable_cores, usable_memory
 
 BUILD_LIMIT_S: Final = 900.0
 """What all the commands of one build may take together."""
@@ -37,13 +37,12 @@ MOST_MEMORY: Final = 16 * GIB
 
 def default_jobs(*, spared_cores: int = 1) -> int:
     """Return how many compilers run at once where nobody says: some cores are left to the devices' sessions."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores - spared_cores)
+    return max(1, usable_cores() - spared_cores)
 
 
 def default_limits(jobs: int) -> Limits:
     """Return what one build may take when so many run at once."""
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * MEMORY_SHARE / jobs
+    memory = usable_memory() * MEMORY_SHARE / jobs
     return Limits(BUILD_LIMIT_S, int(min(MOST_MEMORY, max(LEAST_MEMORY, memory))))
 
 

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from flashinfer_bench.host import usable_memory
+
 
 def total_bytes(device: torch.device) -> int:
     """Give the memory of the device, used or not."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[1])
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return usable_memory()
 
 
 def free_bytes(device: torch.device) -> int:
@@ -25,7 +26,7 @@ def free_bytes(device: torch.device) -> int:
     meminfo = Path("/proc/meminfo")
     if meminfo.exists():
         fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line)
-        return int(fields["MemAvailable"].split()[0]) * 1024
+        return min(int(fields["MemAvailable"].split()[0]) * 1024, usable_memory())
     return total_bytes(device) // 2
 
 

@@ -18,6 +18,7 @@ from typing import Any, Final
 from flashinfer_bench.bench.runner.session_protocol import Hello
 from flashinfer_bench.bench.runner.worker_process import WorkerGone, WorkerLate, WorkerProcess
 from flashinfer_bench.errors import DeviceFault
+from flashinfer_bench.host import usable_cores, usable_memory
 from flashinfer_bench.worker.template import fork, run_template
 from flashinfer_bench.worker.wire import WireError
 
@@ -71,7 +72,7 @@ def solution_environment(cache_root: Path, digest: str) -> dict[str, str]:
 
 def default_memory_limit() -> int:
     """Return how many bytes a worker may hold on this machine."""
-    return int(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * MEMORY_SHARE)
+    return int(usable_memory() * MEMORY_SHARE)
 
 
 class WorkerPool:
@@ -221,7 +222,7 @@ class WorkerPool:
         order: dict[str, Any] = {
             "environment": worker_environment(os.environ, home, Path(self._hello.cache_root)),
             "device": "cuda:0" if self._hello.device == "cuda" else "cpu",
-            "threads": os.cpu_count() or 1,
+            "threads": usable_cores(),
             "memory_limit_bytes": self._hello.worker_memory_bytes or default_memory_limit(),
             "timing": {
                 "cold": self._hello.cold_l2,

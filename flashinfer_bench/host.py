@@ -1,0 +1,58 @@
+"""What this process may use of its machine: cores and memory, by its affinity and by the limits of its container."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+SYSTEM: Final = Path("/")
+
+
+def usable_cores(root: Path = SYSTEM) -> int:
+    """Return how many cores this process may use, at least one."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quotas = [_read_quota(folder / "cpu.max") for folder in _groups(root)]
+    return max(1, min([cores, *(int(quota) for quota in quotas if quota is not None)]))
+
+
+def usable_memory(root: Path = SYSTEM) -> int:
+    """Return how many bytes of memory this process may use, whether or not they are free now."""
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    names = ("memory.max", "memory.limit_in_bytes")
+    limits = [_read_number(folder / name) for folder in _groups(root) for name in names]
+    return min([physical, *(limit for limit in limits if limit is not None)])
+
+
+def _groups(root: Path) -> Iterator[Path]:
+    """Yield the folders of this process's control groups and of those around them (cgroups(7), both versions)."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return
+    mounted = root / "sys/fs/cgroup"
+    for line in lines:
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        top = mounted / controllers if controllers else mounted
+        group = Path(path.lstrip("/"))
+        for part in (group, *group.parents):
+            yield top / part
+
+
+def _read_number(file: Path) -> int | None:
+    """Return the number in a file; None where there is none: no such file, or "max"."""
+    try:
+        return int(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def _read_quota(file: Path) -> float | None:
+    """Return a quota of CPU time in cores; None where there is none."""
+    try:
+        quota, period = file.read_text(encoding="utf-8").split()
+        return int(quota) / int(period)
+    except (OSError, ValueError, ZeroDivisionError):
+        return None

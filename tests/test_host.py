@@ -1,0 +1,54 @@
+"""Cores and memory by the limits of a container, on made-up systems."""
+
+import os
+
+import pytest
+
+from flashinfer_bench.host import usable_cores, usable_memory
+
+pytestmark = pytest.mark.cpu
+GIB = 1 << 30
+
+
+def make_system(root, lines, files):
+    (root / "proc/self").mkdir(parents=True)
+    (root / "proc/self/cgroup").write_text(lines)
+    for name, text in files.items():
+        path = root / "sys/fs/cgroup" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+def physical():
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+@pytest.mark.parametrize(
+    ("lines", "files", "expected"),
+    [
+        ("0::/\n", {"memory.max": f"{GIB}\n"}, GIB),
+        ("0::/a/b\n", {"a/b/memory.max": "max\n", "a/memory.max": f"{GIB}\n"}, GIB),
+        ("0::/a/b\n", {"a/b/memory.max": f"{GIB // 2}\n", "a/memory.max": f"{GIB}\n"}, GIB // 2),
+        ("5:memory:/box\n3:cpu:/box\n", {"memory/box/memory.limit_in_bytes": f"{GIB}\n"}, GIB),
+    ],
+    ids=["own", "around", "the least", "version 1"],
+)
+def test_a_containers_limit_counts_as_the_memory(tmp_path, lines, files, expected):
+    assert usable_memory(make_system(tmp_path, lines, files)) == expected
+
+
+@pytest.mark.parametrize("text", ["max\n", "", "9223372036854771712\n"], ids=["max", "empty", "version 1's none"])
+def test_without_a_limit_the_memory_is_the_machines(tmp_path, text):
+    assert usable_memory(make_system(tmp_path, "0::/\n", {"memory.max": text})) == physical()
+
+
+def test_a_system_without_control_groups_has_all_of_both(tmp_path):
+    assert usable_memory(tmp_path) == physical()
+    assert usable_cores(tmp_path) == len(os.sched_getaffinity(0))
+
+
+@pytest.mark.parametrize(("text", "expected"), [("100000 100000\n", 1), ("50000 100000\n", 1), ("max 100000\n", None)])
+def test_a_quota_of_time_counts_in_whole_cores(tmp_path, text, expected):
+    cores = usable_cores(make_system(tmp_path, "0::/a\n", {"a/cpu.max": text}))
+    assert cores == (expected or len(os.sched_getaffinity(0)))
