@@ -29,6 +29,7 @@ from flashinfer_bench.cli.perf_warm import list_jobs, usual_jobs, warm_up
 from flashinfer_bench.cli.tables import count, format_duration
 from flashinfer_bench.data import Evaluation, Trace, TraceSet
 from flashinfer_bench.errors import ConfigError, Misuse
+from flashinfer_bench.report.verdict import to_one_line
 from flashinfer_bench.routines.materials import write_material
 from flashinfer_bench.routines.support import Place, find_place
 
@@ -77,9 +78,10 @@ def _compile_ahead(
         return
     started = time.monotonic()
 
-    def tell(done: int, job: tuple[str, str]) -> None:
+    def tell(done: int, job: tuple[str, str], problem: str) -> None:
         seconds = format_duration(time.monotonic() - started)
-        write_err(f"compiling ahead: {done} of {len(jobs)} after {seconds}, the latest {job[1]}")
+        failed = f", which failed: {to_one_line(problem)}" if problem else ""
+        write_err(f"compiling ahead: {done} of {len(jobs)} after {seconds}, the latest {job[1]}{failed}")
 
     write_err(f"compiling ahead: {count(len(jobs), 'solution')}, {min(parallel, len(jobs))} at once")
     done = warm_up(jobs, root, devices, parallel=parallel, tell=tell)

@@ -10,13 +10,14 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from itertools import cycle
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.runner.session_client import session_environment
@@ -30,6 +31,7 @@ LIMIT_S: Final = 900.0
 """Of one child; a cold build of a large attention kernel takes minutes."""
 MOST_JOBS: Final = 32
 """Children at once, at the most, where nothing else is asked for: each holds its case's inputs on the device."""
+LAST_BYTES: Final = 4096
 END_S: Final = 10.0
 """Time for a killed child to be gone."""
 BYTES_PER_COMPILER: Final = 2 << 30
@@ -67,8 +69,8 @@ def warm_up(
     devices: Sequence[Device],
     *,
     parallel: int,
-    start: Callable[[list[str], Mapping[str, str]], int] | None = None,
-    tell: Callable[[int, Job], None] = lambda _done, _job: None,
+    start: Callable[[list[str], Mapping[str, str]], str] | None = None,
+    tell: Callable[[int, Job, str], None] = lambda _done, _job, _problem: None,
 ) -> int:
     """Run a child for each job; return how many ended well. Whatever ends this early ends the children too.
 
@@ -77,8 +79,8 @@ def warm_up(
         root: the trace set that holds them.
         devices: shared among the children in turn.
         parallel: children at once.
-        start: runs a command in an environment and returns its exit code (default: a child process).
-        tell: called as each child ends, with how many have and its job.
+        start: runs a command in an environment and says what went wrong, or "" (default: a child process).
+        tell: called as each child ends, with how many have, its job, and what went wrong.
     """
     children = _Children()
     run = start or children.run
@@ -100,8 +102,9 @@ def warm_up(
             for job, environment in zip(jobs, cycle(environments), strict=False)
         }
         for done, future in enumerate(as_completed(futures), 1):
-            good += future.result() == 0
-            tell(done, futures[future])
+            problem = future.result()
+            good += not problem
+            tell(done, futures[future], problem)
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
         children.end()
@@ -117,24 +120,26 @@ class _Children:
         self._running: set[subprocess.Popen[bytes]] = set()
         self._ended = False
 
-    def run(self, command: list[str], environment: Mapping[str, str]) -> int:
-        """Run one to its end, or its time limit; return its exit code."""
-        with self._lock:
-            if self._ended:
-                return 1
-            nothing = subprocess.DEVNULL
-            child = subprocess.Popen(
-                command, env=dict(environment), stdin=nothing, stdout=nothing, stderr=nothing, start_new_session=True
-            )
-            self._running.add(child)
-        try:
-            return child.wait(LIMIT_S)
-        except subprocess.TimeoutExpired:
-            return 1
-        finally:
+    def run(self, command: list[str], environment: Mapping[str, str]) -> str:
+        """Run one to its end, or its time limit; return the last line that it said of a failure, or ""."""
+        with tempfile.TemporaryFile() as said:
             with self._lock:
-                _kill_group(child)
-                self._running.remove(child)
+                if self._ended:
+                    return "it was not started"
+                nothing = subprocess.DEVNULL
+                child = subprocess.Popen(
+                    command, env=dict(environment), stdin=nothing, stdout=nothing, stderr=said, start_new_session=True
+                )
+                self._running.add(child)
+            try:
+                code = child.wait(LIMIT_S)
+            except subprocess.TimeoutExpired:
+                return f"it took more than {LIMIT_S:g} s"
+            finally:
+                with self._lock:
+                    _kill_group(child)
+                    self._running.remove(child)
+            return _read_last_line(said) or f"exit code {code}" if code else ""
 
     def end(self) -> None:
         """Kill those that run; start no more."""
@@ -142,6 +147,13 @@ class _Children:
             self._ended = True
             for child in self._running:
                 _kill_group(child)
+
+
+def _read_last_line(said: IO[bytes]) -> str:
+    size = said.seek(0, os.SEEK_END)
+    said.seek(max(0, size - LAST_BYTES))
+    lines = said.read().decode(errors="replace").strip().splitlines()
+    return lines[-1] if lines else ""
 
 
 def _kill_group(child: subprocess.Popen[bytes]) -> None:

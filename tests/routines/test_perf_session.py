@@ -251,7 +251,7 @@ def test_library_solutions_are_compiled_ahead_once_and_on_every_device(tmp_path)
 
     def start(command, environment):
         calls.append((command[3:], environment["CUDA_VISIBLE_DEVICES"]))
-        return len(calls) % 2
+        return "out of memory" if len(calls) % 2 else ""
 
     assert warm_up([("d", "a"), ("d", "b")], tmp_path, devices, parallel=1, start=start) == 1
     assert calls == [([str(tmp_path), "d", "a"], "GPU-0"), ([str(tmp_path), "d", "b"], "GPU-1")]
@@ -285,7 +285,7 @@ def test_compiling_ahead_tells_how_far_it_is_and_an_interrupt_ends_its_children(
     child.write_text('#!/bin/sh\n[ "$5" = s0 ] && exit 1\nsleep 1000 &\nwait\n', encoding="utf-8")
     child.chmod(0o755)
 
-    def tell(done, job):
+    def tell(done, job, _problem):
         told.append((done, job))
         raise KeyboardInterrupt
 
@@ -296,6 +296,18 @@ def test_compiling_ahead_tells_how_far_it_is_and_an_interrupt_ends_its_children(
             warm_up(jobs, tmp_path, [Device("cpu", 0, "a CPU", "cpu")], parallel=2, tell=tell)
         assert told == [(1, ("d", "s0"))]
         assert wait_until_gone(alive) == []
+
+
+def test_a_child_that_fails_says_why(tmp_path):
+    told = []
+    warm_up(
+        [("no such definition", "s")],
+        tmp_path,
+        [Device("cpu", 0, "a CPU", "cpu")],
+        parallel=1,
+        tell=lambda _done, _job, problem: told.append(problem),
+    )
+    assert told == ["KeyError: 'no such definition'"]
 
 
 def test_a_child_and_what_it_started_end_when_the_command_is_killed():
