@@ -14,6 +14,7 @@ from typing import Final
 
 from flashinfer_bench.cli.perf_flags import parse_case, split_session
 from flashinfer_bench.errors import Misuse
+from flashinfer_bench.report.verdict import to_one_line
 from flashinfer_bench.routines.materials import Material, make_material
 from flashinfer_bench.routines.spec import Case, Routine
 from flashinfer_bench.routines.support import Place, why_not
@@ -92,11 +93,16 @@ def _prepare(request: Request, place: Place) -> None:
         routine, args = parse_case(request.words)
         args.repro_command = request.repro_command if args.generate_repro_command else args.repro_command
         request.routine, request.args = routine, args
-        case = routine.make_case(args)
+        request.case = case = routine.make_case(args)
+        outside = {*case.refusals, *case.needs_ranks}
+        possible = [backend for backend in dict.fromkeys(args.backends) if backend not in outside]
+        request.material = make_material(routine.name, case, possible)
     except Misuse as error:
         request.problem = str(error)
         return
-    request.case = case
+    except (ValueError, ArithmeticError) as error:
+        request.problem = f"its flags do not go together: {to_one_line(str(error))}"
+        return
     for backend in dict.fromkeys(args.backends):
         reason = _reason_against(routine, case, backend, place)
         if reason is None and backend in case.needs_ranks:
@@ -105,9 +111,6 @@ def _prepare(request: Request, place: Place) -> None:
             request.backends.append(backend)
         else:
             request.skipped[backend] = reason
-    outside = {*case.refusals, *case.needs_ranks}
-    possible = [backend for backend in dict.fromkeys(args.backends) if backend not in outside]
-    request.material = make_material(routine.name, case, possible)
 
 
 def _reason_against(routine: Routine, case: Case, backend: str, place: Place) -> str | None:

@@ -6,6 +6,7 @@ Spelt with underscores, as the documents of FlashInfer's own benchmark spell the
 from __future__ import annotations
 
 import argparse
+import difflib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
@@ -52,8 +53,17 @@ def make_case_parser(routine: Routine | None) -> Parser:
 
 
 def split_session(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    """Return the session's flags, and the arguments that are left for the cases."""
-    return make_session_parser().parse_known_args(list(argv))
+    """Return the session's flags, and the arguments that are left for the cases.
+
+    Raises:
+        Misuse: a value is out of range.
+    """
+    session, rest = make_session_parser().parse_known_args(list(argv))
+    if session.timeout <= 0:
+        raise Misuse(f"--timeout {session.timeout}: must be above 0 s")
+    if session.jit_jobs is not None and session.jit_jobs < 0:
+        raise Misuse(f"--jit_jobs {session.jit_jobs}: must be at least 0, which compiles nothing ahead")
+    return session, rest
 
 
 def parse_case(argv: Sequence[str]) -> tuple[Routine, argparse.Namespace]:
@@ -64,12 +74,13 @@ def parse_case(argv: Sequence[str]) -> tuple[Routine, argparse.Namespace]:
     """
     routine = _named_routine(argv)
     if routine is None:
-        raise Misuse(f"--routine is missing; known: {', '.join(ROUTINES)}")
+        raise Misuse(f"{_find_misspelt(argv)}--routine is missing; known: {', '.join(ROUTINES)}")
     parser = make_case_parser(routine)
     args, rest = parser.parse_known_args(list(argv))
     problems = describe_unknown_arguments(_underscored(rest), parser) if rest else []
     missing = [f"--{flag.name}" for flag in routine.flags if flag.required and getattr(args, flag.name) is None]
     problems += [f"routine {routine.name} needs {', '.join(missing)}"] if missing else []
+    problems += _find_small(args, routine.flags)
     if problems:
         raise Misuse("\n".join(problems))
     args.backends = [routine.aliases.get(name, name) for name in args.backends]
@@ -103,6 +114,22 @@ def _named_routine(argv: Sequence[str]) -> Routine | None:
     probe.add_argument("--routine", "-R")
     name = probe.parse_known_args(list(argv))[0].routine
     return None if name is None else find_routine(name)
+
+
+def _find_small(args: argparse.Namespace, flags: Iterable[Flag]) -> list[str]:
+    """Return a line for each size that is too small to be one."""
+    given = [(flag, getattr(args, flag.name)) for flag in flags if flag.kind == "int"]
+    return [
+        f"--{flag.name} {value}: must be at least {flag.least}"
+        for flag, value in given
+        if value is not None and value < flag.least
+    ]
+
+
+def _find_misspelt(argv: Sequence[str]) -> str:
+    """Return a hint at a flag that was meant to name the routine, for the beginning of a message."""
+    near = difflib.get_close_matches("--routine", [word.split("=", 1)[0] for word in argv], n=1, cutoff=0.8)
+    return f"unknown flag {near[0]}; did you mean --routine? " if near else ""
 
 
 def _underscored(rest: Sequence[str]) -> list[str]:

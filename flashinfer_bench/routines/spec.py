@@ -28,6 +28,11 @@ class Flag:
     choices: tuple[Any, ...] = ()
     required: bool = False
 
+    @property
+    def least(self) -> int:
+        """The smallest whole number that it takes: 0 where that is its default, else 1."""
+        return 0 if self.default == 0 else 1
+
 
 @dataclass(frozen=True)
 class Source:

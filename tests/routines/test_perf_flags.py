@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from flashinfer_bench.cli import main
+from flashinfer_bench.cli import main, perf_flags
 from flashinfer_bench.cli.perf_cases import in_groups, read_requests
 from flashinfer_bench.cli.perf_flags import CASE_FLAGS, parse_case, split_session
 from flashinfer_bench.errors import Misuse
@@ -201,3 +202,48 @@ def test_a_flag_of_the_case_that_does_not_fit_is_told(tmp_path):
             "cutlass_fused_moe", "trtllm_fp8_block_scale_moe"
         )
         read_requests([*shlex.split(words), "--routing_method", "renormalize", "--n_group", "2"], None, CPU)
+
+
+@pytest.mark.parametrize("name", list(SMALL))
+def test_a_size_that_is_none_is_refused_and_named(name):
+    sizes = [flag for flag in ROUTINES[name].flags if flag.kind == "int" and not flag.choices]
+    for flag in sizes:
+        with pytest.raises(Misuse, match=rf"--{flag.name} {flag.least - 1}: must be at least {flag.least}"):
+            read_requests(
+                ["--routine", name, *shlex.split(SMALL[name]), f"--{flag.name}", str(flag.least - 1)], None, CPU
+            )
+
+
+def test_flags_that_do_not_go_together_cost_their_line_alone(tmp_path, monkeypatch):
+    def fails(_args):
+        raise ZeroDivisionError("integer modulo by zero")
+
+    broken = {"softmax": replace(ROUTINES["softmax"], make_case=fails)}
+    monkeypatch.setattr(perf_flags, "find_routine", lambda name: broken.get(name) or find_routine(name))
+    testlist = tmp_path / "list.txt"
+    softmax, small = "--routine softmax --batch_size 2 --vocab_size 9", f"{RMSNORM} --hidden_size -4"
+    testlist.write_text(f"{softmax}\n{small}\n--timeout 0 {RMSNORM}\n{RMSNORM} --backends torch\n")
+    found = read_requests([], str(testlist), CPU)
+    assert [request.problem for request in found] == [
+        "its flags do not go together: integer modulo by zero",
+        "--hidden_size -4: must be at least 1",
+        "--timeout 0: must be above 0 s",
+        None,
+    ]
+    assert found[3].backends == ["torch"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--routin", "rmsnorm"], "unknown flag --routin; did you mean --routine? --routine is missing; known: "),
+        (["--batch_size", "4"], "--routine is missing; known: "),
+        ([*RMSNORM.split(), "--jit_jobs", "-1"], "--jit_jobs -1: must be at least 0"),
+        ([*RMSNORM.split(), "--timeout", "-5"], "--timeout -5: must be above 0 s"),
+    ],
+)
+def test_slips_are_answered_before_anything_runs(words, said, capsys):
+    assert main(["perf", *words]) == 2
+    ended = capsys.readouterr()
+    assert ended.err.startswith(f"error: {said}")
+    assert not ended.out
