@@ -10,6 +10,7 @@ from flashinfer_bench.doctor.machine import Machine
 from flashinfer_bench.doctor.readings import CacheCheck, Rates, Readings
 from flashinfer_bench.doctor.self_check import Agreement
 from flashinfer_bench.roofline.peaks import find_peak
+from flashinfer_bench.timing.measurement import reason_of_fallback
 
 State = Literal["ok", "note", "broken"]
 
@@ -93,7 +94,7 @@ def find_clock(readings: Readings) -> Iterator[Finding]:
         gap = f"one more launch in a full queue costs {readings.launch_gap_ns / 1e3:.2f} us"
         yield Finding("clock", "ok", f"CUPTI, which records every operation; {gap}; {pair}")
         return
-    reason = readings.fallback.removesuffix("Falling back to CUDA events.").rstrip(" .")
+    reason = reason_of_fallback(readings.fallback)
     advice = "run this without a profiler around it"
     if "cupti-python" in reason:
         advice = "install cupti-python 13 or later, which needs CUDA 13: times then lose that constant"

@@ -12,10 +12,9 @@ from typing import Any, Final
 
 from flashinfer_bench.data import Evaluation
 from flashinfer_bench.report.verdict import measurement_of, to_one_line
-from flashinfer_bench.timing.measurement import EVENTS_ASKED_FOR
+from flashinfer_bench.timing.measurement import EVENTS_ASKED_FOR, reason_of_fallback
 
 METHODS: Final = {"cupti": "CUPTI", "cuda_events": "CUDA events", "wall": "the wall clock"}
-FALLING_BACK: Final = "Falling back to CUDA events."
 FLAGS: Final = {
     "no_gpu_work": "the call launched nothing on the GPU, so the host's time counts",
     "host_bound": "the host takes longer to launch the call than the GPU to run it",
@@ -113,7 +112,7 @@ def _describe(kind: tuple[str, str, str], number: int, graphs: int, count: int) 
 def _way(record: Mapping[str, Any]) -> tuple[str, str, str, str]:
     fallback = _text(record, "fallback")
     is_choice = fallback == EVENTS_ASKED_FOR
-    reason = "" if is_choice else fallback.removesuffix(FALLING_BACK).rstrip(" .")
+    reason = "" if is_choice else reason_of_fallback(fallback)
     return (_text(record, "method"), _text(record, "cache_state"), _text(record, "launch"), reason)
 
 

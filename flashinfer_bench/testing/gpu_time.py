@@ -14,10 +14,9 @@ from flashinfer_bench.testing.counts import choose, wanted_dry_runs, wanted_iter
 from flashinfer_bench.testing.order import Order, carry_out
 from flashinfer_bench.testing.site import find_site
 from flashinfer_bench.testing.timed import GpuTime
-from flashinfer_bench.timing.measurement import EVENTS_ASKED_FOR
+from flashinfer_bench.timing.measurement import EVENTS_ASKED_FOR, FALLING_BACK, reason_of_fallback
 
 TIME_BUDGET_S: Final = 10.0
-FALLING_BACK: Final = "Falling back to CUDA events."
 ON_A_CPU: Final = (
     "There is no GPU: timed by the wall clock on the CPU, with its caches as they are and without CUDA graphs."
 )
@@ -101,7 +100,7 @@ def describe_departures(order: Order, record: Mapping[str, Any]) -> list[str]:
     notes = []
     fallback = str(record.get("fallback", EVENTS_ASKED_FOR))
     if fallback != EVENTS_ASKED_FOR:
-        notes.append(f"{fallback.removesuffix(FALLING_BACK).rstrip(' .')}. {FALLING_BACK}")
+        notes.append(f"{reason_of_fallback(fallback)}. {FALLING_BACK}")
     is_single = record.get("operations") == 1
     if order.use_cuda_graph and record.get("launch") != "graph" and not is_single:
         notes.append(f"use_cuda_graph: the call was launched on the stream: {record.get('launch_reason')}.")

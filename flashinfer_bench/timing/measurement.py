@@ -13,6 +13,13 @@ Stop = Literal["count", "precision", "budget"]
 Facts = dict[str, int | float | str | bool]
 EVENTS_ASKED_FOR: Final = "CUDA events were asked for"
 """The fact "fallback" of a measurement that could have had a better clock and was not to have it."""
+FALLING_BACK: Final = "Falling back to CUDA events."
+"""The documents' words at the end of the fact "fallback" where CUPTI is not to be had."""
+
+
+def reason_of_fallback(fallback: str) -> str:
+    """Return the fact "fallback" without the words at its end."""
+    return fallback.removesuffix(FALLING_BACK).rstrip(" .")
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from flashinfer_bench.timing.clocks.cupti_recorder import CuptiRecorder
 from flashinfer_bench.timing.clocks.graphs import capture
 from flashinfer_bench.timing.clocks.wall import WallClock
 from flashinfer_bench.timing.lane import GpuLane, Lane, Lead
-from flashinfer_bench.timing.measurement import EVENTS_ASKED_FOR
+from flashinfer_bench.timing.measurement import EVENTS_ASKED_FOR, FALLING_BACK
 
 __all__ = ["CaptureRefused", "Clock", "ClockLost", "Launch", "Lead", "make_clock"]
 
@@ -37,7 +37,7 @@ def make_clock(device: torch.device, *, cold: bool = True, use_cupti: bool = Tru
     try:
         recorder = shared_recorder()
     except RecordsLost as lost:
-        return event_clock(lane, f"{lost}. Falling back to CUDA events.")
+        return event_clock(lane, f"{lost}. {FALLING_BACK}")
     return CuptiClock(lane, recorder, capture=capture, fallback=partial(event_clock, lane))
 
 
