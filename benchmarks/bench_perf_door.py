@@ -82,13 +82,15 @@ def compare_twins(requests: list[Request], args: argparse.Namespace) -> int:
             timeout_seconds=900,
         )
         found: dict[tuple[str, str], list[Evaluation]] = defaultdict(list)
+        missed = 0
+        print(f"{'first us':>10} {'second us':>10} {'percent':>8}  solution", flush=True)
         with Benchmark(trace_set, config) as benchmark:
             for event in benchmark.run(benchmark.plan(), False):
                 if isinstance(event, JobFinished) and event.trace.evaluation is not None:
                     solution = event.job.solution.name.removesuffix("__again")
-                    found[event.job.definition.name, solution].append(event.trace.evaluation)
-    print(f"{'first us':>10} {'second us':>10} {'percent':>8}  solution")
-    missed = sum([tell_pair(solution, evaluations, args) for (_, solution), evaluations in found.items()])
+                    pair = found[event.job.definition.name, solution]
+                    pair.append(event.trace.evaluation)
+                    missed += len(pair) == 2 and tell_pair(solution, pair, args)
     print(f"{missed} of {len(found)} pairs differ by more than {args.most_percent:g} %, or did not pass")
     return 1 if missed or not found else 0
 
@@ -130,6 +132,10 @@ def tell_pair(solution: str, evaluations: list[Evaluation], args: argparse.Names
     too_far = percent > args.most_percent
     note = "" if not too_far else "  MISSED" if is_held else "  draws differ: not held"
     print(f"{first:10.3f} {second:10.3f} {percent:8.2f}  {solution}{note}", flush=True)
+    for one in evaluations if too_far else ():
+        record = (one.extra or {}).get("measurement", {})
+        facts = {name: record.get(name) for name in ("launch", "operations", "flags", "min_ms", "q25_ms", "q75_ms")}
+        print(f"{'':31}{facts}", flush=True)
     return too_far and is_held
 
 

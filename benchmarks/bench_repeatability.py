@@ -6,6 +6,7 @@ Exits with 1 when a goal is missed: busy time 1 % above 5 µs and 3 % below, lat
 of the ratios within 1.5 % of 1 and none beyond 4 %. A kernel for which the GPU slowed itself down is shown, not held.
 
     python benchmarks/bench_repeatability.py --json out.json            (one GPU with CUPTI; about a minute)
+    python benchmarks/bench_repeatability.py --workloads 4              each worker times each kernel four times
 """
 
 from __future__ import annotations
@@ -112,8 +113,8 @@ def make_source(body: str, name: str) -> str:
     return f"# {name}\nimport torch\n\nSTREAMS = []\n\n\n@torch.no_grad()\ndef run(x):\n    {indented}\n"
 
 
-def make_trace_set(names: list[str], workers: int) -> TraceSet:
-    """Return a trace set with one definition a kernel and `workers` identical solutions of each."""
+def make_trace_set(names: list[str], workers: int, workloads_each: int) -> TraceSet:
+    """Return a trace set with one definition a kernel, identical solutions and identical workloads of each."""
     definitions, solutions, workloads = {}, {}, {}
     for name in names:
         (rows, columns), body = KERNELS[name]
@@ -147,15 +148,16 @@ def make_trace_set(names: list[str], workers: int) -> TraceSet:
             )
             for index in range(workers)
         ]
-        workload = Workload.model_validate({"uuid": name, "axes": {}, "inputs": {"x": {"type": "random"}}})
-        workloads[name] = [Trace(definition=name, workload=workload)]
+        inputs = {"x": {"type": "random"}}
+        alike = [{"uuid": f"{name}_{index}", "axes": {}, "inputs": inputs} for index in range(workloads_each)]
+        workloads[name] = [Trace(definition=name, workload=Workload.model_validate(fields)) for fields in alike]
     return TraceSet(root=None, definitions=definitions, solutions=solutions, workloads=workloads, traces={})
 
 
-def measure(names: list[str], workers: int, settings: dict[str, object]) -> list[Row]:
-    """Time every kernel in every worker and return a row each."""
+def measure(names: list[str], workers: int, workloads: int, settings: dict[str, object]) -> list[Row]:
+    """Time every kernel in every worker, for every workload, and return a row each."""
     config = BenchmarkConfig.default(profile_baseline=False, **settings)
-    benchmark = Benchmark(make_trace_set(names, workers), config)
+    benchmark = Benchmark(make_trace_set(names, workers, workloads), config)
     rows: dict[str, Row] = {}
     for event in benchmark.run(benchmark.plan(), save_results=False):
         if not isinstance(event, JobFinished):
@@ -197,10 +199,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kernels", nargs="+", choices=list(KERNELS), default=list(KERNELS))
     parser.add_argument("--workers", type=int, default=WORKERS, help="identical solutions (default: %(default)s)")
+    parser.add_argument("--workloads", type=int, default=1, help="identical workloads (default: %(default)s)")
     parser.add_argument("--settings", type=json.loads, default={}, help='more settings, such as {"cuda_graphs": false}')
     parser.add_argument("--json", type=Path, help="write the rows here")
     args = parser.parse_args()
-    rows = measure(args.kernels, args.workers, args.settings)
+    rows = measure(args.kernels, args.workers, args.workloads, args.settings)
     if not rows:
         raise SystemExit("nothing was measured; `flashinfer-bench doctor` says what this machine can time")
     if args.json:

@@ -4,9 +4,9 @@ calls or replays of graphs (`timing.replays`) → (flush, spin, call) until the 
 It runs where the code runs: in the worker for a solution, in the device session for the reference. What the readings
 mean is decided elsewhere (`timing.summary`); here they are only taken.
 
-The flush leaves nothing of the inputs in the L2; the spin keeps the GPU busy until the host has enqueued the whole
-call, so that its operations run back to back as they do when a queue is full. Nothing but the call lies between the
-two ends of a reading.
+The flush leaves nothing of the inputs in the L2; the spin lets memory and power rest, and keeps the GPU busy until the
+host has enqueued the whole call, so that its operations run back to back as they do when a queue is full. Nothing but
+the call lies between the two ends of a reading.
 """
 
 from __future__ import annotations
@@ -29,13 +29,18 @@ PROBE_NS: Final = 2_000_000
 SPIN_MARGIN: Final = 1.5
 SPIN_FLOOR_NS: Final = 6_000
 SPIN_CEILING_NS: Final = 50_000_000
+REST_NS: Final = 100_000
+"""A memory that was just read at full speed by the flush makes a call scatter half as much again (H200)."""
+MOST_REST_NS: Final = 10_000_000
+"""A GPU that works without a pause uses up its power, and slows down: 12 % within fifty matrix products of 1.4 ms on an
+H200. One that rests before each call for as long as the call takes does not (0.2 %)."""
 LATE_SHARE: Final = 0.1
 """With more late readings than this the spin was too short: it is doubled and the batch taken again."""
 RETAKES: Final = 3
-EXTRA_SHARE: Final = 2
-EXTRA_S: Final = 0.015
-"""A quick call whose median is not known to 1 % after the wanted readings gets up to so many times as many more, in so
-much time: a microsecond's kernel that misses the caches takes one time or another, 20 % apart."""
+EXTRA_SHARE: Final = 5
+EXTRA_S: Final = 0.04
+"""A quick call whose span or busy time is not known to 1 % after the wanted readings gets up to so many times as many
+more, in so much time: a microsecond's kernel that misses the caches takes one time or another, 20 % apart."""
 
 
 def take_trial(supply: Supplier, clock: Clock, recipe: Recipe, *, now: Callable[[], float] = perf_counter) -> Trial:
@@ -115,6 +120,7 @@ def check(supply: Supplier, clock: Clock, recipe: Recipe, progress: Progress, no
         progress.lead = Lead(settled=behind_spin.escaped)
         progress.per_call_s = min(alone_s, progress.per_call_s)  # the spin of the look is no part of a reading
     size_spin([alone.enqueue_ns], progress)
+    progress.per_call_s += progress.lead.spin_ns / 1e9
     return alone
 
 
@@ -140,11 +146,22 @@ def warm_up(
 
 
 def size_spin(enqueue_ns: list[int], progress: Progress) -> None:
-    """Set the spin to the time that the host needs to enqueue one call, with a margin; none where it cannot help."""
+    """Set the spin: none where it cannot help.
+
+    It lasts as long as the host needs to enqueue one call, with a margin, and as long as memory and power need to rest.
+    """
     progress.enqueue_ns = int(median(enqueue_ns))
     helps = not progress.waits_inside and not progress.lead.settled
     wanted = int(progress.enqueue_ns * SPIN_MARGIN) + SPIN_FLOOR_NS
-    progress.lead = replace(progress.lead, spin_ns=min(wanted, SPIN_CEILING_NS) if helps else 0)
+    wanted = max(min(wanted, SPIN_CEILING_NS), rest_ns(progress))
+    progress.lead = replace(progress.lead, spin_ns=wanted if helps else 0)
+
+
+def rest_ns(progress: Progress) -> int:
+    """Return how long the GPU rests before a call: as long as the call keeps it busy, within bounds."""
+    first = progress.looked_at
+    busy_ns = 0 if first is None else first.span_ns if first.busy_ns is None else first.busy_ns
+    return min(max(busy_ns, REST_NS), MOST_REST_NS)
 
 
 def _extra(clock: Clock, recipe: Recipe, progress: Progress) -> int:
@@ -167,7 +184,8 @@ def take_samples(
     samples: list[Sample] = []
     while True:
         spent_s = now() - start
-        stop = rule.reason_to_stop([s.span_ns for s in samples], spent_s=spent_s, per_call_s=progress.per_call_s)
+        spans_ns, busy_ns = [s.span_ns for s in samples], [s.busy_ns for s in samples if s.busy_ns is not None]
+        stop = rule.reason_to_stop(spans_ns, busy_ns, spent_s=spent_s, per_call_s=progress.per_call_s)
         if stop is not None:
             return samples, stop
         count = rule.next_batch(len(samples), spent_s=spent_s, per_call_s=progress.per_call_s)

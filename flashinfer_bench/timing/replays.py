@@ -5,15 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from flashinfer_bench.timing.clocks import CaptureRefused, Clock
+from flashinfer_bench.timing.clocks import CaptureRefused, Clock, Launch
 from flashinfer_bench.timing.measurement import Sample
 from flashinfer_bench.timing.progress import CHECKS, SLOW_SHARE, Progress, Recipe, Supplier
 
+PLACED_GRAPHS: Final = 8
+"""A graph holds memory of its own, and where that lies changes what its operations take (on an H200: up to 5 % between
+graphs of one call), so the replays of so many are timed in turn."""
 BRANCHED_GRAPHS: Final = 16
-"""Where operations run side by side, a graph's branches meet each other as they happened to be placed when it was made
-(on an H200: 6 % between graphs of one call), so the replays of so many are timed in turn."""
-BRANCHED_NS: Final = 100_000
-"""Up to this span: in a longer call placement is a small share, and each graph holds memory of its own."""
+"""So many where operations run side by side: a graph's branches, too, meet each other as they happened to be placed
+when it was made (6 %)."""
+PLACED_NS: Final = 300_000
+"""Up to this span: in a longer call placement is a small share, and the graphs' memory a large one."""
 OTHER: Final = "a replay launches something else than the call does"
 Launched = tuple[tuple[str, int], ...]
 """As in `Sample.launched`."""
@@ -47,31 +50,38 @@ def choose_calls(supply: Supplier, clock: Clock, recipe: Recipe, progress: Progr
     if replayed.launched != launched:
         return Calls(supply, "stream", OTHER)
     one = Calls(replays, "graph")
-    if _wants_many(replayed, supply, recipe, progress):
-        return _choose_many(supply, clock, progress, one, launched)
-    return one
+    graphs = _count_graphs(replayed, supply, recipe, progress)
+    return _choose_many(supply, clock, progress, one, launched, graphs) if graphs > 1 else one
 
 
-def _wants_many(replayed: Sample, supply: Supplier, recipe: Recipe, progress: Progress) -> bool:
-    """Say whether a replay's time depends on where its graph was placed, and the budget holds as many graphs.
+def _count_graphs(replayed: Sample, supply: Supplier, recipe: Recipe, progress: Progress) -> int:
+    """Return of how many graphs a call is timed: of one where it is long, or the budget does not hold more.
 
     Calls with arguments of their own have a graph each already.
     """
-    has_time = progress.per_call_s * BRANCHED_GRAPHS * SLOW_SHARE <= recipe.budget_s
-    is_branched = replayed.overlaps and replayed.span_ns <= BRANCHED_NS
-    return has_time and is_branched and supply(progress.calls) == supply(progress.calls + 1)
+    graphs = min(BRANCHED_GRAPHS if replayed.overlaps else PLACED_GRAPHS, recipe.iterations)
+    has_time = progress.per_call_s * graphs * SLOW_SHARE <= recipe.budget_s
+    if graphs < 2 or not has_time or replayed.span_ns > PLACED_NS:
+        return 1
+    return graphs if supply(progress.calls) == supply(progress.calls + 1) else 1
 
 
-def _choose_many(supply: Supplier, clock: Clock, progress: Progress, one: Calls, launched: Launched) -> Calls:
-    """Return the replays of many graphs, or those of one where there is no room for more of them."""
-    replays = clock.captured(supply, BRANCHED_GRAPHS)
+def _choose_many(
+    supply: Supplier, clock: Clock, progress: Progress, one: Calls, launched: Launched, graphs: int
+) -> Calls:
+    """Return the replays of so many graphs, or those of one where there is no room for more of them."""
+    suppliers = [clock.captured(supply) for _ in range(graphs)]
+
+    def replays(index: int) -> Launch:
+        return suppliers[index % graphs](index)
+
     try:
-        replayed = _replay(replays, clock, progress, BRANCHED_GRAPHS)
+        replayed = _replay(replays, clock, progress, graphs)
     except CaptureRefused:
         return one
     if any(sample.launched != launched for sample in replayed):
         return Calls(supply, "stream", OTHER)
-    return Calls(replays, "graph", graphs=BRANCHED_GRAPHS)
+    return Calls(replays, "graph", graphs=graphs)
 
 
 def _replay(replays: Supplier, clock: Clock, progress: Progress, count: int) -> list[Sample]:

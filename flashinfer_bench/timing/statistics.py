@@ -1,13 +1,13 @@
-"""What readings say: order statistics, and an interval of the median for readings that are not independent. Pure.
+"""What readings say: order statistics, and an interval of their middle for readings that are not independent. Pure.
 
 Consecutive readings share clocks, temperature and caches, so the interval comes from batch means (C. Alexopoulos and
 A. F. Seila, "Output Data Analysis", Handbook of Simulation, 1998, section 7.3): the series is cut into consecutive
-batches, each gives a median, and the batches' medians are treated as independent.
+batches, each gives a median (or a trimmed mean), and what the batches give is treated as independent.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import sqrt
@@ -90,26 +90,30 @@ def quantile(ordered: Sequence[float], share: float) -> float:
     return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
 
 
-def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
+Middle = Callable[[Sequence[float]], float]
+
+
+def median_interval(values: Sequence[float], middle: Middle = median) -> tuple[float, float] | None:
     """Return a 95 % interval of the median by batch means, or None for fewer than nine readings.
 
     Args:
         values: readings in the order in which they were taken; they may depend on their neighbours.
+        middle: what the interval is of, where that is not the median.
     """
     batches = min(MOST_BATCHES, len(values) // BATCH)
     if batches < FEWEST_BATCHES:
         return None
     bounds = [len(values) * index // batches for index in range(batches + 1)]
-    medians = [median(values[start:end]) for start, end in pairwise(bounds)]
-    half = STUDENT_975[batches - 2] * stdev(medians) / sqrt(batches)
-    centre = median(values)
+    middles = [middle(values[start:end]) for start, end in pairwise(bounds)]
+    half = STUDENT_975[batches - 2] * stdev(middles) / sqrt(batches)
+    centre = middle(values)
     return centre - half, centre + half
 
 
-def relative_half_width(values: Sequence[float]) -> float | None:
-    """Return half the interval's width over the median, or None where there is no interval."""
-    interval = median_interval(values)
-    centre = median(values) if values else 0.0
+def relative_half_width(values: Sequence[float], middle: Middle = median) -> float | None:
+    """Return half the interval's width over the median (or another middle), or None where there is no interval."""
+    interval = median_interval(values, middle)
+    centre = middle(values) if values else 0.0
     if interval is None or centre <= 0:
         return None
     return (interval[1] - interval[0]) / 2 / centre

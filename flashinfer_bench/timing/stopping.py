@@ -9,10 +9,10 @@ from statistics import median
 from typing import Final
 
 from flashinfer_bench.timing.measurement import Stop
-from flashinfer_bench.timing.statistics import relative_half_width
+from flashinfer_bench.timing.statistics import Middle, relative_half_width, trimmed_mean
 
 STEP_NS: Final = 32
-"""The GPU's clock goes in such steps (on an H200); half of one is as well as the extra readings can know a median."""
+"""The GPU's clock goes in such steps (on an H200); half of one is as well as the extra readings can know a time."""
 SLOW_BATCH: Final = 3
 """Readings between two looks at a slow call."""
 
@@ -26,20 +26,23 @@ class StoppingRule:
     budget_s: float
     """Where `iterations` readings would take longer than what is left of this, fewer will do."""
     extra: int = 0
-    """Readings beyond those, at the most, while the median is not known well enough."""
+    """Readings beyond those, at the most, while median span and mean busy time are not known well enough."""
     precision: float = 0.01
-    """A median is known well enough when half its interval is below this share of it."""
+    """A time is known well enough when half its interval is below this share of it."""
 
-    def reason_to_stop(self, spans_ns: Sequence[int], *, spent_s: float, per_call_s: float) -> Stop | None:
+    def reason_to_stop(
+        self, spans_ns: Sequence[int], busy_ns: Sequence[int] = (), *, spent_s: float, per_call_s: float
+    ) -> Stop | None:
         """Say why no more readings are to be taken, or None where more are.
 
         Args:
             spans_ns: the readings so far, in order.
+            busy_ns: the busy time of each, where the clock sees it.
             spent_s: wall time of the trial so far, warm-up included.
             per_call_s: wall time that one reading takes.
         """
         if len(spans_ns) >= self.iterations:
-            return self._reason_to_stop_extra(spans_ns, spent_s, per_call_s)
+            return self._reason_to_stop_extra(spans_ns, busy_ns, spent_s, per_call_s)
         if not spans_ns or self._fits(len(spans_ns), spent_s, per_call_s):
             return None
         width = relative_half_width(spans_ns)
@@ -62,17 +65,28 @@ class StoppingRule:
             batch -= 1
         return batch
 
-    def _reason_to_stop_extra(self, spans_ns: Sequence[int], spent_s: float, per_call_s: float) -> Stop | None:
+    def _reason_to_stop_extra(
+        self, spans_ns: Sequence[int], busy_ns: Sequence[int], spent_s: float, per_call_s: float
+    ) -> Stop | None:
         taken = len(spans_ns)
         if taken >= self.iterations + self.extra:
             return "count"
         batch_s = self.next_batch(taken, spent_s=spent_s, per_call_s=per_call_s) * per_call_s
-        width = relative_half_width(spans_ns)
-        if width is None or spent_s + batch_s > self.budget_s:
+        if spent_s + batch_s > self.budget_s:
             return "count"
-        if width <= self.precision or width * median(spans_ns) <= STEP_NS / 2:
+        widths = [_width_ns(spans_ns, median), _width_ns(busy_ns, trimmed_mean) if busy_ns else (0.0, 0.0)]
+        known = [(half_ns, time_ns) for half_ns, time_ns in widths if half_ns is not None]
+        if len(known) < len(widths):
+            return "count"
+        if all(half_ns <= max(self.precision * time_ns, STEP_NS / 2) for half_ns, time_ns in known):
             return "precision" if taken > self.iterations else "count"
         return None
 
     def _fits(self, taken: int, spent_s: float, per_call_s: float) -> bool:
         return spent_s + (self.iterations - taken) * per_call_s <= self.budget_s
+
+
+def _width_ns(values: Sequence[int], middle: Middle) -> tuple[float | None, float]:
+    """Return half the width of a series' interval, None where there is none, and its middle."""
+    share, centre = relative_half_width(values, middle), middle(values)
+    return (None if share is None else share * centre), centre

@@ -11,12 +11,14 @@ import os
 import socket
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 
 from flashinfer_bench.timing.clocks import Clock, make_clock
+from flashinfer_bench.timing.places import choose_places, note_places, returned_elsewhere, written_elsewhere
 from flashinfer_bench.timing.progress import Recipe
 from flashinfer_bench.timing.recipe import take_trial
 from flashinfer_bench.worker.arena import MappedArena, Slot, open_arena
@@ -92,8 +94,8 @@ class Worker:
 
     def call(self, request: dict[str, Any]) -> dict[str, Any]:
         """Call the solution once; bring what it returns into the output slots where it fits."""
-        launch, outputs = self._prepare(request)
-        result = launch()
+        function, outputs = self._prepare(request)
+        result = function(*outputs) if request["style"] == "dps" else function()
         returned = None
         if request["style"] == "value":
             values = list(result) if isinstance(result, (tuple, list)) else [result]
@@ -105,17 +107,25 @@ class Worker:
         return {"returned": returned}
 
     def measure(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Take one trial: warm-up and timed calls on one set of arguments."""
-        launch, _ = self._prepare(request)
+        """Take one trial: warm-up and timed calls on one set of inputs, outputs in several places."""
+        function, outputs = self._prepare(request)
+        size = sum(output.nbytes for output in outputs)
+        places = choose_places(size, calls=request["warmup_runs"], clock=self.clock, device=self.device)
+        if request["style"] == "dps":
+            launch = written_elsewhere(function, outputs, places)
+        else:
+            launch = returned_elsewhere(function, places)
         recipe = Recipe(
             warmup_runs=request["warmup_runs"],
             iterations=request["iterations"],
             budget_s=request["budget_s"],
             use_graphs=request["use_graphs"],
         )
-        return answer_trial(take_trial(lambda _index: launch, self.clock, recipe))
+        trial = take_trial(lambda _index: launch, self.clock, recipe)
+        return answer_trial(note_places(trial, places))
 
-    def _prepare(self, request: dict[str, Any]) -> tuple[Callable[[], Any], list[torch.Tensor]]:
+    def _prepare(self, request: dict[str, Any]) -> tuple[Callable[..., Any], list[torch.Tensor]]:
+        """Return the entry function with its inputs bound, and the output slots."""
         function, arena = self.function, self.arena
         if function is None or arena is None:
             raise RuntimeError("the worker was asked to call before load and bind")
@@ -124,9 +134,7 @@ class Worker:
             for argument in request["arguments"]
         ]
         outputs = [Slot.from_json(slot).view(arena.block) for slot in request["outputs"]]
-        if request["style"] == "dps":
-            arguments += outputs
-        return lambda: function(*arguments), outputs
+        return partial(function, *arguments), outputs
 
 
 def describe_value(value: Any) -> dict[str, Any]:

@@ -93,6 +93,27 @@ def test_a_run_waits_for_a_gpu_that_another_holds(tmp_path):
     assert seen == [RunStarted, Notice, JobStarted, JobFinished]
 
 
+@pytest.mark.parametrize("style", ["value", "dps"])
+def test_outputs_of_timed_calls_lie_in_several_places(tmp_path, style):
+    """The solution prints in how many places it has written so far."""
+    seen = "    SEEN.add(y.data_ptr())\n    print('PLACES', len(SEEN))\n"
+    if style == "dps":
+        source = f"import torch\nSEEN = set()\ndef run(x, y):\n    torch.mul(x, 2, out=y)\n{seen}"
+    else:
+        source = f"SEEN = set()\ndef run(x):\n    y = x * 2\n{seen}    return y\n"
+    solution = make_solution("places", source=source, destination_passing_style=style == "dps")
+    write_trace_set(
+        tmp_path,
+        definitions=[make_definition()],
+        solutions=[solution],
+        workloads=[make_trace(workload=make_workload("w", axes={"n": 1 << 20}), solution=None)],
+    )
+    (job,) = run(TraceSet.from_path(tmp_path), devices=["0"], profile_baseline=False)
+    assert job.trace.evaluation.status.value == "PASSED"
+    assert job.trace.evaluation.extra["measurement"]["output_places"] == 2  # as many as there are warm-up runs
+    assert "PLACES 2" in job.trace.evaluation.log
+
+
 def test_shared_memory_is_as_fast_as_memory_of_ones_own(tmp_path):
     """Rows in random order, over more memory than small pages reach, in an arena of an odd size."""
     rows, width = 3_000_007, 96

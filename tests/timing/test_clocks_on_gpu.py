@@ -9,6 +9,7 @@ import torch
 from flashinfer_bench.timing.clocks import ClockLost, Lead, make_clock
 from flashinfer_bench.timing.progress import Recipe
 from flashinfer_bench.timing.recipe import take_trial
+from flashinfer_bench.timing.replays import PLACED_GRAPHS
 from flashinfer_bench.timing.summary import summarise
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
@@ -45,6 +46,22 @@ def test_one_kernel_has_equal_span_and_busy_time(clock, tensors):
     assert all(sample.span_ns == sample.busy_ns for sample in trial.samples)
     assert (record["launch"], record["samples"]) == ("stream", 50 + record.get("extra_samples", 0))
     assert 500 < median(trial.spans_ns) < 100_000
+
+
+def test_captures_use_one_stream_however_many_there_are(clock, tensors, monkeypatch):
+    """From the fourth stream on that a process uses, the operations of every replay start later."""
+    made = []
+
+    class Counted(torch.cuda.Stream):
+        def __new__(cls, *args, **kwargs):
+            made.append(args)
+            return super().__new__(cls, *args, **kwargs)
+
+    monkeypatch.setattr(torch.cuda, "Stream", Counted)
+    for _ in range(3):
+        _, record = measure(lambda: [torch.add(tensors[0], 1, out=tensors[1]) for _ in range(9)], clock)
+        assert (record["launch"], record["graphs"]) == ("graph", PLACED_GRAPHS)
+    assert len(made) <= 1
 
 
 def test_several_kernels_are_timed_as_a_graphs_replay(clock, tensors):

@@ -10,7 +10,16 @@ from flashinfer_bench.timing.clocks import ClockLost, Lead
 from flashinfer_bench.timing.clocks.wall import WallClock
 from flashinfer_bench.timing.lines import FIRST_LOOK, LINES_CALLS, LOOKS, SECOND_LOOK
 from flashinfer_bench.timing.progress import Recipe
-from flashinfer_bench.timing.recipe import EXTRA_S, PROBE_NS, SPIN_CEILING_NS, SPIN_FLOOR_NS, take_trial
+from flashinfer_bench.timing.recipe import (
+    EXTRA_S,
+    EXTRA_SHARE,
+    MOST_REST_NS,
+    PROBE_NS,
+    REST_NS,
+    SPIN_CEILING_NS,
+    SPIN_FLOOR_NS,
+    take_trial,
+)
 from flashinfer_bench.timing.summary import summarise
 from tests.kit.fake_gpu import FLUSH_NS, LAUNCH_NS, FakeGpu, fake_cupti_clock, fake_event_clock
 
@@ -38,7 +47,7 @@ def test_a_quick_call_gets_every_warm_up_and_every_iteration(gpu):
         "calls": 60 + FIRST_LOOK,
         "launch": "stream",
         "launch_reason": "a single operation needs no graph",
-        "spin_ns": LAUNCH_NS * 3 // 2 + SPIN_FLOOR_NS,
+        "spin_ns": REST_NS,
         "enqueue_ns": LAUNCH_NS,
         "lead_ns": 1_000,
     }
@@ -64,23 +73,40 @@ def test_each_call_is_supplied_once_in_order_with_a_launch_of_its_own(gpu):
 
 
 def test_replays_are_supplied_once_each_too(gpu):
-    asked = []
+    asked, captured = [], []
 
     def supply(index):
         asked.append(index)
-        return gpu.call(operations=3)
+        return calls[index]
 
-    trial = take_trial(supply, fake_cupti_clock(gpu)[0], RECIPE, now=gpu.seconds)
+    calls = [gpu.call(operations=3) for _ in range(61 + FIRST_LOOK)]
+    clock, _ = fake_cupti_clock(gpu, capture=lambda launch: captured.append(launch) or gpu.capture(launch))
+    trial = take_trial(supply, clock, RECIPE, now=gpu.seconds)
     assert trial.facts["launch"] == "graph"
-    assert asked == list(range(61 + FIRST_LOOK))
+    assert sorted(set(asked)) == list(range(61 + FIRST_LOOK))
+    assert captured == calls[-51:]
 
 
 @pytest.mark.parametrize("warmup_runs", [0, 10])
 def test_the_spin_covers_what_the_host_needs_to_enqueue_the_call(gpu, warmup_runs):
-    trial = take(gpu, gpu.call(operations=100), Recipe(warmup_runs, 50, 10.0, use_graphs=False))
-    assert trial.facts["spin_ns"] == 100 * LAUNCH_NS * 3 // 2 + SPIN_FLOOR_NS
+    trial = take(gpu, gpu.call(operations=100, length_ns=1_000), Recipe(warmup_runs, 50, 10.0, use_graphs=False))
+    assert trial.facts["spin_ns"] == 100 * LAUNCH_NS * 3 // 2 + SPIN_FLOOR_NS > REST_NS
     assert not any(sample.late for sample in trial.samples)
-    assert {(sample.operations, sample.busy_ns) for sample in trial.samples} == {(100, 1_000_000)}
+    assert {(sample.operations, sample.busy_ns) for sample in trial.samples} == {(100, 100_000)}
+
+
+@pytest.mark.parametrize(
+    ("length_ns", "rest_ns"),
+    [(1_000, REST_NS), (1_400_000, 1_400_000), (MOST_REST_NS, MOST_REST_NS), (2 * MOST_REST_NS, MOST_REST_NS)],
+)
+def test_the_gpu_rests_before_a_call_as_long_as_the_call_keeps_it_busy(gpu, length_ns, rest_ns):
+    trial = take(gpu, gpu.call(length_ns=length_ns))
+    assert (trial.facts["spin_ns"], len(trial.samples)) == (rest_ns, 50)
+
+
+def test_what_the_host_adds_to_a_span_is_no_reason_to_rest(gpu):
+    trial = take(gpu, gpu.call(operations=9, length_ns=1_000, host_ns=500_000), RECIPE)
+    assert trial.facts["spin_ns"] < PROBE_NS
 
 
 def test_a_call_that_waits_inside_gets_no_spin_and_says_so(gpu):
@@ -133,11 +159,10 @@ def test_late_readings_are_taken_again_behind_twice_the_spin_and_counted(gpu):
     slow_from = 10 + FIRST_LOOK  # where the readings begin
 
     def supply(index):
-        return gpu.call(host_ns=100_000 if index >= slow_from else 0)
+        return gpu.call(host_ns=700_000 if index >= slow_from else 0)
 
     trial = take_trial(supply, fake_cupti_clock(gpu)[0], RECIPE, now=gpu.seconds)
-    first_spin = LAUNCH_NS * 3 // 2 + SPIN_FLOOR_NS
-    assert trial.facts["spin_ns"] == first_spin * 8
+    assert trial.facts["spin_ns"] == REST_NS * 8
     assert (trial.facts["retaken"], len(trial.samples)) == (150, 50)
     assert not any(sample.late for sample in trial.samples)
 
@@ -345,7 +370,7 @@ def scattered(gpu, index):
 def test_readings_that_scatter_get_more_of_them_and_it_is_said(gpu, warmup_runs):
     recipe = Recipe(warmup_runs, 50, 10.0)
     trial = take_trial(lambda index: scattered(gpu, index), fake_cupti_clock(gpu)[0], recipe, now=gpu.seconds)
-    assert len(trial.samples) == 50 + trial.facts["extra_samples"] == 150
+    assert len(trial.samples) == 50 + trial.facts["extra_samples"] == 50 * (1 + EXTRA_SHARE)
 
 
 def test_extra_readings_of_a_slower_call_are_those_that_their_time_holds(gpu):

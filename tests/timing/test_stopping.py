@@ -67,6 +67,15 @@ def test_a_quick_call_whose_readings_scatter_gets_extra_ones(spans, spent_s, per
     assert rule.reason_to_stop(spans, spent_s=spent_s, per_call_s=per_call_s) == reason
 
 
+def test_busy_time_that_scatters_gets_extra_readings_too():
+    rule, spans = StoppingRule(iterations=20, budget_s=10.0, extra=40), [9_000] * 20
+    busy = random.Random(3).choices([5_000, 7_000], k=20)
+    assert rule.reason_to_stop(spans, spent_s=0.1, per_call_s=0.005) == "count"
+    assert rule.reason_to_stop(spans, spans, spent_s=0.1, per_call_s=0.005) == "count"
+    assert rule.reason_to_stop(spans, busy, spent_s=0.1, per_call_s=0.005) is None
+    assert rule.reason_to_stop(spans, [0] * 20, spent_s=0.1, per_call_s=0.005) == "count"  # no GPU work
+
+
 @given(st.integers(1, 100), st.integers(0, 200), st.lists(st.integers(1, 10**6), min_size=1, max_size=20))
 def test_extra_readings_end_at_their_count(iterations, extra, lengths):
     rule, spans = StoppingRule(iterations, 1e9, extra), []

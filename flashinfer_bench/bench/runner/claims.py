@@ -6,6 +6,7 @@ Pure: claims in, a SolutionFailure with its status where one does not hold.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import Final
 
 import torch
@@ -23,6 +24,11 @@ class OutputSpec:
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the output."""
+        return prod(self.shape) * self.dtype.itemsize
 
 
 def choose_style(signature: Signature | None, *, inputs: int, outputs: int, declared: bool | None) -> Style:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,9 +36,10 @@ from flashinfer_bench.compile import Artifact
 from flashinfer_bench.data import Definition, EvaluationStatus, Workload
 from flashinfer_bench.data.dtypes import torch_dtype
 from flashinfer_bench.errors import DefinitionFault, DeviceFault, SolutionFailure, WorkloadFault
-from flashinfer_bench.timing.clocks import Clock, Launch
+from flashinfer_bench.timing.clocks import Clock
 from flashinfer_bench.timing.measurement import Measured, Trial
-from flashinfer_bench.timing.progress import Recipe
+from flashinfer_bench.timing.places import choose_places, note_places, returned_elsewhere
+from flashinfer_bench.timing.progress import Recipe, Supplier
 from flashinfer_bench.timing.recipe import take_trial
 from flashinfer_bench.worker.cuda_memory import CudaMemoryError
 
@@ -256,12 +258,16 @@ class DeviceSession:
         if key not in self._baselines:
             self._pool.quiesce()
             before = self._readout.look()
-            trials = self._take_reference_trials(shared, input_sets)
+            size = sum(output.nbytes for output in output_specs(shared.definition, workload))
+            trials = self._take_reference_trials(shared, input_sets, size)
             self._baselines[key] = self._readout.measured(trials, before)
         return self._baselines[key]
 
-    def _take_reference_trials(self, shared: BlockContext, input_sets: list[list[Any]]) -> list[Trial]:
-        """Take one trial per set of inputs; a reference that spends the whole budget in one gets no more."""
+    def _take_reference_trials(self, shared: BlockContext, input_sets: list[list[Any]], size: int) -> list[Trial]:
+        """Take one trial per set of inputs; a reference that spends the whole budget in one gets no more.
+
+        Its outputs have `size` bytes.
+        """
         budget_s, start = self._hello.baseline_budget_s, time.monotonic()
         trials: list[Trial] = []
         for inputs in input_sets:
@@ -273,8 +279,9 @@ class DeviceSession:
                 budget_s=budget_s / len(input_sets),
                 use_graphs=self._hello.use_graphs,
             )
-            supply = _supply_reference(shared.reference, inputs, self._arena)
-            trials.append(take_trial(supply, self._clock, recipe))
+            places = choose_places(size, calls=recipe.warmup_runs, clock=self._clock, device=self._device)
+            supply = _supply_reference(shared.reference, inputs, self._arena, places)
+            trials.append(note_places(take_trial(supply, self._clock, recipe), places))
         return trials
 
     def _trim_cache(self) -> None:
@@ -294,18 +301,15 @@ class DeviceSession:
                 raise DeviceFault(f"the device is lost: {error}") from None
 
 
-def _supply_reference(reference: Reference, inputs: list[Any], arena: SharedArena) -> Callable[[int], Launch]:
-    """Return the supplier of a trial of the reference.
+def _supply_reference(reference: Reference, inputs: list[Any], arena: SharedArena, places: int) -> Supplier:
+    """Return the supplier of a trial of the reference; its outputs lie in so many places.
 
     Its inputs are copies that lie where a solution's lie: it may write to them, and where data lies changes a short
     call's latency by up to a tenth.
     """
     slots = iter(arena.place([value for value in inputs if isinstance(value, torch.Tensor)]))
     own = [next(slots).view(arena.block) if isinstance(value, torch.Tensor) else value for value in inputs]
-
-    def launch() -> object:
-        return reference.launch(own)
-
+    launch = returned_elsewhere(partial(reference.launch, own), places)
     return lambda _index: launch
 
 

@@ -47,8 +47,8 @@ class Clock(Protocol):
             ClockLost: readings were lost.
         """
 
-    def captured(self, supply: Callable[[int], Launch], graphs: int = 1) -> Callable[[int], Launch]:
-        """Return a supplier of replays of what `supply` gives; each distinct call is captured so many times, in turn.
+    def captured(self, supply: Callable[[int], Launch]) -> Callable[[int], Launch]:
+        """Return a supplier of replays of what `supply` gives; each distinct call is captured once.
 
         It raises CaptureRefused where a call cannot be captured.
         """

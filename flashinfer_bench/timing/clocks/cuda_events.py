@@ -67,26 +67,27 @@ class CudaEventClock:
             self._lane.synchronize()
 
     def sample(self, launches: list[Launch], lead: Lead) -> list[Sample]:
-        """Time each call: nanoseconds between two events on the GPU."""
-        pairs = [(self._make_event(), self._make_event()) for _ in launches]
-        taken: list[tuple[int, bool]] = []
-        for launch, (start, end) in zip(launches, pairs, strict=True):
-            self._lane.lead_up(lead)
-            start.record()
-            begin_ns = perf_counter_ns()
-            launch()
-            end_ns = perf_counter_ns()
-            end.record()
-            taken.append((end_ns - begin_ns, start.query()))
-        self._lane.synchronize()
-        return [
-            Sample(span_ns=int(start.elapsed_time(end) * 1e6), enqueue_ns=enqueue_ns, late=late)
-            for (start, end), (enqueue_ns, late) in zip(pairs, taken, strict=True)
-        ]
+        """Time each call: nanoseconds between two events on the GPU.
 
-    def captured(self, supply: Callable[[int], Launch], graphs: int = 1) -> Callable[[int], Launch]:
+        The GPU is idle before each: with the next flush in the queue behind the end's event the two lie further apart,
+        and scatter more than twice as much (softmax over 32 MB on an H200: 57.4 +- 0.45 us instead of 56.6 +- 0.17).
+        """
+        return [self._sample_one(launch, lead) for launch in launches]
+
+    def _sample_one(self, launch: Launch, lead: Lead) -> Sample:
+        start, end = self._make_event(), self._make_event()
+        self._lane.lead_up(lead)
+        start.record()
+        begin_ns = perf_counter_ns()
+        launch()
+        end_ns = perf_counter_ns()
+        end.record()
+        late = start.query()
+        self._lane.synchronize()
+        return Sample(span_ns=int(start.elapsed_time(end) * 1e6), enqueue_ns=end_ns - begin_ns, late=late)
+
+    def captured(self, supply: Callable[[int], Launch]) -> Callable[[int], Launch]:
         """Return the calls themselves: without CUPTI nobody knows what a replay launches."""
-        del graphs
         return supply
 
     def fall_back(self, reason: str) -> Clock | None:

@@ -114,15 +114,15 @@ class CuptiClock:
         except (RecordsLost, TimelineBroken) as broken:
             raise ClockLost(f"CUPTI lost records: {broken}") from None
 
-    def captured(self, supply: Callable[[int], Launch], graphs: int = 1) -> Callable[[int], Launch]:
-        """Return a supplier of replays; a call that is supplied again is not captured again once it has its graphs."""
-        replays: dict[tuple[Launch, int], Launch] = {}
+    def captured(self, supply: Callable[[int], Launch]) -> Callable[[int], Launch]:
+        """Return a supplier of replays; a call that is supplied again is not captured again."""
+        replays: dict[Launch, Launch] = {}
 
         def give(index: int) -> Launch:
-            launch, place = supply(index), index % graphs
-            if (launch, place) not in replays:
-                replays[launch, place] = self._capture(launch)
-            return replays[launch, place]
+            launch = supply(index)
+            if launch not in replays:
+                replays[launch] = self._capture(launch)
+            return replays[launch]
 
         return give
 

@@ -38,9 +38,8 @@ class WallClock:
             samples.append(Sample(span_ns=taken, enqueue_ns=taken))
         return samples
 
-    def captured(self, supply: Callable[[int], Launch], graphs: int = 1) -> Callable[[int], Launch]:
+    def captured(self, supply: Callable[[int], Launch]) -> Callable[[int], Launch]:
         """Return the calls themselves: a CPU has no graphs."""
-        del graphs
         return supply
 
     def fall_back(self, reason: str) -> Clock | None:

@@ -1,0 +1,73 @@
+"""Outputs that lie elsewhere in memory for each call.
+
+Where an output lies decides which of its rows share the memory's banks with the inputs: on an H200 x + 1 over 32 MB
+takes up to 2 % more in one place than in another, for as long as a process keeps the place. So calls write to several
+places in turn, and a solution gets the mean of its luck, not one draw of it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import cycle
+from typing import Any, Final
+
+import torch
+
+from flashinfer_bench.timing.clocks import Clock, Launch
+from flashinfer_bench.timing.measurement import Trial
+
+PLACES: Final = 8
+MOST_BYTES: Final = 512 << 20
+"""All places together hold no more: in calls on larger outputs a place makes no difference."""
+FREE_SHARE: Final = 8
+"""Nor do they hold more than the free memory divided by this."""
+
+
+def count_places(size: int, *, calls: int, free_bytes: int) -> int:
+    """Return in how many places the outputs of a call are to lie in turn, at least one.
+
+    Args:
+        size: bytes of all outputs of one call.
+        calls: untimed calls that come first; each place is made by one of them.
+        free_bytes: memory that nobody uses.
+    """
+    room = min(MOST_BYTES, free_bytes // FREE_SHARE) // max(size, 1)
+    return max(1, min(PLACES, calls, room))
+
+
+def choose_places(size: int, *, calls: int, clock: Clock, device: torch.device) -> int:
+    """Return in how many places outputs are to lie on this device: in one where calls are to be warm, or on a CPU."""
+    if device.type != "cuda" or clock.cache_state != "cold":
+        return 1
+    free_bytes, _ = torch.cuda.mem_get_info(device)
+    return count_places(size, calls=calls, free_bytes=free_bytes)
+
+
+def returned_elsewhere(function: Callable[[], Any], places: int) -> Launch:
+    """Return a launch that keeps what the latest calls returned, so that the next one's outputs lie elsewhere."""
+    kept: deque[Any] = deque(maxlen=places - 1)
+
+    def launch() -> None:
+        kept.append(function())
+
+    return launch
+
+
+def written_elsewhere(function: Callable[..., Any], outputs: Sequence[torch.Tensor], places: int) -> Launch:
+    """Return a launch that hands the function each of several sets of outputs in turn, the given one first.
+
+    Args:
+        function: takes one set of outputs as its arguments.
+        outputs: the first set; the others are like it.
+        places: how many sets there are.
+    """
+    more = [[torch.empty_like(output) for output in outputs] for _ in range(places - 1)]
+    sets = cycle([list(outputs), *more])
+    return lambda: function(*next(sets))
+
+
+def note_places(trial: Trial, places: int) -> Trial:
+    """Return the trial with the number of places among its facts, where there were several."""
+    return replace(trial, facts={**trial.facts, "output_places": places}) if places > 1 else trial

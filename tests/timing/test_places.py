@@ -1,0 +1,93 @@
+"""Where the outputs of a timed call lie."""
+
+import gc
+import weakref
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flashinfer_bench.timing.measurement import Sample, Trial
+from flashinfer_bench.timing.places import (
+    FREE_SHARE,
+    MOST_BYTES,
+    PLACES,
+    choose_places,
+    count_places,
+    note_places,
+    returned_elsewhere,
+    written_elsewhere,
+)
+from tests.kit.fake_gpu import fake_cupti_clock
+
+pytestmark = pytest.mark.cpu
+FREE = 64 << 30
+
+
+@pytest.mark.parametrize(
+    ("size", "calls", "free_bytes", "places"),
+    [
+        (32 << 20, 10, FREE, PLACES),
+        (0, 10, FREE, PLACES),
+        (32 << 20, 3, FREE, 3),
+        (32 << 20, 0, FREE, 1),
+        (MOST_BYTES // 2, 10, FREE, 2),
+        (MOST_BYTES, 10, FREE, 1),
+        (MOST_BYTES + 1, 10, FREE, 1),
+        (32 << 20, 10, (64 << 20) * FREE_SHARE, 2),
+        (32 << 20, 10, 0, 1),
+    ],
+)
+def test_there_are_as_many_places_as_warm_up_and_memory_allow(size, calls, free_bytes, places):
+    assert count_places(size, calls=calls, free_bytes=free_bytes) == places
+
+
+@given(st.integers(0, 1 << 40), st.integers(0, 100), st.integers(0, 1 << 38))
+def test_places_never_hold_more_than_their_share_of_the_free_memory(size, calls, free_bytes):
+    places = count_places(size, calls=calls, free_bytes=free_bytes)
+    assert 1 <= places <= PLACES
+    if places > 1:
+        assert places * size <= min(MOST_BYTES, free_bytes / FREE_SHARE)
+
+
+def test_on_a_cpu_there_is_one_place(gpu):
+    clock, _ = fake_cupti_clock(gpu)
+    assert choose_places(1 << 20, calls=10, clock=clock, device=torch.device("cpu")) == 1
+
+
+@pytest.mark.parametrize("places", [1, 2, PLACES])
+def test_what_calls_return_is_kept_until_every_place_is_used(places):
+    made = []
+
+    def make():
+        made.append(weakref.ref(output := torch.zeros(4)))
+        return [output]
+
+    launch = returned_elsewhere(make, places)
+    for _ in range(20):
+        launch()
+        gc.collect()
+        assert sum(reference() is not None for reference in made) == min(len(made), places - 1)
+
+
+@pytest.mark.parametrize("places", [1, 2, PLACES])
+def test_calls_write_to_every_set_of_outputs_in_turn_the_given_one_first(places):
+    given_outputs, seen = [torch.zeros(2, 3), torch.zeros(4, dtype=torch.int32)], []
+
+    def write(first, second):
+        seen.append((first.data_ptr(), second.data_ptr()))
+        assert [(t.shape, t.dtype) for t in (first, second)] == [(t.shape, t.dtype) for t in given_outputs]
+
+    launch = written_elsewhere(write, given_outputs, places)
+    for _ in range(3 * places):
+        launch()
+    assert seen[0] == tuple(t.data_ptr() for t in given_outputs)
+    assert len(set(seen)) == places
+    assert seen == seen[:places] * 3
+
+
+def test_a_trial_says_in_how_many_places_its_outputs_lay_where_there_were_several():
+    trial = Trial((Sample(span_ns=1, enqueue_ns=1),), "count", {"calls": 3})
+    assert note_places(trial, 1) is trial
+    assert note_places(trial, 8).facts == {"calls": 3, "output_places": 8}
