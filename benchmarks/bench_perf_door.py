@@ -23,8 +23,10 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 
 from flashinfer_bench.bench.benchmark import Benchmark
@@ -142,7 +144,7 @@ def tell_pair(solution: str, evaluations: list[Evaluation], args: argparse.Names
 def compare_compiling(requests: list[Request]) -> int:
     """Run the list cold in both ways; tell whether compiling ahead took more than its share."""
     lines = [" ".join(map(shlex.quote, request.words)) for request in requests]
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         together, _ = run_cold(Path(folder) / "ahead", lines, [], limit_s=None)
         alone, is_whole = run_cold(
             Path(folder) / "inline", lines, ["--jit_jobs", "0", "--devices", "0"], limit_s=SHARE * together + 5
@@ -160,7 +162,10 @@ def run_cold(home: Path, lines: list[str], flags: list[str], *, limit_s: float |
     testlist.write_text("\n".join(lines), encoding="utf-8")
     started = time.monotonic()
     command = [sys.executable, str(SCRIPT), "--testlist", str(testlist), "--timeout", "900", *flags]
-    process = subprocess.Popen(command, env={**os.environ, "FLASHINFER_WORKSPACE_BASE": str(home)})
+    environment = {**os.environ, "FLASHINFER_WORKSPACE_BASE": str(home), "PYTHONUNBUFFERED": "1"}
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    reader = threading.Thread(target=print_with_times, args=(process.stdout, started))
+    reader.start()
     try:
         process.wait(limit_s)
         is_whole = True
@@ -170,7 +175,14 @@ def run_cold(home: Path, lines: list[str], flags: list[str], *, limit_s: float |
     if not is_whole:
         process.send_signal(signal.SIGINT)
         process.wait()
+    reader.join()
     return seconds, is_whole
+
+
+def print_with_times(lines: Iterable[str], started: float) -> None:
+    """Print lines as they come, each with the seconds since the start."""
+    for line in lines:
+        print(f"{time.monotonic() - started:7.1f} {line}", end="", flush=True)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from rich.text import Text
 
 from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, Notice
 from flashinfer_bench.bench.plan import Job
+from flashinfer_bench.cli.heartbeat import Heartbeat
 from flashinfer_bench.cli.output import write_err
 from flashinfer_bench.cli.tables import count, format_duration, format_latency, format_speedup, shorten_uuid
 from flashinfer_bench.cli.tally import Tally
@@ -52,21 +53,26 @@ class QuietProgress:
 
 
 class PlainProgress:
-    """One line per finished job, for logs and pipes."""
+    """One line per finished job, for logs and pipes, and now and then one that tells what a long job is at."""
 
     def __init__(self, write: Callable[[str], None] = write_err, clock: Clock = time.monotonic) -> None:
         self._write = write
         self._clock = clock
         self._tally = Tally()
+        self._heartbeat = Heartbeat(describe_devices, write, clock)
 
     def __enter__(self) -> PlainProgress:
+        self._heartbeat.__enter__()
         return self
 
-    def __exit__(self, *exc_info: object) -> None:
-        return None
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._heartbeat.__exit__(kind, error, trace)
 
     def show(self, event: Event) -> None:
         """Write the event's line, if it has one."""
+        self._heartbeat.observe(event)
         now = self._clock()
         self._tally.observe(event, now)
         line = describe_event(event, self._tally)
@@ -156,7 +162,7 @@ def render_progress(tally: Tally, now: float) -> Group:
     bar = ProgressBar(total=max(tally.jobs, 1), completed=tally.done, width=24)
     head.add_row(Text(_headline(tally, now)), bar)
     lines = [_one_row(_statuses(tally))]
-    lines += [_one_row(Text(line, style="dim")) for line in _device_lines(tally, now)]
+    lines += [_one_row(Text(line, style="dim")) for line in describe_devices(tally, now)]
     return Group(head, *lines)
 
 
@@ -182,7 +188,8 @@ def _statuses(tally: Tally) -> Text:
     return text
 
 
-def _device_lines(tally: Tally, now: float) -> Iterable[str]:
+def describe_devices(tally: Tally, now: float) -> Iterable[str]:
+    """Yield a line for each device that works: its label, how long its job takes by now, and the job."""
     devices = sorted(tally.running.items())
     for label, (job, since) in devices[:SHOWN_DEVICES]:
         yield f"{label}  {format_duration(now - since)}  {describe_job(job)}"

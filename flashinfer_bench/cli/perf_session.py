@@ -17,7 +17,9 @@ from flashinfer_bench.bench.config import BenchmarkConfig, describe_problems
 from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, Notice
 from flashinfer_bench.bench.machine import Device, discover_devices
 from flashinfer_bench.bench.plan import Plan
+from flashinfer_bench.cli.heartbeat import Heartbeat
 from flashinfer_bench.cli.interrupt import one_interrupt
+from flashinfer_bench.cli.live import describe_devices
 from flashinfer_bench.cli.output import write_err, write_out
 from flashinfer_bench.cli.perf_cases import Request, in_groups, read_requests
 from flashinfer_bench.cli.perf_files import ResultFiles
@@ -200,8 +202,10 @@ def _run_group(
             board.put(request, make_failed(request, backend, skip.reason, board.place))
     events: Iterator[Event] = engine.run(plan, session.save_trace_set is not None)
     try:
-        for event in events:
-            _take(board, by_name, event)
+        with Heartbeat(describe_devices) as heartbeat:
+            for event in events:
+                heartbeat.observe(event)
+                _take(board, by_name, event)
     finally:
         if isinstance(events, Generator):
             events.close()

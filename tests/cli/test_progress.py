@@ -1,12 +1,21 @@
 """What is shown while a run goes on."""
 
 import io
+import threading
 
 import pytest
 from rich.console import Console
 
 from flashinfer_bench.bench.events import JobFaulted, JobStarted, Notice, RunStarted
-from flashinfer_bench.cli.live import LiveProgress, PlainProgress, QuietProgress, choose_progress, render_progress
+from flashinfer_bench.cli.heartbeat import Heartbeat
+from flashinfer_bench.cli.live import (
+    LiveProgress,
+    PlainProgress,
+    QuietProgress,
+    choose_progress,
+    describe_devices,
+    render_progress,
+)
 from flashinfer_bench.cli.tally import Tally
 from tests.cli.fake_engine import CPU, finished, make_jobs
 
@@ -67,6 +76,46 @@ def test_without_a_terminal_there_is_one_line_a_finished_job(jobs):
         "note: waiting for a lock",
         "[3/4, 2 not passed] double / other / w0: NO VERDICT: the blob is missing",
     ]
+
+
+class Hours:
+    """A clock that is set by hand."""
+
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def test_a_silent_run_says_now_and_then_what_it_is_at(jobs):
+    lines, clock = [], Hours()
+    heartbeat = Heartbeat(describe_devices, lines.append, clock, silence_s=60.0)
+    heartbeat.observe(RunStarted((CPU,), 4))
+    clock.now = 200.0
+    heartbeat.beat()
+    assert lines == []  # nothing runs yet
+    heartbeat.observe(finished(jobs[1]))
+    heartbeat.observe(JobStarted(jobs[0], CPU))
+    for clock.now in (259.0, 260.0, 300.0, 320.0):
+        heartbeat.beat()
+    assert lines == [
+        "still at work: cpu  1:00  double / double_python / w0",
+        "still at work: cpu  2:00  double / double_python / w0",
+    ]
+    clock.now = 370.0
+    heartbeat.observe(finished(jobs[0]))
+    heartbeat.observe(JobStarted(jobs[1], CPU))
+    clock.now = 429.0
+    heartbeat.beat()
+    assert len(lines) == 2
+
+
+def test_a_watched_run_is_told_of_by_itself_and_no_more_once_it_is_over(jobs):
+    told = threading.Event()
+    with Heartbeat(describe_devices, lambda _line: told.set(), silence_s=0.05) as heartbeat:
+        heartbeat.observe(JobStarted(jobs[0], CPU))
+        assert told.wait(30)
+    assert "heartbeat" not in {thread.name for thread in threading.enumerate()}
 
 
 def test_the_display_shows_counts_rate_and_what_each_device_does(jobs):

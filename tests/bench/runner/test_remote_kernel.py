@@ -225,7 +225,7 @@ def test_more_readings_than_a_trial_takes_are_refused(open_kernel):
     count = most_readings(5) + 1
     with open_kernel(forge_readings(span_ns=[1] * count, enqueue_ns=[1] * count, late=[False] * count)) as kernel:
         kernel(X)
-        with pytest.raises(SolutionFailure, match="16 readings, and 15 are the most that a trial takes") as failure:
+        with pytest.raises(SolutionFailure, match=f"{count} readings, and {count - 1} are the most that a trial takes") as failure:
             kernel.measure([[X]])
     assert failure.value.status == "RUNTIME_ERROR"
 
