@@ -225,7 +225,8 @@ def test_more_readings_than_a_trial_takes_are_refused(open_kernel):
     count = most_readings(5) + 1
     with open_kernel(forge_readings(span_ns=[1] * count, enqueue_ns=[1] * count, late=[False] * count)) as kernel:
         kernel(X)
-        with pytest.raises(SolutionFailure, match=f"{count} readings, and {count - 1} are the most that a trial takes") as failure:
+        too_many = f"{count} readings, and {count - 1} are the most that a trial takes"
+        with pytest.raises(SolutionFailure, match=too_many) as failure:
             kernel.measure([[X]])
     assert failure.value.status == "RUNTIME_ERROR"
 
