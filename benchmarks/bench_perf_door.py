@@ -2,6 +2,7 @@
 
     python benchmarks/bench_perf_door.py                  A/A: each backend that runs here, as two solutions
     python benchmarks/bench_perf_door.py --jit             a cold testlist with and without compiling ahead
+    python benchmarks/bench_perf_door.py --jit ahead       the first half of that alone (inline: the second)
     python benchmarks/bench_perf_door.py --testlist FILE   other cases than the sample's
 
 A/A: two solutions with one source in workers of their own; the medians differ by at most --most-percent (2). Backends
@@ -9,7 +10,7 @@ that draw random numbers take a different time for each draw; they are shown and
 
 --jit: the sample's lines that these GPUs can run, and MORE, from an empty folder of compiled kernels: first as the
 command does it by itself, on all GPUs, then one case after the other on one GPU, each compiling what it needs. The
-first takes at most a third of the time; so the second is stopped once it has taken three times as long.
+first takes at most a third of the time; so the second is stopped once it has taken three times as long, or --limit-s.
 
 Exits with 1 where a goal is missed.
 """
@@ -60,7 +61,8 @@ def main() -> int:
     parser.add_argument("--testlist", default=str(SAMPLE))
     parser.add_argument("--iterations", type=int, default=50)
     parser.add_argument("--most-percent", type=float, default=2.0)
-    parser.add_argument("--jit", action="store_true")
+    parser.add_argument("--jit", nargs="?", const="both", choices=("both", "ahead", "inline"))
+    parser.add_argument("--limit-s", type=float, help="stop the inline half after so many seconds")
     args = parser.parse_args()
     device = discover_devices(None)[0]
     place = find_place(device.name, device.capability)
@@ -68,7 +70,7 @@ def main() -> int:
     if args.jit:
         requests += [request for line in MORE for request in read_requests(shlex.split(line), None, place)]
     runnable = [request for request in requests if any(name != TORCH for name in request.backends)]
-    return compare_compiling(runnable) if args.jit else compare_twins(runnable, args)
+    return compare_compiling(runnable, args) if args.jit else compare_twins(runnable, args)
 
 
 def compare_twins(requests: list[Request], args: argparse.Namespace) -> int:
@@ -141,16 +143,22 @@ def tell_pair(solution: str, evaluations: list[Evaluation], args: argparse.Names
     return too_far and is_held
 
 
-def compare_compiling(requests: list[Request]) -> int:
-    """Run the list cold in both ways; tell whether compiling ahead took more than its share."""
+def compare_compiling(requests: list[Request], args: argparse.Namespace) -> int:
+    """Run the list cold in both ways, or in one; tell whether compiling ahead took more than its share."""
     lines = [" ".join(map(shlex.quote, request.words)) for request in requests]
+    together, limit_s = 0.0, args.limit_s
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        together, _ = run_cold(Path(folder) / "ahead", lines, [], limit_s=None)
-        alone, is_whole = run_cold(
-            Path(folder) / "inline", lines, ["--jit_jobs", "0", "--devices", "0"], limit_s=SHARE * together + 5
-        )
-    ended = "" if is_whole else "more than "
-    print(f"{len(lines)} cases: {together:.1f} s compiled ahead, {ended}{alone:.1f} s one after the other")
+        if args.jit != "inline":
+            together, _ = run_cold(Path(folder) / "ahead", lines, [], limit_s=None)
+            limit_s = limit_s or SHARE * together + 5
+            print(f"{len(lines)} cases: {together:.1f} s compiled ahead", flush=True)
+        if args.jit == "ahead":
+            return 0
+        flags = ["--jit_jobs", "0", "--devices", "0"]
+        alone, is_whole = run_cold(Path(folder) / "inline", lines, flags, limit_s=limit_s)
+    print(f"{len(lines)} cases: {'' if is_whole else 'more than '}{alone:.1f} s one after the other")
+    if not together:
+        return 0
     print(f"the first takes {'' if is_whole else 'less than '}{together / alone:.2f} of the second; goal: 0.33")
     return 1 if together * SHARE > alone else 0
 
@@ -176,6 +184,7 @@ def run_cold(home: Path, lines: list[str], flags: list[str], *, limit_s: float |
         process.send_signal(signal.SIGINT)
         process.wait()
     reader.join()
+    print(f"{seconds:7.1f} ended with {process.returncode}{'' if is_whole else ', stopped'}", flush=True)
     return seconds, is_whole
 
 
