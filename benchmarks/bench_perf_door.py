@@ -95,6 +95,7 @@ def compare_twins(requests: list[Request], args: argparse.Namespace) -> int:
                     pair = found[event.job.definition.name, solution]
                     pair.append(event.trace.evaluation)
                     missed += len(pair) == 2 and tell_pair(solution, pair, args)
+    missed += sum([tell_pair(solution, pair, args) for (_, solution), pair in found.items() if len(pair) < 2])
     print(f"{missed} of {len(found)} pairs differ by more than {args.most_percent:g} %, or did not pass")
     return 1 if missed or not found else 0
 

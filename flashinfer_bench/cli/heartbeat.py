@@ -15,6 +15,8 @@ from flashinfer_bench.cli.tally import Tally
 SILENCE_S: Final = 60.0
 """After so long without any news a line is due, and again after as long."""
 
+NOTHING_RUNS: Final = "no job runs: devices are started, waited for, or solutions compiled"
+
 
 class Heartbeat:
     """Watches a run while it is entered.
@@ -66,10 +68,10 @@ class Heartbeat:
         """Write what the run is at, if nothing was heard of it for long enough."""
         now = self._clock()
         with self._lock:
-            if now - self._heard_at < self._silence_s or not self._tally.running:
+            if now - self._heard_at < self._silence_s:
                 return
             self._heard_at = now
-            lines = list(self._describe(self._tally, now))
+            lines = list(self._describe(self._tally, now)) or [NOTHING_RUNS]
         self._write(f"still at work: {'; '.join(lines)}")
 
     def _watch(self) -> None:

@@ -45,14 +45,49 @@ def choose_places(size: int, *, calls: int, clock: Clock, device: torch.device) 
     return count_places(size, calls=calls, free_bytes=free_bytes)
 
 
-def returned_elsewhere(function: Callable[[], Any], places: int) -> Launch:
-    """Return a launch that keeps what the latest calls returned, so that the next one's outputs lie elsewhere."""
-    kept: deque[Any] = deque(maxlen=places - 1)
+class Kept:
+    """A launch that keeps what the latest calls returned, so that the next one's outputs lie elsewhere.
 
-    def launch() -> None:
-        kept.append(function())
+    A result that holds more memory than its outputs need is not kept: a slice of a workspace, activations saved for a
+    gradient.
 
-    return launch
+    Args:
+        function: what is called.
+        places: in how many places its outputs are to lie.
+        size: bytes of all outputs of one call.
+    """
+
+    def __init__(self, function: Callable[[], Any], places: int, size: int) -> None:
+        self._function = function
+        self._size = size
+        self._results: deque[Any] = deque(maxlen=places - 1)
+        self._keeps: bool | None = None
+
+    @property
+    def places(self) -> int:
+        """In how many places outputs lie, as far as calls were made."""
+        return (self._results.maxlen or 0) + 1 if self._keeps else 1
+
+    def __call__(self) -> None:
+        """Call the function."""
+        result = self._function()
+        if self._keeps is None:
+            held = held_bytes(result)
+            self._keeps = held is not None and held <= self._size
+        if self._keeps:
+            self._results.append(result)
+
+
+def held_bytes(result: Any) -> int | None:
+    """Return the memory that a result keeps from being freed; None where that cannot be told."""
+    values = list(result) if isinstance(result, (tuple, list)) else [result]
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    if any(tensor.grad_fn is not None for tensor in tensors):
+        return None
+    if any(not isinstance(value, (torch.Tensor, int, float, type(None))) for value in values):
+        return None
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
+    return sum(storages.values())
 
 
 def written_elsewhere(function: Callable[..., Any], outputs: Sequence[torch.Tensor], places: int) -> Launch:
@@ -69,5 +104,10 @@ def written_elsewhere(function: Callable[..., Any], outputs: Sequence[torch.Tens
 
 
 def note_places(trial: Trial, places: int) -> Trial:
-    """Return the trial with the number of places among its facts, where there were several."""
-    return replace(trial, facts={**trial.facts, "output_places": places}) if places > 1 else trial
+    """Return the trial with the number of places among its facts, where there were several.
+
+    A graph's outputs lie where its capture has put them.
+    """
+    most = int(trial.facts.get("graphs", 1) if trial.facts.get("launch") == "graph" else trial.facts["calls"])
+    used = min(places, most)
+    return replace(trial, facts={**trial.facts, "output_places": used}) if used > 1 else trial

@@ -59,7 +59,7 @@ def take_trial(supply: Supplier, clock: Clock, recipe: Recipe, *, now: Callable[
         fallback = clock.fall_back(str(lost))
         if fallback is None:
             raise
-        return take_trial(supply, fallback, recipe, now=now)
+    return take_trial(supply, fallback, recipe, now=now)  # out here nothing holds what the lost trial held
 
 
 def _take(supply: Supplier, clock: Clock, recipe: Recipe, now: Callable[[], float]) -> Trial:
@@ -71,7 +71,7 @@ def _take(supply: Supplier, clock: Clock, recipe: Recipe, now: Callable[[], floa
     deadline = now() + recipe.budget_s / SLOW_SHARE - CHECKS * progress.per_call_s
     warm_up(supply, clock, recipe, progress, deadline=deadline, now=now)
     check_lines(supply, clock, progress, deadline=deadline, now=now)
-    calls = choose_calls(supply, clock, recipe, progress)
+    calls = choose_calls(supply, clock, recipe, progress, now)
     rule = StoppingRule(recipe.iterations, recipe.budget_s - (now() - start), _extra(clock, recipe, progress))
     try:
         samples, stop = take_samples(calls.supply, clock, rule, progress, now)
@@ -111,10 +111,11 @@ def check(supply: Supplier, clock: Clock, recipe: Recipe, progress: Progress, no
     progress.looked_at = alone
     alone_s = progress.per_call_s
     if alone_s * SLOW_SHARE <= recipe.budget_s:
-        behind_spin = call(Lead(PROBE_NS))
+        probe = Lead(PROBE_NS + alone.enqueue_ns)  # longer than what the host does before it may wait
+        behind_spin = call(probe)
         slower_ns = behind_spin.enqueue_ns - alone.enqueue_ns
         if slower_ns > PROBE_NS // 2:  # it waits, or the host was held up: a second look tells
-            slower_ns = call(Lead(PROBE_NS)).enqueue_ns - alone.enqueue_ns
+            slower_ns = call(probe).enqueue_ns - alone.enqueue_ns
         progress.waits_inside = slower_ns > PROBE_NS // 2
         progress.looked_at = replace(alone, escaped=behind_spin.escaped)
         progress.lead = Lead(settled=behind_spin.escaped)
@@ -189,7 +190,7 @@ def take_samples(
         if stop is not None:
             return samples, stop
         count = rule.next_batch(len(samples), spent_s=spent_s, per_call_s=progress.per_call_s)
-        samples += take_batch(supply, clock, count, progress, now)
+        samples += take_batch(supply, clock, count, progress, now, deadline=start + rule.budget_s)
 
 
 def take_batch(
@@ -199,9 +200,13 @@ def take_batch(
     progress: Progress,
     now: Callable[[], float],
     *,
+    deadline: float,
     retakes: int = RETAKES,
 ) -> list[Sample]:
-    """Take readings; again with a longer spin where the host came late too often for a call that does not wait."""
+    """Take readings; again with a longer spin where the host came late too often for a call that does not wait.
+
+    Late ones have to do where others would take until after the deadline (seconds).
+    """
     launches = [supply(progress.calls + index) for index in range(count)]
     begin = now()
     samples = clock.sample(launches, progress.lead)
@@ -209,11 +214,12 @@ def take_batch(
     progress.calls += count
     too_late = sum(sample.late for sample in samples) > LATE_SHARE * count
     longer_ns = min(progress.lead.spin_ns * 2, SPIN_CEILING_NS)
-    if not too_late or longer_ns == progress.lead.spin_ns or not retakes:
+    retaken_s = count * (progress.per_call_s + (longer_ns - progress.lead.spin_ns) / 1e9)
+    if not too_late or longer_ns == progress.lead.spin_ns or not retakes or now() + retaken_s > deadline:
         return samples
     progress.lead = replace(progress.lead, spin_ns=longer_ns)
     progress.retaken += count
-    return take_batch(supply, clock, count, progress, now, retakes=retakes - 1)
+    return take_batch(supply, clock, count, progress, now, deadline=deadline, retakes=retakes - 1)
 
 
 def _facts(clock: Clock, progress: Progress, mode: str, reason: str) -> Facts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -35,14 +36,14 @@ class Calls:
     """How many graphs of one call are replayed in turn."""
 
 
-def choose_calls(supply: Supplier, clock: Clock, recipe: Recipe, progress: Progress) -> Calls:
+def choose_calls(supply: Supplier, clock: Clock, recipe: Recipe, progress: Progress, now: Callable[[], float]) -> Calls:
     """Return the calls to be timed: replays where that is wanted and can be trusted, the calls themselves otherwise."""
     refusal = _no_graph(clock, recipe, progress)
     if refusal is not None:
         return Calls(supply, "stream", refusal)
     assert progress.looked_at is not None
     launched = progress.looked_at.launched
-    replays = clock.captured(supply)
+    replays, start = clock.captured(supply), now()
     try:
         (replayed,) = _replay(replays, clock, progress, 1)
     except CaptureRefused as refused:
@@ -50,17 +51,17 @@ def choose_calls(supply: Supplier, clock: Clock, recipe: Recipe, progress: Progr
     if replayed.launched != launched:
         return Calls(supply, "stream", OTHER)
     one = Calls(replays, "graph")
-    graphs = _count_graphs(replayed, supply, recipe, progress)
+    graphs = _count_graphs(replayed, supply, recipe, progress, each_s=now() - start)
     return _choose_many(supply, clock, progress, one, launched, graphs) if graphs > 1 else one
 
 
-def _count_graphs(replayed: Sample, supply: Supplier, recipe: Recipe, progress: Progress) -> int:
+def _count_graphs(replayed: Sample, supply: Supplier, recipe: Recipe, progress: Progress, *, each_s: float) -> int:
     """Return of how many graphs a call is timed: of one where it is long, or the budget does not hold more.
 
-    Calls with arguments of their own have a graph each already.
+    Calls with arguments of their own have a graph each already. A capture and its replay take `each_s`.
     """
     graphs = min(BRANCHED_GRAPHS if replayed.overlaps else PLACED_GRAPHS, recipe.iterations)
-    has_time = progress.per_call_s * graphs * SLOW_SHARE <= recipe.budget_s
+    has_time = max(progress.per_call_s, each_s) * graphs * SLOW_SHARE <= recipe.budget_s
     if graphs < 2 or not has_time or replayed.span_ns > PLACED_NS:
         return 1
     return graphs if supply(progress.calls) == supply(progress.calls + 1) else 1
@@ -70,7 +71,7 @@ def _choose_many(
     supply: Supplier, clock: Clock, progress: Progress, one: Calls, launched: Launched, graphs: int
 ) -> Calls:
     """Return the replays of so many graphs, or those of one where there is no room for more of them."""
-    suppliers = [clock.captured(supply) for _ in range(graphs)]
+    suppliers = [one.supply, *(clock.captured(supply) for _ in range(graphs - 1))]
 
     def replays(index: int) -> Launch:
         return suppliers[index % graphs](index)

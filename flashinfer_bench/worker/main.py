@@ -18,7 +18,7 @@ from typing import Any, Final
 import torch
 
 from flashinfer_bench.timing.clocks import Clock, make_clock
-from flashinfer_bench.timing.places import choose_places, note_places, returned_elsewhere, written_elsewhere
+from flashinfer_bench.timing.places import Kept, choose_places, note_places, written_elsewhere
 from flashinfer_bench.timing.progress import Recipe
 from flashinfer_bench.timing.recipe import take_trial
 from flashinfer_bench.worker.arena import MappedArena, Slot, open_arena
@@ -111,10 +111,8 @@ class Worker:
         function, outputs = self._prepare(request)
         size = sum(output.nbytes for output in outputs)
         places = choose_places(size, calls=request["warmup_runs"], clock=self.clock, device=self.device)
-        if request["style"] == "dps":
-            launch = written_elsewhere(function, outputs, places)
-        else:
-            launch = returned_elsewhere(function, places)
+        kept = Kept(function, places, size)
+        launch = written_elsewhere(function, outputs, places) if request["style"] == "dps" else kept
         recipe = Recipe(
             warmup_runs=request["warmup_runs"],
             iterations=request["iterations"],
@@ -122,7 +120,7 @@ class Worker:
             use_graphs=request["use_graphs"],
         )
         trial = take_trial(lambda _index: launch, self.clock, recipe)
-        return answer_trial(note_places(trial, places))
+        return answer_trial(note_places(trial, places if request["style"] == "dps" else kept.places))
 
     def _prepare(self, request: dict[str, Any]) -> tuple[Callable[..., Any], list[torch.Tensor]]:
         """Return the entry function with its inputs bound, and the output slots."""

@@ -195,10 +195,14 @@ def fake_event_clock(gpu, reason=""):
     return CudaEventClock(gpu, lambda: FakeEvent(gpu), reason=reason)
 
 
-def fake_cupti_clock(gpu, *, capture=None, **faults):
+def fake_cupti_clock(gpu, *, capture=None, release=lambda: None, **faults):
     """Return a clock on a fake GPU's records, and its recorder."""
     recorder = replace(FakeRecorder(gpu), **faults)
     clock = CuptiClock(
-        gpu, recorder, capture=capture or gpu.capture, fallback=lambda reason: fake_event_clock(gpu, reason)
+        gpu,
+        recorder,
+        capture=capture or gpu.capture,
+        fallback=lambda reason: fake_event_clock(gpu, reason),
+        release=release,
     )
     return clock, recorder

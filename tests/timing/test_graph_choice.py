@@ -1,6 +1,7 @@
 """When a call is timed as the replay of a graph, and what is said where it is not."""
 
 import random
+import weakref
 
 import pytest
 
@@ -86,10 +87,10 @@ def test_branches_that_run_side_by_side_are_timed_over_many_graphs(gpu):
     launch, capture, made = branched(gpu)
     trial = take(gpu, lambda _: launch, capture=capture)
     assert (trial.facts["launch"], trial.facts["graphs"]) == ("graph", BRANCHED_GRAPHS)
-    assert len(made) == 1 + BRANCHED_GRAPHS
+    assert len(made) == BRANCHED_GRAPHS
     spans = trial.spans_ns[:BRANCHED_GRAPHS]
     assert spans == trial.spans_ns[BRANCHED_GRAPHS : 2 * BRANCHED_GRAPHS]
-    assert len(set(spans)) == BRANCHED_GRAPHS - 1  # the first two end together, with the other branch
+    assert len(set(spans)) == BRANCHED_GRAPHS - 2  # the first three end together, with the other branch
     assert gpu.log.count("replay") == 1 + BRANCHED_GRAPHS + len(trial.samples)
 
 
@@ -134,6 +135,42 @@ def test_operations_one_after_the_other_are_timed_over_several_graphs(gpu):
 def test_there_are_no_more_graphs_than_readings(gpu, iterations, graphs):
     call = gpu.call(operations=3)
     assert take(gpu, lambda _: call, Recipe(10, iterations, 10.0)).facts.get("graphs") == graphs
+
+
+def test_a_call_whose_capture_is_slow_is_captured_once(gpu):
+    captures = []
+
+    def capture(launch):
+        captures.append(launch)
+        gpu.now_ns += 500_000_000
+        return gpu.capture(launch)
+
+    call = gpu.call(operations=3)
+    trial = take(gpu, lambda _: call, Recipe(warmup_runs=3, iterations=50, budget_s=3.0), capture=capture)
+    assert (len(captures), len(trial.samples), trial.stop) == (1, 50, "count")
+
+
+def test_the_memory_of_graphs_is_given_back_when_they_are_gone(gpu):
+    alive, seen = [], []
+
+    def capture(launch):
+        replay = gpu.capture(launch)
+
+        def held():
+            return replay()
+
+        alive.append(weakref.ref(held))
+        return held
+
+    def release():
+        seen.append(sum(reference() is not None for reference in alive))
+
+    call = gpu.call(operations=3)
+    take(gpu, lambda _: call, capture=capture, release=release)
+    assert (len(alive), seen) == (PLACED_GRAPHS, [0])
+    single = gpu.call()
+    take(gpu, lambda _: single, capture=capture, release=release)
+    assert seen == [0]
 
 
 def refuse(_launch):

@@ -13,10 +13,11 @@ from flashinfer_bench.timing.places import (
     FREE_SHARE,
     MOST_BYTES,
     PLACES,
+    Kept,
     choose_places,
     count_places,
+    held_bytes,
     note_places,
-    returned_elsewhere,
     written_elsewhere,
 )
 from tests.kit.fake_gpu import fake_cupti_clock
@@ -51,9 +52,14 @@ def test_places_never_hold_more_than_their_share_of_the_free_memory(size, calls,
         assert places * size <= min(MOST_BYTES, free_bytes / FREE_SHARE)
 
 
-def test_on_a_cpu_there_is_one_place(gpu):
+@pytest.mark.parametrize(
+    ("device", "cold", "places"), [("cpu", True, 1), ("cuda", False, 1), ("cuda", True, PLACES)], ids=str
+)
+def test_there_is_one_place_on_a_cpu_and_where_calls_are_to_be_warm(gpu, monkeypatch, device, cold, places):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (FREE, FREE))
+    gpu.cold = cold
     clock, _ = fake_cupti_clock(gpu)
-    assert choose_places(1 << 20, calls=10, clock=clock, device=torch.device("cpu")) == 1
+    assert choose_places(1 << 20, calls=10, clock=clock, device=torch.device(device)) == places
 
 
 @pytest.mark.parametrize("places", [1, 2, PLACES])
@@ -64,9 +70,11 @@ def test_what_calls_return_is_kept_until_every_place_is_used(places):
         made.append(weakref.ref(output := torch.zeros(4)))
         return [output]
 
-    launch = returned_elsewhere(make, places)
+    launch = Kept(make, places, 16)
+    assert launch.places == 1
     for _ in range(20):
         launch()
+        assert launch.places == places
         gc.collect()
         assert sum(reference() is not None for reference in made) == min(len(made), places - 1)
 
@@ -87,7 +95,54 @@ def test_calls_write_to_every_set_of_outputs_in_turn_the_given_one_first(places)
     assert seen == seen[:places] * 3
 
 
-def test_a_trial_says_in_how_many_places_its_outputs_lay_where_there_were_several():
-    trial = Trial((Sample(span_ns=1, enqueue_ns=1),), "count", {"calls": 3})
+def test_a_result_that_holds_more_than_its_outputs_is_not_kept():
+    weights = torch.ones(4, requires_grad=True)
+    made = {
+        "a slice": lambda: torch.zeros(400)[:4],
+        "a gradient's": lambda: weights * 2,
+        "something else": lambda: {"y": torch.zeros(4)},
+    }
+    for name, make in made.items():
+        launch = Kept(make, PLACES, 16)
+        launch()
+        assert launch.places == 1, name
+        assert not launch._results, name
+
+
+@pytest.mark.parametrize(
+    ("result", "held"),
+    [
+        (None, 0),
+        (2.5, 0),
+        (torch.zeros(4), 16),
+        ((torch.zeros(4), torch.zeros(2), 1), 24),
+        ([torch.zeros(8)[:1]], 32),
+        (object(), None),
+    ],
+    ids=str,
+)
+def test_what_a_result_holds(result, held):
+    assert held_bytes(result) == held
+
+
+def test_views_of_one_memory_hold_it_once():
+    both = torch.zeros(8)
+    assert held_bytes([both[:4], both[4:]]) == 32
+
+
+@pytest.mark.parametrize(
+    ("facts", "told"),
+    [
+        ({"calls": 60, "launch": "stream"}, 8),
+        ({"calls": 5, "launch": "stream"}, 5),
+        ({"calls": 1, "launch": "stream"}, None),
+        ({"calls": 60, "launch": "graph"}, None),
+        ({"calls": 60, "launch": "graph", "graphs": 4}, 4),
+        ({"calls": 60, "launch": "graph", "graphs": 16}, 8),
+    ],
+    ids=str,
+)
+def test_a_trial_says_in_how_many_places_its_outputs_lay_where_there_were_several(facts, told):
+    trial = Trial((Sample(span_ns=1, enqueue_ns=1),), "count", facts)
     assert note_places(trial, 1) is trial
-    assert note_places(trial, 8).facts == {"calls": 3, "output_places": 8}
+    assert note_places(trial, 8).facts.get("output_places") == told

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from flashinfer_bench.timing.clocks import ClockLost, Lead
 from flashinfer_bench.timing.clocks.wall import WallClock
 from flashinfer_bench.timing.lines import FIRST_LOOK, LINES_CALLS, LOOKS, SECOND_LOOK
-from flashinfer_bench.timing.progress import Recipe
+from flashinfer_bench.timing.measurement import Sample
+from flashinfer_bench.timing.progress import Progress, Recipe
 from flashinfer_bench.timing.recipe import (
     EXTRA_S,
     EXTRA_SHARE,
@@ -18,9 +19,11 @@ from flashinfer_bench.timing.recipe import (
     REST_NS,
     SPIN_CEILING_NS,
     SPIN_FLOOR_NS,
+    rest_ns,
     take_trial,
 )
 from flashinfer_bench.timing.summary import summarise
+from flashinfer_bench.timing.timeline import Operation
 from tests.kit.fake_gpu import FLUSH_NS, LAUNCH_NS, FakeGpu, fake_cupti_clock, fake_event_clock
 
 pytestmark = pytest.mark.cpu
@@ -72,7 +75,7 @@ def test_each_call_is_supplied_once_in_order_with_a_launch_of_its_own(gpu):
     assert asked == called == list(range(60 + FIRST_LOOK))
 
 
-def test_replays_are_supplied_once_each_too(gpu):
+def test_calls_with_arguments_of_their_own_are_captured_once_each(gpu):
     asked, captured = [], []
 
     def supply(index):
@@ -104,9 +107,30 @@ def test_the_gpu_rests_before_a_call_as_long_as_the_call_keeps_it_busy(gpu, leng
     assert (trial.facts["spin_ns"], len(trial.samples)) == (rest_ns, 50)
 
 
-def test_what_the_host_adds_to_a_span_is_no_reason_to_rest(gpu):
-    trial = take(gpu, gpu.call(operations=9, length_ns=1_000, host_ns=500_000), RECIPE)
-    assert trial.facts["spin_ns"] < PROBE_NS
+@pytest.mark.parametrize(
+    ("span_ns", "busy_ns", "wanted_ns"),
+    [(5_000_000, 1_000_000, 1_000_000), (5_000_000, None, 5_000_000), (5_000_000, 0, REST_NS)],
+)
+def test_what_the_host_adds_to_a_span_is_no_reason_to_rest(span_ns, busy_ns, wanted_ns):
+    seen = Sample(span_ns=span_ns, enqueue_ns=1, busy_ns=busy_ns)
+    assert rest_ns(Progress(looked_at=seen)) == wanted_ns
+
+
+def test_a_call_that_works_on_the_host_before_it_waits_is_seen_to_wait(gpu):
+    trial = take(gpu, gpu.call(host_ns=1_500_000, waits=True))
+    assert (trial.facts["waits_inside"], trial.facts["spin_ns"], trial.facts.get("retaken")) == (True, 0, None)
+
+
+def test_late_readings_are_not_taken_again_where_there_is_no_time_for_it(gpu):
+    late_from = 10 + FIRST_LOOK
+
+    def supply(index):
+        return gpu.call(host_ns=40_000_000 if index >= late_from else 0)
+
+    trial = take_trial(supply, fake_cupti_clock(gpu)[0], Recipe(10, 50, 3.0), now=gpu.seconds)
+    assert len(trial.samples) == 50
+    assert "retaken" not in trial.facts
+    assert gpu.seconds() < 3.1
 
 
 def test_a_call_that_waits_inside_gets_no_spin_and_says_so(gpu):
@@ -364,6 +388,27 @@ def test_any_trial_ends_with_a_reading_and_at_most_two_calls_past_its_budget(war
 def scattered(gpu, index):
     """Return a call that is one of two lengths, as one that misses the caches is."""
     return gpu.call(length_ns=random.Random(index).choice([1_120, 1_312]))
+
+
+def test_busy_times_that_scatter_get_more_readings_too(gpu):
+    def supply(index):
+        busy_ns = random.Random(index).choice([1_000, 8_000])
+
+        def launch():
+            gpu.log.append("call")
+            gpu.now_ns += 2_000
+            gpu.launches += 1
+            start_ns = max(gpu.now_ns, gpu.free_ns) + 1_000
+            gpu.free_ns = start_ns + 10_000
+            gpu.done.append(Operation("first", start_ns, start_ns + busy_ns, gpu.launches))
+            gpu.done.append(Operation("last", gpu.free_ns - 1_000, gpu.free_ns, gpu.launches))
+
+        return launch
+
+    clock, _ = fake_cupti_clock(gpu)
+    trial = take_trial(supply, clock, Recipe(10, 50, 10.0, use_graphs=False), now=gpu.seconds)
+    assert set(trial.spans_ns) == {10_000}
+    assert len(trial.samples) > 50
 
 
 @pytest.mark.parametrize("warmup_runs", [0, 10])

@@ -76,6 +76,13 @@ def test_busy_time_that_scatters_gets_extra_readings_too():
     assert rule.reason_to_stop(spans, [0] * 20, spent_s=0.1, per_call_s=0.005) == "count"  # no GPU work
 
 
+def test_busy_time_is_known_when_its_mean_is():
+    rule, spans = StoppingRule(iterations=50, budget_s=10.0, extra=100), [9_000] * 50
+    busy = ([5_000] * 5 + [5_000, 5_000, 5_000, 7_000, 7_000]) * 5
+    assert relative_half_width(busy) == 0
+    assert rule.reason_to_stop(spans, busy, spent_s=0.1, per_call_s=0.005) is None
+
+
 @given(st.integers(1, 100), st.integers(0, 200), st.lists(st.integers(1, 10**6), min_size=1, max_size=20))
 def test_extra_readings_end_at_their_count(iterations, extra, lengths):
     rule, spans = StoppingRule(iterations, 1e9, extra), []

@@ -36,9 +36,9 @@ from flashinfer_bench.compile import Artifact
 from flashinfer_bench.data import Definition, EvaluationStatus, Workload
 from flashinfer_bench.data.dtypes import torch_dtype
 from flashinfer_bench.errors import DefinitionFault, DeviceFault, SolutionFailure, WorkloadFault
-from flashinfer_bench.timing.clocks import Clock
+from flashinfer_bench.timing.clocks import Clock, Launch
 from flashinfer_bench.timing.measurement import Measured, Trial
-from flashinfer_bench.timing.places import choose_places, note_places, returned_elsewhere
+from flashinfer_bench.timing.places import Kept, choose_places, note_places
 from flashinfer_bench.timing.progress import Recipe, Supplier
 from flashinfer_bench.timing.recipe import take_trial
 from flashinfer_bench.worker.cuda_memory import CudaMemoryError
@@ -280,8 +280,9 @@ class DeviceSession:
                 use_graphs=self._hello.use_graphs,
             )
             places = choose_places(size, calls=recipe.warmup_runs, clock=self._clock, device=self._device)
-            supply = _supply_reference(shared.reference, inputs, self._arena, places)
-            trials.append(note_places(take_trial(supply, self._clock, recipe), places))
+            launch = Kept(_bind_reference(shared.reference, inputs, self._arena), places, size)
+            trial = take_trial(_always(launch), self._clock, recipe)
+            trials.append(note_places(trial, launch.places))
         return trials
 
     def _trim_cache(self) -> None:
@@ -301,16 +302,20 @@ class DeviceSession:
                 raise DeviceFault(f"the device is lost: {error}") from None
 
 
-def _supply_reference(reference: Reference, inputs: list[Any], arena: SharedArena, places: int) -> Supplier:
-    """Return the supplier of a trial of the reference; its outputs lie in so many places.
+def _always(launch: Launch) -> Supplier:
+    """Return the supplier that gives one launch for every call."""
+    return lambda _index: launch
+
+
+def _bind_reference(reference: Reference, inputs: list[Any], arena: SharedArena) -> Launch:
+    """Return a call of the reference.
 
     Its inputs are copies that lie where a solution's lie: it may write to them, and where data lies changes a short
     call's latency by up to a tenth.
     """
     slots = iter(arena.place([value for value in inputs if isinstance(value, torch.Tensor)]))
     own = [next(slots).view(arena.block) if isinstance(value, torch.Tensor) else value for value in inputs]
-    launch = returned_elsewhere(partial(reference.launch, own), places)
-    return lambda _index: launch
+    return partial(reference.launch, own)
 
 
 def output_specs(definition: Definition, workload: Workload) -> list[OutputSpec]:

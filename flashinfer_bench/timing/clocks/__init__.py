@@ -38,7 +38,8 @@ def make_clock(device: torch.device, *, cold: bool = True, use_cupti: bool = Tru
         recorder = shared_recorder()
     except RecordsLost as lost:
         return event_clock(lane, f"{lost}. {FALLING_BACK}")
-    return CuptiClock(lane, recorder, capture=capture, fallback=partial(event_clock, lane))
+    fallback, release = partial(event_clock, lane), torch.cuda.empty_cache
+    return CuptiClock(lane, recorder, capture=capture, fallback=fallback, release=release)
 
 
 @cache

@@ -52,6 +52,7 @@ class CuptiClock:
         lane: what goes before each call.
         recorder: CUPTI.
         capture: turns a call into a replay of a CUDA graph; raises CaptureRefused.
+        release: gives back the memory of graphs that are gone.
         fallback: makes the clock to use where the records are lost, given the reason.
     """
 
@@ -66,12 +67,15 @@ class CuptiClock:
         *,
         capture: Callable[[Launch], Launch],
         fallback: Callable[[str], Clock],
+        release: Callable[[], object] = lambda: None,
     ) -> None:
         self.cache_state = "cold" if lane.cold else "warm"
         self._lane = lane
         self._recorder = recorder
         self._capture = capture
         self._fallback = fallback
+        self._release = release
+        self._has_captured = False
         self._per_call = 1
         self._leads_ns: list[int] = []
 
@@ -86,8 +90,11 @@ class CuptiClock:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Switch CUPTI off."""
+        """Switch CUPTI off, and give back what the trial's graphs have held."""
         self._recorder.stop()
+        if self._has_captured and error is None:
+            self._release()
+            self._has_captured = False
 
     def sample(self, launches: list[Launch], lead: Lead) -> list[Sample]:
         """Time each call by the records of what it launched."""
@@ -121,6 +128,7 @@ class CuptiClock:
         def give(index: int) -> Launch:
             launch = supply(index)
             if launch not in replays:
+                self._has_captured = True
                 replays[launch] = self._capture(launch)
             return replays[launch]
 
