@@ -40,7 +40,8 @@ class Heartbeat:
         self._write = write
         self._clock = clock
         self._silence_s = silence_s
-        self._tally = Tally()
+        self.tally = Tally()
+        """What was observed so far."""
         self._heard_at = clock()
         self._lock = threading.Lock()
         self._ended = threading.Event()
@@ -60,7 +61,7 @@ class Heartbeat:
         """Take an event in. One that a job begins is no news to a reader."""
         now = self._clock()
         with self._lock:
-            self._tally.observe(event, now)
+            self.tally.observe(event, now)
             if not isinstance(event, JobStarted):
                 self._heard_at = now
 
@@ -71,7 +72,7 @@ class Heartbeat:
             if now - self._heard_at < self._silence_s:
                 return
             self._heard_at = now
-            lines = list(self._describe(self._tally, now)) or [NOTHING_RUNS]
+            lines = list(self._describe(self.tally, now)) or [NOTHING_RUNS]
         self._write(f"still at work: {'; '.join(lines)}")
 
     def _watch(self) -> None:

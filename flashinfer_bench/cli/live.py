@@ -57,8 +57,6 @@ class PlainProgress:
 
     def __init__(self, write: Callable[[str], None] = write_err, clock: Clock = time.monotonic) -> None:
         self._write = write
-        self._clock = clock
-        self._tally = Tally()
         self._heartbeat = Heartbeat(describe_devices, write, clock)
 
     def __enter__(self) -> PlainProgress:
@@ -73,9 +71,7 @@ class PlainProgress:
     def show(self, event: Event) -> None:
         """Write the event's line, if it has one."""
         self._heartbeat.observe(event)
-        now = self._clock()
-        self._tally.observe(event, now)
-        line = describe_event(event, self._tally)
+        line = describe_event(event, self._heartbeat.tally)
         if line:
             self._write(line)
 
