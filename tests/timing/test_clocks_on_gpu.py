@@ -49,7 +49,7 @@ def test_one_kernel_has_equal_span_and_busy_time(clock, tensors):
 
 
 def test_captures_use_one_stream_however_many_there_are(clock, tensors, monkeypatch):
-    """From the fourth stream on that a process uses, the operations of every replay start later."""
+    """With a stream for each, the operations of every replay started later from the fourth capture on."""
     made = []
 
     class Counted(torch.cuda.Stream):

@@ -4,8 +4,9 @@ The replay runs the call's operations as serving engines run them, and their gap
 launches happen to reach the GPU (measured on an H200: the span of nine short kernels differs by 5 % between processes
 when they are launched on a stream, by 1 % when a graph is replayed). Branches on several streams stay parallel.
 
-All captures use one stream: from the fourth stream on that a process has used, each operation of a replay starts
-0.35 us later, for as long as the process lives, so that the same call would be slower the more had been captured.
+All captures use one stream: where each had one of its own, from the fourth on each operation of a replay started
+0.35 us later, for as long as the process lived, so that a call was the slower the more had been captured before. That
+it is the streams' doing is a conclusion; that one stream mends it is still to be measured.
 
 Each graph has a memory pool of its own, which torch keeps when the graph is gone, and gives to no other graph:
 `torch.cuda.empty_cache` after a trial gives it back.
