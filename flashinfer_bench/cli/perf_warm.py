@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, Final
 
 from flashinfer_bench.bench.machine import Device
-from flashinfer_bench.bench.runner.session_client import session_environment
+from flashinfer_bench.bench.runner.environments import warming_environment
 from flashinfer_bench.cli.perf_cases import Request
 from flashinfer_bench.compile.cache import cache_root
 from flashinfer_bench.host import usable_cores, usable_memory
@@ -84,15 +84,10 @@ def warm_up(
     """
     children = _Children()
     run = start or children.run
+    compilers = os.environ.get("MAX_JOBS", str(compilers_each(min(parallel, len(jobs)))))
+    root_of_kernels = cache_root(os.environ).resolve()
     environments = [
-        {
-            **session_environment(os.environ, device, interpret_triton=False),
-            "FLASHINFER_WORKSPACE_BASE": os.environ.get(
-                "FLASHINFER_WORKSPACE_BASE", str(cache_root(os.environ).resolve() / "jit")
-            ),
-            "MAX_JOBS": os.environ.get("MAX_JOBS", str(compilers_each(min(parallel, len(jobs))))),
-        }
-        for device in devices
+        {**warming_environment(os.environ, device, root_of_kernels), "MAX_JOBS": compilers} for device in devices
     ]
     good = 0
     pool = ThreadPoolExecutor(max_workers=max(1, parallel))

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from flashinfer_bench.bench.machine import Device
-from flashinfer_bench.bench.runner.session_client import session_environment
+from flashinfer_bench.bench.runner.environments import session_environment
 from flashinfer_bench.doctor.readings import Readings, readings_from_json
 
 CHILD: Final = "flashinfer_bench.doctor.probe"

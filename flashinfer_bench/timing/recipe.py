@@ -37,10 +37,11 @@ H200. One that rests before each call for as long as the call takes does not (0.
 LATE_SHARE: Final = 0.1
 """With more late readings than this the spin was too short: it is doubled and the batch taken again."""
 RETAKES: Final = 3
-EXTRA_SHARE: Final = 5
-EXTRA_S: Final = 0.04
-"""A quick call whose span or busy time is not known to 1 % after the wanted readings gets up to so many times as many
-more, in so much time: a microsecond's kernel that misses the caches takes one time or another, 20 % apart."""
+EXTRA_SHARE: Final = 10
+EXTRA_S: Final = 0.15
+"""A quick call whose span or busy time is not known to 0.5 % after the wanted readings gets up to so many times as many
+more, in so much time: a microsecond's kernel that misses the caches takes one time or another, 20 % apart, and kernels
+of two streams meet each other anew in each call (7 %)."""
 
 
 def take_trial(supply: Supplier, clock: Clock, recipe: Recipe, *, now: Callable[[], float] = perf_counter) -> Trial:

@@ -28,7 +28,9 @@ class StoppingRule:
     extra: int = 0
     """Readings beyond those, at the most, while median span and mean busy time are not known well enough."""
     precision: float = 0.01
-    """A time is known well enough when half its interval is below this share of it."""
+    """The median of a slow call is known well enough when half its interval is below this share of it."""
+    extra_precision: float = 0.005
+    """Likewise median span and mean busy time of a quick one, that is given more readings until they are."""
 
     def reason_to_stop(
         self, spans_ns: Sequence[int], busy_ns: Sequence[int] = (), *, spent_s: float, per_call_s: float
@@ -78,7 +80,7 @@ class StoppingRule:
         known = [(half_ns, time_ns) for half_ns, time_ns in widths if half_ns is not None]
         if len(known) < len(widths):
             return "count"
-        if all(half_ns <= max(self.precision * time_ns, STEP_NS / 2) for half_ns, time_ns in known):
+        if all(half_ns <= max(self.extra_precision * time_ns, STEP_NS / 2) for half_ns, time_ns in known):
             return "precision" if taken > self.iterations else "count"
         return None
 

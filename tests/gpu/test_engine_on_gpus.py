@@ -137,5 +137,5 @@ def test_shared_memory_is_as_fast_as_memory_of_ones_own(tmp_path):
     )
     (job,) = run(TraceSet.from_path(tmp_path), devices=["0"], profile_baseline=False)
     x = torch.randn(rows, width, device="cuda").half()
-    own_ms, _ = bench_gpu_time(torch.index_select, args=(x, 0, order.cuda()), num_iters=10)
+    own_ms, _ = bench_gpu_time(torch.index_select, args=(x, 0, order.cuda()), num_iters=10, enable_cupti=False)
     assert job.trace.evaluation.performance.latency_ms < 1.3 * own_ms

@@ -298,6 +298,43 @@ def test_compiling_ahead_tells_how_far_it_is_and_an_interrupt_ends_its_children(
         assert wait_until_gone(alive) == []
 
 
+def test_a_child_names_compilers_to_the_library_as_a_worker_does(tmp_path, monkeypatch):
+    """Named otherwise, FlashInfer's build files differ, and every worker compiled again what was compiled ahead."""
+    seen = tmp_path / "seen"
+    seen.mkdir()
+    monkeypatch.setenv("FLASHINFER_SEEN", str(seen))
+    for name in ("CC", "CXX", "NVCC_APPEND_FLAGS", "CPLUS_INCLUDE_PATH", "UNKNOWN_TO_COMPILERS", "SOME_TOKEN"):
+        monkeypatch.setenv(name, f"/opt/{name}")
+    asked = request("--num_iters 2 --dry_run_iters 1")
+    note = (
+        "import json, os\njson.dump(dict(os.environ), open(f'{os.environ[\"FLASHINFER_SEEN\"]}/{os.getpid()}', 'w'))\n"
+    )
+    honest = asked.material.solutions["torch"]
+    sources = [SourceFile(path="main.py", content=f"{honest.sources[0].content}\n{note}")]
+    asked.material = replace(asked.material, solutions={"torch": honest.model_copy(update={"sources": sources})})
+    write_material(tmp_path, asked.material)
+    session = argparse.Namespace(timeout=60, devices=["cpu"], json_path=None, output_path=None)
+    trace_set = make_trace_set([asked], tmp_path, is_resumed=False)
+    jobs = [(asked.material.definition.name, honest.name)]
+    told = []
+    warm_up(jobs, tmp_path, [Device("cpu", 0, "a CPU", "cpu")], parallel=1, tell=lambda *said: told.append(said))
+    assert told == [(1, jobs[0], "")]
+    Benchmark(trace_set, make_config([asked], session)).run_all(save_results=False)
+    ahead, *later = [
+        json.loads(path.read_text()) for path in sorted(seen.iterdir(), key=lambda one: one.stat().st_mtime)
+    ]
+    own = {"HOME", "TMPDIR", "PYTHONPATH", "PYTHONSAFEPATH", "MAX_JOBS", "TRITON_CACHE_DIR", "TORCH_EXTENSIONS_DIR"}
+    assert later
+    for worker in later:
+        assert {name for name in {*ahead, *worker} - own if ahead.get(name) != worker.get(name)} == set()
+        assert (worker["CC"], worker["CXX"], worker["NVCC_APPEND_FLAGS"]) == (
+            "/opt/CC",
+            "/opt/CXX",
+            "/opt/NVCC_APPEND_FLAGS",
+        )
+        assert not {"UNKNOWN_TO_COMPILERS", "SOME_TOKEN"} & {*worker}
+
+
 def test_a_child_that_fails_says_why(tmp_path):
     told = []
     warm_up(

@@ -76,6 +76,14 @@ def test_busy_time_that_scatters_gets_extra_readings_too():
     assert rule.reason_to_stop(spans, [0] * 20, spent_s=0.1, per_call_s=0.005) == "count"  # no GPU work
 
 
+def test_a_quick_call_is_known_to_half_a_percent_and_a_slow_one_to_one():
+    times = [10_000 + 25 * value for value in random.Random(3).choices(range(-10, 11), k=40)]
+    half = relative_half_width(times)
+    assert 0.005 < half < 0.01
+    assert StoppingRule(40, 10.0, extra=40).reason_to_stop(times, spent_s=0.1, per_call_s=0.001) is None
+    assert StoppingRule(80, 10.0).reason_to_stop(times, spent_s=9.0, per_call_s=0.1) == "precision"
+
+
 def test_busy_time_is_known_when_its_mean_is():
     rule, spans = StoppingRule(iterations=50, budget_s=10.0, extra=100), [9_000] * 50
     busy = ([5_000] * 5 + [5_000, 5_000, 5_000, 7_000, 7_000]) * 5
@@ -96,7 +104,7 @@ def test_extra_readings_end_at_their_count(iterations, extra, lengths):
 def test_readings_that_differ_by_a_step_of_the_clock_need_no_more_of_them():
     rule, steps = StoppingRule(iterations=50, budget_s=10.0, extra=100), random.Random(3)
     scattered, stepped = (steps.choices([low, high], k=50) for low, high in ((1_440, 1_632), (1_440, 1_472)))
-    assert relative_half_width(stepped) > rule.precision / 3
+    assert relative_half_width(stepped) > rule.extra_precision / 2
     assert rule.reason_to_stop(scattered, spent_s=0.0, per_call_s=1e-4) is None
     assert rule.reason_to_stop(stepped, spent_s=0.0, per_call_s=1e-4) == "count"
 

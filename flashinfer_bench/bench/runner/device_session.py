@@ -22,6 +22,7 @@ from flashinfer_bench.bench.evaluators.packed import storage_shape
 from flashinfer_bench.bench.evaluators.reference import Reference
 from flashinfer_bench.bench.evaluators.registry import find_evaluator
 from flashinfer_bench.bench.runner.claims import OutputSpec, choose_style
+from flashinfer_bench.bench.runner.environments import solution_environment
 from flashinfer_bench.bench.runner.outcome import Outcome, Passed
 from flashinfer_bench.bench.runner.readout import Readout
 from flashinfer_bench.bench.runner.remote_kernel import (
@@ -31,7 +32,7 @@ from flashinfer_bench.bench.runner.remote_kernel import (
 )
 from flashinfer_bench.bench.runner.session_protocol import Block, BlockJob, BlockSolution, Hello, JobFault, Phase
 from flashinfer_bench.bench.runner.shared_arena import SharedArena
-from flashinfer_bench.bench.runner.worker_pool import WorkerPool, solution_environment
+from flashinfer_bench.bench.runner.worker_pool import WorkerPool
 from flashinfer_bench.compile import Artifact
 from flashinfer_bench.data import Definition, EvaluationStatus, Workload
 from flashinfer_bench.data.dtypes import torch_dtype

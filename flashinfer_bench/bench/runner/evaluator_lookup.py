@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from flashinfer_bench.bench.evaluators.plug_ins import EvaluatorChoice, PlugIn
 from flashinfer_bench.bench.machine import Device
-from flashinfer_bench.bench.runner.session_client import session_environment
+from flashinfer_bench.bench.runner.environments import session_environment
 from flashinfer_bench.data import Definition
 from flashinfer_bench.errors import ConfigError
 

@@ -14,22 +14,19 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any, Final
 
 from flashinfer_bench.bench.machine import Device
+from flashinfer_bench.bench.runner.environments import session_environment
 from flashinfer_bench.bench.runner.session_protocol import Block, Hello
 from flashinfer_bench.worker.wire import FrameReader, WireClosed, WireError, send_frame
 
-PACKAGE: Final = Path(__file__).parents[2]
 START_LIMIT_S: Final = 180.0
 CLOSE_LIMIT_S: Final = 3.0
 PHASE_GRACE_S = 120.0
 """What a phase may take beyond its own limit before the session is taken for lost: comparing, reading blobs."""
 STDERR_TAIL_BYTES: Final = 4096
-SECRET_MARKS: Final = ("TOKEN", "SECRET", "PASSWORD", "CREDENTIAL", "API_KEY", "AUTH")
-"""Variables whose name has one of these do not reach a session, and so no worker can read them back."""
 
 
 class SessionLost(Exception):
@@ -38,24 +35,6 @@ class SessionLost(Exception):
 
 class SessionTimedOut(SessionLost):
     """The session did not answer within what its phase may take."""
-
-
-def session_environment(environment: Mapping[str, str], device: Device, *, interpret_triton: bool) -> dict[str, str]:
-    """Return the environment in which a session of this device is started."""
-    own = {name: value for name, value in environment.items() if not any(mark in name.upper() for mark in SECRET_MARKS)}
-    package_parent = str(PACKAGE.parent)
-    own["PYTHONPATH"] = os.pathsep.join(filter(None, [package_parent, environment.get("PYTHONPATH")]))
-    own["PYTHONSAFEPATH"] = "1"
-    if device.kind == "cuda":
-        own["CUDA_VISIBLE_DEVICES"] = device.uuid
-        own["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
-        own.pop("TRITON_INTERPRET", None)
-    else:
-        own["CUDA_VISIBLE_DEVICES"] = ""
-        own.setdefault("OMP_WAIT_POLICY", "passive")  # threads that spin in the session would hold up the worker's
-        if interpret_triton:
-            own["TRITON_INTERPRET"] = "1"
-    return own
 
 
 class SessionClient:

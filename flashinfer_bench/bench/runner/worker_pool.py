@@ -11,10 +11,11 @@ import base64
 import itertools
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+from flashinfer_bench.bench.runner.environments import worker_environment
 from flashinfer_bench.bench.runner.session_protocol import Hello
 from flashinfer_bench.bench.runner.worker_process import WorkerGone, WorkerLate, WorkerProcess
 from flashinfer_bench.errors import DeviceFault
@@ -22,8 +23,6 @@ from flashinfer_bench.host import usable_cores, usable_memory
 from flashinfer_bench.worker.template import fork, run_template
 from flashinfer_bench.worker.wire import WireError
 
-PASSED_ON: Final = ("PATH", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "LIBRARY_PATH", "CPATH", "TRITON_INTERPRET")
-PASSED_ON_PREFIXES: Final = ("CUDA_", "NVIDIA_", "OMP_", "MKL_", "TORCH_", "FLASHINFER_", "CUPTI_")
 MEMORY_SHARE: Final = 0.6
 """Of the machine's memory, what a worker may hold where the configuration does not say."""
 
@@ -50,24 +49,6 @@ def start_template(run_directory: Path, *, not_for_it: socket.socket, with_trito
         run_template(theirs, run_directory, with_triton=with_triton)
     theirs.close()
     return ours
-
-
-def worker_environment(environment: Mapping[str, str], home: Path, cache_root: Path) -> dict[str, str]:
-    """Return what a worker sees of the environment: tool paths and device settings, nothing else of the user's.
-
-    FlashInfer compiles its kernels for minutes, so its folder is one for all solutions, and one of them could harm it.
-    """
-    kept = {
-        name: value for name, value in environment.items() if name in PASSED_ON or name.startswith(PASSED_ON_PREFIXES)
-    }
-    own = {"HOME": str(home), "TMPDIR": str(home)}
-    return {"FLASHINFER_WORKSPACE_BASE": str(cache_root / "jit"), **kept, **own}
-
-
-def solution_environment(cache_root: Path, digest: str) -> dict[str, str]:
-    """Return where a solution's compilers at run time keep what they make: a folder that no other solution is given."""
-    own = cache_root / "jit" / digest[:2] / digest
-    return {"TRITON_CACHE_DIR": str(own / "triton"), "TORCH_EXTENSIONS_DIR": str(own / "torch")}
 
 
 def default_memory_limit() -> int:
@@ -219,8 +200,9 @@ class WorkerPool:
     def _spawn(self) -> WorkerProcess:
         number = next(self._numbers)
         home = self._run_directory / f"worker-{number}"
+        own = {"HOME": str(home), "TMPDIR": str(home)}
         order: dict[str, Any] = {
-            "environment": worker_environment(os.environ, home, Path(self._hello.cache_root)),
+            "environment": {**worker_environment(os.environ, Path(self._hello.cache_root)), **own},
             "device": "cuda:0" if self._hello.device == "cuda" else "cpu",
             "threads": usable_cores(),
             "memory_limit_bytes": self._hello.worker_memory_bytes or default_memory_limit(),

@@ -1,0 +1,68 @@
+"""Which variables of the environment reach whom: a device session, its workers, a solution in one of them.
+
+A program that fills the folder of kernels that FlashInfer keeps is started in `worker_environment`, too: the library
+compiles a kernel again wherever its compilers are named otherwise.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from flashinfer_bench.bench.machine import Device
+
+PACKAGE: Final = Path(__file__).parents[2]
+SECRET_MARKS: Final = ("TOKEN", "SECRET", "PASSWORD", "CREDENTIAL", "API_KEY", "AUTH")
+"""Variables whose name has one of these do not reach a session, and so no worker can read them back."""
+PASSED_ON: Final = (
+    *("PATH", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "LIBRARY_PATH", "TRITON_INTERPRET"),
+    *("CC", "CXX", "CUDAHOSTCXX", "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH"),
+)
+PASSED_ON_PREFIXES: Final = ("CUDA_", "NVCC_", "NVIDIA_", "OMP_", "MKL_", "TORCH_", "FLASHINFER_", "CUPTI_")
+"""What a worker sees of the user's environment: where compilers and libraries are, and settings of devices."""
+NEEDED_TO_START: Final = ("PYTHONPATH", "PYTHONSAFEPATH", "HOME", "TMPDIR")
+"""What a program of this package has beside; a worker is forked, and has a home of its own."""
+
+
+def session_environment(environment: Mapping[str, str], device: Device, *, interpret_triton: bool) -> dict[str, str]:
+    """Return the environment in which a session of this device is started."""
+    own = {name: value for name, value in environment.items() if not any(mark in name.upper() for mark in SECRET_MARKS)}
+    package_parent = str(PACKAGE.parent)
+    own["PYTHONPATH"] = os.pathsep.join(filter(None, [package_parent, environment.get("PYTHONPATH")]))
+    own["PYTHONSAFEPATH"] = "1"
+    if device.kind == "cuda":
+        own["CUDA_VISIBLE_DEVICES"] = device.uuid
+        own["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+        own.pop("TRITON_INTERPRET", None)
+    else:
+        own["CUDA_VISIBLE_DEVICES"] = ""
+        own.setdefault("OMP_WAIT_POLICY", "passive")  # threads that spin in the session would hold up the worker's
+        if interpret_triton:
+            own["TRITON_INTERPRET"] = "1"
+    return own
+
+
+def worker_environment(environment: Mapping[str, str], cache_root: Path) -> dict[str, str]:
+    """Return what a worker sees of a session's environment, its own folder aside.
+
+    FlashInfer compiles its kernels for minutes, so its folder is one for all solutions, and one of them could harm it.
+    """
+    kept = {
+        name: value for name, value in environment.items() if name in PASSED_ON or name.startswith(PASSED_ON_PREFIXES)
+    }
+    return {"FLASHINFER_WORKSPACE_BASE": str(cache_root / "jit"), **kept}
+
+
+def warming_environment(environment: Mapping[str, str], device: Device, cache_root: Path) -> dict[str, str]:
+    """Return the environment of a program that calls a solution ahead: a worker's, and what starts this package."""
+    session = session_environment(environment, device, interpret_triton=False)
+    needed = {name: value for name, value in session.items() if name in NEEDED_TO_START}
+    return {**worker_environment(session, cache_root), **needed}
+
+
+def solution_environment(cache_root: Path, digest: str) -> dict[str, str]:
+    """Return where a solution's compilers at run time keep what they make: a folder that no other solution is given."""
+    own = cache_root / "jit" / digest[:2] / digest
+    return {"TRITON_CACHE_DIR": str(own / "triton"), "TORCH_EXTENSIONS_DIR": str(own / "torch")}
