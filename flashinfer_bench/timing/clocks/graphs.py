@@ -6,8 +6,8 @@ when they are launched on a stream, by 1 % when a graph is replayed). Branches o
 
 From the fourth capture in a process on, the driver starts each operation of every replay 0.35 us later (H200, 580.159),
 also of the graphs before, also when they are gone, whatever stream or pool they were captured with, by CUPTI and by
-events alike. A process that serves has captured dozens; so one that measures makes some captures first, and a call
-takes the same whatever was captured before it.
+events alike; now and then a process with fewer than a dozen goes back for a while. A process that serves has captured
+dozens; so one that measures makes some captures first, and a call takes the same whatever was captured before it.
 
 Each graph has a memory pool of its own, which torch keeps when the graph is gone, and gives to no other graph:
 `torch.cuda.empty_cache` after a trial gives it back.
