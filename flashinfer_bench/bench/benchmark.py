@@ -57,7 +57,7 @@ class Benchmark:
 
     def __init__(self, trace_set: TraceSet, config: BenchmarkConfig | None = None) -> None:
         self._trace_set = trace_set
-        self.config = config if config is not None else BenchmarkConfig.default()
+        self.config = config if config is not None else BenchmarkConfig.default(sets=trace_set.roots)
         self._toolchain = find_toolchain()
         self.machine = self._look_around()
         self.seed = self.config.seed if self.config.seed is not None else secrets.randbits(62)

@@ -205,8 +205,8 @@ class Source:
     top: EvalConfig
     op_types: Mapping[str, EvalConfig]
     definitions: Mapping[str, EvalConfig]
-    bundled: bool = False
-    """The bundled file names op types that a set need not have."""
+    is_optional: bool = False
+    """What its sections name need not be there: the bundled file's, and a trace set's own."""
 
     def layers(self, definition: str, op_type: str) -> Iterator[Layer]:
         """Yield what applies to a definition, the most specific level last."""

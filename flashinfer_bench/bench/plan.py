@@ -159,6 +159,7 @@ def _jobs(
                 workload=workload_digest,
                 evaluator=evaluator,
                 timing=config.timing_mark(),
+                seed=config.seed,
             )
             yield Job(0, definition, workload, solution, resolved, marks)
 

@@ -1,9 +1,9 @@
 """What a resumed run need not do again: a job's fingerprint, and the recorded jobs that it is looked up in.
 
 The fingerprint stands in a trace under `evaluation.extra["run"]["fingerprint"]`: digests of the definition, the
-solution, the workload and the eval config, the hardware's name, and the evaluator's class with its revision (of a
-plug-in the digest of its source too). A trace that carries none (another engine's) proves nothing, nor does one from
-before evaluators had revisions.
+solution, the workload and the eval config, the hardware's name, the evaluator's class with its revision (of a plug-in
+the digest of its source too), and the seed where the user gave one. A trace that carries none (another engine's) proves
+nothing, nor does one from before evaluators had revisions.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 from flashinfer_bench.data.evaluation import Evaluation, EvaluationStatus
 from flashinfer_bench.data.trace import Trace
 
-FINGERPRINT_KEYS: Final = ("definition", "solution", "workload", "config", "hardware", "evaluator", "timing")
+FINGERPRINT_KEYS: Final = ("definition", "solution", "workload", "config", "hardware", "evaluator", "timing", "seed")
 JobKey = tuple[str, str, str]
 """Names of definition and solution, and the workload's uuid."""
 
@@ -29,8 +29,9 @@ def fingerprint(
     hardware: str,
     evaluator: str | None = None,
     timing: str | None = None,
+    seed: int | None = None,
 ) -> dict[str, str]:
-    """Return what decides a verdict: four digests and a name; the evaluator; a timing that is not the usual one."""
+    """Return what decides a verdict: digests and a name; the evaluator; an unusual timing; a seed that was given."""
     marks = {
         "definition": definition,
         "solution": solution,
@@ -38,8 +39,15 @@ def fingerprint(
         "config": config,
         "hardware": hardware,
     }
-    further = {"evaluator": evaluator, "timing": timing}
+    further = {"evaluator": evaluator, "timing": timing, "seed": None if seed is None else str(seed)}
     return {**marks, **{name: mark for name, mark in further.items() if mark is not None}}
+
+
+def is_same(recorded: Mapping[str, str] | None, wanted: Mapping[str, str]) -> bool:
+    """Tell whether a recorded fingerprint is the wanted one. Where no seed is asked for, any will do."""
+    if recorded is None:
+        return False
+    return {key: mark for key, mark in recorded.items() if key != "seed" or key in wanted} == dict(wanted)
 
 
 @dataclass(frozen=True)
@@ -85,7 +93,7 @@ class RecordedJobs:
         records = self.by_key.get(key)
         if not records:
             return Decision("new")
-        same = [record for record in records if record.fingerprint == wanted]
+        same = [record for record in records if is_same(record.fingerprint, wanted)]
         if not same:
             return Decision("redo", _what_changed(records[-1].fingerprint, wanted))
         if self.retry_timeouts and same[-1].timed_out:
@@ -98,13 +106,14 @@ class RecordedJobs:
 def _read_record(evaluation: Evaluation) -> RecordedJob:
     performance = evaluation.performance
     return RecordedJob(
-        fingerprint=_read_fingerprint(evaluation.extra),
+        fingerprint=read_fingerprint(evaluation.extra),
         timed_out=evaluation.status is EvaluationStatus.TIMEOUT,
         has_baseline=performance is None or performance.reference_latency_ms > 0,
     )
 
 
-def _read_fingerprint(extra: Mapping[str, Any] | None) -> dict[str, str] | None:
+def read_fingerprint(extra: Mapping[str, Any] | None) -> dict[str, str] | None:
+    """Return the fingerprint that stands in the `extra` of a verdict, if any does."""
     run = (extra or {}).get("run")
     found = run.get("fingerprint") if isinstance(run, Mapping) else None
     return {str(key): str(value) for key, value in found.items()} if isinstance(found, Mapping) else None
@@ -113,5 +122,6 @@ def _read_fingerprint(extra: Mapping[str, Any] | None) -> dict[str, str] | None:
 def _what_changed(recorded: Mapping[str, str] | None, wanted: Mapping[str, str]) -> str:
     if recorded is None:
         return "recorded without a fingerprint"
-    changed = [key for key in FINGERPRINT_KEYS if recorded.get(key) != wanted.get(key)]
+    kept = [key for key in FINGERPRINT_KEYS if key != "seed" or key in wanted]
+    changed = [key for key in kept if recorded.get(key) != wanted.get(key)]
     return f"{' and '.join(changed)} changed" if changed else "fingerprint of another form"

@@ -10,7 +10,7 @@ from flashinfer_bench.errors import Misuse
 
 
 def execute(args: argparse.Namespace) -> int:
-    """Print the help that is asked for, or run the session; the exit code says whether all cases ran.
+    """Print the help that is asked for, or run the session; the exit code says whether all cases ran and were written.
 
     Raises:
         Misuse: nothing is asked for, or what is cannot be used; nothing was run.

@@ -7,19 +7,23 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from flashinfer_bench.cli.perf_flags import parse_case, split_session
+from flashinfer_bench.cli.perf_flags import check_outer, find_session_flags, parse_case, split_session
+from flashinfer_bench.cli.run import typed_program
 from flashinfer_bench.errors import Misuse
 from flashinfer_bench.report.verdict import to_one_line
 from flashinfer_bench.routines.materials import Material, make_material
 from flashinfer_bench.routines.spec import Case, Routine
 from flashinfer_bench.routines.support import Place, why_not
 
-SCRIPT: Final = "python3 flashinfer_benchmark.py"
+SCRIPT: Final = "flashinfer_benchmark.py"
+"""The name that FlashInfer's documents have for this command."""
+INTERPRETER: Final = "python3"
 
 
 @dataclass
@@ -32,6 +36,8 @@ class Request:
     """Where it stands in the testlist."""
     text: str = ""
     """The line as it stands."""
+    ignored: list[str] = field(default_factory=list)
+    """Flags of the session that stand in the line, where they have no effect."""
     problem: str | None = None
     """Why it cannot be run at all."""
     routine: Routine | None = None
@@ -48,14 +54,22 @@ class Request:
     @property
     def repro_command(self) -> str:
         """The command that runs this case alone, quoted for a shell."""
-        return f"{SCRIPT} {shlex.join(self.words)}"
+        return shlex.join([*started_program(sys.argv[0]), *self.words])
+
+
+def started_program(script: str) -> list[str]:
+    """Return how `perf` was started: as the script of FlashInfer's documents, or as a command of this package."""
+    if Path(script).name == SCRIPT:
+        return [INTERPRETER, script]
+    return [*typed_program(script, INTERPRETER), "perf"]
 
 
 def read_requests(rest: Sequence[str], testlist: str | None, place: Place) -> list[Request]:
     """Return what was asked for.
 
     Raises:
-        Misuse: the flags of a single case are wrong, or the testlist cannot be read or is empty.
+        Misuse: the flags of a single case are wrong, a flag beside a testlist is one of no routine, or the testlist
+            cannot be read or is empty.
     """
     if testlist is None:
         request = Request(list(rest))
@@ -63,13 +77,15 @@ def read_requests(rest: Sequence[str], testlist: str | None, place: Place) -> li
         if request.problem is not None:
             raise Misuse(request.problem)
         return [request]
+    check_outer(rest)
     requests = [Request([], line, text) for line, text in _read_lines(Path(testlist))]
     if not requests:
         raise Misuse(f"{testlist} holds no case: a case a line, # for comments")
     for request in requests:
         try:
-            words = split_session(shlex.split(request.text, comments=True))[1]
-            request.words = [*rest, *words]
+            words = shlex.split(request.text, comments=True)
+            request.ignored = find_session_flags(words)
+            request.words = [*rest, *split_session(words)[1]]
         except (ValueError, Misuse) as error:
             request.problem = f"{error}"
             continue
@@ -79,7 +95,7 @@ def read_requests(rest: Sequence[str], testlist: str | None, place: Place) -> li
 
 def _read_lines(path: Path) -> Iterator[tuple[int, str]]:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # some editors begin a file with a byte order mark
     except (OSError, UnicodeDecodeError) as error:
         raise Misuse(f"--testlist {path}: cannot be read: {error}") from None
     for number, line in enumerate(text.splitlines(), start=1):

@@ -1,13 +1,22 @@
-"""Where rows go: a CSV with the documented columns, and JSON lines with everything; on disk as soon as added."""
+"""Where rows go: a CSV with the documented columns, and JSON lines with everything; on disk as soon as added.
+
+A file that cannot be begun is Misuse: nothing was run. One that loses a row later (a full disk) is told once and left
+alone, for the verdicts and the other files are worth having; the command then ends with 1.
+"""
 
 from __future__ import annotations
 
 import csv
+import io
 import json
 import math
+import os
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
+from flashinfer_bench.cli.output import write_problems
 from flashinfer_bench.cli.perf_rows import Row
 from flashinfer_bench.errors import Misuse
 from flashinfer_bench.routines.resolved import resolve_backend
@@ -41,6 +50,7 @@ OWN_COLUMNS: Final = (
 )
 """What this project adds at the end."""
 COLUMNS: Final = (*RESULT_COLUMNS, *FLAG_COLUMNS, *OWN_COLUMNS)
+LOSS_HINT: Final = "make room or name another file, then run again what it lacks"
 FORMAT_VERSION: Final = 1
 """Version of the JSON lines. 1: the first."""
 
@@ -57,29 +67,43 @@ class ResultFiles:
         self._csv = Path(output_path) if output_path is not None and not is_json else None
         self._json = [Path(path) for path in ((output_path if is_json else None), json_path) if path is not None]
         self._place = place
+        self.lost: set[Path] = set()
+        """The files that lack rows."""
         for path in (*((self._csv,) if self._csv else ()), *self._json):
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text("", encoding="utf-8")
+                path.write_text(_csv_line(COLUMNS) if path is self._csv else "", encoding="utf-8", newline="")
             except OSError as error:
                 raise Misuse(f"{path}: cannot be written: {error}") from None
-        if self._csv is not None:
-            self._append_csv(COLUMNS)
 
     def add(self, row: Row) -> None:
-        """Write a row to every file."""
+        """Write a row to every file that took all rows before."""
         document = to_document(row, self._place)
         if self._csv is not None:
             cells = to_cells(document)
-            self._append_csv([cells.get(column, "") for column in COLUMNS])
+            self._append(self._csv, _csv_line([cells.get(column, "") for column in COLUMNS]))
         for path in self._json:
-            with path.open("a", encoding="utf-8") as handle:
-                handle.write(json.dumps(_finite(document), allow_nan=False) + "\n")
+            self._append(path, json.dumps(_finite(document), allow_nan=False) + "\n")
 
-    def _append_csv(self, cells: Any) -> None:
-        assert self._csv is not None  # asked by who has one
-        with self._csv.open("a", encoding="utf-8", newline="") as handle:
-            csv.writer(handle).writerow(cells)
+    def _append(self, path: Path, line: str) -> None:
+        if path in self.lost:
+            return
+        size = path.stat().st_size if path.exists() else 0
+        try:
+            with path.open("a", encoding="utf-8", newline="") as handle:
+                handle.write(line)
+        except OSError as error:
+            with suppress(OSError):  # a device has no size
+                os.truncate(path, size)  # half a row would spoil the others
+            self.lost.add(path)
+            said = f"a row cannot be written, and none after it will be: {error.strerror}"
+            write_problems(f"{path}: {said}; {LOSS_HINT}")
+
+
+def _csv_line(cells: Iterable[Any]) -> str:
+    line = io.StringIO(newline="")
+    csv.writer(line).writerow(cells)
+    return line.getvalue()
 
 
 def to_document(row: Row, place: Place) -> dict[str, Any]:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from flashinfer_bench.cli.output import write_out
@@ -20,8 +22,10 @@ PROGRAM: Final = "flashinfer-bench perf"
 EXAMPLE: Final = f"{PROGRAM} --routine rmsnorm --batch_size 32 --hidden_size 4096 --refcheck -vv"
 USAGE: Final = "%(prog)s --routine NAME [flags]  |  %(prog)s --testlist FILE [flags]"
 JIT_HELP: Final = "modules compiled ahead at once; 0: none (default: for a testlist one a core, 4 to 32; else 0)"
-KINDS: Final[dict[str, Callable[[str], Any]]] = {"int": whole_number, "float": number, "text": str}
-
+MOST_TIMEOUT_S: Final = 1_000_000
+"""The system's waits take no more than 2^31 ms."""
+LARGEST_WHOLE: Final = 2**53
+"""From here on whole numbers are read as floats: torch has none beyond 64 bits."""
 CASE_FLAGS: Final = (
     Flag("num_iters", "int", "timed calls", 30),
     Flag("dry_run_iters", "int", "calls before timing", 5),
@@ -38,6 +42,17 @@ CASE_FLAGS: Final = (
 """Flags that every case has, beside --routine, --backends and -v."""
 
 
+def finite_number(text: str) -> float:
+    """Parse the value of a flag that measures; nan and the infinite are none, and huge whole numbers floats."""
+    value = number(text)
+    if not math.isfinite(value):
+        raise argparse.ArgumentTypeError(f"needs a finite number, not {text!r}")
+    return value if abs(value) < LARGEST_WHOLE else float(value)
+
+
+KINDS: Final[dict[str, Callable[[str], Any]]] = {"int": whole_number, "float": finite_number, "text": str}
+
+
 def make_session_parser() -> Parser:
     """Make the parser of what belongs to the whole call, and to no single case."""
     parser = Parser(prog=PROGRAM, add_help=False)
@@ -52,6 +67,28 @@ def make_case_parser(routine: Routine | None) -> Parser:
     return parser
 
 
+def check_outer(rest: Sequence[str]) -> None:
+    """Check what is given beside a testlist: each flag has to be one of some routine, each value of its flag's kind.
+
+    Raises:
+        Misuse: some are not; all unknown flags at once.
+    """
+    parser = _make_whole_parser(None, add_help=False)
+    group = parser.add_argument_group("any routine")
+    own = {flag.name: flag for routine in ROUTINES.values() for flag in routine.flags}
+    for flag in [flag for flag in own.values() if f"--{flag.name}" not in parser.flags()]:
+        _add_flag(group, replace(flag, choices=()))
+    unknown = parser.parse_known_args(list(rest))[1]
+    if unknown:
+        raise Misuse("\n".join(describe_unknown_arguments(_underscored(unknown), parser)))
+
+
+def find_session_flags(words: Sequence[str]) -> list[str]:
+    """Return the session's flags that are among the words, in the session's order."""
+    given = {word.split("=", 1)[0] for word in words}
+    return [flag for flag in make_session_parser().flags() if flag in given]
+
+
 def split_session(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     """Return the session's flags, and the arguments that are left for the cases.
 
@@ -61,6 +98,8 @@ def split_session(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     session, rest = make_session_parser().parse_known_args(list(argv))
     if session.timeout <= 0:
         raise Misuse(f"--timeout {session.timeout}: must be above 0 s")
+    if session.timeout > MOST_TIMEOUT_S:
+        raise Misuse(f"--timeout {session.timeout}: must be at most {MOST_TIMEOUT_S} s")
     if session.jit_jobs is not None and session.jit_jobs < 0:
         raise Misuse(f"--jit_jobs {session.jit_jobs}: must be at least 0, which compiles nothing ahead")
     return session, rest
@@ -77,10 +116,10 @@ def parse_case(argv: Sequence[str]) -> tuple[Routine, argparse.Namespace]:
         raise Misuse(f"{_find_misspelt(argv)}--routine is missing; known: {', '.join(ROUTINES)}")
     parser = make_case_parser(routine)
     args, rest = parser.parse_known_args(list(argv))
-    problems = describe_unknown_arguments(_underscored(rest), parser) if rest else []
+    problems = describe_unknown_arguments(_underscored(rest), _make_whole_parser(routine)) if rest else []
     missing = [f"--{flag.name}" for flag in routine.flags if flag.required and getattr(args, flag.name) is None]
     problems += [f"routine {routine.name} needs {', '.join(missing)}"] if missing else []
-    problems += _find_small(args, routine.flags)
+    problems += _find_outside(args, routine.flags)
     if problems:
         raise Misuse("\n".join(problems))
     args.backends = [routine.aliases.get(name, name) for name in args.backends]
@@ -98,15 +137,20 @@ def print_help(argv: Sequence[str]) -> None:
     """Print the flags of the routine that the arguments name, or the routines."""
     routine = _named_routine(argv)
     if routine is None:
-        parser = Parser(prog=PROGRAM, usage=USAGE, description="Time FlashInfer's kernels.", example=EXAMPLE)
-        _add_session_flags(parser)
-        _add_case_flags(parser, None)
+        parser = _make_whole_parser(None, usage=USAGE, description="Time FlashInfer's kernels.", example=EXAMPLE)
         write_out(parser.format_help() + _list_routines())
         return
-    parser = Parser(prog=PROGRAM, usage=f"%(prog)s --routine {routine.name} [flags]", description=routine.summary)
+    usage = f"%(prog)s --routine {routine.name} [flags]"
+    parser = _make_whole_parser(routine, usage=usage, description=routine.summary)
+    write_out(parser.format_help() + _list_support(routine))
+
+
+def _make_whole_parser(routine: Routine | None, **texts: Any) -> Parser:
+    """Make the parser of all that can be typed: for help, and for hints at what was meant."""
+    parser = Parser(prog=PROGRAM, **texts)
     _add_session_flags(parser)
     _add_case_flags(parser, routine)
-    write_out(parser.format_help() + _list_support(routine))
+    return parser
 
 
 def _named_routine(argv: Sequence[str]) -> Routine | None:
@@ -116,20 +160,19 @@ def _named_routine(argv: Sequence[str]) -> Routine | None:
     return None if name is None else find_routine(name)
 
 
-def _find_small(args: argparse.Namespace, flags: Iterable[Flag]) -> list[str]:
-    """Return a line for each size that is too small to be one."""
-    given = [(flag, getattr(args, flag.name)) for flag in flags if flag.kind == "int"]
-    return [
-        f"--{flag.name} {value}: must be at least {flag.least}"
-        for flag, value in given
-        if value is not None and value < flag.least
-    ]
+def _find_outside(args: argparse.Namespace, flags: Iterable[Flag]) -> list[str]:
+    """Return a line for each number that its flag does not take."""
+    given = [(flag, getattr(args, flag.name)) for flag in flags]
+    return [reason for flag, value in given if value is not None and (reason := flag.why_not(value)) is not None]
 
 
 def _find_misspelt(argv: Sequence[str]) -> str:
-    """Return a hint at a flag that was meant to name the routine, for the beginning of a message."""
-    near = difflib.get_close_matches("--routine", [word.split("=", 1)[0] for word in argv], n=1, cutoff=0.8)
-    return f"unknown flag {near[0]}; did you mean --routine? " if near else ""
+    """Return a hint at a flag that was meant to name the routine or the testlist, for the beginning of a message."""
+    flags = [word.split("=", 1)[0] for word in argv]
+    for wanted in ("--routine", "--testlist"):
+        for near in difflib.get_close_matches(wanted, flags, n=1, cutoff=0.8):
+            return f"unknown flag {near}; did you mean {wanted}? "
+    return ""
 
 
 def _underscored(rest: Sequence[str]) -> list[str]:
@@ -146,9 +189,12 @@ def _add_session_flags(parser: Parser) -> None:
     group.add_argument("--json_path", metavar="FILE", help="JSON lines with everything that was measured")
     group.add_argument("--save_trace_set", metavar="DIR", help="keep the cases as a trace set that `run` can replay")
     group.add_argument("--resume", action="store_true", help="with --save_trace_set: leave out what it records already")
+    group.add_argument("--retry_timeouts", action="store_true", help="with --resume: run recorded TIMEOUTs again")
     group.add_argument("--devices", nargs="+", action=NameList, default=(), metavar="NAME", help="0, cuda:1, cpu, …")
     group.add_argument("--jit_jobs", type=whole_number, metavar="N", help=JIT_HELP)
-    group.add_argument("--timeout", type=number, default=300, metavar="S", help="seconds for a backend of a case")
+    group.add_argument(
+        "--timeout", type=finite_number, default=300, metavar="S", help="seconds for a backend of a case"
+    )
 
 
 def _add_case_flags(parser: Parser, routine: Routine | None) -> None:

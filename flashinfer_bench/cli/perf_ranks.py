@@ -67,7 +67,7 @@ def report_ranks(
         files.add(row)
         lines += [] if is_error else [perf_line(row)]
     write_out("".join(f"{line}\n" for line in lines))
-    return 1 if is_error else 0
+    return 1 if is_error or files.lost else 0
 
 
 def make_rows(request: Request, place: Place, times: dict[str, list[float]], problem: str) -> list[Row]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
@@ -26,10 +26,12 @@ from flashinfer_bench.cli.perf_files import ResultFiles
 from flashinfer_bench.cli.perf_flags import split_session
 from flashinfer_bench.cli.perf_ranks import run_ranks
 from flashinfer_bench.cli.perf_rows import Row, make_failed, make_row, make_skipped
+from flashinfer_bench.cli.perf_saved import write_settings
 from flashinfer_bench.cli.perf_text import introduce, report
 from flashinfer_bench.cli.perf_warm import list_jobs, usual_jobs, warm_up
+from flashinfer_bench.cli.recorded import find_resumed
 from flashinfer_bench.cli.tables import count, format_duration
-from flashinfer_bench.data import Evaluation, Trace, TraceSet
+from flashinfer_bench.data import Trace, TraceSet
 from flashinfer_bench.errors import ConfigError, Misuse
 from flashinfer_bench.report.verdict import to_one_line
 from flashinfer_bench.routines.materials import write_material
@@ -51,6 +53,8 @@ def run_session(argv: Sequence[str], *, make_engine: Callable[..., Any] = Benchm
     session, rest = split_session(argv)
     if session.resume and session.save_trace_set is None:
         raise Misuse("--resume looks for what is recorded: say where with --save_trace_set DIR")
+    if session.retry_timeouts and not session.resume:
+        raise Misuse("--retry_timeouts changes what --resume leaves out: give --resume too")
     devices = discover_devices(session.devices or None)
     device = devices[0]
     place = find_place(device.name, device.capability)
@@ -64,9 +68,12 @@ def run_session(argv: Sequence[str], *, make_engine: Callable[..., Any] = Benchm
     with ExitStack() as stack:
         root = session.save_trace_set or stack.enter_context(tempfile.TemporaryDirectory(prefix="flashinfer-perf-"))
         board.begin()
-        for request in requests:
-            if request.material is not None and (request.backends or session.save_trace_set):
+        kept = [request for request in requests if request.backends or session.save_trace_set]
+        for request in kept:
+            if request.material is not None:
                 write_material(Path(root), request.material)
+        if session.save_trace_set:
+            write_settings(Path(root), kept)
         return _run_all(board, session, Path(root), devices, make_engine=make_engine)
 
 
@@ -128,8 +135,8 @@ class Board:
 
     @property
     def exit_code(self) -> int:
-        """0 where every case ran and none of its backends failed, else 1."""
-        return FAILED if self._failed else RAN
+        """0 where every case ran, none of its backends failed, and all rows were written, else 1."""
+        return FAILED if self._failed or self._files.lost else RAN
 
     def _tell(self, request: Request) -> None:
         """Write the rows of a case, and its lines where they are not out yet."""
@@ -190,11 +197,15 @@ def _settings_key(request: Request) -> tuple[Any, ...]:
 def _run_group(
     board: Board, group: list[Request], session: argparse.Namespace, *, root: Path, make_engine: Callable[..., Any]
 ) -> None:
-    trace_set = make_trace_set(group, root, is_resumed=session.resume)
-    engine = make_engine(trace_set, make_config(group, session))
+    config = make_config(group, session)
+    trace_set = make_trace_set(group, root, is_resumed=session.resume, needs_samples=config.keep_samples)
+    engine = make_engine(trace_set, config)
     by_name = {request.material.definition.name: request for request in group if request.material is not None}
-    plan: Plan = engine.plan(session.resume)
-    for request, backend, evaluation in _recorded(trace_set, by_name, plan, is_resumed=session.resume):
+    plan: Plan = engine.plan(session.resume, retry_timeouts=session.retry_timeouts)
+    for trace in find_resumed(engine.plan(), plan, trace_set) if plan.resumed else []:
+        request, evaluation = by_name[trace.definition], trace.evaluation
+        assert evaluation is not None  # it is a verdict that is found
+        backend = _backend_of(request, trace.solution or "")
         board.put(request, make_row(request, backend, evaluation, device=evaluation.environment.hardware))
     for skip in plan.skips:
         request = by_name[skip.definition]
@@ -225,10 +236,15 @@ def _take(board: Board, by_name: dict[str, Request], event: Event) -> None:
         board.put(request, make_failed(request, backend, event.message, board.place))
 
 
-def make_trace_set(group: Sequence[Request], root: Path, *, is_resumed: bool) -> TraceSet:
-    """Return the set of a group's cases, in its order; with what is recorded of them where that is wanted."""
+def make_trace_set(group: Sequence[Request], root: Path, *, is_resumed: bool, needs_samples: bool = False) -> TraceSet:
+    """Return the set of a group's cases, in its order; with what is recorded of them where that is wanted.
+
+    A verdict without its samples is no record where they are needed.
+    """
     materials = [request.material for request in group if request.material is not None]
     recorded = TraceSet.from_path(root).traces if is_resumed else {}
+    if needs_samples:
+        recorded = {name: [trace for trace in traces if not _lacks_samples(trace)] for name, traces in recorded.items()}
     return TraceSet(
         root=root,
         definitions={item.definition.name: item.definition for item in materials},
@@ -254,18 +270,18 @@ def make_config(group: Sequence[Request], session: argparse.Namespace) -> Benchm
     for request in group:
         assert request.material is not None  # groups hold what can be run
         assert request.case is not None
-        args, check = request.args, request.case.check
-        name = request.material.definition.name
+        args, judged = request.args, request.case.check.settings()
         times_all = not args.refcheck or args.allow_output_mismatch
-        sections[name] = {
+        sections[request.material.definition.name] = {
+            **judged,
             "warmup_runs": args.dry_run_iters,
             "iterations": args.num_iters,
-            "rtol": check.rtol,
-            "atol": check.atol,
-            "required_matched_ratio": check.ratio,
-            "extra": {**check.extra, **({MEASURE_REJECTED: True} if times_all else {})},
+            "extra": {**judged["extra"], **({MEASURE_REJECTED: True} if times_all else {})},
         }
     first = group[0].args
+    chosen: dict[str, Any] = {"devices": session.devices} if session.devices else {}
+    chosen |= {"clock": "cuda_events"} if first.use_cuda_events else {}
+    chosen |= {"cuda_graphs": False} if first.no_cuda_graph else {}
     try:
         return BenchmarkConfig.default(
             definition_config=sections,
@@ -274,9 +290,7 @@ def make_config(group: Sequence[Request], session: argparse.Namespace) -> Benchm
             seed=first.random_seed,
             timeout_seconds=session.timeout,
             keep_samples=session.json_path is not None or (session.output_path or "").endswith(".jsonl"),
-            **({"devices": session.devices} if session.devices else {}),
-            **({"clock": "cuda_events"} if first.use_cuda_events else {}),
-            **({"cuda_graphs": False} if first.no_cuda_graph else {}),
+            **chosen,
         )
     except ValidationError as error:
         raise ConfigError("\n".join(describe_problems(error))) from None
@@ -287,17 +301,6 @@ def _backend_of(request: Request, solution: str) -> str:
     return next(name for name, item in request.material.solutions.items() if item.name == solution)
 
 
-def _recorded(
-    trace_set: TraceSet, by_name: dict[str, Request], plan: Plan, *, is_resumed: bool
-) -> Iterator[tuple[Request, str, Evaluation]]:
-    """Yield the recorded verdicts of what a resumed session leaves out."""
-    if not is_resumed:
-        return
-    planned = {job.solution.name for job in plan.jobs}
-    for name, request in by_name.items():
-        last = {trace.solution: trace.evaluation for trace in trace_set.latest_traces(name)}
-        assert request.material is not None  # by_name holds what can be run
-        for backend, solution in request.material.solutions.items():
-            evaluation = last.get(solution.name)
-            if solution.name not in planned and evaluation is not None:
-                yield request, backend, evaluation
+def _lacks_samples(trace: Trace) -> bool:
+    record = (trace.evaluation.extra or {}).get("measurement") if trace.evaluation is not None else None
+    return isinstance(record, Mapping) and "samples_ns" not in record

@@ -14,6 +14,7 @@ CUPTI_DEPRECATED: Final = (
     "[WARNING] --use_cupti is deprecated and will be removed in a future release. CUPTI is now enabled by default."
 )
 NO_BACKENDS: Final = "[ERROR] No backends to test. Exiting."
+OF_THE_SESSION: Final = "what holds for the whole session goes on the command line"
 NAME_WIDTH: Final = 15
 
 
@@ -21,6 +22,8 @@ def introduce(request: Request, place: Place) -> Iterator[str]:
     """Yield what is said of a case before it is run."""
     if request.text:
         yield f"[INFO] Line {request.line}: {request.text}"
+    if request.ignored:
+        yield f"[WARNING] Line {request.line}: without effect: {', '.join(request.ignored)}; {OF_THE_SESSION}"
     if request.problem is not None:
         yield f"[ERROR] Error running test: {request.text}"
         yield from (f"[ERROR] Error: {line}" for line in request.problem.splitlines())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from flashinfer_bench.bench.plan import Job, Plan
+from flashinfer_bench.bench.resume import is_same, read_fingerprint
 from flashinfer_bench.data import Trace, TraceSet
 
 
@@ -20,8 +21,8 @@ def find_resumed(full: Plan, plan: Plan, trace_set: TraceSet) -> list[Trace]:
 
 
 def _is_record_of(trace: Trace, job: Job) -> bool:
-    run = (trace.evaluation.extra or {}).get("run") if trace.evaluation is not None else None
-    return isinstance(run, dict) and run.get("fingerprint") == dict(job.fingerprint)
+    evaluation = trace.evaluation
+    return evaluation is not None and is_same(read_fingerprint(evaluation.extra), job.fingerprint)
 
 
 def _key(job: Job) -> tuple[str, str, str]:

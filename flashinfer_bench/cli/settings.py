@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from pydantic import ValidationError
@@ -37,13 +38,16 @@ class Subject:
     op_type: str
 
 
-def read_config(args: argparse.Namespace) -> BenchmarkConfig:
-    """Read the file that the command names, or the bundled one, with the command's flags on top."""
+def read_config(args: argparse.Namespace, sets: Sequence[Path] = ()) -> BenchmarkConfig:
+    """Read the file that the command names, or the bundled one, with the command's flags on top.
+
+    What trace sets say of their own definitions beats the bundled file.
+    """
     overrides = given_overrides(args)
     try:
         if args.config is not None:
-            return BenchmarkConfig.from_yaml(args.config, **overrides)
-        return BenchmarkConfig.default(**overrides)
+            return BenchmarkConfig.from_yaml(args.config, sets=sets, **overrides)
+        return BenchmarkConfig.default(sets=sets, **overrides)
     except ValidationError as error:
         raise ConfigError("\n".join(map(_name_flag, describe_problems(error)))) from None
 

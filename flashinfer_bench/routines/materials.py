@@ -20,6 +20,7 @@ from safetensors.numpy import save_file
 
 from flashinfer_bench.data import Definition, Solution, Trace, Workload
 from flashinfer_bench.data.digest import digest_of
+from flashinfer_bench.data.dtypes import DTYPES
 from flashinfer_bench.data.store import layout
 from flashinfer_bench.errors import DataSetError
 from flashinfer_bench.routines.lift import ENTRY, lift
@@ -30,6 +31,10 @@ LIBRARY: Final = "flashinfer"
 ENTRY_FILE: Final = "main.py"
 NAMESPACE: Final = uuid.UUID("6f1c2f6e-55a4-4f0e-9d9e-0c7a6d0f3b52")
 """Of the workloads' uuids, which are made of the case's content."""
+WHOLE_TENSOR: Final = 64
+"""Stored whole numbers that are shown, not abbreviated."""
+LINE_WIDTH, EDGE_ITEMS = 80, 3
+"""Torch's, when it prints a tensor."""
 NOT_PLAIN: Final = re.compile(r"[^A-Za-z0-9]+")
 
 
@@ -132,14 +137,16 @@ def _source(name: str, tensor: Tensor, path: str) -> dict[str, Any]:
 def _solution(case: Case, definition: Definition, backend: str) -> Solution:
     source = case.reference if backend == TORCH else case.solutions[backend]
     is_dps = backend in case.dps
-    parameters = [*case.inputs, *(case.outputs if is_dps else ())]
+    text = _text(source, [*case.inputs, *(case.outputs if is_dps else ())])
+    # what a library's backend is told (to tune, say) stands in its source, and two that are told otherwise are two
+    mark = "" if backend == TORCH else f"_{sha256(text.encode()).hexdigest()[:8]}"
     return Solution.model_validate(
         {
-            "name": f"{definition.name}__{backend.replace('-', '_')}",
+            "name": f"{definition.name}__{backend.replace('-', '_')}{mark}",
             "definition": definition.name,
             "author": AUTHORS.get(backend, LIBRARY),
             "description": f"backend {backend} of routine {definition.tags[0].partition(':')[2]}",
-            "sources": [{"path": ENTRY_FILE, "content": _text(source, parameters)}],
+            "sources": [{"path": ENTRY_FILE, "content": text}],
             "spec": {
                 "language": "python",
                 "target_hardware": ["cpu", "cuda"] if backend == TORCH else ["cuda"],
@@ -156,13 +163,40 @@ def _text(source: Source, parameters: list[str]) -> str:
 
 
 def describe_case(case: Case) -> list[str]:
-    """Return a line for each input: name, shape and dtype, or the number that it is."""
-    lines = []
-    for name, tensor in case.inputs.items():
-        if tensor.shape is None:
-            lines.append(f"{name} = {json.dumps(tensor.value)}")
-            continue
-        sizes = [case.axes[axis] if axis in case.axes else int(axis) for axis in tensor.shape.split()]
-        lines.append(f"{name}.shape = torch.Size({sizes})")
-        lines.append(f"{name}.dtype = {tensor.dtype}")
+    """Return lines for each input and each number of the reference, in the forms of FlashInfer's documents."""
+    lines = [line for name, tensor in case.inputs.items() for line in _describe_input(name, tensor, case.axes)]
+    for name, value in case.reference.constants.items():
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            lines.append(f"{name.lower().removeprefix('sm_')} = {value}")  # attention's SM_SCALE is `scale` there
     return lines
+
+
+def _describe_input(name: str, tensor: Tensor, axes: Mapping[str, int]) -> list[str]:
+    """Return lines of shape, dtype, and of what is stored the whole numbers, or the one number that it is."""
+    value = tensor.value
+    if tensor.shape is None:
+        return [f"{name} = {json.dumps(value)}"]
+    sizes = [axes[axis] if axis in axes else int(axis) for axis in tensor.shape.split()]
+    is_torchs = DTYPES[tensor.dtype].storage == tensor.dtype
+    lines = [f"{name}.shape = torch.Size({sizes})", f"{name}.dtype = {'torch.' if is_torchs else ''}{tensor.dtype}"]
+    if isinstance(value, np.ndarray) and value.dtype.kind == "i":
+        lines.append(f"{name}.flatten() = {render_integers(value)}")
+    elif isinstance(value, np.ndarray) and value.size == 1:
+        lines.append(f"{name} = {value.reshape(-1)[0]!s}")
+    return lines
+
+
+def render_integers(values: npt.NDArray[Any]) -> str:
+    """Return whole numbers as torch prints a tensor of one dimension; more than 64 are abbreviated to both ends."""
+    flat = [int(value) for value in values.reshape(-1)]
+    is_whole = len(flat) <= WHOLE_TENSOR
+    shown = flat if is_whole else [*flat[:EDGE_ITEMS], *flat[-EDGE_ITEMS:]]
+    width = max((len(str(value)) for value in shown), default=0)
+    cells = [str(value).rjust(width) for value in shown]
+    cells = cells if is_whole else [*cells[:EDGE_ITEMS], " ...", *cells[EDGE_ITEMS:]]
+    each = max(1, (LINE_WIDTH - len("tensor(")) // (width + len(", ")))
+    rows = [", ".join(cells[start : start + each]) for start in range(0, len(cells), each)]
+    text = "tensor([" + f",\n{' ' * len('tensor([')}".join(rows) + "]"
+    dtype = f"dtype=torch.{values.dtype}"
+    is_full = len(text) - text.rfind("\n") + 1 + len(dtype) + 2 > LINE_WIDTH
+    return f"{text},{chr(10) + ' ' * len('tensor(') if is_full else ' '}{dtype})"

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from flashinfer_bench.roofline.cost import Cost, size_of
-from flashinfer_bench.routines.spec import ALL, BLACKWELL, Case, Check, Flag, Routine, Source, Tensor
+from flashinfer_bench.routines.spec import ALL, BLACKWELL, NOT_NEGATIVE, Case, Check, Flag, Routine, Source, Tensor
 from flashinfer_bench.routines.stored import floats
 from flashinfer_bench.routines.words import read_dtype, require, swizzled_size
 
@@ -21,7 +21,7 @@ FLAGS: Final = (
     Flag("hidden_size", "int", "length of a row", required=True),
     Flag("num_heads", "int", "makes the input [batch_size, num_heads, hidden_size]"),
     Flag("input_dtype", "text", "dtype of the input", "bfloat16", ("bfloat16", "float16")),
-    Flag("eps", "float", "added to the mean square", 1e-6),
+    Flag("eps", "float", "added to the mean square", 1e-6, span=NOT_NEGATIVE),
     Flag("enable_pdl", "switch", "programmatic dependent launch", False),
     Flag("scale", "float", "the fp8 output is divided by it", 1.0),
     Flag("out_dtype", "text", "dtype of a quantised output", None, ("fp8_e4m3", "fp8_e5m2", "nvfp4", "mxfp4")),

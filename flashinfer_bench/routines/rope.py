@@ -97,6 +97,10 @@ def _make_plain(args: Namespace, *, by_offsets: bool, llama31: bool) -> Case:
         "HIGH_FREQ_FACTOR": args.high_freq_factor,
         "OLD_CONTEXT_LEN": args.old_context_len,
     }
+    require(
+        not llama31 or args.high_freq_factor > args.low_freq_factor,
+        f"--high_freq_factor {args.high_freq_factor}: must be above --low_freq_factor {args.low_freq_factor}",
+    )
     function = f"apply_{'llama31_' if llama31 else ''}rope{'' if by_offsets else '_pos_ids'}"
     q, k = "tokens num_qo_heads head_dim", "tokens num_kv_heads head_dim"
     where = {"pos_ids": _positions(args)}

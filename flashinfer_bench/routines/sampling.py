@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from flashinfer_bench.roofline.cost import Cost, size_of
-from flashinfer_bench.routines.spec import ALL, Case, Check, Flag, Routine, Source, Tensor
+from flashinfer_bench.routines.spec import ALL, BELOW_ONE, PROBABILITY, Case, Check, Flag, Routine, Source, Tensor
 from flashinfer_bench.routines.stored import int32, random_integers
 from flashinfer_bench.routines.words import read_dtype, require
 
@@ -22,8 +22,8 @@ FLAGS: Final = (
     Flag("vocab_size", "int", "entries of a row"),
     Flag("input_dtype", "text", "dtype of logits and scores", "float32", FLOATS),
     Flag("top_k", "int", "entries that are kept", 50),
-    Flag("top_p", "float", "mass that is kept", 0.9),
-    Flag("min_p", "float", "least share of the largest probability", 0.1),
+    Flag("top_p", "float", "mass that is kept", 0.9, span=PROBABILITY),
+    Flag("min_p", "float", "least share of the largest probability", 0.1, span=BELOW_ONE),
     Flag("temperature", "float", "logits are divided by it", 1.0),
     Flag(
         "filter_apply_order",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from argparse import Namespace
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -18,6 +19,27 @@ TORCH: Final = "torch"
 
 
 @dataclass(frozen=True)
+class Span:
+    """The numbers that a flag takes, both ends included."""
+
+    words: str
+    """What a message says: a value "must be" this."""
+    least: float
+    most: float
+
+    def __contains__(self, value: float) -> bool:
+        """Tell whether a number is one of them; nan never is."""
+        return self.least <= value <= self.most
+
+
+POSITIVE: Final = Span("above 0, from 1e-30 to 1e30", 1e-30, 1e30)
+"""Further out, a product or quotient of float32 becomes 0 or infinite, and then nothing is compared but NaN."""
+NOT_NEGATIVE: Final = Span("at least 0, and at most 1e30", 0.0, 1e30)
+PROBABILITY: Final = Span("above 0, from 1e-30 to 1", 1e-30, 1.0)
+BELOW_ONE: Final = Span("at least 0, and below 1", 0.0, math.nextafter(1.0, 0.0))
+
+
+@dataclass(frozen=True)
 class Flag:
     """One flag of the command line, spelt `--name`."""
 
@@ -27,11 +49,21 @@ class Flag:
     default: Any = None
     choices: tuple[Any, ...] = ()
     required: bool = False
+    span: Span = POSITIVE
+    """What a float may be."""
 
     @property
     def least(self) -> int:
         """The smallest whole number that it takes: 0 where that is its default, else 1."""
         return 0 if self.default == 0 else 1
+
+    def why_not(self, value: float) -> str | None:
+        """Say why it does not take a number; None where it does, and for flags that are none."""
+        if self.kind == "int" and value < self.least:
+            return f"--{self.name} {value}: must be at least {self.least}"
+        if self.kind == "float" and value not in self.span:
+            return f"--{self.name} {value}: must be {self.span.words}"
+        return None
 
 
 @dataclass(frozen=True)
@@ -69,6 +101,15 @@ class Check:
     """Share of elements that must match; None leaves it to the evaluator."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Parameters of the evaluator."""
+
+    def settings(self) -> dict[str, Any]:
+        """Return it in the words of a configuration's section."""
+        return {
+            "rtol": self.rtol,
+            "atol": self.atol,
+            "required_matched_ratio": self.ratio,
+            "extra": dict(self.extra),
+        }
 
 
 @dataclass(frozen=True)

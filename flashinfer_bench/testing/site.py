@@ -10,7 +10,7 @@ from typing import Protocol
 
 import torch
 
-from flashinfer_bench.timing.clocks import Clock, make_clock
+from flashinfer_bench.timing.clocks import Clock, capture_first, make_clock
 from flashinfer_bench.timing.gpu_state import GpuState, read_gpu_state
 
 EVICT_SHARE = 2
@@ -103,7 +103,10 @@ class GpuSite:
         """Return the clock; CUPTI where it works."""
         if cold not in self._clocks:
             torch.zeros(1, device=self._device)  # makes the context that a clock needs
-            self._clocks[cold] = make_clock(self._device, cold=cold, use_cupti=self._use_cupti)
+            clock = make_clock(self._device, cold=cold, use_cupti=self._use_cupti)
+            self.launch_gap_ns(clock)
+            capture_first(self._device)
+            self._clocks[cold] = clock
         return self._clocks[cold]
 
     def launch_gap_ns(self, clock: Clock) -> int:

@@ -77,6 +77,12 @@ class Kept:
         if self._keeps:
             self._results.append(result)
 
+    def give_back(self, trial: Trial) -> None:
+        """Drop the results; free the memory of graphs that they have kept."""
+        self._results.clear()
+        if trial.facts.get("launch") == "graph":
+            torch.cuda.empty_cache()
+
 
 def held_bytes(result: Any) -> int | None:
     """Return the memory that a result keeps from being freed; None where that cannot be told."""

@@ -53,6 +53,7 @@ def take_trial(supply: Supplier, clock: Clock, recipe: Recipe, *, now: Callable[
         recipe: counts and budget.
         now: the host's clock, in seconds.
     """
+    start = now()
     try:
         with clock:
             return _take(supply, clock, recipe, now)
@@ -60,7 +61,8 @@ def take_trial(supply: Supplier, clock: Clock, recipe: Recipe, *, now: Callable[
         fallback = clock.fall_back(str(lost))
         if fallback is None:
             raise
-    return take_trial(supply, fallback, recipe, now=now)  # out here nothing holds what the lost trial held
+    left = replace(recipe, budget_s=max(0.0, recipe.budget_s - (now() - start)))
+    return take_trial(supply, fallback, left, now=now)  # out here nothing holds what the lost trial held
 
 
 def _take(supply: Supplier, clock: Clock, recipe: Recipe, now: Callable[[], float]) -> Trial:

@@ -65,6 +65,39 @@ def summarise_series(values: Sequence[float]) -> Summary:
     )
 
 
+def summarise_trials(series: Sequence[Sequence[float]]) -> Summary:
+    """Return the statistics of a mean over trials, each counting once, however many readings it has.
+
+    Args:
+        series: the readings of each trial, none empty.
+
+    Its interval takes the trials for independent; its standard deviation is that of a reading of a trial at random.
+    """
+    trials = [summarise_series(values) for values in series]
+    mean, middle = fmean(trial.mean for trial in trials), fmean(trial.median for trial in trials)
+    half = _half_width(series, [trial.interval for trial in trials])
+    return Summary(
+        count=sum(trial.count for trial in trials),
+        median=middle,
+        mean=mean,
+        std=sqrt(fmean(trial.std**2 + (trial.mean - mean) ** 2 for trial in trials)),
+        minimum=min(trial.minimum for trial in trials),
+        maximum=max(trial.maximum for trial in trials),
+        q25=fmean(trial.q25 for trial in trials),
+        q75=fmean(trial.q75 for trial in trials),
+        interval=None if half is None else (middle - half, middle + half),
+    )
+
+
+def _half_width(series: Sequence[Sequence[float]], intervals: Sequence[tuple[float, float] | None]) -> float | None:
+    """Return half the interval's width of a mean over trials; by all readings where single trials have too few."""
+    halves = [(found[1] - found[0]) / 2 for found in intervals if found is not None]
+    if len(halves) == len(series):
+        return sqrt(sum(half * half for half in halves)) / len(series)
+    pooled = median_interval([value for values in series for value in values])
+    return None if pooled is None else (pooled[1] - pooled[0]) / 2
+
+
 def centred(values: Sequence[float]) -> list[float]:
     """Return the distances from the mean."""
     mean = fmean(values)

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from flashinfer_bench.timing.gpu_state import GpuState
 from flashinfer_bench.timing.measurement import Facts, Measured, Sample, Stop, Trial
-from flashinfer_bench.timing.statistics import summarise_series, trimmed_mean
+from flashinfer_bench.timing.statistics import summarise_trials, trimmed_mean
 
 NOISY_SPREAD: Final = 0.05
 NOISE_FLOOR_NS: Final = 100
@@ -24,6 +24,8 @@ PER_TRIAL: Final = frozenset({"lead_ns", "spin_ns", "enqueue_ns", "calls", "reta
 """Facts whose median is told."""
 IN_ALL: Final = frozenset({"extra_samples"})
 """Facts whose sum is told, as the count of all samples is."""
+AGREED: Final = frozenset({"graphs", "output_places"})
+"""Facts that are told where they hold for all trials."""
 
 
 def summarise(
@@ -46,7 +48,7 @@ def summarise(
     latencies_ns = [[latency_ns(sample, launch_gap_ns) for sample in trial.samples] for trial in trials]
     medians_ms = [median(values) / 1e6 for values in latencies_ns]
     samples = [sample for trial in trials for sample in trial.samples]
-    statistics = summarise_series([value for values in latencies_ns for value in values])
+    statistics = summarise_trials(latencies_ns)
     record: dict[str, Any] = {
         **shared_facts([trial.facts for trial in trials]),
         "trials": len(trials),
@@ -62,7 +64,7 @@ def summarise(
     }
     if statistics.interval is not None:
         record["interval95_ms"] = [_ms(bound) for bound in statistics.interval]
-    record |= _operations(samples, launch_gap_ns)
+    record |= _operations(trials, launch_gap_ns)
     late = sum(sample.late for sample in samples)
     if late:
         record["late"] = late
@@ -94,6 +96,9 @@ def shared_facts(facts: Sequence[Facts]) -> dict[str, Any]:
     """Return the facts of all trials as one table: counts and times as medians or sums, the rest as the last has it."""
     numbers = PER_TRIAL | IN_ALL
     shared: dict[str, Any] = {name: value for table in facts for name, value in table.items() if name not in numbers}
+    for name in AGREED & shared.keys():
+        if any(table.get(name) != shared[name] for table in facts):
+            del shared[name]
     for name in sorted(numbers):
         values = [float(table[name]) for table in facts if isinstance(table.get(name), (int, float))]
         if values:
@@ -133,14 +138,14 @@ def describe_states(before: GpuState, after: GpuState) -> dict[str, Any]:
     return {**pairs, "slowed_by": slowed_by} if slowed_by else pairs
 
 
-def _operations(samples: Sequence[Sample], launch_gap_ns: int) -> dict[str, Any]:
+def _operations(trials: Sequence[Trial], launch_gap_ns: int) -> dict[str, Any]:
     """Return what only a clock that sees operations can tell."""
-    busy_ns = [sample.busy_ns for sample in samples if sample.busy_ns is not None]
-    counts = [sample.operations for sample in samples if sample.operations is not None]
-    if not busy_ns or not counts:
+    busy_ns = [[sample.busy_ns for sample in trial.samples if sample.busy_ns is not None] for trial in trials]
+    counts = [sample.operations for trial in trials for sample in trial.samples if sample.operations is not None]
+    if not counts or not any(busy_ns):
         return {}
     return {
-        "busy_ms": _ms(trimmed_mean(busy_ns)),
+        "busy_ms": _ms(fmean(trimmed_mean(values) for values in busy_ns if values)),
         "launch_gap_ns": launch_gap_ns,
         "operations": int(median(counts)),
     }

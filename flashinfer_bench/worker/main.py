@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import torch
 
-from flashinfer_bench.timing.clocks import Clock, make_clock
+from flashinfer_bench.timing.clocks import Clock, capture_first, make_clock
 from flashinfer_bench.timing.places import Kept, choose_places, note_places, written_elsewhere
 from flashinfer_bench.timing.progress import Recipe
 from flashinfer_bench.timing.recipe import take_trial
@@ -64,6 +64,7 @@ class Worker:
         """Answer one request after the other; returns when told to exit or when the session is gone."""
         verbs = {"load": self.load, "bind": self.bind, "call": self.call, "measure": self.measure}
         gaps = {"launch_gap_ns": self.clock.launch_gap_ns(), "chain_gap_ns": self.clock.chain_gap_ns()}
+        capture_first(self.device)
         send_frame(self.sock, {"id": 0, "ready": True, **gaps})
         while True:
             try:
@@ -120,7 +121,9 @@ class Worker:
             use_graphs=request["use_graphs"],
         )
         trial = take_trial(lambda _index: launch, self.clock, recipe)
-        return answer_trial(note_places(trial, places if request["style"] == "dps" else kept.places))
+        trial = note_places(trial, places if request["style"] == "dps" else kept.places)
+        kept.give_back(trial)
+        return answer_trial(trial)
 
     def _prepare(self, request: dict[str, Any]) -> tuple[Callable[..., Any], list[torch.Tensor]]:
         """Return the entry function with its inputs bound, and the output slots."""

@@ -77,6 +77,15 @@ def test_a_fingerprint_with_further_keys_is_not_the_same():
     assert decide(make_trace({**WANTED, "more": "x"})).action == "redo"
 
 
+def test_a_seed_counts_where_it_is_asked_for():
+    seeded = {**WANTED, "seed": "1"}
+    assert decide(make_trace(seeded)) == Decision("skip")
+    assert decide(make_trace(seeded), wanted=seeded) == Decision("skip")
+    assert decide(make_trace(seeded), wanted={**WANTED, "seed": "2"}) == Decision("redo", "seed changed")
+    assert decide(make_trace(), wanted=seeded) == Decision("redo", "seed changed")
+    assert decide(make_trace({**seeded, "config": "x"})) == Decision("redo", "config changed")
+
+
 def test_timeouts_are_retried_only_when_asked():
     assert decide(make_trace(status="TIMEOUT")) == Decision("skip")
     assert decide(make_trace(status="TIMEOUT"), retry_timeouts=True) == Decision("redo", "timed out")

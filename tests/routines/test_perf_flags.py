@@ -80,6 +80,12 @@ def test_the_help_lists_every_routine(capsys):
     assert all(f"    {name} " in text for name in ROUTINES)
 
 
+def test_recorded_timeouts_are_run_again_only_where_that_is_asked_for(capsys):
+    assert [split_session(words)[0].retry_timeouts for words in ([], ["--retry_timeouts"])] == [False, True]
+    assert main(["perf", "--help"]) == 0
+    assert re.search(r"--retry_timeouts +with --resume: run recorded TIMEOUTs again", capsys.readouterr().out)
+
+
 @pytest.mark.parametrize(
     ("routine", "backend", "place", "words"),
     [
@@ -179,7 +185,8 @@ def test_outer_flags_are_defaults_of_every_line_and_a_bad_line_is_kept(tmp_path)
     assert (requests[0].args.case_tag, requests[0].backends) == ("a # b", ["torch"])
 
 
-def test_a_repro_command_is_quoted_and_makes_the_same_case(tmp_path):
+def test_a_repro_command_is_quoted_and_makes_the_same_case(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["flashinfer_benchmark.py"])
     path = tmp_path / "list.txt"
     path.write_text(f"{RMSNORM} --case_tag 'a, \"b\"'")
     first = read_requests(["--generate_repro_command"], str(path), CPU)[0]

@@ -221,6 +221,41 @@ def test_a_replay_that_launches_something_else_is_not_trusted(gpu):
     assert {sample.operations for sample in trial.samples} == {3}
 
 
+def renamed(gpu, launch, names):
+    """Return a replay of a call with its operations under other names."""
+    gpu.captured = []
+    launch()
+    nodes, gpu.captured = gpu.captured, None
+    assert len(nodes) == len(names)
+
+    def replay():
+        gpu.log.append("replay")
+        for name, (_, length_ns) in zip(names, nodes, strict=True):
+            gpu.kernel(name, length_ns)
+
+    return replay
+
+
+def test_a_replay_of_as_many_operations_by_other_names_is_not_trusted(gpu):
+    call = gpu.call(operations=2)
+    trial = take(gpu, lambda _: call, capture=lambda launch: renamed(gpu, launch, ["kernel_0", "another"]))
+    assert trial.facts["launch_reason"] == "a replay launches something else than the call does"
+
+
+def test_one_graph_of_many_that_launches_something_else_spoils_them_all(gpu):
+    made = []
+
+    def capture(launch):
+        made.append(launch)
+        names = ["kernel_0", "another" if len(made) == PLACED_GRAPHS else "kernel_1"]
+        return renamed(gpu, launch, names)
+
+    call = gpu.call(operations=2)
+    trial = take(gpu, lambda _: call, capture=capture)
+    assert len(made) == PLACED_GRAPHS
+    assert (trial.facts["launch"], "graphs" in trial.facts) == ("stream", False)
+
+
 def test_a_later_call_that_cannot_be_captured_has_all_of_them_launched_on_the_stream(gpu):
     def capture(launch):
         if launch is calls[40]:

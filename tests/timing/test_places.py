@@ -79,6 +79,23 @@ def test_what_calls_return_is_kept_until_every_place_is_used(places):
         assert sum(reference() is not None for reference in made) == min(len(made), places - 1)
 
 
+@pytest.mark.parametrize(("launch_mode", "frees"), [("graph", 1), ("stream", 0)])
+def test_what_was_kept_is_dropped_before_the_memory_of_graphs_is_freed(monkeypatch, launch_mode, frees):
+    made, alive = [], []
+
+    def make():
+        made.append(weakref.ref(output := torch.zeros(4)))
+        return output
+
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: alive.append(sum(one() is not None for one in made)))
+    launch = Kept(make, PLACES, 16)
+    for _ in range(20):
+        launch()
+    launch.give_back(Trial((), "count", {"launch": launch_mode}))
+    assert alive == [0] * frees
+    assert launch.places == PLACES
+
+
 @pytest.mark.parametrize("places", [1, 2, PLACES])
 def test_calls_write_to_every_set_of_outputs_in_turn_the_given_one_first(places):
     given_outputs, seen = [torch.zeros(2, 3), torch.zeros(4, dtype=torch.int32)], []

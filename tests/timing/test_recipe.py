@@ -350,6 +350,14 @@ def test_records_lost_in_the_middle_fall_back_to_events_and_say_why(gpu, fault):
     assert {sample.operations for sample in trial.samples} == {None}
 
 
+@pytest.mark.parametrize("lost_at", [2, 5, 8])
+def test_a_trial_whose_records_are_lost_keeps_to_its_budget(gpu, lost_at):
+    start = gpu.seconds()
+    trial = take(gpu, gpu.call(length_ns=SECOND_NS // 2), lost_at=lost_at)
+    assert trial.facts["method"] == "cuda_events"
+    assert gpu.seconds() - start < RECIPE.budget_s + 2
+
+
 def test_a_second_subscriber_falls_back_to_events_and_says_why(gpu):
     trial = take(gpu, gpu.call(), refusal="another subscriber of CUPTI")
     assert (trial.facts["method"], trial.facts["fallback"]) == ("cuda_events", "another subscriber of CUPTI")

@@ -48,6 +48,36 @@ def test_the_record_of_any_trials_is_json_and_in_order(series):
     assert ("interval95_ms" in record) == (record["samples"] >= 9)
 
 
+def test_a_trial_with_extra_readings_counts_no_more_than_the_others():
+    """Its inputs may make the call quicker or slower: figures over all readings would be that trial's."""
+    steady = [trial(*values) for values in ([12_000, 12_100] * 275, [14_000, 14_100] * 25, [14_000, 14_100] * 25)]
+    measured = summarise(steady)
+    record = measured.record
+    for figure in (measured.latency_ms, record["median_ms"], record["mean_ms"], record["busy_ms"]):
+        assert figure == pytest.approx(0.040_150 / 3, abs=1e-9)
+    low, high = record["interval95_ms"]
+    assert low <= measured.latency_ms <= high < 0.0135
+    assert (record["min_ms"], record["max_ms"], record["samples"]) == (0.012, 0.0141, 650)
+    assert record["std_ms"] == pytest.approx(0.000_944, rel=0.01)
+    assert "noisy" not in record.get("flags", [])
+
+
+def test_the_interval_of_several_trials_is_narrower_than_that_of_one():
+    one = trial(*[9_000, 10_000, 11_000] * 10, *[9_500, 10_500] * 10)
+    widths = []
+    for count in (1, 4):
+        low, high = summarise([one] * count).record["interval95_ms"]
+        widths.append(high - low)
+    assert widths[1] == pytest.approx(widths[0] / 2)
+
+
+@pytest.mark.parametrize("name", ["graphs", "output_places"])
+def test_what_does_not_hold_for_all_trials_is_not_told(name):
+    assert shared_facts([{name: 8}, {name: 8}])[name] == 8
+    assert name not in shared_facts([{}, {name: 8}])
+    assert name not in shared_facts([{name: 4}, {name: 8}])
+
+
 def test_a_call_without_gpu_work_costs_what_the_host_needs_and_no_launch_gap():
     measured = summarise([trial(0, 0, 0, operations=0, busy_ns=0, enqueue_ns=7_000)], launch_gap_ns=1_000)
     assert (measured.latency_ms, measured.record["operations"]) == (0.007, 0)

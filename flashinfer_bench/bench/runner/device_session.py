@@ -284,6 +284,7 @@ class DeviceSession:
             launch = Kept(_bind_reference(shared.reference, inputs, self._arena), places, size)
             trial = take_trial(_always(launch), self._clock, recipe)
             trials.append(note_places(trial, launch.places))
+            launch.give_back(trial)
         return trials
 
     def _trim_cache(self) -> None:

@@ -1,12 +1,13 @@
 """Which variables of the environment reach whom: a device session, its workers, a solution in one of them.
 
-A program that fills the folder of kernels that FlashInfer keeps is started in `worker_environment`, too: the library
-compiles a kernel again wherever its compilers are named otherwise.
+A program that fills the folder of kernels that FlashInfer keeps sees of compilers what a worker sees: the library
+compiles a kernel again wherever they are named otherwise.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -18,12 +19,10 @@ SECRET_MARKS: Final = ("TOKEN", "SECRET", "PASSWORD", "CREDENTIAL", "API_KEY", "
 """Variables whose name has one of these do not reach a session, and so no worker can read them back."""
 PASSED_ON: Final = (
     *("PATH", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "LIBRARY_PATH", "TRITON_INTERPRET"),
-    *("CC", "CXX", "CUDAHOSTCXX", "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH"),
+    *("CC", "CXX", "CUDAHOSTCXX", "PYTORCH_NVCC", "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH"),
 )
 PASSED_ON_PREFIXES: Final = ("CUDA_", "NVCC_", "NVIDIA_", "OMP_", "MKL_", "TORCH_", "FLASHINFER_", "CUPTI_")
 """What a worker sees of the user's environment: where compilers and libraries are, and settings of devices."""
-NEEDED_TO_START: Final = ("PYTHONPATH", "PYTHONSAFEPATH", "HOME", "TMPDIR")
-"""What a program of this package has beside; a worker is forked, and has a home of its own."""
 
 
 def session_environment(environment: Mapping[str, str], device: Device, *, interpret_triton: bool) -> dict[str, str]:
@@ -49,17 +48,22 @@ def worker_environment(environment: Mapping[str, str], cache_root: Path) -> dict
 
     FlashInfer compiles its kernels for minutes, so its folder is one for all solutions, and one of them could harm it.
     """
-    kept = {
-        name: value for name, value in environment.items() if name in PASSED_ON or name.startswith(PASSED_ON_PREFIXES)
-    }
+    kept = {name: value for name, value in environment.items() if is_passed_on(name)}
+    if "CC" in kept and shutil.which(kept["CC"], path=kept.get("PATH")) is None:
+        del kept["CC"]  # Triton takes it for the path of one program; `ccache gcc` would fail every launcher's build
     return {"FLASHINFER_WORKSPACE_BASE": str(cache_root / "jit"), **kept}
 
 
 def warming_environment(environment: Mapping[str, str], device: Device, cache_root: Path) -> dict[str, str]:
-    """Return the environment of a program that calls a solution ahead: a worker's, and what starts this package."""
+    """Return the environment of a program that calls solutions ahead: a session's, but a worker's view of compilers."""
     session = session_environment(environment, device, interpret_triton=False)
-    needed = {name: value for name, value in session.items() if name in NEEDED_TO_START}
-    return {**worker_environment(session, cache_root), **needed}
+    others = {name: value for name, value in session.items() if not is_passed_on(name)}
+    return {**others, **worker_environment(session, cache_root)}
+
+
+def is_passed_on(name: str) -> bool:
+    """Tell whether a variable of the user's reaches workers."""
+    return name in PASSED_ON or name.startswith(PASSED_ON_PREFIXES)
 
 
 def solution_environment(cache_root: Path, digest: str) -> dict[str, str]:

@@ -29,6 +29,8 @@ from flashinfer_bench.worker.wire import WireError
 POISON_FLOAT: Final = 0xFF  # every floating-point format that torch has reads this as NaN, packed fp4 apart
 POISON_OTHER: Final = 0xA5
 CLOCK_SLACK: Final = 1.02
+MEASURED_SHARE: Final = 0.7
+"""Of the time that a solution has left, what its measurement may plan with: a slow one is timed less, not timed out."""
 
 Answer = TypeVar("Answer", bound=Claim)
 
@@ -146,14 +148,17 @@ class RemoteKernel:
         """
         self._quiesce()
         before = self._readout.look()
-        trials = [self._measure_trial(list(inputs)) for inputs in input_sets[: self._plan.trials]]
+        chosen = input_sets[: self._plan.trials]
+        trials = [self._measure_trial(list(inputs), left=len(chosen) - at) for at, inputs in enumerate(chosen)]
         measured = self._readout.measured(trials, before)
         context = {"chain_gap_ns": self._worker.chain_gap_ns} if self._worker.chain_gap_ns else {}
         record = {**measured.record, **context, **(self._plan.facts or {})}
         return Measured(measured.latency_ms, measured.trials, record)
 
-    def _measure_trial(self, inputs: list[Any]) -> Trial:
+    def _measure_trial(self, inputs: list[Any], *, left: int) -> Trial:
+        """Take one of so many trials that are left, each with its share of the solution's time."""
         arguments, slots = self._place(inputs)
+        budget_s = min(self._plan.budget_s, MEASURED_SHARE * self._left_s / left)
         start = self._now()
         sampled = self._ask(
             "measure",
@@ -164,7 +169,7 @@ class RemoteKernel:
             outputs=[slot.to_json() for slot in slots],
             warmup_runs=self._plan.warmup_runs,
             iterations=self._plan.iterations,
-            budget_s=self._plan.budget_s,
+            budget_s=max(0.0, budget_s),
             use_graphs=self._plan.use_graphs,
         )
         wall_ns = (self._now() - start) * 1e9

@@ -29,7 +29,7 @@ from flashinfer_bench.bench.runner.session_protocol import Block, BlockJob, Hell
 from flashinfer_bench.bench.runner.worker_pool import WorkerPool, start_template
 from flashinfer_bench.data import Environment
 from flashinfer_bench.errors import WorkloadFault
-from flashinfer_bench.timing.clocks import make_clock
+from flashinfer_bench.timing.clocks import capture_first, make_clock
 from flashinfer_bench.timing.lane import kernel_image
 from flashinfer_bench.version import __version__
 from flashinfer_bench.worker.wire import FrameReader, WireClosed, send_frame
@@ -60,6 +60,7 @@ def serve_host(fd: int) -> None:
         clock = make_clock(device, cold=hello.cold_l2, use_cupti=hello.use_cupti)
         readout.add_launch_gap(clock.launch_gap_ns())
         pool.best_chain_ns = clock.chain_gap_ns() or None
+        capture_first(device)
         libs = library_versions()
         send_frame(host, {"ready": Ready(pid=os.getpid(), libs=libs).model_dump()})
         session = DeviceSession(hello, device, pool, clock, readout, lambda phase: send_phase(host, phase))

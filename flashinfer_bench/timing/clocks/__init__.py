@@ -12,12 +12,12 @@ from flashinfer_bench.timing.clocks.clock import CaptureRefused, Clock, ClockLos
 from flashinfer_bench.timing.clocks.cuda_events import CudaEventClock, Event
 from flashinfer_bench.timing.clocks.cupti import CuptiClock, RecordsLost
 from flashinfer_bench.timing.clocks.cupti_recorder import CuptiRecorder
-from flashinfer_bench.timing.clocks.graphs import capture
+from flashinfer_bench.timing.clocks.graphs import capture, capture_first
 from flashinfer_bench.timing.clocks.wall import WallClock
 from flashinfer_bench.timing.lane import GpuLane, Lane, Lead
 from flashinfer_bench.timing.measurement import EVENTS_ASKED_FOR, FALLING_BACK
 
-__all__ = ["CaptureRefused", "Clock", "ClockLost", "Launch", "Lead", "make_clock"]
+__all__ = ["CaptureRefused", "Clock", "ClockLost", "Launch", "Lead", "capture_first", "make_clock"]
 
 
 def make_clock(device: torch.device, *, cold: bool = True, use_cupti: bool = True, image: bytes | None = None) -> Clock:

@@ -21,6 +21,7 @@ from tests.kit.workers import running_template, worker_order
 
 pytestmark = pytest.mark.cpu
 OUTPUTS = [OutputSpec("y", (4,), torch.float32)]
+PLAN = MeasurePlan(2, 5, 1.0)
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +35,7 @@ def open_kernel(template, tmp_path):
     """Return a context manager that gives a loaded kernel of some source, y = f(x) with four float32 elements."""
 
     @contextmanager
-    def opened(source, *, outputs=OUTPUTS, declared=None, allowed_s=10.0):
+    def opened(source, *, outputs=OUTPUTS, declared=None, allowed_s=10.0, plan=PLAN):
         folder = tmp_path / "artifact"
         folder.mkdir()
         (folder / "main.py").write_text(source)
@@ -49,7 +50,7 @@ def open_kernel(template, tmp_path):
                 outputs,
                 KernelMetadata("s", "d", True),
                 allowed_s=allowed_s,
-                plan=MeasurePlan(2, 5, 1.0),
+                plan=plan,
                 quiesce=lambda: None,
                 readout=Readout(None),
                 input_names=["x"],
@@ -219,6 +220,20 @@ def test_readings_that_add_up_to_more_than_the_time_outside_are_refused(open_ker
         with pytest.raises(SolutionFailure, match="readings add up to more than the time that passed") as failure:
             kernel.measure([[X]])
     assert failure.value.status == "RUNTIME_ERROR"
+
+
+def test_a_trial_may_take_all_its_extra_readings():
+    assert most_readings(50) == 50 + 10 * 50
+
+
+def test_a_measurement_plans_with_what_is_left_of_the_solutions_time(open_kernel):
+    """0.1 s a call: a hundred calls would take longer than the four seconds that it may take."""
+    source = "import time\ndef run(x):\n    time.sleep(0.1)\n    return x * 2"
+    with open_kernel(source, allowed_s=4.0, plan=MeasurePlan(10, 90, 10.0)) as kernel:
+        kernel(X)
+        measured = kernel.measure([[X], [X]])
+    assert measured.record["stop"] in ("budget", "precision")
+    assert measured.latency_ms == pytest.approx(100, rel=0.1)
 
 
 def test_more_readings_than_a_trial_takes_are_refused(open_kernel):

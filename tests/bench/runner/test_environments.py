@@ -1,0 +1,87 @@
+"""Which variables reach a session, its workers, a solution, and a program that compiles ahead."""
+
+from pathlib import Path
+
+import pytest
+
+from flashinfer_bench.bench.machine import Device
+from flashinfer_bench.bench.runner.environments import (
+    session_environment,
+    solution_environment,
+    warming_environment,
+    worker_environment,
+)
+
+pytestmark = pytest.mark.cpu
+CPU = Device("cpu", 0, "a CPU", "cpu")
+GPU = Device("cuda", 1, "NVIDIA H200", "GPU-1234", "9.0")
+SECRETS = {"HF_TOKEN": "x", "my_secret": "x", "DB_PASSWORD": "x", "AWS_CREDENTIALS": "x", "OPENAI_API_KEY": "x"}
+COMPILERS = ("CXX", "CUDAHOSTCXX", "PYTORCH_NVCC", "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH")
+PREFIXED = ("CUDA_HOME", "NVCC_APPEND_FLAGS", "FLASHINFER_EXTRA_CUDAFLAGS", "TORCH_CUDA_ARCH_LIST")
+NOT_FOR_WORKERS = ("HTTPS_PROXY", "SSL_CERT_FILE", "PYTHONUSERBASE", "EDITOR")
+CACHE = Path("/cache")
+
+
+def test_no_secret_reaches_a_session():
+    seen = session_environment({**SECRETS, "AUTHOR": "x", "EDITOR": "vi"}, CPU, interpret_triton=False)
+    assert not {*SECRETS, "AUTHOR"} & seen.keys()
+    assert seen["EDITOR"] == "vi"
+
+
+def test_a_session_sees_its_device_and_no_other():
+    own = {"CUDA_VISIBLE_DEVICES": "0,1", "TRITON_INTERPRET": "1", "OMP_WAIT_POLICY": "active"}
+    on_gpu = session_environment(own, GPU, interpret_triton=True)
+    assert (on_gpu["CUDA_VISIBLE_DEVICES"], on_gpu["CUDA_DEVICE_ORDER"]) == ("GPU-1234", "PCI_BUS_ID")
+    assert "TRITON_INTERPRET" not in on_gpu
+    on_cpu = session_environment(own, CPU, interpret_triton=True)
+    assert (on_cpu["CUDA_VISIBLE_DEVICES"], on_cpu["TRITON_INTERPRET"]) == ("", "1")
+    assert on_cpu["OMP_WAIT_POLICY"] == "active"
+    assert session_environment({}, CPU, interpret_triton=False)["OMP_WAIT_POLICY"] == "passive"
+
+
+def test_a_session_imports_this_package_and_nothing_of_the_current_folder():
+    seen = session_environment({"PYTHONPATH": "/mine"}, CPU, interpret_triton=False)
+    first, second = seen["PYTHONPATH"].split(":")
+    assert (Path(first) / "flashinfer_bench" / "__init__.py").is_file()
+    assert (second, seen["PYTHONSAFEPATH"]) == ("/mine", "1")
+
+
+@pytest.mark.parametrize("name", [*COMPILERS, *PREFIXED, "PATH", "LD_LIBRARY_PATH"])
+def test_a_worker_sees_what_names_compilers_and_libraries(name):
+    assert worker_environment({name: "/opt/x"}, CACHE)[name] == "/opt/x"
+
+
+@pytest.mark.parametrize("name", [*SECRETS, *NOT_FOR_WORKERS, "HOME", "TMPDIR", "PYTHONPATH"])
+def test_a_worker_sees_nothing_else_of_the_users(name):
+    assert name not in worker_environment({name: "/opt/x"}, CACHE)
+
+
+@pytest.mark.parametrize(
+    ("value", "is_kept"), [("sh", True), ("/bin/sh", True), ("ccache sh", False), ("/no/such/cc", False)]
+)
+def test_a_cc_that_is_no_program_is_withheld_from_triton_and_from_whoever_compiles_ahead(value, is_kept):
+    own = {"PATH": "/bin:/usr/bin", "CC": value}
+    assert ("CC" in worker_environment(own, CACHE)) == is_kept
+    assert ("CC" in warming_environment(own, GPU, CACHE)) == is_kept
+
+
+def test_the_librarys_folder_is_the_users_own_where_it_is_named():
+    assert worker_environment({}, CACHE)["FLASHINFER_WORKSPACE_BASE"] == "/cache/jit"
+    own = {"FLASHINFER_WORKSPACE_BASE": "/mine"}
+    assert worker_environment(own, CACHE)["FLASHINFER_WORKSPACE_BASE"] == "/mine"
+
+
+def test_who_compiles_ahead_sees_of_compilers_what_a_worker_sees_and_else_what_a_session_sees():
+    own = {name: f"/opt/{name}" for name in (*COMPILERS, *PREFIXED, *NOT_FOR_WORKERS, *SECRETS, "HOME", "TMPDIR")}
+    ahead = warming_environment(own, GPU, CACHE)
+    worker = worker_environment(session_environment(own, GPU, interpret_triton=False), CACHE)
+    assert worker.items() <= ahead.items()
+    assert {name: ahead[name] for name in NOT_FOR_WORKERS} == {name: own[name] for name in NOT_FOR_WORKERS}
+    assert {"HOME", "TMPDIR", "PYTHONPATH", "PYTHONSAFEPATH"} <= ahead.keys()
+    assert not SECRETS.keys() & ahead.keys()
+
+
+def test_each_solution_has_folders_of_its_own():
+    first, second = (solution_environment(CACHE, digest) for digest in ("ab12", "ab34"))
+    assert not {*first.values()} & {*second.values()}
+    assert all(Path(folder).is_relative_to(CACHE) for folder in first.values())

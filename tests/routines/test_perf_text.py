@@ -1,0 +1,118 @@
+"""What `perf` says of a case before it runs: how to run it again, and with -vv what is in it."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from flashinfer_bench.cli.perf_cases import read_requests, started_program
+from flashinfer_bench.cli.perf_text import introduce
+from flashinfer_bench.routines.materials import render_integers
+from flashinfer_bench.routines.support import Place
+from flashinfer_bench.routines.table import ROUTINES
+from tests.routines.small import SMALL
+
+pytestmark = pytest.mark.cpu
+CPU = Place("a CPU", None, {}, frozenset())
+ROOT = Path(__file__).parents[2]
+SCRIPT = "flashinfer_benchmark.py"
+CASE = "--routine rmsnorm --batch_size 2 --hidden_size 8 --generate_repro_command --backends torch"
+QUICK = ["--devices", "cpu", "--num_iters", "2", "--dry_run_iters", "1"]
+
+
+def tell(words):
+    return list(introduce(read_requests([*shlex.split(words), "--backends", "torch", "-vv"], None, CPU)[0], CPU))
+
+
+@pytest.mark.parametrize(
+    ("script", "program"),
+    [
+        (SCRIPT, ["python3", SCRIPT]),
+        (f"benchmarks/{SCRIPT}", ["python3", f"benchmarks/{SCRIPT}"]),
+        ("/site-packages/flashinfer_bench/__main__.py", ["python3", "-m", "flashinfer_bench", "perf"]),
+        ("/somewhere/pytest", ["flashinfer-bench", "perf"]),
+        (".venv/bin/flashinfer-bench", [".venv/bin/flashinfer-bench", "perf"]),
+    ],
+)
+def test_a_repro_command_begins_as_the_command_was_started(script, program):
+    assert started_program(script) == program
+
+
+@pytest.mark.parametrize(
+    ("started", "folder", "program"),
+    [
+        ([SCRIPT], "benchmarks", f"python3 {SCRIPT}"),
+        ([f"benchmarks/{SCRIPT}"], ".", f"python3 benchmarks/{SCRIPT}"),
+        (["-m", "flashinfer_bench", "perf"], ".", "python3 -m flashinfer_bench perf"),
+    ],
+)
+def test_a_repro_command_can_be_typed_where_the_command_was(started, folder, program):
+    command = [sys.executable, *started, *CASE.split(), *QUICK]
+    out = subprocess.run(command, cwd=ROOT / folder, capture_output=True, text=True, check=True).stdout
+    assert f"run the following command: {program} {CASE}" in out
+
+
+def test_dtypes_are_named_as_torch_names_them():
+    lines = tell(f"--routine mm_fp4 {SMALL['mm_fp4']}")
+    assert "[VVERBOSE] a_scale.dtype = torch.float8_e4m3fn" in lines
+    assert "[VVERBOSE] a.dtype = float4_e2m1" in lines  # torch's has two to an element
+
+
+@pytest.mark.parametrize("routine", ROUTINES)
+def test_every_dtype_with_torch_before_it_is_torchs(routine):
+    dtypes = [line.partition(".dtype = ")[2] for line in tell(f"--routine {routine} {SMALL[routine]}")]
+    for name in [name for name in dtypes if name and name != "float4_e2m1"]:
+        assert isinstance(getattr(torch, name.removeprefix("torch.")), torch.dtype)
+        assert name.startswith("torch.")
+
+
+def test_stored_lengths_and_offsets_are_told():
+    lines = tell(f"--routine group_gemm_fp8_nt_groupwise {SMALL['group_gemm_fp8_nt_groupwise']}")
+    assert "[VVERBOSE] m_indptr.flatten() = tensor([ 0,  4,  8, 12], dtype=torch.int32)" in lines
+
+
+@pytest.mark.parametrize(
+    ("routine", "line"),
+    [
+        ("rmsnorm_quant", "scale = 0.5"),
+        ("nvfp4_quantize", "global_scale = 4.0"),
+        ("softmax", "temperature = 0.7"),
+        ("rmsnorm", "eps = 1e-06"),
+        ("BatchPrefillWithRaggedKVCacheWrapper", "scale = 0.14433756729740646"),
+    ],
+)
+def test_scalars_are_told_with_their_value(routine, line):
+    assert f"[VVERBOSE] {line}" in tell(f"--routine {routine} {SMALL[routine]}")
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [],
+        [7],
+        [103, 436, 861, 271, 107, 72, 701, 21, 615, 122, 467, 215, 331, 459, 88, 373],
+        list(range(64)),
+        list(range(-5, 20)),
+        *([10**9] * count for count in range(1, 9)),
+        *(list(range(100, 100 + count)) for count in range(10, 18)),
+    ],
+)
+def test_whole_numbers_are_printed_as_torch_prints_them(values):
+    assert render_integers(np.array(values, dtype=np.int32)) == str(torch.tensor(values, dtype=torch.int32))
+
+
+@pytest.mark.parametrize("last", [65, 1000, 123456])
+def test_many_whole_numbers_are_abbreviated_as_torch_does_it(last):
+    with_threshold = torch.arange(last, dtype=torch.int32)
+    before = torch._tensor_str.PRINT_OPTS.threshold
+    torch.set_printoptions(threshold=64)
+    try:
+        assert render_integers(with_threshold.numpy().reshape(1, -1)) == str(with_threshold)
+    finally:
+        torch.set_printoptions(threshold=before)

@@ -1,0 +1,77 @@
+"""The files of `perf` where they cannot be written: nothing is run, or the rest goes on and the command fails."""
+
+from __future__ import annotations
+
+import json
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from flashinfer_bench.cli import main
+from flashinfer_bench.cli.perf_cases import read_requests
+from flashinfer_bench.cli.perf_files import ResultFiles
+from flashinfer_bench.cli.perf_rows import make_failed
+from flashinfer_bench.routines.support import Place
+from tests.routines.tables import read_rows
+
+pytestmark = [
+    pytest.mark.cpu,
+    pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full"),
+]
+CPU = Place("a CPU", None, {}, frozenset())
+RMSNORM = "--routine rmsnorm --batch_size 4 --hidden_size 64 --backends torch"
+QUICK = ["--devices", "cpu", "--num_iters", "2", "--dry_run_iters", "1"]
+LOSS = "error: /dev/full: a row cannot be written, and none after it will be: No space left on device; make room"
+
+
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """Let this process write no more than this to a file."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_table_that_cannot_be_begun_is_misuse(capsys):
+    assert main(["perf", *RMSNORM.split(), *QUICK, "--output_path", "/dev/full"]) == 2
+    ended = capsys.readouterr()
+    assert ended.out == ""
+    assert ended.err.startswith("error: /dev/full: cannot be written: ")
+
+
+def test_a_file_that_loses_rows_is_told_once_and_costs_no_other_verdict(tmp_path, capsys):
+    testlist, table = tmp_path / "list.txt", tmp_path / "out.csv"
+    testlist.write_text(f"{RMSNORM}\n{RMSNORM} --eps 1e-5\n")
+    paths = ["--testlist", str(testlist), "--output_path", str(table), "--json_path", "/dev/full"]
+    assert main(["perf", *paths, *QUICK]) == 1
+    ended = capsys.readouterr()
+    assert ended.out.count("[PERF]") == 2
+    assert [row["status"] for row in read_rows(table)] == ["passed", "passed"]
+    assert [line[: len(LOSS)] for line in ended.err.splitlines() if "/dev/full" in line] == [LOSS]
+
+
+def test_a_command_after_one_that_lost_rows_ends_well(tmp_path):
+    assert main(["perf", *RMSNORM.split(), *QUICK, "--json_path", "/dev/full"]) == 1
+    assert main(["perf", *RMSNORM.split(), *QUICK, "--json_path", str(tmp_path / "out.jsonl")]) == 0
+
+
+def test_a_full_disk_leaves_whole_rows(tmp_path, capsys):
+    table, lines = tmp_path / "out.csv", tmp_path / "out.jsonl"
+    request = read_requests(RMSNORM.split(), None, CPU)[0]
+    row = make_failed(request, "torch", "for once", CPU)
+    files = ResultFiles(str(table), str(lines), CPU)
+    with largest_file(4000):
+        for _ in range(40):
+            files.add(row)
+    assert files.lost == {table, lines}
+    assert capsys.readouterr().err.count("a row cannot be written") == 2
+    assert {item["reason"] for item in read_rows(table)} == {"for once"}
+    assert table.read_bytes().endswith(b"\r\n")
+    assert {json.loads(line)["reason"] for line in lines.read_text().splitlines()} == {"for once"}
+    assert table.stat().st_size <= 4000

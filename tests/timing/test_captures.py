@@ -1,0 +1,104 @@
+"""What making a graph does where there is no GPU: with torch's own captures replaced by false ones."""
+
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from flashinfer_bench.timing.clocks import CaptureRefused, graphs
+from flashinfer_bench.timing.clocks.graphs import CAPTURES_FIRST, capture, capture_first
+
+pytestmark = pytest.mark.cpu
+CUDA = torch.device("cuda", 0)
+
+
+class FalseStream:
+    """A stream that notes how many there are."""
+
+    made = 0
+
+    def __init__(self, _device):
+        type(self).made += 1
+
+    def wait_stream(self, other):
+        """Wait for nothing."""
+
+
+@pytest.fixture
+def false_torch(monkeypatch):
+    """Return the log of captures, and a dict whose "fails" makes them fail."""
+    log, faults = [], {"fails": None}
+
+    class FalseGraph:
+        def capture_begin(self):
+            if faults["fails"]:
+                raise RuntimeError(faults["fails"])
+            log.append("begin")
+
+        def capture_end(self):
+            log.append("end")
+
+        def replay(self):
+            log.append("replay")
+
+    @contextmanager
+    def nothing(_thing):
+        yield
+
+    FalseStream.made = 0
+    stream = FalseStream(0)
+    FalseStream.made = 0
+    for name, stand_in in {
+        "CUDAGraph": FalseGraph,
+        "Stream": FalseStream,
+        "stream": nothing,
+        "device": nothing,
+        "current_stream": lambda: stream,
+        "current_device": lambda: 0,
+        "synchronize": lambda: log.append("synchronize"),
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    monkeypatch.setattr(graphs.torch, "zeros", lambda _size, device: torch.ones(1))
+    for kept in (graphs.capture_first, graphs._capture_stream):
+        kept.cache_clear()
+    yield log, faults
+    for kept in (graphs.capture_first, graphs._capture_stream):
+        kept.cache_clear()
+
+
+def test_a_capture_gives_its_replay(false_torch):
+    log, _ = false_torch
+    replay = capture(lambda: log.append("call"))
+    replay()
+    assert log == ["begin", "call", "end", "replay"]
+
+
+def test_the_captures_that_change_later_ones_are_made_once_and_no_capture_makes_them(false_torch):
+    log, _ = false_torch
+    capture(lambda: None)
+    assert log.count("begin") == 1
+    for _ in range(2):
+        capture_first(CUDA)
+    assert log.count("begin") == 1 + CAPTURES_FIRST
+
+
+def test_all_captures_use_one_stream(false_torch):
+    capture_first(CUDA)
+    capture(lambda: None)
+    assert FalseStream.made == 1
+
+
+def test_first_captures_that_fail_are_no_fault_of_a_call(false_torch):
+    log, faults = false_torch
+    faults["fails"] = "out of memory\nat some place"
+    capture_first(CUDA)
+    assert "synchronize" in log
+    with pytest.raises(CaptureRefused, match=r"cannot be captured: out of memory$"):
+        capture(lambda: None)
+    faults["fails"] = None
+    assert callable(capture(lambda: None))
+
+
+def test_a_cpu_has_none_to_make(false_torch):
+    capture_first(torch.device("cpu"))
+    assert false_torch[0] == []
