@@ -46,7 +46,8 @@ class Benchmark:
 
     Args:
         trace_set: what is run.
-        config: how it is run; the bundled defaults where it is left out.
+        config: how it is run; the bundled defaults where it is left out. What the set says of its own definitions
+            (`tolerances.yaml`) goes below what the user says.
 
     Raises:
         ConfigError: the configuration asks for devices that are not there, or evaluators that no session could import.
@@ -57,7 +58,7 @@ class Benchmark:
 
     def __init__(self, trace_set: TraceSet, config: BenchmarkConfig | None = None) -> None:
         self._trace_set = trace_set
-        self.config = config if config is not None else BenchmarkConfig.default(sets=trace_set.roots)
+        self.config = (config if config is not None else BenchmarkConfig.default()).for_set(trace_set)
         self._toolchain = find_toolchain()
         self.machine = self._look_around()
         self.seed = self.config.seed if self.config.seed is not None else secrets.randbits(62)

@@ -1,16 +1,14 @@
 """The configuration of a run: system fields, eval fields, and where each value came from.
 
-`default()` and `from_yaml()` read one file and lay overrides on top of the whole of it; the constructor reads none. A
-trace set may say in a file of its own how its definitions are judged: that beats the bundled file, and the user's file
-beats it.
+`default()` and `from_yaml()` read one file and lay overrides on top of the whole of it; the constructor reads none.
+`for_set()` lays what a trace set says of its own definitions below all that the user says.
 The cascade itself is config_layers.py's; whether a named definition or op type exists is for plan.py, which knows the
 trace set.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Protocol
 
@@ -24,6 +22,7 @@ from flashinfer_bench.bench.config_layers import (
     EvalConfig,
     EvalSettings,
     NotBool,
+    Owner,
     ResolvedEvalConfig,
     SectionKey,
     Source,
@@ -32,15 +31,11 @@ from flashinfer_bench.bench.config_layers import (
     resolve_layers,
 )
 from flashinfer_bench.bench.config_problems import Problem, describe_problems, placed, to_validation_error
-from flashinfer_bench.errors import ConfigError
+from flashinfer_bench.bench.tolerances import FiledDefinitions, SetTolerances, find_tolerances
 
 __all__ = ["BenchmarkConfig", "EvalConfig", "ResolvedEvalConfig", "describe_problems"]
 
 BUNDLED_FILE: Final = Path(__file__).with_name("eval_config.yaml")
-SET_FILE: Final = "eval_config.yaml"
-"""In the root of a trace set: how its definitions are judged, where the bundled settings do not fit them."""
-SET_KEYS: Final = ("definition_config",)
-"""What it may say; all else is for the user to choose."""
 OVERRIDE_ORIGIN: Final = "override"
 CONSTRUCTOR_ORIGIN: Final = "BenchmarkConfig"
 
@@ -152,29 +147,19 @@ class BenchmarkConfig(EvalSettings):
         self._sources = (self._as_source(CONSTRUCTOR_ORIGIN),)
 
     @classmethod
-    def default(cls, *, sets: Iterable[Path] = (), **overrides: Any) -> BenchmarkConfig:
-        """Load the bundled eval_config.yaml with overrides on top.
-
-        Args:
-            sets: roots of trace sets whose own settings go in between.
-            overrides: fields by name.
-        """
-        return cls._load([_Place(BUNDLED_FILE, is_optional=True), *_set_places(sets)], overrides)
+    def default(cls, **overrides: Any) -> BenchmarkConfig:
+        """Load the bundled eval_config.yaml with overrides on top."""
+        return cls._load(BUNDLED_FILE, overrides, bundled=True)
 
     @classmethod
-    def from_yaml(cls, path: str | Path, *, sets: Iterable[Path] = (), **overrides: Any) -> BenchmarkConfig:
+    def from_yaml(cls, path: str | Path, **overrides: Any) -> BenchmarkConfig:
         """Load another file instead of the bundled one, with overrides on top.
-
-        Args:
-            path: the file.
-            sets: roots of trace sets whose own settings go below it.
-            overrides: fields by name.
 
         Raises:
             ConfigError: the file cannot be read as a mapping.
             ValidationError: keys or values of the file or the overrides are wrong; all at once, each with its place.
         """
-        return cls._load([*_set_places(sets), _Place(Path(path))], overrides)
+        return cls._load(Path(path), overrides, bundled=False)
 
     def resolve_eval_config(self, definition: NamedDefinition) -> ResolvedEvalConfig:
         """Return the complete eval settings of a definition."""
@@ -191,12 +176,29 @@ class BenchmarkConfig(EvalSettings):
         return found
 
     def op_type_keys(self) -> list[SectionKey]:
-        """Return the op types that the user's own sections name; a set need not have those that other files name."""
-        return [key for source in self._sources if not source.is_optional for key in source.op_type_keys()]
+        """Return the op types that the user's own sections name (not the bundled file's: a set need not have them)."""
+        return [key for source in self._sources if source.owner == "user" for key in source.op_type_keys()]
 
     def definition_keys(self) -> list[SectionKey]:
         """Return the definitions that the user's own sections name."""
-        return [key for source in self._sources if not source.is_optional for key in source.definition_keys()]
+        return [key for source in self._sources if source.owner == "user" for key in source.definition_keys()]
+
+    def for_set(self, trace_set: FiledDefinitions) -> BenchmarkConfig:
+        """Return this configuration with what a trace set says of its definitions (`tolerances.py`), and no other set.
+
+        Raises:
+            ConfigError: what it says cannot be used.
+        """
+        users = [source for source in self._sources if source.owner == "user"]
+        bundled = [source for source in self._sources if source.owner == "bundled"]
+        sources = (*bundled, *map(_as_set_source, find_tolerances(trace_set)), *users)
+        sections: dict[str, EvalConfig] = {}
+        for source in sources:
+            sections = _merge(sections, source.definitions, source.top, str)
+        given = {name: getattr(self, name) for name in self.model_fields_set}
+        config = type(self)(**{**given, **({"definition_config": sections} if sections else {})})
+        config._sources = sources
+        return config
 
     def timing_mark(self) -> str | None:
         """Return how this run's timing differs from the usual one, for a job's fingerprint; None where it does not."""
@@ -212,7 +214,7 @@ class BenchmarkConfig(EvalSettings):
         given, problems = _validate(type(self), overrides, lambda problem: placed(problem, OVERRIDE_ORIGIN, {}))
         if given is None:
             raise to_validation_error(type(self).__name__, problems)
-        return self._under(given, given._as_source(OVERRIDE_ORIGIN))
+        return self._under(given)
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> BenchmarkConfig:
         """Return a copy; `update` is checked and counts as overrides (pydantic's own would miss the cascade)."""
@@ -220,31 +222,16 @@ class BenchmarkConfig(EvalSettings):
         return copy.with_overrides(**update) if update else copy
 
     @classmethod
-    def _load(cls, places: Sequence[_Place], overrides: Mapping[str, Any]) -> BenchmarkConfig:
-        """Read files, the lowest first, and lay them and the overrides on top of each other."""
-        layers: list[tuple[BenchmarkConfig | None, str, bool]] = []
-        problems: list[Problem] = []
-        for place in places:
-            layer, wrong = place.read(cls)
-            layers.append((layer, place.origin, place.is_optional))
-            problems += wrong
-        named = str(places[-1].path) if problems else cls.__name__
-        above, wrong = _validate(cls, overrides, lambda problem: placed(problem, OVERRIDE_ORIGIN, {}))
-        layers += [(above, OVERRIDE_ORIGIN, False)] if overrides else []
-        merged: BenchmarkConfig | None = None
-        for layer, origin, is_optional in layers:
-            if layer is None or problems or wrong:
-                raise to_validation_error(named, [*problems, *wrong])
-            source = layer._as_source(origin, is_optional=is_optional)
-            if merged is None:
-                merged = layer
-                merged._sources = (source,)
-            else:
-                merged = merged._under(layer, source)
-        assert merged is not None  # there is one file at least
-        return merged
+    def _load(cls, path: Path, overrides: Mapping[str, Any], *, bundled: bool) -> BenchmarkConfig:
+        file = read_config_file(path)
+        base, problems = _validate(cls, file.values, lambda problem: placed(problem, str(path), file.lines))
+        above, more = _validate(cls, overrides, lambda problem: placed(problem, OVERRIDE_ORIGIN, {}))
+        if base is None or above is None:
+            raise to_validation_error(str(path) if problems else cls.__name__, [*problems, *more])
+        base._sources = (base._as_source(path.name, owner="bundled" if bundled else "user"),)
+        return base._under(above) if overrides else base
 
-    def _as_source(self, origin: str, *, is_optional: bool = False) -> Source:
+    def _as_source(self, origin: str, *, owner: Owner = "user") -> Source:
         given = {name: getattr(self, name) for name in EvalSettings.model_fields if name in self.model_fields_set}
         return Source(
             origin=origin,
@@ -252,10 +239,11 @@ class BenchmarkConfig(EvalSettings):
             top=EvalConfig.model_construct(set(given), **given),
             op_types=self.op_type_config,
             definitions=self.definition_config,
-            is_optional=is_optional,
+            owner=owner,
         )
 
-    def _under(self, above: BenchmarkConfig, source: Source) -> BenchmarkConfig:
+    def _under(self, above: BenchmarkConfig) -> BenchmarkConfig:
+        source = above._as_source(OVERRIDE_ORIGIN)
         merged = {name: getattr(config, name) for config in (self, above) for name in sorted(config.model_fields_set)}
         merged["extra"] = {**self.extra, **above.extra}
         merged["op_type_config"] = _merge(self.op_type_config, above.op_type_config, source.top, normalise_op_type)
@@ -265,39 +253,8 @@ class BenchmarkConfig(EvalSettings):
         return config
 
 
-@dataclass(frozen=True)
-class _Place:
-    """A file with settings."""
-
-    path: Path
-    is_optional: bool = False
-    """What it names need not be there: the user did not write it."""
-    is_set: bool = False
-    """It belongs to a trace set."""
-
-    @property
-    def origin(self) -> str:
-        """What its values are told to come from."""
-        return str(self.path) if self.is_set else self.path.name
-
-    def read(self, model: type[BenchmarkConfig]) -> tuple[BenchmarkConfig | None, list[Problem]]:
-        """Return what it says, or what is wrong in it."""
-        file = read_config_file(self.path)
-        beyond = [f"{key}" for key in file.values if self.is_set and key not in SET_KEYS]
-        if beyond:
-            said = f"{', '.join(beyond)}: a trace set's own settings are those of {', '.join(SET_KEYS)}"
-            raise ConfigError(f"{self.path}: {said}; give the rest with --config FILE, or as flags")
-        return _validate(model, file.values, lambda problem: placed(problem, str(self.path), file.lines))
-
-
-def _set_places(sets: Iterable[Path]) -> list[_Place]:
-    return [_Place(file, is_optional=True, is_set=True) for file in set_files(sets)]
-
-
-def set_files(roots: Iterable[Path]) -> list[Path]:
-    """Return the files in which trace sets say how their definitions are judged, of those that have one."""
-    files = [Path(root).expanduser() / SET_FILE for root in roots]
-    return [file for file in files if file.is_file()]
+def _as_set_source(found: SetTolerances) -> Source:
+    return Source(str(found.file), frozenset(), EvalConfig(), {}, found.sections, owner="set")
 
 
 def _validate(

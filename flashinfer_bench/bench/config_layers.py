@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import (
     BaseModel,
@@ -28,6 +28,8 @@ from flashinfer_bench.bench.config_problems import Problem, to_validation_error,
 from flashinfer_bench.data.digest import digest_of
 
 DEFAULT_ORIGIN: Final = "default"
+Owner = Literal["bundled", "set", "user"]
+"""Whose word a source is: this package's, a trace set's about itself, or the user's."""
 EXTRA_DEPTH_LIMIT: Final = 20
 
 
@@ -205,8 +207,8 @@ class Source:
     top: EvalConfig
     op_types: Mapping[str, EvalConfig]
     definitions: Mapping[str, EvalConfig]
-    is_optional: bool = False
-    """What its sections name need not be there: the bundled file's, and a trace set's own."""
+    owner: Owner = "user"
+    """Only what the user names has to be in the set."""
 
     def layers(self, definition: str, op_type: str) -> Iterator[Layer]:
         """Yield what applies to a definition, the most specific level last."""

@@ -113,10 +113,13 @@ def _read_record(evaluation: Evaluation) -> RecordedJob:
 
 
 def read_fingerprint(extra: Mapping[str, Any] | None) -> dict[str, str] | None:
-    """Return the fingerprint that stands in the `extra` of a verdict, if any does."""
+    """Return the fingerprint that stands in the `extra` of a verdict, with the seed of its run; None if none does."""
     run = (extra or {}).get("run")
     found = run.get("fingerprint") if isinstance(run, Mapping) else None
-    return {str(key): str(value) for key, value in found.items()} if isinstance(found, Mapping) else None
+    if not isinstance(run, Mapping) or not isinstance(found, Mapping):
+        return None
+    seed = {"seed": run["seed"]} if isinstance(run.get("seed"), int) else {}
+    return {str(key): str(value) for key, value in {**seed, **found}.items()}
 
 
 def _what_changed(recorded: Mapping[str, str] | None, wanted: Mapping[str, str]) -> str:

@@ -12,7 +12,7 @@ from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.selection import check_names
 from flashinfer_bench.cli.choice import describe_unknown
 from flashinfer_bench.cli.output import write_out
-from flashinfer_bench.cli.sets import is_set_named, named_folders, open_trace_set
+from flashinfer_bench.cli.sets import is_set_named, open_trace_set
 from flashinfer_bench.cli.settings import (
     Setting,
     format_value,
@@ -30,8 +30,7 @@ Groups = dict[str, list[Setting]]
 
 def execute(args: argparse.Namespace) -> int:
     """Print the settings."""
-    sets = named_folders(args, os.environ) if is_set_named(args, os.environ) else []
-    groups = _groups(args, read_config(args, sets))
+    groups = _groups(args, read_config(args))
     if args.format == "json":
         write_out(json.dumps(_document(args.definition, groups), indent=2) + "\n")
     else:
@@ -46,6 +45,7 @@ def _groups(args: argparse.Namespace, config: BenchmarkConfig) -> Groups:
     if not is_set_named(args, os.environ):
         raise Misuse("--definition needs the trace set that has it: give --local PATH")
     trace_set = open_trace_set(args)
+    config = config.for_set(trace_set)
     check_names(trace_set, config)
     if args.definition is None:
         return {"": top_settings(config), **dict(section_settings(config))}

@@ -90,7 +90,7 @@ class ResultFiles:
             return
         size = path.stat().st_size if path.exists() else 0
         try:
-            with path.open("a", encoding="utf-8", newline="") as handle:
+            with path.open("a", encoding="utf-8", newline="", errors="backslashreplace") as handle:
                 handle.write(line)
         except OSError as error:
             with suppress(OSError):  # a device has no size

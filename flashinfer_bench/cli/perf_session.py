@@ -17,6 +17,7 @@ from flashinfer_bench.bench.config import BenchmarkConfig, describe_problems
 from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, Notice
 from flashinfer_bench.bench.machine import Device, discover_devices
 from flashinfer_bench.bench.plan import Plan
+from flashinfer_bench.bench.tolerances import read_tolerances
 from flashinfer_bench.cli.heartbeat import Heartbeat
 from flashinfer_bench.cli.interrupt import one_interrupt
 from flashinfer_bench.cli.live import describe_devices
@@ -26,7 +27,7 @@ from flashinfer_bench.cli.perf_files import ResultFiles
 from flashinfer_bench.cli.perf_flags import split_session
 from flashinfer_bench.cli.perf_ranks import run_ranks
 from flashinfer_bench.cli.perf_rows import Row, make_failed, make_row, make_skipped
-from flashinfer_bench.cli.perf_saved import write_settings
+from flashinfer_bench.cli.perf_saved import write_tolerances
 from flashinfer_bench.cli.perf_text import introduce, report
 from flashinfer_bench.cli.perf_warm import list_jobs, usual_jobs, warm_up
 from flashinfer_bench.cli.recorded import find_resumed
@@ -64,6 +65,8 @@ def run_session(argv: Sequence[str], *, make_engine: Callable[..., Any] = Benchm
         if len(requests) > 1 or requests[0].backends:
             raise Misuse("ranks of mpirun time one case of moe_a2a_dispatch_combine: --backends moe_a2a, no testlist")
         return run_ranks(requests[0], session, place)
+    if session.save_trace_set:
+        read_tolerances(Path(session.save_trace_set))  # one that cannot be used is told before any file is begun
     board = Board(requests, ResultFiles(session.output_path, session.json_path, place), place)
     with ExitStack() as stack:
         root = session.save_trace_set or stack.enter_context(tempfile.TemporaryDirectory(prefix="flashinfer-perf-"))
@@ -73,7 +76,7 @@ def run_session(argv: Sequence[str], *, make_engine: Callable[..., Any] = Benchm
             if request.material is not None:
                 write_material(Path(root), request.material)
         if session.save_trace_set:
-            write_settings(Path(root), kept)
+            write_tolerances(Path(root), kept)
         return _run_all(board, session, Path(root), devices, make_engine=make_engine)
 
 

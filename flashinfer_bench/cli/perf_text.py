@@ -22,7 +22,7 @@ def introduce(request: Request, place: Place) -> Iterator[str]:
     """Yield what is said of a case before it is run."""
     if request.text:
         yield f"[INFO] Line {request.line}: {request.text}"
-    if request.ignored:
+    if request.ignored and request.problem is None:
         yield f"[WARNING] Line {request.line}: without effect: {', '.join(request.ignored)}; {OF_THE_SESSION}"
     if request.problem is not None:
         yield f"[ERROR] Error running test: {request.text}"

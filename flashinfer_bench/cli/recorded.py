@@ -15,7 +15,7 @@ def find_resumed(full: Plan, plan: Plan, trace_set: TraceSet) -> list[Trace]:
     for name in {job.definition.name for job in left_out.values()}:
         for trace in trace_set.traces.get(name, []):
             key = (trace.definition, trace.solution or "", trace.workload.uuid)
-            if key in left_out and _is_record_of(trace, left_out[key]):
+            if key in left_out and _is_record_of(trace, left_out[key]) and not _is_less(trace, found.get(key)):
                 found[key] = trace
     return [found[key] for key in left_out if key in found]
 
@@ -23,6 +23,16 @@ def find_resumed(full: Plan, plan: Plan, trace_set: TraceSet) -> list[Trace]:
 def _is_record_of(trace: Trace, job: Job) -> bool:
     evaluation = trace.evaluation
     return evaluation is not None and is_same(read_fingerprint(evaluation.extra), job.fingerprint)
+
+
+def _is_less(trace: Trace, known: Trace | None) -> bool:
+    """Tell whether a verdict lacks the baseline that an earlier one has."""
+    return known is not None and _has_baseline(known) and not _has_baseline(trace)
+
+
+def _has_baseline(trace: Trace) -> bool:
+    performance = trace.evaluation.performance if trace.evaluation is not None else None
+    return performance is not None and performance.reference_latency_ms > 0
 
 
 def _key(job: Job) -> tuple[str, str, str]:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shlex
 import shutil
 import sys
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from flashinfer_bench.bench.benchmark import Benchmark
-from flashinfer_bench.bench.config import BenchmarkConfig, set_files
+from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.events import Event
 from flashinfer_bench.bench.machine import Machine
 from flashinfer_bench.bench.plan import Plan
@@ -25,7 +24,7 @@ from flashinfer_bench.cli.outcome import Outcome, outcome_document, render_outco
 from flashinfer_bench.cli.output import write_err, write_out, write_problems
 from flashinfer_bench.cli.plan_text import describe_plan, describe_resume, describe_skips, plan_document, render_plan
 from flashinfer_bench.cli.recorded import find_resumed
-from flashinfer_bench.cli.sets import named_folders, open_trace_set
+from flashinfer_bench.cli.sets import describe_tolerances, open_trace_set
 from flashinfer_bench.cli.settings import read_config
 from flashinfer_bench.cli.tables import available_width, count
 from flashinfer_bench.data import TraceSet
@@ -54,17 +53,19 @@ def execute(args: argparse.Namespace, *, make_engine: EngineFactory = Benchmark)
     """Run the jobs that the flags ask for, or print the plan."""
     if args.retry_timeouts and not args.resume:
         raise Misuse("--retry-timeouts changes what --resume leaves out: give --resume too")
-    folders = named_folders(args, os.environ)
-    config = read_config(args, folders)
+    config = read_config(args)
     trace_set = open_trace_set(args)
+    config = config.for_set(trace_set)
     engine = make_engine(trace_set, config)
     plan = engine.plan(args.resume, retry_timeouts=args.retry_timeouts)
     if args.dry_run:
+        for line in describe_tolerances(trace_set):
+            write_err(line)
         write_out(_render_dry_run(args, plan, config, engine.machine))
         return 0
     outcome = Outcome(plan, find_resumed(engine.plan(), plan, trace_set) if plan.resumed else [])
     if not args.quiet:
-        _announce(plan, engine.machine, folders)
+        _announce(plan, engine.machine, trace_set)
     _run(engine, outcome, choose_progress(sys.stderr, quiet=args.quiet), save_results=not args.no_save_results)
     _tell_result(args, outcome, trace_set)
     return outcome.exit_code(require_passed=args.require_passed)
@@ -83,9 +84,9 @@ def typed_program(script: str, interpreter: str, find: Callable[[str], str | Non
     return [PROGRAM] if path.name != PROGRAM or find(PROGRAM) == str(path.absolute()) else [script]
 
 
-def _announce(plan: Plan, machine: Machine, folders: Iterable[Path]) -> None:
-    for file in set_files(folders):
-        write_err(f"note: {file} says how definitions are judged")
+def _announce(plan: Plan, machine: Machine, trace_set: TraceSet) -> None:
+    for line in describe_tolerances(trace_set):
+        write_err(line)
     for line in (*describe_skips(plan.skips), *describe_resume(plan), describe_plan(plan, machine)):
         write_err(line)
 

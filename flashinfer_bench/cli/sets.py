@@ -9,11 +9,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
+from flashinfer_bench.bench.tolerances import TOLERANCES_FILE, find_tolerances, read_tolerances
 from flashinfer_bench.cli.output import write_err
+from flashinfer_bench.cli.tables import count
 from flashinfer_bench.data import LoadIssue, TraceSet
 from flashinfer_bench.data.store.layout import DEFINITIONS
 from flashinfer_bench.data.trace_set import DATASET_VARIABLE
-from flashinfer_bench.errors import DataSetError, Misuse
+from flashinfer_bench.errors import ConfigError, DataSetError, Misuse
 
 SHOWN_WARNINGS: Final = 20
 
@@ -70,6 +72,36 @@ def describe_issues(issues: Sequence[LoadIssue], shown_warnings: int = SHOWN_WAR
         more = len(warnings) - shown_warnings
         lines.append(f"warning: {more} more warnings; `flashinfer-bench validate` shows all of them")
     return lines
+
+
+def describe_tolerances(trace_set: TraceSet) -> list[str]:
+    """Return a line for each root that says how its definitions are judged, and one for names that it does not have.
+
+    Raises:
+        ConfigError: what it says cannot be used.
+    """
+    lines = []
+    for found in find_tolerances(trace_set):
+        judged = "is judged" if len(found.sections) == 1 else "are judged"
+        lines.append(f"note: {found.file} says how {count(len(found.sections), 'definition')} {judged}")
+        lines += [f"warning: {found.file}: {name}: this set has no such definition" for name in found.unknown]
+    return lines
+
+
+def find_tolerance_issues(trace_set: TraceSet) -> list[LoadIssue]:
+    """Return what is wrong with what the roots say of how their definitions are judged."""
+    issues = []
+    for root in trace_set.roots:
+        file = root / TOLERANCES_FILE
+        try:
+            names = read_tolerances(root)
+        except ConfigError as error:
+            reasons = [line.removeprefix(f"{file}: ") for line in str(error).splitlines()]
+            issues += [LoadIssue("error", file, None, None, reason) for reason in reasons]
+            continue
+        unknown = [name for name in names if name not in trace_set.definitions]
+        issues += [LoadIssue("warning", file, None, name, "this set has no such definition") for name in unknown]
+    return issues
 
 
 def _describe_empty(root: Path) -> str:

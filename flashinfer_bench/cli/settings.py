@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 from pydantic import ValidationError
@@ -38,16 +37,13 @@ class Subject:
     op_type: str
 
 
-def read_config(args: argparse.Namespace, sets: Sequence[Path] = ()) -> BenchmarkConfig:
-    """Read the file that the command names, or the bundled one, with the command's flags on top.
-
-    What trace sets say of their own definitions beats the bundled file.
-    """
+def read_config(args: argparse.Namespace) -> BenchmarkConfig:
+    """Read the file that the command names, or the bundled one, with the command's flags on top."""
     overrides = given_overrides(args)
     try:
         if args.config is not None:
-            return BenchmarkConfig.from_yaml(args.config, sets=sets, **overrides)
-        return BenchmarkConfig.default(sets=sets, **overrides)
+            return BenchmarkConfig.from_yaml(args.config, **overrides)
+        return BenchmarkConfig.default(**overrides)
     except ValidationError as error:
         raise ConfigError("\n".join(map(_name_flag, describe_problems(error)))) from None
 

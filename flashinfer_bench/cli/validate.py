@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from flashinfer_bench.cli.output import write_out
-from flashinfer_bench.cli.sets import describe_issues, load_trace_set
+from flashinfer_bench.cli.sets import describe_issues, find_tolerance_issues, load_trace_set
 from flashinfer_bench.cli.tables import count
 from flashinfer_bench.data import LoadIssue, TraceSet
 from flashinfer_bench.errors import Misuse
@@ -16,6 +16,7 @@ from flashinfer_bench.errors import Misuse
 def execute(args: argparse.Namespace) -> int:
     """Print all errors and warnings; 2 when there are errors."""
     trace_set = load_trace_set(args)
+    trace_set.issues += find_tolerance_issues(trace_set)
     errors = sum(issue.severity == "error" for issue in trace_set.issues)
     if args.format == "json":
         write_out(json.dumps(_document(trace_set), indent=2) + "\n")

@@ -66,36 +66,54 @@ def summarise_series(values: Sequence[float]) -> Summary:
 
 
 def summarise_trials(series: Sequence[Sequence[float]]) -> Summary:
-    """Return the statistics of a mean over trials, each counting once, however many readings it has.
+    """Return the statistics over trials, each counting the same, however many readings it has.
+
+    The interval is that of the mean of the trials' medians. It is as wide as they disagree, too: batches of all trials
+    together give it.
 
     Args:
-        series: the readings of each trial, none empty.
-
-    Its interval takes the trials for independent; its standard deviation is that of a reading of a trial at random.
+        series: the readings of each trial in the order in which they were taken; none is empty.
     """
     trials = [summarise_series(values) for values in series]
-    mean, middle = fmean(trial.mean for trial in trials), fmean(trial.median for trial in trials)
-    half = _half_width(series, [trial.interval for trial in trials])
+    if len(trials) == 1:
+        return trials[0]
+    mean, middle = (fmean(found) for found in zip(*[(trial.mean, trial.median) for trial in trials], strict=True))
+    half = _half_width(series)
+    weighted = sorted((value, 1 / len(values) / len(series)) for values in series for value in values)
     return Summary(
         count=sum(trial.count for trial in trials),
-        median=middle,
+        median=_weighted_quantile(weighted, 0.5),
         mean=mean,
-        std=sqrt(fmean(trial.std**2 + (trial.mean - mean) ** 2 for trial in trials)),
-        minimum=min(trial.minimum for trial in trials),
-        maximum=max(trial.maximum for trial in trials),
-        q25=fmean(trial.q25 for trial in trials),
-        q75=fmean(trial.q75 for trial in trials),
+        std=sqrt(fmean([trial.std**2 + (trial.mean - mean) ** 2 for trial in trials])),
+        minimum=weighted[0][0],
+        maximum=weighted[-1][0],
+        q25=_weighted_quantile(weighted, 0.25),
+        q75=_weighted_quantile(weighted, 0.75),
         interval=None if half is None else (middle - half, middle + half),
     )
 
 
-def _half_width(series: Sequence[Sequence[float]], intervals: Sequence[tuple[float, float] | None]) -> float | None:
-    """Return half the interval's width of a mean over trials; by all readings where single trials have too few."""
-    halves = [(found[1] - found[0]) / 2 for found in intervals if found is not None]
-    if len(halves) == len(series):
-        return sqrt(sum(half * half for half in halves)) / len(series)
+def _half_width(series: Sequence[Sequence[float]]) -> float | None:
+    """Return half the interval's width by as many batches of each trial; by all readings where that makes too few."""
+    most = max(1, MOST_BATCHES // len(series))
+    middles = [found for values in series for found in _batch_middles(values, min(most, len(values) // BATCH), median)]
+    if FEWEST_BATCHES <= len(middles) <= MOST_BATCHES:
+        return STUDENT_975[len(middles) - 2] * stdev(middles) / sqrt(len(middles))
     pooled = median_interval([value for values in series for value in values])
     return None if pooled is None else (pooled[1] - pooled[0]) / 2
+
+
+def _weighted_quantile(weighted: Sequence[tuple[float, float]], share: float) -> float:
+    """Return the quantile of sorted values with weights that add up to 1, linear between neighbours' middles."""
+    below, at = weighted[0][0], 0.0
+    reached = 0.0
+    for value, weight in weighted:
+        place = reached + weight / 2
+        if place >= share:
+            part = (share - at) / (place - at) if place > at else 1.0
+            return below + (value - below) * part
+        below, at, reached = value, place, reached + weight
+    return below
 
 
 def centred(values: Sequence[float]) -> list[float]:
@@ -136,11 +154,16 @@ def median_interval(values: Sequence[float], middle: Middle = median) -> tuple[f
     batches = min(MOST_BATCHES, len(values) // BATCH)
     if batches < FEWEST_BATCHES:
         return None
-    bounds = [len(values) * index // batches for index in range(batches + 1)]
-    middles = [middle(values[start:end]) for start, end in pairwise(bounds)]
+    middles = _batch_middles(values, batches, middle)
     half = STUDENT_975[batches - 2] * stdev(middles) / sqrt(batches)
     centre = middle(values)
     return centre - half, centre + half
+
+
+def _batch_middles(values: Sequence[float], batches: int, middle: Middle) -> list[float]:
+    """Return the middle of each of so many consecutive batches."""
+    bounds = [len(values) * index // batches for index in range(batches + 1)] if batches else []
+    return [middle(values[start:end]) for start, end in pairwise(bounds)]
 
 
 def relative_half_width(values: Sequence[float], middle: Middle = median) -> float | None:

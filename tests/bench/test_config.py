@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from pydantic import ValidationError
 
-from flashinfer_bench.bench.config import SET_FILE, BenchmarkConfig, EvalConfig, describe_problems
+from flashinfer_bench.bench.config import BenchmarkConfig, EvalConfig, describe_problems
 from flashinfer_bench.errors import ConfigError
 
 GEMM = SimpleNamespace(name="gemm_n4096", op_type="gemm")
@@ -52,38 +52,6 @@ def test_default_loads_the_bundled_file_and_the_constructor_none():
         "sampling_tvd_threshold": 0.2,
     }
     assert BenchmarkConfig().resolve_eval_config(MOE).required_matched_ratio is None
-
-
-def test_a_trace_sets_own_settings_lie_between_the_bundled_and_the_users(tmp_path, write_yaml):
-    (tmp_path / SET_FILE).write_text("definition_config:\n  moe_e8:\n    rtol: 0.5\n    required_matched_ratio: 0.5\n")
-    users = write_yaml("op_type_config:\n  moe:\n    rtol: 0.25\n")
-
-    def resolve(config):
-        resolved = config.resolve_eval_config(MOE)
-        return resolved.rtol, resolved.required_matched_ratio
-
-    sets = [tmp_path, tmp_path / "none"]
-    assert resolve(BenchmarkConfig.default()) == (1e-2, 0.95)
-    assert resolve(BenchmarkConfig.default(sets=sets)) == (0.5, 0.5)
-    assert resolve(BenchmarkConfig.default(sets=sets, rtol=0.125)) == (0.125, 0.5)
-    assert resolve(BenchmarkConfig.from_yaml(users, sets=sets)) == (0.25, 0.5)
-    config = BenchmarkConfig.default(sets=sets)
-    assert config.resolve_eval_config(MOE).origins["rtol"] == f"{tmp_path / SET_FILE}: definition_config.moe_e8"
-    assert config.definition_keys() == []  # a set need not have every definition that its file names
-
-
-@pytest.mark.parametrize("key", ["rtol: 1", "evaluator_modules: [mine]", "op_type_config: {}"])
-def test_a_trace_set_may_say_nothing_else(tmp_path, key):
-    (tmp_path / SET_FILE).write_text(f"{key}\n")
-    with pytest.raises(ConfigError, match=f"{key.partition(':')[0]}.*definition_config.*--config FILE"):
-        BenchmarkConfig.default(sets=[tmp_path])
-
-
-def test_what_is_wrong_in_a_sets_file_names_it_and_the_line(tmp_path):
-    (tmp_path / SET_FILE).write_text("definition_config:\n  moe_e8:\n    rtoll: 1\n")
-    (problem,) = problems_of(lambda: BenchmarkConfig.default(sets=[tmp_path]))
-    assert str(tmp_path / SET_FILE) in problem
-    assert "line 3" in problem
 
 
 def test_from_yaml_replaces_the_bundled_file(write_yaml):

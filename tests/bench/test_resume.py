@@ -84,6 +84,9 @@ def test_a_seed_counts_where_it_is_asked_for():
     assert decide(make_trace(seeded), wanted={**WANTED, "seed": "2"}) == Decision("redo", "seed changed")
     assert decide(make_trace(), wanted=seeded) == Decision("redo", "seed changed")
     assert decide(make_trace({**seeded, "config": "x"})) == Decision("redo", "config changed")
+    drawn = make_trace(extra={"run": {"fingerprint": WANTED, "seed": 1}})  # nobody gave it, and it is the same
+    assert decide(drawn, wanted=seeded) == Decision("skip")
+    assert decide(drawn, wanted={**WANTED, "seed": "2"}) == Decision("redo", "seed changed")
 
 
 def test_timeouts_are_retried_only_when_asked():

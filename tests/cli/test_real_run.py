@@ -80,3 +80,14 @@ def test_interrupted_twice_a_run_leaves_no_process_and_says_how_to_resume(comman
     while processes_with(str(tmp_path)) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert processes_with(str(tmp_path)) == []
+
+
+def test_a_resumed_run_tells_the_verdict_that_has_a_baseline(command):
+    right = "def run(x):\n    return x * 2\n"
+    for flags in ([], ["--seed", "5", "--no-profile-baseline"]):
+        assert command(*flags, right=right).communicate(timeout=PATIENCE_S)
+    process = command("--resume", "--format", "json", right=right)
+    out, err = process.communicate(timeout=PATIENCE_S)
+    assert "1 recorded job" in err
+    (result,) = json.loads(out)["resumed"]
+    assert result["speedup"] is not None

@@ -6,7 +6,7 @@ import shlex
 import pytest
 import yaml
 
-from flashinfer_bench.bench.config import SET_FILE
+from flashinfer_bench.bench.tolerances import TOLERANCES_FILE
 from flashinfer_bench.cli import main
 from flashinfer_bench.cli.perf_cases import read_requests
 from flashinfer_bench.data import TraceSet
@@ -37,16 +37,16 @@ def test_a_case_keeps_its_tolerances_and_run_judges_by_them(tmp_path, capsys):
     assert settings["atol"] > 0.01  # what the bundled settings say
     capsys.readouterr()
     assert main(["run", "--local", str(folder), "--iterations", "2", "--warmup-runs", "1", "--require-passed"]) == 0
-    assert f"note: {folder / SET_FILE} says how definitions are judged" in capsys.readouterr().err
+    assert f"note: {folder / TOLERANCES_FILE} says how 1 definition is judged" in capsys.readouterr().err
     again = recorded(folder)[-1].evaluation.extra["run"]["config"]
     names = ("rtol", "atol", "required_matched_ratio")
     assert [again[name] for name in names] == [settings[name] for name in names]
 
 
 def test_the_settings_of_other_definitions_stay(tmp_path):
-    (tmp_path / SET_FILE).write_text("definition_config:\n  mine:\n    rtol: 0.5\n")
+    (tmp_path / TOLERANCES_FILE).write_text("mine:\n  rtol: 0.5\n")
     assert perf(*shlex.split(RMSNORM), "--save_trace_set", tmp_path) == 0
-    sections = yaml.safe_load((tmp_path / SET_FILE).read_text())["definition_config"]
+    sections = yaml.safe_load((tmp_path / TOLERANCES_FILE).read_text())
     assert sections.pop("mine") == {"rtol": 0.5}
     assert [name.split("_")[0] for name in sections] == ["rmsnorm"]
 

@@ -75,3 +75,22 @@ def test_a_full_disk_leaves_whole_rows(tmp_path, capsys):
     assert table.read_bytes().endswith(b"\r\n")
     assert {json.loads(line)["reason"] for line in lines.read_text().splitlines()} == {"for once"}
     assert table.stat().st_size <= 4000
+
+
+def test_text_that_is_no_text_is_written_all_the_same(tmp_path):
+    table, lines = tmp_path / "out.csv", tmp_path / "out.jsonl"
+    tag = b"a\xffb".decode("utf-8", "surrogateescape")  # as the shell gives it
+    paths = ["--output_path", str(table), "--json_path", str(lines)]
+    assert main(["perf", *RMSNORM.split(), *QUICK, "--case_tag", tag, *paths]) == 0
+    assert read_rows(table)[0]["case_tag"] == "a\\udcffb"
+    assert json.loads(lines.read_text())["flags"]["case_tag"] == tag
+
+
+def test_tolerances_that_cannot_be_used_are_told_before_any_file_is_begun(tmp_path, capsys):
+    table = tmp_path / "out.csv"
+    table.write_text("old results\n")
+    (tmp_path / "tolerances.yaml").write_text("- no mapping\n")
+    command = ["perf", *RMSNORM.split(), *QUICK, "--output_path", str(table), "--save_trace_set", str(tmp_path)]
+    assert main(command) == 2
+    assert "a mapping" in capsys.readouterr().err
+    assert table.read_text() == "old results\n"

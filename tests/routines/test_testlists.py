@@ -100,6 +100,14 @@ def test_every_flag_of_the_session_is_warned_of_in_a_line(tmp_path):
         assert list(introduce(request, CPU))[1].startswith(f"[WARNING] Line {request.line}: without effect: {flag};")
 
 
+def test_a_line_that_fails_is_not_said_to_run_without_a_flag(tmp_path):
+    path = tmp_path / "list.txt"
+    path.write_text(f"{RMSNORM} --timeout 0\n")
+    (request,) = read_requests([], str(path), CPU)
+    assert request.problem is not None
+    assert not [line for line in introduce(request, CPU) if "without effect" in line]
+
+
 def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path):
     path = tmp_path / "list.txt"
     path.write_text(f"{RMSNORM}\n", encoding="utf-8-sig")

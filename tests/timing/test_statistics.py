@@ -1,7 +1,7 @@
 """Order statistics and the interval of the median, as properties of any series."""
 
 import random
-from statistics import median
+from statistics import fmean, median
 
 import pytest
 from hypothesis import given
@@ -12,6 +12,7 @@ from flashinfer_bench.timing.statistics import (
     quantile,
     relative_half_width,
     summarise_series,
+    summarise_trials,
     trimmed_mean,
 )
 
@@ -136,3 +137,42 @@ def test_an_interval_for_independent_readings_would_not():
 
 def test_more_readings_cover_stronger_dependence():
     assert covered(correlation=0.9, count=200, interval=median_interval, rounds=200) >= 0.85
+
+
+some_trials = st.lists(series, min_size=1, max_size=5)
+
+
+@given(series)
+def test_one_trial_is_its_series(values):
+    assert summarise_trials([values]) == summarise_series(values)
+
+
+@given(some_trials)
+def test_statistics_over_trials_are_in_order(trials):
+    found = summarise_trials(trials)
+    ordered = [found.minimum, found.q25, found.median, found.q75, found.maximum]
+    assert ordered == pytest.approx(sorted(ordered))
+    assert found.count == sum(map(len, trials))
+    assert found.mean == pytest.approx(fmean(fmean(values) for values in trials))
+    assert (found.interval is not None) == (found.count >= 9)
+
+
+@given(some_trials, st.integers(2, 12))
+def test_a_trial_counts_once_however_often_its_readings_are_repeated(trials, times):
+    """Statistics of place and width; the interval is of readings in their order, and so another."""
+    before, after = summarise_trials(trials), summarise_trials([trials[0] * times, *trials[1:]])
+    for name in ("mean", "std", "minimum", "maximum"):
+        assert getattr(after, name) == pytest.approx(getattr(before, name), rel=1e-6, abs=1e-3)
+
+
+@given(st.lists(long_series, min_size=1, max_size=5))
+def test_the_interval_of_trials_contains_the_mean_of_their_medians(trials):
+    low, high = summarise_trials(trials).interval
+    assert low <= fmean(median(values) for values in trials) <= high
+
+
+@given(st.integers(1, 10**9), st.lists(st.integers(1, 60), min_size=2, max_size=5))
+def test_trials_of_one_value_have_it_everywhere(value, counts):
+    found = summarise_trials([[value] * count for count in counts])
+    assert [found.q25, found.median, found.q75, found.mean] == pytest.approx([value] * 4)
+    assert found.std == pytest.approx(0, abs=value * 1e-6)

@@ -1,0 +1,103 @@
+"""What a trace set says of how its own definitions are judged: `tolerances.yaml` in its root.
+
+    rmsnorm_h4096:
+      rtol: 0.02
+      atol: 0.001
+      required_matched_ratio: 0.98
+
+A set is as trusted as its references, which decide what is right. So its word counts for its own definitions, beats the
+bundled settings, and is beaten by whatever the user says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from flashinfer_bench.bench.config_file import read_config_file
+from flashinfer_bench.bench.config_layers import EvalConfig, Extra, Ratio, StrictModel, Tolerance
+from flashinfer_bench.bench.config_problems import Problem, describe_problems, placed, to_validation_error
+from flashinfer_bench.errors import ConfigError
+
+TOLERANCES_FILE: Final = "tolerances.yaml"
+
+
+class _Section(StrictModel):
+    rtol: Tolerance | None = None
+    atol: Tolerance | None = None
+    required_matched_ratio: Ratio | None = None
+    extra: Extra = Field(default_factory=dict)
+
+
+_SECTIONS: Final = TypeAdapter(dict[str, _Section])
+
+
+class FiledDefinitions(Protocol):
+    """What is asked of a trace set."""
+
+    roots: list[Path]
+    definition_files: dict[str, Path]
+
+
+@dataclass(frozen=True)
+class SetTolerances:
+    """What one set says."""
+
+    file: Path
+    sections: Mapping[str, EvalConfig]
+    """By definition, of those that the set has."""
+    unknown: tuple[str, ...] = ()
+    """Names that the set has no definition of."""
+
+
+def find_tolerances(trace_set: FiledDefinitions) -> list[SetTolerances]:
+    """Return what each root of a trace set says of its own definitions, of those that say anything.
+
+    Raises:
+        ConfigError: a file cannot be read, or says something else; all of it at once, each with its place.
+    """
+    return [_own(root, trace_set) for root in trace_set.roots if has_tolerances(root)]
+
+
+def has_tolerances(root: Path) -> bool:
+    """Tell whether something stands where a set's tolerances would, readable or not."""
+    file = root / TOLERANCES_FILE
+    return file.exists() or file.is_symlink()
+
+
+def read_tolerances(root: Path) -> dict[str, EvalConfig]:
+    """Return what the file of a root says, by definition; nothing where there is none.
+
+    Raises:
+        ConfigError: it cannot be read, or says something else.
+    """
+    if not has_tolerances(root):
+        return {}
+    file = root / TOLERANCES_FILE
+    found = read_config_file(file)
+    try:
+        sections = _SECTIONS.validate_python(found.values)
+    except ValidationError as error:
+        problems = [Problem.from_details(details) for details in error.errors(include_url=False)]
+        told = to_validation_error(str(file), [placed(problem, str(file), found.lines) for problem in problems])
+        raise ConfigError("\n".join(describe_problems(told))) from None
+    return {name: _as_section(section) for name, section in sections.items()}
+
+
+def _as_section(section: _Section) -> EvalConfig:
+    given: dict[str, Any] = {name: getattr(section, name) for name in section.model_fields_set}
+    return EvalConfig(**given)
+
+
+def _own(root: Path, trace_set: FiledDefinitions) -> SetTolerances:
+    sections = read_tolerances(root)
+    own = {name for name, file in trace_set.definition_files.items() if file.is_relative_to(root)}
+    return SetTolerances(
+        root / TOLERANCES_FILE,
+        {name: section for name, section in sections.items() if name in own},
+        tuple(name for name in sections if name not in own),
+    )
