@@ -26,14 +26,16 @@ from flashinfer_bench.errors import ConfigError
 TOLERANCES_FILE: Final = "tolerances.yaml"
 
 
-class _Section(StrictModel):
+class Section(StrictModel):
+    """What the file may say of one definition."""
+
     rtol: Tolerance | None = None
     atol: Tolerance | None = None
     required_matched_ratio: Ratio | None = None
     extra: Extra = Field(default_factory=dict)
 
 
-_SECTIONS: Final = TypeAdapter(dict[str, _Section])
+_SECTIONS: Final = TypeAdapter(dict[str, Section])
 
 
 class FiledDefinitions(Protocol):
@@ -88,7 +90,7 @@ def read_tolerances(root: Path) -> dict[str, EvalConfig]:
     return {name: _as_section(section) for name, section in sections.items()}
 
 
-def _as_section(section: _Section) -> EvalConfig:
+def _as_section(section: Section) -> EvalConfig:
     given: dict[str, Any] = {name: getattr(section, name) for name in section.model_fields_set}
     return EvalConfig(**given)
 
