@@ -48,7 +48,8 @@ def _groups(args: argparse.Namespace, config: BenchmarkConfig) -> Groups:
     config = config.for_set(trace_set)
     check_names(trace_set, config)
     if args.definition is None:
-        return {"": top_settings(config), **dict(section_settings(config))}
+        op_types = {name: definition.op_type for name, definition in trace_set.definitions.items()}
+        return {"": top_settings(config), **dict(section_settings(config, op_types))}
     definition = _find(trace_set, args.definition)
     own = resolved_settings(config.resolve_eval_config(definition))
     settled = {setting.name for setting in own}

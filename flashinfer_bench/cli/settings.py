@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -69,12 +69,20 @@ def resolved_settings(resolved: ResolvedEvalConfig) -> list[Setting]:
     return [Setting(name, value, _tell_origin(resolved.origins.get(name, ""))) for name, value in values.items()]
 
 
-def section_settings(config: BenchmarkConfig) -> Iterator[tuple[str, list[Setting]]]:
-    """Yield each section by its dotted name, with what it gives and what beats it left out."""
+def section_settings(
+    config: BenchmarkConfig, op_types: Mapping[str, str] | None = None
+) -> Iterator[tuple[str, list[Setting]]]:
+    """Yield each section by its dotted name, with what it gives and what beats it left out.
+
+    Args:
+        config: the settings.
+        op_types: definition → op type, where a set is at hand: another source's section of that op type may beat one.
+    """
     sections = {"op_type_config": config.op_type_config, "definition_config": config.definition_config}
     for section, configs in sections.items():
         for key in configs:
-            subject = Subject("", key) if section == "op_type_config" else Subject(key, "")
+            is_op_type = section == "op_type_config"
+            subject = Subject("", key) if is_op_type else Subject(key, (op_types or {}).get(key, ""))
             settings = resolved_settings(config.resolve_eval_config(subject))
             own = [setting for setting in settings if setting.origin.endswith(f"{section}.{key}")]
             yield f"{section}.{key}", own

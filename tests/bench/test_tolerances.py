@@ -107,6 +107,19 @@ def test_an_engine_reads_it_whatever_its_configuration(folder):
         assert engine.config.resolve_eval_config(trace_set.definitions[name]).rtol == 0.5
 
 
+def test_config_show_leaves_out_what_a_users_op_type_beats(folder, capsys):
+    name = name_in(folder)
+    op_type = TraceSet.from_path(folder).definitions[name].op_type
+    (folder / TOLERANCES_FILE).write_text(f"{name}:\n  rtol: 0.5\n  atol: 0.125\n")
+    users = folder / "mine.yaml"
+    users.write_text(f"op_type_config:\n  {op_type}:\n    rtol: 0.25\n")
+    assert main(["config", "show", "--local", str(folder), "--config", str(users)]) == 0
+    out = capsys.readouterr().out
+    assert "0.125" in out
+    assert "0.25" in out
+    assert "0.5" not in out.split(f"definition_config.{name}", 1)[1]
+
+
 def test_run_and_config_show_tell_of_it_and_validate_of_what_is_wrong(folder, capsys):
     name, file = name_in(folder), folder / TOLERANCES_FILE
     file.write_text(f"{name}:\n  rtol: 0.5\nmisspelt:\n  rtol: 0.5\n")
