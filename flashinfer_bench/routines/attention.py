@@ -72,6 +72,11 @@ class Lengths:
             f"Average actual kv seq len: {sum(self.kv) // len(self.kv)}",
         )
 
+    @property
+    def shown(self) -> dict[str, Sequence[int]]:
+        """What -vv tells of them."""
+        return {"actual_seq_lens_q": self.q, "actual_seq_lens_kv": self.kv}
+
     def pairs(self, *, causal: bool) -> int:
         """Count the pairs of a query and a key that it sees."""
         if causal:
@@ -251,6 +256,7 @@ def make_decode(args: Namespace) -> Case:
         refusals=refusals,
         columns=_columns(lengths),
         notes=lengths.notes,
+        shown=lengths.shown,
         dps=frozenset(DECODE),
     )
 
@@ -288,6 +294,7 @@ def make_paged_prefill(args: Namespace) -> Case:
         refusals={**_refuse_fp8(list(PAGED), kv), **_refuse_fa3(qk, vo)},
         columns=_columns(lengths),
         notes=lengths.notes,
+        shown=lengths.shown,
         dps=frozenset(PAGED),
     )
 
@@ -329,6 +336,7 @@ def make_ragged_prefill(args: Namespace) -> Case:
         refusals=refusals,
         columns=_columns(lengths),
         notes=lengths.notes,
+        shown=lengths.shown,
         dps=frozenset(RAGGED),
     )
 
@@ -383,6 +391,7 @@ def make_mla(args: Namespace) -> Case:
         refusals=refusals,
         columns=_columns(lengths),
         notes=lengths.notes,
+        shown=lengths.shown,
         dps=frozenset(MLA),
     )
 

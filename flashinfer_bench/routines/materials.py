@@ -164,7 +164,8 @@ def _text(source: Source, parameters: list[str]) -> str:
 
 def describe_case(case: Case) -> list[str]:
     """Return lines for each input and each number of the reference, in the forms of FlashInfer's documents."""
-    lines = [line for name, tensor in case.inputs.items() for line in _describe_input(name, tensor, case.axes)]
+    lines = [f"{name}.flatten() = {render_integers(np.asarray(item, np.int32))}" for name, item in case.shown.items()]
+    lines += [line for name, tensor in case.inputs.items() for line in _describe_input(name, tensor, case.axes)]
     for name, value in case.reference.constants.items():
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             lines.append(f"{name.lower().removeprefix('sm_')} = {value}")  # attention's SM_SCALE is `scale` there

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from argparse import Namespace
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -134,6 +134,8 @@ class Case:
     """What the table gets beside the flags, such as the average sequence length."""
     notes: tuple[str, ...] = ()
     """Lines for -v."""
+    shown: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    """Whole numbers that stand behind the inputs, for -vv."""
     dps: frozenset[str] = frozenset()
     """Backends whose code writes into outputs that it is given."""
     needs_ranks: frozenset[str] = frozenset()

@@ -116,3 +116,10 @@ def test_many_whole_numbers_are_abbreviated_as_torch_does_it(last):
         assert render_integers(with_threshold.numpy().reshape(1, -1)) == str(with_threshold)
     finally:
         torch.set_printoptions(threshold=before)
+
+
+def test_true_lengths_are_told_as_the_documents_do():
+    flags = "--batch_size 3 --s_qo 8 --s_kv 8 --num_qo_heads 2 --num_kv_heads 2 --head_dim_qk 32 --head_dim_vo 32"
+    told = tell(f"--routine BatchPrefillWithRaggedKVCacheWrapper {flags}")
+    for side in "q", "kv":
+        assert f"[VVERBOSE] actual_seq_lens_{side}.flatten() = tensor([8, 8, 8], dtype=torch.int32)" in told
