@@ -7,7 +7,6 @@ that workers use. A child that fails or takes too long is passed over: the case 
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -25,6 +24,7 @@ from flashinfer_bench.cli.perf_cases import Request
 from flashinfer_bench.compile.cache import cache_root
 from flashinfer_bench.host import usable_cores, usable_memory
 from flashinfer_bench.routines.spec import TORCH
+from flashinfer_bench.worker.linux import kill_session, session_members
 
 MODULE: Final = "flashinfer_bench.routines.warm"
 LIMIT_S: Final = 900.0
@@ -34,6 +34,10 @@ MOST_JOBS: Final = 32
 LAST_BYTES: Final = 4096
 END_S: Final = 10.0
 """Time for a killed child to be gone."""
+SHARE_EVERY_S: Final = 5.0
+MANY_COMPILERS: Final = 3
+"""A child with so many at work goes on with others where one waits for a core."""
+LOWER_PRIORITY: Final = 10
 BYTES_PER_COMPILER: Final = 2 << 30
 """What a compiler of one of the library's larger files takes, about."""
 Job = tuple[str, str]
@@ -89,8 +93,9 @@ def warm_up(
     environments = [
         {**warming_environment(os.environ, device, root_of_kernels), "MAX_JOBS": compilers} for device in devices
     ]
-    good = 0
+    good, is_over = 0, threading.Event()
     pool = ThreadPoolExecutor(max_workers=max(1, parallel))
+    threading.Thread(target=_share_cores, args=(children, is_over), daemon=True).start()
     try:
         futures = {
             pool.submit(run, [sys.executable, "-m", MODULE, str(root), *job], environment): job
@@ -101,14 +106,36 @@ def warm_up(
             good += not problem
             tell(done, futures[future], problem)
     finally:
+        is_over.set()
         pool.shutdown(wait=False, cancel_futures=True)
         children.end()
         pool.shutdown()
     return good
 
 
+def _share_cores(children: _Children, is_over: threading.Event) -> None:
+    while not is_over.wait(SHARE_EVERY_S):
+        lower_wide(children.ids(), cores=usable_cores())
+
+
+def lower_wide(sessions: Iterable[int], *, cores: int) -> list[int]:
+    """Where more compilers run than there are cores, have sessions with few of them go first; return the others.
+
+    The library's longest file takes as long as all of the rest on many cores: with a third of a core it would end last.
+    """
+    members = session_members(sessions)
+    working = {session: sum(state == "R" for state in found.values()) for session, found in members.items()}
+    if sum(working.values()) <= cores:
+        return []
+    wide = [session for session, count in working.items() if count >= MANY_COMPILERS]
+    for pid in [pid for session in wide for pid in members[session]]:
+        with suppress(OSError):  # it has ended, or goes last already
+            os.setpriority(os.PRIO_PROCESS, pid, LOWER_PRIORITY)
+    return wide
+
+
 class _Children:
-    """Children that run now, each a process group, since the library's compilers are their children in turn."""
+    """Children that run now, each a session of processes, since the library's compilers are their children in turn."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -132,16 +159,21 @@ class _Children:
                 return f"it took more than {LIMIT_S:g} s"
             finally:
                 with self._lock:
-                    _kill_group(child)
+                    _end_session(child)
                     self._running.remove(child)
             return _read_last_line(said) or f"exit code {code}" if code else ""
+
+    def ids(self) -> list[int]:
+        """Return the ids of those that run, which are their sessions' ids, too."""
+        with self._lock:
+            return [child.pid for child in self._running]
 
     def end(self) -> None:
         """Kill those that run; start no more."""
         with self._lock:
             self._ended = True
             for child in self._running:
-                _kill_group(child)
+                _end_session(child)
 
 
 def _read_last_line(said: IO[bytes]) -> str:
@@ -151,8 +183,7 @@ def _read_last_line(said: IO[bytes]) -> str:
     return lines[-1] if lines else ""
 
 
-def _kill_group(child: subprocess.Popen[bytes]) -> None:
-    with suppress(ProcessLookupError):
-        os.killpg(child.pid, signal.SIGKILL)
+def _end_session(child: subprocess.Popen[bytes]) -> None:
+    kill_session(child.pid)
     with suppress(subprocess.TimeoutExpired):  # one that hangs in the driver is left to the system
         child.wait(END_S)

@@ -19,7 +19,7 @@ from flashinfer_bench.bench.evaluators.inputs import make_inputs
 from flashinfer_bench.bench.evaluators.packed import storage_shape
 from flashinfer_bench.data import Definition, Solution, TraceSet, Workload
 from flashinfer_bench.data.dtypes import torch_dtype
-from flashinfer_bench.worker.linux import die_with_parent
+from flashinfer_bench.worker.linux import die_with_parent, kill_session
 
 
 def call_once(root: Path, definition: Definition, solution: Solution, workload: Workload) -> None:
@@ -40,10 +40,17 @@ def call_once(root: Path, definition: Definition, solution: Solution, workload: 
 
 
 def end_with_parent() -> None:
-    """Have this process's own group, the library's compilers with it, end when its parent is killed."""
-    if os.getpgrp() == os.getpid():  # a group that it was started in is not its own to end
-        signal.signal(signal.SIGTERM, lambda *_: os.killpg(0, signal.SIGKILL))
-        die_with_parent(signal.SIGTERM)
+    """Have this process's own session, the library's compilers with it, end when its parent is killed."""
+    own = os.getpid()
+    if os.getsid(0) != own:  # a session that it was started in is not its own to end
+        return
+
+    def end(*_: object) -> None:
+        kill_session(own, spare=own)
+        os.kill(own, signal.SIGKILL)
+
+    signal.signal(signal.SIGTERM, end)
+    die_with_parent(signal.SIGTERM)
 
 
 def main(argv: list[str]) -> None:

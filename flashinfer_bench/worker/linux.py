@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -16,6 +19,7 @@ PR_SET_DUMPABLE: Final = 4
 PR_SET_CHILD_SUBREAPER: Final = 36
 PR_SET_NO_NEW_PRIVS: Final = 38
 PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+KILL_ROUNDS: Final = 100
 
 
 def prctl(option: int, value: int) -> bool:
@@ -39,15 +43,38 @@ def adopt_orphans() -> None:
 
 def parents() -> dict[int, int]:
     """Return pid → parent pid of every process that this one can see."""
-    table: dict[int, int] = {}
+    return {pid: int(fields[1]) for pid, fields in _process_table()}
+
+
+def session_members(sessions: Iterable[int]) -> dict[int, dict[int, str]]:
+    """Return of each session pid → state ("R" runs, "Z" has ended and is not reaped yet) of its processes."""
+    found: dict[int, dict[int, str]] = {session: {} for session in sessions}
+    for pid, fields in _process_table():
+        if int(fields[3]) in found:
+            found[int(fields[3])][pid] = fields[0].decode()
+    return found
+
+
+def kill_session(session: int, *, spare: int | None = None) -> None:
+    """Kill every process of a session, those too that have a group of their own, as ninja's compilers have."""
+    for _ in range(KILL_ROUNDS):  # one may start another while we look
+        alive = [pid for pid, state in session_members([session])[session].items() if state != "Z" and pid != spare]
+        if not alive:
+            return
+        for pid in alive:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _process_table() -> Iterator[tuple[int, list[bytes]]]:
+    """Yield each process with its fields from proc(5)'s stat, from the state on."""
     for entry in os.scandir("/proc") if Path("/proc").is_dir() else ():
         if entry.name.isdigit():
             try:
                 fields = (Path(entry.path) / "stat").read_bytes().rpartition(b") ")[2].split()
             except OSError:
                 continue  # it ended while we looked
-            table[int(entry.name)] = int(fields[1])
-    return table
+            yield int(entry.name), fields
 
 
 def descendants(root: int) -> list[int]:

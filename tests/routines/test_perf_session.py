@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shlex
 import signal
 import subprocess
 import sys
+import time
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,12 +25,20 @@ from flashinfer_bench.cli.perf_files import COLUMNS
 from flashinfer_bench.cli.perf_rows import make_row, read_timing
 from flashinfer_bench.cli.perf_session import Board, ResultFiles, counts_as_failed, make_config, make_trace_set
 from flashinfer_bench.cli.perf_text import introduce, perf_line, report, test_name
-from flashinfer_bench.cli.perf_warm import compilers_each, list_jobs, usual_jobs, warm_up
+from flashinfer_bench.cli.perf_warm import (
+    LOWER_PRIORITY,
+    compilers_each,
+    list_jobs,
+    lower_wide,
+    usual_jobs,
+    warm_up,
+)
 from flashinfer_bench.data import SourceFile
 from flashinfer_bench.routines.materials import write_material
 from flashinfer_bench.routines.support import Place
 from flashinfer_bench.routines.table import ROUTINES
 from flashinfer_bench.routines.warm import call_once
+from flashinfer_bench.worker.linux import kill_session, session_members
 from tests.kit.make import make_evaluation
 from tests.kit.processes import marked, wait_until_gone
 from tests.routines.small import SMALL
@@ -276,13 +287,19 @@ def test_a_wrong_backend_is_timed_and_stays_wrong(tmp_path):
     assert found.timing.median_ms > 0
 
 
-def test_compiling_ahead_tells_how_far_it_is_and_an_interrupt_ends_its_children(tmp_path, monkeypatch):
+IN_ITS_GROUP = "sleep 1000 & wait"
+IN_ANOTHER = f"""exec {sys.executable} -c 'import subprocess; subprocess.run(["sleep", "1000"], process_group=0)'"""
+
+
+@pytest.mark.parametrize("compiler", [IN_ITS_GROUP, IN_ANOTHER], ids=["one group", "a group each, as under ninja"])
+def test_compiling_ahead_tells_how_far_it_is_and_an_interrupt_ends_its_children(tmp_path, monkeypatch, compiler):
     child, told = tmp_path / "child", []
-    child.write_text('#!/bin/sh\n[ "$5" = s0 ] && exit 1\nsleep 1000 &\nwait\n', encoding="utf-8")
+    child.write_text(f'#!/bin/sh\n[ "$5" = s0 ] && exit 1\n{compiler}\n', encoding="utf-8")
     child.chmod(0o755)
 
     def tell(done, job, _problem):
         told.append((done, job))
+        time.sleep(0.5)  # the others are at work by then
         raise KeyboardInterrupt
 
     monkeypatch.setattr(sys, "executable", str(child))
@@ -344,10 +361,40 @@ def test_a_child_that_fails_says_why(tmp_path):
     assert told == ["KeyError: 'no such definition'"]
 
 
-def test_a_child_and_what_it_started_end_when_the_command_is_killed():
+@contextmanager
+def busy_session(count):
+    """Start a session with so many processes that want a core; yields its id."""
+    loops = f"for i in $(seq {count}); do while :; do :; done & done; wait"
+    process = subprocess.Popen(["sh", "-c", loops], start_new_session=True)
+    try:
+        deadline = time.monotonic() + 10
+        while (
+            list(session_members([process.pid])[process.pid].values()).count("R") < count
+            and time.monotonic() < deadline
+        ):
+            time.sleep(0.02)
+        yield process.pid
+    finally:
+        kill_session(process.pid)
+        process.wait()
+
+
+def test_a_child_with_few_compilers_goes_first_where_there_are_more_than_cores():
+    with busy_session(4) as wide, busy_session(1) as narrow:
+        assert lower_wide([wide, narrow], cores=64) == []
+        assert lower_wide([wide, narrow], cores=2) == [wide]
+        members = session_members([wide, narrow])
+        found = [{os.getpriority(os.PRIO_PROCESS, pid) for pid in members[session]} for session in (wide, narrow)]
+        assert found == [{LOWER_PRIORITY}, {os.getpriority(os.PRIO_PROCESS, 0)}]
+    left = [state for found in session_members([wide, narrow]).values() for state in found.values()]
+    assert {*left} <= {"Z"}  # not reaped yet
+
+
+@pytest.mark.parametrize("group", ["", ", process_group=0"], ids=["one group", "a group of its own"])
+def test_a_child_and_what_it_started_end_when_the_command_is_killed(group):
     child = (
         "import subprocess; from flashinfer_bench.routines.warm import end_with_parent; end_with_parent();"
-        "print(flush=True); subprocess.run(['sleep', '1000'])"
+        f"print(flush=True); subprocess.run(['sleep', '1000']{group})"
     )
     command = (
         "import os, subprocess, sys;"
