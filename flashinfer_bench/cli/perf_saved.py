@@ -24,8 +24,11 @@ def write_tolerances(root: Path, requests: Iterable[Request]) -> None:
         ConfigError: the file that is there cannot be used.
         DataSetError: it cannot be written.
     """
-    cases = [request for request in requests if request.material is not None and request.case is not None]
-    own = {request.material.definition.name: request.case.check.settings() for request in cases}  # type: ignore[union-attr]
+    own = {
+        request.material.definition.name: request.case.check.settings()
+        for request in requests
+        if request.material is not None and request.case is not None
+    }
     path = root / TOLERANCES_FILE
     try:
         root.mkdir(parents=True, exist_ok=True)

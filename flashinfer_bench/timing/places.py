@@ -79,8 +79,9 @@ class Kept:
 
     def give_back(self, trial: Trial) -> None:
         """Drop the results; free the memory of graphs that they have kept."""
+        has_kept = bool(self._results)
         self._results.clear()
-        if trial.facts.get("launch") == "graph":
+        if has_kept and trial.facts.get("launch") == "graph":
             torch.cuda.empty_cache()
 
 
