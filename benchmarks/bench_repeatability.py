@@ -53,7 +53,7 @@ KERNELS: dict[str, tuple[tuple[int, int], str]] = {
     "matmul_8k": ((8192, 8192), "return x @ x"),
     "chain_2": ((64, 4096), CHAIN.format(count=2)),
     "chain_12": ((64, 4096), CHAIN.format(count=12)),
-    "chain_12_large": ((65536, 4096), CHAIN.format(count=12)),
+    "chain_12_large": ((110592, 4096), CHAIN.format(count=12)),
     "rms_1": ((1, 4096), RMS),
     "rms_64": ((64, 4096), RMS),
     "rms_4096": ((4096, 4096), RMS),
