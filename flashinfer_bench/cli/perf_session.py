@@ -29,7 +29,7 @@ from flashinfer_bench.cli.perf_ranks import run_ranks
 from flashinfer_bench.cli.perf_rows import Row, make_failed, make_row, make_skipped
 from flashinfer_bench.cli.perf_saved import write_tolerances
 from flashinfer_bench.cli.perf_text import introduce, report
-from flashinfer_bench.cli.perf_warm import list_jobs, usual_jobs, warm_up
+from flashinfer_bench.cli.perf_warm import Job, list_jobs, usual_jobs, warm_up
 from flashinfer_bench.cli.recorded import find_resumed
 from flashinfer_bench.cli.tables import count, format_duration
 from flashinfer_bench.data import Trace, TraceSet
@@ -90,10 +90,10 @@ def _compile_ahead(
         return
     started = time.monotonic()
 
-    def tell(done: int, job: tuple[str, str], problem: str) -> None:
+    def tell(done: int, job: Job, problem: str) -> None:
         seconds = format_duration(time.monotonic() - started)
         failed = f", which failed: {to_one_line(problem)}" if problem else ""
-        write_err(f"compiling ahead: {done} of {len(jobs)} after {seconds}, the latest {job[1]}{failed}")
+        write_err(f"compiling ahead: {done} of {len(jobs)} after {seconds}, the latest {job.solution.name}{failed}")
 
     write_err(f"compiling ahead: {count(len(jobs), 'solution')}, {min(parallel, len(jobs))} at once")
     done = warm_up(jobs, root, devices, parallel=parallel, tell=tell)

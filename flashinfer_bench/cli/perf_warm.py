@@ -6,6 +6,7 @@ that workers use. A child that fails or takes too long is passed over: the case 
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
 from typing import IO, Final
@@ -22,6 +24,7 @@ from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.runner.environments import warming_environment
 from flashinfer_bench.cli.perf_cases import Request
 from flashinfer_bench.compile.cache import cache_root
+from flashinfer_bench.data import Definition, Solution, Workload
 from flashinfer_bench.host import usable_cores, usable_memory
 from flashinfer_bench.routines.spec import TORCH
 from flashinfer_bench.worker.linux import kill_session, session_members
@@ -40,8 +43,20 @@ MANY_COMPILERS: Final = 3
 LOWER_PRIORITY: Final = 10
 BYTES_PER_COMPILER: Final = 2 << 30
 """What a compiler of one of the library's larger files takes, about."""
-Job = tuple[str, str]
-"""Names of definition and solution."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A solution to call once."""
+
+    definition: Definition
+    solution: Solution
+    workload: Workload
+
+    def to_json(self) -> str:
+        """Return what a child reads."""
+        parts = {"definition": self.definition, "solution": self.solution, "workload": self.workload}
+        return json.dumps({name: json.loads(part.to_json()) for name, part in parts.items()})
 
 
 def list_jobs(requests: Iterable[Request]) -> list[Job]:
@@ -49,10 +64,11 @@ def list_jobs(requests: Iterable[Request]) -> list[Job]:
     jobs: dict[tuple[str, ...], Job] = {}
     for request in requests:
         if request.material is not None and request.routine is not None:
-            name, module = request.material.definition.name, request.routine.module
+            material, module = request.material, request.routine.module
             for backend in [backend for backend in request.backends if backend != TORCH]:
-                solution = request.material.solutions[backend].name
-                jobs.setdefault((module, backend) if module else (name, solution), (name, solution))
+                solution = material.solutions[backend]
+                key = (module, backend) if module else (material.definition.name, solution.name)
+                jobs.setdefault(key, Job(material.definition, solution, material.workload))
     return list(jobs.values())
 
 
@@ -73,17 +89,18 @@ def warm_up(
     devices: Sequence[Device],
     *,
     parallel: int,
-    start: Callable[[list[str], Mapping[str, str]], str] | None = None,
+    start: Callable[[list[str], Mapping[str, str], str], str] | None = None,
     tell: Callable[[int, Job, str], None] = lambda _done, _job, _problem: None,
 ) -> int:
     """Run a child for each job; return how many ended well. Whatever ends this early ends the children too.
 
     Args:
-        jobs: definitions and solutions.
-        root: the trace set that holds them.
+        jobs: what to call.
+        root: where the workloads' blobs lie.
         devices: shared among the children in turn.
         parallel: children at once.
-        start: runs a command in an environment and says what went wrong, or "" (default: a child process).
+        start: runs a command in an environment with a text to read, and says what went wrong, or "" (default: a child
+            process).
         tell: called as each child ends, with how many have, its job, and what went wrong.
     """
     children = _Children()
@@ -98,7 +115,7 @@ def warm_up(
     threading.Thread(target=_share_cores, args=(children, is_over), daemon=True).start()
     try:
         futures = {
-            pool.submit(run, [sys.executable, "-m", MODULE, str(root), *job], environment): job
+            pool.submit(run, [sys.executable, "-m", MODULE, str(root)], environment, job.to_json()): job
             for job, environment in zip(jobs, cycle(environments), strict=False)
         }
         for done, future in enumerate(as_completed(futures), 1):
@@ -142,15 +159,17 @@ class _Children:
         self._running: set[subprocess.Popen[bytes]] = set()
         self._ended = False
 
-    def run(self, command: list[str], environment: Mapping[str, str]) -> str:
+    def run(self, command: list[str], environment: Mapping[str, str], text: str) -> str:
         """Run one to its end, or its time limit; return the last line that it said of a failure, or ""."""
-        with tempfile.TemporaryFile() as said:
+        with tempfile.TemporaryFile() as said, tempfile.TemporaryFile() as read:
+            read.write(text.encode())
+            read.seek(0)
             with self._lock:
                 if self._ended:
                     return "it was not started"
                 nothing = subprocess.DEVNULL
                 child = subprocess.Popen(
-                    command, env=dict(environment), stdin=nothing, stdout=nothing, stderr=said, start_new_session=True
+                    command, env=dict(environment), stdin=read, stdout=nothing, stderr=said, start_new_session=True
                 )
                 self._running.add(child)
             try:

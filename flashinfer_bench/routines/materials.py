@@ -6,6 +6,7 @@ Whatever a run of a routine needs is in them, so `write_material` makes a folder
 from __future__ import annotations
 
 import json
+import os
 import re
 import uuid
 from collections.abc import Iterable, Mapping
@@ -22,7 +23,8 @@ from flashinfer_bench.data import Definition, Solution, Trace, Workload
 from flashinfer_bench.data.digest import digest_of
 from flashinfer_bench.data.dtypes import DTYPES
 from flashinfer_bench.data.store import layout
-from flashinfer_bench.errors import DataSetError
+from flashinfer_bench.data.store.jsonl import append_line, read_lines, write_whole
+from flashinfer_bench.errors import DataSetError, Fault
 from flashinfer_bench.routines.lift import ENTRY, lift
 from flashinfer_bench.routines.spec import TORCH, Case, Source, Tensor
 
@@ -75,7 +77,7 @@ def make_material(routine: str, case: Case, backends: Iterable[str]) -> Material
 
 
 def write_material(root: Path, material: Material) -> None:
-    """Write a case under the root of a trace set; what is there already stays, traces too.
+    """Write a case under the root of a trace set; traces, and the workloads and solutions of others, stay.
 
     Raises:
         DataSetError: the folder cannot be written.
@@ -83,23 +85,46 @@ def write_material(root: Path, material: Material) -> None:
     definition, workload = material.definition, material.workload
     names = {"op_type": definition.op_type, "definition": definition.name}
     try:
-        _write(layout.definition_path(root, **names), definition.to_json(indent=2) + "\n")
-        line = Trace(definition=definition.name, workload=workload)
-        _write(layout.workloads_path(root, **names), line.to_json() + "\n")
+        write_whole(layout.definition_path(root, **names), definition.to_json(indent=2) + "\n")
+        _put_workload(layout.workloads_path(root, **names), Trace(definition=definition.name, workload=workload))
         for solution in material.solutions.values():
             place = layout.solution_path(root, author=solution.author, solution=solution.name, **names)
-            _write(place, solution.to_json(indent=2) + "\n")
+            write_whole(place, solution.to_json(indent=2) + "\n")
         if material.blobs:
-            blob = layout.blob_path(root, uuid=workload.uuid, **names)
-            blob.parent.mkdir(parents=True, exist_ok=True)
-            save_file({name: np.asarray(value, order="C") for name, value in material.blobs.items()}, blob)
-    except OSError as error:
+            _write_blobs(layout.blob_path(root, uuid=workload.uuid, **names), material.blobs)
+    except (OSError, Fault) as error:
         raise DataSetError(f"{root}: the trace set cannot be written: {error}") from error
 
 
-def _write(path: Path, text: str) -> None:
+def _put_workload(path: Path, line: Trace) -> None:
+    """Append a workload, or write it in the place of the line that has its uuid; other lines stay as they are."""
+    text = line.to_json()
+    lines = [data.decode(errors="replace") for _, data, _ in read_lines(path)] if path.exists() else []
+    same = [index for index, one in enumerate(lines) if _uuid_in(one) == line.workload.uuid]
+    if not same:
+        append_line(path, text)
+    elif [lines[index] for index in same] != [text]:
+        kept = [one for index, one in enumerate(lines) if index not in same[1:]]
+        kept[same[0]] = text
+        write_whole(path, "".join(f"{one}\n" for one in kept))
+
+
+def _uuid_in(line: str) -> object:
+    """Return the uuid of a line's workload, None where it has none or cannot be read."""
+    try:
+        return json.loads(line)["workload"]["uuid"]
+    except (ValueError, LookupError, TypeError):
+        return None
+
+
+def _write_blobs(path: Path, blobs: Mapping[str, npt.NDArray[Any]]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
+    staging = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        save_file({name: np.asarray(value, order="C") for name, value in blobs.items()}, staging)
+        staging.replace(path)
+    finally:
+        staging.unlink(missing_ok=True)
 
 
 def _name(routine: str, case: Case, reference: str, blobs: Mapping[str, npt.NDArray[Any]]) -> str:

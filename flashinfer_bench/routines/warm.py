@@ -1,12 +1,14 @@
 """Call a solution once, in a process of its own, so that what the library compiles at run time is there before it is
-timed:  python -m flashinfer_bench.routines.warm ROOT DEFINITION SOLUTION
+timed:  python -m flashinfer_bench.routines.warm ROOT < CASE
 
 FlashInfer builds a kernel at its first call and keeps it; many processes at once build many kernels at once. Nothing is
-judged here, and what fails here is left for the engine to find.
+judged here, and what fails here is left for the engine to find. The case comes from the command that made it, with a
+solution of this package's own; a trace set's solutions are executed by workers alone. ROOT is where its blobs lie.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -17,7 +19,7 @@ import torch
 
 from flashinfer_bench.bench.evaluators.inputs import make_inputs
 from flashinfer_bench.bench.evaluators.packed import storage_shape
-from flashinfer_bench.data import Definition, Solution, TraceSet, Workload
+from flashinfer_bench.data import Definition, Solution, Workload
 from flashinfer_bench.data.dtypes import torch_dtype
 from flashinfer_bench.worker.linux import die_with_parent, kill_session
 
@@ -54,12 +56,12 @@ def end_with_parent() -> None:
 
 
 def main(argv: list[str]) -> None:
-    """Find the names in the set and call the solution."""
+    """Read a definition, a solution and a workload, in one JSON object, and call the solution."""
     end_with_parent()
-    root, name, chosen = Path(argv[0]), argv[1], argv[2]
-    trace_set = TraceSet.from_path(root)
-    solution = next(item for item in trace_set.solutions[name] if item.name == chosen)
-    call_once(root, trace_set.definitions[name], solution, trace_set.workloads[name][0].workload)
+    case = json.load(sys.stdin)
+    definition = Definition.model_validate(case["definition"])
+    solution = Solution.model_validate(case["solution"])
+    call_once(Path(argv[0]), definition, solution, Workload.model_validate(case["workload"]))
 
 
 if __name__ == "__main__":

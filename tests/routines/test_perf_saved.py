@@ -51,6 +51,25 @@ def test_the_settings_of_other_definitions_stay(tmp_path):
     assert [name.split("_")[0] for name in sections] == ["rmsnorm"]
 
 
+def test_the_workloads_of_others_stay(tmp_path):
+    (asked,) = read_requests(shlex.split(RMSNORM), None, H200)
+    write_material(tmp_path, asked.material)
+    (path,) = tmp_path.glob("workloads/**/*.jsonl")
+    own = path.read_text()
+    mine = own.replace(asked.material.workload.uuid, "6b0b6f1e-0000-4000-8000-000000000000")
+    for before in (mine + own, own + mine, own + "not json\n" + mine, own.rstrip()):
+        path.write_text(before)
+        write_material(tmp_path, asked.material)
+        assert path.read_text() == before
+    path.write_text(mine + own.replace("random", "zeros") + "not json\n" + own)
+    write_material(tmp_path, asked.material)
+    assert path.read_text() == mine + own + "not json\n"
+    path.write_text(mine)
+    write_material(tmp_path, asked.material)
+    assert path.read_text() == mine + own
+    assert not [*tmp_path.rglob(".*")]
+
+
 def test_variants_of_a_backend_lie_side_by_side(tmp_path):
     for flags in ("", "--autotune"):
         (request,) = read_requests([*shlex.split(BMM), "--backends", "cublas", *flags.split()], None, H200)

@@ -27,6 +27,7 @@ from flashinfer_bench.cli.perf_session import Board, ResultFiles, counts_as_fail
 from flashinfer_bench.cli.perf_text import introduce, perf_line, report, test_name
 from flashinfer_bench.cli.perf_warm import (
     LOWER_PRIORITY,
+    Job,
     compilers_each,
     list_jobs,
     lower_wide,
@@ -243,7 +244,7 @@ def test_the_script_is_the_command():
 def test_library_solutions_are_compiled_ahead_once_and_on_every_device(tmp_path):
     asked = read_requests(shlex.split(f"{RMSNORM} cuda"), None, H200)
     jobs = list_jobs([*asked, *asked])
-    assert [solution.rsplit("__", 1)[1].split("_")[0] for _, solution in jobs] == ["cuda"]
+    assert [job.solution.name.rsplit("__", 1)[1].split("_")[0] for job in jobs] == ["cuda"]
     samplers = [
         f"--routine {name} --batch_size 2 --vocab_size 64" for name in ("softmax", "sampling_from_probs", "top_k")
     ]
@@ -256,18 +257,45 @@ def test_library_solutions_are_compiled_ahead_once_and_on_every_device(tmp_path)
     calls = []
     devices = [Device("cuda", index, "NVIDIA H200", f"GPU-{index}") for index in range(2)]
 
-    def start(command, environment):
-        calls.append((command[3:], environment["CUDA_VISIBLE_DEVICES"]))
+    def start(command, environment, text):
+        calls.append((command[3:], environment["CUDA_VISIBLE_DEVICES"], json.loads(text)["solution"]["name"]))
         return "out of memory" if len(calls) % 2 else ""
 
-    assert warm_up([("d", "a"), ("d", "b")], tmp_path, devices, parallel=1, start=start) == 1
-    assert calls == [([str(tmp_path), "d", "a"], "GPU-0"), ([str(tmp_path), "d", "b"], "GPU-1")]
+    assert warm_up([named("a"), named("b")], tmp_path, devices, parallel=1, start=start) == 1
+    assert calls == [([str(tmp_path)], "GPU-0", "a"), ([str(tmp_path)], "GPU-1", "b")]
+
+
+def named(name, content=None):
+    """A job of rmsnorm whose solution has another name, and another source where one is given."""
+    material = request().material
+    solution = material.solutions["torch"]
+    sources = solution.sources if content is None else [SourceFile(path="main.py", content=content)]
+    return Job(material.definition, solution.model_copy(update={"name": name, "sources": sources}), material.workload)
 
 
 def test_a_solution_is_called_once_with_inputs_of_its_case(tmp_path):
+    calls = tmp_path / "calls"
+    source = f"""def run(*inputs):
+    with open({str(calls)!r}, "a") as file:
+        print(*[tuple(x.shape) for x in inputs], file=file)
+"""
+    job = named("s", source)
+    call_once(tmp_path, job.definition, job.solution, job.workload)
+    assert calls.read_text().splitlines() == ["(4, 64) (64,)"]
+
+
+def test_what_lies_in_the_folder_is_not_executed_ahead(tmp_path):
+    """A trace set's solutions are executed by workers alone, also one that has a backend's name."""
+    seen = tmp_path / "seen"
     asked = request()
     write_material(tmp_path, asked.material)
-    call_once(tmp_path, asked.material.definition, asked.material.solutions["torch"], asked.material.workload)
+    (path,) = tmp_path.glob("solutions/**/*.json")
+    kept = json.loads(path.read_text())
+    kept["sources"][0]["content"] = f"open({str(seen)!r}, 'w').close()\n{kept['sources'][0]['content']}"
+    path.write_text(json.dumps(kept))
+    job = Job(asked.material.definition, asked.material.solutions["torch"], asked.material.workload)
+    assert warm_up([job], tmp_path, [Device("cpu", 0, "a CPU", "cpu")], parallel=1) == 1
+    assert not seen.exists()
 
 
 def test_a_wrong_backend_is_timed_and_stays_wrong(tmp_path):
@@ -294,20 +322,20 @@ IN_ANOTHER = f"""exec {sys.executable} -c 'import subprocess; subprocess.run(["s
 @pytest.mark.parametrize("compiler", [IN_ITS_GROUP, IN_ANOTHER], ids=["one group", "a group each, as under ninja"])
 def test_compiling_ahead_tells_how_far_it_is_and_an_interrupt_ends_its_children(tmp_path, monkeypatch, compiler):
     child, told = tmp_path / "child", []
-    child.write_text(f'#!/bin/sh\n[ "$5" = s0 ] && exit 1\n{compiler}\n', encoding="utf-8")
+    child.write_text(f"#!/bin/sh\ngrep -q '\"s0\"' && exit 1\n{compiler}\n", encoding="utf-8")
     child.chmod(0o755)
 
     def tell(done, job, _problem):
-        told.append((done, job))
+        told.append((done, job.solution.name))
         time.sleep(0.5)  # the others are at work by then
         raise KeyboardInterrupt
 
     monkeypatch.setattr(sys, "executable", str(child))
-    jobs = [("d", f"s{index}") for index in range(20)]
+    jobs = [named(f"s{index}") for index in range(20)]
     with marked() as alive:
         with pytest.raises(KeyboardInterrupt):
             warm_up(jobs, tmp_path, [Device("cpu", 0, "a CPU", "cpu")], parallel=2, tell=tell)
-        assert told == [(1, ("d", "s0"))]
+        assert told == [(1, "s0")]
         assert wait_until_gone(alive) == []
 
 
@@ -329,7 +357,7 @@ def test_a_child_names_compilers_to_the_library_as_a_worker_does(tmp_path, monke
     write_material(tmp_path, asked.material)
     session = argparse.Namespace(timeout=60, devices=["cpu"], json_path=None, output_path=None)
     trace_set = make_trace_set([asked], tmp_path, is_resumed=False)
-    jobs = [(asked.material.definition.name, honest.name)]
+    jobs = [Job(asked.material.definition, asked.material.solutions["torch"], asked.material.workload)]
     told = []
     warm_up(jobs, tmp_path, [Device("cpu", 0, "a CPU", "cpu")], parallel=1, tell=lambda *said: told.append(said))
     assert told == [(1, jobs[0], "")]
@@ -352,13 +380,13 @@ def test_a_child_names_compilers_to_the_library_as_a_worker_does(tmp_path, monke
 def test_a_child_that_fails_says_why(tmp_path):
     told = []
     warm_up(
-        [("no such definition", "s")],
+        [named("s", "raise ValueError('no library')")],
         tmp_path,
         [Device("cpu", 0, "a CPU", "cpu")],
         parallel=1,
         tell=lambda _done, _job, problem: told.append(problem),
     )
-    assert told == ["KeyError: 'no such definition'"]
+    assert told == ["ValueError: no library"]
 
 
 @contextmanager
@@ -413,7 +441,7 @@ def test_an_interrupt_while_compiling_ahead_leaves_a_row_for_every_case(tmp_path
         handlers.append(signal.getsignal(signal.SIGTERM))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(perf_session, "list_jobs", lambda _requests: [("d", "s")])
+    monkeypatch.setattr(perf_session, "list_jobs", lambda _requests: [named("s")])
     monkeypatch.setattr(perf_session, "warm_up", interrupted)
     words = [*shlex.split(RMSNORM), "--devices", "cpu", "--jit_jobs", "1", "--output_path", str(path)]
     assert main(["perf", *words]) == 130
