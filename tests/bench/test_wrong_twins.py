@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.cpu, pytest.mark.slow, pytest.mark.timeout(240)]
 
 BUNDLED = Path(__file__).parents[2] / "flashinfer-trace"
 EXPECTED = json.loads((BUNDLED / "wrong" / "expected.json").read_text())
-SAID = ("elements differ", "nan or infinite", "draws", "indices are wrong", "over max_error_cap")
+SAID = ("elements differ", "nan or infinite", "elements are nan", "draws", "indices are wrong", "over max_error_cap")
 DEVICES = [pytest.param("cpu", id="cpu"), pytest.param("0", id="gpu", marks=pytest.mark.gpu)]
 
 

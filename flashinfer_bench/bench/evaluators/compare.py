@@ -58,6 +58,7 @@ def compare(
         max_expected=found.max_expected,
         worst=_describe_element(left, right, tolerance, at=found.worst_at, shape=shape),
         unwritten_at=None if found.unwritten_at is None else _unravel(found.unwritten_at, shape),
+        is_exact=not (packed or expected.dtype.is_floating_point),
     )
 
 

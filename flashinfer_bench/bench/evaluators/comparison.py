@@ -9,6 +9,7 @@ unwritten.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -110,6 +111,8 @@ class Comparison:
     """The element furthest beyond what it is allowed; None for an empty output."""
     unwritten_at: tuple[int, ...] | None
     """First element of a stretch that looks unwritten; searched only where some elements may be wrong."""
+    is_exact: bool = False
+    """Whether the dtype, integer or bool, has no tolerance."""
 
     @property
     def matched_ratio(self) -> float:
@@ -139,6 +142,8 @@ class Comparison:
 
     def _fault(self) -> str | None:
         tolerance = self.tolerance
+        if self.nonfinite_mismatched == self.elements and self.worst is not None and math.isnan(self.worst.got):
+            return f"all {self.elements} elements are nan, as those of an output that was never written are"
         if self.nonfinite_mismatched:
             return f"{self.nonfinite_mismatched} of {self.elements} elements are nan or infinite unlike the reference"
         if self.matched_ratio < tolerance.required_matched_ratio:
@@ -162,4 +167,9 @@ class Comparison:
     def _demands(self) -> str:
         tolerance = self.tolerance
         ratio = f"matched ratio {self.matched_ratio:.6g}, required {tolerance.required_matched_ratio:g}"
-        return f"{ratio}, atol={tolerance.atol:g}, rtol={tolerance.rtol:g}"
+        within = (
+            "integers and booleans have no tolerance"
+            if self.is_exact
+            else f"atol={tolerance.atol:g}, rtol={tolerance.rtol:g}"
+        )
+        return f"{ratio}, {within}"

@@ -68,6 +68,13 @@ def test_a_nan_is_wrong_whatever_the_ratio():
     assert "nan or infinite" in (found.problem() or "")
 
 
+def test_an_output_of_nothing_but_nan_is_said_to_look_unwritten():
+    expected = torch.ones(4)
+    assert "all 4 elements are nan" in (compare(expected, vector(*[NAN] * 4), USUAL).problem() or "")
+    assert "never written" not in (compare(expected, vector(*[INF] * 4), USUAL).problem() or "")
+    assert "never written" not in (compare(expected, vector(1.0, *[NAN] * 3), USUAL).problem() or "")
+
+
 def test_the_report_names_the_worst_element_and_the_numbers():
     expected = torch.ones(4, 5)
     got = expected.clone()
@@ -97,6 +104,7 @@ def test_integers_have_no_tolerance(dtype):
     expected, got = vector(100, 7, dtype=dtype), vector(101, 7, dtype=dtype)
     found = compare(expected, got, Tolerance(rtol=1.0, atol=100.0))
     assert (found.mismatched, found.max_abs_error) == (1, 1.0)
+    assert (found.problem() or "").endswith("integers and booleans have no tolerance")
     assert compare(expected, expected, EXACT).problem() is None
 
 
