@@ -74,6 +74,16 @@ def takes_speculative(definition: Definition) -> bool:
     )
 
 
+def takes_renormalised(definition: Definition) -> bool:
+    """Take filters of probabilities that rescale what they keep."""
+    weights, outputs = find_weights(definition), list(definition.outputs.values())
+    if definition.op_type != "sampling" or weights is None or "logits" in weights.lower() or len(outputs) != 1:
+        return False
+    is_filter = ("top_k" in definition.inputs) != ("top_p" in definition.inputs)
+    is_float = DTYPES[outputs[0].dtype].kind == "float"
+    return is_filter and is_float and outputs[0].shape == definition.inputs[weights].shape
+
+
 def takes_all(definition: Definition) -> bool:
     """Take any definition."""
     del definition
@@ -81,13 +91,14 @@ def takes_all(definition: Definition) -> bool:
 
 
 SAMPLING: Final = BuiltIn("SamplingEvaluator", 1, takes_sampling)
-LOWBIT: Final = BuiltIn("LowBitEvaluator", 1, takes_lowbit)
+LOWBIT: Final = BuiltIn("LowBitEvaluator", 2, takes_lowbit)
 DSA: Final = BuiltIn("DSAEvaluator", 1, takes_dsa)
 TOP_K: Final = BuiltIn("TopKEvaluator", 1, takes_top_k)
+RENORMALISED: Final = BuiltIn("RenormalisedEvaluator", 1, takes_renormalised)
 SPECULATIVE: Final = BuiltIn("SpeculativeEvaluator", 1, takes_speculative)
 DEFAULT: Final = BuiltIn("DefaultEvaluator", 1, takes_all)
 
-IN_ORDER: Final = (SAMPLING, LOWBIT, DSA, TOP_K, SPECULATIVE, DEFAULT)
+IN_ORDER: Final = (SAMPLING, LOWBIT, DSA, TOP_K, RENORMALISED, SPECULATIVE, DEFAULT)
 """The first that takes a definition judges it."""
 
 

@@ -14,11 +14,15 @@ import torch
 
 from flashinfer_bench.bench.evaluators.compare_chunks import measure_chunks, read_element, score_elements
 from flashinfer_bench.bench.evaluators.comparison import Comparison, Element, Findings, Tolerance
-from flashinfer_bench.bench.evaluators.packed import is_packed
+from flashinfer_bench.bench.evaluators.packed import is_packed, unpack
 
 FUSED_FROM: Final = 1 << 24
 """Elements of an output on a GPU from which the fused kernel is used: below that, chunks take less than 3 ms, and
 compiling the kernel takes a second."""
+
+BLANKS_AT_ONCE: Final = 1 << 24
+"""Elements of which blanks are counted at once."""
+E8M0: Final[torch.dtype | None] = getattr(torch, "float8_e8m0fnu", None)
 
 
 def compare(
@@ -58,6 +62,7 @@ def compare(
         max_expected=found.max_expected,
         worst=_describe_element(left, right, tolerance, at=found.worst_at, shape=shape),
         unwritten_at=None if found.unwritten_at is None else _unravel(found.unwritten_at, shape),
+        blanks=_count_blanks(left, right) if tolerance.leaves_blanks_out and found.mismatched else 0,
         is_exact=not (packed or expected.dtype.is_floating_point),
     )
 
@@ -70,6 +75,26 @@ def _measure_large(expected: torch.Tensor, got: torch.Tensor, tolerance: Toleran
         if is_usable(expected.dtype, expected.device, tolerance):
             return measure_fused(expected, got, tolerance)
     return measure_chunks(expected, got, tolerance)
+
+
+def _count_blanks(left: torch.Tensor, right: torch.Tensor) -> int:
+    """Count elements that are zero, or nan, on both sides."""
+    parts = [slice(start, start + BLANKS_AT_ONCE) for start in range(0, left.numel(), BLANKS_AT_ONCE)]
+    return sum(_count_both(_readable(left[part]), _readable(right[part])) for part in parts)
+
+
+def _count_both(left: torch.Tensor, right: torch.Tensor) -> int:
+    is_zero, is_nan = (left == 0) & (right == 0), left.isnan() & right.isnan()
+    return int((is_zero | is_nan).sum())
+
+
+def _readable(flat: torch.Tensor) -> torch.Tensor:
+    """Give values that can be compared; of scales that are powers of two, which have no zero, the bytes."""
+    if is_packed(flat.dtype):
+        return unpack(flat)
+    if flat.dtype == E8M0:
+        return flat.view(torch.uint8)
+    return flat.float() if flat.dtype.itemsize == 1 and flat.dtype.is_floating_point else flat
 
 
 def _describe_element(

@@ -4,7 +4,8 @@ An element fails where |got - expected| > atol and |got - expected| > rtol * |ex
 zero, atol alone decides. Integers and booleans have no tolerance. Where the expected value is not finite, the same kind
 (nan, +inf, -inf) matches; a nan or infinity anywhere else is wrong, and no matched ratio excuses it. An output passes
 when the share of matching elements reaches the required ratio and, below 1, no error is absurd and no stretch looks
-unwritten.
+unwritten. Where blanks are left out, elements that are zero on both sides, or nan on both, padding say, do not count
+for the ratio.
 """
 
 from __future__ import annotations
@@ -33,6 +34,9 @@ class Tolerance:
     """Only where the ratio is below 1: the largest error, in multiples of the largest finite expected magnitude. A
     value within the range of the expected ones is never further off than 2; rounding or an expert chosen otherwise in
     a near tie stays there, garbage does not."""
+
+    leaves_blanks_out: bool = False
+    """Whether the ratio has to be reached, too, among elements that are neither zero nor nan on both sides."""
 
     @property
     def by_ratio(self) -> bool:
@@ -111,6 +115,8 @@ class Comparison:
     """The element furthest beyond what it is allowed; None for an empty output."""
     unwritten_at: tuple[int, ...] | None
     """First element of a stretch that looks unwritten; searched only where some elements may be wrong."""
+    blanks: int = 0
+    """Elements that are zero or nan on both sides; counted only where the tolerance leaves them out."""
     is_exact: bool = False
     """Whether the dtype, integer or bool, has no tolerance."""
 
@@ -118,6 +124,12 @@ class Comparison:
     def matched_ratio(self) -> float:
         """Share of matching elements; 1.0 for an empty output."""
         return (self.elements - self.mismatched) / self.elements if self.elements else 1.0
+
+    @property
+    def counted_ratio(self) -> float:
+        """Share of matching elements among those that are not blank on both sides; 1.0 where there are none."""
+        counted = self.elements - self.blanks
+        return (counted - self.mismatched) / counted if counted else 1.0
 
     def problem(self) -> str | None:
         """Say why this output is wrong; None where it passes."""
@@ -150,6 +162,8 @@ class Comparison:
             return f"{self.mismatched} of {self.elements} elements differ"
         if not tolerance.by_ratio:
             return None
+        if self.counted_ratio < tolerance.required_matched_ratio:
+            return f"{self.mismatched} of the {self.elements - self.blanks} elements that are not blank differ"
         if self.unwritten_at is not None:
             return f"a stretch of equal, wrong values at {list(self.unwritten_at)} looks unwritten"
         if self.max_abs_error > max(tolerance.max_error_cap * self.max_expected, tolerance.atol):

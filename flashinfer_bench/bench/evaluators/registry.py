@@ -21,6 +21,7 @@ from flashinfer_bench.bench.evaluators.dsa import DSAEvaluator
 from flashinfer_bench.bench.evaluators.evaluator import Evaluator
 from flashinfer_bench.bench.evaluators.lowbit import LowBitEvaluator
 from flashinfer_bench.bench.evaluators.plug_ins import APPENDED, BUILT_IN, OWN_PACKAGE, EvaluatorChoice, PlugIn
+from flashinfer_bench.bench.evaluators.renormalised import RenormalisedEvaluator
 from flashinfer_bench.bench.evaluators.sampling import SamplingEvaluator
 from flashinfer_bench.bench.evaluators.speculative import SpeculativeEvaluator
 from flashinfer_bench.bench.evaluators.top_k import TopKEvaluator
@@ -32,6 +33,7 @@ _EVALUATORS: list[type[Evaluator]] = [
     LowBitEvaluator,
     DSAEvaluator,
     TopKEvaluator,
+    RenormalisedEvaluator,
     SpeculativeEvaluator,
 ]
 """The first that takes a definition judges it; one that none takes is DefaultEvaluator's. As `built_in` lists them."""

@@ -1,0 +1,180 @@
+"""The Renormalised evaluator: a row of probabilities of which a filter keeps the largest, scaled to sum to one.
+
+Nearly all elements are zero, so a share of all elements says little. A row is judged by what it keeps: nothing may be
+kept that is smaller than something dropped, only entries at the boundary may differ from the reference's, and what is
+kept has to be its input over the sum of the inputs kept.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+
+from flashinfer_bench.bench.config import ResolvedEvalConfig
+from flashinfer_bench.bench.evaluators.built_in import RENORMALISED, find_weights
+from flashinfer_bench.bench.evaluators.default import DefaultEvaluator, build_baseline
+from flashinfer_bench.bench.evaluators.evaluator import (
+    Accepted,
+    Baseline,
+    JudgeContext,
+    Rejected,
+    SolutionRunnable,
+    Verdict,
+)
+from flashinfer_bench.bench.evaluators.verdict import check_form
+from flashinfer_bench.data import Correctness, Definition, EvaluationStatus, Workload
+from flashinfer_bench.errors import WorkloadFault
+
+TIE: Final = 1e-6
+"""Inputs that are so close, relative to each other, count as equal."""
+BOUNDARY_MASS: Final = 1e-3
+"""Of the kept mass: what may be kept or dropped otherwise, for sums of many small numbers are rounded."""
+
+
+class RenormalisedEvaluator(DefaultEvaluator):
+    """Takes op type sampling with probabilities [rows, entries] and top_k or top_p in, the same shape out."""
+
+    revision = RENORMALISED.revision
+
+    @classmethod
+    def can_evaluate(cls, definition: Definition) -> bool:
+        """Take filters that rescale what they keep."""
+        return RENORMALISED.takes(definition)
+
+    @classmethod
+    def build_baseline(
+        cls,
+        definition: Definition,
+        workload: Workload,
+        cfg: ResolvedEvalConfig,
+        device: torch.device,
+        *,
+        context: JudgeContext,
+    ) -> Baseline:
+        """As Default; the reference has to pass by the rules that a solution is judged by."""
+        baseline = build_baseline(definition, workload, cfg, device, context=context)
+        for inputs, outputs in zip(baseline.inputs, baseline.outputs, strict=True):
+            weights, top_k = _given(definition, inputs)
+            problem = find_problem(weights, outputs[0], outputs[0], rtol=cfg.rtol, top_k=top_k)
+            if problem is not None:
+                raise WorkloadFault(f"the reference of {definition.name} does not rescale what it keeps: {problem}")
+        return baseline
+
+    @classmethod
+    def check_correctness(
+        cls,
+        definition: Definition,
+        sol_runnable: SolutionRunnable,
+        inputs: list[list[Any]],
+        ref_outputs: list[list[torch.Tensor]],
+        cfg: ResolvedEvalConfig,
+        *,
+        context: JudgeContext,
+    ) -> Verdict:
+        """Judge what each row keeps, and the values by what is kept."""
+        del context
+        worst = 0.0
+        for trial_inputs, expected in zip(inputs, ref_outputs, strict=True):
+            got = check_form(definition, sol_runnable(*trial_inputs), expected)
+            if isinstance(got, Rejected):
+                return got
+            weights, top_k = _given(definition, trial_inputs)
+            problem = find_problem(weights, got[0], expected[0], rtol=cfg.rtol, top_k=top_k)
+            if problem is not None:
+                wrong = Correctness(max_relative_error=1.0, max_absolute_error=1.0)
+                return Rejected(EvaluationStatus.INCORRECT_NUMERICAL, problem, wrong)
+            worst = max(worst, float(_errors(weights, got[0]).max()) if got[0].numel() else 0.0)
+        extra = {"trials": len(inputs)}
+        return Accepted(Correctness(max_relative_error=worst, max_absolute_error=worst, extra=extra))
+
+
+def find_problem(
+    weights: torch.Tensor, got: torch.Tensor, expected: torch.Tensor, *, rtol: float, top_k: Any = None
+) -> str | None:
+    """Say what is wrong with filtered rows; None where nothing is.
+
+    Args:
+        weights: the probabilities, [rows, entries].
+        got: what a solution made of them, [rows, entries].
+        expected: what the reference made of them.
+        rtol: of each value that is kept, relative.
+        top_k: how many entries are kept, a number or one for each row; None where a mass is.
+    """
+    if not got.numel():
+        return None
+    kept, wanted = got > 0, expected > 0
+    return (
+        _find_bad_value(got)
+        or _find_wrong_order(weights, kept)
+        or _find_wrong_choice(weights, kept, wanted, top_k)
+        or _find_error(weights, got, rtol)
+    )
+
+
+def _given(definition: Definition, inputs: list[Any]) -> tuple[torch.Tensor, Any]:
+    """Return the probabilities and top_k, None for a definition without."""
+    given = dict(zip(definition.inputs, inputs, strict=True))
+    return given[find_weights(definition) or ""], given.get("top_k")
+
+
+def _find_bad_value(got: torch.Tensor) -> str | None:
+    bad = ~(torch.isfinite(got) & (got >= 0))
+    if not bool(bad.any()):
+        return None
+    row, entry = (int(i) for i in bad.nonzero()[0])
+    where = f"the first {float(got[row, entry])} at [{row}, {entry}]"
+    return f"{int(bad.sum())} of {got.numel()} values are no probabilities, {where}"
+
+
+def _find_wrong_order(weights: torch.Tensor, kept: torch.Tensor) -> str | None:
+    """Say where something is kept that is smaller than something dropped."""
+    least = torch.where(kept, weights, float("inf")).amin(dim=1)
+    dropped = torch.where(kept, float("-inf"), weights).amax(dim=1)
+    wrong = dropped * (1 - TIE) > least
+    if not bool(wrong.any()):
+        return None
+    row = int(wrong.nonzero()[0])
+    return f"row {row} keeps {float(least[row]):.6g} and drops {float(dropped[row]):.6g}, which is larger"
+
+
+def _find_wrong_choice(weights: torch.Tensor, kept: torch.Tensor, wanted: torch.Tensor, top_k: Any) -> str | None:
+    """Say where more or less is kept than by the reference; what ties with its smallest may stay or go."""
+    edge = torch.where(wanted, weights, float("inf")).amin(dim=1, keepdim=True)
+    other = (kept != wanted) & ~((weights - edge).abs() <= TIE * edge)
+    if top_k is None:
+        mass = _mass(weights, wanted)
+        slack = BOUNDARY_MASS * mass
+        wrong = (_mass(weights, other) > slack) | (_mass(weights, kept) < mass - slack)
+    else:
+        count = torch.as_tensor(top_k, device=weights.device).reshape(-1)
+        wrong = other.any(dim=1) | (kept.sum(dim=1) < torch.minimum(count, (weights > 0).sum(dim=1)))
+    if not bool(wrong.any()):
+        return None
+    row = int(wrong.nonzero()[0])
+    counts = f"{int(kept[row].sum())} entries, the reference {int(wanted[row].sum())}"
+    return f"row {row} keeps {counts}; {int(wrong.sum())} of {len(wrong)} rows keep the wrong ones"
+
+
+def _mass(weights: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+    return torch.where(chosen, weights, 0.0).sum(dim=1, dtype=torch.float64)
+
+
+def _find_error(weights: torch.Tensor, got: torch.Tensor, rtol: float) -> str | None:
+    errors = _errors(weights, got)
+    wrong = errors > rtol
+    if not bool(wrong.any()):
+        return None
+    row, entry = (int(i) for i in (errors == errors.max()).nonzero()[0])
+    share = float(weights[row, entry]) / float(_mass(weights, got > 0)[row])
+    return (
+        f"{int(wrong.sum())} of {int((got > 0).sum())} kept values are off; worst at [{row}, {entry}]: "
+        f"expected {share:.9g}, got {float(got[row, entry]):.9g}, rtol={rtol:g}"
+    )
+
+
+def _errors(weights: torch.Tensor, got: torch.Tensor) -> torch.Tensor:
+    """Return relative errors of what is kept, 0 for the rest, [rows, entries]."""
+    kept = got > 0
+    share = torch.where(kept, weights.double() / _mass(weights, kept)[:, None], 1.0)
+    return torch.where(kept, (got.double() - share).abs() / share, 0.0)
