@@ -94,3 +94,47 @@ def test_mla_without_the_rotated_part_fails(prepared):
         return job.honest(q, kv_cache, *rest)
 
     assert isinstance(job.check(run), Rejected)
+
+
+@pytest.mark.parametrize(
+    ("routine", "flags"),
+    [
+        ("top_k_renorm_probs", "--batch_size 8 --vocab_size 128256 --top_k 50"),
+        ("top_k_renorm_probs", "--batch_size 256 --vocab_size 2000 --top_k 1"),
+        ("top_p_renorm_probs", "--batch_size 600 --vocab_size 2000 --top_p 0.5"),
+    ],
+)
+def test_filters_that_keep_a_small_share_are_judged_by_what_they_keep(routine, flags, tmp_path):
+    job = JudgedRoutine(routine, tmp_path, flags)
+    assert isinstance(job.check(job.honest), Accepted)
+    for fault, make in judged.WRONG.items():
+        assert isinstance(job.check(make(job)), Rejected), fault
+
+
+@pytest.mark.parametrize(
+    ("routine", "flags"),
+    [
+        ("nvfp4_quantize", "--m 1 --k 2048"),
+        ("nvfp4_batched_quantize", "--batch_size 4 --m 1 --k 1024"),
+        ("mxfp8_quantize", "--m 1 --k 2048"),
+        ("mxfp4_quantize", "--m 3 --k 2048"),
+        ("rmsnorm_fp4quant", "--batch_size 1 --hidden_size 2048 --is_sf_swizzled_layout"),
+        ("add_rmsnorm_fp4quant", "--batch_size 2 --hidden_size 2048 --is_sf_swizzled_layout"),
+    ],
+)
+def test_scales_are_judged_where_tiles_are_mostly_padding(routine, flags, tmp_path):
+    job = JudgedRoutine(routine, tmp_path, flags)
+    scales = list(job.case.outputs).index("block_scale" if "norm" in routine else "block_scales")
+
+    def change(scale):
+        def run(*inputs):
+            outputs = [output.clone() for output in job.honest(*inputs)]
+            codes = outputs[scales].view(torch.uint8)
+            codes.copy_(torch.where((codes > 0) & (codes < 255), scale(codes), codes))
+            return outputs
+
+        return job.check(run)
+
+    assert isinstance(job.check(job.honest), Accepted)
+    assert isinstance(change(lambda codes: codes * 0), Rejected)
+    assert isinstance(change(lambda codes: codes + (1 if routine.startswith("mx") else 8)), Rejected)  # twice as much
