@@ -89,7 +89,7 @@ def compare_twins(requests: list[Request], args: argparse.Namespace) -> int:
         missed = 0
         print(f"{'first us':>10} {'second us':>10} {'percent':>8}  solution", flush=True)
         with Benchmark(trace_set, config) as benchmark:
-            for event in benchmark.run(benchmark.plan(), False):
+            for event in benchmark.run(benchmark.plan(), save_results=False):
                 if isinstance(event, JobFinished) and event.trace.evaluation is not None:
                     solution = event.job.solution.name.removesuffix("__again")
                     pair = found[event.job.definition.name, solution]

@@ -1,13 +1,13 @@
 """Judge every definition of a published data set by its own reference, packed as solutions that are right or wrong.
 
-    python -m benchmarks.sweep_published ../shared/data/published [--devices 0 1] [--twins all] [--definitions NAME ...]
-    python -m benchmarks.sweep_published ../shared/data/published --op-types gemm moe --workloads 0 --twins value
+    python -m benchmarks.sweep_published ROOT [--devices 0 1] [--twins all] [--definitions NAME ...]
+    python -m benchmarks.sweep_published ROOT --op-types gemm moe --workloads 0 --twins value
 
-Each definition is run on its smallest published workload whose blobs are there, or on so many of them (`--workloads`),
-and where it has none on a made-up one. Workloads whose blobs are missing are all run: each must be a fault. Run it from
-the root of the repository. Prints a table and exits with 1 where a verdict is not the one that the twin deserves, or a
-job has none; an interrupted sweep prints what it has. Nothing is saved. On a CPU no process may hold more than
-`--memory-gb`: what needs more is reported as too large. On a GPU that counts as a failure.
+ROOT is the set's folder. Each definition is run on its smallest published workload whose blobs are there, or on so many
+of them (`--workloads`), and where it has none on a made-up one. Workloads whose blobs are missing are all run: each
+must be a fault. Run it from the root of the repository. Prints a table and exits with 1 where a verdict is not the one
+that the twin deserves, or a job has none; an interrupted sweep prints what it has. Nothing is saved. On a CPU no
+process may hold more than `--memory-gb`: what needs more is reported as too large. On a GPU that counts as a failure.
 """
 
 import argparse

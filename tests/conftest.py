@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
+from tests.kit.published import HINT, find_published
+
 settings.register_profile("untimed", settings(), deadline=None)
 settings.load_profile("untimed")  # a machine that is busy makes no example wrong
 
-REPOSITORY = Path(__file__).resolve().parents[1]
-PUBLISHED = REPOSITORY.parent / "shared" / "data" / "published"
+CHECKOUT = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture(scope="session")
 def published() -> Path:
-    """The root of the public data set that lies beside the project; the test is skipped where it does not."""
-    if not (PUBLISHED / "definitions").is_dir():
-        pytest.skip(f"the public data set is not at {PUBLISHED}")
-    return PUBLISHED
+    """The root of the public data set; the test is skipped where it is not found."""
+    root = find_published(CHECKOUT, os.environ)
+    if root is None:
+        pytest.skip(f"the public FlashInfer-Trace data set is not here: {HINT}")
+    return root
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -82,7 +82,7 @@ class Benchmark:
     def close(self) -> None:
         """End what the benchmark holds; a run ends its own processes, so there is nothing left to do."""
 
-    def plan(self, resume: bool = False, *, retry_timeouts: bool = False) -> Plan:
+    def plan(self, *, resume: bool = False, retry_timeouts: bool = False) -> Plan:
         """Return the jobs of a run and what is left out of it; nothing is started.
 
         Args:
@@ -100,7 +100,7 @@ class Benchmark:
         evaluators = self._fingerprint_evaluators()
         return make_plan(self._trace_set, self.config, self.machine, recorded=recorded, evaluators=evaluators)
 
-    def run(self, plan: Plan, save_results: bool = True) -> Iterator[Event]:
+    def run(self, plan: Plan, *, save_results: bool = True) -> Iterator[Event]:
         """Run a plan; yields what happens as it happens. Closing the iterator stops every process of the run.
 
         Args:
@@ -143,7 +143,7 @@ class Benchmark:
             ConfigError: as for `plan`. Jobs that could not be judged raise nothing: they stand in `faults`.
         """
         result = self._trace_set.without_traces()
-        for event in self.run(self.plan(resume), save_results):
+        for event in self.run(self.plan(resume=resume), save_results=save_results):
             if isinstance(event, JobFinished):
                 result.add_traces([event.trace])
         return result

@@ -12,12 +12,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
+from flashinfer_bench.cli.exit_codes import INTERRUPTED
 from flashinfer_bench.cli.flag_parts import COMMAND_FLAG
 from flashinfer_bench.cli.flags import make_parser, parse_command_line
 from flashinfer_bench.cli.output import tolerate_narrow_encodings, write_err, write_problems
 from flashinfer_bench.errors import FlashInferBenchError, Misuse
-
-INTERRUPTED: Final = 130
 
 MODULES: Final[dict[str, tuple[str, str]]] = {
     "run": ("flashinfer_bench.cli.run", "execute"),

@@ -21,7 +21,7 @@ def one_interrupt(stderr: int = 2) -> Iterator[None]:
         return
     is_stopping = False
 
-    def on_signal(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+    def on_signal(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - the signature of a handler
         nonlocal is_stopping
         if is_stopping:
             # Not through sys.stderr: the signal may have come in the middle of a write to it.

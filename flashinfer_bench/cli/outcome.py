@@ -11,6 +11,7 @@ from typing import Any, Final
 from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, RunStarted
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.plan import Job, Plan
+from flashinfer_bench.cli.exit_codes import FAILED, INTERRUPTED, RAN
 from flashinfer_bench.cli.live import describe_job
 from flashinfer_bench.cli.plan_text import describe_skips, plan_counts, skip_documents
 from flashinfer_bench.cli.tables import count, format_duration, wrap_line
@@ -25,7 +26,6 @@ FORMAT_VERSION: Final = 1
 """Version of the JSON document. 1: the first."""
 SHOWN_JOBS: Final = 3
 FAULT_LINES: Final = 20
-RAN, FAILED, INTERRUPTED = 0, 1, 130
 
 
 @dataclass

@@ -34,7 +34,7 @@ def run_ranks(request: Request, session: argparse.Namespace, place: Place) -> in
     case, args = request.case, request.args
     assert case is not None  # the caller has made it
     chosen = [case.inputs[name].value for name in ("token_selected_experts", "token_final_factors")]
-    experts, factors = (torch.from_numpy(value[rank]).cuda() for value in chosen)  # type: ignore[index]
+    experts, factors = (torch.from_numpy(value[rank]).cuda() for value in chosen)  # type: ignore[index] # both are arrays
     generator = torch.Generator(device="cuda").manual_seed(args.random_seed + rank)
     dtype = getattr(torch, case.inputs["hidden_states"].dtype)
     hidden = torch.empty(args.num_tokens, args.hidden_size, dtype=dtype, device="cuda").normal_(generator=generator)

@@ -13,11 +13,12 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from flashinfer_bench.bench.benchmark import Benchmark
-from flashinfer_bench.bench.config import BenchmarkConfig, describe_problems
+from flashinfer_bench.bench.config import MEASURE_REJECTED, BenchmarkConfig, describe_problems
 from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, Notice
 from flashinfer_bench.bench.machine import Device, discover_devices
 from flashinfer_bench.bench.plan import Plan
 from flashinfer_bench.bench.tolerances import read_tolerances
+from flashinfer_bench.cli.exit_codes import FAILED, INTERRUPTED, RAN
 from flashinfer_bench.cli.heartbeat import Heartbeat
 from flashinfer_bench.cli.interrupt import one_interrupt
 from flashinfer_bench.cli.live import describe_devices
@@ -38,9 +39,6 @@ from flashinfer_bench.report.verdict import to_one_line
 from flashinfer_bench.routines.materials import write_material
 from flashinfer_bench.routines.support import Place, find_place
 
-RAN, FAILED, INTERRUPTED = 0, 1, 130
-MEASURE_REJECTED: Final = "measure_rejected"
-"""Key of an eval config's extra: time what was found numerically wrong too."""
 WHOLE_CASE: Final = ""
 """Stands for the backend in the row of a case that none of its backends was run for."""
 
@@ -204,7 +202,7 @@ def _run_group(
     trace_set = make_trace_set(group, root, is_resumed=session.resume, needs_samples=config.keep_samples)
     engine = make_engine(trace_set, config)
     by_name = {request.material.definition.name: request for request in group if request.material is not None}
-    plan: Plan = engine.plan(session.resume, retry_timeouts=session.retry_timeouts)
+    plan: Plan = engine.plan(resume=session.resume, retry_timeouts=session.retry_timeouts)
     for trace in find_resumed(engine.plan(), plan, trace_set) if plan.resumed else []:
         request, evaluation = by_name[trace.definition], trace.evaluation
         assert evaluation is not None  # it is a verdict that is found
@@ -214,7 +212,7 @@ def _run_group(
         request = by_name[skip.definition]
         for backend in request.backends if skip.solution is None else [_backend_of(request, skip.solution)]:
             board.put(request, make_failed(request, backend, skip.reason, board.place))
-    events: Iterator[Event] = engine.run(plan, session.save_trace_set is not None)
+    events: Iterator[Event] = engine.run(plan, save_results=session.save_trace_set is not None)
     try:
         with Heartbeat(describe_devices) as heartbeat:
             for event in events:

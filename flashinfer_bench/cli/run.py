@@ -36,10 +36,10 @@ class Engine(Protocol):
 
     machine: Machine
 
-    def plan(self, resume: bool = False, *, retry_timeouts: bool = False) -> Plan:
+    def plan(self, *, resume: bool = False, retry_timeouts: bool = False) -> Plan:
         """Return the jobs."""
 
-    def run(self, plan: Plan, save_results: bool = True) -> Iterator[Event]:
+    def run(self, plan: Plan, *, save_results: bool = True) -> Iterator[Event]:
         """Run them."""
 
     def close(self) -> None:
@@ -57,7 +57,7 @@ def execute(args: argparse.Namespace, *, make_engine: EngineFactory = Benchmark)
     trace_set = open_trace_set(args)
     config = config.for_set(trace_set)
     engine = make_engine(trace_set, config)
-    plan = engine.plan(args.resume, retry_timeouts=args.retry_timeouts)
+    plan = engine.plan(resume=args.resume, retry_timeouts=args.retry_timeouts)
     if args.dry_run:
         for line in describe_tolerances(trace_set):
             write_err(line)
@@ -98,7 +98,7 @@ def _run(engine: Engine, outcome: Outcome, progress: Progress, *, save_results: 
     with one_interrupt():
         try:
             with progress:
-                events = engine.run(outcome.plan, save_results)
+                events = engine.run(outcome.plan, save_results=save_results)
                 for event in events:
                     outcome.observe(event)
                     progress.show(event)

@@ -66,7 +66,7 @@ class Engine(Protocol):
     def plan(self) -> Plan:
         """Return the jobs."""
 
-    def run(self, plan: Plan, save_results: bool = True) -> Iterator[Event]:
+    def run(self, plan: Plan, *, save_results: bool = True) -> Iterator[Event]:
         """Run them."""
 
 

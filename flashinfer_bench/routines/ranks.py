@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from time import perf_counter
 from typing import Any, Final, Protocol
 
 import torch
@@ -54,22 +53,6 @@ class Stopwatch(Protocol):
         """Return the milliseconds between the marks, and forget them."""
 
 
-class WallStopwatch:
-    """The host's clock."""
-
-    def __init__(self) -> None:
-        self._marks: list[float] = []
-
-    def mark(self) -> None:
-        """Note the time."""
-        self._marks.append(perf_counter())
-
-    def read(self) -> list[float]:
-        """Return milliseconds between the marks."""
-        marks, self._marks = self._marks, []
-        return [(end - start) * 1e3 for start, end in pairwise(marks)]
-
-
 class CudaStopwatch:
     """CUDA events on the current stream."""
 
@@ -78,7 +61,7 @@ class CudaStopwatch:
 
     def mark(self) -> None:
         """Record an event."""
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call] # torch's own lack
         event.record()
         self._marks.append(event)
 

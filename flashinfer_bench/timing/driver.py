@@ -1,6 +1,6 @@
-"""The few calls of the CUDA driver that timing needs: assemble, load and launch our own kernels, reset L2 lines.
+"""The CUDA driver, and the few calls that timing needs: assemble, load and launch our own kernels, reset L2 lines.
 
-They need a current CUDA context, which torch makes.
+The calls need a current CUDA context, which torch makes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class DriverError(Exception):
 
 @cache
 def driver() -> ctypes.CDLL:
-    """Load libcuda once and declare the calls we make."""
+    """Load libcuda once and declare the calls that are made here."""
     library = ctypes.CDLL("libcuda.so.1")
     pointer, pointers = ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p)
     library.cuLinkCreate_v2.argtypes = [ctypes.c_uint, pointer, pointer, pointers]
@@ -43,13 +43,13 @@ def driver() -> ctypes.CDLL:
     return library
 
 
-def check(code: int, what: str) -> None:
-    """Raise DriverError, naming `what`, unless the driver answered 0."""
+def check(code: int, what: str, *, error: type[DriverError] = DriverError) -> None:
+    """Raise an error that names `what` unless the driver answered 0."""
     if code != 0:
         text = ctypes.c_char_p()
         driver().cuGetErrorString(code, ctypes.byref(text))
         reason = text.value.decode() if text.value else "unknown error"
-        raise DriverError(f"{what} failed: {reason} (CUDA error {code})")
+        raise error(f"{what} failed: {reason} (CUDA error {code})")
 
 
 def assemble(ptx: bytes) -> bytes:

@@ -52,7 +52,7 @@ def choose_calls(supply: Supplier, clock: Clock, recipe: Recipe, progress: Progr
         return Calls(supply, "stream", OTHER)
     one = Calls(replays, "graph")
     graphs = _count_graphs(replayed, supply, recipe, progress, each_s=now() - start)
-    return _choose_many(supply, clock, progress, one, launched, graphs) if graphs > 1 else one
+    return _choose_many(supply, clock, progress, one=one, launched=launched, graphs=graphs) if graphs > 1 else one
 
 
 def _count_graphs(replayed: Sample, supply: Supplier, recipe: Recipe, progress: Progress, *, each_s: float) -> int:
@@ -68,7 +68,7 @@ def _count_graphs(replayed: Sample, supply: Supplier, recipe: Recipe, progress: 
 
 
 def _choose_many(
-    supply: Supplier, clock: Clock, progress: Progress, one: Calls, launched: Launched, graphs: int
+    supply: Supplier, clock: Clock, progress: Progress, *, one: Calls, launched: Launched, graphs: int
 ) -> Calls:
     """Return the replays of so many graphs, or those of one where there is no room for more of them."""
     suppliers = [one.supply, *(clock.captured(supply) for _ in range(graphs - 1))]

@@ -13,12 +13,14 @@ from typing import Final
 
 import torch
 
+from flashinfer_bench.timing import driver
+
 IPC_HANDLE_BYTES: Final = 64
 IPC_LAZY_PEER_ACCESS: Final = 1
 
 
-class CudaMemoryError(Exception):
-    """A call of the CUDA driver failed."""
+class CudaMemoryError(driver.DriverError):
+    """A call of the CUDA driver for memory failed."""
 
 
 class IpcHandle(ctypes.Structure):
@@ -28,44 +30,37 @@ class IpcHandle(ctypes.Structure):
 
 
 @cache
-def driver() -> ctypes.CDLL:
-    """Load libcuda once and declare the calls we make."""
-    library = ctypes.CDLL("libcuda.so.1")
-    pointer = ctypes.c_uint64
+def _library() -> ctypes.CDLL:
+    """Return libcuda, with the calls declared that are made here."""
+    library, pointer = driver.driver(), ctypes.c_uint64
     library.cuMemAlloc_v2.argtypes = [ctypes.POINTER(pointer), ctypes.c_size_t]
     library.cuMemFree_v2.argtypes = [pointer]
     library.cuIpcGetMemHandle.argtypes = [ctypes.POINTER(IpcHandle), pointer]
     library.cuIpcOpenMemHandle_v2.argtypes = [ctypes.POINTER(pointer), IpcHandle, ctypes.c_uint]
     library.cuIpcCloseMemHandle.argtypes = [pointer]
-    library.cuGetErrorString.argtypes = [ctypes.c_int, ctypes.POINTER(ctypes.c_char_p)]
     return library
 
 
-def check(code: int, what: str) -> None:
-    """Raise CudaMemoryError, naming `what`, unless the driver answered 0."""
-    if code != 0:
-        text = ctypes.c_char_p()
-        driver().cuGetErrorString(code, ctypes.byref(text))
-        reason = text.value.decode() if text.value else "unknown error"
-        raise CudaMemoryError(f"{what} failed: {reason} (CUDA error {code})")
+def _check(code: int, what: str) -> None:
+    driver.check(code, what, error=CudaMemoryError)
 
 
 def allocate(size: int) -> int:
     """Allocate `size` bytes on the current device and return the address."""
     address = ctypes.c_uint64()
-    check(driver().cuMemAlloc_v2(ctypes.byref(address), size), f"allocating {size} bytes of device memory")
+    _check(_library().cuMemAlloc_v2(ctypes.byref(address), size), f"allocating {size} bytes of device memory")
     return address.value
 
 
 def free(address: int) -> None:
     """Give an allocation back."""
-    check(driver().cuMemFree_v2(address), "freeing device memory")
+    _check(_library().cuMemFree_v2(address), "freeing device memory")
 
 
 def export_handle(address: int) -> bytes:
     """Return the handle with which another process can open the allocation."""
     handle = IpcHandle()
-    check(driver().cuIpcGetMemHandle(ctypes.byref(handle), address), "exporting device memory")
+    _check(_library().cuIpcGetMemHandle(ctypes.byref(handle), address), "exporting device memory")
     return ctypes.string_at(ctypes.byref(handle), IPC_HANDLE_BYTES)
 
 
@@ -73,13 +68,15 @@ def open_handle(handle: bytes) -> int:
     """Map an allocation of another process and return its address here."""
     opened = IpcHandle.from_buffer_copy(handle)
     address = ctypes.c_uint64()
-    check(driver().cuIpcOpenMemHandle_v2(ctypes.byref(address), opened, IPC_LAZY_PEER_ACCESS), "opening device memory")
+    _check(
+        _library().cuIpcOpenMemHandle_v2(ctypes.byref(address), opened, IPC_LAZY_PEER_ACCESS), "opening device memory"
+    )
     return address.value
 
 
 def close_handle(address: int) -> None:
     """Unmap what open_handle mapped."""
-    check(driver().cuIpcCloseMemHandle(address), "closing device memory")
+    _check(_library().cuIpcCloseMemHandle(address), "closing device memory")
 
 
 class _DeviceBytes:

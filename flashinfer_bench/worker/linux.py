@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Final
 
 PR_SET_PDEATHSIG: Final = 1
-PR_SET_DUMPABLE: Final = 4
 PR_SET_CHILD_SUBREAPER: Final = 36
 PR_SET_NO_NEW_PRIVS: Final = 38
 PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")

@@ -125,11 +125,11 @@ LOADERS: Final[dict[str, Callable[[Path, str, str], tuple[Function, Signature | 
 
 def find_callable(module: types.ModuleType, where: str, symbol: str) -> Function:
     """Return a module's callable of that name, or raise EntryPointMissing with the names that it has."""
-    function = getattr(module, symbol, None)
+    function: Function | None = getattr(module, symbol, None)
     if not callable(function):
         names = sorted(n for n, value in vars(module).items() if callable(value) and not n.startswith("_"))
         raise EntryPointMissing(f"{where} defines no function {symbol!r}; it has: {', '.join(names[:SHOWN]) or 'none'}")
-    return function  # type: ignore[no-any-return]
+    return function
 
 
 def describe_signature(function: Function) -> Signature | None:

@@ -14,8 +14,9 @@ import signal
 import socket
 import sys
 import warnings
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from flashinfer_bench.worker.guard import run_guard
 from flashinfer_bench.worker.linux import adopt_orphans, descendants
@@ -41,28 +42,29 @@ def run_template(sock: socket.socket, run_directory: Path, *, with_triton: bool 
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # guards are reaped by the kernel
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     adopt_orphans()
-    reader = FrameReader(sock)
     try:
         if with_triton:
             prepare_triton()
-        while True:
-            order = reader.read()
-            fds = reader.take_fds()
-            if fork() == 0:
-                sock.close()
-                _become_guard(order["spawn"], fds)
-            for fd in fds:
-                os.close(fd)
-    except WireClosed:
-        pass  # the session ended: so do we
+        with suppress(WireClosed):  # the session ended: so do we
+            _serve_orders(sock)
     finally:
         for pid in descendants(os.getpid()):
-            try:
+            with suppress(ProcessLookupError):  # it has ended
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
         shutil.rmtree(run_directory, ignore_errors=True)
         os._exit(0)
+
+
+def _serve_orders(sock: socket.socket) -> NoReturn:
+    reader = FrameReader(sock)
+    while True:
+        order = reader.read()
+        fds = reader.take_fds()
+        if fork() == 0:
+            sock.close()
+            _become_guard(order["spawn"], fds)
+        for fd in fds:
+            os.close(fd)
 
 
 def _become_guard(order: dict[str, Any], fds: list[int]) -> None:

@@ -1,7 +1,5 @@
 """What goes wrong on our side has no verdict, is told, and leaves the other jobs alone."""
 
-import time
-
 import pytest
 
 from flashinfer_bench.bench import Benchmark, BenchmarkConfig
@@ -54,6 +52,18 @@ def run(x):
     return y.as_subclass(Odd) if len(x) == 8 else y
 """
 """Of the first workload it returns what raises when the session looks at it."""
+MEETS_ANOTHER = """
+import os, time
+from pathlib import Path
+met = Path({folder!r})
+def run(x):
+    (met / str(os.getpid())).touch()
+    deadline = time.monotonic() + 50
+    while len(list(met.iterdir())) < 2 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return x * 2
+"""
+"""Its calls wait until two processes have called it, so that the first session leaves jobs for the second."""
 
 
 def test_a_reference_that_raises_faults_its_jobs_and_no_other(tmp_path):
@@ -95,9 +105,7 @@ def test_an_error_that_the_session_does_not_know_is_held_against_the_job_that_ra
 def test_a_reference_that_hangs_is_ended_by_the_host(tmp_path, monkeypatch):
     monkeypatch.setattr(session_client, "PHASE_GRACE_S", 2.0)
     references = {"endless": "def run(x):\n    while True: pass\n", "good": HONEST}
-    start = time.monotonic()
     events = run(write_set(tmp_path, references=references, workloads=4, solutions=("a", "b")), timeout_seconds=2.0)
-    assert time.monotonic() - start < 60
     assert len(events[Notice]) == 2  # two workloads are tried, once each, and then no other
     messages = [event.message for event in events[JobFaulted]]
     assert "stopped answering in phase 'reference', which may take 4 s" in messages[0]
@@ -119,8 +127,10 @@ def test_a_missing_blob_is_a_fault_of_its_workload(tmp_path):
 def test_one_solution_on_two_devices_uses_both(tmp_path):
     devices = tuple(Device("cpu", index, f"CPU {index}", "cpu") for index in range(2))
     trace_set = write_set(tmp_path, references={"good": HONEST}, workloads=12)
-    slow = "import time\ndef run(x):\n    time.sleep(0.1)\n    return x * 2\n"  # so that both sessions are up in time
-    trace_set.solutions["good"] = [make_solution("slow", definition="good", source=slow)]
+    met = tmp_path / "met"
+    met.mkdir()
+    source = MEETS_ANOTHER.format(folder=str(met))
+    trace_set.solutions["good"] = [make_solution("meets", definition="good", source=source)]
     events = run(trace_set, devices=devices)
     assert len(events[JobFinished]) == 12
     assert {event.device.index for event in events[JobFinished]} == {0, 1}

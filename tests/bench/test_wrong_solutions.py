@@ -20,7 +20,12 @@ DEFINITIONS = ["rmsnorm_h4096", "fused_add_rmsnorm_h1024", "gemm_n128_k4096"]
 PRINTS = "prints_a_gigabyte_rmsnorm_h4096"
 TAKES_MEMORY = "memory_list_rmsnorm_h4096"
 WORK_LONG = (PRINTS, TAKES_MEMORY)
+ENDED = [name for name in WRONG if STATUSES[name]["status"] == "RUNTIME_ERROR" and name not in WORK_LONG]
 TIMEOUT_S = 5.0
+PATIENCE_S = 60.0
+"""How long a slow machine may take to end what has run out of time."""
+NEVER_S = 3600.0
+"""More than a test may take."""
 TIME_TO_WORK_S = 120.0
 """A slow machine needs long to print a gigabyte or to fill one, and that is not what is tested."""
 
@@ -97,25 +102,29 @@ def test_honest_neighbours_pass(finished):
     assert {event.trace.evaluation.status.value for event in honest} == {"PASSED"}
 
 
-def test_a_death_is_noticed_at_once_and_a_timeout_soon(finished):
-    for event in finished["jobs"]:
-        status = event.trace.evaluation.status.value
-        if status == "RUNTIME_ERROR":
-            assert event.seconds < TIMEOUT_S
-        if status == "TIMEOUT":
-            assert event.seconds < TIMEOUT_S + 5
+def test_a_timeout_is_told_soon_after_the_time_is_over(finished):
+    seconds = [event.seconds for event in finished["jobs"] if event.trace.evaluation.status.value == "TIMEOUT"]
+    assert seconds
+    assert max(seconds) < TIMEOUT_S + PATIENCE_S
 
 
-def run_one(where, name):
-    """Return the evaluations of one solution that works long."""
-    benchmark = prepare(where, lambda other: other == name, timeout_seconds=TIME_TO_WORK_S)
+def run_only(where, names, timeout_s):
+    """Return the evaluations of some solutions."""
+    benchmark = prepare(where, lambda name: name in names, timeout_seconds=timeout_s)
     events = [e for e in benchmark.run(benchmark.plan(), save_results=False) if isinstance(e, JobFinished)]
     return [event.trace.evaluation for event in events]
 
 
 @pytest.mark.parametrize("where", ON_CPU + ON_GPU)
+def test_a_death_is_noticed_without_waiting_for_the_end_of_the_time(where):
+    evaluations = run_only(where, ENDED, NEVER_S)
+    assert len(evaluations) == 2 * len(ENDED) > 0
+    assert {evaluation.status.value for evaluation in evaluations} == {"RUNTIME_ERROR"}
+
+
+@pytest.mark.parametrize("where", ON_CPU + ON_GPU)
 def test_a_gigabyte_of_output_leaves_a_bounded_log_with_the_cut_marked(where):
-    evaluations = run_one(where, PRINTS)
+    evaluations = run_only(where, [PRINTS], TIME_TO_WORK_S)
     assert {evaluation.status.value for evaluation in evaluations} == {EXPECTED[PRINTS]["status"]}
     assert max(len(evaluation.log) for evaluation in evaluations) < 20_000
     assert any("bytes cut ...]" in evaluation.log for evaluation in evaluations)
@@ -123,6 +132,6 @@ def test_a_gigabyte_of_output_leaves_a_bounded_log_with_the_cut_marked(where):
 
 @pytest.mark.parametrize("where", ON_CPU + ON_GPU)
 def test_a_solution_that_takes_all_memory_is_ended_and_told_why(where):
-    evaluations = run_one(where, TAKES_MEMORY)
+    evaluations = run_only(where, [TAKES_MEMORY], TIME_TO_WORK_S)
     assert {evaluation.status.value for evaluation in evaluations} == {EXPECTED[TAKES_MEMORY]["status"]}
     assert all("worker_memory_gb" in evaluation.log for evaluation in evaluations)

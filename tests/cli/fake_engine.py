@@ -51,12 +51,12 @@ class FakeEngine:
         self.saved = None
         self.is_closed = self.is_ended = False
 
-    def plan(self, resume=False, *, retry_timeouts=False):
+    def plan(self, *, resume=False, retry_timeouts=False):
         traces = [trace for traces in self.trace_set.traces.values() for trace in traces]
         recorded = RecordedJobs.from_traces(traces, retry_timeouts=retry_timeouts) if resume else None
         return make_plan(self.trace_set, self.config, self.machine, recorded=recorded)
 
-    def run(self, plan, save_results=True):
+    def run(self, plan, *, save_results=True):
         self.saved = save_results
         try:
             yield RunStarted(self.machine.devices, len(plan.jobs))

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -149,10 +150,10 @@ def test_the_cache_is_shown_and_cleared(here, capsys):
 def test_a_damaged_artifact_is_found_and_removed(capsys):
     run_command_line(["build", "--local", "set", "--quiet"])
     [row] = call(capsys, "build", "--local", "set", "--quiet")[1]["solutions"]
-    source = os.path.join(row["artifact"], "main.py")  # noqa: PTH118 - the path is text here
+    source = Path(row["artifact"], "main.py")
     assert call(capsys, "cache", "verify")[0] == 0
-    os.chmod(source, 0o644)  # noqa: PTH101
-    with open(source, "a", encoding="utf-8") as file:  # noqa: PTH123
+    source.chmod(0o644)
+    with source.open("a", encoding="utf-8") as file:
         file.write("# changed\n")
     code, document = call(capsys, "cache", "verify")
     assert code == 1

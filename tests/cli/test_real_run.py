@@ -5,12 +5,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.kit import make_definition, make_solution, make_trace, make_workload, write_trace_set
+from tests.kit.processes import wait_until_gone
 
 pytestmark = pytest.mark.cpu
 
@@ -76,10 +76,7 @@ def test_interrupted_twice_a_run_leaves_no_process_and_says_how_to_resume(comman
     assert "1 PASSED, 1 without a verdict" in out
     assert "--resume" in err
     assert len((tmp_path / "set/traces/alice/test/double.jsonl").read_text().splitlines()) == 1
-    deadline = time.monotonic() + 5
-    while processes_with(str(tmp_path)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert processes_with(str(tmp_path)) == []
+    assert wait_until_gone(lambda: processes_with(str(tmp_path))) == []
 
 
 def test_a_resumed_run_tells_the_verdict_that_has_a_baseline(command):

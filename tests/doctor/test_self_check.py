@@ -47,7 +47,7 @@ class Engine:
     def plan(self):
         return make_plan(self.trace_set, self.config, Machine((CPU,), {"python": None}))
 
-    def run(self, plan, save_results=True):
+    def run(self, plan, *, save_results=True):
         assert not save_results
         assert not self.config.profile_baseline
         for job in plan.jobs[:-1]:

@@ -31,7 +31,7 @@ def is_marked(pid, mark):
         return False
 
 
-def wait_until_gone(alive, limit_s=5.0):
+def wait_until_gone(alive, limit_s=30.0):
     """Return the marked processes that are still there after the limit."""
     deadline = time.monotonic() + limit_s
     while (left := alive()) and time.monotonic() < deadline:

@@ -315,19 +315,29 @@ def test_a_wrong_backend_is_timed_and_stays_wrong(tmp_path):
     assert found.timing.median_ms > 0
 
 
-IN_ITS_GROUP = "sleep 1000 & wait"
-IN_ANOTHER = f"""exec {sys.executable} -c 'import subprocess; subprocess.run(["sleep", "1000"], process_group=0)'"""
+IN_ITS_GROUP = 'sleep 1000 & : > "$0.$$"; wait'
+GROUP_OF_ITS_OWN = """
+import subprocess, sys
+from pathlib import Path
+compiler = subprocess.Popen(["sleep", "1000"], process_group=0)
+Path(sys.argv[1]).touch()
+compiler.wait()
+"""
+IN_ANOTHER = f"""exec {sys.executable} -c '{GROUP_OF_ITS_OWN}' "$0.$$" """
 
 
 @pytest.mark.parametrize("compiler", [IN_ITS_GROUP, IN_ANOTHER], ids=["one group", "a group each, as under ninja"])
 def test_compiling_ahead_tells_how_far_it_is_and_an_interrupt_ends_its_children(tmp_path, monkeypatch, compiler):
-    child, told = tmp_path / "child", []
+    child, told, at_work = tmp_path / "child", [], []
     child.write_text(f"#!/bin/sh\ngrep -q '\"s0\"' && exit 1\n{compiler}\n", encoding="utf-8")
     child.chmod(0o755)
 
     def tell(done, job, _problem):
         told.append((done, job.solution.name))
-        time.sleep(0.5)  # the others are at work by then
+        deadline = time.monotonic() + 40
+        while len(list(tmp_path.glob("child.*"))) < 2 and time.monotonic() < deadline:
+            time.sleep(0.02)  # until the others are at work
+        at_work.extend(alive())
         raise KeyboardInterrupt
 
     monkeypatch.setattr(sys, "executable", str(child))
@@ -336,6 +346,7 @@ def test_compiling_ahead_tells_how_far_it_is_and_an_interrupt_ends_its_children(
         with pytest.raises(KeyboardInterrupt):
             warm_up(jobs, tmp_path, [Device("cpu", 0, "a CPU", "cpu")], parallel=2, tell=tell)
         assert told == [(1, "s0")]
+        assert len(at_work) >= 4  # two children, each with a compiler
         assert wait_until_gone(alive) == []
 
 

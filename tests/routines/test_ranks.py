@@ -14,8 +14,9 @@ from flashinfer_bench.cli.perf_cases import read_requests
 from flashinfer_bench.cli.perf_flags import split_session
 from flashinfer_bench.cli.perf_ranks import make_rows, report_ranks
 from flashinfer_bench.routines.moe_comm import count_ranks, why_not_here
-from flashinfer_bench.routines.ranks import RankInputs, WallStopwatch, pack, time_rounds, unpack
+from flashinfer_bench.routines.ranks import RankInputs, pack, time_rounds, unpack
 from flashinfer_bench.routines.support import Place
+from tests.kit.stopwatch import WallStopwatch
 
 pytestmark = pytest.mark.cpu
 

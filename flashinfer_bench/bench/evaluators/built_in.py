@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from flashinfer_bench.bench.config_layers import normalise_op_type
 from flashinfer_bench.data import Definition
 from flashinfer_bench.data.dtypes import DTYPES
 
@@ -57,7 +58,7 @@ def takes_lowbit(definition: Definition) -> bool:
 
 def takes_dsa(definition: Definition) -> bool:
     """Take sparse attention and its indexer."""
-    return definition.op_type.replace("-", "_") == "dsa_paged"
+    return normalise_op_type(definition.op_type) == "dsa_paged"
 
 
 def takes_top_k(definition: Definition) -> bool:

@@ -99,14 +99,14 @@ def _sum_up(lines: torch.Tensor) -> Findings:
     )
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit  # type: ignore[untyped-decorator] # Triton has no types
 def _divide(error: tl.tensor, by: tl.tensor) -> tl.tensor:
     # A zero on either side would send the whole warp the slow way; most errors and many expected values are zero.
     quotient = tl.div_rn(tl.where(error == 0.0, 1.0, error), tl.where(by == 0.0, 1.0, by))
     return tl.where((error == 0.0) | (by == 0.0), 0.0, quotient)
 
 
-@triton.jit(do_not_specialize=["tiles"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["tiles"])  # type: ignore[untyped-decorator] # Triton has no types
 def _compare(
     expected_ptr: tl.tensor,
     got_ptr: tl.tensor,

@@ -11,15 +11,17 @@ import traceback
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 import torch
 
+from flashinfer_bench.bench.evaluators.blame import Blame
 from flashinfer_bench.bench.evaluators.memory import bytes_of, free_bytes
 from flashinfer_bench.bench.evaluators.packed import logical_shape, storage_shape
 from flashinfer_bench.data import Definition, TensorSpec
 from flashinfer_bench.data.dtypes import torch_dtype
-from flashinfer_bench.errors import DefinitionFault, FlashInferBenchError, WorkloadFault
+from flashinfer_bench.errors import DefinitionFault, WorkloadFault
 
 MAX_ERROR_TEXT: Final = 2_000
 """Characters kept of an error's own text."""
@@ -67,7 +69,7 @@ class Reference:
             file_name,
         )
         module = types.ModuleType(f"reference of {definition.name}")
-        with _BlameDefinition(definition):
+        with Blame(partial(_explain, definition)):
             exec(compile(definition.reference, file_name, "exec"), module.__dict__)
         parameters = definition.reference_parameters
         by_keyword = parameters is not None and set(definition.inputs) <= set(parameters)
@@ -99,7 +101,7 @@ class Reference:
         Raises:
             DefinitionFault: it fails.
         """
-        with _BlameDefinition(self.definition), torch.no_grad():
+        with Blame(partial(_explain, self.definition)), torch.no_grad():
             if self.by_keyword:
                 return self.run(**dict(zip(self.definition.inputs, inputs, strict=True)))
             return self.run(*inputs)
@@ -163,31 +165,16 @@ class Reference:
         return [output.clone() if output.untyped_storage().data_ptr() in owned else output for output in outputs]
 
 
-class _BlameDefinition:
-    """Turns what the code of a reference raises into a fault that names the line.
-
-    It is the definition's fault; want of memory is the workload's, since a smaller one may fit.
-    """
-
-    def __init__(self, definition: Definition) -> None:
-        self._definition = definition
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: types.TracebackType | None
-    ) -> None:
-        if not isinstance(error, (Exception, SystemExit)) or isinstance(error, FlashInferBenchError):
-            return
-        file_name = _file_name(self._definition)
-        frames = [frame for frame in traceback.extract_tb(trace) if frame.filename == file_name]
-        where = f" (line {frames[-1].lineno}: `{frames[-1].line}`)" if frames else ""
-        text = str(error).strip()[:MAX_ERROR_TEXT]
-        if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
-            room = f"reference of {self._definition.name}: this workload does not fit into the device's memory{where}"
-            raise WorkloadFault(f"{room}; use a device with more: {text}") from error
-        raise _fault(self._definition, f"{type(error).__name__}{': ' if text else ''}{text}{where}") from error
+def _explain(definition: Definition, error: BaseException) -> WorkloadFault:
+    """Make the fault that names the reference's line: the definition's, but want of memory is the workload's alone."""
+    file_name = _file_name(definition)
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file_name]
+    where = f" (line {frames[-1].lineno}: `{frames[-1].line}`)" if frames else ""
+    text = str(error).strip()[:MAX_ERROR_TEXT]
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        room = f"reference of {definition.name}: this workload does not fit into the device's memory{where}"
+        return WorkloadFault(f"{room}; use a device with more: {text}")
+    return _fault(definition, f"{type(error).__name__}{': ' if text else ''}{text}{where}")
 
 
 def _fault(definition: Definition, reason: str) -> DefinitionFault:

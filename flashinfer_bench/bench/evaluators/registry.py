@@ -10,11 +10,12 @@ import importlib
 import inspect
 import operator
 import traceback
-import types
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from flashinfer_bench.bench.evaluators.blame import Blame
 from flashinfer_bench.bench.evaluators.built_in import make_mark
 from flashinfer_bench.bench.evaluators.default import DefaultEvaluator
 from flashinfer_bench.bench.evaluators.dsa import DSAEvaluator
@@ -26,7 +27,7 @@ from flashinfer_bench.bench.evaluators.sampling import SamplingEvaluator
 from flashinfer_bench.bench.evaluators.speculative import SpeculativeEvaluator
 from flashinfer_bench.bench.evaluators.top_k import TopKEvaluator
 from flashinfer_bench.data import Definition
-from flashinfer_bench.errors import ConfigError, FlashInferBenchError
+from flashinfer_bench.errors import ConfigError
 
 _EVALUATORS: list[type[Evaluator]] = [
     SamplingEvaluator,
@@ -71,7 +72,8 @@ def choose_evaluator(definition: Definition) -> EvaluatorChoice:
     Raises:
         ConfigError: an evaluator fails on the definition.
     """
-    with _BlamePlugIn(f"the registered evaluators cannot be asked about definition {definition.name}"):
+    what = f"the registered evaluators cannot be asked about definition {definition.name}"
+    with Blame(partial(_explain, what)):
         evaluator = find_evaluator(definition)
         why = str(evaluator.why(definition))
     module = evaluator.__module__
@@ -88,7 +90,8 @@ def choose_evaluator(definition: Definition) -> EvaluatorChoice:
 def _import_evaluators(plug_in: PlugIn) -> list[type[Evaluator]]:
     name, _, attribute = plug_in.reference.partition(":")
     before = list(_EVALUATORS)
-    with _BlamePlugIn(f"{plug_in.origin}: {plug_in.reference} cannot be imported", missing=name):
+    what = f"{plug_in.origin}: {plug_in.reference} cannot be imported"
+    with Blame(partial(_explain, what, missing=name)):
         module = importlib.import_module(name)
         offered = operator.attrgetter(attribute)(module) if attribute else getattr(module, OFFER, None)
     if offered is None:
@@ -130,25 +133,12 @@ def _digest_source(evaluator: type[Evaluator]) -> str:
     return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:DIGEST_LENGTH] if path is not None else ""
 
 
-class _BlamePlugIn:
-    """Turns whatever the code of a plug-in raises into a ConfigError that names the line."""
-
-    def __init__(self, what: str, *, missing: str = "") -> None:
-        self._what = what
-        self._missing = missing
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: types.TracebackType | None
-    ) -> None:
-        if not isinstance(error, (Exception, SystemExit)) or isinstance(error, FlashInferBenchError):
-            return
-        ours = (__file__, importlib.__file__)
-        frames = [frame for frame in traceback.extract_tb(trace) if frame.filename not in ours and frame.line]
-        where = f" ({frames[0].filename}, line {frames[0].lineno})" if frames else ""
-        hint = ""
-        if isinstance(error, ModuleNotFoundError) and error.name and f"{self._missing}.".startswith(f"{error.name}."):
-            hint = "; install its package, or put the folder that it lies in on PYTHONPATH"
-        raise ConfigError(f"{self._what}: {type(error).__name__}: {error}{where}{hint}") from error
+def _explain(what: str, error: BaseException, *, missing: str = "") -> ConfigError:
+    """Say what a plug-in failed at and in which line; of a module that is `missing`, how to make it known."""
+    ours = (__file__, importlib.__file__)
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename not in ours and frame.line]
+    where = f" ({frames[0].filename}, line {frames[0].lineno})" if frames else ""
+    hint = ""
+    if isinstance(error, ModuleNotFoundError) and error.name and f"{missing}.".startswith(f"{error.name}."):
+        hint = "; install its package, or put the folder that it lies in on PYTHONPATH"
+    return ConfigError(f"{what}: {type(error).__name__}: {error}{where}{hint}")

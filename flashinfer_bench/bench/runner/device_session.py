@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import torch
 
-from flashinfer_bench.bench.config import ResolvedEvalConfig
+from flashinfer_bench.bench.config import MEASURE_REJECTED, ResolvedEvalConfig
 from flashinfer_bench.bench.evaluators.evaluator import Evaluator, JudgeContext, Rejected
 from flashinfer_bench.bench.evaluators.packed import storage_shape
 from flashinfer_bench.bench.evaluators.reference import Reference
@@ -48,8 +48,6 @@ INTERPRETED: Final = {
     "meaningful": False,
     "reason": "Triton's interpreter ran the kernels on a CPU; the time says nothing about them",
 }
-MEASURE_REJECTED: Final = "measure_rejected"
-"""Key of cfg.extra: time a solution whose values are wrong, too; the trace keeps its status and has no performance."""
 OUT_OF_MEMORY: Final = (torch.OutOfMemoryError, MemoryError, CudaMemoryError)
 LARGE_CACHE_BYTES: Final = 8 << 30
 LARGE_ARENA_BYTES: Final = 1 << 30
@@ -91,6 +89,7 @@ class DeviceSession:
         self,
         hello: Hello,
         device: torch.device,
+        *,
         pool: WorkerPool,
         clock: Clock,
         readout: Readout,

@@ -25,7 +25,16 @@ from flashinfer_bench.bench.evaluators.registry import register
 from flashinfer_bench.bench.runner.device_session import BlockContext, DeviceSession, utc_now
 from flashinfer_bench.bench.runner.outcome import make_evaluation
 from flashinfer_bench.bench.runner.readout import Readout
-from flashinfer_bench.bench.runner.session_protocol import Block, BlockJob, Hello, JobFault, Phase, Ready, Verdict
+from flashinfer_bench.bench.runner.session_protocol import (
+    Block,
+    BlockJob,
+    BlockSolution,
+    Hello,
+    JobFault,
+    Phase,
+    Ready,
+    Verdict,
+)
 from flashinfer_bench.bench.runner.worker_pool import WorkerPool, start_template
 from flashinfer_bench.data import Environment
 from flashinfer_bench.errors import WorkloadFault
@@ -63,13 +72,16 @@ def serve_host(fd: int) -> None:
         capture_first(device)
         libs = library_versions()
         send_frame(host, {"ready": Ready(pid=os.getpid(), libs=libs).model_dump()})
-        session = DeviceSession(hello, device, pool, clock, readout, lambda phase: send_phase(host, phase))
+        environment = Environment(hardware=hello.hardware, libs=libs)
+        session = DeviceSession(
+            hello, device, pool=pool, clock=clock, readout=readout, tell=lambda phase: send_phase(host, phase)
+        )
         try:
             while True:
                 message = reader.read()
                 if "close" in message:
                     return
-                run_block(host, session, Block.model_validate(message["block"]), hello, libs)
+                run_block(host, session, Block.model_validate(message["block"]), environment)
                 send_frame(host, {"done": True})
         except (WireClosed, BrokenPipeError):
             return  # the host is gone
@@ -82,55 +94,49 @@ def send_phase(host: socket.socket, phase: Phase) -> None:
     send_frame(host, {"phase": phase.model_dump()})
 
 
-def run_block(host: socket.socket, session: DeviceSession, block: Block, hello: Hello, libs: dict[str, str]) -> None:
+def run_block(host: socket.socket, session: DeviceSession, block: Block, environment: Environment) -> None:
     """Judge a block's jobs in order and send what each came to."""
     try:
         shared = session.open_block(block)
     except WorkloadFault as fault:
         for job in block.jobs:
-            send_fault(host, JobFault(job=job.index, message=str(fault), retry=False))
+            send_answer(host, JobFault(job=job.index, message=str(fault), retry=False))
         return
     for job in block.jobs:
         try:
-            run_one(host, session, shared, block, job, hello, libs)
+            solution = block.solutions[job.solution]
+            send_answer(host, judge(session, shared, job, solution=solution, environment=environment))
         except (WireClosed, BrokenPipeError):
             raise
         except Exception:
             # Round one device: an error we do not know leaves a state we do not know. The host starts another.
             message = f"the session failed on this job:\n{traceback.format_exc(limit=-12)}"
-            send_fault(host, JobFault(job=job.index, message=message, retry=True))
+            send_answer(host, JobFault(job=job.index, message=message, retry=True))
             raise
 
 
-def run_one(
-    host: socket.socket,
-    session: DeviceSession,
-    shared: BlockContext,
-    block: Block,
-    job: BlockJob,
-    hello: Hello,
-    libs: dict[str, str],
-) -> None:
-    """Judge one job and send its verdict or fault."""
+def judge(
+    session: DeviceSession, shared: BlockContext, job: BlockJob, *, solution: BlockSolution, environment: Environment
+) -> Verdict | JobFault:
+    """Judge one job."""
     start = time.monotonic()
-    result = session.run_job(shared, job, block.solutions[job.solution])
+    result = session.run_job(shared, job, solution)
     if isinstance(result, JobFault):
-        send_fault(host, result)
-        return
+        return result
     evaluation = make_evaluation(
         result.outcome,
         printed=result.printed,
         timestamp=utc_now(),
-        environment=Environment(hardware=hello.hardware, libs=libs),
+        environment=environment,
         extra=result.extra,
     )
-    verdict = Verdict(job=job.index, evaluation=evaluation.model_dump(mode="json"), seconds=time.monotonic() - start)
-    send_frame(host, {"verdict": verdict.model_dump()})
+    return Verdict(job=job.index, evaluation=evaluation.model_dump(mode="json"), seconds=time.monotonic() - start)
 
 
-def send_fault(host: socket.socket, fault: JobFault) -> None:
-    """Tell the host that a job has no verdict."""
-    send_frame(host, {"fault": fault.model_dump()})
+def send_answer(host: socket.socket, answer: Verdict | JobFault) -> None:
+    """Tell the host what a job came to."""
+    kind = "fault" if isinstance(answer, JobFault) else "verdict"
+    send_frame(host, {kind: answer.model_dump()})
 
 
 def library_versions() -> dict[str, str]:

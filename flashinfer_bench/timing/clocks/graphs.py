@@ -71,5 +71,5 @@ def capture_first(device: torch.device) -> None:
 @cache
 def _capture_stream(device: int) -> torch.cuda.Stream:
     """Return the stream for captures on a device of this process."""
-    stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call] # torch's own lack
     return stream

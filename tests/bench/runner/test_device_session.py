@@ -36,7 +36,7 @@ def arena(monkeypatch):
 @pytest.mark.parametrize(("size", "is_kept"), [(1 << 20, True), ((1 << 30) + (2 << 20), False)], ids=["small", "large"])
 def test_a_large_arena_is_given_back_between_blocks_after_its_worker(arena, size, is_kept):
     pool = FakePool(arena)
-    session = device_session.DeviceSession(None, CPU, pool, WallClock(), Readout(None), print)
+    session = device_session.DeviceSession(None, CPU, pool=pool, clock=WallClock(), readout=Readout(None), tell=print)
     arena.reserve(size)
     definition = make_definition()
     config = BenchmarkConfig().resolve_eval_config(definition).values()
@@ -47,7 +47,9 @@ def test_a_large_arena_is_given_back_between_blocks_after_its_worker(arena, size
 
 @pytest.mark.parametrize("error", device_session.OUT_OF_MEMORY, ids=lambda kind: kind.__name__)
 def test_want_of_memory_in_the_judge_is_a_fault_that_says_so_and_gives_the_arena_back(arena, monkeypatch, error):
-    session = device_session.DeviceSession(None, CPU, FakePool(arena), WallClock(), Readout(None), print)
+    session = device_session.DeviceSession(
+        None, CPU, pool=FakePool(arena), clock=WallClock(), readout=Readout(None), tell=print
+    )
     arena.reserve(1 << 20)
     definition = make_definition()
     config = BenchmarkConfig().resolve_eval_config(definition).values()
