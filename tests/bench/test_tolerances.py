@@ -135,3 +135,14 @@ def test_run_and_config_show_tell_of_it_and_validate_of_what_is_wrong(folder, ca
     assert main(["validate", "--local", str(folder)]) == 2
     assert f"error: {file}: {name}.atol (line 3)" in capsys.readouterr().out
     assert main(["run", "--local", str(folder), "--dry-run"]) == 2
+
+
+def test_validate_and_run_agree_on_what_a_set_says_of_another_sets_definitions(folder, capsys, tmp_path_factory):
+    overlay, name = tmp_path_factory.mktemp("overlay"), name_in(folder)
+    file = overlay / TOLERANCES_FILE
+    file.write_text(f"{name}:\n  rtol: 0.5\n")
+    said = f"warning: {file}: {name}: this set has no such definition; what a set says counts for its own"
+    for command in (["validate"], ["run", "--dry-run"]):
+        assert main([*command, "--local", str(folder), "--local", str(overlay)]) == 0
+        told = capsys.readouterr()
+        assert said in told.out + told.err
