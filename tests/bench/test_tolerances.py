@@ -128,7 +128,9 @@ def test_run_and_config_show_tell_of_it_and_validate_of_what_is_wrong(folder, ca
     assert f"note: {file} says how 1 definition is judged" in said
     assert f"warning: {file}: misspelt: this set has no such definition" in said
     assert main(["config", "show", "--local", str(folder), "--definition", name]) == 0
-    assert str(file) in capsys.readouterr().out
+    assert f"{file}: {name}\n" in capsys.readouterr().out
+    assert main(["config", "show", "--local", str(folder)]) == 0
+    assert f"{file}: {name}\n" in capsys.readouterr().out
     assert main(["validate", "--local", str(folder)]) == 0
     assert f"warning: {file}: misspelt: this set has no such definition" in capsys.readouterr().out
     file.write_text(f"{name}:\n  rtol: 0.5\n  atol: -1\n")
