@@ -48,6 +48,7 @@ class Benchmark:
         trace_set: what is run.
         config: how it is run; the bundled defaults where it is left out. What the set says of its own definitions
             (`tolerances.yaml`) goes below what the user says.
+        cache: folder for what is built; the user's cache where it is left out.
 
     Raises:
         ConfigError: the configuration asks for devices that are not there, or evaluators that no session could import.
@@ -56,8 +57,11 @@ class Benchmark:
         >>> result = Benchmark(TraceSet.from_path("flashinfer-trace")).run_all()
     """
 
-    def __init__(self, trace_set: TraceSet, config: BenchmarkConfig | None = None) -> None:
+    def __init__(
+        self, trace_set: TraceSet, config: BenchmarkConfig | None = None, *, cache: Path | None = None
+    ) -> None:
         self._trace_set = trace_set
+        self._cache = cache
         self.config = (config if config is not None else BenchmarkConfig.default()).for_set(trace_set)
         self._toolchain = find_toolchain()
         self.machine = self._look_around()
@@ -178,13 +182,16 @@ class Benchmark:
             hello_for=lambda device: self._hello(device, needs_triton=needs_triton),
             blob_root_for=lambda job: self._trace_set.blob_root(job.definition.name, job.workload.uuid) or Path.cwd(),
             farm=BuildFarm(
-                cache_root(os.environ).resolve(),
+                self._cache_folder(),
                 jobs=self.config.build_jobs or default_jobs(spared_cores=0 if self.machine.kind == "cpu" else 1),
                 target=BuildTarget.of(self.machine.capabilities),
                 toolchain=self._toolchain,
             ),
             seed=self.seed,
         )
+
+    def _cache_folder(self) -> Path:
+        return (self._cache or cache_root(os.environ)).resolve()
 
     def _hello(self, device: Device, *, needs_triton: bool) -> Hello:
         config = self.config
@@ -203,7 +210,7 @@ class Benchmark:
             gpu_uuid=device.uuid if device.kind == "cuda" else None,
             worker_memory_bytes=int(config.worker_memory_gb * GIB) if config.worker_memory_gb else None,
             needs_triton=needs_triton,
-            cache_root=str(cache_root(os.environ).resolve()),
+            cache_root=str(self._cache_folder()),
             plug_ins=self._plug_ins,
         )
 

@@ -40,6 +40,8 @@ OVERRIDE_ORIGIN: Final = "override"
 CONSTRUCTOR_ORIGIN: Final = "BenchmarkConfig"
 MEASURE_REJECTED: Final = "measure_rejected"
 """Key of `extra`: time a solution whose values are wrong, too; the trace keeps its status and has no performance."""
+KNOWN_OP_TYPES: Final = ("dsa_paged", "lowbit", "moe", "sampling", "top_k")
+"""Those that the bundled file or a built-in evaluator names: op_type_config may name them whatever the set has."""
 
 
 def _ints_to_text(value: Any) -> Any:
@@ -178,12 +180,21 @@ class BenchmarkConfig(EvalSettings):
         return found
 
     def op_type_keys(self) -> list[SectionKey]:
-        """Return the op types that the user's own sections name (not the bundled file's: a set need not have them)."""
+        """Return the op types that the user's own sections name."""
         return [key for source in self._sources if source.owner == "user" for key in source.op_type_keys()]
 
     def definition_keys(self) -> list[SectionKey]:
         """Return the definitions that the user's own sections name."""
         return [key for source in self._sources if source.owner == "user" for key in source.definition_keys()]
+
+    def section_places(self, section: str, key: str) -> set[str]:
+        """Return the places at which sources have a section, as origins name them.
+
+        Args:
+            section: op_type_config or definition_config.
+            key: the op type or the definition.
+        """
+        return {source.place_of(section, key) for source in self._sources}
 
     def for_set(self, trace_set: FiledDefinitions) -> BenchmarkConfig:
         """Return this configuration with what a trace set says of its definitions (`tolerances.py`), and no other set.

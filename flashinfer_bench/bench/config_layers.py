@@ -222,15 +222,19 @@ class Source:
     ) -> Iterator[Layer]:
         for key, config in configs.items():
             if matches(key):
-                yield _layer(f"{self.origin}: {section}.{key}", config)
+                yield _layer(self.place_of(section, key), config)
+
+    def place_of(self, section: str, key: str) -> str:
+        """Return where a section stands in this source; a set's file has no sections, only definitions."""
+        return f"{self.origin}: {key if self.owner == 'set' else f'{section}.{key}'}"
 
     def op_type_keys(self) -> list[SectionKey]:
         """Return the keys of op_type_config with their places."""
-        return [SectionKey(f"{self.origin}: op_type_config.{name}", name) for name in self.op_types]
+        return [SectionKey(self.place_of("op_type_config", name), name) for name in self.op_types]
 
     def definition_keys(self) -> list[SectionKey]:
         """Return the keys of definition_config with their places."""
-        return [SectionKey(f"{self.origin}: definition_config.{name}", name) for name in self.definitions]
+        return [SectionKey(self.place_of("definition_config", name), name) for name in self.definitions]
 
 
 def _layer(origin: str, config: EvalConfig) -> Layer:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 from flashinfer_bench.bench.config import BenchmarkConfig, ResolvedEvalConfig
 from flashinfer_bench.bench.machine import Machine
@@ -17,8 +18,15 @@ from flashinfer_bench.bench.selection import Selected, select
 from flashinfer_bench.bench.suitability import why_not_here
 from flashinfer_bench.data.definition import Definition
 from flashinfer_bench.data.solution import Solution
+from flashinfer_bench.data.store.layout import SOLUTIONS, WORKLOADS
 from flashinfer_bench.data.trace_set import TraceSet
 from flashinfer_bench.data.workload import Workload
+
+# The same words for all definitions: skips are told together by reason.
+NO_WORKLOADS: Final = f"it has no workloads; write them to {WORKLOADS}/<op_type>/<definition>.jsonl, one a line"
+NO_SOLUTIONS: Final = (
+    f"it has no solutions; write them to {SOLUTIONS}/<author>/<op_type>/<definition>/<solution>.json, one a file"
+)
 
 
 @dataclass(frozen=True)
@@ -132,9 +140,9 @@ def _why_no_jobs(selected: Selected) -> str | None:
     if not definition.is_runnable:
         return definition.not_runnable_reason or "its reference cannot be run"
     if not selected.workloads:
-        return "it has no workloads"
+        return NO_WORKLOADS
     if not selected.solutions:
-        return "it has no solutions"
+        return NO_SOLUTIONS
     return None
 
 

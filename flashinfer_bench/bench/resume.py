@@ -2,7 +2,8 @@
 
 The fingerprint stands in a trace under `evaluation.extra["run"]["fingerprint"]`: digests of the definition, the
 solution, the workload and the eval config, the hardware's name, the evaluator's class with its revision (of a plug-in
-the digest of its source too), and the seed where the user gave one. A trace that carries none (another engine's) proves
+the digest of its source too), the timing where it is not the usual one (a warm L2, CUDA events, no graphs), and the
+seed where the user gave one. A trace that carries none (another engine's) proves
 nothing, nor does one from before evaluators had revisions.
 """
 

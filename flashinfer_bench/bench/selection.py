@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from flashinfer_bench.bench.config import BenchmarkConfig
+from flashinfer_bench.bench.config import KNOWN_OP_TYPES, BenchmarkConfig
 from flashinfer_bench.bench.config_layers import normalise_op_type
 from flashinfer_bench.data.definition import Definition
 from flashinfer_bench.data.names import did_you_mean
@@ -68,7 +68,7 @@ def check_names(trace_set: TraceSet, config: BenchmarkConfig) -> None:
         *_wrong_uuids(config, trace_set),
     ]
     for key in config.op_type_keys():
-        problems += _unknown(key.place, "op type", [key.name], op_types.values(), normalise_op_type)
+        problems += _unknown(key.place, "op type", [key.name], [*op_types.values(), *KNOWN_OP_TYPES], normalise_op_type)
     for key in config.definition_keys():
         problems += _unknown(key.place, "definition", [key.name], definitions)
     if problems:
@@ -98,10 +98,11 @@ def _wrong_uuids(config: BenchmarkConfig, trace_set: TraceSet) -> Iterator[str]:
         candidates = _matching(wanted, _uuids(trace_set, definitions)) or _matching(wanted, all_uuids)
         if len(candidates) > 1:
             yield f"workloads: {wanted!r} is the start of several uuids{_list_some(candidates)}; write more of it"
-        elif not candidates and len(wanted) < MIN_PREFIX:
-            yield f"workloads: there is no workload {wanted!r}; the start of a uuid needs {MIN_PREFIX} characters"
+        elif not candidates and any(uuid.startswith(wanted) for uuid in all_uuids):
+            yield f"workloads: {wanted!r} is too short: the start of a uuid needs {MIN_PREFIX} characters"
         elif not candidates:
-            yield f"workloads: the trace set has no workload {wanted!r}{did_you_mean(wanted, all_uuids)}"
+            hint = did_you_mean(wanted, all_uuids) or _list_some(all_uuids)
+            yield f"workloads: the trace set has no workload {wanted!r}{hint}"
 
 
 def _matching(wanted: str, uuids: Sequence[str]) -> list[str]:

@@ -62,7 +62,22 @@ def find_tolerances(trace_set: FiledDefinitions) -> list[SetTolerances]:
     Raises:
         ConfigError: a file cannot be read, or says something else; all of it at once, each with its place.
     """
-    return [_own(root, trace_set) for root in trace_set.roots if has_tolerances(root)]
+    return [read_own_tolerances(root, trace_set) for root in trace_set.roots if has_tolerances(root)]
+
+
+def read_own_tolerances(root: Path, trace_set: FiledDefinitions) -> SetTolerances:
+    """Return what one root of a trace set says of its own definitions.
+
+    Raises:
+        ConfigError: the file cannot be read, or says something else.
+    """
+    sections = read_tolerances(root)
+    own = {name for name, file in trace_set.definition_files.items() if file.is_relative_to(root)}
+    return SetTolerances(
+        root / TOLERANCES_FILE,
+        {name: section for name, section in sections.items() if name in own},
+        tuple(name for name in sections if name not in own),
+    )
 
 
 def has_tolerances(root: Path) -> bool:
@@ -93,13 +108,3 @@ def read_tolerances(root: Path) -> dict[str, EvalConfig]:
 def _as_section(section: Section) -> EvalConfig:
     given: dict[str, Any] = {name: getattr(section, name) for name in section.model_fields_set}
     return EvalConfig(**given)
-
-
-def _own(root: Path, trace_set: FiledDefinitions) -> SetTolerances:
-    sections = read_tolerances(root)
-    own = {name for name, file in trace_set.definition_files.items() if file.is_relative_to(root)}
-    return SetTolerances(
-        root / TOLERANCES_FILE,
-        {name: section for name, section in sections.items() if name in own},
-        tuple(name for name in sections if name not in own),
-    )

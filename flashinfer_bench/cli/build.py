@@ -27,7 +27,7 @@ from flashinfer_bench.cli.build_outcome import (
 from flashinfer_bench.cli.interrupt import one_interrupt
 from flashinfer_bench.cli.output import write_err, write_out
 from flashinfer_bench.cli.sets import is_set_named, open_trace_set
-from flashinfer_bench.cli.settings import read_config
+from flashinfer_bench.cli.settings import naming_flags, read_config
 from flashinfer_bench.cli.tables import available_width
 from flashinfer_bench.compile import BuildFailure, BuildFarm, BuildTarget, Built, find_toolchain, why_not_buildable
 from flashinfer_bench.compile.architectures import FIRST_TOOLKIT, NAMED
@@ -74,7 +74,9 @@ def choose_solutions(args: argparse.Namespace, *, environment: Mapping[str, str]
         Misuse: a file or a name is not there, or something in it is wrong; all of it at once.
     """
     if not args.files:
-        selected = select(open_trace_set(args, environment=environment), read_config(args))
+        trace_set = open_trace_set(args, environment=environment)
+        with naming_flags(args):
+            selected = select(trace_set, read_config(args))
         return [Item(solution, found.definition) for found in selected for solution in found.solutions]
     given = [f"--{name.replace('_', '-')}" for name in FILTERS if hasattr(args, name)]
     if given:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any, Final
 
-from flashinfer_bench.cli.flag_parts import PROGRAM, add_format, add_local, add_names, command, subcommands
+from flashinfer_bench.cli.flag_parts import PROGRAM, add_format, add_local, add_names, command, command_group
 from flashinfer_bench.cli.parser import Parser, number, whole_number
 
 EXIT_CODES: Final = "Exit codes: 0 all well, 1 something failed, 2 misuse."
@@ -22,7 +22,13 @@ MANIFEST: Final = """a manifest, solution.yaml in the folder:
 
 def add_build_commands(commands: Any) -> dict[str, Parser]:
     """Add these commands; return the parser of each by its module."""
-    built = subcommands(commands.add_parser("cache", help="look after what is built", description="What is built."))
+    built = command_group(
+        commands,
+        "cache",
+        help="look after what is built",
+        description="List, remove or check what is built.",
+        example=f"{PROGRAM} cache show",
+    )
     return {
         "build": _build_parser(commands),
         "pack": _pack_parser(commands),

@@ -16,6 +16,7 @@ from flashinfer_bench.cli.sets import is_set_named, open_trace_set
 from flashinfer_bench.cli.settings import (
     Setting,
     format_value,
+    naming_flags,
     read_config,
     resolved_settings,
     section_settings,
@@ -46,7 +47,8 @@ def _groups(args: argparse.Namespace, config: BenchmarkConfig) -> Groups:
         raise Misuse("--definition needs the trace set that has it: give --local PATH")
     trace_set = open_trace_set(args)
     config = config.for_set(trace_set)
-    check_names(trace_set, config)
+    with naming_flags(args):
+        check_names(trace_set, config)
     if args.definition is None:
         op_types = {name: definition.op_type for name, definition in trace_set.definitions.items()}
         return {"": top_settings(config), **dict(section_settings(config, op_types))}

@@ -17,6 +17,11 @@ def subcommands(parser: argparse.ArgumentParser) -> Any:
     return parser.add_subparsers(metavar="COMMAND", parser_class=Parser, title="commands")
 
 
+def command_group(commands: Any, name: str, **texts: Any) -> Any:
+    """Add a command that has commands of its own, and return what these are added to."""
+    return subcommands(commands.add_parser(name, **texts))
+
+
 def command(commands: Any, name: str, module: str, **texts: Any) -> Parser:
     """Add a command, and name its module in what it parses."""
     parser = commands.add_parser(name, **texts)

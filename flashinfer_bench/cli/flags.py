@@ -18,6 +18,7 @@ from flashinfer_bench.cli.flag_parts import (
     add_local,
     add_names,
     command,
+    command_group,
     subcommands,
 )
 from flashinfer_bench.cli.parser import Parser, check_command, describe_unknown_arguments, number, whole_number
@@ -50,6 +51,7 @@ CONFIG_FIELDS: Final = (
     "evaluator_modules",
 )
 """Configuration fields that a flag can override."""
+BUILD_JOBS_HELP: Final = "compilers at once (default: one less than there are cores; on a CPU as many)"
 
 
 def parse_command_line(argv: Sequence[str]) -> argparse.Namespace:
@@ -83,13 +85,8 @@ def make_parser() -> tuple[Parser, dict[str, Parser]]:
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
     commands = subcommands(parser)
     parsers = {"run": _run_parser(commands), "list": _list_parser(commands), "validate": _validate_parser(commands)}
-    config = subcommands(commands.add_parser("config", help="show settings", description="Show settings."))
-    parsers["config_show"] = _config_show_parser(config)
-    report = subcommands(
-        commands.add_parser("report", help="make tables of traces", description="Make tables of traces.")
-    )
-    parsers["report_summary"] = _summary_parser(report)
-    parsers["report_best"] = _best_parser(report)
+    parsers.update(_config_parsers(commands))
+    parsers.update(_report_parsers(commands))
     parsers.update(add_build_commands(commands))
     parsers["doctor"] = _doctor_parser(commands)
     commands.add_parser(PERF, add_help=False, help="time FlashInfer's kernels")
@@ -104,7 +101,7 @@ def _run_parser(commands: Any) -> Parser:
         usage="%(prog)s --local PATH [flags]",
         help="judge and time solutions",
         description="Judge and time the chosen solutions on every workload of their definitions; record each verdict.",
-        example=f"{PROGRAM} run --local flashinfer-trace --definitions gemm_n128_k2048 --iterations 20",
+        example=f"{PROGRAM} run --local flashinfer-trace --definitions gemm_n128_k4096 --iterations 20",
     )
     add_local(parser)
     _add_selection(parser)
@@ -145,12 +142,35 @@ def _validate_parser(commands: Any) -> Parser:
         "validate",
         "validate",
         help="show everything wrong with a trace set",
-        description="Show every error and warning of a trace set: file, line, field, reason. Errors: exit code 2.",
+        description="Show every error and warning of a trace set: file, line, field, reason.\n"
+        "Errors: exit code 2; warnings alone: 0.",
         example=f"{PROGRAM} validate --local flashinfer-trace",
     )
     add_local(parser)
     add_format(parser)
     return parser
+
+
+def _config_parsers(commands: Any) -> dict[str, Parser]:
+    group = command_group(
+        commands,
+        "config",
+        help="show settings",
+        description="Show settings.",
+        example=f"{PROGRAM} config show --definition gemm_n128_k4096 --local flashinfer-trace",
+    )
+    return {"config_show": _config_show_parser(group)}
+
+
+def _report_parsers(commands: Any) -> dict[str, Parser]:
+    group = command_group(
+        commands,
+        "report",
+        help="make tables of traces",
+        description="Make tables of traces.",
+        example=f"{PROGRAM} report best --local flashinfer-trace",
+    )
+    return {"report_summary": _summary_parser(group), "report_best": _best_parser(group)}
 
 
 def _config_show_parser(commands: Any) -> Parser:
@@ -161,7 +181,7 @@ def _config_show_parser(commands: Any) -> Parser:
         usage="%(prog)s [--definition NAME --local PATH] [flags]",
         help="show every setting and where it comes from",
         description="Show every setting with its origin; with --definition, those that this definition runs with.",
-        example=f"{PROGRAM} config show --definition gemm_n128_k2048 --local flashinfer-trace --rtol 0.001",
+        example=f"{PROGRAM} config show --definition gemm_n128_k4096 --local flashinfer-trace --rtol 0.001",
     )
     parser.add_argument("--definition", metavar="NAME", help="resolve the settings of this definition")
     add_local(parser)
@@ -247,7 +267,7 @@ def _add_settings(parser: Parser) -> None:
     _add_setting(group, "--timeout", number, "seconds for one solution on one workload", dest="timeout_seconds")
     _add_setting(group, "--seed", whole_number, "seed of the inputs")
     _add_setting(group, "--worker-memory-gb", number, "host memory that a worker may use")
-    _add_setting(group, "--build-jobs", whole_number, "compilers at once (default: one less than there are cores)")
+    _add_setting(group, "--build-jobs", whole_number, BUILD_JOBS_HELP)
     add_names(group, "--evaluator-modules", "modules with evaluators of your own, asked before the built-in ones")
     _add_timing(group)
     isolated = "a new process for every workload"

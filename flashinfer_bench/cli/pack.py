@@ -40,6 +40,9 @@ def execute_pack(args: argparse.Namespace) -> int:
 
 def execute_unpack(args: argparse.Namespace) -> int:
     """Write the folder of a solution file."""
+    if not Path(args.file).is_file():
+        where = "SET/solutions/<author>/<op_type>/<definition>/<solution>.json"
+        raise DataSetError(f"{args.file} is no file; unpack takes a solution's file, such as {where}")
     solution = load_json_file(Solution, args.file)
     folder = Path(args.directory) if args.directory is not None else Path(path_part(solution.name))
     files = unpack_solution(solution, folder)

@@ -8,12 +8,14 @@ from typing import Final
 from flashinfer_bench.cli.perf_cases import Request
 from flashinfer_bench.cli.perf_rows import Row
 from flashinfer_bench.routines.materials import describe_case
+from flashinfer_bench.routines.spec import TORCH
 from flashinfer_bench.routines.support import LIBRARY, Place
 
 CUPTI_DEPRECATED: Final = (
     "[WARNING] --use_cupti is deprecated and will be removed in a future release. CUPTI is now enabled by default."
 )
 NO_BACKENDS: Final = "[ERROR] No backends to test. Exiting."
+TORCH_RUNS: Final = f"[INFO] The backend torch needs neither a GPU nor FlashInfer: --backends {TORCH} runs here."
 OF_THE_SESSION: Final = "what holds for the whole session goes on the command line"
 NAME_WIDTH: Final = 15
 
@@ -44,6 +46,8 @@ def introduce(request: Request, place: Place) -> Iterator[str]:
     yield from (f"[WARNING] {reason}" for reason in request.skipped.values())
     if not request.backends and not request.ranked:
         yield NO_BACKENDS
+        if TORCH not in {*request.args.backends, *request.case.refusals}:
+            yield TORCH_RUNS
         return
     if level >= 1:
         yield from (f"[VERBOSE] {line}" for line in request.case.notes)

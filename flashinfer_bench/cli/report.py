@@ -19,6 +19,10 @@ from flashinfer_bench.report.summary import PairKey, SummaryRow, summarise
 
 NO_TRACES = "note: there are no traces to report; `flashinfer-bench run` makes them"
 
+NONE_PASSED = (
+    "note: there is no job whose latest verdict is PASSED; `flashinfer-bench report summary` says why each one failed"
+)
+
 
 def execute_summary(args: argparse.Namespace) -> int:
     """Print one row a solution that has traces."""
@@ -47,7 +51,7 @@ def execute_best(args: argparse.Namespace) -> int:
     elif definition_rows:
         write_out(render_summary(definition_rows, width))
     else:
-        write_err("note: no solution has passed yet" if traces else NO_TRACES)
+        write_err(NONE_PASSED if traces else NO_TRACES)
     return 0
 
 

@@ -25,7 +25,7 @@ from flashinfer_bench.cli.output import write_err, write_out, write_problems
 from flashinfer_bench.cli.plan_text import describe_plan, describe_resume, describe_skips, plan_document, render_plan
 from flashinfer_bench.cli.recorded import find_resumed
 from flashinfer_bench.cli.sets import describe_tolerances, open_trace_set
-from flashinfer_bench.cli.settings import read_config
+from flashinfer_bench.cli.settings import naming_flags, read_config
 from flashinfer_bench.cli.tables import available_width, count
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.errors import Fault, Misuse
@@ -56,8 +56,9 @@ def execute(args: argparse.Namespace, *, make_engine: EngineFactory = Benchmark)
     config = read_config(args)
     trace_set = open_trace_set(args)
     config = config.for_set(trace_set)
-    engine = make_engine(trace_set, config)
-    plan = engine.plan(resume=args.resume, retry_timeouts=args.retry_timeouts)
+    with naming_flags(args):
+        engine = make_engine(trace_set, config)
+        plan = engine.plan(resume=args.resume, retry_timeouts=args.retry_timeouts)
     if args.dry_run:
         for line in describe_tolerances(trace_set):
             write_err(line)

@@ -9,10 +9,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
-from flashinfer_bench.bench.tolerances import TOLERANCES_FILE, find_tolerances, read_tolerances
+from flashinfer_bench.bench.tolerances import TOLERANCES_FILE, find_tolerances, read_own_tolerances
 from flashinfer_bench.cli.output import write_err
 from flashinfer_bench.cli.tables import count
 from flashinfer_bench.data import LoadIssue, TraceSet
+from flashinfer_bench.data.entry import check_entry
 from flashinfer_bench.data.store.layout import DEFINITIONS
 from flashinfer_bench.data.trace_set import DATASET_VARIABLE
 from flashinfer_bench.errors import ConfigError, DataSetError, Misuse
@@ -84,7 +85,7 @@ def describe_tolerances(trace_set: TraceSet) -> list[str]:
     for found in find_tolerances(trace_set):
         judged = "is judged" if len(found.sections) == 1 else "are judged"
         lines.append(f"note: {found.file} says how {count(len(found.sections), 'definition')} {judged}")
-        lines += [f"warning: {found.file}: {name}: this set has no such definition" for name in found.unknown]
+        lines += [f"warning: {found.file}: {name}: {_describe_foreign(name, trace_set)}" for name in found.unknown]
     return lines
 
 
@@ -94,14 +95,36 @@ def find_tolerance_issues(trace_set: TraceSet) -> list[LoadIssue]:
     for root in trace_set.roots:
         file = root / TOLERANCES_FILE
         try:
-            names = read_tolerances(root)
+            found = read_own_tolerances(root, trace_set)
         except ConfigError as error:
             reasons = [line.removeprefix(f"{file}: ") for line in str(error).splitlines()]
             issues += [LoadIssue("error", file, None, None, reason) for reason in reasons]
             continue
-        unknown = [name for name in names if name not in trace_set.definitions]
-        issues += [LoadIssue("warning", file, None, name, "this set has no such definition") for name in unknown]
+        issues += [LoadIssue("warning", file, None, name, _describe_foreign(name, trace_set)) for name in found.unknown]
     return issues
+
+
+def find_entry_issues(trace_set: TraceSet) -> list[LoadIssue]:
+    """Return a warning for each entry point that can only end in COMPILE_ERROR, as far as that is seen in its text."""
+    issues = []
+    for group in trace_set.solutions.values():
+        for solution in group:
+            file = trace_set.solution_files.get(solution.name)
+            if file is None or not solution.get_entry_source().content.strip():
+                continue  # an empty source is warned of where it is read
+            reasons = check_entry(solution, trace_set.definitions.get(solution.definition))
+            issues += [LoadIssue("warning", file, None, None, f"{solution.name}: {reason}") for reason in reasons]
+    return issues
+
+
+def has_nothing(trace_set: TraceSet) -> bool:
+    """Tell whether there is nothing at all in a set."""
+    return not any((trace_set.definitions, trace_set.solutions, trace_set.workloads, trace_set.traces))
+
+
+def _describe_foreign(name: str, trace_set: TraceSet) -> str:
+    hint = "; what a set says counts for its own definitions only" if name in trace_set.definitions else ""
+    return f"this set has no such definition{hint}"
 
 
 def _describe_empty(root: Path) -> str:

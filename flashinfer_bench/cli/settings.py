@@ -6,16 +6,18 @@ import argparse
 import json
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
 from pydantic import ValidationError
 
 from flashinfer_bench.bench.config import BenchmarkConfig, EvalConfig, ResolvedEvalConfig, describe_problems
-from flashinfer_bench.cli.flags import given_overrides
+from flashinfer_bench.cli.flags import CONFIG_FIELDS, given_overrides
 from flashinfer_bench.errors import ConfigError
 
 OVERRIDE: Final = re.compile(r"^override: (\w+)")
+SETTING: Final = re.compile(rf"^({'|'.join(CONFIG_FIELDS)}):")
 FLAGS: Final = {"timeout_seconds": "--timeout", "profile_baseline": "--no-profile-baseline"}
 """Flags that are not spelt as the field that they set."""
 
@@ -84,7 +86,8 @@ def section_settings(
             is_op_type = section == "op_type_config"
             subject = Subject("", key) if is_op_type else Subject(key, (op_types or {}).get(key, ""))
             settings = resolved_settings(config.resolve_eval_config(subject))
-            own = [setting for setting in settings if setting.origin.endswith(f"{section}.{key}")]
+            places = {_tell_origin(place) for place in config.section_places(section, key)}
+            own = [setting for setting in settings if setting.origin in places]
             yield f"{section}.{key}", own
 
 
@@ -104,6 +107,25 @@ def _tell_origin(origin: str) -> str:
     return "flag" if origin == "override" else origin
 
 
+@contextmanager
+def naming_flags(args: argparse.Namespace) -> Iterator[None]:
+    """Let a ConfigError about a setting name the flag, or the file, that gave it."""
+    given = given_overrides(args)
+    file = "" if args.config is None else f"{args.config}: "
+
+    def place(match: re.Match[str]) -> str:
+        return f"{_flag(match[1]) if match[1] in given else f'{file}{match[1]}'}:"
+
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError("\n".join(SETTING.sub(place, line) for line in str(error).splitlines())) from None
+
+
 def _name_flag(problem: str) -> str:
     """Call an override what the user typed: the flag."""
-    return OVERRIDE.sub(lambda match: FLAGS.get(match[1], f"--{match[1].replace('_', '-')}"), problem)
+    return OVERRIDE.sub(lambda match: _flag(match[1]), problem)
+
+
+def _flag(name: str) -> str:
+    return FLAGS.get(name, f"--{name.replace('_', '-')}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -20,8 +21,8 @@ UNLIMITED: Final = 100_000
 NARROWEST: Final = 40
 GAP: Final = 2
 NARROWEST_COLUMN: Final = 8
-SEPARATORS: Final = (" ", "_-/.")
-"""What a name may fold after, the best first."""
+FOLDS: Final = (re.compile(r" "), re.compile(r"[-_/.]"), re.compile(r"[a-z0-9](?=[A-Z])"))
+"""What a name may fold after, the best first; the last is between the words of a class's name."""
 UUID_SHOWN: Final = 8
 
 
@@ -88,11 +89,15 @@ def _fold(text: str, width: int) -> list[str]:
     lines, prefix = [], ""
     while cell_len(prefix + text) > width:
         head = chop_cells(text, width - len(prefix))[0]
-        cuts = (max(head.rfind(mark) for mark in marks) + 1 for marks in SEPARATORS)
+        cuts = (_last_fold(fold, text, len(head)) for fold in FOLDS)
         cut = next((cut for cut in cuts if cut > len(head) // 2), len(head))
         lines.append(prefix + text[:cut])
         text, prefix = text[cut:], indent
     return [*lines, prefix + text]
+
+
+def _last_fold(fold: re.Pattern[str], text: str, limit: int) -> int:
+    return max((found.end() for found in fold.finditer(text) if found.end() <= limit), default=0)
 
 
 def _pad(column: Column, width: int, text: str) -> str:

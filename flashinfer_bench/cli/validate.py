@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import replace
 from typing import Any
 
 from flashinfer_bench.cli.output import write_out
-from flashinfer_bench.cli.sets import describe_issues, find_tolerance_issues, load_trace_set
+from flashinfer_bench.cli.sets import (
+    describe_issues,
+    find_entry_issues,
+    find_tolerance_issues,
+    has_nothing,
+    load_trace_set,
+)
 from flashinfer_bench.cli.tables import count
 from flashinfer_bench.data import LoadIssue, TraceSet
 from flashinfer_bench.errors import Misuse
@@ -16,14 +23,21 @@ from flashinfer_bench.errors import Misuse
 def execute(args: argparse.Namespace) -> int:
     """Print all errors and warnings; 2 when there are errors."""
     trace_set = load_trace_set(args)
-    trace_set.issues += find_tolerance_issues(trace_set)
+    trace_set.issues += [*find_tolerance_issues(trace_set), *find_entry_issues(trace_set)]
+    if has_nothing(trace_set):
+        trace_set.issues = [_as_error(issue) for issue in trace_set.issues]
     errors = sum(issue.severity == "error" for issue in trace_set.issues)
     if args.format == "json":
         write_out(json.dumps(_document(trace_set), indent=2) + "\n")
     else:
         lines = describe_issues(trace_set.issues, shown_warnings=len(trace_set.issues))
         write_out("".join(f"{line}\n" for line in [*lines, _count(trace_set, errors)]))
-    return Misuse.exit_code if errors or not trace_set.definitions else 0
+    return Misuse.exit_code if errors else 0
+
+
+def _as_error(issue: LoadIssue) -> LoadIssue:
+    """Make an error of the warning that a root has no definitions: there are none anywhere, nor anything else."""
+    return replace(issue, severity="error") if issue.missing_definition == "" else issue
 
 
 def _count(trace_set: TraceSet, errors: int) -> str:

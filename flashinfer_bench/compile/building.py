@@ -253,8 +253,8 @@ def find_missing_entry(recipe: Recipe, library: Path) -> BuildFailure | None:
         return BuildFailure("error: no module is defined; bind with PYBIND11_MODULE(TORCH_EXTENSION_NAME, m)")
     names = sorted({name.decode() for name in re.findall(rb"\0__tvm_ffi_([A-Za-z]\w*)(?=\0)", content)})
     return BuildFailure(
-        f"error: the library exports no function {recipe.symbol!r}; it has: {', '.join(names[:20]) or 'none'}\n"
-        f"Export it with TVM_FFI_DLL_EXPORT_TYPED_FUNC({recipe.symbol}, your_function)."
+        f"error: the library exports no function {recipe.symbol!r}; it has: {', '.join(names[:20]) or 'none'}; "
+        f"export it with TVM_FFI_DLL_EXPORT_TYPED_FUNC({recipe.symbol}, your_function)"
     )
 
 

@@ -30,6 +30,8 @@ def load_json_file(model_class: type[Model], path: Path | str) -> Model:
         DataSetError: the file is not there, or something in it is wrong.
     """
     file = Path(path)
+    if not file.exists():
+        raise DataSetError(f"{file} cannot be read: there is no such file")
     issues: list[LoadIssue] = []
     found = [model for model, _ in parse_objects(model_class, file, issues)]
     _raise_errors(file, issues)

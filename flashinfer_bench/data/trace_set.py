@@ -97,7 +97,9 @@ class TraceSet:
 
     @classmethod
     def merge(cls, trace_sets: Sequence[TraceSet]) -> TraceSet:
-        """Put sets together: what is the same in two counts once, traces are all kept, the first root is written to.
+        """Put sets together: what is the same in two counts once, traces are all kept.
+
+        A run writes each trace to the root that its solution came from (`solution_roots`).
 
         Raises:
             DataSetError: no set was given, or two have different definitions or different solutions of one name.

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, StrictBool, StrictInt, StringConstraints
+from pydantic import Field, StrictBool, StrictInt, StringConstraints, model_validator
 
 from flashinfer_bench.data.digest import digest_of
 from flashinfer_bench.data.expression import MAX_AXIS_VALUE
 from flashinfer_bench.data.model import DataModel
+from flashinfer_bench.data.names import KEY_CUTOFF, nearest_name
 
 NonEmpty = Annotated[str, StringConstraints(min_length=1)]
 
@@ -67,14 +68,23 @@ AxisSize = Annotated[int, Field(strict=True, ge=0, le=MAX_AXIS_VALUE)]
 class Workload(DataModel):
     """One set of sizes and inputs that a definition is judged on."""
 
+    always_written: ClassVar[frozenset[str]] = frozenset({"inputs"})
     known_extras: ClassVar[frozenset[str]] = frozenset({"tolerance"})
 
     uuid: NonEmpty
     """Unique among the workloads of a definition."""
     axes: dict[NonEmpty, AxisSize]
     """Var axis to its size."""
-    inputs: dict[NonEmpty, InputSpec]
+    inputs: dict[NonEmpty, InputSpec] = Field(default_factory=dict)
     """Input name to where it comes from; an input that is not named is random."""
+
+    @model_validator(mode="after")
+    def _inputs_are_not_misspelt(self) -> Workload:
+        # Were they passed over, all inputs would be drawn at random in silence.
+        nearest = None if self.inputs else nearest_name("inputs", self.__pydantic_extra__ or (), cutoff=KEY_CUTOFF)
+        if nearest is not None:
+            raise ValueError(f"inputs is missing; is {nearest!r} a misspelling of it?")
+        return self
 
     def digest(self) -> str:
         """Digest what decides a verdict: axes and inputs, not the uuid."""

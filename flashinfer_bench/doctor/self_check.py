@@ -5,8 +5,11 @@ A ratio that is not 1 is what this machine and this engine add to every comparis
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any, Final, Protocol
 
 from flashinfer_bench.bench.benchmark import Benchmark
@@ -71,9 +74,14 @@ class Engine(Protocol):
 
 
 def run_self_check(
-    device: Device, *, make_engine: Callable[[TraceSet, BenchmarkConfig], Engine] = Benchmark
+    device: Device, *, make_engine: Callable[[TraceSet, BenchmarkConfig], Engine] | None = None
 ) -> Agreement:
-    """Time twins on a device, with the counts that a run has by default; nothing is saved."""
+    """Time twins on a device, with the counts that a run has by default; nothing is saved, nor left in a cache."""
+    with tempfile.TemporaryDirectory(prefix="flashinfer-bench-doctor-", ignore_cleanup_errors=True) as cache:
+        return _time_twins(device, make_engine or partial(Benchmark, cache=Path(cache)))
+
+
+def _time_twins(device: Device, make_engine: Callable[[TraceSet, BenchmarkConfig], Engine]) -> Agreement:
     trace_set = make_twins(ROWS[device.kind])
     requested = "cpu" if device.kind == "cpu" else device.uuid
     engine = make_engine(trace_set, BenchmarkConfig.default(devices=[requested], profile_baseline=False))

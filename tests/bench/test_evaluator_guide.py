@@ -58,6 +58,28 @@ def find_block(language, containing=""):
     return next(block for block in blocks if containing in block)
 
 
+def run_printed(command, folder, *more):
+    """Run a command of the guide in a folder."""
+    printed = next(line for line in GUIDE.splitlines() if line.startswith(f"PYTHONPATH=. flashinfer-bench {command}"))
+    argv = [sys.executable, "-m", "flashinfer_bench", *printed.split()[2:], *more]
+    paths = os.pathsep.join([".", str(Path(__file__).parents[2])])
+    environment = {**os.environ, "FIB_CACHE_PATH": str(folder / "cache"), "PYTHONPATH": paths}
+    return subprocess.run(argv, cwd=folder, env=environment, capture_output=True, text=True, timeout=150, check=False)
+
+
+def test_the_printed_files_and_commands_reach_a_verdict_in_an_empty_folder(tmp_path):
+    files = re.findall(r"^`([^`\n]+)`:\n\n```\w+\n(.*?)^```", GUIDE, re.DOTALL | re.MULTILINE)
+    for name, text in files:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert "StochasticRoundingEvaluator" in run_printed("list", tmp_path).stdout
+    done = run_printed("run", tmp_path, "--devices", "cpu")
+    assert done.returncode == 0, done.stderr
+    (trace,) = TraceSet.from_path(tmp_path / "SET").traces["stochastic_rounding_n256"]
+    assert trace.is_successful()
+    assert (tmp_path / "SET/traces/me/stochastic_rounding/stochastic_rounding_n256.jsonl").is_file()
+
+
 def write_everything(folder):
     """Write what a reader of the guide has: a module, a configuration, a set; and a package that is installed."""
     (folder / "my_evaluators.py").write_text(find_block("python", "EVALUATORS = ["))

@@ -1,10 +1,13 @@
 """Which jobs a run has: names, filters, skips, and what is recorded already."""
 
+import ast
 import dataclasses
+import inspect
 
 import pytest
 
-from flashinfer_bench.bench.config import BenchmarkConfig, EvalConfig
+from flashinfer_bench.bench.config import BUNDLED_FILE, KNOWN_OP_TYPES, BenchmarkConfig, EvalConfig
+from flashinfer_bench.bench.evaluators import built_in
 from flashinfer_bench.bench.machine import Device, Machine
 from flashinfer_bench.bench.plan import PlanRow, Skip, make_plan
 from flashinfer_bench.bench.resume import RecordedJobs
@@ -111,7 +114,7 @@ def test_all_wrong_names_are_told_at_once_with_the_nearest(trace_set):
         op_types=["gem"],
         authors=["nobody"],
         workloads=["aaaa-9"],
-        op_type_config={"moe": EvalConfig(), "dsa-paged": EvalConfig()},
+        op_type_config={"mose": EvalConfig(), "dsa-paged": EvalConfig()},
         definition_config={"gema": EvalConfig()},
     )
     lines = message.splitlines()
@@ -126,12 +129,34 @@ def test_all_wrong_names_are_told_at_once_with_the_nearest(trace_set):
     ]
     assert "did you mean 'fast'?" in lines[1]
     assert "it has me, you" in lines[3]
-    assert lines[5].startswith("BenchmarkConfig: op_type_config.moe: the trace set has no op type 'moe'")
+    place = "BenchmarkConfig: op_type_config.mose"
+    assert lines[5] == f"{place}: the trace set has no op type 'mose'; did you mean 'moe'?"
     assert "definition_config.gema" in lines[6]
 
 
 def test_op_types_of_the_bundled_file_need_not_be_in_the_set(trace_set):
     assert len(make_plan(trace_set, BenchmarkConfig.default(), CPU).jobs) == 9
+
+
+def test_a_copy_of_the_bundled_file_may_be_given_for_any_set(trace_set, tmp_path):
+    copy = tmp_path / "mine.yaml"
+    copy.write_text(BUNDLED_FILE.read_text())
+    assert len(make_plan(trace_set, BenchmarkConfig.from_yaml(copy), CPU).jobs) == 9
+
+
+def test_the_known_op_types_are_those_of_the_bundled_file_and_the_built_in_evaluators():
+    compared = (node for node in ast.walk(ast.parse(inspect.getsource(built_in))) if isinstance(node, ast.Compare))
+    named = {
+        node.comparators[0].value
+        for node in compared
+        if "op_type" in ast.unparse(node.left) and isinstance(node.comparators[0], ast.Constant)
+    }
+    assert {*named, *BenchmarkConfig.default().op_type_config} == set(KNOWN_OP_TYPES)
+
+
+def test_a_uuid_that_is_short_and_wrong_is_called_wrong(trace_set):
+    message = refusal(trace_set, workloads=["w2"])
+    assert message.startswith("workloads: the trace set has no workload 'w2'; it has aaaa-1, aaaa-2")
 
 
 def test_an_ambiguous_or_short_start_of_a_uuid_is_refused(trace_set):
@@ -170,7 +195,10 @@ def test_definitions_that_cannot_be_run_are_skipped_with_the_reason(trace_set):
         ("dsa", None, None),
     ]
     assert "run" in plan.skips[0].reason
-    assert [skip.reason for skip in plan.skips[1:]] == ["it has no workloads", "it has no solutions"]
+    assert [skip.reason for skip in plan.skips[1:]] == [
+        "it has no workloads; write them to workloads/<op_type>/<definition>.jsonl, one a line",
+        "it has no solutions; write them to solutions/<author>/<op_type>/<definition>/<solution>.json, one a file",
+    ]
 
 
 @pytest.mark.parametrize(

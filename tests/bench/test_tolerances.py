@@ -128,10 +128,23 @@ def test_run_and_config_show_tell_of_it_and_validate_of_what_is_wrong(folder, ca
     assert f"note: {file} says how 1 definition is judged" in said
     assert f"warning: {file}: misspelt: this set has no such definition" in said
     assert main(["config", "show", "--local", str(folder), "--definition", name]) == 0
-    assert str(file) in capsys.readouterr().out
+    assert f"{file}: {name}\n" in capsys.readouterr().out
+    assert main(["config", "show", "--local", str(folder)]) == 0
+    assert f"{file}: {name}\n" in capsys.readouterr().out
     assert main(["validate", "--local", str(folder)]) == 0
     assert f"warning: {file}: misspelt: this set has no such definition" in capsys.readouterr().out
     file.write_text(f"{name}:\n  rtol: 0.5\n  atol: -1\n")
     assert main(["validate", "--local", str(folder)]) == 2
     assert f"error: {file}: {name}.atol (line 3)" in capsys.readouterr().out
     assert main(["run", "--local", str(folder), "--dry-run"]) == 2
+
+
+def test_validate_and_run_agree_on_what_a_set_says_of_another_sets_definitions(folder, capsys, tmp_path_factory):
+    overlay, name = tmp_path_factory.mktemp("overlay"), name_in(folder)
+    file = overlay / TOLERANCES_FILE
+    file.write_text(f"{name}:\n  rtol: 0.5\n")
+    said = f"warning: {file}: {name}: this set has no such definition; what a set says counts for its own"
+    for command in (["validate"], ["run", "--dry-run"]):
+        assert main([*command, "--local", str(folder), "--local", str(overlay)]) == 0
+        told = capsys.readouterr()
+        assert said in told.out + told.err

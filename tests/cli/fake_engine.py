@@ -14,7 +14,8 @@ MACHINE = Machine((CPU,), {"python": None, "cuda": "there is no nvcc"})
 
 def write_small_set(root, *, workloads=2, **parts):
     """Write `double` with two Python solutions and one in CUDA."""
-    solutions = [make_solution(), make_solution("other"), make_solution("in_cuda", language="cuda")]
+    in_cuda = make_solution("in_cuda", language="cuda", source="TVM_FFI_DLL_EXPORT_TYPED_FUNC(run, run_it);\n")
+    solutions = [make_solution(), make_solution("other"), in_cuda]
     lines = [make_trace(solution=None, workload=make_workload(f"w{index}")) for index in range(workloads)]
     return write_trace_set(root, definitions=[make_definition()], solutions=solutions, workloads=lines, **parts)
 

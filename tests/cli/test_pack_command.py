@@ -55,6 +55,15 @@ def test_another_file_is_not_overwritten(here, capsys):
     assert "name another file with -o" in capsys.readouterr().err
 
 
+def test_a_file_to_unpack_that_is_not_there_is_one_line_with_what_to_give(here, capsys):
+    capsys.readouterr()
+    assert run_command_line(["unpack", "gone.json"]) == 2
+    where = "SET/solutions/<author>/<op_type>/<definition>/<solution>.json"
+    assert capsys.readouterr().err == (
+        f"error: gone.json is no file; unpack takes a solution's file, such as {where}\n"
+    )
+
+
 @pytest.mark.parametrize("argv", [["unpack", "gone.json"], ["pack", "gone"], ["pack", "set"]])
 def test_what_is_not_there_is_misuse(here, argv, capsys):
     assert run_command_line(argv) == 2

@@ -74,6 +74,12 @@ def test_a_name_that_nothing_has_is_refused(command, tmp_path, capsys):
     ]
 
 
+def test_a_pass_that_a_later_verdict_supersedes_is_not_denied(tmp_path, capsys):
+    later = [on("w0", "other"), on("w0", "other", status="TIMEOUT", log="still running")]
+    assert main(["report", "best", "--local", str(write_small_set(tmp_path, traces=later))]) == 0
+    assert capsys.readouterr().err.startswith("note: there is no job whose latest verdict is PASSED; ")
+
+
 @pytest.mark.parametrize("command", ["summary", "best"])
 def test_without_traces_there_is_a_note(command, tmp_path, capsys):
     assert main(["report", command, "--local", str(write_small_set(tmp_path))]) == 0

@@ -218,8 +218,8 @@ def test_retrying_timeouts_needs_resume(run):
         (
             ("--definitions", "duoble", "--solutions", "othr"),
             [
-                "error: definitions: the trace set has no definition 'duoble'; did you mean 'double'?",
-                "error: solutions: the trace set has no solution 'othr'; did you mean 'other'?",
+                "error: --definitions: the trace set has no definition 'duoble'; did you mean 'double'?",
+                "error: --solutions: the trace set has no solution 'othr'; did you mean 'other'?",
             ],
         ),
     ],
@@ -235,6 +235,16 @@ def test_a_wrong_key_of_the_file_is_told_with_its_line(run, tmp_path):
     code, _, err, _ = run("--config", str(file))
     assert code == 2
     assert err.startswith(f"error: {file}: op_type_config.test.rtoll (line 4): unknown key; did you mean")
+
+
+def test_a_wrong_name_in_the_file_is_told_with_the_file(run, tmp_path):
+    file = tmp_path / "my.yaml"
+    file.write_text("definitions: [duoble]\n")
+    code, _, err, _ = run("--config", str(file))
+    assert (code, err) == (
+        2,
+        f"error: {file}: definitions: the trace set has no definition 'duoble'; did you mean 'double'?\n",
+    )
 
 
 def test_the_resume_command_is_what_was_typed():

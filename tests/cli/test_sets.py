@@ -8,7 +8,7 @@ from flashinfer_bench.cli import main
 from flashinfer_bench.cli.sets import describe_issues
 from flashinfer_bench.data import LoadIssue
 from tests.cli.fake_engine import write_small_set
-from tests.kit import make_definition, write_trace_set
+from tests.kit import make_definition, make_solution, write_trace_set
 
 TAKES_ALL = """
 from flashinfer_bench.bench.evaluators.default import DefaultEvaluator
@@ -101,6 +101,35 @@ def test_validate_exits_with_2_on_errors_only(capsys, tmp_path):
     root = write_trace_set(write_small_set(tmp_path / "bad"), {"definitions/test/broken.json": "{"})
     assert main(["validate", "--local", str(root)]) == 2
     assert "broken.json" in capsys.readouterr().out
+
+
+def test_validate_takes_a_set_of_solutions_only_with_warnings(capsys, tmp_path):
+    root = write_trace_set(tmp_path, solutions=[make_solution()])
+    assert main(["validate", "--local", str(root)]) == 0
+    assert capsys.readouterr().out.endswith("1 solution, 0 workloads, 0 traces: 0 errors, 2 warnings\n")
+
+
+def test_validate_refuses_a_folder_with_nothing_in_it(capsys, tmp_path):
+    assert main(["validate", "--local", str(tmp_path)]) == 2
+    out = capsys.readouterr().out
+    assert out.startswith(f"error: {tmp_path}: the set has no definitions")
+    assert out.endswith("1 error, 0 warnings\n")
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("def run(x:\n", "main.py: not Python: '(' was never closed (line 1 of the source)"),
+        ("def rum(x):\n    return x\n", "main.py: there is no function 'run'; did you mean 'rum'?"),
+        ("def run():\n    pass\n", "run() cannot be called as double calls it"),
+    ],
+)
+def test_validate_warns_of_what_can_only_fail_to_compile(source, said, capsys, tmp_path):
+    root = write_trace_set(tmp_path, definitions=[make_definition()], solutions=[make_solution(source=source)])
+    assert main(["validate", "--local", str(root)]) == 0
+    out = capsys.readouterr().out
+    assert f"double_python.json: double_python: {said}" in out
+    assert out.endswith("0 errors, 1 warning\n")
 
 
 def test_validate_in_json_lists_every_issue(capsys, tmp_path):

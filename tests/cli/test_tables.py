@@ -63,6 +63,11 @@ double      w1        n=8   fast      0.0123 ms     1.50x
 """
 
 
+def test_a_class_name_folds_between_its_words():
+    table = render_table([Column("Evaluator"), Column("N", True)], [["StochasticRoundingEvaluator", "1"]], 27)
+    assert [line.split()[0] for line in table.splitlines()[2:]] == ["StochasticRounding", "Evaluator"]
+
+
 def test_the_summary_reads_like_this():
     assert render_summary(summarise(TRACES), UNLIMITED) == SUMMARY
 

@@ -112,7 +112,10 @@ TWINS = {
     "syntax": ("int a;\nint run( { }\n", r"^main\.cpp:2: error: .*\n.*exit code 1\n--- compiler output ---\nmain"),
     "link": ("void gone();\n" + EXPORT.replace("{", "{ gone();"), "undefined reference to `gone"),
     "duplicate": (EXPORT + EXPORT, "redefinition"),
-    "entry name": (EXPORT.replace("ffi_run", "ffi_walk"), "exports no function 'run'; it has: walk"),
+    "entry name": (
+        EXPORT.replace("ffi_run", "ffi_walk"),
+        r"it has: walk; export it with TVM_FFI_DLL_EXPORT_TYPED_FUNC\(run, ",
+    ),
     "template recursion": ("template<int N> struct A { A<N + 1> a; };\nA<0> a;\n", r"^main\.cpp:1: .*depth exceeds"),
     "missing header": ('#include "gone.h"\n', r"^main\.cpp:1: error: gone\.h: No such file"),
     "include itself": ('#include "main.cpp"\n', "#include nested depth"),

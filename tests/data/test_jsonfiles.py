@@ -57,6 +57,12 @@ def test_a_file_that_is_not_there_is_an_error(tmp_path, load):
         load(Trace, tmp_path / "none.json")
 
 
+def test_a_file_that_is_not_there_is_said_once(tmp_path):
+    with pytest.raises(DataSetError) as caught:
+        load_json_file(Trace, tmp_path / "none.json")
+    assert str(caught.value) == f"{tmp_path / 'none.json'} cannot be read: there is no such file"
+
+
 def test_a_file_with_two_objects_is_not_one(tmp_path):
     (tmp_path / "d.json").write_text(f"[{make_definition().to_json()}, {make_definition().to_json()}]")
     with pytest.raises(DataSetError, match="holds 2 objects"):

@@ -63,7 +63,8 @@ def test_a_job_without_a_verdict_is_a_problem_and_the_others_are_compared():
 
 @pytest.mark.cpu
 @pytest.mark.timeout(180)
-def test_the_engine_passes_both_twins():
+def test_the_engine_passes_both_twins_and_leaves_none_in_the_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("FIB_CACHE_PATH", str(tmp_path / "cache"))
     found = run_self_check(discover_devices(["cpu"])[0])
     assert found.problems == ()
     assert [(one.kernel, one.rows) for one in found.twins] == [
@@ -73,3 +74,4 @@ def test_the_engine_passes_both_twins():
         ("rms_norm", 4),
     ]
     assert all(one.ratio > 0 for one in found.twins)
+    assert not (tmp_path / "cache").exists()

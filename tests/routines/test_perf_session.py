@@ -146,6 +146,7 @@ def test_deprecated_and_skipped_things_are_warned_of():
     assert lines[0].startswith("[WARNING] --use_cupti is deprecated and will be removed in a future release.")
     assert lines[1].startswith("[WARNING] cuda for routine rmsnorm needs an NVIDIA GPU")
     assert lines[2] == "[ERROR] No backends to test. Exiting."
+    assert lines[3] == "[INFO] The backend torch needs neither a GPU nor FlashInfer: --backends torch runs here."
 
 
 @pytest.mark.parametrize(

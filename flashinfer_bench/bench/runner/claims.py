@@ -15,6 +15,8 @@ from flashinfer_bench.errors import SolutionFailure
 from flashinfer_bench.worker.protocol import Returned, Signature, Style
 
 SCALARS_FOR: Final = {"float": ("float", "int"), "int": ("int",), "bool": ("bool",)}
+NOTHING: Final = "builtins.NoneType"
+"""The type of None, as a worker tells it."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,8 @@ def check_returned(returned: list[Returned], outputs: list[OutputSpec], device_t
     if len(returned) != len(outputs):
         names = ", ".join(output.name for output in outputs)
         values = "1 value" if len(returned) == 1 else f"{len(returned)} values"
+        if [value.type for value in returned] == [NOTHING]:
+            values = "nothing (None)"
         raise SolutionFailure(
             "INCORRECT_SHAPE", f"returned {values}; the definition has {len(outputs)} outputs: {names}"
         )
@@ -96,6 +100,11 @@ def check_shape(value: Returned, output: OutputSpec) -> None:
 def check_dtype(value: Returned, output: OutputSpec) -> None:
     """Raise SolutionFailure where a returned value is no plain tensor or number, or has another dtype."""
     expected = str(output.dtype).removeprefix("torch.")
+    if value.type == NOTHING:
+        hint = "return it, or set destination_passing_style to true and write into it"
+        raise SolutionFailure(
+            "INCORRECT_DTYPE", f"the function returned nothing (None) for output {output.name!r}; {hint}"
+        )
     if value.kind == "other":
         raise SolutionFailure("INCORRECT_DTYPE", f"output {output.name!r} is a {value.type}, not a plain torch.Tensor")
     if value.kind == "tensor" and value.dtype != expected:

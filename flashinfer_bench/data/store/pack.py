@@ -10,6 +10,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -26,7 +27,7 @@ from flashinfer_bench.data.manifest import (
 )
 from flashinfer_bench.data.names import KEY_CUTOFF, nearest_name
 from flashinfer_bench.data.solution import Solution, check_source_path
-from flashinfer_bench.data.store.parse import Place, parse_raw
+from flashinfer_bench.data.store.parse import MISSING, Place, describe_missing, parse_raw
 from flashinfer_bench.errors import DataSetError
 
 MAX_SOURCE_BYTES: Final = 4 << 20
@@ -52,7 +53,7 @@ def pack_folder(folder: Path) -> Packed:
     sources = _read_sources(folder, listed_paths(manifest), file, issues)
     issues.extend(_misspelt(manifest, file))
     solution = parse_raw(Solution, join_solution(manifest, sources), Place(file), issues)
-    errors = [str(_flat(issue)) for issue in issues if issue.severity == "error"]
+    errors = [str(_with_hint(_flat(issue), manifest)) for issue in issues if issue.severity == "error"]
     if errors or solution is None:
         raise DataSetError("\n".join([f"{folder} cannot be packed:", *(f"  {line}" for line in errors)]))
     return Packed(solution, issues)
@@ -157,6 +158,15 @@ def _flat(issue: LoadIssue) -> LoadIssue:
     """Name a field as it stands in a manifest."""
     field = (issue.field or "").removeprefix("spec.") or None
     return LoadIssue(issue.severity, issue.file, issue.line, field, issue.reason)
+
+
+def _with_hint(issue: LoadIssue, manifest: Mapping[str, Any]) -> LoadIssue:
+    """Name the key that may be a misspelling of a missing one of the spec; the others stand beside it in the file."""
+    if issue.reason != MISSING or issue.field is None:
+        return issue
+    strange = [key for key in manifest if key not in (*Solution.model_fields, *SPEC_KEYS)]
+    nearest = nearest_name(issue.field, strange, cutoff=KEY_CUTOFF)
+    return issue if nearest is None else replace(issue, reason=describe_missing(nearest))
 
 
 def _write_sources(folder: Path, sources: Mapping[str, str]) -> None:

@@ -20,6 +20,7 @@ from flashinfer_bench.data.store.json_text import find_line, parse_json
 from flashinfer_bench.data.store.variants import UPGRADES
 
 Model = TypeVar("Model", bound=DataModel)
+MISSING: Final = "is missing"
 _SHOWN: Final = 80
 """Characters of an offending value that are shown."""
 
@@ -107,6 +108,11 @@ def _warn_of_misspelt_keys(built: DataModel, place: Place, issues: list[LoadIssu
             issues.append(place.issue("warning", reason, steps))
 
 
+def describe_missing(nearest: str | None) -> str:
+    """Say that a key is missing, and which one may be a misspelling of it."""
+    return MISSING if nearest is None else f"{MISSING}; is {nearest!r} a misspelling of it?"
+
+
 def _issues_of(error: ValidationError, raw: dict[str, Any], place: Place) -> list[LoadIssue]:
     """Turn a ValidationError into one issue a field."""
     found: dict[tuple[str, ...], str] = {}
@@ -135,7 +141,7 @@ def _steps_in(raw: object, location: Sequence[str | int]) -> tuple[tuple[str, ..
 def _reason(kind: str, message: str, given: object, steps: tuple[str, ...], owner: object) -> str:
     if kind == "missing":
         nearest = nearest_name(steps[-1], owner, cutoff=KEY_CUTOFF) if isinstance(owner, dict) else None
-        return "is missing" + (f"; is {nearest!r} a misspelling of it?" if nearest is not None else "")
+        return describe_missing(nearest)
     if kind in ("value_error", "disagrees"):
         return message.removeprefix("Value error, ")
     shown = repr(given)

@@ -134,7 +134,7 @@ def test_a_measurement_has_a_reading_per_iteration(open_kernel):
         ("def run(x):\n    return ()", "INCORRECT_SHAPE", "returned 0 values"),
         ("def run(x):\n    return x[:2]", "INCORRECT_SHAPE", r"shape \[2\], expected \[4\]"),
         ("def run(x):\n    return 1.0", "INCORRECT_SHAPE", "Python float"),
-        ("def run(x):\n    return None", "INCORRECT_DTYPE", "NoneType"),
+        ("def run(x):\n    return None", "INCORRECT_DTYPE", r"returned nothing \(None\) for output 'y'; return it"),
         ("def run(x):\n    return x.double()", "INCORRECT_DTYPE", "float64, expected float32"),
         (
             "import torch\nclass T(torch.Tensor): pass\ndef run(x):\n    return x.as_subclass(T)",

@@ -188,6 +188,20 @@ def test_a_workload_that_does_not_fit_is_left_out(tmp_path, workload, field, wor
     assert loaded.workloads["double"] == [fitting]
 
 
+def test_a_workload_may_leave_out_its_inputs_and_is_written_with_them(tmp_path):
+    line = {"definition": "double", "workload": {"uuid": "w0", "axes": {"n": 8}}}
+    loaded, issues = _load(tmp_path, {WORKLOADS: [line]})
+    assert issues == []
+    assert loaded.workloads["double"][0].to_dict()["workload"] == {"uuid": "w0", "axes": {"n": 8}, "inputs": {}}
+
+
+def test_misspelt_inputs_are_not_taken_for_inputs_that_are_left_out(tmp_path):
+    line = {"definition": "double", "workload": {"uuid": "w0", "axes": {"n": 8}, "input": {"x": {"type": "random"}}}}
+    loaded, issues = _load(tmp_path, {WORKLOADS: [line]})
+    _only(issues, "error", WORKLOADS, 1, "workload", "inputs is missing; is 'input' a misspelling of it?")
+    assert loaded.workloads == {}
+
+
 def test_an_expression_axis_that_a_workload_breaks_is_an_issue(tmp_path):
     definition = make_definition(axes={"n": None, "m": "n / 3"}, outputs={"y": "float32[m]"})
     _, issues = _load(tmp_path, definitions=[definition], workloads=[make_trace(solution=None)])

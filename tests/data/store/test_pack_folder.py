@@ -82,7 +82,7 @@ def test_listed_sources_are_the_only_ones_and_keep_their_order(tmp_path):
 def test_a_misspelt_key_is_named_with_the_right_one(tmp_path):
     manifest = {key: value for key, value in MANIFEST.items() if key != "entry_point"}
     write(tmp_path, {**manifest, "entry_points": "main.py::run"}, main_py="")
-    with pytest.raises(DataSetError, match=r"entry_point: is missing"):
+    with pytest.raises(DataSetError, match=r"entry_point: is missing; is 'entry_points' a misspelling of it\?"):
         pack_folder(tmp_path)
     write(tmp_path, {**MANIFEST, "dependancies": []})
     assert "did you mean 'dependencies'" in str(pack_folder(tmp_path).warnings[0])

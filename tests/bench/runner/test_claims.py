@@ -1,0 +1,23 @@
+"""What a solution returned, held against the definition."""
+
+import pytest
+import torch
+
+from flashinfer_bench.bench.runner.claims import OutputSpec, check_returned
+from flashinfer_bench.errors import SolutionFailure
+from flashinfer_bench.worker.main import describe_value
+from flashinfer_bench.worker.protocol import Returned
+
+pytestmark = pytest.mark.cpu
+NOTHING = Returned.model_validate(describe_value(None))
+
+
+@pytest.mark.parametrize(
+    ("names", "status", "said"),
+    [("y", "INCORRECT_DTYPE", r"nothing \(None\) for output 'y'"), ("yz", "INCORRECT_SHAPE", r"nothing \(None\);.*2")],
+)
+def test_a_function_that_returns_nothing_is_told_so(names, status, said):
+    outputs = [OutputSpec(name, (2,), torch.float32) for name in names]
+    with pytest.raises(SolutionFailure, match=said) as failure:
+        check_returned([NOTHING], outputs, "cpu")
+    assert failure.value.status == status
