@@ -8,12 +8,12 @@ import pytest
 from flashinfer_bench.bench import Benchmark, BenchmarkConfig
 from flashinfer_bench.data import Definition, TraceSet
 from flashinfer_bench.data.dtypes import DTYPES
-from tests.conftest import REPOSITORY
+from tests.conftest import CHECKOUT
 from tests.kit import make_solution, write_trace_set
 
 pytestmark = pytest.mark.cpu
 
-GUIDE = (REPOSITORY / "docs" / "trace-set.md").read_text()
+GUIDE = (CHECKOUT / "docs" / "trace-set.md").read_text()
 DEFINITION, LINE = re.findall(r"```json\n(.*?)```", GUIDE, re.DOTALL)
 
 

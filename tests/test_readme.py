@@ -8,19 +8,19 @@ import sys
 
 import pytest
 
-from tests.conftest import REPOSITORY
+from tests.conftest import CHECKOUT
 
 pytestmark = [pytest.mark.cpu, pytest.mark.slow, pytest.mark.timeout(180)]
-README = (REPOSITORY / "README.md").read_text()
+README = (CHECKOUT / "README.md").read_text()
 
 
 def test_the_first_program_prints_a_performance(tmp_path):
     without_compilers = shutil.ignore_patterns("cpp", "cuda", "triton", "wrong", "traces")
-    shutil.copytree(REPOSITORY / "flashinfer-trace", tmp_path / "flashinfer-trace", ignore=without_compilers)
+    shutil.copytree(CHECKOUT / "flashinfer-trace", tmp_path / "flashinfer-trace", ignore=without_compilers)
     program = re.search(r"```python\n(.*?)```", README, re.DOTALL)[1]
     environment = {
         **os.environ,
-        "PYTHONPATH": str(REPOSITORY),
+        "PYTHONPATH": str(CHECKOUT),
         "FIB_CACHE_PATH": str(tmp_path / "cache"),
         "CUDA_VISIBLE_DEVICES": "",
     }

@@ -5,9 +5,9 @@ import re
 import pytest
 
 from flashinfer_bench.bench.config import KNOWN_OP_TYPES, BenchmarkConfig
-from tests.conftest import REPOSITORY
+from tests.conftest import CHECKOUT
 
-GUIDE = (REPOSITORY / "docs" / "configuration.md").read_text()
+GUIDE = (CHECKOUT / "docs" / "configuration.md").read_text()
 
 
 def test_the_example_is_a_configuration(tmp_path):

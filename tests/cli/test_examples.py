@@ -5,9 +5,9 @@ import pytest
 from flashinfer_bench.cli import main
 from flashinfer_bench.cli.build import choose_solutions
 from flashinfer_bench.cli.flags import COMMANDS, make_parser, parse_command_line
-from tests.conftest import REPOSITORY
+from tests.conftest import CHECKOUT
 
-SET = REPOSITORY / "flashinfer-trace"
+SET = CHECKOUT / "flashinfer-trace"
 RMSNORM = SET / "solutions" / "plain" / "rmsnorm" / "rmsnorm_h4096" / "plain_rmsnorm_h4096.json"
 OFFLINE = ("run", "list", "validate", "config_show", "report_summary", "report_best")
 OF_THE_CACHE = ("cache_show", "cache_clear", "cache_verify")

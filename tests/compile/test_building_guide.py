@@ -7,12 +7,12 @@ import pytest
 from flashinfer_bench.bench import Benchmark, BenchmarkConfig
 from flashinfer_bench.compile import BuildFarm, BuildTarget, find_toolchain
 from flashinfer_bench.data import TraceSet
-from tests.conftest import REPOSITORY
+from tests.conftest import CHECKOUT
 from tests.kit import make_definition, make_solution, make_trace
 
 TOOLCHAIN = find_toolchain()
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.cpu]
-GUIDE = (REPOSITORY / "docs" / "building.md").read_text()
+GUIDE = (CHECKOUT / "docs" / "building.md").read_text()
 FORMS = re.findall(r"^### (C\+\+|CUDA), (tvm-ffi|torch)\n(.*?)(?=^##)", GUIDE, re.DOTALL | re.MULTILINE)
 
 
