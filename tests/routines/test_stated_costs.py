@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from flashinfer_bench.bench.benchmark import Benchmark
+from flashinfer_bench.bench.config import BenchmarkConfig
+from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.cli.perf_cases import read_requests
 from flashinfer_bench.cli.perf_flags import parse_case, split_session
 from flashinfer_bench.cli.perf_rows import make_row
-from flashinfer_bench.data import Evaluation, TraceSet
+from flashinfer_bench.data import Evaluation, Trace, TraceSet
 from flashinfer_bench.roofline.workloads import cost_of_workload, describe_time
 from flashinfer_bench.routines.materials import make_material, write_material
 from flashinfer_bench.routines.support import Place
@@ -31,6 +34,10 @@ PASSED = {
 }
 
 
+FAST = {**PASSED["performance"], "latency_ms": 0.03}
+"""70 % of what an H200 could do; as a product of matrices it would be impossible."""
+
+
 @pytest.mark.parametrize("routine", ROUTINES)
 def test_a_saved_case_tells_what_the_row_tells(routine, tmp_path):
     (request,) = read_requests(["--routine", routine, *shlex.split(SMALL[routine]), "--backends", "torch"], None, H200)
@@ -44,6 +51,20 @@ def test_a_saved_case_tells_what_the_row_tells(routine, tmp_path):
     same = {"roofline_share": "share", "roofline_bound": "bound", "roofline_ms": "floor_ms", "roofline_peak": "peak"}
     told = {same.get(name, name): value for name, value in row.facts.items() if not name.startswith("max_")}
     assert {**facts, "too_fast": facts.get("too_fast", "")} == told
+
+
+def test_a_trace_of_a_saved_case_has_the_roofline_of_its_routine(tmp_path):
+    words = shlex.split("--routine rmsnorm_quant --batch_size 4096 --hidden_size 8192 --backends torch")
+    (request,) = read_requests(words, None, H200)
+    write_material(tmp_path, request.material)
+    engine = Benchmark(TraceSet.from_path(tmp_path), BenchmarkConfig.default(devices=["cpu"]))
+    (job,) = engine.plan().jobs
+    device = Device("cuda", 0, "NVIDIA H200", "GPU-0")
+    trace = engine._make_trace(job, device, Evaluation.model_validate({**PASSED, "performance": FAST}))
+    facts = trace.evaluation.extra["roofline"]
+    assert (facts["flops"], facts["bytes"]) == (5 * 4096 * 8192, 3 * 4096 * 8192 + 2 * 8192 + 4)
+    assert "too_fast" not in facts
+    assert Trace.model_validate_json(trace.to_json()) == trace
 
 
 def test_equal_names_mean_equal_costs():
