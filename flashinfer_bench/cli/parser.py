@@ -122,8 +122,9 @@ def describe_unknown_arguments(rest: Sequence[str], parser: Parser) -> list[str]
 
 def _describe_unknown_flag(flag: str, parser: Parser) -> str:
     wanted = "--" + flag.lstrip("-").replace("_", "-").lower()
-    near = _nearest(wanted, parser.flags(), cutoff=0.7)
-    hint = f"did you mean {near}?" if near else f"see {parser.prog} --help"
+    spellings = {f"--{known[2:].replace('_', '-')}": known for known in parser.flags()}  # either line may be in a name
+    near = _nearest(wanted, list(spellings), cutoff=0.7)
+    hint = f"did you mean {spellings[near]}?" if near else f"see {parser.prog} --help"
     return f"unknown flag {flag}; {hint}"
 
 

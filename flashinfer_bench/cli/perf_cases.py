@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from flashinfer_bench.cli.perf_flags import check_outer, find_session_flags, parse_case, split_session
+from flashinfer_bench.cli.perf_flags import check_outer, find_session_flags, parse_case, read_names, split_session
 from flashinfer_bench.cli.run import typed_program
 from flashinfer_bench.errors import Misuse
 from flashinfer_bench.report.verdict import to_one_line
@@ -40,6 +40,8 @@ class Request:
     """Flags of the session that stand in the line, where they have no effect."""
     problem: str | None = None
     """Why it cannot be run at all."""
+    named: str = ""
+    """The routine that the words name, known or not."""
     routine: Routine | None = None
     args: argparse.Namespace = field(default_factory=argparse.Namespace)
     case: Case | None = None
@@ -84,10 +86,16 @@ def read_requests(rest: Sequence[str], testlist: str | None, place: Place) -> li
     for request in requests:
         try:
             words = shlex.split(request.text, comments=True)
+        except ValueError as error:
+            request.problem = str(error)
+            request.named = read_names([*rest, *request.text.split()]).routine or ""  # a tag may be cut: it is left out
+            continue
+        try:
             request.ignored = find_session_flags(words)
+            _read_names(request, [*rest, *words])
             request.words = [*rest, *split_session(words)[1]]
-        except (ValueError, Misuse) as error:
-            request.problem = f"{error}"
+        except Misuse as error:
+            request.problem = str(error)
             continue
         _prepare(request, place)
     return requests
@@ -101,6 +109,13 @@ def _read_lines(path: Path) -> Iterator[tuple[int, str]]:
     for number, line in enumerate(text.splitlines(), start=1):
         if line.strip() and not line.strip().startswith("#"):
             yield number, line.strip()
+
+
+def _read_names(request: Request, words: Sequence[str]) -> None:
+    """Note what a row is looked up by, for a line that may turn out to be of no use otherwise."""
+    names = read_names(words)
+    request.named = names.routine or ""
+    request.args = argparse.Namespace(case_tag=names.case_tag)
 
 
 def _prepare(request: Request, place: Place) -> None:

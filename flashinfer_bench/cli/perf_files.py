@@ -11,8 +11,9 @@ import io
 import json
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from itertools import combinations
 from pathlib import Path
 from typing import Any, Final
 
@@ -53,6 +54,34 @@ COLUMNS: Final = (*RESULT_COLUMNS, *FLAG_COLUMNS, *OWN_COLUMNS)
 LOSS_HINT: Final = "make room or name another file, then run again what it lacks"
 FORMAT_VERSION: Final = 1
 """Version of the JSON lines. 1: the first."""
+
+
+def check_paths(paths: Mapping[str, str | None]) -> None:
+    """Refuse files that stand for two things, one of which would be written over; devices, such as /dev/null, may.
+
+    Args:
+        paths: flag to the file that was given for it.
+
+    Raises:
+        Misuse: two flags name one file, under whatever name.
+    """
+    given = [(flag, Path(path)) for flag, path in paths.items() if path is not None]
+    clashes = [
+        f"{first} and {second} name the same file: {path}"
+        for (first, one), (second, path) in combinations(given, 2)
+        if _is_same_file(one, path)
+    ]
+    if clashes:
+        raise Misuse("\n".join(clashes))
+
+
+def _is_same_file(one: Path, other: Path) -> bool:
+    try:
+        if one.exists() and other.exists():
+            return one.samefile(other) and (one.is_file() or one.is_dir())
+        return one.resolve() == other.resolve()
+    except (OSError, RuntimeError, ValueError):  # opening it will tell
+        return False
 
 
 class ResultFiles:
@@ -112,7 +141,7 @@ def to_document(row: Row, place: Place) -> dict[str, Any]:
     case = request.case
     return {
         "version": FORMAT_VERSION,
-        "routine": request.routine.name if request.routine is not None else "",
+        "routine": request.routine.name if request.routine is not None else request.named,
         "backend": row.backend,
         "resolved_backend": _resolved(row, place),
         "status": row.outcome,

@@ -80,7 +80,7 @@ def check_outer(rest: Sequence[str]) -> None:
         _add_flag(group, replace(flag, choices=()))
     unknown = parser.parse_known_args(list(rest))[1]
     if unknown:
-        raise Misuse("\n".join(describe_unknown_arguments(_underscored(unknown), parser)))
+        raise Misuse("\n".join(describe_unknown_arguments(unknown, parser)))
 
 
 def find_session_flags(words: Sequence[str]) -> list[str]:
@@ -116,7 +116,7 @@ def parse_case(argv: Sequence[str]) -> tuple[Routine, argparse.Namespace]:
         raise Misuse(f"{_find_misspelt(argv)}--routine is missing; known: {', '.join(ROUTINES)}")
     parser = make_case_parser(routine)
     args, rest = parser.parse_known_args(list(argv))
-    problems = describe_unknown_arguments(_underscored(rest), _make_whole_parser(routine)) if rest else []
+    problems = describe_unknown_arguments(rest, _make_whole_parser(routine)) if rest else []
     missing = [f"--{flag.name}" for flag in routine.flags if flag.required and getattr(args, flag.name) is None]
     problems += [f"routine {routine.name} needs {', '.join(missing)}"] if missing else []
     problems += _find_outside(args, routine.flags)
@@ -131,6 +131,14 @@ def parse_case(argv: Sequence[str]) -> tuple[Routine, argparse.Namespace]:
         if getattr(args, flag) < (1 if flag == "num_iters" else 0):
             raise Misuse(f"--{flag} {getattr(args, flag)}: too small")
     return routine, args
+
+
+def read_names(argv: Sequence[str]) -> argparse.Namespace:
+    """Return the routine and the tag that arguments name, as they stand, whatever else is wrong; None where none is."""
+    probe = Parser(prog=PROGRAM, add_help=False)
+    probe.add_argument("--routine", "-R", nargs="?")
+    probe.add_argument("--case_tag", nargs="?")
+    return probe.parse_known_args(list(argv))[0]
 
 
 def print_help(argv: Sequence[str]) -> None:
@@ -173,13 +181,6 @@ def _find_misspelt(argv: Sequence[str]) -> str:
         for near in difflib.get_close_matches(wanted, flags, n=1, cutoff=0.8):
             return f"unknown flag {near}; did you mean {wanted}? "
     return ""
-
-
-def _underscored(rest: Sequence[str]) -> list[str]:
-    """Spell unknown flags as these are spelt, so that the nearest one is found."""
-    return [
-        argument.replace("-", "_").replace("__", "--", 1) if argument[:2] == "--" else argument for argument in rest
-    ]
 
 
 def _add_session_flags(parser: Parser) -> None:

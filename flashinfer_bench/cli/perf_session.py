@@ -24,7 +24,7 @@ from flashinfer_bench.cli.interrupt import one_interrupt
 from flashinfer_bench.cli.live import describe_devices
 from flashinfer_bench.cli.output import write_err, write_out
 from flashinfer_bench.cli.perf_cases import Request, in_groups, read_requests
-from flashinfer_bench.cli.perf_files import ResultFiles
+from flashinfer_bench.cli.perf_files import ResultFiles, check_paths
 from flashinfer_bench.cli.perf_flags import split_session
 from flashinfer_bench.cli.perf_ranks import run_ranks
 from flashinfer_bench.cli.perf_rows import Row, make_failed, make_row, make_skipped
@@ -54,6 +54,7 @@ def run_session(argv: Sequence[str], *, make_engine: Callable[..., Any] = Benchm
         raise Misuse("--resume looks for what is recorded: say where with --save_trace_set DIR")
     if session.retry_timeouts and not session.resume:
         raise Misuse("--retry_timeouts changes what --resume leaves out: give --resume too")
+    check_paths({f"--{name}": getattr(session, name) for name in ("testlist", "output_path", "json_path")})
     devices = discover_devices(session.devices or None)
     device = devices[0]
     place = find_place(device.name, device.capability)

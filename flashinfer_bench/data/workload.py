@@ -61,8 +61,24 @@ InputSpec = Annotated[
 ]
 """Where one input comes from."""
 
+Unit = Literal["fp64", "fp32", "tf32", "fp16", "fp8", "fp4"]
+"""What arithmetic runs on; `roofline.peaks` tells how fast each is."""
+Amount = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
+"""A count."""
+
 AxisSize = Annotated[int, Field(strict=True, ge=0, le=MAX_AXIS_VALUE)]
 """Number of elements along an axis."""
+
+
+class WorkloadCost(DataModel):
+    """What one call on a workload costs at the least, by whoever made the workload."""
+
+    flops: Amount
+    """Floating-point operations; 0: only bytes count."""
+    bytes: Amount
+    """Bytes read and written."""
+    unit: Unit
+    """What the operations run on."""
 
 
 class Workload(DataModel):
@@ -77,6 +93,8 @@ class Workload(DataModel):
     """Var axis to its size."""
     inputs: dict[NonEmpty, InputSpec] = Field(default_factory=dict)
     """Input name to where it comes from; an input that is not named is random."""
+    cost: WorkloadCost | None = None
+    """Held against the roofline in place of what the definition lets one guess; decides no verdict."""
 
     @model_validator(mode="after")
     def _inputs_are_not_misspelt(self) -> Workload:
@@ -87,6 +105,6 @@ class Workload(DataModel):
         return self
 
     def digest(self) -> str:
-        """Digest what decides a verdict: axes and inputs, not the uuid."""
+        """Digest what decides a verdict: axes and inputs, neither the uuid nor the cost."""
         inputs = {name: source.to_dict() for name, source in self.inputs.items()}
         return digest_of({"axes": self.axes, "inputs": inputs})

@@ -6,15 +6,16 @@ reads twice, or keeps in between, is its own affair.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from flashinfer_bench.data.dtypes import DTYPES
+from flashinfer_bench.data.workload import Unit
 
 TERA: Final = 1e12
 
-UNIT_OF: Final = {
+UNIT_OF: Final[Mapping[str, Unit]] = {
     "float64": "fp64",
     "float32": "tf32",
     "float16": "fp16",
@@ -34,7 +35,7 @@ class Cost:
     """Floating-point operations; a multiplication with its addition counts two. 0: only bytes count."""
     bytes: float
     """Bytes read and written."""
-    unit: str = "fp32"
+    unit: Unit = "fp32"
     """What the operations run on: a key of `Peak.tflops`."""
 
     def tflops(self, milliseconds: float) -> float:

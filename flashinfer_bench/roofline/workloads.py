@@ -1,6 +1,7 @@
 """The cost of a workload from what is stored of it, and what a trace says of a time beside it.
 
-Index inputs are read once for each file; a workload that draws them from a seed has no known lengths.
+A workload that states its cost is believed: it is as trusted as the lengths that the cost would be counted from. Index
+inputs are read once for each file; a workload that draws them from a seed has no known lengths.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ CODES: Final = {"I64": "q", "I32": "i", "I16": "h", "I8": "b"}
 
 
 def cost_of_workload(definition: Definition, workload: Workload, blob_root: Path) -> Cost | None:
-    """Return what one call costs; None where that cannot be told."""
+    """Return what one call costs, as the workload states it, else as its definition lets one count it; or None."""
+    if workload.cost is not None:
+        return Cost(workload.cost.flops, workload.cost.bytes, workload.cost.unit)
     axes = {**workload.axes, **definition.const_axes}
     try:
         for name, axis in definition.axes.items():
@@ -54,8 +57,8 @@ def describe_time(cost: Cost, device_name: str, milliseconds: float) -> dict[str
     """
     if milliseconds <= 0:
         return None
-    rates = {"flops": cost.flops, "bytes": cost.bytes, "tflops": cost.tflops(milliseconds)}
-    facts: dict[str, Any] = {**rates, "tb_per_sec": cost.tb_per_sec(milliseconds)}
+    facts: dict[str, Any] = {"flops": cost.flops, "bytes": cost.bytes, "unit": cost.unit}
+    facts |= {"tflops": cost.tflops(milliseconds), "tb_per_sec": cost.tb_per_sec(milliseconds)}
     peak = find_peak(device_name)
     if peak is None:
         return facts

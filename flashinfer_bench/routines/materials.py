@@ -71,7 +71,8 @@ def make_material(routine: str, case: Case, backends: Iterable[str]) -> Material
     identity = str(uuid.uuid5(NAMESPACE, name))
     path = str(layout.blob_path(Path(), op_type=case.op_type, definition=name, uuid=identity))
     inputs = {key: _source(key, tensor, path) for key, tensor in case.inputs.items()}
-    workload = Workload.model_validate({"uuid": identity, "axes": {}, "inputs": inputs})
+    cost = {"flops": case.cost.flops, "bytes": case.cost.bytes, "unit": case.cost.unit}
+    workload = Workload.model_validate({"uuid": identity, "axes": {}, "inputs": inputs, "cost": cost})
     solutions = {backend: _solution(case, definition, backend) for backend in backends}
     return Material(definition, workload, solutions, blobs)
 

@@ -13,6 +13,7 @@ from argparse import Namespace
 from collections.abc import Mapping
 from typing import Any, Final
 
+from flashinfer_bench.data.workload import Unit
 from flashinfer_bench.roofline.cost import Cost, size_of
 from flashinfer_bench.routines.spec import BLACKWELL, Case, Check, Flag, Routine, Source, Tensor
 from flashinfer_bench.routines.stored import choose_experts, floats, small_floats
@@ -51,6 +52,8 @@ FLAGS: Final = (
 )
 ACT_DEVIATION: Final = 0.6
 """Deviation of an activated gate times a linear part, both of unit deviation."""
+VARIANT_UNITS: Final[Mapping[str, Unit]] = {"base": "fp16", "fp8": "fp8", "nvfp4": "fp4"}
+"""Variant of cutlass to what its products run on."""
 FP8_ERROR: Final = 0.1
 FP4_ERROR: Final = 0.25
 """Allowed error as a share of the deviation of an output: what is between the products is quantised."""
@@ -162,7 +165,7 @@ def _trtllm_case(
     *,
     token_bytes: float,
     pair_bytes: float,
-    unit: str,
+    unit: Unit,
     error: float,
     more: Mapping[str, Any],
     refusals: Mapping[str, str],
@@ -337,7 +340,7 @@ def make_cutlass_fused_moe(args: Namespace) -> Case:
             6 * pairs * h * i,
             args.num_tokens * (h * (token_bytes[variant] + size_of(out)) + 8 * args.top_k)
             + active * 3 * h * i * weight_bytes,
-            {"base": "fp16", "fp8": "fp8", "nvfp4": "fp4"}[variant],
+            VARIANT_UNITS[variant],
         ),
         check=Check(2e-2, error * ACT_DEVIATION / math.sqrt(args.top_k), 0.95),
         dps=frozenset({"cutlass"}),

@@ -80,7 +80,11 @@ def make_solution(
 
 
 def make_workload(
-    uuid: str = "w0", *, axes: Mapping[str, int] | None = None, inputs: Mapping[str, Any] | None = None
+    uuid: str = "w0",
+    *,
+    axes: Mapping[str, int] | None = None,
+    inputs: Mapping[str, Any] | None = None,
+    **others: Any,
 ) -> Workload:
     """Make a workload; inputs: name → "random", a number (scalar), or the descriptor as in a file."""
     sources = {"x": "random"} if inputs is None else inputs
@@ -89,6 +93,7 @@ def make_workload(
             "uuid": uuid,
             "axes": {"n": 8} if axes is None else dict(axes),
             "inputs": {name: _source(source) for name, source in sources.items()},
+            **others,
         }
     )
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import sys
+
 import pytest
 
 from flashinfer_bench.roofline.attainable import find_attainable
@@ -65,11 +68,18 @@ def test_every_figure_is_a_number_above_zero():
 
 def test_the_facts_of_a_time_are_rates_and_a_share():
     facts = describe_time(Cost(0, 4.8e9), "NVIDIA H200", 2.0)
+    assert (facts["flops"], facts["bytes"], facts["unit"]) == (0, 4.8e9, "fp32")
     assert (facts["tb_per_sec"], facts["share"], facts["bound"]) == (2.4, 0.5, "memory")
     assert facts["peak"] == "H200 SXM (vendor)"
     assert "too_fast" in describe_time(Cost(0, 4.8e9), "NVIDIA H200", 0.5)
     assert "share" not in describe_time(Cost(0, 4.8e9), "unheard of", 2.0)
     assert describe_time(Cost(0, 1), "NVIDIA H200", 0.0) is None
+
+
+def test_the_largest_cost_that_can_be_stated_makes_finite_facts():
+    largest = sys.float_info.max
+    facts = describe_time(Cost(largest, largest), "NVIDIA H200", 1e-6)
+    assert all(math.isfinite(value) for value in facts.values() if isinstance(value, float))
 
 
 def test_packed_elements_take_half_a_byte():

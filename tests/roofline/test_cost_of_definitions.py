@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from flashinfer_bench.roofline.definitions import count_pairs, find_cost
+from flashinfer_bench.roofline.cost import Cost
+from flashinfer_bench.roofline.definitions import find_cost
 from flashinfer_bench.roofline.workloads import cost_of_workload, read_integers
 from tests.kit.make import make_definition, make_workload
 
@@ -31,15 +32,77 @@ def test_scales_count_and_do_not_decide_the_unit():
     assert (found.bytes, found.unit) == (2 * 256 + 3 * 256 + 4 * 4 + 2 * 6, "fp8")
 
 
+W4A8 = {"x": "float8_e4m3fn[m, k]", "weights": "int32[n, packed_k]", "scales": "bfloat16[n, blocks]"}
+LOWBIT_AXES = {"m": 4, "n": 6, "k": 64, "packed_k": 8, "blocks": 2}
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "flops"),
+    [
+        (W4A8, {"y": "bfloat16[m, n]"}, 2 * 4 * 6 * 64),
+        ({"x": "bfloat16[m, k]"}, {"values": "float8_e4m3fn[m, k]", "scales": "uint8[m, blocks]"}, None),
+        ({"x": "bfloat16[m, k]"}, {"values": "uint8[m, packed_k]", "scales": "uint8[m, blocks]"}, None),
+        ({"x": "bfloat16[m, k]", "weight": "bfloat16[k]"}, {"y": "float8_e4m3fn[m, k]"}, None),
+        ({"weights": "int8[n, packed_k]", "scales": "bfloat16[n, blocks]"}, {"y": "bfloat16[n, k]"}, None),
+        ({"x": "float8_e4m3fn[m, k]", "scales": "float32[m, n]"}, {"y": "bfloat16[m, n]"}, None),
+        ({"a": "uint8[m, packed_k]", "b": "uint8[n, packed_k]"}, {"y": "bfloat16[m, n]"}, None),
+        ({"a": "float8_e4m3fn[k, m]", "b": "float8_e4m3fn[k, n]"}, {"y": "bfloat16[m, n]"}, None),
+        ({"x": "bfloat16"}, {"y": "float8_e4m3fn[m, k]"}, None),
+    ],
+    ids=["w4a8", "fp8", "fp4", "norm", "dequantize", "scales", "packed", "transposed", "scalar"],
+)
+def test_low_bits_are_a_gemm_where_they_are_multiplied(inputs, outputs, flops):
+    found = cost("lowbit", LOWBIT_AXES, inputs, outputs)
+    assert (found.flops if found else None) == flops
+
+
+def test_whole_numbers_that_are_multiplied_have_no_listed_peak():
+    inputs = {"a": "int8[m, k]", "b": "int8[n, k]"}
+    assert cost("gemm", LOWBIT_AXES, inputs, {"y": "int32[m, n]"}) is None
+
+
+def test_a_head_that_may_be_rotated_in_part_is_not_counted():
+    axes = {"num_tokens": 3, "num_qo_heads": 4, "num_kv_heads": 2, "head_dim": 8, "max_seq_len": 16, "r": 4}
+    inputs = {"q": "bfloat16[num_tokens, num_qo_heads, head_dim]", "k": "bfloat16[num_tokens, num_kv_heads, head_dim]"}
+    out = {"q_out": "bfloat16[num_tokens, num_qo_heads, head_dim]"}
+    assert cost("rope", axes, inputs, out) is None
+    assert cost("rope", {**axes, "rotary_dim": 6}, inputs, out).flops == 3 * 3 * 6 * 6
+    assert cost("rope", axes, {**inputs, "cos_sin_cache": "float32[max_seq_len, r]"}, out).flops == 3 * 3 * 6 * 4
+
+
+@pytest.mark.parametrize(
+    ("name", "out", "flops"),
+    [
+        ("softmax_v10", "float32[b, v]", 5 * 20),
+        ("top_k_renorm_probs_v10", "float32[b, v]", 0),
+        ("top_k_mask_logits_v10", "float32[b, v]", 0),
+        ("top_p_sampling_from_probs_v10", "int64[b]", 0),
+        ("temperature_v10", "float32[b, v]", None),
+    ],
+)
+def test_sampling_counts_no_arithmetic_but_that_of_softmax(name, out, flops):
+    found = cost("sampling", {"b": 2, "v": 10}, {"x": "float32[b, v]"}, {"y": out}, name=name)
+    assert (found.flops if found else None) == flops
+
+
+@pytest.mark.parametrize(
+    ("op_type", "axes"),
+    [("moe", {"seq_len": 2, "num_experts": 0, "top_k": 1, "hidden_size": 4, "intermediate_size": 4}), ("gemm", {})],
+)
+def test_sizes_that_make_no_sense_have_no_cost(op_type, axes):
+    assert cost(op_type, axes, {}, {"y": "bfloat16[3]"}) is None
+
+
+def test_the_experts_of_a_token_may_be_an_axis():
+    axes = {"seq_len": 2, "num_experts": 4, "top_k": 1, "hidden_size": 4, "intermediate_size": 8}
+    found = cost("moe", axes, {"x": "bfloat16[seq_len, hidden_size]"}, {"y": "bfloat16[seq_len, hidden_size]"})
+    assert found.flops == 6 * 2 * 4 * 8
+
+
 @pytest.mark.parametrize(("residual", "flops"), [(False, 5 * 12), (True, 6 * 12)])
 def test_a_norm_counts_five_or_six_an_element(residual, flops):
     inputs = {"x": "bfloat16[b, h]", **({"residual": "bfloat16[b, h]"} if residual else {}), "w": "bfloat16[h]"}
     assert cost("rmsnorm", {"b": 3, "h": 4}, inputs, {"y": "bfloat16[b, h]"}).flops == flops
-
-
-def test_causal_pairs_leave_out_what_comes_later():
-    assert count_pairs([3], [5], causal=True) == 3 + 4 + 5
-    assert count_pairs([3, 1], [5, 2], causal=False) == 15 + 2
 
 
 PAGED = {
@@ -111,7 +174,7 @@ def test_lengths_are_read_from_the_blob(tmp_path):
     save_file({"p": np.array([0, 4, 9], dtype=np.int32), "f": np.zeros(2, dtype=np.float32)}, blob)
     assert read_integers(blob, "p") == (0, 4, 9)
     assert read_integers(blob, "f") is None
-    inputs = {"q": "bfloat16[4, 2, 8]", "k": "bfloat16[9, 2, 8]", "kv_indptr": "int32[3]"}
+    inputs = {"q": "bfloat16[2, 2, 8]", "k": "bfloat16[9, 2, 8]", "kv_indptr": "int32[3]"}
     definition = make_definition(
         op_type="gqa_ragged",
         axes={"num_qo_heads": 2, "head_dim": 8},
@@ -122,3 +185,5 @@ def test_lengths_are_read_from_the_blob(tmp_path):
     stored = {"type": "safetensors", "path": "a.safetensors", "tensor_key": "p"}
     workload = make_workload(axes={}, inputs={"kv_indptr": stored})
     assert cost_of_workload(definition, workload, tmp_path).flops == 2 * 9 * 2 * 16
+    stated = make_workload(axes={}, inputs={"kv_indptr": stored}, cost={"flops": 5.0, "bytes": 7.0, "unit": "fp8"})
+    assert cost_of_workload(definition, stated, tmp_path) == Cost(5.0, 7.0, "fp8")

@@ -12,7 +12,7 @@ import pytest
 
 from flashinfer_bench.cli import main
 from flashinfer_bench.cli.perf_cases import read_requests
-from flashinfer_bench.cli.perf_files import ResultFiles
+from flashinfer_bench.cli.perf_files import ResultFiles, check_paths
 from flashinfer_bench.cli.perf_rows import make_failed
 from flashinfer_bench.routines.support import Place
 from tests.routines.tables import read_rows
@@ -84,6 +84,37 @@ def test_text_that_is_no_text_is_written_all_the_same(tmp_path):
     assert main(["perf", *RMSNORM.split(), *QUICK, "--case_tag", tag, *paths]) == 0
     assert read_rows(table)[0]["case_tag"] == "a\\udcffb"
     assert json.loads(lines.read_text())["flags"]["case_tag"] == tag
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        ("--output_path same.csv --json_path same.csv", "--output_path and --json_path"),
+        ("--output_path same.jsonl --json_path ./same.jsonl", "--output_path and --json_path"),
+        ("--output_path new.csv --json_path sub/../new.csv", "--output_path and --json_path"),
+        ("--output_path same.csv --json_path link.csv", "--output_path and --json_path"),
+        ("--output_path same.csv --json_path hard.csv", "--output_path and --json_path"),
+        ("--testlist list.txt --output_path list.txt", "--testlist and --output_path"),
+        ("--testlist list.txt --json_path list.txt", "--testlist and --json_path"),
+    ],
+)
+def test_one_file_for_two_things_is_misuse_before_anything_is_opened(tmp_path, monkeypatch, capsys, flags, told):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sub").mkdir()
+    for name in ("same.csv", "same.jsonl", "list.txt"):
+        (tmp_path / name).write_text(f"{RMSNORM}\n")
+    (tmp_path / "link.csv").symlink_to("same.csv")
+    (tmp_path / "hard.csv").hardlink_to("same.csv")
+    words = flags.split() if "--testlist" in flags else [*RMSNORM.split(), *flags.split()]
+    assert main(["perf", *words, *QUICK]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {told} name the same file: ")
+    assert {path.read_text() for path in tmp_path.iterdir() if path.is_file()} == {f"{RMSNORM}\n"}
+    assert not (tmp_path / "new.csv").exists()
+
+
+def test_two_results_may_go_to_one_device():
+    check_paths({"--output_path": "/dev/null", "--json_path": "/dev/null"})
+    check_paths({"--output_path": "a.csv", "--json_path": None, "--testlist": "b.csv"})
 
 
 def test_tolerances_that_cannot_be_used_are_told_before_any_file_is_begun(tmp_path, capsys):

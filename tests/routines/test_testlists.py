@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from flashinfer_bench.cli import main
@@ -112,6 +114,38 @@ def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path):
     path = tmp_path / "list.txt"
     path.write_text(f"{RMSNORM}\n", encoding="utf-8-sig")
     assert [request.problem for request in read_requests([], str(path), CPU)] == [None]
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ("--routine softmax --case_tag 'my tag' --temperature nan", ("softmax", "my tag")),
+        ("--routine softmax --frobnicate --case_tag=t", ("softmax", "t")),
+        ("--case_tag t -R softmax --timeout soon", ("softmax", "t")),
+        ("--routine sofmax --case_tag t", ("sofmax", "t")),
+        ("--routine softmax --case_tag", ("softmax", "")),
+        ("--case_tag t --vocab_size 4", ("", "t")),
+        ("--routine softmax --case_tag 'open end", ("softmax", "")),
+    ],
+    ids=["value", "flag", "session", "unknown", "no_value", "no_routine", "quote"],
+)
+def test_the_row_of_a_line_that_fails_has_the_names_that_the_line_gives(tmp_path, line, named):
+    path, table = tmp_path / "list.txt", tmp_path / "out.csv"
+    path.write_text(f"{line}\n")
+    lines = tmp_path / "out.jsonl"
+    command = ["perf", "--testlist", str(path), "--output_path", str(table), "--json_path", str(lines), *QUICK]
+    assert main(command) == 1
+    (row,) = read_rows(table)
+    assert (row["status"], row["routine"], row["case_tag"]) == ("failed", *named)
+    document = json.loads(lines.read_text())
+    assert (document["routine"], document["flags"].get("case_tag") or "") == named
+
+
+def test_a_tag_beside_the_testlist_is_that_of_lines_that_fail_too(tmp_path):
+    path = tmp_path / "list.txt"
+    path.write_text("--routine softmax --frobnicate\n")
+    (request,) = read_requests(["--case_tag", "outer"], str(path), CPU)
+    assert (request.named, request.args.case_tag) == ("softmax", "outer")
 
 
 def test_a_line_that_cannot_be_run_is_a_row(tmp_path):

@@ -9,6 +9,7 @@ was read in another sense than it was written. History:
     languages    `spec.languages`, a list, instead of `spec.language`; capitals; sources as a dict; entry without "::"
     beside       a source without `content`: the file lies beside the solution's
     bare         a workloads line that is a workload without the trace around it; no uuid; `solution` ""
+    costs        a workload's `cost` that is none of ours: left out, since nothing but the roofline wants it
 """
 
 from __future__ import annotations
@@ -18,11 +19,14 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
+from pydantic import ValidationError
+
 from flashinfer_bench.data.definition import Definition
 from flashinfer_bench.data.digest import digest_of
 from flashinfer_bench.data.reference import parse_module
 from flashinfer_bench.data.solution import Solution, SupportedLanguages, check_source_path
 from flashinfer_bench.data.trace import Trace
+from flashinfer_bench.data.workload import WorkloadCost
 
 Remark = tuple[str, str]
 """The field, and what was made of it."""
@@ -82,6 +86,9 @@ def upgrade_trace(raw: dict[str, Any], file: Path) -> tuple[dict[str, Any], list
         made = str(uuid.uuid5(_WORKLOAD_NAMESPACE, digest_of([new["definition"], workload])))
         new["workload"] = {**workload, "uuid": made}
         remarks.append(("workload.uuid", f"not given; {made}, made from its content, is taken"))
+    if isinstance(workload := new.get("workload"), dict) and (reason := _why_no_cost(workload.get("cost"))):
+        new["workload"] = {key: value for key, value in workload.items() if key != "cost"}
+        remarks.append(("workload.cost", f"left out, so that the cost is guessed from the definition: {reason}"))
     if isinstance(evaluation := new.get("evaluation"), dict):
         new["evaluation"] = _upgrade_evaluation(evaluation)
     return new, remarks
@@ -93,6 +100,18 @@ UPGRADES: Final[Mapping[type[Any], Upgrade]] = {
     Trace: upgrade_trace,
 }
 """The upgrade of each kind of file."""
+
+
+def _why_no_cost(given: object) -> str | None:
+    """Say what is wrong with the cost of a workload; None where nothing is, or none is given."""
+    if given is None:
+        return None
+    try:
+        WorkloadCost.model_validate(given)
+    except ValidationError as error:
+        faults = error.errors(include_url=False, include_input=False)
+        return "; ".join(": ".join([*map(str, fault["loc"]), fault["msg"]]) for fault in faults)
+    return None
 
 
 def _without_null_lists(raw: Mapping[str, Any], *names: str) -> dict[str, Any]:

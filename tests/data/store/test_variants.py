@@ -222,6 +222,38 @@ def test_7_a_workload_without_uuid_gets_the_same_one_each_time(tmp_path):
     assert uuids == [trace.workload.uuid for trace in again][::-1]
 
 
+@pytest.mark.parametrize(
+    ("cost", "words"),
+    [
+        ({"flops": -1, "bytes": 8, "unit": "fp32"}, "flops: Input should be greater than or equal to 0"),
+        ({"flops": "Infinity", "bytes": True, "unit": "fp32"}, "flops: Input should be a valid number; bytes: "),
+        ({"flops": 8, "bytes": 8, "unit": "warp"}, "unit: Input should be 'fp64', 'fp32', 'tf32',"),
+        ({"flops": 8, "bytes": 8}, "unit: Field required"),
+        ({"flops": 8, "bytes": 10**400, "unit": "fp32"}, "bytes: "),
+        (3.5, "Input should be a valid dictionary"),
+    ],
+    ids=["negative", "words", "unit", "missing", "digits", "number"],
+)
+def test_a_cost_that_is_none_is_left_out_and_its_workload_stays(tmp_path, cost, words):
+    raw = make_trace(solution=None, workload=make_workload("w")).to_dict()
+    loaded = _load_lines(tmp_path, {**raw, "workload": {**raw["workload"], "cost": cost}})
+    (line,) = loaded.workloads["double"]
+    assert line.workload == make_workload("w")
+    (issue,) = loaded.issues
+    assert (issue.severity, issue.line, issue.field) == ("warning", 1, "workload.cost")
+    assert f"guessed from the definition: {words}" in issue.reason
+
+
+def test_a_cost_survives_a_round_trip_and_decides_no_verdict(tmp_path):
+    cost = {"flops": 8.0, "bytes": 16.0, "unit": "fp16"}
+    workload = make_workload("w", cost=cost)
+    loaded = _load_lines(tmp_path, make_trace(solution=None, workload=workload))
+    (line,) = loaded.workloads["double"]
+    assert loaded.issues == []
+    assert line.workload.to_dict()["cost"] == cost
+    assert line.workload.digest() == make_workload("w").digest()
+
+
 def test_7_workloads_of_other_engines_are_refused_in_workloads_and_kept_in_traces(tmp_path):
     custom = make_workload(inputs={"x": {"type": "custom", "seed": 1}})
     assert "double" not in _load_lines(tmp_path / "a", make_trace(solution=None, workload=custom)).workloads
