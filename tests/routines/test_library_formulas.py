@@ -1,0 +1,58 @@
+"""References against what the library's kernels calculate, written down again from its sources."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from flashinfer_bench.bench.evaluators.evaluator import Accepted, Rejected
+from tests.routines.judged import JudgedRoutine, make_case
+
+pytestmark = pytest.mark.cpu
+
+FP4_NORM = "--batch_size 32 --hidden_size 1024 --use_global_scale"
+LLAMA4 = "--num_tokens 64 --hidden_size 128 --intermediate_size 128 --num_experts 16 --top_k 1 --routing_method llama4"
+SIZES = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.float64)
+
+
+def fp4_kernel(total, weight, global_scale, power=1):
+    """rmsnorm_fp4quant of CuTe-DSL: block scales are global_scale ** power times the largest value over 6."""
+    factor = global_scale.double() ** power
+    wide = total.double()
+    values = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6) * weight.double()
+    blocks = values.view(len(values), -1, 16)
+    scale = (factor * blocks.abs().amax(-1) / 6).clamp(max=448).float().to(torch.float8_e4m3fn)
+    sized = (blocks * (factor / scale.double())[..., None]).view(values.shape)
+    codes = (sized.abs()[..., None] - SIZES).abs().argmin(-1) | (sized.signbit().long() << 3)
+    pairs = codes.to(torch.uint8).view(len(codes), -1, 2)
+    return [(pairs[..., 0] | (pairs[..., 1] << 4)).view(torch.float4_e2m1fn_x2), scale]
+
+
+@pytest.mark.parametrize("routine", ["rmsnorm_fp4quant", "add_rmsnorm_fp4quant"])
+@pytest.mark.parametrize(("power", "outcome"), [(1, Accepted), (-1, Rejected), (0, Rejected)])
+def test_a_norm_multiplies_block_scales_by_the_global_one(routine, power, outcome, tmp_path):
+    job = JudgedRoutine(routine, tmp_path, FP4_NORM)
+
+    def run(x, *rest):
+        *residual, weight, global_scale = rest
+        total = x + residual[0] if residual else x
+        return [*fp4_kernel(total, weight, global_scale, power), *([total] if residual else [])]
+
+    assert isinstance(job.check(run), outcome)
+
+
+def test_the_global_scale_lets_block_scales_use_the_range_of_e4m3(tmp_path):
+    job = JudgedRoutine("rmsnorm_fp4quant", tmp_path, FP4_NORM)
+    scales = job.honest(*job.baseline.inputs[0])[1].float()
+    assert 16 < float(scales.median()) < float(scales.max()) <= 448
+
+
+@pytest.mark.parametrize(("method", "uses"), [("deepseek_v3", True), ("llama4", False), ("renormalize", False)])
+def test_only_deepseeks_routing_adds_the_bias_and_reads_its_bytes(method, uses, tmp_path):
+    flags = LLAMA4.replace("llama4", method)
+    job = JudgedRoutine("trtllm_fp8_per_tensor_scale_moe", tmp_path, f"{flags} --use_routing_bias")
+    logits, bias, *rest = job.baseline.inputs[0]
+    strong = torch.arange(len(bias), dtype=torch.float32) * 100
+    assert torch.equal(job.honest(logits, bias, *rest)[0], job.honest(logits, strong, *rest)[0]) != uses
+    without = make_case("trtllm_fp8_per_tensor_scale_moe", flags).cost.bytes
+    assert job.case.cost.bytes - without == (2 * 16 if uses else 0)
