@@ -30,6 +30,8 @@ FLAGS: Final = (
 )
 FP8_MATCH: Final = 0.98
 """Share of fp8 or fp4 codes that agree: a value near the middle of two codes may go either way."""
+FP4_ALIASES: Final = {"cuda": "cute-dsl"}
+"""The documents have `cuda` as the default of the whole family; 4-bit norms have this kernel only."""
 IN_PLACE: Final = ("cuda, cute-dsl: the kernel works in place; the timed call copies the residual first",)
 LARGEST: Final = 24.0
 """What an output hardly exceeds: a product of two normal numbers."""
@@ -185,6 +187,7 @@ ROUTINES: Final = (
         ("cute-dsl",),
         {"cute-dsl": BLACKWELL},
         make_rmsnorm_fp4quant,
+        aliases=FP4_ALIASES,
     ),
     Routine(
         "add_rmsnorm_fp4quant",
@@ -194,5 +197,6 @@ ROUTINES: Final = (
         ("cute-dsl",),
         {"cute-dsl": BLACKWELL},
         make_add_rmsnorm_fp4quant,
+        aliases=FP4_ALIASES,
     ),
 )
