@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 
 from flashinfer_bench.bench.evaluators.evaluator import Accepted, Rejected
+from flashinfer_bench.routines.materials import make_material
 from tests.routines.judged import JudgedRoutine, make_case
 
 pytestmark = pytest.mark.cpu
@@ -45,6 +50,19 @@ def test_the_global_scale_lets_block_scales_use_the_range_of_e4m3(tmp_path):
     job = JudgedRoutine("rmsnorm_fp4quant", tmp_path, FP4_NORM)
     scales = job.honest(*job.baseline.inputs[0])[1].float()
     assert 16 < float(scales.median()) < float(scales.max()) <= 448
+
+
+@pytest.mark.parametrize("more", ["", "--quantized_input"])
+def test_the_activation_scales_of_nvfp4_experts_are_scalars_as_the_library_asks(more, monkeypatch, tmp_path):
+    seen = []
+    moe = SimpleNamespace(cutlass_fused_moe=lambda *given, **_: seen.extend(given[6]))
+    monkeypatch.setitem(sys.modules, "flashinfer", SimpleNamespace(fused_moe=moe, ActivationType=int))
+    flags = "--num_tokens 4 --hidden_size 128 --intermediate_size 128 --num_experts 4 --top_k 2"
+    job = JudgedRoutine("cutlass_fused_moe", tmp_path, f"{flags} --cutlass_variant nvfp4 {more}")
+    module: dict[str, Any] = {}
+    exec(make_material("cutlass_fused_moe", job.case, ["cutlass"]).solutions["cutlass"].sources[0].content, module)
+    module["run"](*job.baseline.inputs[0], torch.empty(4, 128, dtype=torch.bfloat16))
+    assert [scale.ndim for scale in seen] == [0, 3, 1, 0, 3, 1]
 
 
 @pytest.mark.parametrize(("method", "uses"), [("deepseek_v3", True), ("llama4", False), ("renormalize", False)])
