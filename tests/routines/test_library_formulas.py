@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from flashinfer_bench.bench.evaluators.evaluator import Accepted, Rejected
+from flashinfer_bench.routines.code import moe_torch
 from flashinfer_bench.routines.materials import make_material
-from tests.routines.judged import JudgedRoutine, make_case
+from flashinfer_bench.routines.ranks import pack, unpack
+from tests.routines.judged import JudgedRoutine, make_case, wrong_scale
 
 pytestmark = pytest.mark.cpu
 
@@ -63,6 +65,32 @@ def test_the_activation_scales_of_nvfp4_experts_are_scalars_as_the_library_asks(
     exec(make_material("cutlass_fused_moe", job.case, ["cutlass"]).solutions["cutlass"].sources[0].content, module)
     module["run"](*job.baseline.inputs[0], torch.empty(4, 128, dtype=torch.bfloat16))
     assert [scale.ndim for scale in seen] == [0, 3, 1, 0, 3, 1]
+
+
+@pytest.mark.parametrize("quant", ["nvfp4", "fp8_block_scale"])
+def test_real_experts_stand_between_sending_and_returning(quant, tmp_path):
+    flags = f"--num_tokens 2 --hidden_size 128 --num_experts 8 --top_k 2 --quant_dtype {quant}"
+    job = JudgedRoutine("moe_a2a_dispatch_combine", tmp_path, f"{flags} --real_math --intermediate_size 256")
+
+    def run(x, ids, factors, *weights):
+        x = unpack(pack(x.flatten(0, 1), quant), quant)
+        out = torch.zeros_like(x)
+        for token, place in torch.cartesian_prod(torch.arange(len(x)), torch.arange(2)).tolist():
+            expert = int(ids.flatten(0, 1)[token, place])
+            inner = moe_torch.activate(layer(expert, *weights[: len(weights) // 2]) @ x[token])
+            done = layer(expert, *weights[len(weights) // 2 :]) @ inner
+            out[token] += factors.flatten(0, 1)[token, place] * done
+        return [out.to(torch.bfloat16).view(*ids.shape[:2], -1)]
+
+    def layer(expert, codes, scale, *factor):
+        plain = moe_torch.by_rows if factor else moe_torch.by_blocks
+        return plain(codes[expert], scale[expert]) * (factor[0][expert] if factor else 1)
+
+    assert isinstance(job.check(run), Accepted)
+    assert isinstance(job.check(lambda x, ids, *rest: run(x, (ids + 1) % 8, *rest)), Rejected)
+    assert isinstance(job.check(wrong_scale(job)), Rejected)
+    size = float(job.honest(*job.baseline.inputs[0])[0].float().std())
+    assert 0.5 < size / (job.case.check.atol / (0.25 if quant == "nvfp4" else 0.1)) < 1.5
 
 
 @pytest.mark.parametrize(("method", "uses"), [("deepseek_v3", True), ("llama4", False), ("renormalize", False)])
