@@ -13,7 +13,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from flashinfer_bench.cli.perf_flags import check_outer, find_session_flags, parse_case, read_names, split_session
+from flashinfer_bench.cli.perf_flags import (
+    check_outer,
+    find_renamed,
+    find_session_flags,
+    parse_case,
+    read_names,
+    split_session,
+)
 from flashinfer_bench.cli.run import typed_program
 from flashinfer_bench.errors import Misuse
 from flashinfer_bench.report.verdict import to_one_line
@@ -46,6 +53,8 @@ class Request:
     args: argparse.Namespace = field(default_factory=argparse.Namespace)
     case: Case | None = None
     material: Material | None = None
+    renamed: dict[str, str] = field(default_factory=dict)
+    """Backends that were typed in another spelling, to their names here."""
     backends: list[str] = field(default_factory=list)
     """Those that can run here, in the order in which they were given."""
     ranked: list[str] = field(default_factory=list)
@@ -124,6 +133,7 @@ def _prepare(request: Request, place: Place) -> None:
         routine, args = parse_case(request.words)
         args.repro_command = request.repro_command if args.generate_repro_command else args.repro_command
         request.routine, request.args = routine, args
+        request.renamed = find_renamed(routine, request.words)
         request.case = case = routine.make_case(args)
         outside = {*case.refusals, *case.needs_ranks}
         possible = [backend for backend in dict.fromkeys(args.backends) if backend not in outside]

@@ -141,6 +141,14 @@ def read_names(argv: Sequence[str]) -> argparse.Namespace:
     return probe.parse_known_args(list(argv))[0]
 
 
+def find_renamed(routine: Routine, argv: Sequence[str]) -> dict[str, str]:
+    """Return the backends that were asked for under another spelling: as typed, to the routine's name for it."""
+    probe = Parser(prog=PROGRAM, add_help=False)
+    probe.add_argument("--backends", nargs="+", default=[])
+    typed = probe.parse_known_args(list(argv))[0].backends
+    return {name: routine.aliases[name] for name in typed if name in routine.aliases}
+
+
 def print_help(argv: Sequence[str]) -> None:
     """Print the flags of the routine that the arguments name, or the routines."""
     routine = _named_routine(argv)

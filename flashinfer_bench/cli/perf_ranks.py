@@ -15,7 +15,7 @@ from flashinfer_bench.cli.perf_cases import Request
 from flashinfer_bench.cli.perf_files import ResultFiles
 from flashinfer_bench.cli.perf_rows import Row, Timing
 from flashinfer_bench.cli.perf_text import introduce, perf_line
-from flashinfer_bench.routines.moe_comm import count_traffic
+from flashinfer_bench.routines.moe_comm import count_traffic, count_work
 from flashinfer_bench.routines.support import Place
 
 BACKEND: Final = "moe_a2a"
@@ -49,8 +49,18 @@ def run_ranks(request: Request, session: argparse.Namespace, place: Place) -> in
         CudaStopwatch(),
         dry_run_iters=args.dry_run_iters,
         num_iters=args.num_iters,
+        experts=_make_experts(inputs, args) if args.real_math else None,
+        check=case.check,
     )
     return report_ranks(request, session, place, times, problems) if rank == 0 else 0
+
+
+def _make_experts(inputs: Any, args: argparse.Namespace) -> Any:
+    from flashinfer import fused_moe
+
+    from flashinfer_bench.routines.rank_experts import RealExperts
+
+    return RealExperts(inputs, fused_moe, intermediate=args.intermediate_size, seed=args.random_seed)
 
 
 def report_ranks(
@@ -73,15 +83,19 @@ def report_ranks(
 def make_rows(request: Request, place: Place, times: dict[str, list[float]], problem: str) -> list[Row]:
     """Return a row for the whole, and for each phase where that is asked for."""
     out, back = count_traffic(request.args)
-    bytes_of = {"a2a_total": out + back, "a2a_dispatch": out, "a2a_combine": back, "moe_kernel": 0.0}
+    flops, weights = count_work(request.args)
+    bytes_of = {"a2a_total": out + back, "a2a_dispatch": out, "a2a_combine": back, "moe_kernel": weights}
     rows = []
     for phase, taken in times.items():
         if phase != "a2a_total" and not request.args.per_phase_timing:
             continue
         timing = Timing(median(taken), pstdev(taken))
-        rate = bytes_of[phase] / 1e12 / (timing.median_ms / 1e3) if timing.median_ms > 0 else 0.0
+        work = flops if phase == "moe_kernel" else 0.0
+        rate, speed = (
+            amount / 1e9 / timing.median_ms if timing.median_ms > 0 else 0.0 for amount in (bytes_of[phase], work)
+        )
         record = {"method": "cuda_events", "cache_state": "warm", "samples": len(taken), "samples_ms": taken}
-        facts = {"tflops": 0.0, "tb_per_sec": rate, "bytes": bytes_of[phase]}
+        facts = {"tflops": speed, "tb_per_sec": rate, "bytes": bytes_of[phase]}
         outcome: Any = "mismatch" if problem else "passed"
         rows.append(Row(request, phase, outcome, problem, timing, facts, record, place.device))
     return rows

@@ -43,6 +43,8 @@ def introduce(request: Request, place: Place) -> Iterator[str]:
         yield CUPTI_DEPRECATED
     if args.generate_repro_command:
         yield f"[INFO] To reproduce this test case, run the following command: {args.repro_command}"
+    for typed, name in request.renamed.items():
+        yield f"[INFO] {typed} for routine {request.routine.name} means {name}"
     yield from (f"[WARNING] {reason}" for reason in request.skipped.values())
     if not request.backends and not request.ranked:
         yield NO_BACKENDS

@@ -1,11 +1,13 @@
 """The communication of experts: tokens are sent to the ranks of their experts, and what returns is added up.
 
 One process cannot do that: the backend moe_a2a runs under mpirun, a rank a GPU. The torch backend plays all ranks in
-one process, which says nothing about time between GPUs.
+one process, which says nothing about time between GPUs. In place of the experts stands a multiplication, but with
+--real_math.
 """
 
 from __future__ import annotations
 
+import math
 import os
 from argparse import Namespace
 from collections.abc import Mapping
@@ -13,8 +15,9 @@ from importlib import util
 from typing import Any, Final
 
 from flashinfer_bench.roofline.cost import Cost, size_of
+from flashinfer_bench.routines.moe import ACT_DEVIATION, E2M1_DEVIATION, FP4_ERROR, FP8_ERROR
 from flashinfer_bench.routines.spec import BLACKWELL, Case, Check, Flag, Routine, Source, Tensor
-from flashinfer_bench.routines.stored import choose_experts
+from flashinfer_bench.routines.stored import choose_experts, floats
 from flashinfer_bench.routines.words import read_dtype, require
 
 FAMILY: Final = "moe_comm"
@@ -38,6 +41,11 @@ RANKS_IN_ONE_PROCESS: Final = 8
 """Ranks that the torch backend plays where mpirun does not say how many there are."""
 SENT_BYTES: Final[Mapping[str | None, float]] = {"fp8": 1.0, "nvfp4": 9 / 16, "fp8_block_scale": 1 + 4 / 128}
 """Bytes of an element on the way out, its share of the scales included."""
+WEIGHT_BYTES: Final[Mapping[str, float]] = {"nvfp4": 9 / 16, "fp8_block_scale": 1 + 4 / 128**2}
+"""Bytes of an element of an expert, its share of the scales included."""
+UNITS: Final[Mapping[str, str]] = {"nvfp4": "fp4", "fp8_block_scale": "fp8"}
+EXCHANGE: Final = Check(2e-2, 5e-3)
+"""Partial sums are rounded on each rank."""
 
 
 def count_ranks(environment: Mapping[str, str] = os.environ) -> int | None:
@@ -63,14 +71,26 @@ def count_traffic(args: Namespace) -> tuple[float, float]:
     return trips * sent, trips * args.hidden_size * size_of(dtype)
 
 
+def count_work(args: Namespace) -> tuple[float, float]:
+    """Return the FLOPs of the experts, and the bytes of the weights of those that are chosen, over all ranks."""
+    if not args.real_math:
+        return 0.0, 0.0
+    ranks = count_ranks() or RANKS_IN_ONE_PROCESS
+    chosen, _ = choose_experts(args, ranks * args.num_tokens, args.num_experts, args.top_k)
+    weights = 3 * args.hidden_size * args.intermediate_size
+    active = len(set(chosen.reshape(-1).tolist()))
+    return 2.0 * chosen.size * weights, active * weights * WEIGHT_BYTES[args.quant_dtype]
+
+
 def make_moe_a2a_dispatch_combine(args: Namespace) -> Case:
     """Send and return. No FLOPs; bytes between ranks only, for every token and every other rank that it goes to:
-    h s + 8 k on the way out (s: bytes of an element as it is sent), h S(in) on the way back."""
-    require(not args.real_math or args.intermediate_size, "--real_math needs --intermediate_size")
-    require(
-        not args.real_math or args.quant_dtype in ("nvfp4", "fp8_block_scale"),
-        "--real_math needs --quant_dtype nvfp4 or fp8_block_scale",
-    )
+    h s + 8 k on the way out (s: bytes of an element as it is sent), h S(in) on the way back.
+
+    --real_math adds 6 h i FLOPs for each pair of a token and an expert (i: intermediate size), and 3 h i weights of
+    9/16 (nvfp4) or 1 + 4 / 128² bytes for each expert that is chosen.
+    """
+    if args.real_math:
+        _check_real(args)
     ranks = count_ranks() or RANKS_IN_ONE_PROCESS
     experts, tokens, hidden = args.num_experts, args.num_tokens, args.hidden_size
     require(experts % ranks == 0, f"--num_experts {experts} is not a multiple of {ranks} ranks")
@@ -82,32 +102,76 @@ def make_moe_a2a_dispatch_combine(args: Namespace) -> Case:
     shape = (ranks, tokens, args.top_k)
     missing = why_not_here()
     refusals = {"moe_a2a": missing} if missing is not None else {}
-    if args.real_math:
-        refusals = dict.fromkeys(
-            ("moe_a2a", "torch"), "--real_math, the experts' own kernels in between, is not driven"
-        )
+    if args.real_math and args.quant_dtype == "fp8_block_scale" and (experts % 4 or args.top_k >= experts):
+        refusals.setdefault("moe_a2a", "its fp8 experts want a multiple of 4 of them, and --top_k below that")
+    flops, weight_bytes = count_work(args)
+    label = f"r{ranks}_t{tokens}_h{hidden}_e{experts}_k{args.top_k}_{args.quant_dtype or dtype}"
     return Case(
-        label=f"r{ranks}_t{tokens}_h{hidden}_e{experts}_k{args.top_k}_{args.quant_dtype or dtype}",
-        op_type="moe_comm",
-        axes={"ranks": ranks, "num_tokens": tokens, "hidden_size": hidden, "top_k": args.top_k},
+        label=f"{label}_i{args.intermediate_size}" if args.real_math else label,
+        # what makes the weights of experts, and what allows for their rounding, goes by this word
+        op_type="moe" if args.real_math else "moe_comm",
+        axes={
+            "ranks": ranks,
+            "num_tokens": tokens,
+            "hidden_size": hidden,
+            "top_k": args.top_k,
+            **({"num_experts": experts, "intermediate_size": args.intermediate_size} if args.real_math else {}),
+        },
         inputs={
             "hidden_states": Tensor(dtype, "ranks num_tokens hidden_size"),
             "token_selected_experts": Tensor("int32", "ranks num_tokens top_k", chosen.reshape(shape)),
             "token_final_factors": Tensor("float32", "ranks num_tokens top_k", factors.reshape(shape)),
+            **(_weights(args) if args.real_math else {}),
         },
         outputs={"out": Tensor(dtype, "ranks num_tokens hidden_size")},
         reference=Source(
             "moe_comm_torch",
-            "dispatch_combine",
+            f"real_{args.quant_dtype}" if args.real_math else "dispatch_combine",
             {"RANKS": ranks, "EXPERTS": experts, "QUANT": args.quant_dtype or "none"},
         ),
         solutions={},
         needs_ranks=frozenset({"moe_a2a"}),
-        cost=Cost(0, sum(count_traffic(args))),
-        check=Check(2e-2, 5e-3),
+        cost=Cost(flops, sum(count_traffic(args)) + weight_bytes, UNITS[args.quant_dtype])
+        if args.real_math
+        else Cost(0, sum(count_traffic(args))),
+        check=_check_of(args),
         refusals=refusals,
         columns={"ep_size": ranks},
     )
+
+
+def _check_real(args: Namespace) -> None:
+    require(args.intermediate_size, "--real_math needs --intermediate_size")
+    require(args.quant_dtype in WEIGHT_BYTES, "--real_math needs --quant_dtype nvfp4 or fp8_block_scale")
+    size = args.intermediate_size
+    require(size % 128 == 0, f"--intermediate_size {size}: a multiple of 128 to be quantised")
+
+
+def _check_of(args: Namespace) -> Check:
+    """Kernels of experts quantise between their products too; the reference does not."""
+    if not args.real_math:
+        return EXCHANGE
+    error = FP4_ERROR if args.quant_dtype == "nvfp4" else FP8_ERROR
+    return Check(2e-2, error * ACT_DEVIATION / math.sqrt(args.top_k), 0.95)
+
+
+def _weights(args: Namespace) -> dict[str, Tensor]:
+    """Return the weights of all experts, in the order of the reference's parameters."""
+    h, i = args.hidden_size, args.intermediate_size
+    made = {}
+    for name, factor, rows, columns in (
+        ("gemm1_weights", "fc1_global", 2 * i, h),
+        ("gemm2_weights", "fc2_global", h, i),
+    ):
+        shape = f"num_experts {rows} {'hidden_size' if columns == h else 'intermediate_size'}"
+        if args.quant_dtype == "nvfp4":
+            made[name] = Tensor("float4_e2m1", shape)
+            made[f"{name}_scale"] = Tensor("float8_e4m3fn", f"num_experts {rows} {columns // 16}")
+            made[factor] = Tensor("float32", "num_experts", floats([1 / E2M1_DEVIATION] * args.num_experts))
+        else:
+            made[name] = Tensor("float8_e4m3fn", shape)
+            made[f"{name}_scale"] = Tensor("float32", f"num_experts {rows // 128} {columns // 128}")
+    return made
 
 
 def _count_trips(chosen: Any, local: int) -> int:

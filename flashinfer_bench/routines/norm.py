@@ -25,14 +25,18 @@ FLAGS: Final = (
     Flag("enable_pdl", "switch", "programmatic dependent launch", False),
     Flag("scale", "float", "the fp8 output is divided by it", 1.0),
     Flag("out_dtype", "text", "dtype of a quantised output", None, ("fp8_e4m3", "fp8_e5m2", "nvfp4", "mxfp4")),
-    Flag("use_global_scale", "switch", "nvfp4: divide by a global scale first", False),
+    Flag("use_global_scale", "switch", "nvfp4: block scales are multiplied by a global one, to fill e4m3", False),
     Flag("is_sf_swizzled_layout", "switch", "fp4: scales in tiles of 128 x 4", False),
 )
 FP8_MATCH: Final = 0.98
 """Share of fp8 or fp4 codes that agree: a value near the middle of two codes may go either way."""
+FP4_ALIASES: Final = {"cuda": "cute-dsl"}
+"""The documents have `cuda` as the default of the whole family; 4-bit norms have this kernel only."""
 IN_PLACE: Final = ("cuda, cute-dsl: the kernel works in place; the timed call copies the residual first",)
-GLOBAL_SCALE: Final = 0.01
-"""Lifts the scales of blocks into the middle of e4m3's range."""
+LARGEST: Final = 24.0
+"""What an output hardly exceeds: a product of two normal numbers."""
+GLOBAL_SCALE: Final = 448.0 * 6.0 / LARGEST
+"""Lets the scales of blocks, their largest value over 6 times this, use all of e4m3's range."""
 
 
 def _shape(args: Namespace) -> tuple[dict[str, int], str, int]:
@@ -183,6 +187,7 @@ ROUTINES: Final = (
         ("cute-dsl",),
         {"cute-dsl": BLACKWELL},
         make_rmsnorm_fp4quant,
+        aliases=FP4_ALIASES,
     ),
     Routine(
         "add_rmsnorm_fp4quant",
@@ -192,5 +197,6 @@ ROUTINES: Final = (
         ("cute-dsl",),
         {"cute-dsl": BLACKWELL},
         make_add_rmsnorm_fp4quant,
+        aliases=FP4_ALIASES,
     ),
 )

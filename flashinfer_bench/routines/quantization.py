@@ -87,6 +87,14 @@ def make_mxfp4_quantize(args: Namespace) -> Case:
     )
 
 
+def _why_not_nvfp4(args: Namespace) -> dict[str, str]:
+    if args.sf_vec_size != 16:
+        return {"cuda": f"--sf_vec_size {args.sf_vec_size}: its kernel takes 16 where scales are not powers of two"}
+    if args.do_shuffle:
+        return {"cuda": "--do_shuffle reorders rows in a way that the reference does not know"}
+    return {}
+
+
 def _make_nvfp4(args: Namespace, *, batch: int | None) -> Case:
     dtype, block = _check(args), args.sf_vec_size
     require(block in (16, 32) and args.k % block == 0, f"--sf_vec_size {block}: 16 or 32, a divisor of --k")
@@ -111,9 +119,7 @@ def _make_nvfp4(args: Namespace, *, batch: int | None) -> Case:
         solutions={"cuda": Source("quantization_flashinfer", function, own)},
         cost=Cost(3 * count, count * (size_of(dtype) + 1 / 2 + 1 / block) + 4),
         check=CODES,
-        refusals={"cuda": "--do_shuffle reorders rows in a way that the reference does not know"}
-        if args.do_shuffle
-        else {},
+        refusals=_why_not_nvfp4(args),
     )
 
 

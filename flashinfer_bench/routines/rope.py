@@ -44,9 +44,20 @@ LANE: Final = 16
 """Elements that a thread of its quantising kernels reads and writes at once."""
 
 
-def _check(args: Namespace) -> None:
+def _check_plain(args: Namespace) -> None:
     rotary = args.rotary_dim or args.head_dim
-    require(0 < rotary <= args.head_dim or args.no_rope_dim, f"--rotary_dim {rotary} is more than --head_dim")
+    require(rotary <= args.head_dim, f"--rotary_dim {rotary} is more than --head_dim {args.head_dim}")
+    require(rotary % 2 == 0, f"--rotary_dim {rotary}: pairs are rotated, so it has to be even")
+
+
+def _check_quantising(args: Namespace) -> None:
+    rotary, head = args.rotary_dim or args.head_dim, args.head_dim
+    whole = rotary + args.no_rope_dim
+    require(
+        head in (rotary, whole),
+        f"--head_dim {head}: heads are as wide as --rotary_dim {rotary} and --no_rope_dim {args.no_rope_dim}: "
+        f"it has to be {rotary}{f' or {whole}' if whole != rotary else ''}",
+    )
     require(rotary % 2 == 0, f"--rotary_dim {rotary}: pairs are rotated, so it has to be even")
 
 
@@ -85,7 +96,7 @@ def _positions(args: Namespace) -> Tensor:
 
 
 def _make_plain(args: Namespace, *, by_offsets: bool, llama31: bool) -> Case:
-    _check(args)
+    _check_plain(args)
     dtype, tokens = read_dtype(args.input_dtype, "input_dtype", ("float16", "bfloat16")), args.batch_size * args.seq_len
     heads, rotary = args.num_qo_heads + args.num_kv_heads, args.rotary_dim or args.head_dim
     constants: dict[str, Any] = {
@@ -167,7 +178,7 @@ def make_apply_rope_with_cos_sin_cache(args: Namespace) -> Case:
 
     The cache is float32, which the library asks for whatever the dtype of queries and keys.
     """
-    _check(args)
+    _check_plain(args)
     dtype, tokens = read_dtype(args.input_dtype, "input_dtype", ("float16", "bfloat16")), args.batch_size * args.seq_len
     heads, rotary = args.num_qo_heads + args.num_kv_heads, args.rotary_dim or args.head_dim
     q = f"tokens {args.num_qo_heads * args.head_dim}"
@@ -196,7 +207,7 @@ def make_apply_rope_with_cos_sin_cache(args: Namespace) -> Case:
 
 
 def _make_quantising(args: Namespace, *, is_mla: bool, appends: bool) -> Case:
-    _check(args)
+    _check_quantising(args)
     rope, nope = args.rotary_dim or args.head_dim, args.no_rope_dim
     require(nope > 0 or not is_mla, "--no_rope_dim is missing: MLA has dimensions without RoPE (512 in DeepSeek)")
     dtype, tokens = read_dtype(args.input_dtype, "input_dtype", ("float16", "bfloat16")), args.batch_size * args.seq_len

@@ -68,6 +68,14 @@ VARIANTS = [
     ("trtllm_fp8_block_scale_moe", f"{MOE} --routing_method renormalize_naive"),
     ("BatchPrefillWithPagedKVCacheWrapper", PREFILL),
     ("moe_a2a_dispatch_combine", "--num_tokens 3 --hidden_size 128 --num_experts 8 --top_k 3 --quant_dtype nvfp4"),
+    *(
+        (
+            "moe_a2a_dispatch_combine",
+            f"--num_tokens 3 --hidden_size 128 --num_experts 8 --top_k 3 --quant_dtype {quant} "
+            "--real_math --intermediate_size 256",
+        )
+        for quant in ("nvfp4", "fp8_block_scale")
+    ),
     ("mm_fp4", "--m 9 --n 64 --k 128"),
     ("gemm_fp8_nt_groupwise", "--m 8 --n 256 --k 128 --tile_size 64 --out_dtype float16"),
     ("rmsnorm", "--batch_size 3 --num_heads 4 --hidden_size 64 --input_dtype float16"),

@@ -160,6 +160,17 @@ def test_tokens_that_stay_on_their_rank_do_not_travel():
     assert case.cost.bytes == trips * (128 * 2 + 8 * 2 + 128 * 2)
 
 
+@pytest.mark.parametrize(("quant", "size"), [("nvfp4", 9 / 16), ("fp8_block_scale", 1 + 4 / 128**2)])
+def test_real_experts_add_their_products_and_the_weights_of_those_that_are_chosen(quant, size):
+    flags = f"--num_tokens 2 --hidden_size 128 --num_experts 64 --top_k 2 --quant_dtype {quant}"
+    plain = make_case("moe_a2a_dispatch_combine", flags).cost
+    case = make_case("moe_a2a_dispatch_combine", f"{flags} --real_math --intermediate_size 256")
+    active = len(set(case.inputs["token_selected_experts"].value.reshape(-1).tolist()))
+    assert active < 8 * 2 * 2  # of 32 pairs some share an expert
+    assert (plain.flops, case.cost.flops) == (0, 8 * 2 * 2 * PAIR_WORK)
+    assert case.cost.bytes - plain.bytes == pytest.approx(active * 3 * 128 * 256 * size)
+
+
 def test_the_published_bmm_example_moves_256_times_what_one_product_does():
     flags = "--batch_size 256 --m 1 --n 1024 --k 7168"
     cost = make_case("bmm_fp8", flags).cost

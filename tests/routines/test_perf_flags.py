@@ -12,6 +12,7 @@ import pytest
 from flashinfer_bench.cli import main, perf_flags
 from flashinfer_bench.cli.perf_cases import in_groups, read_requests
 from flashinfer_bench.cli.perf_flags import CASE_FLAGS, parse_case, split_session
+from flashinfer_bench.cli.perf_text import introduce
 from flashinfer_bench.errors import Misuse
 from flashinfer_bench.routines.support import Place, find_place, why_not
 from flashinfer_bench.routines.table import FAMILIES, ROUTINES, find_routine
@@ -143,12 +144,78 @@ ROPE = "--batch_size 2 --seq_len 8 --num_qo_heads 4 --num_kv_heads 2"
             f"{ROPE} --head_dim 64 --no_rope_dim 48",
             {"cuda": "multiple of the 64"},
         ),
+        ("nvfp4_quantize", "--m 8 --k 64 --sf_vec_size 16", {}),
+        ("nvfp4_quantize", "--m 8 --k 64 --sf_vec_size 32", {"cuda": "--sf_vec_size 32: its kernel takes 16"}),
+        ("nvfp4_quantize", "--m 8 --k 64 --do_shuffle", {"cuda": "--do_shuffle"}),
+        ("nvfp4_batched_quantize", "--batch_size 2 --m 8 --k 64", {}),
+        ("nvfp4_batched_quantize", "--batch_size 2 --m 8 --k 64 --sf_vec_size 32", {"cuda": "its kernel takes 16"}),
     ],
 )
 def test_sizes_that_the_library_has_no_kernel_for_are_refused(routine, flags, refused):
     refusals = make_case(routine, flags).refusals
     assert refusals.keys() == refused.keys()
     assert all(words in refusals[backend] for backend, words in refused.items()), refusals
+
+
+PLAIN_ROPE = (
+    "apply_rope",
+    "apply_rope_pos_ids",
+    "apply_llama31_rope",
+    "apply_llama31_rope_pos_ids",
+    "apply_rope_with_cos_sin_cache",
+)
+QUANTISING_ROPE = ("mla_rope_quantize_fp8", "rope_quantize_fp8", "rope_quantize_fp8_append_paged_kv_cache")
+
+
+@pytest.mark.parametrize("routine", PLAIN_ROPE)
+@pytest.mark.parametrize("more", ["", "--no_rope_dim 1", "--no_rope_dim 64"])
+def test_no_more_is_rotated_than_a_head_has(routine, more):
+    with pytest.raises(Misuse, match="--rotary_dim 128 is more than --head_dim 64"):
+        make_case(routine, f"{ROPE} --head_dim 64 --rotary_dim 128 {more}")
+
+
+@pytest.mark.parametrize("routine", QUANTISING_ROPE)
+@pytest.mark.parametrize("sizes", ["--head_dim 64", "--head_dim 64 --rotary_dim 64", "--head_dim 80 --rotary_dim 64"])
+def test_a_quantised_head_is_what_is_rotated_or_all_of_it(routine, sizes):
+    shapes = {
+        name: tensor.shape for name, tensor in make_case(routine, f"{ROPE} {sizes} --no_rope_dim 16").inputs.items()
+    }
+    assert (shapes["q_rope"], shapes["q_nope"]) == ("tokens num_qo_heads 64", "tokens num_qo_heads 16")
+    assert shapes.get("v") in (None, "tokens num_kv_heads 80")
+
+
+@pytest.mark.parametrize("routine", QUANTISING_ROPE)
+@pytest.mark.parametrize(
+    ("sizes", "words"),
+    [
+        ("--head_dim 64 --rotary_dim 96 --no_rope_dim 16", "--head_dim 64.*it has to be 96 or 112"),
+        ("--head_dim 256 --rotary_dim 64 --no_rope_dim 64", "--head_dim 256.*it has to be 64 or 128"),
+        ("--head_dim 128 --rotary_dim 64", "--head_dim 128.*it has to be 64$"),
+    ],
+)
+def test_a_quantised_head_of_another_width_is_misuse(routine, sizes, words):
+    with pytest.raises(Misuse, match=words):
+        make_case(routine, f"{ROPE} {sizes}")
+
+
+@pytest.mark.parametrize(
+    ("routine", "flags", "told"),
+    [
+        ("rmsnorm_fp4quant", "--backends cuda", ["[INFO] cuda for routine rmsnorm_fp4quant means cute-dsl"]),
+        (
+            "add_rmsnorm_fp4quant",
+            "--backends cuda cute-dsl cuda",
+            ["[INFO] cuda for routine add_rmsnorm_fp4quant means cute-dsl"],
+        ),
+        ("rmsnorm_fp4quant", "--backends cute-dsl", []),
+        ("rmsnorm", "--backends cuda", []),
+    ],
+)
+def test_another_spelling_of_a_backend_is_told_once(routine, flags, told):
+    b200 = Place("NVIDIA B200", "10.0", {}, frozenset({"flashinfer", "cutlass"}))
+    request = read_requests(shlex.split(f"--routine {routine} {SMALL[routine]} {flags}"), None, b200)[0]
+    assert request.backends == ["cute-dsl" if "fp4" in routine else "cuda"]
+    assert [line for line in introduce(request, b200) if "means" in line] == told
 
 
 def test_the_tolerance_of_attention_follows_the_query_that_sees_the_fewest_keys():

@@ -1,4 +1,7 @@
-"""The all-to-all of experts: two ranks as threads, with a plain exchange between them."""
+"""The all-to-all of experts: ranks as threads, with a plain exchange between them.
+
+Places that no token came to hold bytes that are NaN in every format, and nothing comes back from them.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +16,26 @@ import torch
 from flashinfer_bench.cli.perf_cases import read_requests
 from flashinfer_bench.cli.perf_flags import split_session
 from flashinfer_bench.cli.perf_ranks import make_rows, report_ranks
-from flashinfer_bench.routines.moe_comm import count_ranks, why_not_here
+from flashinfer_bench.routines.code import moe_torch
+from flashinfer_bench.routines.moe_comm import EXCHANGE, count_ranks, why_not_here
+from flashinfer_bench.routines.rank_experts import RealExperts
 from flashinfer_bench.routines.ranks import RankInputs, pack, time_rounds, unpack
 from flashinfer_bench.routines.support import Place
 from tests.kit.stopwatch import WallStopwatch
+from tests.routines.judged import make_case
 
 pytestmark = pytest.mark.cpu
 
-RANKS, TOKENS, HIDDEN, EXPERTS = 2, 5, 128, 8
+RANKS, TOKENS, HIDDEN, EXPERTS, INTERMEDIATE = 2, 5, 128, 8, 256
 PLACE = Place("NVIDIA B200", "10.0", {}, frozenset({"flashinfer"}))
+SIZES = "--num_tokens 5 --hidden_size 128 --num_experts 8"
 FLAGS = "--routine moe_a2a_dispatch_combine --num_tokens 4 --hidden_size 128 --num_experts 16 --top_k 2"
+
+
+REAL = {
+    quant: ("moe_a2a_dispatch_combine", f"{SIZES} --top_k 3 --real_math --intermediate_size 256 --quant_dtype {quant}")
+    for quant in ("nvfp4", "fp8_block_scale")
+}
 
 
 class World:
@@ -45,14 +58,22 @@ class Rank:
 
     def __init__(self, world, rank, spoil=None):
         self.world, self.rank, self.spoil = world, rank, spoil
+        self.came = None
 
-    def dispatch(self, experts, payloads, most):
+    def dispatch(self, experts, payloads, most, absent=None, ids_at=None):
         everybody = self.world.exchange(self.rank, (experts, payloads))
-        return [torch.stack([payloads[i] for _, payloads in everybody]) for i in range(len(payloads))]
+        self.came = torch.stack([(ids // (EXPERTS // RANKS) == self.rank).any(dim=-1) for ids, _ in everybody])
+        parts = [torch.stack([payloads[i] for _, payloads in everybody]) for i in range(len(payloads))]
+        for index, part in enumerate(parts):
+            part.view(torch.uint8)[~self.came] = 0xFF
+            if index == ids_at:
+                part[~self.came] = absent
+        return parts
 
     def combine(self, payload, most):
-        everybody = self.world.exchange(self.rank, payload)
-        back = sum(part[self.rank].float() for part in everybody).to(payload.dtype)
+        everybody = self.world.exchange(self.rank, (payload, self.came))
+        kept = [torch.where(came[self.rank][:, None], part[self.rank].float(), 0.0) for part, came in everybody]
+        back = sum(kept).to(payload.dtype)
         return back if self.spoil is None else self.spoil(back)
 
     def Barrier(self):
@@ -62,7 +83,7 @@ class Rank:
         return self.world.exchange(self.rank, value)
 
 
-def run(quant, spoil=None):
+def run(quant, spoil=None, library=None):
     world = World()
 
     def one(rank):
@@ -72,7 +93,9 @@ def run(quant, spoil=None):
         factors = torch.rand(TOKENS, 3, generator=source).softmax(dim=-1)
         inputs = RankInputs(hidden, experts, factors, EXPERTS, rank, RANKS, quant)
         own = Rank(world, rank, spoil if rank == 1 else None)
-        return time_rounds(inputs, own, own, WallStopwatch(), dry_run_iters=1, num_iters=3)
+        real = None if library is None else RealExperts(inputs, library, intermediate=INTERMEDIATE, seed=7)
+        check = EXCHANGE if library is None else make_case(*REAL[quant]).check
+        return time_rounds(inputs, own, own, WallStopwatch(), dry_run_iters=1, num_iters=3, experts=real, check=check)
 
     with ThreadPoolExecutor(RANKS) as pool:
         return list(pool.map(one, range(RANKS)))
@@ -90,18 +113,80 @@ def test_what_comes_back_is_what_the_experts_make_of_it(quant):
         }
 
 
-@pytest.mark.parametrize(
-    "spoil",
-    [
-        torch.zeros_like,
-        lambda back: back * 1.25,
-        lambda back: torch.cat((back[:-1], back[-1:] * 0)),
-        lambda b: b / 0 * 0,
-    ],
-    ids=["zero", "wrong scale", "one row skipped", "nan"],
-)
-def test_what_one_rank_gets_wrong_every_rank_is_told(spoil):
-    found = [problems for _, problems in run(None, spoil)]
+class Library:
+    """What flashinfer.fused_moe documents of the calls that are made of it, in plain torch; `error` is its rounding."""
+
+    def __init__(self, error=1.0):
+        self.error = error
+
+    def cutlass_fused_moe(
+        self,
+        x,
+        ids,
+        factors,
+        first,
+        second,
+        dtype,
+        scales,
+        *,
+        input_sf,
+        swizzled_input_sf,
+        ep_size,
+        ep_rank,
+        output,
+        **_,
+    ):
+        assert (swizzled_input_sf, scales[0].ndim, scales[3].ndim) == (False, 0, 0)
+        plain = moe_torch.by_rows(x, input_sf.view(torch.float8_e4m3fn))
+        layers = []
+        for codes, (_, tiled, factor) in zip((first, second), (scales[:3], scales[3:]), strict=True):
+            packed = codes.view(torch.uint8)
+            size = packed.shape[1], packed.shape[2] // 8
+            flat = [moe_torch.unswizzle(one.view(torch.float8_e4m3fn), *size) for one in tiled]
+            layers.append([moe_torch.by_rows(packed[i], flat[i]) * factor[i] for i in range(len(packed))])
+        assert ep_size * len(layers[0]) == EXPERTS
+        output.copy_(self._mix(plain, ids, factors, layers, ep_rank * len(layers[0])))
+
+    def trtllm_fp8_block_scale_routed_moe(self, packed, bias, x, scale, *rest, routing_method_type, **_):
+        first, first_scale, second, second_scale, experts, top_k, _, _, inner, start, local, _ = rest
+        assert (experts, top_k, inner, local) == (EXPERTS, 3, INTERMEDIATE, len(first))
+        plain = x.float() * scale.T.repeat_interleave(128, dim=1)
+        layers = [
+            [moe_torch.by_blocks(*one) for one in zip(*pair, strict=True)]
+            for pair in ((first, first_scale), (second, second_scale))
+        ]
+        factors = (packed & 0xFFFF).to(torch.int16).view(torch.bfloat16).float()
+        return self._mix(plain, packed >> 16, factors, layers, start).to(torch.bfloat16)
+
+    def _mix(self, x, ids, factors, layers, start):
+        assert bool(((ids >= 0) & (ids < EXPERTS)).all())
+        is_here = ((ids >= start) & (ids < start + len(layers[0]))).any(dim=-1)
+        assert bool(is_here.any())
+        assert not bool(x[is_here].isnan().any())
+        return moe_torch.mix(x, ids - start, factors, layers) * self.error
+
+
+@pytest.mark.parametrize("quant", REAL)
+def test_real_experts_of_all_ranks_make_what_comes_back(quant):
+    assert [problems for _, problems in run(quant, library=Library())] == [[], []]
+    wrong = run(quant, library=Library(error=1.3))[0][1]
+    assert len(wrong) == 2
+    assert "of rank 0 are different" in wrong[0]
+
+
+SPOILT = {
+    "zero": torch.zeros_like,
+    "wrong scale": lambda back: back * 1.3,
+    "one row skipped": lambda back: torch.cat((back[:-1], back[-1:] * 0)),
+    "nan": lambda back: back / 0 * 0,
+    "one nan": lambda back: back.index_fill(0, torch.tensor([2]), float("nan")),
+}
+
+
+@pytest.mark.parametrize("spoil", SPOILT.values(), ids=SPOILT)
+@pytest.mark.parametrize("quant", [None, *REAL])
+def test_what_one_rank_gets_wrong_every_rank_is_told(spoil, quant):
+    found = [problems for _, problems in run(quant, spoil, Library() if quant else None)]
     assert found[0] == found[1]
     assert "of rank 1 are different" in found[0][0]
 
@@ -140,6 +225,15 @@ def test_phases_are_rows_where_that_is_asked_for(flags, names, tmp_path, capsys)
 
 def make_rows_of(flags, times):
     return make_rows(read_requests(shlex.split(flags), None, PLACE)[0], PLACE, times, "")
+
+
+def test_real_experts_have_their_work_and_weights_in_their_row():
+    flags = shlex.split(f"--routine {' '.join(REAL['nvfp4'])} --per_phase_timing --backends torch")
+    request = read_requests(flags, None, PLACE)[0]
+    times = {name: [2.0] for name in ("a2a_total", "a2a_dispatch", "moe_kernel", "a2a_combine")}
+    total, _, kernel, _ = make_rows(request, PLACE, times, "")
+    assert (total.facts["tflops"], kernel.facts["tflops"]) == (0.0, pytest.approx(request.case.cost.flops / 2e9))
+    assert total.facts["bytes"] + kernel.facts["bytes"] == request.case.cost.bytes
 
 
 def test_a_mismatch_fails_where_it_is_to_be_an_error(capsys):

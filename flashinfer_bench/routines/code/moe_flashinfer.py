@@ -264,7 +264,7 @@ def cutlass_fp8(
 
 def nvfp4_layers(first: Any, second: Any, input_scales: Any) -> Any:
     """Give packed weights as the kernel takes them; (weights, scales, factor) of each layer."""
-    one = once("one", first[0], lambda: torch.ones(1, dtype=torch.float32, device=first[0].device))
+    one = once("one", first[0], lambda: torch.ones((), dtype=torch.float32, device=first[0].device))
     scales = [one, first[1].view(torch.int32), first[2], one, second[1].view(torch.int32), second[2]]
     packed = [layer[0].view(torch.uint8).view(torch.int64) for layer in (first, second)]
     return (*packed, scales, input_scales)

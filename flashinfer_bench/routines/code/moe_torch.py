@@ -22,12 +22,12 @@ E2M1_VALUES = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -
 
 
 def route(logits: torch.Tensor, bias: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Choose experts; give their ids and weights, [tokens, top_k]."""
+    """Choose experts; give their ids and weights, [tokens, top_k]. Only deepseek_v3 has a use for the bias."""
     wide = logits.float()
     if METHOD == "deepseek_v3":
         return route_in_groups(wide.sigmoid(), bias.float())
     if METHOD == "llama4":
-        found = (wide + bias.float()).topk(1, dim=-1).indices
+        found = wide.topk(1, dim=-1).indices
         return found, wide.gather(1, found).sigmoid()
     found = wide.topk(TOP_K, dim=-1).indices
     return found, wide.gather(1, found).softmax(dim=-1)

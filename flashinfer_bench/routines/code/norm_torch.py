@@ -50,8 +50,8 @@ def swizzle(scales: torch.Tensor) -> torch.Tensor:
 
 
 def quantise_fp4(values: torch.Tensor, global_scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Divide by the global scale, give each block of a row a scale of its own, round to 4 bits."""
-    scaled = values / global_scale
+    """Give each block of a row a scale of its own, global_scale times what would bring it to 6, and round to 4 bits."""
+    scaled = values * global_scale
     blocks = scaled.view(*scaled.shape[:-1], -1, BLOCK)
     largest = blocks.abs().amax(dim=-1)
     if BLOCK == 16:

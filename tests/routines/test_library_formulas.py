@@ -1,0 +1,104 @@
+"""References against what the library's kernels calculate, written down again from its sources."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from flashinfer_bench.bench.evaluators.evaluator import Accepted, Rejected
+from flashinfer_bench.routines.code import moe_torch
+from flashinfer_bench.routines.materials import make_material
+from flashinfer_bench.routines.ranks import pack, unpack
+from tests.routines.judged import JudgedRoutine, make_case, wrong_scale
+
+pytestmark = pytest.mark.cpu
+
+FP4_NORM = "--batch_size 32 --hidden_size 1024 --use_global_scale"
+LLAMA4 = "--num_tokens 64 --hidden_size 128 --intermediate_size 128 --num_experts 16 --top_k 1 --routing_method llama4"
+SIZES = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.float64)
+
+
+def fp4_kernel(total, weight, global_scale, power=1):
+    """rmsnorm_fp4quant of CuTe-DSL: block scales are global_scale ** power times the largest value over 6."""
+    factor = global_scale.double() ** power
+    wide = total.double()
+    values = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6) * weight.double()
+    blocks = values.view(len(values), -1, 16)
+    scale = (factor * blocks.abs().amax(-1) / 6).clamp(max=448).float().to(torch.float8_e4m3fn)
+    sized = (blocks * (factor / scale.double())[..., None]).view(values.shape)
+    codes = (sized.abs()[..., None] - SIZES).abs().argmin(-1) | (sized.signbit().long() << 3)
+    pairs = codes.to(torch.uint8).view(len(codes), -1, 2)
+    return [(pairs[..., 0] | (pairs[..., 1] << 4)).view(torch.float4_e2m1fn_x2), scale]
+
+
+@pytest.mark.parametrize("routine", ["rmsnorm_fp4quant", "add_rmsnorm_fp4quant"])
+@pytest.mark.parametrize(("power", "outcome"), [(1, Accepted), (-1, Rejected), (0, Rejected)])
+def test_a_norm_multiplies_block_scales_by_the_global_one(routine, power, outcome, tmp_path):
+    job = JudgedRoutine(routine, tmp_path, FP4_NORM)
+
+    def run(x, *rest):
+        *residual, weight, global_scale = rest
+        total = x + residual[0] if residual else x
+        return [*fp4_kernel(total, weight, global_scale, power), *([total] if residual else [])]
+
+    assert isinstance(job.check(run), outcome)
+
+
+def test_the_global_scale_lets_block_scales_use_the_range_of_e4m3(tmp_path):
+    job = JudgedRoutine("rmsnorm_fp4quant", tmp_path, FP4_NORM)
+    scales = job.honest(*job.baseline.inputs[0])[1].float()
+    assert 16 < float(scales.median()) < float(scales.max()) <= 448
+
+
+@pytest.mark.parametrize("more", ["", "--quantized_input"])
+def test_the_activation_scales_of_nvfp4_experts_are_scalars_as_the_library_asks(more, monkeypatch, tmp_path):
+    seen = []
+    moe = SimpleNamespace(cutlass_fused_moe=lambda *given, **_: seen.extend(given[6]))
+    monkeypatch.setitem(sys.modules, "flashinfer", SimpleNamespace(fused_moe=moe, ActivationType=int))
+    flags = "--num_tokens 4 --hidden_size 128 --intermediate_size 128 --num_experts 4 --top_k 2"
+    job = JudgedRoutine("cutlass_fused_moe", tmp_path, f"{flags} --cutlass_variant nvfp4 {more}")
+    module: dict[str, Any] = {}
+    exec(make_material("cutlass_fused_moe", job.case, ["cutlass"]).solutions["cutlass"].sources[0].content, module)
+    module["run"](*job.baseline.inputs[0], torch.empty(4, 128, dtype=torch.bfloat16))
+    assert [scale.ndim for scale in seen] == [0, 3, 1, 0, 3, 1]
+
+
+@pytest.mark.parametrize("quant", ["nvfp4", "fp8_block_scale"])
+def test_real_experts_stand_between_sending_and_returning(quant, tmp_path):
+    flags = f"--num_tokens 2 --hidden_size 128 --num_experts 8 --top_k 2 --quant_dtype {quant}"
+    job = JudgedRoutine("moe_a2a_dispatch_combine", tmp_path, f"{flags} --real_math --intermediate_size 256")
+
+    def run(x, ids, factors, *weights):
+        x = unpack(pack(x.flatten(0, 1), quant), quant)
+        out = torch.zeros_like(x)
+        for token, place in torch.cartesian_prod(torch.arange(len(x)), torch.arange(2)).tolist():
+            expert = int(ids.flatten(0, 1)[token, place])
+            inner = moe_torch.activate(layer(expert, *weights[: len(weights) // 2]) @ x[token])
+            done = layer(expert, *weights[len(weights) // 2 :]) @ inner
+            out[token] += factors.flatten(0, 1)[token, place] * done
+        return [out.to(torch.bfloat16).view(*ids.shape[:2], -1)]
+
+    def layer(expert, codes, scale, *factor):
+        plain = moe_torch.by_rows if factor else moe_torch.by_blocks
+        return plain(codes[expert], scale[expert]) * (factor[0][expert] if factor else 1)
+
+    assert isinstance(job.check(run), Accepted)
+    assert isinstance(job.check(lambda x, ids, *rest: run(x, (ids + 1) % 8, *rest)), Rejected)
+    assert isinstance(job.check(wrong_scale(job)), Rejected)
+    size = float(job.honest(*job.baseline.inputs[0])[0].float().std())
+    assert 0.5 < size / (job.case.check.atol / (0.25 if quant == "nvfp4" else 0.1)) < 1.5
+
+
+@pytest.mark.parametrize(("method", "uses"), [("deepseek_v3", True), ("llama4", False), ("renormalize", False)])
+def test_only_deepseeks_routing_adds_the_bias_and_reads_its_bytes(method, uses, tmp_path):
+    flags = LLAMA4.replace("llama4", method)
+    job = JudgedRoutine("trtllm_fp8_per_tensor_scale_moe", tmp_path, f"{flags} --use_routing_bias")
+    logits, bias, *rest = job.baseline.inputs[0]
+    strong = torch.arange(len(bias), dtype=torch.float32) * 100
+    assert torch.equal(job.honest(logits, bias, *rest)[0], job.honest(logits, strong, *rest)[0]) != uses
+    without = make_case("trtllm_fp8_per_tensor_scale_moe", flags).cost.bytes
+    assert job.case.cost.bytes - without == (2 * 16 if uses else 0)
