@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from importlib import util
 from typing import Any, Final
 
+from flashinfer_bench.data.workload import Unit
 from flashinfer_bench.roofline.cost import Cost, size_of
 from flashinfer_bench.routines.moe import ACT_DEVIATION, E2M1_DEVIATION, FP4_ERROR, FP8_ERROR
 from flashinfer_bench.routines.spec import BLACKWELL, Case, Check, Flag, Routine, Source, Tensor
@@ -43,7 +44,7 @@ SENT_BYTES: Final[Mapping[str | None, float]] = {"fp8": 1.0, "nvfp4": 9 / 16, "f
 """Bytes of an element on the way out, its share of the scales included."""
 WEIGHT_BYTES: Final[Mapping[str, float]] = {"nvfp4": 9 / 16, "fp8_block_scale": 1 + 4 / 128**2}
 """Bytes of an element of an expert, its share of the scales included."""
-UNITS: Final[Mapping[str, str]] = {"nvfp4": "fp4", "fp8_block_scale": "fp8"}
+UNITS: Final[Mapping[str, Unit]] = {"nvfp4": "fp4", "fp8_block_scale": "fp8"}
 EXCHANGE: Final = Check(2e-2, 5e-3)
 """Partial sums are rounded on each rank."""
 
