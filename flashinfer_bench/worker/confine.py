@@ -1,6 +1,7 @@
-"""What a worker gives up before it meets a solution: its session, its descriptors, its environment, its core files.
+"""What a worker gives up before it meets a solution: its session, its descriptors, its environment, its core files,
+its capabilities and its view of processes that it did not start.
 
-What is not taken away (a hostile driver, a reader with root's rights) is listed in docs/architecture.md.
+What is not taken away (a hostile driver) is listed in docs/architecture.md.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import signal
 from pathlib import Path
 
 from flashinfer_bench.worker.linux import PR_SET_NO_NEW_PRIVS, die_with_parent, prctl
+from flashinfer_bench.worker.privileges import drop_capabilities, enter_own_domain
 
 RESET_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGPIPE)
 
@@ -29,6 +31,8 @@ def confine(*, keep_fd: int, out_fd: int, err_fd: int, home: Path, environment: 
     os.closerange(3, keep_fd)
     os.closerange(keep_fd + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    drop_capabilities()
+    enter_own_domain()
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(home)

@@ -41,6 +41,16 @@ def adopt_orphans() -> None:
     prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
+def hide_memory() -> None:
+    """Let no other process of this user read or write this one's memory; programs that it starts are not hidden."""
+    prctl(PR_SET_DUMPABLE, 0)
+
+
+def show_memory() -> None:
+    """Undo hide_memory, as a child of a hidden process may want."""
+    prctl(PR_SET_DUMPABLE, 1)
+
+
 def parents() -> dict[int, int]:
     """Return pid → parent pid of every process that this one can see."""
     return {pid: int(fields[1]) for pid, fields in _process_table()}

@@ -23,6 +23,7 @@ from flashinfer_bench.timing.progress import Recipe
 from flashinfer_bench.timing.recipe import take_trial
 from flashinfer_bench.worker.arena import MappedArena, Slot, open_arena
 from flashinfer_bench.worker.confine import confine
+from flashinfer_bench.worker.linux import show_memory
 from flashinfer_bench.worker.load import load_entry
 from flashinfer_bench.worker.protocol import MAX_TEXT, answer_trial
 from flashinfer_bench.worker.wire import FrameReader, WireClosed, send_frame
@@ -81,6 +82,7 @@ class Worker:
 
     def load(self, request: dict[str, Any]) -> dict[str, Any]:
         """Import the solution."""
+        show_memory()  # from here on the guard looks at what this process holds
         os.environ.update(request["environment"])
         place = Path(request["directory"]), request["entry"], request["symbol"]
         self.function, signature = load_entry(*place, kind=request["kind"])

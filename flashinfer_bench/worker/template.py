@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from flashinfer_bench.worker.guard import run_guard
-from flashinfer_bench.worker.linux import adopt_orphans, descendants
+from flashinfer_bench.worker.linux import adopt_orphans, descendants, hide_memory
 from flashinfer_bench.worker.triton_start import prepare_triton
 from flashinfer_bench.worker.wire import FrameReader, WireClosed
 
@@ -38,6 +38,7 @@ def run_template(sock: socket.socket, run_directory: Path, *, with_triton: bool 
         run_directory: the session's folder; removed at the end.
         with_triton: have what a first Triton launch needs ready in every worker.
     """
+    hide_memory()  # forks inherit it: a worker is hidden until it gets a solution
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # guards are reaped by the kernel
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     adopt_orphans()

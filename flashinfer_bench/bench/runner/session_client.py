@@ -20,6 +20,7 @@ from typing import Any, Final
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.runner.environments import session_environment
 from flashinfer_bench.bench.runner.session_protocol import Block, Hello
+from flashinfer_bench.worker.linux import hide_memory
 from flashinfer_bench.worker.wire import FrameReader, WireClosed, WireError, send_frame
 
 START_LIMIT_S: Final = 180.0
@@ -38,7 +39,7 @@ class SessionTimedOut(SessionLost):
 
 
 class SessionClient:
-    """One device session, from its start to its end.
+    """One device session, from its start to its end. Starting one hides this process's memory, for good.
 
     Args:
         device: the device that it gets; it sees no other.
@@ -46,6 +47,7 @@ class SessionClient:
     """
 
     def __init__(self, device: Device, hello: Hello) -> None:
+        hide_memory()  # a worker is a process of the same user
         self.device = device
         self.libs: dict[str, str] = {}
         self.is_ready = False
