@@ -9,7 +9,8 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -20,6 +21,7 @@ PR_SET_CHILD_SUBREAPER: Final = 36
 PR_SET_NO_NEW_PRIVS: Final = 38
 PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 KILL_ROUNDS: Final = 100
+KILL_POLL_S: Final = 0.002
 
 
 def prctl(option: int, value: int) -> bool:
@@ -56,6 +58,30 @@ def parents() -> dict[int, int]:
     return {pid: int(fields[1]) for pid, fields in _process_table()}
 
 
+def parent_of(pid: int) -> int | None:
+    """Return the parent of a process, or of a thread's process; None where it is gone."""
+    fields = _read_stat(Path(f"/proc/{pid}"))
+    return int(fields[1]) if fields else None
+
+
+def ancestors(pid: int) -> list[int]:
+    """Return the processes above one, the nearest first."""
+    found: list[int] = []
+    above = parent_of(pid)
+    while above:
+        found.append(above)
+        above = parent_of(above)
+    return found
+
+
+def process_groups() -> dict[int, list[int]]:
+    """Return process group → its members."""
+    groups: dict[int, list[int]] = {}
+    for pid, fields in _process_table():
+        groups.setdefault(int(fields[2]), []).append(pid)
+    return groups
+
+
 def session_members(sessions: Iterable[int]) -> dict[int, dict[int, str]]:
     """Return of each session pid → state ("R" runs, "Z" has ended and is not reaped yet) of its processes."""
     found: dict[int, dict[int, str]] = {session: {} for session in sessions}
@@ -76,15 +102,57 @@ def kill_session(session: int, *, spare: int | None = None) -> None:
                 os.kill(pid, signal.SIGKILL)
 
 
+def end_tree(root: int, limit_s: float, *, now: Callable[[], float] = time.monotonic) -> bool:
+    """Kill a process and all below it; say whether everything was gone before the limit.
+
+    The root goes last, for what loses its parent falls to it where it adopts orphans, also while it is stopped.
+    """
+    deadline = now() + limit_s
+    if not kill_below(root, limit_s, now=now):
+        return False
+    with suppress(ProcessLookupError):
+        os.kill(root, signal.SIGKILL)
+    while is_alive(root):
+        if now() >= deadline:
+            return False
+        time.sleep(KILL_POLL_S)
+    return True
+
+
+def kill_below(root: int, limit_s: float, *, now: Callable[[], float] = time.monotonic) -> bool:
+    """Kill every process below one, those too that are started meanwhile; say whether all were gone at the limit."""
+    deadline = now() + limit_s
+    while alive := [pid for pid in descendants(root) if is_alive(pid)]:
+        if now() >= deadline:
+            return False
+        for pid in alive:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(KILL_POLL_S)
+    return True
+
+
+def is_alive(pid: int) -> bool:
+    """Tell whether a process is there and has not ended yet."""
+    fields = _read_stat(Path(f"/proc/{pid}"))
+    return bool(fields) and fields[0] not in (b"Z", b"X")
+
+
 def _process_table() -> Iterator[tuple[int, list[bytes]]]:
     """Yield each process with its fields from proc(5)'s stat, from the state on."""
     for entry in os.scandir("/proc") if Path("/proc").is_dir() else ():
         if entry.name.isdigit():
-            try:
-                fields = (Path(entry.path) / "stat").read_bytes().rpartition(b") ")[2].split()
-            except OSError:
-                continue  # it ended while we looked
-            yield int(entry.name), fields
+            fields = _read_stat(Path(entry.path))
+            if fields:
+                yield int(entry.name), fields
+
+
+def _read_stat(folder: Path) -> list[bytes]:
+    """Return a process's fields from the state on; none where it has ended meanwhile."""
+    try:
+        return (folder / "stat").read_bytes().rpartition(b") ")[2].split()
+    except OSError:
+        return []
 
 
 def descendants(root: int) -> list[int]:

@@ -10,7 +10,7 @@ import base64
 import os
 import socket
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -31,11 +31,18 @@ from flashinfer_bench.worker.wire import FrameReader, WireClosed, send_frame
 KEPT_FRAMES: Final = 12
 
 
-def run_worker(order: dict[str, Any], worker_fd: int, out_fd: int, err_fd: int) -> None:
-    """Confine this process, serve the session, end the process."""
+def run_worker(order: dict[str, Any], fds: Sequence[int], guard: socket.socket) -> None:
+    """Confine this process, serve the session, end the process.
+
+    Args:
+        order: from the session.
+        fds: its socket, and the pipes for what is printed.
+        guard: goes to `confine`.
+    """
+    worker_fd, out_fd, err_fd = fds
     try:
-        home = Path(order["home"])
-        confine(keep_fd=worker_fd, out_fd=out_fd, err_fd=err_fd, home=home, environment=order["environment"])
+        folder, environment = Path(order["home"]), order["environment"]
+        confine(keep_fd=worker_fd, out_fd=out_fd, err_fd=err_fd, home=folder, environment=environment, guard=guard)
         device = torch.device(order["device"])
         if device.type == "cuda":
             torch.zeros(1, device=device)

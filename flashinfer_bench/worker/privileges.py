@@ -63,9 +63,9 @@ def enter_own_domain() -> int:
             return 0
         restricted = libc.syscall(RESTRICT_SELF, ruleset, 0)
         os.close(ruleset)
-        return version if restricted == 0 else 0
     except (OSError, AttributeError):
         return 0
+    return version if restricted == 0 else 0
 
 
 def _scope_ruleset(libc: Any) -> int:

@@ -15,12 +15,14 @@ import socket
 import sys
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from flashinfer_bench.worker.guard import run_guard
-from flashinfer_bench.worker.linux import adopt_orphans, descendants, hide_memory
+from flashinfer_bench.worker.linux import adopt_orphans, hide_memory, kill_below
 from flashinfer_bench.worker.triton_start import prepare_triton
 from flashinfer_bench.worker.wire import FrameReader, WireClosed
+
+END_LIMIT_S: Final = 30.0
 
 
 def fork() -> int:
@@ -57,11 +59,7 @@ def run_template(sock: socket.socket, run_directory: Path, *, with_triton: bool 
     except WireClosed:
         pass  # the session ended: so do we
     finally:
-        for pid in descendants(os.getpid()):
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
+        kill_below(os.getpid(), END_LIMIT_S)
         shutil.rmtree(run_directory, ignore_errors=True)
         os._exit(0)
 

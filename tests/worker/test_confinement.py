@@ -1,16 +1,22 @@
 """What a worker cannot do to the processes that judge it, with nothing but its user's rights."""
 
 import os
+import platform
+import signal
 import subprocess
 import sys
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
 
 from flashinfer_bench.bench.machine import Device
-from flashinfer_bench.bench.runner import session_client, session_start
+from flashinfer_bench.bench.runner import session_client, session_start, worker_process
 from flashinfer_bench.bench.runner.session_protocol import Hello
 from flashinfer_bench.bench.runner.worker_process import WorkerProcess
+from flashinfer_bench.errors import DeviceFault
+from flashinfer_bench.worker.call_filter import ALLOW, CALLS, MOST_ANCESTORS, RETURN, Step, can_ask, make_program
+from flashinfer_bench.worker.linux import descendants, is_alive, parent_of
 from flashinfer_bench.worker.protocol import Loaded
 from tests.kit.workers import ROOT, running_template, worker_order
 
@@ -40,17 +46,29 @@ def template(tmp_path_factory):
 
 
 @pytest.fixture
-def load(template, tmp_path):
-    """Return a function that loads source in a worker and returns what it printed."""
+def start(template, tmp_path):
+    """Return a context manager that gives a worker which has loaded some source."""
 
-    def loaded(source):
+    @contextmanager
+    def started(source, **order):
         (tmp_path / "main.py").write_text(HELD + source + "\ndef run(x): return x\n")
-        with WorkerProcess(template, worker_order(), tmp_path / "home") as worker:
+        with WorkerProcess(template, worker_order(**order), tmp_path / "home") as worker:
             worker.wait_ready()
             place = {"directory": str(tmp_path), "entry": "main.py", "symbol": "run", "kind": "python"}
             answer = worker.ask("load", Loaded, 20.0, environment={}, **place)
-            worker.drain()
             assert isinstance(answer, Loaded), answer
+            yield worker
+
+    return started
+
+
+@pytest.fixture
+def load(start):
+    """Return a function that loads source in a worker and returns what it printed."""
+
+    def loaded(source):
+        with start(source) as worker:
+            worker.drain()
             return worker.log.take()
 
     return loaded
@@ -143,3 +161,146 @@ def test_a_domain_hides_all_processes_outside_it_and_lets_files_move(tmp_path, s
     if version == "0":
         pytest.skip("the kernel has no Landlock of the second version")
     assert found == "refused"
+
+
+SIGNALS = """
+import os, resource, signal, socket, fcntl
+def tried(name, act):
+    try:
+        act()
+        print(name, "done", flush=True)
+    except PermissionError:
+        print(name, "refused", flush=True)
+thread = max(map(int, os.listdir(f"/proc/{session}/task")))
+for name, act in {
+    "guard": lambda: os.kill(guard, signal.SIGSTOP),
+    "template": lambda: os.kill(template, signal.SIGSTOP),
+    "thread": lambda: os.kill(thread, signal.SIGCONT),
+    "group": lambda: os.killpg(os.getpgid(session), signal.SIGCONT),
+    "all": lambda: os.kill(-1, signal.SIGCONT),
+    "pidfd": lambda: signal.pidfd_send_signal(os.open(f"/proc/{session}", os.O_RDONLY), signal.SIGCONT),
+    "pidfd_open": lambda: os.pidfd_open(session),
+    "owner": lambda: fcntl.fcntl(socket.socketpair()[0].fileno(), fcntl.F_SETOWN, session),
+    "affinity": lambda: os.sched_setaffinity(session, {0}),
+    "priority": lambda: os.setpriority(os.PRIO_PROCESS, session, 19),
+    "users": lambda: os.setpriority(os.PRIO_USER, 0, 19),
+    "limit": lambda: resource.prlimit(session, resource.RLIMIT_CORE, (0, 0)),
+}.items():
+    tried(name, act)
+"""
+AIMS = [
+    "guard",
+    "template",
+    "thread",
+    "group",
+    "all",
+    "pidfd",
+    "pidfd_open",
+    "owner",
+    "affinity",
+    "priority",
+    "users",
+    "limit",
+]
+
+
+def test_a_worker_reaches_no_process_above_it(load):
+    assert load(SIGNALS).split() == [word for aim in AIMS for word in (aim, "refused")]
+
+
+OWN = """
+import ctypes, os, resource, signal, subprocess, sys, threading, time
+os.sched_setaffinity(0, os.sched_getaffinity(0))
+os.sched_setaffinity(os.getpid(), os.sched_getaffinity(0))
+thread = threading.Thread(target=time.sleep, args=(5,), daemon=True); thread.start()
+os.sched_setaffinity(thread.native_id, os.sched_getaffinity(0))
+resource.prlimit(os.getpid(), resource.RLIMIT_CORE, (0, 0))
+signal.signal(signal.SIGUSR1, lambda *_: print("got", flush=True))
+signal.raise_signal(signal.SIGUSR1); os.kill(os.getpid(), signal.SIGUSR1); os.killpg(0, signal.SIGCONT)
+child = subprocess.Popen(["sleep", "60"], start_new_session=True)
+os.setpriority(os.PRIO_PROCESS, child.pid, 5)
+os.close(os.pidfd_open(child.pid))
+os.killpg(child.pid, signal.SIGTERM)
+print(child.wait(), flush=True)
+far = subprocess.Popen(["sh", "-c", "sleep 60 & echo $!"], stdout=subprocess.PIPE, text=True)
+orphan = int(far.stdout.readline()); far.wait()
+os.kill(orphan, 9)
+print(subprocess.run(["sh", "-c", "kill -TERM $$"]).returncode, flush=True)
+"""
+
+
+def test_a_worker_may_signal_itself_and_all_that_it_started(load):
+    assert load(OWN).split() == ["got", "got", "-15", "-15"]
+
+
+WITHOUT_ASKING = """
+import os, signal, subprocess, sys
+from flashinfer_bench.worker import call_filter
+from flashinfer_bench.worker.linux import PR_SET_NO_NEW_PRIVS, ancestors, prctl
+prctl(PR_SET_NO_NEW_PRIVS, 1)
+call_filter.can_ask = lambda release: False
+assert call_filter.install_filter(ancestors(os.getpid())) is None
+for aim in (os.getppid(), -os.getppid(), -1):
+    try:
+        os.kill(aim, signal.SIGCONT)
+        print("done")
+    except PermissionError:
+        print("refused")
+child = subprocess.Popen(["sleep", "60"])
+child.kill()
+print(child.wait())
+"""
+
+
+@pytest.mark.skipif(platform.machine() not in CALLS, reason="the filter does not know this machine")
+def test_where_the_kernel_cannot_ask_those_above_are_out_of_reach():
+    command = [sys.executable, "-c", WITHOUT_ASKING]
+    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert said.split() == ["refused", "refused", "refused", "-9"]
+
+
+@pytest.mark.parametrize(
+    ("release", "asks"), [("6.12.1-generic", True), ("5.5", True), ("5.4.0", False), ("4.18.0-553.el8", False)]
+)
+def test_older_kernels_cannot_ask(release, asks):
+    assert can_ask(release) is asks
+
+
+@pytest.mark.parametrize("machine", CALLS)
+@pytest.mark.parametrize("ancestors", [None, list(range(1, MOST_ANCESTORS + 1))])
+def test_no_jump_of_the_filter_leaves_it(machine, ancestors):
+    program = make_program(machine, own=77, ancestors=ancestors)
+    for place, step in enumerate(program):
+        assert max(step.if_true, step.if_false) <= 255
+        assert step.code == RETURN or place + 1 + max(step.if_true, step.if_false) < len(program)
+    assert program[-1] == Step(RETURN, ALLOW)
+
+
+LEAVES_A_CHILD = """
+import os, time
+if os.fork() == 0:
+    os.setsid(); os.closerange(0, 256)
+    if os.fork() == 0:
+        time.sleep(60)
+    os._exit(0)
+"""
+
+
+def test_a_worker_whose_guard_is_stopped_is_ended_with_all_that_it_started(start, monkeypatch):
+    monkeypatch.setattr(worker_process, "END_LIMIT_S", 0.2)
+    with start(LEAVES_A_CHILD) as worker:
+        guard = parent_of(worker.pid)
+        template = parent_of(guard)
+        below = descendants(guard)
+        os.kill(guard, signal.SIGSTOP)
+        assert worker.end().signal == signal.SIGKILL
+        assert len(below) >= 2
+        assert not any(is_alive(pid) for pid in [guard, *below])
+        assert not descendants(template)
+
+
+def test_a_worker_that_does_not_end_is_a_fault(start, monkeypatch):
+    monkeypatch.setattr(worker_process, "END_LIMIT_S", 0.0)
+    monkeypatch.setattr(worker_process, "end_tree", lambda _root, _limit_s: False)
+    with start("") as worker, pytest.raises(DeviceFault, match="does not end"):
+        worker.end()
