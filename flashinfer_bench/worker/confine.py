@@ -6,10 +6,12 @@ What is not taken away (a hostile driver) is listed in docs/architecture.md.
 
 from __future__ import annotations
 
+import io
 import os
 import resource
 import signal
 import socket
+import sys
 from pathlib import Path
 
 from flashinfer_bench.worker.call_filter import install_filter
@@ -36,6 +38,9 @@ def confine(
     null = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((null, 0), (out_fd, 1), (err_fd, 2)):
         os.dup2(source, target)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True)  # what is printed before a crash is what one wants to read
     drop_capabilities()
     enter_own_domain()
     listener = install_filter(ancestors(os.getpid()))

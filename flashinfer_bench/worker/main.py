@@ -9,8 +9,10 @@ from __future__ import annotations
 import base64
 import os
 import socket
+import sys
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -85,6 +87,7 @@ class Worker:
                 answer = verbs[request["verb"]](request)
             except BaseException as error:
                 answer = {"error": describe_error(error)}
+            flush_output()
             send_frame(self.sock, {"id": request["id"], **answer})
 
     def load(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -145,6 +148,13 @@ class Worker:
         ]
         outputs = [Slot.from_json(slot).view(arena.block) for slot in request["outputs"]]
         return partial(function, *arguments), outputs
+
+
+def flush_output() -> None:
+    """Let what the solution printed through Python be in the pipes before the answer is; it may have broken both."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(BaseException):
+            stream.flush()
 
 
 def describe_value(value: Any) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import pytest
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.runner import session_client, session_start, worker_process
 from flashinfer_bench.bench.runner.session_protocol import Hello
-from flashinfer_bench.bench.runner.worker_process import WorkerProcess
+from flashinfer_bench.bench.runner.worker_process import WorkerGone, WorkerProcess
 from flashinfer_bench.errors import DeviceFault
 from flashinfer_bench.worker.call_filter import ALLOW, CALLS, MOST_ANCESTORS, RETURN, Step, can_ask, make_program
 from flashinfer_bench.worker.linux import descendants, is_alive, parent_of
@@ -53,6 +53,7 @@ def start(template, tmp_path):
     def started(source, **order):
         (tmp_path / "main.py").write_text(HELD + source + "\ndef run(x): return x\n")
         with WorkerProcess(template, worker_order(**order), tmp_path / "home") as worker:
+            started.worker = worker
             worker.wait_ready()
             place = {"directory": str(tmp_path), "entry": "main.py", "symbol": "run", "kind": "python"}
             answer = worker.ask("load", Loaded, 20.0, environment={}, **place)
@@ -304,3 +305,17 @@ def test_a_worker_that_does_not_end_is_a_fault(start, monkeypatch):
     monkeypatch.setattr(worker_process, "end_tree", lambda _root, _limit_s: False)
     with start("") as worker, pytest.raises(DeviceFault, match="does not end"):
         worker.end()
+
+
+def test_what_a_solution_prints_is_there_with_the_answer(load):
+    assert load("import sys\nsys.stdout.write('out ')\nsys.stderr.write('err ')").split() == ["out", "err"]
+
+
+def test_a_solution_that_broke_its_streams_is_answered_for(load):
+    assert load("import sys\nprint('out', flush=True)\nsys.stdout = None\nsys.stderr.close()") == "out\n"
+
+
+def test_what_a_solution_prints_before_a_crash_is_there(start):
+    with pytest.raises(WorkerGone), start("import os\nprint('last words')\nos.kill(os.getpid(), 9)"):
+        pass
+    assert start.worker.log.take() == "last words\n"
