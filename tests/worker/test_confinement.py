@@ -319,3 +319,20 @@ def test_what_a_solution_prints_before_a_crash_is_there(start):
     with pytest.raises(WorkerGone), start("import os\nprint('last words')\nos.kill(os.getpid(), 9)"):
         pass
     assert start.worker.log.take() == "last words\n"
+
+
+ORPHANS = """
+import os, time
+for _ in range(20):
+    if (child := os.fork()) == 0:
+        if os.fork() == 0:
+            time.sleep(0.05)
+        os._exit(0)
+    os.waitpid(child, 0)
+time.sleep(0.3)
+"""
+
+
+def test_the_guard_reaps_orphans_while_its_worker_lives(start):
+    with start(ORPHANS) as worker:
+        assert descendants(parent_of(worker.pid)) == [worker.pid]
