@@ -20,6 +20,7 @@ PR_SET_DUMPABLE: Final = 4
 PR_SET_CHILD_SUBREAPER: Final = 36
 PR_SET_NO_NEW_PRIVS: Final = 38
 PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+FIRST_PID_NAMESPACE: Final = 0xEFFFFFFC
 KILL_ROUNDS: Final = 100
 KILL_POLL_S: Final = 0.002
 
@@ -80,6 +81,25 @@ def process_groups() -> dict[int, list[int]]:
     for pid, fields in _process_table():
         groups.setdefault(int(fields[2]), []).append(pid)
     return groups
+
+
+def count_own_tasks() -> int | None:
+    """Return how many threads this user has; None in a container, where not all of them can be seen."""
+    try:
+        if Path("/proc/self/ns/pid").stat().st_ino != FIRST_PID_NAMESPACE:
+            return None
+    except OSError:
+        return None
+    return sum(int(fields[17]) for pid, fields in _process_table() if _owner(pid) == os.getuid())
+
+
+def _owner(pid: int) -> int | None:
+    """Return whose a process is; /proc itself belongs to root where a process hides its memory."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_bytes()
+    except OSError:
+        return None
+    return int(status.partition(b"\nUid:")[2].split(None, 1)[0])
 
 
 def session_members(sessions: Iterable[int]) -> dict[int, dict[int, str]]:

@@ -39,12 +39,10 @@ def run_worker(order: dict[str, Any], fds: Sequence[int], guard: socket.socket) 
     Args:
         order: from the session.
         fds: its socket, and the pipes for what is printed.
-        guard: goes to `confine`.
+        guard: the guard is sent what it answers filtered calls by.
     """
-    worker_fd, out_fd, err_fd = fds
     try:
-        folder, environment = Path(order["home"]), order["environment"]
-        confine(keep_fd=worker_fd, out_fd=out_fd, err_fd=err_fd, home=folder, environment=environment, guard=guard)
+        confine(order, fds, guard)
         device = torch.device(order["device"])
         if device.type == "cuda":
             torch.zeros(1, device=device)
@@ -54,7 +52,7 @@ def run_worker(order: dict[str, Any], fds: Sequence[int], guard: socket.socket) 
         timing = order["timing"]
         image = base64.b64decode(timing["image"]) if timing["image"] else None
         clock = make_clock(device, cold=timing["cold"], use_cupti=timing["use_cupti"], image=image)
-        Worker(socket.socket(fileno=worker_fd), device, clock).serve()
+        Worker(socket.socket(fileno=fds[0]), device, clock).serve()
     finally:
         os._exit(0)
 

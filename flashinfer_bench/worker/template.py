@@ -18,11 +18,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from flashinfer_bench.worker.guard import run_guard
-from flashinfer_bench.worker.linux import adopt_orphans, hide_memory, kill_below
+from flashinfer_bench.worker.linux import adopt_orphans, count_own_tasks, hide_memory, kill_below
 from flashinfer_bench.worker.triton_start import prepare_triton
 from flashinfer_bench.worker.wire import FrameReader, WireClosed
 
 END_LIMIT_S: Final = 30.0
+MORE_TASKS, MORE_TASKS_PER_CORE = 4096, 512
+"""Threads and processes that a worker's user may have beside those that are there at first: the limit is the user's, so
+it has room for workers and compilers on all devices, and is half of what Linux has ids for on a large machine."""
 
 
 def fork() -> int:
@@ -44,6 +47,8 @@ def run_template(sock: socket.socket, run_directory: Path, *, with_triton: bool 
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # guards are reaped by the kernel
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     adopt_orphans()
+    tasks = count_own_tasks()
+    most_tasks = None if tasks is None else tasks + MORE_TASKS + MORE_TASKS_PER_CORE * (os.cpu_count() or 1)
     reader = FrameReader(sock)
     try:
         if with_triton:
@@ -53,7 +58,7 @@ def run_template(sock: socket.socket, run_directory: Path, *, with_triton: bool 
             fds = reader.take_fds()
             if fork() == 0:
                 sock.close()
-                _become_guard(order["spawn"], fds)
+                _become_guard({"most_tasks": most_tasks, **order["spawn"]}, fds)
             for fd in fds:
                 os.close(fd)
     except WireClosed:

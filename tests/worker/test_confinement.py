@@ -1,7 +1,9 @@
 """What a worker cannot do to the processes that judge it, with nothing but its user's rights."""
 
+import errno
 import os
 import platform
+import resource
 import signal
 import subprocess
 import sys
@@ -15,8 +17,9 @@ from flashinfer_bench.bench.runner import session_client, session_start, worker_
 from flashinfer_bench.bench.runner.session_protocol import Hello
 from flashinfer_bench.bench.runner.worker_process import WorkerGone, WorkerProcess
 from flashinfer_bench.errors import DeviceFault
+from flashinfer_bench.worker import confine
 from flashinfer_bench.worker.call_filter import ALLOW, CALLS, MOST_ANCESTORS, RETURN, Step, can_ask, make_program
-from flashinfer_bench.worker.linux import descendants, is_alive, parent_of
+from flashinfer_bench.worker.linux import count_own_tasks, descendants, is_alive, parent_of
 from flashinfer_bench.worker.protocol import Loaded
 from tests.kit.workers import ROOT, running_template, worker_order
 
@@ -336,3 +339,29 @@ time.sleep(0.3)
 def test_the_guard_reaps_orphans_while_its_worker_lives(start):
     with start(ORPHANS) as worker:
         assert descendants(parent_of(worker.pid)) == [worker.pid]
+
+
+LIMITS = """
+import resource
+print(*(resource.getrlimit(limit)[1] for limit in (resource.RLIMIT_CORE, resource.RLIMIT_FSIZE, resource.RLIMIT_NPROC)))
+try:
+    open("large", "wb").truncate((16 << 30) + 1)
+except OSError as error:
+    print(error.errno)
+"""
+
+
+def test_a_worker_has_limits_that_it_cannot_raise(load):
+    core, file_bytes, tasks, error = map(int, load(LIMITS).split())
+    assert (core, file_bytes, error) == (0, 16 << 30, errno.EFBIG)
+    if (own := count_own_tasks()) is not None:
+        assert 0 < tasks < own + 4096 + 1024 * os.cpu_count()
+
+
+def test_limits_are_lowered_only(monkeypatch):
+    was = {resource.RLIMIT_CORE: (0, 0), resource.RLIMIT_FSIZE: (5, 7), resource.RLIMIT_NPROC: (-1, -1)}
+    is_now = {}
+    monkeypatch.setattr(confine.resource, "getrlimit", was.get)
+    monkeypatch.setattr(confine.resource, "setrlimit", is_now.__setitem__)
+    confine.set_limits(100)
+    assert is_now == {**was, resource.RLIMIT_FSIZE: (5, 5), resource.RLIMIT_NPROC: (100, 100)}
