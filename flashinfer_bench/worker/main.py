@@ -169,7 +169,7 @@ def describe_value(value: Any) -> dict[str, Any]:
         }
     if kind in (int, float, bool):
         return {"kind": "scalar", "type": kind.__name__}
-    return {"kind": "other", "type": f"{kind.__module__}.{kind.__qualname__}"[:500]}
+    return {"kind": "other", "type": escape_surrogates(f"{kind.__module__}.{kind.__qualname__}")[:500]}
 
 
 def store(value: Any, slot: torch.Tensor) -> None:
@@ -192,4 +192,10 @@ def describe_error(error: BaseException) -> dict[str, str]:
         lines = traceback.format_exception(type(error), error, trace, limit=-KEPT_FRAMES)
     except BaseException as second:
         message, lines = f"(its message could not be read: {type(second).__name__})", []
-    return {"type": type(error).__name__[:500], "message": message[:MAX_TEXT], "traceback": "".join(lines)[-MAX_TEXT:]}
+    kind, message, told = map(escape_surrogates, (type(error).__name__, message, "".join(lines)))
+    return {"type": kind[:500], "message": message[:MAX_TEXT], "traceback": told[-MAX_TEXT:]}
+
+
+def escape_surrogates(text: str) -> str:
+    """Return a text that has an encoding; half a surrogate pair has none."""
+    return str.encode(text, "utf-8", "backslashreplace").decode()
