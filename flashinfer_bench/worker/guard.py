@@ -22,7 +22,14 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from flashinfer_bench.worker.asked_calls import AskedCalls
-from flashinfer_bench.worker.linux import adopt_orphans, descendants, private_bytes, proportional_bytes
+from flashinfer_bench.worker.linux import (
+    Memory,
+    adopt_orphans,
+    ancestors,
+    descendants,
+    proportional_memory,
+    resident_memory,
+)
 from flashinfer_bench.worker.main import run_worker
 from flashinfer_bench.worker.wire import send_frame
 
@@ -79,6 +86,9 @@ class Watch:
         self.memory_limit_bytes = memory_limit_bytes
         self.over_memory = False
         self._next_tree_poll = 0.0
+        self._session = ancestors(os.getpid())[1]
+        self._arena_bytes = 0
+        """The most shared memory that the session had: a worker that maps the arena has it of the session."""
 
     def until_end(self, session: socket.socket, wake_read: int) -> int:
         """Return the worker's wait status."""
@@ -119,17 +129,21 @@ class Watch:
 
     def _is_over_memory(self) -> bool:
         """Look at the worker each time, at everything below it now and then: that walk is the dearer one."""
-        if private_bytes(self.pid) > self.memory_limit_bytes:
+        self._arena_bytes = max(self._arena_bytes, resident_memory(self._session).shared)
+        if self._is_too_much(resident_memory(self.pid)):
             return True
         now = time.monotonic()
         if now < self._next_tree_poll:
             return False
         self._next_tree_poll = now + TREE_POLL_S
         below = descendants(os.getpid())
-        if sum(private_bytes(pid) for pid in below) <= self.memory_limit_bytes:
+        if not self._is_too_much(sum(map(resident_memory, below), Memory())):
             return False
         # Forks share their parent's pages, which that sum counts once for each of them.
-        return sum(proportional_bytes(pid) for pid in below) > self.memory_limit_bytes
+        return self._is_too_much(sum(map(proportional_memory, below), Memory()))
+
+    def _is_too_much(self, memory: Memory) -> bool:
+        return memory.private + max(0, memory.shared - self._arena_bytes) > self.memory_limit_bytes
 
 
 def end_descendants() -> int:

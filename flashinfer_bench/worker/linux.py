@@ -12,6 +12,7 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -19,7 +20,6 @@ PR_SET_PDEATHSIG: Final = 1
 PR_SET_DUMPABLE: Final = 4
 PR_SET_CHILD_SUBREAPER: Final = 36
 PR_SET_NO_NEW_PRIVS: Final = 38
-PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 FIRST_PID_NAMESPACE: Final = 0xEFFFFFFC
 KILL_ROUNDS: Final = 100
 KILL_POLL_S: Final = 0.002
@@ -189,19 +189,36 @@ def descendants(root: int) -> list[int]:
     return found
 
 
-def private_bytes(pid: int) -> int:
-    """Return the memory a process holds for itself alone, in bytes; 0 when it is gone."""
-    try:
-        fields = Path(f"/proc/{pid}/statm").read_bytes().split()
-    except OSError:
-        return 0
-    return (int(fields[1]) - int(fields[2])) * PAGE_BYTES
+@dataclass(frozen=True)
+class Memory:
+    """What processes hold in the machine's memory, in bytes; files aside, which the kernel may drop."""
+
+    private: int = 0
+    shared: int = 0
+    """Mapped shared memory; memory files that are not mapped are not seen."""
+
+    def __add__(self, other: Memory) -> Memory:
+        return Memory(self.private + other.private, self.shared + other.shared)
 
 
-def proportional_bytes(pid: int) -> int:
-    """Return a process's anonymous memory in bytes, pages divided among their sharers: slow, but right for forks."""
+def resident_memory(pid: int) -> Memory:
+    """Return what a process holds, pages that forks share with it among that; nothing when it is gone."""
+    return _read_memory(Path(f"/proc/{pid}/status"), b"RssAnon", b"RssShmem") or Memory()
+
+
+def proportional_memory(pid: int) -> Memory:
+    """Return what a process holds, pages divided among their sharers: slow, but right for forks.
+
+    Of a process that hides its memory only `resident_memory` is known.
+    """
+    return _read_memory(Path(f"/proc/{pid}/smaps_rollup"), b"Pss_Anon", b"Pss_Shmem") or resident_memory(pid)
+
+
+def _read_memory(path: Path, private: bytes, shared: bytes) -> Memory | None:
     try:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()
+        fields = dict(line.split(b":", 1) for line in path.read_bytes().splitlines() if b":" in line)
     except OSError:
-        return 0
-    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss_Anon:"))
+        return None
+    if private not in fields:
+        return None
+    return Memory(*(int(fields.get(name, b"0").split()[0]) * 1024 for name in (private, shared)))

@@ -11,16 +11,19 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.runner import session_client, session_start, worker_process
 from flashinfer_bench.bench.runner.session_protocol import Hello
+from flashinfer_bench.bench.runner.shared_arena import SharedArena
 from flashinfer_bench.bench.runner.worker_process import WorkerGone, WorkerProcess
 from flashinfer_bench.errors import DeviceFault
 from flashinfer_bench.worker import confine
+from flashinfer_bench.worker.arena import Slot
 from flashinfer_bench.worker.call_filter import ALLOW, CALLS, MOST_ANCESTORS, RETURN, Step, can_ask, make_program
-from flashinfer_bench.worker.linux import count_own_tasks, descendants, is_alive, parent_of
-from flashinfer_bench.worker.protocol import Loaded
+from flashinfer_bench.worker.linux import count_own_tasks, descendants, is_alive, parent_of, resident_memory
+from flashinfer_bench.worker.protocol import Bound, Called, Loaded
 from tests.kit.workers import ROOT, running_template, worker_order
 
 pytestmark = [pytest.mark.cpu, pytest.mark.skipif(sys.platform != "linux", reason="confinement is Linux's")]
@@ -54,7 +57,7 @@ def start(template, tmp_path):
 
     @contextmanager
     def started(source, **order):
-        (tmp_path / "main.py").write_text(HELD + source + "\ndef run(x): return x\n")
+        (tmp_path / "main.py").write_text(HELD + "def run(x): return x\n" + source)
         with WorkerProcess(template, worker_order(**order), tmp_path / "home") as worker:
             started.worker = worker
             worker.wait_ready()
@@ -365,3 +368,31 @@ def test_limits_are_lowered_only(monkeypatch):
     monkeypatch.setattr(confine.resource, "setrlimit", is_now.__setitem__)
     confine.set_limits(100)
     assert is_now == {**was, resource.RLIMIT_FSIZE: (5, 5), resource.RLIMIT_NPROC: (100, 100)}
+
+
+FILLS = """
+import mmap, os, time
+fd = os.memfd_create("own"); os.ftruncate(fd, 600 << 20); memory = mmap.mmap(fd, 600 << 20)
+for at in range(0, 600 << 20, 1 << 20):
+    memory[at : at + (1 << 20)] = b"a" * (1 << 20)
+time.sleep(5)
+"""
+
+
+def test_memory_that_a_worker_could_share_counts(start):
+    with pytest.raises(WorkerGone, match="worker_memory_gb"), start(FILLS, memory_limit_bytes=512 << 20):
+        pass
+
+
+def test_the_sessions_arena_does_not_count(start):
+    source = "def run(x):\n    x.max()\n    return 0"
+    with SharedArena(torch.device("cpu")) as arena, start(source, memory_limit_bytes=512 << 20) as worker:
+        arena.reserve(600 << 20)
+        arena.block.fill_(1)
+        description, fds = arena.describe()
+        worker.ask("bind", Bound, 20.0, fds=fds, arena=description)
+        slot = Slot(0, (600 << 20,), torch.uint8).to_json()
+        worker.ask("call", Called, 20.0, arguments=[slot], outputs=[], style="value")
+        worker._turn(0.5)
+        assert resident_memory(worker.pid).shared > 512 << 20
+        assert worker.exit is None
