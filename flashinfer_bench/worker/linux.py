@@ -219,6 +219,4 @@ def _read_memory(path: Path, private: bytes, shared: bytes) -> Memory | None:
         fields = dict(line.split(b":", 1) for line in path.read_bytes().splitlines() if b":" in line)
     except OSError:
         return None
-    if private not in fields:
-        return None
     return Memory(*(int(fields.get(name, b"0").split()[0]) * 1024 for name in (private, shared)))
