@@ -86,7 +86,7 @@ class Watch:
         self.memory_limit_bytes = memory_limit_bytes
         self.over_memory = False
         self._next_tree_poll = 0.0
-        self._session = ancestors(os.getpid())[1]
+        self._session = next(iter(ancestors(os.getpid())[1:]), 0)  # /proc may be mounted so that it cannot be seen
         self._arena_bytes = 0
         """The most shared memory that the session had: a worker that maps the arena has it of the session."""
 

@@ -5,6 +5,7 @@ import os
 import platform
 import resource
 import signal
+import socket
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -19,8 +20,9 @@ from flashinfer_bench.bench.runner.session_protocol import Hello
 from flashinfer_bench.bench.runner.shared_arena import SharedArena
 from flashinfer_bench.bench.runner.worker_process import WorkerGone, WorkerProcess
 from flashinfer_bench.errors import DeviceFault
-from flashinfer_bench.worker import confine
+from flashinfer_bench.worker import confine, guard
 from flashinfer_bench.worker.arena import Slot
+from flashinfer_bench.worker.asked_calls import AskedCalls
 from flashinfer_bench.worker.call_filter import ALLOW, CALLS, MOST_ANCESTORS, RETURN, Step, can_ask, make_program
 from flashinfer_bench.worker.linux import count_own_tasks, descendants, is_alive, parent_of, resident_memory
 from flashinfer_bench.worker.protocol import Bound, Called, Loaded
@@ -296,13 +298,13 @@ if os.fork() == 0:
 def test_a_worker_whose_guard_is_stopped_is_ended_with_all_that_it_started(start, monkeypatch):
     monkeypatch.setattr(worker_process, "END_LIMIT_S", 0.2)
     with start(LEAVES_A_CHILD) as worker:
-        guard = parent_of(worker.pid)
-        template = parent_of(guard)
-        below = descendants(guard)
-        os.kill(guard, signal.SIGSTOP)
+        watcher = parent_of(worker.pid)
+        template = parent_of(watcher)
+        below = descendants(watcher)
+        os.kill(watcher, signal.SIGSTOP)
         assert worker.end().signal == signal.SIGKILL
         assert len(below) >= 2
-        assert not any(is_alive(pid) for pid in [guard, *below])
+        assert not any(is_alive(pid) for pid in [watcher, *below])
         assert not descendants(template)
 
 
@@ -396,3 +398,12 @@ def test_the_sessions_arena_does_not_count(start):
         worker._turn(0.5)
         assert resident_memory(worker.pid).shared > 512 << 20
         assert worker.exit is None
+
+
+def test_a_guard_that_cannot_see_the_session_watches_all_the_same(monkeypatch):
+    monkeypatch.setattr(guard, "ancestors", lambda pid: [pid - 1])
+    with socket.socket() as channel:
+        watch = guard.Watch(os.getpid(), 1 << 50, AskedCalls(channel))
+        assert not watch._is_over_memory()
+        watch.memory_limit_bytes = 1
+        assert watch._is_over_memory()
