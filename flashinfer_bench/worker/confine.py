@@ -1,22 +1,37 @@
-"""What a worker gives up before it meets a solution: its session, its descriptors, its environment, its core files.
+"""What a worker gives up before it meets a solution: its session, its descriptors, its environment, its core files,
+its capabilities, its view of processes that it did not start and the calls that would reach them.
 
-What is not taken away (a hostile driver, a reader with root's rights) is listed in docs/architecture.md.
+What is not taken away (a hostile driver) is listed in docs/architecture.md.
 """
 
 from __future__ import annotations
 
+import io
 import os
 import resource
 import signal
-from pathlib import Path
+import socket
+import sys
+from collections.abc import Sequence
+from typing import Any, Final
 
-from flashinfer_bench.worker.linux import PR_SET_NO_NEW_PRIVS, die_with_parent, prctl
+from flashinfer_bench.worker.call_filter import install_filter
+from flashinfer_bench.worker.linux import PR_SET_NO_NEW_PRIVS, ancestors, die_with_parent, prctl
+from flashinfer_bench.worker.privileges import drop_capabilities, enter_own_domain
 
 RESET_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGPIPE)
+MOST_FILE_BYTES: Final = 16 << 30
 
 
-def confine(*, keep_fd: int, out_fd: int, err_fd: int, home: Path, environment: dict[str, str]) -> None:
-    """Turn this fresh fork into a worker's shell: own session, two pipes for output, one socket, its own folder."""
+def confine(order: dict[str, Any], fds: Sequence[int], guard: socket.socket) -> None:
+    """Turn this fresh fork into a worker's shell: own session, two pipes for output, one socket, its own folder.
+
+    Args:
+        order: its `home`, its `environment`, and `most_tasks`, threads and processes that its user may have in all.
+        fds: the socket, and the pipes.
+        guard: the guard is sent what it answers filtered calls by.
+    """
+    keep_fd, out_fd, err_fd = fds
     os.setsid()
     die_with_parent(signal.SIGKILL)
     prctl(PR_SET_NO_NEW_PRIVS, 1)
@@ -26,9 +41,28 @@ def confine(*, keep_fd: int, out_fd: int, err_fd: int, home: Path, environment: 
     null = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((null, 0), (out_fd, 1), (err_fd, 2)):
         os.dup2(source, target)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True)  # what is printed before a crash is what one wants to read
+    set_limits(order.get("most_tasks"))
+    drop_capabilities()
+    enter_own_domain()
+    listener = install_filter(ancestors(os.getpid()))
+    if listener is not None:
+        socket.send_fds(guard, [b"x"], [listener])
+    guard.detach()
     os.closerange(3, keep_fd)
     os.closerange(keep_fd + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.environ.clear()
-    os.environ.update(environment)
-    os.chdir(home)
+    os.environ.update(order["environment"])
+    os.chdir(order["home"])
+
+
+def set_limits(most_tasks: int | None) -> None:
+    """Lower what this process and its children may take; address space has no limit, for CUDA reserves terabytes."""
+    limits = {resource.RLIMIT_CORE: 0, resource.RLIMIT_FSIZE: MOST_FILE_BYTES}
+    if most_tasks is not None:
+        limits[resource.RLIMIT_NPROC] = most_tasks
+    for limit, wanted in limits.items():
+        allowed = [value for value in (*resource.getrlimit(limit), wanted) if value != resource.RLIM_INFINITY]
+        resource.setrlimit(limit, (min(allowed), min(allowed)))

@@ -3,11 +3,12 @@
 It adopts whatever the worker leaves behind, kills it, and tells the session how the worker ended. It speaks over
 one socket:
 
-    guard → session   {"started": pid}
+    guard → session   {"started": pid, "guard": its own pid}
                       {"exit": {"code": int or null, "signal": int or null, "leftover": int, "over_memory": bool}}
     session → guard   any byte, or the end of the stream: end the worker now
 
-The worker is ended as a whole: its process group first, then every descendant that moved to a group of its own.
+The worker is ended as a whole: its process group first, then every descendant that moved to a group of its own. The
+guard ends when none is left; where it does not, the session ends it and them.
 """
 
 from __future__ import annotations
@@ -20,13 +21,22 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from flashinfer_bench.worker.linux import adopt_orphans, descendants, private_bytes, proportional_bytes
+from flashinfer_bench.worker.asked_calls import AskedCalls
+from flashinfer_bench.worker.linux import (
+    Memory,
+    adopt_orphans,
+    ancestors,
+    descendants,
+    proportional_memory,
+    resident_memory,
+)
 from flashinfer_bench.worker.main import run_worker
 from flashinfer_bench.worker.wire import send_frame
 
 POLL_S: Final = 0.05
 TREE_POLL_S: Final = 0.5
-REAP_LIMIT_S: Final = 2.0
+MOST_REAPED: Final = 1000
+"""In a turn: a worker that makes orphans without end must not keep its guard from all else."""
 
 
 def run_guard(order: dict[str, Any], fds: list[int], fork: Callable[[], int]) -> None:
@@ -38,14 +48,16 @@ def run_guard(order: dict[str, Any], fds: list[int], fork: Callable[[], int]) ->
     os.set_blocking(wake_write, False)
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
+    ours, theirs = socket.socketpair()
     pid = fork()
     if pid == 0:
-        run_worker(order, worker_fd, out_fd, err_fd)
+        run_worker(order, (worker_fd, out_fd, err_fd), theirs)
     for fd in (worker_fd, out_fd, err_fd):
         os.close(fd)
+    theirs.close()
     session = socket.socket(fileno=guard_fd)
-    report(session, {"started": pid})
-    watch = Watch(pid, int(order["memory_limit_bytes"]))
+    report(session, {"started": pid, "guard": os.getpid()})
+    watch = Watch(pid, int(order["memory_limit_bytes"]), AskedCalls(ours))
     status = watch.until_end(session, wake_read)
     leftover = end_descendants()
     code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
@@ -63,30 +75,50 @@ def report(session: socket.socket, message: dict[str, Any]) -> None:
 
 
 class Watch:
-    """One worker's life: waits for its end, ends it when told to or when it takes too much memory."""
+    """One worker's life: waits for its end, ends it when told to or when it takes too much memory.
 
-    def __init__(self, pid: int, memory_limit_bytes: int) -> None:
+    Meanwhile it answers what the filter on the worker's calls asks.
+    """
+
+    def __init__(self, pid: int, memory_limit_bytes: int, asked: AskedCalls) -> None:
         self.pid = pid
+        self.asked = asked
         self.memory_limit_bytes = memory_limit_bytes
         self.over_memory = False
         self._next_tree_poll = 0.0
+        self._session = next(iter(ancestors(os.getpid())[1:]), 0)  # /proc may be mounted so that it cannot be seen
+        self._arena_bytes = 0
+        """The most shared memory that the session had: a worker that maps the arena has it of the session."""
 
     def until_end(self, session: socket.socket, wake_read: int) -> int:
         """Return the worker's wait status."""
         told = False
         while True:
-            ready, _, _ = select.select([wake_read, *([] if told else [session.fileno()])], [], [], POLL_S)
+            told_by = [] if told else [session.fileno()]
+            ready, _, _ = select.select([wake_read, *told_by, *self.asked.descriptors()], [], [], POLL_S)
+            if any(fd in ready for fd in self.asked.descriptors()):
+                self.asked.turn()
             if wake_read in ready:
                 os.read(wake_read, 4096)
             if session.fileno() in ready:
                 told = True
                 self.kill()
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            if pid == self.pid:
+            status = self._reap()
+            if status is not None:
                 return status
             if self.memory_limit_bytes and self._is_over_memory():
                 self.over_memory = True
                 self.kill()
+
+    def _reap(self) -> int | None:
+        """Take what has ended, orphans too, which else stay in the process table; return the worker's own status."""
+        for _ in range(MOST_REAPED):
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == self.pid:
+                return status
+            if pid == 0:
+                return None
+        return None
 
     def kill(self) -> None:
         """End the worker and all that is in its group."""
@@ -97,24 +129,27 @@ class Watch:
 
     def _is_over_memory(self) -> bool:
         """Look at the worker each time, at everything below it now and then: that walk is the dearer one."""
-        if private_bytes(self.pid) > self.memory_limit_bytes:
+        self._arena_bytes = max(self._arena_bytes, resident_memory(self._session).shared)
+        if self._is_too_much(resident_memory(self.pid)):
             return True
         now = time.monotonic()
         if now < self._next_tree_poll:
             return False
         self._next_tree_poll = now + TREE_POLL_S
         below = descendants(os.getpid())
-        if sum(private_bytes(pid) for pid in below) <= self.memory_limit_bytes:
+        if not self._is_too_much(sum(map(resident_memory, below), Memory())):
             return False
         # Forks share their parent's pages, which that sum counts once for each of them.
-        return sum(proportional_bytes(pid) for pid in below) > self.memory_limit_bytes
+        return self._is_too_much(sum(map(proportional_memory, below), Memory()))
+
+    def _is_too_much(self, memory: Memory) -> bool:
+        return memory.private + max(0, memory.shared - self._arena_bytes) > self.memory_limit_bytes
 
 
 def end_descendants() -> int:
-    """Kill every process below this one and reap it; return how many there were."""
+    """Kill every process below this one and reap it, however long that takes; return how many there were."""
     seen: set[int] = set()
-    deadline = time.monotonic() + REAP_LIMIT_S
-    while time.monotonic() < deadline:
+    while True:
         alive = descendants(os.getpid())
         for pid in alive:
             seen.add(pid)
@@ -128,4 +163,3 @@ def end_descendants() -> int:
         except ChildProcessError:
             return len(seen)
         time.sleep(0.001)
-    return len(seen)

@@ -9,16 +9,20 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+PR_SET_DUMPABLE: Final = 4
 PR_SET_PDEATHSIG: Final = 1
 PR_SET_CHILD_SUBREAPER: Final = 36
 PR_SET_NO_NEW_PRIVS: Final = 38
-PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+FIRST_PID_NAMESPACE: Final = 0xEFFFFFFC
 KILL_ROUNDS: Final = 100
+KILL_POLL_S: Final = 0.002
 
 
 def prctl(option: int, value: int) -> bool:
@@ -40,9 +44,62 @@ def adopt_orphans() -> None:
     prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
+def hide_memory() -> None:
+    """Let no other process of this user read or write this one's memory; programs that it starts are not hidden."""
+    prctl(PR_SET_DUMPABLE, 0)
+
+
+def show_memory() -> None:
+    """Undo hide_memory, as a child of a hidden process may want."""
+    prctl(PR_SET_DUMPABLE, 1)
+
+
 def parents() -> dict[int, int]:
     """Return pid → parent pid of every process that this one can see."""
     return {pid: int(fields[1]) for pid, fields in _process_table()}
+
+
+def parent_of(pid: int) -> int | None:
+    """Return the parent of a process, or of a thread's process; None where it is gone."""
+    fields = _read_stat(Path(f"/proc/{pid}"))
+    return int(fields[1]) if fields else None
+
+
+def ancestors(pid: int) -> list[int]:
+    """Return the processes above one, the nearest first."""
+    found: list[int] = []
+    above = parent_of(pid)
+    while above:
+        found.append(above)
+        above = parent_of(above)
+    return found
+
+
+def process_groups() -> dict[int, list[int]]:
+    """Return process group → its members."""
+    groups: dict[int, list[int]] = {}
+    for pid, fields in _process_table():
+        groups.setdefault(int(fields[2]), []).append(pid)
+    return groups
+
+
+def count_own_tasks() -> int | None:
+    """Return how many threads this user has; None in a container, where not all of them can be seen."""
+    try:
+        if Path("/proc/self/ns/pid").stat().st_ino != FIRST_PID_NAMESPACE:
+            return None
+    except OSError:
+        return None
+    return sum(int(fields[17]) for pid, fields in _process_table() if _owner(pid) == os.getuid())
+
+
+def _owner(pid: int) -> int | None:
+    """Return whose a process is; /proc itself belongs to root where a process hides its memory."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_bytes()
+    except OSError:
+        return None
+    return int(status.partition(b"\nUid:")[2].split(None, 1)[0])
 
 
 def session_members(sessions: Iterable[int]) -> dict[int, dict[int, str]]:
@@ -65,15 +122,57 @@ def kill_session(session: int, *, spare: int | None = None) -> None:
                 os.kill(pid, signal.SIGKILL)
 
 
+def end_tree(root: int, limit_s: float, *, now: Callable[[], float] = time.monotonic) -> bool:
+    """Kill a process and all below it; say whether everything was gone before the limit.
+
+    The root goes last, for what loses its parent falls to it where it adopts orphans, also while it is stopped.
+    """
+    deadline = now() + limit_s
+    if not kill_below(root, limit_s, now=now):
+        return False
+    with suppress(ProcessLookupError):
+        os.kill(root, signal.SIGKILL)
+    while is_alive(root):
+        if now() >= deadline:
+            return False
+        time.sleep(KILL_POLL_S)
+    return True
+
+
+def kill_below(root: int, limit_s: float, *, now: Callable[[], float] = time.monotonic) -> bool:
+    """Kill every process below one, those too that are started meanwhile; say whether all were gone at the limit."""
+    deadline = now() + limit_s
+    while alive := [pid for pid in descendants(root) if is_alive(pid)]:
+        if now() >= deadline:
+            return False
+        for pid in alive:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(KILL_POLL_S)
+    return True
+
+
+def is_alive(pid: int) -> bool:
+    """Tell whether a process is there and has not ended yet."""
+    fields = _read_stat(Path(f"/proc/{pid}"))
+    return bool(fields) and fields[0] not in (b"Z", b"X")
+
+
 def _process_table() -> Iterator[tuple[int, list[bytes]]]:
     """Yield each process with its fields from proc(5)'s stat, from the state on."""
     for entry in os.scandir("/proc") if Path("/proc").is_dir() else ():
         if entry.name.isdigit():
-            try:
-                fields = (Path(entry.path) / "stat").read_bytes().rpartition(b") ")[2].split()
-            except OSError:
-                continue  # it ended while we looked
-            yield int(entry.name), fields
+            fields = _read_stat(Path(entry.path))
+            if fields:
+                yield int(entry.name), fields
+
+
+def _read_stat(folder: Path) -> list[bytes]:
+    """Return a process's fields from the state on; none where it has ended meanwhile."""
+    try:
+        return (folder / "stat").read_bytes().rpartition(b") ")[2].split()
+    except OSError:
+        return []
 
 
 def descendants(root: int) -> list[int]:
@@ -90,19 +189,34 @@ def descendants(root: int) -> list[int]:
     return found
 
 
-def private_bytes(pid: int) -> int:
-    """Return the memory a process holds for itself alone, in bytes; 0 when it is gone."""
-    try:
-        fields = Path(f"/proc/{pid}/statm").read_bytes().split()
-    except OSError:
-        return 0
-    return (int(fields[1]) - int(fields[2])) * PAGE_BYTES
+@dataclass(frozen=True)
+class Memory:
+    """What processes hold in the machine's memory, in bytes; files aside, which the kernel may drop."""
+
+    private: int = 0
+    shared: int = 0
+    """Mapped shared memory; memory files that are not mapped are not seen."""
+
+    def __add__(self, other: Memory) -> Memory:
+        return Memory(self.private + other.private, self.shared + other.shared)
 
 
-def proportional_bytes(pid: int) -> int:
-    """Return a process's anonymous memory in bytes, pages divided among their sharers: slow, but right for forks."""
+def resident_memory(pid: int) -> Memory:
+    """Return what a process holds, pages that forks share with it among that; nothing when it is gone."""
+    return _read_memory(Path(f"/proc/{pid}/status"), b"RssAnon", b"RssShmem") or Memory()
+
+
+def proportional_memory(pid: int) -> Memory:
+    """Return what a process holds, pages divided among their sharers: slow, but right for forks.
+
+    Of a process that hides its memory only `resident_memory` is known.
+    """
+    return _read_memory(Path(f"/proc/{pid}/smaps_rollup"), b"Pss_Anon", b"Pss_Shmem") or resident_memory(pid)
+
+
+def _read_memory(path: Path, private: bytes, shared: bytes) -> Memory | None:
     try:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()
+        fields = dict(line.split(b":", 1) for line in path.read_bytes().splitlines() if b":" in line)
     except OSError:
-        return 0
-    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss_Anon:"))
+        return None
+    return Memory(*(int(fields.get(name, b"0").split()[0]) * 1024 for name in (private, shared)))

@@ -9,8 +9,10 @@ from __future__ import annotations
 import base64
 import os
 import socket
+import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -23,6 +25,7 @@ from flashinfer_bench.timing.progress import Recipe
 from flashinfer_bench.timing.recipe import take_trial
 from flashinfer_bench.worker.arena import MappedArena, Slot, open_arena
 from flashinfer_bench.worker.confine import confine
+from flashinfer_bench.worker.linux import show_memory
 from flashinfer_bench.worker.load import load_entry
 from flashinfer_bench.worker.protocol import MAX_TEXT, answer_trial
 from flashinfer_bench.worker.wire import FrameReader, WireClosed, send_frame
@@ -30,11 +33,16 @@ from flashinfer_bench.worker.wire import FrameReader, WireClosed, send_frame
 KEPT_FRAMES: Final = 12
 
 
-def run_worker(order: dict[str, Any], worker_fd: int, out_fd: int, err_fd: int) -> None:
-    """Confine this process, serve the session, end the process."""
+def run_worker(order: dict[str, Any], fds: Sequence[int], guard: socket.socket) -> None:
+    """Confine this process, serve the session, end the process.
+
+    Args:
+        order: from the session.
+        fds: its socket, and the pipes for what is printed.
+        guard: the guard is sent what it answers filtered calls by.
+    """
     try:
-        home = Path(order["home"])
-        confine(keep_fd=worker_fd, out_fd=out_fd, err_fd=err_fd, home=home, environment=order["environment"])
+        confine(order, fds, guard)
         device = torch.device(order["device"])
         if device.type == "cuda":
             torch.zeros(1, device=device)
@@ -44,7 +52,7 @@ def run_worker(order: dict[str, Any], worker_fd: int, out_fd: int, err_fd: int) 
         timing = order["timing"]
         image = base64.b64decode(timing["image"]) if timing["image"] else None
         clock = make_clock(device, cold=timing["cold"], use_cupti=timing["use_cupti"], image=image)
-        Worker(socket.socket(fileno=worker_fd), device, clock).serve()
+        Worker(socket.socket(fileno=fds[0]), device, clock).serve()
     finally:
         os._exit(0)
 
@@ -77,10 +85,12 @@ class Worker:
                 answer = verbs[request["verb"]](request)
             except BaseException as error:
                 answer = {"error": describe_error(error)}
+            flush_output()
             send_frame(self.sock, {"id": request["id"], **answer})
 
     def load(self, request: dict[str, Any]) -> dict[str, Any]:
         """Import the solution."""
+        show_memory()  # from here on the guard looks at what this process holds
         os.environ.update(request["environment"])
         place = Path(request["directory"]), request["entry"], request["symbol"]
         self.function, signature = load_entry(*place, kind=request["kind"])
@@ -138,6 +148,13 @@ class Worker:
         return partial(function, *arguments), outputs
 
 
+def flush_output() -> None:
+    """Let what the solution printed through Python be in the pipes before the answer is; it may have broken both."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(BaseException):
+            stream.flush()
+
+
 def describe_value(value: Any) -> dict[str, Any]:
     """Say what a solution returned, without its content."""
     kind = type(value)
@@ -152,7 +169,7 @@ def describe_value(value: Any) -> dict[str, Any]:
         }
     if kind in (int, float, bool):
         return {"kind": "scalar", "type": kind.__name__}
-    return {"kind": "other", "type": f"{kind.__module__}.{kind.__qualname__}"[:500]}
+    return {"kind": "other", "type": escape_surrogates(f"{kind.__module__}.{kind.__qualname__}")[:500]}
 
 
 def store(value: Any, slot: torch.Tensor) -> None:
@@ -175,4 +192,10 @@ def describe_error(error: BaseException) -> dict[str, str]:
         lines = traceback.format_exception(type(error), error, trace, limit=-KEPT_FRAMES)
     except BaseException as second:
         message, lines = f"(its message could not be read: {type(second).__name__})", []
-    return {"type": type(error).__name__[:500], "message": message[:MAX_TEXT], "traceback": "".join(lines)[-MAX_TEXT:]}
+    kind, message, told = map(escape_surrogates, (type(error).__name__, message, "".join(lines)))
+    return {"type": kind[:500], "message": message[:MAX_TEXT], "traceback": told[-MAX_TEXT:]}
+
+
+def escape_surrogates(text: str) -> str:
+    """Return a text that has an encoding; half a surrogate pair has none."""
+    return str.encode(text, "utf-8", "backslashreplace").decode()

@@ -16,12 +16,17 @@ import sys
 import warnings
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 from flashinfer_bench.worker.guard import run_guard
-from flashinfer_bench.worker.linux import adopt_orphans, descendants
+from flashinfer_bench.worker.linux import adopt_orphans, count_own_tasks, hide_memory, kill_below
 from flashinfer_bench.worker.triton_start import prepare_triton
 from flashinfer_bench.worker.wire import FrameReader, WireClosed
+
+END_LIMIT_S: Final = 30.0
+MORE_TASKS, MORE_TASKS_PER_CORE = 4096, 512
+"""Threads and processes that a worker's user may have beside those that are there at first: the limit is the user's, so
+it has room for workers and compilers on all devices, and is half of what Linux has ids for on a large machine."""
 
 
 def fork() -> int:
@@ -39,30 +44,31 @@ def run_template(sock: socket.socket, run_directory: Path, *, with_triton: bool 
         run_directory: the session's folder; removed at the end.
         with_triton: have what a first Triton launch needs ready in every worker.
     """
+    hide_memory()  # forks inherit it: a worker is hidden until it gets a solution
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # guards are reaped by the kernel
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     adopt_orphans()
+    tasks = count_own_tasks()
+    most_tasks = None if tasks is None else tasks + MORE_TASKS + MORE_TASKS_PER_CORE * (os.cpu_count() or 1)
     try:
         if with_triton:
             prepare_triton()
         with suppress(WireClosed):  # the session ended: so do we
-            _serve_orders(sock)
+            _serve_orders(sock, most_tasks)
     finally:
-        for pid in descendants(os.getpid()):
-            with suppress(ProcessLookupError):  # it has ended
-                os.kill(pid, signal.SIGKILL)
+        kill_below(os.getpid(), END_LIMIT_S)
         shutil.rmtree(run_directory, ignore_errors=True)
         os._exit(0)
 
 
-def _serve_orders(sock: socket.socket) -> NoReturn:
+def _serve_orders(sock: socket.socket, most_tasks: int | None) -> NoReturn:
     reader = FrameReader(sock)
     while True:
         order = reader.read()
         fds = reader.take_fds()
         if fork() == 0:
             sock.close()
-            _become_guard(order["spawn"], fds)
+            _become_guard({"most_tasks": most_tasks, **order["spawn"]}, fds)
         for fd in fds:
             os.close(fd)
 

@@ -1,4 +1,8 @@
-"""Find every process that a run started, whoever its parent is now: all of them inherit a mark in their environment."""
+"""Find every process that a run started, whoever its parent is now: all of them inherit a mark in their environment.
+
+An ordinary user cannot read the environment of a process that hides its memory: one of a session that was not there
+before counts as marked.
+"""
 
 import os
 import time
@@ -13,15 +17,35 @@ VARIABLE = "FIB_TEST_MARK"
 def marked():
     """Mark what is started inside the block; yields a function that lists the marked processes that are alive."""
     mark = uuid.uuid4().hex
+    before = set(all_pids())
     os.environ[VARIABLE] = mark
     try:
         yield lambda: [
-            pid
-            for pid in map(int, filter(str.isdigit, (path.name for path in Path("/proc").iterdir())))
-            if is_marked(pid, mark)
+            pid for pid in all_pids() if is_marked(pid, mark) or (pid not in before and is_hidden_session(pid))
         ]
     finally:
         del os.environ[VARIABLE]
+
+
+def all_pids():
+    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+
+
+def is_hidden_session(pid):
+    try:
+        Path(f"/proc/{pid}/environ").read_bytes()
+    except PermissionError:
+        return is_session(pid)
+    except OSError:
+        return False
+    return False
+
+
+def is_session(pid):
+    try:
+        return b"session_start" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
 
 
 def is_marked(pid, mark):

@@ -1,5 +1,6 @@
 """Real worker processes for tests, forked from a template that lives in an interpreter of its own."""
 
+import os
 import socket
 import subprocess
 import sys
@@ -21,7 +22,8 @@ def running_template(run_directory: Path):
     """Yield the socket of a template; when the block ends no process of it is left."""
     ours, theirs = socket.socketpair()
     command = [sys.executable, "-c", SCRIPT, str(theirs.fileno()), str(run_directory)]
-    process = subprocess.Popen(command, pass_fds=[theirs.fileno()], cwd=ROOT)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    process = subprocess.Popen(command, pass_fds=[theirs.fileno()], cwd=ROOT, env=environment)
     theirs.close()
     try:
         yield ours

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from flashinfer_bench.timing.clocks import make_clock
-from flashinfer_bench.worker import main
+from flashinfer_bench.worker import main, protocol
+from flashinfer_bench.worker.protocol import Called, check_answer
 from flashinfer_bench.worker.wire import FrameReader
 
 pytestmark = pytest.mark.cpu
@@ -30,3 +31,15 @@ def test_a_worker_makes_its_captures_before_it_can_be_given_code(monkeypatch):
         ours.setblocking(True)
         assert heard_before == [CPU]
         assert FrameReader(ours).read()["ready"] is True
+
+
+def test_an_error_is_told_whatever_is_in_its_message():
+    told = main.describe_error(ValueError("\ud800 is half" + "\udc00" * protocol.MAX_TEXT))
+    assert told["message"].startswith("\\ud800 is half\\udc00")
+    assert check_answer({"id": 1, "error": told}, 1, Called).error.message == told["message"]
+
+
+def test_what_a_solution_returned_is_told_whatever_its_type_is_called():
+    told = main.describe_value(type("T", (), {"__module__": "\ud800"})())
+    assert told["type"].startswith("\\ud800")
+    assert check_answer({"id": 1, "returned": [told]}, 1, Called).returned[0].type == told["type"]

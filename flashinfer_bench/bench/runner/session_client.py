@@ -20,10 +20,12 @@ from typing import Any, Final
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.runner.environments import session_environment
 from flashinfer_bench.bench.runner.session_protocol import Block, Hello
+from flashinfer_bench.worker.linux import end_tree, hide_memory, session_members
 from flashinfer_bench.worker.wire import FrameReader, WireClosed, WireError, send_frame
 
 START_LIMIT_S: Final = 180.0
 CLOSE_LIMIT_S: Final = 3.0
+FORCE_LIMIT_S: Final = 30.0
 PHASE_GRACE_S = 120.0
 """What a phase may take beyond its own limit before the session is taken for lost: comparing, reading blobs."""
 STDERR_TAIL_BYTES: Final = 4096
@@ -38,7 +40,7 @@ class SessionTimedOut(SessionLost):
 
 
 class SessionClient:
-    """One device session, from its start to its end.
+    """One device session, from its start to its end. Starting one hides this process's memory, for good.
 
     Args:
         device: the device that it gets; it sees no other.
@@ -46,6 +48,7 @@ class SessionClient:
     """
 
     def __init__(self, device: Device, hello: Hello) -> None:
+        hide_memory()  # a worker is a process of the same user
         self.device = device
         self.libs: dict[str, str] = {}
         self.is_ready = False
@@ -141,7 +144,9 @@ class SessionClient:
             self._process.kill()
             self._process.wait()
         ready, _, _ = select.select([self._lifeline], [], [], CLOSE_LIMIT_S)
-        del ready  # past the limit we go on: the processes left have nothing to answer to
+        if not ready:
+            for left in session_members([self._process.pid])[self._process.pid]:  # the template, which adopts the rest
+                end_tree(left, FORCE_LIMIT_S)
         os.close(self._lifeline)
         self._stderr.close()
 

@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 
-from flashinfer_bench.worker.linux import die_with_parent
+from flashinfer_bench.worker.linux import die_with_parent, hide_memory
 
 
 def start(fd: int, host_pid: int) -> None:
@@ -19,6 +19,7 @@ def start(fd: int, host_pid: int) -> None:
     die_with_parent(signal.SIGKILL)
     if os.getppid() != host_pid:
         return  # the host ended before the kernel was told
+    hide_memory()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the host to handle
     importlib.import_module("flashinfer_bench.bench.runner.session_main").serve_host(fd)
 

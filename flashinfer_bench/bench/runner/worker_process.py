@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from flashinfer_bench.bench.runner.bounded_log import BoundedLog
+from flashinfer_bench.errors import DeviceFault
+from flashinfer_bench.worker.linux import end_tree
 from flashinfer_bench.worker.protocol import Claim, Failed, Ready, check_answer
 from flashinfer_bench.worker.wire import FrameReader, WireClosed, WireError, send_frame
 
@@ -29,6 +31,8 @@ MAX_DRAINS: Final = 64
 """A solution that prints without end must not keep the session reading."""
 READY_LIMIT_S: Final = 60.0
 END_LIMIT_S: Final = 5.0
+FORCE_LIMIT_S: Final = 60.0
+"""A large context on a GPU takes seconds to go."""
 
 Answer = TypeVar("Answer", bound=Claim)
 
@@ -85,6 +89,7 @@ class WorkerProcess:
         self.log = BoundedLog()
         self.exit: WorkerExit | None = None
         self.pid: int | None = None
+        self._guard_pid: int | None = None
         self.is_ready = False
         self.launch_gap_ns = 0
         self.chain_gap_ns = 0
@@ -162,12 +167,30 @@ class WorkerProcess:
                 self.exit = self.exit or WorkerExit(None, None, 0, over_memory=False)
 
     def end(self) -> WorkerExit | None:
-        """End the worker and everything it started; return how it ended."""
+        """End the worker and everything it started; return how it ended.
+
+        Raises:
+            DeviceFault: something of it is still there.
+        """
         if self._selector.get_map() is None:
             return self.exit
-        self.begin_end()
-        self._await_exit(self._now() + END_LIMIT_S)
-        self.drain()
+        try:
+            self.begin_end()
+            self._await_exit(self._now() + END_LIMIT_S)
+            self.drain()
+            if self.exit is None:
+                self._end_by_force()
+        finally:
+            self._close()
+        return self.exit
+
+    def _end_by_force(self) -> None:
+        """End what the guard, stopped or busy, did not: nothing of one solution may be there when the next one runs."""
+        if self._guard_pid is None or not end_tree(self._guard_pid, FORCE_LIMIT_S):
+            raise DeviceFault("a worker, or something that it started, does not end")
+        self.exit = WorkerExit(None, signal.SIGKILL, 0, over_memory=False)
+
+    def _close(self) -> None:
         self._selector.close()
         self._reader.close_fds()
         self._sock.close()
@@ -175,7 +198,6 @@ class WorkerProcess:
         for pipe in self._pipes:
             os.close(pipe)
         shutil.rmtree(self._home, ignore_errors=True)
-        return self.exit
 
     def drain(self) -> None:
         """Read what the worker printed so far, without waiting."""
@@ -235,7 +257,7 @@ class WorkerProcess:
             return
         while (message := self._guard_reader.pop()) is not None:
             if "started" in message:
-                self.pid = message["started"]
+                self.pid, self._guard_pid = message["started"], message["guard"]
             elif "exit" in message:
                 self.exit = WorkerExit(**message["exit"])
 

@@ -1,0 +1,89 @@
+"""The guard's answers to a worker's filtered calls (`call_filter.py`): free below the guard, refused everywhere else.
+
+The worker, which must not hold it, sends the kernel's descriptor once, before it meets other code.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import platform
+import socket
+import struct
+from contextlib import suppress
+from typing import Final
+
+from flashinfer_bench.worker.call_filter import CALLS, NAMES_A_PROCESS
+from flashinfer_bench.worker.linux import parent_of, process_groups
+
+QUESTION: Final = struct.Struct("=QIIiIQ6Q")
+"""id, pid, flags; the call: number, architecture, instruction, arguments."""
+ANSWER: Final = struct.Struct("=QqiI")
+"""id, value, error, flags."""
+RECEIVE, SEND = 0xC0502100, 0xC0182101
+GO_ON: Final = 1
+PRIO_PGRP, IOPRIO_WHO_PGRP = 1, 2
+
+
+class AskedCalls:
+    """Answers what the filter of one worker asks.
+
+    Args:
+        channel: the kernel's descriptor comes over it.
+    """
+
+    def __init__(self, channel: socket.socket) -> None:
+        self._channel: socket.socket | None = channel
+        self._listener: int | None = None
+        self._names = {number: name for name, number in CALLS.get(platform.machine(), {}).items()}
+
+    def descriptors(self) -> list[int]:
+        """Return what to wait on; call `turn` when it is readable."""
+        if self._listener is not None:
+            return [self._listener]
+        return [] if self._channel is None else [self._channel.fileno()]
+
+    def turn(self) -> None:
+        """Take the kernel's descriptor, or answer one question."""
+        if self._listener is not None:
+            with suppress(OSError):  # whoever asked has ended
+                self._answer(self._listener)
+        elif self._channel is not None:
+            _, fds, _, _ = socket.recv_fds(self._channel, 1, 1)
+            self._listener = fds[0] if fds else None
+            self._channel.close()
+            self._channel = None
+
+    def _answer(self, listener: int) -> None:
+        question = bytearray(QUESTION.size)
+        fcntl.ioctl(listener, RECEIVE, question)
+        number, _, _, call, _, _, *arguments = QUESTION.unpack(question)
+        error = judge_call(self._names[call], arguments, os.getpid())
+        answer = ANSWER.pack(number, 0, -error, 0 if error else GO_ON)
+        fcntl.ioctl(listener, SEND, bytearray(answer))
+
+
+def judge_call(name: str, arguments: list[int], guard: int) -> int:
+    """Return the error of a call that names a process, 0 where it may go on."""
+    aim = struct.unpack("i", struct.pack("I", arguments[NAMES_A_PROCESS[name]] & 0xFFFFFFFF))[0]
+    if is_group(name, arguments[0]) and aim > 0:
+        aim = -aim
+    if aim > 0:
+        return 0 if is_below(aim, guard) else errno.EPERM
+    members = process_groups().get(-aim, []) if aim < -1 else []
+    return 0 if members and all(is_below(pid, guard) for pid in members) else errno.EPERM
+
+
+def is_group(name: str, which: int) -> bool:
+    """Tell whether a call that takes a kind and an id means a group of processes."""
+    return (name, which & 0xFFFFFFFF) in (("setpriority", PRIO_PGRP), ("ioprio_set", IOPRIO_WHO_PGRP))
+
+
+def is_below(pid: int, guard: int) -> bool:
+    """Tell whether a process, or the process of a thread, descends from the guard."""
+    above = parent_of(pid)
+    while above not in (None, 0, guard):
+        assert above is not None  # mypy cannot tell by a membership
+        above = parent_of(above)
+    return above == guard

@@ -1,0 +1,196 @@
+"""The filter on a worker's system calls (seccomp): what may reach a process that it did not start.
+
+Calls that read or steer another process, whoever it is, are refused. Calls that name a process (kill, priorities,
+affinity, limits) are free where they name the caller; for any other the guard is asked, by a descriptor of the
+kernel's that it holds (`asked_calls.py`). Where the kernel cannot ask, those that name an ancestor of the worker are
+refused. The filter holds for the worker, its threads and all that it starts.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import re
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+LOAD, JUMP_IF_EQUAL, JUMP_IF_AT_LEAST, RETURN = 0x20, 0x15, 0x35, 0x06
+ALLOW, ASK, REFUSE = 0x7FFF0000, 0x7FC00000, 0x00050001
+"""REFUSE carries EPERM."""
+NUMBER_OFFSET, ARCHITECTURE_OFFSET, ARGUMENTS_OFFSET = 0, 4, 16
+SET_MODE_FILTER: Final = 1
+SPEC_ALLOW, NEW_LISTENER = 1 << 2, 1 << 3
+"""SPEC_ALLOW: the filter keeps no secret, so that no code needs to become slower for it."""
+ASKING_KERNEL: Final = (5, 5)
+"""The first Linux in which a call that was asked about can go on."""
+MOST_ANCESTORS: Final = 20
+"""More would not fit below a jump; those nearest are host, session, template and guard."""
+X32_CALLS: Final = 0x40000000
+PRIO_USER, IOPRIO_WHO_USER = 2, 3
+F_SETOWN, F_SETSIG, F_SETOWN_EX = 8, 10, 15
+FIOSETOWN, SIOCSPGRP = 0x8901, 0x8902
+
+X86_64: Final = {
+    "ioctl": 16,
+    "kill": 62,
+    "fcntl": 72,
+    "ptrace": 101,
+    "rt_sigqueueinfo": 129,
+    "setpriority": 141,
+    "sched_setparam": 142,
+    "sched_setscheduler": 144,
+    "tkill": 200,
+    "sched_setaffinity": 203,
+    "tgkill": 234,
+    "ioprio_set": 251,
+    "migrate_pages": 256,
+    "move_pages": 279,
+    "rt_tgsigqueueinfo": 297,
+    "prlimit64": 302,
+    "process_vm_readv": 310,
+    "process_vm_writev": 311,
+    "kcmp": 312,
+    "sched_setattr": 314,
+    "seccomp": 317,
+    "pidfd_send_signal": 424,
+    "pidfd_open": 434,
+    "pidfd_getfd": 438,
+    "process_madvise": 440,
+}
+AARCH64: Final = {
+    "fcntl": 25,
+    "ioctl": 29,
+    "ioprio_set": 30,
+    "ptrace": 117,
+    "sched_setparam": 118,
+    "sched_setscheduler": 119,
+    "sched_setaffinity": 122,
+    "kill": 129,
+    "tkill": 130,
+    "tgkill": 131,
+    "rt_sigqueueinfo": 138,
+    "setpriority": 140,
+    "migrate_pages": 238,
+    "move_pages": 239,
+    "rt_tgsigqueueinfo": 240,
+    "prlimit64": 261,
+    "process_vm_readv": 270,
+    "process_vm_writev": 271,
+    "kcmp": 272,
+    "sched_setattr": 274,
+    "seccomp": 277,
+    "pidfd_send_signal": 424,
+    "pidfd_open": 434,
+    "pidfd_getfd": 438,
+    "process_madvise": 440,
+}
+CALLS: Final = {"x86_64": X86_64, "aarch64": AARCH64}
+ARCHITECTURES: Final = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+
+REFUSED: Final = (
+    *("ptrace", "process_vm_readv", "process_vm_writev", "process_madvise", "kcmp"),
+    *("pidfd_getfd", "pidfd_send_signal"),
+)
+NAMES_A_PROCESS: Final = {
+    **dict.fromkeys(("kill", "tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo", "pidfd_open"), 0),
+    **dict.fromkeys(("sched_setparam", "sched_setscheduler", "sched_setaffinity", "sched_setattr"), 0),
+    **dict.fromkeys(("prlimit64", "migrate_pages", "move_pages"), 0),
+    **dict.fromkeys(("setpriority", "ioprio_set"), 1),
+}
+"""Call → which of its arguments is a process id, 0 for the caller."""
+REFUSED_WITH: Final = {
+    "setpriority": (0, (PRIO_USER,)),
+    "ioprio_set": (0, (IOPRIO_WHO_USER,)),
+    "fcntl": (1, (F_SETSIG, F_SETOWN, F_SETOWN_EX)),
+    "ioctl": (1, (FIOSETOWN, SIOCSPGRP)),
+}
+"""Call → an argument, and its values that are refused: all of a user's processes, signals by way of a descriptor."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One instruction; a jump goes so many steps on."""
+
+    code: int
+    value: int
+    if_true: int = 0
+    if_false: int = 0
+
+    def to_bytes(self) -> bytes:
+        """Return the instruction as the kernel reads it."""
+        return struct.pack("=HBBI", self.code, self.if_true, self.if_false, self.value)
+
+
+def install_filter(ancestors: Iterable[int]) -> int | None:
+    """Filter this process's calls from here on; call it before there are threads.
+
+    Args:
+        ancestors: processes above this one, protected where the kernel cannot ask.
+
+    Returns:
+        The descriptor by which the guard is asked; None where it is not.
+    """
+    machine = platform.machine()
+    if machine not in CALLS:
+        return None
+    if can_ask(platform.release()):
+        listener = _install(make_program(machine, own=os.getpid(), ancestors=None), machine, SPEC_ALLOW | NEW_LISTENER)
+        if listener >= 0:
+            return listener
+    _install(make_program(machine, own=os.getpid(), ancestors=list(ancestors)[:MOST_ANCESTORS]), machine, SPEC_ALLOW)
+    return None
+
+
+def can_ask(release: str) -> bool:
+    """Tell whether a Linux of this release can ask another process about a call."""
+    numbers = re.match(r"(\d+)\.(\d+)", release)
+    return numbers is not None and (int(numbers[1]), int(numbers[2])) >= ASKING_KERNEL
+
+
+def make_program(machine: str, *, own: int, ancestors: list[int] | None) -> list[Step]:
+    """Return the filter of a worker; without ancestors it asks about every process but the caller itself."""
+    calls = CALLS[machine]
+    program = [Step(LOAD, ARCHITECTURE_OFFSET), Step(JUMP_IF_EQUAL, ARCHITECTURES[machine], 1), Step(RETURN, REFUSE)]
+    program += [Step(LOAD, NUMBER_OFFSET), Step(JUMP_IF_AT_LEAST, X32_CALLS, 0, 1), Step(RETURN, REFUSE)]
+    for name in REFUSED:
+        program += [Step(JUMP_IF_EQUAL, calls[name], 0, 1), Step(RETURN, REFUSE)]
+    for name in {**REFUSED_WITH, **NAMES_A_PROCESS}:
+        body = _judge_call(name, own, ancestors)
+        program += [Step(JUMP_IF_EQUAL, calls[name], 0, len(body)), *body]
+    return [*program, Step(RETURN, ALLOW)]
+
+
+def _judge_call(name: str, own: int, ancestors: list[int] | None) -> list[Step]:
+    steps: list[Step] = []
+    if name in REFUSED_WITH:
+        argument, values = REFUSED_WITH[name]
+        steps += _return_where(argument, values, REFUSE)
+    if name in NAMES_A_PROCESS:
+        argument = NAMES_A_PROCESS[name]
+        steps += _return_where(argument, (0, own), ALLOW)
+        if ancestors is None:
+            return [*steps, Step(RETURN, ASK)]
+        aimed = [pid for ancestor in ancestors for pid in (ancestor, -ancestor)]
+        steps += _return_where(argument, [-1, *aimed], REFUSE)
+    return [*steps, Step(RETURN, ALLOW)]
+
+
+def _return_where(argument: int, values: Iterable[int], verdict: int) -> list[Step]:
+    """Compare the lower half of an argument, which is all of it that the kernel takes for a process id."""
+    steps = [Step(LOAD, ARGUMENTS_OFFSET + 8 * argument)]
+    for value in values:
+        steps += [Step(JUMP_IF_EQUAL, value & 0xFFFFFFFF, 0, 1), Step(RETURN, verdict)]
+    return steps
+
+
+def _install(program: list[Step], machine: str, flags: int) -> int:
+    code = ctypes.create_string_buffer(b"".join(step.to_bytes() for step in program))
+    try:
+        libc = ctypes.CDLL(None, use_errno=True)
+        order = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(program), ctypes.addressof(code)))
+        return int(libc.syscall(CALLS[machine]["seccomp"], SET_MODE_FILTER, flags, order))
+    except (OSError, AttributeError):
+        return -1

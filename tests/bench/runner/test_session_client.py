@@ -1,0 +1,58 @@
+"""The end of a session, seen from the host."""
+
+import os
+import signal
+import time
+
+import pytest
+
+from flashinfer_bench.bench.machine import Device
+from flashinfer_bench.bench.runner import session_client
+from flashinfer_bench.bench.runner.session_client import SessionClient
+from flashinfer_bench.bench.runner.session_protocol import Hello
+from flashinfer_bench.worker.linux import descendants, is_alive, session_members
+
+pytestmark = [pytest.mark.cpu, pytest.mark.timeout(120)]
+
+
+@pytest.fixture
+def client(tmp_path):
+    """A session that is up."""
+    hello = Hello(
+        device="cpu",
+        hardware="",
+        isolated=False,
+        timeout_s=5.0,
+        profile_baseline=False,
+        time_budget_s=1.0,
+        baseline_budget_s=1.0,
+        worker_memory_bytes=None,
+        needs_triton=False,
+        cache_root=str(tmp_path),
+    )
+    opened = SessionClient(Device("cpu", 0, "cpu", "cpu"), hello)
+    try:
+        while not opened.is_ready:
+            list(opened.messages())
+        yield opened
+    finally:
+        opened.end()
+
+
+def wait_for(found, limit_s=10.0):
+    deadline = time.monotonic() + limit_s
+    while not found() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return found()
+
+
+def test_a_session_whose_template_and_guards_are_stopped_is_ended_with_all_below_it(client, monkeypatch):
+    monkeypatch.setattr(session_client, "CLOSE_LIMIT_S", 0.2)
+    session = client._process.pid
+    below = wait_for(lambda: below if len(below := descendants(session)) >= 3 else [])
+    (template,) = set(session_members([session])[session]) - {session}
+    for pid in below:
+        os.kill(pid, signal.SIGSTOP)
+    client.end()
+    assert template in below
+    assert not any(is_alive(pid) for pid in below)
