@@ -88,7 +88,7 @@ class RemoteKernel:
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.metadata = metadata
-        self._worker = worker
+        self.worker = worker
         self._arena = arena
         self._outputs = outputs
         self._left_s = allowed_s
@@ -151,7 +151,7 @@ class RemoteKernel:
         chosen = input_sets[: self._plan.trials]
         trials = [self._measure_trial(list(inputs), left=len(chosen) - at) for at, inputs in enumerate(chosen)]
         measured = self._readout.measured(trials, before)
-        context = {"chain_gap_ns": self._worker.chain_gap_ns} if self._worker.chain_gap_ns else {}
+        context = {"chain_gap_ns": self.worker.chain_gap_ns} if self.worker.chain_gap_ns else {}
         record = {**measured.record, **context, **(self._plan.facts or {})}
         return Measured(measured.latency_ms, measured.trials, record)
 
@@ -238,7 +238,7 @@ class RemoteKernel:
         """Ask the worker within what is left of the solution's time; translate what goes wrong."""
         start = self._now()
         try:
-            answer = self._worker.ask(verb, expected, max(0.0, self._left_s), **fields)
+            answer = self.worker.ask(verb, expected, max(0.0, self._left_s), **fields)
         except WorkerLate:
             raise SolutionFailure("TIMEOUT", f"{what} was still running after {self._allowed_s:g} s") from None
         except WorkerGone as gone:

@@ -1,0 +1,79 @@
+"""What one solution may do to others: it sees nothing that they left, and the reference is timed before any is loaded."""
+
+import pytest
+
+from flashinfer_bench.bench import Benchmark, BenchmarkConfig
+from flashinfer_bench.bench.events import JobFinished
+from flashinfer_bench.data import TraceSet
+from tests.kit.make import make_definition, make_solution, make_trace, make_workload, write_trace_set
+
+DEVICES = [pytest.param("cpu"), pytest.param("0", marks=pytest.mark.gpu)]
+pytestmark = [pytest.mark.cpu, pytest.mark.slow]
+
+LEAVES_AND_LOOKS = """
+import torch
+seen = False
+def run(x):
+    global seen
+    arena = torch.empty(0, dtype=torch.uint8, device=x.device).set_(x.untyped_storage())
+    far = arena[arena.numel() // 2 :]
+    if not seen and far.any():
+        raise RuntimeError("another has left something here")
+    seen = True
+    far.fill_(1)
+    return x * 2
+"""
+TELLS_WHEN_IT_IS_LOADED = """
+import time
+print("loaded", time.monotonic(), flush=True)
+def run(x):
+    return x * 2
+"""
+REFERENCE = """
+import time
+from pathlib import Path
+def run(x):
+    with Path({path!r}).open("a") as log:
+        log.write(f"{{len(x)}} {{time.monotonic()}}\\n")
+    return x * 2
+"""
+
+
+def run(root, solutions, *, device="cpu", reference=None, **settings):
+    """Run solutions (name → source) of one definition with two workloads; return the evaluations by solution."""
+    parts = {"reference": reference} if reference else {}
+    write_trace_set(
+        root,
+        definitions=[make_definition(**parts)],
+        solutions=[make_solution(name, source=source) for name, source in solutions.items()],
+        workloads=[make_trace(workload=make_workload(f"w{n}", axes={"n": n}), solution=None) for n in (8, 9)],
+    )
+    counts = {"warmup_runs": 2, "iterations": 10, "num_trials": 1}
+    benchmark = Benchmark(TraceSet.from_path(root), BenchmarkConfig.default(devices=[device], **counts, **settings))
+    events = [event for event in benchmark.run(benchmark.plan(), save_results=False) if isinstance(event, JobFinished)]
+    return [event.trace for event in events]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("isolated", [False, True], ids=["persistent", "isolated"])
+def test_a_worker_sees_nothing_that_another_left_in_shared_memory(tmp_path, device, isolated):
+    solutions = dict.fromkeys("abc", LEAVES_AND_LOOKS)
+    traces = run(tmp_path, solutions, device=device, use_isolated_runner=isolated)
+    assert [trace.evaluation.log for trace in traces if trace.evaluation.status.value != "PASSED"] == []
+    assert len(traces) == 6
+
+
+@pytest.mark.parametrize("isolated", [False, True], ids=["persistent", "isolated"])
+def test_baselines_are_timed_before_any_solution_is_loaded(tmp_path, isolated):
+    log = tmp_path / "calls"
+    solutions = dict.fromkeys("ab", TELLS_WHEN_IT_IS_LOADED)
+    reference = REFERENCE.format(path=str(log))
+    traces = run(tmp_path, solutions, reference=reference, use_isolated_runner=isolated)
+    printed = [line.split() for trace in traces for line in trace.evaluation.log.splitlines()]
+    loaded = min(float(words[1]) for words in printed if words[0] == "loaded")
+    calls = [line.split() for line in log.read_text().splitlines()]
+    for n in ("8", "9"):
+        before = [at for size, at in calls if size == n and float(at) < loaded]
+        after = [at for size, at in calls if size == n and float(at) > loaded]
+        assert len(before) >= 12
+        assert len(after) <= 1  # what is expected of the second solution
