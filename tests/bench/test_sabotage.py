@@ -1,4 +1,4 @@
-"""What one solution may do to others: it sees nothing that they left, and the reference is timed before any is loaded."""
+"""What a solution cannot do to others: see what they left, or disturb the reference while it is timed."""
 
 import pytest
 
@@ -57,7 +57,7 @@ def run(root, solutions, *, device="cpu", reference=None, **settings):
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("isolated", [False, True], ids=["persistent", "isolated"])
 def test_a_worker_sees_nothing_that_another_left_in_shared_memory(tmp_path, device, isolated):
-    solutions = dict.fromkeys("abc", LEAVES_AND_LOOKS)
+    solutions = {name: f"# {name}{LEAVES_AND_LOOKS}" for name in "abc"}
     traces = run(tmp_path, solutions, device=device, use_isolated_runner=isolated)
     assert [trace.evaluation.log for trace in traces if trace.evaluation.status.value != "PASSED"] == []
     assert len(traces) == 6
@@ -66,7 +66,7 @@ def test_a_worker_sees_nothing_that_another_left_in_shared_memory(tmp_path, devi
 @pytest.mark.parametrize("isolated", [False, True], ids=["persistent", "isolated"])
 def test_baselines_are_timed_before_any_solution_is_loaded(tmp_path, isolated):
     log = tmp_path / "calls"
-    solutions = dict.fromkeys("ab", TELLS_WHEN_IT_IS_LOADED)
+    solutions = {name: f"# {name}{TELLS_WHEN_IT_IS_LOADED}" for name in "ab"}
     reference = REFERENCE.format(path=str(log))
     traces = run(tmp_path, solutions, reference=reference, use_isolated_runner=isolated)
     printed = [line.split() for trace in traces for line in trace.evaluation.log.splitlines()]
