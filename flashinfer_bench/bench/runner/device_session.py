@@ -21,9 +21,11 @@ from flashinfer_bench.bench.evaluators.memory import bytes_of, total_bytes
 from flashinfer_bench.bench.evaluators.packed import storage_shape
 from flashinfer_bench.bench.evaluators.reference import Reference
 from flashinfer_bench.bench.evaluators.registry import find_evaluator
+from flashinfer_bench.bench.evaluators.seeds import derive_seed
 from flashinfer_bench.bench.runner.claims import OutputSpec, choose_style
 from flashinfer_bench.bench.runner.environments import solution_environment
 from flashinfer_bench.bench.runner.outcome import Outcome, Passed
+from flashinfer_bench.bench.runner.readings import find_implausible
 from flashinfer_bench.bench.runner.readout import Readout
 from flashinfer_bench.bench.runner.reference_timing import BaselineKey, ReferenceTimer
 from flashinfer_bench.bench.runner.remote_kernel import (
@@ -51,6 +53,8 @@ REFERENCE_PHASE: Final = "reference"
 """The reference runs and no worker holds a solution: who ends the session now is the reference."""
 EXPECTED_PHASE: Final = "expected"
 """The reference runs, and a solution is loaded."""
+CONFIRMATIONS: Final = 5
+"""So often is a call's cost taken from outside before it is held against a claim: a busy machine disturbs some."""
 MEASURE_REJECTED: Final = "measure_rejected"
 """Key of cfg.extra: time a solution whose values are wrong, too; the trace keeps its status and has no performance."""
 OUT_OF_MEMORY: Final = (torch.OutOfMemoryError, MemoryError, CudaMemoryError)
@@ -306,7 +310,14 @@ class DeviceSession:
         if solution.language == "triton" and self._device.type == "cpu":
             return MeasurePlan(0, 1, self._hello.time_budget_s, trials=1, facts=INTERPRETED)
         per_trial_s = self._hello.time_budget_s / config.num_trials
-        return MeasurePlan(config.warmup_runs, config.iterations, per_trial_s, use_graphs=self._hello.use_graphs)
+        return MeasurePlan(
+            config.warmup_runs,
+            config.iterations,
+            per_trial_s,
+            use_graphs=self._hello.use_graphs,
+            cold=self._hello.cold_l2,
+            use_cupti=self._hello.use_cupti,
+        )
 
     def _judge(
         self, shared: BlockContext, job: BlockJob, workload: Workload, kernel: RemoteKernel, notes: dict[str, Any]
@@ -336,7 +347,54 @@ class DeviceSession:
         )
         if baseline.measurement is not None:
             notes["baseline"] = baseline.measurement
-        return Passed(verdict.correctness, performance)
+        wrong = self._confirm(shared, job, workload, kernel, baseline, performance.latency_ms)
+        return wrong or Passed(verdict.correctness, performance)
+
+    def _confirm(
+        self,
+        shared: BlockContext,
+        job: BlockJob,
+        workload: Workload,
+        kernel: RemoteKernel,
+        baseline: Baseline,
+        latency_ms: float,
+    ) -> Rejected | None:
+        """Call a solution that was timed on inputs that it has not seen: its outputs must be right, its time plausible.
+
+        Raises:
+            SolutionFailure: it claims a latency that cannot be.
+        """
+        costs_ns: list[int] = []
+        why: str | None = None
+        for attempt in range(CONFIRMATIONS if kernel.is_meaningful else 0):
+            made = self._make_unseen(shared, job, workload, attempt) or last_trial(baseline)
+            context = self._context(shared, job, workload, {})
+            kernel.allow_again()
+            kernel.call_costs_ns.clear()
+            self._say(job, "solution", self._hello.timeout_s)
+            verdict = shared.evaluator.check_correctness(
+                shared.definition, kernel, made.inputs, made.outputs, shared.config, context=context
+            )
+            if isinstance(verdict, Rejected):
+                return replace(verdict, message=f"after it was timed: {verdict.message}")
+            costs_ns += kernel.call_costs_ns
+            why = find_implausible(latency_ms * 1e6, costs_ns, MadeBaseline(made, {}).nbytes)
+            if why is None or self._device.type != "cpu":
+                return None
+        if why is not None:
+            raise SolutionFailure("RUNTIME_ERROR", why)
+        return None
+
+    def _make_unseen(self, shared: BlockContext, job: BlockJob, workload: Workload, attempt: int) -> Baseline | None:
+        """Make one more set of inputs and what is expected of it; None where there is no memory for it."""
+        self._say(job, EXPECTED_PHASE, self._hello.timeout_s)
+        seed = derive_seed(job.seed, "confirmation", attempt)
+        context = replace(self._context(shared, job, workload, {}), seed=seed, profile_baseline=False)
+        config = shared.config.model_copy(update={"num_trials": 1})
+        try:
+            return shared.evaluator.build_baseline(shared.definition, workload, config, self._device, context=context)
+        except OUT_OF_MEMORY:
+            return None
 
     def _make_baseline(
         self, shared: BlockContext, job: BlockJob, workload: Workload, notes: dict[str, Any], *, phase: str
@@ -384,6 +442,11 @@ class DeviceSession:
                 torch.cuda.synchronize()
             except RuntimeError as error:
                 raise DeviceFault(f"the device is lost: {error}") from None
+
+
+def last_trial(baseline: Baseline) -> Baseline:
+    """Return what belongs to the last trial alone."""
+    return replace(baseline, inputs=baseline.inputs[-1:], outputs=baseline.outputs[-1:])
 
 
 def output_specs(definition: Definition, workload: Workload) -> list[OutputSpec]:

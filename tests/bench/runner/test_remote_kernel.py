@@ -184,7 +184,8 @@ def run(x):
 """
 
 
-SAMPLED = {"span_ns": [1], "enqueue_ns": [1], "busy_ns": None, "operations": None, "late": [False], "facts": {}}
+FACTS = {"method": "wall", "cache_state": "warm", "calls": 1}
+SAMPLED = {"span_ns": [1], "enqueue_ns": [1], "busy_ns": None, "operations": None, "late": [False], "facts": FACTS}
 FORGER_OF_READINGS = """
 calls = 0
 def run(x):
@@ -237,7 +238,7 @@ def test_a_measurement_plans_with_what_is_left_of_the_solutions_time(open_kernel
 
 
 def test_more_readings_than_a_trial_takes_are_refused(open_kernel):
-    count = most_readings(5) + 1
+    count = 6
     with open_kernel(forge_readings(span_ns=[1] * count, enqueue_ns=[1] * count, late=[False] * count)) as kernel:
         kernel(X)
         too_many = f"{count} readings, and {count - 1} are the most that a trial takes"
@@ -249,10 +250,10 @@ def test_more_readings_than_a_trial_takes_are_refused(open_kernel):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"facts": {"lead_ns": float("nan")}},
-        {"facts": {"lead_ns": float("inf")}},
-        {"facts": {"lead_ns": 10**400}},
-        {"facts": {"lead_ns": 1e300}},
+        {"facts": {**FACTS, "lead_ns": float("nan")}},
+        {"facts": {**FACTS, "lead_ns": float("inf")}},
+        {"facts": {**FACTS, "lead_ns": 10**400}},
+        {"facts": {**FACTS, "lead_ns": 1e300}},
         {"span_ns": [-1]},
         {"late": []},
         {"stop": "because"},
