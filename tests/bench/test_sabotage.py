@@ -129,3 +129,23 @@ def test_a_solution_is_called_again_on_unseen_inputs_once_it_was_timed(tmp_path,
     trace = run(tmp_path, {"a": WORKS + source})[0]
     assert trace.evaluation.status.value == status
     assert said in trace.evaluation.log
+
+
+OVERWRITES = """
+import glob
+import os
+own = os.path.dirname(os.path.abspath(__file__))
+for path in glob.glob(f"{own}/../../../*/*/files/main.py"):
+    if os.path.dirname(os.path.realpath(path)) != own:
+        os.chmod(path, 0o644)
+        with open(path, "w") as file:
+            file.write("def run(x):\\n    return x\\n")
+def run(x):
+    return x * 2
+"""
+
+
+def test_a_solution_that_overwrites_the_files_of_others_changes_none_of_their_verdicts(tmp_path, monkeypatch):
+    monkeypatch.setenv("FIB_CACHE_PATH", str(tmp_path / "cache"))
+    traces = run(tmp_path, {name: f"# {name}{OVERWRITES}" for name in "ab"})
+    assert [trace.evaluation.status.value for trace in traces] == ["PASSED"] * 4

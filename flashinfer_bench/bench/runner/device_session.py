@@ -22,6 +22,7 @@ from flashinfer_bench.bench.evaluators.packed import storage_shape
 from flashinfer_bench.bench.evaluators.reference import Reference
 from flashinfer_bench.bench.evaluators.registry import find_evaluator
 from flashinfer_bench.bench.evaluators.seeds import derive_seed
+from flashinfer_bench.bench.runner.artifacts import find_artifact
 from flashinfer_bench.bench.runner.claims import OutputSpec, choose_style
 from flashinfer_bench.bench.runner.environments import solution_environment
 from flashinfer_bench.bench.runner.outcome import Outcome, Passed
@@ -37,10 +38,9 @@ from flashinfer_bench.bench.runner.session_protocol import Block, BlockJob, Bloc
 from flashinfer_bench.bench.runner.shared_arena import SharedArena
 from flashinfer_bench.bench.runner.worker_pool import WorkerPool
 from flashinfer_bench.bench.runner.worker_process import WorkerProcess
-from flashinfer_bench.compile import Artifact
 from flashinfer_bench.data import Definition, EvaluationStatus, Workload
 from flashinfer_bench.data.dtypes import torch_dtype
-from flashinfer_bench.errors import DefinitionFault, DeviceFault, SolutionFailure, WorkloadFault
+from flashinfer_bench.errors import BuildFault, DefinitionFault, DeviceFault, SolutionFailure, WorkloadFault
 from flashinfer_bench.timing.clocks import Clock
 from flashinfer_bench.timing.measurement import Measured
 from flashinfer_bench.worker.cuda_memory import CudaMemoryError
@@ -245,6 +245,8 @@ class DeviceSession:
                 f"left for inputs, expected outputs and their comparison; use a device with more: {error}"
             )
             return JobFault(job=job.index, message=message, retry=False)
+        except BuildFault as fault:
+            return JobFault(job=job.index, message=str(fault), retry=False)
         except WorkloadFault as fault:
             return JobFault(job=job.index, message=self._note_fault(shared, workload, fault), retry=False)
         finally:
@@ -295,7 +297,8 @@ class DeviceSession:
 
     def _import(self, kernel: RemoteKernel, definition: Definition, solution: BlockSolution) -> None:
         """Have the worker import the solution, and find out how it is called."""
-        artifact = Artifact(Path(solution.directory or ""), solution.entry, solution.symbol, solution.kind)
+        self._pool.finish_ending()  # what the worker before can do to files is done
+        artifact = find_artifact(solution, self._pool.make_folder)
         signature = kernel.load(artifact, solution_environment(Path(self._hello.cache_root), solution.digest))
         style = choose_style(
             signature,

@@ -287,6 +287,7 @@ class Fleet:
 def describe_solution(built: Built) -> BlockSolution:
     """Put what became of a solution's build into the words of the session."""
     solution, artifact = built.solution, built.artifact
+    keeps = artifact is not None and artifact.kind == "python"
     return BlockSolution(
         name=solution.name,
         language=solution.spec.language.value,
@@ -296,6 +297,8 @@ def describe_solution(built: Built) -> BlockSolution:
         entry=artifact.entry if artifact else "",
         symbol=artifact.symbol if artifact else "",
         kind=artifact.kind if artifact else "python",
+        files=dict(artifact.files) if artifact else {},
+        sources={source.path: source.content for source in solution.sources} if keeps else {},
         build_error=str(built.error) if built.error else None,
     )
 

@@ -11,6 +11,7 @@ import base64
 import itertools
 import os
 import socket
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -128,6 +129,10 @@ class WorkerPool:
             except DeviceFault:
                 self._spare = None
         self.finish_ending()
+
+    def make_folder(self) -> Path:
+        """Return a new folder that lasts as long as the session."""
+        return Path(tempfile.mkdtemp(dir=self._run_directory))
 
     def process_ids(self) -> list[int]:
         """Return the ids of all workers that may hold a context on the device."""
