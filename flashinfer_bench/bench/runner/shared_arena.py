@@ -9,6 +9,7 @@ No worker sees what another left there (`renew`), or what the session held in th
 from __future__ import annotations
 
 import base64
+import fcntl
 import os
 import tempfile
 from collections.abc import Sequence
@@ -51,12 +52,17 @@ def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def open_memory_file(size: int) -> int:
-    """Return the descriptor of a file that exists in memory only."""
+    """Return the descriptor of a file that exists in memory only.
+
+    Where the system has seals nobody can make it smaller: who reads what was cut off is ended by SIGBUS.
+    """
     if hasattr(os, "memfd_create"):
-        fd = os.memfd_create("flashinfer_bench_arena", os.MFD_CLOEXEC)
-    else:
-        fd, path = tempfile.mkstemp(prefix="flashinfer_bench_arena_")
-        os.unlink(path)  # noqa: PTH108 - a path from mkstemp
+        fd = os.memfd_create("flashinfer_bench_arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(fd, size)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+        return fd
+    fd, path = tempfile.mkstemp(prefix="flashinfer_bench_arena_")
+    os.unlink(path)  # noqa: PTH108 - a path from mkstemp
     os.ftruncate(fd, size)
     return fd
 

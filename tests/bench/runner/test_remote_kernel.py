@@ -1,5 +1,6 @@
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -300,3 +301,31 @@ def test_the_declared_style_decides_and_else_the_arity(signature, declared, styl
 def test_a_signature_that_fits_no_style_shows_both(signature, declared):
     with pytest.raises(SolutionFailure, match=r"(?s)expected .* arguments.*found run\(\.\.\.\)"):
         choose_style(signature, inputs=2, outputs=1, declared=declared)
+
+
+SENDS_DESCRIPTORS = """
+import os, socket, stat
+def run(x):
+    for fd in range(3, 64):
+        try:
+            is_socket = stat.S_ISSOCK(os.fstat(fd).st_mode)
+        except OSError:
+            continue
+        if is_socket:
+            with socket.socket(fileno=os.dup(fd)) as channel:
+                for byte in b"\\0\\0\\0\\x02{}":
+                    socket.send_fds(channel, [bytes([byte])], [0] * 8)
+    return x
+"""
+
+
+def count_descriptors():
+    return len(list(Path("/dev/fd").iterdir()))
+
+
+def test_descriptors_that_a_worker_sends_do_not_reach_the_session(open_kernel):
+    with open_kernel(SENDS_DESCRIPTORS) as kernel:
+        before = count_descriptors()
+        with pytest.raises(SolutionFailure, match="out of protocol"):
+            kernel(X)
+        assert count_descriptors() <= before + 2  # the arena and its mapping

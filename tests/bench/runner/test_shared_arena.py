@@ -75,3 +75,13 @@ def test_device_memory_that_an_arena_takes_holds_nothing_of_what_the_session_had
     with SharedArena(torch.device("cuda")) as arena:
         arena.reserve(1 << 30)
         assert not arena.block.any()
+
+
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="memory files cannot be sealed here")
+@pytest.mark.parametrize("size", [0, 2 * SMALLEST_BYTES])
+def test_nobody_can_change_the_size_of_an_arena(size):
+    with SharedArena(torch.device("cpu")) as arena:
+        arena.reserve(SMALLEST_BYTES)
+        _, (fd,) = arena.describe()
+        with pytest.raises(PermissionError):
+            os.ftruncate(fd, size)
