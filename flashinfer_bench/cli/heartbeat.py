@@ -15,7 +15,7 @@ from flashinfer_bench.cli.tally import Tally
 SILENCE_S: Final = 60.0
 """After so long without any news a line is due, and again after as long."""
 
-NOTHING_RUNS: Final = "no job runs: devices are started, waited for, or solutions compiled"
+NOTHING_RUNS: Final = "no job runs: devices are started, waited for, references timed, or solutions compiled"
 
 
 class Heartbeat:

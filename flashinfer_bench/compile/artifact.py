@@ -23,6 +23,8 @@ class Artifact:
     symbol: str
     """Name of the entry function in it."""
     kind: Kind = "python"
+    files: tuple[tuple[str, str], ...] = ()
+    """Relative path and sha256 of each file, as it was built."""
 
 
 class BuildFailure(Exception):

@@ -140,7 +140,7 @@ class Building:
             return None
         self.was_cached = True
         self.seconds = manifest.build_seconds
-        return self._finish()
+        return self._finish(manifest)
 
     def _start(self, parallel: int) -> Outcome | None:
         self._folder = self._held.enter_context(self._cache.staging())
@@ -225,16 +225,17 @@ class Building:
             made_from=dict(recipe.made_from),
         )
         self._cache.publish(recipe.digest, self._folder / "artifact", manifest)
-        return self._finish()
+        return self._finish(manifest)
 
-    def _finish(self) -> Artifact | BuildFailure:
+    def _finish(self, manifest: Manifest) -> Artifact | BuildFailure:
         """Count the artifact as used, then give the lock back; the entry function must be in it."""
         recipe = self.recipe
         self._lease.add(recipe.digest)
         self._held.close()
         files = self._cache.place(recipe.digest) / FILES
         missing = find_missing_entry(recipe, files / recipe.entry)
-        return missing or Artifact(files, recipe.entry, recipe.symbol, recipe.kind)
+        built = tuple(manifest.files.items())
+        return missing or Artifact(files, recipe.entry, recipe.symbol, recipe.kind, built)
 
     def _give_up(self, error: BuildFailure | BuildFault) -> BuildFailure | BuildFault:
         with contextlib.suppress(OSError):  # the error that is told is the one that matters

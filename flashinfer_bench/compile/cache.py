@@ -19,7 +19,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -273,13 +273,28 @@ def read_manifest(place: Path) -> Manifest | None:
 
 def find_problem(place: Path, files: Mapping[str, str]) -> str | None:
     """Return what is wrong with an artifact's files, or None where each is as it was made."""
+    return find_change(place / FILES, files)
+
+
+def find_change(folder: Path, files: Mapping[str, str]) -> str | None:
+    """Return which of a folder's files (path → sha256) is not as it was made, or None."""
     for path, digest in files.items():
         try:
-            if digest_file(place / FILES / path) != digest:
+            if digest_file(folder / path) != digest:
                 return f"{path} is not what was built"
         except OSError as error:
             return f"{path} cannot be read: {error.strerror}"
     return None
+
+
+def find_stranger(folder: Path, files: Iterable[str]) -> str | None:
+    """Return a file or a link in a folder that is none of these, or None: Python would import it."""
+    known = {folder / path for path in files}
+    return next((str(path) for path in folder.rglob("*") if path not in known and not _is_folder(path)), None)
+
+
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
 
 
 def digest_file(path: Path) -> str:

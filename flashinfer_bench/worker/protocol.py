@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from flashinfer_bench.timing.measurement import Sample, Stop, Trial
 from flashinfer_bench.worker.wire import WireError
@@ -33,14 +33,13 @@ from flashinfer_bench.worker.wire import WireError
 MAX_TEXT: Final = 16_384
 MAX_RETURNED: Final = 256
 MAX_SAMPLES: Final = 1_000_000
-MAX_FACTS: Final = 64
 
 Text = Annotated[str, Field(max_length=MAX_TEXT)]
 ShortText = Annotated[str, Field(max_length=512)]
 Style = Literal["dps", "value"]
-Amount = Annotated[int, Field(ge=-(10**15), le=10**15)] | Annotated[float, Field(ge=-1e15, le=1e15)]
-"""A number that can be reckoned with: neither NaN nor infinite."""
-Readings = Annotated[list[Annotated[int, Field(ge=0, le=10**15)]], Field(min_length=1, max_length=MAX_SAMPLES)]
+Count = Annotated[int, Field(ge=0, le=10**9)]
+Nanoseconds = Annotated[int, Field(ge=0, le=10**15)]
+Readings = Annotated[list[Nanoseconds], Field(min_length=1, max_length=MAX_SAMPLES)]
 
 
 class Claim(BaseModel):
@@ -98,6 +97,41 @@ class Called(Claim):
     returned: Annotated[list[Returned], Field(max_length=MAX_RETURNED)] | None
 
 
+def printable(text: str) -> str:
+    """Return a text without what moves a terminal's cursor or breaks a line."""
+    return "".join(character if character.isprintable() else " " for character in text)
+
+
+Words = Annotated[ShortText, AfterValidator(printable)]
+
+
+class TrialFacts(BaseModel):
+    """How the readings came about: what `timing.recipe` and the clocks tell, and nothing else."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    method: Literal["wall", "cupti", "cuda_events"]
+    cache_state: Literal["cold", "warm"]
+    calls: Count
+    extra_samples: Count | None = None
+    launch: Literal["stream", "graph"] | None = None
+    launch_reason: Words | None = None
+    spin_ns: Nanoseconds | None = None
+    enqueue_ns: Nanoseconds | None = None
+    lead_ns: Nanoseconds | None = None
+    empty_pair_ns: Nanoseconds | None = None
+    fallback: Words | None = None
+    waits_inside: bool | None = None
+    side_stream: bool | None = None
+    lines_reset: bool | None = None
+    retaken: Count | None = None
+    graphs: Count | None = None
+    output_places: Count | None = None
+
+    def of_gpus(self) -> set[str]:
+        """Return the names of the facts that a CPU's clock has none of."""
+        return self.model_dump(exclude_none=True).keys() - {"method", "cache_state", "calls"}
+
+
 class Sampled(Claim):
     """One trial was taken: a reading per call, in nanoseconds."""
 
@@ -107,7 +141,7 @@ class Sampled(Claim):
     operations: Readings | None
     late: Annotated[list[bool], Field(max_length=MAX_SAMPLES)]
     stop: Stop
-    facts: Annotated[dict[ShortText, Amount | ShortText | bool], Field(max_length=MAX_FACTS)]
+    facts: TrialFacts
 
     @model_validator(mode="after")
     def _check_lengths(self) -> Sampled:
@@ -131,7 +165,7 @@ class Sampled(Claim):
             Sample(span_ns=span, enqueue_ns=enqueue, busy_ns=busy, operations=operations, late=late)
             for span, enqueue, busy, operations, late in rows
         )
-        return Trial(samples, self.stop, dict(self.facts))
+        return Trial(samples, self.stop, self.facts.model_dump(exclude_none=True))
 
 
 def answer_trial(trial: Trial) -> dict[str, Any]:

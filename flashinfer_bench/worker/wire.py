@@ -49,13 +49,15 @@ class FrameReader:
     Args:
         sock: a connected stream socket; this reader is the only one that reads it.
         max_bytes: frames that claim to be longer are refused.
+        takes_fds: whether descriptors may come along; else the kernel drops them before they are ours.
     """
 
-    def __init__(self, sock: socket.socket, *, max_bytes: int = MAX_FRAME_BYTES) -> None:
+    def __init__(self, sock: socket.socket, *, max_bytes: int = MAX_FRAME_BYTES, takes_fds: bool = True) -> None:
         self._sock = sock
         self._max_bytes = max_bytes
         self._buffer = bytearray()
         self._fds: list[int] = []
+        self._takes_fds = takes_fds
 
     def pump(self) -> None:
         """Read once what is there.
@@ -64,13 +66,19 @@ class FrameReader:
             WireClosed: the other side has closed its end.
         """
         try:
-            data, fds, _flags, _address = socket.recv_fds(self._sock, READ_BYTES, MAX_FDS)
+            data = self._receive()
         except ConnectionResetError as reset:
             raise WireClosed from reset
-        self._fds.extend(fds)
         if not data:
             raise WireClosed
         self._buffer += data
+
+    def _receive(self) -> bytes:
+        if not self._takes_fds:
+            return self._sock.recv(READ_BYTES)
+        data, fds, _flags, _address = socket.recv_fds(self._sock, READ_BYTES, MAX_FDS)
+        self._fds.extend(fds)
+        return data
 
     def pop(self) -> dict[str, Any] | None:
         """Return the next whole frame, or None where more must be read first.

@@ -11,7 +11,7 @@ SAMPLED = {
     "operations": None,
     "late": [False, False],
     "stop": "count",
-    "facts": {"method": "wall"},
+    "facts": {"method": "wall", "cache_state": "warm", "calls": 2},
 }
 
 

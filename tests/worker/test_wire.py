@@ -1,5 +1,6 @@
 import os
 import socket
+from pathlib import Path
 
 import pytest
 
@@ -40,6 +41,19 @@ def test_descriptors_travel_with_a_frame(pair):
     assert os.read(read_end, 1) == b"x"
     for fd in (read_end, write_end, received):
         os.close(fd)
+
+
+def count_descriptors():
+    return len(list(Path("/dev/fd").iterdir()))
+
+
+def test_a_reader_that_takes_no_descriptors_is_left_with_none(pair):
+    reader = FrameReader(pair[1], takes_fds=False)
+    before = count_descriptors()
+    for number in range(20):
+        send_frame(pair[0], {"id": number}, [pair[0].fileno()] * 8)
+        assert reader.read() == {"id": number}
+    assert (count_descriptors(), reader.take_fds()) == (before, [])
 
 
 def test_a_frame_over_the_limit_is_refused_before_it_is_read(pair):

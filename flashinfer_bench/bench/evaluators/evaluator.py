@@ -141,7 +141,10 @@ class Evaluator(ABC):
         *,
         context: JudgeContext,
     ) -> Verdict:
-        """Call the solution and judge what it gives."""
+        """Call the solution and judge what it gives.
+
+        A solution that was timed is judged once more, on one trial that `build_baseline` makes of another seed.
+        """
 
     @classmethod
     @abstractmethod

@@ -8,23 +8,27 @@ solution code never does. How processes are kept is worker_pool's; how a verdict
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 
 from flashinfer_bench.bench.config import MEASURE_REJECTED, ResolvedEvalConfig
-from flashinfer_bench.bench.evaluators.evaluator import Evaluator, JudgeContext, Rejected
+from flashinfer_bench.bench.evaluators.evaluator import Baseline, Evaluator, JudgeContext, Rejected
+from flashinfer_bench.bench.evaluators.memory import bytes_of, total_bytes
 from flashinfer_bench.bench.evaluators.packed import storage_shape
 from flashinfer_bench.bench.evaluators.reference import Reference
 from flashinfer_bench.bench.evaluators.registry import find_evaluator
+from flashinfer_bench.bench.evaluators.seeds import derive_seed
+from flashinfer_bench.bench.runner.artifacts import find_artifact
 from flashinfer_bench.bench.runner.claims import OutputSpec, choose_style
 from flashinfer_bench.bench.runner.environments import solution_environment
 from flashinfer_bench.bench.runner.outcome import Outcome, Passed
+from flashinfer_bench.bench.runner.readings import find_implausible
 from flashinfer_bench.bench.runner.readout import Readout
+from flashinfer_bench.bench.runner.reference_timing import BaselineKey, ReferenceTimer
 from flashinfer_bench.bench.runner.remote_kernel import (
     KernelMetadata,
     MeasurePlan,
@@ -33,25 +37,49 @@ from flashinfer_bench.bench.runner.remote_kernel import (
 from flashinfer_bench.bench.runner.session_protocol import Block, BlockJob, BlockSolution, Hello, JobFault, Phase
 from flashinfer_bench.bench.runner.shared_arena import SharedArena
 from flashinfer_bench.bench.runner.worker_pool import WorkerPool
-from flashinfer_bench.compile import Artifact
+from flashinfer_bench.bench.runner.worker_process import WorkerProcess
 from flashinfer_bench.data import Definition, EvaluationStatus, Workload
 from flashinfer_bench.data.dtypes import torch_dtype
-from flashinfer_bench.errors import DefinitionFault, DeviceFault, SolutionFailure, WorkloadFault
-from flashinfer_bench.timing.clocks import Clock, Launch
-from flashinfer_bench.timing.measurement import Measured, Trial
-from flashinfer_bench.timing.places import Kept, choose_places, note_places
-from flashinfer_bench.timing.progress import Recipe, Supplier
-from flashinfer_bench.timing.recipe import take_trial
+from flashinfer_bench.errors import BuildFault, DefinitionFault, DeviceFault, SolutionFailure, WorkloadFault
+from flashinfer_bench.timing.clocks import Clock
+from flashinfer_bench.timing.measurement import Measured
 from flashinfer_bench.worker.cuda_memory import CudaMemoryError
 
 INTERPRETED: Final = {
     "meaningful": False,
     "reason": "Triton's interpreter ran the kernels on a CPU; the time says nothing about them",
 }
+REFERENCE_PHASE: Final = "reference"
+"""The reference runs and no worker holds a solution: who ends the session now is the reference."""
+EXPECTED_PHASE: Final = "expected"
+"""The reference runs, and a solution is loaded."""
+CONFIRMATIONS: Final = 5
+"""So often is a call's cost taken from outside before it is held against a claim: a busy machine disturbs some."""
 OUT_OF_MEMORY: Final = (torch.OutOfMemoryError, MemoryError, CudaMemoryError)
 LARGE_CACHE_BYTES: Final = 8 << 30
 LARGE_ARENA_BYTES: Final = 1 << 30
 """An arena above this is not kept for the next block: its memory may be what the next reference needs."""
+
+AHEAD_S: Final = 60.0
+"""Baselines of a block's workloads are made ahead, before a solution is loaded, for so long at a time."""
+KEPT_BYTES: Final = 4 << 30
+KEPT_SHARE: Final = 16
+"""Baselines made ahead are kept up to so many bytes, and no more than the device's memory divided by this; others are
+made again for their job."""
+
+
+@dataclass(frozen=True)
+class MadeBaseline:
+    """A baseline, and what was noted while it was made."""
+
+    baseline: Baseline
+    notes: dict[str, Any]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its inputs and outputs."""
+        sets = [*self.baseline.inputs, *self.baseline.outputs]
+        return bytes_of({id(value): value for values in sets for value in values}.values())
 
 
 @dataclass(frozen=True)
@@ -71,6 +99,12 @@ class BlockContext:
     config: ResolvedEvalConfig
     evaluator: type[Evaluator]
     reference: Reference
+    kept: dict[int, MadeBaseline] = field(default_factory=dict)
+    """Job → its baseline, made ahead."""
+
+    def key(self, workload: Workload) -> BaselineKey:
+        """Return what a baseline is known by."""
+        return self.definition.digest(), workload.digest()
 
 
 class DeviceSession:
@@ -100,9 +134,11 @@ class DeviceSession:
         self._pool = pool
         self._tell = tell
         self._arena = SharedArena(device)
-        self._clock = clock
         self._readout = readout
-        self._baselines: dict[tuple[str, str], Measured] = {}
+        self._timer = ReferenceTimer(hello, device, clock, readout, self._arena)
+        self._arena_of: WorkerProcess | None = None
+        self._sound: set[BaselineKey] = set()
+        """Workloads whose baseline was made while no worker held a solution."""
         self._broken_loads: dict[str, SolutionFailure] = {}
         self._broken_workloads: dict[str, str] = {}
         self._styles: dict[str, bool] = {}
@@ -130,6 +166,64 @@ class DeviceSession:
             reference=Reference.compile(definition),
         )
 
+    def to_prepare(
+        self, shared: BlockContext, jobs: Sequence[BlockJob], solutions: dict[str, BlockSolution]
+    ) -> Iterator[BlockJob]:
+        """Yield the jobs whose baselines are to be made before the first job can run; each is to be prepared at once.
+
+        Nothing where that job's baseline was made before. Else the worker is ended, and the workloads of later jobs
+        come too, so that this is rarely done twice.
+        """
+        if not self._lacks_baseline(shared, jobs[0], solutions):
+            return
+        self._pool.discard()
+        self._pool.quiesce()
+        self._arena.release()
+        start = time.monotonic()
+        for job in jobs:
+            if job is not jobs[0] and time.monotonic() - start > AHEAD_S:
+                return
+            if self._lacks_baseline(shared, job, solutions):
+                yield job
+
+    def _lacks_baseline(self, shared: BlockContext, job: BlockJob, solutions: dict[str, BlockSolution]) -> bool:
+        solution, workload = solutions[job.solution], Workload.model_validate(job.workload)
+        if solution.build_error is not None or shared.reference.broken is not None:
+            return False
+        if solution.digest in self._broken_loads and not self._hello.isolated:
+            return False
+        return workload.uuid not in self._broken_workloads and shared.key(workload) not in self._sound
+
+    def prepare(self, shared: BlockContext, job: BlockJob) -> None:
+        """Make a job's baseline and time the reference, while no worker holds a solution that could disturb it.
+
+        What it fails with is told when the job itself runs.
+        """
+        workload = Workload.model_validate(job.workload)
+        notes: dict[str, Any] = {}
+        try:
+            made = MadeBaseline(self._make_baseline(shared, job, workload, notes, phase=REFERENCE_PHASE), notes)
+        except OUT_OF_MEMORY:
+            shared.kept.clear()
+            self._give_memory_back()
+            return
+        except WorkloadFault as fault:
+            self._note_fault(shared, workload, fault)
+            return
+        self._sound.add(shared.key(workload))
+        room = min(KEPT_BYTES, total_bytes(self._device) // KEPT_SHARE)
+        if made.nbytes + sum(kept.nbytes for kept in shared.kept.values()) <= room:
+            shared.kept[job.index] = made
+
+    def _note_fault(self, shared: BlockContext, workload: Workload, fault: WorkloadFault) -> str:
+        """Remember why a workload cannot be judged."""
+        # What is the definition's fault reads the same for all of its workloads, and so is told once.
+        is_definition = isinstance(fault, DefinitionFault)
+        message = str(fault) if is_definition else f"{shared.definition.name}, workload {workload.uuid}: {fault}"
+        self._broken_workloads[workload.uuid] = message
+        self._check_device()
+        return message
+
     def run_job(self, shared: BlockContext, job: BlockJob, solution: BlockSolution) -> JobResult | JobFault:
         """Judge one job."""
         workload = Workload.model_validate(job.workload)
@@ -150,13 +244,12 @@ class DeviceSession:
                 f"left for inputs, expected outputs and their comparison; use a device with more: {error}"
             )
             return JobFault(job=job.index, message=message, retry=False)
+        except BuildFault as fault:
+            return JobFault(job=job.index, message=str(fault), retry=False)
         except WorkloadFault as fault:
-            # What is the definition's fault reads the same for all of its workloads, and so is told once.
-            is_definition = isinstance(fault, DefinitionFault)
-            message = str(fault) if is_definition else f"{shared.definition.name}, workload {workload.uuid}: {fault}"
-            self._broken_workloads[workload.uuid] = message
-            self._check_device()
-            return JobFault(job=job.index, message=message, retry=False)
+            return JobFault(job=job.index, message=self._note_fault(shared, workload, fault), retry=False)
+        finally:
+            shared.kept.pop(job.index, None)
         printed = self._pool.take_output()
         if self._hello.isolated or isinstance(outcome, SolutionFailure):
             self._pool.discard()
@@ -203,7 +296,8 @@ class DeviceSession:
 
     def _import(self, kernel: RemoteKernel, definition: Definition, solution: BlockSolution) -> None:
         """Have the worker import the solution, and find out how it is called."""
-        artifact = Artifact(Path(solution.directory or ""), solution.entry, solution.symbol, solution.kind)
+        self._pool.finish_ending()  # what the worker before can do to files is done
+        artifact = find_artifact(solution, self._pool.make_folder)
         signature = kernel.load(artifact, solution_environment(Path(self._hello.cache_root), solution.digest))
         style = choose_style(
             signature,
@@ -218,24 +312,29 @@ class DeviceSession:
         if solution.language == "triton" and self._device.type == "cpu":
             return MeasurePlan(0, 1, self._hello.time_budget_s, trials=1, facts=INTERPRETED)
         per_trial_s = self._hello.time_budget_s / config.num_trials
-        return MeasurePlan(config.warmup_runs, config.iterations, per_trial_s, use_graphs=self._hello.use_graphs)
+        return MeasurePlan(
+            config.warmup_runs,
+            config.iterations,
+            per_trial_s,
+            use_graphs=self._hello.use_graphs,
+            cold=self._hello.cold_l2,
+            use_cupti=self._hello.use_cupti,
+        )
 
     def _judge(
         self, shared: BlockContext, job: BlockJob, workload: Workload, kernel: RemoteKernel, notes: dict[str, Any]
     ) -> Outcome:
         """Make the expected outputs, compare, measure."""
         definition, config, evaluator = shared.definition, shared.config, shared.evaluator
-        context = JudgeContext(
-            seed=job.seed,
-            blob_root=Path(job.blob_root),
-            reference=shared.reference,
-            profile_baseline=self._hello.profile_baseline,
-            measure_reference=lambda sets: self._measure_reference(shared, workload, sets),
-            notes=notes,
-        )
-        self._say(job, "reference", self._hello.timeout_s)
-        baseline = evaluator.build_baseline(definition, workload, config, self._device, context=context)
+        made = shared.kept.pop(job.index, None)
+        if made is not None:
+            baseline = made.baseline
+            notes |= made.notes
+        else:
+            baseline = self._make_baseline(shared, job, workload, notes, phase=EXPECTED_PHASE)
+        context = self._context(shared, job, workload, notes)
         self._trim_cache()
+        self._hand_over_arena(kernel.worker)
         self._say(job, "solution", self._hello.timeout_s)
         verdict = evaluator.check_correctness(
             definition, kernel, baseline.inputs, baseline.outputs, config, context=context
@@ -250,41 +349,85 @@ class DeviceSession:
         )
         if baseline.measurement is not None:
             notes["baseline"] = baseline.measurement
-        return Passed(verdict.correctness, performance)
+        wrong = self._confirm(shared, job, workload, kernel, baseline, performance.latency_ms)
+        return wrong or Passed(verdict.correctness, performance)
+
+    def _confirm(
+        self,
+        shared: BlockContext,
+        job: BlockJob,
+        workload: Workload,
+        kernel: RemoteKernel,
+        baseline: Baseline,
+        latency_ms: float,
+    ) -> Rejected | None:
+        """Call a solution that was timed on inputs that it has not seen: its outputs must be right, its time plausible.
+
+        Raises:
+            SolutionFailure: it claims a latency that cannot be.
+        """
+        costs_ns: list[int] = []
+        why: str | None = None
+        for attempt in range(CONFIRMATIONS if kernel.is_meaningful else 0):
+            made = self._make_unseen(shared, job, workload, attempt) or last_trial(baseline)
+            context = self._context(shared, job, workload, {})
+            kernel.allow_again()
+            kernel.call_costs_ns.clear()
+            self._say(job, "solution", self._hello.timeout_s)
+            verdict = shared.evaluator.check_correctness(
+                shared.definition, kernel, made.inputs, made.outputs, shared.config, context=context
+            )
+            if isinstance(verdict, Rejected):
+                return replace(verdict, message=f"after it was timed: {verdict.message}")
+            costs_ns += kernel.call_costs_ns
+            why = find_implausible(latency_ms * 1e6, costs_ns, MadeBaseline(made, {}).nbytes)
+            if why is None or self._device.type != "cpu":
+                return None
+        if why is not None:
+            raise SolutionFailure("RUNTIME_ERROR", why)
+        return None
+
+    def _make_unseen(self, shared: BlockContext, job: BlockJob, workload: Workload, attempt: int) -> Baseline | None:
+        """Make one more set of inputs and what is expected of it; None where there is no memory for it."""
+        self._say(job, EXPECTED_PHASE, self._hello.timeout_s)
+        seed = derive_seed(job.seed, "confirmation", attempt)
+        context = replace(self._context(shared, job, workload, {}), seed=seed, profile_baseline=False)
+        config = shared.config.model_copy(update={"num_trials": 1})
+        try:
+            return shared.evaluator.build_baseline(shared.definition, workload, config, self._device, context=context)
+        except OUT_OF_MEMORY:
+            return None
+
+    def _make_baseline(
+        self, shared: BlockContext, job: BlockJob, workload: Workload, notes: dict[str, Any], *, phase: str
+    ) -> Baseline:
+        self._say(job, phase, self._hello.timeout_s)
+        context = self._context(shared, job, workload, notes)
+        return shared.evaluator.build_baseline(
+            shared.definition, workload, shared.config, self._device, context=context
+        )
+
+    def _context(self, shared: BlockContext, job: BlockJob, workload: Workload, notes: dict[str, Any]) -> JudgeContext:
+        return JudgeContext(
+            seed=job.seed,
+            blob_root=Path(job.blob_root),
+            reference=shared.reference,
+            profile_baseline=self._hello.profile_baseline,
+            measure_reference=lambda sets: self._measure_reference(shared, workload, sets),
+            notes=notes,
+        )
 
     def _measure_reference(self, shared: BlockContext, workload: Workload, input_sets: list[list[Any]]) -> Measured:
         """Time the reference, once per workload on this device."""
-        key = (shared.definition.digest(), workload.digest())
-        if key not in self._baselines:
-            self._pool.quiesce()
-            before = self._readout.look()
-            size = sum(output.nbytes for output in output_specs(shared.definition, workload))
-            trials = self._take_reference_trials(shared, input_sets, size)
-            self._baselines[key] = self._readout.measured(trials, before)
-        return self._baselines[key]
+        size = sum(output.nbytes for output in output_specs(shared.definition, workload))
+        return self._timer.measure(shared.key(workload), shared.reference, shared.config, input_sets, size)
 
-    def _take_reference_trials(self, shared: BlockContext, input_sets: list[list[Any]], size: int) -> list[Trial]:
-        """Take one trial per set of inputs; a reference that spends the whole budget in one gets no more.
-
-        Its outputs have `size` bytes.
-        """
-        budget_s, start = self._hello.baseline_budget_s, time.monotonic()
-        trials: list[Trial] = []
-        for inputs in input_sets:
-            if trials and time.monotonic() - start > budget_s:
-                break
-            recipe = Recipe(
-                warmup_runs=shared.config.warmup_runs,
-                iterations=shared.config.iterations,
-                budget_s=budget_s / len(input_sets),
-                use_graphs=self._hello.use_graphs,
-            )
-            places = choose_places(size, calls=recipe.warmup_runs, clock=self._clock, device=self._device)
-            launch = Kept(_bind_reference(shared.reference, inputs, self._arena), places, size)
-            trial = take_trial(_always(launch), self._clock, recipe)
-            trials.append(note_places(trial, launch.places))
-            launch.give_back(trial)
-        return trials
+    def _hand_over_arena(self, worker: WorkerProcess) -> None:
+        """See to it that a worker finds nothing in the arena that another, or the session, has left there."""
+        if self._arena_of is not worker:
+            self._pool.finish_ending()
+            self._arena.renew()
+            self._arena_of = worker
 
     def _trim_cache(self) -> None:
         """Leave the solution the device memory that the reference no longer needs."""
@@ -303,20 +446,9 @@ class DeviceSession:
                 raise DeviceFault(f"the device is lost: {error}") from None
 
 
-def _always(launch: Launch) -> Supplier:
-    """Return the supplier that gives one launch for every call."""
-    return lambda _index: launch
-
-
-def _bind_reference(reference: Reference, inputs: list[Any], arena: SharedArena) -> Launch:
-    """Return a call of the reference.
-
-    Its inputs are copies that lie where a solution's lie: it may write to them, and where data lies changes a short
-    call's latency by up to a tenth.
-    """
-    slots = iter(arena.place([value for value in inputs if isinstance(value, torch.Tensor)]))
-    own = [next(slots).view(arena.block) if isinstance(value, torch.Tensor) else value for value in inputs]
-    return partial(reference.launch, own)
+def last_trial(baseline: Baseline) -> Baseline:
+    """Return what belongs to the last trial alone."""
+    return replace(baseline, inputs=baseline.inputs[-1:], outputs=baseline.outputs[-1:])
 
 
 def output_specs(definition: Definition, workload: Workload) -> list[OutputSpec]:

@@ -56,6 +56,9 @@ class Station:
     open_jobs: dict[int, Job] = field(default_factory=dict)
     """Jobs of its block without an answer yet, in order."""
     current: int | None = None
+    """The job that is run, or whose baseline is made ahead: the one to blame where the session is lost."""
+    started: int | None = None
+    """The job whose start was told last."""
     is_blamed: bool = False
     """The session has said which job ends it."""
     failed_starts: int = 0
@@ -213,9 +216,11 @@ class Fleet:
             station.failed_starts = 0
         elif "phase" in message:
             index = message["phase"]["job"]
-            if index != station.current and index in station.open_jobs:
+            if index in station.open_jobs:
                 station.current = index
-                yield JobStarted(station.open_jobs[index], station.device)
+                if message["phase"]["name"] != REFERENCE_PHASE and index != station.started:
+                    station.started = index
+                    yield JobStarted(station.open_jobs[index], station.device)
         elif "verdict" in message:
             verdict = Verdict.model_validate(message["verdict"])
             job = station.open_jobs.pop(verdict.job)
@@ -257,7 +262,7 @@ class Fleet:
             return
         client.end()
         station.client, station.open_jobs = None, {}
-        current, station.current = station.current, None
+        current, station.current, station.started = station.current, None, None
         suspect = next((job for job in jobs if job.index == current), None)
         if suspect is None and jobs and client.is_ready and not station.is_blamed:
             suspect = jobs[0]
@@ -287,6 +292,7 @@ class Fleet:
 def describe_solution(built: Built) -> BlockSolution:
     """Put what became of a solution's build into the words of the session."""
     solution, artifact = built.solution, built.artifact
+    keeps = artifact is not None and artifact.kind == "python"
     return BlockSolution(
         name=solution.name,
         language=solution.spec.language.value,
@@ -296,6 +302,8 @@ def describe_solution(built: Built) -> BlockSolution:
         entry=artifact.entry if artifact else "",
         symbol=artifact.symbol if artifact else "",
         kind=artifact.kind if artifact else "python",
+        files=dict(artifact.files) if artifact else {},
+        sources={source.path: source.content for source in solution.sources} if keeps else {},
         build_error=str(built.error) if built.error else None,
     )
 

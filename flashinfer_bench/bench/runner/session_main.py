@@ -7,6 +7,7 @@ process when the host ends; the template notices and ends every worker.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import socket
@@ -14,6 +15,7 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
@@ -102,17 +104,27 @@ def run_block(host: socket.socket, session: DeviceSession, block: Block, environ
         for job in block.jobs:
             send_answer(host, JobFault(job=job.index, message=str(fault), retry=False))
         return
-    for job in block.jobs:
-        try:
+    for at, job in enumerate(block.jobs):
+        for ahead in session.to_prepare(shared, block.jobs[at:], block.solutions):
+            with held_against(host, ahead):
+                session.prepare(shared, ahead)
+        with held_against(host, job):
             solution = block.solutions[job.solution]
             send_answer(host, judge(session, shared, job, solution=solution, environment=environment))
-        except (WireClosed, BrokenPipeError):
-            raise
-        except Exception:
-            # Round one device: an error we do not know leaves a state we do not know. The host starts another.
-            message = f"the session failed on this job:\n{traceback.format_exc(limit=-12)}"
-            send_answer(host, JobFault(job=job.index, message=message, retry=True))
-            raise
+
+
+@contextlib.contextmanager
+def held_against(host: socket.socket, job: BlockJob) -> Iterator[None]:
+    """Tell the host on which job an error that we do not know has ended the session."""
+    try:
+        yield
+    except (WireClosed, BrokenPipeError):
+        raise
+    except Exception:
+        # Round one device: an error we do not know leaves a state we do not know. The host starts another.
+        message = f"the session failed on this job:\n{traceback.format_exc(limit=-12)}"
+        send_answer(host, JobFault(job=job.index, message=message, retry=True))
+        raise
 
 
 def judge(

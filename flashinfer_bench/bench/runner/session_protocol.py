@@ -62,6 +62,10 @@ class BlockSolution(Frame):
     entry: str
     symbol: str
     kind: Kind
+    files: dict[str, str] = {}
+    """Path → sha256 of what was built."""
+    sources: dict[str, str] = {}
+    """Path → text, where the artifact is the sources themselves."""
     build_error: str | None
     """Set where the build failed; then there is no directory."""
 

@@ -1,12 +1,15 @@
 """The session's end of the arena: allocate it, lay tensors out in it, describe it to a worker.
 
-The layout is the inputs first, then the outputs. An arena only grows; a new one has a new `generation`, by which a
+The layout is the inputs first, then the outputs. Memory that replaces other memory has a new `generation`, by which a
 worker that mapped the old one is told to bind again.
+
+No worker sees what another left there (`renew`), or what the session held in that memory before.
 """
 
 from __future__ import annotations
 
 import base64
+import fcntl
 import os
 import tempfile
 from collections.abc import Sequence
@@ -49,12 +52,17 @@ def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def open_memory_file(size: int) -> int:
-    """Return the descriptor of a file that exists in memory only."""
+    """Return the descriptor of a file that exists in memory only.
+
+    Where the system has seals nobody can make it smaller: who reads what was cut off is ended by SIGBUS.
+    """
     if hasattr(os, "memfd_create"):
-        fd = os.memfd_create("flashinfer_bench_arena", os.MFD_CLOEXEC)
-    else:
-        fd, path = tempfile.mkstemp(prefix="flashinfer_bench_arena_")
-        os.unlink(path)  # noqa: PTH108 - a path from mkstemp
+        fd = os.memfd_create("flashinfer_bench_arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(fd, size)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+        return fd
+    fd, path = tempfile.mkstemp(prefix="flashinfer_bench_arena_")
+    os.unlink(path)  # noqa: PTH108 - a path from mkstemp
     os.ftruncate(fd, size)
     return fd
 
@@ -70,6 +78,7 @@ class SharedArena:
         self._address = 0
         self._fd = -1
         self._retired: list[tuple[int, int]] = []
+        self._is_shown = False
 
     def __enter__(self) -> SharedArena:
         return self
@@ -84,12 +93,12 @@ class SharedArena:
         """
         if size <= self.size:
             return
-        self._retired.append((self._address, self._fd))
-        self._address, self._fd = 0, -1
+        self._retire()
         size = round_up(size)
         if self.device.type == "cuda":
             self._address = cuda_memory.allocate(size)
             self.block = cuda_memory.as_bytes(self._address, size)
+            self._wipe()  # the driver hands a process its own freed memory as it was left
         else:
             self._fd = open_memory_file(size)
             self.block = map_memory_file(self._fd, size)
@@ -109,8 +118,27 @@ class SharedArena:
             as_bytes(slot.view(self.block)).copy_(as_bytes(tensor))
         return slots
 
+    def leave(self) -> None:
+        """Give up memory that a worker was told of: it may map it, read along and write to it.
+
+        The old memory stays until drop_retired.
+        """
+        if self._is_shown:
+            self._retire()
+
+    def renew(self) -> None:
+        """Make the arena fit for a worker that has not seen it; call it when no other worker maps it any more.
+
+        A memory file is replaced. Device memory is wiped: that takes less, and data that lies where it lay before is
+        read as fast as before.
+        """
+        if self.device.type == "cuda":
+            self._wipe()
+        else:
+            self._retire()
+
     def drop_retired(self) -> None:
-        """Free what the arena was before it grew; call it when no worker maps that any more."""
+        """Free the memory that was given up; call it when no worker maps that any more."""
         for address, fd in self._retired:
             if address:
                 cuda_memory.free(address)
@@ -120,15 +148,23 @@ class SharedArena:
 
     def release(self) -> None:
         """Give all memory back; a memory file lives on in the processes that map it."""
-        self.block = torch.empty(0, dtype=torch.uint8, device=self.device)
-        self.size = 0
-        self._retired.append((self._address, self._fd))
-        self._address, self._fd = 0, -1
+        self._retire()
         self.drop_retired()
 
     def describe(self) -> tuple[dict[str, Any], list[int]]:
         """Return the fields of a bind request and the descriptors that go with it."""
+        self._is_shown = True
         if self.device.type == "cuda":
             handle = base64.b64encode(cuda_memory.export_handle(self._address)).decode()
             return {"kind": "cuda", "handle": handle, "size": self.size}, []
         return {"kind": "memfd", "size": self.size}, [self._fd]
+
+    def _retire(self) -> None:
+        if self._address or self._fd >= 0:
+            self._retired.append((self._address, self._fd))
+        self._address, self._fd, self.size, self._is_shown = 0, -1, 0, False
+        self.block = torch.empty(0, dtype=torch.uint8, device=self.device)
+
+    def _wipe(self) -> None:
+        self.block.zero_()
+        torch.cuda.synchronize(self.device)

@@ -11,6 +11,7 @@ import base64
 import itertools
 import os
 import socket
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -96,7 +97,7 @@ class WorkerPool:
         if self._spare is not None:
             self._ending.append(self._spare)
             self._spare = None
-        self._finish_ending()
+        self.finish_ending()
         self._template.close()
 
     def worker_for(self, solution_digest: str) -> tuple[WorkerProcess, bool]:
@@ -127,7 +128,11 @@ class WorkerPool:
                 self._spare = self._settle(self._spare)
             except DeviceFault:
                 self._spare = None
-        self._finish_ending()
+        self.finish_ending()
+
+    def make_folder(self) -> Path:
+        """Return a new folder that lasts as long as the session."""
+        return Path(tempfile.mkdtemp(dir=self._run_directory))
 
     def process_ids(self) -> list[int]:
         """Return the ids of all workers that may hold a context on the device."""
@@ -152,9 +157,10 @@ class WorkerPool:
             self._current = None
             worker.begin_end()
             self._ending.append(worker)
-            self._finish_ending(leave=MOST_ENDING)
+            self.finish_ending(leave=MOST_ENDING)
 
-    def _finish_ending(self, *, leave: int = 0) -> None:
+    def finish_ending(self, *, leave: int = 0) -> None:
+        """Wait until no more than so many of the workers before are left."""
         while len(self._ending) > leave:
             self._ending.pop(0).end()
 

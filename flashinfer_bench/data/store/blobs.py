@@ -5,6 +5,7 @@ Paths come from data sets and are not trusted: a file outside the set is never g
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
@@ -105,8 +106,10 @@ class BlobStore:
 def _is_file(file: Path) -> bool:
     try:
         return file.is_file()
-    except OSError:  # a name longer than the file system has
-        return False
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            return False
+        raise WorkloadFault(f"blob {file} cannot be looked up: {error.strerror}") from error
 
 
 def _is_pointer(file: Path) -> bool:

@@ -104,3 +104,33 @@ def test_what_does_not_compile_is_judged_and_what_cannot_be_built_here_is_a_faul
     assert [fault.job.solution.name for fault in faults] == ["native"] * 2
     assert "a compiler was killed" in faults[0].message
     assert not [one for one in happenings if isinstance(one, JobStarted)]
+
+
+@pytest.mark.parametrize(("phase", "is_blamed"), [("reference", True), ("expected", False), ("solution", False)])
+def test_a_reference_is_blamed_for_a_lost_session_only_where_no_solution_was_loaded(tmp_path, phase, is_blamed):
+    config = BenchmarkConfig().resolve_eval_config(make_definition())
+    job = Job(0, make_definition(), make_workload(), make_solution(), config, {})
+    farm = BuildFarm(tmp_path / "cache", jobs=1)
+    settings = {"hello_for": lambda device: None, "blob_root_for": lambda job: tmp_path, "farm": farm, "seed": 1}
+    with Fleet([], **settings) as fleet:
+        queue = fleet_module.BlockQueue([job])
+        for _ in range(2):
+            queue.take(1)
+            told = list(fleet._retry_or_fault(queue, job, "it is gone", retry=True, phase=phase))
+        assert [type(one) for one in told] == [JobFaulted]
+        assert bool(fleet._broken) == is_blamed
+
+
+def test_making_a_baseline_ahead_is_not_the_start_of_a_job(tmp_path):
+    config = BenchmarkConfig().resolve_eval_config(make_definition())
+    job = Job(3, make_definition(), make_workload(), make_solution(), config, {})
+    station = fleet_module.Station(Device("cpu", 0, "a device", "cpu"), open_jobs={3: job})
+    farm = BuildFarm(tmp_path / "cache", jobs=1)
+    settings = {"hello_for": lambda device: None, "blob_root_for": lambda job: tmp_path, "farm": farm, "seed": 1}
+    with Fleet([], **settings) as fleet:
+        told = [
+            (name, list(fleet._hear(station, None, {"phase": {"job": 3, "name": name, "limit_s": 1.0}})))
+            for name in ("reference", "load", "expected", "solution")
+        ]
+    assert [name for name, events in told if events] == ["load"]
+    assert station.current == 3

@@ -1,5 +1,6 @@
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -184,7 +185,8 @@ def run(x):
 """
 
 
-SAMPLED = {"span_ns": [1], "enqueue_ns": [1], "busy_ns": None, "operations": None, "late": [False], "facts": {}}
+FACTS = {"method": "wall", "cache_state": "warm", "calls": 1}
+SAMPLED = {"span_ns": [1], "enqueue_ns": [1], "busy_ns": None, "operations": None, "late": [False], "facts": FACTS}
 FORGER_OF_READINGS = """
 calls = 0
 def run(x):
@@ -237,7 +239,7 @@ def test_a_measurement_plans_with_what_is_left_of_the_solutions_time(open_kernel
 
 
 def test_more_readings_than_a_trial_takes_are_refused(open_kernel):
-    count = most_readings(5) + 1
+    count = 6
     with open_kernel(forge_readings(span_ns=[1] * count, enqueue_ns=[1] * count, late=[False] * count)) as kernel:
         kernel(X)
         too_many = f"{count} readings, and {count - 1} are the most that a trial takes"
@@ -249,10 +251,10 @@ def test_more_readings_than_a_trial_takes_are_refused(open_kernel):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"facts": {"lead_ns": float("nan")}},
-        {"facts": {"lead_ns": float("inf")}},
-        {"facts": {"lead_ns": 10**400}},
-        {"facts": {"lead_ns": 1e300}},
+        {"facts": {**FACTS, "lead_ns": float("nan")}},
+        {"facts": {**FACTS, "lead_ns": float("inf")}},
+        {"facts": {**FACTS, "lead_ns": 10**400}},
+        {"facts": {**FACTS, "lead_ns": 1e300}},
         {"span_ns": [-1]},
         {"late": []},
         {"stop": "because"},
@@ -299,3 +301,31 @@ def test_the_declared_style_decides_and_else_the_arity(signature, declared, styl
 def test_a_signature_that_fits_no_style_shows_both(signature, declared):
     with pytest.raises(SolutionFailure, match=r"(?s)expected .* arguments.*found run\(\.\.\.\)"):
         choose_style(signature, inputs=2, outputs=1, declared=declared)
+
+
+SENDS_DESCRIPTORS = """
+import os, socket, stat
+def run(x):
+    for fd in range(3, 64):
+        try:
+            is_socket = stat.S_ISSOCK(os.fstat(fd).st_mode)
+        except OSError:
+            continue
+        if is_socket:
+            with socket.socket(fileno=os.dup(fd)) as channel:
+                for byte in b"\\0\\0\\0\\x02{}":
+                    socket.send_fds(channel, [bytes([byte])], [0] * 8)
+    return x
+"""
+
+
+def count_descriptors():
+    return len(list(Path("/dev/fd").iterdir()))
+
+
+def test_descriptors_that_a_worker_sends_do_not_reach_the_session(open_kernel):
+    with open_kernel(SENDS_DESCRIPTORS) as kernel:
+        before = count_descriptors()
+        with pytest.raises(SolutionFailure, match="out of protocol"):
+            kernel(X)
+        assert count_descriptors() <= before + 2  # the arena and its mapping

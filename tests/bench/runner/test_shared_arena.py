@@ -39,3 +39,49 @@ def test_an_arena_that_grows_keeps_the_old_memory_until_it_is_dropped():
         arena.drop_retired()
         with pytest.raises(OSError, match="Bad file descriptor"):
             os.fstat(before)
+
+
+def test_memory_that_a_worker_knows_is_left_for_good():
+    with SharedArena(torch.device("cpu")) as arena:
+        arena.place([torch.ones(4)])
+        arena.leave()
+        assert arena.generation == 1  # nobody was told of it
+        _, (shown,) = arena.describe()
+        arena.leave()
+        arena.place([torch.ones(4)])
+        arena.block.fill_(7)
+        assert arena.generation == 2
+        assert os.pread(shown, 16, 0) == torch.ones(4).numpy().tobytes()
+
+
+DEVICES = [pytest.param("cpu"), pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_renewed_arena_holds_nothing(device):
+    with SharedArena(torch.device(device)) as arena:
+        arena.reserve(SMALLEST_BYTES)
+        arena.block.fill_(7)
+        arena.renew()
+        arena.reserve(SMALLEST_BYTES)
+        assert not arena.block.any()
+
+
+@pytest.mark.gpu
+def test_device_memory_that_an_arena_takes_holds_nothing_of_what_the_session_had_there():
+    full = torch.full((1 << 30,), 7, dtype=torch.uint8, device="cuda")
+    del full
+    torch.cuda.empty_cache()
+    with SharedArena(torch.device("cuda")) as arena:
+        arena.reserve(1 << 30)
+        assert not arena.block.any()
+
+
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="memory files cannot be sealed here")
+@pytest.mark.parametrize("size", [0, 2 * SMALLEST_BYTES])
+def test_nobody_can_change_the_size_of_an_arena(size):
+    with SharedArena(torch.device("cpu")) as arena:
+        arena.reserve(SMALLEST_BYTES)
+        _, (fd,) = arena.describe()
+        with pytest.raises(PermissionError):
+            os.ftruncate(fd, size)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+from pathlib import Path
+
 import pytest
 
 from flashinfer_bench.data.store import blobs
@@ -40,6 +43,17 @@ def test_a_blob_that_is_no_file_is_named_with_its_workload(tmp_path, path):
     _put(tmp_path)
     with pytest.raises(WorkloadFault, match="of workload w7 is not there; download"):
         BlobStore(tmp_path).locate(path, workload="w7")
+
+
+def test_a_blob_that_cannot_be_looked_up_is_not_called_missing(tmp_path, monkeypatch):
+    _put(tmp_path)
+
+    def fail(path):
+        raise OSError(errno.EMFILE, "Too many open files", str(path))
+
+    monkeypatch.setattr(Path, "is_file", fail)
+    with pytest.raises(WorkloadFault, match="cannot be looked up: Too many open files"):
+        BlobStore(tmp_path).locate(PATH)
 
 
 def test_a_link_out_of_the_set_is_refused(tmp_path):

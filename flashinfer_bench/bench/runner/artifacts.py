@@ -1,0 +1,35 @@
+"""What a worker is given to load: the artifact as it was built, looked at once more right before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from flashinfer_bench.bench.runner.session_protocol import BlockSolution
+from flashinfer_bench.compile import Artifact
+from flashinfer_bench.compile.building import write_files
+from flashinfer_bench.compile.cache import find_change, find_stranger
+from flashinfer_bench.errors import BuildFault
+
+
+def find_artifact(solution: BlockSolution, make_folder: Callable[[], Path]) -> Artifact:
+    """Return a solution's artifact; where somebody changed it, its sources written anew into a folder of their own.
+
+    Args:
+        solution: built.
+        make_folder: gives a new, empty folder.
+
+    Raises:
+        BuildFault: it was changed, and only a compiler could make it again.
+    """
+    directory = Path(solution.directory or "")
+    problem = find_change(directory, solution.files)
+    if solution.sources:
+        problem = problem or find_stranger(directory, solution.sources)
+    if problem is not None:
+        if not solution.sources:
+            message = f"the artifact of {solution.name} was changed while the run used it: {problem} ({directory})"
+            raise BuildFault(message)
+        directory = make_folder()
+        write_files(directory, {path: content.encode() for path, content in solution.sources.items()})
+    return Artifact(directory, solution.entry, solution.symbol, solution.kind)

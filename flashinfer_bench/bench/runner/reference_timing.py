@@ -1,0 +1,94 @@
+"""Times the reference: once for each workload, on memory that no worker maps.
+
+The caller sees to it that no worker holds a solution meanwhile (`device_session.prepare`).
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+
+from flashinfer_bench.bench.config import ResolvedEvalConfig
+from flashinfer_bench.bench.evaluators.reference import Reference
+from flashinfer_bench.bench.runner.readout import Readout
+from flashinfer_bench.bench.runner.session_protocol import Hello
+from flashinfer_bench.bench.runner.shared_arena import SharedArena
+from flashinfer_bench.timing.clocks import Clock, Launch
+from flashinfer_bench.timing.measurement import Measured, Trial
+from flashinfer_bench.timing.places import Kept, choose_places, note_places
+from flashinfer_bench.timing.progress import Recipe, Supplier
+from flashinfer_bench.timing.recipe import take_trial
+
+BaselineKey = tuple[str, str]
+"""Digests of a definition and of a workload."""
+
+
+@dataclass
+class ReferenceTimer:
+    """Times references on one device and keeps what it found."""
+
+    hello: Hello
+    device: torch.device
+    clock: Clock
+    readout: Readout
+    arena: SharedArena
+    """The inputs lie in it, as a solution's do later; what it holds is lost."""
+    _known: dict[BaselineKey, Measured] = field(default_factory=dict)
+
+    def measure(
+        self,
+        key: BaselineKey,
+        reference: Reference,
+        config: ResolvedEvalConfig,
+        input_sets: list[list[Any]],
+        size: int,
+    ) -> Measured:
+        """Return the reference's time on a workload; its outputs have `size` bytes."""
+        if key not in self._known:
+            before = self.readout.look()
+            trials = self._take_trials(reference, config, input_sets, size)
+            self._known[key] = self.readout.measured(trials, before)
+        return self._known[key]
+
+    def _take_trials(
+        self, reference: Reference, config: ResolvedEvalConfig, input_sets: list[list[Any]], size: int
+    ) -> list[Trial]:
+        """Take one trial per set of inputs; a reference that spends the whole budget in one gets no more."""
+        budget_s, start = self.hello.baseline_budget_s, time.monotonic()
+        trials: list[Trial] = []
+        for inputs in input_sets:
+            if trials and time.monotonic() - start > budget_s:
+                break
+            recipe = Recipe(
+                warmup_runs=config.warmup_runs,
+                iterations=config.iterations,
+                budget_s=budget_s / len(input_sets),
+                use_graphs=self.hello.use_graphs,
+            )
+            places = choose_places(size, calls=recipe.warmup_runs, clock=self.clock, device=self.device)
+            launch = Kept(bind_reference(reference, inputs, self.arena), places, size)
+            trial = take_trial(_always(launch), self.clock, recipe)
+            trials.append(note_places(trial, launch.places))
+            launch.give_back(trial)
+        return trials
+
+
+def bind_reference(reference: Reference, inputs: list[Any], arena: SharedArena) -> Launch:
+    """Return a call of the reference.
+
+    Its inputs are copies that lie where a solution's lie later: it may write to them, and where data lies changes a
+    short call's latency by up to a tenth. No worker knows the memory yet.
+    """
+    arena.leave()
+    slots = iter(arena.place([value for value in inputs if isinstance(value, torch.Tensor)]))
+    own = [next(slots).view(arena.block) if isinstance(value, torch.Tensor) else value for value in inputs]
+    return partial(reference.launch, own)
+
+
+def _always(launch: Launch) -> Supplier:
+    """Return the supplier that gives one launch for every call."""
+    return lambda _index: launch
