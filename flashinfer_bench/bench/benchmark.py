@@ -213,6 +213,7 @@ class Benchmark:
             "fingerprint": dict(job.fingerprint),
             "config": job.config.values(),
             "timeout_seconds": self.config.timeout_seconds,
+            "worker_memory_gb": self.config.worker_memory_gb,
             "seed": self.seed,
             "device": {"kind": device.kind, "index": device.index, "uuid": device.uuid},
             "runner": "isolated" if self.config.use_isolated_runner else "persistent",

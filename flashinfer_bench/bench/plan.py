@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from flashinfer_bench.bench.config import BenchmarkConfig, ResolvedEvalConfig
 from flashinfer_bench.bench.machine import Machine
-from flashinfer_bench.bench.resume import Decision, RecordedJobs, fingerprint
+from flashinfer_bench.bench.resume import Decision, Limits, RecordedJobs, fingerprint
 from flashinfer_bench.bench.selection import Selected, select
 from flashinfer_bench.bench.suitability import why_not_here
 from flashinfer_bench.data.definition import Definition
@@ -172,4 +172,5 @@ def _decide(job: Job, config: BenchmarkConfig, recorded: RecordedJobs | None) ->
     if recorded is None:
         return Decision("new")
     key = (job.definition.name, job.solution.name, job.workload.uuid)
-    return recorded.decide(key, job.fingerprint, needs_baseline=config.profile_baseline)
+    limits = Limits(config.timeout_seconds, config.worker_memory_gb)
+    return recorded.decide(key, job.fingerprint, needs_baseline=config.profile_baseline, limits=limits)
