@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from flashinfer_bench.bench.config import BenchmarkConfig, ResolvedEvalConfig
+from flashinfer_bench.bench.extra_keys import find_wrong_extras
 from flashinfer_bench.bench.machine import Machine
 from flashinfer_bench.bench.resume import Decision, Limits, RecordedJobs, fingerprint
 from flashinfer_bench.bench.selection import Selected, select
@@ -19,6 +20,7 @@ from flashinfer_bench.data.definition import Definition
 from flashinfer_bench.data.solution import Solution
 from flashinfer_bench.data.trace_set import TraceSet
 from flashinfer_bench.data.workload import Workload
+from flashinfer_bench.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -98,9 +100,13 @@ def make_plan(
         evaluators: definition → fingerprint of the evaluator that judges it.
 
     Raises:
-        ConfigError: the configuration names what the set does not have, or its filters together leave nothing.
+        ConfigError: the configuration names what the set does not have, its filters together leave nothing, or a
+            parameter of a built-in evaluator has a wrong value.
     """
     selected = select(trace_set, config)
+    wrong = find_wrong_extras(config.resolve_eval_config(item.definition) for item in selected)
+    if wrong:
+        raise ConfigError("\n".join(wrong))
     skips = [skip for item in selected for skip in _skips(item, machine)]
     candidates = [job for item in selected for job in _jobs(item, config, machine, evaluators or {})]
     decisions = [_decide(job, config, recorded) for job in candidates]

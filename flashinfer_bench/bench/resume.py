@@ -145,15 +145,16 @@ def _is_of_the_same(recorded: Mapping[str, str] | None, wanted: Mapping[str, str
 
 def _what_was_short(record: RecordedJob, now: Limits) -> str | None:
     """Say which limit ended a recorded job and is larger now."""
-    if record.timed_out and _is_larger(now.timeout_s, record.limits.timeout_s):
+    then = record.limits
+    if record.timed_out and None not in (now.timeout_s, then.timeout_s) and _is_larger(now.timeout_s, then.timeout_s):
         return "timed out under a shorter limit"
-    if record.over_memory and _is_larger(now.memory_gb, record.limits.memory_gb):
+    if record.over_memory and _is_larger(now.memory_gb, then.memory_gb):
         return "ended under a smaller limit of memory"
     return None
 
 
 def _is_larger(now: float | None, then: float | None) -> bool:
-    """Compare two limits; the default one, None, depends on the machine and may be the larger one."""
+    """Compare two limits; that of memory may be left to the machine, None, and then be the larger one."""
     return now != then if now is None or then is None else now > then
 
 

@@ -22,7 +22,14 @@ from flashinfer_bench.cli.interrupt import one_interrupt
 from flashinfer_bench.cli.live import Progress, choose_progress
 from flashinfer_bench.cli.outcome import Outcome, outcome_document, render_outcome, trace_files, trace_folders
 from flashinfer_bench.cli.output import write_err, write_out, write_problems
-from flashinfer_bench.cli.plan_text import describe_plan, describe_resume, describe_skips, plan_document, render_plan
+from flashinfer_bench.cli.plan_text import (
+    describe_odd_keys,
+    describe_plan,
+    describe_resume,
+    describe_skips,
+    plan_document,
+    render_plan,
+)
 from flashinfer_bench.cli.recorded import find_resumed
 from flashinfer_bench.cli.sets import describe_tolerances, open_trace_set
 from flashinfer_bench.cli.settings import read_config
@@ -59,7 +66,7 @@ def execute(args: argparse.Namespace, *, make_engine: EngineFactory = Benchmark)
     engine = make_engine(trace_set, config)
     plan = engine.plan(args.resume, retry_timeouts=args.retry_timeouts)
     if args.dry_run:
-        for line in describe_tolerances(trace_set):
+        for line in (*describe_tolerances(trace_set), *describe_odd_keys(plan)):
             write_err(line)
         write_out(_render_dry_run(args, plan, config, engine.machine))
         return 0
@@ -85,7 +92,7 @@ def typed_program(script: str, interpreter: str, find: Callable[[str], str | Non
 
 
 def _announce(plan: Plan, machine: Machine, trace_set: TraceSet) -> None:
-    for line in describe_tolerances(trace_set):
+    for line in (*describe_tolerances(trace_set), *describe_odd_keys(plan)):
         write_err(line)
     for line in (*describe_skips(plan.skips), *describe_resume(plan), describe_plan(plan, machine)):
         write_err(line)

@@ -113,6 +113,7 @@ def test_what_solutions_need_reaches_the_compilers_word_by_word(kind, given, exp
     flags = check_flags(CompileOptions(**{kind: [given]}), [TOOLKIT])
     assert [*flags.cxx, *flags.nvcc, *flags.link] == expected
 
+
 RESPONSE_FILES = [
     *("-I @flags", "-I@flags", "-isystem @flags", "-isystem -fplugin=x", "-L @flags", "-Wl,-rpath,@flags"),
     *("-Wl,-rpath-link=@flags", "-Wl,-rpath,lib,-T,script", "-Wl,--exclude-libs,a,-plugin,x.so", "-I a,/etc"),
