@@ -77,3 +77,19 @@ def test_a_stream_that_fails_costs_a_line_at_most(tmp_path, redirection, code, h
     assert ("double" in ended.stdout) == (redirection.startswith("2"))
     lines = [line for line in ended.stderr.splitlines() if "broken.json" not in line]
     assert lines == ([heard] if heard else [])
+
+
+def test_an_interrupt_before_the_command_line_is_loaded_is_one_line():
+    script = """
+import sys
+class Interrupter:
+    def find_spec(self, name, *_):
+        if name == "flashinfer_bench.cli.entry":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupter())
+import runpy
+sys.argv = ["flashinfer-bench", "list"]
+runpy.run_module("flashinfer_bench", run_name="__main__")
+"""
+    ended = start(sys.executable, "-c", script)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "interrupted\n")

@@ -32,6 +32,29 @@ def _only(issues, severity, file, line, field, words):
     assert words in reason
 
 
+@pytest.mark.parametrize(
+    ("file", "item", "owner", "wrong", "right"),
+    [
+        (DEFINITION, make_definition(), (), "constraint", "constraints"),
+        (DEFINITION, make_definition(), (), "tag", "tags"),
+        (SOLUTION, make_solution("s"), ("spec",), "dependancies", "dependencies"),
+        (TRACES, make_trace(), ("evaluation",), "performence", "performance"),
+    ],
+)
+def test_a_misspelt_key_that_is_always_written_is_warned_of(tmp_path, file, item, owner, wrong, right):
+    raw = item.to_dict()
+    if right == "performance":
+        raw["evaluation"] |= {"status": "TIMEOUT", "correctness": None}
+    holder = raw[owner[0]] if owner else raw
+    holder.pop(right, None)
+    holder[wrong] = []
+    parts = {"definitions": []} if file == DEFINITION else {}
+    _, issues = _load(tmp_path, {file: [raw] if file == TRACES else raw}, **parts)
+    assert [issue[3:] for issue in issues if "unknown key" in issue[-1]] == [
+        (".".join((*owner, wrong)), f"unknown key, kept without effect; did you mean {right!r}?")
+    ]
+
+
 def test_a_root_that_is_not_there_is_an_error_and_is_not_made(tmp_path):
     with pytest.raises(DataSetError, match="does not exist"):
         load_trace_set(tmp_path / "none")
