@@ -1,5 +1,6 @@
 """What a trace set says of how its own definitions are judged, and whose word beats whose."""
 
+import os
 import pickle
 from types import SimpleNamespace
 
@@ -7,7 +8,7 @@ import pytest
 
 from flashinfer_bench.bench.benchmark import Benchmark
 from flashinfer_bench.bench.config import BenchmarkConfig
-from flashinfer_bench.bench.tolerances import TOLERANCES_FILE
+from flashinfer_bench.bench.tolerances import TOLERANCES_FILE, read_tolerances
 from flashinfer_bench.cli import main
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.errors import ConfigError
@@ -135,3 +136,9 @@ def test_run_and_config_show_tell_of_it_and_validate_of_what_is_wrong(folder, ca
     assert main(["validate", "--local", str(folder)]) == 2
     assert f"error: {file}: {name}.atol (line 3)" in capsys.readouterr().out
     assert main(["run", "--local", str(folder), "--dry-run"]) == 2
+
+
+def test_a_pipe_in_its_place_is_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / TOLERANCES_FILE)
+    with pytest.raises(ConfigError, match="is no regular file"):
+        read_tolerances(tmp_path)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+from pathlib import Path
 
 import pytest
 
+from flashinfer_bench.cli import main
 from flashinfer_bench.data.store.load import load_trace_set
 from flashinfer_bench.errors import DataSetError
 from tests.kit import make_definition, make_solution, make_trace, make_workload, write_trace_set
@@ -65,6 +69,45 @@ def test_a_root_that_is_a_file_is_an_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(DataSetError, match="is not a folder"):
         load_trace_set(tmp_path / "file")
+
+
+@pytest.fixture
+def unreadable(monkeypatch):
+    """Let folders of this name be unreadable, for root too."""
+    scandir = os.scandir
+
+    def refuse(path="."):
+        if Path(path).name == "secret":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+
+
+@pytest.mark.usefixtures("unreadable")
+def test_a_folder_that_cannot_be_read_is_an_error(tmp_path):
+    (tmp_path / "definitions/secret").mkdir(parents=True)
+    _, issues = _load(tmp_path)
+    _only(issues, "error", "definitions/secret", None, None, "cannot be read: Permission denied")
+
+
+@pytest.mark.usefixtures("unreadable")
+def test_a_root_that_cannot_be_read_is_refused(tmp_path, capsys):
+    (tmp_path / "secret").mkdir()
+    assert main(["validate", "--local", str(tmp_path / "secret")]) == 2
+    assert "cannot be read: Permission denied" in capsys.readouterr().err
+
+
+def test_what_is_no_regular_file_is_an_error_and_is_not_opened(tmp_path):
+    write_trace_set(tmp_path)
+    for folder in ("solutions", "workloads", "traces", "definitions"):
+        (tmp_path / folder).mkdir()
+    os.mkfifo(tmp_path / "definitions/pipe.json")
+    os.mkfifo(tmp_path / "traces/pipe.jsonl")
+    (tmp_path / "solutions/zero.json").symlink_to("/dev/zero")
+    (tmp_path / "workloads/zero.jsonl").symlink_to("/dev/zero")
+    _, issues = _load(tmp_path)
+    assert [issue[-1] for issue in issues] == ["is no regular file; it is left out"] * 4
 
 
 def test_a_set_without_definitions_says_so_and_offers_the_folder_below(tmp_path):
