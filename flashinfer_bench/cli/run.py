@@ -17,6 +17,7 @@ from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.events import Event
 from flashinfer_bench.bench.machine import Machine
 from flashinfer_bench.bench.plan import Plan
+from flashinfer_bench.cli.blob_issues import find_blob_issues
 from flashinfer_bench.cli.flag_parts import PROGRAM
 from flashinfer_bench.cli.interrupt import one_interrupt
 from flashinfer_bench.cli.live import Progress, choose_progress
@@ -31,10 +32,10 @@ from flashinfer_bench.cli.plan_text import (
     render_plan,
 )
 from flashinfer_bench.cli.recorded import find_resumed
-from flashinfer_bench.cli.sets import describe_tolerances, open_trace_set
+from flashinfer_bench.cli.sets import describe_issues, describe_tolerances, open_trace_set
 from flashinfer_bench.cli.settings import read_config
 from flashinfer_bench.cli.tables import available_width, count
-from flashinfer_bench.data import TraceSet
+from flashinfer_bench.data import Trace, TraceSet
 from flashinfer_bench.errors import Fault, Misuse
 
 
@@ -66,7 +67,7 @@ def execute(args: argparse.Namespace, *, make_engine: EngineFactory = Benchmark)
     engine = make_engine(trace_set, config)
     plan = engine.plan(args.resume, retry_timeouts=args.retry_timeouts)
     if args.dry_run:
-        for line in (*describe_tolerances(trace_set), *describe_odd_keys(plan)):
+        for line in (*describe_tolerances(trace_set), *describe_odd_keys(plan), *_describe_blobs(plan, trace_set)):
             write_err(line)
         write_out(_render_dry_run(args, plan, config, engine.machine))
         return 0
@@ -89,6 +90,11 @@ def typed_program(script: str, interpreter: str, find: Callable[[str], str | Non
     if path.name == "__main__.py":
         return [interpreter, "-m", "flashinfer_bench"]
     return [PROGRAM] if path.name != PROGRAM or find(PROGRAM) == str(path.absolute()) else [script]
+
+
+def _describe_blobs(plan: Plan, trace_set: TraceSet) -> list[str]:
+    workloads = [Trace(definition=job.definition.name, workload=job.workload) for job in plan.jobs]
+    return describe_issues(find_blob_issues(trace_set, workloads))
 
 
 def _announce(plan: Plan, machine: Machine, trace_set: TraceSet) -> None:

@@ -6,6 +6,7 @@ import argparse
 import json
 from typing import Any
 
+from flashinfer_bench.cli.blob_issues import find_blob_issues
 from flashinfer_bench.cli.output import write_out
 from flashinfer_bench.cli.sets import describe_issues, find_tolerance_issues, load_trace_set
 from flashinfer_bench.cli.tables import count
@@ -17,6 +18,7 @@ def execute(args: argparse.Namespace) -> int:
     """Print all errors and warnings; 2 when there are errors."""
     trace_set = load_trace_set(args)
     trace_set.issues += find_tolerance_issues(trace_set)
+    trace_set.issues += find_blob_issues(trace_set)
     errors = sum(issue.severity == "error" for issue in trace_set.issues)
     if args.format == "json":
         write_out(json.dumps(_document(trace_set), indent=2) + "\n")
