@@ -49,6 +49,13 @@ def check_entry(solution: Solution, definition: Definition | None = None) -> lis
     if solution.spec.language in COMPILED:
         return list(_check_export(solution))
     try:
+        return _check_python(solution, definition)
+    except RecursionError:
+        return []  # nested too deeply to be told here; the import decides
+
+
+def _check_python(solution: Solution, definition: Definition | None) -> list[str]:
+    try:
         bound = list(_bindings(parse_module(solution.get_entry_source().content).body))
     except ValueError as error:
         return [f"{solution.get_entry_path()}: {error}"]
