@@ -67,6 +67,8 @@ class Benchmark:
         self.machine = self._look_around()
         self.seed = self.config.seed if self.config.seed is not None else secrets.randbits(62)
         self.faults: list[JobFaulted] = []
+        self._saved: dict[Path, list[Trace]] = {}
+        """File → what this object has appended to it; the set in memory does not have these."""
         self._plug_ins = list_plug_ins(self.config.evaluator_modules)
         self._evaluators: dict[str, str] | None = None
         """Definition → fingerprint of the evaluator that judges it; None until somebody asks."""
@@ -90,7 +92,7 @@ class Benchmark:
         """Return the jobs of a run and what is left out of it; nothing is started.
 
         Args:
-            resume: leave out jobs that a trace of the set already records, unchanged.
+            resume: leave out jobs that a trace of the set, or one that this object saved, records unchanged.
             retry_timeouts: with `resume`, do jobs again that timed out.
 
         Raises:
@@ -100,7 +102,8 @@ class Benchmark:
         recorded = None
         if resume:
             traces = [trace for traces in self._trace_set.traces.values() for trace in traces]
-            recorded = RecordedJobs.from_traces(traces, retry_timeouts=retry_timeouts)
+            saved = [trace for file, traces in self._saved.items() if file.exists() for trace in traces]
+            recorded = RecordedJobs.from_traces([*traces, *saved], retry_timeouts=retry_timeouts)
         evaluators = self._fingerprint_evaluators()
         return make_plan(self._trace_set, self.config, self.machine, recorded=recorded, evaluators=evaluators)
 
@@ -220,6 +223,7 @@ class Benchmark:
             "fingerprint": dict(job.fingerprint),
             "config": job.config.values(),
             "timeout_seconds": self.config.timeout_seconds,
+            "worker_memory_gb": self.config.worker_memory_gb,
             "seed": self.seed,
             "device": {"kind": device.kind, "index": device.index, "uuid": device.uuid},
             "runner": "isolated" if self.config.use_isolated_runner else "persistent",
@@ -243,7 +247,8 @@ class Benchmark:
         """Append a trace to the set that the solution came from."""
         root = self._result_root(job)
         writer = writers.setdefault(root, TraceWriter(root))
-        writer.append(trace, author=job.solution.author, op_type=job.definition.op_type)
+        file = writer.append(trace, author=job.solution.author, op_type=job.definition.op_type)
+        self._saved.setdefault(file, []).append(trace)
 
     def _result_root(self, job: Job) -> Path:
         root = self._trace_set.solution_roots.get(job.solution.name) or self._trace_set.root

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from flashinfer_bench.bench.config import BenchmarkConfig, ResolvedEvalConfig
+from flashinfer_bench.bench.extra_keys import find_wrong_extras
 from flashinfer_bench.bench.machine import Machine
-from flashinfer_bench.bench.resume import Decision, RecordedJobs, fingerprint
+from flashinfer_bench.bench.resume import Decision, Limits, RecordedJobs, fingerprint
 from flashinfer_bench.bench.selection import Selected, select
 from flashinfer_bench.bench.suitability import why_not_here
 from flashinfer_bench.data.definition import Definition
@@ -21,6 +22,7 @@ from flashinfer_bench.data.solution import Solution
 from flashinfer_bench.data.store.layout import SOLUTIONS, WORKLOADS
 from flashinfer_bench.data.trace_set import TraceSet
 from flashinfer_bench.data.workload import Workload
+from flashinfer_bench.errors import ConfigError
 
 # The same words for all definitions: skips are told together by reason.
 NO_WORKLOADS: Final = f"it has no workloads; write them to {WORKLOADS}/<op_type>/<definition>.jsonl, one a line"
@@ -106,9 +108,13 @@ def make_plan(
         evaluators: definition → fingerprint of the evaluator that judges it.
 
     Raises:
-        ConfigError: the configuration names what the set does not have, or its filters together leave nothing.
+        ConfigError: the configuration names what the set does not have, its filters together leave nothing, or a
+            parameter of a built-in evaluator has a wrong value.
     """
     selected = select(trace_set, config)
+    wrong = find_wrong_extras(config.resolve_eval_config(item.definition) for item in selected)
+    if wrong:
+        raise ConfigError("\n".join(wrong))
     skips = [skip for item in selected for skip in _skips(item, machine)]
     candidates = [job for item in selected for job in _jobs(item, config, machine, evaluators or {})]
     decisions = [_decide(job, config, recorded) for job in candidates]
@@ -180,4 +186,5 @@ def _decide(job: Job, config: BenchmarkConfig, recorded: RecordedJobs | None) ->
     if recorded is None:
         return Decision("new")
     key = (job.definition.name, job.solution.name, job.workload.uuid)
-    return recorded.decide(key, job.fingerprint, needs_baseline=config.profile_baseline)
+    limits = Limits(config.timeout_seconds, config.worker_memory_gb)
+    return recorded.decide(key, job.fingerprint, needs_baseline=config.profile_baseline, limits=limits)

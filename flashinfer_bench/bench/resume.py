@@ -5,18 +5,29 @@ solution, the workload and the eval config, the hardware's name, the evaluator's
 the digest of its source too), the timing where it is not the usual one (a warm L2, CUDA events, no graphs), and the
 seed where the user gave one. A trace that carries none (another engine's) proves
 nothing, nor does one from before evaluators had revisions.
+
+Reports show the latest verdict of a job. So one that is recorded counts only as long as no later one on the same
+hardware is of another solution, definition, workload or evaluator; later ones under other settings do no harm.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any, Final, Literal
 
 from flashinfer_bench.data.evaluation import Evaluation, EvaluationStatus
+from flashinfer_bench.data.latest import in_order_of_time
 from flashinfer_bench.data.trace import Trace
 
 FINGERPRINT_KEYS: Final = ("definition", "solution", "workload", "config", "hardware", "evaluator", "timing", "seed")
+JUDGED_KEYS: Final = ("definition", "solution", "workload", "evaluator")
+"""What a verdict is of, and who reached it; the other keys say under which settings."""
+HARDWARE_JOINT: Final = " + "
+"""Between the names of the devices of one run."""
+OVER_MEMORY: Final = "more host memory than a worker may"
+"""What a log begins with when a worker was ended for its memory."""
 JobKey = tuple[str, str, str]
 """Names of definition and solution, and the workload's uuid."""
 
@@ -61,11 +72,24 @@ class Decision:
 
 
 @dataclass(frozen=True)
+class Limits:
+    """What a solution may take; None where a run does not say."""
+
+    timeout_s: float | None = None
+    memory_gb: float | None = None
+
+
+@dataclass(frozen=True)
 class RecordedJob:
     """What one trace says about the job that it records."""
 
+    hardware: str
+    """The device that it ran on."""
     fingerprint: Mapping[str, str] | None
     timed_out: bool
+    over_memory: bool
+    """The worker was ended because of the memory that it took."""
+    limits: Limits
     has_baseline: bool
     """False for a PASSED trace whose reference was not timed."""
 
@@ -80,37 +104,77 @@ class RecordedJobs:
 
     @classmethod
     def from_traces(cls, traces: Iterable[Trace], *, retry_timeouts: bool = False) -> RecordedJobs:
-        """Read traces in the order in which they were recorded; workload lines are passed over."""
+        """Read traces, the latest last; workload lines are passed over."""
         by_key: dict[JobKey, list[RecordedJob]] = {}
-        for trace in traces:
+        for trace in in_order_of_time(traces):
             if trace.solution is None or trace.evaluation is None:
                 continue
             key = (trace.definition, trace.solution, trace.workload.uuid)
             by_key.setdefault(key, []).append(_read_record(trace.evaluation))
         return cls(by_key, retry_timeouts)
 
-    def decide(self, key: JobKey, wanted: Mapping[str, str], *, needs_baseline: bool) -> Decision:
+    def decide(
+        self, key: JobKey, wanted: Mapping[str, str], *, needs_baseline: bool, limits: Limits | None = None
+    ) -> Decision:
         """Say whether a job with this fingerprint is recorded, has changed since, or is new."""
         records = self.by_key.get(key)
         if not records:
             return Decision("new")
-        same = [record for record in records if is_same(record.fingerprint, wanted)]
+        devices = wanted.get("hardware", "").split(HARDWARE_JOINT)
+        shown = _newest_alike([record for record in records if record.hardware in devices], wanted)
+        same = [record for record in shown if is_same(record.fingerprint, wanted)]
         if not same:
             return Decision("redo", _what_changed(records[-1].fingerprint, wanted))
         if self.retry_timeouts and same[-1].timed_out:
             return Decision("redo", "timed out")
+        if limits is not None and (reason := _what_was_short(same[-1], limits)):
+            return Decision("redo", reason)
         if needs_baseline and not any(record.has_baseline for record in same):
             return Decision("redo", "baseline was not measured")
         return Decision("skip")
 
 
+def _newest_alike(records: Sequence[RecordedJob], wanted: Mapping[str, str]) -> list[RecordedJob]:
+    """Return the last records that are all of what is wanted: back to the first that is of something else."""
+    alike = list(takewhile(lambda record: _is_of_the_same(record.fingerprint, wanted), reversed(records)))
+    return alike[::-1]
+
+
+def _is_of_the_same(recorded: Mapping[str, str] | None, wanted: Mapping[str, str]) -> bool:
+    return recorded is not None and all(recorded.get(key) == wanted.get(key) for key in JUDGED_KEYS)
+
+
+def _what_was_short(record: RecordedJob, now: Limits) -> str | None:
+    """Say which limit ended a recorded job and is larger now."""
+    then = record.limits
+    if record.timed_out and None not in (now.timeout_s, then.timeout_s) and _is_larger(now.timeout_s, then.timeout_s):
+        return "timed out under a shorter limit"
+    if record.over_memory and _is_larger(now.memory_gb, then.memory_gb):
+        return "ended under a smaller limit of memory"
+    return None
+
+
+def _is_larger(now: float | None, then: float | None) -> bool:
+    """Compare two limits; that of memory may be left to the machine, None, and then be the larger one."""
+    return now != then if now is None or then is None else now > then
+
+
 def _read_record(evaluation: Evaluation) -> RecordedJob:
     performance = evaluation.performance
+    run = (evaluation.extra or {}).get("run")
+    run = run if isinstance(run, Mapping) else {}
     return RecordedJob(
+        hardware=evaluation.environment.hardware,
         fingerprint=read_fingerprint(evaluation.extra),
         timed_out=evaluation.status is EvaluationStatus.TIMEOUT,
+        over_memory=evaluation.status is EvaluationStatus.RUNTIME_ERROR and OVER_MEMORY in evaluation.log,
+        limits=Limits(_number(run.get("timeout_seconds")), _number(run.get("worker_memory_gb"))),
         has_baseline=performance is None or performance.reference_latency_ms > 0,
     )
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 
 def read_fingerprint(extra: Mapping[str, Any] | None) -> dict[str, str] | None:

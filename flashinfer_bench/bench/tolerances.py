@@ -11,6 +11,7 @@ bundled settings, and is beaten by whatever the user says.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,8 +83,7 @@ def read_own_tolerances(root: Path, trace_set: FiledDefinitions) -> SetTolerance
 
 def has_tolerances(root: Path) -> bool:
     """Tell whether something stands where a set's tolerances would, readable or not."""
-    file = root / TOLERANCES_FILE
-    return file.exists() or file.is_symlink()
+    return os.path.lexists(root / TOLERANCES_FILE)
 
 
 def read_tolerances(root: Path) -> dict[str, EvalConfig]:
@@ -95,6 +95,8 @@ def read_tolerances(root: Path) -> dict[str, EvalConfig]:
     if not has_tolerances(root):
         return {}
     file = root / TOLERANCES_FILE
+    if file.exists() and not file.is_file():
+        raise ConfigError(f"{file}: is no regular file")
     found = read_config_file(file)
     try:
         sections = _SECTIONS.validate_python(found.values)

@@ -15,7 +15,7 @@ from typing import Final
 from flashinfer_bench.cli.exit_codes import INTERRUPTED
 from flashinfer_bench.cli.flag_parts import COMMAND_FLAG
 from flashinfer_bench.cli.flags import make_parser, parse_command_line
-from flashinfer_bench.cli.output import tolerate_narrow_encodings, write_err, write_problems
+from flashinfer_bench.cli.output import open_closed_streams, tolerate_narrow_encodings, write_err, write_problems
 from flashinfer_bench.errors import FlashInferBenchError, Misuse
 
 MODULES: Final[dict[str, tuple[str, str]]] = {
@@ -39,6 +39,7 @@ MODULES: Final[dict[str, tuple[str, str]]] = {
 
 def run_command_line(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
+    open_closed_streams()
     tolerate_narrow_encodings()
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments:

@@ -1,20 +1,33 @@
 """The two streams of the command line: results to stdout, everything else to stderr.
 
-A reader that goes away (`| head`) is no error.
+A reader that goes away (`| head`) is no error, nor is a stream that was closed before the start (`>&-`). A stderr that
+cannot be written is given up in silence, so that the work goes on; a stdout that cannot be written is a fault.
 """
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import sys
 from pathlib import Path
-from typing import TextIO
+from typing import Final, TextIO
+
+from flashinfer_bench.errors import Fault
+
+STDOUT: Final = 1
+STDERR: Final = 2
 
 
 def write_out(text: str) -> None:
-    """Write a result to stdout."""
-    _write(sys.stdout, text)
+    """Write a result to stdout.
+
+    Raises:
+        Fault: it cannot be written, as on a full disk.
+    """
+    reason = _write(sys.stdout, text)
+    if reason is not None:
+        raise Fault(f"stdout cannot be written: {reason}")
 
 
 def write_err(line: str) -> None:
@@ -29,6 +42,17 @@ def write_problems(message: str, *, label: str = "error") -> None:
             write_err(line if line[0].isspace() else f"{label}: {line}")
 
 
+def open_closed_streams() -> None:
+    """Let what was closed before the start lead nowhere; else the next file that is opened would be stdout."""
+    for name, number in (("stdout", STDOUT), ("stderr", STDERR)):
+        if getattr(sys, name) is None:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            if nowhere != number:
+                os.dup2(nowhere, number)
+                os.close(nowhere)
+            setattr(sys, name, os.fdopen(number, "w", encoding="utf-8", closefd=False))
+
+
 def tolerate_narrow_encodings() -> None:
     """Let a terminal that cannot show a character show a question mark instead of ending the program."""
     for stream in (sys.stdout, sys.stderr):
@@ -36,11 +60,14 @@ def tolerate_narrow_encodings() -> None:
             stream.reconfigure(errors="replace")
 
 
-def _write(stream: TextIO, text: str) -> None:
+def _write(stream: TextIO, text: str) -> str | None:
+    """Write and flush; return why that failed, if it did and somebody should hear of it."""
     try:
         stream.write(text)
         stream.flush()
-    except BrokenPipeError:
+    except OSError as error:
         # What is still buffered would raise again when Python closes the stream.
-        with Path(os.devnull).open("w", encoding="utf-8") as nowhere:
+        with Path(os.devnull).open("w", encoding="utf-8") as nowhere, contextlib.suppress(OSError):
             os.dup2(nowhere.fileno(), stream.fileno())
+        return None if isinstance(error, BrokenPipeError) else error.strerror or str(error)
+    return None

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from flashinfer_bench.bench.config import BenchmarkConfig
+from flashinfer_bench.bench.extra_keys import find_misspelt_extras
 from flashinfer_bench.bench.machine import Machine
 from flashinfer_bench.bench.plan import Plan, Skip
 from flashinfer_bench.cli.settings import Setting, Subject, format_value, resolved_settings, top_settings
@@ -43,6 +44,12 @@ def describe_resume(plan: Plan) -> list[str]:
         reasons = ", ".join(f"{reason}: {number}" for reason, number in sorted(plan.redone_reasons.items()))
         lines.append(f"resume: {count(plan.redone, 'recorded job')} done again ({reasons})")
     return lines
+
+
+def describe_odd_keys(plan: Plan) -> list[str]:
+    """Return a warning for each key of `extra` that is probably misspelt."""
+    configs = {job.definition.name: job.config for job in plan.jobs}
+    return [f"warning: {line}" for line in find_misspelt_extras(configs.values())]
 
 
 def describe_skips(skips: Iterable[Skip]) -> list[str]:

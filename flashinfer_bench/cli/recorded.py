@@ -5,6 +5,7 @@ from __future__ import annotations
 from flashinfer_bench.bench.plan import Job, Plan
 from flashinfer_bench.bench.resume import is_same, read_fingerprint
 from flashinfer_bench.data import Trace, TraceSet
+from flashinfer_bench.data.latest import in_order_of_time
 
 
 def find_resumed(full: Plan, plan: Plan, trace_set: TraceSet) -> list[Trace]:
@@ -13,7 +14,7 @@ def find_resumed(full: Plan, plan: Plan, trace_set: TraceSet) -> list[Trace]:
     left_out = {_key(job): job for job in full.jobs if _key(job) not in planned}
     found: dict[tuple[str, str, str], Trace] = {}
     for name in {job.definition.name for job in left_out.values()}:
-        for trace in trace_set.traces.get(name, []):
+        for trace in in_order_of_time(trace_set.traces.get(name, [])):
             key = (trace.definition, trace.solution or "", trace.workload.uuid)
             if key in left_out and _is_record_of(trace, left_out[key]) and not _is_less(trace, found.get(key)):
                 found[key] = trace

@@ -17,17 +17,25 @@ from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.events import Event
 from flashinfer_bench.bench.machine import Machine
 from flashinfer_bench.bench.plan import Plan
+from flashinfer_bench.cli.blob_issues import find_blob_issues
 from flashinfer_bench.cli.flag_parts import PROGRAM
 from flashinfer_bench.cli.interrupt import one_interrupt
 from flashinfer_bench.cli.live import Progress, choose_progress
 from flashinfer_bench.cli.outcome import Outcome, outcome_document, render_outcome, trace_files, trace_folders
 from flashinfer_bench.cli.output import write_err, write_out, write_problems
-from flashinfer_bench.cli.plan_text import describe_plan, describe_resume, describe_skips, plan_document, render_plan
+from flashinfer_bench.cli.plan_text import (
+    describe_odd_keys,
+    describe_plan,
+    describe_resume,
+    describe_skips,
+    plan_document,
+    render_plan,
+)
 from flashinfer_bench.cli.recorded import find_resumed
-from flashinfer_bench.cli.sets import describe_tolerances, open_trace_set
+from flashinfer_bench.cli.sets import describe_issues, describe_tolerances, open_trace_set
 from flashinfer_bench.cli.settings import naming_flags, read_config
 from flashinfer_bench.cli.tables import available_width, count
-from flashinfer_bench.data import TraceSet
+from flashinfer_bench.data import Trace, TraceSet
 from flashinfer_bench.errors import Fault, Misuse
 
 
@@ -60,7 +68,7 @@ def execute(args: argparse.Namespace, *, make_engine: EngineFactory = Benchmark)
         engine = make_engine(trace_set, config)
         plan = engine.plan(resume=args.resume, retry_timeouts=args.retry_timeouts)
     if args.dry_run:
-        for line in describe_tolerances(trace_set):
+        for line in (*describe_tolerances(trace_set), *describe_odd_keys(plan), *_describe_blobs(plan, trace_set)):
             write_err(line)
         write_out(_render_dry_run(args, plan, config, engine.machine))
         return 0
@@ -85,8 +93,13 @@ def typed_program(script: str, interpreter: str, find: Callable[[str], str | Non
     return [PROGRAM] if path.name != PROGRAM or find(PROGRAM) == str(path.absolute()) else [script]
 
 
+def _describe_blobs(plan: Plan, trace_set: TraceSet) -> list[str]:
+    workloads = [Trace(definition=job.definition.name, workload=job.workload) for job in plan.jobs]
+    return describe_issues(find_blob_issues(trace_set, workloads))
+
+
 def _announce(plan: Plan, machine: Machine, trace_set: TraceSet) -> None:
-    for line in describe_tolerances(trace_set):
+    for line in (*describe_tolerances(trace_set), *describe_odd_keys(plan)):
         write_err(line)
     for line in (*describe_skips(plan.skips), *describe_resume(plan), describe_plan(plan, machine)):
         write_err(line)

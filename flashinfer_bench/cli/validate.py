@@ -7,6 +7,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
+from flashinfer_bench.cli.blob_issues import find_blob_issues
 from flashinfer_bench.cli.output import write_out
 from flashinfer_bench.cli.sets import (
     describe_issues,
@@ -23,7 +24,8 @@ from flashinfer_bench.errors import Misuse
 def execute(args: argparse.Namespace) -> int:
     """Print all errors and warnings; 2 when there are errors."""
     trace_set = load_trace_set(args)
-    trace_set.issues += [*find_tolerance_issues(trace_set), *find_entry_issues(trace_set)]
+    for find_issues in (find_tolerance_issues, find_entry_issues, find_blob_issues):
+        trace_set.issues += find_issues(trace_set)
     if has_nothing(trace_set):
         trace_set.issues = [_as_error(issue) for issue in trace_set.issues]
     errors = sum(issue.severity == "error" for issue in trace_set.issues)

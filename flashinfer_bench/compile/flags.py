@@ -1,7 +1,8 @@
 """Which compiler flags a solution may ask for: a closed list, so that none reads or writes outside the build.
 
 A flag that is not known here is refused, with the place where it stands. nvcc hands its arguments to a shell, so what
-a macro may be defined as is limited too. The list in words is in docs/building.md.
+a macro may be defined as is limited too. Every tool reads more arguments from a file where a word begins with `@`; nvcc
+and `-Wl,` make words of what commas part. So no value may begin a word so. The list in words is in docs/building.md.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from flashinfer_bench.compile.artifact import BuildFailure
 from flashinfer_bench.data.solution import CompileOptions
 
 MACRO: Final = re.compile(r"[A-Za-z_]\w*(\([\w, ]*\))?(=[^$`\\'\n\r]*)?")
+FILE_AFTER_COMMA: Final = re.compile(r",.*@", re.DOTALL)
 LIBRARY: Final = re.compile(r":?[\w+.\-]+")
 
 CXX_FLAGS: Final = (
@@ -29,7 +31,7 @@ CXX_FLAGS: Final = (
     r"-pthread",
     r"-m[\w+.=\-]+",
     r"-f(?!plugin|profile|auto-profile|branch-prob|dump|save-opt|callgraph|stack-usage|test-coverage|module|pch|pre|"
-    r"compilation|opt-info|record-gcc|include|embed|ltrans|wpa|resolution|use-linker)[\w+=\-]+",
+    r"compilation|opt-info|record-gcc|include|embed|ltrans|wpa|resolution|use-linker|offload)[\w+=\-]+",
 )
 PTXAS_FLAGS: Final = (
     r"--?(v|verbose|w|disable-warnings|O[0-4]|lineinfo|g|warn-[a-z\-]+|warning-as-error|suppress-[a-z\-]+)",
@@ -56,7 +58,7 @@ CUDAFE_FLAGS: Final = (r"--(diag_suppress|diag_warning|diag_error|error_limit)=[
 LINK_FLAGS: Final = (
     r"-O[0-3]|-s|-g|-shared|-fPIC|-pthread|-fopenmp|-static-libgcc|-static-libstdc\+\+|-flto(=\w+)?",
     r"-Wl,(--as-needed|--no-as-needed|--gc-sections|--no-undefined|-s|-O[0-3]|-Bsymbolic(-functions)?)",
-    r"-Wl,(-z,[a-z\-]+|--exclude-libs,[\w.,\-]+|--allow-shlib-undefined)",
+    r"-Wl,(-z,[a-z\-]+|--exclude-libs,[\w.][\w.:\-]*|--allow-shlib-undefined)",
 )
 NVCC_NAMES: Final = {
     "-gencode": "-gencode",
@@ -138,13 +140,13 @@ class _Words:
         return self.words.pop(0)
 
     def path(self, flag: str, text: str) -> str:
-        """Return a folder that may be read: one among the sources, or one of the toolkit's."""
+        """Return a folder that may be read: one among the sources, beginning with "./", or one of the toolkit's."""
         path = PurePosixPath(text)
-        if not text or ".." in path.parts or re.search(r"[$`\\'\"\s]", text):
+        if not text or ".." in path.parts or re.search(r"^[@\-]|[$`\\'\"\s,]", text):
             raise _Refused(f"{flag} {text!r} leaves the sources")
         if path.is_absolute() and not any(_is_below(path, folder) for folder in self.readable):
             raise _Refused(f"{flag} {text!r} is outside the sources; the toolkit's own folders are searched anyway")
-        return text
+        return text if path.is_absolute() else f"./{path}"
 
 
 def _is_below(path: PurePosixPath, folder: Path) -> bool:
@@ -161,8 +163,9 @@ def _shared(word: str, words: _Words) -> list[str] | None:
         if word.startswith(flag):
             text = word.removeprefix(flag) or words.value(flag)
             if flag in ("-I", "-isystem"):
-                return [flag, words.path(flag, text)]
-            if not MACRO.fullmatch(text):
+                path = words.path(flag, text)
+                return [f"-I{path}"] if flag == "-I" else [flag, path]
+            if not MACRO.fullmatch(text) or FILE_AFTER_COMMA.search(text):
                 raise _Refused(f"{flag} {text!r} is no plain macro")
             return [f"{flag}{text}"]
     return None

@@ -36,6 +36,8 @@ class Arity:
     """None where there is no limit."""
     text: str
     """The parameters as they are written."""
+    keywords: tuple[str, ...] = ()
+    """Parameters that have to be given by keyword."""
 
     def fits(self, count: int) -> bool:
         """Tell whether so many arguments can be given."""
@@ -46,6 +48,13 @@ def check_entry(solution: Solution, definition: Definition | None = None) -> lis
     """Return what is wrong with the entry point, a line each; with a definition its arguments are counted too."""
     if solution.spec.language in COMPILED:
         return list(_check_export(solution))
+    try:
+        return _check_python(solution, definition)
+    except RecursionError:
+        return []  # nested too deeply to be told here; the import decides
+
+
+def _check_python(solution: Solution, definition: Definition | None) -> list[str]:
     try:
         bound = list(_bindings(parse_module(solution.get_entry_source().content).body))
     except ValueError as error:
@@ -58,6 +67,9 @@ def check_entry(solution: Solution, definition: Definition | None = None) -> lis
     arity = _arity(found[-1])
     if isinstance(found[-1], ast.AsyncFunctionDef):
         return [f"{solution.spec.entry_point} is async; a kernel is called, not awaited"]
+    if arity is not None and arity.keywords:
+        needed = ", ".join(arity.keywords)
+        return [f"{symbol}({arity.text}) needs {needed} by keyword; it is called with positional arguments only"]
     return [] if arity is None or definition is None else list(_check_arity(solution, arity, definition))
 
 
@@ -90,7 +102,9 @@ def _arity(node: ast.stmt) -> Arity | None:
     arguments = node.args
     positional = [*arguments.posonlyargs, *arguments.args]
     required = len(positional) - len(arguments.defaults)
-    return Arity(required, None if arguments.vararg else len(positional), ast.unparse(arguments))
+    keyed = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+    keywords = tuple(argument.arg for argument, default in keyed if default is None)
+    return Arity(required, None if arguments.vararg else len(positional), ast.unparse(arguments), keywords)
 
 
 def _keeps_arguments(decorator: ast.expr) -> bool:
@@ -105,12 +119,15 @@ def _check_arity(solution: Solution, arity: Arity, definition: Definition) -> It
     counts = {True: inputs + outputs, False: inputs}
     declared = solution.spec.declared_style
     styles = [declared] if declared is not None else [True, False]
+    symbol = solution.get_entry_symbol()
+    if declared is None and arity.maximum is None:
+        yield f"{symbol}({arity.text}) takes any number of arguments; set destination_passing_style"
+        return
     if any(arity.fits(counts[style]) for style in styles):
         return
     expected = " or ".join(ways[style] for style in styles)
     other = [style for style in counts if style not in styles and arity.fits(counts[style])]
     hint = f"; is destination_passing_style {'true' if other[0] else 'false'} meant?" if other else ""
-    symbol = solution.get_entry_symbol()
     yield f"{symbol}({arity.text}) cannot be called as {definition.name} calls it, with {expected}{hint}"
 
 

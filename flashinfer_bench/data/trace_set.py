@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from flashinfer_bench.data.definition import Definition
 from flashinfer_bench.data.issue import LoadIssue
+from flashinfer_bench.data.latest import find_latest
 from flashinfer_bench.data.model import DataModel
 from flashinfer_bench.data.solution import Solution
 from flashinfer_bench.data.store.checks import check_workload
@@ -143,9 +144,8 @@ class TraceSet:
         return self.blob_roots.get((definition, uuid)) or self.workload_roots.get(definition) or self.root
 
     def latest_traces(self, definition: str) -> list[Trace]:
-        """Return the traces of a definition that count: of each solution and workload the last one."""
-        latest = {(trace.solution, trace.workload.uuid): trace for trace in self.traces.get(definition, [])}
-        return list(latest.values())
+        """Return the traces of a definition that count: of each solution, workload and hardware the latest one."""
+        return find_latest(self.traces.get(definition, []))
 
     def filter_traces(self, definition: str, atol: float = DEFAULT_BOUND, rtol: float = DEFAULT_BOUND) -> list[Trace]:
         """Return the latest traces that passed with max_absolute_error <= atol and max_relative_error <= rtol."""

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from flashinfer_bench.data import Evaluation, Trace
+from flashinfer_bench.data.latest import find_latest
 
 REASON_LIMIT: Final = 300
 """Characters of a one-line reason; the rest is in the trace's log."""
@@ -59,15 +60,8 @@ def measurement_of(evaluation: Evaluation) -> dict[str, Any]:
 
 
 def judged(traces: Iterable[Trace]) -> list[tuple[Trace, Evaluation]]:
-    """Keep the traces that hold a verdict; of a repeated solution, workload and hardware the last one counts."""
-    last: dict[tuple[str, str | None, str, str], tuple[Trace, Evaluation]] = {}
-    for trace in traces:
-        if trace.evaluation is None:
-            continue
-        key = (trace.definition, trace.solution, trace.workload.uuid, trace.evaluation.environment.hardware)
-        last.pop(key, None)
-        last[key] = (trace, trace.evaluation)
-    return list(last.values())
+    """Keep the traces that hold a verdict; of a repeated solution, workload and hardware the latest one counts."""
+    return [(trace, trace.evaluation) for trace in find_latest(traces) if trace.evaluation is not None]
 
 
 def _raised_line(lines: list[str]) -> str:

@@ -37,6 +37,10 @@ class EntryPointMissing(Exception):
     """The module was loaded, and has no callable of that name."""
 
 
+class KeywordRequired(Exception):
+    """The entry function cannot be called by position alone."""
+
+
 def load_entry(directory: Path, entry: str, symbol: str, *, kind: str) -> tuple[Function, Signature | None]:
     """Load the entry file; return the entry function, and how it is called where that can be told.
 
@@ -47,7 +51,8 @@ def load_entry(directory: Path, entry: str, symbol: str, *, kind: str) -> tuple[
         kind: how the file is loaded, a key of LOADERS.
 
     Raises:
-        EntryPointMissing: there is no callable of that name; whatever the file itself raises comes through.
+        EntryPointMissing: there is no callable of that name.
+        KeywordRequired: it has to be given an argument by keyword; whatever the file itself raises comes through.
     """
     return LOADERS[kind](directory, entry, symbol)
 
@@ -133,17 +138,45 @@ def find_callable(module: types.ModuleType, where: str, symbol: str) -> Function
 
 
 def describe_signature(function: Function) -> Signature | None:
-    """Return how the function may be called by position, or None where Python cannot tell."""
+    """Return how the function may be called by position, or None where Python cannot tell.
+
+    Raises:
+        KeywordRequired: it has to be given an argument by keyword.
+    """
+    target = find_described(function)
+    schema = getattr(target, "schema", None)
+    if isinstance(schema, torch._C.FunctionSchema):
+        return describe_schema(schema)
     try:
-        signature = inspect.signature(function)
+        signature = inspect.signature(target)
     except (TypeError, ValueError):
         return None
     parameters = signature.parameters.values()
+    keywords = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
+    if keywords:
+        raise KeywordRequired(
+            f"the entry function ({', '.join(map(str, parameters))}) needs {', '.join(keywords)} by keyword; "
+            "it is called with positional arguments only"
+        )
     positional = [p for p in parameters if p.kind in POSITIONAL]
     required = sum(p.default is inspect.Parameter.empty for p in positional)
     endless = any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters)
     text = "(" + ", ".join(str(p) for p in parameters) + ")"
     return Signature(text=text[:500], minimum=required, maximum=None if endless else len(positional))
+
+
+def find_described(function: Function) -> Any:
+    """Return what tells a callable's parameters: of a module, compiled by torch or not, its `forward`."""
+    module = getattr(function, "_orig_mod", function)
+    return module.forward if isinstance(module, torch.nn.Module) else function
+
+
+def describe_schema(schema: torch._C.FunctionSchema) -> Signature:
+    """Return how a function that torch.jit made may be called."""
+    arguments = [argument for argument in schema.arguments if argument.name != "self"]
+    required = sum(not argument.has_default_value() for argument in arguments)
+    text = f"({', '.join(f'{argument.name}: {argument.type}' for argument in arguments)})"
+    return Signature(text=text[:500], minimum=required, maximum=len(arguments))
 
 
 def read_pybind_signature(doc: str) -> Signature | None:

@@ -2,7 +2,8 @@
 
 import pytest
 
-from flashinfer_bench.bench.resume import Decision, RecordedJobs, fingerprint
+from flashinfer_bench.bench.resume import Decision, Limits, RecordedJobs, fingerprint
+from flashinfer_bench.bench.runner.worker_process import WorkerExit
 from flashinfer_bench.data.evaluation import Correctness, Environment, Evaluation, EvaluationStatus, Performance
 from flashinfer_bench.data.trace import Trace
 from flashinfer_bench.data.workload import Workload
@@ -11,13 +12,15 @@ WANTED = fingerprint(definition="d", solution="s", workload="w", config="c", har
 KEY = ("gemm", "fast", "uuid-1")
 
 
-def make_trace(found=WANTED, *, status="PASSED", reference_ms=2.0, extra=None):
+def make_trace(
+    found=WANTED, *, status="PASSED", reference_ms=2.0, extra=None, log="", when="2025-01-01", hardware="NVIDIA H200"
+):
     passed = status == "PASSED"
     evaluation = Evaluation(
         status=EvaluationStatus(status),
-        log="",
-        timestamp="2025-01-01T00:00:00Z",
-        environment=Environment(hardware="NVIDIA H200"),
+        log=log,
+        timestamp=f"{when}T00:00:00Z",
+        environment=Environment(hardware=hardware),
         correctness=Correctness() if passed else None,
         performance=Performance(latency_ms=1.0, reference_latency_ms=reference_ms) if passed else None,
         extra=extra if extra is not None else {"run": {"fingerprint": found}},
@@ -26,9 +29,9 @@ def make_trace(found=WANTED, *, status="PASSED", reference_ms=2.0, extra=None):
     return Trace(definition="gemm", workload=workload, solution="fast", evaluation=evaluation)
 
 
-def decide(*traces, wanted=WANTED, key=KEY, needs_baseline=True, retry_timeouts=False):
+def decide(*traces, wanted=WANTED, key=KEY, needs_baseline=True, retry_timeouts=False, limits=None):
     recorded = RecordedJobs.from_traces(traces, retry_timeouts=retry_timeouts)
-    return recorded.decide(key, wanted, needs_baseline=needs_baseline)
+    return recorded.decide(key, wanted, needs_baseline=needs_baseline, limits=limits)
 
 
 def test_a_job_with_the_same_fingerprint_is_skipped():
@@ -59,7 +62,27 @@ def test_all_that_changed_is_named():
 def test_any_equal_record_counts_and_the_last_one_says_what_changed():
     older, old = make_trace({**WANTED, "config": "x"}), make_trace({**WANTED, "solution": "x"})
     assert decide(older, old) == Decision("redo", "solution changed")
-    assert decide(make_trace(), old) == Decision("skip")
+    assert decide(make_trace(), make_trace({**WANTED, "config": "x"})) == Decision("skip")
+
+
+@pytest.mark.parametrize("changed", ["definition", "solution", "workload"])
+def test_a_record_with_a_later_verdict_of_something_else_counts_no_more(changed):
+    other = make_trace({**WANTED, changed: "x"})
+    assert decide(make_trace(), other) == Decision("redo", f"{changed} changed")
+    assert decide(make_trace(), other, make_trace()) == Decision("skip")
+    assert decide(make_trace(), make_trace({**WANTED, changed: "x"}, hardware="B200")) == Decision("skip")
+
+
+def test_a_record_of_a_run_on_unlike_devices_names_one_of_them():
+    both = {**WANTED, "hardware": "B200 + NVIDIA H200"}
+    assert decide(make_trace(both, hardware="B200"), wanted=both) == Decision("skip")
+
+
+def test_the_time_says_which_verdict_is_later_not_the_place_in_the_file():
+    other = {**WANTED, "solution": "x"}
+    assert decide(make_trace(when="2026-01-01"), make_trace(other)) == Decision("skip")
+    assert decide(make_trace(), make_trace(other, when="2024-12-31")) == Decision("skip")
+    assert decide(make_trace(other, when="2026-01-01"), make_trace()).action == "redo"
 
 
 @pytest.mark.parametrize("extra", [{}, {"run": None}, {"run": {"fingerprint": None}}, {"run": {"fingerprint": ["d"]}}])
@@ -92,6 +115,25 @@ def test_a_seed_counts_where_it_is_asked_for():
 def test_timeouts_are_retried_only_when_asked():
     assert decide(make_trace(status="TIMEOUT")) == Decision("skip")
     assert decide(make_trace(status="TIMEOUT"), retry_timeouts=True) == Decision("redo", "timed out")
+
+
+@pytest.mark.parametrize(("limit", "action"), [(10.0, "skip"), (5.0, "skip"), (11.0, "redo")])
+def test_a_timeout_is_done_again_under_a_longer_limit(limit, action):
+    run = {"fingerprint": WANTED, "timeout_seconds": 10}
+    late = make_trace(status="TIMEOUT", extra={"run": run})
+    assert decide(late, limits=Limits(timeout_s=limit)).action == action
+    assert decide(make_trace(extra={"run": run}), limits=Limits(timeout_s=99.0)) == Decision("skip")
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "action"), [(1.0, 2.0, "redo"), (2.0, 1.0, "skip"), (1, None, "redo"), (None, None, "skip")]
+)
+def test_a_worker_that_took_too_much_memory_is_tried_with_more(then, now, action):
+    log = f"the worker is gone: {WorkerExit(None, 9, leftover=0, over_memory=True)}"
+    run = {"fingerprint": WANTED, "worker_memory_gb": then}
+    ended = make_trace(status="RUNTIME_ERROR", extra={"run": run}, log=log)
+    assert decide(ended, limits=Limits(memory_gb=now)).action == action
+    assert decide(make_trace(status="RUNTIME_ERROR", extra={"run": run}), limits=Limits(memory_gb=9.0)).action == "skip"
 
 
 def test_a_timeout_that_was_retried_since_is_not_retried_again():

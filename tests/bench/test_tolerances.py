@@ -1,5 +1,6 @@
 """What a trace set says of how its own definitions are judged, and whose word beats whose."""
 
+import os
 import pickle
 from types import SimpleNamespace
 
@@ -7,7 +8,7 @@ import pytest
 
 from flashinfer_bench.bench.benchmark import Benchmark
 from flashinfer_bench.bench.config import BenchmarkConfig
-from flashinfer_bench.bench.tolerances import TOLERANCES_FILE
+from flashinfer_bench.bench.tolerances import TOLERANCES_FILE, read_tolerances
 from flashinfer_bench.cli import main
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.errors import ConfigError
@@ -148,3 +149,9 @@ def test_validate_and_run_agree_on_what_a_set_says_of_another_sets_definitions(f
         assert main([*command, "--local", str(folder), "--local", str(overlay)]) == 0
         told = capsys.readouterr()
         assert said in told.out + told.err
+
+
+def test_a_pipe_in_its_place_is_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / TOLERANCES_FILE)
+    with pytest.raises(ConfigError, match="is no regular file"):
+        read_tolerances(tmp_path)

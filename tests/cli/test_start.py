@@ -57,3 +57,39 @@ def test_a_reader_that_goes_away_is_no_error(tmp_path):
     script = f"{sys.executable} -m flashinfer_bench list --local {root} | true; echo ${{PIPESTATUS[0]}}"
     ended = start("bash", "-c", script)
     assert (ended.stdout.strip(), ended.stderr) == ("0", "")
+
+
+@pytest.mark.parametrize(
+    ("redirection", "code", "heard"),
+    [
+        (">/dev/full", "1", "error: stdout cannot be written: No space left on device"),
+        ("2>/dev/full", "0", ""),
+        (">&-", "0", ""),
+        ("2>&-", "0", ""),
+    ],
+)
+def test_a_stream_that_fails_costs_a_line_at_most(tmp_path, redirection, code, heard):
+    root = write_small_set(tmp_path)
+    (root / "definitions" / "broken.json").write_text("{")
+    script = f"{sys.executable} -m flashinfer_bench list --local {root} {redirection}; echo code $?"
+    ended = start("bash", "-c", script)
+    assert ended.stdout.splitlines()[-1] == f"code {code}"
+    assert ("double" in ended.stdout) == (redirection.startswith("2"))
+    lines = [line for line in ended.stderr.splitlines() if "broken.json" not in line]
+    assert lines == ([heard] if heard else [])
+
+
+def test_an_interrupt_before_the_command_line_is_loaded_is_one_line():
+    script = """
+import sys
+class Interrupter:
+    def find_spec(self, name, *_):
+        if name == "flashinfer_bench.cli.entry":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupter())
+import runpy
+sys.argv = ["flashinfer-bench", "list"]
+runpy.run_module("flashinfer_bench", run_name="__main__")
+"""
+    ended = start(sys.executable, "-c", script)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "interrupted\n")

@@ -19,8 +19,10 @@ HARMLESS = {
         ["-fopenmp", "-fopenmp"],
         ["-fno-strict-aliasing", "-fno-strict-aliasing"],
         ["-D NAME='\"a b\"'", '-DNAME="a b"'],
-        ["-Iinclude/deep", "-I", "include/deep"],
-        ["-I /usr/local/cuda/include", "-I", "/usr/local/cuda/include"],
+        ["-Iinclude/deep", "-I./include/deep"],
+        ["-isystem ./include/", "-isystem", "./include"],
+        ["-I /usr/local/cuda/include", "-I/usr/local/cuda/include"],
+        ["'-DMIN(a,b)=((a)<(b)?(a):(b))'", "-DMIN(a,b)=((a)<(b)?(a):(b))"],
     ],
     "cuda_cflags": [
         ["-gencode arch=compute_90a,code=sm_90a", "-gencode=arch=compute_90a,code=sm_90a"],
@@ -40,6 +42,8 @@ HARMLESS = {
         ["-L/usr/local/cuda/lib64", "-L/usr/local/cuda/lib64"],
         ["-Wl,--no-as-needed", "-Wl,--no-as-needed"],
         ["-Wl,-rpath,/usr/local/cuda/lib64", "-Wl,-rpath,/usr/local/cuda/lib64"],
+        ["-Wl,--exclude-libs,libx.a:liby.a", "-Wl,--exclude-libs,libx.a:liby.a"],
+        ["-Llib", "-L./lib"],
     ],
 }
 HARMFUL = [
@@ -110,9 +114,24 @@ def test_what_solutions_need_reaches_the_compilers_word_by_word(kind, given, exp
     assert [*flags.cxx, *flags.nvcc, *flags.link] == expected
 
 
+RESPONSE_FILES = [
+    *("-I @flags", "-I@flags", "-isystem @flags", "-isystem -fplugin=x", "-L @flags", "-Wl,-rpath,@flags"),
+    *("-Wl,-rpath-link=@flags", "-Wl,-rpath,lib,-T,script", "-Wl,--exclude-libs,a,-plugin,x.so", "-I a,/etc"),
+    *("-DX=1,@flags", "-D 'X=1, @flags'", "-U X=1,@flags", "-D X=a,b,@flags", "-l@flags", "-Xcompiler @flags"),
+    *("-Xcompiler=-O2,@flags", "-Xptxas @flags", "-Xcudafe @flags", "-Xcompiler -wrapper,sh", "-foffload=x"),
+]
+
+
 @pytest.mark.parametrize("kind", HARMLESS)
 @pytest.mark.parametrize("flag", HARMFUL)
 def test_what_could_reach_outside_is_refused(kind, flag):
+    with pytest.raises(BuildFailure, match=rf"^compile_options\.{kind}: "):
+        check_flags(CompileOptions(**{kind: [flag]}), [TOOLKIT])
+
+
+@pytest.mark.parametrize("kind", HARMLESS)
+@pytest.mark.parametrize("flag", RESPONSE_FILES)
+def test_no_value_makes_a_tool_read_flags_from_a_file_or_begins_another_flag(kind, flag):
     with pytest.raises(BuildFailure, match=rf"^compile_options\.{kind}: "):
         check_flags(CompileOptions(**{kind: [flag]}), [TOOLKIT])
 

@@ -50,6 +50,29 @@ def test_a_wrong_number_of_arguments_is_told_with_the_other_style_where_that_fit
     assert "is destination_passing_style false meant?" in problem
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        "if x == 0: a = 0\n" + "".join(f"elif x == {i}: a = {i}\n" for i in range(900)) + f"def run({DPS}): ...",
+        f"def run({DPS}, c={'+'.join(['1'] * 800)}): ...",
+    ],
+    ids=["branches", "default"],
+)
+def test_what_is_nested_deeply_passes(content):
+    assert check_entry(solution_of(content, destination_passing_style=True), DEFINITION) == []
+
+
+def test_any_number_of_arguments_needs_a_declared_style():
+    [problem] = check_entry(solution_of("def run(*args): ..."), DEFINITION)
+    assert problem == "run(*args) takes any number of arguments; set destination_passing_style"
+
+
+def test_a_required_keyword_is_refused():
+    [problem] = check_entry(solution_of(f"def run({VALUE}, *, a, b=1): ..."))
+    assert "needs a by keyword" in problem
+    assert check_entry(solution_of(f"def run({VALUE}, *, b=1): ..."), DEFINITION) == []
+
+
 def test_without_a_definition_arguments_are_not_counted():
     assert check_entry(solution_of("def run(): ...")) == []
 

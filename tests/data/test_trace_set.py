@@ -9,6 +9,7 @@ import pytest
 
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.errors import DataSetError
+from flashinfer_bench.report.verdict import judged
 from tests.kit import make_definition, make_solution, make_trace, make_workload, write_trace_set
 
 
@@ -44,6 +45,21 @@ def test_the_last_trace_of_a_solution_and_workload_counts():
     assert _set_of(old, new).get_best_trace("double") == new
     assert _set_of(old, broken).get_best_trace("double") is None
     assert _set_of(old, broken).filter_traces("double") == []
+
+
+@pytest.mark.parametrize(
+    "older",
+    ["2024-12-31T23:59:59.123456789Z", "2025-01-02T03:04:04", "2025-01-02T05:04:04+02:00", "yesterday", ""],
+)
+def test_the_time_of_a_trace_says_which_is_the_last_not_its_file(older):
+    new, old = make_trace(speedup=2.0), make_trace(speedup=9.0, timestamp=older)
+    assert _set_of(new, old).get_best_trace("double") == new
+    assert [trace for trace, _ in judged([new, old])] == [new]
+
+
+def test_traces_of_different_hardware_all_count_as_in_reports():
+    here, there = make_trace(), make_trace(environment={"hardware": "other device", "libs": {}})
+    assert _set_of(here, there).latest_traces("double") == [here, there]
 
 
 def test_a_pass_with_a_huge_relative_error_near_zero_can_be_best():

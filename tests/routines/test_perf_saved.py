@@ -112,10 +112,13 @@ def test_a_verdict_without_samples_is_no_record_where_samples_are_wanted(tmp_pat
     assert len(recorded(tmp_path / "set")) == 2
 
 
-def test_a_timeout_is_run_again_when_asked(tmp_path, capsys):
+def test_a_timeout_is_run_again_when_asked_or_under_a_longer_limit(tmp_path, capsys):
     command = [*shlex.split(RMSNORM), "--save_trace_set", tmp_path]
     assert perf(*command, "--timeout", "0.0005") == 1
-    assert perf(*command, "--timeout", "100", "--resume") == 1
+    assert perf(*command, "--timeout", "0.0005", "--resume") == 1
     assert "TIMEOUT" in capsys.readouterr().out
-    assert perf(*command, "--timeout", "100", "--resume", "--retry_timeouts") == 0
+    assert len(recorded(tmp_path)) == 1
+    assert perf(*command, "--timeout", "0.0005", "--resume", "--retry_timeouts") == 1
+    assert len(recorded(tmp_path)) == 2
+    assert perf(*command, "--timeout", "100", "--resume") == 0
     assert perf(*command, "--retry_timeouts") == 2

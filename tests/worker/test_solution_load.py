@@ -1,8 +1,11 @@
 """How an entry function may be called, read from what each binding tells."""
 
-import pytest
+import warnings
 
-from flashinfer_bench.worker.load import read_pybind_signature, read_tvm_schema
+import pytest
+import torch
+
+from flashinfer_bench.worker.load import KeywordRequired, describe_signature, read_pybind_signature, read_tvm_schema
 
 NAMED = (
     '{"type":"ffi.Function","named_args":{"return":[{"type":"None"}],"params":[{"type":"DLTensor*"},{"type":"int"}]}}'
@@ -37,3 +40,54 @@ def test_both_forms_of_tvm_ffis_metadata_are_read():
 @pytest.mark.parametrize("schema", [None, "", "[]", "{}", '{"args":[]}', '{"args":[1]}', '{"type":"ffi.Function"}'])
 def test_metadata_that_is_missing_or_odd_tells_nothing(schema):
     assert read_tvm_schema(schema) == (None, None)
+
+
+class Scale(torch.nn.Module):
+    """A module as an entry point."""
+
+    def forward(self, x: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
+        return x * eps
+
+
+class Compiled(torch.nn.Module):
+    """A module as torch.compile wraps one."""
+
+    def __init__(self):
+        super().__init__()
+        self._orig_mod = Scale()
+
+    def forward(self, *args, **kwargs):
+        return self._orig_mod(*args, **kwargs)
+
+
+def multiply(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return x * y
+
+
+def script(thing):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch calls it deprecated
+        return torch.jit.script(thing)
+
+
+PLAIN_FUNCTIONS = {
+    "two": (lambda x, y: None, (2, 2)),
+    "default": (lambda x, eps=1e-6: None, (1, 2)),
+    "any": (lambda *args, **kwargs: None, (0, None)),
+    "keyword with default": (lambda x, *, a=1: None, (1, 1)),
+    "scripted": (script(multiply), (2, 2)),
+    "module": (Scale(), (1, 2)),
+    "scripted module": (script(Scale()), (1, 2)),
+    "compiled module": (Compiled(), (1, 2)),
+}
+
+
+@pytest.mark.parametrize(("function", "counts"), PLAIN_FUNCTIONS.values(), ids=PLAIN_FUNCTIONS)
+def test_a_python_callable_tells_how_many_arguments(function, counts):
+    signature = describe_signature(function)
+    assert (signature.minimum, signature.maximum) == counts
+
+
+def test_a_required_keyword_is_refused():
+    with pytest.raises(KeywordRequired, match=r"needs a by keyword"):
+        describe_signature(lambda x, *, a: None)

@@ -15,7 +15,7 @@ from flashinfer_bench.bench.config import ResolvedEvalConfig
 from flashinfer_bench.bench.evaluators.built_in import DSA
 from flashinfer_bench.bench.evaluators.default import DefaultEvaluator, build_baseline, check_elements, check_reference
 from flashinfer_bench.bench.evaluators.dsa_indexer import IndexerRoles, find_roles, read_problem
-from flashinfer_bench.bench.evaluators.dsa_indices import DEFAULT_TOLERANCE, TOLERANCE_KEY, judge_indices
+from flashinfer_bench.bench.evaluators.dsa_indices import DEFAULT_TOLERANCE, judge_indices
 from flashinfer_bench.bench.evaluators.evaluator import (
     Accepted,
     Baseline,
@@ -25,9 +25,10 @@ from flashinfer_bench.bench.evaluators.evaluator import (
     Verdict,
 )
 from flashinfer_bench.bench.evaluators.reference import Reference
-from flashinfer_bench.bench.evaluators.verdict import check_form, resolve_tolerance
+from flashinfer_bench.bench.evaluators.verdict import check_form, read_parameter, resolve_tolerance
+from flashinfer_bench.bench.extra_keys import DSA_TOLERANCE
 from flashinfer_bench.data import Correctness, Definition, Workload
-from flashinfer_bench.errors import DefinitionFault, WorkloadFault
+from flashinfer_bench.errors import DefinitionFault
 
 
 class DSAEvaluator(DefaultEvaluator):
@@ -97,10 +98,7 @@ def read_tolerance(cfg: ResolvedEvalConfig) -> float:
     Raises:
         WorkloadFault: it is out of range.
     """
-    value = cfg.extra.get(TOLERANCE_KEY, DEFAULT_TOLERANCE)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
-        raise WorkloadFault(f"extra.{TOLERANCE_KEY} is {value!r}; it should be a number from 0 to 1, 1 excluded")
-    return float(value)
+    return read_parameter(cfg, DSA_TOLERANCE, DEFAULT_TOLERANCE)
 
 
 def _check_indexer(

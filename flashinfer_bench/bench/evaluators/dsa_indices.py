@@ -16,9 +16,9 @@ import torch
 
 from flashinfer_bench.bench.evaluators.dsa_indexer import IndexerProblem, ScoredRow, score_row
 from flashinfer_bench.bench.evaluators.evaluator import Accepted, Rejected, Verdict
+from flashinfer_bench.bench.extra_keys import DSA_TOLERANCE
 from flashinfer_bench.data import Correctness, EvaluationStatus
 
-TOLERANCE_KEY: Final = "dsa_score_tolerance"
 DEFAULT_TOLERANCE: Final = 2e-3
 """Share of a score's magnitude that rounding may change: what rounding the keys to bfloat16, after they were multiplied
 by their scales, comes to in the worst of some hundred tokens. The spread of scores is a hundred times as much."""
@@ -78,7 +78,7 @@ def judge_indices(problem: IndexerProblem, indices: torch.Tensor, tolerance: flo
         if wrong[row] or left_out[row] or entries[row] != due[row]:
             what = next(_describe_row(problem, indices[row], row, finding, tolerance))
             counts = f"{sum(wrong)} of {sum(entries)} indices are wrong, {sum(left_out)} are missing"
-            message = f"output {name!r}: {what} ({counts}; {TOLERANCE_KEY}={tolerance:g})"
+            message = f"output {name!r}: {what} ({counts}; {DSA_TOLERANCE}={tolerance:g})"
             return Rejected(EvaluationStatus.INCORRECT_NUMERICAL, message, correctness)
     return Accepted(correctness)
 
@@ -169,5 +169,5 @@ def _correctness(
     return Correctness(
         max_relative_error=relative,
         max_absolute_error=shortfall,
-        extra={"indices": entries, "wrong": wrong, "left_out": left_out, TOLERANCE_KEY: tolerance},
+        extra={"indices": entries, "wrong": wrong, "left_out": left_out, DSA_TOLERANCE: tolerance},
     )

@@ -26,6 +26,7 @@ from flashinfer_bench.bench.evaluators.renormalised import RenormalisedEvaluator
 from flashinfer_bench.bench.evaluators.sampling import SamplingEvaluator
 from flashinfer_bench.bench.evaluators.speculative import SpeculativeEvaluator
 from flashinfer_bench.bench.evaluators.top_k import TopKEvaluator
+from flashinfer_bench.bench.evaluators.without_context import accept_context
 from flashinfer_bench.data import Definition
 from flashinfer_bench.errors import ConfigError
 
@@ -47,8 +48,8 @@ DIGEST_LENGTH: Final = 16
 
 
 def find_evaluator(definition: Definition) -> type[Evaluator]:
-    """Give the evaluator that judges a definition."""
-    return next((evaluator for evaluator in _EVALUATORS if evaluator.can_evaluate(definition)), DefaultEvaluator)
+    """Give the evaluator that judges a definition; each of its methods may be given `context`."""
+    return accept_context(_find(definition))
 
 
 def register(plug_ins: Iterable[PlugIn]) -> None:
@@ -74,7 +75,7 @@ def choose_evaluator(definition: Definition) -> EvaluatorChoice:
     """
     what = f"the registered evaluators cannot be asked about definition {definition.name}"
     with Blame(partial(_explain, what)):
-        evaluator = find_evaluator(definition)
+        evaluator = _find(definition)
         why = str(evaluator.why(definition))
     module = evaluator.__module__
     is_own = module.startswith(OWN_PACKAGE)
@@ -85,6 +86,10 @@ def choose_evaluator(definition: Definition) -> EvaluatorChoice:
         why=why,
         fingerprint=_fingerprint(evaluator, is_own=is_own),
     )
+
+
+def _find(definition: Definition) -> type[Evaluator]:
+    return next((evaluator for evaluator in _EVALUATORS if evaluator.can_evaluate(definition)), DefaultEvaluator)
 
 
 def _import_evaluators(plug_in: PlugIn) -> list[type[Evaluator]]:

@@ -38,13 +38,11 @@ from flashinfer_bench.bench.evaluators.sampling_statistics import (
     measure_overuse,
 )
 from flashinfer_bench.bench.evaluators.seeds import make_generator
-from flashinfer_bench.bench.evaluators.verdict import check_form
+from flashinfer_bench.bench.evaluators.verdict import check_form, read_parameter
+from flashinfer_bench.bench.extra_keys import FALSE_ALARM_RATE, TRIALS, TVD_THRESHOLD
 from flashinfer_bench.data import Correctness, Definition, EvaluationStatus, Workload
-from flashinfer_bench.errors import DefinitionFault, WorkloadFault
+from flashinfer_bench.errors import DefinitionFault
 
-TRIALS_KEY: Final = "sampling_validation_trials"
-THRESHOLD_KEY: Final = "sampling_tvd_threshold"
-FALSE_ALARM_KEY: Final = "sampling_false_alarm_rate"
 DEFAULT_TRIALS: Final = 100
 DEFAULT_THRESHOLD: Final = 0.2
 DEFAULT_FALSE_ALARM: Final = 1e-4
@@ -123,16 +121,9 @@ class Limits:
         Raises:
             WorkloadFault: one is out of range.
         """
-        trials = cfg.extra.get(TRIALS_KEY, DEFAULT_TRIALS)
-        if isinstance(trials, bool) or not isinstance(trials, int) or trials < 1:
-            raise WorkloadFault(f"extra.{TRIALS_KEY} is {trials!r}; it should be a whole number, at least 1")
-        shares = {}
-        for key, default in ((THRESHOLD_KEY, DEFAULT_THRESHOLD), (FALSE_ALARM_KEY, DEFAULT_FALSE_ALARM)):
-            value = cfg.extra.get(key, default)
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
-                raise WorkloadFault(f"extra.{key} is {value!r}; it should be a number from 0 to 1")
-            shares[key] = float(value)
-        return cls(trials, shares[THRESHOLD_KEY], shares[FALSE_ALARM_KEY])
+        trials = read_parameter(cfg, TRIALS, DEFAULT_TRIALS)
+        threshold = read_parameter(cfg, TVD_THRESHOLD, DEFAULT_THRESHOLD)
+        return cls(int(trials), threshold, read_parameter(cfg, FALSE_ALARM_RATE, DEFAULT_FALSE_ALARM))
 
 
 def judge_draws(problem: SamplingProblem, tokens: torch.Tensor, limits: Limits, generator: torch.Generator) -> Verdict:

@@ -15,14 +15,26 @@ from flashinfer_bench.bench.config import ResolvedEvalConfig
 from flashinfer_bench.bench.evaluators.compare import compare
 from flashinfer_bench.bench.evaluators.comparison import Comparison, Tolerance
 from flashinfer_bench.bench.evaluators.evaluator import Rejected
+from flashinfer_bench.bench.extra_keys import MAX_ERROR_CAP, why_wrong
 from flashinfer_bench.data import Correctness, Definition, EvaluationStatus
 from flashinfer_bench.errors import WorkloadFault
 
 MAX_RECORDED_OUTPUTS: Final = 16
 """Outputs of which a trace keeps a record each."""
-CAP_KEY: Final = "max_error_cap"
-"""Key of cfg.extra that replaces `Tolerance.max_error_cap`."""
 _NUMBERS_FOR: Final = {"float": (float, int), "int": (int,), "bool": (bool,)}
+
+
+def read_parameter(cfg: ResolvedEvalConfig, key: str, default: float) -> float:
+    """Give a number of `cfg.extra`.
+
+    Raises:
+        WorkloadFault: it is out of range.
+    """
+    value: Any = cfg.extra.get(key, default)
+    reason = why_wrong(key, value)
+    if reason is not None:
+        raise WorkloadFault(reason)
+    return float(value)
 
 
 def resolve_tolerance(cfg: ResolvedEvalConfig, *, default_ratio: float) -> Tolerance:
@@ -33,12 +45,8 @@ def resolve_tolerance(cfg: ResolvedEvalConfig, *, default_ratio: float) -> Toler
         default_ratio: the required matched ratio where the configuration leaves it open.
     """
     ratio = default_ratio if cfg.required_matched_ratio is None else cfg.required_matched_ratio
-    cap = cfg.extra.get(CAP_KEY, Tolerance.max_error_cap)
-    if isinstance(cap, bool) or not isinstance(cap, (int, float)) or not cap > 0:
-        raise WorkloadFault(
-            f"extra.{CAP_KEY} is {cap!r}; it should be a number above 0, in multiples of the largest value"
-        )
-    return Tolerance(cfg.rtol, cfg.atol, ratio, float(cap))
+    cap = read_parameter(cfg, MAX_ERROR_CAP, Tolerance.max_error_cap)
+    return Tolerance(cfg.rtol, cfg.atol, ratio, cap)
 
 
 def check_form(

@@ -36,18 +36,29 @@ class OutputSpec:
 def choose_style(signature: Signature | None, *, inputs: int, outputs: int, declared: bool | None) -> Style:
     """Return how a solution is called: as it declares, or by its arity where it declares nothing.
 
+    Where nothing is declared and both ways fit, the parameters behind the inputs have defaults: `eps=1e-6`, no outputs.
+
     Raises:
-        SolutionFailure: COMPILE_ERROR where the entry function cannot be called so; both signatures are shown.
+        SolutionFailure: COMPILE_ERROR where the entry function cannot be called so, both signatures are shown; or where
+            it declares nothing and takes any number of arguments.
     """
+    if declared is None and signature is None:
+        return "dps"
+    if declared is None and signature is not None and signature.maximum is None:
+        raise SolutionFailure(
+            "COMPILE_ERROR",
+            f"run{signature.text} takes any number of arguments, which does not tell how it is called; "
+            "set destination_passing_style in the solution's spec",
+        )
 
     def fits(count: int) -> bool:
         if signature is None:
             return True
         return signature.minimum <= count and (signature.maximum is None or count <= signature.maximum)
 
-    wanted: list[tuple[Style, int]] = [("dps", inputs + outputs), ("value", inputs)]
+    wanted: list[tuple[Style, int]] = [("value", inputs), ("dps", inputs + outputs)]
     if declared is not None:
-        wanted = wanted[:1] if declared else wanted[1:]
+        wanted = wanted[1:] if declared else wanted[:1]
     for style, count in wanted:
         if fits(count):
             return style

@@ -71,6 +71,20 @@ class BlobStore:
             WorkloadFault: the path leads out of the set, the file is missing, or it could not be fetched.
         """
         owner = f" of workload {workload}" if workload else ""
+        file = self._find(path, owner)
+        if _is_pointer(file):
+            self._fetch_pointer(file, path, owner)
+        return file
+
+    def why_not_ready(self, path: str) -> str | None:
+        """Say why a blob could not be opened as it is now; None where it could. Nothing is fetched."""
+        try:
+            file = self._find(path, "")
+            return f"blob {file} is a git-lfs pointer, not the file; a run fetches it" if _is_pointer(file) else None
+        except WorkloadFault as fault:
+            return str(fault)
+
+    def _find(self, path: str, owner: str) -> Path:
         if not is_inside(path):
             raise WorkloadFault(f"blob {path!r}{owner} leads out of the set; blob paths are relative to its root")
         file = self.root / path
@@ -79,8 +93,6 @@ class BlobStore:
         real = file.resolve()
         if not any(real.is_relative_to(folder) for folder in self._own_folders()):
             raise WorkloadFault(f"blob {file}{owner} is a link to {real}, outside the set; put the file itself there")
-        if _is_pointer(real):
-            self._fetch_pointer(file, path, owner)
         return file
 
     def _own_folders(self) -> Iterator[Path]:

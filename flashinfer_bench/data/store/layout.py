@@ -15,7 +15,8 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterator
+import stat
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -70,10 +71,22 @@ def blob_path(root: Path, *, op_type: str, definition: str, uuid: str) -> Path:
     return folder / f"{path_part(f'{definition}_{uuid}')}.safetensors"
 
 
-def walk_files(folder: Path, suffixes: tuple[str, ...]) -> Iterator[Path]:
-    """Yield the files below a folder with one of the suffixes, in a fixed order; hidden ones are passed over."""
+def walk_files(folder: Path, suffixes: tuple[str, ...], tell: Callable[[Path, str], None]) -> Iterator[Path]:
+    """Yield the files below a folder with one of the suffixes, in a fixed order; hidden ones are passed over.
+
+    Args:
+        folder: may be missing.
+        suffixes: with their dots.
+        tell: takes a path that is left out, and why: a folder that cannot be read, a pipe, a device.
+    """
+
+    def on_error(error: OSError) -> None:
+        path = Path(error.filename or folder)
+        if path != folder or not isinstance(error, FileNotFoundError):
+            tell(path, f"cannot be read: {error.strerror}")
+
     visited: set[str] = set()
-    for current, folders, files in os.walk(folder, followlinks=True):
+    for current, folders, files in os.walk(folder, onerror=on_error, followlinks=True):
         real = os.path.realpath(current)
         if real in visited:  # a link that leads back up
             folders.clear()
@@ -81,8 +94,21 @@ def walk_files(folder: Path, suffixes: tuple[str, ...]) -> Iterator[Path]:
         visited.add(real)
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(files):
-            if name.endswith(suffixes) and not name.startswith("."):
-                yield Path(current, name)
+            if not name.endswith(suffixes) or name.startswith("."):
+                continue
+            path = Path(current, name)
+            if _blocks(path):
+                tell(path, "is no regular file; it is left out")
+            else:
+                yield path
+
+
+def _blocks(path: Path) -> bool:
+    """Tell whether something is there that may be read for ever: a pipe, a device."""
+    try:
+        return not stat.S_ISREG(path.stat().st_mode)
+    except OSError:
+        return False  # reading it says what is wrong
 
 
 def check_place(file: Path, folder: Path, expected: tuple[str, ...]) -> str | None:

@@ -72,7 +72,7 @@ def parse_line(model: type[Model], line: bytes, place: Place, issues: list[LoadI
     with suppress(ValidationError):  # it lacks the places of what is wrong, which the slow way below finds
         built = model.model_validate_json(line)
         if built.has_unknown_keys():
-            _warn_of_misspelt_keys(built, place, issues)
+            _warn_of_misspelt_keys(built, _parse_plainly(line), place, issues)
         return built
     try:
         raw, _ = parse_json(line.decode("utf-8"))
@@ -87,6 +87,7 @@ def parse_raw(model: type[Model], raw: object, place: Place, issues: list[LoadIs
     if not isinstance(raw, dict):
         issues.append(place.issue("error", f"a JSON object is expected, this is {type(raw).__name__}"))
         return None
+    given = raw
     if model in UPGRADES:
         raw, remarks = UPGRADES[model](raw, place.file)
         issues.extend(place.issue("warning", text, field.split(".")) for field, text in remarks)
@@ -95,13 +96,16 @@ def parse_raw(model: type[Model], raw: object, place: Place, issues: list[LoadIs
     except ValidationError as error:
         issues.extend(_issues_of(error, raw, place))
         return None
-    _warn_of_misspelt_keys(built, place, issues)
+    _warn_of_misspelt_keys(built, given, place, issues)
     return built
 
 
-def _warn_of_misspelt_keys(built: DataModel, place: Place, issues: list[LoadIssue]) -> None:
+def _warn_of_misspelt_keys(built: DataModel, given: object, place: Place, issues: list[LoadIssue]) -> None:
+    """Warn of unknown keys that are nearly one that the file does not give."""
     for steps, owner in built.unknown_keys():
-        free = [name for name in type(owner).model_fields if name not in owner.model_fields_set]
+        holder = _find_holder(given, steps[:-1])
+        there = owner.model_fields_set if holder is None else holder.keys()
+        free = [name for name in type(owner).model_fields if name not in there]
         nearest = nearest_name(steps[-1], free, cutoff=KEY_CUTOFF)
         if nearest is not None:
             reason = f"unknown key, kept without effect; did you mean {nearest!r}?"
@@ -111,6 +115,23 @@ def _warn_of_misspelt_keys(built: DataModel, place: Place, issues: list[LoadIssu
 def describe_missing(nearest: str | None) -> str:
     """Say that a key is missing, and which one may be a misspelling of it."""
     return MISSING if nearest is None else f"{MISSING}; is {nearest!r} a misspelling of it?"
+
+
+def _parse_plainly(line: bytes) -> object:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):  # pydantic's own parser allows a little more
+        return None
+
+
+def _find_holder(given: object, steps: Sequence[str]) -> dict[str, Any] | None:
+    """Return the object at a place of the parsed file; None where older forms have it elsewhere."""
+    for step in steps:
+        if isinstance(given, list) and step.isdigit() and int(step) < len(given):
+            given = given[int(step)]
+        else:
+            given = given.get(step) if isinstance(given, dict) else None
+    return given if isinstance(given, dict) else None
 
 
 def _issues_of(error: ValidationError, raw: dict[str, Any], place: Place) -> list[LoadIssue]:

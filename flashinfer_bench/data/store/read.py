@@ -7,6 +7,7 @@ are kept with a warning, since another set given beside this one may bring it.
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -41,16 +42,24 @@ class FoundFiles:
     """Solution name to its author."""
     issues: list[LoadIssue] = field(default_factory=list)
 
+    def leave_out(self, path: Path, reason: str) -> None:
+        """Take note of something on the disk that is not read."""
+        self.issues.append(LoadIssue("error", path, None, None, reason))
+
 
 def read_files(root: Path) -> FoundFiles:
     """Read every file of a set.
 
     Raises:
-        DataSetError: the root is not there or is no folder.
+        DataSetError: the root is not there, is no folder, or cannot be read.
     """
-    if not root.is_dir():
-        what = "is not a folder" if root.exists() else "does not exist"
-        raise DataSetError(f"trace set {str(root)!r} {what}; give the folder that holds definitions/")
+    try:
+        with os.scandir(root):
+            pass
+    except OSError as error:
+        known = {FileNotFoundError: "does not exist", NotADirectoryError: "is not a folder"}
+        what = known.get(type(error), f"cannot be read: {error.strerror}")
+        raise DataSetError(f"trace set {str(root)!r} {what}; give the folder that holds definitions/") from error
     found = FoundFiles(root)
     with _collector_paused():
         _read_definitions(found)
@@ -82,7 +91,7 @@ def _describe_empty(root: Path) -> str:
 
 def _read_definitions(found: FoundFiles) -> None:
     folder = found.root / layout.DEFINITIONS
-    for file in layout.walk_files(folder, (".json",)):
+    for file in layout.walk_files(folder, (".json",), found.leave_out):
         for definition, place in parse_objects(Definition, file, found.issues):
             first = found.definition_files.get(definition.name)
             if first is not None:
@@ -98,7 +107,7 @@ def _read_definitions(found: FoundFiles) -> None:
 
 def _read_solutions(found: FoundFiles) -> None:
     folder = found.root / layout.SOLUTIONS
-    for file in layout.walk_files(folder, (".json",)):
+    for file in layout.walk_files(folder, (".json",), found.leave_out):
         for solution, place in parse_objects(Solution, file, found.issues):
             first = found.solution_files.get(solution.name)
             if first is not None:
@@ -121,7 +130,7 @@ def _read_solutions(found: FoundFiles) -> None:
 def _read_workloads(found: FoundFiles) -> None:
     folder = found.root / layout.WORKLOADS
     seen: dict[tuple[str, str], tuple[str, Path]] = {}
-    for file in layout.walk_files(folder, (".jsonl", ".json")):
+    for file in layout.walk_files(folder, (".jsonl", ".json"), found.leave_out):
         names = _NamesOfFile(found, file, folder)
         for trace, place in _read_trace_file(file, found.issues):
             workload = _accept_workload(found, trace, place, seen)
@@ -161,7 +170,7 @@ def _describe_repeated(trace: Trace, place: Place, digest: str, first: Path) -> 
 
 def _read_traces(found: FoundFiles) -> None:
     folder = found.root / layout.TRACES
-    for file in layout.walk_files(folder, (".jsonl", ".json")):
+    for file in layout.walk_files(folder, (".jsonl", ".json"), found.leave_out):
         names = _NamesOfFile(found, file, folder)
         for trace, place in _read_trace_file(file, found.issues):
             if trace.solution is None:

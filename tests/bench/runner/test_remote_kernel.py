@@ -73,9 +73,11 @@ X = torch.arange(4.0)
         "def run(x):\n    return x * 2",
         "def run(x):\n    return (x * 2,)",
         "def run(x, y):\n    y.copy_(x * 2)",
-        "def run(*args):\n    args[1].copy_(args[0] * 2)",
+        "def run(x, *, eps=1e-6):\n    return x * 2",
+        "def run(x, eps=1e-6):\n    return x * 2",
+        "import torch\nclass M(torch.nn.Module):\n    def forward(self, x):\n        return x * 2\nrun = M()",
     ],
-    ids=["value", "tuple", "dps", "any arity is dps"],
+    ids=["value", "tuple", "dps", "keyword", "default", "module"],
 )
 def test_both_calling_styles_give_the_same_outputs(open_kernel, source):
     with open_kernel(source) as kernel:
@@ -285,8 +287,10 @@ def sign(minimum, maximum):
     [
         (sign(3, 3), None, "dps"),
         (sign(2, 2), None, "value"),
-        (sign(2, 3), None, "dps"),
-        (sign(0, None), None, "dps"),
+        (sign(2, 3), None, "value"),
+        (sign(0, 9), None, "value"),
+        (sign(0, None), False, "value"),
+        (sign(0, None), True, "dps"),
         (sign(2, 3), False, "value"),
         (sign(3, 3), True, "dps"),
         (None, None, "dps"),
@@ -295,6 +299,14 @@ def sign(minimum, maximum):
 )
 def test_the_declared_style_decides_and_else_the_arity(signature, declared, style):
     assert choose_style(signature, inputs=2, outputs=1, declared=declared) == style
+
+
+@pytest.mark.parametrize("minimum", [0, 2])
+def test_any_number_of_arguments_tells_no_style(minimum):
+    told = r"run\(\.\.\.\) takes any number .* set destination_passing_style"
+    with pytest.raises(SolutionFailure, match=told) as failure:
+        choose_style(sign(minimum, None), inputs=2, outputs=1, declared=None)
+    assert failure.value.status == "COMPILE_ERROR"
 
 
 @pytest.mark.parametrize(("signature", "declared"), [(sign(2, 2), True), (sign(3, 3), False), (sign(4, 5), None)])

@@ -56,12 +56,16 @@ def test_every_kind_has_its_place():
     assert layout.blob_path(root, uuid="u", **names) == Path("r/blob/workloads/gemm/d/d_u.safetensors")
 
 
+def refuse(path, reason):
+    raise AssertionError(f"{path} {reason}")
+
+
 def test_a_walk_is_sorted_and_ends_although_a_link_leads_back_up(tmp_path):
     for name in ("b/2.json", "a/1.json", "a/.hidden.json", ".git/3.json", "a/note.txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("")
     (tmp_path / "a" / "up").symlink_to(tmp_path)
-    assert list(layout.walk_files(tmp_path, (".json",))) == [tmp_path / "a/1.json", tmp_path / "b/2.json"]
+    assert list(layout.walk_files(tmp_path, (".json",), refuse)) == [tmp_path / "a/1.json", tmp_path / "b/2.json"]
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+from pathlib import Path
 
 import pytest
 
+from flashinfer_bench.cli import main
 from flashinfer_bench.data.store.load import load_trace_set
 from flashinfer_bench.errors import DataSetError
 from tests.kit import make_definition, make_solution, make_trace, make_workload, write_trace_set
@@ -32,6 +36,29 @@ def _only(issues, severity, file, line, field, words):
     assert words in reason
 
 
+@pytest.mark.parametrize(
+    ("file", "item", "owner", "wrong", "right"),
+    [
+        (DEFINITION, make_definition(), (), "constraint", "constraints"),
+        (DEFINITION, make_definition(), (), "tag", "tags"),
+        (SOLUTION, make_solution("s"), ("spec",), "dependancies", "dependencies"),
+        (TRACES, make_trace(), ("evaluation",), "performence", "performance"),
+    ],
+)
+def test_a_misspelt_key_that_is_always_written_is_warned_of(tmp_path, file, item, owner, wrong, right):
+    raw = item.to_dict()
+    if right == "performance":
+        raw["evaluation"] |= {"status": "TIMEOUT", "correctness": None}
+    holder = raw[owner[0]] if owner else raw
+    holder.pop(right, None)
+    holder[wrong] = []
+    parts = {"definitions": []} if file == DEFINITION else {}
+    _, issues = _load(tmp_path, {file: [raw] if file == TRACES else raw}, **parts)
+    assert [issue[3:] for issue in issues if "unknown key" in issue[-1]] == [
+        (".".join((*owner, wrong)), f"unknown key, kept without effect; did you mean {right!r}?")
+    ]
+
+
 def test_a_root_that_is_not_there_is_an_error_and_is_not_made(tmp_path):
     with pytest.raises(DataSetError, match="does not exist"):
         load_trace_set(tmp_path / "none")
@@ -42,6 +69,45 @@ def test_a_root_that_is_a_file_is_an_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(DataSetError, match="is not a folder"):
         load_trace_set(tmp_path / "file")
+
+
+@pytest.fixture
+def unreadable(monkeypatch):
+    """Let folders of this name be unreadable, for root too."""
+    scandir = os.scandir
+
+    def refuse(path="."):
+        if Path(path).name == "secret":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+
+
+@pytest.mark.usefixtures("unreadable")
+def test_a_folder_that_cannot_be_read_is_an_error(tmp_path):
+    (tmp_path / "definitions/secret").mkdir(parents=True)
+    _, issues = _load(tmp_path)
+    _only(issues, "error", "definitions/secret", None, None, "cannot be read: Permission denied")
+
+
+@pytest.mark.usefixtures("unreadable")
+def test_a_root_that_cannot_be_read_is_refused(tmp_path, capsys):
+    (tmp_path / "secret").mkdir()
+    assert main(["validate", "--local", str(tmp_path / "secret")]) == 2
+    assert "cannot be read: Permission denied" in capsys.readouterr().err
+
+
+def test_what_is_no_regular_file_is_an_error_and_is_not_opened(tmp_path):
+    write_trace_set(tmp_path)
+    for folder in ("solutions", "workloads", "traces", "definitions"):
+        (tmp_path / folder).mkdir()
+    os.mkfifo(tmp_path / "definitions/pipe.json")
+    os.mkfifo(tmp_path / "traces/pipe.jsonl")
+    (tmp_path / "solutions/zero.json").symlink_to("/dev/zero")
+    (tmp_path / "workloads/zero.jsonl").symlink_to("/dev/zero")
+    _, issues = _load(tmp_path)
+    assert [issue[-1] for issue in issues] == ["is no regular file; it is left out"] * 4
 
 
 def test_a_set_without_definitions_says_so_and_offers_the_folder_below(tmp_path):

@@ -1,0 +1,81 @@
+"""The keys of the eval config's `extra` that built-in evaluators and the engine read: what their values may be.
+
+`extra` is open: evaluators from outside have keys of their own. The plan refuses a wrong value of a key that is known
+here, before anything runs; a key that is nearly one of these is warned of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from flashinfer_bench.bench.config_layers import ResolvedEvalConfig
+from flashinfer_bench.data.names import KEY_CUTOFF, nearest_name
+
+TRIALS: Final = "sampling_validation_trials"
+TVD_THRESHOLD: Final = "sampling_tvd_threshold"
+FALSE_ALARM_RATE: Final = "sampling_false_alarm_rate"
+MAX_ERROR_CAP: Final = "max_error_cap"
+DSA_TOLERANCE: Final = "dsa_score_tolerance"
+MEASURE_REJECTED: Final = "measure_rejected"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What a value has to be."""
+
+    words: str
+    holds: Callable[[Any], bool]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+_SHARE: Final = Rule("a number from 0 to 1", lambda value: _is_number(value) and 0 <= value <= 1)
+RULES: Final[dict[str, Rule]] = {
+    TRIALS: Rule(
+        "a whole number, at least 1",
+        lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= 1,
+    ),
+    TVD_THRESHOLD: _SHARE,
+    FALSE_ALARM_RATE: _SHARE,
+    MAX_ERROR_CAP: Rule(
+        "a number above 0, in multiples of the largest value",
+        lambda value: _is_number(value) and value > 0,
+    ),
+    DSA_TOLERANCE: Rule("a number from 0 to 1, 1 excluded", lambda value: _is_number(value) and 0 <= value < 1),
+    MEASURE_REJECTED: Rule("true or false", lambda value: isinstance(value, bool)),
+}
+
+
+def why_wrong(key: str, value: Any) -> str | None:
+    """Say what a known key's value should be; None where it is that, or the key is not known."""
+    rule = RULES.get(key)
+    return None if rule is None or rule.holds(value) else f"extra.{key} is {value!r}; it should be {rule.words}"
+
+
+def find_wrong_extras(configs: Iterable[ResolvedEvalConfig]) -> list[str]:
+    """Return a line for each wrong value, with the place that gave it."""
+    return _lines(configs, lambda extra: (reason for key, value in extra.items() if (reason := why_wrong(key, value))))
+
+
+def find_misspelt_extras(configs: Iterable[ResolvedEvalConfig]) -> list[str]:
+    """Return a line for each key that nobody here reads and that is nearly one that is read."""
+    return _lines(configs, _misspelt)
+
+
+def _misspelt(extra: Mapping[str, Any]) -> Iterator[str]:
+    for key in extra:
+        meant = nearest_name(key, RULES, cutoff=KEY_CUTOFF) if key not in RULES else None
+        if meant is not None:
+            yield f"extra.{key} is no key of a built-in evaluator; did you mean {meant!r}?"
+
+
+def _lines(configs: Iterable[ResolvedEvalConfig], look: Callable[[Mapping[str, Any]], Iterable[str]]) -> list[str]:
+    lines: dict[str, None] = {}
+    for config in configs:
+        for reason in look(config.extra):
+            lines[f"{config.origins.get(reason.partition(' ')[0], 'the configuration')}: {reason}"] = None
+    return list(lines)

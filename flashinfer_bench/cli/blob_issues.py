@@ -1,0 +1,30 @@
+"""What is wrong with the stored inputs of workloads, as far as it is seen without opening them: gone, not fetched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from flashinfer_bench.data import LoadIssue, Trace, TraceSet
+from flashinfer_bench.data.store.blobs import BlobStore
+from flashinfer_bench.data.workload import SafetensorsInput
+
+
+def find_blob_issues(trace_set: TraceSet, workloads: Iterable[Trace] | None = None) -> list[LoadIssue]:
+    """Return a warning for each blob that could not be opened as it is now.
+
+    Args:
+        trace_set: what is looked at.
+        workloads: only these of it.
+    """
+    chosen = [trace for group in trace_set.workloads.values() for trace in group] if workloads is None else workloads
+    issues: dict[tuple[Path, str], LoadIssue | None] = {}
+    for trace in chosen:
+        root = trace_set.blob_root(trace.definition, trace.workload.uuid)
+        for source in trace.workload.inputs.values():
+            if root is None or not isinstance(source, SafetensorsInput) or (root, source.path) in issues:
+                continue
+            reason = BlobStore(root).why_not_ready(source.path)
+            text = f"workload {trace.workload.uuid} of {trace.definition}: {reason}"
+            issues[root, source.path] = LoadIssue("warning", root, None, None, text) if reason else None
+    return [issue for issue in issues.values() if issue is not None]

@@ -1,0 +1,45 @@
+"""Which traces count where a job was judged more than once: those of the latest time, whatever file they stand in.
+
+One rule for look-ups, reports and resumed runs. Equal times, and times that are no ISO 8601, keep the files' order.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from datetime import datetime, timezone
+from typing import Final
+
+from flashinfer_bench.data.trace import Trace
+
+_FRACTION: Final = re.compile(r"\.(\d+)")
+_UNKNOWN: Final = datetime.min.replace(tzinfo=timezone.utc)
+
+
+def in_order_of_time(traces: Iterable[Trace]) -> list[Trace]:
+    """Return the traces that hold a verdict, the earliest first."""
+    return sorted((trace for trace in traces if trace.evaluation is not None), key=_time_of)
+
+
+def find_latest(traces: Iterable[Trace]) -> list[Trace]:
+    """Return the latest trace of each definition, solution, workload and hardware, the earliest first."""
+    latest: dict[tuple[str, str | None, str, str], Trace] = {}
+    for trace in in_order_of_time(traces):
+        hardware = trace.evaluation.environment.hardware if trace.evaluation is not None else ""
+        key = (trace.definition, trace.solution, trace.workload.uuid, hardware)
+        latest.pop(key, None)
+        latest[key] = trace
+    return list(latest.values())
+
+
+def _time_of(trace: Trace) -> datetime:
+    """Return when the verdict was reached: UTC where it names no zone, the earliest of all where it is no time."""
+    text = trace.evaluation.timestamp.strip() if trace.evaluation is not None else ""
+    if text[-1:] in ("Z", "z"):
+        text = f"{text[:-1]}+00:00"
+    text = _FRACTION.sub(lambda found: f".{found[1][:6]:0<6}", text)
+    try:
+        moment = datetime.fromisoformat(text)
+        return moment.replace(tzinfo=timezone.utc) if moment.tzinfo is None else moment.astimezone(timezone.utc)
+    except (ValueError, OverflowError):
+        return _UNKNOWN

@@ -1,0 +1,48 @@
+"""What a resumed run does again, in real runs."""
+
+import pytest
+
+from flashinfer_bench.bench import Benchmark, BenchmarkConfig
+from flashinfer_bench.data import TraceSet
+from flashinfer_bench.report.verdict import judged
+from tests.kit import DOUBLE, make_definition, make_solution, make_trace, write_trace_set
+
+pytestmark = [pytest.mark.cpu, pytest.mark.timeout(180)]
+WRONG = "def run(x):\n    return x * 3\n"
+
+
+def write(root, source):
+    write_trace_set(
+        root,
+        {"workloads/test/double.jsonl": [make_trace(solution=None)]},
+        definitions=[make_definition()],
+        solutions=[make_solution(source=source)],
+    )
+
+
+def open_benchmark(root):
+    config = BenchmarkConfig.default(devices=["cpu"], warmup_runs=1, iterations=2, num_trials=1)
+    return Benchmark(TraceSet.from_path(root), config)
+
+
+def test_a_solution_that_became_wrong_again_is_never_reported_as_passed(tmp_path):
+    for source in (WRONG, DOUBLE, WRONG):
+        write(tmp_path, source)
+        open_benchmark(tmp_path).run_all(resume=True)
+    found = TraceSet.from_path(tmp_path)
+    assert len(found.traces["double"]) == 3
+    assert found.get_best_trace("double") is None
+    assert [item.status.value for _, item in judged(found.traces["double"])] == ["INCORRECT_NUMERICAL"]
+    assert open_benchmark(tmp_path).plan(resume=True).jobs == ()
+
+
+def test_one_object_knows_what_it_has_saved_and_only_that(tmp_path):
+    write(tmp_path, DOUBLE)
+    benchmark = open_benchmark(tmp_path)
+    benchmark.run_all(save_results=False)
+    assert len(benchmark.plan(resume=True).jobs) == 1
+    benchmark.run_all()
+    assert benchmark.plan(resume=True).resumed == 1
+    assert benchmark.run_all(resume=True).traces == {}
+    benchmark.get_trace_set().backup_traces()
+    assert len(benchmark.plan(resume=True).jobs) == 1

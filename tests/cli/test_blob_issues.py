@@ -1,0 +1,51 @@
+"""Stored inputs that are missing or not fetched are told before a run."""
+
+import pytest
+
+from flashinfer_bench.cli import main
+from tests.kit import make_definition, make_solution, make_trace, make_workload, write_trace_set
+
+PATHS = {
+    "gone": "blob/a.safetensors",
+    "pointer": "blob/b.safetensors",
+    "there": "blob/c.safetensors",
+    "pointer-2": "blob/b.safetensors",
+}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    def workload(uuid, path):
+        source = {"type": "safetensors", "path": path, "tensor_key": "x"}
+        return make_trace(solution=None, workload=make_workload(uuid, inputs={"x": source}))
+
+    files = {
+        PATHS["pointer"]: "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 3\n",
+        PATHS["there"]: "tensors",
+    }
+    workloads = [workload(uuid, path) for uuid, path in PATHS.items()]
+    return write_trace_set(
+        tmp_path, files, definitions=[make_definition()], solutions=[make_solution()], workloads=workloads
+    )
+
+
+def told(text):
+    return [line for line in text.splitlines() if "blob" in line]
+
+
+def test_validate_warns_of_each_blob_once(folder, capsys):
+    assert main(["validate", "--local", str(folder)]) == 0
+    gone, pointer = told(capsys.readouterr().out)
+    assert gone.startswith("warning: ")
+    assert "workload gone of double: " in gone
+    assert "is not there" in gone
+    assert "workload pointer of double: " in pointer
+    assert "is a git-lfs pointer, not the file; a run fetches it" in pointer
+
+
+def test_a_dry_run_warns_of_the_blobs_of_its_jobs(folder, capsys):
+    command = ["run", "--local", str(folder), "--dry-run", "--devices", "cpu"]
+    assert main(command) == 0
+    assert len(told(capsys.readouterr().err)) == 2
+    assert main([*command, "--workloads", "there"]) == 0
+    assert told(capsys.readouterr().err) == []
