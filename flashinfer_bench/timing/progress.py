@@ -43,6 +43,8 @@ class Progress:
     waits_inside: bool = False
     """The call waits for the GPU before it returns, so the host is part of whatever is read."""
     per_call_s: float = 0.0
+    compiled_s: float = 0.0
+    """What the first call took beyond the second: it may have compiled kernels, which the budget does not pay for."""
     retaken: int = 0
     looked_at: Sample | None = None
     enqueue_ns: int = 0

@@ -53,22 +53,23 @@ def take_trial(supply: Supplier, clock: Clock, recipe: Recipe, *, now: Callable[
         recipe: counts and budget.
         now: the host's clock, in seconds.
     """
-    start = now()
+    start, progress = now(), Progress()
     try:
         with clock:
-            return _take(supply, clock, recipe, now)
+            return _take(supply, clock, recipe, progress, now)
     except ClockLost as lost:
         fallback = clock.fall_back(str(lost))
         if fallback is None:
             raise
-    left = replace(recipe, budget_s=max(0.0, recipe.budget_s - (now() - start)))
+    spent_s = now() - start - progress.compiled_s
+    left = replace(recipe, budget_s=max(0.0, recipe.budget_s - spent_s))
     return take_trial(supply, fallback, left, now=now)  # out here nothing holds what the lost trial held
 
 
-def _take(supply: Supplier, clock: Clock, recipe: Recipe, now: Callable[[], float]) -> Trial:
+def _take(supply: Supplier, clock: Clock, recipe: Recipe, progress: Progress, now: Callable[[], float]) -> Trial:
     start = now()
-    progress = Progress()
     latest = check(supply, clock, recipe, progress, now)
+    start += progress.compiled_s
     if now() - start > recipe.budget_s:
         return Trial((latest,), "budget", _facts(clock, progress, "stream", "the budget holds no more calls"))
     deadline = now() + recipe.budget_s / SLOW_SHARE - CHECKS * progress.per_call_s
@@ -93,7 +94,7 @@ def _take(supply: Supplier, clock: Clock, recipe: Recipe, now: Callable[[], floa
 def check(supply: Supplier, clock: Clock, recipe: Recipe, progress: Progress, now: Callable[[], float]) -> Sample:
     """Make the first calls: what the call launches, whether it waits inside, how long the host needs for it.
 
-    The first one may compile kernels, so what it says of time counts only where there is no second.
+    The first one may compile kernels, so what it says of time counts only for a CPU, and there only where it was quick.
 
     Returns:
         The reading to go by where the budget holds no more calls.
@@ -108,11 +109,15 @@ def check(supply: Supplier, clock: Clock, recipe: Recipe, progress: Progress, no
 
     first = call(Lead())
     progress.looked_at = first
-    if not clock.fills_queue or progress.per_call_s > recipe.budget_s:
+    first_s = progress.per_call_s
+    if not clock.fills_queue and first_s <= recipe.budget_s / 2:
         return first
     alone = call(Lead())
     progress.looked_at = alone
     alone_s = progress.per_call_s
+    progress.compiled_s = max(0.0, first_s - alone_s)
+    if not clock.fills_queue or alone_s > recipe.budget_s:
+        return alone
     if alone_s * SLOW_SHARE <= recipe.budget_s:
         probe = Lead(PROBE_NS + alone.enqueue_ns)  # longer than what the host does before it may wait
         behind_spin = call(probe)

@@ -297,7 +297,7 @@ def test_a_2_s_call_stops_at_the_budget_and_says_so(gpu):
 
 def test_a_call_longer_than_the_budget_is_taken_once(gpu):
     trial = take(gpu, gpu.call(length_ns=30 * SECOND_NS, operations=2))
-    assert gpu.log.count("call") == len(trial.samples) == 1
+    assert (gpu.log.count("call"), len(trial.samples)) == (2, 1)  # the first may have compiled
     assert (trial.stop, trial.facts["launch_reason"]) == ("budget", "the budget holds no more calls")
 
 
@@ -338,6 +338,31 @@ def test_a_first_call_that_compiles_does_not_make_a_quick_call_slow(gpu):
     assert (trial.stop, len(trial.samples)) == ("count", 50)
     assert set(trial.spans_ns) == {10_000}
     assert trial.facts["spin_ns"] < PROBE_NS
+
+
+@pytest.mark.parametrize("compile_s", [4, 9.9999, 12, 700])
+@pytest.mark.parametrize("kind", ["cupti", "cuda_events", "lost"])
+def test_the_budget_does_not_pay_for_a_first_call_that_compiles(gpu, compile_s, kind):
+    def supply(index):
+        return gpu.call(host_ns=int(compile_s * SECOND_NS) if index == 0 else 0)
+
+    clock = fake_event_clock(gpu) if kind == "cuda_events" else fake_cupti_clock(gpu, lost_at=4)[0]
+    clock = fake_cupti_clock(gpu)[0] if kind == "cupti" else clock
+    trial = take_trial(supply, clock, RECIPE, now=gpu.seconds)
+    assert (trial.stop, len(trial.samples)) == ("count", 50)
+    assert max(trial.spans_ns) < 20_000
+
+
+@pytest.mark.parametrize("first_s", [1.5, 4.0])
+def test_a_first_call_that_compiles_on_a_cpu_does_not_become_the_measurement(first_s, monkeypatch):
+    gpu = FakeGpu()
+    monkeypatch.setattr("flashinfer_bench.timing.clocks.wall.perf_counter_ns", lambda: gpu.now_ns)
+
+    def supply(index):
+        return gpu.call(operations=0, host_ns=int(first_s * SECOND_NS) if index == 0 else 1_000_000)
+
+    trial = take_trial(supply, WallClock(), Recipe(10, 50, 2.0), now=gpu.seconds)
+    assert (trial.stop, set(trial.spans_ns), len(trial.samples)) == ("count", {1_000_000}, 50)
 
 
 @pytest.mark.parametrize("fault", ["lost_at", "spins_lost_at"])
