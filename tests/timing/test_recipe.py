@@ -309,6 +309,15 @@ def test_a_call_of_most_of_the_budget_costs_no_more_than_one_call_over_it(gpu, s
     assert gpu.now_ns < (10 + seconds + 0.1) * SECOND_NS
 
 
+def test_a_call_that_becomes_slower_by_and_by_keeps_to_the_budget(gpu):
+    def supply(index):
+        return gpu.call(length_ns=SECOND_NS // 20 if index < 20 else SECOND_NS)
+
+    trial = take_trial(supply, fake_cupti_clock(gpu)[0], RECIPE, now=gpu.seconds)
+    assert trial.stop in ("precision", "budget")
+    assert gpu.seconds() < 1.5 * RECIPE.budget_s
+
+
 def test_a_steady_slow_call_stops_once_its_interval_is_narrow_and_says_so(gpu):
     trial = take(gpu, gpu.call(length_ns=SECOND_NS // 4))
     assert (trial.stop, len(trial.samples)) == ("precision", 9)

@@ -139,6 +139,31 @@ def test_more_readings_cover_stronger_dependence():
     assert covered(correlation=0.9, count=200, interval=median_interval, rounds=200) >= 0.85
 
 
+def covered_by_trials(count, *, between, within, rounds=400):
+    """Return how often the interval of so many trials of 50 readings holds the mean that they are drawn about."""
+    source, hits = random.Random(1), 0
+    for _ in range(rounds):
+        places = [source.gauss(1_000, between) for _ in range(count)]
+        low, high = summarise_trials([[source.gauss(place, within) for _ in range(50)] for place in places]).interval
+        hits += low <= 1_000 <= high
+    return hits / rounds
+
+
+@pytest.mark.parametrize("between", [0.0, 1.0])
+@pytest.mark.parametrize("count", [2, 3, 5, 12])
+def test_the_interval_covers_the_mean_of_trials_whether_they_agree_or_not(count, between):
+    assert covered_by_trials(count, between=between, within=0.3) >= 0.92
+
+
+def test_the_interval_of_two_trials_that_disagree_is_that_of_two_readings():
+    low, high = summarise_trials([[1_000] * 50, [1_100] * 50]).interval
+    assert (low, high) == pytest.approx((1_050 - 12.706 * 50, 1_050 + 12.706 * 50))
+
+
+def test_trials_with_too_few_readings_have_no_interval_however_they_disagree():
+    assert summarise_trials([[1_000] * 4, [2_000] * 4]).interval is None
+
+
 some_trials = st.lists(series, min_size=1, max_size=5)
 
 
