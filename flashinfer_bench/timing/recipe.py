@@ -86,6 +86,8 @@ def _take(supply: Supplier, clock: Clock, recipe: Recipe, progress: Progress, no
     facts = _facts(clock, progress, calls.mode, calls.reason)
     if len(samples) > recipe.iterations:
         facts["extra_samples"] = len(samples) - recipe.iterations
+    if len({sample.launched for sample in samples}) > 1:
+        facts["operations_vary"] = True
     if calls.graphs > 1:
         facts["graphs"] = calls.graphs
     return Trial(tuple(samples), stop, facts)

@@ -105,7 +105,7 @@ def _half_width(series: Sequence[Sequence[float]]) -> float | None:
 
 
 def _student_half_width(middles: Sequence[float]) -> float:
-    """Return half the width of Student's 95 % interval of the mean of independent values, of which there are several."""
+    """Return half the width of Student's 95 % interval of the mean of independent values, at least two."""
     return STUDENT_975[min(len(middles) - 2, len(STUDENT_975) - 1)] * stdev(middles) / sqrt(len(middles))
 
 

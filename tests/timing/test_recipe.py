@@ -167,6 +167,22 @@ def test_a_call_on_a_side_stream_is_sampled_on_a_settled_device(gpu):
     assert "side_stream" in flags_of(trial)
 
 
+def test_a_call_that_does_its_work_only_now_and_then_is_flagged(gpu):
+    def supply(index):
+        return gpu.call(operations=5 if index % 5 == 4 else 1)
+
+    trial = take_trial(supply, fake_cupti_clock(gpu)[0], RECIPE, now=gpu.seconds)
+    assert "operations_vary" in flags_of(trial)
+
+
+def test_calls_that_launch_as_many_operations_by_other_names_are_flagged_too(gpu):
+    trial = take_trial(
+        lambda index: lambda: gpu.kernel(f"kernel_{index % 2}"), fake_cupti_clock(gpu)[0], RECIPE, now=gpu.seconds
+    )
+    assert trial.facts["operations_vary"] is True
+    assert flags_of(trial) == ["operations_vary"]
+
+
 def test_a_call_without_gpu_work_is_timed_on_the_host(gpu):
     trial = take(gpu, gpu.call(operations=0, host_ns=7_000))
     assert {(s.operations, s.span_ns, s.enqueue_ns) for s in trial.samples} == {(0, 0, 7_000)}

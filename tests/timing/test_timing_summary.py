@@ -115,6 +115,7 @@ QUICK = {"enqueue_ns": 9_000}
 WAITS = trial(facts={"waits_inside": True})
 ON_A_CPU = trial(facts={"method": "wall", "enqueue_ns": 11_000})
 BY_EVENTS = trial(facts={"method": "cuda_events"})
+VARIED = Trial((*trial().samples, *trial(800_000, operations=4).samples), "count", FACTS)
 
 
 @pytest.mark.parametrize(
@@ -134,6 +135,14 @@ BY_EVENTS = trial(facts={"method": "cuda_events"})
             {"trials": [trial(), trial(facts={"method": "cuda_events"})]},
             {"trials": [trial(), trial()]},
         ),
+        (
+            "mixed_launches",
+            {"trials": [trial(), trial(facts={"launch": "graph"})]},
+            {"trials": [trial(), ON_A_CPU]},
+        ),
+        ("operations_vary", {"trials": [trial(), VARIED]}, {"trials": [trial(operations=2), trial(operations=3)]}),
+        ("operations_vary", {"trials": [trial(facts={"operations_vary": True})]}, {}),
+        ("contradictory", {"trials": [trial(10_000, busy_ns=10_001)]}, {"trials": [trial(10_000, busy_ns=10_000)]}),
         ("side_stream", {"trials": [trial(facts={"side_stream": True})]}, {}),
         ("persisting_l2", {"trials": [trial(facts={"lines_reset": True})]}, {}),
         ("noisy", {"trials": [trial(*[10_000, 11_000] * 10)]}, {"trials": [trial(*[10_000, 10_300] * 10)]}),
@@ -200,8 +209,14 @@ def test_the_gpu_before_and_after_stands_in_pairs():
         "memory_mhz": [3201, 3201],
         "power_w": [300.0, 700.0],
         "temperature_c": [50, 50],
+        "other_processes": [0, 0],
         "slowed_by": ["power_cap"],
     }
+
+
+def test_other_processes_that_are_not_known_are_told_from_none():
+    records = [summarise([trial()], before=COOL, after=after).record for after in (UNKNOWN, COOL)]
+    assert [record["gpu"]["other_processes"] for record in records] == [[0, None], [0, 0]]
 
 
 def test_a_record_with_everything_in_it_is_short_unless_every_reading_is_kept():
