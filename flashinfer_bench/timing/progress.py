@@ -42,6 +42,8 @@ class Progress:
     lead: Lead = field(default_factory=Lead)
     waits_inside: bool = False
     """The call waits for the GPU before it returns, so the host is part of whatever is read."""
+    overfills: bool = False
+    """The call launches more than the device's queue holds, so no spin can get the host ahead of it."""
     per_call_s: float = 0.0
     compiled_s: float = 0.0
     """What the first call took beyond the second: it may have compiled kernels, which the budget does not pay for."""

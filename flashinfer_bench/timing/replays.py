@@ -50,6 +50,8 @@ def choose_calls(supply: Supplier, clock: Clock, recipe: Recipe, progress: Progr
         return Calls(supply, "stream", str(refused))
     if replayed.launched != launched:
         return Calls(supply, "stream", OTHER)
+    if supply(progress.calls) != supply(progress.calls + 1):
+        progress.per_call_s = max(progress.per_call_s, now() - start)  # each is captured before it is timed
     one = Calls(replays, "graph")
     graphs = _count_graphs(replayed, supply, recipe, progress, each_s=now() - start)
     return _choose_many(supply, clock, progress, one=one, launched=launched, graphs=graphs) if graphs > 1 else one

@@ -12,6 +12,7 @@ from flashinfer_bench.testing import bench_gpu_time
 from flashinfer_bench.testing.counts import Wanted
 from flashinfer_bench.testing.gpu_time import describe_departures
 from flashinfer_bench.testing.order import Order, carry_out
+from flashinfer_bench.testing.rotation import RotationRefused, count_sets
 from flashinfer_bench.timing.lines import FIRST_LOOK
 from flashinfer_bench.timing.measurement import EVENTS_ASKED_FOR
 from tests.kit.fake_gpu import FakeGpu, fake_cupti_clock
@@ -240,6 +241,82 @@ def test_tensors_that_a_function_closes_over_are_named():
     _, (note,) = carried_out(site, order(function, (torch.ones(100),), rotate=True))
     assert "(bias, weight)" in note
     assert "flushed before each call instead" in note
+
+
+class HalfWarm:
+    """A layer whose weight makes up most of what it reads, and stays where it is."""
+
+    def __init__(self, site, weight):
+        self.site, self.hidden = site, {"weight": [Opaque(weight)]}
+
+    def forward(self, data):
+        length_ns = 5_000
+        for tensor, cold_ns in ((self.hidden["weight"][0].tensor, 9_000), (data, 6_000)):
+            recent = [address for address, _ in self.site.touched[-(L2_BYTES // 100) :]]
+            length_ns += 0 if not self.site.gpu.cold and tensor.data_ptr() in recent else cold_ns
+            self.site.touched.append((tensor.data_ptr(), tensor.nbytes))
+        self.site.gpu.kernel("linear", length_ns)
+
+
+class Opaque:
+    """Holds a tensor where nobody looks for it."""
+
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+
+def test_a_rotation_that_leaves_most_of_a_call_warm_is_found_out():
+    site = FakeSite()
+    timed, (note,) = carried_out(site, order(HalfWarm(site, torch.ones(60)).forward, (torch.ones(40),), rotate=True))
+    assert "something beside them" in note
+    assert timed.median_ms == (20_000 + 1_000) / 1e6
+
+
+class Scale:
+    """A layer that holds its weight."""
+
+    def __init__(self):
+        self.weight = torch.ones(9)
+
+    def forward(self, data):
+        return data * self.weight
+
+    def __call__(self, data):
+        return self.forward(data)
+
+
+LINEAR = torch.nn.Linear(3, 3)
+
+
+@pytest.mark.parametrize(
+    ("function", "names"),
+    [
+        (Scale().forward, "(weight)"),
+        (Scale(), "(weight)"),
+        (LINEAR, "(bias, weight)"),
+        (LINEAR.forward, "(bias, weight)"),
+        (torch.nn.Sequential(LINEAR).forward, "(0.bias, 0.weight)"),
+        (torch.nn.BatchNorm1d(3).forward, "running_mean"),
+        (lambda data: LINEAR(data), "(LINEAR)"),
+        (torch.ones(9).add, "(the tensor whose method it is)"),
+    ],
+    ids=["method", "object", "module", "module's method", "parts", "buffers", "global module", "tensor's method"],
+)
+def test_tensors_of_the_object_whose_method_is_timed_refuse_a_rotation(function, names):
+    assert "pass them in args" in refusal(function, names)
+
+
+def refusal(function, names):
+    with pytest.raises(RotationRefused, match="not among its arguments") as refused:
+        count_sets(function, [torch.ones(9)], device_type="cpu", l2_bytes=400, free_bytes=10**9, calls=9)
+    assert names in str(refused.value)
+    return str(refused.value)
+
+
+@pytest.mark.parametrize("function", [torch.add, torch.nn.functional.relu, torch.nn.ReLU(), print, FakeSite().read])
+def test_functions_without_tensors_of_their_own_are_rotated(function):
+    sets = count_sets(function, [torch.ones(100)], device_type="cpu", l2_bytes=400, free_bytes=10**9, calls=9)
+    assert sets == 1 + 3
 
 
 def test_a_rotation_that_leaves_calls_warm_is_found_out():

@@ -269,6 +269,15 @@ def test_a_later_call_that_cannot_be_captured_has_all_of_them_launched_on_the_st
     assert {sample.span_ns for sample in trial.samples} == {21_000}
 
 
+def test_captures_of_calls_with_arguments_of_their_own_keep_to_the_budget(gpu):
+    def supply(_index):
+        return gpu.call(operations=300, length_ns=20_000, host_ns=200_000_000)
+
+    trial = take(gpu, supply, Recipe(warmup_runs=5, iterations=50, budget_s=4.0, exact=True))
+    assert (trial.facts["launch"], trial.stop) == ("graph", "precision")
+    assert gpu.seconds() < 4.5
+
+
 def test_what_was_captured_in_vain_counts_against_the_budget(gpu):
     def capture(launch):
         if launch is calls[40]:

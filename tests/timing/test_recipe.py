@@ -1,6 +1,7 @@
 """The recipe on a fake GPU: what is checked, how the spin is sized, how many readings are taken, what is said of it."""
 
 import random
+from dataclasses import dataclass
 
 import pytest
 from hypothesis import given
@@ -153,6 +154,34 @@ def test_a_host_that_is_held_up_once_is_not_taken_for_a_call_that_waits(gpu):
     assert ("waits_inside" in trial.facts, trial.facts["launch"]) == (False, "graph")
 
 
+@dataclass
+class ShallowGpu(FakeGpu):
+    """A GPU whose queue holds 1,024 launches: a host that launches more waits until one has begun."""
+
+    def _run(self, name, length_ns, *, gap_ns, side=False):
+        super()._run(name, length_ns, gap_ns=gap_ns, side=side)
+        waiting = sorted(op.end_ns for op in self.done[-1100:] if op.end_ns > self.now_ns)
+        if len(waiting) > 1024:
+            self.now_ns = waiting[-1025]
+
+
+@pytest.mark.parametrize(("operations", "waits"), [(900, False), (2000, False), (900, True)])
+def test_a_queue_that_is_full_is_no_wait_inside_the_call(operations, waits):
+    gpu = ShallowGpu()
+    recipe = Recipe(10, 5, 10.0, use_graphs=False)
+    trial = take(gpu, gpu.call(operations=operations, length_ns=1_000, waits=waits), recipe)
+    assert trial.facts.get("waits_inside", False) == waits
+    assert trial.facts["spin_ns"] < 10_000_000
+    assert "retaken" not in trial.facts
+    assert len(trial.samples) == 5
+
+
+def test_more_launches_than_the_queue_holds_are_timed_as_a_graph():
+    gpu = ShallowGpu()
+    trial = take(gpu, gpu.call(operations=2000, length_ns=1_000))
+    assert (trial.facts["launch"], trial.samples[0].operations) == ("graph", 2000)
+
+
 def test_events_notice_a_call_that_waits_inside_too(gpu):
     trial = take_trial(lambda _: gpu.call(waits=True), fake_event_clock(gpu), RECIPE, now=gpu.seconds)
     assert (trial.facts["method"], trial.facts["waits_inside"]) == ("cuda_events", True)
@@ -163,8 +192,36 @@ def test_a_call_on_a_side_stream_is_sampled_on_a_settled_device(gpu):
     assert (trial.facts["side_stream"], trial.facts["spin_ns"]) == (True, 0)
     assert "does not wait for the current one" in trial.facts["launch_reason"]
     assert gpu.leads[-50:] == [Lead(settled=True)] * 50
-    assert {(s.operations, s.busy_ns, s.escaped) for s in trial.samples} == {(2, 20_000, False)}
+    assert {(s.operations, s.busy_ns, s.escaped, s.late) for s in trial.samples} == {(2, 20_000, False, False)}
+    assert flags_of(trial) == ["side_stream"]
+
+
+def test_events_time_a_call_on_a_side_stream_until_the_device_is_idle_and_say_so(gpu):
+    call = gpu.call(length_ns=5_000_000, side=True)
+    trial = take_trial(lambda _: call, fake_event_clock(gpu), RECIPE, now=gpu.seconds)
+    assert (trial.facts["side_stream"], trial.facts["spin_ns"]) == (True, 0)
+    assert 5_000_000 < min(trial.spans_ns) <= max(trial.spans_ns) < 5_020_000
     assert "side_stream" in flags_of(trial)
+
+
+def test_a_host_that_is_held_up_once_is_not_taken_for_a_side_stream(gpu):
+    clock = fake_event_clock(gpu)
+    waits = iter([0] * 10 + [0, 80_000])  # the empty pairs, then the first call, and the look aside
+
+    def synchronize(wait=gpu.synchronize):
+        gpu.now_ns += next(waits, 0)
+        wait()
+
+    gpu.synchronize = synchronize
+    trial = take_trial(lambda _: gpu.call(), clock, RECIPE, now=gpu.seconds)
+    assert "side_stream" not in trial.facts
+    assert (gpu.leads[11].looks_aside, gpu.leads[13].looks_aside) == (True, True)
+    assert [lead.looks_aside for lead in gpu.leads[:40]].count(True) == 2
+
+
+def test_a_long_call_on_the_current_stream_is_not_taken_for_a_side_stream(gpu):
+    trial = take_trial(lambda _: gpu.call(length_ns=5_000_000), fake_event_clock(gpu), RECIPE, now=gpu.seconds)
+    assert "side_stream" not in trial.facts
 
 
 def test_a_call_that_does_its_work_only_now_and_then_is_flagged(gpu):

@@ -11,8 +11,8 @@ from flashinfer_bench.timing.timeline import HostCall, Operation, TimelineBroken
 SPIN, FLUSH = "spin", "flush"
 
 
-def read(operations, calls):
-    return read_samples(operations, calls, spin=SPIN, ignored=frozenset({SPIN, FLUSH}))
+def read(operations, calls, flush=FLUSH):
+    return read_samples(operations, calls, spin=SPIN, flush=flush)
 
 
 def two_calls():
@@ -107,6 +107,16 @@ def test_a_spin_too_many_breaks_the_timeline():
     records, calls = two_calls()
     with pytest.raises(TimelineBroken, match="3 of 2 calls"):
         read([*records, Operation(SPIN, 300, 310, 9)], calls)
+
+
+@pytest.mark.parametrize("flush", [FLUSH, None], ids=["cold", "warm"])
+def test_a_kernel_that_bears_the_name_of_our_flush_is_seen(flush):
+    records = [Operation(FLUSH, 0, 40, 1)] if flush else []
+    records += [Operation(SPIN, 40, 100, 2), Operation("a", 101, 111, 3), Operation(FLUSH, 112, 132, 4)]
+    records += [Operation(FLUSH, 140, 180, 5)] if flush else []
+    records += [Operation(SPIN, 180, 240, 6), Operation("a", 242, 252, 7), Operation(FLUSH, 253, 283, 8)]
+    samples = read(records, [HostCall(10, 30), HostCall(150, 190)], flush)
+    assert [(sample.operations, sample.busy_ns) for sample in samples] == [(2, 30), (2, 40)]
 
 
 def test_no_calls_have_no_readings():
