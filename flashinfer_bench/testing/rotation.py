@@ -132,7 +132,7 @@ def count_sets(
 
 
 def why_not_cold(*, rotated_ns: float, warm_ns: float, flushed_ns: float) -> str | None:
-    """Say why rotated calls were warm after all, or part of what they read was, or None where they were cold or it makes no difference.
+    """Say why rotated calls were warm after all, also in part; None where they were cold or it makes no difference.
 
     Args:
         rotated_ns: the usual time of a call over rotated arguments.

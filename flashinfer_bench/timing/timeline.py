@@ -91,7 +91,7 @@ def read_call(operations: Sequence[Operation], call: HostCall, before: Operation
         lead_ns=max(0, first - before.end_ns),
         launched=tuple(sorted(Counter(operation.name for operation in operations).items())),
         escaped=first < before.end_ns,
-        overlaps=sum(operation.end_ns - operation.start_ns for operation in operations) > busy_ns,
+        work_ns=sum(operation.end_ns - operation.start_ns for operation in operations),
     )
 
 

@@ -183,6 +183,34 @@ def test_a_single_operation_needs_no_graph_and_no_warning():
     assert notes == []
 
 
+def test_fewer_readings_than_were_asked_for_are_told():
+    site = FakeSite()
+    timed, (note,) = carried_out(site, order(lambda: site.gpu.kernel(length_ns=2 * 10**9)))
+    assert note == f"time_budget_s: the call is too slow for all its readings; {len(timed.times_ms)} were taken."
+    assert len(timed.times_ms) < 30
+    assert len(describe_departures(order(print), {"method": "wall", "stop": "budget", "samples": 1})) == 2
+
+
+@pytest.mark.parametrize("use_cuda_graph", [True, False])
+def test_a_call_that_launches_nothing_is_told_once(use_cuda_graph):
+    _, notes = carried_out(FakeSite(), order(lambda: None, use_cuda_graph=use_cuda_graph))
+    assert notes == ["fn launched nothing on the GPU: what is told is the time that it took on the host."]
+
+
+def test_a_rotation_that_was_not_to_be_cold_is_told():
+    site = FakeSite()
+    timed, notes = carried_out(site, order(site.read, (torch.ones(100),), rotate=True, cold=False))
+    assert notes == ["rotate_buffers makes calls cold, which cold_l2_cache=False does not ask for."]
+    assert timed.measurement["cache_state"] == "cold"
+
+
+def test_a_rotation_that_is_not_made_is_told():
+    site = FakeSite()
+    site.l2_bytes = 0
+    _, (note,) = carried_out(site, order(site.read, (torch.ones(100),), rotate=True))
+    assert "nothing was rotated" in note
+
+
 def test_a_rotated_call_is_cold_without_a_flush():
     site = FakeSite()
     data = torch.ones(100)  # 400 bytes, so 10 sets fill the L2 once

@@ -80,6 +80,32 @@ def test_dropped_records_are_lost_and_later_ones_are_not(cupti):
     assert recorder.take() == [Operation("k", 4, 5, 6)]
 
 
+def test_records_that_were_dropped_before_the_start_are_no_loss(cupti):
+    recorder = CuptiRecorder()
+    recorder.start()
+    cupti.library.dropped = 5
+    recorder.stop()
+    recorder.start()
+    cupti.add(ActivityKind.CONCURRENT_KERNEL, 1, 2, 3, b"k")
+    assert recorder.take() == [Operation("k", 1, 2, 3)]
+
+
+def test_a_record_without_a_time_is_a_lost_one(cupti):
+    recorder = CuptiRecorder()
+    recorder.start()
+    cupti.add(ActivityKind.CONCURRENT_KERNEL, 1, 2, 3, b"k")
+    cupti.add(ActivityKind.CONCURRENT_KERNEL, 0, 0, 4, b"k")
+    with pytest.raises(RecordsLost, match="1 without a time"):
+        recorder.take()
+
+
+def test_a_start_that_is_interrupted_leaves_nothing_on(cupti):
+    cupti.errors = {"enable MEMSET": KeyboardInterrupt()}
+    with pytest.raises(KeyboardInterrupt):
+        CuptiRecorder().start()
+    assert (cupti.on, cupti.log[-4:]) == (set(), OFF)
+
+
 @pytest.mark.parametrize(
     ("errors", "reason"),
     [
