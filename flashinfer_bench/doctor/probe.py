@@ -96,7 +96,7 @@ def look_under_load(site: GpuSite) -> GpuState | None:
     """Look at a GPU while it multiplies matrices, half of them done."""
     left, right = (torch.randn(MATMUL_SIZE, MATMUL_SIZE, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     product = torch.empty_like(left)
-    half_done = torch.cuda.Event()
+    half_done = torch.cuda.Event()  # type: ignore[no-untyped-call] # torch's own lack
     for index in range(MATMULS):
         torch.mm(left, right, out=product)
         if index == MATMULS // 2:
