@@ -1,8 +1,10 @@
 """`bench_gpu_time` on a fake GPU: what is asked for is done, or told to be otherwise."""
 
 import json
+import random
 from contextlib import nullcontext
 from statistics import median
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +14,8 @@ from flashinfer_bench.testing import bench_gpu_time
 from flashinfer_bench.testing.counts import Wanted
 from flashinfer_bench.testing.gpu_time import describe_departures
 from flashinfer_bench.testing.order import Order, carry_out
-from flashinfer_bench.testing.rotation import RotationRefused, count_sets
+from flashinfer_bench.testing.rotation import RotationRefused, count_sets, why_not_cold
+from flashinfer_bench.testing.site import find_site
 from flashinfer_bench.timing.lines import FIRST_LOOK
 from flashinfer_bench.timing.measurement import EVENTS_ASKED_FOR
 from tests.kit.fake_gpu import FakeGpu, fake_cupti_clock
@@ -358,3 +361,89 @@ def test_a_rotation_that_leaves_calls_warm_is_found_out():
     timed, (note,) = carried_out(site, order(Layer(), (torch.ones(100),), rotate=True))
     assert "something beside them" in note
     assert timed.median_ms == (COLD_NS + 1_000) / 1e6
+
+
+def test_a_first_call_that_compiles_does_not_change_how_many_calls_fill_a_time():
+    site, made = FakeSite(), []
+
+    def function():
+        made.append(1)
+        site.gpu.call(length_ns=100_000, host_ns=500_000_000 if len(made) == 1 else 0)()
+
+    timed, _ = carried_out(site, Order(function, (), {}, Wanted(3, None), Wanted(None, 10.0), 10.0))
+    assert len(timed.times_ms) == pytest.approx(10.0 / 0.24, rel=0.1)
+
+
+def test_a_host_that_is_held_up_does_not_make_a_call_seem_to_take_no_time():
+    site, made = FakeSite(), []
+
+    def function():
+        made.append(1)
+        site.gpu.call(length_ns=100_000, host_ns=60_000_000 if len(made) == 20 else 0)()
+
+    timed, _ = carried_out(site, Order(function, (), {}, Wanted(3, None), Wanted(None, 10.0), 10.0))
+    assert len(timed.times_ms) < 200
+
+
+def test_a_time_asks_for_no_more_than_ten_thousand_calls():
+    assert Wanted(None, 1e9).resolve(lambda: 1e-3) == 10_000
+
+
+def test_copies_for_the_calls_that_may_be_made_have_to_fit():
+    site = FakeSite(free_bytes=400)  # ten calls at the most, so nine copies of 40 bytes; four fifths of it may be used
+    _, (note,) = carried_out(site, order(site.read, (torch.ones(10),), iterations=1, rotate=True))
+    assert "9 copies of 0 MB do not fit" in note
+
+
+def test_a_long_rotated_call_is_not_compared():
+    site = FakeSite()
+    timed, notes = carried_out(site, order(lambda _: site.gpu.kernel("k", 3_000_000), (torch.ones(9),), rotate=True))
+    assert (timed.measurement["rotated_sets"] > 1, notes, site.gpus[True].log) == (True, [], [])
+
+
+def test_a_rotation_that_is_refused_is_flushed_whatever_else_was_asked_for():
+    site = FakeSite()
+    timed, _ = carried_out(site, order(lambda: site.gpu.kernel(), rotate=True, cold=False))
+    assert timed.measurement["cache_state"] == "cold"
+
+
+def test_what_a_rotation_is_compared_with_is_launched_likewise():
+    site = FakeSite()
+    carried_out(site, order(lambda _: site.gpu.call(operations=3)(), (torch.ones(9),), rotate=True))
+    assert not any("replay" in gpu.log for gpu in site.gpus.values())
+
+
+def test_readings_that_scatter_get_no_more_of_them():
+    site, drawn = FakeSite(), random.Random(3)
+    timed, _ = carried_out(site, order(lambda: site.gpu.kernel("k", drawn.choice([1_120, 1_312]))))
+    assert len(timed.times_ms) == 30
+
+
+def test_the_gpu_is_looked_at_before_the_first_call_and_after_the_last():
+    site, seen = FakeSite(), []
+    site.look = lambda: seen.append(site.gpu.log.count("call"))
+    timed, _ = carried_out(site, order(lambda: site.gpu.call()()))
+    assert seen == [0, timed.measurement["calls"]]
+
+
+def test_the_time_budget_is_the_one_that_was_given():
+    site = FakeSite()
+    asked = Order(lambda: site.gpu.kernel("k", 250_000_000), (), {}, Wanted(3, None), Wanted(100, None), 1.0)
+    timed, _ = carried_out(site, asked)
+    assert (timed.measurement["stop"], site.gpus[True].seconds() < 1.5) == ("budget", True)
+
+
+@pytest.mark.parametrize(("rotated_ns", "cold"), [(9_790, False), (9_810, True)])
+def test_a_difference_of_a_tenth_is_enough_to_tell_cold_from_warm(rotated_ns, cold):
+    reason = why_not_cold(rotated_ns=rotated_ns, warm_ns=9_000, flushed_ns=10_000)
+    assert (reason is None) == cold
+
+
+def test_a_difference_that_cannot_be_seen_refuses_nothing():
+    assert why_not_cold(rotated_ns=9_600, warm_ns=9_600, flushed_ns=10_000) is None
+
+
+def test_a_call_on_two_gpus_is_refused():
+    tensors = [SimpleNamespace(device=torch.device("cuda", index)) for index in (0, 1)]
+    with pytest.raises(ValueError, match="several GPUs"):
+        find_site(tensors, use_cupti=True, has_gpu=lambda: True)

@@ -235,3 +235,17 @@ def test_cupti_that_stops_working_falls_back_to_events_with_the_reason(on_a_gpu,
 
 def test_a_cpu_gets_the_wall_clock():
     assert make_clock(torch.device("cpu")).method == "wall"
+
+
+def test_a_start_does_not_stay_subscribed(cupti):
+    CuptiRecorder().start()
+    assert cupti.log[:2] == ["subscribe", "unsubscribe"]
+
+
+def test_a_buffer_whose_records_are_dropped_is_used_again(cupti):
+    recorder = CuptiRecorder()
+    for _ in range(3):
+        recorder.start()
+        cupti.add(ActivityKind.CONCURRENT_KERNEL, 1, 2, 3, b"k")
+        recorder.stop()
+    assert len(cupti.library.buffers) == 1

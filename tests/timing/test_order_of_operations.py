@@ -219,3 +219,41 @@ def test_the_wall_clock_times_the_call_and_needs_no_lead(monkeypatch):
         samples = clock.sample([lambda: None] * 2, Lead())
     assert [sample.span_ns for sample in samples] == [7_000, 9_000]
     assert (clock.fall_back("x"), clock.launch_gap_ns(), clock.facts()) == (None, 0, {})
+
+
+def test_no_more_than_64_calls_are_in_flight(gpu):
+    clock, _ = fake_cupti_clock(gpu)
+    with clock:
+        assert len(clock.sample([gpu.call()] * 100, Lead())) == 100
+    assert gpu.log.count("take") == 2
+
+
+def test_graphs_are_given_back_once_cupti_is_off_and_only_where_there_were_some(gpu):
+    clock, _ = fake_cupti_clock(gpu, release=lambda: gpu.log.append("release"))
+    call = gpu.call(operations=3)
+    take_trial(lambda _: call, clock, RECIPE, now=gpu.seconds)
+    assert gpu.log[-2:] == ["off", "release"]
+    take_trial(lambda _: gpu.call(), clock, RECIPE, now=gpu.seconds)
+    assert gpu.log.count("release") == 1
+
+
+def test_nothing_is_given_back_while_an_error_is_under_way(gpu):
+    clock, _ = fake_cupti_clock(gpu, release=lambda: gpu.log.append("release"))
+    with pytest.raises(KeyError), clock:
+        clock.captured(lambda _: gpu.call())(0)
+        raise KeyError
+    assert "release" not in gpu.log
+
+
+def test_a_clock_tells_the_leads_of_its_latest_trial(gpu):
+    clock, _ = fake_cupti_clock(gpu)
+    for late_ns in (9_000_000, 0):
+        with clock:
+            clock.sample([gpu.call(host_ns=late_ns)] * 3, Lead())
+    assert clock.facts()["lead_ns"] < 100_000
+
+
+def test_events_call_a_reading_late_whose_gpu_ran_dry_though_it_works_on(gpu):
+    clock = fake_event_clock(gpu)
+    (sample,) = clock.sample([gpu.call(host_ns=200_000, length_ns=10_000_000)], Lead(spin_ns=20_000))
+    assert sample.late

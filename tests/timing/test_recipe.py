@@ -20,7 +20,9 @@ from flashinfer_bench.timing.recipe import (
     REST_NS,
     SPIN_CEILING_NS,
     SPIN_FLOOR_NS,
+    check,
     rest_ns,
+    take_batch,
     take_trial,
 )
 from flashinfer_bench.timing.summary import summarise
@@ -552,3 +554,63 @@ def test_an_exact_count_is_kept_whatever_the_readings_say(gpu):
     recipe = Recipe(10, 50, 10.0, exact=True)
     trial = take_trial(lambda index: scattered(gpu, index), fake_cupti_clock(gpu)[0], recipe, now=gpu.seconds)
     assert (len(trial.samples), "extra_samples" in trial.facts) == (50, False)
+
+
+def test_what_only_the_first_call_launches_is_no_part_of_the_call(gpu):
+    def supply(index):
+        return gpu.call(operations=3 if index == 0 else 1)
+
+    trial = take_trial(supply, fake_cupti_clock(gpu)[0], RECIPE, now=gpu.seconds)
+    assert trial.facts["launch_reason"] == "a single operation needs no graph"
+
+
+@pytest.mark.parametrize(("second_ns", "least_s", "most_s"), [(5_000_000, 0.0100, 0.0105), (200_000_000, 0.015, 0.018)])
+def test_a_reading_takes_what_the_quicker_of_two_calls_and_the_spin_take(gpu, second_ns, least_s, most_s):
+    def supply(index):
+        return gpu.call(length_ns=second_ns if index == 1 else 5_000_000)
+
+    progress, clock = Progress(), fake_cupti_clock(gpu)[0]
+    with clock:
+        check(supply, clock, RECIPE, progress, gpu.seconds)
+    assert least_s < progress.per_call_s < most_s
+
+
+def test_a_fifth_of_late_readings_is_too_many(gpu):
+    def supply(index):
+        return gpu.call(host_ns=1_000_000 if index >= 10 + FIRST_LOOK and index % 5 == 0 else 0)
+
+    trial = take_trial(supply, fake_cupti_clock(gpu)[0], RECIPE, now=gpu.seconds)
+    assert trial.facts["retaken"] >= 50
+
+
+def test_the_longer_spin_counts_when_readings_are_to_be_taken_again(gpu):
+    progress, clock = Progress(lead=Lead(spin_ns=30_000_000)), fake_cupti_clock(gpu)[0]
+    deadline = gpu.seconds() + 0.9  # ten calls of 40 ms, and ten more, but not with spins that are longer by 20 ms
+    with clock:
+        take_batch(lambda _: gpu.call(host_ns=40_000_000), clock, 10, progress, gpu.seconds, deadline=deadline)
+    assert progress.retaken == 0
+
+
+def test_a_call_that_waits_inside_gets_no_extra_readings(gpu):
+    def supply(index):
+        return gpu.call(length_ns=random.Random(index).choice([1_120, 1_312]), waits=True)
+
+    assert len(take_trial(supply, fake_cupti_clock(gpu)[0], RECIPE, now=gpu.seconds).samples) == 50
+
+
+def test_the_warm_up_sizes_the_spin_too(gpu):
+    def supply(index):
+        return gpu.call(host_ns=300_000 if index >= 3 else 0)
+
+    trial = take_trial(supply, fake_cupti_clock(gpu)[0], RECIPE, now=gpu.seconds)
+    assert trial.facts["spin_ns"] == (300_000 + LAUNCH_NS) * 3 // 2 + SPIN_FLOOR_NS
+    assert "retaken" not in trial.facts
+
+
+def test_the_warm_up_comes_in_batches_that_grow(gpu):
+    gpu.cold = False
+    clock, _ = fake_cupti_clock(gpu)
+    sizes, sample = [], clock.sample
+    clock.sample = lambda launches, lead: sizes.append(len(launches)) or sample(launches, lead)
+    take_trial(lambda _: gpu.call(), clock, Recipe(33, 50, 10.0), now=gpu.seconds)
+    assert sizes == [1, 1, 1, 3, 6, 12, 9, 50]

@@ -201,3 +201,25 @@ def test_trials_of_one_value_have_it_everywhere(value, counts):
     found = summarise_trials([[value] * count for count in counts])
     assert [found.q25, found.median, found.q75, found.mean] == pytest.approx([value] * 4)
     assert found.std == pytest.approx(0, abs=value * 1e-6)
+
+
+def test_an_interval_is_students_by_the_number_of_batches():
+    """Ten batches with the middles 1,000 to 1,009: 2.262 times their deviation, over the root of ten."""
+    low, high = median_interval([1_000 + index // 3 for index in range(30)])
+    assert (high - low) / 2 == pytest.approx(2.262 * 3.02765 / 10**0.5, rel=1e-4)
+
+
+def test_the_interval_of_trials_that_agree_is_students_by_their_batches():
+    series = [1_000 + index // 3 for index in range(15)]
+    low, high = summarise_trials([series, series]).interval
+    assert (high - low) / 2 == pytest.approx(2.262 * (20 / 9) ** 0.5 / 10**0.5, rel=1e-4)
+
+
+def test_trials_with_too_few_batches_have_the_interval_of_all_their_readings():
+    low, high = summarise_trials([[1, 1, 1, 2, 2, 2, 3, 3], [2]]).interval
+    assert (low, high) == pytest.approx((2 - 4.303 / 3**0.5, 2 + 4.303 / 3**0.5))
+
+
+def test_quartiles_over_trials_are_linear_between_the_middles_of_their_weights():
+    found = summarise_trials([[1, 2], [3]])
+    assert (found.q25, found.median, found.q75) == pytest.approx((1.5, 2 + 1 / 3, 3.0))

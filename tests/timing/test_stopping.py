@@ -159,3 +159,9 @@ def test_a_slow_call_is_looked_at_every_few_readings_and_the_last_ones_fit_the_b
     assert rule.next_batch(0, spent_s=0.0, per_call_s=1.0) == SLOW_BATCH
     assert rule.next_batch(6, spent_s=8.5, per_call_s=1.0) == 1
     assert rule.next_batch(49, spent_s=1.0, per_call_s=5.0) == 1
+
+
+def test_a_slow_call_that_is_known_to_less_than_one_percent_only_goes_on():
+    times = [10_000 + 50 * value for value in random.Random(3).choices(range(-10, 11), k=40)]
+    assert 0.01 < relative_half_width(times) < 0.02
+    assert StoppingRule(80, 10.0).reason_to_stop(times, spent_s=9.0, per_call_s=0.1) is None

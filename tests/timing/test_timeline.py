@@ -138,3 +138,14 @@ def test_busy_time_lies_between_the_longest_operation_and_the_span(pairs):
     records = [Operation(SPIN, 0, 1, 1), *[Operation("k", 2 + start, 2 + start + length, 2) for start, length in pairs]]
     (sample,) = read(random.Random(0).sample(records, len(records)), [HostCall(0, 1)])
     assert max(length for _, length in pairs) <= sample.busy_ns <= sample.span_ns
+
+
+def test_work_that_begins_when_the_spin_ends_has_not_escaped():
+    (sample,) = read([Operation(SPIN, 0, 50, 1), Operation("a", 50, 60, 2)], [HostCall(5, 9)])
+    assert (sample.escaped, sample.lead_ns) == (False, 0)
+
+
+def test_spins_are_in_the_order_of_their_launches_not_of_their_times():
+    records = [Operation(SPIN, 200, 240, 1), Operation("a", 241, 251, 2)]
+    records += [Operation(SPIN, 100, 140, 3), Operation("b", 141, 191, 4)]  # on a stream that was free before
+    assert [sample.span_ns for sample in read(records, [HostCall(5, 9)] * 2, None)] == [10, 50]

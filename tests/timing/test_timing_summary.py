@@ -234,3 +234,24 @@ def test_a_record_with_everything_in_it_is_short_unless_every_reading_is_kept():
     kept = summarise(trials, launch_gap_ns=1_150, before=crowded, after=crowded, keep_samples=True)
     assert {name: kept.record[name] for name in kept.record if name != "samples_ns"} == measured.record
     assert [len(series) for series in kept.record["samples_ns"]["span"]] == [50] * 3
+
+
+@pytest.mark.parametrize(("late", "flagged"), [(4, False), (6, True)])
+def test_a_quarter_of_late_readings_makes_a_call_host_bound(late, flagged):
+    readings = trial(*[10_000] * (20 - late)).samples + trial(*[10_000] * late, late=True).samples
+    assert ("host_bound" in flags(Trial(readings, "count", FACTS))) == flagged
+
+
+def test_busy_time_is_the_trimmed_mean_and_operations_the_usual_number():
+    readings = [*trial(*[1_000] * 6).samples, *trial(*[2_000] * 4, operations=5).samples]
+    record = summarise([Trial(tuple(readings), "count", FACTS)]).record
+    assert (record["busy_ms"], record["operations"]) == (pytest.approx(0.001_375), 1)
+
+
+def test_one_call_without_gpu_work_is_flagged():
+    readings = trial().samples + trial(0, operations=0, busy_ns=0).samples
+    assert flags(Trial(readings, "count", FACTS)) == ["no_gpu_work", "operations_vary"]
+
+
+def test_of_facts_that_differ_the_last_one_is_told():
+    assert shared_facts([{"fallback": "first"}, {"fallback": "last"}, {}])["fallback"] == "last"
