@@ -17,7 +17,7 @@ SLOW_BATCH: Final = 3
 """Readings between two looks at a slow call."""
 QUICK_S: Final = 0.002
 """A reading that takes no longer is quick: all of its kind are taken at once."""
-BATCH_SHARE: Final = 1 / 16
+BATCH_SHARE: Final = 1 / 8
 """A batch of others may be expected to take this share of the time that is left: some calls become slower by and by."""
 
 

@@ -149,7 +149,7 @@ def test_sampling_always_ends_with_a_reading_and_not_long_after_the_budget(itera
     assert (stop == "count") == (len(spans) == iterations)
 
 
-@pytest.mark.parametrize(("per_call_s", "batch"), [(0.002, 50), (0.0125, 50), (0.05, 12), (0.19, 3)])
+@pytest.mark.parametrize(("per_call_s", "batch"), [(0.002, 50), (0.025, 50), (0.05, 25), (0.19, 6)])
 def test_a_batch_is_expected_to_take_a_small_share_of_the_budget(per_call_s, batch):
     assert StoppingRule(iterations=50, budget_s=10.0).next_batch(0, spent_s=0.0, per_call_s=per_call_s) == batch
 
