@@ -30,6 +30,8 @@ class Recipe:
     """Wall time of the trial; a call too slow for it gets fewer readings, at least one."""
     use_graphs: bool = True
     """A call of several operations that can be captured is timed as the replay of a CUDA graph."""
+    was_called: bool = False
+    """The call has been made before, on these inputs, so that a first call that is slow is slow, and compiles nothing."""
     exact: bool = False
     """No more readings than are wanted, however they scatter."""
 

@@ -98,7 +98,8 @@ def _take(supply: Supplier, clock: Clock, recipe: Recipe, progress: Progress, no
 def check(supply: Supplier, clock: Clock, recipe: Recipe, progress: Progress, now: Callable[[], float]) -> Sample:
     """Make the first calls: what the call launches, whether it waits inside, how long the host needs for it.
 
-    The first one may compile kernels, so what it says of time counts only for a CPU, and there only where it was quick.
+    The first one may compile kernels, where the call was not made before: then what it says of time counts only for a
+    CPU, and there only where it was quick.
 
     Returns:
         The reading to go by where the budget holds no more calls.
@@ -114,7 +115,8 @@ def check(supply: Supplier, clock: Clock, recipe: Recipe, progress: Progress, no
     first = call(Lead())
     progress.looked_at = first
     first_s = progress.per_call_s
-    if not clock.fills_queue and first_s <= recipe.budget_s / 2:
+    is_known = recipe.was_called and first_s > recipe.budget_s
+    if is_known or (not clock.fills_queue and (recipe.was_called or first_s <= recipe.budget_s / 2)):
         return first
     alone = call(Lead(looks_aside=True))
     progress.looked_at = alone

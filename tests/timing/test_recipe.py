@@ -375,6 +375,14 @@ def test_a_call_longer_than_the_budget_is_taken_once(gpu):
     assert (trial.stop, trial.facts["launch_reason"]) == ("budget", "the budget holds no more calls")
 
 
+@pytest.mark.parametrize("kind", ["cupti", "wall"])
+def test_a_call_longer_than_the_budget_that_was_made_before_is_made_once(gpu, kind):
+    clock = WallClock() if kind == "wall" else fake_cupti_clock(gpu)[0]
+    recipe = Recipe(10, 50, budget_s=10.0, was_called=True)
+    trial = take_trial(lambda _: gpu.call(host_ns=30 * SECOND_NS), clock, recipe, now=gpu.seconds)
+    assert (gpu.log.count("call"), len(trial.samples), trial.stop) == (1, 1, "budget")
+
+
 @pytest.mark.parametrize("seconds", [2.6, 4, 6, 9])
 def test_a_call_of_most_of_the_budget_costs_no_more_than_one_call_over_it(gpu, seconds):
     length_ns = int(seconds * SECOND_NS) // 2

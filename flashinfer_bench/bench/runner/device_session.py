@@ -278,6 +278,7 @@ class DeviceSession:
                 iterations=shared.config.iterations,
                 budget_s=budget_s / len(input_sets),
                 use_graphs=self._hello.use_graphs,
+                was_called=True,  # for what is expected of solutions
             )
             places = choose_places(size, calls=recipe.warmup_runs, clock=self._clock, device=self._device)
             launch = Kept(_bind_reference(shared.reference, inputs, self._arena), places, size)
