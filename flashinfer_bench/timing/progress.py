@@ -31,7 +31,7 @@ class Recipe:
     use_graphs: bool = True
     """A call of several operations that can be captured is timed as the replay of a CUDA graph."""
     was_called: bool = False
-    """The call has been made before, on these inputs, so that a first call that is slow is slow, and compiles nothing."""
+    """The call has been made before, on these inputs: a first one that is slow here compiles nothing."""
     exact: bool = False
     """No more readings than are wanted, however they scatter."""
 

@@ -311,10 +311,14 @@ def test_a_later_call_that_cannot_be_captured_has_all_of_them_launched_on_the_st
 
 
 def test_captures_of_calls_with_arguments_of_their_own_keep_to_the_budget(gpu):
-    def supply(_index):
-        return gpu.call(operations=300, length_ns=20_000, host_ns=200_000_000)
+    def capture(launch):
+        gpu.now_ns += 200_000_000
+        return gpu.capture(launch)
 
-    trial = take(gpu, supply, Recipe(warmup_runs=5, iterations=50, budget_s=4.0, exact=True))
+    def supply(_index):
+        return gpu.call(operations=3)
+
+    trial = take(gpu, supply, Recipe(warmup_runs=5, iterations=50, budget_s=4.0, exact=True), capture=capture)
     assert (trial.facts["launch"], trial.stop) == ("graph", "precision")
     assert gpu.seconds() < 4.5
 

@@ -202,7 +202,7 @@ def test_events_time_a_call_on_a_side_stream_until_the_device_is_idle_and_say_so
     trial = take_trial(lambda _: call, fake_event_clock(gpu), RECIPE, now=gpu.seconds)
     assert (trial.facts["side_stream"], trial.facts["spin_ns"]) == (True, 0)
     assert 5_000_000 < min(trial.spans_ns) <= max(trial.spans_ns) < 5_020_000
-    assert "side_stream" in flags_of(trial)
+    assert flags_of(trial) == ["side_stream"]
 
 
 def test_a_host_that_is_held_up_once_is_not_taken_for_a_side_stream(gpu):
