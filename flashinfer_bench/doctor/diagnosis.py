@@ -25,6 +25,14 @@ TWINS_AGREE: Final = 0.015
 TWINS_DIFFER: Final = 0.04
 """Twins on a GPU that differ by more than this say that its times cannot be compared."""
 WORKS: Final = {"cupti": "CUPTI", "cuda_events": "CUDA events", "wall": "the wall clock"}
+TO_GET_CUPTI: Final = {
+    "subscriber": "run this without a profiler around it",
+    "PRIVILEGES": "let every user profile (the NVIDIA driver's module option NVreg_RestrictProfilingToAdminUsers=0)",
+    "library cannot be loaded": "install CUDA 13's libcupti (pip install nvidia-cuda-cupti) where the loader finds it",
+    "cupti-python": "install cupti-python 13 or later, which needs CUDA 13: times then lose that constant",
+}
+"""Words in the reason of a fall-back, to what helps; the first that fit count."""
+CUPTI_FAILS: Final = "run this again; if it says the same, look up what CUPTI reports, and the driver's version"
 HEAT: Final = frozenset({"hw_slowdown", "sw_thermal", "hw_thermal", "hw_power_brake"})
 
 
@@ -68,8 +76,11 @@ def find_languages(machine: Machine) -> Iterator[Finding]:
             yield Finding(name, "note", f"cannot be built: {what}", advice.strip())
 
 
-def find_neighbours(machine: Machine) -> Iterator[Finding]:
-    """Say who else uses the GPU, and whether it is held back while nothing of ours runs."""
+def find_neighbours(machine: Machine, readings: Readings | None) -> Iterator[Finding]:
+    """Say who else uses the GPU, and whether it is held back while nothing of ours runs.
+
+    Whether other processes can be seen at all shows only while one of ours is on the GPU.
+    """
     gpu = machine.gpu
     if gpu is None:
         return
@@ -78,8 +89,13 @@ def find_neighbours(machine: Machine) -> Iterator[Finding]:
         advice = "end them, or measure when they are done: what is timed beside them is flagged"
         yield Finding("other processes", "note", f"{len(gpu.processes)} on the GPU ({listed})", advice)
     else:
-        known = gpu.processes is not None
-        yield Finding("other processes", "ok", "none on the GPU" if known else "the driver does not tell")
+        measured = readings.under_load if readings is not None else None
+        text = "none on the GPU" if measured is not None else "none was seen on the GPU"
+        if gpu.processes is None:
+            text = "not known: the driver does not tell"
+        elif measured is not None and measured.other_processes is None:
+            text = "not known: in a container with process ids of its own others cannot be told from ours"
+        yield Finding("other processes", "ok", text)
     if gpu.state is not None and gpu.state.slowed_by:
         yield _hot(gpu.state.slowed_by, "at rest")
 
@@ -95,9 +111,7 @@ def find_clock(readings: Readings) -> Iterator[Finding]:
         yield Finding("clock", "ok", f"CUPTI, which records every operation; {gap}; {pair}")
         return
     reason = reason_of_fallback(readings.fallback)
-    advice = "run this without a profiler around it"
-    if "cupti-python" in reason:
-        advice = "install cupti-python 13 or later, which needs CUDA 13: times then lose that constant"
+    advice = next((what for words, what in TO_GET_CUPTI.items() if words in reason), CUPTI_FAILS)
     yield Finding("clock", "note", f"CUDA events ({reason}); {pair}, which every time holds", advice)
 
 
@@ -147,7 +161,7 @@ def find_load(machine: Machine, readings: Readings) -> Iterator[Finding]:
         yield _hot(state.slowed_by, "under load")
         return
     of_most = f" of {gpu.sm_max_mhz}" if gpu.sm_max_mhz else ""
-    text = f"the SM clock is at {state.sm_mhz}{of_most} MHz after a burst of matmuls"
+    text = f"the SM clock is at {state.sm_mhz}{of_most} MHz amid a burst of matmuls"
     if "power_cap" in state.slowed_by:
         text += ", held by the power cap, as is usual there"
     if gpu.sm_max_mhz and state.sm_mhz < LOW_CLOCK * gpu.sm_max_mhz:

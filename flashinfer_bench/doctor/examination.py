@@ -79,8 +79,9 @@ def examine(
     """
     tell("looking at the machine")
     machine = look(device)
-    findings = [*find_gpu(machine, asked_for), *find_languages(machine), *find_neighbours(machine)]
     readings = _take_readings(device, measure, tell)
+    measured = None if isinstance(readings, Finding) else readings
+    findings = [*find_gpu(machine, asked_for), *find_languages(machine), *find_neighbours(machine, measured)]
     if isinstance(readings, Finding):
         findings.append(readings)
         return Report(machine, None, None, tuple(findings), summarise_findings(findings, None))

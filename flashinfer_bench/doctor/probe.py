@@ -18,9 +18,10 @@ import torch
 
 from flashinfer_bench.doctor.readings import CacheCheck, Rates, Readings
 from flashinfer_bench.testing.gpu_time import bench_gpu_time
-from flashinfer_bench.testing.site import gpu_site
+from flashinfer_bench.testing.site import GpuSite, gpu_site
 from flashinfer_bench.timing import driver, lane
 from flashinfer_bench.timing.clocks import event_clock
+from flashinfer_bench.timing.gpu_state import GpuState
 from flashinfer_bench.timing.measurement import EVENTS_ASKED_FOR
 
 ITERATIONS: Final = 30
@@ -69,7 +70,7 @@ def probe_gpu() -> Readings:
         launch_gap_ns=site.launch_gap_ns(site.clock(cold=True)),
         empty_pair_ns=measure_empty_pair_ns(device),
         rates=rates,
-        under_load=site.look(),
+        under_load=look_under_load(site),
         cache=check_cache(source, site.l2_bytes),
     )
 
@@ -89,6 +90,21 @@ def measure_rates(source: torch.Tensor) -> Rates:
     product = torch.empty_like(left)
     matmul_ms, _ = bench_gpu_time(torch.mm, args=(left, right), kwargs={"out": product}, num_iters=MATMULS)
     return Rates(2 * source.nbytes / copy_ms / 1e9, 2 * MATMUL_SIZE**3 / matmul_ms / 1e9)
+
+
+def look_under_load(site: GpuSite) -> GpuState | None:
+    """Look at a GPU while it multiplies matrices, half of them done."""
+    left, right = (torch.randn(MATMUL_SIZE, MATMUL_SIZE, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    product = torch.empty_like(left)
+    half_done = torch.cuda.Event()  # type: ignore[no-untyped-call] # torch's own lack
+    for index in range(MATMULS):
+        torch.mm(left, right, out=product)
+        if index == MATMULS // 2:
+            half_done.record()
+    half_done.synchronize()
+    state = site.look()
+    torch.cuda.synchronize()
+    return state
 
 
 def check_cache(source: torch.Tensor, l2_bytes: int) -> CacheCheck | None:

@@ -53,7 +53,7 @@ class Readings:
     cache: CacheCheck | None = None
     rates: Rates | None = None
     under_load: GpuState | None = None
-    """The GPU at the end of a burst of matmuls."""
+    """The GPU amid a burst of matmuls."""
 
     def to_json(self) -> str:
         """Return the readings as one line."""

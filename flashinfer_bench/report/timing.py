@@ -25,6 +25,9 @@ FLAGS: Final = {
     "too_few_samples": "there are too few readings to tell a spread",
     "throttled": "the GPU was slowed down by power or heat",
     "mixed_methods": "the better clock was lost in some trials only",
+    "mixed_launches": "only some trials could be timed as replays of CUDA graphs",
+    "operations_vary": "the call did not launch the same operations each time: it may keep results of earlier calls",
+    "contradictory": "operations are said to have run for longer than the call took",
     "other_processes": "other processes were on the GPU",
 }
 """What a measurement is flagged with, and what it means."""

@@ -35,9 +35,10 @@ class Attainable:
         """Say why a time cannot be; None where it can."""
         if milliseconds * SLACK >= self.hard_floor_ms:
             return None
+        bound = self.bound if self.hard_floor_ms == self.floor_ms else "compute"
         return (
             f"{milliseconds:.6f} ms is faster than the device allows ({self.hard_floor_ms:.6f} ms, bound by "
-            f"{self.bound}): work was skipped, the clock is wrong, or the cost is counted too high"
+            f"{bound}): work was skipped, the clock is wrong, or the cost is counted too high"
         )
 
 

@@ -14,6 +14,8 @@ from typing import Any, Final
 
 import torch
 
+OF_MODULES: Final = frozenset({"_parameters", "_buffers", "_modules"})
+"""Where a module keeps what it also gives by name."""
 ALIGNMENT: Final = 512
 """torch's allocator gives addresses that are multiples of this; a copy keeps the remainder of its original's."""
 
@@ -94,23 +96,46 @@ def bytes_of(tensors: Sequence[torch.Tensor]) -> int:
 
 
 def name_outside_tensors(function: Callable[..., Any], device_type: str) -> list[str]:
-    """Return the names of a device's tensors that a function uses without being given them: closed over or global."""
+    """Return the names of a device's tensors that a function uses without being given them.
+
+    They are closed over or global, or belong to the object whose method it is, or which is called.
+    """
 
     def holds(value: Any) -> bool:
-        return any(tensor.device.type == device_type for tensor in find_tensors(value))
+        return any(tensor.device.type == device_type for tensor in _find_held(value))
 
     if isinstance(function, partial):
         bound = [f"argument {index} of a partial" for index, value in enumerate(function.args) if holds(value)]
         bound += [name for name, value in function.keywords.items() if holds(value)]
         return bound + name_outside_tensors(function.func, device_type)
     if isinstance(function, types.MethodType):
-        return name_outside_tensors(function.__func__, device_type)
+        own = [name for name, value in _attributes(function.__self__) if holds(value)]
+        return sorted({*own, *name_outside_tensors(function.__func__, device_type)})
+    if isinstance(function, types.BuiltinMethodType):
+        return ["the tensor whose method it is"] if holds(function.__self__) else []
     if not isinstance(function, types.FunctionType):
-        return []
+        return sorted(name for name, value in _attributes(function) if holds(value))
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     used = {name: _content(cell) for name, cell in cells}
     used |= {name: function.__globals__.get(name) for name in function.__code__.co_names}
     return sorted(name for name, value in used.items() if holds(value))
+
+
+def _find_held(value: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors in a value, or those of a module."""
+    if isinstance(value, torch.nn.Module):
+        yield from (tensor for _, tensor in _attributes(value))
+    else:
+        yield from find_tensors(value)
+
+
+def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield an object's attributes with their names; of a module its parameters and buffers, and its parts'."""
+    if isinstance(value, torch.nn.Module):
+        yield from value.named_parameters()
+        yield from value.named_buffers()
+    own = getattr(value, "__dict__", {})
+    yield from ((name, item) for name, item in own.items() if name not in OF_MODULES)
 
 
 def _content(cell: types.CellType) -> Any:

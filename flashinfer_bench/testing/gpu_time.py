@@ -20,6 +20,7 @@ TIME_BUDGET_S: Final = 10.0
 ON_A_CPU: Final = (
     "There is no GPU: timed by the wall clock on the CPU, with its caches as they are and without CUDA graphs."
 )
+NO_GPU_WORK: Final = "fn launched nothing on the GPU: what is told is the time that it took on the host."
 ONE_CALL: Final = "num_iters_within_graph has no effect: each reading is one call, which the clock can resolve."
 
 
@@ -59,7 +60,8 @@ def bench_gpu_time(
         cold_l2_cache: empty the L2 before each timed call.
         rotate_buffers: make calls cold by giving them copies of the tensors among their arguments in turn, and flush
             nothing. Where that would not make them cold, a warning says why, and the L2 is flushed.
-        time_budget_s: a call too slow for all its readings gets fewer, and the measurement's `stop` says so.
+        time_budget_s: a call too slow for all its readings gets fewer, with a warning; the measurement's `stop` says
+            why. It does not pay for what the first call compiles.
         repeat_iters: the same as `num_iters`.
         repeat_time_ms: instead of a count, about how long to go on, in milliseconds.
         dry_run_time_ms: likewise for the calls before.
@@ -95,17 +97,26 @@ def bench_gpu_time(
 
 def describe_departures(order: Order, record: Mapping[str, Any]) -> list[str]:
     """Say what was done otherwise than an order asks for, by the record of its measurement."""
-    if record["method"] == "wall":
-        return [ON_A_CPU]
     notes = []
+    if record.get("stop", "count") != "count":
+        notes.append(f"time_budget_s: the call is too slow for all its readings; {record['samples']} were taken.")
+    if record["method"] == "wall":
+        return [ON_A_CPU, *notes]
     fallback = str(record.get("fallback", EVENTS_ASKED_FOR))
     if fallback != EVENTS_ASKED_FOR:
         notes.append(f"{reason_of_fallback(fallback)}. {FALLING_BACK}")
+    idle = record.get("operations") == 0
+    if idle:
+        notes.append(NO_GPU_WORK)
     is_single = record.get("operations") == 1
-    if order.use_cuda_graph and record.get("launch") != "graph" and not is_single:
+    if order.use_cuda_graph and record.get("launch") != "graph" and not is_single and not idle:
         notes.append(f"use_cuda_graph: the call was launched on the stream: {record.get('launch_reason')}.")
     if "rotation_refused" in record:
         notes.append(f"rotate_buffers: {record['rotation_refused']}. The L2 is flushed before each call instead.")
+    elif order.rotate and "rotated_sets" not in record:
+        notes.append("rotate_buffers: this GPU does not tell the size of its L2, so nothing was rotated.")
+    if order.rotate and not order.cold:
+        notes.append("rotate_buffers makes calls cold, which cold_l2_cache=False does not ask for.")
     return notes
 
 

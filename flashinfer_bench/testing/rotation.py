@@ -29,8 +29,8 @@ MEMORY_SHARE: Final = 0.8
 VISIBLE_SHARE: Final = 0.05
 VISIBLE_NS: Final = 200
 """A flush that slows a call by less than both shows no difference between cold and warm."""
-COLD_SHARE: Final = 0.3
-"""A rotated call that lies no further than this from the warm one towards the flushed one is warm."""
+COLD_SHARE: Final = 0.8
+"""A rotated call that lies no further than this from the warm one towards the flushed one is warm, at least in part."""
 
 
 class RotationRefused(Exception):
@@ -132,7 +132,7 @@ def count_sets(
 
 
 def why_not_cold(*, rotated_ns: float, warm_ns: float, flushed_ns: float) -> str | None:
-    """Say why rotated calls were warm after all, or None where they were cold or it makes no difference.
+    """Say why rotated calls were warm after all, also in part; None where they were cold or it makes no difference.
 
     Args:
         rotated_ns: the usual time of a call over rotated arguments.

@@ -21,7 +21,6 @@ CHAIN: Final = 12
 CHAIN_BLOCKS: Final = 128
 CHAIN_THREADS: Final = 256
 EMPTY_KERNEL: Final = "flashinfer_bench_empty"
-OWN_KERNELS: Final = frozenset({SPIN_KERNEL, FLUSH_KERNEL})
 
 
 @dataclass(frozen=True)
@@ -36,6 +35,8 @@ class Lead:
     """Wait until the GPU is idle after that: for a call whose streams do not wait for the current one."""
     waits_first: bool = False
     """Wait until the GPU is idle before the flush."""
+    looks_aside: bool = False
+    """See whether the call leaves work on streams that nobody waits for, where the clock does not see it anyway."""
     resets_lines: bool = False
     """Wait likewise, and then reset persisting lines of the L2."""
 

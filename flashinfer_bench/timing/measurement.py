@@ -42,8 +42,13 @@ class Sample:
     """What it launched: name of the operation and how often, sorted."""
     escaped: bool = False
     """It ran work on a stream that does not wait for the current one."""
-    overlaps: bool = False
-    """Some of its operations ran at the same time."""
+    work_ns: int = 0
+    """The times of all its operations, added up; 0 where the clock does not see them."""
+
+    @property
+    def overlaps(self) -> bool:
+        """Say whether some of its operations ran at the same time."""
+        return self.work_ns > (self.busy_ns or 0)
 
 
 @dataclass(frozen=True)

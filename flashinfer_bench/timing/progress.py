@@ -30,6 +30,8 @@ class Recipe:
     """Wall time of the trial; a call too slow for it gets fewer readings, at least one."""
     use_graphs: bool = True
     """A call of several operations that can be captured is timed as the replay of a CUDA graph."""
+    was_called: bool = False
+    """The call has been made before, on these inputs: a first one that is slow here compiles nothing."""
     exact: bool = False
     """No more readings than are wanted, however they scatter."""
 
@@ -42,7 +44,11 @@ class Progress:
     lead: Lead = field(default_factory=Lead)
     waits_inside: bool = False
     """The call waits for the GPU before it returns, so the host is part of whatever is read."""
+    overfills: bool = False
+    """The call launches more than the device's queue holds, so no spin can get the host ahead of it."""
     per_call_s: float = 0.0
+    compiled_s: float = 0.0
+    """What the first call took beyond the second: it may have compiled kernels, which the budget does not pay for."""
     retaken: int = 0
     looked_at: Sample | None = None
     enqueue_ns: int = 0

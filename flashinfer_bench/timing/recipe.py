@@ -26,6 +26,8 @@ from flashinfer_bench.timing.stopping import StoppingRule
 
 PROBE_NS: Final = 2_000_000
 """A call that takes so much longer on the host behind a spin of this length waits for the GPU inside."""
+QUEUE_HOLDS: Final = 900
+"""The queue of a device holds about a thousand launches: past that the host waits for room, and not the call."""
 SPIN_MARGIN: Final = 1.5
 SPIN_FLOOR_NS: Final = 6_000
 SPIN_CEILING_NS: Final = 50_000_000
@@ -53,22 +55,23 @@ def take_trial(supply: Supplier, clock: Clock, recipe: Recipe, *, now: Callable[
         recipe: counts and budget.
         now: the host's clock, in seconds.
     """
-    start = now()
+    start, progress = now(), Progress()
     try:
         with clock:
-            return _take(supply, clock, recipe, now)
+            return _take(supply, clock, recipe, progress, now)
     except ClockLost as lost:
         fallback = clock.fall_back(str(lost))
         if fallback is None:
             raise
-    left = replace(recipe, budget_s=max(0.0, recipe.budget_s - (now() - start)))
+    spent_s = now() - start - progress.compiled_s
+    left = replace(recipe, budget_s=max(0.0, recipe.budget_s - spent_s))
     return take_trial(supply, fallback, left, now=now)  # out here nothing holds what the lost trial held
 
 
-def _take(supply: Supplier, clock: Clock, recipe: Recipe, now: Callable[[], float]) -> Trial:
+def _take(supply: Supplier, clock: Clock, recipe: Recipe, progress: Progress, now: Callable[[], float]) -> Trial:
     start = now()
-    progress = Progress()
     latest = check(supply, clock, recipe, progress, now)
+    start += progress.compiled_s
     if now() - start > recipe.budget_s:
         return Trial((latest,), "budget", _facts(clock, progress, "stream", "the budget holds no more calls"))
     deadline = now() + recipe.budget_s / SLOW_SHARE - CHECKS * progress.per_call_s
@@ -85,6 +88,8 @@ def _take(supply: Supplier, clock: Clock, recipe: Recipe, now: Callable[[], floa
     facts = _facts(clock, progress, calls.mode, calls.reason)
     if len(samples) > recipe.iterations:
         facts["extra_samples"] = len(samples) - recipe.iterations
+    if len({sample.launched for sample in samples}) > 1:
+        facts["operations_vary"] = True
     if calls.graphs > 1:
         facts["graphs"] = calls.graphs
     return Trial(tuple(samples), stop, facts)
@@ -93,7 +98,8 @@ def _take(supply: Supplier, clock: Clock, recipe: Recipe, now: Callable[[], floa
 def check(supply: Supplier, clock: Clock, recipe: Recipe, progress: Progress, now: Callable[[], float]) -> Sample:
     """Make the first calls: what the call launches, whether it waits inside, how long the host needs for it.
 
-    The first one may compile kernels, so what it says of time counts only where there is no second.
+    The first one may compile kernels, where the call was not made before: then what it says of time counts only for a
+    CPU, and there only where it was quick.
 
     Returns:
         The reading to go by where the budget holds no more calls.
@@ -108,24 +114,45 @@ def check(supply: Supplier, clock: Clock, recipe: Recipe, progress: Progress, no
 
     first = call(Lead())
     progress.looked_at = first
-    if not clock.fills_queue or progress.per_call_s > recipe.budget_s:
+    first_s = progress.per_call_s
+    is_known = recipe.was_called and first_s > recipe.budget_s
+    if is_known or (not clock.fills_queue and (recipe.was_called or first_s <= recipe.budget_s / 2)):
         return first
-    alone = call(Lead())
+    alone = call(Lead(looks_aside=True))
     progress.looked_at = alone
     alone_s = progress.per_call_s
+    progress.compiled_s = max(0.0, first_s - alone_s)
+    if not clock.fills_queue or alone_s > recipe.budget_s:
+        return alone
     if alone_s * SLOW_SHARE <= recipe.budget_s:
-        probe = Lead(PROBE_NS + alone.enqueue_ns)  # longer than what the host does before it may wait
-        behind_spin = call(probe)
-        slower_ns = behind_spin.enqueue_ns - alone.enqueue_ns
-        if slower_ns > PROBE_NS // 2:  # it waits, or the host was held up: a second look tells
-            slower_ns = call(probe).enqueue_ns - alone.enqueue_ns
-        progress.waits_inside = slower_ns > PROBE_NS // 2
-        progress.looked_at = replace(alone, escaped=behind_spin.escaped)
-        progress.lead = Lead(settled=behind_spin.escaped)
+        _look_behind_spin(alone, call, clock, progress)
         progress.per_call_s = min(alone_s, progress.per_call_s)  # the spin of the look is no part of a reading
     size_spin([alone.enqueue_ns], progress)
     progress.per_call_s += progress.lead.spin_ns / 1e9
     return alone
+
+
+def _look_behind_spin(alone: Sample, call: Callable[[Lead], Sample], clock: Clock, progress: Progress) -> None:
+    """See whether a call waits for the GPU inside, and whether it uses streams that do not wait for the current one.
+
+    Args:
+        alone: the reading of a call that no spin stood before.
+        call: makes a call.
+        clock: what `call` reads.
+        progress: takes what is found.
+    """
+    probe = Lead(PROBE_NS + alone.enqueue_ns)  # longer than what the host does before it may wait
+    behind_spin = call(probe)
+    slower_ns = behind_spin.enqueue_ns - alone.enqueue_ns
+    if slower_ns > PROBE_NS // 2:  # it waits, or the host was held up: a second look tells
+        slower_ns = call(probe).enqueue_ns - alone.enqueue_ns
+    progress.overfills = (alone.operations or 0) > QUEUE_HOLDS
+    progress.waits_inside = slower_ns > PROBE_NS // 2 and not progress.overfills
+    escaped = behind_spin.escaped
+    if alone.escaped and not clock.sees_operations:  # or the host was held up: likewise
+        escaped = call(Lead(looks_aside=True)).escaped
+    progress.looked_at = replace(alone, escaped=escaped)
+    progress.lead = Lead(settled=escaped)
 
 
 def warm_up(
@@ -154,7 +181,8 @@ def size_spin(enqueue_ns: list[int], progress: Progress) -> None:
 
     It lasts as long as the host needs to enqueue one call, with a margin, and as long as memory and power need to rest.
     """
-    progress.enqueue_ns = int(median(enqueue_ns))
+    if not progress.overfills or not progress.enqueue_ns:  # else it holds the spin before it
+        progress.enqueue_ns = int(median(enqueue_ns))
     helps = not progress.waits_inside and not progress.lead.settled
     wanted = int(progress.enqueue_ns * SPIN_MARGIN) + SPIN_FLOOR_NS
     wanted = max(min(wanted, SPIN_CEILING_NS), rest_ns(progress))
@@ -210,12 +238,12 @@ def take_batch(
 
     Late ones have to do where others would take until after the deadline (seconds).
     """
-    launches = [supply(progress.calls + index) for index in range(count)]
     begin = now()
+    launches = [supply(progress.calls + index) for index in range(count)]  # may make copies, or graphs
     samples = clock.sample(launches, progress.lead)
     progress.per_call_s = (now() - begin) / count
     progress.calls += count
-    too_late = sum(sample.late for sample in samples) > LATE_SHARE * count
+    too_late = sum(sample.late for sample in samples) > LATE_SHARE * count and not progress.overfills
     longer_ns = min(progress.lead.spin_ns * 2, SPIN_CEILING_NS)
     retaken_s = count * (progress.per_call_s + (longer_ns - progress.lead.spin_ns) / 1e9)
     if not too_late or longer_ns == progress.lead.spin_ns or not retakes or now() + retaken_s > deadline:

@@ -19,7 +19,7 @@ FEWEST_BATCHES: Final = 3
 BATCH: Final = 3
 """A batch holds at least so many readings."""
 STUDENT_975: Final = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
-"""The 97.5 % quantile of Student's t by degrees of freedom, from 1."""
+"""The 97.5 % quantile of Student's t by degrees of freedom, from 1; with more of them it is a little smaller."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +68,8 @@ def summarise_series(values: Sequence[float]) -> Summary:
 def summarise_trials(series: Sequence[Sequence[float]]) -> Summary:
     """Return the statistics over trials, each counting the same, however many readings it has.
 
-    The interval is that of the mean of the trials' medians. It is as wide as they disagree, too: batches of all trials
-    together give it.
+    The interval is that of the mean of the trials' medians, by the wider of two ways: from batches of all trials
+    together, and from those medians alone, since what differs between trials is one draw for each of them.
 
     Args:
         series: the readings of each trial in the order in which they were taken; none is empty.
@@ -78,7 +78,8 @@ def summarise_trials(series: Sequence[Sequence[float]]) -> Summary:
     if len(trials) == 1:
         return trials[0]
     mean, middle = (fmean(found) for found in zip(*[(trial.mean, trial.median) for trial in trials], strict=True))
-    half = _half_width(series)
+    pooled = _half_width(series)
+    half = None if pooled is None else max(pooled, _student_half_width([trial.median for trial in trials]))
     weighted = sorted((value, 1 / len(values) / len(series)) for values in series for value in values)
     return Summary(
         count=sum(trial.count for trial in trials),
@@ -98,9 +99,14 @@ def _half_width(series: Sequence[Sequence[float]]) -> float | None:
     most = max(1, MOST_BATCHES // len(series))
     middles = [found for values in series for found in _batch_middles(values, min(most, len(values) // BATCH), median)]
     if FEWEST_BATCHES <= len(middles) <= MOST_BATCHES:
-        return STUDENT_975[len(middles) - 2] * stdev(middles) / sqrt(len(middles))
+        return _student_half_width(middles)
     pooled = median_interval([value for values in series for value in values])
     return None if pooled is None else (pooled[1] - pooled[0]) / 2
+
+
+def _student_half_width(middles: Sequence[float]) -> float:
+    """Return half the width of Student's 95 % interval of the mean of independent values, at least two."""
+    return STUDENT_975[min(len(middles) - 2, len(STUDENT_975) - 1)] * stdev(middles) / sqrt(len(middles))
 
 
 def _weighted_quantile(weighted: Sequence[tuple[float, float]], share: float) -> float:
@@ -155,7 +161,7 @@ def median_interval(values: Sequence[float], middle: Middle = median) -> tuple[f
     if batches < FEWEST_BATCHES:
         return None
     middles = _batch_middles(values, batches, middle)
-    half = STUDENT_975[batches - 2] * stdev(middles) / sqrt(batches)
+    half = _student_half_width(middles)
     centre = middle(values)
     return centre - half, centre + half
 

@@ -15,6 +15,10 @@ STEP_NS: Final = 32
 """The GPU's clock goes in such steps (on an H200); half of one is as well as the extra readings can know a time."""
 SLOW_BATCH: Final = 3
 """Readings between two looks at a slow call."""
+QUICK_S: Final = 0.002
+"""A reading that takes no longer is quick: all of its kind are taken at once."""
+BATCH_SHARE: Final = 1 / 8
+"""A batch of others may be expected to take this share of the time that is left: some calls become slower by and by."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,7 @@ class StoppingRule:
         return "budget" if spent_s + per_call_s > self.budget_s else None
 
     def next_batch(self, taken: int, *, spent_s: float, per_call_s: float) -> int:
-        """Return how many readings to take before looking again: all that are left where the time allows it.
+        """Return how many readings to take before looking again: all that are left of a quick call that has the time.
 
         Extra ones come in batches as large as the count.
         """
@@ -61,7 +65,9 @@ class StoppingRule:
             return min(self.iterations, self.iterations + self.extra - taken)
         wanted = self.iterations - taken
         if self._fits(taken, spent_s, per_call_s):
-            return wanted
+            if per_call_s <= QUICK_S:
+                return wanted
+            return min(wanted, max(SLOW_BATCH, int((self.budget_s - spent_s) * BATCH_SHARE / per_call_s)))
         batch = min(wanted, SLOW_BATCH)
         while batch > 1 and spent_s + batch * per_call_s > self.budget_s:
             batch -= 1

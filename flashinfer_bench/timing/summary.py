@@ -120,6 +120,9 @@ def find_flags(trials: Sequence[Trial], *, spread: float, before: GpuState | Non
         "host_bound": on_gpu and not empty and (waits or facts.get("enqueue_ns", 0) > span_ns),
         "waits_inside": bool(facts.get("waits_inside")),
         "mixed_methods": len({trial.facts.get("method") for trial in trials}) > 1,
+        "mixed_launches": len({trial.facts["launch"] for trial in trials if "launch" in trial.facts}) > 1,
+        "operations_vary": any(_vary(trial) for trial in trials),
+        "contradictory": any(sample.busy_ns is not None and sample.busy_ns > sample.span_ns for sample in samples),
         "side_stream": bool(facts.get("side_stream")),
         "persisting_l2": bool(facts.get("lines_reset")),
         "noisy": spread > NOISY_SPREAD and spread * span_ns > NOISE_FLOOR_NS,
@@ -130,9 +133,14 @@ def find_flags(trials: Sequence[Trial], *, spread: float, before: GpuState | Non
     return [name for name, holds in found.items() if holds]
 
 
+def _vary(trial: Trial) -> bool:
+    """Say whether calls on the same inputs launched different things."""
+    return bool(trial.facts.get("operations_vary")) or len({sample.operations for sample in trial.samples}) > 1
+
+
 def describe_states(before: GpuState, after: GpuState) -> dict[str, Any]:
-    """Return two looks at a GPU as pairs, before and after."""
-    names = ("sm_mhz", "memory_mhz", "power_w", "temperature_c")
+    """Return two looks at a GPU as pairs, before and after; None stands for what is not known."""
+    names = ("sm_mhz", "memory_mhz", "power_w", "temperature_c", "other_processes")
     pairs: dict[str, Any] = {name: [getattr(before, name), getattr(after, name)] for name in names}
     slowed_by = sorted({*before.slowed_by, *after.slowed_by})
     return {**pairs, "slowed_by": slowed_by} if slowed_by else pairs

@@ -38,7 +38,7 @@ class HostCall:
 
 
 def read_samples(
-    operations: Sequence[Operation], calls: Sequence[HostCall], *, spin: str, ignored: frozenset[str]
+    operations: Sequence[Operation], calls: Sequence[HostCall], *, spin: str, flush: str | None
 ) -> list[Sample]:
     """Return one reading per call.
 
@@ -46,7 +46,7 @@ def read_samples(
         operations: all that ran, in any order.
         calls: the host's side of each call, in order.
         spin: name of the kernel that stands before each call.
-        ignored: names of our own kernels.
+        flush: name of the kernel that stands once before each spin; None where none does.
 
     Raises:
         TimelineBroken: there is not one spin for each call.
@@ -58,9 +58,19 @@ def read_samples(
     groups: list[list[Operation]] = [[] for _ in calls]
     for operation in operations:
         index = bisect_right(bounds, operation.correlation) - 1
-        if index >= 0 and operation.name not in ignored:
+        if index >= 0 and operation is not spins[index]:
             groups[index].append(operation)
+    for group in groups[:-1]:
+        _remove_last(group, flush)  # it stands before the spin of the next call
     return [read_call(group, call, before) for group, call, before in zip(groups, calls, spins, strict=True)]
+
+
+def _remove_last(operations: list[Operation], name: str | None) -> None:
+    """Remove the operation of that name that was launched last; a call may have launched others of the same name."""
+    named = [operation for operation in operations if operation.name == name]
+    if named:
+        last = max(named, key=lambda operation: operation.correlation)
+        operations[:] = [operation for operation in operations if operation is not last]
 
 
 def read_call(operations: Sequence[Operation], call: HostCall, before: Operation) -> Sample:
@@ -81,7 +91,7 @@ def read_call(operations: Sequence[Operation], call: HostCall, before: Operation
         lead_ns=max(0, first - before.end_ns),
         launched=tuple(sorted(Counter(operation.name for operation in operations).items())),
         escaped=first < before.end_ns,
-        overlaps=sum(operation.end_ns - operation.start_ns for operation in operations) > busy_ns,
+        work_ns=sum(operation.end_ns - operation.start_ns for operation in operations),
     )
 
 

@@ -129,6 +129,7 @@ class Worker:
             iterations=request["iterations"],
             budget_s=request["budget_s"],
             use_graphs=request["use_graphs"],
+            was_called=True,  # to be checked
         )
         trial = take_trial(lambda _index: launch, self.clock, recipe)
         trial = note_places(trial, places if request["style"] == "dps" else kept.places)

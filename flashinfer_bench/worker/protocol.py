@@ -122,6 +122,7 @@ class TrialFacts(BaseModel):
     fallback: Words | None = None
     waits_inside: bool | None = None
     side_stream: bool | None = None
+    operations_vary: bool | None = None
     lines_reset: bool | None = None
     retaken: Count | None = None
     graphs: Count | None = None

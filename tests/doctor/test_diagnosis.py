@@ -19,6 +19,8 @@ from flashinfer_bench.doctor.readings import CacheCheck, Rates, Readings
 from tests.doctor.visits import AT_REST, CPU, UNDER_LOAD, agreement, machine, readings
 
 NOT_INSTALLED = "CUPTI is not installed. Try 'pip install -U cupti-python'. Falling back to CUDA events."
+NO_LIBRARY = "CUPTI's library cannot be loaded: libcupti.so.13: cannot open shared object file"
+FORBIDDEN = "CUPTI does not record: CUPTI_ERROR_INSUFFICIENT_PRIVILEGES"
 HOT = replace(AT_REST, slowed_by=("hw_thermal",))
 
 
@@ -28,7 +30,7 @@ def only(findings):
 
 
 def test_a_healthy_gpu_has_nothing_to_be_done():
-    found = [*find_gpu(machine(), None), *find_neighbours(machine()), *find_clock(readings())]
+    found = [*find_gpu(machine(), None), *find_neighbours(machine(), readings()), *find_clock(readings())]
     found += [*find_cold(readings().cache), *find_rates(readings().rates, "NVIDIA H200")]
     found += [*find_load(machine(), readings()), *find_agreement(agreement(1.002, 0.995), on_gpu=True)]
     assert {finding.state for finding in found} == {"ok"}
@@ -63,9 +65,27 @@ def test_a_language_that_cannot_be_built_says_what_to_install():
 
 def test_other_processes_are_named_and_heat_is_told():
     crowd = tuple(range(101, 108))
-    others, heat = find_neighbours(machine(processes=crowd, state=HOT))
+    others, heat = find_neighbours(machine(processes=crowd, state=HOT), readings())
     assert (others.state, others.text) == ("note", "7 on the GPU (101, 102, 103, 104, 105, …)")
     assert "at rest: hw_thermal" in heat.text
+
+
+@pytest.mark.parametrize(
+    ("seen", "measured", "words"),
+    [
+        ((), 0, "none on the GPU"),
+        ((), None, "not known: in a container"),
+        ((), "not measured", "none was seen"),
+        (None, 0, "the driver does not tell"),
+    ],
+    ids=["none", "container", "not measured", "driver"],
+)
+def test_no_other_processes_are_told_from_those_that_cannot_be_seen(seen, measured, words):
+    found = None
+    if measured != "not measured":
+        found = readings(under_load=replace(UNDER_LOAD, other_processes=measured))
+    finding = only(find_neighbours(machine(processes=seen), found))
+    assert (finding.state, words in finding.text) == ("ok", True)
 
 
 @pytest.mark.parametrize(
@@ -73,8 +93,11 @@ def test_other_processes_are_named_and_heat_is_told():
     [
         (NOT_INSTALLED, "CUPTI is not installed. Try 'pip install -U cupti-python'", "install cupti-python"),
         ("another subscriber of CUPTI", "another subscriber of CUPTI", "without a profiler"),
+        (NO_LIBRARY, NO_LIBRARY, "libcupti"),
+        (FORBIDDEN, FORBIDDEN, "NVreg_RestrictProfilingToAdminUsers=0"),
+        ("CUPTI takes no buffers (error 1)", "CUPTI takes no buffers (error 1)", "run this again"),
     ],
-    ids=["not installed", "profiler"],
+    ids=["not installed", "profiler", "no library", "forbidden", "anything else"],
 )
 def test_a_fall_back_says_why_and_what_it_costs(fallback, reason, advice):
     finding = only(find_clock(readings(method="cuda_events", fallback=fallback)))
@@ -110,7 +133,7 @@ def test_low_rates_are_told_against_the_vendors_figures():
 @pytest.mark.parametrize(
     ("state", "verdict", "words"),
     [
-        (UNDER_LOAD, "ok", "1700 of 1980 MHz after a burst of matmuls, held by the power cap"),
+        (UNDER_LOAD, "ok", "1700 of 1980 MHz amid a burst of matmuls, held by the power cap"),
         (replace(UNDER_LOAD, sm_mhz=900), "note", "900 of 1980"),
         (replace(UNDER_LOAD, slowed_by=("sw_thermal",)), "note", "slowed down under load: sw_thermal"),
     ],

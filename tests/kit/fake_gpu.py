@@ -186,6 +186,9 @@ class FakeEvent:
         self.gpu.log.append("query")
         return self.gpu.now_ns >= self.passed_ns
 
+    def synchronize(self):
+        self.gpu.now_ns = max(self.gpu.now_ns, self.passed_ns)
+
     def elapsed_time(self, end):
         return (end.passed_ns - self.passed_ns) / 1e6
 

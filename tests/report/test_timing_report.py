@@ -68,10 +68,11 @@ def test_measurements_of_foreign_files_cannot_break_a_report(record):
 
 
 def test_every_flag_of_a_measurement_has_a_meaning():
-    facts = {"waits_inside": True, "side_stream": True, "lines_reset": True, "enqueue_ns": 10**9}
+    found = ("waits_inside", "side_stream", "lines_reset", "operations_vary")
+    facts = {**dict.fromkeys(found, True), "enqueue_ns": 10**9, "launch": "graph"}
     slow = GpuState(1000, 1000, 100.0, 90, ("hw_thermal",), 2)
-    lone = Trial((Sample(span_ns=10**6, enqueue_ns=1),), "count", {"method": "cuda_events"})
-    trials = [lone, Trial((Sample(span_ns=10**7, enqueue_ns=1, busy_ns=1, operations=1),), "count", facts)]
+    lone = Trial((Sample(span_ns=10**6, enqueue_ns=1),), "count", {"method": "cuda_events", "launch": "stream"})
+    trials = [lone, Trial((Sample(span_ns=10**7, enqueue_ns=1, busy_ns=10**8, operations=1),), "count", facts)]
     busy = set(find_flags(trials, spread=0.5, before=slow, after=slow))
     idle = Trial((Sample(span_ns=0, enqueue_ns=5, busy_ns=0, operations=0),), "count", {"method": "cupti"})
     assert busy | set(find_flags([idle], spread=0.0, before=None, after=None)) == set(FLAGS)

@@ -40,6 +40,13 @@ def test_data_that_fit_into_the_cache_may_be_faster_than_memory():
     assert find_attainable(Cost(0, 1000), PEAK).too_fast(1e-9) is None
 
 
+@pytest.mark.parametrize(("moved", "bound"), [(1000, "compute"), (4e9, "memory")])
+def test_what_is_too_fast_is_told_by_the_limit_that_it_breaks(moved, bound):
+    found = find_attainable(Cost(1e4, moved, "fp16"), PEAK)
+    assert found.bound == "memory"
+    assert f"bound by {bound}" in found.too_fast(1e-12)
+
+
 @pytest.mark.parametrize(
     ("name", "expected"),
     [

@@ -13,6 +13,7 @@ from flashinfer_bench.testing.arguments import (
     NotCopyable,
     bytes_of,
     copy_tensors,
+    find_regions,
     find_tensors,
     name_outside_tensors,
     replace_tensors,
@@ -142,3 +143,40 @@ def test_copies_that_no_call_uses_need_no_memory():
 def test_three_timings_tell_whether_a_rotation_worked(rotated, warm, flushed, is_cold):
     reason = why_not_cold(rotated_ns=rotated, warm_ns=warm, flushed_ns=flushed)
     assert (reason is None) == is_cold
+
+
+def test_a_copy_lies_as_its_original_does():
+    original = torch.zeros(200)[3:]
+    (copy,) = copy_tensors([original])
+    assert copy.data_ptr() - copy.untyped_storage().data_ptr() == original.data_ptr() % ALIGNMENT
+
+
+def test_neighbours_that_do_not_overlap_are_copied_apart():
+    base = torch.zeros(8)
+    assert len(find_regions([base[:4], base[4:]])) == 2
+    assert len(find_regions([base[:5], base[4:]])) == 1
+
+
+@pytest.mark.parametrize("requires_grad", [True, False])
+def test_a_copy_asks_for_gradients_as_its_original_does(requires_grad):
+    (copy,) = copy_tensors([torch.zeros(4, requires_grad=requires_grad)])
+    assert copy.requires_grad == requires_grad
+
+
+def test_a_negated_view_is_refused():
+    with pytest.raises(NotCopyable, match="negated view"):
+        copy_tensors([torch._neg_view(torch.ones(4))])
+
+
+GLOBAL = torch.ones(4)
+
+
+class Adds:
+    """Its method reads a global tensor."""
+
+    def add(self, data):
+        return data + GLOBAL
+
+
+def test_what_a_method_reads_beside_its_object_is_named():
+    assert name_outside_tensors(Adds().add, "cpu") == ["GLOBAL"]

@@ -1,8 +1,10 @@
 """`bench_gpu_time` on a fake GPU: what is asked for is done, or told to be otherwise."""
 
 import json
+import random
 from contextlib import nullcontext
 from statistics import median
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +14,8 @@ from flashinfer_bench.testing import bench_gpu_time
 from flashinfer_bench.testing.counts import Wanted
 from flashinfer_bench.testing.gpu_time import describe_departures
 from flashinfer_bench.testing.order import Order, carry_out
+from flashinfer_bench.testing.rotation import RotationRefused, count_sets, why_not_cold
+from flashinfer_bench.testing.site import find_site
 from flashinfer_bench.timing.lines import FIRST_LOOK
 from flashinfer_bench.timing.measurement import EVENTS_ASKED_FOR
 from tests.kit.fake_gpu import FakeGpu, fake_cupti_clock
@@ -182,6 +186,34 @@ def test_a_single_operation_needs_no_graph_and_no_warning():
     assert notes == []
 
 
+def test_fewer_readings_than_were_asked_for_are_told():
+    site = FakeSite()
+    timed, (note,) = carried_out(site, order(lambda: site.gpu.kernel(length_ns=2 * 10**9)))
+    assert note == f"time_budget_s: the call is too slow for all its readings; {len(timed.times_ms)} were taken."
+    assert len(timed.times_ms) < 30
+    assert len(describe_departures(order(print), {"method": "wall", "stop": "budget", "samples": 1})) == 2
+
+
+@pytest.mark.parametrize("use_cuda_graph", [True, False])
+def test_a_call_that_launches_nothing_is_told_once(use_cuda_graph):
+    _, notes = carried_out(FakeSite(), order(lambda: None, use_cuda_graph=use_cuda_graph))
+    assert notes == ["fn launched nothing on the GPU: what is told is the time that it took on the host."]
+
+
+def test_a_rotation_that_was_not_to_be_cold_is_told():
+    site = FakeSite()
+    timed, notes = carried_out(site, order(site.read, (torch.ones(100),), rotate=True, cold=False))
+    assert notes == ["rotate_buffers makes calls cold, which cold_l2_cache=False does not ask for."]
+    assert timed.measurement["cache_state"] == "cold"
+
+
+def test_a_rotation_that_is_not_made_is_told():
+    site = FakeSite()
+    site.l2_bytes = 0
+    _, (note,) = carried_out(site, order(site.read, (torch.ones(100),), rotate=True))
+    assert "nothing was rotated" in note
+
+
 def test_a_rotated_call_is_cold_without_a_flush():
     site = FakeSite()
     data = torch.ones(100)  # 400 bytes, so 10 sets fill the L2 once
@@ -242,6 +274,82 @@ def test_tensors_that_a_function_closes_over_are_named():
     assert "flushed before each call instead" in note
 
 
+class HalfWarm:
+    """A layer whose weight makes up most of what it reads, and stays where it is."""
+
+    def __init__(self, site, weight):
+        self.site, self.hidden = site, {"weight": [Opaque(weight)]}
+
+    def forward(self, data):
+        length_ns = 5_000
+        for tensor, cold_ns in ((self.hidden["weight"][0].tensor, 9_000), (data, 6_000)):
+            recent = [address for address, _ in self.site.touched[-(L2_BYTES // 100) :]]
+            length_ns += 0 if not self.site.gpu.cold and tensor.data_ptr() in recent else cold_ns
+            self.site.touched.append((tensor.data_ptr(), tensor.nbytes))
+        self.site.gpu.kernel("linear", length_ns)
+
+
+class Opaque:
+    """Holds a tensor where nobody looks for it."""
+
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+
+def test_a_rotation_that_leaves_most_of_a_call_warm_is_found_out():
+    site = FakeSite()
+    timed, (note,) = carried_out(site, order(HalfWarm(site, torch.ones(60)).forward, (torch.ones(40),), rotate=True))
+    assert "something beside them" in note
+    assert timed.median_ms == (20_000 + 1_000) / 1e6
+
+
+class Scale:
+    """A layer that holds its weight."""
+
+    def __init__(self):
+        self.weight = torch.ones(9)
+
+    def forward(self, data):
+        return data * self.weight
+
+    def __call__(self, data):
+        return self.forward(data)
+
+
+LINEAR = torch.nn.Linear(3, 3)
+
+
+@pytest.mark.parametrize(
+    ("function", "names"),
+    [
+        (Scale().forward, "(weight)"),
+        (Scale(), "(weight)"),
+        (LINEAR, "(bias, weight)"),
+        (LINEAR.forward, "(bias, weight)"),
+        (torch.nn.Sequential(LINEAR).forward, "(0.bias, 0.weight)"),
+        (torch.nn.BatchNorm1d(3).forward, "running_mean"),
+        (lambda data: LINEAR(data), "(LINEAR)"),
+        (torch.ones(9).add, "(the tensor whose method it is)"),
+    ],
+    ids=["method", "object", "module", "module's method", "parts", "buffers", "global module", "tensor's method"],
+)
+def test_tensors_of_the_object_whose_method_is_timed_refuse_a_rotation(function, names):
+    assert "pass them in args" in refusal(function, names)
+
+
+def refusal(function, names):
+    with pytest.raises(RotationRefused, match="not among its arguments") as refused:
+        count_sets(function, [torch.ones(9)], device_type="cpu", l2_bytes=400, free_bytes=10**9, calls=9)
+    assert names in str(refused.value)
+    return str(refused.value)
+
+
+@pytest.mark.parametrize("function", [torch.add, torch.nn.functional.relu, torch.nn.ReLU(), print, FakeSite().read])
+def test_functions_without_tensors_of_their_own_are_rotated(function):
+    sets = count_sets(function, [torch.ones(100)], device_type="cpu", l2_bytes=400, free_bytes=10**9, calls=9)
+    assert sets == 1 + 3
+
+
 def test_a_rotation_that_leaves_calls_warm_is_found_out():
     site = FakeSite()
     hidden = {"weight": [torch.ones(100)]}
@@ -253,3 +361,89 @@ def test_a_rotation_that_leaves_calls_warm_is_found_out():
     timed, (note,) = carried_out(site, order(Layer(), (torch.ones(100),), rotate=True))
     assert "something beside them" in note
     assert timed.median_ms == (COLD_NS + 1_000) / 1e6
+
+
+def test_a_first_call_that_compiles_does_not_change_how_many_calls_fill_a_time():
+    site, made = FakeSite(), []
+
+    def function():
+        made.append(1)
+        site.gpu.call(length_ns=100_000, host_ns=500_000_000 if len(made) == 1 else 0)()
+
+    timed, _ = carried_out(site, Order(function, (), {}, Wanted(3, None), Wanted(None, 10.0), 10.0))
+    assert len(timed.times_ms) == pytest.approx(10.0 / 0.24, rel=0.1)
+
+
+def test_a_host_that_is_held_up_does_not_make_a_call_seem_to_take_no_time():
+    site, made = FakeSite(), []
+
+    def function():
+        made.append(1)
+        site.gpu.call(length_ns=100_000, host_ns=60_000_000 if len(made) == 20 else 0)()
+
+    timed, _ = carried_out(site, Order(function, (), {}, Wanted(3, None), Wanted(None, 10.0), 10.0))
+    assert len(timed.times_ms) < 200
+
+
+def test_a_time_asks_for_no_more_than_ten_thousand_calls():
+    assert Wanted(None, 1e9).resolve(lambda: 1e-3) == 10_000
+
+
+def test_copies_for_the_calls_that_may_be_made_have_to_fit():
+    site = FakeSite(free_bytes=400)  # ten calls at the most, so nine copies of 40 bytes; four fifths of it may be used
+    _, (note,) = carried_out(site, order(site.read, (torch.ones(10),), iterations=1, rotate=True))
+    assert "9 copies of 0 MB do not fit" in note
+
+
+def test_a_long_rotated_call_is_not_compared():
+    site = FakeSite()
+    timed, notes = carried_out(site, order(lambda _: site.gpu.kernel("k", 3_000_000), (torch.ones(9),), rotate=True))
+    assert (timed.measurement["rotated_sets"] > 1, notes, site.gpus[True].log) == (True, [], [])
+
+
+def test_a_rotation_that_is_refused_is_flushed_whatever_else_was_asked_for():
+    site = FakeSite()
+    timed, _ = carried_out(site, order(lambda: site.gpu.kernel(), rotate=True, cold=False))
+    assert timed.measurement["cache_state"] == "cold"
+
+
+def test_what_a_rotation_is_compared_with_is_launched_likewise():
+    site = FakeSite()
+    carried_out(site, order(lambda _: site.gpu.call(operations=3)(), (torch.ones(9),), rotate=True))
+    assert not any("replay" in gpu.log for gpu in site.gpus.values())
+
+
+def test_readings_that_scatter_get_no_more_of_them():
+    site, drawn = FakeSite(), random.Random(3)
+    timed, _ = carried_out(site, order(lambda: site.gpu.kernel("k", drawn.choice([1_120, 1_312]))))
+    assert len(timed.times_ms) == 30
+
+
+def test_the_gpu_is_looked_at_before_the_first_call_and_after_the_last():
+    site, seen = FakeSite(), []
+    site.look = lambda: seen.append(site.gpu.log.count("call"))
+    timed, _ = carried_out(site, order(lambda: site.gpu.call()()))
+    assert seen == [0, timed.measurement["calls"]]
+
+
+def test_the_time_budget_is_the_one_that_was_given():
+    site = FakeSite()
+    asked = Order(lambda: site.gpu.kernel("k", 250_000_000), (), {}, Wanted(3, None), Wanted(100, None), 1.0)
+    timed, _ = carried_out(site, asked)
+    assert (timed.measurement["stop"], site.gpus[True].seconds() < 1.5) == ("budget", True)
+
+
+@pytest.mark.parametrize(("rotated_ns", "cold"), [(9_790, False), (9_810, True)])
+def test_a_difference_of_a_tenth_is_enough_to_tell_cold_from_warm(rotated_ns, cold):
+    reason = why_not_cold(rotated_ns=rotated_ns, warm_ns=9_000, flushed_ns=10_000)
+    assert (reason is None) == cold
+
+
+def test_a_difference_that_cannot_be_seen_refuses_nothing():
+    assert why_not_cold(rotated_ns=9_600, warm_ns=9_600, flushed_ns=10_000) is None
+
+
+def test_a_call_on_two_gpus_is_refused():
+    tensors = [SimpleNamespace(device=torch.device("cuda", index)) for index in (0, 1)]
+    with pytest.raises(ValueError, match="several GPUs"):
+        find_site(tensors, use_cupti=True, has_gpu=lambda: True)

@@ -1,6 +1,7 @@
 """What making a graph does where there is no GPU: with torch's own captures replaced by false ones."""
 
 from contextlib import contextmanager
+from typing import ClassVar
 
 import pytest
 import torch
@@ -16,12 +17,17 @@ class FalseStream:
     """A stream that notes how many there are."""
 
     made = 0
+    active = "current"
 
-    def __init__(self, _device):
+    waits: ClassVar[list] = []
+
+    def __init__(self, name):
         type(self).made += 1
+        self.name = "current" if name == "current" else "own"
 
     def wait_stream(self, other):
-        """Wait for nothing."""
+        """Note who waits for whom."""
+        self.waits.append((self.name, other.name))
 
 
 @pytest.fixture
@@ -45,13 +51,19 @@ def false_torch(monkeypatch):
     def nothing(_thing):
         yield
 
-    FalseStream.made = 0
-    stream = FalseStream(0)
-    FalseStream.made = 0
+    @contextmanager
+    def on_stream(chosen):
+        FalseStream.active = chosen.name
+        yield
+        FalseStream.active = "current"
+
+    stream = FalseStream("current")
+    FalseStream.made, FalseStream.active = 0, "current"
+    FalseStream.waits.clear()
     for name, stand_in in {
         "CUDAGraph": FalseGraph,
         "Stream": FalseStream,
-        "stream": nothing,
+        "stream": on_stream,
         "device": nothing,
         "current_stream": lambda: stream,
         "current_device": lambda: 0,
@@ -102,3 +114,20 @@ def test_first_captures_that_fail_are_no_fault_of_a_call(false_torch):
 def test_a_cpu_has_none_to_make(false_torch):
     capture_first(torch.device("cpu"))
     assert false_torch[0] == []
+
+
+def test_a_call_is_captured_on_a_stream_that_waits_and_is_waited_for(false_torch):
+    capture(lambda: FalseStream.waits.append(FalseStream.active))
+    assert FalseStream.waits == [("own", "current"), "own", ("current", "own")]
+
+
+def test_a_call_that_raises_ends_its_capture_and_says_why_in_a_line(false_torch):
+    log, _ = false_torch
+
+    def call():
+        raise ValueError("x" * 500 + "\nmore")
+
+    with pytest.raises(CaptureRefused) as refused:
+        capture(call)
+    assert log == ["begin", "end", "synchronize"]
+    assert str(refused.value) == "the call cannot be captured: " + "x" * 200

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import threading
+import time
 from statistics import median
 
 import pytest
@@ -130,6 +131,48 @@ def test_a_stream_that_waits_for_nobody_is_seen_and_said(clock, tensors):
     assert "side_stream" in record["flags"]
     assert {sample.operations for sample in trial.samples} == {2}
     assert record["launch"] == "stream"
+
+
+def test_events_see_a_stream_that_waits_for_nobody(device):
+    side = torch.cuda.Stream()
+
+    def loose():
+        with torch.cuda.stream(side):
+            torch.cuda._sleep(2_000_000)  # a millisecond
+
+    trial, record = measure(loose, make_clock(device, use_cupti=False))
+    assert "side_stream" in record["flags"]
+    assert median(trial.spans_ns) > 500_000
+
+
+def test_events_do_not_take_a_call_on_the_current_stream_for_another(device, tensors):
+    clock = make_clock(device, use_cupti=False)
+    for call in (lambda: torch.cuda._sleep(2_000_000), lambda: torch.add(tensors[0], 1, out=tensors[1])):
+        assert "side_stream" not in measure(call, clock)[1].get("flags", [])
+
+
+@pytest.mark.parametrize("use_graphs", [True, False], ids=["graph", "stream"])
+def test_more_launches_than_the_queue_holds_are_no_wait(clock, tensors, use_graphs):
+    def many():
+        for _ in range(2000):
+            torch.add(tensors[0], 1, out=tensors[1])
+
+    _, record = measure(many, clock, Recipe(3, 5, 10.0, use_graphs=use_graphs))
+    assert record["operations"] == 2000
+    assert "waits_inside" not in record.get("flags", [])
+
+
+def test_a_first_call_that_compiles_for_longer_than_the_budget_is_not_the_measurement(clock, tensors):
+    calls = []
+
+    def compiles():
+        calls.append(1)
+        if len(calls) == 1:
+            time.sleep(1.5)
+        torch.add(tensors[0], 1, out=tensors[1])
+
+    trial, record = measure(compiles, clock, Recipe(10, 50, 1.0))
+    assert (record["stop"], len(trial.samples) >= 50) == ("count", True)
 
 
 def test_a_launch_from_a_thread_is_counted(clock, tensors):

@@ -80,6 +80,32 @@ def test_dropped_records_are_lost_and_later_ones_are_not(cupti):
     assert recorder.take() == [Operation("k", 4, 5, 6)]
 
 
+def test_records_that_were_dropped_before_the_start_are_no_loss(cupti):
+    recorder = CuptiRecorder()
+    recorder.start()
+    cupti.library.dropped = 5
+    recorder.stop()
+    recorder.start()
+    cupti.add(ActivityKind.CONCURRENT_KERNEL, 1, 2, 3, b"k")
+    assert recorder.take() == [Operation("k", 1, 2, 3)]
+
+
+def test_a_record_without_a_time_is_a_lost_one(cupti):
+    recorder = CuptiRecorder()
+    recorder.start()
+    cupti.add(ActivityKind.CONCURRENT_KERNEL, 1, 2, 3, b"k")
+    cupti.add(ActivityKind.CONCURRENT_KERNEL, 0, 0, 4, b"k")
+    with pytest.raises(RecordsLost, match="1 without a time"):
+        recorder.take()
+
+
+def test_a_start_that_is_interrupted_leaves_nothing_on(cupti):
+    cupti.errors = {"enable MEMSET": KeyboardInterrupt()}
+    with pytest.raises(KeyboardInterrupt):
+        CuptiRecorder().start()
+    assert (cupti.on, cupti.log[-4:]) == (set(), OFF)
+
+
 @pytest.mark.parametrize(
     ("errors", "reason"),
     [
@@ -209,3 +235,17 @@ def test_cupti_that_stops_working_falls_back_to_events_with_the_reason(on_a_gpu,
 
 def test_a_cpu_gets_the_wall_clock():
     assert make_clock(torch.device("cpu")).method == "wall"
+
+
+def test_a_start_does_not_stay_subscribed(cupti):
+    CuptiRecorder().start()
+    assert cupti.log[:2] == ["subscribe", "unsubscribe"]
+
+
+def test_a_buffer_whose_records_are_dropped_is_used_again(cupti):
+    recorder = CuptiRecorder()
+    for _ in range(3):
+        recorder.start()
+        cupti.add(ActivityKind.CONCURRENT_KERNEL, 1, 2, 3, b"k")
+        recorder.stop()
+    assert len(cupti.library.buffers) == 1

@@ -242,6 +242,47 @@ def test_a_replay_of_as_many_operations_by_other_names_is_not_trusted(gpu):
     assert trial.facts["launch_reason"] == "a replay launches something else than the call does"
 
 
+def shrunk(gpu, launch, share):
+    """Return a replay of a call whose operations take a share of what they took."""
+    gpu.captured = []
+    launch()
+    nodes, gpu.captured = gpu.captured, None
+
+    def replay():
+        gpu.log.append("replay")
+        for name, length_ns in nodes:
+            gpu.kernel(name, int(length_ns * share))
+
+    return replay
+
+
+@pytest.mark.parametrize(("share", "launch"), [(0.02, "stream"), (0.49, "stream"), (0.51, "graph"), (2, "graph")])
+def test_a_replay_that_does_less_than_half_of_the_work_is_not_trusted(gpu, share, launch):
+    call = gpu.call(operations=3, length_ns=50_000)
+    trial = take(gpu, lambda _: call, capture=lambda launch: shrunk(gpu, launch, share))
+    assert trial.facts["launch"] == launch
+    assert ("less than half of the work" in trial.facts.get("launch_reason", "")) == (launch == "stream")
+
+
+def test_one_graph_of_many_that_does_less_spoils_them_all(gpu):
+    made = []
+
+    def capture(launch):
+        made.append(launch)
+        return shrunk(gpu, launch, 0.1 if len(made) == PLACED_GRAPHS else 1)
+
+    call = gpu.call(operations=2)
+    trial = take(gpu, lambda _: call, capture=capture)
+    assert "less than half of the work" in trial.facts["launch_reason"]
+
+
+def test_a_gpu_that_was_slow_when_it_was_first_looked_at_is_no_reason_against_a_graph(gpu):
+    slow, quick = gpu.call(operations=3, length_ns=50_000), gpu.call(operations=3, length_ns=10_000)
+    launch = lambda: (slow if gpu.log.count("call") < 2 else quick)()  # noqa: E731 - one call, as a graph needs it
+    trial = take(gpu, lambda _: launch)
+    assert (trial.facts["launch"], set(trial.spans_ns)) == ("graph", {31_000})
+
+
 def test_one_graph_of_many_that_launches_something_else_spoils_them_all(gpu):
     made = []
 
@@ -267,6 +308,19 @@ def test_a_later_call_that_cannot_be_captured_has_all_of_them_launched_on_the_st
     assert (trial.facts["launch"], len(trial.samples)) == ("stream", 50)
     assert "reads a result back" in trial.facts["launch_reason"]
     assert {sample.span_ns for sample in trial.samples} == {21_000}
+
+
+def test_captures_of_calls_with_arguments_of_their_own_keep_to_the_budget(gpu):
+    def capture(launch):
+        gpu.now_ns += 200_000_000
+        return gpu.capture(launch)
+
+    def supply(_index):
+        return gpu.call(operations=3)
+
+    trial = take(gpu, supply, Recipe(warmup_runs=5, iterations=50, budget_s=4.0, exact=True), capture=capture)
+    assert (trial.facts["launch"], trial.stop) == ("graph", "precision")
+    assert gpu.seconds() < 4.5
 
 
 def test_what_was_captured_in_vain_counts_against_the_budget(gpu):

@@ -5,6 +5,7 @@ import pytest
 from flashinfer_bench.timing.clocks import ClockLost, Lead
 from flashinfer_bench.timing.clocks.cupti import EMPTY_LAUNCHES
 from flashinfer_bench.timing.clocks.wall import WallClock
+from flashinfer_bench.timing.lane import FLUSH_KERNEL, SPIN_KERNEL
 from flashinfer_bench.timing.lines import FIRST_LOOK
 from flashinfer_bench.timing.progress import Recipe
 from flashinfer_bench.timing.recipe import take_trial
@@ -24,7 +25,7 @@ def test_cupti_reads_its_clock_right_before_and_right_after_the_call(gpu):
     clock, _ = fake_cupti_clock(gpu)
     with clock:
         clock.sample([gpu.call()] * 3, Lead(spin_ns=20_000))
-    assert gpu.log == ["on", *BY_CUPTI * 3, "synchronize", "take", "off"]
+    assert gpu.log == ["synchronize", "on", *BY_CUPTI * 3, "synchronize", "take", "off"]
 
 
 def test_events_stand_right_before_and_right_after_the_call(gpu):
@@ -50,6 +51,19 @@ def test_the_flush_and_the_spin_are_the_last_things_before_each_reading(gpu):
     take_trial(lambda _: gpu.call(), make_clock("cupti", gpu), RECIPE, now=gpu.seconds)
     calls = [place for place, step in enumerate(gpu.log) if step == "call"]
     assert all(gpu.log[place - 3 : place + 2] == BY_CUPTI for place in calls)
+
+
+@pytest.mark.parametrize("cold", [True, False])
+@pytest.mark.parametrize("name", [FLUSH_KERNEL, SPIN_KERNEL])
+def test_no_kernel_hides_behind_a_name_of_ours(gpu, cold, name):
+    gpu.cold = cold
+
+    def launch():
+        gpu.kernel("small", 1_000)
+        gpu.kernel(name, 50_000)
+
+    trial = take_trial(lambda _: launch, make_clock("cupti", gpu), RECIPE, now=gpu.seconds)
+    assert min(trial.spans_ns) > 50_000
 
 
 def test_a_warm_lane_flushes_nothing_and_says_warm(gpu):
@@ -92,7 +106,7 @@ def test_a_flush_that_raises_comes_through_and_cupti_goes_off(gpu):
     clock, recorder = fake_cupti_clock(gpu)
     with pytest.raises(RuntimeError, match="illegal memory access"):
         take_trial(lambda _: gpu.call(), clock, RECIPE, now=gpu.seconds)
-    assert (gpu.log, recorder.is_on) == (["on", "off"], False)
+    assert (gpu.log, recorder.is_on) == (["synchronize", "on", "off"], False)
 
 
 def test_a_supplier_that_raises_comes_through_and_cupti_goes_off(gpu):
@@ -115,7 +129,34 @@ def test_a_recorder_that_does_not_start_is_a_lost_clock(gpu):
     clock, recorder = fake_cupti_clock(gpu, refusal="a profiler is attached")
     with pytest.raises(ClockLost, match="a profiler is attached"), clock:
         pass
-    assert (gpu.log, recorder.is_on) == ([], False)
+    assert (gpu.log, recorder.is_on) == (["synchronize"], False)
+
+
+def test_work_that_is_under_way_when_cupti_goes_on_belongs_to_no_call(gpu):
+    clock, recorder = fake_cupti_clock(gpu)
+    take_done = recorder.start
+
+    def start():  # drops what has run; what runs on is recorded
+        running = [operation for operation in gpu.done if operation.end_ns > gpu.now_ns]
+        take_done()
+        gpu.done = running
+
+    recorder.start = start
+    gpu.lead_up(Lead())
+    gpu.kernel(length_ns=5_000_000)
+    with clock:
+        (sample,) = clock.sample([gpu.call()], Lead())
+    assert sample.span_ns == 10_000
+
+
+def test_graphs_whose_memory_cannot_be_given_back_do_not_cost_the_trial(gpu):
+    def release():
+        raise RuntimeError("CUDA error")
+
+    call = gpu.call(operations=3)
+    clock, recorder = fake_cupti_clock(gpu, release=release)
+    trial = take_trial(lambda _: call, clock, RECIPE, now=gpu.seconds)
+    assert (trial.facts["launch"], len(trial.samples), recorder.is_on) == ("graph", 50, False)
 
 
 def test_readings_of_an_earlier_trial_do_not_reach_the_next_one(gpu):
@@ -178,3 +219,41 @@ def test_the_wall_clock_times_the_call_and_needs_no_lead(monkeypatch):
         samples = clock.sample([lambda: None] * 2, Lead())
     assert [sample.span_ns for sample in samples] == [7_000, 9_000]
     assert (clock.fall_back("x"), clock.launch_gap_ns(), clock.facts()) == (None, 0, {})
+
+
+def test_no_more_than_64_calls_are_in_flight(gpu):
+    clock, _ = fake_cupti_clock(gpu)
+    with clock:
+        assert len(clock.sample([gpu.call()] * 100, Lead())) == 100
+    assert gpu.log.count("take") == 2
+
+
+def test_graphs_are_given_back_once_cupti_is_off_and_only_where_there_were_some(gpu):
+    clock, _ = fake_cupti_clock(gpu, release=lambda: gpu.log.append("release"))
+    call = gpu.call(operations=3)
+    take_trial(lambda _: call, clock, RECIPE, now=gpu.seconds)
+    assert gpu.log[-2:] == ["off", "release"]
+    take_trial(lambda _: gpu.call(), clock, RECIPE, now=gpu.seconds)
+    assert gpu.log.count("release") == 1
+
+
+def test_nothing_is_given_back_while_an_error_is_under_way(gpu):
+    clock, _ = fake_cupti_clock(gpu, release=lambda: gpu.log.append("release"))
+    with pytest.raises(KeyError), clock:
+        clock.captured(lambda _: gpu.call())(0)
+        raise KeyError
+    assert "release" not in gpu.log
+
+
+def test_a_clock_tells_the_leads_of_its_latest_trial(gpu):
+    clock, _ = fake_cupti_clock(gpu)
+    for late_ns in (9_000_000, 0):
+        with clock:
+            clock.sample([gpu.call(host_ns=late_ns)] * 3, Lead())
+    assert clock.facts()["lead_ns"] < 100_000
+
+
+def test_events_call_a_reading_late_whose_gpu_ran_dry_though_it_works_on(gpu):
+    clock = fake_event_clock(gpu)
+    (sample,) = clock.sample([gpu.call(host_ns=200_000, length_ns=10_000_000)], Lead(spin_ns=20_000))
+    assert sample.late

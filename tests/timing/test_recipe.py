@@ -1,6 +1,7 @@
 """The recipe on a fake GPU: what is checked, how the spin is sized, how many readings are taken, what is said of it."""
 
 import random
+from dataclasses import dataclass
 
 import pytest
 from hypothesis import given
@@ -19,7 +20,9 @@ from flashinfer_bench.timing.recipe import (
     REST_NS,
     SPIN_CEILING_NS,
     SPIN_FLOOR_NS,
+    check,
     rest_ns,
+    take_batch,
     take_trial,
 )
 from flashinfer_bench.timing.summary import summarise
@@ -153,6 +156,33 @@ def test_a_host_that_is_held_up_once_is_not_taken_for_a_call_that_waits(gpu):
     assert ("waits_inside" in trial.facts, trial.facts["launch"]) == (False, "graph")
 
 
+@dataclass
+class ShallowGpu(FakeGpu):
+    """A GPU whose queue holds 1,024 launches: a host that launches more waits until one has begun."""
+
+    def _run(self, name, length_ns, *, gap_ns, side=False):
+        super()._run(name, length_ns, gap_ns=gap_ns, side=side)
+        if len(self.done) > 1024:
+            self.now_ns = max(self.now_ns, self.done[-1025].end_ns)
+
+
+@pytest.mark.parametrize(("operations", "waits"), [(900, False), (2000, False), (900, True)])
+def test_a_queue_that_is_full_is_no_wait_inside_the_call(operations, waits):
+    gpu = ShallowGpu()
+    recipe = Recipe(10, 5, 10.0, use_graphs=False)
+    trial = take(gpu, gpu.call(operations=operations, length_ns=1_000, waits=waits), recipe)
+    assert trial.facts.get("waits_inside", False) == waits
+    assert trial.facts["spin_ns"] < 10_000_000
+    assert "retaken" not in trial.facts
+    assert len(trial.samples) == 5
+
+
+def test_more_launches_than_the_queue_holds_are_timed_as_a_graph():
+    gpu = ShallowGpu()
+    trial = take(gpu, gpu.call(operations=2000, length_ns=1_000))
+    assert (trial.facts["launch"], trial.samples[0].operations) == ("graph", 2000)
+
+
 def test_events_notice_a_call_that_waits_inside_too(gpu):
     trial = take_trial(lambda _: gpu.call(waits=True), fake_event_clock(gpu), RECIPE, now=gpu.seconds)
     assert (trial.facts["method"], trial.facts["waits_inside"]) == ("cuda_events", True)
@@ -163,8 +193,52 @@ def test_a_call_on_a_side_stream_is_sampled_on_a_settled_device(gpu):
     assert (trial.facts["side_stream"], trial.facts["spin_ns"]) == (True, 0)
     assert "does not wait for the current one" in trial.facts["launch_reason"]
     assert gpu.leads[-50:] == [Lead(settled=True)] * 50
-    assert {(s.operations, s.busy_ns, s.escaped) for s in trial.samples} == {(2, 20_000, False)}
-    assert "side_stream" in flags_of(trial)
+    assert {(s.operations, s.busy_ns, s.escaped, s.late) for s in trial.samples} == {(2, 20_000, False, False)}
+    assert flags_of(trial) == ["side_stream"]
+
+
+def test_events_time_a_call_on_a_side_stream_until_the_device_is_idle_and_say_so(gpu):
+    call = gpu.call(length_ns=5_000_000, side=True)
+    trial = take_trial(lambda _: call, fake_event_clock(gpu), RECIPE, now=gpu.seconds)
+    assert (trial.facts["side_stream"], trial.facts["spin_ns"]) == (True, 0)
+    assert 5_000_000 < min(trial.spans_ns) <= max(trial.spans_ns) < 5_020_000
+    assert flags_of(trial) == ["side_stream"]
+
+
+def test_a_host_that_is_held_up_once_is_not_taken_for_a_side_stream(gpu):
+    clock = fake_event_clock(gpu)
+    waits = iter([0] * 10 + [0, 80_000])  # the empty pairs, then the first call, and the look aside
+
+    def synchronize(wait=gpu.synchronize):
+        gpu.now_ns += next(waits, 0)
+        wait()
+
+    gpu.synchronize = synchronize
+    trial = take_trial(lambda _: gpu.call(), clock, RECIPE, now=gpu.seconds)
+    assert "side_stream" not in trial.facts
+    assert (gpu.leads[11].looks_aside, gpu.leads[13].looks_aside) == (True, True)
+    assert [lead.looks_aside for lead in gpu.leads[:40]].count(True) == 2
+
+
+def test_a_long_call_on_the_current_stream_is_not_taken_for_a_side_stream(gpu):
+    trial = take_trial(lambda _: gpu.call(length_ns=5_000_000), fake_event_clock(gpu), RECIPE, now=gpu.seconds)
+    assert "side_stream" not in trial.facts
+
+
+def test_a_call_that_does_its_work_only_now_and_then_is_flagged(gpu):
+    def supply(index):
+        return gpu.call(operations=5 if index % 5 == 4 else 1)
+
+    trial = take_trial(supply, fake_cupti_clock(gpu)[0], RECIPE, now=gpu.seconds)
+    assert "operations_vary" in flags_of(trial)
+
+
+def test_calls_that_launch_as_many_operations_by_other_names_are_flagged_too(gpu):
+    trial = take_trial(
+        lambda index: lambda: gpu.kernel(f"kernel_{index % 2}"), fake_cupti_clock(gpu)[0], RECIPE, now=gpu.seconds
+    )
+    assert trial.facts["operations_vary"] is True
+    assert flags_of(trial) == ["operations_vary"]
 
 
 def test_a_call_without_gpu_work_is_timed_on_the_host(gpu):
@@ -297,8 +371,16 @@ def test_a_2_s_call_stops_at_the_budget_and_says_so(gpu):
 
 def test_a_call_longer_than_the_budget_is_taken_once(gpu):
     trial = take(gpu, gpu.call(length_ns=30 * SECOND_NS, operations=2))
-    assert gpu.log.count("call") == len(trial.samples) == 1
+    assert (gpu.log.count("call"), len(trial.samples)) == (2, 1)  # the first may have compiled
     assert (trial.stop, trial.facts["launch_reason"]) == ("budget", "the budget holds no more calls")
+
+
+@pytest.mark.parametrize("kind", ["cupti", "wall"])
+def test_a_call_longer_than_the_budget_that_was_made_before_is_made_once(gpu, kind):
+    clock = WallClock() if kind == "wall" else fake_cupti_clock(gpu)[0]
+    recipe = Recipe(10, 50, budget_s=10.0, was_called=True)
+    trial = take_trial(lambda _: gpu.call(host_ns=30 * SECOND_NS), clock, recipe, now=gpu.seconds)
+    assert (gpu.log.count("call"), len(trial.samples), trial.stop) == (1, 1, "budget")
 
 
 @pytest.mark.parametrize("seconds", [2.6, 4, 6, 9])
@@ -307,6 +389,15 @@ def test_a_call_of_most_of_the_budget_costs_no_more_than_one_call_over_it(gpu, s
     trial = take(gpu, gpu.call(length_ns=length_ns, operations=2))
     assert trial.stop == "budget"
     assert gpu.now_ns < (10 + seconds + 0.1) * SECOND_NS
+
+
+def test_a_call_that_becomes_slower_by_and_by_keeps_to_the_budget(gpu):
+    def supply(index):
+        return gpu.call(length_ns=SECOND_NS // 20 if index < 20 else SECOND_NS)
+
+    trial = take_trial(supply, fake_cupti_clock(gpu)[0], RECIPE, now=gpu.seconds)
+    assert trial.stop in ("precision", "budget")
+    assert gpu.seconds() < 2 * RECIPE.budget_s
 
 
 def test_a_steady_slow_call_stops_once_its_interval_is_narrow_and_says_so(gpu):
@@ -338,6 +429,31 @@ def test_a_first_call_that_compiles_does_not_make_a_quick_call_slow(gpu):
     assert (trial.stop, len(trial.samples)) == ("count", 50)
     assert set(trial.spans_ns) == {10_000}
     assert trial.facts["spin_ns"] < PROBE_NS
+
+
+@pytest.mark.parametrize("compile_s", [4, 9.9999, 12, 700])
+@pytest.mark.parametrize("kind", ["cupti", "cuda_events", "lost"])
+def test_the_budget_does_not_pay_for_a_first_call_that_compiles(gpu, compile_s, kind):
+    def supply(index):
+        return gpu.call(host_ns=int(compile_s * SECOND_NS) if index == 0 else 0)
+
+    clock = fake_event_clock(gpu) if kind == "cuda_events" else fake_cupti_clock(gpu, lost_at=4)[0]
+    clock = fake_cupti_clock(gpu)[0] if kind == "cupti" else clock
+    trial = take_trial(supply, clock, RECIPE, now=gpu.seconds)
+    assert (trial.stop, len(trial.samples)) == ("count", 50)
+    assert max(trial.spans_ns) < 20_000
+
+
+@pytest.mark.parametrize("first_s", [1.5, 4.0])
+def test_a_first_call_that_compiles_on_a_cpu_does_not_become_the_measurement(first_s, monkeypatch):
+    gpu = FakeGpu()
+    monkeypatch.setattr("flashinfer_bench.timing.clocks.wall.perf_counter_ns", lambda: gpu.now_ns)
+
+    def supply(index):
+        return gpu.call(operations=0, host_ns=int(first_s * SECOND_NS) if index == 0 else 1_000_000)
+
+    trial = take_trial(supply, WallClock(), Recipe(10, 50, 2.0), now=gpu.seconds)
+    assert (trial.stop, set(trial.spans_ns), len(trial.samples)) == ("count", {1_000_000}, 50)
 
 
 @pytest.mark.parametrize("fault", ["lost_at", "spins_lost_at"])
@@ -445,3 +561,63 @@ def test_an_exact_count_is_kept_whatever_the_readings_say(gpu):
     recipe = Recipe(10, 50, 10.0, exact=True)
     trial = take_trial(lambda index: scattered(gpu, index), fake_cupti_clock(gpu)[0], recipe, now=gpu.seconds)
     assert (len(trial.samples), "extra_samples" in trial.facts) == (50, False)
+
+
+def test_what_only_the_first_call_launches_is_no_part_of_the_call(gpu):
+    def supply(index):
+        return gpu.call(operations=3 if index == 0 else 1)
+
+    trial = take_trial(supply, fake_cupti_clock(gpu)[0], RECIPE, now=gpu.seconds)
+    assert trial.facts["launch_reason"] == "a single operation needs no graph"
+
+
+@pytest.mark.parametrize(("second_ns", "least_s", "most_s"), [(5_000_000, 0.0100, 0.0105), (200_000_000, 0.015, 0.018)])
+def test_a_reading_takes_what_the_quicker_of_two_calls_and_the_spin_take(gpu, second_ns, least_s, most_s):
+    def supply(index):
+        return gpu.call(length_ns=second_ns if index == 1 else 5_000_000)
+
+    progress, clock = Progress(), fake_cupti_clock(gpu)[0]
+    with clock:
+        check(supply, clock, RECIPE, progress, gpu.seconds)
+    assert least_s < progress.per_call_s < most_s
+
+
+def test_a_fifth_of_late_readings_is_too_many(gpu):
+    def supply(index):
+        return gpu.call(host_ns=1_000_000 if index >= 10 + FIRST_LOOK and index % 5 == 0 else 0)
+
+    trial = take_trial(supply, fake_cupti_clock(gpu)[0], RECIPE, now=gpu.seconds)
+    assert trial.facts["retaken"] >= 50
+
+
+def test_the_longer_spin_counts_when_readings_are_to_be_taken_again(gpu):
+    progress, clock = Progress(lead=Lead(spin_ns=30_000_000)), fake_cupti_clock(gpu)[0]
+    deadline = gpu.seconds() + 0.9  # ten calls of 40 ms, and ten more, but not with spins that are longer by 20 ms
+    with clock:
+        take_batch(lambda _: gpu.call(host_ns=40_000_000), clock, 10, progress, gpu.seconds, deadline=deadline)
+    assert progress.retaken == 0
+
+
+def test_a_call_that_waits_inside_gets_no_extra_readings(gpu):
+    def supply(index):
+        return gpu.call(length_ns=random.Random(index).choice([1_120, 1_312]), waits=True)
+
+    assert len(take_trial(supply, fake_cupti_clock(gpu)[0], RECIPE, now=gpu.seconds).samples) == 50
+
+
+def test_the_warm_up_sizes_the_spin_too(gpu):
+    def supply(index):
+        return gpu.call(host_ns=300_000 if index >= 3 else 0)
+
+    trial = take_trial(supply, fake_cupti_clock(gpu)[0], RECIPE, now=gpu.seconds)
+    assert trial.facts["spin_ns"] == (300_000 + LAUNCH_NS) * 3 // 2 + SPIN_FLOOR_NS
+    assert "retaken" not in trial.facts
+
+
+def test_the_warm_up_comes_in_batches_that_grow(gpu):
+    gpu.cold = False
+    clock, _ = fake_cupti_clock(gpu)
+    sizes, sample = [], clock.sample
+    clock.sample = lambda launches, lead: sizes.append(len(launches)) or sample(launches, lead)
+    take_trial(lambda _: gpu.call(), clock, Recipe(33, 50, 10.0), now=gpu.seconds)
+    assert sizes == [1, 1, 1, 3, 6, 12, 9, 50]

@@ -139,6 +139,31 @@ def test_more_readings_cover_stronger_dependence():
     assert covered(correlation=0.9, count=200, interval=median_interval, rounds=200) >= 0.85
 
 
+def covered_by_trials(count, *, between, within, rounds=400):
+    """Return how often the interval of so many trials of 50 readings holds the mean that they are drawn about."""
+    source, hits = random.Random(1), 0
+    for _ in range(rounds):
+        places = [source.gauss(1_000, between) for _ in range(count)]
+        low, high = summarise_trials([[source.gauss(place, within) for _ in range(50)] for place in places]).interval
+        hits += low <= 1_000 <= high
+    return hits / rounds
+
+
+@pytest.mark.parametrize("between", [0.0, 1.0])
+@pytest.mark.parametrize("count", [2, 3, 5, 12])
+def test_the_interval_covers_the_mean_of_trials_whether_they_agree_or_not(count, between):
+    assert covered_by_trials(count, between=between, within=0.3) >= 0.92
+
+
+def test_the_interval_of_two_trials_that_disagree_is_that_of_two_readings():
+    low, high = summarise_trials([[1_000] * 50, [1_100] * 50]).interval
+    assert (low, high) == pytest.approx((1_050 - 12.706 * 50, 1_050 + 12.706 * 50))
+
+
+def test_trials_with_too_few_readings_have_no_interval_however_they_disagree():
+    assert summarise_trials([[1_000] * 4, [2_000] * 4]).interval is None
+
+
 some_trials = st.lists(series, min_size=1, max_size=5)
 
 
@@ -176,3 +201,25 @@ def test_trials_of_one_value_have_it_everywhere(value, counts):
     found = summarise_trials([[value] * count for count in counts])
     assert [found.q25, found.median, found.q75, found.mean] == pytest.approx([value] * 4)
     assert found.std == pytest.approx(0, abs=value * 1e-6)
+
+
+def test_an_interval_is_students_by_the_number_of_batches():
+    """Ten batches with the middles 1,000 to 1,009: 2.262 times their deviation, over the root of ten."""
+    low, high = median_interval([1_000 + index // 3 for index in range(30)])
+    assert (high - low) / 2 == pytest.approx(2.262 * 3.02765 / 10**0.5, rel=1e-4)
+
+
+def test_the_interval_of_trials_that_agree_is_students_by_their_batches():
+    series = [1_000 + index // 3 for index in range(15)]
+    low, high = summarise_trials([series, series]).interval
+    assert (high - low) / 2 == pytest.approx(2.262 * (20 / 9) ** 0.5 / 10**0.5, rel=1e-4)
+
+
+def test_trials_with_too_few_batches_have_the_interval_of_all_their_readings():
+    low, high = summarise_trials([[1, 1, 1, 2, 2, 2, 3, 3], [2]]).interval
+    assert (low, high) == pytest.approx((2 - 4.303 / 3**0.5, 2 + 4.303 / 3**0.5))
+
+
+def test_quartiles_over_trials_are_linear_between_the_middles_of_their_weights():
+    found = summarise_trials([[1, 2], [3]])
+    assert (found.q25, found.median, found.q75) == pytest.approx((1.5, 2 + 1 / 3, 3.0))

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flashinfer_bench.timing.statistics import relative_half_width
-from flashinfer_bench.timing.stopping import SLOW_BATCH, StoppingRule
+from flashinfer_bench.timing.stopping import BATCH_SHARE, QUICK_S, SLOW_BATCH, StoppingRule
 
 STEADY = [1_000_000] * 20
 SCATTERED = random.Random(3).choices([1_120, 1_312], k=60)
@@ -124,10 +124,12 @@ def test_a_batch_never_asks_for_more_than_is_wanted_nor_for_nothing(iterations, 
     rule = StoppingRule(taken + iterations, budget_s)
     batch = rule.next_batch(taken, spent_s=spent_s, per_call_s=per_call_s)
     assert 1 <= batch <= iterations
-    if spent_s + iterations * per_call_s <= budget_s:
+    if spent_s + iterations * per_call_s > budget_s:
+        assert batch <= SLOW_BATCH
+    elif per_call_s <= QUICK_S:
         assert batch == iterations
     else:
-        assert batch <= SLOW_BATCH
+        assert batch <= SLOW_BATCH or batch * per_call_s <= (budget_s - spent_s) * BATCH_SHARE
 
 
 @given(
@@ -147,8 +149,19 @@ def test_sampling_always_ends_with_a_reading_and_not_long_after_the_budget(itera
     assert (stop == "count") == (len(spans) == iterations)
 
 
+@pytest.mark.parametrize(("per_call_s", "batch"), [(0.002, 50), (0.025, 50), (0.05, 25), (0.19, 6)])
+def test_a_batch_is_expected_to_take_a_small_share_of_the_budget(per_call_s, batch):
+    assert StoppingRule(iterations=50, budget_s=10.0).next_batch(0, spent_s=0.0, per_call_s=per_call_s) == batch
+
+
 def test_a_slow_call_is_looked_at_every_few_readings_and_the_last_ones_fit_the_budget():
     rule = StoppingRule(iterations=50, budget_s=10.0)
     assert rule.next_batch(0, spent_s=0.0, per_call_s=1.0) == SLOW_BATCH
     assert rule.next_batch(6, spent_s=8.5, per_call_s=1.0) == 1
     assert rule.next_batch(49, spent_s=1.0, per_call_s=5.0) == 1
+
+
+def test_a_slow_call_that_is_known_to_less_than_one_percent_only_goes_on():
+    times = [10_000 + 50 * value for value in random.Random(3).choices(range(-10, 11), k=40)]
+    assert 0.01 < relative_half_width(times) < 0.02
+    assert StoppingRule(80, 10.0).reason_to_stop(times, spent_s=9.0, per_call_s=0.1) is None

@@ -11,8 +11,8 @@ from flashinfer_bench.timing.timeline import HostCall, Operation, TimelineBroken
 SPIN, FLUSH = "spin", "flush"
 
 
-def read(operations, calls):
-    return read_samples(operations, calls, spin=SPIN, ignored=frozenset({SPIN, FLUSH}))
+def read(operations, calls, flush=FLUSH):
+    return read_samples(operations, calls, spin=SPIN, flush=flush)
 
 
 def two_calls():
@@ -109,6 +109,16 @@ def test_a_spin_too_many_breaks_the_timeline():
         read([*records, Operation(SPIN, 300, 310, 9)], calls)
 
 
+@pytest.mark.parametrize("flush", [FLUSH, None], ids=["cold", "warm"])
+def test_a_kernel_that_bears_the_name_of_our_flush_is_seen(flush):
+    records = [Operation(FLUSH, 0, 40, 1)] if flush else []
+    records += [Operation(SPIN, 40, 100, 2), Operation("a", 101, 111, 3), Operation(FLUSH, 112, 132, 4)]
+    records += [Operation(FLUSH, 140, 180, 5)] if flush else []
+    records += [Operation(SPIN, 180, 240, 6), Operation("a", 242, 252, 7), Operation(FLUSH, 253, 283, 8)]
+    samples = read(records, [HostCall(10, 30), HostCall(150, 190)], flush)
+    assert [(sample.operations, sample.busy_ns) for sample in samples] == [(2, 30), (2, 40)]
+
+
 def test_no_calls_have_no_readings():
     assert read([], []) == []
 
@@ -128,3 +138,14 @@ def test_busy_time_lies_between_the_longest_operation_and_the_span(pairs):
     records = [Operation(SPIN, 0, 1, 1), *[Operation("k", 2 + start, 2 + start + length, 2) for start, length in pairs]]
     (sample,) = read(random.Random(0).sample(records, len(records)), [HostCall(0, 1)])
     assert max(length for _, length in pairs) <= sample.busy_ns <= sample.span_ns
+
+
+def test_work_that_begins_when_the_spin_ends_has_not_escaped():
+    (sample,) = read([Operation(SPIN, 0, 50, 1), Operation("a", 50, 60, 2)], [HostCall(5, 9)])
+    assert (sample.escaped, sample.lead_ns) == (False, 0)
+
+
+def test_spins_are_in_the_order_of_their_launches_not_of_their_times():
+    records = [Operation(SPIN, 200, 240, 1), Operation("a", 241, 251, 2)]
+    records += [Operation(SPIN, 100, 140, 3), Operation("b", 141, 191, 4)]  # on a stream that was free before
+    assert [sample.span_ns for sample in read(records, [HostCall(5, 9)] * 2, None)] == [10, 50]

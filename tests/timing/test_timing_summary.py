@@ -115,6 +115,7 @@ QUICK = {"enqueue_ns": 9_000}
 WAITS = trial(facts={"waits_inside": True})
 ON_A_CPU = trial(facts={"method": "wall", "enqueue_ns": 11_000})
 BY_EVENTS = trial(facts={"method": "cuda_events"})
+VARIED = Trial((*trial().samples, *trial(800_000, operations=4).samples), "count", FACTS)
 
 
 @pytest.mark.parametrize(
@@ -134,6 +135,14 @@ BY_EVENTS = trial(facts={"method": "cuda_events"})
             {"trials": [trial(), trial(facts={"method": "cuda_events"})]},
             {"trials": [trial(), trial()]},
         ),
+        (
+            "mixed_launches",
+            {"trials": [trial(), trial(facts={"launch": "graph"})]},
+            {"trials": [trial(), ON_A_CPU]},
+        ),
+        ("operations_vary", {"trials": [trial(), VARIED]}, {"trials": [trial(operations=2), trial(operations=3)]}),
+        ("operations_vary", {"trials": [trial(facts={"operations_vary": True})]}, {}),
+        ("contradictory", {"trials": [trial(10_000, busy_ns=10_001)]}, {"trials": [trial(10_000, busy_ns=10_000)]}),
         ("side_stream", {"trials": [trial(facts={"side_stream": True})]}, {}),
         ("persisting_l2", {"trials": [trial(facts={"lines_reset": True})]}, {}),
         ("noisy", {"trials": [trial(*[10_000, 11_000] * 10)]}, {"trials": [trial(*[10_000, 10_300] * 10)]}),
@@ -200,8 +209,14 @@ def test_the_gpu_before_and_after_stands_in_pairs():
         "memory_mhz": [3201, 3201],
         "power_w": [300.0, 700.0],
         "temperature_c": [50, 50],
+        "other_processes": [0, 0],
         "slowed_by": ["power_cap"],
     }
+
+
+def test_other_processes_that_are_not_known_are_told_from_none():
+    records = [summarise([trial()], before=COOL, after=after).record for after in (UNKNOWN, COOL)]
+    assert [record["gpu"]["other_processes"] for record in records] == [[0, None], [0, 0]]
 
 
 def test_a_record_with_everything_in_it_is_short_unless_every_reading_is_kept():
@@ -219,3 +234,24 @@ def test_a_record_with_everything_in_it_is_short_unless_every_reading_is_kept():
     kept = summarise(trials, launch_gap_ns=1_150, before=crowded, after=crowded, keep_samples=True)
     assert {name: kept.record[name] for name in kept.record if name != "samples_ns"} == measured.record
     assert [len(series) for series in kept.record["samples_ns"]["span"]] == [50] * 3
+
+
+@pytest.mark.parametrize(("late", "flagged"), [(4, False), (6, True)])
+def test_a_quarter_of_late_readings_makes_a_call_host_bound(late, flagged):
+    readings = trial(*[10_000] * (20 - late)).samples + trial(*[10_000] * late, late=True).samples
+    assert ("host_bound" in flags(Trial(readings, "count", FACTS))) == flagged
+
+
+def test_busy_time_is_the_trimmed_mean_and_operations_the_usual_number():
+    readings = [*trial(*[1_000] * 6).samples, *trial(*[2_000] * 4, operations=5).samples]
+    record = summarise([Trial(tuple(readings), "count", FACTS)]).record
+    assert (record["busy_ms"], record["operations"]) == (pytest.approx(0.001_375), 1)
+
+
+def test_one_call_without_gpu_work_is_flagged():
+    readings = trial().samples + trial(0, operations=0, busy_ns=0).samples
+    assert flags(Trial(readings, "count", FACTS)) == ["no_gpu_work", "operations_vary"]
+
+
+def test_of_facts_that_differ_the_last_one_is_told():
+    assert shared_facts([{"fallback": "first"}, {"fallback": "last"}, {}])["fallback"] == "last"

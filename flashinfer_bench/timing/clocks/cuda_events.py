@@ -1,7 +1,8 @@
 """CUDA events round each call: the fall-back where CUPTI is not to be had.
 
 An event pair round nothing costs a constant, about 2 µs on an H200; it is measured and reported, not subtracted. Work
-that a call leaves on other streams is not seen.
+that a call leaves on streams that nobody waits for lies outside of the pair: a device that is busy after its second
+event tells of such a call, which is then timed until the device is idle.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ from flashinfer_bench.timing.measurement import Facts, Sample
 
 EMPTY_PAIRS: Final = 10
 EMPTY_LEAD: Final = Lead(spin_ns=40_000)
+ASIDE_NS: Final = 50_000
+"""A device that is busy for longer than this after a call's second event does work on other streams; to wait for one
+that is idle takes a few microseconds."""
 
 
 class Event(Protocol):
@@ -28,6 +32,9 @@ class Event(Protocol):
 
     def query(self) -> bool:
         """Say whether the GPU has passed it."""
+
+    def synchronize(self) -> object:
+        """Wait until the GPU has passed it."""
 
     def elapsed_time(self, end: Event) -> float:
         """Return the milliseconds from this event to another."""
@@ -81,10 +88,20 @@ class CudaEventClock:
         begin_ns = perf_counter_ns()
         launch()
         end_ns = perf_counter_ns()
+        if lead.settled:
+            self._lane.synchronize()
         end.record()
-        late = start.query()
+        late = start.query() and not lead.settled
+        escaped = lead.looks_aside and self._is_busy_after(end)
         self._lane.synchronize()
-        return Sample(span_ns=int(start.elapsed_time(end) * 1e6), enqueue_ns=end_ns - begin_ns, late=late)
+        span_ns = int(start.elapsed_time(end) * 1e6)
+        return Sample(span_ns=span_ns, enqueue_ns=end_ns - begin_ns, late=late, escaped=escaped)
+
+    def _is_busy_after(self, end: Event) -> bool:
+        end.synchronize()
+        begin_ns = perf_counter_ns()
+        self._lane.synchronize()
+        return perf_counter_ns() - begin_ns > ASIDE_NS
 
     def captured(self, supply: Callable[[int], Launch]) -> Callable[[int], Launch]:
         """Return the calls themselves: without CUPTI nobody knows what a replay launches."""

@@ -7,12 +7,14 @@ GPU work are enabled; those of API calls slow the host.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from statistics import median
 from types import TracebackType
 from typing import Final, Protocol
 
 from flashinfer_bench.timing.clocks.clock import Clock, ClockLost, Launch
-from flashinfer_bench.timing.lane import CHAIN, OWN_KERNELS, SPIN_KERNEL, Lane, Lead
+from flashinfer_bench.timing.lane import CHAIN, FLUSH_KERNEL, SPIN_KERNEL, Lane, Lead
 from flashinfer_bench.timing.measurement import Facts, Sample
 from flashinfer_bench.timing.timeline import HostCall, Operation, TimelineBroken, read_samples
 
@@ -80,6 +82,7 @@ class CuptiClock:
         self._leads_ns: list[int] = []
 
     def __enter__(self) -> CuptiClock:
+        self._lane.synchronize()  # records of earlier work come when it is done
         try:
             self._recorder.start()
         except RecordsLost as lost:
@@ -93,7 +96,8 @@ class CuptiClock:
         """Switch CUPTI off, and give back what the trial's graphs have held."""
         self._recorder.stop()
         if self._has_captured and error is None:
-            self._release()
+            with suppress(RuntimeError):  # readings that were taken are good, and a broken device will say so again
+                self._release()
             self._has_captured = False
 
     def sample(self, launches: list[Launch], lead: Lead) -> list[Sample]:
@@ -103,12 +107,13 @@ class CuptiClock:
             room = max(1, min(CALLS_IN_FLIGHT, OPERATIONS_IN_FLIGHT // (self._per_call + 2)))
             taken = self._sample_together(launches[len(samples) : len(samples) + room], lead)
             self._per_call = max(1, *(sample.operations or 0 for sample in taken))
-            samples += taken
+            samples += [replace(sample, late=False) for sample in taken] if lead.settled else taken  # nothing spins
         self._leads_ns += [sample.lead_ns for sample in samples if sample.lead_ns is not None]
         return samples
 
     def _sample_together(self, launches: list[Launch], lead: Lead) -> list[Sample]:
         calls: list[HostCall] = []
+        flush = FLUSH_KERNEL if self._lane.cold and lead.flushes else None
         now = self._recorder.now
         for launch in launches:
             self._lane.lead_up(lead)
@@ -117,7 +122,7 @@ class CuptiClock:
             calls.append(HostCall(begin_ns, now()))
         self._lane.synchronize()
         try:
-            return read_samples(self._recorder.take(), calls, spin=SPIN_KERNEL, ignored=OWN_KERNELS)
+            return read_samples(self._recorder.take(), calls, spin=SPIN_KERNEL, flush=flush)
         except (RecordsLost, TimelineBroken) as broken:
             raise ClockLost(f"CUPTI lost records: {broken}") from None
 

@@ -85,13 +85,17 @@ class CuptiRecorder:
         code = self._library.cuptiActivityRegisterCallbacks(*self._callbacks)
         if code != 0:
             raise RecordsLost(f"CUPTI takes no buffers (error {code})")
+        is_on = False
         try:
             for kind in self._kinds:
                 self._cupti.activity_enable(kind)
             self._discard()
+            is_on = True
         except error as failed:
-            self.stop()
             raise RecordsLost(f"CUPTI does not record: {failed}") from None
+        finally:
+            if not is_on:  # also where the user interrupts it
+                self.stop()
 
     def stop(self) -> None:
         """Record no more; what was recorded and not taken is dropped."""
@@ -117,21 +121,30 @@ class CuptiRecorder:
             self._cupti.activity_flush_all(0)
         except self._cupti.cuptiError as failed:
             raise RecordsLost(f"CUPTI: {failed}") from None
-        dropped = ctypes.c_size_t()
-        self._library.cuptiActivityGetNumDroppedRecords(None, 0, ctypes.byref(dropped))
+        dropped = self._count_dropped()
         operations: list[Operation] = []
         full, self._full = self._full, []
         for address, valid in full:
             operations += self._read(address, valid)
             self._free.append(address)
-        if dropped.value:
-            raise RecordsLost(f"{dropped.value} dropped")
+        if dropped:
+            raise RecordsLost(f"{dropped} dropped")
+        untimed = sum(not operation.start_ns and not operation.end_ns for operation in operations)
+        if untimed:
+            raise RecordsLost(f"{untimed} without a time")
         return operations
+
+    def _count_dropped(self) -> int:
+        """Return how many records were dropped since the last time."""
+        dropped = ctypes.c_size_t()
+        self._library.cuptiActivityGetNumDroppedRecords(None, 0, ctypes.byref(dropped))
+        return dropped.value
 
     def _discard(self) -> None:
         self._cupti.activity_flush_all(0)
         self._free += [address for address, _ in self._full]
         self._full.clear()
+        self._count_dropped()
 
     def _description(self, record: str) -> Any:
         """Return the newest description of a record: cupti-python names it by the record's version."""

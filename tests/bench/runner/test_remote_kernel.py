@@ -240,6 +240,14 @@ def test_a_measurement_plans_with_what_is_left_of_the_solutions_time(open_kernel
     assert measured.latency_ms == pytest.approx(100, rel=0.1)
 
 
+def test_a_solution_that_was_checked_and_takes_longer_than_the_budget_is_made_once_a_trial(open_kernel):
+    source = "import time\ndef run(x):\n    time.sleep(0.3)\n    return x * 2"
+    with open_kernel(source, plan=MeasurePlan(10, 90, 0.1)) as kernel:
+        kernel(X)
+        measured = kernel.measure([[X]])
+    assert (measured.record["calls"], measured.record["samples"]) == (1, 1)
+
+
 def test_more_readings_than_a_trial_takes_are_refused(open_kernel):
     count = 6
     with open_kernel(forge_readings(span_ns=[1] * count, enqueue_ns=[1] * count, late=[False] * count)) as kernel:
