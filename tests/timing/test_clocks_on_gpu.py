@@ -172,7 +172,8 @@ def test_a_first_call_that_compiles_for_longer_than_the_budget_is_not_the_measur
         torch.add(tensors[0], 1, out=tensors[1])
 
     trial, record = measure(compiles, clock, Recipe(10, 50, 1.0))
-    assert (record["stop"], len(trial.samples) >= 50) == ("count", True)
+    assert record["stop"] in ("count", "precision")
+    assert len(trial.samples) >= 50
 
 
 def test_a_launch_from_a_thread_is_counted(clock, tensors):
