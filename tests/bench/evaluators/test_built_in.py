@@ -40,7 +40,7 @@ def test_a_raised_revision_is_judged_again(tmp_path, monkeypatch):
     config = BenchmarkConfig.default(devices=["cpu"])
     trace_set = TraceSet.from_path(write_small_set(tmp_path))
     jobs = Benchmark(trace_set, config).plan().jobs
-    events = [finished(job) for job in jobs]
+    events = [finished(job, environment={"hardware": job.fingerprint["hardware"], "libs": {}}) for job in jobs]
     trace_set.add_traces([event.trace for event in events if isinstance(event, JobFinished)])
     assert Benchmark(trace_set, config).plan(resume=True).resumed == len(jobs) > 0
     raised = (replace(DEFAULT, revision=DEFAULT.revision + 1),)
