@@ -18,6 +18,7 @@ from flashinfer_bench.cli.tables import count, format_duration, wrap_line
 from flashinfer_bench.cli.verdict_tables import render_summary
 from flashinfer_bench.data import Evaluation, Trace, TraceSet
 from flashinfer_bench.data.store.layout import traces_path
+from flashinfer_bench.report.blind import find_blind
 from flashinfer_bench.report.summary import PairKey, count_statuses, measured_speedup, summarise
 from flashinfer_bench.report.timing import read_timing
 from flashinfer_bench.report.verdict import caveat_of, reason_of, to_printable
@@ -90,6 +91,8 @@ def render_outcome(outcome: Outcome, width: int) -> str:
     parts += _describe_faults(outcome.faults, width)
     skips = [wrap_line(line, width) for line in describe_skips(outcome.plan.skips)]
     parts += ["\n".join([*skips, ""])] if skips else []
+    blind = [wrap_line(f"warning: {output}", width) for output in find_blind(outcome.traces)]
+    parts += ["\n".join([*blind, ""])] if blind else []
     return "\n".join([*parts, wrap_line(_totals(outcome), width) + "\n"])
 
 
@@ -106,6 +109,7 @@ def outcome_document(outcome: Outcome, files: Iterable[Path]) -> dict[str, Any]:
         "resumed": [_trace_document(trace) for trace in outcome.resumed],
         "faults": [{**_names(event.job), "message": event.message} for event in outcome.faults],
         "skipped": skip_documents(outcome.plan.skips),
+        "blind": [asdict(output) for output in find_blind(outcome.traces)],
         "trace_files": [str(path) for path in files],
     }
 
