@@ -4,19 +4,16 @@ import random
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from flashinfer_bench.timing.clocks import ClockLost, Lead
 from flashinfer_bench.timing.clocks.wall import WallClock
-from flashinfer_bench.timing.lines import FIRST_LOOK, LINES_CALLS, LOOKS, SECOND_LOOK
+from flashinfer_bench.timing.lines import FIRST_LOOK
 from flashinfer_bench.timing.measurement import Sample
 from flashinfer_bench.timing.progress import Progress, Recipe
 from flashinfer_bench.timing.recipe import (
     EXTRA_S,
     EXTRA_SHARE,
     MOST_REST_NS,
-    PROBE_NS,
     REST_NS,
     SPIN_CEILING_NS,
     SPIN_FLOOR_NS,
@@ -27,20 +24,10 @@ from flashinfer_bench.timing.recipe import (
 )
 from flashinfer_bench.timing.summary import summarise
 from flashinfer_bench.timing.timeline import Operation
-from tests.kit.fake_gpu import FLUSH_NS, LAUNCH_NS, FakeGpu, fake_cupti_clock, fake_event_clock
+from tests.kit.fake_gpu import LAUNCH_NS, FakeGpu, fake_cupti_clock, fake_event_clock
+from tests.timing.taking import RECIPE, SECOND_NS, flags_of, take
 
 pytestmark = pytest.mark.cpu
-RECIPE = Recipe(warmup_runs=10, iterations=50, budget_s=10.0)
-SECOND_NS = 10**9
-
-
-def take(gpu, call, recipe=RECIPE, **faults):
-    clock, _ = fake_cupti_clock(gpu, **faults)
-    return take_trial(lambda _index: call, clock, recipe, now=gpu.seconds)
-
-
-def flags_of(trial):
-    return summarise([trial]).record.get("flags", [])
 
 
 def test_a_quick_call_gets_every_warm_up_and_every_iteration(gpu):
@@ -291,171 +278,6 @@ def test_a_call_too_long_on_the_host_for_any_spin_is_not_taken_again(gpu):
     assert "host_bound" in flags_of(trial)
 
 
-def leaves_lines(gpu, length_ns, with_lines_ns):
-    """Return a call that is quicker while persisting lines are left of the call before."""
-
-    def launch():
-        gpu.log.append("call")
-        gpu.kernel("kernel", with_lines_ns if gpu.persisting else length_ns)
-        gpu.persisting = True
-
-    return launch
-
-
-def test_persisting_lines_are_reset_before_each_call_that_leaves_them(gpu):
-    trial = take(gpu, leaves_lines(gpu, 10_000, 4_000))
-    assert trial.facts["lines_reset"] is True
-    assert set(trial.spans_ns) == {10_000}
-    assert gpu.log.count("reset") == LOOKS // 2 + 50
-    assert trial.facts["calls"] == 10 + LOOKS + 50
-    assert flags_of(trial) == ["persisting_l2"]
-
-
-def test_lines_that_make_no_difference_are_left_alone(gpu):
-    trial = take(gpu, leaves_lines(gpu, 10_000, 9_800))
-    assert "lines_reset" not in trial.facts
-    assert gpu.log.count("reset") == LINES_CALLS  # the first look was enough
-
-
-def test_a_call_too_slow_for_a_second_look_is_taken_at_the_first(gpu):
-    trial = take(gpu, leaves_lines(gpu, 60_000_000, 55_000_000))
-    assert trial.facts["lines_reset"] is True
-    assert gpu.log.count("reset") == LINES_CALLS + len(trial.samples)
-
-
-def test_a_call_that_looks_slower_by_chance_is_looked_at_again_and_left_alone(gpu):
-    lengths = [1_120] * 10 + [1_120] * LINES_CALLS + [1_504] * LINES_CALLS + [1_120, 1_504] * 200
-    trial = take_trial(
-        lambda index: gpu.call(length_ns=lengths[index]), fake_cupti_clock(gpu)[0], RECIPE, now=gpu.seconds
-    )
-    assert gpu.log.count("reset") == LOOKS // 2
-    assert "lines_reset" not in trial.facts
-
-
-def test_one_scattered_look_in_two_is_not_enough(gpu):
-    second = LINES_CALLS * SECOND_LOOK
-    scattered = [1_504] * (second // 2 + 1) + [1_120] * (second - second // 2 - 1)  # slower in the median alone
-    lengths = [1_120] * 10 + [1_120] * LINES_CALLS + [1_504] * LINES_CALLS + [1_120] * second + scattered + [1_120] * 90
-    trial = take_trial(
-        lambda index: gpu.call(length_ns=lengths[index]), fake_cupti_clock(gpu)[0], RECIPE, now=gpu.seconds
-    )
-    assert gpu.log.count("reset") == LOOKS // 2
-    assert "lines_reset" not in trial.facts
-
-
-@pytest.mark.parametrize("warm", ["a warm lane", "events too"])
-def test_lines_are_looked_for_where_a_flush_would_miss_them(gpu, warm):
-    gpu.cold = warm != "a warm lane"
-    clock = fake_event_clock(gpu)
-    trial = take_trial(lambda _: leaves_lines(gpu, 10_000, 4_000), clock, RECIPE, now=gpu.seconds)
-    assert ("lines_reset" in trial.facts) == gpu.cold
-    assert ("reset" in gpu.log) == gpu.cold
-
-
-def test_lines_are_looked_for_on_a_device_that_was_idle_with_and_without_their_reset(gpu):
-    take(gpu, gpu.call())
-    looks = gpu.leads[10 : 10 + FIRST_LOOK]
-    assert [(lead.waits_first or lead.resets_lines, lead.resets_lines) for lead in looks] == (
-        [(True, False)] * LINES_CALLS + [(True, True)] * LINES_CALLS
-    )
-    assert len({lead.spin_ns for lead in looks}) == 1
-
-
-def test_a_2_s_call_stops_at_the_budget_and_says_so(gpu):
-    trial = take(gpu, gpu.call(length_ns=2 * SECOND_NS))
-    assert trial.stop == "budget"
-    assert 1 <= len(trial.samples) <= 3
-    assert 5 * SECOND_NS < gpu.now_ns < 11 * SECOND_NS
-    assert "too_few_samples" in flags_of(trial)
-
-
-def test_a_call_longer_than_the_budget_is_taken_once(gpu):
-    trial = take(gpu, gpu.call(length_ns=30 * SECOND_NS, operations=2))
-    assert (gpu.log.count("call"), len(trial.samples)) == (2, 1)  # the first may have compiled
-    assert (trial.stop, trial.facts["launch_reason"]) == ("budget", "the budget holds no more calls")
-
-
-@pytest.mark.parametrize("kind", ["cupti", "wall"])
-def test_a_call_longer_than_the_budget_that_was_made_before_is_made_once(gpu, kind):
-    clock = WallClock() if kind == "wall" else fake_cupti_clock(gpu)[0]
-    recipe = Recipe(10, 50, budget_s=10.0, was_called=True)
-    trial = take_trial(lambda _: gpu.call(host_ns=30 * SECOND_NS), clock, recipe, now=gpu.seconds)
-    assert (gpu.log.count("call"), len(trial.samples), trial.stop) == (1, 1, "budget")
-
-
-@pytest.mark.parametrize("seconds", [2.6, 4, 6, 9])
-def test_a_call_of_most_of_the_budget_costs_no_more_than_one_call_over_it(gpu, seconds):
-    length_ns = int(seconds * SECOND_NS) // 2
-    trial = take(gpu, gpu.call(length_ns=length_ns, operations=2))
-    assert trial.stop == "budget"
-    assert gpu.now_ns < (10 + seconds + 0.1) * SECOND_NS
-
-
-def test_a_call_that_becomes_slower_by_and_by_keeps_to_the_budget(gpu):
-    def supply(index):
-        return gpu.call(length_ns=SECOND_NS // 20 if index < 20 else SECOND_NS)
-
-    trial = take_trial(supply, fake_cupti_clock(gpu)[0], RECIPE, now=gpu.seconds)
-    assert trial.stop in ("precision", "budget")
-    assert gpu.seconds() < 2 * RECIPE.budget_s
-
-
-def test_a_steady_slow_call_stops_once_its_interval_is_narrow_and_says_so(gpu):
-    trial = take(gpu, gpu.call(length_ns=SECOND_NS // 4))
-    assert (trial.stop, len(trial.samples)) == ("precision", 9)
-
-
-def test_a_noisy_slow_call_goes_on_until_the_budget_is_spent(gpu):
-    lengths = [SECOND_NS // 8, SECOND_NS // 4] * 100
-    trial = take_trial(
-        lambda index: gpu.call(length_ns=lengths[index]), fake_cupti_clock(gpu)[0], RECIPE, now=gpu.seconds
-    )
-    assert trial.stop == "budget"
-    assert len(trial.samples) > 20
-    assert gpu.now_ns <= 10.3 * SECOND_NS
-
-
-def test_warm_up_ends_at_a_quarter_of_the_budget(gpu):
-    trial = take(gpu, gpu.call(length_ns=SECOND_NS // 2), Recipe(warmup_runs=1000, iterations=1000, budget_s=10.0))
-    assert gpu.now_ns <= 10.6 * SECOND_NS
-    assert (trial.stop, len(trial.samples) >= 9) == ("precision", True)
-
-
-def test_a_first_call_that_compiles_does_not_make_a_quick_call_slow(gpu):
-    def supply(index):
-        return gpu.call(host_ns=4 * SECOND_NS if index == 0 else 0)
-
-    trial = take_trial(supply, fake_cupti_clock(gpu)[0], RECIPE, now=gpu.seconds)
-    assert (trial.stop, len(trial.samples)) == ("count", 50)
-    assert set(trial.spans_ns) == {10_000}
-    assert trial.facts["spin_ns"] < PROBE_NS
-
-
-@pytest.mark.parametrize("compile_s", [4, 9.9999, 12, 700])
-@pytest.mark.parametrize("kind", ["cupti", "cuda_events", "lost"])
-def test_the_budget_does_not_pay_for_a_first_call_that_compiles(gpu, compile_s, kind):
-    def supply(index):
-        return gpu.call(host_ns=int(compile_s * SECOND_NS) if index == 0 else 0)
-
-    clock = fake_event_clock(gpu) if kind == "cuda_events" else fake_cupti_clock(gpu, lost_at=4)[0]
-    clock = fake_cupti_clock(gpu)[0] if kind == "cupti" else clock
-    trial = take_trial(supply, clock, RECIPE, now=gpu.seconds)
-    assert (trial.stop, len(trial.samples)) == ("count", 50)
-    assert max(trial.spans_ns) < 20_000
-
-
-@pytest.mark.parametrize("first_s", [1.5, 4.0])
-def test_a_first_call_that_compiles_on_a_cpu_does_not_become_the_measurement(first_s, monkeypatch):
-    gpu = FakeGpu()
-    monkeypatch.setattr("flashinfer_bench.timing.clocks.wall.perf_counter_ns", lambda: gpu.now_ns)
-
-    def supply(index):
-        return gpu.call(operations=0, host_ns=int(first_s * SECOND_NS) if index == 0 else 1_000_000)
-
-    trial = take_trial(supply, WallClock(), Recipe(10, 50, 2.0), now=gpu.seconds)
-    assert (trial.stop, set(trial.spans_ns), len(trial.samples)) == ("count", {1_000_000}, 50)
-
-
 @pytest.mark.parametrize("fault", ["lost_at", "spins_lost_at"])
 def test_records_lost_in_the_middle_fall_back_to_events_and_say_why(gpu, fault):
     trial = take(gpu, gpu.call(), **{fault: 4})
@@ -498,15 +320,6 @@ def test_the_wall_clock_warms_up_and_reads_without_a_spin_or_a_look_for_lines():
     trial = take_trial(lambda index: lambda: calls.append(index), WallClock(), RECIPE)
     assert calls == list(range(60))
     assert (trial.facts, len(trial.samples)) == ({"method": "wall", "cache_state": "warm", "calls": 60}, 50)
-
-
-@given(st.integers(0, 12), st.integers(1, 20), st.floats(0.001, 5), st.integers(1, 10**9), st.integers(0, 10**9))
-def test_any_trial_ends_with_a_reading_and_at_most_two_calls_past_its_budget(warmup, wanted, budget_s, gpu_ns, host_ns):
-    gpu = FakeGpu()
-    trial = take(gpu, gpu.call(length_ns=gpu_ns, host_ns=host_ns), Recipe(warmup, wanted, budget_s))
-    assert 1 <= len(trial.samples) <= wanted
-    per_call_s = (gpu_ns + host_ns + SPIN_CEILING_NS + FLUSH_NS + PROBE_NS) / 1e9
-    assert gpu.seconds() <= budget_s + 2 * per_call_s + 0.01
 
 
 def scattered(gpu, index):

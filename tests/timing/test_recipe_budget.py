@@ -1,0 +1,121 @@
+"""The recipe keeps to its budget: slow calls, calls that become slow, and a first call that compiles."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flashinfer_bench.timing.clocks.wall import WallClock
+from flashinfer_bench.timing.progress import Recipe
+from flashinfer_bench.timing.recipe import (
+    PROBE_NS,
+    SPIN_CEILING_NS,
+    take_trial,
+)
+from tests.kit.fake_gpu import FLUSH_NS, FakeGpu, fake_cupti_clock, fake_event_clock
+from tests.timing.taking import RECIPE, SECOND_NS, flags_of, take
+
+pytestmark = pytest.mark.cpu
+
+
+def test_a_2_s_call_stops_at_the_budget_and_says_so(gpu):
+    trial = take(gpu, gpu.call(length_ns=2 * SECOND_NS))
+    assert trial.stop == "budget"
+    assert 1 <= len(trial.samples) <= 3
+    assert 5 * SECOND_NS < gpu.now_ns < 11 * SECOND_NS
+    assert "too_few_samples" in flags_of(trial)
+
+
+def test_a_call_longer_than_the_budget_is_taken_once(gpu):
+    trial = take(gpu, gpu.call(length_ns=30 * SECOND_NS, operations=2))
+    assert (gpu.log.count("call"), len(trial.samples)) == (2, 1)  # the first may have compiled
+    assert (trial.stop, trial.facts["launch_reason"]) == ("budget", "the budget holds no more calls")
+
+
+@pytest.mark.parametrize("kind", ["cupti", "wall"])
+def test_a_call_longer_than_the_budget_that_was_made_before_is_made_once(gpu, kind):
+    clock = WallClock() if kind == "wall" else fake_cupti_clock(gpu)[0]
+    recipe = Recipe(10, 50, budget_s=10.0, was_called=True)
+    trial = take_trial(lambda _: gpu.call(host_ns=30 * SECOND_NS), clock, recipe, now=gpu.seconds)
+    assert (gpu.log.count("call"), len(trial.samples), trial.stop) == (1, 1, "budget")
+
+
+@pytest.mark.parametrize("seconds", [2.6, 4, 6, 9])
+def test_a_call_of_most_of_the_budget_costs_no_more_than_one_call_over_it(gpu, seconds):
+    length_ns = int(seconds * SECOND_NS) // 2
+    trial = take(gpu, gpu.call(length_ns=length_ns, operations=2))
+    assert trial.stop == "budget"
+    assert gpu.now_ns < (10 + seconds + 0.1) * SECOND_NS
+
+
+def test_a_call_that_becomes_slower_by_and_by_keeps_to_the_budget(gpu):
+    def supply(index):
+        return gpu.call(length_ns=SECOND_NS // 20 if index < 20 else SECOND_NS)
+
+    trial = take_trial(supply, fake_cupti_clock(gpu)[0], RECIPE, now=gpu.seconds)
+    assert trial.stop in ("precision", "budget")
+    assert gpu.seconds() < 2 * RECIPE.budget_s
+
+
+def test_a_steady_slow_call_stops_once_its_interval_is_narrow_and_says_so(gpu):
+    trial = take(gpu, gpu.call(length_ns=SECOND_NS // 4))
+    assert (trial.stop, len(trial.samples)) == ("precision", 9)
+
+
+def test_a_noisy_slow_call_goes_on_until_the_budget_is_spent(gpu):
+    lengths = [SECOND_NS // 8, SECOND_NS // 4] * 100
+    trial = take_trial(
+        lambda index: gpu.call(length_ns=lengths[index]), fake_cupti_clock(gpu)[0], RECIPE, now=gpu.seconds
+    )
+    assert trial.stop == "budget"
+    assert len(trial.samples) > 20
+    assert gpu.now_ns <= 10.3 * SECOND_NS
+
+
+def test_warm_up_ends_at_a_quarter_of_the_budget(gpu):
+    trial = take(gpu, gpu.call(length_ns=SECOND_NS // 2), Recipe(warmup_runs=1000, iterations=1000, budget_s=10.0))
+    assert gpu.now_ns <= 10.6 * SECOND_NS
+    assert (trial.stop, len(trial.samples) >= 9) == ("precision", True)
+
+
+def test_a_first_call_that_compiles_does_not_make_a_quick_call_slow(gpu):
+    def supply(index):
+        return gpu.call(host_ns=4 * SECOND_NS if index == 0 else 0)
+
+    trial = take_trial(supply, fake_cupti_clock(gpu)[0], RECIPE, now=gpu.seconds)
+    assert (trial.stop, len(trial.samples)) == ("count", 50)
+    assert set(trial.spans_ns) == {10_000}
+    assert trial.facts["spin_ns"] < PROBE_NS
+
+
+@pytest.mark.parametrize("compile_s", [4, 9.9999, 12, 700])
+@pytest.mark.parametrize("kind", ["cupti", "cuda_events", "lost"])
+def test_the_budget_does_not_pay_for_a_first_call_that_compiles(gpu, compile_s, kind):
+    def supply(index):
+        return gpu.call(host_ns=int(compile_s * SECOND_NS) if index == 0 else 0)
+
+    clock = fake_event_clock(gpu) if kind == "cuda_events" else fake_cupti_clock(gpu, lost_at=4)[0]
+    clock = fake_cupti_clock(gpu)[0] if kind == "cupti" else clock
+    trial = take_trial(supply, clock, RECIPE, now=gpu.seconds)
+    assert (trial.stop, len(trial.samples)) == ("count", 50)
+    assert max(trial.spans_ns) < 20_000
+
+
+@pytest.mark.parametrize("first_s", [1.5, 4.0])
+def test_a_first_call_that_compiles_on_a_cpu_does_not_become_the_measurement(first_s, monkeypatch):
+    gpu = FakeGpu()
+    monkeypatch.setattr("flashinfer_bench.timing.clocks.wall.perf_counter_ns", lambda: gpu.now_ns)
+
+    def supply(index):
+        return gpu.call(operations=0, host_ns=int(first_s * SECOND_NS) if index == 0 else 1_000_000)
+
+    trial = take_trial(supply, WallClock(), Recipe(10, 50, 2.0), now=gpu.seconds)
+    assert (trial.stop, set(trial.spans_ns), len(trial.samples)) == ("count", {1_000_000}, 50)
+
+
+@given(st.integers(0, 12), st.integers(1, 20), st.floats(0.001, 5), st.integers(1, 10**9), st.integers(0, 10**9))
+def test_any_trial_ends_with_a_reading_and_at_most_two_calls_past_its_budget(warmup, wanted, budget_s, gpu_ns, host_ns):
+    gpu = FakeGpu()
+    trial = take(gpu, gpu.call(length_ns=gpu_ns, host_ns=host_ns), Recipe(warmup, wanted, budget_s))
+    assert 1 <= len(trial.samples) <= wanted
+    per_call_s = (gpu_ns + host_ns + SPIN_CEILING_NS + FLUSH_NS + PROBE_NS) / 1e9
+    assert gpu.seconds() <= budget_s + 2 * per_call_s + 0.01
