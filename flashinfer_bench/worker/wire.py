@@ -8,7 +8,6 @@ one that is not a JSON object, is a WireError: the reader trusts no length that 
 from __future__ import annotations
 
 import json
-import os
 import socket
 import struct
 from collections.abc import Sequence
@@ -107,11 +106,6 @@ class FrameReader:
         """Hand over the file descriptors that arrived so far; the caller closes them."""
         fds, self._fds = self._fds, []
         return fds
-
-    def close_fds(self) -> None:
-        """Close descriptors that nobody took."""
-        for fd in self.take_fds():
-            os.close(fd)
 
     def read(self) -> dict[str, Any]:
         """Block until one whole frame is there and return it."""

@@ -192,7 +192,6 @@ class WorkerProcess:
 
     def _close(self) -> None:
         self._selector.close()
-        self._reader.close_fds()
         self._sock.close()
         self._guard.close()
         for pipe in self._pipes:
