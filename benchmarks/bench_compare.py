@@ -17,8 +17,8 @@ from time import perf_counter
 
 import torch
 
-from flashinfer_bench.bench.evaluators.compare import compare
-from flashinfer_bench.bench.evaluators.comparison import Comparison, Tolerance
+from flashinfer_bench.bench.evaluators.compare.outputs import compare
+from flashinfer_bench.bench.evaluators.compare.rule import Comparison, Tolerance
 
 GOAL_MS = 5.0
 GOAL_BYTES = 300_000_000

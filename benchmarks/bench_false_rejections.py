@@ -30,9 +30,9 @@ import torch
 
 from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.evaluators.evaluator import Accepted, Baseline, JudgeContext
+from flashinfer_bench.bench.evaluators.inputs.seeds import derive_seed
 from flashinfer_bench.bench.evaluators.reference import Reference
 from flashinfer_bench.bench.evaluators.registry import find_evaluator
-from flashinfer_bench.bench.evaluators.seeds import derive_seed
 from flashinfer_bench.data import Definition, Solution, TraceSet, Workload
 from flashinfer_bench.worker.load import load_python
 

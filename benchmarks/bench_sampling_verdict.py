@@ -14,8 +14,8 @@ from time import perf_counter
 import torch
 
 from flashinfer_bench.bench.evaluators.evaluator import Accepted
-from flashinfer_bench.bench.evaluators.sampling import Limits, judge_draws
-from flashinfer_bench.bench.evaluators.sampling_rules import SamplingProblem
+from flashinfer_bench.bench.evaluators.sampling.evaluator import Limits, judge_draws
+from flashinfer_bench.bench.evaluators.sampling.rules import SamplingProblem
 
 
 def main() -> None:

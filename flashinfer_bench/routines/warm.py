@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from flashinfer_bench.bench.evaluators.inputs import make_inputs
-from flashinfer_bench.bench.evaluators.packed import storage_shape
+from flashinfer_bench.bench.evaluators.compare.packed import storage_shape
+from flashinfer_bench.bench.evaluators.inputs.make import make_inputs
 from flashinfer_bench.data import Definition, Solution, Workload
 from flashinfer_bench.data.dtypes import torch_dtype
 from flashinfer_bench.worker.linux import die_with_parent, kill_session

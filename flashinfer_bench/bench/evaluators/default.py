@@ -11,7 +11,7 @@ import torch
 
 from flashinfer_bench.bench.config import ResolvedEvalConfig
 from flashinfer_bench.bench.evaluators.built_in import DEFAULT
-from flashinfer_bench.bench.evaluators.comparison import Tolerance
+from flashinfer_bench.bench.evaluators.compare.rule import Tolerance
 from flashinfer_bench.bench.evaluators.evaluator import (
     Accepted,
     Baseline,
@@ -21,10 +21,10 @@ from flashinfer_bench.bench.evaluators.evaluator import (
     SolutionRunnable,
     Verdict,
 )
-from flashinfer_bench.bench.evaluators.inputs import make_inputs
-from flashinfer_bench.bench.evaluators.memory import bytes_of, total_bytes
+from flashinfer_bench.bench.evaluators.inputs.make import make_inputs
+from flashinfer_bench.bench.evaluators.inputs.memory import bytes_of, total_bytes
+from flashinfer_bench.bench.evaluators.inputs.seeds import derive_seed
 from flashinfer_bench.bench.evaluators.reference import Reference
-from flashinfer_bench.bench.evaluators.seeds import derive_seed
 from flashinfer_bench.bench.evaluators.verdict import (
     check_form,
     compare_outputs,

@@ -14,7 +14,7 @@ import torch
 
 from flashinfer_bench.bench.config import ResolvedEvalConfig
 from flashinfer_bench.bench.evaluators.built_in import LOWBIT
-from flashinfer_bench.bench.evaluators.comparison import Tolerance
+from flashinfer_bench.bench.evaluators.compare.rule import Tolerance
 from flashinfer_bench.bench.evaluators.default import DefaultEvaluator, build_baseline, check_elements, check_reference
 from flashinfer_bench.bench.evaluators.evaluator import Baseline, JudgeContext, SolutionRunnable, Verdict
 from flashinfer_bench.bench.evaluators.verdict import resolve_tolerance

@@ -17,8 +17,8 @@ from typing import Any, Final
 import torch
 
 from flashinfer_bench.bench.evaluators.blame import Blame
-from flashinfer_bench.bench.evaluators.memory import bytes_of, free_bytes
-from flashinfer_bench.bench.evaluators.packed import logical_shape, storage_shape
+from flashinfer_bench.bench.evaluators.compare.packed import logical_shape, storage_shape
+from flashinfer_bench.bench.evaluators.inputs.memory import bytes_of, free_bytes
 from flashinfer_bench.data import Definition, TensorSpec
 from flashinfer_bench.data.dtypes import torch_dtype
 from flashinfer_bench.errors import DefinitionFault, WorkloadFault

@@ -18,14 +18,14 @@ from typing import Any, Final
 from flashinfer_bench.bench.evaluators.blame import Blame
 from flashinfer_bench.bench.evaluators.built_in import make_mark
 from flashinfer_bench.bench.evaluators.default import DefaultEvaluator
-from flashinfer_bench.bench.evaluators.dsa import DSAEvaluator
 from flashinfer_bench.bench.evaluators.evaluator import Evaluator
 from flashinfer_bench.bench.evaluators.lowbit import LowBitEvaluator
 from flashinfer_bench.bench.evaluators.plug_ins import APPENDED, BUILT_IN, OWN_PACKAGE, EvaluatorChoice, PlugIn
-from flashinfer_bench.bench.evaluators.renormalised import RenormalisedEvaluator
-from flashinfer_bench.bench.evaluators.sampling import SamplingEvaluator
-from flashinfer_bench.bench.evaluators.speculative import SpeculativeEvaluator
-from flashinfer_bench.bench.evaluators.top_k import TopKEvaluator
+from flashinfer_bench.bench.evaluators.sampling.evaluator import SamplingEvaluator
+from flashinfer_bench.bench.evaluators.sampling.renormalised import RenormalisedEvaluator
+from flashinfer_bench.bench.evaluators.sampling.speculative import SpeculativeEvaluator
+from flashinfer_bench.bench.evaluators.selection.dsa import DSAEvaluator
+from flashinfer_bench.bench.evaluators.selection.top_k import TopKEvaluator
 from flashinfer_bench.bench.evaluators.without_context import accept_context
 from flashinfer_bench.data import Definition
 from flashinfer_bench.errors import ConfigError

@@ -12,8 +12,8 @@ from typing import Any, Final
 import torch
 
 from flashinfer_bench.bench.config import ResolvedEvalConfig
-from flashinfer_bench.bench.evaluators.compare import compare
-from flashinfer_bench.bench.evaluators.comparison import Comparison, Tolerance
+from flashinfer_bench.bench.evaluators.compare.outputs import compare
+from flashinfer_bench.bench.evaluators.compare.rule import Comparison, Tolerance
 from flashinfer_bench.bench.evaluators.evaluator import Rejected
 from flashinfer_bench.bench.extra_keys import MAX_ERROR_CAP, why_wrong
 from flashinfer_bench.data import Correctness, Definition, EvaluationStatus

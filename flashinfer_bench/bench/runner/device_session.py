@@ -16,12 +16,12 @@ from typing import Any, Final
 import torch
 
 from flashinfer_bench.bench.config import MEASURE_REJECTED, ResolvedEvalConfig
+from flashinfer_bench.bench.evaluators.compare.packed import storage_shape
 from flashinfer_bench.bench.evaluators.evaluator import Baseline, Evaluator, JudgeContext, Rejected
-from flashinfer_bench.bench.evaluators.memory import bytes_of, total_bytes
-from flashinfer_bench.bench.evaluators.packed import storage_shape
+from flashinfer_bench.bench.evaluators.inputs.memory import bytes_of, total_bytes
+from flashinfer_bench.bench.evaluators.inputs.seeds import derive_seed
 from flashinfer_bench.bench.evaluators.reference import Reference
 from flashinfer_bench.bench.evaluators.registry import find_evaluator
-from flashinfer_bench.bench.evaluators.seeds import derive_seed
 from flashinfer_bench.bench.runner.artifacts import find_artifact
 from flashinfer_bench.bench.runner.claims import OutputSpec, choose_style
 from flashinfer_bench.bench.runner.environments import solution_environment

@@ -7,22 +7,22 @@ from pathlib import Path
 import pytest
 import torch
 
-from flashinfer_bench.bench.evaluators import compare as compare_module
-from flashinfer_bench.bench.evaluators.compare import compare
-from flashinfer_bench.bench.evaluators.compare_chunks import measure_chunks
-from flashinfer_bench.bench.evaluators.comparison import Tolerance
-from flashinfer_bench.bench.evaluators.dsa_indexer import find_roles, read_problem
-from flashinfer_bench.bench.evaluators.dsa_indices import judge_indices
+from flashinfer_bench.bench.evaluators.compare import outputs as compare_module
+from flashinfer_bench.bench.evaluators.compare.chunks import measure_chunks
+from flashinfer_bench.bench.evaluators.compare.outputs import compare
+from flashinfer_bench.bench.evaluators.compare.rule import Tolerance
 from flashinfer_bench.bench.evaluators.evaluator import Accepted, Rejected
-from flashinfer_bench.bench.evaluators.inputs import make_inputs
+from flashinfer_bench.bench.evaluators.inputs.make import make_inputs
 from flashinfer_bench.bench.evaluators.reference import Reference
-from flashinfer_bench.bench.evaluators.sampling import Limits, judge_draws
-from flashinfer_bench.bench.evaluators.sampling_rules import SamplingProblem
+from flashinfer_bench.bench.evaluators.sampling.evaluator import Limits, judge_draws
+from flashinfer_bench.bench.evaluators.sampling.rules import SamplingProblem
+from flashinfer_bench.bench.evaluators.selection.indexer import find_roles, read_problem
+from flashinfer_bench.bench.evaluators.selection.indices import judge_indices
 from flashinfer_bench.bench.evaluators.verdict import check_form, compare_outputs, describe_problems
 from flashinfer_bench.data import TraceSet
-from tests.bench.evaluators.interpreted_comparison import draw as draw_sides
-from tests.bench.evaluators.samplers import WRONG, draw, expected_shares, make_problem
-from tests.bench.evaluators.sparse_attention import WRONG_INDEXERS, index
+from tests.bench.evaluators.compare.interpreted_comparison import draw as draw_sides
+from tests.bench.evaluators.sampling.samplers import WRONG, draw, expected_shares, make_problem
+from tests.bench.evaluators.selection.sparse_attention import WRONG_INDEXERS, index
 
 pytestmark = [
     pytest.mark.gpu,
@@ -66,7 +66,7 @@ def test_comparing_a_gigabyte_takes_less_than_300_megabytes():
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("ratio", [1.0, 0.9])
 def test_the_fused_comparison_is_used_and_finds_what_the_chunks_find(dtype, ratio):
-    from flashinfer_bench.bench.evaluators import compare_fused
+    from flashinfer_bench.bench.evaluators.compare import fused as compare_fused
 
     tolerance = Tolerance(1e-2, 1e-2, ratio)
     assert compare_fused.is_usable(dtype, CUDA, tolerance)

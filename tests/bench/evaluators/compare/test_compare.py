@@ -10,10 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flashinfer_bench.bench.evaluators import compare_chunks
-from flashinfer_bench.bench.evaluators.compare import compare
-from flashinfer_bench.bench.evaluators.compare_chunks import measure_chunks
-from flashinfer_bench.bench.evaluators.comparison import WINDOW, Findings, Tolerance
+from flashinfer_bench.bench.evaluators.compare import chunks as compare_chunks
+from flashinfer_bench.bench.evaluators.compare.chunks import measure_chunks
+from flashinfer_bench.bench.evaluators.compare.outputs import compare
+from flashinfer_bench.bench.evaluators.compare.rule import WINDOW, Findings, Tolerance
 from flashinfer_bench.bench.evaluators.verdict import compare_outputs, describe_problems
 from tests.kit.make import make_definition
 

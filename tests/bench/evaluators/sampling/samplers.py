@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from flashinfer_bench.bench.evaluators.sampling_rules import SamplingProblem
+from flashinfer_bench.bench.evaluators.sampling.rules import SamplingProblem
 
 CALLS = 100
 

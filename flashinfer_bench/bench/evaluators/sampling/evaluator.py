@@ -24,20 +24,20 @@ from flashinfer_bench.bench.evaluators.evaluator import (
     SolutionRunnable,
     Verdict,
 )
-from flashinfer_bench.bench.evaluators.sampling_rules import (
+from flashinfer_bench.bench.evaluators.inputs.seeds import make_generator
+from flashinfer_bench.bench.evaluators.sampling.rules import (
     PlacedDraws,
     SamplingProblem,
     place_draws,
     read_problem,
 )
-from flashinfer_bench.bench.evaluators.sampling_statistics import (
+from flashinfer_bench.bench.evaluators.sampling.statistics import (
     Distance,
     measure_agreement,
     measure_chances,
     measure_distance,
     measure_overuse,
 )
-from flashinfer_bench.bench.evaluators.seeds import make_generator
 from flashinfer_bench.bench.evaluators.verdict import check_form, read_parameter
 from flashinfer_bench.bench.extra_keys import FALSE_ALARM_RATE, TRIALS, TVD_THRESHOLD
 from flashinfer_bench.data import Correctness, Definition, EvaluationStatus, Workload

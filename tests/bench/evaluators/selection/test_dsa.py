@@ -10,19 +10,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from flashinfer_bench.bench.evaluators.dsa import DSAEvaluator
-from flashinfer_bench.bench.evaluators.dsa_indexer import IndexerProblem, find_roles, read_problem, score_row
-from flashinfer_bench.bench.evaluators.dsa_indices import judge_indices
 from flashinfer_bench.bench.evaluators.evaluator import Accepted, Rejected
+from flashinfer_bench.bench.evaluators.selection.dsa import DSAEvaluator
+from flashinfer_bench.bench.evaluators.selection.indexer import IndexerProblem, find_roles, read_problem, score_row
+from flashinfer_bench.bench.evaluators.selection.indices import judge_indices
 from flashinfer_bench.data import EvaluationStatus, TraceSet
 from flashinfer_bench.errors import WorkloadFault
 from tests.bench.evaluators.judging import Judging
-from tests.bench.evaluators.sparse_attention import TOPK, WRONG_ATTENTION, WRONG_INDEXERS, attend, index
+from tests.bench.evaluators.selection.sparse_attention import TOPK, WRONG_ATTENTION, WRONG_INDEXERS, attend, index
 from tests.kit.make import make_definition
 
 pytestmark = pytest.mark.cpu
 
-BUNDLED = Path(__file__).resolve().parents[3] / "flashinfer-trace"
+BUNDLED = Path(__file__).resolve().parents[4] / "flashinfer-trace"
 SET = TraceSet.from_path(BUNDLED)
 INDEXER = "dsa_topk_indexer_fp8_h64_d128_topk64_ps64"
 ATTENTION = "dsa_sparse_attention_h16_ckv512_kpe64_topk64_ps64"

@@ -25,9 +25,9 @@ from flashinfer_bench.bench.evaluators.evaluator import (
     SolutionRunnable,
     Verdict,
 )
-from flashinfer_bench.bench.evaluators.sampling import Limits
-from flashinfer_bench.bench.evaluators.sampling_statistics import measure_chances
-from flashinfer_bench.bench.evaluators.seeds import make_generator
+from flashinfer_bench.bench.evaluators.inputs.seeds import make_generator
+from flashinfer_bench.bench.evaluators.sampling.evaluator import Limits
+from flashinfer_bench.bench.evaluators.sampling.statistics import measure_chances
 from flashinfer_bench.bench.evaluators.verdict import check_form
 from flashinfer_bench.data import Correctness, Definition, EvaluationStatus, Workload
 

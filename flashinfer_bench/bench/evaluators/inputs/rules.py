@@ -14,8 +14,8 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from flashinfer_bench.bench.evaluators import draws, index_draws
-from flashinfer_bench.bench.evaluators.draws import Draw
+from flashinfer_bench.bench.evaluators.inputs import indices, random_values
+from flashinfer_bench.bench.evaluators.inputs.random_values import Draw
 from flashinfer_bench.data.dtypes import DTYPES
 
 SCALE_RANGE: Final = (0.5, 1.5)
@@ -73,7 +73,7 @@ def _softmax_rows(draw: Draw) -> torch.Tensor:
 
 
 def _unit_rows(draw: Draw) -> torch.Tensor:
-    values = draws.normal(draw)
+    values = random_values.normal(draw)
     return draw.finish(torch.nn.functional.normalize(values.float(), dim=-1))
 
 
@@ -86,7 +86,7 @@ def _cos_sin(draw: Draw) -> torch.Tensor:
 
 
 def _log_gate(draw: Draw) -> torch.Tensor:
-    return draw.finish(draws.uniform(draw, 1.0, 16.0).double().log_())
+    return draw.finish(random_values.uniform(draw, 1.0, 16.0).double().log_())
 
 
 def _fan_in(draw: Draw, weights: str) -> int:
@@ -100,28 +100,28 @@ def _weights_scale(draw: Draw) -> torch.Tensor:
     stem = re.sub(r"_scales?$", "", draw.name)
     gemm = {"output1": "gemm1_weights", "output2": "gemm2_weights"}.get(draw.name[:7], stem)
     unit = math.sqrt(1 / max(_fan_in(draw, gemm), 1))
-    return draws.uniform(draw, SCALE_RANGE[0] * unit, SCALE_RANGE[1] * unit)
+    return random_values.uniform(draw, SCALE_RANGE[0] * unit, SCALE_RANGE[1] * unit)
 
 
 def _moe_weights(draw: Draw) -> torch.Tensor:
     quantised = DTYPES[draw.dtype_name].bits <= 8
-    return draws.normal(draw, 1.0 if quantised else math.sqrt(1 / max(draw.shape[-1], 1)))
+    return random_values.normal(draw, 1.0 if quantised else math.sqrt(1 / max(draw.shape[-1], 1)))
 
 
 def _exponents(draw: Draw) -> torch.Tensor:
-    return draws.fill_bytes(draw, 125, 130)  # 2 ** -2 to 2 ** 2
+    return random_values.fill_bytes(draw, 125, 130)  # 2 ** -2 to 2 ** 2
 
 
 def _scale(draw: Draw) -> torch.Tensor:
-    return _exponents(draw) if draw.dtype_name == "float8_e8m0fnu" else draws.uniform(draw, *SCALE_RANGE)
+    return _exponents(draw) if draw.dtype_name == "float8_e8m0fnu" else random_values.uniform(draw, *SCALE_RANGE)
 
 
 def _normal_or_exponents(draw: Draw) -> torch.Tensor:
-    return _exponents(draw) if draw.dtype_name == "float8_e8m0fnu" else draws.normal(draw)
+    return _exponents(draw) if draw.dtype_name == "float8_e8m0fnu" else random_values.normal(draw)
 
 
 def _small_or_bytes(draw: Draw) -> torch.Tensor:
-    return draws.fill_bytes(draw) if DTYPES[draw.dtype_name].bits == 8 else draws.integers(draw, 0, 8)
+    return random_values.fill_bytes(draw) if DTYPES[draw.dtype_name].bits == 8 else random_values.integers(draw, 0, 8)
 
 
 def _softmax_scale(draw: Draw) -> float:
@@ -141,7 +141,7 @@ def _number(low: float, high: float) -> Callable[[Draw], float]:
 
 def _tensor(low: float, high: float) -> Callable[[Draw], torch.Tensor]:
     """Draw evenly from (low, high]."""
-    return lambda draw: draws.fill_floats(
+    return lambda draw: random_values.fill_floats(
         draw, lambda values, generator: values.uniform_(0.0, 1.0, generator=generator).mul_(low - high).add_(high)
     )
 
@@ -150,24 +150,24 @@ ANY: Final = ".*"
 
 TENSOR_RULES: Final[tuple[Rule, ...]] = (
     # offsets and lengths
-    Rule(ANY, "int", r".*indptr|cu_.*(lens|len)(_.*)?", index_draws.row_offsets, "increasing from 0 to the total"),
-    Rule(ANY, "int", r".*last_page_lens?", index_draws.last_page_lengths, "1 to the page size"),
-    Rule(ANY, "int", r".*(seq_?lens?|kv_lens?|context_lens?|lengths)(_.*)?", index_draws.lengths, "1 to the capacity"),
+    Rule(ANY, "int", r".*indptr|cu_.*(lens|len)(_.*)?", indices.row_offsets, "increasing from 0 to the total"),
+    Rule(ANY, "int", r".*last_page_lens?", indices.last_page_lengths, "1 to the page size"),
+    Rule(ANY, "int", r".*(seq_?lens?|kv_lens?|context_lens?|lengths)(_.*)?", indices.lengths, "1 to the capacity"),
     # indices
-    Rule("dsa_paged", "int", r"sparse_indices", index_draws.sparse_tokens, "distinct cached tokens, padded with -1"),
-    Rule(ANY, "int", r".*(kv|page|block)s?_(indices|tables?|ids)", index_draws.pages, "distinct pages of the cache"),
-    Rule(ANY, "int", r".*(positions?|pos_ids)", index_draws.positions, "0 to the longest sequence"),
-    Rule(ANY, "int", r"top_?ks?", index_draws.top_k, "1 to the vocabulary, small ones as often as large ones"),
-    Rule(ANY, "int", r".*(state|cache|slot|batch).*(indices|ids|mapping)|.*slots", index_draws.slots, "distinct slots"),
-    Rule("moe", "int", r"(.*_)?(ids|indices|experts)", index_draws.experts, "distinct experts in a row"),
-    Rule(ANY, "int", r".*(indices|index|idx|ids)", index_draws.any_index, "below every leading size of other inputs"),
+    Rule("dsa_paged", "int", r"sparse_indices", indices.sparse_tokens, "distinct cached tokens, padded with -1"),
+    Rule(ANY, "int", r".*(kv|page|block)s?_(indices|tables?|ids)", indices.pages, "distinct pages of the cache"),
+    Rule(ANY, "int", r".*(positions?|pos_ids)", indices.positions, "0 to the longest sequence"),
+    Rule(ANY, "int", r"top_?ks?", indices.top_k, "1 to the vocabulary, small ones as often as large ones"),
+    Rule(ANY, "int", r".*(state|cache|slot|batch).*(indices|ids|mapping)|.*slots", indices.slots, "distinct slots"),
+    Rule("moe", "int", r"(.*_)?(ids|indices|experts)", indices.experts, "distinct experts in a row"),
+    Rule(ANY, "int", r".*(indices|index|idx|ids)", indices.any_index, "below every leading size of other inputs"),
     # op types whose inputs have to make sense together
-    Rule("dsa_paged", "int uint", r"k_index_cache.*", index_draws.packed_keys, "fp8 values, then float32 scales"),
+    Rule("dsa_paged", "int uint", r"k_index_cache.*", indices.packed_keys, "fp8 values, then float32 scales"),
     Rule("sampling", "float", r"((draft|target)_)?prob(s|abilities)", _softmax_rows, "softmax rows of mixed sharpness"),
-    Rule("sampling", "float", r".*logits", lambda draw: draws.normal(draw, 3.0), "normal, deviation 3"),
+    Rule("sampling", "float", r".*logits", lambda draw: random_values.normal(draw, 3.0), "normal, deviation 3"),
     Rule("gdn", "float", r"k", _unit_rows, "normal rows of unit length: longer keys make the state explode"),
     Rule("gdn", "float", r"a_log", _log_gate, "logarithm of 1 to 16"),
-    Rule("mamba.*", "float", r"a", lambda draw: draws.uniform(draw, -16.0, -1.0), "-16 to -1: states decay"),
+    Rule("mamba.*", "float", r"a", lambda draw: random_values.uniform(draw, -16.0, -1.0), "-16 to -1: states decay"),
     Rule("moe", "float", r"gemm\d_weights|w\d+", _moe_weights, "normal; not quantised: divided by sqrt(fan-in)"),
     Rule("moe", "float", r".*weights_scales?|output\d_scales.*", _weights_scale, "0.5 to 1.5, divided by sqrt(fan-in)"),
     # names that mean the same everywhere
@@ -191,7 +191,7 @@ NUMBER_RULES: Final[tuple[Rule, ...]] = (
     Rule(ANY, "float", r".*theta", lambda _: 10_000.0, "10000"),
     Rule(ANY, "float", r".*soft_?cap", lambda _: 30.0, "30"),
     Rule(ANY, "float", ANY, _number(0.5, 1.5), "0.5 to 1.5"),
-    Rule(ANY, "int uint", r"top_?k", lambda draw: int(index_draws.top_k(draw)), "1 to the vocabulary"),
+    Rule(ANY, "int uint", r"top_?k", lambda draw: int(indices.top_k(draw)), "1 to the vocabulary"),
     Rule(ANY, "int uint", r".*offset", lambda _: 0, "0"),
     Rule(ANY, "int uint", ANY, lambda _: 1, "1"),
     Rule(ANY, "bool", r".*causal", lambda _: True, "true"),

@@ -12,9 +12,9 @@ from typing import Final
 
 import torch
 
-from flashinfer_bench.bench.evaluators.compare_chunks import measure_chunks, read_element, score_elements
-from flashinfer_bench.bench.evaluators.comparison import Comparison, Element, Findings, Tolerance
-from flashinfer_bench.bench.evaluators.packed import is_packed, unpack
+from flashinfer_bench.bench.evaluators.compare.chunks import measure_chunks, read_element, score_elements
+from flashinfer_bench.bench.evaluators.compare.packed import is_packed, unpack
+from flashinfer_bench.bench.evaluators.compare.rule import Comparison, Element, Findings, Tolerance
 
 FUSED_FROM: Final = 1 << 24
 """Elements of an output on a GPU from which the fused kernel is used: below that, chunks take less than 3 ms, and
@@ -70,7 +70,7 @@ def compare(
 def _measure_large(expected: torch.Tensor, got: torch.Tensor, tolerance: Tolerance) -> Findings:
     if expected.device.type == "cuda" and find_spec("triton") is not None:
         # Importing Triton takes a third of a second, which small outputs do not pay.
-        from flashinfer_bench.bench.evaluators.compare_fused import is_usable, measure_fused
+        from flashinfer_bench.bench.evaluators.compare.fused import is_usable, measure_fused
 
         if is_usable(expected.dtype, expected.device, tolerance):
             return measure_fused(expected, got, tolerance)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flashinfer_bench.bench.evaluators.constraints import check_constraints
+from flashinfer_bench.bench.evaluators.inputs.constraints import check_constraints
 from flashinfer_bench.errors import WorkloadFault
 
 pytestmark = pytest.mark.cpu

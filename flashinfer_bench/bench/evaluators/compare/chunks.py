@@ -12,8 +12,8 @@ from typing import Final, NamedTuple
 
 import torch
 
-from flashinfer_bench.bench.evaluators.comparison import WINDOW, Findings, Tolerance
-from flashinfer_bench.bench.evaluators.packed import is_packed, unpack
+from flashinfer_bench.bench.evaluators.compare.packed import is_packed, unpack
+from flashinfer_bench.bench.evaluators.compare.rule import WINDOW, Findings, Tolerance
 
 CHUNK_ELEMENTS: Final = {"cpu": 1 << 15, "cuda": 1 << 22}
 """Elements compared at once. CPU: up to so many torch uses one thread, and threads that wait for each other on a busy

@@ -12,8 +12,8 @@ from typing import Any, Final
 
 import torch
 
-from flashinfer_bench.bench.evaluators.packed import is_packed, storage_shape
-from flashinfer_bench.bench.evaluators.seeds import make_generator
+from flashinfer_bench.bench.evaluators.compare.packed import is_packed, storage_shape
+from flashinfer_bench.bench.evaluators.inputs.seeds import make_generator
 from flashinfer_bench.data import Definition
 from flashinfer_bench.data.dtypes import torch_dtype
 

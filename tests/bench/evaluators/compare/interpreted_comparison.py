@@ -10,8 +10,8 @@ import itertools
 
 import torch
 
-from flashinfer_bench.bench.evaluators.compare_chunks import measure_chunks
-from flashinfer_bench.bench.evaluators.comparison import Tolerance
+from flashinfer_bench.bench.evaluators.compare.chunks import measure_chunks
+from flashinfer_bench.bench.evaluators.compare.rule import Tolerance
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2)
 TOLERANCES = [
@@ -37,7 +37,7 @@ def draw(kind: str, size: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def main() -> None:
-    from flashinfer_bench.bench.evaluators.compare_fused import TILE, make_example, measure_fused
+    from flashinfer_bench.bench.evaluators.compare.fused import TILE, make_example, measure_fused
 
     cpu = torch.device("cpu")
     sizes = (1, TILE - 1, TILE, 2 * TILE + 77)

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from flashinfer_bench.bench.evaluators import compare as compare_module
-from flashinfer_bench.bench.evaluators.compare import compare
-from flashinfer_bench.bench.evaluators.comparison import Findings, Tolerance
+from flashinfer_bench.bench.evaluators.compare import outputs as compare_module
+from flashinfer_bench.bench.evaluators.compare.outputs import compare
+from flashinfer_bench.bench.evaluators.compare.rule import Findings, Tolerance
 
 pytestmark = [pytest.mark.cpu, pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")]
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 CPU = torch.device("cpu")
 USUAL = Tolerance(1e-2, 1e-2)
 
@@ -26,14 +26,14 @@ USUAL = Tolerance(1e-2, 1e-2)
 @pytest.mark.timeout(240)
 def test_it_finds_what_the_chunks_find_number_for_number():
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
-    program = [sys.executable, "-m", "tests.bench.evaluators.interpreted_comparison"]
+    program = [sys.executable, "-m", "tests.bench.evaluators.compare.interpreted_comparison"]
     ended = subprocess.run(program, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout) == (0, "160 examples\n"), ended.stderr[-2000:]
 
 
 @pytest.fixture
 def fused():
-    from flashinfer_bench.bench.evaluators import compare_fused
+    from flashinfer_bench.bench.evaluators.compare import fused as compare_fused
 
     compare_fused._has_proved_itself.cache_clear()
     yield compare_fused

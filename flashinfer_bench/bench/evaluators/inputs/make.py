@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
-from flashinfer_bench.bench.evaluators.constraints import check_constraints
-from flashinfer_bench.bench.evaluators.draws import Draw
-from flashinfer_bench.bench.evaluators.input_rules import draw_number, draw_tensor
-from flashinfer_bench.bench.evaluators.memory import total_bytes
-from flashinfer_bench.bench.evaluators.stored import make_scalar, read_stored
+from flashinfer_bench.bench.evaluators.inputs.constraints import check_constraints
+from flashinfer_bench.bench.evaluators.inputs.memory import total_bytes
+from flashinfer_bench.bench.evaluators.inputs.random_values import Draw
+from flashinfer_bench.bench.evaluators.inputs.rules import draw_number, draw_tensor
+from flashinfer_bench.bench.evaluators.inputs.stored import make_scalar, read_stored
 from flashinfer_bench.data import AxisExpr, Definition, RandomInput, SafetensorsInput, ScalarInput, Workload
 from flashinfer_bench.data.dtypes import DTYPES
 from flashinfer_bench.data.expression import evaluate_axis

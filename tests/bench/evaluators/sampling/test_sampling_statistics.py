@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flashinfer_bench.bench.evaluators.sampling_statistics import (
+from flashinfer_bench.bench.evaluators.sampling.statistics import (
     chi_square_tail,
     measure_agreement,
     measure_chances,

@@ -14,8 +14,8 @@ from typing import Final
 
 import torch
 
-from flashinfer_bench.bench.evaluators.dsa_indexer import IndexerProblem, ScoredRow, score_row
 from flashinfer_bench.bench.evaluators.evaluator import Accepted, Rejected, Verdict
+from flashinfer_bench.bench.evaluators.selection.indexer import IndexerProblem, ScoredRow, score_row
 from flashinfer_bench.bench.extra_keys import DSA_TOLERANCE
 from flashinfer_bench.data import Correctness, EvaluationStatus
 

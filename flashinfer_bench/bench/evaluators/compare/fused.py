@@ -21,9 +21,9 @@ import triton
 import triton.language as tl
 from triton.errors import TritonError
 
-from flashinfer_bench.bench.evaluators.compare_chunks import measure_chunks
-from flashinfer_bench.bench.evaluators.comparison import WINDOW, Findings, Tolerance
-from flashinfer_bench.bench.evaluators.packed import is_packed
+from flashinfer_bench.bench.evaluators.compare.chunks import measure_chunks
+from flashinfer_bench.bench.evaluators.compare.packed import is_packed
+from flashinfer_bench.bench.evaluators.compare.rule import WINDOW, Findings, Tolerance
 
 TILE: Final = 512
 """Elements; with four warps a thread has four of them. With eight, what it keeps in registers leaves too few warps."""

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from flashinfer_bench.bench.evaluators.evaluator import Accepted, Rejected
-from flashinfer_bench.bench.evaluators.speculative import Chain, SpeculativeEvaluator
+from flashinfer_bench.bench.evaluators.sampling.speculative import Chain, SpeculativeEvaluator
 from flashinfer_bench.routines.code import sampling_torch
 from flashinfer_bench.routines.lift import lift
 from tests.bench.evaluators.judging import Judging

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from flashinfer_bench.bench.evaluators.packed import is_packed, storage_shape
+from flashinfer_bench.bench.evaluators.compare.packed import is_packed, storage_shape
 from flashinfer_bench.data import SafetensorsInput, TensorSpec
 from flashinfer_bench.data.dtypes import DTYPES, torch_dtype
 from flashinfer_bench.data.store.blobs import BlobStore

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from flashinfer_bench.bench.evaluators.evaluator import Accepted, Rejected
-from flashinfer_bench.bench.evaluators.top_k import TopKEvaluator, find_problem
+from flashinfer_bench.bench.evaluators.selection.top_k import TopKEvaluator, find_problem
 from flashinfer_bench.errors import WorkloadFault
 from tests.bench.evaluators.judging import Judging
 from tests.kit.make import make_definition, make_workload

@@ -9,9 +9,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from flashinfer_bench.bench.evaluators.input_rules import ANY, NUMBER_RULES, TENSOR_RULES, Rule
-from flashinfer_bench.bench.evaluators.inputs import make_inputs
-from flashinfer_bench.bench.evaluators.memory import total_bytes
+from flashinfer_bench.bench.evaluators.inputs.make import make_inputs
+from flashinfer_bench.bench.evaluators.inputs.memory import total_bytes
+from flashinfer_bench.bench.evaluators.inputs.rules import ANY, NUMBER_RULES, TENSOR_RULES, Rule
 from flashinfer_bench.errors import WorkloadFault
 from tests.bench.evaluators.judging import Judging
 from tests.kit.make import make_definition, make_workload
@@ -286,5 +286,5 @@ def render_rules(rules: tuple[Rule, ...]) -> str:
 
 @pytest.mark.parametrize("rules", [TENSOR_RULES, NUMBER_RULES], ids=["tensors", "numbers"])
 def test_the_documentation_lists_the_rules_as_they_are(rules):
-    text = (Path(__file__).resolve().parents[3] / "docs" / "inputs.md").read_text(encoding="utf-8")
+    text = (Path(__file__).resolve().parents[4] / "docs" / "inputs.md").read_text(encoding="utf-8")
     assert render_rules(rules) in text, f"docs/inputs.md should have\n{render_rules(rules)}"

@@ -14,8 +14,6 @@ import torch
 from flashinfer_bench.bench.config import ResolvedEvalConfig
 from flashinfer_bench.bench.evaluators.built_in import DSA
 from flashinfer_bench.bench.evaluators.default import DefaultEvaluator, build_baseline, check_elements, check_reference
-from flashinfer_bench.bench.evaluators.dsa_indexer import IndexerRoles, find_roles, read_problem
-from flashinfer_bench.bench.evaluators.dsa_indices import DEFAULT_TOLERANCE, judge_indices
 from flashinfer_bench.bench.evaluators.evaluator import (
     Accepted,
     Baseline,
@@ -25,6 +23,8 @@ from flashinfer_bench.bench.evaluators.evaluator import (
     Verdict,
 )
 from flashinfer_bench.bench.evaluators.reference import Reference
+from flashinfer_bench.bench.evaluators.selection.indexer import IndexerRoles, find_roles, read_problem
+from flashinfer_bench.bench.evaluators.selection.indices import DEFAULT_TOLERANCE, judge_indices
 from flashinfer_bench.bench.evaluators.verdict import check_form, read_parameter, resolve_tolerance
 from flashinfer_bench.bench.extra_keys import DSA_TOLERANCE
 from flashinfer_bench.data import Correctness, Definition, Workload

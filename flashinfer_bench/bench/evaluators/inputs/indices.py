@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import torch
 
-from flashinfer_bench.bench.evaluators import draws
-from flashinfer_bench.bench.evaluators.draws import Draw, split_total
+from flashinfer_bench.bench.evaluators.inputs import random_values
+from flashinfer_bench.bench.evaluators.inputs.random_values import Draw, split_total
 
 _TOTAL: Final = re.compile(r"(?:(\w+) == (\w+)\[-1\](?:\.item\(\))?|(\w+)\[-1\](?:\.item\(\))? == (\w+))")
 _TOTAL_AXES: Final = {
@@ -61,15 +61,17 @@ def sparse_tokens(draw: Draw) -> torch.Tensor:
     """Draw the cached tokens that each query looks at: distinct, -1 where the cache has too few."""
     tokens = (draw.size("num_pages") or 1) * (draw.size("page_size") or 1)
     chosen = min(draw.shape[-1], tokens)
-    narrow = draws.Draw(**{**vars(draw), "shape": (*draw.shape[:-1], chosen)})
+    narrow = random_values.Draw(**{**vars(draw), "shape": (*draw.shape[:-1], chosen)})
     indices = torch.full(draw.shape, -1, dtype=torch.long)
-    indices[..., :chosen] = draws.distinct_rows(narrow, tokens).cpu()
+    indices[..., :chosen] = random_values.distinct_rows(narrow, tokens).cpu()
     return draw.finish(indices)
 
 
 def pages(draw: Draw) -> torch.Tensor:
     """Draw pages of the cache."""
-    return draws.distinct_rows(draw, draw.size("num_pages", "num_blocks", "max_num_pages") or _leading_size(draw))
+    return random_values.distinct_rows(
+        draw, draw.size("num_pages", "num_blocks", "max_num_pages") or _leading_size(draw)
+    )
 
 
 def positions(draw: Draw) -> torch.Tensor:
@@ -87,7 +89,7 @@ def top_k(draw: Draw) -> torch.Tensor:
 
 def experts(draw: Draw) -> torch.Tensor:
     """Draw the experts of each token; where no other input has their weights these are packed in, as bfloat16 bits."""
-    chosen = draws.distinct_rows(draw, draw.size("num_experts", "num_local_experts", "num_global_experts") or 1)
+    chosen = random_values.distinct_rows(draw, draw.size("num_experts", "num_local_experts", "num_global_experts") or 1)
     if any(re.fullmatch(r"(top_?k|expert|routing)_?weights", name) for name in draw.definition.inputs):
         return chosen
     if draw.dtype_name != "int32" or "packed" not in (draw.definition.inputs[draw.name].description or "").lower():
@@ -100,7 +102,7 @@ def experts(draw: Draw) -> torch.Tensor:
 def slots(draw: Draw) -> torch.Tensor:
     """Draw slots of a pool: distinct, for two sequences that write to one slot have no right answer."""
     pool = draw.size("pool_size", "state_cache_size", "num_slots", "cache_size", "max_batch_size")
-    return draws.distinct_rows(draw, pool or _leading_size(draw))
+    return random_values.distinct_rows(draw, pool or _leading_size(draw))
 
 
 def any_index(draw: Draw) -> torch.Tensor:
@@ -111,7 +113,7 @@ def any_index(draw: Draw) -> torch.Tensor:
 def packed_keys(draw: Draw) -> torch.Tensor:
     """Draw pages of fp8 keys with their scales: all values of a page first, then one float32 for each of its tokens."""
     if len(draw.shape) != 4 or draw.shape[-1] <= 4:
-        return draws.fill_bytes(draw)
+        return random_values.fill_bytes(draw)
     page_count, page_size, _, width = draw.shape
     values_width = page_size * (width - 4)
     generator = draw.generator(draw.device)

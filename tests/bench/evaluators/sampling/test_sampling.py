@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from flashinfer_bench.bench.evaluators.evaluator import Accepted, Rejected
-from flashinfer_bench.bench.evaluators.sampling import Limits, judge_draws
-from flashinfer_bench.bench.evaluators.sampling_rules import SamplingProblem
+from flashinfer_bench.bench.evaluators.sampling.evaluator import Limits, judge_draws
+from flashinfer_bench.bench.evaluators.sampling.rules import SamplingProblem
 from flashinfer_bench.data import EvaluationStatus
 from flashinfer_bench.errors import WorkloadFault
 from tests.bench.evaluators.judging import Judging
-from tests.bench.evaluators.samplers import CALLS, IGNORE_FILTERS, WRONG, draw, expected_shares, make_problem
+from tests.bench.evaluators.sampling.samplers import CALLS, IGNORE_FILTERS, WRONG, draw, expected_shares, make_problem
 from tests.kit.make import make_definition, make_workload
 
 pytestmark = pytest.mark.cpu

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from flashinfer_bench.bench.evaluators.evaluator import Accepted, Rejected
-from flashinfer_bench.bench.evaluators.renormalised import RenormalisedEvaluator, find_problem
+from flashinfer_bench.bench.evaluators.sampling.renormalised import RenormalisedEvaluator, find_problem
 from flashinfer_bench.errors import WorkloadFault
 from tests.bench.evaluators.judging import Judging
 from tests.kit.make import make_definition, make_workload
