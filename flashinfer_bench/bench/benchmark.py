@@ -20,9 +20,9 @@ from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, RunSta
 from flashinfer_bench.bench.machine import Device, Machine, discover_devices
 from flashinfer_bench.bench.plan import Job, Plan, make_plan
 from flashinfer_bench.bench.resume import RecordedJobs
-from flashinfer_bench.bench.runner.evaluator_lookup import look_up_evaluators
 from flashinfer_bench.bench.runner.fleet import Fleet, Judged
-from flashinfer_bench.bench.runner.session_protocol import Hello
+from flashinfer_bench.bench.runner.lookup import look_up_evaluators
+from flashinfer_bench.bench.runner.protocol import Hello
 from flashinfer_bench.bench.selection import select
 from flashinfer_bench.compile import (
     BuildFarm,

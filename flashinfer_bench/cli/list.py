@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import Any
 
 from flashinfer_bench.bench.evaluators.plug_ins import EvaluatorChoice, list_plug_ins
-from flashinfer_bench.bench.runner.evaluator_lookup import look_up_evaluators
+from flashinfer_bench.bench.runner.lookup import look_up_evaluators
 from flashinfer_bench.cli.choice import choose_definitions
 from flashinfer_bench.cli.output import write_out
 from flashinfer_bench.cli.sets import open_trace_set

@@ -5,7 +5,7 @@ import pytest
 from flashinfer_bench.bench import Benchmark, BenchmarkConfig
 from flashinfer_bench.bench.events import JobFaulted, JobFinished, Notice
 from flashinfer_bench.bench.machine import Device, Machine
-from flashinfer_bench.bench.runner import session_client
+from flashinfer_bench.bench.runner import client as session_client
 from flashinfer_bench.data import TraceSet
 from tests.kit.make import make_definition, make_solution, make_trace, make_workload, write_trace_set
 from tests.kit.processes import marked

@@ -3,7 +3,7 @@
 import pytest
 
 from flashinfer_bench.bench.resume import Decision, Limits, RecordedJobs, fingerprint
-from flashinfer_bench.bench.runner.worker_process import WorkerExit
+from flashinfer_bench.bench.runner.workers.process import WorkerExit
 from flashinfer_bench.data.evaluation import Correctness, Environment, Evaluation, EvaluationStatus, Performance
 from flashinfer_bench.data.trace import Trace
 from flashinfer_bench.data.workload import Workload

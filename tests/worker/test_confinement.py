@@ -15,10 +15,12 @@ import pytest
 import torch
 
 from flashinfer_bench.bench.machine import Device
-from flashinfer_bench.bench.runner import session_client, session_start, worker_process
-from flashinfer_bench.bench.runner.session_protocol import Hello
-from flashinfer_bench.bench.runner.shared_arena import SharedArena
-from flashinfer_bench.bench.runner.worker_process import WorkerGone, WorkerProcess
+from flashinfer_bench.bench.runner import client as session_client
+from flashinfer_bench.bench.runner.protocol import Hello
+from flashinfer_bench.bench.runner.session import start as session_start
+from flashinfer_bench.bench.runner.workers import process as worker_process
+from flashinfer_bench.bench.runner.workers.arena import SharedArena
+from flashinfer_bench.bench.runner.workers.process import WorkerGone, WorkerProcess
 from flashinfer_bench.errors import DeviceFault
 from flashinfer_bench.worker import confine, guard
 from flashinfer_bench.worker.arena import Slot

@@ -18,9 +18,9 @@ from typing import Any, Final
 from flashinfer_bench.bench.events import JobFaulted, JobStarted, Notice
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.plan import Job
+from flashinfer_bench.bench.runner.client import SessionClient, SessionLost, SessionTimedOut
 from flashinfer_bench.bench.runner.device_lock import lock_device
-from flashinfer_bench.bench.runner.session_client import SessionClient, SessionLost, SessionTimedOut
-from flashinfer_bench.bench.runner.session_protocol import Block, BlockJob, BlockSolution, Hello, JobFault, Verdict
+from flashinfer_bench.bench.runner.protocol import Block, BlockJob, BlockSolution, Hello, JobFault, Verdict
 from flashinfer_bench.bench.schedule import Block as Batch
 from flashinfer_bench.bench.schedule import BlockQueue
 from flashinfer_bench.compile import BuildFarm, BuildFault, Built

@@ -3,7 +3,7 @@
 import pytest
 
 from flashinfer_bench.bench.evaluators.evaluator import Rejected
-from flashinfer_bench.bench.runner.outcome import OUTPUT_TITLE, Passed, make_evaluation
+from flashinfer_bench.bench.runner.session.outcome import OUTPUT_TITLE, Passed, make_evaluation
 from flashinfer_bench.data import Correctness, Environment, EvaluationStatus, Performance
 from flashinfer_bench.timing.measurement import EVENTS_ASKED_FOR
 

@@ -4,8 +4,8 @@ import hashlib
 
 import pytest
 
-from flashinfer_bench.bench.runner.artifacts import find_artifact
-from flashinfer_bench.bench.runner.session_protocol import BlockSolution
+from flashinfer_bench.bench.runner.protocol import BlockSolution
+from flashinfer_bench.bench.runner.workers.artifacts import find_artifact
 from flashinfer_bench.errors import BuildFault
 
 SOURCES = {"main.py": "from .part import run\n", "sub/part.py": "def run(x): pass\n"}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from flashinfer_bench.bench.runner.readings import (
+from flashinfer_bench.bench.runner.workers.readings import (
     CALL_SLACK_NS,
     Wanted,
     check_readings,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from flashinfer_bench.bench.runner.session_protocol import BlockSolution
+from flashinfer_bench.bench.runner.protocol import BlockSolution
 from flashinfer_bench.compile import Artifact
 from flashinfer_bench.compile.building import write_files
 from flashinfer_bench.compile.cache import find_change, find_stranger

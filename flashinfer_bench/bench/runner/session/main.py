@@ -24,10 +24,7 @@ import pynvml
 import torch
 
 from flashinfer_bench.bench.evaluators.registry import register
-from flashinfer_bench.bench.runner.device_session import BlockContext, DeviceSession, utc_now
-from flashinfer_bench.bench.runner.outcome import make_evaluation
-from flashinfer_bench.bench.runner.readout import Readout
-from flashinfer_bench.bench.runner.session_protocol import (
+from flashinfer_bench.bench.runner.protocol import (
     Block,
     BlockJob,
     BlockSolution,
@@ -37,7 +34,10 @@ from flashinfer_bench.bench.runner.session_protocol import (
     Ready,
     Verdict,
 )
-from flashinfer_bench.bench.runner.worker_pool import WorkerPool, start_template
+from flashinfer_bench.bench.runner.readout import Readout
+from flashinfer_bench.bench.runner.session.device_session import BlockContext, DeviceSession, utc_now
+from flashinfer_bench.bench.runner.session.outcome import make_evaluation
+from flashinfer_bench.bench.runner.workers.pool import WorkerPool, start_template
 from flashinfer_bench.data import Environment
 from flashinfer_bench.errors import WorkloadFault
 from flashinfer_bench.timing.clocks import capture_first, make_clock

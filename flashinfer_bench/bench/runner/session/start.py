@@ -1,4 +1,4 @@
-"""The first lines of a device session's process: `python -m flashinfer_bench.bench.runner.session_start FD HOST_PID`.
+"""The first lines of a device session's process: `python -m flashinfer_bench.bench.runner.session.start FD HOST_PID`.
 
 It ties this process to its host before anything slow is imported: a host that is killed while torch loads leaves
 nobody behind.
@@ -21,7 +21,7 @@ def start(fd: int, host_pid: int) -> None:
         return  # the host ended before the kernel was told
     hide_memory()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the host to handle
-    importlib.import_module("flashinfer_bench.bench.runner.session_main").serve_host(fd)
+    importlib.import_module("flashinfer_bench.bench.runner.session.main").serve_host(fd)
 
 
 if __name__ == "__main__":

@@ -22,22 +22,22 @@ from flashinfer_bench.bench.evaluators.inputs.memory import bytes_of, total_byte
 from flashinfer_bench.bench.evaluators.inputs.seeds import derive_seed
 from flashinfer_bench.bench.evaluators.reference import Reference
 from flashinfer_bench.bench.evaluators.registry import find_evaluator
-from flashinfer_bench.bench.runner.artifacts import find_artifact
-from flashinfer_bench.bench.runner.claims import OutputSpec, choose_style
 from flashinfer_bench.bench.runner.environments import solution_environment
-from flashinfer_bench.bench.runner.outcome import Outcome, Passed
-from flashinfer_bench.bench.runner.readings import find_implausible
+from flashinfer_bench.bench.runner.protocol import Block, BlockJob, BlockSolution, Hello, JobFault, Phase
 from flashinfer_bench.bench.runner.readout import Readout
-from flashinfer_bench.bench.runner.reference_timing import BaselineKey, ReferenceTimer
-from flashinfer_bench.bench.runner.remote_kernel import (
+from flashinfer_bench.bench.runner.session.outcome import Outcome, Passed
+from flashinfer_bench.bench.runner.session.reference_timing import BaselineKey, ReferenceTimer
+from flashinfer_bench.bench.runner.workers.arena import SharedArena
+from flashinfer_bench.bench.runner.workers.artifacts import find_artifact
+from flashinfer_bench.bench.runner.workers.claims import OutputSpec, choose_style
+from flashinfer_bench.bench.runner.workers.kernel import (
     KernelMetadata,
     MeasurePlan,
     RemoteKernel,
 )
-from flashinfer_bench.bench.runner.session_protocol import Block, BlockJob, BlockSolution, Hello, JobFault, Phase
-from flashinfer_bench.bench.runner.shared_arena import SharedArena
-from flashinfer_bench.bench.runner.worker_pool import WorkerPool
-from flashinfer_bench.bench.runner.worker_process import WorkerProcess
+from flashinfer_bench.bench.runner.workers.pool import WorkerPool
+from flashinfer_bench.bench.runner.workers.process import WorkerProcess
+from flashinfer_bench.bench.runner.workers.readings import find_implausible
 from flashinfer_bench.data import Definition, EvaluationStatus, Workload
 from flashinfer_bench.data.dtypes import torch_dtype
 from flashinfer_bench.errors import BuildFault, DefinitionFault, DeviceFault, SolutionFailure, WorkloadFault

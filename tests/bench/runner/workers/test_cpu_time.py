@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from flashinfer_bench.bench.runner.cpu_time import cpu_time_ns
+from flashinfer_bench.bench.runner.workers.cpu_time import cpu_time_ns
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux names the clock of another process")
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from flashinfer_bench.bench.runner.claims import OutputSpec, check_returned
+from flashinfer_bench.bench.runner.workers.claims import OutputSpec, check_returned
 from flashinfer_bench.errors import SolutionFailure
 from flashinfer_bench.worker.main import describe_value
 from flashinfer_bench.worker.protocol import Returned

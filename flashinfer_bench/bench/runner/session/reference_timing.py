@@ -14,9 +14,9 @@ import torch
 
 from flashinfer_bench.bench.config import ResolvedEvalConfig
 from flashinfer_bench.bench.evaluators.reference import Reference
+from flashinfer_bench.bench.runner.protocol import Hello
 from flashinfer_bench.bench.runner.readout import Readout
-from flashinfer_bench.bench.runner.session_protocol import Hello
-from flashinfer_bench.bench.runner.shared_arena import SharedArena
+from flashinfer_bench.bench.runner.workers.arena import SharedArena
 from flashinfer_bench.timing.clocks import Clock, Launch
 from flashinfer_bench.timing.measurement import Measured, Trial
 from flashinfer_bench.timing.places import Kept, choose_places, note_places

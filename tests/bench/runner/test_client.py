@@ -7,9 +7,9 @@ import time
 import pytest
 
 from flashinfer_bench.bench.machine import Device
-from flashinfer_bench.bench.runner import session_client
-from flashinfer_bench.bench.runner.session_client import SessionClient
-from flashinfer_bench.bench.runner.session_protocol import Hello
+from flashinfer_bench.bench.runner import client as session_client
+from flashinfer_bench.bench.runner.client import SessionClient
+from flashinfer_bench.bench.runner.protocol import Hello
 from flashinfer_bench.worker.linux import descendants, is_alive, session_members
 
 pytestmark = [pytest.mark.cpu, pytest.mark.timeout(120)]

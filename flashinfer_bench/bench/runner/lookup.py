@@ -25,7 +25,7 @@ from flashinfer_bench.errors import ConfigError
 LOOKUP_LIMIT_S: Final = 180.0
 STDERR_TAIL: Final = 2000
 NO_DEVICE: Final = Device(kind="cpu", index=0, name="", uuid="")
-CHILD: Final = "flashinfer_bench.bench.runner.evaluator_lookup_main"
+CHILD: Final = "flashinfer_bench.bench.runner.lookup_main"
 
 
 def look_up_evaluators(

@@ -2,10 +2,10 @@
 
 import pytest
 
-from flashinfer_bench.bench.runner import worker_pool
-from flashinfer_bench.bench.runner.bounded_log import BoundedLog
-from flashinfer_bench.bench.runner.worker_pool import MOST_CONTEXTS, WorkerPool
-from flashinfer_bench.bench.runner.worker_process import WorkerGone
+from flashinfer_bench.bench.runner.workers import pool as worker_pool
+from flashinfer_bench.bench.runner.workers.bounded_log import BoundedLog
+from flashinfer_bench.bench.runner.workers.pool import MOST_CONTEXTS, WorkerPool
+from flashinfer_bench.bench.runner.workers.process import WorkerGone
 from flashinfer_bench.errors import DeviceFault
 
 pytestmark = pytest.mark.cpu

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from flashinfer_bench.bench.config import BenchmarkConfig
-from flashinfer_bench.bench.runner import device_session
+from flashinfer_bench.bench.runner.protocol import Block, BlockJob
 from flashinfer_bench.bench.runner.readout import Readout
-from flashinfer_bench.bench.runner.session_protocol import Block, BlockJob
-from flashinfer_bench.bench.runner.shared_arena import SharedArena
+from flashinfer_bench.bench.runner.session import device_session
+from flashinfer_bench.bench.runner.workers.arena import SharedArena
 from flashinfer_bench.timing.clocks.wall import WallClock
 from tests.kit import make_definition
 

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from flashinfer_bench.bench.runner.environments import worker_environment
-from flashinfer_bench.bench.runner.session_protocol import Hello
-from flashinfer_bench.bench.runner.worker_process import WorkerGone, WorkerLate, WorkerProcess
+from flashinfer_bench.bench.runner.protocol import Hello
+from flashinfer_bench.bench.runner.workers.process import WorkerGone, WorkerLate, WorkerProcess
 from flashinfer_bench.errors import DeviceFault
 from flashinfer_bench.host import usable_cores, usable_memory
 from flashinfer_bench.worker.template import fork, run_template

@@ -5,15 +5,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from flashinfer_bench.bench.runner.claims import OutputSpec, choose_style
 from flashinfer_bench.bench.runner.readout import Readout
-from flashinfer_bench.bench.runner.remote_kernel import (
+from flashinfer_bench.bench.runner.workers.arena import SharedArena
+from flashinfer_bench.bench.runner.workers.claims import OutputSpec, choose_style
+from flashinfer_bench.bench.runner.workers.kernel import (
     KernelMetadata,
     MeasurePlan,
     RemoteKernel,
 )
-from flashinfer_bench.bench.runner.shared_arena import SharedArena
-from flashinfer_bench.bench.runner.worker_process import WorkerProcess
+from flashinfer_bench.bench.runner.workers.process import WorkerProcess
 from flashinfer_bench.compile import Artifact
 from flashinfer_bench.errors import SolutionFailure
 from flashinfer_bench.timing.recipe import most_readings

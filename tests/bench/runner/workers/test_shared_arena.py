@@ -5,7 +5,7 @@ import os
 import pytest
 import torch
 
-from flashinfer_bench.bench.runner.shared_arena import LARGE_BYTES, PAGE_BYTES, SMALLEST_BYTES, SharedArena, round_up
+from flashinfer_bench.bench.runner.workers.arena import LARGE_BYTES, PAGE_BYTES, SMALLEST_BYTES, SharedArena, round_up
 
 pytestmark = pytest.mark.cpu
 

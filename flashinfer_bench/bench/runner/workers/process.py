@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from flashinfer_bench.bench.runner.bounded_log import BoundedLog
+from flashinfer_bench.bench.runner.workers.bounded_log import BoundedLog
 from flashinfer_bench.errors import DeviceFault
 from flashinfer_bench.worker.linux import end_tree
 from flashinfer_bench.worker.protocol import Claim, Failed, Ready, check_answer

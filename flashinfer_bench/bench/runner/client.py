@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.runner.environments import session_environment
-from flashinfer_bench.bench.runner.session_protocol import Block, Hello
+from flashinfer_bench.bench.runner.protocol import Block, Hello
 from flashinfer_bench.worker.linux import end_tree, hide_memory, session_members
 from flashinfer_bench.worker.wire import FrameReader, WireClosed, WireError, send_frame
 
@@ -60,7 +60,7 @@ class SessionClient:
         self._lifeline, lifeline_write = os.pipe()
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed by end()
         environment = session_environment(os.environ, device, interpret_triton=hello.needs_triton)
-        module = "flashinfer_bench.bench.runner.session_start"
+        module = "flashinfer_bench.bench.runner.session.start"
         command = [sys.executable, "-m", module, str(theirs.fileno()), str(os.getpid())]
         try:
             self._process = subprocess.Popen(

@@ -14,12 +14,12 @@ from typing import Any, Final, TypeVar
 
 import torch
 
-from flashinfer_bench.bench.runner.claims import OutputSpec, check_returned
-from flashinfer_bench.bench.runner.cpu_time import cpu_time_ns
-from flashinfer_bench.bench.runner.readings import Wanted, check_readings
 from flashinfer_bench.bench.runner.readout import Readout
-from flashinfer_bench.bench.runner.shared_arena import SharedArena, as_bytes
-from flashinfer_bench.bench.runner.worker_process import WorkerGone, WorkerLate, WorkerProcess
+from flashinfer_bench.bench.runner.workers.arena import SharedArena, as_bytes
+from flashinfer_bench.bench.runner.workers.claims import OutputSpec, check_returned
+from flashinfer_bench.bench.runner.workers.cpu_time import cpu_time_ns
+from flashinfer_bench.bench.runner.workers.process import WorkerGone, WorkerLate, WorkerProcess
+from flashinfer_bench.bench.runner.workers.readings import Wanted, check_readings
 from flashinfer_bench.compile import Artifact
 from flashinfer_bench.errors import SolutionFailure
 from flashinfer_bench.timing.measurement import Measured, Trial
