@@ -34,8 +34,8 @@ from flashinfer_bench.bench.benchmark import Benchmark
 from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.events import JobFinished
 from flashinfer_bench.bench.machine import discover_devices
-from flashinfer_bench.cli.perf_cases import Request, read_requests
-from flashinfer_bench.cli.perf_rows import read_timing
+from flashinfer_bench.cli.perf.cases import Request, read_requests
+from flashinfer_bench.cli.perf.rows import read_timing
 from flashinfer_bench.data import Evaluation, Trace, TraceSet
 from flashinfer_bench.routines.materials import write_material
 from flashinfer_bench.routines.spec import TORCH

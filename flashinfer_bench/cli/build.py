@@ -16,7 +16,9 @@ from typing import Final, NamedTuple
 
 from flashinfer_bench.bench.machine import discover_devices
 from flashinfer_bench.bench.selection import select
-from flashinfer_bench.cli.build_outcome import (
+from flashinfer_bench.cli.given.sets import is_set_named, open_trace_set
+from flashinfer_bench.cli.given.settings import naming_flags, read_config
+from flashinfer_bench.cli.screen.build_outcome import (
     BuildOutcome,
     Result,
     Row,
@@ -24,11 +26,9 @@ from flashinfer_bench.cli.build_outcome import (
     outcome_document,
     render_outcome,
 )
-from flashinfer_bench.cli.interrupt import one_interrupt
-from flashinfer_bench.cli.output import write_err, write_out
-from flashinfer_bench.cli.sets import is_set_named, open_trace_set
-from flashinfer_bench.cli.settings import naming_flags, read_config
-from flashinfer_bench.cli.tables import available_width
+from flashinfer_bench.cli.screen.interrupt import one_interrupt
+from flashinfer_bench.cli.screen.output import write_err, write_out
+from flashinfer_bench.cli.screen.tables import available_width
 from flashinfer_bench.compile import BuildFailure, BuildFarm, BuildTarget, Built, find_toolchain, why_not_buildable
 from flashinfer_bench.compile.architectures import FIRST_TOOLKIT, NAMED
 from flashinfer_bench.compile.cache import cache_root

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any, Final
 
-from flashinfer_bench.cli.flag_parts import PROGRAM, add_format, add_local, add_names, command, command_group
 from flashinfer_bench.cli.parser import Parser, number, whole_number
+from flashinfer_bench.cli.shared_flags import PROGRAM, add_format, add_local, add_names, command, command_group
 
 EXIT_CODES: Final = "Exit codes: 0 all well, 1 something failed, 2 misuse."
 MANIFEST: Final = """a manifest, solution.yaml in the folder:

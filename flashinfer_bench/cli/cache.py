@@ -9,8 +9,8 @@ import sys
 import time
 from typing import Any, Final
 
-from flashinfer_bench.cli.output import write_out
-from flashinfer_bench.cli.tables import Column, available_width, count, render_table
+from flashinfer_bench.cli.screen.output import write_out
+from flashinfer_bench.cli.screen.tables import Column, available_width, count, render_table
 from flashinfer_bench.compile.cache import ArtifactCache, Entry, cache_root, size_limit
 
 COLUMNS: Final = (

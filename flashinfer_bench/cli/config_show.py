@@ -10,10 +10,9 @@ from typing import Any
 
 from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.selection import check_names
-from flashinfer_bench.cli.choice import describe_unknown
-from flashinfer_bench.cli.output import write_out
-from flashinfer_bench.cli.sets import is_set_named, open_trace_set
-from flashinfer_bench.cli.settings import (
+from flashinfer_bench.cli.given.choice import describe_unknown
+from flashinfer_bench.cli.given.sets import is_set_named, open_trace_set
+from flashinfer_bench.cli.given.settings import (
     Setting,
     format_value,
     naming_flags,
@@ -22,7 +21,8 @@ from flashinfer_bench.cli.settings import (
     section_settings,
     top_settings,
 )
-from flashinfer_bench.cli.tables import Column, Row, available_width, render_table
+from flashinfer_bench.cli.screen.output import write_out
+from flashinfer_bench.cli.screen.tables import Column, Row, available_width, render_table
 from flashinfer_bench.data import Definition, TraceSet
 from flashinfer_bench.errors import ConfigError, Misuse
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from flashinfer_bench.bench.machine import discover_devices
-from flashinfer_bench.cli.output import write_err, write_out
-from flashinfer_bench.cli.tables import Column, Row, available_width, render_table, wrap_line
+from flashinfer_bench.cli.screen.output import write_err, write_out
+from flashinfer_bench.cli.screen.tables import Column, Row, available_width, render_table, wrap_line
 from flashinfer_bench.doctor.examination import Report, examine
 from flashinfer_bench.doctor.machine import GpuAtRest, Machine
 from flashinfer_bench.doctor.readings import Readings

@@ -13,9 +13,9 @@ from functools import partial
 from typing import Final
 
 from flashinfer_bench.cli.exit_codes import INTERRUPTED
-from flashinfer_bench.cli.flag_parts import COMMAND_FLAG
 from flashinfer_bench.cli.flags import make_parser, parse_command_line
-from flashinfer_bench.cli.output import open_closed_streams, tolerate_narrow_encodings, write_err, write_problems
+from flashinfer_bench.cli.screen.output import open_closed_streams, tolerate_narrow_encodings, write_err, write_problems
+from flashinfer_bench.cli.shared_flags import COMMAND_FLAG
 from flashinfer_bench.errors import FlashInferBenchError, Misuse
 
 MODULES: Final[dict[str, tuple[str, str]]] = {
@@ -32,7 +32,7 @@ MODULES: Final[dict[str, tuple[str, str]]] = {
     "cache_clear": ("flashinfer_bench.cli.cache", "execute_clear"),
     "cache_verify": ("flashinfer_bench.cli.cache", "execute_verify"),
     "doctor": ("flashinfer_bench.cli.doctor", "execute"),
-    "perf": ("flashinfer_bench.cli.perf", "execute"),
+    "perf": ("flashinfer_bench.cli.perf.command", "execute"),
 }
 """Where each command lives; imported only when it is called."""
 

@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from flashinfer_bench.cli.build_flags import add_build_commands
-from flashinfer_bench.cli.flag_parts import (
+from flashinfer_bench.cli.parser import Parser, check_command, describe_unknown_arguments, number, whole_number
+from flashinfer_bench.cli.shared_flags import (
     COMMAND_FLAG,
     PROGRAM,
     add_format,
@@ -21,7 +22,6 @@ from flashinfer_bench.cli.flag_parts import (
     command_group,
     subcommands,
 )
-from flashinfer_bench.cli.parser import Parser, check_command, describe_unknown_arguments, number, whole_number
 from flashinfer_bench.errors import Misuse
 from flashinfer_bench.version import __version__
 

@@ -11,11 +11,11 @@ from typing import Any
 
 from flashinfer_bench.bench.evaluators.plug_ins import EvaluatorChoice, list_plug_ins
 from flashinfer_bench.bench.runner.lookup import look_up_evaluators
-from flashinfer_bench.cli.choice import choose_definitions
-from flashinfer_bench.cli.output import write_out
-from flashinfer_bench.cli.sets import open_trace_set
-from flashinfer_bench.cli.settings import read_config
-from flashinfer_bench.cli.tables import Column, available_width, render_table
+from flashinfer_bench.cli.given.choice import choose_definitions
+from flashinfer_bench.cli.given.sets import open_trace_set
+from flashinfer_bench.cli.given.settings import read_config
+from flashinfer_bench.cli.screen.output import write_out
+from flashinfer_bench.cli.screen.tables import Column, available_width, render_table
 from flashinfer_bench.data import Definition, TraceSet
 from flashinfer_bench.errors import Misuse
 

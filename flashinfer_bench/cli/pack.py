@@ -7,9 +7,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from flashinfer_bench.cli.output import write_err, write_out
-from flashinfer_bench.cli.sets import open_trace_set
-from flashinfer_bench.cli.tables import count
+from flashinfer_bench.cli.given.sets import open_trace_set
+from flashinfer_bench.cli.screen.output import write_err, write_out
+from flashinfer_bench.cli.screen.tables import count
 from flashinfer_bench.data import Definition, Solution, load_json_file, save_json_file
 from flashinfer_bench.data.entry import check_entry
 from flashinfer_bench.data.names import did_you_mean

@@ -8,11 +8,11 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from flashinfer_bench.cli.choice import choose_traces
-from flashinfer_bench.cli.output import write_err, write_out
-from flashinfer_bench.cli.sets import open_trace_set
-from flashinfer_bench.cli.tables import available_width
-from flashinfer_bench.cli.verdict_tables import render_best, render_summary
+from flashinfer_bench.cli.given.choice import choose_traces
+from flashinfer_bench.cli.given.sets import open_trace_set
+from flashinfer_bench.cli.screen.output import write_err, write_out
+from flashinfer_bench.cli.screen.tables import available_width
+from flashinfer_bench.cli.screen.verdicts import render_best, render_summary
 from flashinfer_bench.data import Trace, TraceSet
 from flashinfer_bench.report.best import BestRow, best_by_definition, best_by_workload
 from flashinfer_bench.report.summary import PairKey, SummaryRow, summarise

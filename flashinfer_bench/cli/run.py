@@ -17,13 +17,14 @@ from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.events import Event
 from flashinfer_bench.bench.machine import Machine
 from flashinfer_bench.bench.plan import Plan
-from flashinfer_bench.cli.blob_issues import find_blob_issues
-from flashinfer_bench.cli.flag_parts import PROGRAM
-from flashinfer_bench.cli.interrupt import one_interrupt
-from flashinfer_bench.cli.live import Progress, choose_progress
-from flashinfer_bench.cli.outcome import Outcome, outcome_document, render_outcome, trace_files, trace_folders
-from flashinfer_bench.cli.output import write_err, write_out, write_problems
-from flashinfer_bench.cli.plan_text import (
+from flashinfer_bench.cli.given.blob_issues import find_blob_issues
+from flashinfer_bench.cli.given.recorded import find_resumed
+from flashinfer_bench.cli.given.sets import describe_issues, describe_tolerances, open_trace_set
+from flashinfer_bench.cli.given.settings import naming_flags, read_config
+from flashinfer_bench.cli.screen.interrupt import one_interrupt
+from flashinfer_bench.cli.screen.outcome import Outcome, outcome_document, render_outcome, trace_files, trace_folders
+from flashinfer_bench.cli.screen.output import write_err, write_out, write_problems
+from flashinfer_bench.cli.screen.plan import (
     describe_odd_keys,
     describe_plan,
     describe_resume,
@@ -31,10 +32,9 @@ from flashinfer_bench.cli.plan_text import (
     plan_document,
     render_plan,
 )
-from flashinfer_bench.cli.recorded import find_resumed
-from flashinfer_bench.cli.sets import describe_issues, describe_tolerances, open_trace_set
-from flashinfer_bench.cli.settings import naming_flags, read_config
-from flashinfer_bench.cli.tables import available_width, count
+from flashinfer_bench.cli.screen.progress import Progress, choose_progress
+from flashinfer_bench.cli.screen.tables import available_width, count
+from flashinfer_bench.cli.shared_flags import PROGRAM
 from flashinfer_bench.data import Trace, TraceSet
 from flashinfer_bench.errors import Fault, Misuse
 

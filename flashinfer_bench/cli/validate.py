@@ -7,16 +7,16 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from flashinfer_bench.cli.blob_issues import find_blob_issues
-from flashinfer_bench.cli.output import write_out
-from flashinfer_bench.cli.sets import (
+from flashinfer_bench.cli.given.blob_issues import find_blob_issues
+from flashinfer_bench.cli.given.sets import (
     describe_issues,
     find_entry_issues,
     find_tolerance_issues,
     has_nothing,
     load_trace_set,
 )
-from flashinfer_bench.cli.tables import count
+from flashinfer_bench.cli.screen.output import write_out
+from flashinfer_bench.cli.screen.tables import count
 from flashinfer_bench.data import LoadIssue, TraceSet
 from flashinfer_bench.errors import Misuse
 

@@ -115,7 +115,7 @@ def test_an_interrupt_between_two_events_closes_the_generator(run, monkeypatch):
     def interrupt(*args):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("flashinfer_bench.cli.live.PlainProgress.show", interrupt)
+    monkeypatch.setattr("flashinfer_bench.cli.screen.progress.PlainProgress.show", interrupt)
     code, _, _, engine = run()
     assert code == 130
     assert engine.is_ended

@@ -43,7 +43,7 @@ def is_hidden_session(pid):
 
 def is_session(pid):
     try:
-        return b"session_start" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return b"runner.session.start" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False
 

@@ -13,9 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from flashinfer_bench.cli.perf_cases import read_requests
-from flashinfer_bench.cli.perf_flags import split_session
-from flashinfer_bench.cli.perf_ranks import make_rows, report_ranks
+from flashinfer_bench.cli.perf.cases import read_requests
+from flashinfer_bench.cli.perf.flags import split_session
+from flashinfer_bench.cli.perf.ranks import make_rows, report_ranks
 from flashinfer_bench.routines.code import moe_torch
 from flashinfer_bench.routines.moe_comm import EXCHANGE, count_ranks, why_not_here
 from flashinfer_bench.routines.rank_experts import RealExperts

@@ -10,9 +10,9 @@ import pytest
 from flashinfer_bench.bench.benchmark import Benchmark
 from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.machine import Device
-from flashinfer_bench.cli.perf_cases import read_requests
-from flashinfer_bench.cli.perf_flags import parse_case, split_session
-from flashinfer_bench.cli.perf_rows import make_row
+from flashinfer_bench.cli.perf.cases import read_requests
+from flashinfer_bench.cli.perf.flags import parse_case, split_session
+from flashinfer_bench.cli.perf.rows import make_row
 from flashinfer_bench.data import Evaluation, Trace, TraceSet
 from flashinfer_bench.roofline.workloads import cost_of_workload, describe_time
 from flashinfer_bench.routines.materials import make_material, write_material

@@ -1,1 +1,1 @@
-"""Workers as the session sees them: their processes, the memory they share with it, and what they claim. Imports no session."""
+"""Workers as the session sees them: processes, shared memory, claims. Imports nothing of the session."""

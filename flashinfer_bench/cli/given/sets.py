@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Final
 
 from flashinfer_bench.bench.tolerances import TOLERANCES_FILE, find_tolerances, read_own_tolerances
-from flashinfer_bench.cli.output import write_err
-from flashinfer_bench.cli.tables import count
+from flashinfer_bench.cli.screen.output import write_err
+from flashinfer_bench.cli.screen.tables import count
 from flashinfer_bench.data import LoadIssue, TraceSet
 from flashinfer_bench.data.entry import check_entry
 from flashinfer_bench.data.store.layout import DEFINITIONS

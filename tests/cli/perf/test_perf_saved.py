@@ -8,7 +8,7 @@ import yaml
 
 from flashinfer_bench.bench.tolerances import TOLERANCES_FILE
 from flashinfer_bench.cli import main
-from flashinfer_bench.cli.perf_cases import read_requests
+from flashinfer_bench.cli.perf.cases import read_requests
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.routines.materials import write_material
 from flashinfer_bench.routines.support import Place

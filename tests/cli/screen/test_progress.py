@@ -7,8 +7,8 @@ import pytest
 from rich.console import Console
 
 from flashinfer_bench.bench.events import JobFaulted, JobStarted, Notice, RunStarted
-from flashinfer_bench.cli.heartbeat import Heartbeat
-from flashinfer_bench.cli.live import (
+from flashinfer_bench.cli.screen.heartbeat import Heartbeat
+from flashinfer_bench.cli.screen.progress import (
     LiveProgress,
     PlainProgress,
     QuietProgress,
@@ -16,7 +16,7 @@ from flashinfer_bench.cli.live import (
     describe_devices,
     render_progress,
 )
-from flashinfer_bench.cli.tally import Tally
+from flashinfer_bench.cli.screen.tally import Tally
 from tests.cli.fake_engine import CPU, finished, make_jobs
 
 

@@ -22,7 +22,7 @@ from typing import IO, Final
 
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.runner.environments import warming_environment
-from flashinfer_bench.cli.perf_cases import Request
+from flashinfer_bench.cli.perf.cases import Request
 from flashinfer_bench.compile.cache import cache_root
 from flashinfer_bench.data import Definition, Solution, Workload
 from flashinfer_bench.host import usable_cores, usable_memory

@@ -7,8 +7,8 @@ import shlex
 import pytest
 
 from flashinfer_bench.cli import main
-from flashinfer_bench.cli.perf_cases import read_requests
-from flashinfer_bench.cli.perf_flags import finite_number
+from flashinfer_bench.cli.perf.cases import read_requests
+from flashinfer_bench.cli.perf.flags import finite_number
 from flashinfer_bench.errors import Misuse
 from flashinfer_bench.routines.support import Place
 from flashinfer_bench.routines.table import ROUTINES

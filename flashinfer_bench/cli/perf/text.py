@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from flashinfer_bench.cli.perf_cases import Request
-from flashinfer_bench.cli.perf_rows import Row
+from flashinfer_bench.cli.perf.cases import Request
+from flashinfer_bench.cli.perf.rows import Row
 from flashinfer_bench.routines.materials import describe_case
 from flashinfer_bench.routines.spec import TORCH
 from flashinfer_bench.routines.support import LIBRARY, Place

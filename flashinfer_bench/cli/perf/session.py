@@ -19,20 +19,20 @@ from flashinfer_bench.bench.machine import Device, discover_devices
 from flashinfer_bench.bench.plan import Plan
 from flashinfer_bench.bench.tolerances import read_tolerances
 from flashinfer_bench.cli.exit_codes import FAILED, INTERRUPTED, RAN
-from flashinfer_bench.cli.heartbeat import Heartbeat
-from flashinfer_bench.cli.interrupt import one_interrupt
-from flashinfer_bench.cli.live import describe_devices
-from flashinfer_bench.cli.output import write_err, write_out
-from flashinfer_bench.cli.perf_cases import Request, in_groups, read_requests
-from flashinfer_bench.cli.perf_files import ResultFiles, check_paths
-from flashinfer_bench.cli.perf_flags import split_session
-from flashinfer_bench.cli.perf_ranks import run_ranks
-from flashinfer_bench.cli.perf_rows import Row, make_failed, make_row, make_skipped
-from flashinfer_bench.cli.perf_saved import write_tolerances
-from flashinfer_bench.cli.perf_text import introduce, report
-from flashinfer_bench.cli.perf_warm import Job, list_jobs, usual_jobs, warm_up
-from flashinfer_bench.cli.recorded import find_resumed
-from flashinfer_bench.cli.tables import count, format_duration
+from flashinfer_bench.cli.given.recorded import find_resumed
+from flashinfer_bench.cli.perf.ahead import Job, list_jobs, usual_jobs, warm_up
+from flashinfer_bench.cli.perf.cases import Request, in_groups, read_requests
+from flashinfer_bench.cli.perf.files import ResultFiles, check_paths
+from flashinfer_bench.cli.perf.flags import split_session
+from flashinfer_bench.cli.perf.ranks import run_ranks
+from flashinfer_bench.cli.perf.rows import Row, make_failed, make_row, make_skipped
+from flashinfer_bench.cli.perf.saved import write_tolerances
+from flashinfer_bench.cli.perf.text import introduce, report
+from flashinfer_bench.cli.screen.heartbeat import Heartbeat
+from flashinfer_bench.cli.screen.interrupt import one_interrupt
+from flashinfer_bench.cli.screen.output import write_err, write_out
+from flashinfer_bench.cli.screen.progress import describe_devices
+from flashinfer_bench.cli.screen.tables import count, format_duration
 from flashinfer_bench.data import Trace, TraceSet
 from flashinfer_bench.errors import ConfigError, Misuse
 from flashinfer_bench.report.verdict import to_one_line

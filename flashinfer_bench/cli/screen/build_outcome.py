@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from flashinfer_bench.cli.tables import Column, count, format_duration, render_table, wrap_line
+from flashinfer_bench.cli.screen.tables import Column, count, format_duration, render_table, wrap_line
 from flashinfer_bench.compile import BuildTarget
 from flashinfer_bench.data import Solution, SupportedBindings, SupportedLanguages
 from flashinfer_bench.data.entry import COMPILED

@@ -9,8 +9,8 @@ from types import TracebackType
 from typing import Final
 
 from flashinfer_bench.bench.events import Event, JobStarted
-from flashinfer_bench.cli.output import write_err
-from flashinfer_bench.cli.tally import Tally
+from flashinfer_bench.cli.screen.output import write_err
+from flashinfer_bench.cli.screen.tally import Tally
 
 SILENCE_S: Final = 60.0
 """After so long without any news a line is due, and again after as long."""

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from flashinfer_bench.cli import main
-from flashinfer_bench.cli.perf_cases import read_requests
-from flashinfer_bench.cli.perf_files import ResultFiles, check_paths
-from flashinfer_bench.cli.perf_rows import make_failed
+from flashinfer_bench.cli.perf.cases import read_requests
+from flashinfer_bench.cli.perf.files import ResultFiles, check_paths
+from flashinfer_bench.cli.perf.rows import make_failed
 from flashinfer_bench.routines.support import Place
 from tests.routines.tables import read_rows
 

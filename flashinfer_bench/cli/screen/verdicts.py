@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from string import ascii_lowercase
 from typing import Final, TypeVar
 
-from flashinfer_bench.cli.tables import (
+from flashinfer_bench.cli.screen.tables import (
     ABSENT,
     Column,
     Row,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from flashinfer_bench.cli.perf_flags import (
+from flashinfer_bench.cli.perf.flags import (
     check_outer,
     find_renamed,
     find_session_flags,

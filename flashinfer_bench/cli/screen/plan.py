@@ -9,8 +9,8 @@ from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.extra_keys import find_misspelt_extras
 from flashinfer_bench.bench.machine import Machine
 from flashinfer_bench.bench.plan import Plan, Skip
-from flashinfer_bench.cli.settings import Setting, Subject, format_value, resolved_settings, top_settings
-from flashinfer_bench.cli.tables import Column, count, render_table, wrap_line
+from flashinfer_bench.cli.given.settings import Setting, Subject, format_value, resolved_settings, top_settings
+from flashinfer_bench.cli.screen.tables import Column, count, render_table, wrap_line
 
 COLUMNS: Final = (*map(Column, ("Definition", "Op type", "Solution", "Author")), Column("Workloads", True))
 SHOWN_NAMES: Final = 3

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from statistics import median, pstdev
 from typing import Any, Final, Literal
 
-from flashinfer_bench.cli.perf_cases import Request
+from flashinfer_bench.cli.perf.cases import Request
 from flashinfer_bench.data import Evaluation, EvaluationStatus
 from flashinfer_bench.report.verdict import reason_of, to_one_line
 from flashinfer_bench.roofline.attainable import find_attainable

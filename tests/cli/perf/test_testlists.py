@@ -7,9 +7,9 @@ import json
 import pytest
 
 from flashinfer_bench.cli import main
-from flashinfer_bench.cli.perf_cases import read_requests
-from flashinfer_bench.cli.perf_flags import make_session_parser
-from flashinfer_bench.cli.perf_text import introduce
+from flashinfer_bench.cli.perf.cases import read_requests
+from flashinfer_bench.cli.perf.flags import make_session_parser
+from flashinfer_bench.cli.perf.text import introduce
 from flashinfer_bench.routines.support import Place
 from tests.routines.tables import read_rows
 

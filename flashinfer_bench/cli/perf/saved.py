@@ -11,7 +11,7 @@ from typing import Any, Final
 import yaml
 
 from flashinfer_bench.bench.tolerances import TOLERANCES_FILE, read_tolerances
-from flashinfer_bench.cli.perf_cases import Request
+from flashinfer_bench.cli.perf.cases import Request
 from flashinfer_bench.errors import DataSetError
 
 HEAD: Final = "# How the definitions of this set are judged, beside what `flashinfer-bench config show` tells.\n"

@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from flashinfer_bench.cli.tables import (
+from flashinfer_bench.cli.screen.tables import (
     ABSENT,
     UNLIMITED,
     Column,
@@ -16,7 +16,7 @@ from flashinfer_bench.cli.tables import (
     render_table,
     shorten_uuid,
 )
-from flashinfer_bench.cli.verdict_tables import describe_failure, render_best, render_summary
+from flashinfer_bench.cli.screen.verdicts import describe_failure, render_best, render_summary
 from flashinfer_bench.report.best import best_by_workload
 from flashinfer_bench.report.summary import FailureGroup, summarise
 from tests.kit import make_trace, make_workload

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import argparse
 
-from flashinfer_bench.cli.perf_flags import PROGRAM, USAGE, print_help
+from flashinfer_bench.cli.perf.flags import PROGRAM, USAGE, print_help
 from flashinfer_bench.errors import Misuse
 
 
@@ -22,6 +22,6 @@ def execute(args: argparse.Namespace) -> int:
     if {"-h", "--help"} & set(words):
         print_help(words)
         return 0
-    from flashinfer_bench.cli.perf_session import run_session  # the engine: help has no use for it
+    from flashinfer_bench.cli.perf.session import run_session  # the engine: help has no use for it
 
     return run_session(words)

@@ -17,10 +17,10 @@ from rich.text import Text
 
 from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, Notice
 from flashinfer_bench.bench.plan import Job
-from flashinfer_bench.cli.heartbeat import Heartbeat
-from flashinfer_bench.cli.output import write_err
-from flashinfer_bench.cli.tables import count, format_duration, format_latency, format_speedup, shorten_uuid
-from flashinfer_bench.cli.tally import Tally
+from flashinfer_bench.cli.screen.heartbeat import Heartbeat
+from flashinfer_bench.cli.screen.output import write_err
+from flashinfer_bench.cli.screen.tables import count, format_duration, format_latency, format_speedup, shorten_uuid
+from flashinfer_bench.cli.screen.tally import Tally
 from flashinfer_bench.data import Evaluation
 from flashinfer_bench.report.summary import measured_speedup
 from flashinfer_bench.report.verdict import caveat_of, first_reason, reason_of, to_one_line

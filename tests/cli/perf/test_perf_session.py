@@ -19,13 +19,9 @@ import pytest
 from flashinfer_bench.bench import Benchmark
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.runner.environments import is_passed_on
-from flashinfer_bench.cli import main, perf_session
-from flashinfer_bench.cli.perf_cases import read_requests
-from flashinfer_bench.cli.perf_files import COLUMNS
-from flashinfer_bench.cli.perf_rows import make_row, read_timing
-from flashinfer_bench.cli.perf_session import Board, ResultFiles, counts_as_failed, make_config, make_trace_set
-from flashinfer_bench.cli.perf_text import introduce, perf_line, report, test_name
-from flashinfer_bench.cli.perf_warm import (
+from flashinfer_bench.cli import main
+from flashinfer_bench.cli.perf import session as perf_session
+from flashinfer_bench.cli.perf.ahead import (
     LOWER_PRIORITY,
     Job,
     compilers_each,
@@ -34,6 +30,11 @@ from flashinfer_bench.cli.perf_warm import (
     usual_jobs,
     warm_up,
 )
+from flashinfer_bench.cli.perf.cases import read_requests
+from flashinfer_bench.cli.perf.files import COLUMNS
+from flashinfer_bench.cli.perf.rows import make_row, read_timing
+from flashinfer_bench.cli.perf.session import Board, ResultFiles, counts_as_failed, make_config, make_trace_set
+from flashinfer_bench.cli.perf.text import introduce, perf_line, report, test_name
 from flashinfer_bench.data import SourceFile
 from flashinfer_bench.routines.materials import write_material
 from flashinfer_bench.routines.support import Place
@@ -238,7 +239,7 @@ def test_the_engine_is_told_counts_tolerance_and_what_to_time(flags, rejected):
 
 
 def test_the_script_is_the_command():
-    text = (Path(__file__).parents[2] / "benchmarks" / "flashinfer_benchmark.py").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[3] / "benchmarks" / "flashinfer_benchmark.py").read_text(encoding="utf-8")
     assert 'main(["perf", *sys.argv[1:]])' in text
 
 

@@ -10,11 +10,11 @@ import importlib
 from statistics import median, pstdev
 from typing import Any, Final
 
-from flashinfer_bench.cli.output import write_out
-from flashinfer_bench.cli.perf_cases import Request
-from flashinfer_bench.cli.perf_files import ResultFiles
-from flashinfer_bench.cli.perf_rows import Row, Timing
-from flashinfer_bench.cli.perf_text import introduce, perf_line
+from flashinfer_bench.cli.perf.cases import Request
+from flashinfer_bench.cli.perf.files import ResultFiles
+from flashinfer_bench.cli.perf.rows import Row, Timing
+from flashinfer_bench.cli.perf.text import introduce, perf_line
+from flashinfer_bench.cli.screen.output import write_out
 from flashinfer_bench.routines.moe_comm import count_traffic, count_work
 from flashinfer_bench.routines.support import Place
 

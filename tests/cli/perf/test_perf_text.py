@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from flashinfer_bench.cli.perf_cases import read_requests, started_program
-from flashinfer_bench.cli.perf_text import introduce
+from flashinfer_bench.cli.perf.cases import read_requests, started_program
+from flashinfer_bench.cli.perf.text import introduce
 from flashinfer_bench.routines.materials import render_integers
 from flashinfer_bench.routines.support import Place
 from flashinfer_bench.routines.table import ROUTINES
@@ -20,7 +20,7 @@ from tests.routines.small import SMALL
 
 pytestmark = pytest.mark.cpu
 CPU = Place("a CPU", None, {}, frozenset())
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SCRIPT = "flashinfer_benchmark.py"
 CASE = "--routine rmsnorm --batch_size 2 --hidden_size 8 --generate_repro_command --backends torch"
 QUICK = ["--devices", "cpu", "--num_iters", "2", "--dry_run_iters", "1"]

@@ -17,8 +17,8 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any, Final
 
-from flashinfer_bench.cli.output import write_problems
-from flashinfer_bench.cli.perf_rows import Row
+from flashinfer_bench.cli.perf.rows import Row
+from flashinfer_bench.cli.screen.output import write_problems
 from flashinfer_bench.errors import Misuse
 from flashinfer_bench.routines.resolved import resolve_backend
 from flashinfer_bench.routines.support import LIBRARY, Place

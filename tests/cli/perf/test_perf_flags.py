@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from flashinfer_bench.cli import main, perf_flags
-from flashinfer_bench.cli.perf_cases import in_groups, read_requests
-from flashinfer_bench.cli.perf_flags import CASE_FLAGS, parse_case, split_session
-from flashinfer_bench.cli.perf_text import introduce
+from flashinfer_bench.cli import main
+from flashinfer_bench.cli.perf import flags as perf_flags
+from flashinfer_bench.cli.perf.cases import in_groups, read_requests
+from flashinfer_bench.cli.perf.flags import CASE_FLAGS, parse_case, split_session
+from flashinfer_bench.cli.perf.text import introduce
 from flashinfer_bench.errors import Misuse
 from flashinfer_bench.routines.support import Place, find_place, why_not
 from flashinfer_bench.routines.table import FAMILIES, ROUTINES, find_routine
@@ -20,7 +21,7 @@ from tests.routines.judged import make_case
 from tests.routines.small import SMALL
 
 DOCUMENTED = Path(__file__).with_name("documented_commands.txt").read_text(encoding="utf-8").splitlines()
-SAMPLE = Path(__file__).parents[2] / "benchmarks" / "samples" / "sample_testlist.txt"
+SAMPLE = Path(__file__).parents[3] / "benchmarks" / "samples" / "sample_testlist.txt"
 CPU = Place("a CPU", None, {}, frozenset())
 H200 = Place("NVIDIA H200", "9.0", {"flashinfer-python": "0.6.11"}, frozenset({"flashinfer"}))
 RMSNORM = "--routine rmsnorm --batch_size 4 --hidden_size 64"

@@ -12,10 +12,10 @@ from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, RunSta
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.plan import Job, Plan
 from flashinfer_bench.cli.exit_codes import FAILED, INTERRUPTED, RAN
-from flashinfer_bench.cli.live import describe_job
-from flashinfer_bench.cli.plan_text import describe_skips, plan_counts, skip_documents
-from flashinfer_bench.cli.tables import count, format_duration, wrap_line
-from flashinfer_bench.cli.verdict_tables import render_summary
+from flashinfer_bench.cli.screen.plan import describe_skips, plan_counts, skip_documents
+from flashinfer_bench.cli.screen.progress import describe_job
+from flashinfer_bench.cli.screen.tables import count, format_duration, wrap_line
+from flashinfer_bench.cli.screen.verdicts import render_summary
 from flashinfer_bench.data import Evaluation, Trace, TraceSet
 from flashinfer_bench.data.store.layout import traces_path
 from flashinfer_bench.report.blind import find_blind

@@ -1,0 +1,1 @@
+"""`perf`: time FlashInfer's routines. A second front door to the engine that `run` uses."""
