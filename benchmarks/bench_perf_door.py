@@ -37,9 +37,9 @@ from flashinfer_bench.bench.machine import discover_devices
 from flashinfer_bench.cli.perf.cases import Request, read_requests
 from flashinfer_bench.cli.perf.rows import read_timing
 from flashinfer_bench.data import Evaluation, Trace, TraceSet
-from flashinfer_bench.routines.materials import write_material
-from flashinfer_bench.routines.spec import TORCH
-from flashinfer_bench.routines.support import find_place
+from flashinfer_bench.routines.case.materials import write_material
+from flashinfer_bench.routines.case.spec import TORCH
+from flashinfer_bench.routines.case.support import find_place
 
 SAMPLE = Path(__file__).with_name("samples") / "sample_testlist.txt"
 SCRIPT = Path(__file__).with_name("flashinfer_benchmark.py")

@@ -8,8 +8,8 @@ from typing import Final
 
 from flashinfer_bench.data.names import did_you_mean
 from flashinfer_bench.errors import Misuse
-from flashinfer_bench.routines import attention, gemm, moe, moe_comm, norm, quantization, rope, sampling
-from flashinfer_bench.routines.spec import Routine
+from flashinfer_bench.routines.case.spec import Routine
+from flashinfer_bench.routines.families import attention, gemm, moe, moe_comm, norm, quantization, rope, sampling
 
 FAMILIES: Final = (attention, gemm, moe, moe_comm, norm, quantization, sampling, rope)
 ROUTINES: Final[Mapping[str, Routine]] = MappingProxyType(

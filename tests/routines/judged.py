@@ -13,8 +13,8 @@ import torch
 from flashinfer_bench.bench.config import ResolvedEvalConfig
 from flashinfer_bench.bench.evaluators.evaluator import Verdict
 from flashinfer_bench.cli.perf.flags import parse_case
-from flashinfer_bench.routines.materials import make_material, write_material
-from flashinfer_bench.routines.spec import Case
+from flashinfer_bench.routines.case.materials import make_material, write_material
+from flashinfer_bench.routines.case.spec import Case
 from tests.bench.evaluators.judging import Judging
 from tests.routines.small import SMALL
 

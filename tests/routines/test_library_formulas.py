@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from flashinfer_bench.bench.evaluators.evaluator import Accepted, Rejected
+from flashinfer_bench.routines.case.materials import make_material
 from flashinfer_bench.routines.code import moe_torch
-from flashinfer_bench.routines.materials import make_material
-from flashinfer_bench.routines.ranks import pack, unpack
+from flashinfer_bench.routines.ranks.rank import pack, unpack
 from tests.routines.judged import JudgedRoutine, make_case, wrong_scale
 
 pytestmark = pytest.mark.cpu

@@ -6,8 +6,8 @@ import ast
 
 import pytest
 
-from flashinfer_bench.routines.lift import CODE, lift
-from flashinfer_bench.routines.materials import make_material
+from flashinfer_bench.routines.case.lift import CODE, lift
+from flashinfer_bench.routines.case.materials import make_material
 from flashinfer_bench.routines.table import ROUTINES
 from tests.routines.judged import make_case
 from tests.routines.small import SMALL, VARIANTS

@@ -16,11 +16,11 @@ import torch
 from flashinfer_bench.cli.perf.cases import read_requests
 from flashinfer_bench.cli.perf.flags import split_session
 from flashinfer_bench.cli.perf.ranks import make_rows, report_ranks
+from flashinfer_bench.routines.case.support import Place
 from flashinfer_bench.routines.code import moe_torch
-from flashinfer_bench.routines.moe_comm import EXCHANGE, count_ranks, why_not_here
-from flashinfer_bench.routines.rank_experts import RealExperts
-from flashinfer_bench.routines.ranks import RankInputs, pack, time_rounds, unpack
-from flashinfer_bench.routines.support import Place
+from flashinfer_bench.routines.families.moe_comm import EXCHANGE, count_ranks, why_not_here
+from flashinfer_bench.routines.ranks.experts import RealExperts
+from flashinfer_bench.routines.ranks.rank import RankInputs, pack, time_rounds, unpack
 from tests.kit.stopwatch import WallStopwatch
 from tests.routines.judged import make_case
 

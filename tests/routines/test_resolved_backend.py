@@ -9,7 +9,7 @@ import pytest
 from flashinfer_bench.cli.perf.cases import read_requests
 from flashinfer_bench.cli.perf.files import to_cells, to_document
 from flashinfer_bench.cli.perf.rows import make_failed, make_skipped
-from flashinfer_bench.routines.support import Place
+from flashinfer_bench.routines.case.support import Place
 from flashinfer_bench.routines.table import ROUTINES
 
 DECODE, PREFILL = "BatchDecodeWithPagedKVCacheWrapper", "BatchPrefillWithPagedKVCacheWrapper"

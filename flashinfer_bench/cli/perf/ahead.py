@@ -26,10 +26,10 @@ from flashinfer_bench.cli.perf.cases import Request
 from flashinfer_bench.compile.cache import cache_root
 from flashinfer_bench.data import Definition, Solution, Workload
 from flashinfer_bench.host import usable_cores, usable_memory
-from flashinfer_bench.routines.spec import TORCH
+from flashinfer_bench.routines.case.spec import TORCH
 from flashinfer_bench.worker.linux import kill_session, session_members
 
-MODULE: Final = "flashinfer_bench.routines.warm"
+MODULE: Final = "flashinfer_bench.routines.ahead.call_once"
 LIMIT_S: Final = 900.0
 """Of one child; a cold build of a large attention kernel takes minutes."""
 MOST_JOBS: Final = 32

@@ -24,9 +24,9 @@ from flashinfer_bench.cli.perf.flags import (
 from flashinfer_bench.cli.run import typed_program
 from flashinfer_bench.errors import Misuse
 from flashinfer_bench.report.verdict import to_one_line
-from flashinfer_bench.routines.materials import Material, make_material
-from flashinfer_bench.routines.spec import Case, Routine
-from flashinfer_bench.routines.support import Place, why_not
+from flashinfer_bench.routines.case.materials import Material, make_material
+from flashinfer_bench.routines.case.spec import Case, Routine
+from flashinfer_bench.routines.case.support import Place, why_not
 
 SCRIPT: Final = "flashinfer_benchmark.py"
 """The name that FlashInfer's documents have for this command."""

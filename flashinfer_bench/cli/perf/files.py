@@ -20,8 +20,8 @@ from typing import Any, Final
 from flashinfer_bench.cli.perf.rows import Row
 from flashinfer_bench.cli.screen.output import write_problems
 from flashinfer_bench.errors import Misuse
-from flashinfer_bench.routines.resolved import resolve_backend
-from flashinfer_bench.routines.support import LIBRARY, Place
+from flashinfer_bench.routines.case.resolved import resolve_backend
+from flashinfer_bench.routines.case.support import LIBRARY, Place
 
 RESULT_COLUMNS: Final = ("routine", "median_time", "std_time", "tflops", "tb_per_sec", "backend", "resolved_backend")
 FLAG_COLUMNS: Final = (

@@ -15,7 +15,7 @@ from typing import Any, Final
 from flashinfer_bench.cli.parser import NameList, Parser, describe_unknown_arguments, number, whole_number
 from flashinfer_bench.cli.screen.output import write_out
 from flashinfer_bench.errors import Misuse
-from flashinfer_bench.routines.spec import Flag, Routine
+from flashinfer_bench.routines.case.spec import Flag, Routine
 from flashinfer_bench.routines.table import ROUTINES, find_routine
 
 PROGRAM: Final = "flashinfer-bench perf"

@@ -15,8 +15,8 @@ from flashinfer_bench.cli.perf.files import ResultFiles
 from flashinfer_bench.cli.perf.rows import Row, Timing
 from flashinfer_bench.cli.perf.text import introduce, perf_line
 from flashinfer_bench.cli.screen.output import write_out
-from flashinfer_bench.routines.moe_comm import count_traffic, count_work
-from flashinfer_bench.routines.support import Place
+from flashinfer_bench.routines.case.support import Place
+from flashinfer_bench.routines.families.moe_comm import count_traffic, count_work
 
 BACKEND: Final = "moe_a2a"
 
@@ -26,7 +26,7 @@ def run_ranks(request: Request, session: argparse.Namespace, place: Place) -> in
     import torch
     from flashinfer.comm import Mapping, MoeAlltoAll
 
-    from flashinfer_bench.routines.ranks import CudaStopwatch, RankInputs, time_rounds
+    from flashinfer_bench.routines.ranks.rank import CudaStopwatch, RankInputs, time_rounds
 
     communicator: Any = importlib.import_module("mpi4py.MPI").COMM_WORLD
     rank, ranks = communicator.Get_rank(), communicator.Get_size()
@@ -58,7 +58,7 @@ def run_ranks(request: Request, session: argparse.Namespace, place: Place) -> in
 def _make_experts(inputs: Any, args: argparse.Namespace) -> Any:
     from flashinfer import fused_moe
 
-    from flashinfer_bench.routines.rank_experts import RealExperts
+    from flashinfer_bench.routines.ranks.experts import RealExperts
 
     return RealExperts(inputs, fused_moe, intermediate=args.intermediate_size, seed=args.random_seed)
 

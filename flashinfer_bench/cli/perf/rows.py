@@ -16,7 +16,7 @@ from flashinfer_bench.data import Evaluation, EvaluationStatus
 from flashinfer_bench.report.verdict import reason_of, to_one_line
 from flashinfer_bench.roofline.attainable import find_attainable
 from flashinfer_bench.roofline.peaks import find_peak
-from flashinfer_bench.routines.support import Place
+from flashinfer_bench.routines.case.support import Place
 from flashinfer_bench.timing.summary import LATE_SHARE
 
 Outcome = Literal["passed", "mismatch", "failed", "skipped"]

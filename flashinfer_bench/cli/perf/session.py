@@ -36,8 +36,8 @@ from flashinfer_bench.cli.screen.tables import count, format_duration
 from flashinfer_bench.data import Trace, TraceSet
 from flashinfer_bench.errors import ConfigError, Misuse
 from flashinfer_bench.report.verdict import to_one_line
-from flashinfer_bench.routines.materials import write_material
-from flashinfer_bench.routines.support import Place, find_place
+from flashinfer_bench.routines.case.materials import write_material
+from flashinfer_bench.routines.case.support import Place, find_place
 
 WHOLE_CASE: Final = ""
 """Stands for the backend in the row of a case that none of its backends was run for."""

@@ -7,9 +7,9 @@ from typing import Final
 
 from flashinfer_bench.cli.perf.cases import Request
 from flashinfer_bench.cli.perf.rows import Row
-from flashinfer_bench.routines.materials import describe_case
-from flashinfer_bench.routines.spec import TORCH
-from flashinfer_bench.routines.support import LIBRARY, Place
+from flashinfer_bench.routines.case.materials import describe_case
+from flashinfer_bench.routines.case.spec import TORCH
+from flashinfer_bench.routines.case.support import LIBRARY, Place
 
 CUPTI_DEPRECATED: Final = (
     "[WARNING] --use_cupti is deprecated and will be removed in a future release. CUPTI is now enabled by default."

@@ -10,7 +10,7 @@ from flashinfer_bench.cli import main
 from flashinfer_bench.cli.perf.cases import read_requests
 from flashinfer_bench.cli.perf.flags import finite_number
 from flashinfer_bench.errors import Misuse
-from flashinfer_bench.routines.support import Place
+from flashinfer_bench.routines.case.support import Place
 from flashinfer_bench.routines.table import ROUTINES
 from tests.routines.small import SMALL
 

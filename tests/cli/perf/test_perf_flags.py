@@ -15,7 +15,7 @@ from flashinfer_bench.cli.perf.cases import in_groups, read_requests
 from flashinfer_bench.cli.perf.flags import CASE_FLAGS, parse_case, split_session
 from flashinfer_bench.cli.perf.text import introduce
 from flashinfer_bench.errors import Misuse
-from flashinfer_bench.routines.support import Place, find_place, why_not
+from flashinfer_bench.routines.case.support import Place, find_place, why_not
 from flashinfer_bench.routines.table import FAMILIES, ROUTINES, find_routine
 from tests.routines.judged import make_case
 from tests.routines.small import SMALL

@@ -10,8 +10,8 @@ from flashinfer_bench.bench.tolerances import TOLERANCES_FILE
 from flashinfer_bench.cli import main
 from flashinfer_bench.cli.perf.cases import read_requests
 from flashinfer_bench.data import TraceSet
-from flashinfer_bench.routines.materials import write_material
-from flashinfer_bench.routines.support import Place
+from flashinfer_bench.routines.case.materials import write_material
+from flashinfer_bench.routines.case.support import Place
 from tests.routines.tables import read_rows
 
 pytestmark = pytest.mark.cpu

@@ -36,10 +36,10 @@ from flashinfer_bench.cli.perf.rows import make_row, read_timing
 from flashinfer_bench.cli.perf.session import Board, ResultFiles, counts_as_failed, make_config, make_trace_set
 from flashinfer_bench.cli.perf.text import introduce, perf_line, report, test_name
 from flashinfer_bench.data import SourceFile
-from flashinfer_bench.routines.materials import write_material
-from flashinfer_bench.routines.support import Place
+from flashinfer_bench.routines.ahead.call_once import call_once
+from flashinfer_bench.routines.case.materials import write_material
+from flashinfer_bench.routines.case.support import Place
 from flashinfer_bench.routines.table import ROUTINES
-from flashinfer_bench.routines.warm import call_once
 from flashinfer_bench.worker.linux import kill_session, session_members
 from tests.kit.make import make_evaluation
 from tests.kit.processes import marked, wait_until_gone
@@ -434,7 +434,7 @@ def test_a_child_with_few_compilers_goes_first_where_there_are_more_than_cores()
 @pytest.mark.parametrize("group", ["", ", process_group=0"], ids=["one group", "a group of its own"])
 def test_a_child_and_what_it_started_end_when_the_command_is_killed(group):
     child = (
-        "import subprocess; from flashinfer_bench.routines.warm import end_with_parent; end_with_parent();"
+        "import subprocess; from flashinfer_bench.routines.ahead.call_once import end_with_parent; end_with_parent();"
         f"print(flush=True); subprocess.run(['sleep', '1000']{group})"
     )
     command = (

@@ -13,8 +13,8 @@ import torch
 
 from flashinfer_bench.cli.perf.cases import read_requests, started_program
 from flashinfer_bench.cli.perf.text import introduce
-from flashinfer_bench.routines.materials import render_integers
-from flashinfer_bench.routines.support import Place
+from flashinfer_bench.routines.case.materials import render_integers
+from flashinfer_bench.routines.case.support import Place
 from flashinfer_bench.routines.table import ROUTINES
 from tests.routines.small import SMALL
 

@@ -14,7 +14,7 @@ from flashinfer_bench.cli import main
 from flashinfer_bench.cli.perf.cases import read_requests
 from flashinfer_bench.cli.perf.files import ResultFiles, check_paths
 from flashinfer_bench.cli.perf.rows import make_failed
-from flashinfer_bench.routines.support import Place
+from flashinfer_bench.routines.case.support import Place
 from tests.routines.tables import read_rows
 
 pytestmark = [

@@ -10,7 +10,7 @@ from flashinfer_bench.cli import main
 from flashinfer_bench.cli.perf.cases import read_requests
 from flashinfer_bench.cli.perf.flags import make_session_parser
 from flashinfer_bench.cli.perf.text import introduce
-from flashinfer_bench.routines.support import Place
+from flashinfer_bench.routines.case.support import Place
 from tests.routines.tables import read_rows
 
 pytestmark = pytest.mark.cpu

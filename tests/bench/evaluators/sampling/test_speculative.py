@@ -7,8 +7,8 @@ import torch
 
 from flashinfer_bench.bench.evaluators.evaluator import Accepted, Rejected
 from flashinfer_bench.bench.evaluators.sampling.speculative import Chain, SpeculativeEvaluator
+from flashinfer_bench.routines.case.lift import lift
 from flashinfer_bench.routines.code import sampling_torch
-from flashinfer_bench.routines.lift import lift
 from tests.bench.evaluators.judging import Judging
 from tests.kit.make import make_definition, make_workload
 

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from flashinfer_bench.roofline.cost import Cost, size_of
-from flashinfer_bench.routines.spec import ALL, BLACKWELL, NOT_NEGATIVE, Case, Check, Flag, Routine, Source, Tensor
-from flashinfer_bench.routines.stored import floats
-from flashinfer_bench.routines.words import read_dtype, require, swizzled_size
+from flashinfer_bench.routines.case.spec import ALL, BLACKWELL, NOT_NEGATIVE, Case, Check, Flag, Routine, Source, Tensor
+from flashinfer_bench.routines.case.stored import floats
+from flashinfer_bench.routines.case.words import read_dtype, require, swizzled_size
 
 FAMILY: Final = "norm"
 FLAGS: Final = (

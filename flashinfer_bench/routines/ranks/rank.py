@@ -14,10 +14,10 @@ from typing import Any, Final, Protocol
 
 import torch
 
+from flashinfer_bench.routines.case.spec import Check
 from flashinfer_bench.routines.code.moe_comm_torch import E2M1_SIZES
 from flashinfer_bench.routines.code.quantization_torch import pack_e2m1
-from flashinfer_bench.routines.moe_comm import EXCHANGE
-from flashinfer_bench.routines.spec import Check
+from flashinfer_bench.routines.families.moe_comm import EXCHANGE
 
 PHASES: Final = ("a2a_dispatch", "moe_kernel", "a2a_combine")
 FP8_MAX: Final = 448.0

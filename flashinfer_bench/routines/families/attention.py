@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from flashinfer_bench.roofline.cost import Cost, size_of
-from flashinfer_bench.routines.spec import (
+from flashinfer_bench.routines.case.spec import (
     ALL,
     AMPERE_ON,
     BLACKWELL,
@@ -25,8 +25,8 @@ from flashinfer_bench.routines.spec import (
     Source,
     Tensor,
 )
-from flashinfer_bench.routines.stored import generator, int32, offsets, permutation
-from flashinfer_bench.routines.words import read_dtype, require
+from flashinfer_bench.routines.case.stored import generator, int32, offsets, permutation
+from flashinfer_bench.routines.case.words import read_dtype, require
 
 FAMILY: Final = "attention"
 HALF: Final = ("bfloat16", "float16")

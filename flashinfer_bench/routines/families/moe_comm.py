@@ -16,10 +16,10 @@ from typing import Any, Final
 
 from flashinfer_bench.data.workload import Unit
 from flashinfer_bench.roofline.cost import Cost, size_of
-from flashinfer_bench.routines.moe import ACT_DEVIATION, E2M1_DEVIATION, FP4_ERROR, FP8_ERROR
-from flashinfer_bench.routines.spec import BLACKWELL, Case, Check, Flag, Routine, Source, Tensor
-from flashinfer_bench.routines.stored import choose_experts, floats
-from flashinfer_bench.routines.words import read_dtype, require
+from flashinfer_bench.routines.case.spec import BLACKWELL, Case, Check, Flag, Routine, Source, Tensor
+from flashinfer_bench.routines.case.stored import choose_experts, floats
+from flashinfer_bench.routines.case.words import read_dtype, require
+from flashinfer_bench.routines.families.moe import ACT_DEVIATION, E2M1_DEVIATION, FP4_ERROR, FP8_ERROR
 
 FAMILY: Final = "moe_comm"
 QUANTS: Final = ("fp8", "nvfp4", "fp8_block_scale")

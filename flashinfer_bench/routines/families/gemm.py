@@ -11,9 +11,9 @@ from argparse import Namespace
 from typing import Any, Final
 
 from flashinfer_bench.roofline.cost import Cost, size_of
-from flashinfer_bench.routines.spec import ADA_ON, BLACKWELL, Case, Check, Flag, Routine, Source, Tensor
-from flashinfer_bench.routines.stored import floats, offsets
-from flashinfer_bench.routines.words import read_dtype, require, round_up
+from flashinfer_bench.routines.case.spec import ADA_ON, BLACKWELL, Case, Check, Flag, Routine, Source, Tensor
+from flashinfer_bench.routines.case.stored import floats, offsets
+from flashinfer_bench.routines.case.words import read_dtype, require, round_up
 
 FAMILY: Final = "gemm"
 FP8: Final = ("fp8_e4m3", "fp8_e5m2")

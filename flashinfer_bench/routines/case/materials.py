@@ -25,8 +25,8 @@ from flashinfer_bench.data.dtypes import DTYPES
 from flashinfer_bench.data.store import layout
 from flashinfer_bench.data.store.jsonl import append_line, read_lines, write_whole
 from flashinfer_bench.errors import DataSetError, Fault
-from flashinfer_bench.routines.lift import ENTRY, lift
-from flashinfer_bench.routines.spec import TORCH, Case, Source, Tensor
+from flashinfer_bench.routines.case.lift import ENTRY, lift
+from flashinfer_bench.routines.case.spec import TORCH, Case, Source, Tensor
 
 AUTHORS: Final = {TORCH: "torch"}
 LIBRARY: Final = "flashinfer"

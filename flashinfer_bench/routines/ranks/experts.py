@@ -15,8 +15,8 @@ import torch
 
 from flashinfer_bench.routines.code.moe_comm_torch import by_blocks, by_rows, feed
 from flashinfer_bench.routines.code.norm_torch import swizzle
-from flashinfer_bench.routines.moe import E2M1_DEVIATION, METHODS
-from flashinfer_bench.routines.ranks import RankInputs, unpack
+from flashinfer_bench.routines.families.moe import E2M1_DEVIATION, METHODS
+from flashinfer_bench.routines.ranks.rank import RankInputs, unpack
 
 Kernel = Callable[[Sequence[torch.Tensor], torch.Tensor, torch.Tensor], torch.Tensor]
 """From rows of the payload, their expert ids and factors [rows, top_k], to [rows, hidden]."""

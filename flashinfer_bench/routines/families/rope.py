@@ -10,9 +10,9 @@ from argparse import Namespace
 from typing import Any, Final
 
 from flashinfer_bench.roofline.cost import Cost, size_of
-from flashinfer_bench.routines.spec import ADA_ON, ALL, Case, Check, Flag, Routine, Source, Tensor
-from flashinfer_bench.routines.stored import int32, offsets, permutation, random_integers
-from flashinfer_bench.routines.words import read_dtype, require
+from flashinfer_bench.routines.case.spec import ADA_ON, ALL, Case, Check, Flag, Routine, Source, Tensor
+from flashinfer_bench.routines.case.stored import int32, offsets, permutation, random_integers
+from flashinfer_bench.routines.case.words import read_dtype, require
 
 FAMILY: Final = "rope"
 FLAGS: Final = (

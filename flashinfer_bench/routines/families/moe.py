@@ -15,9 +15,9 @@ from typing import Any, Final
 
 from flashinfer_bench.data.workload import Unit
 from flashinfer_bench.roofline.cost import Cost, size_of
-from flashinfer_bench.routines.spec import BLACKWELL, Case, Check, Flag, Routine, Source, Tensor
-from flashinfer_bench.routines.stored import choose_experts, floats, small_floats
-from flashinfer_bench.routines.words import read_dtype, require, round_up
+from flashinfer_bench.routines.case.spec import BLACKWELL, Case, Check, Flag, Routine, Source, Tensor
+from flashinfer_bench.routines.case.stored import choose_experts, floats, small_floats
+from flashinfer_bench.routines.case.words import read_dtype, require, round_up
 
 FAMILY: Final = "moe"
 METHODS: Final = {"renormalize": 1, "deepseek_v3": 2, "llama4": 3, "renormalize_naive": 4}

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from importlib import metadata, util
 from typing import Final
 
-from flashinfer_bench.routines.spec import TORCH, Routine
+from flashinfer_bench.routines.case.spec import TORCH, Routine
 
 LIBRARY: Final = "flashinfer-python"
 NEEDS: Final[Mapping[str, tuple[str, str]]] = {

@@ -1,5 +1,5 @@
 """Call a solution once, in a process of its own, so that what the library compiles at run time is there before it is
-timed:  python -m flashinfer_bench.routines.warm ROOT < CASE
+timed:  python -m flashinfer_bench.routines.ahead.call_once ROOT < CASE
 
 FlashInfer builds a kernel at its first call and keeps it; many processes at once build many kernels at once. Nothing is
 judged here, and what fails here is left for the engine to find. The case comes from the command that made it, with a

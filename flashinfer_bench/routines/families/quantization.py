@@ -10,9 +10,9 @@ from argparse import Namespace
 from typing import Any, Final
 
 from flashinfer_bench.roofline.cost import Cost, size_of
-from flashinfer_bench.routines.spec import BLACKWELL, Case, Check, Flag, Routine, Source, Tensor
-from flashinfer_bench.routines.stored import floats
-from flashinfer_bench.routines.words import read_dtype, require, round_up
+from flashinfer_bench.routines.case.spec import BLACKWELL, Case, Check, Flag, Routine, Source, Tensor
+from flashinfer_bench.routines.case.stored import floats
+from flashinfer_bench.routines.case.words import read_dtype, require, round_up
 
 FAMILY: Final = "quantization"
 HALF: Final = ("bfloat16", "float16")

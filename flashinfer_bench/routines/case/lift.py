@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
-CODE: Final = Path(__file__).with_name("code")
+CODE: Final = Path(__file__).parents[1] / "code"
 ENTRY: Final = "run"
 
 

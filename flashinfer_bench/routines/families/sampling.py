@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from flashinfer_bench.roofline.cost import Cost, size_of
-from flashinfer_bench.routines.spec import ALL, BELOW_ONE, PROBABILITY, Case, Check, Flag, Routine, Source, Tensor
-from flashinfer_bench.routines.stored import int32, random_integers
-from flashinfer_bench.routines.words import read_dtype, require
+from flashinfer_bench.routines.case.spec import ALL, BELOW_ONE, PROBABILITY, Case, Check, Flag, Routine, Source, Tensor
+from flashinfer_bench.routines.case.stored import int32, random_integers
+from flashinfer_bench.routines.case.words import read_dtype, require
 
 FAMILY: Final = "sampling"
 FLOATS: Final = ("float32", "float16", "bfloat16")

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Final
 
 from flashinfer_bench.roofline.cost import size_of
-from flashinfer_bench.routines.spec import HOPPER, Case
+from flashinfer_bench.routines.case.spec import HOPPER, Case
 
 AUTO: Final = "auto"
 DECODE: Final = "BatchDecodeWithPagedKVCacheWrapper"

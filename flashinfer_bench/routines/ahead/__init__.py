@@ -1,0 +1,1 @@
+"""Compiling ahead: a process calls a library kernel once, so that it is compiled before it is timed."""
