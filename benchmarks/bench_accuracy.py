@@ -60,7 +60,7 @@ class TheirLane(GpuLane):
     """A lane with cuda-bench's flush: a buffer of the size of the L2, filled once."""
 
     def __init__(self, device: torch.device) -> None:
-        super().__init__(device, cold=False)
+        super().__init__(device, l2_cache="warm")
         size = torch.cuda.get_device_properties(device).L2_cache_size
         self._filled = torch.empty(size, dtype=torch.uint8, device=device)
 

@@ -76,7 +76,7 @@ def main() -> int:
         return CuptiClock(gpu, recorder, capture=capture, fallback=partial(event_clock, gpu))
 
     clocks = {
-        "warm": clock_on(GpuLane(device, cold=False)),
+        "warm": clock_on(GpuLane(device, l2_cache="warm")),
         "reading flush": clock_on(GpuLane(device)),
         "writing flush": clock_on(make_writing_lane(device)),
     }

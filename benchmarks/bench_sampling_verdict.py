@@ -14,7 +14,7 @@ from time import perf_counter
 import torch
 
 from flashinfer_bench.bench.evaluators.evaluator import Accepted
-from flashinfer_bench.bench.evaluators.sampling.evaluator import Limits, judge_draws
+from flashinfer_bench.bench.evaluators.sampling.evaluator import SamplingLimits, judge_draws
 from flashinfer_bench.bench.evaluators.sampling.rules import SamplingProblem
 
 
@@ -45,7 +45,9 @@ def time_verdicts(arguments: argparse.Namespace, device: torch.device) -> list[f
     seconds = []
     for repeat in range(arguments.repeats + 1):
         start = perf_counter()
-        verdict = judge_draws(problem, tokens, Limits(arguments.calls), torch.Generator().manual_seed(1 + repeat))
+        verdict = judge_draws(
+            problem, tokens, SamplingLimits(arguments.calls), torch.Generator().manual_seed(1 + repeat)
+        )
         seconds.append(perf_counter() - start)
         if not isinstance(verdict, Accepted):
             raise SystemExit(f"a perfect sampler was rejected: {verdict.message}")
@@ -57,7 +59,9 @@ def count_false_alarms(arguments: argparse.Namespace, device: torch.device) -> i
     rejected = 0
     for seed in range(arguments.false_alarms):
         problem, tokens = make_problem(arguments, device, seed=seed)
-        verdict = judge_draws(problem, tokens, Limits(arguments.calls), torch.Generator().manual_seed(2**40 + seed))
+        verdict = judge_draws(
+            problem, tokens, SamplingLimits(arguments.calls), torch.Generator().manual_seed(2**40 + seed)
+        )
         rejected += not isinstance(verdict, Accepted)
     return rejected
 

@@ -37,6 +37,7 @@ from flashinfer_bench.data import Evaluation, Trace, TraceSet
 from flashinfer_bench.data.store.record import TraceWriter
 from flashinfer_bench.errors import DataSetError
 from flashinfer_bench.roofline.workloads import cost_of_workload, describe_time
+from flashinfer_bench.timing.settings import TimingSettings
 
 GIB = 1 << 30
 
@@ -202,13 +203,11 @@ class Benchmark:
             device=device.kind,
             hardware=device.name,
             isolated=config.use_isolated_runner,
-            timeout_s=config.timeout_seconds,
+            timeout_seconds=config.timeout_seconds,
             profile_baseline=config.profile_baseline,
             time_budget_s=config.time_budget_s,
             baseline_budget_s=config.baseline_budget_s,
-            cold_l2=config.l2_cache == "cold",
-            use_cupti=config.clock == "auto",
-            use_graphs=config.cuda_graphs,
+            timing=TimingSettings(config.l2_cache, config.clock, config.cuda_graphs),
             keep_samples=config.keep_samples,
             gpu_uuid=device.uuid if device.kind == "cuda" else None,
             worker_memory_bytes=int(config.worker_memory_gb * GIB) if config.worker_memory_gb else None,

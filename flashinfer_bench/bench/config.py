@@ -30,7 +30,7 @@ from flashinfer_bench.bench.config_layers import (
     normalise_op_type,
     resolve_layers,
 )
-from flashinfer_bench.bench.config_problems import Problem, describe_problems, placed, to_validation_error
+from flashinfer_bench.bench.config_problems import ConfigProblem, describe_problems, placed, to_validation_error
 from flashinfer_bench.bench.tolerances import FiledDefinitions, SetTolerances, find_tolerances
 
 __all__ = ["MEASURE_REJECTED", "BenchmarkConfig", "EvalConfig", "ResolvedEvalConfig", "describe_problems"]
@@ -271,12 +271,12 @@ def _as_set_source(found: SetTolerances) -> Source:
 
 
 def _validate(
-    model: type[BenchmarkConfig], values: Mapping[Any, Any], place: Callable[[Problem], Problem]
-) -> tuple[BenchmarkConfig | None, list[Problem]]:
+    model: type[BenchmarkConfig], values: Mapping[Any, Any], place: Callable[[ConfigProblem], ConfigProblem]
+) -> tuple[BenchmarkConfig | None, list[ConfigProblem]]:
     try:
         return model.model_validate(dict(values)), []
     except ValidationError as error:
-        return None, [place(Problem.from_details(details)) for details in error.errors(include_url=False)]
+        return None, [place(ConfigProblem.from_details(details)) for details in error.errors(include_url=False)]
 
 
 def _merge(

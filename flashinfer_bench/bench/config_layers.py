@@ -24,7 +24,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from flashinfer_bench.bench.config_problems import Problem, to_validation_error, unknown_key
+from flashinfer_bench.bench.config_problems import ConfigProblem, to_validation_error, unknown_key
 from flashinfer_bench.data.digest import digest_of
 
 DEFAULT_ORIGIN: Final = "default"
@@ -77,7 +77,7 @@ class StrictModel(BaseModel):
         try:
             return handler(data)
         except ValidationError as error:
-            problems = [Problem.from_details(details) for details in error.errors(include_url=False)]
+            problems = [ConfigProblem.from_details(details) for details in error.errors(include_url=False)]
             known = list(cls.model_fields)
             raise to_validation_error(cls.__name__, [unknown_key(problem, known) for problem in problems]) from None
 

@@ -17,7 +17,7 @@ from flashinfer_bench.data.names import did_you_mean
 
 
 @dataclass(frozen=True)
-class Problem:
+class ConfigProblem:
     """One wrong key or value."""
 
     kind: str
@@ -28,7 +28,7 @@ class Problem:
     """Source, dotted key and line; None while the source is not known."""
 
     @classmethod
-    def from_details(cls, details: ErrorDetails) -> Problem:
+    def from_details(cls, details: ErrorDetails) -> ConfigProblem:
         """Read one entry of `ValidationError.errors()`."""
         context = details.get("ctx", {})
         message = context.get("what", details["msg"])
@@ -39,7 +39,7 @@ class Problem:
         return ".".join(str(part) for part in self.location)
 
 
-def unknown_key(problem: Problem, known: Sequence[str]) -> Problem:
+def unknown_key(problem: ConfigProblem, known: Sequence[str]) -> ConfigProblem:
     """Return an unknown key's problem with the nearest known key in its message; any other problem as it is."""
     if problem.kind != "extra_forbidden":
         return problem
@@ -47,7 +47,7 @@ def unknown_key(problem: Problem, known: Sequence[str]) -> Problem:
     return replace(problem, kind="unknown_key", message=f"unknown key{hint}")
 
 
-def placed(problem: Problem, source: str, lines: Mapping[tuple[str, ...], int]) -> Problem:
+def placed(problem: ConfigProblem, source: str, lines: Mapping[tuple[str, ...], int]) -> ConfigProblem:
     """Return the problem with its place in a source; `lines` maps locations, or prefixes of them, to line numbers."""
     location = tuple(str(part) for part in problem.location)
     line = next((lines[location[:end]] for end in range(len(location), 0, -1) if location[:end] in lines), None)
@@ -55,18 +55,18 @@ def placed(problem: Problem, source: str, lines: Mapping[tuple[str, ...], int]) 
     return replace(problem, place=place)
 
 
-def to_validation_error(title: str, problems: Iterable[Problem]) -> ValidationError:
+def to_validation_error(title: str, problems: Iterable[ConfigProblem]) -> ValidationError:
     """Return the problems as the exception that pydantic itself would raise."""
     return ValidationError.from_exception_data(title, [_to_details(problem) for problem in problems])
 
 
 def describe_problems(error: ValidationError) -> list[str]:
     """Return one line for each problem of a configuration: the place, what is wrong, the nearest known name."""
-    problems = [Problem.from_details(details) for details in error.errors(include_url=False)]
+    problems = [ConfigProblem.from_details(details) for details in error.errors(include_url=False)]
     return [f"{problem.place or f'{error.title}: {problem.dotted()}'}: {problem.message}" for problem in problems]
 
 
-def _to_details(problem: Problem) -> InitErrorDetails:
+def _to_details(problem: ConfigProblem) -> InitErrorDetails:
     if problem.place is None:
         fault = PydanticCustomError(problem.kind, "{what}", {"what": problem.message})
     else:

@@ -22,7 +22,7 @@ MEASURE_REJECTED: Final = "measure_rejected"
 
 
 @dataclass(frozen=True)
-class Rule:
+class ExtraKeyRule:
     """What a value has to be."""
 
     words: str
@@ -33,20 +33,20 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-_SHARE: Final = Rule("a number from 0 to 1", lambda value: _is_number(value) and 0 <= value <= 1)
-RULES: Final[dict[str, Rule]] = {
-    TRIALS: Rule(
+_SHARE: Final = ExtraKeyRule("a number from 0 to 1", lambda value: _is_number(value) and 0 <= value <= 1)
+RULES: Final[dict[str, ExtraKeyRule]] = {
+    TRIALS: ExtraKeyRule(
         "a whole number, at least 1",
         lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= 1,
     ),
     TVD_THRESHOLD: _SHARE,
     FALSE_ALARM_RATE: _SHARE,
-    MAX_ERROR_CAP: Rule(
+    MAX_ERROR_CAP: ExtraKeyRule(
         "a number above 0, in multiples of the largest value",
         lambda value: _is_number(value) and value > 0,
     ),
-    DSA_TOLERANCE: Rule("a number from 0 to 1, 1 excluded", lambda value: _is_number(value) and 0 <= value < 1),
-    MEASURE_REJECTED: Rule("true or false", lambda value: isinstance(value, bool)),
+    DSA_TOLERANCE: ExtraKeyRule("a number from 0 to 1, 1 excluded", lambda value: _is_number(value) and 0 <= value < 1),
+    MEASURE_REJECTED: ExtraKeyRule("true or false", lambda value: isinstance(value, bool)),
 }
 
 

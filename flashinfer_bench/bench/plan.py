@@ -14,7 +14,7 @@ from typing import Final
 from flashinfer_bench.bench.config import BenchmarkConfig, ResolvedEvalConfig
 from flashinfer_bench.bench.extra_keys import find_wrong_extras
 from flashinfer_bench.bench.machine import Machine
-from flashinfer_bench.bench.resume import Decision, Limits, RecordedJobs, fingerprint
+from flashinfer_bench.bench.resume import Decision, JobLimits, RecordedJobs, fingerprint
 from flashinfer_bench.bench.selection import Selected, select
 from flashinfer_bench.bench.suitability import why_not_here
 from flashinfer_bench.data.definition import Definition
@@ -186,5 +186,5 @@ def _decide(job: Job, config: BenchmarkConfig, recorded: RecordedJobs | None) ->
     if recorded is None:
         return Decision("new")
     key = (job.definition.name, job.solution.name, job.workload.uuid)
-    limits = Limits(config.timeout_seconds, config.worker_memory_gb)
+    limits = JobLimits(config.timeout_seconds, config.worker_memory_gb)
     return recorded.decide(key, job.fingerprint, needs_baseline=config.profile_baseline, limits=limits)

@@ -72,10 +72,10 @@ class Decision:
 
 
 @dataclass(frozen=True)
-class Limits:
+class JobLimits:
     """What a solution may take; None where a run does not say."""
 
-    timeout_s: float | None = None
+    timeout_seconds: float | None = None
     memory_gb: float | None = None
 
 
@@ -89,7 +89,7 @@ class RecordedJob:
     timed_out: bool
     over_memory: bool
     """The worker was ended because of the memory that it took."""
-    limits: Limits
+    limits: JobLimits
     has_baseline: bool
     """False for a PASSED trace whose reference was not timed."""
 
@@ -114,7 +114,7 @@ class RecordedJobs:
         return cls(by_key, retry_timeouts)
 
     def decide(
-        self, key: JobKey, wanted: Mapping[str, str], *, needs_baseline: bool, limits: Limits | None = None
+        self, key: JobKey, wanted: Mapping[str, str], *, needs_baseline: bool, limits: JobLimits | None = None
     ) -> Decision:
         """Say whether a job with this fingerprint is recorded, has changed since, or is new."""
         records = self.by_key.get(key)
@@ -144,10 +144,14 @@ def _is_of_the_same(recorded: Mapping[str, str] | None, wanted: Mapping[str, str
     return recorded is not None and all(recorded.get(key) == wanted.get(key) for key in JUDGED_KEYS)
 
 
-def _what_was_short(record: RecordedJob, now: Limits) -> str | None:
+def _what_was_short(record: RecordedJob, now: JobLimits) -> str | None:
     """Say which limit ended a recorded job and is larger now."""
     then = record.limits
-    if record.timed_out and None not in (now.timeout_s, then.timeout_s) and _is_larger(now.timeout_s, then.timeout_s):
+    if (
+        record.timed_out
+        and None not in (now.timeout_seconds, then.timeout_seconds)
+        and _is_larger(now.timeout_seconds, then.timeout_seconds)
+    ):
         return "timed out under a shorter limit"
     if record.over_memory and _is_larger(now.memory_gb, then.memory_gb):
         return "ended under a smaller limit of memory"
@@ -168,7 +172,7 @@ def _read_record(evaluation: Evaluation) -> RecordedJob:
         fingerprint=read_fingerprint(evaluation.extra),
         timed_out=evaluation.status is EvaluationStatus.TIMEOUT,
         over_memory=evaluation.status is EvaluationStatus.RUNTIME_ERROR and OVER_MEMORY in evaluation.log,
-        limits=Limits(_number(run.get("timeout_seconds")), _number(run.get("worker_memory_gb"))),
+        limits=JobLimits(_number(run.get("timeout_seconds")), _number(run.get("worker_memory_gb"))),
         has_baseline=performance is None or performance.reference_latency_ms > 0,
     )
 

@@ -21,7 +21,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from flashinfer_bench.bench.config_file import read_config_file
 from flashinfer_bench.bench.config_layers import EvalConfig, Extra, Ratio, StrictModel, Tolerance
-from flashinfer_bench.bench.config_problems import Problem, describe_problems, placed, to_validation_error
+from flashinfer_bench.bench.config_problems import ConfigProblem, describe_problems, placed, to_validation_error
 from flashinfer_bench.errors import ConfigError
 
 TOLERANCES_FILE: Final = "tolerances.yaml"
@@ -101,7 +101,7 @@ def read_tolerances(root: Path) -> dict[str, EvalConfig]:
     try:
         sections = _SECTIONS.validate_python(found.values)
     except ValidationError as error:
-        problems = [Problem.from_details(details) for details in error.errors(include_url=False)]
+        problems = [ConfigProblem.from_details(details) for details in error.errors(include_url=False)]
         told = to_validation_error(str(file), [placed(problem, str(file), found.lines) for problem in problems])
         raise ConfigError("\n".join(describe_problems(told))) from None
     return {name: _as_section(section) for name, section in sections.items()}

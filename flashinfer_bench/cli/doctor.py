@@ -12,7 +12,7 @@ from flashinfer_bench.bench.machine import discover_devices
 from flashinfer_bench.cli.screen.output import write_err, write_out
 from flashinfer_bench.cli.screen.tables import Column, Row, available_width, render_table, wrap_line
 from flashinfer_bench.doctor.examination import Report, examine
-from flashinfer_bench.doctor.machine import GpuAtRest, Machine
+from flashinfer_bench.doctor.machine import GpuAtRest, MachineState
 from flashinfer_bench.doctor.readings import Readings
 
 MARKS: Final = {"ok": "ok", "note": "note", "broken": "BROKEN"}
@@ -57,7 +57,7 @@ def describe_machine(report: Report) -> Iterator[Row]:
     yield ["compilers", ", ".join(f"{name} {place or 'not found'}" for name, place in machine.compilers.items())]
 
 
-def _describe_gpu(machine: Machine, gpu: GpuAtRest, readings: Readings | None) -> Iterator[Row]:
+def _describe_gpu(machine: MachineState, gpu: GpuAtRest, readings: Readings | None) -> Iterator[Row]:
     parts = []
     if machine.device.capability is not None:
         parts.append(f"compute capability {machine.device.capability[0]}.{machine.device.capability[1]}")

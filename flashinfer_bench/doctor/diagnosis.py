@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from flashinfer_bench.doctor.machine import Machine
+from flashinfer_bench.doctor.machine import MachineState
 from flashinfer_bench.doctor.readings import CacheCheck, Rates, Readings
 from flashinfer_bench.doctor.self_check import Agreement
 from flashinfer_bench.roofline.peaks import find_peak
@@ -47,7 +47,7 @@ class Finding:
     """What to do; empty where nothing needs to be done."""
 
 
-def find_gpu(machine: Machine, asked_for: str | None) -> Iterator[Finding]:
+def find_gpu(machine: MachineState, asked_for: str | None) -> Iterator[Finding]:
     """Say why no GPU is looked at, where none is.
 
     Args:
@@ -66,7 +66,7 @@ def find_gpu(machine: Machine, asked_for: str | None) -> Iterator[Finding]:
         yield Finding("GPU", "note", "the driver knows none: kernels are judged, and timed on the CPU")
 
 
-def find_languages(machine: Machine) -> Iterator[Finding]:
+def find_languages(machine: MachineState) -> Iterator[Finding]:
     """Say which solutions can be built."""
     works = [name for name, reason in machine.languages.items() if reason is None]
     yield Finding("languages", "ok" if works else "broken", f"{', '.join(works) or 'none'} can be built")
@@ -76,7 +76,7 @@ def find_languages(machine: Machine) -> Iterator[Finding]:
             yield Finding(name, "note", f"cannot be built: {what}", advice.strip())
 
 
-def find_neighbours(machine: Machine, readings: Readings | None) -> Iterator[Finding]:
+def find_neighbours(machine: MachineState, readings: Readings | None) -> Iterator[Finding]:
     """Say who else uses the GPU, and whether it is held back while nothing of ours runs.
 
     Whether other processes can be seen at all shows only while one of ours is on the GPU.
@@ -152,7 +152,7 @@ def find_rates(rates: Rates | None, device_name: str) -> Iterator[Finding]:
             yield Finding(topic, "ok", text)
 
 
-def find_load(machine: Machine, readings: Readings) -> Iterator[Finding]:
+def find_load(machine: MachineState, readings: Readings) -> Iterator[Finding]:
     """Say what the clocks did under load."""
     state, gpu = readings.under_load, machine.gpu
     if state is None or state.sm_mhz is None or gpu is None:

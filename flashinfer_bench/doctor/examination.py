@@ -21,7 +21,7 @@ from flashinfer_bench.doctor.diagnosis import (
     find_rates,
     summarise_findings,
 )
-from flashinfer_bench.doctor.machine import Machine, read_machine
+from flashinfer_bench.doctor.machine import MachineState, read_machine
 from flashinfer_bench.doctor.probe_process import ProbeFailed, run_probe
 from flashinfer_bench.doctor.readings import Readings
 from flashinfer_bench.doctor.self_check import Agreement, run_self_check
@@ -35,7 +35,7 @@ FORMAT_VERSION: Final = 1
 class Report:
     """What the doctor found."""
 
-    machine: Machine
+    machine: MachineState
     readings: Readings | None
     """None where nothing could be measured."""
     agreement: Agreement | None
@@ -62,7 +62,7 @@ def examine(
     asked_for: str | None = None,
     quick: bool = False,
     tell: Callable[[str], None] = lambda _line: None,
-    look: Callable[[Device], Machine] = read_machine,
+    look: Callable[[Device], MachineState] = read_machine,
     measure: Callable[[Device], Readings] = run_probe,
     check: Callable[[Device], Agreement] = run_self_check,
 ) -> Report:

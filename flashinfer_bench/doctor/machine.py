@@ -35,7 +35,7 @@ class GpuAtRest:
 
 
 @dataclass(frozen=True)
-class Machine:
+class MachineState:
     """A machine, and the device of it that is looked at."""
 
     device: Device
@@ -52,7 +52,7 @@ class Machine:
     """None for a CPU."""
 
 
-def read_machine(device: Device, *, nvml: Any = pynvml, environment: Mapping[str, str] = os.environ) -> Machine:
+def read_machine(device: Device, *, nvml: Any = pynvml, environment: Mapping[str, str] = os.environ) -> MachineState:
     """Look at the machine that this runs on.
 
     Args:
@@ -62,7 +62,7 @@ def read_machine(device: Device, *, nvml: Any = pynvml, environment: Mapping[str
     """
     toolchain = find_toolchain(environment)
     driver = _read_driver(nvml)
-    return Machine(
+    return MachineState(
         device=device,
         gpus=driver.gpus,
         torch_has_cuda=is_torch_cuda_build(),

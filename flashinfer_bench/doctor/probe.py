@@ -54,7 +54,7 @@ def probe_gpu() -> Readings:
     """Measure the GPU that this process sees."""
     device = torch.device("cuda", 0)
     small = torch.ones(4096, device=device)  # fails here, with CUDA's own words, where CUDA does not work
-    site = gpu_site(device, use_cupti=True)
+    site = gpu_site(device, clock="auto")
     simple = bench_gpu_time(torch.add, args=(small, 1), num_iters=ITERATIONS).measurement
     fallback = str(simple.get("fallback", ""))
     free, _ = torch.cuda.mem_get_info(device)
@@ -67,7 +67,7 @@ def probe_gpu() -> Readings:
         cuda=torch.version.cuda,
         l2_bytes=site.l2_bytes,
         processors=int(torch.cuda.get_device_properties(device).multi_processor_count),
-        launch_gap_ns=site.launch_gap_ns(site.clock(cold=True)),
+        launch_gap_ns=site.launch_gap_ns(site.clock("cold")),
         empty_pair_ns=measure_empty_pair_ns(device),
         rates=rates,
         under_load=look_under_load(site),

@@ -15,7 +15,7 @@ Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
-class Wanted:
+class WantedCount:
     """What was asked for of one kind of call: a count, or a time in milliseconds to fill."""
 
     count: int | None
@@ -40,7 +40,7 @@ def choose(name: str, value: Value | None, other_name: str, other: Value | None)
     return value if value is not None else other
 
 
-def wanted_dry_runs(count: int | None, time_ms: float | None) -> Wanted:
+def wanted_dry_runs(count: int | None, time_ms: float | None) -> WantedCount:
     """Return how many calls are made before the timed ones; a count goes before a time.
 
     Raises:
@@ -49,7 +49,7 @@ def wanted_dry_runs(count: int | None, time_ms: float | None) -> Wanted:
     return _wanted("dry_run_iters", count, "dry_run_time_ms", time_ms, fewest=0, default=DEFAULT_DRY_RUNS)
 
 
-def wanted_iterations(count: int | None, time_ms: float | None) -> Wanted:
+def wanted_iterations(count: int | None, time_ms: float | None) -> WantedCount:
     """Return how many calls are timed; a count goes before a time.
 
     Raises:
@@ -60,11 +60,11 @@ def wanted_iterations(count: int | None, time_ms: float | None) -> Wanted:
 
 def _wanted(
     name: str, count: int | None, time_name: str, time_ms: float | None, *, fewest: int, default: int
-) -> Wanted:
+) -> WantedCount:
     if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < fewest):
         raise ValueError(f"{name} must be a whole number of at least {fewest}, not {count!r}")
     if time_ms is not None and not time_ms > 0:
         raise ValueError(f"{time_name} must be above 0, not {time_ms!r}")
     if count is None and time_ms is None:
         count = default
-    return Wanted(count, None if count is not None else time_ms)
+    return WantedCount(count, None if count is not None else time_ms)

@@ -81,10 +81,10 @@ def bench_gpu_time(
         iterations=wanted_iterations(choose("num_iters", num_iters, "repeat_iters", repeat_iters), repeat_time_ms),
         time_budget_s=time_budget_s,
         use_cuda_graph=use_cuda_graph,
-        cold=cold_l2_cache,
+        l2_cache="cold" if cold_l2_cache else "warm",
         rotate=rotate_buffers,
     )
-    site = find_site(find_tensors((order.args, order.kwargs)), use_cupti=enable_cupti)
+    site = find_site(find_tensors((order.args, order.kwargs)), clock="auto" if enable_cupti else "cuda_events")
     with site.active():
         timed = carry_out(order, site)
     notes = describe_departures(order, timed.measurement)
@@ -115,7 +115,7 @@ def describe_departures(order: Order, record: Mapping[str, Any]) -> list[str]:
         notes.append(f"rotate_buffers: {record['rotation_refused']}. The L2 is flushed before each call instead.")
     elif order.rotate and "rotated_sets" not in record:
         notes.append("rotate_buffers: this GPU does not tell the size of its L2, so nothing was rotated.")
-    if order.rotate and not order.cold:
+    if order.rotate and order.l2_cache == "warm":
         notes.append("rotate_buffers makes calls cold, which cold_l2_cache=False does not ask for.")
     return notes
 

@@ -14,13 +14,14 @@ from typing import Any, Final
 import torch
 
 from flashinfer_bench.testing.arguments import find_tensors
-from flashinfer_bench.testing.counts import Wanted
+from flashinfer_bench.testing.counts import WantedCount
 from flashinfer_bench.testing.rotation import Rotation, RotationRefused, count_sets, why_not_cold
 from flashinfer_bench.testing.site import Site
 from flashinfer_bench.testing.timed import GpuTime
 from flashinfer_bench.timing.measurement import Trial
 from flashinfer_bench.timing.progress import CHECKS, Recipe, Supplier
 from flashinfer_bench.timing.recipe import RETAKES, take_trial
+from flashinfer_bench.timing.settings import L2Cache
 from flashinfer_bench.timing.summary import latency_ns, summarise
 
 Now = Callable[[], float]
@@ -39,11 +40,11 @@ class Order:
     function: Callable[..., object]
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
-    dry_runs: Wanted
-    iterations: Wanted
+    dry_runs: WantedCount
+    iterations: WantedCount
     time_budget_s: float
     use_cuda_graph: bool = False
-    cold: bool = True
+    l2_cache: L2Cache = "cold"
     rotate: bool = False
 
     def call(self) -> object:
@@ -64,11 +65,11 @@ def carry_out(order: Order, site: Site, *, now: Now = perf_counter) -> GpuTime:
     """Time an order at a site; what was done otherwise than it asks for stands in the measurement."""
     recipe = _make_recipe(order, site, now)
     if not order.rotate or not site.l2_bytes:
-        return _time(site, recipe, order.supply, cold=order.cold, now=now)[0]
+        return _time(site, recipe, order.supply, l2_cache=order.l2_cache, now=now)[0]
     try:
         return _time_rotated(order, site, recipe, now)
     except RotationRefused as refused:
-        timed, _ = _time(site, recipe, order.supply, cold=True, now=now)
+        timed, _ = _time(site, recipe, order.supply, l2_cache="cold", now=now)
         return replace(timed, measurement={**timed.measurement, "rotation_refused": str(refused)})
 
 
@@ -85,7 +86,7 @@ def _make_recipe(order: Order, site: Site, now: Now) -> Recipe:
         warmup_runs=order.dry_runs.resolve(per_call_ms),
         iterations=order.iterations.resolve(per_call_ms),
         budget_s=order.time_budget_s,
-        use_graphs=order.use_cuda_graph,
+        cuda_graphs=order.use_cuda_graph,
         exact=True,
     )
 
@@ -99,19 +100,19 @@ def _estimate_call_ms(order: Order, site: Site, now: Now) -> float:
     taken: list[tuple[float, int]] = []
     for iterations in (FEW, FEW, MANY):
         recipe = Recipe(
-            warmup_runs=CHECKS, iterations=iterations, budget_s=ESTIMATE_BUDGET_S, use_graphs=False, exact=True
+            warmup_runs=CHECKS, iterations=iterations, budget_s=ESTIMATE_BUDGET_S, cuda_graphs=False, exact=True
         )
         begin = now()
-        trial = take_trial(order.supply, site.clock(cold=order.cold), recipe, now=now)
+        trial = take_trial(order.supply, site.clock(order.l2_cache), recipe, now=now)
         taken.append(((now() - begin) * 1e3, int(trial.facts["calls"])))
     (_, _), (short_ms, few), (long_ms, many) = taken
     at_least_ms = long_ms / many / 2
     return max((long_ms - short_ms) / (many - few), at_least_ms) if many > few else long_ms / many
 
 
-def _time(site: Site, recipe: Recipe, supply: Supplier, *, cold: bool, now: Now) -> tuple[GpuTime, Trial]:
+def _time(site: Site, recipe: Recipe, supply: Supplier, *, l2_cache: L2Cache, now: Now) -> tuple[GpuTime, Trial]:
     """Take one trial, and say what it comes to."""
-    clock = site.clock(cold=cold)
+    clock = site.clock(l2_cache)
     gap_ns = site.launch_gap_ns(clock)
     before = site.look()
     trial = take_trial(supply, clock, recipe, now=now)
@@ -136,13 +137,13 @@ def _time_rotated(order: Order, site: Site, recipe: Recipe, now: Now) -> GpuTime
         calls=max(recipe.warmup_runs, CHECKS) + 1 + recipe.iterations * (1 + RETAKES),
     )
     rotation = Rotation(order.function, order.args, order.kwargs, tensors=tensors, sets=sets, evict=site.evict)
-    timed, trial = _time(site, recipe, rotation.supply, cold=False, now=now)
+    timed, trial = _time(site, recipe, rotation.supply, l2_cache="warm", now=now)
     rotated_ns = median(trial.spans_ns)
     if rotated_ns < SLOW_NS:
         reason = why_not_cold(
             rotated_ns=rotated_ns,
-            warm_ns=_usual_span_ns(order, site, recipe, cold=False, now=now),
-            flushed_ns=_usual_span_ns(order, site, recipe, cold=True, now=now),
+            warm_ns=_usual_span_ns(order, site, recipe, l2_cache="warm", now=now),
+            flushed_ns=_usual_span_ns(order, site, recipe, l2_cache="cold", now=now),
         )
         if reason is not None:
             raise RotationRefused(reason)
@@ -150,7 +151,7 @@ def _time_rotated(order: Order, site: Site, recipe: Recipe, now: Now) -> GpuTime
     return replace(timed, measurement={**timed.measurement, **facts})
 
 
-def _usual_span_ns(order: Order, site: Site, recipe: Recipe, *, cold: bool, now: Now) -> float:
+def _usual_span_ns(order: Order, site: Site, recipe: Recipe, *, l2_cache: L2Cache, now: Now) -> float:
     """Return what a call on the same arguments each time takes, launched as the rotated ones were."""
-    comparison = replace(COMPARISON, use_graphs=recipe.use_graphs)
-    return median(take_trial(order.supply, site.clock(cold=cold), comparison, now=now).spans_ns)
+    comparison = replace(COMPARISON, cuda_graphs=recipe.cuda_graphs)
+    return median(take_trial(order.supply, site.clock(l2_cache), comparison, now=now).spans_ns)

@@ -12,6 +12,7 @@ import torch
 
 from flashinfer_bench.timing.clocks import Clock, capture_first, make_clock
 from flashinfer_bench.timing.gpu_state import GpuState, read_gpu_state
+from flashinfer_bench.timing.settings import ClockChoice, L2Cache
 
 EVICT_SHARE = 2
 """Emptying the L2 reads so many times its size."""
@@ -28,7 +29,7 @@ class Site(Protocol):
     def active(self) -> AbstractContextManager[object]:
         """Make it the current device for a while."""
 
-    def clock(self, *, cold: bool) -> Clock:
+    def clock(self, l2_cache: L2Cache) -> Clock:
         """Return the clock that flushes the L2 before each call, or the one that does not."""
 
     def launch_gap_ns(self, clock: Clock) -> int:
@@ -54,9 +55,9 @@ class CpuSite:
         """Return a context that does nothing."""
         return nullcontext()
 
-    def clock(self, *, cold: bool) -> Clock:
+    def clock(self, l2_cache: L2Cache) -> Clock:
         """Return the wall clock."""
-        del cold
+        del l2_cache
         return make_clock(torch.device("cpu"))
 
     def launch_gap_ns(self, clock: Clock) -> int:
@@ -80,18 +81,18 @@ class GpuSite:
 
     Args:
         device: a CUDA device with its index.
-        use_cupti: False for CUDA events.
+        clock: "cuda_events" takes CUDA events.
     """
 
     device_type = "cuda"
 
-    def __init__(self, device: torch.device, *, use_cupti: bool) -> None:
+    def __init__(self, device: torch.device, *, clock: ClockChoice) -> None:
         properties = torch.cuda.get_device_properties(device)
         self.l2_bytes = int(properties.L2_cache_size)
         self._uuid = f"GPU-{properties.uuid}"
         self._device = device
-        self._use_cupti = use_cupti
-        self._clocks: dict[bool, Clock] = {}
+        self._clock_choice: ClockChoice = clock
+        self._clocks: dict[L2Cache, Clock] = {}
         self._gap_ns = 0
 
     def active(self) -> AbstractContextManager[object]:
@@ -99,15 +100,15 @@ class GpuSite:
         context: AbstractContextManager[object] = torch.cuda.device(self._device)
         return context
 
-    def clock(self, *, cold: bool) -> Clock:
+    def clock(self, l2_cache: L2Cache) -> Clock:
         """Return the clock; CUPTI where it works."""
-        if cold not in self._clocks:
+        if l2_cache not in self._clocks:
             torch.zeros(1, device=self._device)  # makes the context that a clock needs
-            clock = make_clock(self._device, cold=cold, use_cupti=self._use_cupti)
+            clock = make_clock(self._device, l2_cache=l2_cache, clock=self._clock_choice)
             self.launch_gap_ns(clock)
             capture_first(self._device)
-            self._clocks[cold] = clock
-        return self._clocks[cold]
+            self._clocks[l2_cache] = clock
+        return self._clocks[l2_cache]
 
     def launch_gap_ns(self, clock: Clock) -> int:
         """Return the gap of the first clock that could tell it, so that all numbers of a process hold the same."""
@@ -135,15 +136,15 @@ class GpuSite:
 
 
 @cache
-def gpu_site(device: torch.device, *, use_cupti: bool) -> GpuSite:
+def gpu_site(device: torch.device, *, clock: ClockChoice) -> GpuSite:
     """Return the one site of a GPU in this process."""
-    return GpuSite(device, use_cupti=use_cupti)
+    return GpuSite(device, clock=clock)
 
 
 def find_site(
     tensors: Iterable[torch.Tensor],
     *,
-    use_cupti: bool,
+    clock: ClockChoice,
     has_gpu: Callable[[], bool] = torch.cuda.is_available,
 ) -> Site:
     """Return where a call with these tensors runs: the GPU that they lie on, else the current one, else the CPU.
@@ -158,4 +159,4 @@ def find_site(
     if not has_gpu():
         return CpuSite()
     index = devices[0] if devices else torch.cuda.current_device()
-    return gpu_site(torch.device("cuda", index), use_cupti=use_cupti)
+    return gpu_site(torch.device("cuda", index), clock=clock)

@@ -10,6 +10,7 @@ from typing import Final, Protocol
 import torch
 
 from flashinfer_bench.timing import driver
+from flashinfer_bench.timing.settings import L2Cache
 
 FLUSH_SHARE: Final = 2
 """The flush reads so many times the size of the L2; three or four times give no other timings on an H200."""
@@ -44,8 +45,8 @@ class Lead:
 class Lane(Protocol):
     """A GPU as the clocks use it."""
 
-    cold: bool
-    """Whether the lead flushes the L2."""
+    l2_cache: L2Cache
+    """"cold": the lead flushes the L2."""
 
     def lead_up(self, lead: Lead) -> None:
         """Enqueue what goes before a timed call; the spin is its last kernel."""
@@ -71,12 +72,12 @@ class GpuLane:
 
     Args:
         device: a CUDA device.
-        cold: flush the L2 before each call.
+        l2_cache: "cold" flushes the L2 before each call.
         image: the kernels' machine code; assembled here where it is not given.
     """
 
-    def __init__(self, device: torch.device, *, cold: bool = True, image: bytes | None = None) -> None:
-        self.cold = cold
+    def __init__(self, device: torch.device, *, l2_cache: L2Cache = "cold", image: bytes | None = None) -> None:
+        self.l2_cache: L2Cache = l2_cache
         self._device = device
         properties = torch.cuda.get_device_properties(device)
         torch.cuda.current_stream(device)
@@ -98,7 +99,7 @@ class GpuLane:
             torch.cuda.synchronize(self._device)
         if lead.resets_lines:
             driver.reset_persisting_lines()
-        if self.cold and lead.flushes:
+        if self.l2_cache == "cold" and lead.flushes:
             self._flush(stream, self._buffer.data_ptr(), self._buffer.numel())
         self._spin(stream, lead.spin_ns)
         if lead.settled:

@@ -8,7 +8,7 @@ from statistics import median
 from typing import Final
 
 from flashinfer_bench.timing.clocks import Clock
-from flashinfer_bench.timing.progress import Progress, Supplier
+from flashinfer_bench.timing.progress import Supplier, TrialProgress
 from flashinfer_bench.timing.statistics import quantile
 
 LINES_CALLS: Final = 5
@@ -23,7 +23,7 @@ LINES_NS: Final = 64
 
 
 def check_lines(
-    supply: Supplier, clock: Clock, progress: Progress, *, deadline: float, now: Callable[[], float]
+    supply: Supplier, clock: Clock, progress: TrialProgress, *, deadline: float, now: Callable[[], float]
 ) -> None:
     """Find out whether the call leaves persisting lines in the L2; then reset them each time.
 
@@ -43,7 +43,7 @@ def check_lines(
         progress.lead = replace(progress.lead, resets_lines=True)
 
 
-def _look(supply: Supplier, clock: Clock, progress: Progress, count: int) -> bool:
+def _look(supply: Supplier, clock: Clock, progress: TrialProgress, count: int) -> bool:
     """Say whether the call is slower once lines are reset: in the median, and in most readings."""
     readings = []
     for lead in (replace(progress.lead, waits_first=True), replace(progress.lead, resets_lines=True)):

@@ -28,7 +28,7 @@ class Recipe:
     """Readings wanted."""
     budget_s: float
     """Wall time of the trial; a call too slow for it gets fewer readings, at least one."""
-    use_graphs: bool = True
+    cuda_graphs: bool = True
     """A call of several operations that can be captured is timed as the replay of a CUDA graph."""
     was_called: bool = False
     """The call has been made before, on these inputs: a first one that is slow here compiles nothing."""
@@ -37,7 +37,7 @@ class Recipe:
 
 
 @dataclass
-class Progress:
+class TrialProgress:
     """What a trial knows so far of the call it times."""
 
     calls: int = 0

@@ -20,7 +20,7 @@ from typing import Final
 from flashinfer_bench.timing.clocks import CaptureRefused, Clock, ClockLost, Lead
 from flashinfer_bench.timing.lines import check_lines
 from flashinfer_bench.timing.measurement import Facts, Sample, Stop, Trial
-from flashinfer_bench.timing.progress import CHECKS, SLOW_SHARE, Progress, Recipe, Supplier
+from flashinfer_bench.timing.progress import CHECKS, SLOW_SHARE, Recipe, Supplier, TrialProgress
 from flashinfer_bench.timing.replays import Calls, choose_calls
 from flashinfer_bench.timing.stopping import StoppingRule
 
@@ -55,7 +55,7 @@ def take_trial(supply: Supplier, clock: Clock, recipe: Recipe, *, now: Callable[
         recipe: counts and budget.
         now: the host's clock, in seconds.
     """
-    start, progress = now(), Progress()
+    start, progress = now(), TrialProgress()
     try:
         with clock:
             return _take(supply, clock, recipe, progress, now)
@@ -68,7 +68,7 @@ def take_trial(supply: Supplier, clock: Clock, recipe: Recipe, *, now: Callable[
     return take_trial(supply, fallback, left, now=now)  # out here nothing holds what the lost trial held
 
 
-def _take(supply: Supplier, clock: Clock, recipe: Recipe, progress: Progress, now: Callable[[], float]) -> Trial:
+def _take(supply: Supplier, clock: Clock, recipe: Recipe, progress: TrialProgress, now: Callable[[], float]) -> Trial:
     start = now()
     latest = check(supply, clock, recipe, progress, now)
     start += progress.compiled_s
@@ -95,7 +95,7 @@ def _take(supply: Supplier, clock: Clock, recipe: Recipe, progress: Progress, no
     return Trial(tuple(samples), stop, facts)
 
 
-def check(supply: Supplier, clock: Clock, recipe: Recipe, progress: Progress, now: Callable[[], float]) -> Sample:
+def check(supply: Supplier, clock: Clock, recipe: Recipe, progress: TrialProgress, now: Callable[[], float]) -> Sample:
     """Make the first calls: what the call launches, whether it waits inside, how long the host needs for it.
 
     The first one may compile kernels, where the call was not made before: then what it says of time counts only for a
@@ -132,7 +132,7 @@ def check(supply: Supplier, clock: Clock, recipe: Recipe, progress: Progress, no
     return alone
 
 
-def _look_behind_spin(alone: Sample, call: Callable[[Lead], Sample], clock: Clock, progress: Progress) -> None:
+def _look_behind_spin(alone: Sample, call: Callable[[Lead], Sample], clock: Clock, progress: TrialProgress) -> None:
     """See whether a call waits for the GPU inside, and whether it uses streams that do not wait for the current one.
 
     Args:
@@ -159,7 +159,7 @@ def warm_up(
     supply: Supplier,
     clock: Clock,
     recipe: Recipe,
-    progress: Progress,
+    progress: TrialProgress,
     *,
     deadline: float,
     now: Callable[[], float],
@@ -176,7 +176,7 @@ def warm_up(
             size_spin([sample.enqueue_ns for sample in samples], progress)
 
 
-def size_spin(enqueue_ns: list[int], progress: Progress) -> None:
+def size_spin(enqueue_ns: list[int], progress: TrialProgress) -> None:
     """Set the spin: none where it cannot help.
 
     It lasts as long as the host needs to enqueue one call, with a margin, and as long as memory and power need to rest.
@@ -189,14 +189,14 @@ def size_spin(enqueue_ns: list[int], progress: Progress) -> None:
     progress.lead = replace(progress.lead, spin_ns=wanted if helps else 0)
 
 
-def rest_ns(progress: Progress) -> int:
+def rest_ns(progress: TrialProgress) -> int:
     """Return how long the GPU rests before a call: as long as the call keeps it busy, within bounds."""
     first = progress.looked_at
     busy_ns = 0 if first is None else first.span_ns if first.busy_ns is None else first.busy_ns
     return min(max(busy_ns, REST_NS), MOST_REST_NS)
 
 
-def _extra(clock: Clock, recipe: Recipe, progress: Progress) -> int:
+def _extra(clock: Clock, recipe: Recipe, progress: TrialProgress) -> int:
     """Return how many readings a call may get beyond the count, if they scatter: none but for a quick one on a GPU."""
     if recipe.exact or not clock.sees_operations or progress.waits_inside or not progress.per_call_s:
         return 0
@@ -209,7 +209,7 @@ def most_readings(iterations: int) -> int:
 
 
 def take_samples(
-    supply: Supplier, clock: Clock, rule: StoppingRule, progress: Progress, now: Callable[[], float]
+    supply: Supplier, clock: Clock, rule: StoppingRule, progress: TrialProgress, now: Callable[[], float]
 ) -> tuple[list[Sample], Stop]:
     """Take readings until the rule says stop; return them and why it did."""
     start = now()
@@ -228,7 +228,7 @@ def take_batch(
     supply: Supplier,
     clock: Clock,
     count: int,
-    progress: Progress,
+    progress: TrialProgress,
     now: Callable[[], float],
     *,
     deadline: float,
@@ -253,7 +253,7 @@ def take_batch(
     return take_batch(supply, clock, count, progress, now, deadline=deadline, retakes=retakes - 1)
 
 
-def _facts(clock: Clock, progress: Progress, mode: str, reason: str) -> Facts:
+def _facts(clock: Clock, progress: TrialProgress, mode: str, reason: str) -> Facts:
     facts: Facts = {"method": clock.method, "cache_state": clock.cache_state, "calls": progress.calls}
     if clock.fills_queue:
         facts |= {"launch": mode, "spin_ns": progress.lead.spin_ns}

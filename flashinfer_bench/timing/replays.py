@@ -8,7 +8,7 @@ from typing import Final
 
 from flashinfer_bench.timing.clocks import CaptureRefused, Clock, Launch
 from flashinfer_bench.timing.measurement import Sample
-from flashinfer_bench.timing.progress import CHECKS, SLOW_SHARE, Progress, Recipe, Supplier
+from flashinfer_bench.timing.progress import CHECKS, SLOW_SHARE, Recipe, Supplier, TrialProgress
 
 PLACED_GRAPHS: Final = 8
 """A graph holds memory of its own, and where that lies changes what its operations take (on an H200: up to 5 % between
@@ -37,7 +37,9 @@ class Calls:
     """How many graphs of one call are replayed in turn."""
 
 
-def choose_calls(supply: Supplier, clock: Clock, recipe: Recipe, progress: Progress, now: Callable[[], float]) -> Calls:
+def choose_calls(
+    supply: Supplier, clock: Clock, recipe: Recipe, progress: TrialProgress, now: Callable[[], float]
+) -> Calls:
     """Return the calls to be timed: replays where that is wanted and can be trusted, the calls themselves otherwise."""
     refusal = _no_graph(clock, recipe, progress)
     if refusal is not None:
@@ -61,7 +63,7 @@ def choose_calls(supply: Supplier, clock: Clock, recipe: Recipe, progress: Progr
     return _choose_many(supply, clock, progress, one=one, first=replayed, graphs=graphs) if graphs > 1 else one
 
 
-def _count_graphs(replayed: Sample, supply: Supplier, recipe: Recipe, progress: Progress, *, each_s: float) -> int:
+def _count_graphs(replayed: Sample, supply: Supplier, recipe: Recipe, progress: TrialProgress, *, each_s: float) -> int:
     """Return of how many graphs a call is timed: of one where it is long, or the budget does not hold more.
 
     Calls with arguments of their own have a graph each already. A capture and its replay take `each_s`.
@@ -74,7 +76,7 @@ def _count_graphs(replayed: Sample, supply: Supplier, recipe: Recipe, progress: 
 
 
 def _choose_many(
-    supply: Supplier, clock: Clock, progress: Progress, *, one: Calls, first: Sample, graphs: int
+    supply: Supplier, clock: Clock, progress: TrialProgress, *, one: Calls, first: Sample, graphs: int
 ) -> Calls:
     """Return the replays of so many graphs, or those of one where there is no room for more of them."""
     suppliers = [one.supply, *(clock.captured(supply) for _ in range(graphs - 1))]
@@ -104,16 +106,16 @@ def _does_less(replayed: Sample, call: Sample) -> bool:
     return replayed.work_ns < WORK_SHARE * call.work_ns
 
 
-def _replay(replays: Supplier, clock: Clock, progress: Progress, count: int) -> list[Sample]:
+def _replay(replays: Supplier, clock: Clock, progress: TrialProgress, count: int) -> list[Sample]:
     """Make so many calls, each by another graph, to see what they launch; none of this is a reading."""
     samples = clock.sample([replays(progress.calls + index) for index in range(count)], progress.lead)
     progress.calls += count
     return samples
 
 
-def _no_graph(clock: Clock, recipe: Recipe, progress: Progress) -> str | None:
+def _no_graph(clock: Clock, recipe: Recipe, progress: TrialProgress) -> str | None:
     looked_at = progress.looked_at
-    if not recipe.use_graphs:
+    if not recipe.cuda_graphs:
         return "graphs are off"
     if progress.per_call_s * CHECKS * SLOW_SHARE > recipe.budget_s:
         return "a call as slow as this gains nothing by a graph"

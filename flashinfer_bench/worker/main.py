@@ -51,7 +51,7 @@ def run_worker(order: dict[str, Any], fds: Sequence[int], guard: socket.socket) 
             torch.set_num_threads(int(order["threads"]))
         timing = order["timing"]
         image = base64.b64decode(timing["image"]) if timing["image"] else None
-        clock = make_clock(device, cold=timing["cold"], use_cupti=timing["use_cupti"], image=image)
+        clock = make_clock(device, l2_cache=timing["l2_cache"], clock=timing["clock"], image=image)
         Worker(socket.socket(fileno=fds[0]), device, clock).serve()
     finally:
         os._exit(0)
@@ -128,7 +128,7 @@ class Worker:
             warmup_runs=request["warmup_runs"],
             iterations=request["iterations"],
             budget_s=request["budget_s"],
-            use_graphs=request["use_graphs"],
+            cuda_graphs=request["cuda_graphs"],
             was_called=True,  # to be checked
         )
         trial = take_trial(lambda _index: launch, self.clock, recipe)

@@ -10,7 +10,7 @@ The session asks, one frame at a time; the worker answers each with one frame th
               {"kind": "cuda", "size", "handle"}             before is given up
     call      style, arguments, outputs                      {"id", "returned": [Returned] or null}
     measure   style, arguments, outputs, warmup_runs,        {"id", "span_ns": [int], "enqueue_ns": [int],
-              iterations, budget_s, use_graphs               "busy_ns", "operations": [int] or null,
+              iterations, budget_s, cuda_graphs              "busy_ns", "operations": [int] or null,
                                                              "late": [bool], "stop", "facts"}
     exit      -                                              none; the process ends
 
@@ -58,7 +58,7 @@ class Signature(BaseModel):
     maximum: Annotated[int, Field(ge=0, le=10_000)] | None
 
 
-class Ready(Claim):
+class WorkerReady(Claim):
     """The worker can take work; it has met no solution yet."""
 
     ready: Literal[True]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from flashinfer_bench.bench.resume import Decision, Limits, RecordedJobs, fingerprint
+from flashinfer_bench.bench.resume import Decision, JobLimits, RecordedJobs, fingerprint
 from flashinfer_bench.bench.runner.workers.process import WorkerExit
 from flashinfer_bench.data.evaluation import Correctness, Environment, Evaluation, EvaluationStatus, Performance
 from flashinfer_bench.data.trace import Trace
@@ -121,8 +121,8 @@ def test_timeouts_are_retried_only_when_asked():
 def test_a_timeout_is_done_again_under_a_longer_limit(limit, action):
     run = {"fingerprint": WANTED, "timeout_seconds": 10}
     late = make_trace(status="TIMEOUT", extra={"run": run})
-    assert decide(late, limits=Limits(timeout_s=limit)).action == action
-    assert decide(make_trace(extra={"run": run}), limits=Limits(timeout_s=99.0)) == Decision("skip")
+    assert decide(late, limits=JobLimits(timeout_seconds=limit)).action == action
+    assert decide(make_trace(extra={"run": run}), limits=JobLimits(timeout_seconds=99.0)) == Decision("skip")
 
 
 @pytest.mark.parametrize(
@@ -132,8 +132,10 @@ def test_a_worker_that_took_too_much_memory_is_tried_with_more(then, now, action
     log = f"the worker is gone: {WorkerExit(None, 9, leftover=0, over_memory=True)}"
     run = {"fingerprint": WANTED, "worker_memory_gb": then}
     ended = make_trace(status="RUNTIME_ERROR", extra={"run": run}, log=log)
-    assert decide(ended, limits=Limits(memory_gb=now)).action == action
-    assert decide(make_trace(status="RUNTIME_ERROR", extra={"run": run}), limits=Limits(memory_gb=9.0)).action == "skip"
+    assert decide(ended, limits=JobLimits(memory_gb=now)).action == action
+    assert (
+        decide(make_trace(status="RUNTIME_ERROR", extra={"run": run}), limits=JobLimits(memory_gb=9.0)).action == "skip"
+    )
 
 
 def test_a_timeout_that_was_retried_since_is_not_retried_again():

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from flashinfer_bench.bench.machine import Device
-from flashinfer_bench.doctor.machine import GpuAtRest, Machine
+from flashinfer_bench.doctor.machine import GpuAtRest, MachineState
 from flashinfer_bench.doctor.readings import CacheCheck, Rates, Readings
 from flashinfer_bench.doctor.self_check import Agreement, TwinTimes
 from flashinfer_bench.timing.gpu_state import GpuState
@@ -25,7 +25,7 @@ def machine(device=GPU, *, processes=(), state=AT_REST, **parts):
         "languages": {"python": None, "cuda": "there is no C++ compiler; install g++"},
         "gpu": gpu if device.kind == "cuda" else None,
     }
-    return Machine(**{**fields, **parts})
+    return MachineState(**{**fields, **parts})
 
 
 def readings(**parts):

@@ -24,7 +24,7 @@ EVENT_NS = 1_500
 class FakeGpu:
     """A device with its host; it is the lane of both clocks."""
 
-    cold: bool = True
+    l2_cache: str = "cold"
     log: list[str] = field(default_factory=list)
     now_ns: int = 1_000_000
     free_ns: int = 0
@@ -48,7 +48,7 @@ class FakeGpu:
         if lead.resets_lines:
             self.log.append("reset")
             self.persisting = False
-        if self.cold and lead.flushes:
+        if self.l2_cache == "cold" and lead.flushes:
             if self.flush_error:
                 raise self.flush_error
             self.log.append("flush")

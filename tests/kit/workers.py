@@ -35,5 +35,5 @@ def running_template(run_directory: Path):
 def worker_order(**changes):
     """Return a spawn order for a CPU worker."""
     order = {"environment": {"PATH": "/usr/bin:/bin"}, "device": "cpu", "threads": 1, "memory_limit_bytes": 2 << 30}
-    order["timing"] = {"cold": True, "use_cupti": True, "image": ""}
+    order["timing"] = {"l2_cache": "cold", "clock": "auto", "image": ""}
     return {**order, **changes}

@@ -22,7 +22,9 @@ from tests.routines.small import SMALL
 
 pytestmark = pytest.mark.cpu
 H200 = Place("NVIDIA H200", "9.0", {}, frozenset({"flashinfer", "cudnn"}))
-DOCUMENTED = (Path(__file__).parents[1] / "cli" / "perf" / "documented_commands.txt").read_text(encoding="utf-8").splitlines()
+DOCUMENTED = (
+    (Path(__file__).parents[1] / "cli" / "perf" / "documented_commands.txt").read_text(encoding="utf-8").splitlines()
+)
 MILLISECONDS = 0.25
 PASSED = {
     "status": "PASSED",

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from flashinfer_bench.testing import bench_gpu_time
-from flashinfer_bench.testing.counts import Wanted
+from flashinfer_bench.testing.counts import WantedCount
 from flashinfer_bench.testing.gpu_time import describe_departures
 from flashinfer_bench.testing.order import Order, carry_out
 from flashinfer_bench.testing.rotation import RotationRefused, count_sets, why_not_cold
@@ -33,16 +33,16 @@ class FakeSite:
     l2_bytes = L2_BYTES
 
     def __init__(self, *, free_bytes=10**9, refusal=""):
-        self.gpus = {cold: FakeGpu(cold=cold) for cold in (True, False)}
-        self.clocks = {cold: fake_cupti_clock(gpu, refusal=refusal)[0] for cold, gpu in self.gpus.items()}
-        self.free, self.gpu, self.touched, self.gaps = free_bytes, self.gpus[True], [], 0
+        self.gpus = {state: FakeGpu(l2_cache=state) for state in ("cold", "warm")}
+        self.clocks = {state: fake_cupti_clock(gpu, refusal=refusal)[0] for state, gpu in self.gpus.items()}
+        self.free, self.gpu, self.touched, self.gaps = free_bytes, self.gpus["cold"], [], 0
 
     def active(self):
         return nullcontext()
 
-    def clock(self, *, cold):
-        self.gpu = self.gpus[cold]
-        return self.clocks[cold]
+    def clock(self, l2_cache):
+        self.gpu = self.gpus[l2_cache]
+        return self.clocks[l2_cache]
 
     def launch_gap_ns(self, clock):
         self.gaps += 1
@@ -60,13 +60,13 @@ class FakeSite:
     def read(self, data):
         """Launch a kernel that reads a tensor."""
         recent = [address for address, _ in self.touched[-(L2_BYTES // data.nbytes) :]]
-        is_warm = not self.gpu.cold and data.data_ptr() in recent
+        is_warm = self.gpu.l2_cache == "warm" and data.data_ptr() in recent
         self.touched.append((data.data_ptr(), data.nbytes))
         self.gpu.kernel("read", WARM_NS if is_warm else COLD_NS)
 
 
 def order(function, args=(), *, iterations=30, **settings):
-    counts = {"dry_runs": Wanted(5, None), "iterations": Wanted(iterations, None), "time_budget_s": 10.0}
+    counts = {"dry_runs": WantedCount(5, None), "iterations": WantedCount(iterations, None), "time_budget_s": 10.0}
     return Order(function, tuple(args), {}, **counts, **settings)
 
 
@@ -144,7 +144,9 @@ def test_a_parameter_without_effect_is_told():
 
 def test_a_time_gives_about_as_many_calls_as_fill_it():
     site = FakeSite()
-    asked = Order(lambda: site.gpu.kernel(length_ns=100_000), (), {}, Wanted(None, 2.0), Wanted(None, 10.0), 10.0)
+    asked = Order(
+        lambda: site.gpu.kernel(length_ns=100_000), (), {}, WantedCount(None, 2.0), WantedCount(None, 10.0), 10.0
+    )
     timed, _ = carried_out(site, asked)
     assert len(timed.times_ms) == pytest.approx(10.0 / 0.24, rel=0.1)  # a flush of 40 us, a rest of 100, a call of 101
     assert 2.0 / 0.24 - 1 < timed.measurement["calls"] - len(timed.times_ms) < FIRST_LOOK + 2 * 2.0 / 0.24
@@ -202,7 +204,7 @@ def test_a_call_that_launches_nothing_is_told_once(use_cuda_graph):
 
 def test_a_rotation_that_was_not_to_be_cold_is_told():
     site = FakeSite()
-    timed, notes = carried_out(site, order(site.read, (torch.ones(100),), rotate=True, cold=False))
+    timed, notes = carried_out(site, order(site.read, (torch.ones(100),), rotate=True, l2_cache="warm"))
     assert notes == ["rotate_buffers makes calls cold, which cold_l2_cache=False does not ask for."]
     assert timed.measurement["cache_state"] == "cold"
 
@@ -221,7 +223,7 @@ def test_a_rotated_call_is_cold_without_a_flush():
     assert notes == []
     assert set(timed.times_ms) == {(COLD_NS + 1_000) / 1e6}
     assert (timed.measurement["cache_state"], timed.measurement["rotated_sets"]) == ("cold", 31)
-    assert "flush" not in site.gpus[False].log
+    assert "flush" not in site.gpus["warm"].log
 
 
 def test_no_more_copies_are_made_than_calls_use():
@@ -251,7 +253,7 @@ def test_a_rotation_that_cannot_be_is_refused_with_the_reason_and_flushed(args, 
     timed, (note,) = carried_out(site, order(lambda *_: site.gpu.kernel(), args, rotate=True))
     assert words in note
     assert timed.measurement["cache_state"] == "cold"
-    assert "flush" in site.gpus[True].log
+    assert "flush" in site.gpus["cold"].log
 
 
 def test_a_global_tensor_refuses_a_rotation_too():
@@ -284,7 +286,7 @@ class HalfWarm:
         length_ns = 5_000
         for tensor, cold_ns in ((self.hidden["weight"][0].tensor, 9_000), (data, 6_000)):
             recent = [address for address, _ in self.site.touched[-(L2_BYTES // 100) :]]
-            length_ns += 0 if not self.site.gpu.cold and tensor.data_ptr() in recent else cold_ns
+            length_ns += 0 if self.site.gpu.l2_cache == "warm" and tensor.data_ptr() in recent else cold_ns
             self.site.touched.append((tensor.data_ptr(), tensor.nbytes))
         self.site.gpu.kernel("linear", length_ns)
 
@@ -370,7 +372,7 @@ def test_a_first_call_that_compiles_does_not_change_how_many_calls_fill_a_time()
         made.append(1)
         site.gpu.call(length_ns=100_000, host_ns=500_000_000 if len(made) == 1 else 0)()
 
-    timed, _ = carried_out(site, Order(function, (), {}, Wanted(3, None), Wanted(None, 10.0), 10.0))
+    timed, _ = carried_out(site, Order(function, (), {}, WantedCount(3, None), WantedCount(None, 10.0), 10.0))
     assert len(timed.times_ms) == pytest.approx(10.0 / 0.24, rel=0.1)
 
 
@@ -381,12 +383,12 @@ def test_a_host_that_is_held_up_does_not_make_a_call_seem_to_take_no_time():
         made.append(1)
         site.gpu.call(length_ns=100_000, host_ns=60_000_000 if len(made) == 20 else 0)()
 
-    timed, _ = carried_out(site, Order(function, (), {}, Wanted(3, None), Wanted(None, 10.0), 10.0))
+    timed, _ = carried_out(site, Order(function, (), {}, WantedCount(3, None), WantedCount(None, 10.0), 10.0))
     assert len(timed.times_ms) < 200
 
 
 def test_a_time_asks_for_no_more_than_ten_thousand_calls():
-    assert Wanted(None, 1e9).resolve(lambda: 1e-3) == 10_000
+    assert WantedCount(None, 1e9).resolve(lambda: 1e-3) == 10_000
 
 
 def test_copies_for_the_calls_that_may_be_made_have_to_fit():
@@ -398,12 +400,12 @@ def test_copies_for_the_calls_that_may_be_made_have_to_fit():
 def test_a_long_rotated_call_is_not_compared():
     site = FakeSite()
     timed, notes = carried_out(site, order(lambda _: site.gpu.kernel("k", 3_000_000), (torch.ones(9),), rotate=True))
-    assert (timed.measurement["rotated_sets"] > 1, notes, site.gpus[True].log) == (True, [], [])
+    assert (timed.measurement["rotated_sets"] > 1, notes, site.gpus["cold"].log) == (True, [], [])
 
 
 def test_a_rotation_that_is_refused_is_flushed_whatever_else_was_asked_for():
     site = FakeSite()
-    timed, _ = carried_out(site, order(lambda: site.gpu.kernel(), rotate=True, cold=False))
+    timed, _ = carried_out(site, order(lambda: site.gpu.kernel(), rotate=True, l2_cache="warm"))
     assert timed.measurement["cache_state"] == "cold"
 
 
@@ -428,9 +430,9 @@ def test_the_gpu_is_looked_at_before_the_first_call_and_after_the_last():
 
 def test_the_time_budget_is_the_one_that_was_given():
     site = FakeSite()
-    asked = Order(lambda: site.gpu.kernel("k", 250_000_000), (), {}, Wanted(3, None), Wanted(100, None), 1.0)
+    asked = Order(lambda: site.gpu.kernel("k", 250_000_000), (), {}, WantedCount(3, None), WantedCount(100, None), 1.0)
     timed, _ = carried_out(site, asked)
-    assert (timed.measurement["stop"], site.gpus[True].seconds() < 1.5) == ("budget", True)
+    assert (timed.measurement["stop"], site.gpus["cold"].seconds() < 1.5) == ("budget", True)
 
 
 @pytest.mark.parametrize(("rotated_ns", "cold"), [(9_790, False), (9_810, True)])
@@ -446,4 +448,4 @@ def test_a_difference_that_cannot_be_seen_refuses_nothing():
 def test_a_call_on_two_gpus_is_refused():
     tensors = [SimpleNamespace(device=torch.device("cuda", index)) for index in (0, 1)]
     with pytest.raises(ValueError, match="several GPUs"):
-        find_site(tensors, use_cupti=True, has_gpu=lambda: True)
+        find_site(tensors, clock="auto", has_gpu=lambda: True)

@@ -92,7 +92,7 @@ def test_several_kernels_are_timed_as_a_graphs_replay(clock, tensors):
 
     trial, record = measure(chain, clock)
     assert (record["launch"], record["operations"]) == ("graph", 9)
-    _, streamed = measure(chain, clock, Recipe(10, 50, 10.0, use_graphs=False))
+    _, streamed = measure(chain, clock, Recipe(10, 50, 10.0, cuda_graphs=False))
     assert (streamed["launch"], streamed["operations"]) == ("stream", 9)
     assert record["busy_ms"] == pytest.approx(streamed["busy_ms"], rel=0.2)
     assert not any(sample.late for sample in trial.samples)
@@ -140,24 +140,24 @@ def test_events_see_a_stream_that_waits_for_nobody(device):
         with torch.cuda.stream(side):
             torch.cuda._sleep(2_000_000)  # a millisecond
 
-    trial, record = measure(loose, make_clock(device, use_cupti=False))
+    trial, record = measure(loose, make_clock(device, clock="cuda_events"))
     assert "side_stream" in record["flags"]
     assert median(trial.spans_ns) > 500_000
 
 
 def test_events_do_not_take_a_call_on_the_current_stream_for_another(device, tensors):
-    clock = make_clock(device, use_cupti=False)
+    clock = make_clock(device, clock="cuda_events")
     for call in (lambda: torch.cuda._sleep(2_000_000), lambda: torch.add(tensors[0], 1, out=tensors[1])):
         assert "side_stream" not in measure(call, clock)[1].get("flags", [])
 
 
-@pytest.mark.parametrize("use_graphs", [True, False], ids=["graph", "stream"])
-def test_more_launches_than_the_queue_holds_are_no_wait(clock, tensors, use_graphs):
+@pytest.mark.parametrize("cuda_graphs", [True, False], ids=["graph", "stream"])
+def test_more_launches_than_the_queue_holds_are_no_wait(clock, tensors, cuda_graphs):
     def many():
         for _ in range(2000):
             torch.add(tensors[0], 1, out=tensors[1])
 
-    _, record = measure(many, clock, Recipe(3, 5, 10.0, use_graphs=use_graphs))
+    _, record = measure(many, clock, Recipe(3, 5, 10.0, cuda_graphs=cuda_graphs))
     assert record["operations"] == 2000
     assert "waits_inside" not in record.get("flags", [])
 
@@ -264,14 +264,14 @@ def test_a_flushed_read_gets_memory_bandwidth_and_a_warm_one_the_caches(device, 
         return torch.sum(data)
 
     cold, _ = measure(reading, clock)
-    warm, _ = measure(reading, make_clock(device, cold=False))
+    warm, _ = measure(reading, make_clock(device, l2_cache="warm"))
     assert median(cold.spans_ns) > 1.2 * median(warm.spans_ns)
 
 
 def test_cuda_events_agree_up_to_their_constant(device, clock, tensors):
     a = torch.randn(2048, 2048, device=device).bfloat16()
     product = torch.empty_like(a)
-    events = make_clock(device, use_cupti=False)
+    events = make_clock(device, clock="cuda_events")
     trial, record = measure(lambda: torch.mm(a, a, out=product), clock)
     by_events, described = measure(lambda: torch.mm(a, a, out=product), events)
     difference = median(by_events.spans_ns) - median(trial.spans_ns)

@@ -186,7 +186,7 @@ def test_a_library_that_cannot_be_loaded_is_refused(monkeypatch):
 @pytest.fixture
 def on_a_gpu(monkeypatch, gpu):
     """Have clocks made for a fake GPU, and no recorder kept from one test to the next."""
-    monkeypatch.setattr(clocks, "GpuLane", lambda _device, *, cold, image: gpu)
+    monkeypatch.setattr(clocks, "GpuLane", lambda _device, *, l2_cache, image: gpu)
     clocks.shared_recorder.cache_clear()
     yield torch.device("cuda", 0)
     clocks.shared_recorder.cache_clear()
@@ -197,7 +197,7 @@ def test_a_gpu_with_cupti_gets_the_clock_of_its_records(on_a_gpu, cupti):
 
 
 def test_the_clocks_of_a_process_share_one_recorder(on_a_gpu, cupti):
-    assert make_clock(on_a_gpu)._recorder is make_clock(on_a_gpu, cold=False)._recorder
+    assert make_clock(on_a_gpu)._recorder is make_clock(on_a_gpu, l2_cache="warm")._recorder
 
 
 @pytest.mark.parametrize(
@@ -224,7 +224,7 @@ def test_a_gpu_without_cupti_gets_events_and_the_reason(on_a_gpu, monkeypatch, e
 
 
 def test_events_on_request_are_no_fall_back_of_cupti(on_a_gpu):
-    clock = make_clock(on_a_gpu, use_cupti=False)
+    clock = make_clock(on_a_gpu, clock="cuda_events")
     assert (clock.method, clock.facts()["fallback"]) == ("cuda_events", EVENTS_ASKED_FOR)
 
 

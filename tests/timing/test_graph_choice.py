@@ -182,7 +182,7 @@ def refuse(_launch):
     [
         ({"operations": 1}, RECIPE, {}, "a single operation needs no graph"),
         ({"operations": 0}, RECIPE, {}, "a single operation needs no graph"),
-        ({"operations": 3}, Recipe(10, 50, 10.0, use_graphs=False), {}, "graphs are off"),
+        ({"operations": 3}, Recipe(10, 50, 10.0, cuda_graphs=False), {}, "graphs are off"),
         ({"operations": 3, "waits": True}, RECIPE, {}, "the call waits for the GPU inside"),
         ({"operations": 3, "side": True}, RECIPE, {}, "the call uses a stream that does not wait for the current one"),
         ({"operations": 3}, RECIPE, {"capture": refuse}, "the call cannot be captured: it reads a result back"),

@@ -55,10 +55,10 @@ def steps(log):
     return ["synchronize" if name in ("idle", "settle") else name for name in names]
 
 
-@pytest.mark.parametrize("cold", [True, False])
+@pytest.mark.parametrize("l2_cache", ["cold", "warm"])
 @pytest.mark.parametrize("lead", LEADS, ids=str)
-def test_a_lead_has_the_steps_of_the_fake_gpus(log, lead, cold):
-    lane, fake = GpuLane(DEVICE, cold=cold, image=b""), FakeGpu(cold=cold)
+def test_a_lead_has_the_steps_of_the_fake_gpus(log, lead, l2_cache):
+    lane, fake = GpuLane(DEVICE, l2_cache=l2_cache, image=b""), FakeGpu(l2_cache=l2_cache)
     log.clear()
     lane.lead_up(lead)
     fake.lead_up(lead)

@@ -56,7 +56,7 @@ def test_the_flush_and_the_spin_are_the_last_things_before_each_reading(gpu):
 @pytest.mark.parametrize("cold", [True, False])
 @pytest.mark.parametrize("name", [FLUSH_KERNEL, SPIN_KERNEL])
 def test_no_kernel_hides_behind_a_name_of_ours(gpu, cold, name):
-    gpu.cold = cold
+    gpu.l2_cache = "cold" if cold else "warm"
 
     def launch():
         gpu.kernel("small", 1_000)
@@ -67,7 +67,7 @@ def test_no_kernel_hides_behind_a_name_of_ours(gpu, cold, name):
 
 
 def test_a_warm_lane_flushes_nothing_and_says_warm(gpu):
-    gpu.cold = False
+    gpu.l2_cache = "warm"
     trial = take_trial(lambda _: gpu.call(), make_clock("cupti", gpu), RECIPE, now=gpu.seconds)
     assert "flush" not in gpu.log
     assert trial.facts["cache_state"] == "warm"

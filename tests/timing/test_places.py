@@ -57,7 +57,7 @@ def test_places_never_hold_more_than_their_share_of_the_free_memory(size, calls,
 )
 def test_there_is_one_place_on_a_cpu_and_where_calls_are_to_be_warm(gpu, monkeypatch, device, cold, places):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (FREE, FREE))
-    gpu.cold = cold
+    gpu.l2_cache = "cold" if cold else "warm"
     clock, _ = fake_cupti_clock(gpu)
     assert choose_places(1 << 20, calls=10, clock=clock, device=torch.device(device)) == places
 

@@ -9,7 +9,7 @@ from flashinfer_bench.timing.clocks import ClockLost, Lead
 from flashinfer_bench.timing.clocks.wall import WallClock
 from flashinfer_bench.timing.lines import FIRST_LOOK
 from flashinfer_bench.timing.measurement import Sample
-from flashinfer_bench.timing.progress import Progress, Recipe
+from flashinfer_bench.timing.progress import Recipe, TrialProgress
 from flashinfer_bench.timing.recipe import (
     EXTRA_S,
     EXTRA_SHARE,
@@ -49,7 +49,7 @@ def test_a_quick_call_gets_every_warm_up_and_every_iteration(gpu):
 
 @pytest.mark.parametrize(("warmup_runs", "calls"), [(0, 3), (2, 3), (3, 3), (4, 4), (10, 10), (33, 33)])
 def test_the_checks_count_as_warm_up(gpu, warmup_runs, calls):
-    gpu.cold = False  # no calls that look for persisting lines
+    gpu.l2_cache = "warm"  # no calls that look for persisting lines
     trial = take(gpu, gpu.call(), Recipe(warmup_runs, iterations=5, budget_s=10.0))
     assert gpu.log.count("call") == trial.facts["calls"] == calls + 5
 
@@ -82,7 +82,7 @@ def test_calls_with_arguments_of_their_own_are_captured_once_each(gpu):
 
 @pytest.mark.parametrize("warmup_runs", [0, 10])
 def test_the_spin_covers_what_the_host_needs_to_enqueue_the_call(gpu, warmup_runs):
-    trial = take(gpu, gpu.call(operations=100, length_ns=1_000), Recipe(warmup_runs, 50, 10.0, use_graphs=False))
+    trial = take(gpu, gpu.call(operations=100, length_ns=1_000), Recipe(warmup_runs, 50, 10.0, cuda_graphs=False))
     assert trial.facts["spin_ns"] == 100 * LAUNCH_NS * 3 // 2 + SPIN_FLOOR_NS > REST_NS
     assert not any(sample.late for sample in trial.samples)
     assert {(sample.operations, sample.busy_ns) for sample in trial.samples} == {(100, 100_000)}
@@ -103,7 +103,7 @@ def test_the_gpu_rests_before_a_call_as_long_as_the_call_keeps_it_busy(gpu, leng
 )
 def test_what_the_host_adds_to_a_span_is_no_reason_to_rest(span_ns, busy_ns, wanted_ns):
     seen = Sample(span_ns=span_ns, enqueue_ns=1, busy_ns=busy_ns)
-    assert rest_ns(Progress(looked_at=seen)) == wanted_ns
+    assert rest_ns(TrialProgress(looked_at=seen)) == wanted_ns
 
 
 def test_a_call_that_works_on_the_host_before_it_waits_is_seen_to_wait(gpu):
@@ -156,7 +156,7 @@ class ShallowGpu(FakeGpu):
 @pytest.mark.parametrize(("operations", "waits"), [(900, False), (2000, False), (900, True)])
 def test_a_queue_that_is_full_is_no_wait_inside_the_call(operations, waits):
     gpu = ShallowGpu()
-    recipe = Recipe(10, 5, 10.0, use_graphs=False)
+    recipe = Recipe(10, 5, 10.0, cuda_graphs=False)
     trial = take(gpu, gpu.call(operations=operations, length_ns=1_000, waits=waits), recipe)
     assert trial.facts.get("waits_inside", False) == waits
     assert trial.facts["spin_ns"] < 10_000_000
@@ -343,7 +343,7 @@ def test_busy_times_that_scatter_get_more_readings_too(gpu):
         return launch
 
     clock, _ = fake_cupti_clock(gpu)
-    trial = take_trial(supply, clock, Recipe(10, 50, 10.0, use_graphs=False), now=gpu.seconds)
+    trial = take_trial(supply, clock, Recipe(10, 50, 10.0, cuda_graphs=False), now=gpu.seconds)
     assert set(trial.spans_ns) == {10_000}
     assert len(trial.samples) > 50
 
@@ -389,7 +389,7 @@ def test_a_reading_takes_what_the_quicker_of_two_calls_and_the_spin_take(gpu, se
     def supply(index):
         return gpu.call(length_ns=second_ns if index == 1 else 5_000_000)
 
-    progress, clock = Progress(), fake_cupti_clock(gpu)[0]
+    progress, clock = TrialProgress(), fake_cupti_clock(gpu)[0]
     with clock:
         check(supply, clock, RECIPE, progress, gpu.seconds)
     assert least_s < progress.per_call_s < most_s
@@ -404,7 +404,7 @@ def test_a_fifth_of_late_readings_is_too_many(gpu):
 
 
 def test_the_longer_spin_counts_when_readings_are_to_be_taken_again(gpu):
-    progress, clock = Progress(lead=Lead(spin_ns=30_000_000)), fake_cupti_clock(gpu)[0]
+    progress, clock = TrialProgress(lead=Lead(spin_ns=30_000_000)), fake_cupti_clock(gpu)[0]
     deadline = gpu.seconds() + 0.9  # ten calls of 40 ms, and ten more, but not with spins that are longer by 20 ms
     with clock:
         take_batch(lambda _: gpu.call(host_ns=40_000_000), clock, 10, progress, gpu.seconds, deadline=deadline)
@@ -428,7 +428,7 @@ def test_the_warm_up_sizes_the_spin_too(gpu):
 
 
 def test_the_warm_up_comes_in_batches_that_grow(gpu):
-    gpu.cold = False
+    gpu.l2_cache = "warm"
     clock, _ = fake_cupti_clock(gpu)
     sizes, sample = [], clock.sample
     clock.sample = lambda launches, lead: sizes.append(len(launches)) or sample(launches, lead)

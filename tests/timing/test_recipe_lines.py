@@ -66,11 +66,11 @@ def test_one_scattered_look_in_two_is_not_enough(gpu):
 
 @pytest.mark.parametrize("warm", ["a warm lane", "events too"])
 def test_lines_are_looked_for_where_a_flush_would_miss_them(gpu, warm):
-    gpu.cold = warm != "a warm lane"
+    gpu.l2_cache = "warm" if warm == "a warm lane" else "cold"
     clock = fake_event_clock(gpu)
     trial = take_trial(lambda _: leaves_lines(gpu, 10_000, 4_000), clock, RECIPE, now=gpu.seconds)
-    assert ("lines_reset" in trial.facts) == gpu.cold
-    assert ("reset" in gpu.log) == gpu.cold
+    assert ("lines_reset" in trial.facts) == (gpu.l2_cache == "cold")
+    assert ("reset" in gpu.log) == (gpu.l2_cache == "cold")
 
 
 def test_lines_are_looked_for_on_a_device_that_was_idle_with_and_without_their_reset(gpu):

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.runner.environments import session_environment
-from flashinfer_bench.bench.runner.protocol import Block, Hello
+from flashinfer_bench.bench.runner.protocol import BlockOrder, Hello
 from flashinfer_bench.worker.linux import end_tree, hide_memory, session_members
 from flashinfer_bench.worker.wire import FrameReader, WireClosed, WireError, send_frame
 
@@ -87,7 +87,7 @@ class SessionClient:
         """Seconds until the session is taken for lost."""
         return self._deadline - time.monotonic()
 
-    def begin(self, block: Block) -> None:
+    def begin(self, block: BlockOrder) -> None:
         """Hand a block over.
 
         Raises:

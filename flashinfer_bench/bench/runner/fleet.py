@@ -20,9 +20,8 @@ from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.plan import Job
 from flashinfer_bench.bench.runner.client import SessionClient, SessionLost, SessionTimedOut
 from flashinfer_bench.bench.runner.device_lock import lock_device
-from flashinfer_bench.bench.runner.protocol import Block, BlockJob, BlockSolution, Hello, JobFault, Verdict
-from flashinfer_bench.bench.schedule import Block as Batch
-from flashinfer_bench.bench.schedule import BlockQueue
+from flashinfer_bench.bench.runner.protocol import BlockJob, BlockOrder, BlockSolution, Hello, JobFault, JobVerdict
+from flashinfer_bench.bench.schedule import Block, BlockQueue
 from flashinfer_bench.compile import BuildFarm, BuildFault, Built
 from flashinfer_bench.data import Evaluation, Solution
 
@@ -156,7 +155,7 @@ class Fleet:
         """Tell whether a solution is built; compilers would disturb what is measured on their own processor."""
         return self._farm.is_ready(solution) and (device.kind != "cpu" or not self._farm.open_builds)
 
-    def _prepare(self, batch: Batch) -> tuple[Block, list[JobFaulted]]:
+    def _prepare(self, batch: Block) -> tuple[BlockOrder, list[JobFaulted]]:
         """Put the batch, whose solutions are built, into the words of the session."""
         solutions: dict[str, BlockSolution] = {}
         faults: list[JobFaulted] = []
@@ -188,7 +187,7 @@ class Fleet:
             )
         first = batch.jobs[0]
         definition, config = first.definition.model_dump(mode="json"), first.config.values()
-        return Block(definition=definition, config=config, solutions=solutions, jobs=jobs), faults
+        return BlockOrder(definition=definition, config=config, solutions=solutions, jobs=jobs), faults
 
     def _listen(self, queue: BlockQueue) -> Iterator[Happening]:
         with selectors.DefaultSelector() as selector:
@@ -222,7 +221,7 @@ class Fleet:
                     station.started = index
                     yield JobStarted(station.open_jobs[index], station.device)
         elif "verdict" in message:
-            verdict = Verdict.model_validate(message["verdict"])
+            verdict = JobVerdict.model_validate(message["verdict"])
             job = station.open_jobs.pop(verdict.job)
             station.current = None
             yield Judged(job, station.device, Evaluation.model_validate(verdict.evaluation), verdict.seconds)

@@ -2,11 +2,11 @@
 one place says what is in them.
 
     host → session      {"hello": Hello}        once, first
-                        {"block": Block}        jobs of one definition, solution-major
+                        {"block": BlockOrder}        jobs of one definition, solution-major
                         {"close": true}
-    session → host      {"ready": Ready}
+    session → host      {"ready": SessionReady}
                         {"phase": Phase}        what it does now, and when to stop believing in it
-                        {"verdict": Verdict}
+                        {"verdict": JobVerdict}
                         {"fault": JobFault}
                         {"notice": str}
                         {"done": true}          the block is finished
@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict
 
 from flashinfer_bench.bench.evaluators.plug_ins import PlugIn
 from flashinfer_bench.compile.artifact import Kind
+from flashinfer_bench.timing.settings import USUAL, TimingSettings
 
 
 class Frame(BaseModel):
@@ -35,13 +36,11 @@ class Hello(Frame):
     """"cuda" or "cpu"; the host shows a session one GPU only."""
     hardware: str
     isolated: bool
-    timeout_s: float
+    timeout_seconds: float
     profile_baseline: bool
     time_budget_s: float
     baseline_budget_s: float
-    cold_l2: bool = True
-    use_cupti: bool = True
-    use_graphs: bool = True
+    timing: TimingSettings = USUAL
     keep_samples: bool = False
     gpu_uuid: str | None = None
     worker_memory_bytes: int | None
@@ -80,7 +79,7 @@ class BlockJob(Frame):
     seed: int
 
 
-class Block(Frame):
+class BlockOrder(Frame):
     """Jobs of one definition, in the order in which they are to run."""
 
     definition: dict[str, Any]
@@ -89,7 +88,7 @@ class Block(Frame):
     jobs: list[BlockJob]
 
 
-class Ready(Frame):
+class SessionReady(Frame):
     """The session can take blocks."""
 
     pid: int
@@ -104,7 +103,7 @@ class Phase(Frame):
     limit_s: float
 
 
-class Verdict(Frame):
+class JobVerdict(Frame):
     """A job's evaluation."""
 
     job: int

@@ -11,7 +11,7 @@ from flashinfer_bench.data.names import did_you_mean
 from flashinfer_bench.data.workload import CustomInput, GeneratedInput, SafetensorsInput, ScalarInput, Workload
 
 
-class Finding(NamedTuple):
+class WorkloadFinding(NamedTuple):
     """One thing that does not fit."""
 
     place: tuple[str, ...]
@@ -20,52 +20,52 @@ class Finding(NamedTuple):
     """What is wrong."""
 
 
-def check_workload(definition: Definition, workload: Workload) -> list[Finding]:
+def check_workload(definition: Definition, workload: Workload) -> list[WorkloadFinding]:
     """Find everything in a workload that does not fit its definition, and so keeps it from being run."""
     return [*_check_axes(definition, workload), *_check_inputs(definition, workload)]
 
 
-def _check_axes(definition: Definition, workload: Workload) -> Iterator[Finding]:
+def _check_axes(definition: Definition, workload: Workload) -> Iterator[WorkloadFinding]:
     for name in definition.var_axes:
         if name not in workload.axes:
-            yield Finding(("workload", "axes", name), f"axis {name!r} of {definition.name} has no value")
+            yield WorkloadFinding(("workload", "axes", name), f"axis {name!r} of {definition.name} has no value")
     for name, value in workload.axes.items():
         place = ("workload", "axes", name)
         axis = definition.axes.get(name)
         if axis is None:
             hint = did_you_mean(name, definition.axes)
-            yield Finding(place, f"{definition.name} has no axis {name!r}{hint}")
+            yield WorkloadFinding(place, f"{definition.name} has no axis {name!r}{hint}")
         elif isinstance(axis, AxisConst) and axis.value != value:
-            yield Finding(place, f"{definition.name} fixes axis {name!r} at {axis.value}, this says {value}")
+            yield WorkloadFinding(place, f"{definition.name} fixes axis {name!r} at {axis.value}, this says {value}")
     if all(name in workload.axes for name in definition.var_axes):
         yield from _check_expressions(definition, workload)
 
 
-def _check_expressions(definition: Definition, workload: Workload) -> Iterator[Finding]:
+def _check_expressions(definition: Definition, workload: Workload) -> Iterator[WorkloadFinding]:
     if not any(isinstance(axis, AxisExpr) for axis in definition.axes.values()):
         return
     try:
         definition.get_input_shapes(workload.axes)
         definition.get_output_shapes(workload.axes)
     except ValueError as error:
-        yield Finding(("workload", "axes"), str(error))
+        yield WorkloadFinding(("workload", "axes"), str(error))
 
 
-def _check_inputs(definition: Definition, workload: Workload) -> Iterator[Finding]:
+def _check_inputs(definition: Definition, workload: Workload) -> Iterator[WorkloadFinding]:
     for name, source in workload.inputs.items():
         place = ("workload", "inputs", name)
         spec = definition.inputs.get(name)
         if spec is None:
             hint = did_you_mean(name, definition.inputs)
-            yield Finding(place, f"{definition.name} has no input {name!r}{hint}")
+            yield WorkloadFinding(place, f"{definition.name} has no input {name!r}{hint}")
         elif isinstance(source, ScalarInput) and spec.shape:
-            yield Finding(place, f"input {name!r} has shape {spec.shape}; a scalar cannot fill it")
+            yield WorkloadFinding(place, f"input {name!r} has shape {spec.shape}; a scalar cannot fill it")
         elif isinstance(source, (CustomInput, GeneratedInput)):
             reason = f"inputs of type {source.type!r} need code of another engine; use random, scalar or safetensors"
-            yield Finding(place, reason)
+            yield WorkloadFinding(place, reason)
         elif isinstance(source, SafetensorsInput) and not is_inside(source.path):
             reason = f"{source.path[:200]!r} leads out of the set; blob paths are relative to its root"
-            yield Finding((*place, "path"), reason)
+            yield WorkloadFinding((*place, "path"), reason)
 
 
 def is_inside(path: str) -> bool:

@@ -16,23 +16,26 @@ from flashinfer_bench.timing.clocks.graphs import capture, capture_first
 from flashinfer_bench.timing.clocks.wall import WallClock
 from flashinfer_bench.timing.lane import GpuLane, Lane, Lead
 from flashinfer_bench.timing.measurement import EVENTS_ASKED_FOR, FALLING_BACK
+from flashinfer_bench.timing.settings import ClockChoice, L2Cache
 
 __all__ = ["CaptureRefused", "Clock", "ClockLost", "Launch", "Lead", "capture_first", "make_clock"]
 
 
-def make_clock(device: torch.device, *, cold: bool = True, use_cupti: bool = True, image: bytes | None = None) -> Clock:
+def make_clock(
+    device: torch.device, *, l2_cache: L2Cache = "cold", clock: ClockChoice = "auto", image: bytes | None = None
+) -> Clock:
     """Return the best clock for a device.
 
     Args:
         device: where the calls run; on a GPU there must be a context.
-        cold: flush the L2 before each call. A CPU's caches are left as they are.
-        use_cupti: False takes CUDA events.
+        l2_cache: "cold" flushes a GPU's L2 before each call. A CPU's caches are left as they are.
+        clock: "cuda_events" takes CUDA events.
         image: machine code of the timing kernels, where it is known already.
     """
     if device.type != "cuda":
         return WallClock()
-    lane = GpuLane(device, cold=cold, image=image)
-    if not use_cupti:
+    lane = GpuLane(device, l2_cache=l2_cache, image=image)
+    if clock == "cuda_events":
         return event_clock(lane, EVENTS_ASKED_FOR)
     try:
         recorder = shared_recorder()

@@ -54,7 +54,7 @@ class CudaEventClock:
     sees_operations = False
 
     def __init__(self, lane: Lane, make_event: Callable[[], Event], *, reason: str = "") -> None:
-        self.cache_state = "cold" if lane.cold else "warm"
+        self.cache_state: str = lane.l2_cache
         self._lane = lane
         self._make_event = make_event
         self._reason = reason

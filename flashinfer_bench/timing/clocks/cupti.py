@@ -71,7 +71,7 @@ class CuptiClock:
         fallback: Callable[[str], Clock],
         release: Callable[[], object] = lambda: None,
     ) -> None:
-        self.cache_state = "cold" if lane.cold else "warm"
+        self.cache_state: str = lane.l2_cache
         self._lane = lane
         self._recorder = recorder
         self._capture = capture
@@ -113,7 +113,7 @@ class CuptiClock:
 
     def _sample_together(self, launches: list[Launch], lead: Lead) -> list[Sample]:
         calls: list[HostCall] = []
-        flush = FLUSH_KERNEL if self._lane.cold and lead.flushes else None
+        flush = FLUSH_KERNEL if self._lane.l2_cache == "cold" and lead.flushes else None
         now = self._recorder.now
         for launch in launches:
             self._lane.lead_up(lead)

@@ -14,7 +14,7 @@ from flashinfer_bench.bench.evaluators.compare.rule import Tolerance
 from flashinfer_bench.bench.evaluators.evaluator import Accepted, Rejected
 from flashinfer_bench.bench.evaluators.inputs.make import make_inputs
 from flashinfer_bench.bench.evaluators.reference import Reference
-from flashinfer_bench.bench.evaluators.sampling.evaluator import Limits, judge_draws
+from flashinfer_bench.bench.evaluators.sampling.evaluator import SamplingLimits, judge_draws
 from flashinfer_bench.bench.evaluators.sampling.rules import SamplingProblem
 from flashinfer_bench.bench.evaluators.selection.indexer import find_roles, read_problem
 from flashinfer_bench.bench.evaluators.selection.indices import judge_indices
@@ -98,9 +98,9 @@ def test_samplers_get_the_same_verdicts():
     shares = expected_shares(problem)
     there = SamplingProblem(problem.probabilities.cuda(), problem.top_k.cuda(), problem.top_p.cuda(), None, joint=False)
     generator = torch.Generator().manual_seed(1)
-    assert isinstance(judge_draws(there, draw(shares, generator).cuda(), Limits(), generator), Accepted)
+    assert isinstance(judge_draws(there, draw(shares, generator).cuda(), SamplingLimits(), generator), Accepted)
     for name, sampler in WRONG.items():
-        verdict = judge_draws(there, sampler(problem, shares, generator).cuda(), Limits(), generator)
+        verdict = judge_draws(there, sampler(problem, shares, generator).cuda(), SamplingLimits(), generator)
         assert isinstance(verdict, Rejected), name
 
 

@@ -22,7 +22,7 @@ def client(tmp_path):
         device="cpu",
         hardware="",
         isolated=False,
-        timeout_s=5.0,
+        timeout_seconds=5.0,
         profile_baseline=False,
         time_budget_s=1.0,
         baseline_budget_s=1.0,

@@ -15,7 +15,7 @@ import torch
 
 from flashinfer_bench.bench.evaluators.inputs.constraints import check_constraints
 from flashinfer_bench.bench.evaluators.inputs.memory import total_bytes
-from flashinfer_bench.bench.evaluators.inputs.random_values import Draw
+from flashinfer_bench.bench.evaluators.inputs.random_values import Blank
 from flashinfer_bench.bench.evaluators.inputs.rules import draw_number, draw_tensor
 from flashinfer_bench.bench.evaluators.inputs.stored import make_scalar, read_stored
 from flashinfer_bench.data import AxisExpr, Definition, RandomInput, SafetensorsInput, ScalarInput, Workload
@@ -74,8 +74,8 @@ def make_inputs(
                 raise WorkloadFault(f"{what}, which cannot be made here; store it in a safetensors file")
     for name, shape in shapes.items():
         if name not in made:
-            draw = Draw(name, definition, shape or (), axes, made, seed, device)
-            made[name] = draw_number(draw) if shape is None else draw_tensor(draw)
+            blank = Blank(name, definition, shape or (), axes, made, seed, device)
+            made[name] = draw_number(blank) if shape is None else draw_tensor(blank)
     unchecked = check_constraints(definition.constraints, {**axes, **made})
     if unchecked and notes is not None:
         notes["unchecked_constraints"] = unchecked

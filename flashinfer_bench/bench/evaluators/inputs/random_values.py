@@ -1,6 +1,6 @@
 """Random tensors of any dtype, drawn in place: large ones are filled chunk by chunk, never copied whole.
 
-A `Draw` is one input that wants values; the functions here fill it. Which input gets which values is `input_rules`'.
+A `Blank` is one input that wants values; the functions here fill it. Which input gets which values is `input_rules`'.
 Small integer tensors are drawn on the CPU and moved, so that every device gets the same ones.
 """
 
@@ -24,7 +24,7 @@ _CPU: Final = torch.device("cpu")
 
 
 @dataclass(frozen=True)
-class Draw:
+class Blank:
     """One random input: what it has to be, and what is known around it."""
 
     name: str
@@ -65,67 +65,67 @@ Fill = Callable[[torch.Tensor, torch.Generator], object]
 """Fills a float tensor in place."""
 
 
-def fill_floats(draw: Draw, fill: Fill) -> torch.Tensor:
+def fill_floats(blank: Blank, fill: Fill) -> torch.Tensor:
     """Fill a float input; a dtype that cannot be drawn in place is drawn in float32 by chunks and rounded."""
-    tensor = draw.empty()
-    generator = draw.generator(draw.device)
+    tensor = blank.empty()
+    generator = blank.generator(blank.device)
     if tensor.dtype in _DRAWN_IN_PLACE:
         fill(tensor, generator)
         return tensor
     flat = tensor.view(-1)
     for start in range(0, flat.numel(), CHUNK_ELEMENTS):
         part = flat[start : start + CHUNK_ELEMENTS]
-        values = torch.empty(part.shape, dtype=torch.float32, device=draw.device)
+        values = torch.empty(part.shape, dtype=torch.float32, device=blank.device)
         fill(values, generator)
         part.copy_(values)
     return tensor
 
 
-def normal(draw: Draw, deviation: float = 1.0) -> torch.Tensor:
+def normal(blank: Blank, deviation: float = 1.0) -> torch.Tensor:
     """Draw from a normal distribution around zero; packed 4-bit floats get every code equally often."""
-    if is_packed(torch_dtype(draw.dtype_name)):
-        return fill_bytes(draw)
-    return fill_floats(draw, lambda values, generator: values.normal_(0.0, deviation, generator=generator))
+    if is_packed(torch_dtype(blank.dtype_name)):
+        return fill_bytes(blank)
+    return fill_floats(blank, lambda values, generator: values.normal_(0.0, deviation, generator=generator))
 
 
-def uniform(draw: Draw, low: float, high: float) -> torch.Tensor:
+def uniform(blank: Blank, low: float, high: float) -> torch.Tensor:
     """Draw evenly between two numbers."""
-    if is_packed(torch_dtype(draw.dtype_name)):
-        return fill_bytes(draw)
-    return fill_floats(draw, lambda values, generator: values.uniform_(low, high, generator=generator))
+    if is_packed(torch_dtype(blank.dtype_name)):
+        return fill_bytes(blank)
+    return fill_floats(blank, lambda values, generator: values.uniform_(low, high, generator=generator))
 
 
-def fill_bytes(draw: Draw, low: int = 0, high: int = 256) -> torch.Tensor:
+def fill_bytes(blank: Blank, low: int = 0, high: int = 256) -> torch.Tensor:
     """Fill the storage of an input of one byte an element with random bytes in [low, high)."""
-    tensor = draw.empty()
-    tensor.view(torch.uint8).random_(low, high, generator=draw.generator(draw.device))
+    tensor = blank.empty()
+    tensor.view(torch.uint8).random_(low, high, generator=blank.generator(blank.device))
     return tensor
 
 
-def integers(draw: Draw, low: int, high: int) -> torch.Tensor:
+def integers(blank: Blank, low: int, high: int) -> torch.Tensor:
     """Draw whole numbers in [low, high)."""
-    tensor = draw.empty()
-    return tensor.random_(low, max(high, low + 1), generator=draw.generator(draw.device))
+    tensor = blank.empty()
+    return tensor.random_(low, max(high, low + 1), generator=blank.generator(blank.device))
 
 
-def distinct_rows(draw: Draw, limit: int) -> torch.Tensor:
+def distinct_rows(blank: Blank, limit: int) -> torch.Tensor:
     """Draw whole numbers in [0, limit), none twice in a row where there are enough of them.
 
     None twice in the whole tensor where there are enough for that.
     """
-    generator = draw.generator()
-    columns = draw.shape[-1] if draw.shape else 1
-    rows = _count(draw.shape) // max(columns, 1)
+    generator = blank.generator()
+    columns = blank.shape[-1] if blank.shape else 1
+    rows = _count(blank.shape) // max(columns, 1)
     if rows * columns <= limit:
-        return draw.finish(torch.randperm(limit, generator=generator)[: rows * columns])
+        return blank.finish(torch.randperm(limit, generator=generator)[: rows * columns])
     if columns > limit:
-        return draw.finish(torch.randint(max(limit, 1), (rows, columns), generator=generator))
+        return blank.finish(torch.randint(max(limit, 1), (rows, columns), generator=generator))
     # One number from each of equal strata is distinct without drawing a permutation of `limit` for every row.
     start = torch.arange(columns) * limit // columns
     width = (torch.arange(columns) + 1) * limit // columns - start
     picked = start + (torch.rand(rows, columns, generator=generator, dtype=torch.float64) * width).long()
     order = torch.rand(rows, columns, generator=generator).argsort(dim=1)
-    return draw.finish(picked.gather(1, order))
+    return blank.finish(picked.gather(1, order))
 
 
 def split_total(total: int, parts: int, generator: torch.Generator) -> torch.Tensor:

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from flashinfer_bench.bench.evaluators.inputs import indices, random_values
-from flashinfer_bench.bench.evaluators.inputs.random_values import Draw
+from flashinfer_bench.bench.evaluators.inputs.random_values import Blank
 from flashinfer_bench.data.dtypes import DTYPES
 
 SCALE_RANGE: Final = (0.5, 1.5)
@@ -34,29 +34,29 @@ class Rule(NamedTuple):
     """Kinds of dtype that it is for, with spaces between."""
     name: str
     """Regular expression that the name matches."""
-    draw: Callable[[Draw], Any]
+    draw: Callable[[Blank], Any]
     what: str
     """What is drawn, in words."""
 
 
-def draw_tensor(draw: Draw) -> torch.Tensor:
+def draw_tensor(blank: Blank) -> torch.Tensor:
     """Make a random tensor input."""
-    tensor: torch.Tensor = find_rule(TENSOR_RULES, draw).draw(draw)
+    tensor: torch.Tensor = find_rule(TENSOR_RULES, blank).draw(blank)
     return tensor
 
 
-def draw_number(draw: Draw) -> bool | int | float:
+def draw_number(blank: Blank) -> bool | int | float:
     """Make a random input that is a single Python number."""
-    if draw.name in draw.axes:
-        return draw.axes[draw.name]
-    number: bool | int | float = find_rule(NUMBER_RULES, draw).draw(draw)
+    if blank.name in blank.axes:
+        return blank.axes[blank.name]
+    number: bool | int | float = find_rule(NUMBER_RULES, blank).draw(blank)
     return number
 
 
-def find_rule(rules: tuple[Rule, ...], draw: Draw) -> Rule:
+def find_rule(rules: tuple[Rule, ...], blank: Blank) -> Rule:
     """Give the first rule that fits an input; the tables end in rules that fit all."""
-    op_type, name = draw.definition.op_type.replace("-", "_"), draw.name.lower()
-    kind = DTYPES[draw.dtype_name].kind
+    op_type, name = blank.definition.op_type.replace("-", "_"), blank.name.lower()
+    kind = DTYPES[blank.dtype_name].kind
     return next(
         rule
         for rule in rules
@@ -64,85 +64,87 @@ def find_rule(rules: tuple[Rule, ...], draw: Draw) -> Rule:
     )
 
 
-def _softmax_rows(draw: Draw) -> torch.Tensor:
+def _softmax_rows(blank: Blank) -> torch.Tensor:
     """Give each row a sharpness of its own: nearly flat to nearly certain, as language models are."""
-    generator = draw.generator(draw.device)
-    logits = torch.empty(draw.shape, dtype=torch.float32, device=draw.device).normal_(generator=generator)
-    sharpness = torch.empty((*draw.shape[:-1], 1), dtype=torch.float32, device=draw.device)
-    return draw.finish(logits.mul_(sharpness.uniform_(1.0, 5.0, generator=generator)).softmax(dim=-1))
+    generator = blank.generator(blank.device)
+    logits = torch.empty(blank.shape, dtype=torch.float32, device=blank.device).normal_(generator=generator)
+    sharpness = torch.empty((*blank.shape[:-1], 1), dtype=torch.float32, device=blank.device)
+    return blank.finish(logits.mul_(sharpness.uniform_(1.0, 5.0, generator=generator)).softmax(dim=-1))
 
 
-def _unit_rows(draw: Draw) -> torch.Tensor:
-    values = random_values.normal(draw)
-    return draw.finish(torch.nn.functional.normalize(values.float(), dim=-1))
+def _unit_rows(blank: Blank) -> torch.Tensor:
+    values = random_values.normal(blank)
+    return blank.finish(torch.nn.functional.normalize(values.float(), dim=-1))
 
 
-def _cos_sin(draw: Draw) -> torch.Tensor:
+def _cos_sin(blank: Blank) -> torch.Tensor:
     """Give the cache of rotary embeddings: cosines in the first half of a row, sines in the second."""
-    half = draw.shape[-1] // 2
+    half = blank.shape[-1] // 2
     frequency = 10_000.0 ** (-torch.arange(half, dtype=torch.float64) / max(half, 1))
-    angle = torch.arange(draw.shape[0], dtype=torch.float64)[:, None] * frequency
-    return draw.finish(torch.cat((angle.cos(), angle.sin()), dim=-1))
+    angle = torch.arange(blank.shape[0], dtype=torch.float64)[:, None] * frequency
+    return blank.finish(torch.cat((angle.cos(), angle.sin()), dim=-1))
 
 
-def _log_gate(draw: Draw) -> torch.Tensor:
-    return draw.finish(random_values.uniform(draw, 1.0, 16.0).double().log_())
+def _log_gate(blank: Blank) -> torch.Tensor:
+    return blank.finish(random_values.uniform(blank, 1.0, 16.0).double().log_())
 
 
-def _fan_in(draw: Draw, weights: str) -> int:
-    shape = draw.definition.inputs[weights].shape if weights in draw.definition.inputs else None
+def _fan_in(blank: Blank, weights: str) -> int:
+    shape = blank.definition.inputs[weights].shape if weights in blank.definition.inputs else None
     axis = shape[-1] if shape else ""
-    return draw.axes.get(axis) or (int(axis) if axis.isdigit() else 1)
+    return blank.axes.get(axis) or (int(axis) if axis.isdigit() else 1)
 
 
-def _weights_scale(draw: Draw) -> torch.Tensor:
+def _weights_scale(blank: Blank) -> torch.Tensor:
     """Scale quantised weights so that a product with unit inputs has unit size."""
-    stem = re.sub(r"_scales?$", "", draw.name)
-    gemm = {"output1": "gemm1_weights", "output2": "gemm2_weights"}.get(draw.name[:7], stem)
-    unit = math.sqrt(1 / max(_fan_in(draw, gemm), 1))
-    return random_values.uniform(draw, SCALE_RANGE[0] * unit, SCALE_RANGE[1] * unit)
+    stem = re.sub(r"_scales?$", "", blank.name)
+    gemm = {"output1": "gemm1_weights", "output2": "gemm2_weights"}.get(blank.name[:7], stem)
+    unit = math.sqrt(1 / max(_fan_in(blank, gemm), 1))
+    return random_values.uniform(blank, SCALE_RANGE[0] * unit, SCALE_RANGE[1] * unit)
 
 
-def _moe_weights(draw: Draw) -> torch.Tensor:
-    quantised = DTYPES[draw.dtype_name].bits <= 8
-    return random_values.normal(draw, 1.0 if quantised else math.sqrt(1 / max(draw.shape[-1], 1)))
+def _moe_weights(blank: Blank) -> torch.Tensor:
+    quantised = DTYPES[blank.dtype_name].bits <= 8
+    return random_values.normal(blank, 1.0 if quantised else math.sqrt(1 / max(blank.shape[-1], 1)))
 
 
-def _exponents(draw: Draw) -> torch.Tensor:
-    return random_values.fill_bytes(draw, 125, 130)  # 2 ** -2 to 2 ** 2
+def _exponents(blank: Blank) -> torch.Tensor:
+    return random_values.fill_bytes(blank, 125, 130)  # 2 ** -2 to 2 ** 2
 
 
-def _scale(draw: Draw) -> torch.Tensor:
-    return _exponents(draw) if draw.dtype_name == "float8_e8m0fnu" else random_values.uniform(draw, *SCALE_RANGE)
+def _scale(blank: Blank) -> torch.Tensor:
+    return _exponents(blank) if blank.dtype_name == "float8_e8m0fnu" else random_values.uniform(blank, *SCALE_RANGE)
 
 
-def _normal_or_exponents(draw: Draw) -> torch.Tensor:
-    return _exponents(draw) if draw.dtype_name == "float8_e8m0fnu" else random_values.normal(draw)
+def _normal_or_exponents(blank: Blank) -> torch.Tensor:
+    return _exponents(blank) if blank.dtype_name == "float8_e8m0fnu" else random_values.normal(blank)
 
 
-def _small_or_bytes(draw: Draw) -> torch.Tensor:
-    return random_values.fill_bytes(draw) if DTYPES[draw.dtype_name].bits == 8 else random_values.integers(draw, 0, 8)
+def _small_or_bytes(blank: Blank) -> torch.Tensor:
+    return (
+        random_values.fill_bytes(blank) if DTYPES[blank.dtype_name].bits == 8 else random_values.integers(blank, 0, 8)
+    )
 
 
-def _softmax_scale(draw: Draw) -> float:
+def _softmax_scale(blank: Blank) -> float:
     """Give 1 / sqrt of the dimension that queries and keys are multiplied over; for mla that before absorption."""
-    rope = draw.size("head_dim_kpe", "qk_rope_head_dim")
-    absorbed = draw.size("head_dim_ckv") is not None and rope is not None
+    rope = blank.size("head_dim_kpe", "qk_rope_head_dim")
+    absorbed = blank.size("head_dim_ckv") is not None and rope is not None
     dimension = (
-        ABSORBED_HEAD_DIM + (rope or 0) if absorbed else draw.size("qk_dim", "head_dim_qk", "head_dim", "head_size")
+        ABSORBED_HEAD_DIM + (rope or 0) if absorbed else blank.size("qk_dim", "head_dim_qk", "head_dim", "head_size")
     )
     return math.sqrt(1 / max(dimension or 128, 1))
 
 
-def _number(low: float, high: float) -> Callable[[Draw], float]:
+def _number(low: float, high: float) -> Callable[[Blank], float]:
     """Draw one number evenly from (low, high]."""
-    return lambda draw: high - (high - low) * torch.rand((), dtype=torch.float64, generator=draw.generator()).item()
+    return lambda blank: high - (high - low) * torch.rand((), dtype=torch.float64, generator=blank.generator()).item()
 
 
-def _tensor(low: float, high: float) -> Callable[[Draw], torch.Tensor]:
+def _tensor(low: float, high: float) -> Callable[[Blank], torch.Tensor]:
     """Draw evenly from (low, high]."""
-    return lambda draw: random_values.fill_floats(
-        draw, lambda values, generator: values.uniform_(0.0, 1.0, generator=generator).mul_(low - high).add_(high)
+    return lambda blank: random_values.fill_floats(
+        blank, lambda values, generator: values.uniform_(0.0, 1.0, generator=generator).mul_(low - high).add_(high)
     )
 
 
@@ -164,10 +166,10 @@ TENSOR_RULES: Final[tuple[Rule, ...]] = (
     # op types whose inputs have to make sense together
     Rule("dsa_paged", "int uint", r"k_index_cache.*", indices.packed_keys, "fp8 values, then float32 scales"),
     Rule("sampling", "float", r"((draft|target)_)?prob(s|abilities)", _softmax_rows, "softmax rows of mixed sharpness"),
-    Rule("sampling", "float", r".*logits", lambda draw: random_values.normal(draw, 3.0), "normal, deviation 3"),
+    Rule("sampling", "float", r".*logits", lambda blank: random_values.normal(blank, 3.0), "normal, deviation 3"),
     Rule("gdn", "float", r"k", _unit_rows, "normal rows of unit length: longer keys make the state explode"),
     Rule("gdn", "float", r"a_log", _log_gate, "logarithm of 1 to 16"),
-    Rule("mamba.*", "float", r"a", lambda draw: random_values.uniform(draw, -16.0, -1.0), "-16 to -1: states decay"),
+    Rule("mamba.*", "float", r"a", lambda blank: random_values.uniform(blank, -16.0, -1.0), "-16 to -1: states decay"),
     Rule("moe", "float", r"gemm\d_weights|w\d+", _moe_weights, "normal; not quantised: divided by sqrt(fan-in)"),
     Rule("moe", "float", r".*weights_scales?|output\d_scales.*", _weights_scale, "0.5 to 1.5, divided by sqrt(fan-in)"),
     # names that mean the same everywhere
@@ -179,7 +181,9 @@ TENSOR_RULES: Final[tuple[Rule, ...]] = (
     # by dtype
     Rule(ANY, "float", ANY, _normal_or_exponents, "normal; packed 4-bit: any code; exponents: 2 ** -2 to 2 ** 2"),
     Rule(ANY, "int uint", ANY, _small_or_bytes, "0 to 7; 8 bits: any byte, for these hold quantised values"),
-    Rule(ANY, "bool", ANY, lambda draw: draw.finish(torch.rand(draw.shape, generator=draw.generator()) < 0.5), "even"),
+    Rule(
+        ANY, "bool", ANY, lambda blank: blank.finish(torch.rand(blank.shape, generator=blank.generator()) < 0.5), "even"
+    ),
 )
 
 NUMBER_RULES: Final[tuple[Rule, ...]] = (
@@ -191,7 +195,7 @@ NUMBER_RULES: Final[tuple[Rule, ...]] = (
     Rule(ANY, "float", r".*theta", lambda _: 10_000.0, "10000"),
     Rule(ANY, "float", r".*soft_?cap", lambda _: 30.0, "30"),
     Rule(ANY, "float", ANY, _number(0.5, 1.5), "0.5 to 1.5"),
-    Rule(ANY, "int uint", r"top_?k", lambda draw: int(indices.top_k(draw)), "1 to the vocabulary"),
+    Rule(ANY, "int uint", r"top_?k", lambda blank: int(indices.top_k(blank)), "1 to the vocabulary"),
     Rule(ANY, "int uint", r".*offset", lambda _: 0, "0"),
     Rule(ANY, "int uint", ANY, lambda _: 1, "1"),
     Rule(ANY, "bool", r".*causal", lambda _: True, "true"),

@@ -89,7 +89,7 @@ class SamplingEvaluator(DefaultEvaluator):
         context: JudgeContext,
     ) -> Verdict:
         """Draw many times on the inputs of the first trial and judge all draws together."""
-        limits = Limits.of(cfg)
+        limits = SamplingLimits.of(cfg)
         problem = read_problem(definition, inputs[0])
         draws = []
         for _ in range(limits.trials):
@@ -106,7 +106,7 @@ class SamplingEvaluator(DefaultEvaluator):
 
 
 @dataclass(frozen=True)
-class Limits:
+class SamplingLimits:
     """What the configuration says about draws."""
 
     trials: int = DEFAULT_TRIALS
@@ -115,7 +115,7 @@ class Limits:
     """0 leaves the distance as the only test of the distribution."""
 
     @classmethod
-    def of(cls, cfg: ResolvedEvalConfig) -> Limits:
+    def of(cls, cfg: ResolvedEvalConfig) -> SamplingLimits:
         """Read the parameters of this evaluator.
 
         Raises:
@@ -126,7 +126,9 @@ class Limits:
         return cls(int(trials), threshold, read_parameter(cfg, FALSE_ALARM_RATE, DEFAULT_FALSE_ALARM))
 
 
-def judge_draws(problem: SamplingProblem, tokens: torch.Tensor, limits: Limits, generator: torch.Generator) -> Verdict:
+def judge_draws(
+    problem: SamplingProblem, tokens: torch.Tensor, limits: SamplingLimits, generator: torch.Generator
+) -> Verdict:
     """Judge draws [calls, rows] of a sampler.
 
     Args:

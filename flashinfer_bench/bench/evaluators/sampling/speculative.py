@@ -26,7 +26,7 @@ from flashinfer_bench.bench.evaluators.evaluator import (
     Verdict,
 )
 from flashinfer_bench.bench.evaluators.inputs.seeds import make_generator
-from flashinfer_bench.bench.evaluators.sampling.evaluator import Limits
+from flashinfer_bench.bench.evaluators.sampling.evaluator import SamplingLimits
 from flashinfer_bench.bench.evaluators.sampling.statistics import measure_chances
 from flashinfer_bench.bench.evaluators.verdict import check_form
 from flashinfer_bench.data import Correctness, Definition, EvaluationStatus, Workload
@@ -67,7 +67,7 @@ class SpeculativeEvaluator(DefaultEvaluator):
         context: JudgeContext,
     ) -> Verdict:
         """Call many times on the inputs of the first trial and judge all calls together."""
-        limits = Limits.of(cfg)
+        limits = SamplingLimits.of(cfg)
         chain = Chain.of(*inputs[0])
         generator = make_generator(context.seed, "places of chains", device=torch.device("cpu"))
         places: list[torch.Tensor] = []
@@ -82,7 +82,7 @@ class SpeculativeEvaluator(DefaultEvaluator):
         return judge_places(torch.stack(places, dim=1), limits)
 
 
-def judge_places(places: torch.Tensor, limits: Limits) -> Verdict:
+def judge_places(places: torch.Tensor, limits: SamplingLimits) -> Verdict:
     """Judge places [3, calls, rows] that are uniform where the sampler is right."""
     names = ("tokens emitted", "tokens accepted", "token drawn last")
     chances = {

@@ -23,9 +23,9 @@ from flashinfer_bench.bench.evaluators.inputs.seeds import derive_seed
 from flashinfer_bench.bench.evaluators.reference import Reference
 from flashinfer_bench.bench.evaluators.registry import find_evaluator
 from flashinfer_bench.bench.runner.environments import solution_environment
-from flashinfer_bench.bench.runner.protocol import Block, BlockJob, BlockSolution, Hello, JobFault, Phase
+from flashinfer_bench.bench.runner.protocol import BlockJob, BlockOrder, BlockSolution, Hello, JobFault, Phase
 from flashinfer_bench.bench.runner.readout import Readout
-from flashinfer_bench.bench.runner.session.outcome import Outcome, Passed
+from flashinfer_bench.bench.runner.session.outcome import JobOutcome, Passed
 from flashinfer_bench.bench.runner.session.reference_timing import BaselineKey, ReferenceTimer
 from flashinfer_bench.bench.runner.workers.arena import SharedArena
 from flashinfer_bench.bench.runner.workers.artifacts import find_artifact
@@ -86,7 +86,7 @@ class MadeBaseline:
 class JobResult:
     """What a job came to, before it is made into an evaluation."""
 
-    outcome: Outcome
+    outcome: JobOutcome
     printed: str
     extra: dict[str, Any]
 
@@ -147,7 +147,7 @@ class DeviceSession:
         """Give the shared memory back."""
         self._arena.release()
 
-    def open_block(self, block: Block) -> BlockContext:
+    def open_block(self, block: BlockOrder) -> BlockContext:
         """Compile what the block's jobs share.
 
         Raises:
@@ -231,7 +231,7 @@ class DeviceSession:
         if known is not None:
             return JobFault(job=job.index, message=known, retry=False)
         notes: dict[str, Any] = {}
-        outcome: Outcome
+        outcome: JobOutcome
         try:
             kernel = self._load(shared, job, solution, workload)
             outcome = self._judge(shared, job, workload, kernel, notes)
@@ -272,7 +272,7 @@ class DeviceSession:
         broken = self._broken_loads.get(solution.digest)
         if broken is not None and not self._hello.isolated:
             raise broken
-        self._say(job, "load", self._hello.timeout_s)
+        self._say(job, "load", self._hello.timeout_seconds)
         worker, is_fresh = self._pool.worker_for(solution.digest)
         definition = shared.definition
         kernel = RemoteKernel(
@@ -280,7 +280,7 @@ class DeviceSession:
             self._arena,
             output_specs(definition, workload),
             KernelMetadata(solution.name, definition.name, self._styles.get(solution.digest, True)),
-            allowed_s=self._hello.timeout_s,
+            timeout_seconds=self._hello.timeout_seconds,
             plan=self._measure_plan(shared.config, solution),
             quiesce=self._pool.quiesce,
             readout=self._readout,
@@ -316,14 +316,12 @@ class DeviceSession:
             config.warmup_runs,
             config.iterations,
             per_trial_s,
-            use_graphs=self._hello.use_graphs,
-            cold=self._hello.cold_l2,
-            use_cupti=self._hello.use_cupti,
+            timing=self._hello.timing,
         )
 
     def _judge(
         self, shared: BlockContext, job: BlockJob, workload: Workload, kernel: RemoteKernel, notes: dict[str, Any]
-    ) -> Outcome:
+    ) -> JobOutcome:
         """Make the expected outputs, compare, measure."""
         definition, config, evaluator = shared.definition, shared.config, shared.evaluator
         made = shared.kept.pop(job.index, None)
@@ -335,7 +333,7 @@ class DeviceSession:
         context = self._context(shared, job, workload, notes)
         self._trim_cache()
         self._hand_over_arena(kernel.worker)
-        self._say(job, "solution", self._hello.timeout_s)
+        self._say(job, "solution", self._hello.timeout_seconds)
         verdict = evaluator.check_correctness(
             definition, kernel, baseline.inputs, baseline.outputs, config, context=context
         )
@@ -373,7 +371,7 @@ class DeviceSession:
             context = self._context(shared, job, workload, {})
             kernel.allow_again()
             kernel.call_costs_ns.clear()
-            self._say(job, "solution", self._hello.timeout_s)
+            self._say(job, "solution", self._hello.timeout_seconds)
             verdict = shared.evaluator.check_correctness(
                 shared.definition, kernel, made.inputs, made.outputs, shared.config, context=context
             )
@@ -389,7 +387,7 @@ class DeviceSession:
 
     def _make_unseen(self, shared: BlockContext, job: BlockJob, workload: Workload, attempt: int) -> Baseline | None:
         """Make one more set of inputs and what is expected of it; None where there is no memory for it."""
-        self._say(job, EXPECTED_PHASE, self._hello.timeout_s)
+        self._say(job, EXPECTED_PHASE, self._hello.timeout_seconds)
         seed = derive_seed(job.seed, "confirmation", attempt)
         context = replace(self._context(shared, job, workload, {}), seed=seed, profile_baseline=False)
         config = shared.config.model_copy(update={"num_trials": 1})
@@ -401,7 +399,7 @@ class DeviceSession:
     def _make_baseline(
         self, shared: BlockContext, job: BlockJob, workload: Workload, notes: dict[str, Any], *, phase: str
     ) -> Baseline:
-        self._say(job, phase, self._hello.timeout_s)
+        self._say(job, phase, self._hello.timeout_seconds)
         context = self._context(shared, job, workload, notes)
         return shared.evaluator.build_baseline(
             shared.definition, workload, shared.config, self._device, context=context

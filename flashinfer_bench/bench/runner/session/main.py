@@ -25,14 +25,14 @@ import torch
 
 from flashinfer_bench.bench.evaluators.registry import register
 from flashinfer_bench.bench.runner.protocol import (
-    Block,
     BlockJob,
+    BlockOrder,
     BlockSolution,
     Hello,
     JobFault,
+    JobVerdict,
     Phase,
-    Ready,
-    Verdict,
+    SessionReady,
 )
 from flashinfer_bench.bench.runner.readout import Readout
 from flashinfer_bench.bench.runner.session.device_session import BlockContext, DeviceSession, utc_now
@@ -68,12 +68,12 @@ def serve_host(fd: int) -> None:
         if device.type == "cuda":
             torch.zeros(1, device=device)
             pool.timing_image = kernel_image()
-        clock = make_clock(device, cold=hello.cold_l2, use_cupti=hello.use_cupti)
+        clock = make_clock(device, l2_cache=hello.timing.l2_cache, clock=hello.timing.clock)
         readout.add_launch_gap(clock.launch_gap_ns())
         pool.best_chain_ns = clock.chain_gap_ns() or None
         capture_first(device)
         libs = library_versions()
-        send_frame(host, {"ready": Ready(pid=os.getpid(), libs=libs).model_dump()})
+        send_frame(host, {"ready": SessionReady(pid=os.getpid(), libs=libs).model_dump()})
         environment = Environment(hardware=hello.hardware, libs=libs)
         session = DeviceSession(
             hello, device, pool=pool, clock=clock, readout=readout, tell=lambda phase: send_phase(host, phase)
@@ -83,7 +83,7 @@ def serve_host(fd: int) -> None:
                 message = reader.read()
                 if "close" in message:
                     return
-                run_block(host, session, Block.model_validate(message["block"]), environment)
+                run_block(host, session, BlockOrder.model_validate(message["block"]), environment)
                 send_frame(host, {"done": True})
         except (WireClosed, BrokenPipeError):
             return  # the host is gone
@@ -96,7 +96,7 @@ def send_phase(host: socket.socket, phase: Phase) -> None:
     send_frame(host, {"phase": phase.model_dump()})
 
 
-def run_block(host: socket.socket, session: DeviceSession, block: Block, environment: Environment) -> None:
+def run_block(host: socket.socket, session: DeviceSession, block: BlockOrder, environment: Environment) -> None:
     """Judge a block's jobs in order and send what each came to."""
     try:
         shared = session.open_block(block)
@@ -129,7 +129,7 @@ def held_against(host: socket.socket, job: BlockJob) -> Iterator[None]:
 
 def judge(
     session: DeviceSession, shared: BlockContext, job: BlockJob, *, solution: BlockSolution, environment: Environment
-) -> Verdict | JobFault:
+) -> JobVerdict | JobFault:
     """Judge one job."""
     start = time.monotonic()
     result = session.run_job(shared, job, solution)
@@ -142,10 +142,10 @@ def judge(
         environment=environment,
         extra=result.extra,
     )
-    return Verdict(job=job.index, evaluation=evaluation.model_dump(mode="json"), seconds=time.monotonic() - start)
+    return JobVerdict(job=job.index, evaluation=evaluation.model_dump(mode="json"), seconds=time.monotonic() - start)
 
 
-def send_answer(host: socket.socket, answer: Verdict | JobFault) -> None:
+def send_answer(host: socket.socket, answer: JobVerdict | JobFault) -> None:
     """Tell the host what a job came to."""
     kind = "fault" if isinstance(answer, JobFault) else "verdict"
     send_frame(host, {kind: answer.model_dump()})

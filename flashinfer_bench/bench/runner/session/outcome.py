@@ -26,11 +26,11 @@ class Passed:
     performance: Performance
 
 
-Outcome = Passed | Rejected | SolutionFailure
+JobOutcome = Passed | Rejected | SolutionFailure
 
 
 def make_evaluation(
-    outcome: Outcome, *, printed: str, timestamp: str, environment: Environment, extra: dict[str, Any]
+    outcome: JobOutcome, *, printed: str, timestamp: str, environment: Environment, extra: dict[str, Any]
 ) -> Evaluation:
     """Return the evaluation: status by the kind of outcome, the reason first in the log, what was printed after it."""
     match outcome:

@@ -67,7 +67,7 @@ class ReferenceTimer:
                 warmup_runs=config.warmup_runs,
                 iterations=config.iterations,
                 budget_s=budget_s / len(input_sets),
-                use_graphs=self.hello.use_graphs,
+                cuda_graphs=self.hello.timing.cuda_graphs,
                 was_called=True,  # for what is expected of solutions
             )
             places = choose_places(size, calls=recipe.warmup_runs, clock=self.clock, device=self.device)

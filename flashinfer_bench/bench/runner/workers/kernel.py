@@ -19,10 +19,11 @@ from flashinfer_bench.bench.runner.workers.arena import SharedArena, as_bytes
 from flashinfer_bench.bench.runner.workers.claims import OutputSpec, check_returned
 from flashinfer_bench.bench.runner.workers.cpu_time import cpu_time_ns
 from flashinfer_bench.bench.runner.workers.process import WorkerGone, WorkerLate, WorkerProcess
-from flashinfer_bench.bench.runner.workers.readings import Wanted, check_readings
+from flashinfer_bench.bench.runner.workers.readings import ReadingsAsked, check_readings
 from flashinfer_bench.compile import Artifact
 from flashinfer_bench.errors import SolutionFailure
 from flashinfer_bench.timing.measurement import Measured, Trial
+from flashinfer_bench.timing.settings import USUAL, TimingSettings
 from flashinfer_bench.worker.arena import Slot
 from flashinfer_bench.worker.protocol import Bound, Called, Claim, Failed, Loaded, Sampled, Signature, Style
 from flashinfer_bench.worker.wire import WireError
@@ -53,12 +54,7 @@ class MeasurePlan:
     budget_s: float
     trials: int | None = None
     """No more than so many of the input sets are measured; None for all."""
-    use_graphs: bool = True
-    """A call of several operations is timed as the replay of a CUDA graph, where it can be."""
-    cold: bool = True
-    """The L2 of a GPU is flushed before each call."""
-    use_cupti: bool = True
-    """CUPTI is the clock on a GPU, where it is to be had."""
+    timing: TimingSettings = USUAL
     facts: dict[str, Any] | None = None
     """Added to the record, for example that the timing means nothing."""
 
@@ -71,7 +67,7 @@ class RemoteKernel:
         arena: the session's shared memory; whatever it holds may be overwritten.
         outputs: what the definition says of the outputs.
         metadata: the solution's names; its style is set when it is loaded.
-        allowed_s: seconds that the solution may take for this workload, all calls together.
+        timeout_seconds: seconds that the solution may take for this workload, all calls together.
         plan: how it is measured.
         quiesce: called before a measurement begins; returns when nothing else of ours touches the device.
         readout: makes a measurement of trials.
@@ -84,7 +80,7 @@ class RemoteKernel:
         outputs: list[OutputSpec],
         metadata: KernelMetadata,
         *,
-        allowed_s: float,
+        timeout_seconds: float,
         plan: MeasurePlan,
         quiesce: Callable[[], None],
         readout: Readout,
@@ -95,8 +91,8 @@ class RemoteKernel:
         self.worker = worker
         self._arena = arena
         self._outputs = outputs
-        self._left_s = allowed_s
-        self._allowed_s = allowed_s
+        self._left_s = timeout_seconds
+        self._timeout_seconds = timeout_seconds
         self._plan = plan
         self._quiesce = quiesce
         self._readout = readout
@@ -180,26 +176,17 @@ class RemoteKernel:
             warmup_runs=self._plan.warmup_runs,
             iterations=self._plan.iterations,
             budget_s=max(0.0, budget_s),
-            use_graphs=self._plan.use_graphs,
+            cuda_graphs=self._plan.timing.cuda_graphs,
         )
         wall_ns = (self._now() - start) * 1e9
-        check_readings(sampled, self._wanted(), wall_ns=wall_ns)
+        asked = ReadingsAsked(self._arena.device.type, self._plan.iterations, self._plan.timing)
+        check_readings(sampled, asked, wall_ns=wall_ns)
         self._check_inputs_intact(inputs, arguments)
         return sampled.trial()
 
-    def _wanted(self) -> Wanted:
-        plan = self._plan
-        return Wanted(
-            self._arena.device.type,
-            plan.iterations,
-            cold=plan.cold,
-            use_cupti=plan.use_cupti,
-            use_graphs=plan.use_graphs,
-        )
-
     def allow_again(self) -> None:
         """Give the solution its whole time once more: what follows is not its fault."""
-        self._left_s = self._allowed_s
+        self._left_s = self._timeout_seconds
 
     @property
     def is_meaningful(self) -> bool:
@@ -262,7 +249,7 @@ class RemoteKernel:
         try:
             answer = self.worker.ask(verb, expected, max(0.0, self._left_s), **fields)
         except WorkerLate:
-            raise SolutionFailure("TIMEOUT", f"{what} was still running after {self._allowed_s:g} s") from None
+            raise SolutionFailure("TIMEOUT", f"{what} was still running after {self._timeout_seconds:g} s") from None
         except WorkerGone as gone:
             raise SolutionFailure("RUNTIME_ERROR", f"the process ended during {what}: {gone}") from None
         except WireError as error:

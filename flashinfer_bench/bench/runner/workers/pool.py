@@ -213,8 +213,8 @@ class WorkerPool:
             "threads": usable_cores(),
             "memory_limit_bytes": self._hello.worker_memory_bytes or default_memory_limit(),
             "timing": {
-                "cold": self._hello.cold_l2,
-                "use_cupti": self._hello.use_cupti,
+                "l2_cache": self._hello.timing.l2_cache,
+                "clock": self._hello.timing.clock,
                 "image": base64.b64encode(self.timing_image).decode() if self.timing_image else "",
             },
         }

@@ -22,7 +22,7 @@ from typing import Any, Final, TypeVar
 from flashinfer_bench.bench.runner.workers.bounded_log import BoundedLog
 from flashinfer_bench.errors import DeviceFault
 from flashinfer_bench.worker.linux import end_tree
-from flashinfer_bench.worker.protocol import Claim, Failed, Ready, check_answer
+from flashinfer_bench.worker.protocol import Claim, Failed, WorkerReady, check_answer
 from flashinfer_bench.worker.wire import FrameReader, WireClosed, WireError, send_frame
 
 MAX_ANSWER_BYTES: Final = 8 << 20
@@ -132,7 +132,7 @@ class WorkerProcess:
         """
         if self.is_ready:
             return
-        ready = check_answer(self._wait(self._now() + limit_s), 0, Ready)
+        ready = check_answer(self._wait(self._now() + limit_s), 0, WorkerReady)
         if isinstance(ready, Failed):
             raise WireError("a new worker did not say that it is ready")
         self.launch_gap_ns, self.chain_gap_ns = ready.launch_gap_ns, ready.chain_gap_ns

@@ -13,6 +13,7 @@ from typing import Final
 
 from flashinfer_bench.errors import SolutionFailure
 from flashinfer_bench.timing.recipe import most_readings
+from flashinfer_bench.timing.settings import USUAL, TimingSettings
 from flashinfer_bench.timing.summary import latency_ns
 from flashinfer_bench.worker.protocol import Sampled
 
@@ -28,29 +29,27 @@ SLACK_NS_PER_BYTE: Final = 2.0
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ReadingsAsked:
     """What a trial was asked for."""
 
     device_type: str
     iterations: int
-    cold: bool = True
-    use_cupti: bool = True
-    use_graphs: bool = True
+    timing: TimingSettings = USUAL
 
     @property
     def methods(self) -> tuple[str, ...]:
         """The clocks that may have been used."""
         if self.device_type != "cuda":
             return ("wall",)
-        return ("cupti", "cuda_events") if self.use_cupti else ("cuda_events",)
+        return ("cupti", "cuda_events") if self.timing.clock == "auto" else ("cuda_events",)
 
     @property
     def cache_state(self) -> str:
         """How the caches are before each call."""
-        return "cold" if self.device_type == "cuda" and self.cold else "warm"
+        return self.timing.l2_cache if self.device_type == "cuda" else "warm"
 
 
-def check_readings(sampled: Sampled, wanted: Wanted, *, wall_ns: float) -> None:
+def check_readings(sampled: Sampled, wanted: ReadingsAsked, *, wall_ns: float) -> None:
     """Hold readings against what was asked for and the time that passed outside.
 
     Raises:
@@ -71,7 +70,7 @@ def check_readings(sampled: Sampled, wanted: Wanted, *, wall_ns: float) -> None:
         raise _refused(f"the worker claims {typical_ns:g} ns a call, which is less than an empty call takes")
 
 
-def find_contradiction(sampled: Sampled, wanted: Wanted) -> str | None:
+def find_contradiction(sampled: Sampled, wanted: ReadingsAsked) -> str | None:
     """Say what an honest worker that was asked for this cannot have answered; None where there is nothing."""
     facts, count = sampled.facts, len(sampled.span_ns)
     sees = facts.method == "cupti"
@@ -83,8 +82,10 @@ def find_contradiction(sampled: Sampled, wanted: Wanted) -> str | None:
         "operations that the clock cannot see": not sees and any(one is not None for one in series),
         "no operations": sees and any(one is None for one in series),
         "facts that only a GPU has": on_cpu and bool(facts.of_gpus()),
-        "a graph that was not asked for": facts.launch == "graph" and not wanted.use_graphs,
-        "no reason for its fall-back": facts.method == "cuda_events" and wanted.use_cupti and not facts.fallback,
+        "a graph that was not asked for": facts.launch == "graph" and not wanted.timing.cuda_graphs,
+        "no reason for its fall-back": facts.method == "cuda_events"
+        and "cupti" in wanted.methods
+        and not facts.fallback,
         "fewer calls than readings": facts.calls < count,
         "a false count of extra readings": facts.extra_samples is not None
         and facts.extra_samples != count - wanted.iterations,

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from flashinfer_bench.bench.evaluators.evaluator import Accepted, Rejected
-from flashinfer_bench.bench.evaluators.sampling.evaluator import Limits, judge_draws
+from flashinfer_bench.bench.evaluators.sampling.evaluator import SamplingLimits, judge_draws
 from flashinfer_bench.bench.evaluators.sampling.rules import SamplingProblem
 from flashinfer_bench.data import EvaluationStatus
 from flashinfer_bench.errors import WorkloadFault
@@ -22,7 +22,9 @@ def seeded(seed: int) -> torch.Generator:
 
 
 def judge(problem, tokens, *, seed=0, **limits):
-    return judge_draws(problem, tokens, Limits(**limits), seeded(10_000 + seed))  # not the generator that drew them
+    return judge_draws(
+        problem, tokens, SamplingLimits(**limits), seeded(10_000 + seed)
+    )  # not the generator that drew them
 
 
 def rows(*probabilities, top_k=None, top_p=None, min_p=None, joint=False) -> SamplingProblem:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from flashinfer_bench.bench.config import BenchmarkConfig
-from flashinfer_bench.bench.runner.protocol import Block, BlockJob
+from flashinfer_bench.bench.runner.protocol import BlockJob, BlockOrder
 from flashinfer_bench.bench.runner.readout import Readout
 from flashinfer_bench.bench.runner.session import device_session
 from flashinfer_bench.bench.runner.workers.arena import SharedArena
@@ -40,7 +40,7 @@ def test_a_large_arena_is_given_back_between_blocks_after_its_worker(arena, size
     arena.reserve(size)
     definition = make_definition()
     config = BenchmarkConfig().resolve_eval_config(definition).values()
-    session.open_block(Block(definition=definition.model_dump(mode="json"), config=config, solutions={}, jobs=[]))
+    session.open_block(BlockOrder(definition=definition.model_dump(mode="json"), config=config, solutions={}, jobs=[]))
     assert pool.sizes == ([] if is_kept else [size])
     assert arena.size == (size if is_kept else 0)
 
@@ -54,7 +54,7 @@ def test_want_of_memory_in_the_judge_is_a_fault_that_says_so_and_gives_the_arena
     definition = make_definition()
     config = BenchmarkConfig().resolve_eval_config(definition).values()
     shared = session.open_block(
-        Block(definition=definition.model_dump(mode="json"), config=config, solutions={}, jobs=[])
+        BlockOrder(definition=definition.model_dump(mode="json"), config=config, solutions={}, jobs=[])
     )
     monkeypatch.setattr(session, "_load", lambda *_arguments: (_ for _ in ()).throw(error("out of memory: 80 GB")))
     workload = {"uuid": "w0", "axes": {}, "inputs": {}}

@@ -36,7 +36,7 @@ def open_kernel(template, tmp_path):
     """Return a context manager that gives a loaded kernel of some source, y = f(x) with four float32 elements."""
 
     @contextmanager
-    def opened(source, *, outputs=OUTPUTS, declared=None, allowed_s=10.0, plan=PLAN):
+    def opened(source, *, outputs=OUTPUTS, declared=None, timeout_seconds=10.0, plan=PLAN):
         folder = tmp_path / "artifact"
         folder.mkdir()
         (folder / "main.py").write_text(source)
@@ -50,7 +50,7 @@ def open_kernel(template, tmp_path):
                 arena,
                 outputs,
                 KernelMetadata("s", "d", True),
-                allowed_s=allowed_s,
+                timeout_seconds=timeout_seconds,
                 plan=plan,
                 quiesce=lambda: None,
                 readout=Readout(None),
@@ -149,7 +149,7 @@ def test_a_measurement_has_a_reading_per_iteration(open_kernel):
     ],
 )
 def test_what_goes_wrong_in_a_call_has_its_status(open_kernel, source, status, message):
-    with open_kernel(source, allowed_s=2.0 if status == "TIMEOUT" else 10.0) as kernel:
+    with open_kernel(source, timeout_seconds=2.0 if status == "TIMEOUT" else 10.0) as kernel:
         with pytest.raises(SolutionFailure, match=message) as failure:
             kernel(X)
     assert failure.value.status == status
@@ -167,7 +167,7 @@ def test_what_goes_wrong_in_a_call_has_its_status(open_kernel, source, status, m
 )
 def test_what_goes_wrong_at_import_has_its_status(open_kernel, source, status, message):
     with pytest.raises(SolutionFailure, match=message) as failure:
-        with open_kernel(source, allowed_s=2.0 if status == "TIMEOUT" else 10.0):
+        with open_kernel(source, timeout_seconds=2.0 if status == "TIMEOUT" else 10.0):
             pass
     assert failure.value.status == status
 
@@ -233,7 +233,7 @@ def test_a_trial_may_take_all_its_extra_readings():
 def test_a_measurement_plans_with_what_is_left_of_the_solutions_time(open_kernel):
     """0.1 s a call: a hundred calls would take longer than the four seconds that it may take."""
     source = "import time\ndef run(x):\n    time.sleep(0.1)\n    return x * 2"
-    with open_kernel(source, allowed_s=4.0, plan=MeasurePlan(10, 90, 10.0)) as kernel:
+    with open_kernel(source, timeout_seconds=4.0, plan=MeasurePlan(10, 90, 10.0)) as kernel:
         kernel(X)
         measured = kernel.measure([[X], [X]])
     assert measured.record["stop"] in ("budget", "precision")

@@ -4,16 +4,18 @@ import pytest
 
 from flashinfer_bench.bench.runner.workers.readings import (
     CALL_SLACK_NS,
-    Wanted,
+    ReadingsAsked,
     check_readings,
     find_contradiction,
     find_implausible,
 )
 from flashinfer_bench.errors import SolutionFailure
+from flashinfer_bench.timing.settings import TimingSettings
 from flashinfer_bench.worker.protocol import Sampled
 
 pytestmark = pytest.mark.cpu
-CPU, GPU = Wanted("cpu", 2), Wanted("cuda", 2)
+CPU, GPU = ReadingsAsked("cpu", 2), ReadingsAsked("cuda", 2)
+BY_EVENTS = ReadingsAsked("cuda", 2, TimingSettings(clock="cuda_events"))
 ON_CPU = {"method": "wall", "cache_state": "warm", "calls": 5}
 ON_GPU = {"method": "cupti", "cache_state": "cold", "calls": 5, "launch": "stream", "spin_ns": 6_000}
 EVENTS = {**ON_GPU, "method": "cuda_events", "fallback": "no CUPTI", "empty_pair_ns": 1_700}
@@ -33,9 +35,13 @@ def make_sampled(facts, *, busy_ns=None, operations=None, span_ns=(1_000, 1_000)
         (GPU, ON_GPU, SEEN),
         (GPU, {**ON_GPU, "launch": "graph", "graphs": 8, "output_places": 8, "lead_ns": 900}, SEEN),
         (GPU, EVENTS, {}),
-        (Wanted("cuda", 2, use_cupti=False), {**EVENTS, "fallback": "CUDA events were asked for"}, {}),
-        (Wanted("cuda", 2, cold=False), {**ON_GPU, "cache_state": "warm"}, SEEN),
-        (Wanted("cuda", 1), {**ON_GPU, "extra_samples": 1}, SEEN),
+        (
+            BY_EVENTS,
+            {**EVENTS, "fallback": "CUDA events were asked for"},
+            {},
+        ),
+        (ReadingsAsked("cuda", 2, TimingSettings(l2_cache="warm")), {**ON_GPU, "cache_state": "warm"}, SEEN),
+        (ReadingsAsked("cuda", 1), {**ON_GPU, "extra_samples": 1}, SEEN),
     ],
 )
 def test_what_an_honest_worker_answers_is_believed(wanted, facts, series):
@@ -55,8 +61,13 @@ def test_what_an_honest_worker_answers_is_believed(wanted, facts, series):
         (GPU, {**EVENTS, "fallback": None}, {}, "no reason for its fall-back"),
         (GPU, {**ON_GPU, "cache_state": "warm"}, SEEN, "cache state 'warm'"),
         (GPU, {**ON_GPU, "extra_samples": 7}, SEEN, "false count"),
-        (Wanted("cuda", 2, use_graphs=False), {**ON_GPU, "launch": "graph"}, SEEN, "a graph that was not asked for"),
-        (Wanted("cuda", 2, use_cupti=False), ON_GPU, SEEN, "method 'cupti'"),
+        (
+            ReadingsAsked("cuda", 2, TimingSettings(cuda_graphs=False)),
+            {**ON_GPU, "launch": "graph"},
+            SEEN,
+            "a graph that was not asked for",
+        ),
+        (BY_EVENTS, ON_GPU, SEEN, "method 'cupti'"),
     ],
 )
 def test_a_claim_that_contradicts_what_was_asked_for_is_found(wanted, facts, series, said):
