@@ -35,23 +35,34 @@ class HostCall:
 
     begin_ns: int
     end_ns: int
+    ends_with_mark: bool = False
+    """A mark was launched behind it: what comes after the mark is no part of the call."""
 
 
-def read_samples(
-    operations: Sequence[Operation], calls: Sequence[HostCall], *, spin: str, flush: str | None
-) -> list[Sample]:
+@dataclass(frozen=True)
+class OurKernels:
+    """Names of the kernels that are launched round calls."""
+
+    spin: str
+    """Stands before each call."""
+    flush: str | None
+    """Stands once before each spin; None where none does."""
+    mark: str
+    """Stands behind a call that ends with a mark."""
+
+
+def read_samples(operations: Sequence[Operation], calls: Sequence[HostCall], *, names: OurKernels) -> list[Sample]:
     """Return one reading per call.
 
     Args:
         operations: all that ran, in any order.
         calls: the host's side of each call, in order.
-        spin: name of the kernel that stands before each call.
-        flush: name of the kernel that stands once before each spin; None where none does.
+        names: the kernels round the calls.
 
     Raises:
         TimelineBroken: there is not one spin for each call.
     """
-    spins = sorted((op for op in operations if op.name == spin), key=lambda op: op.correlation)
+    spins = sorted((op for op in operations if op.name == names.spin), key=lambda op: op.correlation)
     if len(spins) != len(calls):
         raise TimelineBroken(f"{len(spins)} of {len(calls)} calls are in the records")
     bounds = [op.correlation for op in spins]
@@ -61,7 +72,10 @@ def read_samples(
         if index >= 0 and operation is not spins[index]:
             groups[index].append(operation)
     for group in groups[:-1]:
-        _remove_last(group, flush)  # it stands before the spin of the next call
+        _remove_last(group, names.flush)  # it stands before the spin of the next call
+    for group, call in zip(groups, calls, strict=True):
+        if call.ends_with_mark:
+            _cut_at_mark(group, names.mark)
     return [read_call(group, call, before) for group, call, before in zip(groups, calls, spins, strict=True)]
 
 
@@ -71,6 +85,18 @@ def _remove_last(operations: list[Operation], name: str | None) -> None:
     if named:
         last = max(named, key=lambda operation: operation.correlation)
         operations[:] = [operation for operation in operations if operation is not last]
+
+
+def _cut_at_mark(operations: list[Operation], mark: str) -> None:
+    """Remove the mark that was launched last, and all that was launched behind it.
+
+    Raises:
+        TimelineBroken: there is no mark.
+    """
+    marks = [operation.correlation for operation in operations if operation.name == mark]
+    if not marks:
+        raise TimelineBroken("the mark behind a call is not in the records")
+    operations[:] = [operation for operation in operations if operation.correlation < max(marks)]
 
 
 def read_call(operations: Sequence[Operation], call: HostCall, before: Operation) -> Sample:

@@ -15,7 +15,7 @@ import sys
 import types
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch.utils.dlpack import from_dlpack
@@ -29,6 +29,7 @@ NOTHING: Final = "None"
 TENSOR_BRIDGE: Final = "__dlpack_c_exchange_api__"
 """By this tvm-ffi reads torch's tensors, and gives them back, without a detour; older releases of torch lack it."""
 SHOWN: Final = 20
+SETUP: Final = "setup"
 
 Function = Callable[..., Any]
 
@@ -41,8 +42,19 @@ class KeywordRequired(Exception):
     """The entry function cannot be called by position alone."""
 
 
-def load_entry(directory: Path, entry: str, symbol: str, *, kind: str) -> tuple[Function, Signature | None]:
-    """Load the entry file; return the entry function, and how it is called where that can be told.
+class LoadedEntry(NamedTuple):
+    """What an entry file offers."""
+
+    function: Function
+    """The entry function."""
+    signature: Signature | None
+    """How it is called, where that can be told."""
+    setup: Function | None = None
+    """What is called before it with the same inputs; it returns keyword arguments for the entry function."""
+
+
+def load_entry(directory: Path, entry: str, symbol: str, *, kind: str) -> LoadedEntry:
+    """Load the entry file.
 
     Args:
         directory: the artifact's folder.
@@ -57,7 +69,7 @@ def load_entry(directory: Path, entry: str, symbol: str, *, kind: str) -> tuple[
     return LOADERS[kind](directory, entry, symbol)
 
 
-def load_python(directory: Path, entry: str, symbol: str) -> tuple[Function, Signature | None]:
+def load_python(directory: Path, entry: str, symbol: str) -> LoadedEntry:
     """Import a Python file as a module of the solution's package."""
     package = types.ModuleType(PACKAGE)
     package.__path__ = [str(directory)]
@@ -76,10 +88,10 @@ def load_python(directory: Path, entry: str, symbol: str) -> tuple[Function, Sig
     sys.modules[name] = module
     spec.loader.exec_module(module)
     function = find_callable(module, entry, symbol)
-    return function, describe_signature(function)
+    return LoadedEntry(function, describe_signature(function), find_setup(module, function))
 
 
-def load_torch(directory: Path, entry: str, symbol: str) -> tuple[Function, Signature | None]:
+def load_torch(directory: Path, entry: str, symbol: str) -> LoadedEntry:
     """Import an extension module; torch, whose libraries it is linked to, is in memory already."""
     name = Path(entry).stem
     loader = importlib.machinery.ExtensionFileLoader(name, str(directory / entry))
@@ -88,10 +100,11 @@ def load_torch(directory: Path, entry: str, symbol: str) -> tuple[Function, Sign
     module = importlib.util.module_from_spec(spec)
     loader.exec_module(module)
     function = find_callable(module, "the module", symbol)
-    return function, read_pybind_signature(getattr(function, "__doc__", None) or "")
+    signature = read_pybind_signature(getattr(function, "__doc__", None) or "")
+    return LoadedEntry(function, signature, find_setup(module, function))
 
 
-def load_tvm_ffi(directory: Path, entry: str, symbol: str) -> tuple[Function, Signature | None]:
+def load_tvm_ffi(directory: Path, entry: str, symbol: str) -> LoadedEntry:
     """Open a library that exports functions by tvm-ffi's convention."""
     if not hasattr(torch.Tensor, TENSOR_BRIDGE) and importlib.util.find_spec("torch_c_dlpack_ext") is None:
         os.environ.setdefault("TVM_FFI_DISABLE_TORCH_C_DLPACK", "1")  # else it compiles a bridge, in every worker
@@ -108,8 +121,8 @@ def load_tvm_ffi(directory: Path, entry: str, symbol: str) -> tuple[Function, Si
         text = f"({', '.join(parameters)})"
         signature = Signature(text=text[:500], minimum=len(parameters), maximum=len(parameters))
     if returned == NOTHING:
-        return function, signature
-    return lambda *arguments: to_torch(function(*arguments)), signature
+        return LoadedEntry(function, signature)
+    return LoadedEntry(lambda *arguments: to_torch(function(*arguments)), signature)
 
 
 def to_torch(value: Any) -> Any:
@@ -121,7 +134,7 @@ def to_torch(value: Any) -> Any:
     return from_dlpack(value) if hasattr(value, "__dlpack__") else value
 
 
-LOADERS: Final[dict[str, Callable[[Path, str, str], tuple[Function, Signature | None]]]] = {
+LOADERS: Final[dict[str, Callable[[Path, str, str], LoadedEntry]]] = {
     "python": load_python,
     "torch": load_torch,
     "tvm-ffi": load_tvm_ffi,
@@ -135,6 +148,12 @@ def find_callable(module: types.ModuleType, where: str, symbol: str) -> Function
         names = sorted(n for n, value in vars(module).items() if callable(value) and not n.startswith("_"))
         raise EntryPointMissing(f"{where} defines no function {symbol!r}; it has: {', '.join(names[:SHOWN]) or 'none'}")
     return function
+
+
+def find_setup(module: types.ModuleType, entry: Function) -> Function | None:
+    """Return the module's `setup`, unless that is the entry function itself or nothing that can be called."""
+    setup: Function | None = getattr(module, SETUP, None)
+    return setup if callable(setup) and setup is not entry else None
 
 
 def describe_signature(function: Function) -> Signature | None:

@@ -11,26 +11,38 @@ import os
 import socket
 import sys
 import traceback
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from functools import partial
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 
-from flashinfer_bench.timing.clocks import Clock, capture_first, make_clock
-from flashinfer_bench.timing.places import Kept, choose_places, note_places, written_elsewhere
-from flashinfer_bench.timing.progress import Recipe
-from flashinfer_bench.timing.recipe import take_trial
-from flashinfer_bench.worker.arena import MappedArena, Slot, open_arena
+from flashinfer_bench.timing.clocks import CaptureRefused, Clock, ClockLost, Launch, Lead, capture_first, make_clock
+from flashinfer_bench.timing.places import PLACES, choose_places
+from flashinfer_bench.worker.arena import MappedArena, open_arena
+from flashinfer_bench.worker.calls import (
+    CallLaunch,
+    LaidCall,
+    ReplayLaunch,
+    Shelf,
+    SolutionFunctions,
+    as_values,
+    lay_out_calls,
+    share_memory,
+)
 from flashinfer_bench.worker.confine import confine
 from flashinfer_bench.worker.linux import show_memory
 from flashinfer_bench.worker.load import load_entry
-from flashinfer_bench.worker.protocol import MAX_TEXT, answer_trial
+from flashinfer_bench.worker.protocol import MAX_TEXT, MOST_WORDS, answer_readings
 from flashinfer_bench.worker.wire import FrameReader, WireClosed, send_frame
 
 KEPT_FRAMES: Final = 12
+NOTHING: Final = torch.zeros(1)
+NO_CALL: Final = LaidCall(SolutionFunctions(lambda: NOTHING, None), {}, (torch.zeros(1),), "value")
+"""A call that computes nothing, and gives the smallest output."""
+VERBS: Final = ("load", "bind", "lay_out", "start", "calls", "burst", "collect", "stop")
+"""What a session may ask for, beside the end."""
 
 
 def run_worker(order: dict[str, Any], fds: Sequence[int], guard: socket.socket) -> None:
@@ -58,22 +70,27 @@ def run_worker(order: dict[str, Any], fds: Sequence[int], guard: socket.socket) 
 
 
 class Worker:
-    """The loop's state: the entry function, the arena that is bound."""
+    """The loop's state: the entry function, the arena that is bound, the calls that are laid out, the clock."""
 
     def __init__(self, sock: socket.socket, device: torch.device, clock: Clock) -> None:
         self.sock = sock
         self.device = device
-        self.function: Callable[..., Any] | None = None
+        self.function: SolutionFunctions | None = None
         self.arena: MappedArena | None = None
         self.clock = clock
         self.reader = FrameReader(sock)
+        self._laid: list[LaidCall] = []
+        self._shelf = Shelf(1, 0)
+        self._replays: dict[int, ReplayLaunch] = {}
+        self._joins: dict[tuple[int, ...], Launch] = {}
+        self._running = ExitStack()
 
     def serve(self) -> None:
         """Answer one request after the other; returns when told to exit or when the session is gone."""
-        verbs = {"load": self.load, "bind": self.bind, "call": self.call, "measure": self.measure}
+        verbs = {name: getattr(self, name) for name in VERBS}
         gaps = {"launch_gap_ns": self.clock.launch_gap_ns(), "chain_gap_ns": self.clock.chain_gap_ns()}
         capture_first(self.device)
-        send_frame(self.sock, {"id": 0, "ready": True, **gaps})
+        send_frame(self.sock, {"id": 0, "ready": True, **gaps, "clock": describe_clock(self.clock)})
         while True:
             try:
                 request = self.reader.read()
@@ -93,60 +110,139 @@ class Worker:
         show_memory()  # from here on the guard looks at what this process holds
         os.environ.update(request["environment"])
         place = Path(request["directory"]), request["entry"], request["symbol"]
-        self.function, signature = load_entry(*place, kind=request["kind"])
-        return {"signature": signature.model_dump() if signature else None}
+        loaded = load_entry(*place, kind=request["kind"])
+        self.function = SolutionFunctions(loaded.function, loaded.setup)
+        signature = loaded.signature.model_dump() if loaded.signature else None
+        return {"signature": signature, "has_setup": loaded.setup is not None}
 
     def bind(self, request: dict[str, Any]) -> dict[str, Any]:
         """Map the arena that came with the request in place of the one before."""
+        self._forget_calls()
         if self.arena is not None:
             self.arena.release()
         self.arena = open_arena(request["arena"], self.reader.take_fds())
         return {"bound": True}
 
-    def call(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Call the solution once; bring what it returns into the output slots where it fits."""
-        function, outputs = self._prepare(request)
-        result = function(*outputs) if request["style"] == "dps" else function()
-        returned = None
-        if request["style"] == "value":
-            values = list(result) if isinstance(result, (tuple, list)) else [result]
-            returned = [describe_value(value) for value in values]
-            for value, slot in zip(values, outputs, strict=False):
-                store(value, slot)
+    def lay_out(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Take the places of a job's calls."""
+        if self.function is None or self.arena is None:
+            raise RuntimeError("the worker was asked to lay out calls before load and bind")
+        self._forget_calls()
+        self._laid = lay_out_calls(self.function, self.arena.block, request)
+        size = sum(output.nbytes for output in self._laid[0].outputs) if self._laid else 0
+        self._shelf = Shelf(choose_places(size, calls=PLACES, clock=self.clock, device=self.device), size)
+        return {"laid_out": len(self._laid)}
+
+    def _forget_calls(self) -> None:
+        self._laid, self._shelf = [], Shelf(1, 0)
+        has_graphs = bool(self._replays or self._joins)
+        self._replays.clear()
+        self._joins.clear()
+        if has_graphs:
+            with suppress(RuntimeError):  # a broken device will say so again
+                torch.cuda.empty_cache()
+
+    def start(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Switch the clock on; after a loss, the one that takes its place."""
+        self._running.close()
+        if request["fall_back"] is not None:
+            self.clock = self.clock.fall_back(request["fall_back"]) or self.clock
+        try:
+            self._running.enter_context(self.clock)
+        except ClockLost as lost:
+            return {"clock": describe_clock(self.clock), "lost": str(lost)[:MOST_WORDS]}
+        return {"clock": describe_clock(self.clock), "lost": None}
+
+    def calls(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Make the calls of some places, each once, in order; read the clock where there is a lead."""
+        try:
+            launches = self._launches(request)
+        except CaptureRefused as refused:
+            return {"readings": None, "returned": None, "refused": str(refused)[:MOST_WORDS]}
+        if request["lead"] is not None:
+            try:
+                samples = self.clock.sample([*launches], Lead(**request["lead"]))
+            except ClockLost as lost:
+                return {"readings": None, "returned": None, "lost": str(lost)[:MOST_WORDS]}
+            return {"readings": answer_readings(samples), "facts": self.clock.facts(), "returned": None}
+        returned = []
+        for index, launch in zip(request["indices"], launches, strict=True):
+            launch()
+            values = as_values(self._laid[index].result) if launch.puts_away else []
+            returned.append([describe_value(value) for value in values])
+            launch.put_away()
+        self._synchronize()
+        return {"readings": None, "returned": returned if any(launch.puts_away for launch in launches) else None}
+
+    def burst(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Make calls back to back, and leave what they gave where it is."""
+        launches = self._launches({**request, "replay": False})
+        copied = request["part"] == "run" and share_memory(self._laid)
+        try:
+            if request["together"] and launches:
+                launch = self._joined(launches, tuple(request["indices"]), copied=copied)
+            else:
+                launch = in_turn(launches, put_away=copied)
+        except CaptureRefused as refused:
+            return {"refused": str(refused)[:MOST_WORDS]}
+        launch()
+        self._synchronize()
+        return {"refused": None, "copied": copied}
+
+    def collect(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Bring what the latest calls of some places gave into their output slots."""
+        for launch in self._launches({**request, "replay": False}):
+            launch.put_away()
+        self._synchronize()
+        return {"collected": True}
+
+    def _joined(
+        self, launches: Sequence[CallLaunch | ReplayLaunch], indices: tuple[int, ...], *, copied: bool
+    ) -> Launch:
+        """Return one graph of all these calls; it is captured once."""
+        if indices not in self._joins:
+            together = in_turn(launches, put_away=copied)
+            self._joins[indices] = self.clock.captured(lambda _index: together)(0)
+        return self._joins[indices]
+
+    def stop(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Switch the clock off."""
+        del request
+        self._running.close()
+        return {"stopped": True}
+
+    def _launches(self, request: dict[str, Any]) -> list[CallLaunch | ReplayLaunch]:
+        return [self._launch(index, request["part"], replay=request["replay"]) for index in request["indices"]]
+
+    def _launch(self, index: int, part: str, *, replay: bool) -> CallLaunch | ReplayLaunch:
+        """Return a call's launch; a replay is captured once for each place."""
+        eager = CallLaunch(NO_CALL if part == "nothing" else self._laid[index], self._shelf, part)
+        if not replay:
+            return eager
+        if index not in self._replays:
+            self._replays[index] = ReplayLaunch(eager, self.clock.captured(lambda _index: eager)(index))
+        return self._replays[index]
+
+    def _synchronize(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize()
-        return {"returned": returned}
 
-    def measure(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Take one trial: warm-up and timed calls on one set of inputs, outputs in several places."""
-        function, outputs = self._prepare(request)
-        size = sum(output.nbytes for output in outputs)
-        places = choose_places(size, calls=request["warmup_runs"], clock=self.clock, device=self.device)
-        kept = Kept(function, places, size)
-        launch = written_elsewhere(function, outputs, places) if request["style"] == "dps" else kept
-        recipe = Recipe(
-            warmup_runs=request["warmup_runs"],
-            iterations=request["iterations"],
-            budget_s=request["budget_s"],
-            cuda_graphs=request["cuda_graphs"],
-            was_called=True,  # to be checked
-        )
-        trial = take_trial(lambda _index: launch, self.clock, recipe)
-        trial = note_places(trial, places if request["style"] == "dps" else kept.places)
-        kept.give_back(trial)
-        return answer_trial(trial)
 
-    def _prepare(self, request: dict[str, Any]) -> tuple[Callable[..., Any], list[torch.Tensor]]:
-        """Return the entry function with its inputs bound, and the output slots."""
-        function, arena = self.function, self.arena
-        if function is None or arena is None:
-            raise RuntimeError("the worker was asked to call before load and bind")
-        arguments = [
-            argument["scalar"] if "scalar" in argument else Slot.from_json(argument).view(arena.block)
-            for argument in request["arguments"]
-        ]
-        outputs = [Slot.from_json(slot).view(arena.block) for slot in request["outputs"]]
-        return partial(function, *arguments), outputs
+def in_turn(launches: Sequence[CallLaunch | ReplayLaunch], *, put_away: bool) -> Launch:
+    """Return a launch that makes several calls, one behind the other, and puts away what each gave, or leaves it."""
+
+    def launch_all() -> None:
+        for launch in launches:
+            launch()
+            if put_away:
+                launch.put_away()
+
+    return launch_all
+
+
+def describe_clock(clock: Clock) -> dict[str, Any]:
+    """Return the traits of a clock as fields of a frame."""
+    return {name: getattr(clock, name) for name in ("method", "cache_state", "fills_queue", "sees_operations")}
 
 
 def flush_output() -> None:
@@ -171,16 +267,6 @@ def describe_value(value: Any) -> dict[str, Any]:
     if kind in (int, float, bool):
         return {"kind": "scalar", "type": kind.__name__}
     return {"kind": "other", "type": escape_surrogates(f"{kind.__module__}.{kind.__qualname__}")[:500]}
-
-
-def store(value: Any, slot: torch.Tensor) -> None:
-    """Bring a returned value into its output slot; one that does not fit is left for the session to judge."""
-    kind = type(value)
-    if kind is torch.Tensor or kind is torch.nn.Parameter:
-        if value.shape == slot.shape and value.dtype == slot.dtype:
-            slot.copy_(value.detach())
-    elif kind in (int, float, bool) and slot.ndim == 0:
-        slot.fill_(value)
 
 
 def describe_error(error: BaseException) -> dict[str, str]:

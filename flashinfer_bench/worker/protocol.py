@@ -2,20 +2,33 @@
 
 The session asks, one frame at a time; the worker answers each with one frame that repeats the request's `id`.
 
-    verb      fields                                         answer
-    (none)    sent when the worker can take work             {"id": 0, "ready": true, "launch_gap_ns",
-                                                             "chain_gap_ns"}
-    load      directory, entry, symbol, kind, environment    {"id", "signature": Signature or null}
-    bind      arena: {"kind": "memfd", "size"} + 1 fd, or    {"id", "bound": true}; the arena bound
-              {"kind": "cuda", "size", "handle"}             before is given up
-    call      style, arguments, outputs                      {"id", "returned": [Returned] or null}
-    measure   style, arguments, outputs, warmup_runs,        {"id", "span_ns": [int], "enqueue_ns": [int],
-              iterations, budget_s, cuda_graphs              "busy_ns", "operations": [int] or null,
-                                                             "late": [bool], "stop", "facts"}
-    exit      -                                              none; the process ends
+    verb      fields                                          answer
+    (none)    sent when the worker can take work              {"id": 0, "ready": true, "launch_gap_ns",
+                                                              "chain_gap_ns", "clock": ClockTraits}
+    load      directory, entry, symbol, kind, environment     {"id", "signature": Signature or null,
+                                                              "has_setup"}
+    bind      arena: {"kind": "memfd", "size"} + 1 fd, or     {"id", "bound": true}; the arena bound
+              {"kind": "cuda", "size", "handle"}              before is given up
+    lay_out   style, calls: [{"arguments", "outputs"}]        {"id", "laid_out": number of calls}
+    start     fall_back: a reason, or null                    {"id", "clock": ClockTraits, "lost": reason or null}
+    calls     indices, part, lead or null, replay             {"id", "readings": Readings or null,
+                                                              "facts": ClockFacts or null,
+                                                              "returned": [[Returned]] or null,
+                                                              "lost", "refused": reason or null}
+    burst     indices, part, together                         {"id", "refused": reason or null, "copied"}
+    collect   indices, part                                   {"id", "collected": true}
+    stop      -                                               {"id", "stopped": true}
+    exit      -                                               none; the process ends
 
-An argument is {"offset", "shape", "dtype"}: a contiguous tensor in the arena, or {"scalar": value}. `style` is
-"dps" or "value". Whatever goes wrong in solution code is answered with {"id", "error": WorkerError}.
+There is one kind of call. A call has a place of its own (lay_out): inputs and output slots in the arena. `calls` makes
+the calls of some places in order, each once, and reads the clock where a lead says how each is led up to. What a call
+gave lies in its output slots when the answer comes. The session writes other inputs between two requests. `burst`
+makes calls back to back, as one CUDA graph where `together` is true, and leaves what they gave where it is; `collect`
+brings that into the output slots.
+
+`arguments` is name → {"offset", "shape", "dtype"}, a contiguous tensor in the arena, or name → {"scalar": value}.
+`style` is "dps", "value" or "keyword"; `part` is "setup", "run" or, for calls that compute nothing, "nothing". Whatever
+goes wrong in solution code is answered with {"id", "error": WorkerError}.
 
 Every answer is a claim. It is checked here for type, count and range before the session looks at it; a claim that
 fails is the solution's doing, since nothing else runs there.
@@ -23,23 +36,28 @@ fails is the solution's doing, since nothing else runs there.
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from flashinfer_bench.timing.measurement import Sample, Stop, Trial
+from flashinfer_bench.timing.measurement import Sample
 from flashinfer_bench.worker.wire import WireError
 
 MAX_TEXT: Final = 16_384
 MAX_RETURNED: Final = 256
-MAX_SAMPLES: Final = 1_000_000
+MOST_WORDS: Final = 512
+MAX_CALLS: Final = 4_096
+"""Calls of one request."""
 
 Text = Annotated[str, Field(max_length=MAX_TEXT)]
-ShortText = Annotated[str, Field(max_length=512)]
-Style = Literal["dps", "value"]
+ShortText = Annotated[str, Field(max_length=MOST_WORDS)]
+Style = Literal["dps", "value", "keyword"]
 Count = Annotated[int, Field(ge=0, le=10**9)]
 Nanoseconds = Annotated[int, Field(ge=0, le=10**15)]
-Readings = Annotated[list[Nanoseconds], Field(min_length=1, max_length=MAX_SAMPLES)]
+Series = Annotated[list[Nanoseconds], Field(min_length=1, max_length=MAX_CALLS)]
+Digest = Annotated[str, Field(max_length=16)]
 
 
 class Claim(BaseModel):
@@ -58,6 +76,24 @@ class Signature(BaseModel):
     maximum: Annotated[int, Field(ge=0, le=10_000)] | None
 
 
+def printable(text: str) -> str:
+    """Return a text without what moves a terminal's cursor or breaks a line."""
+    return "".join(character if character.isprintable() else " " for character in text)
+
+
+Words = Annotated[ShortText, AfterValidator(printable)]
+
+
+class ClockTraits(BaseModel):
+    """The clock that a worker uses."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    method: Literal["wall", "cupti", "cuda_events"]
+    cache_state: Literal["cold", "warm"]
+    fills_queue: bool
+    sees_operations: bool
+
+
 class WorkerReady(Claim):
     """The worker can take work; it has met no solution yet."""
 
@@ -66,18 +102,34 @@ class WorkerReady(Claim):
     """What one more launch costs in this worker's context; see `Clock.launch_gap_ns`."""
     chain_gap_ns: Annotated[int, Field(ge=0, le=10**9)]
     """How fast this worker's context feeds the GPU; see `Clock.chain_gap_ns`."""
+    clock: ClockTraits
 
 
 class Loaded(Claim):
     """The entry function is there; `signature` is null where Python cannot tell it."""
 
     signature: Signature | None
+    has_setup: bool
+    """The solution exports `setup` beside its entry function."""
 
 
 class Bound(Claim):
     """The arena is mapped."""
 
     bound: Literal[True]
+
+
+class LaidOut(Claim):
+    """The calls of a job have their places."""
+
+    laid_out: Count
+
+
+class Started(Claim):
+    """The clock is on; or it cannot be used, and `lost` says why."""
+
+    clock: ClockTraits
+    lost: Words | None
 
 
 class Returned(BaseModel):
@@ -91,97 +143,111 @@ class Returned(BaseModel):
     device: ShortText | None = None
 
 
-class Called(Claim):
-    """The call came back; `returned` is null for destination-passing style."""
-
-    returned: Annotated[list[Returned], Field(max_length=MAX_RETURNED)] | None
-
-
-def printable(text: str) -> str:
-    """Return a text without what moves a terminal's cursor or breaks a line."""
-    return "".join(character if character.isprintable() else " " for character in text)
-
-
-Words = Annotated[ShortText, AfterValidator(printable)]
-
-
-class TrialFacts(BaseModel):
-    """How the readings came about: what `timing.recipe` and the clocks tell, and nothing else."""
+class Readings(BaseModel):
+    """A reading per call: the fields of `Sample`, one list each; times in nanoseconds."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-    method: Literal["wall", "cupti", "cuda_events"]
-    cache_state: Literal["cold", "warm"]
-    calls: Count
-    extra_samples: Count | None = None
-    launch: Literal["stream", "graph"] | None = None
-    launch_reason: Words | None = None
-    spin_ns: Nanoseconds | None = None
-    enqueue_ns: Nanoseconds | None = None
-    lead_ns: Nanoseconds | None = None
-    empty_pair_ns: Nanoseconds | None = None
-    fallback: Words | None = None
-    waits_inside: bool | None = None
-    side_stream: bool | None = None
-    operations_vary: bool | None = None
-    lines_reset: bool | None = None
-    retaken: Count | None = None
-    graphs: Count | None = None
-    output_places: Count | None = None
-
-    def of_gpus(self) -> set[str]:
-        """Return the names of the facts that a CPU's clock has none of."""
-        return self.model_dump(exclude_none=True).keys() - {"method", "cache_state", "calls"}
-
-
-class Sampled(Claim):
-    """One trial was taken: a reading per call, in nanoseconds."""
-
-    span_ns: Readings
-    enqueue_ns: Readings
-    busy_ns: Readings | None
-    operations: Readings | None
-    late: Annotated[list[bool], Field(max_length=MAX_SAMPLES)]
-    stop: Stop
-    facts: TrialFacts
+    span_ns: Series
+    enqueue_ns: Series
+    busy_ns: Series | None
+    operations: Series | None
+    lead_ns: Series | None
+    work_ns: Series
+    launched: Annotated[list[Digest], Field(max_length=MAX_CALLS)]
+    """A digest of the names of what each call launched, and of how often."""
+    late: Annotated[list[bool], Field(max_length=MAX_CALLS)]
+    escaped: Annotated[list[bool], Field(max_length=MAX_CALLS)]
 
     @model_validator(mode="after")
-    def _check_lengths(self) -> Sampled:
-        for series in (self.enqueue_ns, self.busy_ns, self.operations, self.late):
+    def _check_lengths(self) -> Readings:
+        for name in type(self).model_fields:
+            series = getattr(self, name)
             if series is not None and len(series) != len(self.span_ns):
                 raise ValueError("the readings differ in number")
         return self
 
-    def trial(self) -> Trial:
-        """Return the readings as a trial."""
+    def samples(self) -> list[Sample]:
+        """Return the readings one by one."""
         unseen: list[None] = [None] * len(self.span_ns)
-        rows = zip(
-            self.span_ns,
-            self.enqueue_ns,
-            self.busy_ns or unseen,
-            self.operations or unseen,
-            self.late,
-            strict=True,
-        )
-        samples = tuple(
-            Sample(span_ns=span, enqueue_ns=enqueue, busy_ns=busy, operations=operations, late=late)
-            for span, enqueue, busy, operations, late in rows
-        )
-        return Trial(samples, self.stop, self.facts.model_dump(exclude_none=True))
+        columns = (self.busy_ns or unseen, self.operations or unseen, self.lead_ns or unseen)
+        return [
+            Sample(
+                span_ns=self.span_ns[index],
+                enqueue_ns=self.enqueue_ns[index],
+                busy_ns=columns[0][index],
+                operations=columns[1][index],
+                lead_ns=columns[2][index],
+                work_ns=self.work_ns[index],
+                launched=((self.launched[index], 1),),
+                late=self.late[index],
+                escaped=self.escaped[index],
+            )
+            for index in range(len(self.span_ns))
+        ]
 
 
-def answer_trial(trial: Trial) -> dict[str, Any]:
-    """Return a trial as the fields of a `Sampled`."""
-    samples = trial.samples
+def answer_readings(samples: Sequence[Sample]) -> dict[str, Any]:
+    """Return readings as the fields of a `Readings`."""
     sees = samples[0].busy_ns is not None
+    leads = all(sample.lead_ns is not None for sample in samples)
     return {
         "span_ns": [sample.span_ns for sample in samples],
         "enqueue_ns": [sample.enqueue_ns for sample in samples],
         "busy_ns": [sample.busy_ns or 0 for sample in samples] if sees else None,
         "operations": [sample.operations or 0 for sample in samples] if sees else None,
+        "lead_ns": [sample.lead_ns or 0 for sample in samples] if leads else None,
+        "work_ns": [sample.work_ns for sample in samples],
+        "launched": [hashlib.sha256(repr(sample.launched).encode()).hexdigest()[:16] for sample in samples],
         "late": [sample.late for sample in samples],
-        "stop": trial.stop,
-        "facts": trial.facts,
+        "escaped": [sample.escaped for sample in samples],
     }
+
+
+class ClockFacts(BaseModel):
+    """What a clock knows of its own readings."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    lead_ns: Nanoseconds | None = None
+    empty_pair_ns: Nanoseconds | None = None
+    fallback: Words | None = None
+
+
+class Called(Claim):
+    """The calls came back, with a reading each where a lead was given; `returned` is null for dps style.
+
+    `lost` says why the clock has no readings, `refused` why a call cannot be replayed as a graph; then nothing else
+    is said.
+    """
+
+    readings: Readings | None
+    facts: ClockFacts | None = None
+    """What the clock knows of its readings so far."""
+    returned: (
+        Annotated[list[Annotated[list[Returned], Field(max_length=MAX_RETURNED)]], Field(max_length=MAX_CALLS)] | None
+    )
+    lost: Words | None = None
+    refused: Words | None = None
+
+
+class BurstDone(Claim):
+    """The calls of a burst are done; or they cannot be made as one graph, and `refused` says why."""
+
+    refused: Words | None
+    copied: bool = False
+    """What each call gave was brought into its slots at once, for the solution returns the same memory each time; there
+    is nothing to collect."""
+
+
+class Collected(Claim):
+    """What the calls gave lies in their output slots."""
+
+    collected: Literal[True]
+
+
+class Stopped(Claim):
+    """The clock is off."""
+
+    stopped: Literal[True]
 
 
 class WorkerError(BaseModel):

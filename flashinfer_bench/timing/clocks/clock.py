@@ -4,12 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import TracebackType
-from typing import Protocol
+from typing import Protocol, cast
 
 from flashinfer_bench.timing.lane import Lead
 from flashinfer_bench.timing.measurement import Facts, Sample
 
 Launch = Callable[[], object]
+
+
+class PutAway(Protocol):
+    """A launch whose call leaves something to be brought into its place, after the reading."""
+
+    @property
+    def puts_away(self) -> bool:
+        """Whether `put_away` launches work on the device."""
+
+    def put_away(self) -> None:
+        """Bring what the call returned into its place."""
+
+
+def puts_away(launch: Launch) -> bool:
+    """Tell whether a launch has work to do after its reading."""
+    return bool(getattr(launch, "puts_away", False))
+
+
+def put_away(launch: Launch) -> None:
+    """Have a launch bring what its call returned into its place."""
+    cast("PutAway", launch).put_away()
 
 
 class ClockLost(Exception):
@@ -41,7 +62,7 @@ class Clock(Protocol):
         """Switch off, whatever happened."""
 
     def sample(self, launches: list[Launch], lead: Lead) -> list[Sample]:
-        """Call each once, in order; return a reading each.
+        """Call each once, in order; return a reading each. What a call leaves is put away after its reading.
 
         Raises:
             ClockLost: readings were lost.

@@ -13,7 +13,7 @@ from time import perf_counter_ns
 from types import TracebackType
 from typing import Final, Protocol
 
-from flashinfer_bench.timing.clocks.clock import Clock, Launch
+from flashinfer_bench.timing.clocks.clock import Clock, Launch, put_away, puts_away
 from flashinfer_bench.timing.lane import Lane, Lead
 from flashinfer_bench.timing.measurement import Facts, Sample
 
@@ -95,6 +95,8 @@ class CudaEventClock:
         escaped = lead.looks_aside and self._is_busy_after(end)
         self._lane.synchronize()
         span_ns = int(start.elapsed_time(end) * 1e6)
+        if puts_away(launch):
+            put_away(launch)
         return Sample(span_ns=span_ns, enqueue_ns=end_ns - begin_ns, late=late, escaped=escaped)
 
     def _is_busy_after(self, end: Event) -> bool:

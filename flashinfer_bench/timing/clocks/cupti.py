@@ -13,10 +13,10 @@ from statistics import median
 from types import TracebackType
 from typing import Final, Protocol
 
-from flashinfer_bench.timing.clocks.clock import Clock, ClockLost, Launch
-from flashinfer_bench.timing.lane import CHAIN, FLUSH_KERNEL, SPIN_KERNEL, Lane, Lead
+from flashinfer_bench.timing.clocks.clock import Clock, ClockLost, Launch, put_away, puts_away
+from flashinfer_bench.timing.lane import CHAIN, EMPTY_KERNEL, FLUSH_KERNEL, SPIN_KERNEL, Lane, Lead
 from flashinfer_bench.timing.measurement import Facts, Sample
-from flashinfer_bench.timing.timeline import HostCall, Operation, TimelineBroken, read_samples
+from flashinfer_bench.timing.timeline import HostCall, Operation, OurKernels, TimelineBroken, read_samples
 
 CALLS_IN_FLIGHT: Final = 64
 OPERATIONS_IN_FLIGHT: Final = 512
@@ -119,10 +119,13 @@ class CuptiClock:
             self._lane.lead_up(lead)
             begin_ns = now()
             launch()
-            calls.append(HostCall(begin_ns, now()))
+            calls.append(HostCall(begin_ns, now(), ends_with_mark=puts_away(launch)))
+            if puts_away(launch):
+                self._lane.launch_empty()  # what comes behind this mark is no part of the call
+                put_away(launch)
         self._lane.synchronize()
         try:
-            return read_samples(self._recorder.take(), calls, spin=SPIN_KERNEL, flush=flush)
+            return read_samples(self._recorder.take(), calls, names=OurKernels(SPIN_KERNEL, flush, EMPTY_KERNEL))
         except (RecordsLost, TimelineBroken) as broken:
             raise ClockLost(f"CUPTI lost records: {broken}") from None
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from time import perf_counter_ns
 from types import TracebackType
 
-from flashinfer_bench.timing.clocks.clock import Clock, Launch
+from flashinfer_bench.timing.clocks.clock import Clock, Launch, put_away, puts_away
 from flashinfer_bench.timing.lane import Lead
 from flashinfer_bench.timing.measurement import Facts, Sample
 
@@ -36,6 +36,8 @@ class WallClock:
             launch()
             taken = perf_counter_ns() - start
             samples.append(Sample(span_ns=taken, enqueue_ns=taken))
+            if puts_away(launch):
+                put_away(launch)
         return samples
 
     def captured(self, supply: Callable[[int], Launch]) -> Callable[[int], Launch]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import torch
 
@@ -25,6 +25,10 @@ ABSORBED_HEAD_DIM: Final = 128
 """Dimension of a DeepSeek query without rotary part before the projection is absorbed; no axis of mla tells it."""
 
 
+Way = Literal["scaled", "rolled", "drawn", "fixed"]
+"""How an input differs from call to call; `contents.py` says what each means."""
+
+
 class Rule(NamedTuple):
     """One line of a table."""
 
@@ -37,12 +41,25 @@ class Rule(NamedTuple):
     draw: Callable[[Blank], Any]
     what: str
     """What is drawn, in words."""
+    way: Way | None = None
+    """How the input differs from call to call (`contents.py`); None leaves it to the dtype."""
 
 
 def draw_tensor(blank: Blank) -> torch.Tensor:
     """Make a random tensor input."""
     tensor: torch.Tensor = find_rule(TENSOR_RULES, blank).draw(blank)
     return tensor
+
+
+def find_way(blank: Blank) -> Way:
+    """Return how an input differs from call to call."""
+    way = find_rule(TENSOR_RULES, blank).way
+    if way is not None:
+        return way
+    dtype = DTYPES[blank.dtype_name]
+    if dtype.kind == "float":
+        return "scaled" if dtype.bits > 8 else "rolled"
+    return "rolled" if dtype.bits == 8 and dtype.kind != "bool" else "fixed"
 
 
 def draw_number(blank: Blank) -> bool | int | float:
@@ -149,6 +166,7 @@ def _tensor(low: float, high: float) -> Callable[[Blank], torch.Tensor]:
 
 
 ANY: Final = ".*"
+PROBABILITIES: Final = r"((draft|target)_)?prob(s|abilities)"
 
 TENSOR_RULES: Final[tuple[Rule, ...]] = (
     # offsets and lengths
@@ -164,19 +182,26 @@ TENSOR_RULES: Final[tuple[Rule, ...]] = (
     Rule("moe", "int", r"(.*_)?(ids|indices|experts)", indices.experts, "distinct experts in a row"),
     Rule(ANY, "int", r".*(indices|index|idx|ids)", indices.any_index, "below every leading size of other inputs"),
     # op types whose inputs have to make sense together
-    Rule("dsa_paged", "int uint", r"k_index_cache.*", indices.packed_keys, "fp8 values, then float32 scales"),
-    Rule("sampling", "float", r"((draft|target)_)?prob(s|abilities)", _softmax_rows, "softmax rows of mixed sharpness"),
+    Rule("dsa_paged", "int uint", r"k_index_cache.*", indices.packed_keys, "fp8 values, then float32 scales", "drawn"),
+    Rule(
+        "sampling",
+        "float",
+        r"((draft|target)_)?prob(s|abilities)",
+        _softmax_rows,
+        "softmax rows of mixed sharpness",
+        "drawn",
+    ),
     Rule("sampling", "float", r".*logits", lambda blank: random_values.normal(blank, 3.0), "normal, deviation 3"),
-    Rule("gdn", "float", r"k", _unit_rows, "normal rows of unit length: longer keys make the state explode"),
+    Rule("gdn", "float", r"k", _unit_rows, "normal rows of unit length: longer keys make the state explode", "drawn"),
     Rule("gdn", "float", r"a_log", _log_gate, "logarithm of 1 to 16"),
     Rule("mamba.*", "float", r"a", lambda blank: random_values.uniform(blank, -16.0, -1.0), "-16 to -1: states decay"),
     Rule("moe", "float", r"gemm\d_weights|w\d+", _moe_weights, "normal; not quantised: divided by sqrt(fan-in)"),
     Rule("moe", "float", r".*weights_scales?|output\d_scales.*", _weights_scale, "0.5 to 1.5, divided by sqrt(fan-in)"),
     # names that mean the same everywhere
-    Rule(ANY, "float", r"top_?ps?", _tensor(0.1, 1.0), "0.1 to 1"),
-    Rule(ANY, "float", r"min_?ps?", _tensor(0.01, 0.2), "0.01 to 0.2"),
-    Rule(ANY, "float", r"temperatures?", _tensor(0.5, 1.5), "0.5 to 1.5"),
-    Rule(ANY, "float", r"cos_sin_cache", _cos_sin, "cosines and sines of rotary angles"),
+    Rule(ANY, "float", r"top_?ps?", _tensor(0.1, 1.0), "0.1 to 1", "rolled"),
+    Rule(ANY, "float", r"min_?ps?", _tensor(0.01, 0.2), "0.01 to 0.2", "rolled"),
+    Rule(ANY, "float", r"temperatures?", _tensor(0.5, 1.5), "0.5 to 1.5", "rolled"),
+    Rule(ANY, "float", r"cos_sin_cache", _cos_sin, "cosines and sines of rotary angles", "fixed"),
     Rule(ANY, "float", r".*scale.*", _scale, "0.5 to 1.5; exponents: 2 ** -2 to 2 ** 2"),
     # by dtype
     Rule(ANY, "float", ANY, _normal_or_exponents, "normal; packed 4-bit: any code; exponents: 2 ** -2 to 2 ** 2"),

@@ -1,10 +1,13 @@
-"""What a process has computed so far, by the kernel's account: waiting for a processor does not count."""
+"""What processes have computed so far, by the kernel's account: waiting for a processor does not count."""
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from typing import Final
+
+from flashinfer_bench.worker.linux import reaped_cpu_ticks, tree_below
 
 ALL_THREADS: Final = 2
 """CPUCLOCK_SCHED of Linux: a clock of a process is named by ~pid, shifted by three bits, and this."""
@@ -18,3 +21,19 @@ def cpu_time_ns(pid: int | None) -> int | None:
         return time.clock_gettime_ns((~pid << 3) | ALL_THREADS)
     except OSError:
         return None
+
+
+def tree_cpu_time_ns(guard_pid: int | None) -> int | None:
+    """Return the processor time of all processes below a guard, those too that have ended.
+
+    A guard adopts what its worker leaves behind, so its account of ended children holds all of them. The kernel tells
+    that account in ticks, of 10 ms as a rule; that of processes that run in nanoseconds.
+    """
+    if guard_pid is None or sys.platform != "linux":
+        return None
+    ended = reaped_cpu_ticks(guard_pid)
+    if ended is None:
+        return None
+    tick_ns = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+    below = tree_below(guard_pid)
+    return ended * tick_ns + sum((cpu_time_ns(pid) or 0) + (reaped_cpu_ticks(pid) or 0) * tick_ns for pid in below)

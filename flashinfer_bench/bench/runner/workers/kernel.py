@@ -1,39 +1,46 @@
 """The solution as the judge sees it: a callable whose code runs in another process.
 
-`kernel(*inputs)` copies the inputs into the arena, poisons the output slots, has the worker call the solution,
-checks what it claims to have returned against the definition, and hands back what lies in the slots, which the
-session owns. Whatever goes wrong on the other side becomes a SolutionFailure that carries its status.
+`kernel(*inputs)` writes the inputs into a place of the arena, poisons its output slots, has the worker make the call,
+checks what it claims to have returned against the definition, and hands back what lies in the slots, which the session
+owns. `kernel.measure(sets)` times calls of the same kind, each on content of its own, and keeps some of them to be
+compared. Whatever goes wrong on the other side becomes a SolutionFailure that carries its status.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any, Final, TypeVar
 
 import torch
 
+from flashinfer_bench.bench.evaluators.inputs.contents import Contents
 from flashinfer_bench.bench.runner.readout import Readout
 from flashinfer_bench.bench.runner.workers.arena import SharedArena, as_bytes
+from flashinfer_bench.bench.runner.workers.bursts import BurstTimer
 from flashinfer_bench.bench.runner.workers.claims import OutputSpec, check_returned
-from flashinfer_bench.bench.runner.workers.cpu_time import cpu_time_ns
+from flashinfer_bench.bench.runner.workers.places import CallPlaces, describe_inputs
 from flashinfer_bench.bench.runner.workers.process import WorkerGone, WorkerLate, WorkerProcess
-from flashinfer_bench.bench.runner.workers.readings import ReadingsAsked, check_readings
+from flashinfer_bench.bench.runner.workers.readings import ReadingsAsked, check_trial
+from flashinfer_bench.bench.runner.workers.remote_clock import ReadCall, Reader, RemoteClock, RemoteTrial
 from flashinfer_bench.compile import Artifact
 from flashinfer_bench.errors import SolutionFailure
 from flashinfer_bench.timing.measurement import Measured, Trial
+from flashinfer_bench.timing.progress import Recipe
+from flashinfer_bench.timing.recipe import take_trial
 from flashinfer_bench.timing.settings import USUAL, TimingSettings
-from flashinfer_bench.worker.arena import Slot
-from flashinfer_bench.worker.protocol import Bound, Called, Claim, Failed, Loaded, Sampled, Signature, Style
+from flashinfer_bench.worker.protocol import Bound, Called, Claim, Failed, LaidOut, Loaded, Signature, Style
 from flashinfer_bench.worker.wire import WireError
 
-POISON_FLOAT: Final = 0xFF  # every floating-point format that torch has reads this as NaN, packed fp4 apart
-POISON_OTHER: Final = 0xA5
 MEASURED_SHARE: Final = 0.7
-"""Of the time that a solution has left, what its measurement may plan with: a slow one is timed less, not timed out."""
+"""Share of a solution's remaining time that its measurement plans with: a slow one is timed less, not timed out."""
 
 Answer = TypeVar("Answer", bound=Claim)
+
+Vary = Callable[[int, Sequence[Any]], Contents]
+"""Gives what the calls of a trial are given, from the trial's number and the evaluator's inputs."""
 
 
 @dataclass(frozen=True)
@@ -53,10 +60,33 @@ class MeasurePlan:
     iterations: int
     budget_s: float
     trials: int | None = None
-    """No more than so many of the input sets are measured; None for all."""
+    """The largest number of input sets that are measured; None for all."""
     timing: TimingSettings = USUAL
     facts: dict[str, Any] | None = None
     """Added to the record, for example that the timing means nothing."""
+    reads: int = 0
+    """Calls of a trial that are compared, beside the one on the evaluator's own inputs."""
+    confirms: bool = True
+    """Hold the latency against bursts that the session times."""
+
+
+@dataclass(frozen=True)
+class KernelOrder:
+    """What a kernel is called with, and how."""
+
+    outputs: list[OutputSpec]
+    """What the definition says of the outputs; none where what is returned is not read."""
+    input_names: list[str]
+    plan: MeasurePlan
+    vary: Vary
+    quiesce: Callable[[], object]
+    """Called before a measurement begins; returns when nothing else of ours touches the device."""
+    timeout_seconds: float
+    """Time that the solution may take for this workload, all calls together."""
+    by_keyword: bool = False
+    """Give the inputs by their names: how references are called."""
+    may_write_inputs: bool = False
+    """The call may change its inputs, as a reference may."""
 
 
 class RemoteKernel:
@@ -65,11 +95,8 @@ class RemoteKernel:
     Args:
         worker: a worker that is ready.
         arena: the session's shared memory; whatever it holds may be overwritten.
-        outputs: what the definition says of the outputs.
         metadata: the solution's names; its style is set when it is loaded.
-        timeout_seconds: seconds that the solution may take for this workload, all calls together.
-        plan: how it is measured.
-        quiesce: called before a measurement begins; returns when nothing else of ours touches the device.
+        order: what it is called with.
         readout: makes a measurement of trials.
     """
 
@@ -77,34 +104,29 @@ class RemoteKernel:
         self,
         worker: WorkerProcess,
         arena: SharedArena,
-        outputs: list[OutputSpec],
         metadata: KernelMetadata,
-        *,
-        timeout_seconds: float,
-        plan: MeasurePlan,
-        quiesce: Callable[[], None],
+        order: KernelOrder,
         readout: Readout,
-        input_names: list[str],
-        now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.metadata = metadata
         self.worker = worker
+        self.order = order
+        self.reads: list[list[ReadCall]] = []
+        """The calls of each timed trial that are to be compared."""
         self._arena = arena
-        self._outputs = outputs
-        self._left_s = timeout_seconds
-        self._timeout_seconds = timeout_seconds
-        self._plan = plan
-        self._quiesce = quiesce
+        self._left_s = order.timeout_seconds
         self._readout = readout
-        self._input_names = input_names
-        self._now = now
+        self._now = time.monotonic
+        self._places: CallPlaces | None = None
+        self._laid_out: tuple[Any, ...] | None = None
         self._bound_generation = -1
-        self.call_costs_ns: list[int] = []
-        """Processor time of the worker that each call took, request and answer included, where the system tells."""
+        self._has_setup = False
 
     @property
     def style(self) -> Style:
         """The calling style, as a word of the protocol."""
+        if self.order.by_keyword:
+            return "keyword"
         return "dps" if self.metadata.destination_passing_style else "value"
 
     def __call__(self, *args: Any) -> list[torch.Tensor]:
@@ -119,110 +141,129 @@ class RemoteKernel:
         Raises:
             SolutionFailure: it failed, or what it returned has the wrong count, shape or dtype.
         """
-        count = len(self._input_names)
+        count = len(self.order.input_names)
         inputs, given = list(args[:count]), list(args[count:])
-        if len(inputs) != count or len(given) not in (0, len(self._outputs)):
+        if len(inputs) != count or len(given) not in (0, len(self.order.outputs)):
             raise TypeError(
-                f"a solution takes {count} inputs, or those and {len(self._outputs)} outputs; got {len(args)}"
+                f"a solution takes {count} inputs, or those and {len(self.order.outputs)} outputs; got {len(args)}"
             )
-        arguments, slots = self._place(inputs)
-        before_ns = cpu_time_ns(self.worker.pid)
-        called = self._ask(
-            "call",
-            Called,
-            "the call",
-            style=self.style,
-            arguments=arguments,
-            outputs=[slot.to_json() for slot in slots],
-        )
-        after_ns = cpu_time_ns(self.worker.pid)
-        if before_ns is not None and after_ns is not None:
-            self.call_costs_ns.append(after_ns - before_ns)
+        places = self._lay_out(inputs)
+        for value, slot in zip(inputs, places.inputs(0), strict=True):
+            if slot is not None:
+                as_bytes(slot).copy_(as_bytes(value))
+        places.poison(0)
+        places.synchronize()
+        if self._has_setup:
+            self._ask("calls", Called, "setup", indices=[0], part="setup", lead=None, replay=False)
+        called = self._ask("calls", Called, "the call", indices=[0], part="run", lead=None, replay=False)
         if self.style == "value":
-            check_returned(called.returned or [], self._outputs, self._arena.device.type)
-        self._check_inputs_intact(inputs, arguments)
-        results = [slot.view(self._arena.block).clone() for slot in slots]
+            returned = called.returned or [[]]
+            check_returned(returned[0], self.order.outputs, self._arena.device.type)
+        self._check_inputs_intact(inputs, places.inputs(0))
+        results = [output.clone() for output in places.outputs(0)]
         for target, result in zip(given, results, strict=False):
             target.copy_(result)
         return results
 
     def measure(self, input_sets: list[list[Any]]) -> Measured:
-        """Time the solution, one trial per set of inputs.
+        """Time the solution, one trial per set of inputs; each call gets content of its own.
 
         Raises:
             SolutionFailure: it failed, or its worker claims readings that the session's own clock rules out.
         """
-        self._quiesce()
+        self.order.quiesce()
         before = self._readout.look()
-        chosen = input_sets[: self._plan.trials]
-        trials = [self._measure_trial(list(inputs), left=len(chosen) - at) for at, inputs in enumerate(chosen)]
+        chosen = input_sets[: self.order.plan.trials]
+        self.reads = []
+        remote: RemoteTrial | None = None
+        trials, setups_ns = [], []
+        for at, inputs in enumerate(chosen):
+            remote = self._prepare_trial(at, inputs)
+            trials.append(self._take_trial(remote, left=len(chosen) - at))
+            self.reads.append(remote.reader.reads())
+            if remote.setup_ns is not None:
+                setups_ns.append(remote.setup_ns)
         measured = self._readout.measured(trials, before)
-        context = {"chain_gap_ns": self.worker.chain_gap_ns} if self.worker.chain_gap_ns else {}
-        record = {**measured.record, **context, **(self._plan.facts or {})}
-        return Measured(measured.latency_ms, measured.trials, record)
+        record = {**measured.record, **(self.order.plan.facts or {})}
+        if self.worker.chain_gap_ns:
+            record["chain_gap_ns"] = self.worker.chain_gap_ns
+        latency_ms, medians_ms = measured.latency_ms, measured.trials
+        if setups_ns:
+            setup_ms = fmean(setups_ns) / 1e6
+            record |= {"kernel_ms": latency_ms, "setup_ms": setup_ms}
+            latency_ms, medians_ms = latency_ms + setup_ms, [value + setup_ms for value in medians_ms]
+        if remote is not None and self.order.plan.confirms and self.order.plan.facts is None:
+            record |= self._confirm(remote, latency_ms)
+        if remote is not None and not remote.contents.differs:
+            record["same_inputs"] = True
+        return Measured(latency_ms, medians_ms, record)
 
-    def _measure_trial(self, inputs: list[Any], *, left: int) -> Trial:
-        """Take one of so many trials that are left, each with its share of the solution's time."""
-        arguments, slots = self._place(inputs)
-        budget_s = min(self._plan.budget_s, MEASURED_SHARE * self._left_s / left)
-        start = self._now()
-        sampled = self._ask(
-            "measure",
-            Sampled,
-            "the measurement",
-            style=self.style,
-            arguments=arguments,
-            outputs=[slot.to_json() for slot in slots],
-            warmup_runs=self._plan.warmup_runs,
-            iterations=self._plan.iterations,
+    def _prepare_trial(self, at: int, inputs: list[Any]) -> RemoteTrial:
+        plan = self.order.plan
+        places = self._lay_out(inputs)
+        contents = self.order.vary(at, inputs)
+        reader = Reader(places, contents, plan.reads, self._check_inputs_intact)
+        asked = ReadingsAsked(self._arena.device.type, plan.timing)
+        return RemoteTrial(places, contents, reader, asked, self._has_setup)
+
+    def _take_trial(self, remote: RemoteTrial, *, left: int) -> Trial:
+        """Take one of the trials that are left, each with its share of the solution's time."""
+        plan = self.order.plan
+        budget_s = min(plan.budget_s, MEASURED_SHARE * self._left_s / left)
+        recipe = Recipe(
+            warmup_runs=plan.warmup_runs,
+            iterations=plan.iterations,
             budget_s=max(0.0, budget_s),
-            cuda_graphs=self._plan.timing.cuda_graphs,
+            cuda_graphs=plan.timing.cuda_graphs and not self._has_setup,
+            was_called=True,  # to be checked
         )
-        wall_ns = (self._now() - start) * 1e9
-        asked = ReadingsAsked(self._arena.device.type, self._plan.iterations, self._plan.timing)
-        check_readings(sampled, asked, wall_ns=wall_ns)
-        self._check_inputs_intact(inputs, arguments)
-        return sampled.trial()
+        trial = take_trial(remote.supply, RemoteClock(self._ask, self.worker.clock, remote), recipe)
+        return check_trial(trial, remote.asked)
+
+    def _confirm(self, remote: RemoteTrial, latency_ms: float) -> dict[str, Any]:
+        """Hold the latency against bursts; the calls of a burst may be compared, too."""
+        timer = BurstTimer(self._ask, remote, self.worker.guard_pid)
+        confirmation = timer.confirm(latency_ms * 1e6, self.worker.empty_burst_ns)
+        self.reads[-1] = remote.reader.reads()
+        return confirmation.to_record()
 
     def allow_again(self) -> None:
         """Give the solution its whole time once more: what follows is not its fault."""
-        self._left_s = self._timeout_seconds
+        self._left_s = self.order.timeout_seconds
 
     @property
     def is_meaningful(self) -> bool:
         """Whether its times say anything."""
-        return self._plan.facts is None
+        return self.order.plan.facts is None
 
-    def _place(self, inputs: list[Any]) -> tuple[list[dict[str, Any]], list[Slot]]:
-        """Lay the call out in the arena; return the arguments for the wire and the poisoned output slots."""
-        tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
-        slots = self._arena.place(tensors, [(output.shape, output.dtype) for output in self._outputs])
+    def _lay_out(self, inputs: Sequence[Any]) -> CallPlaces:
+        """Return the places of calls with inputs of these shapes; the worker knows them."""
+        signature = describe_inputs(inputs)
+        places = self._places
+        if places is None or places.signature != signature or places.generation != self._arena.generation:
+            places = CallPlaces(self._arena, inputs, self.order.outputs)
+            self._places, self._laid_out = places, None
         if self._bound_generation != self._arena.generation:
             description, fds = self._arena.describe()
             self._ask("bind", Bound, "mapping its memory", fds=fds, arena=description)
             self._arena.drop_retired()
-            self._bound_generation = self._arena.generation
-        block = self._arena.block
-        for slot in slots[len(tensors) :]:
-            poison(slot, block)
-        if block.device.type == "cuda":
-            torch.cuda.synchronize(block.device)
-        places = iter(slots)
-        arguments = [
-            next(places).to_json() if isinstance(value, torch.Tensor) else {"scalar": value} for value in inputs
-        ]
-        return arguments, slots[len(tensors) :]
+            self._bound_generation, self._laid_out = self._arena.generation, None
+        if self._laid_out is None:
+            calls = places.describe(self.order.input_names, inputs)
+            self._ask("lay_out", LaidOut, "mapping its memory", style=self.style, calls=calls)
+            self._laid_out = signature
+        return places
 
-    def _check_inputs_intact(self, inputs: list[Any], arguments: list[dict[str, Any]]) -> None:
-        for name, value, argument in zip(self._input_names, inputs, arguments, strict=True):
-            if isinstance(value, torch.Tensor):
-                now = Slot.from_json(argument).view(self._arena.block)
-                if not torch.equal(as_bytes(now), as_bytes(value)):
-                    raise SolutionFailure(
-                        "INCORRECT_NUMERICAL",
-                        f"input {name!r} was changed by the call; a solution may write to its outputs only "
-                        "(clone what the kernel works on in place)",
-                    )
+    def _check_inputs_intact(self, inputs: Sequence[Any], now: Sequence[torch.Tensor | None]) -> None:
+        if self.order.may_write_inputs:
+            return
+        for name, value, slot in zip(self.order.input_names, inputs, now, strict=True):
+            if slot is not None and not torch.equal(as_bytes(slot), as_bytes(value)):
+                raise SolutionFailure(
+                    "INCORRECT_NUMERICAL",
+                    f"input {name!r} was changed by the call; a solution may write to its outputs only "
+                    "(clone what the kernel works on in place)",
+                )
 
     def load(self, artifact: Artifact, environment: Mapping[str, str]) -> Signature | None:
         """Have the worker import the solution; return its entry function's signature.
@@ -241,6 +282,7 @@ class RemoteKernel:
             if failure.status == "RUNTIME_ERROR":
                 raise SolutionFailure("COMPILE_ERROR", failure.message) from None
             raise
+        self._has_setup = loaded.has_setup
         return loaded.signature
 
     def _ask(self, verb: str, expected: type[Answer], what: str, **fields: Any) -> Answer:
@@ -249,7 +291,9 @@ class RemoteKernel:
         try:
             answer = self.worker.ask(verb, expected, max(0.0, self._left_s), **fields)
         except WorkerLate:
-            raise SolutionFailure("TIMEOUT", f"{what} was still running after {self._timeout_seconds:g} s") from None
+            raise SolutionFailure(
+                "TIMEOUT", f"{what} was still running after {self.order.timeout_seconds:g} s"
+            ) from None
         except WorkerGone as gone:
             raise SolutionFailure("RUNTIME_ERROR", f"the process ended during {what}: {gone}") from None
         except WireError as error:
@@ -262,10 +306,3 @@ class RemoteKernel:
             said = answer.error
             raise SolutionFailure("RUNTIME_ERROR", f"{said.type} in {what}: {said.message}\n{said.traceback}".rstrip())
         return answer
-
-
-def poison(slot: Slot, block: torch.Tensor) -> None:
-    """Fill an output slot with what no honest kernel leaves there: NaN, or a pattern for integers."""
-    if slot.nbytes:
-        value = POISON_FLOAT if slot.dtype.is_floating_point else POISON_OTHER
-        block[slot.offset : slot.offset + slot.nbytes].fill_(value)

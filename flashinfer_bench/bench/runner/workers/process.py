@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from flashinfer_bench.bench.runner.workers.bounded_log import BoundedLog
+from flashinfer_bench.bench.runner.workers.places import MOST_PLACES
 from flashinfer_bench.errors import DeviceFault
 from flashinfer_bench.worker.linux import end_tree
-from flashinfer_bench.worker.protocol import Claim, Failed, WorkerReady, check_answer
+from flashinfer_bench.worker.protocol import BurstDone, Claim, ClockTraits, Collected, Failed, WorkerReady, check_answer
 from flashinfer_bench.worker.wire import FrameReader, WireClosed, WireError, send_frame
 
 MAX_ANSWER_BYTES: Final = 8 << 20
@@ -33,6 +34,10 @@ READY_LIMIT_S: Final = 60.0
 END_LIMIT_S: Final = 5.0
 FORCE_LIMIT_S: Final = 60.0
 """A large context on a GPU takes seconds to go."""
+
+EMPTY_BURSTS: Final = 8
+"""Bursts of calls that compute nothing, by which the session knows what a burst itself takes."""
+NO_CLOCK: Final = ClockTraits(method="wall", cache_state="warm", fills_queue=False, sees_operations=False)
 
 Answer = TypeVar("Answer", bound=Claim)
 
@@ -89,10 +94,14 @@ class WorkerProcess:
         self.log = BoundedLog()
         self.exit: WorkerExit | None = None
         self.pid: int | None = None
-        self._guard_pid: int | None = None
+        self.guard_pid: int | None = None
         self.is_ready = False
         self.launch_gap_ns = 0
         self.chain_gap_ns = 0
+        self.clock = NO_CLOCK
+        """The clock that it uses; told before a solution is loaded."""
+        self.empty_burst_ns: list[float] = []
+        """Times of bursts of calls that compute nothing, and of bringing their outputs into place, before a solution is loaded."""
         home.mkdir(parents=True)
         self._sock, worker_end = socket.socketpair()
         self._guard, guard_end = socket.socketpair()
@@ -136,7 +145,16 @@ class WorkerProcess:
         if isinstance(ready, Failed):
             raise WireError("a new worker did not say that it is ready")
         self.launch_gap_ns, self.chain_gap_ns = ready.launch_gap_ns, ready.chain_gap_ns
+        self.clock = ready.clock
+        self.empty_burst_ns = [self._time_empty_burst(limit_s) for _ in range(EMPTY_BURSTS)]
         self.is_ready = True
+
+    def _time_empty_burst(self, limit_s: float) -> float:
+        fields = {"indices": list(range(MOST_PLACES)), "part": "nothing"}
+        start = time.perf_counter_ns()
+        self.ask("burst", BurstDone, limit_s, **fields, together=False)
+        self.ask("collect", Collected, limit_s, **fields)
+        return float(time.perf_counter_ns() - start)
 
     def ask(
         self, verb: str, expected: type[Answer], limit_s: float, *, fds: Sequence[int] = (), **fields: Any
@@ -186,7 +204,7 @@ class WorkerProcess:
 
     def _end_by_force(self) -> None:
         """End what the guard, stopped or busy, did not: nothing of one solution may be there when the next one runs."""
-        if self._guard_pid is None or not end_tree(self._guard_pid, FORCE_LIMIT_S):
+        if self.guard_pid is None or not end_tree(self.guard_pid, FORCE_LIMIT_S):
             raise DeviceFault("a worker, or something that it started, does not end")
         self.exit = WorkerExit(None, signal.SIGKILL, 0, over_memory=False)
 
@@ -256,7 +274,7 @@ class WorkerProcess:
             return
         while (message := self._guard_reader.pop()) is not None:
             if "started" in message:
-                self.pid, self._guard_pid = message["started"], message["guard"]
+                self.pid, self.guard_pid = message["started"], message["guard"]
             elif "exit" in message:
                 self.exit = WorkerExit(**message["exit"])
 

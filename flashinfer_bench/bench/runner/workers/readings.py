@@ -1,31 +1,24 @@
-"""What a worker claims of a measurement, held against what the session knows itself. Pure.
+"""What a worker claims of its readings, held against what the session knows itself. Pure.
 
-A worker that a solution has taken over can claim any reading. So a claim has to fit the clock that was asked for, the
-time that passed outside, and what calls cost by the system's account, which waiting for a processor does not change.
+A worker that a solution has taken over can claim any reading. So a claim has to fit the clock that was asked for and
+the time that passed outside. Whether a latency can be is settled by bursts that the session times (`bursts.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Final
 
 from flashinfer_bench.errors import SolutionFailure
-from flashinfer_bench.timing.recipe import most_readings
+from flashinfer_bench.timing.measurement import Sample, Trial
 from flashinfer_bench.timing.settings import USUAL, TimingSettings
 from flashinfer_bench.timing.summary import latency_ns
-from flashinfer_bench.worker.protocol import Sampled
+from flashinfer_bench.worker.protocol import Called, ClockTraits
 
 CLOCK_SLACK: Final = 1.02
 EMPTY_CALL_NS: Final = 50
 """Two looks at the clock and a call of a Python function that does nothing take longer."""
-PLAUSIBLE_RATIO: Final = 20
-"""A call may cost so many times what is claimed when it comes alone: caches are cold, and threads add up."""
-CALL_SLACK_NS: Final = 1_000_000
-"""What a request to a worker and its answer cost, with room for a machine that is busy."""
-SLACK_NS_PER_BYTE: Final = 2.0
-"""Inputs are read for the first time, and what is returned is copied, at 0.5 GB/s at least."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +26,6 @@ class ReadingsAsked:
     """What a trial was asked for."""
 
     device_type: str
-    iterations: int
     timing: TimingSettings = USUAL
 
     @property
@@ -49,67 +41,65 @@ class ReadingsAsked:
         return self.timing.l2_cache if self.device_type == "cuda" else "warm"
 
 
-def check_readings(sampled: Sampled, wanted: ReadingsAsked, *, wall_ns: float) -> None:
-    """Hold readings against what was asked for and the time that passed outside.
+def check_clock(traits: ClockTraits, asked: ReadingsAsked) -> None:
+    """Hold the clock that a worker says it uses against what was asked for.
+
+    Raises:
+        SolutionFailure: RUNTIME_ERROR where it is another.
+    """
+    holds = {
+        f"the method {traits.method!r}": traits.method not in asked.methods,
+        f"the cache state {traits.cache_state!r}": traits.cache_state != asked.cache_state,
+        "a clock that contradicts its method": (traits.fills_queue, traits.sees_operations)
+        != (traits.method != "wall", traits.method == "cupti"),
+    }
+    _refuse_what_holds(holds)
+
+
+def check_readings(called: Called, count: int, traits: ClockTraits, *, wall_ns: float) -> list[Sample]:
+    """Hold the readings of a request against what was asked for and the time that passed outside; return them.
+
+    Args:
+        called: the worker's answer.
+        count: calls that the request asked for.
+        traits: the clock that is used.
+        wall_ns: time from the request to its answer, by the session's clock.
 
     Raises:
         SolutionFailure: RUNTIME_ERROR where they cannot be.
     """
-    count = len(sampled.span_ns)
-    if sum(sampled.span_ns) > wall_ns * CLOCK_SLACK:
+    readings = called.readings
+    if readings is None:
+        raise _refused("the process answered out of protocol during the measurement: there are no readings")
+    if sum(readings.span_ns) > wall_ns * CLOCK_SLACK:
         raise _refused("the worker's readings add up to more than the time that passed outside it")
-    most = most_readings(wanted.iterations) if wanted.device_type == "cuda" else max(1, wanted.iterations)
-    if count > most:
-        raise _refused(f"the worker claims {count} readings, and {most} are the most that a trial takes")
-    contradiction = find_contradiction(sampled, wanted)
-    if contradiction is not None:
-        raise _refused(f"the process answered out of protocol during the measurement: {contradiction}")
-    floor_ns = 1 if wanted.device_type == "cuda" else EMPTY_CALL_NS
-    typical_ns = median(latency_ns(sample, 0) for sample in sampled.trial().samples)
+    series = (readings.busy_ns, readings.operations)
+    holds = {
+        f"{len(readings.span_ns)} readings of {count} calls": len(readings.span_ns) != count,
+        "operations that the clock cannot see": not traits.sees_operations and any(one is not None for one in series),
+        "no operations": traits.sees_operations and any(one is None for one in series),
+    }
+    _refuse_what_holds(holds)
+    return readings.samples()
+
+
+def check_trial(trial: Trial, asked: ReadingsAsked) -> Trial:
+    """Hold a trial's latency against what an empty call takes; return the trial.
+
+    Raises:
+        SolutionFailure: RUNTIME_ERROR where it is below that.
+    """
+    floor_ns = 1 if asked.device_type == "cuda" else EMPTY_CALL_NS
+    typical_ns = median(latency_ns(sample, 0) for sample in trial.samples)
     if typical_ns < floor_ns:
         raise _refused(f"the worker claims {typical_ns:g} ns a call, which is less than an empty call takes")
+    return trial
 
 
-def find_contradiction(sampled: Sampled, wanted: ReadingsAsked) -> str | None:
-    """Say what an honest worker that was asked for this cannot have answered; None where there is nothing."""
-    facts, count = sampled.facts, len(sampled.span_ns)
-    sees = facts.method == "cupti"
-    on_cpu = wanted.device_type != "cuda"
-    series = (sampled.busy_ns, sampled.operations)
-    holds = {
-        f"the method {facts.method!r}": facts.method not in wanted.methods,
-        f"the cache state {facts.cache_state!r}": facts.cache_state != wanted.cache_state,
-        "operations that the clock cannot see": not sees and any(one is not None for one in series),
-        "no operations": sees and any(one is None for one in series),
-        "facts that only a GPU has": on_cpu and bool(facts.of_gpus()),
-        "a graph that was not asked for": facts.launch == "graph" and not wanted.timing.cuda_graphs,
-        "no reason for its fall-back": facts.method == "cuda_events"
-        and "cupti" in wanted.methods
-        and not facts.fallback,
-        "fewer calls than readings": facts.calls < count,
-        "a false count of extra readings": facts.extra_samples is not None
-        and facts.extra_samples != count - wanted.iterations,
-    }
-    return next((what for what, is_so in holds.items() if is_so), None)
-
-
-def find_implausible(claimed_ns: float, costs_ns: Sequence[int], moved_bytes: int) -> str | None:
-    """Say why a latency on a CPU cannot be, beyond all doubt; None where it may be.
-
-    Args:
-        claimed_ns: the latency by the worker's clock.
-        costs_ns: processor time that single calls took by the system's account, request and answer included.
-        moved_bytes: bytes of a call's inputs and outputs.
-    """
-    if not costs_ns:
-        return None
-    least_ns = min(costs_ns) - CALL_SLACK_NS - moved_bytes * SLACK_NS_PER_BYTE
-    if least_ns <= claimed_ns * PLAUSIBLE_RATIO:
-        return None
-    return (
-        f"the worker claims {claimed_ns / 1e6:.6g} ms a call; {len(costs_ns)} calls on other inputs took "
-        f"{min(costs_ns) / 1e6:.6g} ms of processor time and more, as seen from outside"
-    )
+def _refuse_what_holds(holds: dict[str, bool]) -> None:
+    what = next((what for what, is_so in holds.items() if is_so), None)
+    if what is not None:
+        raise _refused(f"the process answered out of protocol during the measurement: {what}")
 
 
 def _refused(message: str) -> SolutionFailure:

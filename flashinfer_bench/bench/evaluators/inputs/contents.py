@@ -1,0 +1,172 @@
+"""What the inputs of single calls hold: each call of a job gets content of its own, made from a secret.
+
+A solution that has seen an input before could answer from memory, so no call gets what another had. The content of a
+call comes from a set of inputs that the evaluator made, in one of four ways, by the input's rule (`rules.py`):
+
+    scaled   moved along by a secret number of elements, and multiplied by a secret factor; negated in half of the
+             calls where the input has both signs
+    rolled   moved along by a secret number of elements: bytes, packed floats, and numbers whose range means something
+    drawn    drawn anew by the input's rule: rows that have to add up to one, say; stored ones are moved along in rows
+    fixed    as it is: integers that give structure (page tables, offsets), single numbers, tables of constants
+
+A pass over the input makes its content, so it costs about what a copy costs. The same number gives the same content.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from flashinfer_bench.bench.evaluators.inputs.make import bind_axes
+from flashinfer_bench.bench.evaluators.inputs.random_values import Blank
+from flashinfer_bench.bench.evaluators.inputs.rules import Way, draw_tensor, find_way
+from flashinfer_bench.bench.evaluators.inputs.seeds import derive_seed
+from flashinfer_bench.data import Definition, RandomInput, Workload
+
+LARGEST_FACTOR: Final = 1.25
+"""Factors of scaled inputs lie between this and its inverse: outputs stay of the size that the tolerances are for."""
+MULTIPLIED: Final = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
+"""The dtypes that torch multiplies in place; others are moved along only."""
+
+Drawer = Callable[[int], torch.Tensor]
+"""Draws an input anew from a seed."""
+
+
+@dataclass(frozen=True)
+class VariedInput:
+    """How one input differs from call to call."""
+
+    name: str
+    way: Way
+    draw: Drawer | None = None
+    """Draws a "drawn" input that is random in its workload."""
+
+
+def find_varied(definition: Definition, workload: Workload, device: torch.device) -> list[VariedInput]:
+    """Return how each input of a workload differs from call to call, in the order of the definition.
+
+    Raises:
+        WorkloadFault: an axis of the workload has no size.
+    """
+    axes, shapes = bind_axes(definition, workload)
+    varied = []
+    for name in definition.inputs:
+        source, shape = workload.inputs.get(name), shapes[name]
+        if shape is None:
+            varied.append(VariedInput(name, "fixed"))
+            continue
+        is_random = source is None or isinstance(source, RandomInput)
+        blank = Blank(name, definition, shape, axes, {}, 0, device)
+        draw = _drawer(blank) if is_random else None
+        varied.append(VariedInput(name, find_way(blank), draw))
+    return varied
+
+
+def _drawer(blank: Blank) -> Drawer:
+    return lambda seed: draw_tensor(Blank(**{**vars(blank), "seed": seed}))
+
+
+class Contents:
+    """The inputs of the calls of one trial.
+
+    Args:
+        base: the evaluator's inputs of the trial, in the order of the definition; they are read and never changed.
+        varied: how each input differs from call to call.
+        seed: secret; with the number of a call it decides the call's content.
+        base_number: the call that gets the base itself, whose expected outputs are known.
+    """
+
+    def __init__(self, base: Sequence[Any], varied: Sequence[VariedInput], seed: int, base_number: int) -> None:
+        self.base = list(base)
+        self.base_number = base_number
+        self._varied = list(varied)
+        self._seed = seed
+        self._has_both_signs = [
+            _has_both_signs(value) if one.way == "scaled" and isinstance(value, torch.Tensor) else False
+            for value, one in zip(base, varied, strict=True)
+        ]
+
+    @property
+    def differs(self) -> bool:
+        """Whether any input differs from call to call."""
+        return any(
+            one.way != "fixed" and isinstance(value, torch.Tensor) and value.numel() > 0
+            for value, one in zip(self.base, self._varied, strict=True)
+        )
+
+    def make(self, number: int) -> list[Any]:
+        """Return the inputs of a call, in memory of their own where they differ from the base."""
+        made = [torch.empty_like(value) if isinstance(value, torch.Tensor) else value for value in self.base]
+        self.write(number, [value if isinstance(value, torch.Tensor) else None for value in made])
+        return made
+
+    def write(self, number: int, into: Sequence[torch.Tensor | None]) -> None:
+        """Write the inputs of a call into contiguous tensors of their shapes and dtypes; None for what is no tensor."""
+        for index, (value, target) in enumerate(zip(self.base, into, strict=True)):
+            if target is None or value.numel() == 0:
+                continue
+            if number == self.base_number or self._varied[index].way == "fixed":
+                target.copy_(value)
+            else:
+                self._write_one(number, index, target)
+
+    def _write_one(self, number: int, index: int, target: torch.Tensor) -> None:
+        value, varied = self.base[index], self._varied[index]
+        secret = derive_seed(self._seed, "content", number, index)
+        if varied.way == "drawn" and varied.draw is not None:
+            target.copy_(varied.draw(secret))
+        elif varied.way == "drawn":
+            dimension = -1 if value.is_floating_point() else 0  # packed pages are moved along as wholes
+            size = value.shape[dimension]
+            target.copy_(torch.roll(value, 1 + secret % (size - 1), dims=dimension) if size > 1 else value)
+        else:
+            factor = self._factor(secret, index) if varied.way == "scaled" else None
+            write_moved(value, target, by=choose_move(value, secret), factor=factor)
+
+    def _factor(self, secret: int, index: int) -> float:
+        share = (secret >> 40) % 4096 / 4095
+        factor = math.exp((2 * share - 1) * math.log(LARGEST_FACTOR))
+        return -factor if self._has_both_signs[index] and (secret >> 60) & 1 else factor
+
+
+def choose_move(value: torch.Tensor, secret: int) -> int:
+    """Return by how many elements a tensor is moved along: not by whole rows, so that no row is one of the base."""
+    count = value.numel()
+    if count < 2:
+        return 0
+    columns = value.shape[-1] if value.ndim else 1
+    move = 1 + secret % (count - 1)
+    if columns > 1 and move % columns == 0:
+        move = move - 1 if move > 1 else move + 1
+    return move
+
+
+def write_moved(value: torch.Tensor, target: torch.Tensor, *, by: int, factor: float | None) -> None:
+    """Write a tensor's elements into another one, moved along by a number of elements; what falls off comes first.
+
+    Args:
+        value: any tensor.
+        target: contiguous, of its shape and dtype.
+        by: how many elements.
+        factor: multiplies each element; None where the dtype cannot be multiplied or must not be.
+    """
+    flat, into = value.reshape(-1), target.view(-1)
+    if value.dtype not in MULTIPLIED:
+        size = value.dtype.itemsize
+        flat, into, by, factor = flat.view(torch.uint8), into.view(torch.uint8), by * size, None
+    for source, part in ((flat[by:], into[: flat.numel() - by]), (flat[:by], into[flat.numel() - by :])):
+        if factor is None:
+            part.copy_(source)
+        else:
+            torch.mul(source, factor, out=part)
+
+
+def _has_both_signs(value: torch.Tensor) -> bool:
+    if value.dtype not in MULTIPLIED or value.numel() == 0:
+        return False
+    low, high = value.amin(), value.amax()
+    return bool((low < 0) & (high > 0) & torch.isfinite(low) & torch.isfinite(high))

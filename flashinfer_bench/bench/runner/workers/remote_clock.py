@@ -1,0 +1,268 @@
+"""A worker's clock as the session uses it: the recipe of a trial runs in the session, the calls run in the worker.
+
+Before the calls of a request are made, the session writes new content into their places; after them it looks at what
+they gave. So each timed call has inputs that no call had before, and any of them may be compared afterwards.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from statistics import median
+from types import TracebackType
+from typing import Any, Final, Protocol
+
+import torch
+
+from flashinfer_bench.bench.evaluators.inputs.contents import Contents
+from flashinfer_bench.bench.runner.workers.places import CallPlaces, is_unwritten
+from flashinfer_bench.bench.runner.workers.readings import ReadingsAsked, check_clock, check_readings
+from flashinfer_bench.timing.clocks import CaptureRefused, Clock, ClockLost, Launch, Lead
+from flashinfer_bench.timing.measurement import Facts, Sample
+from flashinfer_bench.worker.protocol import Called, ClockTraits, Started, Stopped
+
+MOST_ODD: Final = 4
+"""Odd calls of a trial that are compared: honest outputs may repeat, as masks do, so this is bounded."""
+NO_GRAPH_BESIDE_SETUP: Final = "what setup prepares belongs to the inputs of one call, and a graph would keep it"
+
+
+class Ask(Protocol):
+    """Asks the worker, within the solution's time; what goes wrong becomes a SolutionFailure."""
+
+    def __call__(self, verb: str, expected: type[Any], what: str, **fields: Any) -> Any:
+        """Return the checked answer."""
+
+
+@dataclass(frozen=True)
+class ReadCall:
+    """One call whose outputs are compared: what it was given, and what it gave."""
+
+    inputs: list[Any]
+    outputs: list[torch.Tensor]
+    is_base: bool
+    """Its inputs are the evaluator's own, whose expected outputs are known."""
+
+
+@dataclass
+class Reader:
+    """Chooses, after the fact and at random, which calls of a trial are compared.
+
+    Args:
+        places: where the calls' inputs and outputs lie.
+        contents: what each call was given.
+        wanted: calls to keep, beside the base and those that look odd.
+        check_inputs: raises where a call has changed its inputs.
+        chance: the source of the choice; no worker can know its state.
+    """
+
+    places: CallPlaces
+    contents: Contents
+    wanted: int
+    check_inputs: Callable[[Sequence[Any], Sequence[torch.Tensor | None]], None]
+    """Raises where a call has changed its inputs, given what they were and what they are."""
+    chance: random.Random = field(default_factory=random.SystemRandom)
+    _kept: dict[int, ReadCall] = field(default_factory=dict)
+    _odd: dict[int, ReadCall] = field(default_factory=dict)
+    _base: ReadCall | None = None
+    _seen: int = 0
+    _looks: dict[tuple[bytes, ...], int] = field(default_factory=dict)
+    _look_secret: int = field(default_factory=lambda: random.SystemRandom().getrandbits(32))
+
+    def look(self, indices: Sequence[int], numbers: Sequence[int]) -> None:
+        """Look at the calls that some places just had; keep what is to be compared before it is overwritten.
+
+        Args:
+            indices: the places.
+            numbers: the number of each place's call.
+        """
+        for index, number in zip(indices, numbers, strict=True):
+            if self.contents.base_number == number:
+                self._base = self._take(index, number)
+                continue
+            if self._is_odd(index) and len(self._odd) < MOST_ODD:
+                self._odd[number] = self._take(index, number)
+            self._seen += 1
+            if len(self._kept) < self.wanted:
+                self._kept[number] = self._take(index, number)
+            elif self.wanted and self.chance.random() < self.wanted / self._seen:
+                del self._kept[self.chance.choice(list(self._kept))]
+                self._kept[number] = self._take(index, number)
+
+    def _is_odd(self, index: int) -> bool:
+        """Say whether a call left outputs unwritten, or gave what another call with other inputs gave."""
+        if not self.places.outputs(index):
+            return False
+        looks = self.places.fingerprints(index, self._look_secret)
+        dtypes = [output.dtype for output in self.places.outputs(index)]
+        if any(is_unwritten(look, dtype) for look, dtype in zip(looks, dtypes, strict=True)):
+            return True
+        key = tuple(look.numpy().tobytes() for look in looks)
+        self._looks[key] = self._looks.get(key, 0) + 1
+        return self._looks[key] > 1 and self.contents.differs
+
+    def _take(self, index: int, number: int) -> ReadCall:
+        inputs = self.contents.make(number)
+        self.check_inputs(inputs, self.places.inputs(index))
+        outputs = [output.clone() for output in self.places.outputs(index)]
+        return ReadCall(inputs, outputs, number == self.contents.base_number)
+
+    def reads(self) -> list[ReadCall]:
+        """Return the calls to compare, in a random order."""
+        found = [*self._kept.values(), *(call for number, call in self._odd.items() if number not in self._kept)]
+        if self._base is not None:
+            found.append(self._base)
+        self.chance.shuffle(found)
+        return found
+
+
+@dataclass(frozen=True)
+class PlaceLaunch:
+    """Stands for a call in one place; the worker launches it."""
+
+    index: int
+    replay: bool = False
+
+    def __call__(self) -> None:
+        """It is never called here."""
+        raise AssertionError("a remote call is launched by its worker")
+
+
+class RemoteClock:
+    """The clock of one worker for one trial. It takes the calls of a request together, each in another place.
+
+    Args:
+        ask: asks the worker.
+        traits: the worker's clock, as it was before a solution was loaded.
+        trial: where calls lie, what they are given, who looks at what they gave.
+        fall_back: why the worker is to use another clock than its own; None for its own.
+    """
+
+    def __init__(self, ask: Ask, traits: ClockTraits, trial: RemoteTrial, *, fall_back: str | None = None) -> None:
+        self._ask = ask
+        self._trial = trial
+        self._fall_back = fall_back
+        self._take_traits(traits)
+        self._facts: Facts = {}
+
+    def _take_traits(self, traits: ClockTraits) -> None:
+        self._traits = traits
+        self.method: str = traits.method
+        self.cache_state: str = traits.cache_state
+        self.fills_queue = traits.fills_queue
+        self.sees_operations = traits.sees_operations
+
+    def __enter__(self) -> RemoteClock:
+        started = self._ask("start", Started, "the measurement", fall_back=self._fall_back)
+        self._take_traits(started.clock)
+        check_clock(started.clock, self._trial.asked)
+        if started.lost is not None:
+            raise ClockLost(started.lost)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Switch the worker's clock off, unless the worker is gone or the solution has failed."""
+        if error is None or isinstance(error, (ClockLost, CaptureRefused)):
+            self._ask("stop", Stopped, "the measurement")
+
+    def sample(self, launches: list[Launch], lead: Lead) -> list[Sample]:
+        """Have the worker make the calls; no two of a request lie in one place."""
+        samples: list[Sample] = []
+        most = len(self._trial.places)
+        for start in range(0, len(launches), most):
+            chosen = [launch for launch in launches[start : start + most] if isinstance(launch, PlaceLaunch)]
+            samples += self._sample_together(chosen, lead)
+        return samples
+
+    def _sample_together(self, launches: Sequence[PlaceLaunch], lead: Lead) -> list[Sample]:
+        trial = self._trial
+        indices = [launch.index for launch in launches]
+        numbers = trial.write(indices)
+        fields = {"indices": indices, "lead": asdict(lead), "replay": launches[0].replay}
+        if trial.has_setup:
+            trial.setup_samples += self._call(part="setup", **fields)
+        samples = self._call(part="run", **fields)
+        trial.reader.look(indices, numbers)
+        return samples
+
+    def _call(self, **fields: Any) -> list[Sample]:
+        start = time.monotonic()
+        called = self._ask("calls", Called, "the measurement", **fields)
+        wall_ns = (time.monotonic() - start) * 1e9
+        if called.lost is not None:
+            raise ClockLost(called.lost)
+        if called.refused is not None:
+            raise CaptureRefused(called.refused)
+        if called.facts is not None:
+            self._facts = called.facts.model_dump(exclude_none=True)
+        return check_readings(called, len(fields["indices"]), self._traits, wall_ns=wall_ns)
+
+    def captured(self, supply: Callable[[int], Launch]) -> Callable[[int], Launch]:
+        """Return a supplier of replays: the worker captures the call of each place once."""
+        if self._trial.has_setup:
+            raise CaptureRefused(NO_GRAPH_BESIDE_SETUP)
+        if not self.sees_operations:
+            return supply
+
+        def give(index: int) -> Launch:
+            launch = supply(index)
+            assert isinstance(launch, PlaceLaunch)
+            return PlaceLaunch(launch.index, replay=True)
+
+        return give
+
+    def fall_back(self, reason: str) -> Clock | None:
+        """Return the clock that the worker uses instead; a wall clock has none."""
+        if self.method != "cupti":
+            return None
+        return RemoteClock(self._ask, self._traits, self._trial, fall_back=reason)
+
+    def launch_gap_ns(self) -> int:
+        """Return 0: the worker has told it when it was ready."""
+        return 0
+
+    def chain_gap_ns(self) -> int:
+        """Return 0: the worker has told it when it was ready."""
+        return 0
+
+    def facts(self) -> Facts:
+        """Return what the worker's clock knows of its readings."""
+        return self._facts
+
+
+@dataclass
+class RemoteTrial:
+    """What the calls of one trial share."""
+
+    places: CallPlaces
+    contents: Contents
+    reader: Reader
+    asked: ReadingsAsked
+    has_setup: bool
+    setup_samples: list[Sample] = field(default_factory=list)
+    """Readings of `setup`, where the solution has one."""
+    number: int = 0
+    """Number of the next call."""
+
+    def write(self, indices: Sequence[int]) -> list[int]:
+        """Write new content into some places, and poison their outputs; return the numbers of the calls."""
+        numbers = list(range(self.number, self.number + len(indices)))
+        self.number += len(indices)
+        for index, number in zip(indices, numbers, strict=True):
+            self.contents.write(number, self.places.inputs(index))
+            self.places.poison(index)
+        self.places.synchronize()
+        return numbers
+
+    def supply(self, index: int) -> PlaceLaunch:
+        """Give the launch of the i-th call: in the places in turn."""
+        return PlaceLaunch(index % len(self.places))
+
+    @property
+    def setup_ns(self) -> float | None:
+        """The usual time of `setup`, its warm-up calls among it; None where the solution has none."""
+        spans = [sample.span_ns for sample in self.setup_samples]
+        return median(spans[len(spans) // 4 :]) if spans else None

@@ -1,0 +1,185 @@
+"""The calls of a solution in its worker: each with a place of its own in the arena.
+
+A place is a set of inputs and output slots. The session lays the places out, writes inputs into them, and reads what
+lies in the output slots after the calls. A launch is what a clock times; what a value-returning solution gave back is
+brought into the slots after the reading, and before the next call: honest code may return the same buffer each time.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+
+from flashinfer_bench.timing.clocks import Launch
+from flashinfer_bench.timing.places import held_bytes
+from flashinfer_bench.worker.arena import Slot
+
+copy_into = torch.Tensor.copy_
+detached = torch.Tensor.detach
+"""Taken from the class before a solution is loaded: what a solution sets on a tensor of its own changes nothing."""
+
+
+class SolutionFunctions(NamedTuple):
+    """What is called of a solution."""
+
+    run: Callable[..., Any]
+    setup: Callable[..., Any] | None
+
+
+class LaidCall:
+    """The call of one place.
+
+    Args:
+        function: the entry function, and the solution's `setup`.
+        arguments: views of the inputs in the arena, and numbers.
+        outputs: views of the output slots.
+        style: "dps", "value", or "keyword": returns values, and takes its inputs by name.
+    """
+
+    def __init__(
+        self, function: SolutionFunctions, arguments: Mapping[str, Any], outputs: Sequence[torch.Tensor], style: str
+    ) -> None:
+        self.outputs = outputs
+        self.returns = style != "dps"
+        inputs = list(arguments.values())
+        self._setup = None if function.setup is None else partial(function.setup, *inputs)
+        if style == "keyword":
+            self._function = partial(function.run, **arguments)
+        else:
+            self._function = partial(function.run, *(inputs if self.returns else [*inputs, *outputs]))
+        self.run = self._function
+        self.result: Any = None
+
+    def prepare(self) -> None:
+        """Call `setup`; its items become keyword arguments of the calls that follow."""
+        assert self._setup is not None  # asked for only where the solution has one
+        prepared = self._setup()
+        if not isinstance(prepared, Mapping) or not all(isinstance(name, str) for name in prepared):
+            raise TypeError(f"setup must return a dict with the names of run's keyword arguments, not {type(prepared)}")
+        self.run = partial(self._function, **prepared)
+
+
+class Shelf:
+    """Keeps the latest results alive, so that the outputs of the next call lie elsewhere in memory.
+
+    Where an output lies changes the time of a short call by 1 to 5 % on a GPU. A result that holds more memory than its
+    outputs need is not kept: a slice of a workspace, for example.
+
+    Args:
+        places: number of places in memory that outputs take in turn, the next call's among them.
+        size: bytes of all outputs of one call.
+    """
+
+    def __init__(self, places: int, size: int) -> None:
+        self._size = size
+        self._results: deque[Any] = deque(maxlen=max(places - 1, 0))
+        self._keeps: bool | None = None
+
+    def keep(self, result: Any) -> None:
+        """Keep one more result, and drop the oldest."""
+        if self._keeps is None:
+            held = held_bytes(result)
+            self._keeps = held is not None and held <= self._size
+        if self._keeps:
+            self._results.append(result)
+
+
+class CallLaunch:
+    """The launch of one call, as a clock times it.
+
+    Args:
+        call: what is called.
+        shelf: keeps its results for a while.
+        part: "run", "setup" or "nothing".
+    """
+
+    def __init__(self, call: LaidCall, shelf: Shelf, part: str) -> None:
+        self._call = call
+        self._shelf = shelf
+        self._part = part
+
+    def __call__(self) -> None:
+        """Call the solution."""
+        if self._part == "setup":
+            self._call.prepare()
+        else:
+            self._call.result = self._call.run()
+
+    def put_away(self) -> None:
+        """Bring what the call returned into its output slots."""
+        if self.puts_away:
+            store_all(self._call.result, self._call.outputs)
+            self._shelf.keep(self._call.result)
+
+    @property
+    def puts_away(self) -> bool:
+        """Whether `put_away` launches work on the device."""
+        return self._part != "setup" and self._call.returns
+
+
+class ReplayLaunch:
+    """The launch of one call as the replay of a CUDA graph; what the graph's call returned is put away each time."""
+
+    def __init__(self, eager: CallLaunch, replay: Launch) -> None:
+        self._replay = replay
+        self.put_away = eager.put_away
+        self.puts_away = eager.puts_away
+
+    def __call__(self) -> None:
+        """Replay the call."""
+        self._replay()
+
+
+def lay_out_calls(function: SolutionFunctions, block: torch.Tensor, request: Mapping[str, Any]) -> list[LaidCall]:
+    """Make the calls of a `lay_out` request.
+
+    Args:
+        function: what is called.
+        block: the arena.
+        request: the request's fields.
+    """
+
+    def view(argument: Mapping[str, Any]) -> Any:
+        return argument["scalar"] if "scalar" in argument else Slot.from_json(dict(argument)).view(block)
+
+    return [
+        LaidCall(
+            function,
+            {name: view(argument) for name, argument in call["arguments"].items()},
+            [view(slot) for slot in call["outputs"]],
+            request["style"],
+        )
+        for call in request["calls"]
+    ]
+
+
+def share_memory(calls: Sequence[LaidCall]) -> bool:
+    """Tell whether the latest results of several calls lie in the same memory: a buffer that is returned each time."""
+    seen: set[int] = set()
+    for call in calls:
+        values = as_values(call.result) if call.returns else []
+        own = {value.untyped_storage().data_ptr() for value in values if type(value) is torch.Tensor and value.numel()}
+        if own & seen:
+            return True
+        seen |= own
+    return False
+
+
+def as_values(result: Any) -> list[Any]:
+    """Return what a call returned as a list of values."""
+    return list(result) if isinstance(result, (tuple, list)) else [result]
+
+
+def store_all(result: Any, outputs: Sequence[torch.Tensor]) -> None:
+    """Bring returned values into their slots; one that does not fit is left out, for the session to judge."""
+    for value, slot in zip(as_values(result), outputs, strict=False):
+        kind = type(value)
+        if kind is torch.Tensor or kind is torch.nn.Parameter:
+            if value.shape == slot.shape and value.dtype == slot.dtype:
+                copy_into(slot, detached(value))
+        elif kind in (int, float, bool) and slot.ndim == 0:
+            slot.fill_(value)
