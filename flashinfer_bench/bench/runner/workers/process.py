@@ -101,7 +101,7 @@ class WorkerProcess:
         self.clock = NO_CLOCK
         """The clock that it uses; told before a solution is loaded."""
         self.empty_burst_ns: list[float] = []
-        """Times of bursts of calls that compute nothing, and of bringing their outputs into place, before a solution is loaded."""
+        """Times of bursts of calls that compute nothing, their outputs brought into place; before a solution is loaded."""
         home.mkdir(parents=True)
         self._sock, worker_end = socket.socketpair()
         self._guard, guard_end = socket.socketpair()
@@ -150,7 +150,7 @@ class WorkerProcess:
         self.is_ready = True
 
     def _time_empty_burst(self, limit_s: float) -> float:
-        fields = {"indices": list(range(MOST_PLACES)), "part": "nothing"}
+        fields: dict[str, Any] = {"indices": list(range(MOST_PLACES)), "part": "nothing"}
         start = time.perf_counter_ns()
         self.ask("burst", BurstDone, limit_s, **fields, together=False)
         self.ask("collect", Collected, limit_s, **fields)
