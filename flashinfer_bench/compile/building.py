@@ -21,8 +21,8 @@ from flashinfer_bench.compile.artifact import Artifact, BuildFailure
 from flashinfer_bench.compile.cache import FILES, ArtifactCache, Lease, Manifest, digest_file
 from flashinfer_bench.compile.diagnostics import describe_failure, other_architecture, ran_out_of_memory, why_machine
 from flashinfer_bench.compile.includes import check_read_files
-from flashinfer_bench.compile.recipe import Recipe
-from flashinfer_bench.compile.step_process import SYSTEM_FOLDERS, Limits, Report, StepProcess
+from flashinfer_bench.compile.recipe import BuildRecipe
+from flashinfer_bench.compile.step_process import SYSTEM_FOLDERS, RunnerReport, StepLimits, StepProcess
 from flashinfer_bench.data import Solution
 from flashinfer_bench.errors import BuildFault
 
@@ -43,7 +43,9 @@ class Building:
         limits: of its compilers.
     """
 
-    def __init__(self, solution: Solution, recipe: Recipe, cache: ArtifactCache, lease: Lease, limits: Limits) -> None:
+    def __init__(
+        self, solution: Solution, recipe: BuildRecipe, cache: ArtifactCache, lease: Lease, limits: StepLimits
+    ) -> None:
         self.solution = solution
         self.recipe = recipe
         self.process: StepProcess | None = None
@@ -161,7 +163,7 @@ class Building:
         )
         return None
 
-    def _conclude(self, report: Report | None) -> Outcome | None:
+    def _conclude(self, report: RunnerReport | None) -> Outcome | None:
         """Make an outcome of what the compilers came to."""
         if report is None:
             log = (self._folder / "tmp" / "step_runner.log").read_text(encoding="utf-8", errors="replace")
@@ -190,12 +192,12 @@ class Building:
         self._failure = failure
         shutil.rmtree(self._folder / "src")  # a header among the sources might be taken for one of the system's
         write_files(self._folder / "src", self.recipe.probe_sources)
-        limits = Limits(PROBE_LIMIT_S, self._limits.memory_bytes, self._limits.file_bytes)
+        limits = StepLimits(PROBE_LIMIT_S, self._limits.memory_bytes, self._limits.file_bytes)
         readable, environment = self.recipe.readable, self.recipe.environment
         self.process = StepProcess(self.recipe.probe, self._folder, limits, readable=readable, environment=environment)
         return None
 
-    def _conclude_probe(self, report: Report) -> Outcome:
+    def _conclude_probe(self, report: RunnerReport) -> Outcome:
         failed = report.failed
         if failed is None:
             assert self._failure is not None  # the probe runs for it
@@ -243,7 +245,7 @@ class Building:
         return error
 
 
-def find_missing_entry(recipe: Recipe, library: Path) -> BuildFailure | None:
+def find_missing_entry(recipe: BuildRecipe, library: Path) -> BuildFailure | None:
     """Return what is wrong with the entry point of a library, None where it exports the function."""
     if recipe.needs_symbol is None:
         return None

@@ -71,7 +71,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Problem:
+class DamagedArtifact:
     """One artifact that is not what it should be."""
 
     digest: str
@@ -171,13 +171,13 @@ class ArtifactCache:
         found = [_read_entry(place) for place in (self.root / "artifacts").glob("??/*") if place.is_dir()]
         return sorted((entry for entry in found if entry is not None), key=lambda entry: -entry.last_used_s)
 
-    def verify(self) -> list[Problem]:
+    def verify(self) -> list[DamagedArtifact]:
         """Hold every artifact against its manifest; nothing is removed."""
         problems = []
         for entry in self.entries():
             problem = find_problem(entry.path, entry.manifest.files) if entry.manifest else "its manifest is unreadable"
             if problem is not None:
-                problems.append(Problem(entry.digest, problem))
+                problems.append(DamagedArtifact(entry.digest, problem))
         return problems
 
     def remove(self, digest: str) -> bool:

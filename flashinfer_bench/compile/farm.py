@@ -18,7 +18,7 @@ from flashinfer_bench.compile.builders.native import native_recipe
 from flashinfer_bench.compile.building import GIB, Building, Outcome
 from flashinfer_bench.compile.cache import ArtifactCache, Lease, read_seconds, size_limit, write_seconds
 from flashinfer_bench.compile.recipe import BuildTarget
-from flashinfer_bench.compile.step_process import Limits, StepProcess
+from flashinfer_bench.compile.step_process import StepLimits, StepProcess
 from flashinfer_bench.compile.table import BUILDERS, make_recipe
 from flashinfer_bench.compile.toolchain import Toolchain, find_toolchain
 from flashinfer_bench.data import Solution
@@ -40,10 +40,10 @@ def default_jobs(*, spared_cores: int = 1) -> int:
     return max(1, usable_cores() - spared_cores)
 
 
-def default_limits(jobs: int) -> Limits:
+def default_limits(jobs: int) -> StepLimits:
     """Return what one build may take when so many run at once."""
     memory = usable_memory() * MEMORY_SHARE / jobs
-    return Limits(BUILD_LIMIT_S, int(min(MOST_MEMORY, max(LEAST_MEMORY, memory))))
+    return StepLimits(BUILD_LIMIT_S, int(min(MOST_MEMORY, max(LEAST_MEMORY, memory))))
 
 
 class BuildFarm:
@@ -64,7 +64,7 @@ class BuildFarm:
         jobs: int | None = None,
         target: BuildTarget | None = None,
         toolchain: Toolchain | None = None,
-        limits: Limits | None = None,
+        limits: StepLimits | None = None,
     ) -> None:
         self._cache = ArtifactCache(root)
         self._jobs = jobs or default_jobs()

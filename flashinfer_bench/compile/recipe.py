@@ -22,7 +22,7 @@ PRODUCTS: Final = "../artifact/files"
 
 
 @dataclass(frozen=True)
-class Step:
+class BuildStep:
     """One command, run in the folder of the sources."""
 
     name: str
@@ -51,7 +51,7 @@ def architecture_of(capability: tuple[int, int]) -> str:
 
 
 @dataclass(frozen=True)
-class Recipe:
+class BuildRecipe:
     """How one solution is built."""
 
     kind: Kind
@@ -63,12 +63,12 @@ class Recipe:
     """Everything that decides the product, JSON-able: its digest names the artifact."""
     products: tuple[str, ...]
     """The files that make the artifact, relative to its folder."""
-    stages: tuple[tuple[Step, ...], ...] = ()
+    stages: tuple[tuple[BuildStep, ...], ...] = ()
     """Steps of a stage may run at once; none at all where the sources are the artifact."""
     readable: tuple[Path, ...] = ()
     """What the compilers may read beside the system's folders and the sources."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    probe: tuple[tuple[Step, ...], ...] = ()
+    probe: tuple[tuple[BuildStep, ...], ...] = ()
     """Steps on a source of ours: where they fail too, the machine is at fault and not the solution."""
     probe_sources: Mapping[str, bytes] = field(default_factory=dict)
     needs_symbol: str | None = None

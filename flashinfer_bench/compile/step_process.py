@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from flashinfer_bench.compile.recipe import Step
+from flashinfer_bench.compile.recipe import BuildStep
 
 RUNNER: Final = Path(__file__).with_name("step_runner.py")
 MAX_REPORT_BYTES: Final = 8 << 20
@@ -26,7 +26,7 @@ PASSED_ON: Final = ("PATH", "LD_LIBRARY_PATH")
 
 
 @dataclass(frozen=True)
-class Limits:
+class StepLimits:
     """What one build may take."""
 
     seconds: float
@@ -49,7 +49,7 @@ class StepReport:
 
 
 @dataclass(frozen=True)
-class Report:
+class RunnerReport:
     """What a process told at its end."""
 
     steps: tuple[StepReport, ...]
@@ -76,9 +76,9 @@ class StepProcess:
 
     def __init__(
         self,
-        stages: Sequence[Sequence[Step]],
+        stages: Sequence[Sequence[BuildStep]],
         folder: Path,
-        limits: Limits,
+        limits: StepLimits,
         *,
         parallel: int = 1,
         readable: Sequence[Path] = (),
@@ -132,7 +132,7 @@ class StepProcess:
         self._said += data[: max(0, MAX_REPORT_BYTES - len(self._said))]
         return bool(data)
 
-    def end(self) -> Report | None:
+    def end(self) -> RunnerReport | None:
         """End it and everything below it; return its report, or None where it did not come to one."""
         with contextlib.suppress(ProcessLookupError):  # it, and all it started, is gone
             os.killpg(self._process.pid, signal.SIGKILL)
@@ -145,13 +145,13 @@ class StepProcess:
         return read_report(bytes(self._said))
 
 
-def read_report(said: bytes) -> Report | None:
+def read_report(said: bytes) -> RunnerReport | None:
     """Return the report in what a process said; None where there is none."""
     try:
         report: dict[str, Any] = json.loads(said)
     except ValueError:
         return None
-    return Report(tuple(StepReport(**step) for step in report["steps"]), tuple(report["confined"]))
+    return RunnerReport(tuple(StepReport(**step) for step in report["steps"]), tuple(report["confined"]))
 
 
 def _environment(folder: Path, own: Mapping[str, str]) -> dict[str, str]:

@@ -15,11 +15,11 @@ from flashinfer_bench.compile.builders.native import native_recipe
 from flashinfer_bench.compile.builders.python import python_recipe
 from flashinfer_bench.compile.dependencies import find_missing
 from flashinfer_bench.compile.flags import check_flags
-from flashinfer_bench.compile.recipe import BuildTarget, Recipe
+from flashinfer_bench.compile.recipe import BuildRecipe, BuildTarget
 from flashinfer_bench.compile.toolchain import CudaToolkit, Toolchain
 from flashinfer_bench.data import Solution, SupportedBindings, SupportedLanguages
 
-Builder = Callable[[Solution, Toolchain, BuildTarget], Recipe]
+Builder = Callable[[Solution, Toolchain, BuildTarget], BuildRecipe]
 IsInstalled = Callable[[str], bool]
 
 BUILDERS: Final[dict[SupportedLanguages, Builder]] = {
@@ -131,7 +131,7 @@ def _why_wrong_architecture(
     return None
 
 
-def make_recipe(solution: Solution, toolchain: Toolchain, target: BuildTarget) -> Recipe:
+def make_recipe(solution: Solution, toolchain: Toolchain, target: BuildTarget) -> BuildRecipe:
     """Return how a solution is built.
 
     Raises:

@@ -16,7 +16,7 @@ import torch
 from flashinfer_bench.cli.perf.cases import read_requests
 from flashinfer_bench.cli.perf.flags import split_session
 from flashinfer_bench.cli.perf.ranks import make_rows, report_ranks
-from flashinfer_bench.routines.case.support import Place
+from flashinfer_bench.routines.case.support import Platform
 from flashinfer_bench.routines.code import moe_torch
 from flashinfer_bench.routines.families.moe_comm import EXCHANGE, count_ranks, why_not_here
 from flashinfer_bench.routines.ranks.experts import RealExperts
@@ -27,7 +27,7 @@ from tests.routines.judged import make_case
 pytestmark = pytest.mark.cpu
 
 RANKS, TOKENS, HIDDEN, EXPERTS, INTERMEDIATE = 2, 5, 128, 8, 256
-PLACE = Place("NVIDIA B200", "10.0", {}, frozenset({"flashinfer"}))
+PLACE = Platform("NVIDIA B200", "10.0", {}, frozenset({"flashinfer"}))
 SIZES = "--num_tokens 5 --hidden_size 128 --num_experts 8"
 FLAGS = "--routine moe_a2a_dispatch_combine --num_tokens 4 --hidden_size 128 --num_experts 16 --top_k 2"
 

@@ -15,13 +15,13 @@ from flashinfer_bench.cli.perf.files import ResultFiles
 from flashinfer_bench.cli.perf.rows import Row, Timing
 from flashinfer_bench.cli.perf.text import introduce, perf_line
 from flashinfer_bench.cli.screen.output import write_out
-from flashinfer_bench.routines.case.support import Place
+from flashinfer_bench.routines.case.support import Platform
 from flashinfer_bench.routines.families.moe_comm import count_traffic, count_work
 
 BACKEND: Final = "moe_a2a"
 
 
-def run_ranks(request: Request, session: argparse.Namespace, place: Place) -> int:
+def run_ranks(request: Request, session: argparse.Namespace, place: Platform) -> int:
     """Time the case on this rank, together with all others; rank 0 reports."""
     import torch
     from flashinfer.comm import Mapping, MoeAlltoAll
@@ -64,7 +64,7 @@ def _make_experts(inputs: Any, args: argparse.Namespace) -> Any:
 
 
 def report_ranks(
-    request: Request, session: argparse.Namespace, place: Place, times: dict[str, list[float]], problems: list[str]
+    request: Request, session: argparse.Namespace, place: Platform, times: dict[str, list[float]], problems: list[str]
 ) -> int:
     """Write the lines and rows of all phases; 1 where an output is wrong and that was to be an error."""
     args = request.args
@@ -80,7 +80,7 @@ def report_ranks(
     return 1 if is_error or files.lost else 0
 
 
-def make_rows(request: Request, place: Place, times: dict[str, list[float]], problem: str) -> list[Row]:
+def make_rows(request: Request, place: Platform, times: dict[str, list[float]], problem: str) -> list[Row]:
     """Return a row for the whole, and for each phase where that is asked for."""
     out, back = count_traffic(request.args)
     flops, weights = count_work(request.args)

@@ -9,14 +9,14 @@ import ast
 from typing import Final
 
 from flashinfer_bench.compile.artifact import BuildFailure
-from flashinfer_bench.compile.recipe import BuildTarget, Recipe
+from flashinfer_bench.compile.recipe import BuildRecipe, BuildTarget
 from flashinfer_bench.compile.toolchain import Toolchain
 from flashinfer_bench.data import Solution
 
 MAX_SOURCE_BYTES: Final = 4 << 20
 
 
-def python_recipe(solution: Solution, _toolchain: Toolchain, _target: BuildTarget) -> Recipe:
+def python_recipe(solution: Solution, _toolchain: Toolchain, _target: BuildTarget) -> BuildRecipe:
     """Return how a solution in Python is laid out: checked for syntax, without running any of it.
 
     Raises:
@@ -26,7 +26,7 @@ def python_recipe(solution: Solution, _toolchain: Toolchain, _target: BuildTarge
     for path, content in files.items():
         if path.endswith(".py"):
             check_syntax(path, content)
-    return Recipe(
+    return BuildRecipe(
         kind="python",
         entry=str(solution.get_entry_path()),
         symbol=solution.get_entry_symbol(),

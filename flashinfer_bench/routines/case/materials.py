@@ -26,7 +26,7 @@ from flashinfer_bench.data.store import layout
 from flashinfer_bench.data.store.jsonl import append_line, read_lines, write_whole
 from flashinfer_bench.errors import DataSetError, Fault
 from flashinfer_bench.routines.case.lift import ENTRY, lift
-from flashinfer_bench.routines.case.spec import TORCH, Case, Source, Tensor
+from flashinfer_bench.routines.case.spec import TORCH, Case, Code, Tensor
 
 AUTHORS: Final = {TORCH: "torch"}
 LIBRARY: Final = "flashinfer"
@@ -184,7 +184,7 @@ def _solution(case: Case, definition: Definition, backend: str) -> Solution:
     )
 
 
-def _text(source: Source, parameters: list[str]) -> str:
+def _text(source: Code, parameters: list[str]) -> str:
     return lift(source.file, source.function, source.constants, parameters=parameters)
 
 

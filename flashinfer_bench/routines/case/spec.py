@@ -67,7 +67,7 @@ class Flag:
 
 
 @dataclass(frozen=True)
-class Source:
+class Code:
     """A function of `routines.code`, to be lifted into a file of its own."""
 
     file: str
@@ -122,8 +122,8 @@ class Case:
     axes: Mapping[str, int]
     inputs: Mapping[str, Tensor]
     outputs: Mapping[str, Tensor]
-    reference: Source
-    solutions: Mapping[str, Source]
+    reference: Code
+    solutions: Mapping[str, Code]
     """Backend to the code that calls it; `torch` is not among them."""
     cost: Cost
     check: Check = Check()

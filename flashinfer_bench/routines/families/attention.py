@@ -20,9 +20,9 @@ from flashinfer_bench.routines.case.spec import (
     HOPPER,
     Case,
     Check,
+    Code,
     Flag,
     Routine,
-    Source,
     Tensor,
 )
 from flashinfer_bench.routines.case.stored import generator, int32, offsets, permutation
@@ -164,9 +164,9 @@ def _constants(args: Namespace, scale: float) -> dict[str, Any]:
     return {"SM_SCALE": scale, "CAUSAL": bool(args.causal), "MAX_Q": args.s_qo, "MAX_KV": args.s_kv}
 
 
-def _sources(functions: Mapping[str, tuple[str, Mapping[str, Any]]], constants: Mapping[str, Any]) -> dict[str, Source]:
+def _sources(functions: Mapping[str, tuple[str, Mapping[str, Any]]], constants: Mapping[str, Any]) -> dict[str, Code]:
     return {
-        backend: Source("attention_flashinfer", function, {**constants, **own})
+        backend: Code("attention_flashinfer", function, {**constants, **own})
         for backend, (function, own) in functions.items()
     }
 
@@ -249,7 +249,7 @@ def make_decode(args: Namespace) -> Case:
             **table,
         },
         outputs={"out": Tensor(q, "batch_size num_qo_heads head_dim")},
-        reference=Source("attention_torch", "paged_decode", {"SM_SCALE": 1 / math.sqrt(qk)}),
+        reference=Code("attention_torch", "paged_decode", {"SM_SCALE": 1 / math.sqrt(qk)}),
         solutions=sources,
         cost=_cost(args, lengths, (qk, vo), (q, kv), table_bytes),
         check=_check(lengths, kv),
@@ -285,9 +285,7 @@ def make_paged_prefill(args: Namespace) -> Case:
             **table,
         },
         outputs={"out": Tensor(q, "queries num_qo_heads head_dim")},
-        reference=Source(
-            "attention_torch", "paged_prefill", {name: constants[name] for name in ("SM_SCALE", "CAUSAL")}
-        ),
+        reference=Code("attention_torch", "paged_prefill", {name: constants[name] for name in ("SM_SCALE", "CAUSAL")}),
         solutions=_sources(PAGED, {**constants, "PAGE_SIZE": args.page_size}),
         cost=_cost(args, lengths, (qk, vo), (q, kv), table_bytes + 4 * (args.batch_size + 1)),
         check=_check(lengths, kv, causal=args.causal),
@@ -327,9 +325,7 @@ def make_ragged_prefill(args: Namespace) -> Case:
             "kv_indptr": Tensor("int32", batch, offsets(lengths.kv)),
         },
         outputs={"out": Tensor(q, "queries num_qo_heads head_dim_vo")},
-        reference=Source(
-            "attention_torch", "ragged_prefill", {name: constants[name] for name in ("SM_SCALE", "CAUSAL")}
-        ),
+        reference=Code("attention_torch", "ragged_prefill", {name: constants[name] for name in ("SM_SCALE", "CAUSAL")}),
         solutions=_sources(RAGGED, constants),
         cost=_cost(args, lengths, (qk, vo), (q, kv), 8 * (args.batch_size + 1)),
         check=_check(lengths, kv, causal=args.causal),
@@ -380,7 +376,7 @@ def make_mla(args: Namespace) -> Case:
             **table,
         },
         outputs={"out": Tensor("bfloat16", f"{shape} head_dim_ckv")},
-        reference=Source("attention_torch", "mla", {"SM_SCALE": scale, "CAUSAL": bool(args.causal), "CKV_DIM": ckv}),
+        reference=Code("attention_torch", "mla", {"SM_SCALE": scale, "CAUSAL": bool(args.causal), "CKV_DIM": ckv}),
         solutions=_sources(MLA, constants),
         cost=Cost(
             2 * lengths.pairs(causal=bool(args.causal)) * heads * (2 * ckv + kpe),

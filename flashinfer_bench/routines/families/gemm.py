@@ -11,7 +11,7 @@ from argparse import Namespace
 from typing import Any, Final
 
 from flashinfer_bench.roofline.cost import Cost, size_of
-from flashinfer_bench.routines.case.spec import ADA_ON, BLACKWELL, Case, Check, Flag, Routine, Source, Tensor
+from flashinfer_bench.routines.case.spec import ADA_ON, BLACKWELL, Case, Check, Code, Flag, Routine, Tensor
 from flashinfer_bench.routines.case.stored import floats, offsets
 from flashinfer_bench.routines.case.words import read_dtype, require, round_up
 
@@ -76,8 +76,8 @@ def _make_groupwise(args: Namespace, *, groups: int | None) -> Case:
             **indptr,
         },
         outputs={"out": Tensor(out, "rows n")},
-        reference=Source("gemm_torch", function, {**constants, "OUT_DTYPE": out}),
-        solutions={"cutlass": Source("gemm_flashinfer", function, {**constants, **own})},
+        reference=Code("gemm_torch", function, {**constants, "OUT_DTYPE": out}),
+        solutions={"cutlass": Code("gemm_flashinfer", function, {**constants, **own})},
         cost=Cost(
             2 * rows * n * k,
             rows * k
@@ -123,9 +123,9 @@ def make_bmm_fp8(args: Namespace) -> Case:
             "b_scale": Tensor("float32", ""),
         },
         outputs={"out": Tensor(out, "batch_size m n")},
-        reference=Source("gemm_torch", "bmm_fp8", {"OUT_DTYPE": out}),
+        reference=Code("gemm_torch", "bmm_fp8", {"OUT_DTYPE": out}),
         solutions={
-            backend: Source("gemm_flashinfer", "bmm_fp8", {"BACKEND": backend, "AUTOTUNE": args.autotune})
+            backend: Code("gemm_flashinfer", "bmm_fp8", {"BACKEND": backend, "AUTOTUNE": args.autotune})
             for backend in backends
         },
         cost=Cost(2 * batch * m * n * k, batch * (m * k + n * k + m * n * size_of(out)) + 8, "fp8"),
@@ -163,9 +163,9 @@ def make_mm_fp4(args: Namespace) -> Case:
             "alpha": Tensor("float32", "1", floats([ALPHA])),
         },
         outputs={"out": Tensor(out, "m n")},
-        reference=Source("gemm_torch", "mm_fp4", {**constants, "OUT_DTYPE": out}),
+        reference=Code("gemm_torch", "mm_fp4", {**constants, "OUT_DTYPE": out}),
         solutions={
-            backend: Source(
+            backend: Code(
                 "gemm_flashinfer",
                 "mm_fp4",
                 {**constants, "BACKEND": backend, "AUTOTUNE": args.autotune, "NVFP4": bool(args.use_nvfp4)},

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from flashinfer_bench.data.workload import Unit
 from flashinfer_bench.roofline.cost import Cost, size_of
-from flashinfer_bench.routines.case.spec import BLACKWELL, Case, Check, Flag, Routine, Source, Tensor
+from flashinfer_bench.routines.case.spec import BLACKWELL, Case, Check, Code, Flag, Routine, Tensor
 from flashinfer_bench.routines.case.stored import choose_experts, floats, small_floats
 from flashinfer_bench.routines.case.words import read_dtype, require, round_up
 
@@ -183,8 +183,8 @@ def _trtllm_case(
         axes=_axes(args, local),
         inputs={**_routing(args), **inputs},
         outputs={"out": Tensor("bfloat16", "num_tokens hidden_size")},
-        reference=Source("moe_torch", function, _reference_constants(args, **scales_input)),
-        solutions={"trtllm": Source("moe_flashinfer", function, _library_constants(args, **more, **scales_input))},
+        reference=Code("moe_torch", function, _reference_constants(args, **scales_input)),
+        solutions={"trtllm": Code("moe_flashinfer", function, _library_constants(args, **more, **scales_input))},
         cost=Cost(
             6 * pairs * h * i,
             _routing_bytes(args) + args.num_tokens * (token_bytes + 2 * h) + active * pair_bytes,
@@ -335,8 +335,8 @@ def make_cutlass_fused_moe(args: Namespace) -> Case:
         },
         inputs=inputs,
         outputs={"out": Tensor(out, "num_tokens hidden_size")},
-        reference=Source("moe_torch", function, {"OFFSET": first, "GEGLU": args.gated_act == "geglu"}),
-        solutions={"cutlass": Source("moe_flashinfer", function, own)},
+        reference=Code("moe_torch", function, {"OFFSET": first, "GEGLU": args.gated_act == "geglu"}),
+        solutions={"cutlass": Code("moe_flashinfer", function, own)},
         cost=Cost(
             6 * pairs * h * i,
             args.num_tokens * (h * (token_bytes[variant] + size_of(out)) + 8 * args.top_k)

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from flashinfer_bench.data.workload import Unit
 from flashinfer_bench.roofline.cost import Cost, size_of
-from flashinfer_bench.routines.case.spec import BLACKWELL, Case, Check, Flag, Routine, Source, Tensor
+from flashinfer_bench.routines.case.spec import BLACKWELL, Case, Check, Code, Flag, Routine, Tensor
 from flashinfer_bench.routines.case.stored import choose_experts, floats
 from flashinfer_bench.routines.case.words import read_dtype, require
 from flashinfer_bench.routines.families.moe import ACT_DEVIATION, E2M1_DEVIATION, FP4_ERROR, FP8_ERROR
@@ -125,7 +125,7 @@ def make_moe_a2a_dispatch_combine(args: Namespace) -> Case:
             **(_weights(args) if args.real_math else {}),
         },
         outputs={"out": Tensor(dtype, "ranks num_tokens hidden_size")},
-        reference=Source(
+        reference=Code(
             "moe_comm_torch",
             f"real_{args.quant_dtype}" if args.real_math else "dispatch_combine",
             {"RANKS": ranks, "EXPERTS": experts, "QUANT": args.quant_dtype or "none"},

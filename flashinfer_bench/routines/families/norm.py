@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from flashinfer_bench.roofline.cost import Cost, size_of
-from flashinfer_bench.routines.case.spec import ALL, BLACKWELL, NOT_NEGATIVE, Case, Check, Flag, Routine, Source, Tensor
+from flashinfer_bench.routines.case.spec import ALL, BLACKWELL, NOT_NEGATIVE, Case, Check, Code, Flag, Routine, Tensor
 from flashinfer_bench.routines.case.stored import floats
 from flashinfer_bench.routines.case.words import read_dtype, require, swizzled_size
 
@@ -65,8 +65,8 @@ def make_rmsnorm(args: Namespace) -> Case:
         axes=axes,
         inputs={"x": Tensor(dtype, rows), "weight": Tensor(dtype, "hidden_size")},
         outputs={"out": Tensor(dtype, rows)},
-        reference=Source("norm_torch", "rmsnorm", constants),
-        solutions={"cuda": Source("norm_flashinfer", "rmsnorm", {**constants, "ENABLE_PDL": args.enable_pdl})},
+        reference=Code("norm_torch", "rmsnorm", constants),
+        solutions={"cuda": Code("norm_flashinfer", "rmsnorm", {**constants, "ENABLE_PDL": args.enable_pdl})},
         cost=Cost(5 * elements, (2 * elements + args.hidden_size) * size),
         check=Check(1e-2, 1e-3),
         dps=frozenset({"cuda"}),
@@ -92,8 +92,8 @@ def _make_fp8(args: Namespace, *, adds: bool) -> Case:
             "scale": Tensor("float32", "1", floats([args.scale])),
         },
         outputs={"out": Tensor(out, rows), **({"residual_out": Tensor(dtype, rows)} if adds else {})},
-        reference=Source("norm_torch", function, {"EPS": args.eps, "OUT_DTYPE": out}),
-        solutions={"cuda": Source("norm_flashinfer", function, {"EPS": args.eps, "ENABLE_PDL": args.enable_pdl})},
+        reference=Code("norm_torch", function, {"EPS": args.eps, "OUT_DTYPE": out}),
+        solutions={"cuda": Code("norm_flashinfer", function, {"EPS": args.eps, "ENABLE_PDL": args.enable_pdl})},
         cost=Cost(
             (6 if adds else 5) * elements,
             ((3 if adds else 1) * elements + args.hidden_size) * size + elements + 4,
@@ -149,8 +149,8 @@ def _make_fp4(args: Namespace, *, adds: bool) -> Case:
             "block_scale": Tensor("float8_e4m3fn" if block == 16 else "uint8", scales),
             **({"residual_out": Tensor(dtype, rows)} if adds else {}),
         },
-        reference=Source("norm_torch", function, constants),
-        solutions={"cute-dsl": Source("norm_flashinfer", function, {**constants, "ENABLE_PDL": args.enable_pdl})},
+        reference=Code("norm_torch", function, constants),
+        solutions={"cute-dsl": Code("norm_flashinfer", function, {**constants, "ENABLE_PDL": args.enable_pdl})},
         cost=Cost(
             (6 if adds else 5) * elements,
             ((3 if adds else 1) * elements + hidden) * size + elements / 2 + count * columns + 4,

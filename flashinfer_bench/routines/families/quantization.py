@@ -10,7 +10,7 @@ from argparse import Namespace
 from typing import Any, Final
 
 from flashinfer_bench.roofline.cost import Cost, size_of
-from flashinfer_bench.routines.case.spec import BLACKWELL, Case, Check, Flag, Routine, Source, Tensor
+from flashinfer_bench.routines.case.spec import BLACKWELL, Case, Check, Code, Flag, Routine, Tensor
 from flashinfer_bench.routines.case.stored import floats
 from flashinfer_bench.routines.case.words import read_dtype, require, round_up
 
@@ -61,8 +61,8 @@ def make_mxfp8_quantize(args: Namespace) -> Case:
             "values": Tensor("float8_e4m3fn", "m k"),
             "block_scales": Tensor("uint8", str(_scales(args.m, columns, layout))),
         },
-        reference=Source("quantization_torch", "mxfp8_quantize", {"LAYOUT": layout}),
-        solutions={"cuda": Source("quantization_flashinfer", "mxfp8_quantize", own)},
+        reference=Code("quantization_torch", "mxfp8_quantize", {"LAYOUT": layout}),
+        solutions={"cuda": Code("quantization_flashinfer", "mxfp8_quantize", own)},
         cost=Cost(3 * count, count * (size_of(dtype) + 1 + 1 / 32)),
         check=FP8_CODES,
     )
@@ -80,8 +80,8 @@ def make_mxfp4_quantize(args: Namespace) -> Case:
             "values": Tensor("float4_e2m1", "m k"),
             "block_scales": Tensor("uint8", str(_scales(args.m, args.k // 32, "128x4"))),
         },
-        reference=Source("quantization_torch", "mxfp4_quantize"),
-        solutions={"cuda": Source("quantization_flashinfer", "mxfp4_quantize")},
+        reference=Code("quantization_torch", "mxfp4_quantize"),
+        solutions={"cuda": Code("quantization_flashinfer", "mxfp4_quantize")},
         cost=Cost(3 * count, count * (size_of(dtype) + 1 / 2 + 1 / 32)),
         check=CODES,
     )
@@ -115,8 +115,8 @@ def _make_nvfp4(args: Namespace, *, batch: int | None) -> Case:
             "values": Tensor("float4_e2m1", rows),
             "block_scales": Tensor("uint8", scales if batch is None else f"batch_size {scales}"),
         },
-        reference=Source("quantization_torch", function, {"BLOCK": block, "LAYOUT": layout}),
-        solutions={"cuda": Source("quantization_flashinfer", function, own)},
+        reference=Code("quantization_torch", function, {"BLOCK": block, "LAYOUT": layout}),
+        solutions={"cuda": Code("quantization_flashinfer", function, own)},
         cost=Cost(3 * count, count * (size_of(dtype) + 1 / 2 + 1 / block) + 4),
         check=CODES,
         refusals=_why_not_nvfp4(args),

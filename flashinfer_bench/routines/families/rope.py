@@ -10,7 +10,7 @@ from argparse import Namespace
 from typing import Any, Final
 
 from flashinfer_bench.roofline.cost import Cost, size_of
-from flashinfer_bench.routines.case.spec import ADA_ON, ALL, Case, Check, Flag, Routine, Source, Tensor
+from flashinfer_bench.routines.case.spec import ADA_ON, ALL, Case, Check, Code, Flag, Routine, Tensor
 from flashinfer_bench.routines.case.stored import int32, offsets, permutation, random_integers
 from flashinfer_bench.routines.case.words import read_dtype, require
 
@@ -128,12 +128,12 @@ def _make_plain(args: Namespace, *, by_offsets: bool, llama31: bool) -> Case:
         axes=_axes(args, tokens),
         inputs={"q": Tensor(dtype, q), "k": Tensor(dtype, k), **where},
         outputs={"q_out": Tensor(dtype, q), "k_out": Tensor(dtype, k)},
-        reference=Source(
+        reference=Code(
             "rope_torch",
             "rope_by_offsets" if by_offsets else "rope_by_positions",
             {**constants, "LLAMA31": llama31},
         ),
-        solutions={"cuda": Source("rope_flashinfer", function, constants)},
+        solutions={"cuda": Code("rope_flashinfer", function, constants)},
         cost=Cost(
             3 * tokens * heads * rotary,
             2 * tokens * heads * args.head_dim * size_of(dtype) + extra_bytes,
@@ -195,8 +195,8 @@ def make_apply_rope_with_cos_sin_cache(args: Namespace) -> Case:
             "cos_sin_cache": Tensor("float32", f"{args.seq_len} {rotary}"),
         },
         outputs={"q_out": Tensor(dtype, q), "k_out": Tensor(dtype, k)},
-        reference=Source("rope_torch", "rope_with_cache", {**constants, "ROTARY_DIM": rotary}),
-        solutions={"cuda": Source("rope_flashinfer", "apply_rope_with_cos_sin_cache", constants)},
+        reference=Code("rope_torch", "rope_with_cache", {**constants, "ROTARY_DIM": rotary}),
+        solutions={"cuda": Code("rope_flashinfer", "apply_rope_with_cos_sin_cache", constants)},
         cost=Cost(
             3 * tokens * heads * rotary,
             2 * tokens * heads * args.head_dim * size_of(dtype) + args.seq_len * rotary * 4 + tokens * 4,
@@ -241,11 +241,11 @@ def _make_quantising(args: Namespace, *, is_mla: bool, appends: bool) -> Case:
         axes=_axes(args, tokens),
         inputs=inputs,
         outputs=outputs,
-        reference=Source(
+        reference=Code(
             "rope_torch", reference, {**constants, "ROTARY_DIM": rope, "HND": appends and args.kv_layout == "HND"}
         ),
         solutions={
-            "cuda": Source(
+            "cuda": Code(
                 "rope_flashinfer", function, {**constants, "KV_LAYOUT": args.kv_layout, "ENABLE_PDL": args.enable_pdl}
             )
         },

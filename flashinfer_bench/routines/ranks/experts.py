@@ -27,7 +27,7 @@ MOST_TOKENS: Final = 8192
 
 
 @dataclass(frozen=True)
-class Layer:
+class ExpertLayer:
     """The weights of one product of an expert."""
 
     codes: torch.Tensor
@@ -43,7 +43,7 @@ class Layer:
         return by_rows(self.codes, self.scales) * self.factor if is_packed else by_blocks(self.codes, self.scales)
 
 
-Expert = tuple[Layer, Layer]
+Expert = tuple[ExpertLayer, ExpertLayer]
 
 
 def draw_expert(expert: int, inputs: RankInputs, *, intermediate: int, seed: int) -> Expert:
@@ -54,18 +54,18 @@ def draw_expert(expert: int, inputs: RankInputs, *, intermediate: int, seed: int
     return draw(generator, 2 * intermediate, hidden), draw(generator, hidden, intermediate)
 
 
-def _draw_nvfp4(generator: torch.Generator, rows: int, columns: int) -> Layer:
+def _draw_nvfp4(generator: torch.Generator, rows: int, columns: int) -> ExpertLayer:
     place: Any = {"device": generator.device, "generator": generator}
     codes = torch.randint(0, 256, (rows, columns // 2), dtype=torch.uint8, **place)
     scales = (torch.rand(rows, columns // 16, **place) + 0.5).to(torch.float8_e4m3fn)
-    return Layer(codes, scales, 1 / (E2M1_DEVIATION * math.sqrt(columns)))
+    return ExpertLayer(codes, scales, 1 / (E2M1_DEVIATION * math.sqrt(columns)))
 
 
-def _draw_fp8(generator: torch.Generator, rows: int, columns: int) -> Layer:
+def _draw_fp8(generator: torch.Generator, rows: int, columns: int) -> ExpertLayer:
     place: Any = {"device": generator.device, "generator": generator}
     codes = torch.randn(rows, columns, **place).to(torch.float8_e4m3fn)
     scales = (torch.rand(rows // 128, columns // 128, **place) + 0.5) / math.sqrt(columns)
-    return Layer(codes, scales, 1.0)
+    return ExpertLayer(codes, scales, 1.0)
 
 
 class RealExperts:

@@ -20,7 +20,7 @@ class Unknown(Exception):
 
 
 @dataclass(frozen=True)
-class Problem:
+class SizedDefinition:
     """A definition with everything bound."""
 
     definition: Definition
