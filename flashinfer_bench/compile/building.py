@@ -159,7 +159,6 @@ class Building:
             self._limits,
             parallel=self.parallel,
             readable=recipe.readable,
-            environment=recipe.environment,
         )
         return None
 
@@ -193,8 +192,7 @@ class Building:
         shutil.rmtree(self._folder / "src")  # a header among the sources might be taken for one of the system's
         write_files(self._folder / "src", self.recipe.probe_sources)
         limits = StepLimits(PROBE_LIMIT_S, self._limits.memory_bytes, self._limits.file_bytes)
-        readable, environment = self.recipe.readable, self.recipe.environment
-        self.process = StepProcess(self.recipe.probe, self._folder, limits, readable=readable, environment=environment)
+        self.process = StepProcess(self.recipe.probe, self._folder, limits, readable=self.recipe.readable)
         return None
 
     def _conclude_probe(self, report: RunnerReport) -> Outcome:

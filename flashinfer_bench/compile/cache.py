@@ -5,7 +5,6 @@
                    /staging/<random>/          a build under way; nobody trusts it, a later build removes what is left
                    /locks/<digest>             held while an artifact is looked up, built or removed
                    /leases/<random>            held by a run; lists the digests that it uses, which are not evicted
-                   /build-seconds.json         how long builds took, for the order of the next ones
 
 A build: lock, look again, stage, check, move in place. `kill -9` and a full disk leave a staging folder at most.
 """
@@ -14,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 import shutil
 import tempfile
@@ -27,7 +25,7 @@ from typing import Any, Final
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from flashinfer_bench.compile.artifact import Kind
-from flashinfer_bench.compile.locks import FileLock, locked
+from flashinfer_bench.compile.locks import FileLock
 from flashinfer_bench.errors import ConfigError
 
 CACHE_VARIABLE: Final = "FIB_CACHE_PATH"
@@ -314,25 +312,3 @@ def _read_entry(place: Path) -> Entry | None:
     except OSError:
         return None  # it is being removed
     return Entry(place.name, place, sum(sizes), used, read_manifest(place))
-
-
-def read_seconds(root: Path) -> dict[str, float]:
-    """Return how long earlier builds took, by the solution's name."""
-    try:
-        read = json.loads((root / "build-seconds.json").read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return {str(name): float(value) for name, value in read.items()} if isinstance(read, dict) else {}
-
-
-def write_seconds(root: Path, seconds: Mapping[str, float]) -> None:
-    """Keep how long builds took; two runs that end at once may lose one another's, which costs an order, no result."""
-    with locked(root / "locks" / "build-seconds"):
-        merged = {**read_seconds(root), **seconds}
-        staged = root / f"build-seconds.{os.getpid()}.tmp"
-        staged.write_text(json.dumps(dict(list(merged.items())[-MAX_SECONDS:])), encoding="utf-8")
-        staged.replace(root / "build-seconds.json")
-
-
-MAX_SECONDS: Final = 10_000
-"""Most names whose build time is remembered."""

@@ -16,7 +16,7 @@ from typing import Final
 from flashinfer_bench.compile.artifact import Artifact, BuildFailure, Built
 from flashinfer_bench.compile.builders.native import native_recipe
 from flashinfer_bench.compile.building import GIB, Building, Outcome
-from flashinfer_bench.compile.cache import ArtifactCache, Lease, read_seconds, size_limit, write_seconds
+from flashinfer_bench.compile.cache import ArtifactCache, Lease, size_limit
 from flashinfer_bench.compile.recipe import BuildTarget
 from flashinfer_bench.compile.step_process import StepLimits, StepProcess
 from flashinfer_bench.compile.table import BUILDERS, make_recipe
@@ -82,8 +82,7 @@ class BuildFarm:
         self._blocked: list[Building] = []
         """Builds whose artifact another process is making."""
         self._running: list[Building] = []
-        self._known_seconds = read_seconds(root)
-        self._new_seconds: dict[str, float] = {}
+        self._has_grown = False
 
     def __enter__(self) -> BuildFarm:
         return self
@@ -97,9 +96,8 @@ class BuildFarm:
         for building in (*self._running, *self._blocked, *self._waiting):
             building.cancel()
         self._running, self._blocked, self._waiting = [], [], []
-        with contextlib.suppress(OSError):  # neither is worth an error at the end of a run
-            if self._new_seconds:
-                write_seconds(self._cache.root, self._new_seconds)
+        if self._has_grown:
+            with contextlib.suppress(OSError):  # a cache that stays too large is worth no error at the end of a run
                 self._cache.evict(size_limit())
         self._lease.__exit__()
 
@@ -134,7 +132,7 @@ class BuildFarm:
                 else:
                     queued.add(digest)
                     self._waiting.append(building)
-        self._waiting.sort(key=self._expected_seconds)
+        self._waiting.sort(key=lambda building: building.recipe.guessed_seconds)
 
     def is_ready(self, solution: Solution) -> bool:
         """Tell whether `built` answers at once."""
@@ -209,9 +207,6 @@ class BuildFarm:
             return Built(solution, None, failure, 0.0, was_cached=False)
         return Building(solution, recipe, self._cache, self._lease, self._limits)
 
-    def _expected_seconds(self, building: Building) -> float:
-        return self._known_seconds.get(building.solution.name, building.recipe.guessed_seconds)
-
     def _readable(self) -> set[Building]:
         if not self._running:
             return set()
@@ -229,8 +224,7 @@ class BuildFarm:
             self._failed[building.recipe.digest, building.recipe.symbol] = outcome
         if built.artifact is not None:
             self._marks[digest] = self._mark(built.artifact)
-            if not built.was_cached:
-                self._new_seconds[building.solution.name] = built.seconds
+            self._has_grown = self._has_grown or not built.was_cached
         return built
 
     def _mark(self, artifact: Artifact) -> tuple[int, ...]:

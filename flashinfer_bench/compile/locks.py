@@ -5,10 +5,8 @@ A lock counts only while its file still stands under its name, so that whoever h
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -65,14 +63,3 @@ def is_same_file(fd: int, path: Path) -> bool:
         return False
     ours = os.fstat(fd)
     return (ours.st_dev, ours.st_ino) == (there.st_dev, there.st_ino)
-
-
-@contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold the lock on a path for a block."""
-    lock = FileLock(path)
-    lock.wait()
-    try:
-        yield
-    finally:
-        lock.release()

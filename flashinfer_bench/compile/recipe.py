@@ -67,14 +67,13 @@ class BuildRecipe:
     """Steps of a stage may run at once; none at all where the sources are the artifact."""
     readable: tuple[Path, ...] = ()
     """What the compilers may read beside the system's folders and the sources."""
-    environment: Mapping[str, str] = field(default_factory=dict)
     probe: tuple[tuple[BuildStep, ...], ...] = ()
     """Steps on a source of ours: where they fail too, the machine is at fault and not the solution."""
     probe_sources: Mapping[str, bytes] = field(default_factory=dict)
     needs_symbol: str | None = None
     """A symbol that the library must export, else the entry point is wrong."""
     guessed_seconds: float = 0.0
-    """How long it may take, for the order of builds; what an earlier build took is believed before this."""
+    """How long compiling may take. It decides the order of builds and nothing else."""
 
     @cached_property
     def digest(self) -> str:

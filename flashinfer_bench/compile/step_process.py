@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -71,7 +71,6 @@ class StepProcess:
         limits: what it may take.
         parallel: how many steps of a stage run at once.
         readable: folders that compilers may read beside the system's.
-        environment: variables that are set beside PATH and TMPDIR.
     """
 
     def __init__(
@@ -82,7 +81,6 @@ class StepProcess:
         *,
         parallel: int = 1,
         readable: Sequence[Path] = (),
-        environment: Mapping[str, str] | None = None,
     ) -> None:
         self.started = time.monotonic()
         self._deadline = self.started + limits.seconds
@@ -105,7 +103,7 @@ class StepProcess:
                 stdout=subprocess.PIPE,
                 stderr=self._errors,
                 cwd=folder / "src",
-                env=_environment(folder, environment or {}),
+                env=_environment(folder / "tmp"),
                 start_new_session=True,
             )
         except BaseException:
@@ -154,7 +152,6 @@ def read_report(said: bytes) -> RunnerReport | None:
     return RunnerReport(tuple(StepReport(**step) for step in report["steps"]), tuple(report["confined"]))
 
 
-def _environment(folder: Path, own: Mapping[str, str]) -> dict[str, str]:
+def _environment(private: Path) -> dict[str, str]:
     kept = {name: value for name in PASSED_ON if (value := os.environ.get(name))}
-    private = str(folder / "tmp")
-    return {**kept, "LANG": "C.UTF-8", "LC_ALL": "C.UTF-8", "HOME": private, "TMPDIR": private, **own}
+    return {**kept, "LANG": "C.UTF-8", "LC_ALL": "C.UTF-8", "HOME": str(private), "TMPDIR": str(private)}
