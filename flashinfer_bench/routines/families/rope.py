@@ -232,8 +232,13 @@ def _make_quantising(args: Namespace, *, is_mla: bool, appends: bool) -> Case:
         outputs["k_rope_out"] = Tensor(out, f"{k} {rope}")
         if nope:
             outputs |= {"q_nope_out": Tensor(out, f"{q} {nope}"), "k_nope_out": Tensor(out, f"{k} {nope}")}
-    reference, function = _functions(is_mla=is_mla, appends=appends, splits=nope > 0)
+    kind = ("_append" if appends else "") + ("" if nope else "_all")
     constants = {"INTERLEAVE": args.interleave, "OUT_DTYPE": out, "PAGE_SIZE": args.page_size}
+    own = {
+        "KV_LAYOUT": args.kv_layout,
+        "ENABLE_PDL": args.enable_pdl,
+        "QUANTISER": "mla_rope_quantize_fp8" if is_mla else "rope_quantize_fp8",
+    }
     index_bytes = 4 * tokens + (_page_bytes(args) if appends else 0)
     return Case(
         label=_label(args, f"n{nope}", out, *(["interleaved"] if args.interleave else [])),
@@ -242,13 +247,11 @@ def _make_quantising(args: Namespace, *, is_mla: bool, appends: bool) -> Case:
         inputs=inputs,
         outputs=outputs,
         reference=Code(
-            "rope_torch", reference, {**constants, "ROTARY_DIM": rope, "HND": appends and args.kv_layout == "HND"}
+            "rope_torch",
+            f"rope_quantize{kind}",
+            {**constants, "ROTARY_DIM": rope, "HND": appends and args.kv_layout == "HND"},
         ),
-        solutions={
-            "cuda": Code(
-                "rope_flashinfer", function, {**constants, "KV_LAYOUT": args.kv_layout, "ENABLE_PDL": args.enable_pdl}
-            )
-        },
+        solutions={"cuda": Code("rope_flashinfer", f"rope_quantize_fp8{kind}", {**constants, **own})},
         cost=Cost(
             3 * tokens * (args.num_qo_heads + kv_heads) * rope,
             elements * (size_of(dtype) + 1) + args.seq_len * rope * 4 + index_bytes,
@@ -257,17 +260,6 @@ def _make_quantising(args: Namespace, *, is_mla: bool, appends: bool) -> Case:
         refusals=_refuse(_why_not_quantising(args, appends=appends)),
         dps=frozenset({"cuda"}),
     )
-
-
-def _functions(*, is_mla: bool, appends: bool, splits: bool) -> tuple[str, str]:
-    """Return the reference and the call that fit."""
-    if appends and splits:
-        return "rope_quantize_append", "rope_quantize_fp8_append_paged_kv_cache"
-    if appends:
-        return "rope_quantize_append_all", "rope_quantize_fp8_append_all"
-    if splits:
-        return "rope_quantize", "mla_rope_quantize_fp8" if is_mla else "rope_quantize_fp8"
-    return "rope_quantize_all", "rope_quantize_fp8_all"
 
 
 def _cache_shape(args: Namespace, dimension: int) -> str:
