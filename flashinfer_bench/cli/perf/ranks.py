@@ -26,7 +26,7 @@ def run_ranks(request: Request, session: argparse.Namespace, place: Platform) ->
     import torch
     from flashinfer.comm import Mapping, MoeAlltoAll
 
-    from flashinfer_bench.routines.ranks.rank import CudaStopwatch, RankInputs, time_rounds
+    from flashinfer_bench.routines.ranks.rank import CudaStopwatch, RankInputs, Round, time_rounds
 
     communicator: Any = importlib.import_module("mpi4py.MPI").COMM_WORLD
     rank, ranks = communicator.Get_rank(), communicator.Get_size()
@@ -42,20 +42,17 @@ def run_ranks(request: Request, session: argparse.Namespace, place: Platform) ->
     most = args.max_num_tokens or args.num_tokens
     between = MoeAlltoAll(mapping, most, args.top_k, args.num_experts, hidden_size=args.hidden_size)
     inputs = RankInputs(hidden, experts, factors, args.num_experts, rank, ranks, args.quant_dtype)
-    times, problems = time_rounds(
-        inputs,
-        between,
-        communicator,
-        CudaStopwatch(),
-        dry_run_iters=args.dry_run_iters,
-        num_iters=args.num_iters,
-        experts=_make_experts(inputs, args) if args.real_math else None,
-        check=case.check,
-    )
+    exchange = Round(inputs, _make_experts(inputs, args), between, case.check)
+    counts = {"dry_run_iters": args.dry_run_iters, "num_iters": args.num_iters}
+    times, problems = time_rounds(exchange, communicator, CudaStopwatch(), **counts)
     return report_ranks(request, session, place, times, problems) if rank == 0 else 0
 
 
 def _make_experts(inputs: Any, args: argparse.Namespace) -> Any:
+    if not args.real_math:
+        from flashinfer_bench.routines.ranks.rank import Weighing
+
+        return Weighing(inputs)
     from flashinfer import fused_moe
 
     from flashinfer_bench.routines.ranks.experts import RealExperts

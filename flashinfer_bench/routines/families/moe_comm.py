@@ -19,7 +19,7 @@ from flashinfer_bench.roofline.cost import Cost, size_of
 from flashinfer_bench.routines.case.spec import BLACKWELL, Case, Check, Code, Flag, Routine, Tensor
 from flashinfer_bench.routines.case.stored import choose_experts, floats
 from flashinfer_bench.routines.case.words import read_dtype, require
-from flashinfer_bench.routines.families.moe import ACT_DEVIATION, E2M1_DEVIATION, FP4_ERROR, FP8_ERROR
+from flashinfer_bench.routines.families.moe import ACT_DEVIATION, E2M1_DEVIATION, ERRORS
 
 FAMILY: Final = "moe_comm"
 QUANTS: Final = ("fp8", "nvfp4", "fp8_block_scale")
@@ -152,8 +152,7 @@ def _check_of(args: Namespace) -> Check:
     """Kernels of experts quantise between their products too; the reference does not."""
     if not args.real_math:
         return EXCHANGE
-    error = FP4_ERROR if args.quant_dtype == "nvfp4" else FP8_ERROR
-    return Check(2e-2, error * ACT_DEVIATION / math.sqrt(args.top_k), 0.95)
+    return Check(2e-2, ERRORS[UNITS[args.quant_dtype]] * ACT_DEVIATION / math.sqrt(args.top_k), 0.95)
 
 
 def _weights(args: Namespace) -> dict[str, Tensor]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, Final, Protocol
 
@@ -17,7 +18,6 @@ import torch
 from flashinfer_bench.routines.case.spec import Check
 from flashinfer_bench.routines.code.moe_comm_torch import E2M1_SIZES
 from flashinfer_bench.routines.code.quantization_torch import pack_e2m1
-from flashinfer_bench.routines.families.moe_comm import EXCHANGE
 
 PHASES: Final = ("a2a_dispatch", "moe_kernel", "a2a_combine")
 FP8_MAX: Final = 448.0
@@ -182,9 +182,15 @@ class Round:
     """What one round is made of, the same each time."""
 
     inputs: RankInputs
-    payload: list[torch.Tensor]
     experts: Experts
     between: AllToAll
+    check: Check
+    """When what comes back is right."""
+
+    @cached_property
+    def payload(self) -> list[torch.Tensor]:
+        """The tokens as they are sent."""
+        return pack(self.inputs.hidden_states, self.inputs.quant)
 
     def run(self, stopwatch: Stopwatch) -> torch.Tensor:
         """Send, compute, return; marks are taken before and after each of the three."""
@@ -201,6 +207,10 @@ class Round:
         stopwatch.mark()
         return back
 
+    def find_mismatch(self, back: torch.Tensor) -> str | None:
+        """Say how what came back differs from what was to; None where it is right."""
+        return find_mismatch(self.inputs.rank, back, self.experts.expect(self.payload), self.check)
+
 
 def find_mismatch(rank: int, back: torch.Tensor, wanted: torch.Tensor, check: Check) -> str | None:
     """Say how what came back differs from what was to; also one token that is off as a whole."""
@@ -215,32 +225,20 @@ def find_mismatch(rank: int, back: torch.Tensor, wanted: torch.Tensor, check: Ch
 
 
 def time_rounds(
-    inputs: RankInputs,
-    between: AllToAll,
-    communicator: Communicator,
-    stopwatch: Stopwatch,
-    *,
-    dry_run_iters: int,
-    num_iters: int,
-    experts: Experts | None = None,
-    check: Check = EXCHANGE,
+    exchange: Round, communicator: Communicator, stopwatch: Stopwatch, *, dry_run_iters: int, num_iters: int
 ) -> tuple[dict[str, list[float]], list[str]]:
     """Check one round, then time rounds; each begins when every rank is there.
-
-    Without experts, tokens are weighed in their place.
 
     Returns:
         Milliseconds by phase and in all, the slowest rank's in each round; and what any rank found wrong.
     """
-    payload, computing = pack(inputs.hidden_states, inputs.quant), experts or Weighing(inputs)
-    one = Round(inputs, payload, computing, between)
-    first = one.run(stopwatch)
+    first = exchange.run(stopwatch)
     stopwatch.read()
-    problems = communicator.allgather(find_mismatch(inputs.rank, first, computing.expect(payload), check))
+    problems = communicator.allgather(exchange.find_mismatch(first))
     rounds = []
     for _ in range(dry_run_iters + num_iters):
         communicator.Barrier()
-        one.run(stopwatch)
+        exchange.run(stopwatch)
         rounds.append(stopwatch.read())
     slowest = torch.tensor(communicator.allgather(rounds[dry_run_iters:]), dtype=torch.float64).amax(dim=0)
     times = {phase: slowest[:, column].tolist() for column, phase in enumerate(PHASES)}
