@@ -150,9 +150,8 @@ class Routine:
     family: str
     summary: str
     flags: tuple[Flag, ...]
-    default_backends: tuple[str, ...]
     support: Mapping[str, tuple[str, ...]]
-    """Backend to the compute capabilities that it runs on."""
+    """Backend to the compute capabilities that it runs on; the first backend is the default."""
     make_case: Callable[[Namespace], Case]
     """Raises Misuse where flags do not go together."""
     aliases: Mapping[str, str] = field(default_factory=dict)
@@ -160,6 +159,11 @@ class Routine:
     module: str = ""
     """What the library compiles at the first call of any case of it; routines of one module share it. Empty where it
     depends on the case."""
+
+    @property
+    def default_backends(self) -> tuple[str, ...]:
+        """The backends that run where nobody names any."""
+        return tuple(self.support)[:1]
 
     @property
     def backends(self) -> tuple[str, ...]:

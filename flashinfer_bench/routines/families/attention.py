@@ -398,7 +398,6 @@ ROUTINES: Final = (
         FAMILY,
         "decode over a paged cache",
         FLAGS,
-        ("fa2",),
         {
             "fa2": ALL,
             "fa2_tc": AMPERE_ON,
@@ -415,7 +414,6 @@ ROUTINES: Final = (
         FAMILY,
         "prefill over a paged cache",
         FLAGS,
-        ("fa2",),
         {
             "fa2": AMPERE_ON,
             "fa3": HOPPER,
@@ -433,7 +431,6 @@ ROUTINES: Final = (
         FAMILY,
         "prefill over keys and values in one piece",
         FLAGS,
-        ("fa2",),
         {
             "fa2": AMPERE_ON,
             "fa3": HOPPER,
@@ -450,7 +447,6 @@ ROUTINES: Final = (
         FAMILY,
         "MLA over a paged cache",
         FLAGS,
-        ("fa2",),
         {"fa2": AMPERE_ON, "fa3": HOPPER, "cutlass": BLACKWELL, "trtllm-native": BLACKWELL},
         make_mla,
         aliases={"trtllm": "trtllm-native", "trtllm-gen-native": "trtllm-native"},

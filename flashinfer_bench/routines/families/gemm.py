@@ -183,41 +183,17 @@ def make_mm_fp4(args: Namespace) -> Case:
     )
 
 
+CUTLASS: Final = {"cutlass": BLACKWELL}
+BMM: Final = {"cudnn": ADA_ON, "cublas": ADA_ON, "cutlass": BLACKWELL}
+FP4: Final = {"cudnn": (*BLACKWELL, "12.0"), "trtllm": BLACKWELL, "cutlass": BLACKWELL}
+"""Backend to the compute capabilities that it runs on."""
+
+
 ROUTINES: Final = (
+    Routine("gemm_fp8_nt_groupwise", FAMILY, "fp8 GEMM with block scales", FLAGS, CUTLASS, make_gemm_fp8_nt_groupwise),
     Routine(
-        "gemm_fp8_nt_groupwise",
-        FAMILY,
-        "fp8 GEMM with block scales",
-        FLAGS,
-        ("cutlass",),
-        {"cutlass": BLACKWELL},
-        make_gemm_fp8_nt_groupwise,
+        "group_gemm_fp8_nt_groupwise", FAMILY, "the same in groups", FLAGS, CUTLASS, make_group_gemm_fp8_nt_groupwise
     ),
-    Routine(
-        "group_gemm_fp8_nt_groupwise",
-        FAMILY,
-        "the same in groups",
-        FLAGS,
-        ("cutlass",),
-        {"cutlass": BLACKWELL},
-        make_group_gemm_fp8_nt_groupwise,
-    ),
-    Routine(
-        "bmm_fp8",
-        FAMILY,
-        "batched fp8 GEMM with one scale each",
-        FLAGS,
-        ("cudnn",),
-        {"cudnn": ADA_ON, "cublas": ADA_ON, "cutlass": BLACKWELL},
-        make_bmm_fp8,
-    ),
-    Routine(
-        "mm_fp4",
-        FAMILY,
-        "GEMM of 4-bit floats",
-        FLAGS,
-        ("cudnn",),
-        {"cudnn": (*BLACKWELL, "12.0"), "trtllm": BLACKWELL, "cutlass": BLACKWELL},
-        make_mm_fp4,
-    ),
+    Routine("bmm_fp8", FAMILY, "batched fp8 GEMM with one scale each", FLAGS, BMM, make_bmm_fp8),
+    Routine("mm_fp4", FAMILY, "GEMM of 4-bit floats", FLAGS, FP4, make_mm_fp4),
 )

@@ -395,7 +395,7 @@ def _cutlass_inputs(args: Namespace, dtype: str, routing: Mapping[str, Tensor]) 
 
 
 def _routine(name: str, summary: str, backend: str, make: Any) -> Routine:
-    return Routine(name, FAMILY, summary, FLAGS, (backend,), {backend: BLACKWELL}, make)
+    return Routine(name, FAMILY, summary, FLAGS, {backend: BLACKWELL}, make)
 
 
 ROUTINES: Final = (

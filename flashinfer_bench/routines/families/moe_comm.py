@@ -188,7 +188,6 @@ ROUTINES: Final = (
         FAMILY,
         "send tokens to experts on other GPUs, and add up what returns",
         FLAGS,
-        ("moe_a2a",),
         {"moe_a2a": BLACKWELL},
         make_moe_a2a_dispatch_combine,
     ),

@@ -172,31 +172,17 @@ def make_add_rmsnorm_fp4quant(args: Namespace) -> Case:
 
 
 def _routine(name: str, summary: str, make: Callable[[Namespace], Case]) -> Routine:
-    return Routine(name, FAMILY, summary, FLAGS, ("cuda",), {"cuda": ALL}, make, module="norm")
+    return Routine(name, FAMILY, summary, FLAGS, {"cuda": ALL}, make, module="norm")
+
+
+def _fp4_routine(name: str, summary: str, make: Callable[[Namespace], Case]) -> Routine:
+    return Routine(name, FAMILY, summary, FLAGS, {"cute-dsl": BLACKWELL}, make, aliases=FP4_ALIASES)
 
 
 ROUTINES: Final = (
     _routine("rmsnorm", "root mean square normalisation", make_rmsnorm),
     _routine("rmsnorm_quant", "RMSNorm to fp8", make_rmsnorm_quant),
     _routine("fused_add_rmsnorm_quant", "residual addition, then RMSNorm to fp8", make_fused_add_rmsnorm_quant),
-    Routine(
-        "rmsnorm_fp4quant",
-        FAMILY,
-        "RMSNorm to 4-bit floats",
-        FLAGS,
-        ("cute-dsl",),
-        {"cute-dsl": BLACKWELL},
-        make_rmsnorm_fp4quant,
-        aliases=FP4_ALIASES,
-    ),
-    Routine(
-        "add_rmsnorm_fp4quant",
-        FAMILY,
-        "residual addition, then RMSNorm to 4-bit floats",
-        FLAGS,
-        ("cute-dsl",),
-        {"cute-dsl": BLACKWELL},
-        make_add_rmsnorm_fp4quant,
-        aliases=FP4_ALIASES,
-    ),
+    _fp4_routine("rmsnorm_fp4quant", "RMSNorm to 4-bit floats", make_rmsnorm_fp4quant),
+    _fp4_routine("add_rmsnorm_fp4quant", "residual addition, then RMSNorm to 4-bit floats", make_add_rmsnorm_fp4quant),
 )

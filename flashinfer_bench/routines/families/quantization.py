@@ -135,7 +135,7 @@ def make_nvfp4_batched_quantize(args: Namespace) -> Case:
 
 
 def _routine(name: str, summary: str, make: Any) -> Routine:
-    return Routine(name, FAMILY, summary, FLAGS, ("cuda",), {"cuda": BLACKWELL}, make)
+    return Routine(name, FAMILY, summary, FLAGS, {"cuda": BLACKWELL}, make)
 
 
 ROUTINES: Final = (

@@ -307,7 +307,7 @@ def make_rope_quantize_fp8_append_paged_kv_cache(args: Namespace) -> Case:
 
 
 def _routine(name: str, summary: str, make: Any, capabilities: tuple[str, ...] = ALL) -> Routine:
-    return Routine(name, FAMILY, summary, FLAGS, ("cuda",), {"cuda": capabilities}, make, module="rope")
+    return Routine(name, FAMILY, summary, FLAGS, {"cuda": capabilities}, make, module="rope")
 
 
 ROUTINES: Final = (

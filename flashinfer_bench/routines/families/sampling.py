@@ -279,7 +279,7 @@ def make_top_k_ragged_transform(args: Namespace) -> Case:
 
 
 def _routine(name: str, summary: str, make: Any, module: str = "sampling") -> Routine:
-    return Routine(name, FAMILY, summary, FLAGS, ("cuda",), {"cuda": ALL}, make, module=module)
+    return Routine(name, FAMILY, summary, FLAGS, {"cuda": ALL}, make, module=module)
 
 
 ROUTINES: Final = (
