@@ -1,12 +1,13 @@
-"""The folder of artifacts on disk. Whatever is in `artifacts/` was moved there whole, and is checked before it is used.
+"""The folder of artifacts on disk. Each is moved into `artifacts/` whole, and is checked before it is used.
 
     $FIB_CACHE_PATH/artifacts/<first two of digest>/<digest>/manifest.json     default: ~/.cache/flashinfer_bench/cache
                                                             /files/…           what a worker loads
-                   /staging/<random>/          a build under way; nobody trusts it, a later build removes what is left
+                   /staging/<random>/          a build under way; a later build removes what a killed one left
                    /locks/<digest>             held while an artifact is looked up, built or removed
-                   /leases/<random>            held by a run; lists the digests that it uses, which are not evicted
+                   /leases/<random>            held by a run; lists the digests that it uses, and that nobody removes
 
-A build: lock, look again, stage, check, move in place. `kill -9` and a full disk leave a staging folder at most.
+A build takes the lock, looks again, stages, checks and moves in place. `kill -9` and a full disk leave no more than a
+staging folder.
 """
 
 from __future__ import annotations
@@ -31,11 +32,13 @@ from flashinfer_bench.errors import ConfigError
 CACHE_VARIABLE: Final = "FIB_CACHE_PATH"
 SIZE_VARIABLE: Final = "FIB_CACHE_GB"
 DEFAULT_SIZE_GB: Final = 20.0
+"""Gigabytes of artifacts that are kept where $FIB_CACHE_GB says nothing."""
 MANIFEST: Final = "manifest.json"
 FILES: Final = "files"
 STAGING_LOCK: Final = ".lock"
+"""Its builder holds this file of a staging folder. A folder whose lock is free belongs to a dead build."""
 YOUNG_S: Final = 60.0
-"""A staging folder younger than this may be one whose lock is about to be taken."""
+"""Seconds for which a staging folder is never swept: its builder may be about to take the lock."""
 
 
 class Manifest(BaseModel):
@@ -52,7 +55,7 @@ class Manifest(BaseModel):
     files: dict[str, str]
     """Path below `files/` → sha256."""
     made_from: dict[str, Any]
-    """What the digest is of."""
+    """The values of which the digest is made."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class DamagedArtifact:
-    """One artifact that is not what it should be."""
+    """One artifact whose files are not those of its manifest."""
 
     digest: str
     reason: str
@@ -92,7 +95,7 @@ def size_limit(environment: Mapping[str, str] = os.environ) -> int:
 
 
 class ArtifactCache:
-    """The folder. Any number of processes may use it at once."""
+    """The cache's folder. Any number of processes may use it at once."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -106,7 +109,7 @@ class ArtifactCache:
         return FileLock(self.root / "locks" / digest)
 
     def read(self, digest: str, *, expected: Mapping[str, str] | None = None) -> Manifest | None:
-        """Return an artifact's manifest if all of it is there as it was made, else None; counts as a use.
+        """Return an artifact's manifest if every file is as it was made, else None. This counts as a use.
 
         Args:
             digest: the artifact's name.
@@ -122,7 +125,7 @@ class ArtifactCache:
 
     @contextlib.contextmanager
     def staging(self) -> Iterator[Path]:
-        """Make an empty folder for a build, locked so that no other process sweeps it; removed at the end."""
+        """Make an empty folder for a build, and remove it at the end. Its lock keeps other processes from sweeping it."""
         parent = self.root / "staging"
         parent.mkdir(parents=True, exist_ok=True)
         self.sweep()
@@ -140,7 +143,7 @@ class ArtifactCache:
 
         Args:
             digest: its name.
-            content: a folder on the cache's file system whose `files/` is complete; it is used up.
+            content: a folder on the cache's file system whose `files/` is complete; it is moved away.
             manifest: written into it last.
 
         Raises:
@@ -152,7 +155,7 @@ class ArtifactCache:
             raise OSError(f"the artifact of {manifest.solution} was not written whole: {problem or 'its manifest'}")
         place = self.place(digest)
         place.parent.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(place, ignore_errors=True)  # what is there failed its check
+        shutil.rmtree(place, ignore_errors=True)  # the artifact that stands there failed its check
         os.rename(content, place)  # noqa: PTH104 - Path.rename hides that a folder is never replaced
 
     def sweep(self) -> None:
@@ -165,12 +168,12 @@ class ArtifactCache:
                     lock.release()
 
     def entries(self) -> list[Entry]:
-        """Return every artifact, the one that was used last first."""
+        """Return every artifact; the one with the latest use comes first."""
         found = [_read_entry(place) for place in (self.root / "artifacts").glob("??/*") if place.is_dir()]
         return sorted((entry for entry in found if entry is not None), key=lambda entry: -entry.last_used_s)
 
     def verify(self) -> list[DamagedArtifact]:
-        """Hold every artifact against its manifest; nothing is removed."""
+        """Compare every artifact with its manifest, and return those that differ. Nothing is removed."""
         problems = []
         for entry in self.entries():
             problem = find_problem(entry.path, entry.manifest.files) if entry.manifest else "its manifest is unreadable"
@@ -192,7 +195,7 @@ class ArtifactCache:
             lock.release()
 
     def clear(self) -> tuple[int, int]:
-        """Remove every artifact that no run uses, and what dead builds left; return how many went, how many stayed."""
+        """Remove every artifact that no run uses, and what dead builds left; return how many were removed and kept."""
         self.sweep()
         removed = [self.remove(entry.digest) for entry in self.entries()]
         for path in (self.root / "locks").glob("*"):
@@ -202,7 +205,7 @@ class ArtifactCache:
         return sum(removed), len(removed) - sum(removed)
 
     def evict(self, limit_bytes: int) -> int:
-        """Remove what was not used for longest until no more than so many bytes are left; return the bytes freed."""
+        """Remove the artifacts with the oldest use until `limit_bytes` are left at most; return the bytes freed."""
         entries = self.entries()
         excess = sum(entry.size_bytes for entry in entries) - limit_bytes
         freed = 0
@@ -214,7 +217,7 @@ class ArtifactCache:
 
 
 class Lease:
-    """The digests that a run uses: while it is held they are neither evicted nor cleared. A context manager.
+    """The digests that a run uses. While the lease is held, nobody removes these artifacts. A context manager.
 
     Args:
         root: the cache's folder.
@@ -249,7 +252,7 @@ class Lease:
 
 
 def leased_digests(root: Path) -> set[str]:
-    """Return what living runs use; the leases of dead ones are removed."""
+    """Return the digests that living runs use. The leases of dead runs are removed."""
     digests: set[str] = set()
     for path in (root / "leases").glob("*"):
         lock = FileLock(path)
@@ -262,7 +265,7 @@ def leased_digests(root: Path) -> set[str]:
 
 
 def read_manifest(place: Path) -> Manifest | None:
-    """Return an artifact's manifest; None where it is missing or no manifest."""
+    """Return an artifact's manifest; None where it is missing or cannot be read."""
     try:
         return Manifest.model_validate_json((place / MANIFEST).read_bytes())
     except (OSError, ValidationError):
@@ -270,7 +273,7 @@ def read_manifest(place: Path) -> Manifest | None:
 
 
 def find_problem(place: Path, files: Mapping[str, str]) -> str | None:
-    """Return what is wrong with an artifact's files, or None where each is as it was made."""
+    """Return what is wrong with an artifact's files; None where each is as it was made."""
     return find_change(place / FILES, files)
 
 
@@ -286,7 +289,7 @@ def find_change(folder: Path, files: Mapping[str, str]) -> str | None:
 
 
 def find_stranger(folder: Path, files: Iterable[str]) -> str | None:
-    """Return a file or a link in a folder that is none of these, or None: Python would import it."""
+    """Return a file or link of a folder that is not one of these, else None. Python could import such a stranger."""
     known = {folder / path for path in files}
     return next((str(path) for path in folder.rglob("*") if path not in known and not _is_folder(path)), None)
 

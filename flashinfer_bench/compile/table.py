@@ -1,4 +1,4 @@
-"""Which language is built by which builder, and which solutions this machine cannot build, with what to install.
+"""The table of languages and their builders; and why this machine cannot build a solution, with what to install.
 
 Adding a language is a module in `builders/`, a line in BUILDERS and one in LACKS.
 """
@@ -79,12 +79,12 @@ def why_not_buildable(
     target: BuildTarget,
     capabilities: Sequence[tuple[int, int]] = (),
 ) -> str | None:
-    """Return what this machine lacks for a solution and what to install, None where nothing is missing.
+    """Return what this machine lacks for a solution, with what to install; None where nothing is missing.
 
     Args:
         solution: what is to be built.
-        toolchain: what there is.
-        target: what it is built for.
+        toolchain: the compilers and libraries of this machine.
+        target: the GPUs that it is built for.
         capabilities: the compute capabilities of the GPUs that are to run it; empty where it is only compiled.
     """
     language = solution.spec.language

@@ -1,7 +1,7 @@
-"""C++ and CUDA solutions: every .cpp and .cu is compiled to an object, all objects are linked to one shared library.
+"""C++ and CUDA solutions: each .cpp and .cu is compiled to an object, and all objects are linked to a shared library.
 
-The compilers run in the folder of the sources, which is on the include path. `cpp` and `cuda` differ in whether the
-CUDA toolkit takes part; how the library is reached from Python is the binding's.
+The compilers run in the folder of the sources, which is on the include path. `cuda` uses the CUDA toolkit, `cpp` does
+not. The binding decides how Python reaches the library.
 """
 
 from __future__ import annotations
@@ -25,31 +25,36 @@ from flashinfer_bench.compile.toolchain import Compiler, CudaToolkit, Toolchain
 from flashinfer_bench.data import Solution, SupportedBindings
 
 READABLE_VARIABLE: Final = "FIB_BUILD_READABLE"
-"""Further folders that compilers may read, where a toolchain lies in unusual places."""
+"""Variable with further folders that compilers may read, for a toolchain in an unusual place."""
 LIBRARY: Final = f"{MODULE}.so"
 HOST_SUFFIXES: Final = (".cpp", ".cc", ".cxx", ".c++")
 DEVICE_SUFFIX: Final = ".cu"
 UNIT_NAME: Final = re.compile(r"[A-Za-z0-9_][\w.+=@\-]*(/[A-Za-z0-9_][\w.+=@\-]*)*")
-"""nvcc hands names to a shell."""
+"""Names of files to compile. Other characters are refused, because nvcc hands names to a shell."""
 IDENTIFIER: Final = re.compile(r"[A-Za-z_]\w*")
 DEVICE_LINK_FLAGS: Final = frozenset({"-rdc=true", "--rdc=true", "--relocatable-device-code=true"})
+"""Flags of nvcc after which device code needs a link of its own."""
 MAX_ERRORS: Final = 20
+"""g++ stops after this number of errors, so that the log stays short."""
 SECONDS: Final = {"tvm-ffi": 4.0, "torch": 25.0, "cuda": 10.0, "cutlass": 40.0, "kilobyte": 0.1}
-"""What compiling is guessed to take, for the order of builds alone: headers of a binding, a .cu file, and so on."""
+"""Guessed seconds of compiling: for each file the headers of its binding, and more for a .cu file, CUTLASS and length.
+
+The guess decides the order of builds and nothing else."""
 HOST_PROBE: Final = b"#include <vector>\nint probe(int x) { return std::vector<int>(x).size(); }\n"
 DEVICE_PROBE: Final = b"#include <cuda_runtime.h>\n__global__ void kernel() {}\nvoid probe() { kernel<<<1, 1>>>(); }\n"
+"""Sources that every working compiler accepts. Where one fails, the machine is at fault and not the solution."""
 
 
 @dataclass(frozen=True)
 class CommandParts:
-    """What the commands of one solution are put together from."""
+    """The parts of which the commands for one solution are made."""
 
     cxx: Compiler
     cuda: CudaToolkit | None
     binding: Binding
     flags: Flags
     includes: tuple[Path, ...]
-    """Folders of headers of libraries."""
+    """Folders with the headers of libraries."""
     target: BuildTarget
     packages: tuple[Path, ...]
     """NVIDIA's pip packages, for libraries that the toolkit lacks."""
@@ -101,7 +106,7 @@ def native_recipe(solution: Solution, toolchain: Toolchain, target: BuildTarget)
 
 
 def choose_units(paths: Sequence[str], *, is_cuda: bool) -> list[str]:
-    """Return the sources that are compiled each for itself; the others are headers.
+    """Return the sources that are compiled to an object each; all others are headers.
 
     Raises:
         BuildFailure: there is none, or one that this language does not compile.
@@ -118,7 +123,7 @@ def choose_units(paths: Sequence[str], *, is_cuda: bool) -> list[str]:
 
 
 def make_stages(parts: CommandParts, units: Sequence[str]) -> tuple[tuple[BuildStep, ...], ...]:
-    """Return the commands: objects, a device link where code is relocatable, the library."""
+    """Return the commands that make the objects, link device code where it is relocatable, and link the library."""
     objects = [f"../obj/{index}.o" for index in range(len(units))]
     compiling = tuple(_compile_step(parts, unit, output) for unit, output in zip(units, objects, strict=True))
     stages: list[tuple[BuildStep, ...]] = [compiling]
@@ -158,7 +163,7 @@ def _nvcc(parts: CommandParts, cuda: CudaToolkit) -> list[str]:
 
 
 def _architectures(parts: CommandParts) -> list[str]:
-    """Return the solution's own choice, or the target's."""
+    """Return flags for the architectures of the target; none where the solution's own flags choose."""
     chosen = [flag for flag in parts.flags.nvcc if _has([flag], "-gencode", "--generate-code", "-arch", "--gpu-arch")]
     if chosen and not any(flag.endswith("=native") for flag in chosen):
         return []
@@ -191,7 +196,7 @@ def _link_step(parts: CommandParts, objects: Sequence[str]) -> BuildStep:
 
 
 def _resolve_libraries(parts: CommandParts) -> list[str]:
-    """Return the solution's flags for the linker; a library that only a pip package has is named by its path."""
+    """Return the solution's flags for the linker. A library that only a pip package has is named by its path."""
     folders = parts.cuda.library_folders() if parts.cuda else []
     resolved: list[str] = []
     for flag in parts.flags.link:
@@ -203,7 +208,7 @@ def _resolve_libraries(parts: CommandParts) -> list[str]:
 
 
 def _library_includes(solution: Solution, toolchain: Toolchain, cuda: CudaToolkit | None) -> tuple[Path, ...]:
-    """Return the headers of libraries: what the solution depends on, then the toolkit's, for .cpp files too."""
+    """Return the folders of headers: those of the solution's dependencies, then the toolkit's, for .cpp files too."""
     folders = cutlass_includes() if wants_cutlass(solution.spec.dependencies) else []
     if cuda is not None:
         folders += [cuda.include, cuda.include / "cccl"]
@@ -232,7 +237,7 @@ def _made_from(
     stages: tuple[tuple[BuildStep, ...], ...],
     libraries: Sequence[Path],
 ) -> dict[str, Any]:
-    """Return what decides the library: sources, commands with their flags, compilers, versions, ABI."""
+    """Return everything that decides the library: sources, commands, compilers, versions, ABI."""
     compilers = {"cxx": parts.cxx.identity, "nvcc": parts.cuda.nvcc.identity if parts.cuda else None}
     cutlass = [folder / "cutlass" / "version.h" for folder in libraries]
     versions = {
@@ -252,7 +257,7 @@ def _made_from(
 
 
 def _processor() -> str:
-    """Return what -march=native depends on."""
+    """Return the lines about the processor that -march=native depends on."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
