@@ -125,7 +125,7 @@ class ArtifactCache:
 
     @contextlib.contextmanager
     def staging(self) -> Iterator[Path]:
-        """Make an empty folder for a build, and remove it at the end. Its lock keeps other processes from sweeping it."""
+        """Make an empty folder for a build, and remove it at the end. No other process sweeps it meanwhile."""
         parent = self.root / "staging"
         parent.mkdir(parents=True, exist_ok=True)
         self.sweep()

@@ -1,4 +1,4 @@
-"""What attention costs: the pairs of a query and a key that the lengths and the mask leave, and the tokens in use."""
+"""What attention costs: pairs of a query and a key, by lengths and mask, and the used tokens of a cache."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from flashinfer_bench.data.definition import Definition
 from flashinfer_bench.roofline.sized_definition import Counted, SizedDefinition, Unknown
 
 CAUSAL: Final = re.compile(r"\b(no |non[- ]?|not[- ]?)?causal\b(\W*(?:false|no|0|off)\b)?", re.IGNORECASE)
-"""The word, with what turns it round before or after it."""
+"""The word "causal"; the groups match a word before or after it that negates it."""
 
 
 def find_causal(definition: Definition) -> bool | None:
-    """Tell whether a definition is causal by its name, else by its tags; None where neither says so.
+    """Tell whether a definition is causal, by its name, else by its tags; None where neither has the word.
 
     Published definitions are named ..._prefill_causal_...
     """
@@ -28,9 +28,9 @@ def find_causal(definition: Definition) -> bool | None:
 
 
 def count_pairs(queries: Sequence[int], keys: Sequence[int], *, causal: bool) -> int:
-    """Count the pairs of a query and a key that it sees; causal: the last query sees all keys, each before it one less.
+    """Count the pairs of a query and a key that this query sees.
 
-    Queries that precede all keys see none.
+    With a causal mask the last query sees all keys, and each query before it sees one key less, down to none.
     """
     pairs = list(zip(queries, keys, strict=True))
     if not causal:
@@ -42,7 +42,7 @@ def _pairs(sized: SizedDefinition, queries: Sequence[int], keys: Sequence[int]) 
     """Count the pairs under the definition's mask.
 
     Raises:
-        Unknown: the mask would matter and the definition does not say which it is, or the queries are others.
+        Unknown: the mask matters and the definition does not name it, or the lengths do not fit the queries.
     """
     name = sized.first_input
     if min([*queries, *keys], default=0) < 0 or prod(sized.shape(name)[:-1]) != sum(queries) * _heads(sized):
@@ -74,7 +74,7 @@ def _lengths(sized: SizedDefinition) -> tuple[list[int], list[int]]:
 
 
 def count_attention(sized: SizedDefinition) -> Counted:
-    """2 pairs Hq (dqk + dvo); of a paged cache the tokens in use."""
+    """2 pairs Hq (dqk + dvo). Only the used tokens of a paged cache are read."""
     queries, keys = _lengths(sized)
     qk = sized.size("head_dim", "qk_dim", "head_dim_qk")
     vo = sized.size("head_dim", "vo_dim", "head_dim_vo")
@@ -102,7 +102,7 @@ def _used_tokens(sized: SizedDefinition, caches: Sequence[str], tokens: int) -> 
 
 
 def count_dsa(sized: SizedDefinition) -> Counted:
-    """Attention: as MLA over the chosen tokens. Indexer: 2 heads dim for every cached token."""
+    """Attention costs as MLA over the chosen tokens. The indexer costs 2 heads dim for every cached token."""
     if "sparse_indices" in sized.definition.inputs:
         chosen = [index for index in sized.numbers("sparse_indices") if index >= 0]
         ckv, kpe = sized.size("head_dim_ckv"), sized.size("head_dim_kpe")

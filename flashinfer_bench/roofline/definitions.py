@@ -1,8 +1,8 @@
-"""What a definition costs on a workload, by op type: FLOPs and bytes with true lengths, by the names of the format.
+"""What a definition costs on a workload, by op type and by the names of axes and inputs that the format gives.
 
-Bytes are those of all inputs and outputs, but of what is pooled (cached tokens, experts, states, angles) only the part
-that the workload uses. A definition whose axes have other names, whose lengths or mask are not known, or whose inputs
-contradict each other, has no cost: none is better than a wrong one.
+FLOPs follow the true lengths. Bytes are those of all inputs and outputs; of a pool (cached tokens, experts, states,
+angles) only the part that the workload uses counts. A definition has no cost where its axes have other names, its
+lengths or mask are not known, or its inputs contradict each other: no cost is better than a wrong one.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from flashinfer_bench.roofline.cost import UNIT_OF, Cost, size_of
 from flashinfer_bench.roofline.sized_definition import Counted, SizedDefinition, Unknown, Values
 
 PLAIN: Final = ("rmsnorm", "rope", "sampling")
-"""Op types without a product of matrices."""
+"""Op types without a product of matrices: their unit is fp32."""
 NO_FACTOR: Final = re.compile(r"scale|logits|^weights$|cache$")
-"""Inputs that are multiplied with nothing on tensor cores, or that may hold anything."""
+"""Names of inputs that tensor cores do not multiply, or that may hold anything."""
 COMPARES: Final = re.compile(r"renorm|mask")
 """Names of operations on scores that give scores."""
 
@@ -33,7 +33,7 @@ def find_cost(definition: Definition, axes: Mapping[str, int], values: Values | 
     Args:
         definition: what is computed.
         axes: every axis by name.
-        values: the index inputs that are known.
+        values: the known values of index inputs.
     """
     sized = SizedDefinition(definition, axes, values or {})
     count = FORMULAS.get(definition.op_type.replace("-", "_"))
@@ -44,12 +44,17 @@ def find_cost(definition: Definition, axes: Mapping[str, int], values: Values | 
         names = [*definition.inputs, *definition.outputs]
         total = sum(used[name] if name in used else sized.nbytes(name) for name in names)
         return Cost(flops, total, _unit(sized)) if min(flops, total) >= 0 else None
-    except (Unknown, LookupError, ArithmeticError, ValueError):  # sizes and stored numbers may say anything
+    except (
+        Unknown,
+        LookupError,
+        ArithmeticError,
+        ValueError,
+    ):  # stored numbers may be anything
         return None
 
 
 def _unit(sized: SizedDefinition) -> Unit:
-    """Return what multiplies: the wider of the first and the largest factor; plain arithmetic in plain op types.
+    """Return the unit: that of the wider of the first and the largest factor; fp32 for plain op types.
 
     Raises:
         Unknown: whole numbers are multiplied; no peak is listed for them.
@@ -69,7 +74,7 @@ def _unit(sized: SizedDefinition) -> Unit:
 
 
 def _gemm(sized: SizedDefinition) -> Counted:
-    """2 m n k: every element of the output sums over the last axis of the first input, in whose rows it lies."""
+    """2 m n k: every element of the output sums over the last axis of the first input."""
     first, out = sized.first_input, sized.first_output
     rows, columns = sized.shape(first), sized.shape(out)
     if rows[:-1] != columns[:-1]:
@@ -78,10 +83,10 @@ def _gemm(sized: SizedDefinition) -> Counted:
 
 
 def _lowbit(sized: SizedDefinition) -> Counted:
-    """As a GEMM where the definition is a product; others (quantizers, norms, RoPE) are not counted by their names.
+    """As a GEMM where the definition is a product of two matrices. Others (quantizers, norms, RoPE) have no cost.
 
-    In a product another matrix, which is no scale, has the output's last axis and at least a bit for each column of the
-    first input. That one is a float: whole numbers may be packed, and then an axis is not what is summed over.
+    In a product a second matrix, which is no scale, has the output's last axis and at least one bit for each column of
+    the first input. The first input is a float: whole numbers may be packed, and then its axis is not the summed one.
     """
     definition = sized.definition
     first, out = sized.first_input, sized.first_output
@@ -98,15 +103,15 @@ def _lowbit(sized: SizedDefinition) -> Counted:
 
 
 def _rmsnorm(sized: SizedDefinition) -> Counted:
-    """Five operations an element (square, add, two multiplications, a share of mean and root), six with a residual."""
+    """Five operations for each element (square, add, two multiplications, mean and root); six with a residual."""
     each = 6 if "residual" in sized.definition.inputs else 5
     return float(each * prod(sized.shape(sized.first_input))), {}
 
 
 def _rope(sized: SizedDefinition) -> Counted:
-    """Three operations a rotated element; of the angles at most one row a token is read.
+    """Three operations for each rotated element. At most one row of angles is read for each token.
 
-    A head may be rotated in part, so its size alone says nothing.
+    A part of a head may be rotated, so the size of a head alone is not enough.
     """
     tokens, heads = sized.size("num_tokens", "tokens", "nnz"), sized.size("num_qo_heads", "num_heads")
     heads += sized.size("num_kv_heads")
@@ -132,7 +137,7 @@ def _gdn(sized: SizedDefinition) -> Counted:
 
 
 def _mamba(sized: SizedDefinition) -> Counted:
-    """Five operations an element of the state; of the pool the slots in use, read and written."""
+    """Five operations for each element of the state. The used slots of the pool are read and written."""
     batch = sized.size("batch_size")
     state = sized.size("nheads") * sized.size("head_dim", "dim") * sized.size("dstate")
     share = min(1.0, batch / sized.size("state_cache_size"))
@@ -140,7 +145,7 @@ def _mamba(sized: SizedDefinition) -> Counted:
 
 
 def _moe(sized: SizedDefinition) -> Counted:
-    """6 h i for a pair of a token and an expert; pairs and active experts as uniform routing has them."""
+    """6 h i for each pair of a token and an expert. Pairs and active experts are those of uniform routing."""
     tokens = sized.size("seq_len", "num_tokens")
     local = sized.size("num_local_experts", "local_experts", "num_experts")
     experts = sized.axes.get("num_experts", local)
@@ -153,7 +158,7 @@ def _moe(sized: SizedDefinition) -> Counted:
 
 
 def _top_k_of_name(name: str) -> int:
-    """Read the experts of a token off a name such as moe_..._topk8_...: routed definitions have no axis for it."""
+    """Read the top-k from a name such as moe_..._topk8_...: routed definitions have no axis for it."""
     for part in name.split("_"):
         if part.startswith("topk") and part[4:].isdigit():
             return int(part[4:])
@@ -161,7 +166,7 @@ def _top_k_of_name(name: str) -> int:
 
 
 def _sampling(sized: SizedDefinition) -> Counted:
-    """Choosing, renormalising and masking compare: bytes bound them. Softmax takes five operations an element."""
+    """Choosing, renormalising and masking cost bytes only. Softmax takes five operations for each element."""
     definition = sized.definition
     if "softmax" in definition.name.lower():
         return 5.0 * prod(sized.shape(sized.first_input)), {}
@@ -186,4 +191,4 @@ FORMULAS: Final[Mapping[str, Callable[[SizedDefinition], Counted]]] = {
     "moe": _moe,
     "sampling": _sampling,
 }
-"""Op type to what counts it."""
+"""Op type → the function that counts its cost."""

@@ -1,4 +1,4 @@
-"""What devices can do: the vendor's figures, dense, without sparsity. They are limits: no measured figure stands here.
+"""What devices can do: the vendor's figures for dense data. They are limits; no figure here is measured.
 
 Sources: NVIDIA's data sheets and architecture white papers: T4, A100, L4, L40S, H100, H200, H20, GH200, B200, B300, RTX
 4090, RTX 5090, RTX PRO 6000. Boost clocks; memory bandwidth as specified.
@@ -21,27 +21,27 @@ class Peak:
     """The limits of one device."""
 
     name: str
-    """The device that the figures are of."""
+    """The device as its data sheet names it."""
     tflops: Mapping[str, float]
-    """Unit (one of `UNITS`) to 10^12 operations a second. A unit that is missing is not there."""
+    """Unit (one of `UNITS`) → 10^12 operations a second. The device lacks a unit that is not listed."""
     tb_per_sec: float
     """Memory bandwidth, 10^12 bytes a second."""
     l2_bytes: int = 0
-    """Last-level cache; data that fits may come from there, faster than memory allows."""
+    """Bytes of the last-level cache. Data that fits in may be read faster than memory allows."""
 
     @property
     def label(self) -> str:
-        """The device, and whose figures these are."""
+        """The device, and the source of its figures."""
         return f"{self.name} (vendor)"
 
     def operations(self, unit: str) -> float:
-        """Return 10^12 operations a second of a unit; of the next wider one where the device lacks it."""
+        """Return 10^12 operations a second of a unit, or of the next wider one where the device lacks it."""
         as_wide = UNITS[UNITS.index(unit) :: -1]
         return next((self.tflops[name] for name in as_wide if name in self.tflops), max(self.tflops.values()))
 
 
 def _peak(name: str, tflops: tuple[float, ...], tb_per_sec: float, l2_mib: int) -> Peak:
-    """Return the figures of one row; a unit with 0 is not there."""
+    """Return the figures of one row. The device lacks a unit whose figure is 0."""
     units = {unit: value for unit, value in zip(UNITS, tflops, strict=True) if value}
     return Peak(name, units, tb_per_sec, l2_mib * MIB)
 
@@ -69,9 +69,9 @@ PEAKS: Final[tuple[tuple[str, Peak], ...]] = (
     (r"RTX 4090", _peak("RTX 4090", (1.3, 82.6, 82.6, 165, 330, 0), 1.008, 72)),
     (r"T4\b", _peak("T4", (0.25, 8.1, 8.1, 65, 0, 0), 0.32, 4)),
 )
-"""Regular expression found in the device's name to its figures; the first that is found counts."""
+"""Regular expression for the device's name → its figures. The first expression that is found counts."""
 
 
 def find_peak(device_name: str) -> Peak | None:
-    """Return the figures of a device by the vendor's name for it ("NVIDIA H200"); None for one that is not listed."""
+    """Return the figures of a device by the vendor's name ("NVIDIA H200"); None where it is not listed."""
     return next((peak for pattern, peak in PEAKS if re.search(pattern, device_name)), None)

@@ -14,7 +14,7 @@ from flashinfer_bench.compile.toolchain import Toolchain
 from flashinfer_bench.data import Solution
 
 MAX_SOURCE_BYTES: Final = 4 << 20
-"""A larger source file is refused: parsing it would take too much memory here."""
+"""A larger source file is refused, because every source is parsed here."""
 
 
 def python_recipe(solution: Solution, _toolchain: Toolchain, _target: BuildTarget) -> BuildRecipe:

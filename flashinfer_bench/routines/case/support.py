@@ -1,6 +1,6 @@
-"""What can run here: compute capability, FlashInfer and what its backends need beside it. Nothing is imported for it.
+"""Tells which backends can run on this machine: by compute capability and installed packages. It imports none of them.
 
-The support matrix itself stands in the routines; this says why a backend of one cannot run on this machine.
+Each routine holds its part of the support matrix. This file says why a backend cannot run here.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ NEEDS: Final[Mapping[str, tuple[str, str]]] = {
     "cudnn-native": ("cudnn", "nvidia-cudnn-frontend"),
     "cute-dsl": ("cutlass", "nvidia-cutlass-dsl"),
 }
-"""Backend to the module that it imports, and the package that has it."""
+"""Backend → the module that it imports, and the package that has this module."""
 
 
 @dataclass(frozen=True)
 class Platform:
-    """Where cases run."""
+    """The device on which cases run, and the packages beside it."""
 
     device: str
     """The maker's name of the device."""
     capability: str | None
     """Compute capability, such as "9.0"; None on a CPU."""
     versions: Mapping[str, str]
-    """Package to its version, where it is installed."""
+    """Installed package → its version."""
     modules: frozenset[str]
-    """Of the modules in `NEEDS` and flashinfer, those that can be imported."""
+    """The modules that can be imported, of flashinfer and those in `NEEDS`."""
 
 
 def find_platform(

@@ -19,7 +19,7 @@ EPILOGUE_TILE = 128
 
 
 def call(function: Any, *arguments: Any, **options: Any) -> None:
-    """Call, the first time under the library's tuner where that is wanted."""
+    """Call a function. With AUTOTUNE the library tunes in the first call."""
     if AUTOTUNE and not TUNED:
         with flashinfer.autotune(True):
             function(*arguments, **options)
@@ -65,7 +65,7 @@ def bmm_fp8(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, out: Tensor)
 
 
 def mm_fp4(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, alpha: Tensor, out: Tensor) -> None:
-    """mm_fp4; the trtllm backend wants weights in an order of its own, which is made once."""
+    """mm_fp4. The trtllm backend wants weights in another order; they are reordered once."""
     weights, factors = b.view(torch.uint8), b_scale.view(torch.uint8)
     if BACKEND == "trtllm":
         weights, factors = shuffled(weights, factors)
@@ -85,7 +85,7 @@ def mm_fp4(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, alpha: Tensor
 
 
 def shuffled(weights: Tensor, factors: Tensor) -> tuple[Any, Any]:
-    """Give weights and scales in the order of the trtllm backend; made once for each place in memory."""
+    """Give weights and scales in the order of the trtllm backend. They are made once for each place in memory."""
     if weights.data_ptr() not in SHUFFLED:
         rows, columns = weights.shape[0], weights.shape[1] * 2 // BLOCK
         tiles = factors.reshape(-1)[: rows * columns].view(rows // 128, columns // 4, 32, 4, 4)

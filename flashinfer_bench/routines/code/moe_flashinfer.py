@@ -1,4 +1,4 @@
-"""Calls of FlashInfer's MoE kernels. Weights in an order of the kernel's own are made once, as a server would."""
+"""Calls of FlashInfer's MoE kernels. Weights in another order are made once, as in a server."""
 
 from typing import Any
 
@@ -33,7 +33,7 @@ STATE: dict[Any, Any] = {}
 
 
 def call(function: Any, *arguments: Any, **options: Any) -> Any:
-    """Call, the first time under the library's tuner where that is wanted."""
+    """Call a function. With AUTOTUNE the library tunes in the first call."""
     if AUTOTUNE and "tuned" not in STATE:
         with flashinfer.autotune(True):
             function(*arguments, **options)
@@ -42,7 +42,7 @@ def call(function: Any, *arguments: Any, **options: Any) -> Any:
 
 
 def once(name: str, source: Tensor, make: Any) -> Any:
-    """Give what is made of a tensor, made once for each place in memory."""
+    """Give what `make` makes of a tensor. It is made once for each place in memory."""
     key = (name, source.data_ptr())
     if key not in STATE:
         STATE[key] = make()
@@ -66,7 +66,7 @@ def bias_of(routing_bias: Tensor) -> Any:
 
 
 def shuffled(weights: Tensor) -> Any:
-    """Give fp8 weights in the order of --use_shuffled_weight, in blocks along k with --weight_layout 2."""
+    """Give fp8 weights in the order of --use_shuffled_weight; in blocks along k with --weight_layout 2."""
 
     def make() -> Tensor:
         rows = [flashinfer.shuffle_matrix_a(matrix.view(torch.uint8), SMALL_TILE) for matrix in weights]

@@ -1,4 +1,4 @@
-"""Calls of FlashInfer's norm kernels. They write into the outputs that they are given."""
+"""Calls of FlashInfer's norm kernels. They write into given outputs."""
 
 import flashinfer
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""Calls of FlashInfer's quantisation kernels; they return bytes, which are given their type and shape."""
+"""Calls of FlashInfer's quantisation kernels. They return bytes; the functions here give them type and shape."""
 
 from typing import Any
 

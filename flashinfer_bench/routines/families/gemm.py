@@ -1,7 +1,7 @@
 """The GEMM family: fp8 with block scales, grouped, batched with one scale, and 4-bit floats.
 
 A product of m x k and k x n takes 2 m n k FLOPs. Bytes count both factors, their scales and the output, over the whole
-batch. Factors are drawn in their quantised form: normal in fp8, any code in 4 bits; scales near 1.
+batch. Factors are drawn in their quantised form: normal numbers in fp8, any code in 4 bits. Scales are near 1.
 """
 
 from __future__ import annotations
@@ -35,11 +35,12 @@ FLAGS: Final = (
     Flag("autotune", "switch", "let the library tune before timing (bmm_fp8, mm_fp4)", False),
 )
 ERROR: Final = 0.05
-"""Allowed error, as a share of the deviation of an output element: Hopper's fp8 products are summed in 14 bits, which
-cuBLAS leaves so for speed. Seen on an H200 is 0.024 at k = 7168."""
+"""Allowed error, as a share of the deviation of an output. Hopper sums fp8 products in 14 bits, and cuBLAS keeps that
+for its speed. On an H200 the largest error was 0.024 at k = 7168."""
 ALPHA: Final = 0.125
+"""The factor that 4-bit products are multiplied by."""
 E2M1_VARIANCE: Final = 8.5625
-"""Mean square of the sixteen codes."""
+"""Mean square of the sixteen 4-bit codes."""
 
 
 def _label(args: Namespace, *more: Any) -> str:
@@ -98,7 +99,7 @@ def make_gemm_fp8_nt_groupwise(args: Namespace) -> Case:
 
 
 def make_group_gemm_fp8_nt_groupwise(args: Namespace) -> Case:
-    """The same for g groups of m rows: all of it g times, and 4 (g + 1) of offsets."""
+    """The same for g groups of m rows: all numbers times g, and 4 (g + 1) bytes of offsets."""
     return _make_groupwise(args, groups=args.group_size)
 
 

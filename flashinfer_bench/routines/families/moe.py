@@ -1,9 +1,9 @@
 """The MoE family: fused expert layers with their routing (trtllm), or after it (cutlass).
 
-T tokens, h hidden and i intermediate size, E experts of which L are here, k experts a token. A pair of a token and an
-expert takes 2 (2 i h) FLOPs for both halves of the first product and 2 i h for the second: 6 h i. Where the routing is
-part of the routine, its outcome is not known beforehand: T k L / E pairs and L (1 - (1 - k / E)^T) active experts are
-expected. Bytes: tokens, logits, the weights of active experts with their scales, and the output.
+T tokens, h hidden and i intermediate size, E experts of which L are here, k experts for each token. A pair of a token
+and an expert takes 2 (2 i h) FLOPs for both halves of the first product and 2 i h for the second: 6 h i. Where the
+routine routes, the case cannot know the outcome. It expects T k L / E pairs and L (1 - (1 - k / E)^T) active experts.
+Bytes: tokens, logits, the weights of active experts with their scales, and the output.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from flashinfer_bench.routines.case.words import read_dtype, require, round_up
 
 FAMILY: Final = "moe"
 METHODS: Final = {"renormalize": 1, "deepseek_v3": 2, "llama4": 3, "renormalize_naive": 4}
-"""Routing method to the library's number for it."""
+"""Routing method → the library's number for it."""
 ACTIVATIONS: Final = {"swiglu": 3, "geglu": 4}
 FLAGS: Final = (
     Flag("num_tokens", "int", "tokens", required=True),
@@ -54,18 +54,19 @@ FLAGS: Final = (
 ACT_DEVIATION: Final = 0.6
 """Deviation of an activated gate times a linear part, both of unit deviation."""
 VARIANT_UNITS: Final[Mapping[str, Unit]] = {"base": "fp16", "fp8": "fp8", "nvfp4": "fp4"}
-"""Variant of cutlass to what its products run on."""
+"""Variant of cutlass → the unit that its products run on."""
 ERRORS: Final[Mapping[Unit, float]] = {"fp16": 0.03, "fp8": 0.1, "fp4": 0.25}
-"""What the products run on to the allowed error, as a share of the deviation of an output.
+"""Unit of the products → the allowed error, as a share of the deviation of an output.
 
-Kernels quantise what is between the two products, and the reference does not."""
+Kernels quantise the values between the two products, and the reference does not."""
 E2M1_DEVIATION: Final = math.sqrt(8.5625 * 13 / 12)
-"""Of any 4-bit code with a scale between 0.5 and 1.5."""
+"""Deviation of a random 4-bit code with a random scale between 0.5 and 1.5."""
 BIAS: Final = 0.01
+"""Deviation of the routing's bias."""
 
 
 def _expected(args: Namespace, local: int) -> tuple[float, float]:
-    """Return the expected pairs and active experts."""
+    """Return the expected number of pairs, and of experts that any token goes to."""
     share = args.top_k / args.num_experts
     return args.num_tokens * args.top_k * local / args.num_experts, local * (1 - (1 - share) ** args.num_tokens)
 
@@ -156,7 +157,7 @@ def _label(args: Namespace, *more: Any) -> str:
 
 
 def _deviation(args: Namespace) -> float:
-    """Return the deviation of an output, the second product being scaled to the size of its input."""
+    """Return the deviation of an output. The second product is scaled to the size of its input."""
     scaling = args.routed_scaling_factor if args.routing_method == "deepseek_v3" else 1.0
     return ACT_DEVIATION * scaling / math.sqrt(args.top_k)
 

@@ -29,14 +29,14 @@ FLAGS: Final = (
     Flag("is_sf_swizzled_layout", "switch", "fp4: scales in tiles of 128 x 4", False),
 )
 FP8_MATCH: Final = 0.98
-"""Share of fp8 or fp4 codes that agree: a value near the middle of two codes may go either way."""
+"""Share of fp8 codes that must agree: a value near the middle of two codes may be rounded either way."""
 FP4_ALIASES: Final = {"cuda": "cute-dsl"}
-"""The documents have `cuda` as the default of the whole family; 4-bit norms have this kernel only."""
+"""FlashInfer's documents name `cuda` for the whole family. The 4-bit norms have a kernel in CuTe-DSL only."""
 IN_PLACE: Final = ("cuda, cute-dsl: the kernel works in place; the timed call copies the residual first",)
 LARGEST: Final = 24.0
-"""What an output hardly exceeds: a product of two normal numbers."""
+"""Outputs are products of two normal numbers, and hardly any exceeds this."""
 GLOBAL_SCALE: Final = 448.0 * 6.0 / LARGEST
-"""Lets the scales of blocks, their largest value over 6 times this, use all of e4m3's range."""
+"""The scale of a block is its largest value / 6, times this. So the scales use all of e4m3's range."""
 
 
 def _shape(args: Namespace) -> tuple[dict[str, int], str, int]:

@@ -1,7 +1,7 @@
 """The quantisation family: fp8 and 4-bit floats with a scale for each block of a row.
 
-N = m k elements of e bytes, blocks of v. FLOPs: largest of a block, multiply, round: 3 N. Scales count without the
-padding that a tiled layout adds.
+N = m k elements of e bytes, blocks of v. FLOPs: find the largest of a block, multiply, round: 3 N. The padding of
+scales in a tiled layout does not count.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ FLAGS: Final = (
     Flag("sf_vec_size", "int", "nvfp4: elements that share a scale", 16),
 )
 CODES: Final = Check(1e-2, 1e-3, 0.97)
-"""Share of codes and scales that agree: a value near the middle of two codes may go either way."""
+"""97 % of codes and scales must agree: a value near the middle of two codes may be rounded either way."""
 FP8_CODES: Final = Check(1e-2, 1e-3, 0.98)
+"""The same for fp8: 98 % must agree."""
 TILE_ROWS: Final = {"128x4": 128, "8x4": 8}
 
 

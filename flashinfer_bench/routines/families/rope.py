@@ -36,12 +36,13 @@ FLAGS: Final = (
     Flag("enable_pdl", "switch", "programmatic dependent launch", False),
 )
 MAX_OFFSET: Final = 64
-"""Sequences begin at positions below this: where kernels compute angles quickly, large ones lose precision."""
+"""Sequences begin at positions below this. Kernels compute angles quickly, and large ones lose precision."""
 FP8_MATCH: Final = 0.98
+"""Share of fp8 codes that must agree: a value near the middle of two codes may be rounded either way."""
 HEAD_DIMS: Final = (64, 128, 256, 512)
-"""Head dimensions that the library's plain kernels are made for."""
+"""Head dimensions for which the library has plain kernels."""
 LANE: Final = 16
-"""Elements that a thread of its quantising kernels reads and writes at once."""
+"""Elements that a thread of the library's quantising kernels reads and writes at once."""
 
 
 def _check_plain(args: Namespace) -> None:
@@ -66,7 +67,7 @@ def _refuse(reason: str) -> dict[str, str]:
 
 
 def _why_not_rotary(args: Namespace, lane: int) -> str:
-    """Say why the kernels cannot rotate so many dimensions: a thread has `lane` of them, and not of both halves."""
+    """Say why the kernels cannot rotate these dimensions: a thread holds `lane` of them, all from the same half."""
     rotary, step = args.rotary_dim or args.head_dim, lane if args.interleave else 2 * lane
     return f"--rotary_dim {rotary}: its kernel wants a multiple of {step}" if rotary % step else ""
 
@@ -81,7 +82,7 @@ def _why_not_quantising(args: Namespace, *, appends: bool) -> str:
     rope, nope = args.rotary_dim or args.head_dim, args.no_rope_dim
     if nope % LANE:
         return f"--no_rope_dim {nope}: its kernel wants a multiple of {LANE}"
-    if appends and nope % rope:  # the last stretch of it would run into the next head
+    if appends and nope % rope:  # its last stretch would reach into the next head
         return f"--no_rope_dim {nope}: its kernel wants a multiple of the {rope} dimensions that are rotated"
     return _why_not_rotary(args, LANE)
 

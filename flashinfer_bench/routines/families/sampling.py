@@ -1,7 +1,7 @@
 """The sampling family: softmax, samplers, filters and top-k selection.
 
 B rows of V entries (L columns in the transforms), e the bytes of an entry, k entries kept, n drafted tokens. Samplers
-and selections compare rather than calculate: their FLOPs count as 0, bytes bound them.
+and selections compare and hardly calculate: their FLOPs count as 0, and bytes bound them.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _label(args: Namespace, *more: Any) -> str:
 
 
 def _weights(args: Namespace, source: str) -> tuple[str, dict[str, Tensor], float]:
-    """Return the dtype of the rows, the input that holds them, and the bytes that reading them takes."""
+    """Return the dtype of the rows, the input that holds them, and their bytes."""
     dtype = read_dtype(args.input_dtype, "input_dtype", FLOATS if source == "logits" else ("float32",))
     rows = Tensor(dtype, "batch_size vocab_size")
     return dtype, {source: rows}, args.batch_size * _vocabulary(args) * size_of(dtype)
