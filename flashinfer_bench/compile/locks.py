@@ -1,18 +1,17 @@
-"""Lock files that may be removed: the kernel gives a lock back when its holder ends, however it ends.
+"""Lock files that may be removed. The kernel gives a lock back when its holder ends, in whatever way it ends.
 
-A lock counts only while its file still stands under its name, so that whoever holds it may remove the file.
+A lock counts only while its file still has its name. So the holder may remove the file.
 """
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 TRIES: Final = 100
+"""Attempts to lock a file before giving up. Each fails where the former holder removed the file meanwhile."""
 
 
 class FileLock:
@@ -23,11 +22,11 @@ class FileLock:
         self._fd: int | None = None
 
     def take(self) -> bool:
-        """Take the lock if nobody holds it; False where somebody does."""
+        """Take the lock; False where somebody holds it."""
         return self._acquire(fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def wait(self) -> None:
-        """Take the lock, however long another holds it."""
+        """Wait until nobody holds the lock, then take it."""
         if not self._acquire(fcntl.LOCK_EX):
             raise OSError(f"{self.path} cannot be locked; does its file system know locks?")
 
@@ -53,26 +52,15 @@ class FileLock:
             if is_same_file(fd, self.path):
                 self._fd = fd
                 return True
-            os.close(fd)  # its holder removed it while we waited: another file, or none, has the name now
+            os.close(fd)  # its holder removed the file while we waited; another file, or none, has the name now
         return False
 
 
 def is_same_file(fd: int, path: Path) -> bool:
-    """Tell whether an open file still stands under a name."""
+    """Tell whether an open file still has this name."""
     try:
         there = path.stat()
     except FileNotFoundError:
         return False
     ours = os.fstat(fd)
     return (ours.st_dev, ours.st_ino) == (there.st_dev, there.st_ino)
-
-
-@contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold the lock on a path for a block."""
-    lock = FileLock(path)
-    lock.wait()
-    try:
-        yield
-    finally:
-        lock.release()

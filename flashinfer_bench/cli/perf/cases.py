@@ -26,7 +26,7 @@ from flashinfer_bench.errors import Misuse
 from flashinfer_bench.report.verdict import to_one_line
 from flashinfer_bench.routines.case.materials import Material, make_material
 from flashinfer_bench.routines.case.spec import Case, Routine
-from flashinfer_bench.routines.case.support import Place, why_not
+from flashinfer_bench.routines.case.support import Platform, why_not
 
 SCRIPT: Final = "flashinfer_benchmark.py"
 """The name that FlashInfer's documents have for this command."""
@@ -75,7 +75,7 @@ def started_program(script: str) -> list[str]:
     return [*typed_program(script, INTERPRETER), "perf"]
 
 
-def read_requests(rest: Sequence[str], testlist: str | None, place: Place) -> list[Request]:
+def read_requests(rest: Sequence[str], testlist: str | None, place: Platform) -> list[Request]:
     """Return what was asked for.
 
     Raises:
@@ -127,7 +127,7 @@ def _read_names(request: Request, words: Sequence[str]) -> None:
     request.args = argparse.Namespace(case_tag=names.case_tag)
 
 
-def _prepare(request: Request, place: Place) -> None:
+def _prepare(request: Request, place: Platform) -> None:
     """Parse a request, make its case, and see which backends can run it here."""
     try:
         routine, args = parse_case(request.words)
@@ -154,7 +154,7 @@ def _prepare(request: Request, place: Place) -> None:
             request.skipped[backend] = reason
 
 
-def _reason_against(routine: Routine, case: Case, backend: str, place: Place) -> str | None:
+def _reason_against(routine: Routine, case: Case, backend: str, place: Platform) -> str | None:
     refusal = case.refusals.get(backend)
     if refusal is not None:
         return f"{backend} for routine {routine.name}: {refusal}. Skipping."

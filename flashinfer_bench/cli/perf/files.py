@@ -21,7 +21,7 @@ from flashinfer_bench.cli.perf.rows import Row
 from flashinfer_bench.cli.screen.output import write_problems
 from flashinfer_bench.errors import Misuse
 from flashinfer_bench.routines.case.resolved import resolve_backend
-from flashinfer_bench.routines.case.support import LIBRARY, Place
+from flashinfer_bench.routines.case.support import LIBRARY, Platform
 
 RESULT_COLUMNS: Final = ("routine", "median_time", "std_time", "tflops", "tb_per_sec", "backend", "resolved_backend")
 FLAG_COLUMNS: Final = (
@@ -91,7 +91,7 @@ class ResultFiles:
         Misuse: a file cannot be written.
     """
 
-    def __init__(self, output_path: str | None, json_path: str | None, place: Place) -> None:
+    def __init__(self, output_path: str | None, json_path: str | None, place: Platform) -> None:
         is_json = output_path is not None and output_path.endswith(".jsonl")
         self._csv = Path(output_path) if output_path is not None and not is_json else None
         self._json = [Path(path) for path in ((output_path if is_json else None), json_path) if path is not None]
@@ -135,7 +135,7 @@ def _csv_line(cells: Iterable[Any]) -> str:
     return line.getvalue()
 
 
-def to_document(row: Row, place: Place) -> dict[str, Any]:
+def to_document(row: Row, place: Platform) -> dict[str, Any]:
     """Return everything that is known of a row, as JSON-able values."""
     request = row.request
     case = request.case
@@ -160,7 +160,7 @@ def to_document(row: Row, place: Place) -> dict[str, Any]:
     }
 
 
-def _resolved(row: Row, place: Place) -> str:
+def _resolved(row: Row, place: Platform) -> str:
     routine, case = row.request.routine, row.request.case
     if row.outcome == "skipped" or routine is None or case is None or place.capability is None:
         return row.backend

@@ -15,18 +15,18 @@ from flashinfer_bench.cli.perf.files import ResultFiles
 from flashinfer_bench.cli.perf.rows import Row, Timing
 from flashinfer_bench.cli.perf.text import introduce, perf_line
 from flashinfer_bench.cli.screen.output import write_out
-from flashinfer_bench.routines.case.support import Place
+from flashinfer_bench.routines.case.support import Platform
 from flashinfer_bench.routines.families.moe_comm import count_traffic, count_work
 
 BACKEND: Final = "moe_a2a"
 
 
-def run_ranks(request: Request, session: argparse.Namespace, place: Place) -> int:
+def run_ranks(request: Request, session: argparse.Namespace, place: Platform) -> int:
     """Time the case on this rank, together with all others; rank 0 reports."""
     import torch
     from flashinfer.comm import Mapping, MoeAlltoAll
 
-    from flashinfer_bench.routines.ranks.rank import CudaStopwatch, RankInputs, time_rounds
+    from flashinfer_bench.routines.ranks.rank import CudaStopwatch, RankInputs, Round, time_rounds
 
     communicator: Any = importlib.import_module("mpi4py.MPI").COMM_WORLD
     rank, ranks = communicator.Get_rank(), communicator.Get_size()
@@ -42,20 +42,17 @@ def run_ranks(request: Request, session: argparse.Namespace, place: Place) -> in
     most = args.max_num_tokens or args.num_tokens
     between = MoeAlltoAll(mapping, most, args.top_k, args.num_experts, hidden_size=args.hidden_size)
     inputs = RankInputs(hidden, experts, factors, args.num_experts, rank, ranks, args.quant_dtype)
-    times, problems = time_rounds(
-        inputs,
-        between,
-        communicator,
-        CudaStopwatch(),
-        dry_run_iters=args.dry_run_iters,
-        num_iters=args.num_iters,
-        experts=_make_experts(inputs, args) if args.real_math else None,
-        check=case.check,
-    )
+    exchange = Round(inputs, _make_experts(inputs, args), between, case.check)
+    counts = {"dry_run_iters": args.dry_run_iters, "num_iters": args.num_iters}
+    times, problems = time_rounds(exchange, communicator, CudaStopwatch(), **counts)
     return report_ranks(request, session, place, times, problems) if rank == 0 else 0
 
 
 def _make_experts(inputs: Any, args: argparse.Namespace) -> Any:
+    if not args.real_math:
+        from flashinfer_bench.routines.ranks.rank import Weighing
+
+        return Weighing(inputs)
     from flashinfer import fused_moe
 
     from flashinfer_bench.routines.ranks.experts import RealExperts
@@ -64,7 +61,7 @@ def _make_experts(inputs: Any, args: argparse.Namespace) -> Any:
 
 
 def report_ranks(
-    request: Request, session: argparse.Namespace, place: Place, times: dict[str, list[float]], problems: list[str]
+    request: Request, session: argparse.Namespace, place: Platform, times: dict[str, list[float]], problems: list[str]
 ) -> int:
     """Write the lines and rows of all phases; 1 where an output is wrong and that was to be an error."""
     args = request.args
@@ -80,7 +77,7 @@ def report_ranks(
     return 1 if is_error or files.lost else 0
 
 
-def make_rows(request: Request, place: Place, times: dict[str, list[float]], problem: str) -> list[Row]:
+def make_rows(request: Request, place: Platform, times: dict[str, list[float]], problem: str) -> list[Row]:
     """Return a row for the whole, and for each phase where that is asked for."""
     out, back = count_traffic(request.args)
     flops, weights = count_work(request.args)

@@ -16,7 +16,7 @@ from flashinfer_bench.data import Evaluation, EvaluationStatus
 from flashinfer_bench.report.verdict import reason_of, to_one_line
 from flashinfer_bench.roofline.attainable import find_attainable
 from flashinfer_bench.roofline.peaks import find_peak
-from flashinfer_bench.routines.case.support import Place
+from flashinfer_bench.routines.case.support import Platform
 from flashinfer_bench.timing.summary import LATE_SHARE
 
 Outcome = Literal["passed", "mismatch", "failed", "skipped"]
@@ -72,12 +72,12 @@ def make_row(request: Request, backend: str, evaluation: Evaluation, *, device: 
     return row
 
 
-def make_skipped(request: Request, backend: str, reason: str, place: Place) -> Row:
+def make_skipped(request: Request, backend: str, reason: str, place: Platform) -> Row:
     """Return the row of a backend that cannot run here."""
     return Row(request, backend, "skipped", to_one_line(reason), device=place.device)
 
 
-def make_failed(request: Request, backend: str, reason: str, place: Place) -> Row:
+def make_failed(request: Request, backend: str, reason: str, place: Platform) -> Row:
     """Return the row of a backend, or of a whole case, that has no verdict."""
     return Row(request, backend, "failed", to_one_line(reason), device=place.device)
 

@@ -37,7 +37,7 @@ from flashinfer_bench.data import Trace, TraceSet
 from flashinfer_bench.errors import ConfigError, Misuse
 from flashinfer_bench.report.verdict import to_one_line
 from flashinfer_bench.routines.case.materials import write_material
-from flashinfer_bench.routines.case.support import Place, find_place
+from flashinfer_bench.routines.case.support import Platform, find_platform
 
 WHOLE_CASE: Final = ""
 """Stands for the backend in the row of a case that none of its backends was run for."""
@@ -57,7 +57,7 @@ def run_session(argv: Sequence[str], *, make_engine: Callable[..., Any] = Benchm
     check_paths({f"--{name}": getattr(session, name) for name in ("testlist", "output_path", "json_path")})
     devices = discover_devices(session.devices or None)
     device = devices[0]
-    place = find_place(device.name, device.capability)
+    place = find_platform(device.name, device.capability)
     requests = read_requests(rest, session.testlist, place)
     ranked = [request for request in requests if request.ranked]
     if ranked:
@@ -103,7 +103,7 @@ def _compile_ahead(
 class Board:
     """The cases of a session and what has come of them; a case is told when all of its backends are done."""
 
-    def __init__(self, requests: Sequence[Request], files: ResultFiles, place: Place) -> None:
+    def __init__(self, requests: Sequence[Request], files: ResultFiles, place: Platform) -> None:
         self.requests = list(requests)
         self.place = place
         self._files = files

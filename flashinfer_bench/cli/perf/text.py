@@ -9,7 +9,7 @@ from flashinfer_bench.cli.perf.cases import Request
 from flashinfer_bench.cli.perf.rows import Row
 from flashinfer_bench.routines.case.materials import describe_case
 from flashinfer_bench.routines.case.spec import TORCH
-from flashinfer_bench.routines.case.support import LIBRARY, Place
+from flashinfer_bench.routines.case.support import LIBRARY, Platform
 
 CUPTI_DEPRECATED: Final = (
     "[WARNING] --use_cupti is deprecated and will be removed in a future release. CUPTI is now enabled by default."
@@ -20,7 +20,7 @@ OF_THE_SESSION: Final = "what holds for the whole session goes on the command li
 NAME_WIDTH: Final = 15
 
 
-def introduce(request: Request, place: Place) -> Iterator[str]:
+def introduce(request: Request, place: Platform) -> Iterator[str]:
     """Yield what is said of a case before it is run."""
     if request.text:
         yield f"[INFO] Line {request.line}: {request.text}"

@@ -38,7 +38,7 @@ from flashinfer_bench.cli.perf.text import introduce, perf_line, report, test_na
 from flashinfer_bench.data import SourceFile
 from flashinfer_bench.routines.ahead.call_once import call_once
 from flashinfer_bench.routines.case.materials import write_material
-from flashinfer_bench.routines.case.support import Place
+from flashinfer_bench.routines.case.support import Platform
 from flashinfer_bench.routines.table import ROUTINES
 from flashinfer_bench.worker.linux import kill_session, session_members
 from tests.kit.make import make_evaluation
@@ -48,8 +48,8 @@ from tests.routines.tables import read_rows
 
 test_name.__test__ = False
 pytestmark = pytest.mark.cpu
-CPU = Place("a CPU", None, {}, frozenset())
-H200 = Place("NVIDIA H200", "9.0", {}, frozenset({"flashinfer"}))
+CPU = Platform("a CPU", None, {}, frozenset())
+H200 = Platform("NVIDIA H200", "9.0", {}, frozenset({"flashinfer"}))
 RMSNORM = "--routine rmsnorm --batch_size 4 --hidden_size 64 --backends torch"
 QUICK = ["--num_iters", "2", "--dry_run_iters", "1"]
 RECORD = {"method": "cuda_events", "cache_state": "cold", "median_ms": 0.002, "std_ms": 0.0005, "samples": 30}
