@@ -16,29 +16,11 @@ from typing import Any, ClassVar, Protocol
 import torch
 
 from flashinfer_bench.bench.config import ResolvedEvalConfig
-from flashinfer_bench.data import Correctness, Definition, EvaluationStatus, Performance, Workload
+from flashinfer_bench.bench.evaluators.verdict import Accepted, Rejected, Verdict
+from flashinfer_bench.data import Definition, Performance, Workload
 from flashinfer_bench.timing.measurement import Measured
 
-
-@dataclass(frozen=True)
-class Accepted:
-    """The solution is right."""
-
-    correctness: Correctness
-
-
-@dataclass(frozen=True)
-class Rejected:
-    """The solution is wrong."""
-
-    status: EvaluationStatus
-    message: str
-    """What is wrong, where, and how far off: for the trace's log."""
-    correctness: Correctness | None = None
-    """Given where values were compared."""
-
-
-Verdict = Accepted | Rejected
+__all__ = ["Accepted", "Baseline", "Evaluator", "JudgeContext", "Rejected", "SolutionRunnable", "Verdict"]
 
 
 @dataclass(frozen=True)

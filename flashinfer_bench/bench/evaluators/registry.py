@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from flashinfer_bench.bench.evaluators.blame import Blame
-from flashinfer_bench.bench.evaluators.built_in import make_mark
+from flashinfer_bench.bench.evaluators.built_in import DEFAULT, make_mark
 from flashinfer_bench.bench.evaluators.default import DefaultEvaluator
 from flashinfer_bench.bench.evaluators.evaluator import Evaluator
 from flashinfer_bench.bench.evaluators.lowbit import LowBitEvaluator
@@ -120,7 +120,8 @@ def _why_unusable(evaluator: Any) -> str | None:
         return f"which lacks {', '.join(sorted(evaluator.__abstractmethods__))}"
     inherited: Any = evaluator.can_evaluate
     default: Any = DefaultEvaluator.can_evaluate
-    if inherited.__func__ is default.__func__ and evaluator is not DefaultEvaluator:
+    is_inherited = inherited.__func__ is default.__func__ and evaluator is not DefaultEvaluator
+    if is_inherited and getattr(evaluator, "built_in", DEFAULT) is DEFAULT:
         return "which has no can_evaluate of its own and would take every definition; if that is meant, return True"
     return None
 

@@ -8,6 +8,7 @@ do: with 128,256 tokens and some thousand draws a perfect sampler is far from th
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -15,15 +16,8 @@ import torch
 
 from flashinfer_bench.bench.config import ResolvedEvalConfig
 from flashinfer_bench.bench.evaluators.built_in import SAMPLING
-from flashinfer_bench.bench.evaluators.default import DefaultEvaluator, build_baseline
-from flashinfer_bench.bench.evaluators.evaluator import (
-    Accepted,
-    Baseline,
-    JudgeContext,
-    Rejected,
-    SolutionRunnable,
-    Verdict,
-)
+from flashinfer_bench.bench.evaluators.default import DefaultEvaluator
+from flashinfer_bench.bench.evaluators.evaluator import JudgeContext, SolutionRunnable
 from flashinfer_bench.bench.evaluators.inputs.seeds import make_generator
 from flashinfer_bench.bench.evaluators.sampling.rules import (
     PlacedDraws,
@@ -38,9 +32,9 @@ from flashinfer_bench.bench.evaluators.sampling.statistics import (
     measure_distance,
     measure_overuse,
 )
-from flashinfer_bench.bench.evaluators.verdict import check_form, read_parameter
+from flashinfer_bench.bench.evaluators.verdict import Rejected, Verdict, check_form, decide, read_parameter
 from flashinfer_bench.bench.extra_keys import FALSE_ALARM_RATE, TRIALS, TVD_THRESHOLD
-from flashinfer_bench.data import Correctness, Definition, EvaluationStatus, Workload
+from flashinfer_bench.data import Correctness, Definition
 from flashinfer_bench.errors import DefinitionFault
 
 DEFAULT_TRIALS: Final = 100
@@ -57,25 +51,9 @@ ORDERS: Final = {"by_probability": "probability", "by_id": "token id", "by_rever
 class SamplingEvaluator(DefaultEvaluator):
     """Takes definitions of op type sampling that draw one token for each row of probabilities or logits."""
 
+    built_in = SAMPLING
     revision = SAMPLING.revision
-
-    @classmethod
-    def can_evaluate(cls, definition: Definition) -> bool:
-        """Take samplers; what only rescales probabilities is compared element by element."""
-        return SAMPLING.takes(definition)
-
-    @classmethod
-    def build_baseline(
-        cls,
-        definition: Definition,
-        workload: Workload,
-        cfg: ResolvedEvalConfig,
-        device: torch.device,
-        *,
-        context: JudgeContext,
-    ) -> Baseline:
-        """As Default; two calls of the reference are not expected to be alike."""
-        return build_baseline(definition, workload, cfg, device, context=context)
+    is_random = True
 
     @classmethod
     def check_correctness(
@@ -146,7 +124,6 @@ def judge_draws(
     oddest = min(chances, key=lambda test: chances[test])
     distance = distances[worst]
     correctness = Correctness(
-        max_relative_error=0.0,
         max_absolute_error=max(0.0, distance.tvd - distance.noise),
         extra={
             "calls": tokens.shape[0],
@@ -161,15 +138,18 @@ def judge_draws(
     )
     facts = f"total variation distance {distance.tvd:.4g}, noise of a perfect sampler {distance.noise:.4g}"
     draws = f"{tokens.shape[0]} calls of {tokens.shape[1]} rows"
+    wrong = None
     if distance.tvd > limits.tvd_threshold + distance.noise:
         over = f"threshold {limits.tvd_threshold:g} on top of the noise; tokens grouped by {ORDERS[worst]}; {draws}"
-        message = f"the draws are too far from the expected distribution: {facts}, {over}"
-        return Rejected(EvaluationStatus.INCORRECT_NUMERICAL, message, correctness)
-    if chances[oddest] * len(chances) < limits.false_alarm_rate:
-        once = f"a perfect sampler looks this odd once in {1 / max(chances[oddest], 1e-300):.3g} times"
-        message = f"the draws are not random as they should be: {oddest}: {once} ({draws}; {facts})"
-        return Rejected(EvaluationStatus.INCORRECT_NUMERICAL, message, correctness)
-    return Accepted(correctness)
+        wrong = f"the draws are too far from the expected distribution: {facts}, {over}"
+    elif chances[oddest] * len(chances) < limits.false_alarm_rate:
+        wrong = f"the draws are not random as they should be: {describe_chance(oddest, chances)} ({draws}; {facts})"
+    return decide(wrong, correctness)
+
+
+def describe_chance(test: str, chances: Mapping[str, float]) -> str:
+    """Say how seldom a perfect sampler does as badly in a test."""
+    return f"{test}: a perfect sampler looks this odd once in {1 / max(chances[test], 1e-300):.3g} times"
 
 
 def _test(
@@ -197,9 +177,7 @@ def _test(
     return distances, chances
 
 
-def _reject_token(
-    problem: SamplingProblem, tokens: torch.Tensor, allowed: torch.Tensor, kept: torch.Tensor
-) -> Rejected:
+def _reject_token(problem: SamplingProblem, tokens: torch.Tensor, allowed: torch.Tensor, kept: torch.Tensor) -> Verdict:
     wrong = ~allowed
     call, row = (int(index) for index in wrong.nonzero()[0])
     token = int(tokens[call, row])
@@ -215,16 +193,8 @@ def _reject_token(
         f"{int(wrong.sum())} of {tokens.numel()} draws are not allowed; the first is token {token} "
         f"in call {call}, row {row}: {why}"
     )
-    share = float(wrong.double().mean())
-    return Rejected(
-        EvaluationStatus.INCORRECT_NUMERICAL,
-        message,
-        Correctness(
-            max_relative_error=0.0,
-            max_absolute_error=share,
-            extra={"calls": tokens.shape[0], "draws": tokens.numel(), "not_allowed": int(wrong.sum())},
-        ),
-    )
+    found = {"calls": tokens.shape[0], "draws": tokens.numel(), "not_allowed": int(wrong.sum())}
+    return decide(message, Correctness(max_absolute_error=float(wrong.double().mean()), extra=found))
 
 
 def _check_reference(

@@ -13,17 +13,10 @@ import torch
 
 from flashinfer_bench.bench.config import ResolvedEvalConfig
 from flashinfer_bench.bench.evaluators.built_in import RENORMALISED, find_weights
-from flashinfer_bench.bench.evaluators.default import DefaultEvaluator, build_baseline
-from flashinfer_bench.bench.evaluators.evaluator import (
-    Accepted,
-    Baseline,
-    JudgeContext,
-    Rejected,
-    SolutionRunnable,
-    Verdict,
-)
-from flashinfer_bench.bench.evaluators.verdict import check_form
-from flashinfer_bench.data import Correctness, Definition, EvaluationStatus, Workload
+from flashinfer_bench.bench.evaluators.default import DefaultEvaluator, Trial
+from flashinfer_bench.bench.evaluators.evaluator import Baseline, JudgeContext
+from flashinfer_bench.bench.evaluators.verdict import Verdict, decide
+from flashinfer_bench.data import Correctness, Definition
 from flashinfer_bench.errors import WorkloadFault
 
 TIE: Final = 1e-6
@@ -35,58 +28,35 @@ BOUNDARY_MASS: Final = 1e-3
 class RenormalisedEvaluator(DefaultEvaluator):
     """Takes op type sampling with probabilities [rows, entries] and top_k or top_p in, the same shape out."""
 
+    built_in = RENORMALISED
     revision = RENORMALISED.revision
 
     @classmethod
-    def can_evaluate(cls, definition: Definition) -> bool:
-        """Take filters that rescale what they keep."""
-        return RENORMALISED.takes(definition)
+    def check_reference(
+        cls, definition: Definition, baseline: Baseline, cfg: ResolvedEvalConfig, context: JudgeContext
+    ) -> None:
+        """Hold the reference to the rules that a solution is judged by.
 
-    @classmethod
-    def build_baseline(
-        cls,
-        definition: Definition,
-        workload: Workload,
-        cfg: ResolvedEvalConfig,
-        device: torch.device,
-        *,
-        context: JudgeContext,
-    ) -> Baseline:
-        """As Default; the reference has to pass by the rules that a solution is judged by."""
-        baseline = build_baseline(definition, workload, cfg, device, context=context)
+        Raises:
+            WorkloadFault: it breaks them.
+        """
+        del context
         for inputs, outputs in zip(baseline.inputs, baseline.outputs, strict=True):
             weights, top_k = _given(definition, inputs)
             problem = find_problem(weights, outputs[0], outputs[0], rtol=cfg.rtol, top_k=top_k)
             if problem is not None:
                 raise WorkloadFault(f"the reference of {definition.name} does not rescale what it keeps: {problem}")
-        return baseline
 
     @classmethod
-    def check_correctness(
-        cls,
-        definition: Definition,
-        sol_runnable: SolutionRunnable,
-        inputs: list[list[Any]],
-        ref_outputs: list[list[torch.Tensor]],
-        cfg: ResolvedEvalConfig,
-        *,
-        context: JudgeContext,
-    ) -> Verdict:
+    def judge_trial(cls, definition: Definition, trial: Trial, cfg: ResolvedEvalConfig) -> Verdict:
         """Judge what each row keeps, and the values by what is kept."""
-        del context
-        worst = 0.0
-        for trial_inputs, expected in zip(inputs, ref_outputs, strict=True):
-            got = check_form(definition, sol_runnable(*trial_inputs), expected)
-            if isinstance(got, Rejected):
-                return got
-            weights, top_k = _given(definition, trial_inputs)
-            problem = find_problem(weights, got[0], expected[0], rtol=cfg.rtol, top_k=top_k)
-            if problem is not None:
-                wrong = Correctness(max_relative_error=1.0, max_absolute_error=1.0)
-                return Rejected(EvaluationStatus.INCORRECT_NUMERICAL, problem, wrong)
-            worst = max(worst, float(_errors(weights, got[0]).max()) if got[0].numel() else 0.0)
-        extra = {"trials": len(inputs)}
-        return Accepted(Correctness(max_relative_error=worst, max_absolute_error=worst, extra=extra))
+        weights, top_k = _given(definition, trial.inputs)
+        got = trial.got[0]
+        problem = find_problem(weights, got, trial.expected[0], rtol=cfg.rtol, top_k=top_k)
+        error = 1.0
+        if problem is None:
+            error = float(_errors(weights, got).max()) if got.numel() else 0.0
+        return decide(problem, Correctness(max_relative_error=error, max_absolute_error=error))
 
 
 def find_problem(

@@ -16,44 +16,21 @@ import torch
 
 from flashinfer_bench.bench.config import ResolvedEvalConfig
 from flashinfer_bench.bench.evaluators.built_in import SPECULATIVE
-from flashinfer_bench.bench.evaluators.default import DefaultEvaluator, build_baseline
-from flashinfer_bench.bench.evaluators.evaluator import (
-    Accepted,
-    Baseline,
-    JudgeContext,
-    Rejected,
-    SolutionRunnable,
-    Verdict,
-)
+from flashinfer_bench.bench.evaluators.default import DefaultEvaluator
+from flashinfer_bench.bench.evaluators.evaluator import JudgeContext, SolutionRunnable
 from flashinfer_bench.bench.evaluators.inputs.seeds import make_generator
-from flashinfer_bench.bench.evaluators.sampling.evaluator import SamplingLimits
+from flashinfer_bench.bench.evaluators.sampling.evaluator import SamplingLimits, describe_chance
 from flashinfer_bench.bench.evaluators.sampling.statistics import measure_chances
-from flashinfer_bench.bench.evaluators.verdict import check_form
-from flashinfer_bench.data import Correctness, Definition, EvaluationStatus, Workload
+from flashinfer_bench.bench.evaluators.verdict import Rejected, Verdict, check_form, decide
+from flashinfer_bench.data import Correctness, Definition
 
 
 class SpeculativeEvaluator(DefaultEvaluator):
     """Takes op type sampling with drafted tokens: draft_probs, draft_token_ids and target_probs."""
 
+    built_in = SPECULATIVE
     revision = SPECULATIVE.revision
-
-    @classmethod
-    def can_evaluate(cls, definition: Definition) -> bool:
-        """Take chain speculative sampling."""
-        return SPECULATIVE.takes(definition)
-
-    @classmethod
-    def build_baseline(
-        cls,
-        definition: Definition,
-        workload: Workload,
-        cfg: ResolvedEvalConfig,
-        device: torch.device,
-        *,
-        context: JudgeContext,
-    ) -> Baseline:
-        """As Default; two calls of the reference are not expected to be alike."""
-        return build_baseline(definition, workload, cfg, device, context=context)
+    is_random = True
 
     @classmethod
     def check_correctness(
@@ -77,7 +54,7 @@ class SpeculativeEvaluator(DefaultEvaluator):
                 return got
             problem = chain.find_problem(got)
             if problem is not None:
-                return _reject(f"call {call}: {problem}", 1.0)
+                return decide(f"call {call}: {problem}", Correctness(max_absolute_error=1.0))
             places.append(chain.place(got, generator))
         return judge_places(torch.stack(places, dim=1), limits)
 
@@ -92,15 +69,10 @@ def judge_places(places: torch.Tensor, limits: SamplingLimits) -> Verdict:
     }
     oddest = min(chances, key=lambda test: chances[test])
     facts = {"calls": places.shape[1], "smallest_p_value": chances[oddest], "p_values": chances}
+    wrong = None
     if chances[oddest] * len(chances) < limits.false_alarm_rate:
-        once = f"a perfect sampler looks this odd once in {1 / max(chances[oddest], 1e-300):.3g} times"
-        return _reject(f"the results are not random as they should be: {oddest}: {once}", 0.0, facts)
-    return Accepted(Correctness(max_relative_error=0.0, max_absolute_error=0.0, extra=facts))
-
-
-def _reject(message: str, error: float, facts: dict[str, Any] | None = None) -> Rejected:
-    found = Correctness(max_relative_error=0.0, max_absolute_error=error, extra=facts)
-    return Rejected(EvaluationStatus.INCORRECT_NUMERICAL, message, found)
+        wrong = f"the results are not random as they should be: {describe_chance(oddest, chances)}"
+    return decide(wrong, Correctness(extra=facts))
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import torch
 
-from flashinfer_bench.bench.evaluators.evaluator import Accepted, Rejected, Verdict
 from flashinfer_bench.bench.evaluators.selection.indexer import IndexerProblem, ScoredRow, score_row
+from flashinfer_bench.bench.evaluators.verdict import Verdict, decide
 from flashinfer_bench.bench.extra_keys import DSA_TOLERANCE
-from flashinfer_bench.data import Correctness, EvaluationStatus
+from flashinfer_bench.data import Correctness
 
 DEFAULT_TOLERANCE: Final = 2e-3
 """Share of a score's magnitude that rounding may change: what rounding the keys to bfloat16, after they were multiplied
@@ -58,29 +58,28 @@ def judge_indices(problem: IndexerProblem, indices: torch.Tensor, tolerance: flo
         _judge_row(score_row(problem, row, tolerance), indices[row].long(), problem.tokens)
         for row in range(len(problem.lengths))
     ]
-    if not findings:
-        return Accepted(_correctness(0.0, 0.0, entries=0, wrong=0, left_out=0, tolerance=tolerance))
-    wrong = torch.stack([(finding.codes > 0).sum() for finding in findings]).tolist()
-    left_out = torch.stack([finding.left_out.sum() for finding in findings]).tolist()
-    entries = torch.stack([finding.entries for finding in findings]).tolist()
-    shortfall = torch.stack([finding.shortfall for finding in findings])
-    relative = (shortfall / torch.stack([finding.magnitude for finding in findings])).nan_to_num(nan=0.0)
+    wrong = _to_list([(finding.codes > 0).sum() for finding in findings])
+    left_out = _to_list([finding.left_out.sum() for finding in findings])
+    entries = _to_list([finding.entries for finding in findings])
+    shortfalls = _to_list([finding.shortfall for finding in findings])
+    relative = _to_list([(finding.shortfall / finding.magnitude).nan_to_num(nan=0.0) for finding in findings])
     due = [min(indices.shape[1], length) for length in problem.lengths]
-    correctness = _correctness(
-        float(shortfall.max()),
-        float(relative.max()),
-        entries=sum(entries),
-        wrong=sum(wrong),
-        left_out=sum(left_out),
-        tolerance=tolerance,
+    correctness = Correctness(
+        max_relative_error=max(relative, default=0.0),
+        max_absolute_error=max(shortfalls, default=0.0),
+        extra={"indices": sum(entries), "wrong": sum(wrong), "left_out": sum(left_out), DSA_TOLERANCE: tolerance},
     )
     for row, finding in enumerate(findings):
         if wrong[row] or left_out[row] or entries[row] != due[row]:
             what = next(_describe_row(problem, indices[row], row, finding, tolerance))
             counts = f"{sum(wrong)} of {sum(entries)} indices are wrong, {sum(left_out)} are missing"
-            message = f"output {name!r}: {what} ({counts}; {DSA_TOLERANCE}={tolerance:g})"
-            return Rejected(EvaluationStatus.INCORRECT_NUMERICAL, message, correctness)
-    return Accepted(correctness)
+            return decide(f"output {name!r}: {what} ({counts}; {DSA_TOLERANCE}={tolerance:g})", correctness)
+    return decide(None, correctness)
+
+
+def _to_list(numbers: list[torch.Tensor]) -> list[Any]:
+    """Give numbers that lie on a device as Python numbers, in one transfer."""
+    return torch.stack(numbers).tolist() if numbers else []
 
 
 def _judge_row(row: ScoredRow, chosen: torch.Tensor, cache_tokens: int) -> _RowFinding:
@@ -160,14 +159,3 @@ def _describe_index(problem: IndexerProblem, indices: torch.Tensor, row: int, co
 
 def _describe_score(row: ScoredRow, at: int) -> str:
     return f"{float(row.scores[at]):.6g} (± {float(row.margins[at]):.2g})"
-
-
-def _correctness(
-    shortfall: float, relative: float, *, entries: int, wrong: int, left_out: int, tolerance: float
-) -> Correctness:
-    """Give the errors in terms of scores: how far the worst choice is below the score that it had to reach."""
-    return Correctness(
-        max_relative_error=relative,
-        max_absolute_error=shortfall,
-        extra={"indices": entries, "wrong": wrong, "left_out": left_out, DSA_TOLERANCE: tolerance},
-    )

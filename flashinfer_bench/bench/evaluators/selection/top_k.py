@@ -14,17 +14,10 @@ import torch
 
 from flashinfer_bench.bench.config import ResolvedEvalConfig
 from flashinfer_bench.bench.evaluators.built_in import TOP_K
-from flashinfer_bench.bench.evaluators.default import DefaultEvaluator, build_baseline
-from flashinfer_bench.bench.evaluators.evaluator import (
-    Accepted,
-    Baseline,
-    JudgeContext,
-    Rejected,
-    SolutionRunnable,
-    Verdict,
-)
-from flashinfer_bench.bench.evaluators.verdict import check_form
-from flashinfer_bench.data import Correctness, Definition, EvaluationStatus, Workload
+from flashinfer_bench.bench.evaluators.default import DefaultEvaluator, Trial
+from flashinfer_bench.bench.evaluators.evaluator import Baseline, JudgeContext
+from flashinfer_bench.bench.evaluators.verdict import Verdict, decide
+from flashinfer_bench.data import Correctness, Definition
 from flashinfer_bench.errors import WorkloadFault
 
 NOTHING: Final = -1
@@ -34,53 +27,31 @@ NOTHING: Final = -1
 class TopKEvaluator(DefaultEvaluator):
     """Takes op type top_k: input scores [rows, columns], output indices [rows, k] and maybe values [rows, k]."""
 
+    built_in = TOP_K
     revision = TOP_K.revision
 
     @classmethod
-    def can_evaluate(cls, definition: Definition) -> bool:
-        """Take top-k selections."""
-        return TOP_K.takes(definition)
+    def check_reference(
+        cls, definition: Definition, baseline: Baseline, cfg: ResolvedEvalConfig, context: JudgeContext
+    ) -> None:
+        """Hold the reference to the rules that a solution is judged by.
 
-    @classmethod
-    def build_baseline(
-        cls,
-        definition: Definition,
-        workload: Workload,
-        cfg: ResolvedEvalConfig,
-        device: torch.device,
-        *,
-        context: JudgeContext,
-    ) -> Baseline:
-        """As Default; the reference has to pass by the rules that a solution is judged by."""
-        baseline = build_baseline(definition, workload, cfg, device, context=context)
+        Raises:
+            WorkloadFault: it breaks them.
+        """
+        del cfg, context
         for inputs, outputs in zip(baseline.inputs, baseline.outputs, strict=True):
             problem = find_problem(definition, inputs, outputs)
             if problem is not None:
                 raise WorkloadFault(f"the reference of {definition.name} does not select the largest scores: {problem}")
-        return baseline
 
     @classmethod
-    def check_correctness(
-        cls,
-        definition: Definition,
-        sol_runnable: SolutionRunnable,
-        inputs: list[list[Any]],
-        ref_outputs: list[list[torch.Tensor]],
-        cfg: ResolvedEvalConfig,
-        *,
-        context: JudgeContext,
-    ) -> Verdict:
+    def judge_trial(cls, definition: Definition, trial: Trial, cfg: ResolvedEvalConfig) -> Verdict:
         """Judge the indices by the scores that they select, and the values by the indices."""
-        del cfg, context
-        for trial_inputs, expected in zip(inputs, ref_outputs, strict=True):
-            got = check_form(definition, sol_runnable(*trial_inputs), expected)
-            if isinstance(got, Rejected):
-                return got
-            problem = find_problem(definition, trial_inputs, got)
-            if problem is not None:
-                wrong = Correctness(max_relative_error=1.0, max_absolute_error=1.0)
-                return Rejected(EvaluationStatus.INCORRECT_NUMERICAL, problem, wrong)
-        return Accepted(Correctness(max_relative_error=0.0, max_absolute_error=0.0, extra={"trials": len(inputs)}))
+        del cfg
+        problem = find_problem(definition, trial.inputs, trial.got)
+        error = 0.0 if problem is None else 1.0
+        return decide(problem, Correctness(max_relative_error=error, max_absolute_error=error))
 
 
 def find_problem(definition: Definition, inputs: Sequence[Any], outputs: Sequence[torch.Tensor]) -> str | None:
