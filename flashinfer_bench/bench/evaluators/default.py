@@ -16,7 +16,7 @@ from flashinfer_bench.bench.config import ResolvedEvalConfig
 from flashinfer_bench.bench.evaluators.built_in import DEFAULT, BuiltIn
 from flashinfer_bench.bench.evaluators.compare.rule import Tolerance
 from flashinfer_bench.bench.evaluators.evaluator import Baseline, Evaluator, JudgeContext, SolutionRunnable
-from flashinfer_bench.bench.evaluators.inputs.make import make_inputs
+from flashinfer_bench.bench.evaluators.inputs.make import InputMaker
 from flashinfer_bench.bench.evaluators.inputs.memory import bytes_of, total_bytes
 from flashinfer_bench.bench.evaluators.inputs.seeds import derive_seed
 from flashinfer_bench.bench.evaluators.reference import Reference
@@ -147,21 +147,12 @@ def build_baseline(
     """
     inputs: list[list[Any]] = []
     outputs: list[list[torch.Tensor]] = []
-    stored: dict[str, Any] = {}
+    maker = InputMaker(definition, workload, device, context.blob_root, context.notes)
     room = total_bytes(device) // INPUT_SHARE
     while len(inputs) < cfg.num_trials and (
         not inputs or bytes_of([*inputs[0], *outputs[0]]) * (len(inputs) + 1) <= room
     ):
-        seed = derive_seed(context.seed, "trial", len(inputs))
-        made = make_inputs(
-            definition,
-            workload,
-            seed=seed,
-            device=device,
-            blob_root=context.blob_root,
-            notes=context.notes,
-            stored=stored,
-        )
+        made = maker.make(derive_seed(context.seed, "trial", len(inputs)))
         inputs.append(made)
         outputs.append(context.reference(made))
     if len(inputs) < cfg.num_trials:
