@@ -32,12 +32,12 @@ from flashinfer_bench.bench.evaluators.verdict import (
 from flashinfer_bench.data import Definition, Performance, Workload
 
 INPUT_SHARE: Final = 4
-"""All sets of inputs and expected outputs together take at most the device's memory divided by this."""
+"""The inputs and expected outputs of all trials may take the device's memory divided by this, at most."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One call that is judged; all in the order of the definition."""
+    """One call that is judged; each list is in the order of the definition."""
 
     inputs: list[Any]
     got: list[torch.Tensor]
@@ -53,19 +53,19 @@ class DefaultEvaluator(Evaluator):
     """Takes every definition that no other evaluator takes."""
 
     built_in: ClassVar[BuiltIn] = DEFAULT
-    """What the host knows of this evaluator, too: which definitions it takes, and the revision of its rules."""
+    """Which definitions this evaluator takes, and the revision of its rules; the host reads the same object."""
     revision = DEFAULT.revision
     is_random: ClassVar[bool] = False
-    """Whether equal inputs may give different outputs; the reference is then not compared with itself."""
+    """Whether equal inputs may give different outputs. Where they may, no second call of the reference is judged."""
 
     @classmethod
     def can_evaluate(cls, definition: Definition) -> bool:
-        """Take what `built_in` says."""
+        """Take the definitions that `built_in` says."""
         return cls.built_in.takes(definition)
 
     @classmethod
     def tolerance(cls, cfg: ResolvedEvalConfig) -> Tolerance:
-        """Give the tolerance that elements are compared with."""
+        """Give the tolerance for comparing elements."""
         return resolve_tolerance(cfg, default_ratio=1.0)
 
     @classmethod
@@ -141,9 +141,10 @@ def build_baseline(
     *,
     context: JudgeContext,
 ) -> Baseline:
-    """Make the inputs of each trial and what the reference gives for them; time the reference where that is wanted.
+    """Make the inputs of each trial, have the reference compute their outputs, and time it where the context says so.
 
-    Where the sets of all trials would take too much memory, later trials use earlier sets again; the notes say so.
+    Where the inputs of all trials would take too much memory, later trials use earlier inputs again. The notes then say
+    how many sets of inputs there are.
     """
     inputs: list[list[Any]] = []
     outputs: list[list[torch.Tensor]] = []
@@ -240,7 +241,7 @@ def eval_performance(
     *,
     context: JudgeContext,
 ) -> Performance:
-    """Time the solution on the inputs of all trials; how that was done goes into the notes under "measurement"."""
+    """Time the solution on the inputs of all trials; the notes get the measurement under "measurement"."""
     measured = sol_runnable.measure(inputs)
     context.notes["measurement"] = {"trials_ms": measured.trials, **measured.record}
     reference_ms = ref_mean_latency_ms or 0.0

@@ -1,8 +1,8 @@
 """The LowBit evaluator: as Default, but a small share of the elements may miss the tolerance.
 
-Kernels that quantise on the way round differently from the reference, and a near tie may send a token to another
-expert. What may be wrong is bounded: see `comparison`. Blanks on both sides do not count: scales in tiles are mostly
-padding where there are few rows.
+A kernel that quantises its intermediate values rounds differently from the reference. In a near tie this may send a
+token to another expert. How wrong the share may be is limited: see `compare.rule`. The share must also be small without
+the elements that are zero on both sides, because scales in tiles are mostly padding where there are few rows.
 """
 
 from __future__ import annotations
@@ -29,4 +29,4 @@ class LowBitEvaluator(DefaultEvaluator):
     @classmethod
     def tolerance(cls, cfg: ResolvedEvalConfig) -> Tolerance:
         """Let a share of the elements miss the tolerance, the reference's second call too."""
-        return replace(resolve_tolerance(cfg, default_ratio=DEFAULT_MATCHED_RATIO), leaves_blanks_out=True)
+        return replace(resolve_tolerance(cfg, default_ratio=DEFAULT_MATCHED_RATIO), ignores_shared_zeros=True)

@@ -20,7 +20,7 @@ from flashinfer_bench.data import Correctness, Definition, EvaluationStatus
 from flashinfer_bench.errors import WorkloadFault
 
 MAX_RECORDED_OUTPUTS: Final = 16
-"""A trace keeps a record of each output, but of no more outputs than this."""
+"""A trace has a record of each output, of this many outputs at most."""
 _NUMBERS_FOR: Final = {"float": (float, int), "int": (int,), "bool": (bool,)}
 
 
@@ -37,9 +37,9 @@ class Rejected:
 
     status: EvaluationStatus
     message: str
-    """What is wrong, where, and how far off: for the trace's log."""
+    """Says what is wrong, where, and how far off; the trace's log shows it."""
     correctness: Correctness | None = None
-    """Given where values were compared."""
+    """How far off the values are; None where no values were compared."""
 
 
 Verdict = Accepted | Rejected
@@ -53,10 +53,10 @@ def decide(problem: str | None, correctness: Correctness) -> Verdict:
 
 
 def read_parameter(cfg: ResolvedEvalConfig, key: str, default: float) -> float:
-    """Give a number of `cfg.extra`.
+    """Read a number from `cfg.extra`.
 
     Raises:
-        WorkloadFault: it is out of range.
+        WorkloadFault: the number is out of range.
     """
     value: Any = cfg.extra.get(key, default)
     reason = why_wrong(key, value)
@@ -70,7 +70,7 @@ def resolve_tolerance(cfg: ResolvedEvalConfig, *, default_ratio: float) -> Toler
 
     Args:
         cfg: the resolved configuration; `extra["max_error_cap"]` sets the cap on the largest error.
-        default_ratio: the required matched ratio where the configuration leaves it open.
+        default_ratio: the required matched ratio where the configuration gives none.
     """
     ratio = default_ratio if cfg.required_matched_ratio is None else cfg.required_matched_ratio
     cap = read_parameter(cfg, MAX_ERROR_CAP, Tolerance.max_error_cap)
@@ -80,9 +80,9 @@ def resolve_tolerance(cfg: ResolvedEvalConfig, *, default_ratio: float) -> Toler
 def check_form(
     definition: Definition, returned: Any, expected: Sequence[torch.Tensor]
 ) -> list[torch.Tensor] | Rejected:
-    """Bring what a solution returned into a list of tensors that can be compared, or say what is wrong with it.
+    """Check count, shapes and dtypes of what a solution returned; give its outputs as a list of tensors.
 
-    A Python number stands for a 0-d tensor of its kind. The bytes of a bool output may come as uint8.
+    A Python number is taken as a 0-d tensor of its kind. A bool output may be given as its bytes, in uint8.
     """
     values = list(returned) if isinstance(returned, (list, tuple)) else [returned]
     names = list(definition.outputs)
@@ -116,7 +116,7 @@ def compare_outputs(
 
 
 def describe_problems(comparisons: Iterable[Comparison]) -> str | None:
-    """Give a line for each wrong output; None where all are right."""
+    """Give one line for each wrong output; None where all outputs are right."""
     problems = [problem for comparison in comparisons if (problem := comparison.problem()) is not None]
     return "\n".join(problems) if problems else None
 
@@ -124,7 +124,7 @@ def describe_problems(comparisons: Iterable[Comparison]) -> str | None:
 def judge_elements(
     definition: Definition, got: Sequence[torch.Tensor], expected: Sequence[torch.Tensor], tolerance: Tolerance
 ) -> Verdict:
-    """Compare every element of every output of one trial; the verdict has a record of each output."""
+    """Compare every element of every output of one trial."""
     comparisons = compare_outputs(definition, got, expected, tolerance)
     correctness = Correctness(
         max_relative_error=max((comparison.max_rel_error for comparison in comparisons), default=0.0),
@@ -139,9 +139,9 @@ def judge_elements(
 
 
 def summarise(trials: Sequence[Correctness]) -> Correctness:
-    """Give the largest errors of all accepted trials, and what else was found in the worst one.
+    """Sum up accepted trials: the largest errors of all, and the other findings of the trial with the largest error.
 
-    Where the trials have a record of each output, each output's worst record is kept.
+    Where trials have a record of each output, the worst record of each output is kept.
     """
     worst = max(trials, key=lambda trial: trial.max_relative_error)
     extra = {**(worst.extra or {}), "trials": len(trials)}

@@ -1,8 +1,8 @@
-"""The Sampling evaluator: samplers are random, so their draws are judged, not compared.
+"""The Sampling evaluator. A sampler is random, so its draws are judged, not compared. A draw is one token of one row.
 
-Every draw has to be allowed, and all draws together have to look like draws of the right distribution: frequencies of
-groups of tokens, over all rows and in each row, and independence of calls and of rows. Counting single tokens would not
-do: with 128,256 tokens and some thousand draws a perfect sampler is far from the expected shares.
+Every draw has to be allowed. All draws together have to look like draws of the right distribution: how often groups of
+tokens come, over all rows and in each row, and whether calls and rows are independent. Counting single tokens would not
+work: with 128,256 tokens and some thousand draws, a perfect sampler is far from the expected shares.
 """
 
 from __future__ import annotations
@@ -38,13 +38,16 @@ from flashinfer_bench.data import Correctness, Definition
 from flashinfer_bench.errors import DefinitionFault
 
 DEFAULT_TRIALS: Final = 100
+"""Calls of the sampler for one verdict."""
 DEFAULT_THRESHOLD: Final = 0.2
+"""Largest total variation distance from the expected distribution, beyond the noise of a perfect sampler."""
 DEFAULT_FALSE_ALARM: Final = 1e-4
-"""Chance that a perfect sampler is rejected, over all tests of a verdict."""
+"""Chance that a perfect sampler is rejected, over all tests of a verdict together."""
 LEAST_CALLS_TO_MOVE: Final = 8
+"""Calls from which on rows are tested for equal tokens in one call; fewer calls are too few to be moved."""
 DETECTABLE: Final = 5.5
-"""Over the root of the number of draws: the mass that a sampler can hardly move from one group of tokens to another
-without being rejected. Few draws show coarse faults only."""
+"""Divided by the root of the number of draws, this is the mass that a sampler can hardly move from one group of tokens
+to another without being rejected. Few draws show coarse faults only."""
 ORDERS: Final = {"by_probability": "probability", "by_id": "token id", "by_reversed_bits": "token id, even ids first"}
 
 
@@ -66,7 +69,7 @@ class SamplingEvaluator(DefaultEvaluator):
         *,
         context: JudgeContext,
     ) -> Verdict:
-        """Draw many times on the inputs of the first trial and judge all draws together."""
+        """Call the sampler many times on the inputs of the first trial and judge all draws together."""
         limits = SamplingLimits.of(cfg)
         problem = read_problem(definition, inputs[0])
         draws = []
@@ -85,19 +88,19 @@ class SamplingEvaluator(DefaultEvaluator):
 
 @dataclass(frozen=True)
 class SamplingLimits:
-    """What the configuration says about draws."""
+    """The parameters of this evaluator."""
 
     trials: int = DEFAULT_TRIALS
     tvd_threshold: float = DEFAULT_THRESHOLD
     false_alarm_rate: float = DEFAULT_FALSE_ALARM
-    """0 leaves the distance as the only test of the distribution."""
+    """Chance that a perfect sampler is rejected; with 0 the distance is the only test of the distribution."""
 
     @classmethod
     def of(cls, cfg: ResolvedEvalConfig) -> SamplingLimits:
-        """Read the parameters of this evaluator.
+        """Read the parameters from a configuration.
 
         Raises:
-            WorkloadFault: one is out of range.
+            WorkloadFault: a parameter is out of range.
         """
         trials = read_parameter(cfg, TRIALS, DEFAULT_TRIALS)
         threshold = read_parameter(cfg, TVD_THRESHOLD, DEFAULT_THRESHOLD)
@@ -110,10 +113,10 @@ def judge_draws(
     """Judge draws [calls, rows] of a sampler.
 
     Args:
-        problem: what it was given.
-        tokens: int64, on the device of the problem.
-        limits: what decides.
-        generator: of the CPU.
+        problem: what the sampler was given.
+        tokens: the draws, int64, on the device of the problem.
+        limits: the parameters that decide.
+        generator: a generator on the CPU.
     """
     chunks = list(place_draws(problem, tokens, generator))
     allowed = torch.cat([chunk.allowed for chunk in chunks], dim=1)
@@ -155,7 +158,7 @@ def describe_chance(test: str, chances: Mapping[str, float]) -> str:
 def _test(
     chunks: list[PlacedDraws], tokens: torch.Tensor, generator: torch.Generator
 ) -> tuple[dict[str, Distance], dict[str, float]]:
-    """Test the places in each order, single tokens for overuse, and rows for agreement."""
+    """Test the places in each order, single tokens for being drawn too often, and rows for equal tokens."""
     clear = torch.cat([chunk.clear for chunk in chunks]).cpu()
     distances, chances = {}, {}
     for order, words in ORDERS.items():
@@ -200,10 +203,10 @@ def _reject_token(problem: SamplingProblem, tokens: torch.Tensor, allowed: torch
 def _check_reference(
     definition: Definition, problem: SamplingProblem, tokens: torch.Tensor, generator: torch.Generator
 ) -> None:
-    """Have the reference's own draw pass the rules by which a solution is rejected.
+    """Check that the reference's own draws are allowed, before a solution is rejected.
 
     Raises:
-        DefinitionFault: it does not, so the rules are not this definition's.
+        DefinitionFault: they are not, so the rules do not fit the definition.
     """
     drawn = tokens.to(problem.probabilities.device, torch.int64)[None]
     if not all(bool(chunk.allowed.all()) for chunk in place_draws(problem, drawn, generator)):

@@ -1,8 +1,8 @@
-"""The Renormalised evaluator: a row of probabilities of which a filter keeps the largest, scaled to sum to one.
+"""The Renormalised evaluator: a filter keeps the largest probabilities of a row and scales them to a sum of one.
 
-Nearly all elements are zero, so a share of all elements says little. A row is judged by what it keeps: nothing may be
-kept that is smaller than something dropped, only entries at the boundary may differ from the reference's, and what is
-kept has to be its input over the sum of the inputs kept.
+Nearly all elements are zero, so the share of matching elements says little. A row is judged by the entries that it
+keeps. No kept entry may be smaller than a dropped one. Only entries at the boundary may differ from the reference's
+choice. The value of a kept entry has to be its input divided by the sum of the kept inputs.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from flashinfer_bench.data import Correctness, Definition
 from flashinfer_bench.errors import WorkloadFault
 
 TIE: Final = 1e-6
-"""Inputs that are so close, relative to each other, count as equal."""
+"""Inputs whose relative difference is at most this count as equal."""
 BOUNDARY_MASS: Final = 1e-3
-"""Of the kept mass: what may be kept or dropped otherwise, for sums of many small numbers are rounded."""
+"""Entries holding up to this share of the kept mass may differ from the reference's, because sums are rounded."""
 
 
 class RenormalisedEvaluator(DefaultEvaluator):
@@ -35,10 +35,10 @@ class RenormalisedEvaluator(DefaultEvaluator):
     def check_reference(
         cls, definition: Definition, baseline: Baseline, cfg: ResolvedEvalConfig, context: JudgeContext
     ) -> None:
-        """Hold the reference to the rules that a solution is judged by.
+        """Judge the reference's outputs of each trial as those of a solution.
 
         Raises:
-            WorkloadFault: it breaks them.
+            WorkloadFault: they are wrong.
         """
         del context
         for inputs, outputs in zip(baseline.inputs, baseline.outputs, strict=True):
@@ -49,7 +49,7 @@ class RenormalisedEvaluator(DefaultEvaluator):
 
     @classmethod
     def judge_trial(cls, definition: Definition, trial: Trial, cfg: ResolvedEvalConfig) -> Verdict:
-        """Judge what each row keeps, and the values by what is kept."""
+        """Judge which entries each row keeps, and the values of these entries."""
         weights, top_k = _given(definition, trial.inputs)
         got = trial.got[0]
         problem = find_problem(weights, got, trial.expected[0], rtol=cfg.rtol, top_k=top_k)
@@ -62,14 +62,14 @@ class RenormalisedEvaluator(DefaultEvaluator):
 def find_problem(
     weights: torch.Tensor, got: torch.Tensor, expected: torch.Tensor, *, rtol: float, top_k: Any = None
 ) -> str | None:
-    """Say what is wrong with filtered rows; None where nothing is.
+    """Say what is wrong with filtered rows; None where they are right.
 
     Args:
         weights: the probabilities, [rows, entries].
         got: what a solution made of them, [rows, entries].
-        expected: what the reference made of them.
-        rtol: of each value that is kept, relative.
-        top_k: how many entries are kept, a number or one for each row; None where a mass is.
+        expected: what the reference made of them, [rows, entries].
+        rtol: relative error that a kept value may have.
+        top_k: number of entries to keep, one for all rows or one for each; None where the filter keeps a mass (top_p).
     """
     if not got.numel():
         return None
@@ -83,7 +83,7 @@ def find_problem(
 
 
 def _given(definition: Definition, inputs: list[Any]) -> tuple[torch.Tensor, Any]:
-    """Return the probabilities and top_k, None for a definition without."""
+    """Return the probabilities and top_k; top_k is None where the definition has no such input."""
     given = dict(zip(definition.inputs, inputs, strict=True))
     return given[find_weights(definition) or ""], given.get("top_k")
 
@@ -98,7 +98,7 @@ def _find_bad_value(got: torch.Tensor) -> str | None:
 
 
 def _find_wrong_order(weights: torch.Tensor, kept: torch.Tensor) -> str | None:
-    """Say where something is kept that is smaller than something dropped."""
+    """Say in which row a kept entry is smaller than a dropped one."""
     least = torch.where(kept, weights, float("inf")).amin(dim=1)
     dropped = torch.where(kept, float("-inf"), weights).amax(dim=1)
     wrong = dropped * (1 - TIE) > least
@@ -109,7 +109,10 @@ def _find_wrong_order(weights: torch.Tensor, kept: torch.Tensor) -> str | None:
 
 
 def _find_wrong_choice(weights: torch.Tensor, kept: torch.Tensor, wanted: torch.Tensor, top_k: Any) -> str | None:
-    """Say where more or less is kept than by the reference; what ties with its smallest may stay or go."""
+    """Say in which row other entries are kept than by the reference.
+
+    Entries that tie with the smallest one that the reference keeps may be kept or dropped.
+    """
     edge = torch.where(wanted, weights, float("inf")).amin(dim=1, keepdim=True)
     other = (kept != wanted) & ~((weights - edge).abs() <= TIE * edge)
     if top_k is None:
@@ -144,7 +147,7 @@ def _find_error(weights: torch.Tensor, got: torch.Tensor, rtol: float) -> str | 
 
 
 def _errors(weights: torch.Tensor, got: torch.Tensor) -> torch.Tensor:
-    """Return relative errors of what is kept, 0 for the rest, [rows, entries]."""
+    """Return the relative errors of kept entries, and 0 for the others, [rows, entries]."""
     kept = got > 0
     share = torch.where(kept, weights.double() / _mass(weights, kept)[:, None], 1.0)
     return torch.where(kept, (got.double() - share).abs() / share, 0.0)

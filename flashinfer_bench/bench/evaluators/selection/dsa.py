@@ -1,7 +1,8 @@
 """The DSA evaluator, for DeepSeek's sparse attention over a paged cache.
 
-Attention is compared element by element, output and, where the definition has one, lse: what is -inf for a token that
-sees nothing has to be -inf. The indices of a top-k indexer are judged by the scores that they select: `dsa_indices`.
+Attention is compared element by element: the output and, where the definition has one, the lse. Where a token sees
+nothing, the reference's lse is -inf, and the solution's has to be -inf. The indices of a top-k indexer are judged by
+the scores that they select: see `indices`.
 """
 
 from __future__ import annotations

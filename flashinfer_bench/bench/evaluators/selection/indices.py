@@ -1,9 +1,12 @@
-"""Judges the indices of a top-k indexer: a set, whose order carries no meaning; -1 is padding wherever it stands.
+"""Judges the indices of a top-k indexer. They are a set: their order means nothing, and -1 is padding in any place.
 
-Each index has to be a token that its sequence can reach, none may be there twice, and there have to be as many as there
-is room and there are tokens. A token that was chosen may score too low, one that was left out too high, only by what
-rounding explains: whatever scores a right implementation finds between the lowest and the highest of `ScoredRow`, its
-last choice lies between the k-th largest of all lowest and the k-th largest of all highest ones.
+Each index has to be a token that its sequence can reach. No index may be there twice. There must be k of them, or as
+many as the sequence has tokens.
+
+Rounding may change which tokens are chosen. A right implementation finds scores between the lowest and the highest ones
+of `ScoredRow`. So the score of its last choice lies between the k-th largest lowest score and the k-th largest highest
+score. A chosen token is wrong where its highest score is below this range. A token that was left out is missing where
+its lowest score is above it.
 """
 
 from __future__ import annotations
@@ -20,27 +23,28 @@ from flashinfer_bench.bench.extra_keys import DSA_TOLERANCE
 from flashinfer_bench.data import Correctness
 
 DEFAULT_TOLERANCE: Final = 2e-3
-"""Share of a score's magnitude that rounding may change: what rounding the keys to bfloat16, after they were multiplied
-by their scales, comes to in the worst of some hundred tokens. The spread of scores is a hundred times as much."""
+"""How far off a score may be, as a share of its magnitude. Rounding the scaled keys to bfloat16 changes the worst of
+some hundred scores by this share. Scores differ from each other by about a hundred times as much."""
 PADDING: Final = -1
+"""The index that fills a line with too few tokens."""
 OUT_OF_RANGE, UNREACHABLE, DUPLICATE, TOO_LOW = 1, 2, 3, 4
-"""What can be wrong with one index; 0 where nothing is."""
+"""Codes of what is wrong with an index; a right index has 0."""
 
 
 @dataclass(frozen=True)
 class _RowFinding:
-    """What one line of indices comes to; tensors are on the device, so that a line costs no waiting."""
+    """What was found in one line of indices. Tensors stay on the device, so no line waits for it."""
 
     codes: torch.Tensor
     """[topk]: what is wrong with each index."""
     entries: torch.Tensor
-    """How many are no padding."""
+    """Number of indices that are not padding."""
     left_out: torch.Tensor
-    """[length]: tokens that had to be chosen and were not."""
+    """[length]: which tokens had to be chosen and were not."""
     threshold: torch.Tensor
-    """The score of the last token that has to be chosen."""
+    """The k-th largest score."""
     shortfall: torch.Tensor
-    """How far the lowest chosen score is below that; infinite where there are no such scores for all indices."""
+    """How far the lowest chosen score is below `threshold`; infinite where an index has no score or is missing."""
     magnitude: torch.Tensor
     """Largest absolute score of the sequence."""
 
@@ -51,8 +55,8 @@ def judge_indices(problem: IndexerProblem, indices: torch.Tensor, tolerance: flo
     Args:
         problem: what it was given.
         indices: of any integer dtype, on the device of the problem.
-        tolerance: share of a score's magnitude that it may be off by.
-        name: of the output, for messages.
+        tolerance: how far off a score may be, as a share of its magnitude.
+        name: the output's name, for messages.
     """
     findings = [
         _judge_row(score_row(problem, row, tolerance), indices[row].long(), problem.tokens)
@@ -83,15 +87,15 @@ def _to_list(numbers: list[torch.Tensor]) -> list[Any]:
 
 
 def _judge_row(row: ScoredRow, chosen: torch.Tensor, cache_tokens: int) -> _RowFinding:
-    """Judge a line of indices; an index that stands there for the n-th time needs an n-th token with its number."""
+    """Judge a line of indices. A token that the sequence reaches twice may be chosen twice."""
     length, due = len(row.tokens), min(len(chosen), len(row.tokens))
     lowest, highest = row.lowest, row.highest
-    # Whatever the scores of a right implementation, its last choice scores between the two thresholds.
+    # The last choice of a right implementation has a score between these two.
     floor, ceiling = (side.topk(due).values[-1] if due else side.new_tensor(-torch.inf) for side in (lowest, highest))
     threshold = row.scores.topk(due).values[-1] if due else row.scores.new_tensor(-torch.inf)
     values, columns = chosen.sort(stable=True)
     repeat = torch.arange(len(values), device=values.device) - torch.searchsorted(values, values)
-    tokens = torch.cat((row.tokens, row.tokens.new_tensor([cache_tokens])))  # an end that no index in range equals
+    tokens = torch.cat((row.tokens, row.tokens.new_tensor([cache_tokens])))  # no index in range equals the last entry
     first = torch.searchsorted(tokens, values).clamp(max=length)
     place = (first + repeat).clamp(max=length)
     is_entry = values != PADDING
@@ -120,7 +124,7 @@ def _judge_row(row: ScoredRow, chosen: torch.Tensor, cache_tokens: int) -> _RowF
 def _describe_row(
     problem: IndexerProblem, indices: torch.Tensor, row: int, finding: _RowFinding, tolerance: float
 ) -> Iterator[str]:
-    """Say what is wrong with a line of indices, the worst kind first."""
+    """Say what is wrong with a line of indices, one sentence for each kind of error, the worst kind first."""
     for code in (OUT_OF_RANGE, UNREACHABLE, DUPLICATE):
         for column in (finding.codes == code).nonzero()[:1, 0].tolist():
             yield _describe_index(problem, indices, row, column, code)

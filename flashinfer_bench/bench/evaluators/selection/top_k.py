@@ -1,8 +1,9 @@
-"""The TopK evaluator: which k scores of a row are the largest, wherever the indices point and in whatever order.
+"""The TopK evaluator: the k largest scores of each row, in any order.
 
-Ties make several answers right, so indices are judged by the scores that they select: in range, none twice, as many as
-there can be, -1 for the rest, and their scores, sorted, equal to the largest ones bit by bit. An index may be a column,
-an entry of the row's page table, or a column plus the row's offset; the inputs' names tell which.
+Ties make several answers right, so indices are judged by the scores that they select. Each index has to be in range and
+may be there once. There must be k of them, or as many as the row has scores; the rest is -1. Their sorted scores must
+equal the largest ones bit by bit. An index may be a column, an entry of the row's page table, or a column plus the
+row's offset; the names of the inputs say which.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from flashinfer_bench.data import Correctness, Definition
 from flashinfer_bench.errors import WorkloadFault
 
 NOTHING: Final = -1
-"""Index that stands for no element."""
+"""The index that fills a row with too few scores; it selects no score."""
 
 
 class TopKEvaluator(DefaultEvaluator):
@@ -34,10 +35,10 @@ class TopKEvaluator(DefaultEvaluator):
     def check_reference(
         cls, definition: Definition, baseline: Baseline, cfg: ResolvedEvalConfig, context: JudgeContext
     ) -> None:
-        """Hold the reference to the rules that a solution is judged by.
+        """Judge the reference's outputs of each trial as those of a solution.
 
         Raises:
-            WorkloadFault: it breaks them.
+            WorkloadFault: they are wrong.
         """
         del cfg, context
         for inputs, outputs in zip(baseline.inputs, baseline.outputs, strict=True):
@@ -55,7 +56,7 @@ class TopKEvaluator(DefaultEvaluator):
 
 
 def find_problem(definition: Definition, inputs: Sequence[Any], outputs: Sequence[torch.Tensor]) -> str | None:
-    """Say what is wrong with a selection; None where nothing is."""
+    """Say what is wrong with a selection; None where it is right."""
     given = dict(zip(definition.inputs, inputs, strict=True))
     made = dict(zip(definition.outputs, outputs, strict=True))
     scores, indices = given["scores"], made["indices"].long()
@@ -81,7 +82,7 @@ def find_problem(definition: Definition, inputs: Sequence[Any], outputs: Sequenc
 
 
 def _to_columns(indices: torch.Tensor, given: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Turn indices into columns, and tell which of them can be."""
+    """Turn indices into columns, and tell which of the indices have a column."""
     if "offsets" in given:
         return indices - given["offsets"].long()[:, None], torch.ones_like(indices, dtype=torch.bool)
     if "src_page_table" not in given:
