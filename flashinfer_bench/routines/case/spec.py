@@ -93,7 +93,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Check:
-    """When an output is right: see `bench.evaluators.comparison`."""
+    """When an output is right: see `bench.evaluators.compare.rule`."""
 
     rtol: float = 1e-2
     atol: float = 1e-2

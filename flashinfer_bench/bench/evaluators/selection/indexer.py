@@ -42,7 +42,7 @@ class IndexerProblem:
     queries: torch.Tensor
     """[sequences, heads, dim], any float dtype."""
     keys: torch.Tensor
-    """Packed: bytes [pages, page size, 1, dim + 4]. Else floats [pages, page size, dim], the 1 before dim is optional."""
+    """Packed: bytes [pages, page size, 1, dim + 4]. Else floats [pages, page size, dim], or with a 1 before dim."""
     weights: torch.Tensor
     """[sequences, heads]."""
     lengths: list[int]
