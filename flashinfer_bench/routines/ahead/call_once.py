@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from flashinfer_bench.bench.evaluators.compare.packed import storage_shape
-from flashinfer_bench.bench.evaluators.inputs.make import make_inputs
+from flashinfer_bench.bench.evaluators.inputs.make import InputMaker
 from flashinfer_bench.data import Definition, Solution, Workload
 from flashinfer_bench.data.dtypes import torch_dtype
 from flashinfer_bench.worker.linux import die_with_parent, kill_session
@@ -27,7 +27,7 @@ from flashinfer_bench.worker.linux import die_with_parent, kill_session
 def call_once(root: Path, definition: Definition, solution: Solution, workload: Workload) -> None:
     """Make inputs and outputs, execute the source, and call its entry function."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    inputs = make_inputs(definition, workload, seed=1, device=device, blob_root=root)
+    inputs = InputMaker(definition, workload, device, root).make(seed=1)
     module: dict[str, Any] = {"__name__": "warmed"}
     exec(compile(solution.sources[0].content, f"{solution.name}.py", "exec"), module)
     arguments = list(inputs)
