@@ -1,13 +1,13 @@
 """An argument parser whose every complaint is one clear line with the nearest thing that could have been meant.
 
-Which commands and flags there are is `flags`' business.
+Which commands there are stands in `entry`, which flags a command has in the command's own file.
 """
 
 from __future__ import annotations
 
 import argparse
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from flashinfer_bench.cli.screen.output import write_out
@@ -17,9 +17,27 @@ from flashinfer_bench.errors import Misuse
 class Parser(argparse.ArgumentParser):
     """An ArgumentParser whose every error is a Misuse of one line, without a usage dump."""
 
-    def __init__(self, *, example: str = "", **kwargs: Any) -> None:
-        epilog = f"example:\n  {example}" if example else None
-        super().__init__(formatter_class=_wide_help, epilog=epilog, allow_abbrev=False, **kwargs)
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(formatter_class=_wide_help, allow_abbrev=False, **kwargs)
+
+    def describe(
+        self,
+        description: str,
+        *,
+        usage: str | None = None,
+        example: str = "",
+        execute: Callable[[argparse.Namespace], int] | None = None,
+    ) -> None:
+        """Set what the help tells, and the function that the command calls."""
+        self.description = description
+        self.usage = usage
+        self.epilog = f"example:\n  {example}" if example else None
+        if execute is not None:
+            self.set_defaults(execute=execute, parser=self)
+
+    def add_commands(self) -> argparse._SubParsersAction[Parser]:
+        """Let the parser have commands, and return what they are added to."""
+        return self.add_subparsers(metavar="COMMAND", parser_class=Parser, title="commands")
 
     def error(self, message: str) -> NoReturn:
         """Raise instead of printing the usage and exiting."""

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import shlex
-import shutil
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Generator, Iterator
 from typing import Any, Protocol
 
 from flashinfer_bench.bench.benchmark import Benchmark
@@ -21,6 +18,8 @@ from flashinfer_bench.cli.given.blob_issues import find_blob_issues
 from flashinfer_bench.cli.given.recorded import find_resumed
 from flashinfer_bench.cli.given.sets import describe_issues, describe_tolerances, open_trace_set
 from flashinfer_bench.cli.given.settings import naming_flags, read_config
+from flashinfer_bench.cli.given.typed_command import resume_command, typed_program
+from flashinfer_bench.cli.parser import Parser
 from flashinfer_bench.cli.screen.interrupt import one_interrupt
 from flashinfer_bench.cli.screen.outcome import Outcome, outcome_document, render_outcome, trace_files, trace_folders
 from flashinfer_bench.cli.screen.output import write_err, write_out, write_problems
@@ -34,7 +33,7 @@ from flashinfer_bench.cli.screen.plan import (
 )
 from flashinfer_bench.cli.screen.progress import Progress, choose_progress
 from flashinfer_bench.cli.screen.tables import available_width, count
-from flashinfer_bench.cli.shared_flags import PROGRAM
+from flashinfer_bench.cli.shared_flags import PROGRAM, add_format, add_local, add_selection, add_settings
 from flashinfer_bench.data import Trace, TraceSet
 from flashinfer_bench.errors import Fault, Misuse
 
@@ -55,6 +54,27 @@ class Engine(Protocol):
 
 
 EngineFactory = Callable[[TraceSet, BenchmarkConfig], Engine]
+
+
+def declare_run(parser: Parser) -> None:
+    """Add the help and the flags of the command."""
+    parser.describe(
+        "Judge and time the chosen solutions on every workload of their definitions; record each verdict.",
+        usage="%(prog)s --local PATH [flags]",
+        example=f"{PROGRAM} run --local flashinfer-trace --definitions gemm_n128_k4096 --iterations 20",
+        execute=execute,
+    )
+    add_local(parser)
+    add_selection(parser)
+    add_settings(parser)
+    results = parser.add_argument_group("results")
+    results.add_argument("--resume", action="store_true", help="skip what is recorded and unchanged")
+    results.add_argument("--retry-timeouts", action="store_true", help="with --resume: run recorded TIMEOUTs again")
+    results.add_argument("--no-save-results", action="store_true", help="write no traces")
+    results.add_argument("--dry-run", action="store_true", help="print the plan and run nothing")
+    results.add_argument("--require-passed", action="store_true", help="exit with 1 unless every job passed")
+    add_format(results)
+    results.add_argument("--quiet", action="store_true", help="no progress; only errors and the result")
 
 
 def execute(args: argparse.Namespace, *, make_engine: EngineFactory = Benchmark) -> int:
@@ -78,19 +98,6 @@ def execute(args: argparse.Namespace, *, make_engine: EngineFactory = Benchmark)
     _run(engine, outcome, choose_progress(sys.stderr, quiet=args.quiet), save_results=not args.no_save_results)
     _tell_result(args, outcome, trace_set)
     return outcome.exit_code(require_passed=args.require_passed)
-
-
-def resume_command(program: Sequence[str], argv: Sequence[str]) -> str:
-    """Return the command that goes on where this one stopped."""
-    return shlex.join([*program, *argv, *([] if "--resume" in argv else ["--resume"])])
-
-
-def typed_program(script: str, interpreter: str, find: Callable[[str], str | None] = shutil.which) -> list[str]:
-    """Return how this command was started: by its name, by its path, or as a module."""
-    path = Path(script)
-    if path.name == "__main__.py":
-        return [interpreter, "-m", "flashinfer_bench"]
-    return [PROGRAM] if path.name != PROGRAM or find(PROGRAM) == str(path.absolute()) else [script]
 
 
 def _describe_blobs(plan: Plan, trace_set: TraceSet) -> list[str]:

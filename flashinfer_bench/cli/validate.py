@@ -15,10 +15,24 @@ from flashinfer_bench.cli.given.sets import (
     has_nothing,
     load_trace_set,
 )
+from flashinfer_bench.cli.parser import Parser
 from flashinfer_bench.cli.screen.output import write_out
 from flashinfer_bench.cli.screen.tables import count
+from flashinfer_bench.cli.shared_flags import PROGRAM, add_format, add_local
 from flashinfer_bench.data import LoadIssue, TraceSet
 from flashinfer_bench.errors import Misuse
+
+
+def declare_validate(parser: Parser) -> None:
+    """Add the help and the flags of the command."""
+    parser.describe(
+        "Show every error and warning of a trace set: file, line, field, reason.\n"
+        "Errors: exit code 2; warnings alone: 0.",
+        example=f"{PROGRAM} validate --local flashinfer-trace",
+        execute=execute,
+    )
+    add_local(parser)
+    add_format(parser)
 
 
 def execute(args: argparse.Namespace) -> int:

@@ -13,11 +13,10 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from flashinfer_bench.bench.config import BenchmarkConfig, EvalConfig, ResolvedEvalConfig, describe_problems
-from flashinfer_bench.cli.flags import CONFIG_FIELDS, given_overrides
 from flashinfer_bench.errors import ConfigError
 
 OVERRIDE: Final = re.compile(r"^override: (\w+)")
-SETTING: Final = re.compile(rf"^({'|'.join(CONFIG_FIELDS)}):")
+SETTING: Final = re.compile(rf"^({'|'.join(BenchmarkConfig.model_fields)}):")
 FLAGS: Final = {"timeout_seconds": "--timeout", "profile_baseline": "--no-profile-baseline"}
 """Flags that are not spelt as the field that they set."""
 
@@ -48,6 +47,11 @@ def read_config(args: argparse.Namespace) -> BenchmarkConfig:
         return BenchmarkConfig.default(**overrides)
     except ValidationError as error:
         raise ConfigError("\n".join(map(_name_flag, describe_problems(error)))) from None
+
+
+def given_overrides(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the configuration fields that flags gave, and no others."""
+    return {name: value for name, value in vars(args).items() if name in BenchmarkConfig.model_fields}
 
 
 def top_settings(config: BenchmarkConfig) -> list[Setting]:

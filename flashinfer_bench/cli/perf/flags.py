@@ -153,17 +153,18 @@ def print_help(argv: Sequence[str]) -> None:
     """Print the flags of the routine that the arguments name, or the routines."""
     routine = _named_routine(argv)
     if routine is None:
-        parser = _make_whole_parser(None, usage=USAGE, description="Time FlashInfer's kernels.", example=EXAMPLE)
+        parser = _make_whole_parser(None)
+        parser.describe("Time FlashInfer's kernels.", usage=USAGE, example=EXAMPLE)
         write_out(parser.format_help() + _list_routines())
         return
-    usage = f"%(prog)s --routine {routine.name} [flags]"
-    parser = _make_whole_parser(routine, usage=usage, description=routine.summary)
+    parser = _make_whole_parser(routine)
+    parser.describe(routine.summary, usage=f"%(prog)s --routine {routine.name} [flags]")
     write_out(parser.format_help() + _list_support(routine))
 
 
-def _make_whole_parser(routine: Routine | None, **texts: Any) -> Parser:
+def _make_whole_parser(routine: Routine | None, *, add_help: bool = True) -> Parser:
     """Make the parser of all that can be typed: for help, and for hints at what was meant."""
-    parser = Parser(prog=PROGRAM, **texts)
+    parser = Parser(prog=PROGRAM, add_help=add_help)
     _add_session_flags(parser)
     _add_case_flags(parser, routine)
     return parser
