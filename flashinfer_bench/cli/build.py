@@ -21,8 +21,8 @@ from flashinfer_bench.cli.given.settings import naming_flags, read_config
 from flashinfer_bench.cli.parser import Parser, whole_number
 from flashinfer_bench.cli.screen.build_outcome import (
     BuildOutcome,
+    BuildRow,
     Result,
-    Row,
     describe_row,
     outcome_document,
     render_outcome,
@@ -139,7 +139,7 @@ def choose_target(names: Sequence[str] | None) -> BuildTarget:
     return BuildTarget(tuple(dict.fromkeys(f"{match[2]}{match[3]}" for match in found.values() if match is not None)))
 
 
-def build(items: Sequence[Item], outcome: BuildOutcome, *, jobs: int | None) -> Iterator[Row]:
+def build(items: Sequence[Item], outcome: BuildOutcome, *, jobs: int | None) -> Iterator[BuildRow]:
     """Yield what becomes of each solution: first what cannot be built here or need not be tried, then the builds.
 
     Raises:
@@ -152,9 +152,9 @@ def build(items: Sequence[Item], outcome: BuildOutcome, *, jobs: int | None) -> 
         # What a library exports is seen once it is built; of Python nothing would be seen before its first call.
         problems = [] if solution.spec.language in COMPILED else check_entry(solution, definition)
         if reason is not None:
-            yield Row(solution, "skipped", message=reason)
+            yield BuildRow(solution, "skipped", message=reason)
         elif problems:
-            yield Row(solution, "failed", message="\n".join(problems))
+            yield BuildRow(solution, "failed", message="\n".join(problems))
         else:
             rest.append(solution)
     at_once = jobs or usable_cores()  # nothing is measured meanwhile
@@ -162,13 +162,13 @@ def build(items: Sequence[Item], outcome: BuildOutcome, *, jobs: int | None) -> 
         yield from map(_row, farm.build_all(rest))
 
 
-def _row(built: Built) -> Row:
+def _row(built: Built) -> BuildRow:
     result: Result
     if built.artifact is not None:
         result = "cached" if built.was_cached else "built"
-        return Row(built.solution, result, built.seconds, artifact=built.artifact.directory)
+        return BuildRow(built.solution, result, built.seconds, artifact=built.artifact.directory)
     result = "failed" if isinstance(built.error, BuildFailure) else "fault"
-    return Row(built.solution, result, built.seconds, message=str(built.error))
+    return BuildRow(built.solution, result, built.seconds, message=str(built.error))
 
 
 def _load_files(files: Sequence[str]) -> list[Solution]:

@@ -21,7 +21,7 @@ from flashinfer_bench.cli.given.settings import naming_flags, read_config
 from flashinfer_bench.cli.given.typed_command import resume_command, typed_program
 from flashinfer_bench.cli.parser import Parser
 from flashinfer_bench.cli.screen.interrupt import one_interrupt
-from flashinfer_bench.cli.screen.outcome import Outcome, outcome_document, render_outcome, trace_files, trace_folders
+from flashinfer_bench.cli.screen.outcome import RunOutcome, outcome_document, render_outcome, trace_files, trace_folders
 from flashinfer_bench.cli.screen.output import write_err, write_out, write_problems
 from flashinfer_bench.cli.screen.plan import (
     describe_odd_keys,
@@ -31,14 +31,14 @@ from flashinfer_bench.cli.screen.plan import (
     plan_document,
     render_plan,
 )
-from flashinfer_bench.cli.screen.progress import Progress, choose_progress
+from flashinfer_bench.cli.screen.progress import RunProgress, choose_progress
 from flashinfer_bench.cli.screen.tables import available_width, count
 from flashinfer_bench.cli.shared_flags import PROGRAM, add_format, add_local, add_selection, add_settings
 from flashinfer_bench.data import Trace, TraceSet
 from flashinfer_bench.errors import Fault, Misuse
 
 
-class Engine(Protocol):
+class RunnableBenchmark(Protocol):
     """What `run` needs of a Benchmark."""
 
     machine: Machine
@@ -53,7 +53,7 @@ class Engine(Protocol):
         """End everything."""
 
 
-EngineFactory = Callable[[TraceSet, BenchmarkConfig], Engine]
+BenchmarkFactory = Callable[[TraceSet, BenchmarkConfig], RunnableBenchmark]
 
 
 def declare_run(parser: Parser) -> None:
@@ -77,7 +77,7 @@ def declare_run(parser: Parser) -> None:
     results.add_argument("--quiet", action="store_true", help="no progress; only errors and the result")
 
 
-def execute(args: argparse.Namespace, *, make_engine: EngineFactory = Benchmark) -> int:
+def execute(args: argparse.Namespace, *, make_engine: BenchmarkFactory = Benchmark) -> int:
     """Run the jobs that the flags ask for, or print the plan."""
     if args.retry_timeouts and not args.resume:
         raise Misuse("--retry-timeouts changes what --resume leaves out: give --resume too")
@@ -92,7 +92,7 @@ def execute(args: argparse.Namespace, *, make_engine: EngineFactory = Benchmark)
             write_err(line)
         write_out(_render_dry_run(args, plan, config, engine.machine))
         return 0
-    outcome = Outcome(plan, find_resumed(engine.plan(), plan, trace_set) if plan.resumed else [])
+    outcome = RunOutcome(plan, find_resumed(engine.plan(), plan, trace_set) if plan.resumed else [])
     if not args.quiet:
         _announce(plan, engine.machine, trace_set)
     _run(engine, outcome, choose_progress(sys.stderr, quiet=args.quiet), save_results=not args.no_save_results)
@@ -112,7 +112,7 @@ def _announce(plan: Plan, machine: Machine, trace_set: TraceSet) -> None:
         write_err(line)
 
 
-def _run(engine: Engine, outcome: Outcome, progress: Progress, *, save_results: bool) -> None:
+def _run(engine: RunnableBenchmark, outcome: RunOutcome, progress: RunProgress, *, save_results: bool) -> None:
     """Run the plan into the outcome. However it ends, the engine's processes are gone and what was judged is kept."""
     started = time.monotonic()
     events: Iterator[Event] = iter(())
@@ -140,7 +140,7 @@ def _render_dry_run(args: argparse.Namespace, plan: Plan, config: BenchmarkConfi
     return render_plan(plan, config, machine, available_width(sys.stdout))
 
 
-def _tell_result(args: argparse.Namespace, outcome: Outcome, trace_set: TraceSet) -> None:
+def _tell_result(args: argparse.Namespace, outcome: RunOutcome, trace_set: TraceSet) -> None:
     """Write the result to stdout, and to stderr where it was saved and how to go on."""
     is_saved = not args.no_save_results
     if args.format == "json":

@@ -17,7 +17,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any, Final
 
-from flashinfer_bench.cli.perf.rows import Row
+from flashinfer_bench.cli.perf.rows import PerfRow
 from flashinfer_bench.cli.screen.output import write_problems
 from flashinfer_bench.errors import Misuse
 from flashinfer_bench.routines.case.resolved import resolve_backend
@@ -105,7 +105,7 @@ class ResultFiles:
             except OSError as error:
                 raise Misuse(f"{path}: cannot be written: {error}") from None
 
-    def add(self, row: Row) -> None:
+    def add(self, row: PerfRow) -> None:
         """Write a row to every file that took all rows before."""
         document = to_document(row, self._place)
         if self._csv is not None:
@@ -135,7 +135,7 @@ def _csv_line(cells: Iterable[Any]) -> str:
     return line.getvalue()
 
 
-def to_document(row: Row, place: Place) -> dict[str, Any]:
+def to_document(row: PerfRow, place: Place) -> dict[str, Any]:
     """Return everything that is known of a row, as JSON-able values."""
     request = row.request
     case = request.case
@@ -160,7 +160,7 @@ def to_document(row: Row, place: Place) -> dict[str, Any]:
     }
 
 
-def _resolved(row: Row, place: Place) -> str:
+def _resolved(row: PerfRow, place: Place) -> str:
     routine, case = row.request.routine, row.request.case
     if row.outcome == "skipped" or routine is None or case is None or place.capability is None:
         return row.backend

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from flashinfer_bench.cli.perf.cases import Request
 from flashinfer_bench.cli.perf.files import ResultFiles
-from flashinfer_bench.cli.perf.rows import Row, Timing
+from flashinfer_bench.cli.perf.rows import PerfRow, RowTiming
 from flashinfer_bench.cli.perf.text import introduce, perf_line
 from flashinfer_bench.cli.screen.output import write_out
 from flashinfer_bench.routines.case.support import Place
@@ -80,7 +80,7 @@ def report_ranks(
     return 1 if is_error or files.lost else 0
 
 
-def make_rows(request: Request, place: Place, times: dict[str, list[float]], problem: str) -> list[Row]:
+def make_rows(request: Request, place: Place, times: dict[str, list[float]], problem: str) -> list[PerfRow]:
     """Return a row for the whole, and for each phase where that is asked for."""
     out, back = count_traffic(request.args)
     flops, weights = count_work(request.args)
@@ -89,7 +89,7 @@ def make_rows(request: Request, place: Place, times: dict[str, list[float]], pro
     for phase, taken in times.items():
         if phase != "a2a_total" and not request.args.per_phase_timing:
             continue
-        timing = Timing(median(taken), pstdev(taken))
+        timing = RowTiming(median(taken), pstdev(taken))
         work = flops if phase == "moe_kernel" else 0.0
         rate, speed = (
             amount / 1e9 / timing.median_ms if timing.median_ms > 0 else 0.0 for amount in (bytes_of[phase], work)
@@ -97,5 +97,5 @@ def make_rows(request: Request, place: Place, times: dict[str, list[float]], pro
         record = {"method": "cuda_events", "cache_state": "warm", "samples": len(taken), "samples_ms": taken}
         facts = {"tflops": speed, "tb_per_sec": rate, "bytes": bytes_of[phase]}
         outcome: Any = "mismatch" if problem else "passed"
-        rows.append(Row(request, phase, outcome, problem, timing, facts, record, place.device))
+        rows.append(PerfRow(request, phase, outcome, problem, timing, facts, record, place.device))
     return rows

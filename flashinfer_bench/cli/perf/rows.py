@@ -19,14 +19,14 @@ from flashinfer_bench.roofline.peaks import find_peak
 from flashinfer_bench.routines.case.support import Place
 from flashinfer_bench.timing.summary import LATE_SHARE
 
-Outcome = Literal["passed", "mismatch", "failed", "skipped"]
+RowOutcome = Literal["passed", "mismatch", "failed", "skipped"]
 NS_PER_MS: Final = 1e6
 HOST_BOUND: Final = "host_bound"
 """A flag that is no reason to doubt a time while the spin covers the host: one slower than its kernels is the rule."""
 
 
 @dataclass(frozen=True)
-class Timing:
+class RowTiming:
     """What a measurement says, in milliseconds."""
 
     median_ms: float
@@ -37,15 +37,15 @@ class Timing:
 
 
 @dataclass
-class Row:
+class PerfRow:
     """One backend of one case."""
 
     request: Request
     backend: str
-    outcome: Outcome
+    outcome: RowOutcome
     reason: str = ""
     """Why it was skipped, failed or differs."""
-    timing: Timing | None = None
+    timing: RowTiming | None = None
     facts: dict[str, Any] = field(default_factory=dict)
     """What is told of the time beside it: rates, roofline, errors."""
     record: Mapping[str, Any] = field(default_factory=dict)
@@ -53,11 +53,11 @@ class Row:
     device: str = ""
 
 
-def make_row(request: Request, backend: str, evaluation: Evaluation, *, device: str) -> Row:
+def make_row(request: Request, backend: str, evaluation: Evaluation, *, device: str) -> PerfRow:
     """Return the row of a verdict."""
     record = _record(evaluation)
     timing = read_timing(evaluation)
-    row = Row(request, backend, "passed", timing=timing, record=record, device=device)
+    row = PerfRow(request, backend, "passed", timing=timing, record=record, device=device)
     if evaluation.status is EvaluationStatus.INCORRECT_NUMERICAL:
         row.outcome, row.reason = "mismatch", reason_of(evaluation)
     elif evaluation.status is not EvaluationStatus.PASSED:
@@ -72,17 +72,17 @@ def make_row(request: Request, backend: str, evaluation: Evaluation, *, device: 
     return row
 
 
-def make_skipped(request: Request, backend: str, reason: str, place: Place) -> Row:
+def make_skipped(request: Request, backend: str, reason: str, place: Place) -> PerfRow:
     """Return the row of a backend that cannot run here."""
-    return Row(request, backend, "skipped", to_one_line(reason), device=place.device)
+    return PerfRow(request, backend, "skipped", to_one_line(reason), device=place.device)
 
 
-def make_failed(request: Request, backend: str, reason: str, place: Place) -> Row:
+def make_failed(request: Request, backend: str, reason: str, place: Place) -> PerfRow:
     """Return the row of a backend, or of a whole case, that has no verdict."""
-    return Row(request, backend, "failed", to_one_line(reason), device=place.device)
+    return PerfRow(request, backend, "failed", to_one_line(reason), device=place.device)
 
 
-def read_timing(evaluation: Evaluation) -> Timing | None:
+def read_timing(evaluation: Evaluation) -> RowTiming | None:
     """Read median and deviation from a trace; None where nothing was timed.
 
     The record has had several forms, so each key is looked for and none is relied on.
@@ -102,10 +102,10 @@ def read_timing(evaluation: Evaluation) -> Timing | None:
     deviation = _number(record, "std_ms")
     if deviation is None:
         deviation = pstdev(samples) / NS_PER_MS if samples else math.nan
-    return Timing(found, deviation, _caveat(record))
+    return RowTiming(found, deviation, _caveat(record))
 
 
-def _rates(request: Request, timing: Timing, hardware: str) -> dict[str, Any]:
+def _rates(request: Request, timing: RowTiming, hardware: str) -> dict[str, Any]:
     assert request.case is not None  # only a case that was made is timed
     cost, took = request.case.cost, timing.median_ms
     if took <= 0:

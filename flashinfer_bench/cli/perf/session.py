@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -18,29 +18,26 @@ from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, Notice
 from flashinfer_bench.bench.machine import Device, discover_devices
 from flashinfer_bench.bench.plan import Plan
 from flashinfer_bench.bench.tolerances import read_tolerances
-from flashinfer_bench.cli.exit_codes import FAILED, INTERRUPTED, RAN
+from flashinfer_bench.cli.exit_codes import INTERRUPTED
 from flashinfer_bench.cli.given.recorded import find_resumed
-from flashinfer_bench.cli.perf.ahead import Job, list_jobs, usual_jobs, warm_up
+from flashinfer_bench.cli.perf.ahead import AheadCall, compile_ahead, list_calls, usual_parallel
+from flashinfer_bench.cli.perf.board import Board
 from flashinfer_bench.cli.perf.cases import Request, in_groups, read_requests
 from flashinfer_bench.cli.perf.files import ResultFiles, check_paths
 from flashinfer_bench.cli.perf.flags import split_session
 from flashinfer_bench.cli.perf.ranks import run_ranks
-from flashinfer_bench.cli.perf.rows import Row, make_failed, make_row, make_skipped
+from flashinfer_bench.cli.perf.rows import make_failed, make_row
 from flashinfer_bench.cli.perf.saved import write_tolerances
-from flashinfer_bench.cli.perf.text import introduce, report
 from flashinfer_bench.cli.screen.heartbeat import Heartbeat
 from flashinfer_bench.cli.screen.interrupt import one_interrupt
-from flashinfer_bench.cli.screen.output import write_err, write_out
+from flashinfer_bench.cli.screen.output import write_err
 from flashinfer_bench.cli.screen.progress import describe_devices
 from flashinfer_bench.cli.screen.tables import count, format_duration
 from flashinfer_bench.data import Trace, TraceSet
 from flashinfer_bench.errors import ConfigError, Misuse
 from flashinfer_bench.report.verdict import to_one_line
 from flashinfer_bench.routines.case.materials import write_material
-from flashinfer_bench.routines.case.support import Place, find_place
-
-WHOLE_CASE: Final = ""
-"""Stands for the backend in the row of a case that none of its backends was run for."""
+from flashinfer_bench.routines.case.support import find_place
 
 
 def run_session(argv: Sequence[str], *, make_engine: Callable[..., Any] = Benchmark) -> int:
@@ -79,89 +76,25 @@ def run_session(argv: Sequence[str], *, make_engine: Callable[..., Any] = Benchm
         return _run_all(board, session, Path(root), devices, make_engine=make_engine)
 
 
-def _compile_ahead(
+def _compile_kernels(
     requests: Sequence[Request], session: argparse.Namespace, root: Path, devices: Sequence[Device]
 ) -> None:
     """Have the library's kernels of a testlist compiled before anything is timed."""
-    jobs = list_jobs(requests)
-    parallel = session.jit_jobs if session.jit_jobs is not None else usual_jobs() * (session.testlist is not None)
-    if not jobs or parallel <= 0:
+    calls = list_calls(requests)
+    parallel = session.jit_jobs if session.jit_jobs is not None else usual_parallel() * (session.testlist is not None)
+    if not calls or parallel <= 0:
         return
     started = time.monotonic()
 
-    def tell(done: int, job: Job, problem: str) -> None:
+    def tell(done: int, call: AheadCall, problem: str) -> None:
         seconds = format_duration(time.monotonic() - started)
         failed = f", which failed: {to_one_line(problem)}" if problem else ""
-        write_err(f"compiling ahead: {done} of {len(jobs)} after {seconds}, the latest {job.solution.name}{failed}")
+        write_err(f"compiling ahead: {done} of {len(calls)} after {seconds}, the latest {call.solution.name}{failed}")
 
-    write_err(f"compiling ahead: {count(len(jobs), 'solution')}, {min(parallel, len(jobs))} at once")
-    done = warm_up(jobs, root, devices, parallel=parallel, tell=tell)
+    write_err(f"compiling ahead: {count(len(calls), 'solution')}, {min(parallel, len(calls))} at once")
+    done = compile_ahead(calls, root, devices, parallel=parallel, tell=tell)
     took = time.monotonic() - started
-    write_err(f"compiled ahead: {done} of {count(len(jobs), 'solution')} in {format_duration(took)}")
-
-
-class Board:
-    """The cases of a session and what has come of them; a case is told when all of its backends are done."""
-
-    def __init__(self, requests: Sequence[Request], files: ResultFiles, place: Place) -> None:
-        self.requests = list(requests)
-        self.place = place
-        self._files = files
-        self._rows: dict[int, dict[str, Row]] = {id(request): {} for request in requests}
-        self._failed = 0
-        self._is_single = len(self.requests) == 1
-
-    def begin(self) -> None:
-        """Introduce a single case at once, and tell the cases of which nothing can be run."""
-        for request in self.requests:
-            if self._is_single:
-                write_out(_lines(introduce(request, self.place)))
-            if not request.backends:
-                self._tell(request)
-
-    def put(self, request: Request, row: Row) -> None:
-        """Take a row, and tell the case when it is whole; of a single case each row at once."""
-        rows = self._rows[id(request)]
-        rows[row.backend] = row
-        if self._is_single:
-            write_out(_lines(report(row)))
-        if len(rows) == len(request.backends):
-            self._tell(request)
-
-    def finish(self, reason: str) -> None:
-        """Tell the cases that are not whole: their missing backends failed for a reason."""
-        for request in self.requests:
-            rows = self._rows[id(request)]
-            for backend in [name for name in request.backends if name not in rows]:
-                self.put(request, make_failed(request, backend, reason, self.place))
-
-    @property
-    def exit_code(self) -> int:
-        """0 where every case ran, none of its backends failed, and all rows were written, else 1."""
-        return FAILED if self._failed or self._files.lost else RAN
-
-    def _tell(self, request: Request) -> None:
-        """Write the rows of a case, and its lines where they are not out yet."""
-        skipped = [make_skipped(request, name, why, self.place) for name, why in request.skipped.items()]
-        rows = [*skipped, *(self._rows[id(request)][name] for name in request.backends)]
-        if request.problem is not None:
-            rows = [make_failed(request, WHOLE_CASE, request.problem, self.place)]
-        for row in rows:
-            self._files.add(row)
-        self._failed += not request.backends or any(map(counts_as_failed, rows))
-        if not self._is_single:
-            told = [] if request.problem is not None else [line for row in rows for line in report(row)]
-            write_out(_lines([*introduce(request, self.place), *told]))
-
-
-def _lines(lines: Iterable[str]) -> str:
-    return "".join(f"{line}\n" for line in lines)
-
-
-def counts_as_failed(row: Row) -> bool:
-    """Tell whether a row makes the session fail: a mismatch does where it was to be an error."""
-    args = row.request.args
-    return row.outcome == "failed" or (row.outcome == "mismatch" and args.refcheck and not args.allow_output_mismatch)
+    write_err(f"compiled ahead: {done} of {count(len(calls), 'solution')} in {format_duration(took)}")
 
 
 def _run_all(
@@ -176,7 +109,7 @@ def _run_all(
     reason = "it was not run"
     with one_interrupt():
         try:
-            _compile_ahead(board.requests, session, root, devices)
+            _compile_kernels(board.requests, session, root, devices)
             for group in in_groups(board.requests, _settings_key):
                 _run_group(board, group, session, root=root, make_engine=make_engine)
         except KeyboardInterrupt:

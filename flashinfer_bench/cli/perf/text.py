@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from flashinfer_bench.cli.perf.cases import Request
-from flashinfer_bench.cli.perf.rows import Row
+from flashinfer_bench.cli.perf.rows import PerfRow
 from flashinfer_bench.routines.case.materials import describe_case
 from flashinfer_bench.routines.case.spec import TORCH
 from flashinfer_bench.routines.case.support import LIBRARY, Place
@@ -65,7 +65,7 @@ def test_name(routine: str) -> str:
     )
 
 
-def report(row: Row) -> Iterator[str]:
+def report(row: PerfRow) -> Iterator[str]:
     """Yield what is said of a backend after it was run."""
     args = row.request.args
     if row.outcome == "skipped":
@@ -88,13 +88,13 @@ def report(row: Row) -> Iterator[str]:
             yield from _details(row)
 
 
-def shows_time(row: Row) -> bool:
+def shows_time(row: PerfRow) -> bool:
     """Tell whether a row's time is shown: a wrong output's only where nobody asked for it to be an error."""
     is_tolerated = not row.request.args.refcheck or row.request.args.allow_output_mismatch
     return row.timing is not None and (row.outcome == "passed" or (row.outcome == "mismatch" and is_tolerated))
 
 
-def perf_line(row: Row) -> str:
+def perf_line(row: PerfRow) -> str:
     """Return the line that others parse."""
     assert row.timing is not None  # asked of timed rows only
     name = row.backend.ljust(max(NAME_WIDTH, len(row.backend)))
@@ -105,7 +105,7 @@ def perf_line(row: Row) -> str:
     )
 
 
-def _details(row: Row) -> Iterator[str]:
+def _details(row: PerfRow) -> Iterator[str]:
     record = row.record
     method = ", ".join(str(record[key]) for key in ("method", "cache_state") if key in record)
     assert row.timing is not None

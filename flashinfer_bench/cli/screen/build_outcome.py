@@ -30,7 +30,7 @@ SHOWN_NAMES: Final = 3
 
 
 @dataclass(frozen=True)
-class Row:
+class BuildRow:
     """One solution."""
 
     solution: Solution
@@ -55,7 +55,7 @@ class BuildOutcome:
     root: Path
     """The cache's folder."""
     target: BuildTarget
-    rows: list[Row] = field(default_factory=list)
+    rows: list[BuildRow] = field(default_factory=list)
     seconds: float = 0.0
 
     def exit_code(self, *, require_built: bool) -> int:
@@ -64,7 +64,7 @@ class BuildOutcome:
         return 1 if any(row.result in bad for row in self.rows) else 0
 
 
-def describe_row(row: Row) -> str:
+def describe_row(row: BuildRow) -> str:
     """Return a line of progress."""
     first = to_printable(row.message.partition("\n")[0])
     tail = f": {first}" if first else f" in {row.seconds:.1f} s" if row.result == "built" and row.seconds else ""
@@ -92,12 +92,12 @@ def outcome_document(outcome: BuildOutcome) -> dict[str, Any]:
     }
 
 
-def _cells(row: Row) -> list[str]:
+def _cells(row: BuildRow) -> list[str]:
     seconds = f"{row.seconds:.1f} s" if row.seconds else ""
     return [row.solution.name, row.solution.spec.language.value, row.binding or "", WORDS[row.result], seconds]
 
 
-def _describe_failure(row: Row, width: int) -> str:
+def _describe_failure(row: BuildRow, width: int) -> str:
     lines = [to_printable(line.rstrip()) for line in row.message.splitlines() if line.strip()]
     if len(lines) > MESSAGE_LINES:
         lines = [*lines[:MESSAGE_LINES], f"… {len(lines) - MESSAGE_LINES} more lines; --format json has them"]
@@ -127,7 +127,7 @@ def _totals(outcome: BuildOutcome) -> str:
     return f"{count(len(outcome.rows), 'solution')} in {took}{target}: {', '.join(parts) or 'nothing to do'}"
 
 
-def _document(row: Row) -> dict[str, Any]:
+def _document(row: BuildRow) -> dict[str, Any]:
     return {
         "name": row.solution.name,
         "definition": row.solution.definition,

@@ -30,7 +30,7 @@ FAULT_LINES: Final = 20
 
 
 @dataclass
-class Outcome:
+class RunOutcome:
     """A run, as far as it got."""
 
     plan: Plan
@@ -72,19 +72,19 @@ class Outcome:
         return FAILED if self.left or (require_passed and not all_passed) else RAN
 
 
-def trace_files(outcome: Outcome, trace_set: TraceSet) -> list[Path]:
+def trace_files(outcome: RunOutcome, trace_set: TraceSet) -> list[Path]:
     """Return the files that hold the run's traces."""
     files = [_trace_file(event.job, trace_set) for event in outcome.finished]
     return list(dict.fromkeys(path for path in files if path is not None))
 
 
-def trace_folders(outcome: Outcome, trace_set: TraceSet) -> list[str]:
+def trace_folders(outcome: RunOutcome, trace_set: TraceSet) -> list[str]:
     """Return the traces/ folders that the run wrote to."""
     roots = [trace_set.solution_roots.get(event.job.solution.name) for event in outcome.finished]
     return [str(root / "traces") for root in dict.fromkeys(roots) if root is not None]
 
 
-def render_outcome(outcome: Outcome, width: int) -> str:
+def render_outcome(outcome: RunOutcome, width: int) -> str:
     """Lay out the table, the reasons of failures, what has no verdict and what was skipped, and the totals."""
     rows = summarise(outcome.traces, _expected(outcome))
     parts = [render_summary(rows, width)] if rows else []
@@ -96,7 +96,7 @@ def render_outcome(outcome: Outcome, width: int) -> str:
     return "\n".join([*parts, wrap_line(_totals(outcome), width) + "\n"])
 
 
-def outcome_document(outcome: Outcome, files: Iterable[Path]) -> dict[str, Any]:
+def outcome_document(outcome: RunOutcome, files: Iterable[Path]) -> dict[str, Any]:
     """Return the outcome as JSON-able values."""
     return {
         "version": FORMAT_VERSION,
@@ -114,7 +114,7 @@ def outcome_document(outcome: Outcome, files: Iterable[Path]) -> dict[str, Any]:
     }
 
 
-def _expected(outcome: Outcome) -> dict[PairKey, int]:
+def _expected(outcome: RunOutcome) -> dict[PairKey, int]:
     pairs = Counter((job.definition.name, job.solution.name) for job in outcome.plan.jobs)
     pairs.update((trace.definition, trace.solution or "") for trace in outcome.resumed)
     return dict(pairs)
@@ -156,7 +156,7 @@ def _some_jobs(jobs: list[Job]) -> list[str]:
     return [*map(describe_job, jobs[:SHOWN_JOBS]), *more]
 
 
-def _totals(outcome: Outcome) -> str:
+def _totals(outcome: RunOutcome) -> str:
     statuses = count_statuses(outcome.traces)
     parts = [f"{number} {status}" for status, number in statuses.items()]
     if outcome.left:

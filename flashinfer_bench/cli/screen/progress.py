@@ -29,10 +29,8 @@ REFRESHES_PER_SECOND: Final = 4
 REASON_SHOWN: Final = 120
 SHOWN_DEVICES: Final = 8
 
-Clock = Callable[[], float]
 
-
-class Progress(AbstractContextManager["Progress"], Protocol):
+class RunProgress(AbstractContextManager["RunProgress"], Protocol):
     """Shows events while it is entered."""
 
     def show(self, event: Event) -> None:
@@ -55,7 +53,7 @@ class QuietProgress:
 class PlainProgress:
     """One line per finished job, for logs and pipes, and now and then one that tells what a long job is at."""
 
-    def __init__(self, write: Callable[[str], None] = write_err, clock: Clock = time.monotonic) -> None:
+    def __init__(self, write: Callable[[str], None] = write_err, clock: Callable[[], float] = time.monotonic) -> None:
         self._write = write
         self._heartbeat = Heartbeat(describe_devices, write, clock)
 
@@ -79,7 +77,7 @@ class PlainProgress:
 class LiveProgress:
     """Jobs done, rate, time left, status counts and what each device works on, redrawn in place."""
 
-    def __init__(self, stream: TextIO, clock: Clock = time.monotonic) -> None:
+    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._tally = Tally()
         self._told: set[str] = set()
@@ -113,7 +111,7 @@ class LiveProgress:
         return render_progress(self._tally, self._clock())
 
 
-def choose_progress(stream: TextIO, *, quiet: bool, environment: Mapping[str, str] = os.environ) -> Progress:
+def choose_progress(stream: TextIO, *, quiet: bool, environment: Mapping[str, str] = os.environ) -> RunProgress:
     """Return the display that suits where stderr goes."""
     if quiet:
         return QuietProgress()

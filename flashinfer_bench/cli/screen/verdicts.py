@@ -25,7 +25,7 @@ from flashinfer_bench.report.timing import describe_flag, describe_ways, flags_o
 SUMMARY_NOTE: Final = "latency: median over the passed workloads; speed-up over the reference: geometric mean"
 TIMING_MARK: Final = "*"
 SHOWN_UUIDS: Final = 3
-Item = TypeVar("Item")
+Cell = TypeVar("Cell")
 
 
 def render_summary(rows: Sequence[SummaryRow], width: int) -> str:
@@ -156,5 +156,5 @@ def _axes(row: BestRow) -> str:
     return " ".join(f"{name}={size}" for name, size in row.axes.items()) or ABSENT
 
 
-def _without(index: int, items: Sequence[Item]) -> list[Item]:
+def _without(index: int, items: Sequence[Cell]) -> list[Cell]:
     return [item for position, item in enumerate(items) if position != index]
