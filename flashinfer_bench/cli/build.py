@@ -1,6 +1,6 @@
-"""`build`: compile the solutions of a set, or single files, without running any; tell what became of each.
+"""`build`: compiles the solutions of a set, or single files, without running them, and tells the result of each.
 
-Nothing is compiled here: the farm of a run does it, into the cache of a run.
+The build farm that `run` uses compiles them, into the same cache.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ FILTERS: Final = ("definitions", "op_types", "solutions", "authors")
 
 
 class Item(NamedTuple):
-    """One solution that is asked for."""
+    """A solution to build."""
 
     solution: Solution
     definition: Definition | None
-    """None where no set was named; then the arguments of the entry function are not counted."""
+    """None where no set was named. The arguments of the entry function are not counted then."""
 
 
 def declare_build(parser: Parser) -> None:
@@ -80,7 +80,7 @@ def declare_build(parser: Parser) -> None:
 
 
 def execute(args: argparse.Namespace) -> int:
-    """Build, showing each result as it comes, then all of them."""
+    """Build the solutions. Show each result when it is there, and all results at the end."""
     items = choose_solutions(args)
     outcome = BuildOutcome(cache_root(os.environ).resolve(), choose_target(getattr(args, "arch", None)))
     started = time.monotonic()
@@ -98,10 +98,10 @@ def execute(args: argparse.Namespace) -> int:
 
 
 def choose_solutions(args: argparse.Namespace, *, environment: Mapping[str, str] = os.environ) -> list[Item]:
-    """Return the solutions of the named files, or those that the filters leave of the set.
+    """Return the solutions of the named files, or those of the set that the filters leave.
 
     Raises:
-        Misuse: a file or a name is not there, or something in it is wrong; all of it at once.
+        Misuse: files or names do not exist, or are wrong. One error names all of them.
     """
     if not args.files:
         trace_set = open_trace_set(args, environment=environment)
@@ -140,7 +140,7 @@ def choose_target(names: Sequence[str] | None) -> BuildTarget:
 
 
 def build(items: Sequence[Item], outcome: BuildOutcome, *, jobs: int | None) -> Iterator[BuildRow]:
-    """Yield what becomes of each solution: first what cannot be built here or need not be tried, then the builds.
+    """Yield the result of each solution: first those that cannot be built, then the builds as they end.
 
     Raises:
         ConfigError: the cache cannot be written.
@@ -149,7 +149,7 @@ def build(items: Sequence[Item], outcome: BuildOutcome, *, jobs: int | None) -> 
     rest: list[Solution] = []
     for solution, definition in items:
         reason = why_not_buildable(solution, toolchain, outcome.target)
-        # What a library exports is seen once it is built; of Python nothing would be seen before its first call.
+        # A wrong entry point shows in a library when it is built, but in Python only at the first call: check it here.
         problems = [] if solution.spec.language in COMPILED else check_entry(solution, definition)
         if reason is not None:
             yield BuildRow(solution, "skipped", message=reason)
@@ -157,7 +157,7 @@ def build(items: Sequence[Item], outcome: BuildOutcome, *, jobs: int | None) -> 
             yield BuildRow(solution, "failed", message="\n".join(problems))
         else:
             rest.append(solution)
-    at_once = jobs or usable_cores()  # nothing is measured meanwhile
+    at_once = jobs or usable_cores()  # nothing is measured meanwhile, so every core may compile
     with BuildFarm(outcome.root, jobs=at_once, target=outcome.target, toolchain=toolchain) as farm:
         yield from map(_row, farm.build_all(rest))
 

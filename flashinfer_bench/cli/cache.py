@@ -56,7 +56,7 @@ def declare_cache(parser: Parser) -> None:
 
 
 def execute_show(args: argparse.Namespace) -> int:
-    """List the artifacts, the one used last first."""
+    """List the artifacts. The one that was used last comes first."""
     cache = _open()
     entries = cache.entries()
     if args.format == "json":
@@ -77,7 +77,7 @@ def execute_show(args: argparse.Namespace) -> int:
 
 
 def execute_clear(args: argparse.Namespace) -> int:
-    """Remove all artifacts, or those that were not used for longest."""
+    """Remove all artifacts, or those whose last use is the longest ago."""
     cache = _open()
     before = cache.entries()
     if args.keep_gb is None:
@@ -99,7 +99,7 @@ def execute_clear(args: argparse.Namespace) -> int:
 
 
 def execute_verify(args: argparse.Namespace) -> int:
-    """Hold every artifact against its manifest; 1 when one is damaged and still there afterwards."""
+    """Compare every artifact with its manifest; return 1 if a damaged one is still there afterwards."""
     cache = _open()
     entries = {entry.digest: entry for entry in cache.entries()}
     problems = cache.verify()

@@ -1,4 +1,4 @@
-"""`config show`: every setting and where it comes from; for one definition, the settings that it runs with."""
+"""`config show`: shows every setting and where it comes from, or the settings that one definition runs with."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def execute(args: argparse.Namespace) -> int:
 
 
 def _groups(args: argparse.Namespace, config: BenchmarkConfig) -> Groups:
-    """Return settings by heading. A set that is named has to have what the configuration names."""
+    """Return settings by heading. Where a set is named, check that it has what the configuration names."""
     if args.definition is None and not args.local:
         return {"": top_settings(config), **dict(section_settings(config))}
     if not is_set_named(args, os.environ):

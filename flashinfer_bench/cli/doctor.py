@@ -1,4 +1,4 @@
-"""`doctor`: what this machine can measure, as a table or as JSON. Nothing is measured here."""
+"""`doctor`: shows what this machine can measure, as a table or as JSON. `flashinfer_bench.doctor` measures."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def declare_doctor(parser: Parser) -> None:
 
 
 def execute(args: argparse.Namespace, *, examination: Callable[..., Report] = examine) -> int:
-    """Examine the machine and print what was found; 1 where something is broken."""
+    """Examine the machine and print the findings; return 1 if something is broken."""
     device = discover_devices(None if args.device is None else [args.device])[0]
     report = examination(device, asked_for=args.device, quick=args.quick, tell=lambda line: write_err(f"{line} …"))
     if args.format == "json":
@@ -47,7 +47,7 @@ def execute(args: argparse.Namespace, *, examination: Callable[..., Report] = ex
 
 
 def render_report(report: Report, width: int) -> str:
-    """Lay out the machine, the findings, what to do, and the line that sums it up."""
+    """Lay out the machine, the findings, what to do, and a summary."""
     machine = render_table([Column("Machine"), Column("")], list(describe_machine(report)), width)
     rows: list[Row] = [[MARKS[finding.state], finding.topic, finding.text] for finding in report.findings]
     findings = render_table([Column("State"), Column("What"), Column("Found")], rows, width)
@@ -57,7 +57,7 @@ def render_report(report: Report, width: int) -> str:
 
 
 def describe_machine(report: Report) -> Iterator[Row]:
-    """Yield the rows of what there is."""
+    """Yield the rows that describe the machine."""
     machine, readings = report.machine, report.readings
     yield ["device", f"{machine.device.label}, {machine.device.name}"]
     if machine.gpu is not None:

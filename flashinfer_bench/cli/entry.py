@@ -1,4 +1,4 @@
-"""Runs one command: parse what was typed, call the command, and turn what it raises into lines and an exit code.
+"""Runs one command: parse what was typed, call the command, and turn its errors into lines and an exit code.
 
 Only the command that was typed is imported. Its file has a function `declare_<word>(parser)` that adds its flags and
 names the function to call: `execute(args) -> int`. `args.argv` is what was typed.
@@ -21,11 +21,11 @@ from flashinfer_bench.errors import FlashInferBenchError, Misuse
 from flashinfer_bench.version import __version__
 
 PERF: Final = "perf"
-"""This command parses its own arguments: its flags depend on the routine, and FlashInfer's own benchmark names them."""
+"""The command that parses its own arguments, because its flags depend on the routine."""
 
 
 class Command(NamedTuple):
-    """A command, as far as the list of commands shows it."""
+    """What the list of commands tells of a command."""
 
     module: str
     """Its module in this package."""
@@ -62,7 +62,7 @@ def run_command_line(argv: Sequence[str] | None = None) -> int:
 
 
 def call(command: Callable[[], int]) -> int:
-    """Call something that may be refused, fail or be interrupted, and return the exit code; no traceback for these."""
+    """Call a command and return the exit code. Misuse, faults and interrupts become lines without a traceback."""
     try:
         return command()
     except FlashInferBenchError as error:
@@ -74,7 +74,7 @@ def call(command: Callable[[], int]) -> int:
 
 
 def parse_command_line(argv: Sequence[str]) -> argparse.Namespace:
-    """Parse the arguments; `execute` of the result is the function to call, `argv` is what was typed.
+    """Parse the arguments. The result has the function to call as `execute`, and what was typed as `argv`.
 
     Raises:
         Misuse: the command or a flag is unknown, or a value cannot be used.

@@ -1,4 +1,4 @@
-"""`list`: the definitions of a trace set and how much there is of each, or which evaluator judges each."""
+"""`list`: shows the definitions of a trace set with counts, or with the evaluator that judges each."""
 
 from __future__ import annotations
 

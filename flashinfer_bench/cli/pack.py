@@ -1,4 +1,4 @@
-"""`pack` and `unpack`: a folder of sources to a solution file and back."""
+"""`pack` and `unpack`: turn a folder of sources into a solution file, and back."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def declare_unpack(parser: Parser) -> None:
 
 
 def execute_pack(args: argparse.Namespace) -> int:
-    """Read the folder, hold it against its definition, and write the solution file."""
+    """Read the folder, check it against its definition, and write the solution file."""
     folder = Path(args.folder)
     solution, warnings = pack_folder(folder)
     for issue in warnings:
@@ -98,7 +98,11 @@ def _sources(solution: Solution) -> str:
 
 
 def _find_definition(solution: Solution, args: argparse.Namespace) -> Definition | None:
-    """Return the definition where a set is named; a set that has none of that name is refused."""
+    """Return the definition from the named set, or None where no set is named.
+
+    Raises:
+        DataSetError: the set does not have the definition.
+    """
     if not args.local:
         return None
     definitions = open_trace_set(args).definitions
@@ -109,7 +113,7 @@ def _find_definition(solution: Solution, args: argparse.Namespace) -> Definition
 
 
 def _check_target(file: Path, solution: Solution) -> None:
-    """Refuse to overwrite what is no earlier version of this solution."""
+    """Refuse to overwrite a file that is not an earlier version of this solution."""
     if not file.exists():
         return
     try:

@@ -1,4 +1,4 @@
-"""`run`: plan, show the progress of the run, print its result. Nothing is judged here: the engine is `Benchmark`."""
+"""`run`: plans a run, shows its progress and prints its result. The engine, `Benchmark`, judges and times."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from flashinfer_bench.errors import Fault, Misuse
 
 
 class RunnableBenchmark(Protocol):
-    """What `run` needs of a Benchmark."""
+    """The part of a Benchmark that `run` uses."""
 
     machine: Machine
 
@@ -113,7 +113,7 @@ def _announce(plan: Plan, machine: Machine, trace_set: TraceSet) -> None:
 
 
 def _run(engine: RunnableBenchmark, outcome: RunOutcome, progress: RunProgress, *, save_results: bool) -> None:
-    """Run the plan into the outcome. However it ends, the engine's processes are gone and what was judged is kept."""
+    """Run the plan and keep its events in the outcome. In the end the engine is closed, also after an error."""
     started = time.monotonic()
     events: Iterator[Event] = iter(())
     with one_interrupt():
@@ -141,7 +141,7 @@ def _render_dry_run(args: argparse.Namespace, plan: Plan, config: BenchmarkConfi
 
 
 def _tell_result(args: argparse.Namespace, outcome: RunOutcome, trace_set: TraceSet) -> None:
-    """Write the result to stdout, and to stderr where it was saved and how to go on."""
+    """Write the result to stdout. Write to stderr where it was saved and how to continue."""
     is_saved = not args.no_save_results
     if args.format == "json":
         write_out(_to_json(outcome_document(outcome, trace_files(outcome, trace_set) if is_saved else [])))

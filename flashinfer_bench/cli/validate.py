@@ -1,4 +1,4 @@
-"""`validate`: everything that is wrong with a trace set, at once."""
+"""`validate`: shows everything that is wrong with a trace set."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def declare_validate(parser: Parser) -> None:
 
 
 def execute(args: argparse.Namespace) -> int:
-    """Print all errors and warnings; 2 when there are errors."""
+    """Print all errors and warnings; return 2 if there are errors."""
     trace_set = load_trace_set(args)
     for find_issues in (find_tolerance_issues, find_entry_issues, find_blob_issues):
         trace_set.issues += find_issues(trace_set)
@@ -52,7 +52,7 @@ def execute(args: argparse.Namespace) -> int:
 
 
 def _as_error(issue: LoadIssue) -> LoadIssue:
-    """Make an error of the warning that a root has no definitions: there are none anywhere, nor anything else."""
+    """Turn the warning that a root has no definitions into an error: all roots are empty."""
     return replace(issue, severity="error") if issue.missing_definition == "" else issue
 
 

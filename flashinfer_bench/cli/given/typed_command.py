@@ -1,4 +1,4 @@
-"""How this command was typed, and the command that goes on where it stopped."""
+"""Tells how this program was started, and which command continues a run that stopped."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from flashinfer_bench.cli.shared_flags import PROGRAM
 
 
 def resume_command(program: Sequence[str], argv: Sequence[str]) -> str:
-    """Return the command that goes on where this one stopped."""
+    """Return the command that continues the run: the same one with --resume."""
     return shlex.join([*program, *argv, *([] if "--resume" in argv else ["--resume"])])
 
 
 def typed_program(script: str, interpreter: str, find: Callable[[str], str | None] = shutil.which) -> list[str]:
-    """Return how this command was started: by its name, by its path, or as a module."""
+    """Return how this program was started: by its name, by its path, or as a module."""
     path = Path(script)
     if path.name == "__main__.py":
         return [interpreter, "-m", "flashinfer_bench"]

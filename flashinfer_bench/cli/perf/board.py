@@ -1,4 +1,4 @@
-"""The cases of a session and their rows: tells a case, and writes its rows, when all of its backends are done."""
+"""Collects the rows of a session's cases. When all backends of a case are done, it prints and writes the case."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WHOLE_CASE: Final = ""
 
 
 class Board:
-    """The cases of a session and what has come of them; a case is told when all of its backends are done."""
+    """The cases of a session and their rows so far."""
 
     def __init__(self, requests: Sequence[Request], files: ResultFiles, place: Place) -> None:
         self.requests = list(requests)
@@ -29,7 +29,7 @@ class Board:
         self._is_single = len(self.requests) == 1
 
     def begin(self) -> None:
-        """Introduce a single case at once, and tell the cases of which nothing can be run."""
+        """Introduce a single case at once. Tell the cases that no backend can run."""
         for request in self.requests:
             if self._is_single:
                 write_out(_lines(introduce(request, self.place)))
@@ -37,7 +37,7 @@ class Board:
                 self._tell(request)
 
     def put(self, request: Request, row: PerfRow) -> None:
-        """Take a row, and tell the case when it is whole; of a single case each row at once."""
+        """Keep a row. Tell the case when it has all of its rows. Print each row of a single case at once."""
         rows = self._rows[id(request)]
         rows[row.backend] = row
         if self._is_single:
@@ -46,7 +46,7 @@ class Board:
             self._tell(request)
 
     def finish(self, reason: str) -> None:
-        """Tell the cases that are not whole: their missing backends failed for a reason."""
+        """Tell the cases that lack rows: their missing backends failed for this reason."""
         for request in self.requests:
             rows = self._rows[id(request)]
             for backend in [name for name in request.backends if name not in rows]:
@@ -54,11 +54,11 @@ class Board:
 
     @property
     def exit_code(self) -> int:
-        """0 where every case ran, none of its backends failed, and all rows were written, else 1."""
+        """0 if every case ran, no backend failed and all rows were written, else 1."""
         return FAILED if self._failed or self._files.lost else RAN
 
     def _tell(self, request: Request) -> None:
-        """Write the rows of a case, and its lines where they are not out yet."""
+        """Write the rows of a case, and print its lines if they are not printed yet."""
         skipped = [make_skipped(request, name, why, self.place) for name, why in request.skipped.items()]
         rows = [*skipped, *(self._rows[id(request)][name] for name in request.backends)]
         if request.problem is not None:
@@ -76,6 +76,6 @@ def _lines(lines: Iterable[str]) -> str:
 
 
 def counts_as_failed(row: PerfRow) -> bool:
-    """Tell whether a row makes the session fail: a mismatch does where it was to be an error."""
+    """Tell whether a row makes the session fail. A mismatch does if the flags make it an error."""
     args = row.request.args
     return row.outcome == "failed" or (row.outcome == "mismatch" and args.refcheck and not args.allow_output_mismatch)

@@ -1,6 +1,6 @@
 """`perf` as one rank of mpirun: the backend moe_a2a of moe_a2a_dispatch_combine. Rank 0 writes lines and files.
 
-It needs one GPU a rank, of one NVLink domain, mpi4py and flashinfer-python; without them `why_not_here` has said so.
+It needs mpi4py, flashinfer-python, and a GPU for each rank, all of one NVLink domain.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _make_experts(inputs: Any, args: argparse.Namespace) -> Any:
 def report_ranks(
     request: Request, session: argparse.Namespace, place: Place, times: dict[str, list[float]], problems: list[str]
 ) -> int:
-    """Write the lines and rows of all phases; 1 where an output is wrong and that was to be an error."""
+    """Write the lines and rows of all phases. Return 1 if an output is wrong and the flags make that an error."""
     args = request.args
     lines = list(introduce(request, place))
     label = "ERROR" if args.refcheck or args.validate else "WARNING"
@@ -81,7 +81,7 @@ def report_ranks(
 
 
 def make_rows(request: Request, place: Place, times: dict[str, list[float]], problem: str) -> list[PerfRow]:
-    """Return a row for the whole, and for each phase where that is asked for."""
+    """Return a row for the whole round. With --per_phase_timing, return one for each phase too."""
     out, back = count_traffic(request.args)
     flops, weights = count_work(request.args)
     bytes_of = {"a2a_total": out + back, "a2a_dispatch": out, "a2a_combine": back, "moe_kernel": weights}

@@ -1,6 +1,6 @@
-"""What a backend of a case came to, as one flat row: for the [PERF] line, the CSV and the JSON lines.
+"""The result of one backend of a case as one flat row, for the [PERF] line, the CSV and the JSON lines.
 
-The one place that reads a trace's measurement record.
+Only this file of `perf` reads the measurement record of a trace.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from flashinfer_bench.timing.summary import LATE_SHARE
 RowOutcome = Literal["passed", "mismatch", "failed", "skipped"]
 NS_PER_MS: Final = 1e6
 HOST_BOUND: Final = "host_bound"
-"""A flag that is no reason to doubt a time while the spin covers the host: one slower than its kernels is the rule."""
+"""Ignore this flag while the spin hides the host: a host is usually slower than the kernels that it launches."""
 
 
 @dataclass(frozen=True)
 class RowTiming:
-    """What a measurement says, in milliseconds."""
+    """The figures of a measurement, in milliseconds."""
 
     median_ms: float
     std_ms: float
-    """nan where the record tells no spread."""
+    """nan where the record has no spread."""
     caveat: str | None = None
     """Why the time means nothing, or little."""
 
 
 @dataclass
 class PerfRow:
-    """One backend of one case."""
+    """The result of one backend of one case."""
 
     request: Request
     backend: str
@@ -47,7 +47,7 @@ class PerfRow:
     """Why it was skipped, failed or differs."""
     timing: RowTiming | None = None
     facts: dict[str, Any] = field(default_factory=dict)
-    """What is told of the time beside it: rates, roofline, errors."""
+    """Figures beside the time: rates, roofline, errors."""
     record: Mapping[str, Any] = field(default_factory=dict)
     """The measurement as the trace holds it."""
     device: str = ""
@@ -83,9 +83,9 @@ def make_failed(request: Request, backend: str, reason: str, place: Place) -> Pe
 
 
 def read_timing(evaluation: Evaluation) -> RowTiming | None:
-    """Read median and deviation from a trace; None where nothing was timed.
+    """Read median and deviation from a trace. Return None where nothing was timed.
 
-    The record has had several forms, so each key is looked for and none is relied on.
+    Older records have other keys, so each key may be missing.
     """
     record = _record(evaluation)
     samples = _numbers(record.get("samples_ns"))
@@ -154,6 +154,6 @@ def _caveat(record: Mapping[str, Any]) -> str | None:
 
 
 def _came_late(record: Mapping[str, Any]) -> bool:
-    """Tell whether the host came after the spin's end so often that the time is the host's."""
+    """Tell whether the host launched too late in more than LATE_SHARE of the samples. The time is the host's then."""
     late, samples = _number(record, "late"), _number(record, "samples")
     return late is not None and samples is not None and late > LATE_SHARE * samples

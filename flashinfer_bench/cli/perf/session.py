@@ -1,4 +1,4 @@
-"""A session of `perf`: its cases go through `Benchmark` like everything else; verdicts become lines and rows."""
+"""Runs a session of `perf`: `Benchmark` judges and times its cases, and the verdicts become lines and rows."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ from flashinfer_bench.routines.case.support import find_place
 
 
 def run_session(argv: Sequence[str], *, make_engine: Callable[..., Any] = Benchmark) -> int:
-    """Run the cases that the flags, or a testlist, ask for; the exit code says whether all of them ran.
+    """Run the cases of the flags or of the testlist. The exit code is 0 if all of them ran and were written.
 
     Raises:
-        Misuse: flags or testlist cannot be used; nothing was run.
+        Misuse: flags or testlist cannot be used. Nothing was run.
     """
     session, rest = split_session(argv)
     if session.resume and session.save_trace_set is None:
@@ -62,7 +62,7 @@ def run_session(argv: Sequence[str], *, make_engine: Callable[..., Any] = Benchm
             raise Misuse("ranks of mpirun time one case of moe_a2a_dispatch_combine: --backends moe_a2a, no testlist")
         return run_ranks(requests[0], session, place)
     if session.save_trace_set:
-        read_tolerances(Path(session.save_trace_set))  # one that cannot be used is told before any file is begun
+        read_tolerances(Path(session.save_trace_set))  # raises before any file is begun, if they cannot be used
     board = Board(requests, ResultFiles(session.output_path, session.json_path, place), place)
     with ExitStack() as stack:
         root = session.save_trace_set or stack.enter_context(tempfile.TemporaryDirectory(prefix="flashinfer-perf-"))
@@ -79,7 +79,7 @@ def run_session(argv: Sequence[str], *, make_engine: Callable[..., Any] = Benchm
 def _compile_kernels(
     requests: Sequence[Request], session: argparse.Namespace, root: Path, devices: Sequence[Device]
 ) -> None:
-    """Have the library's kernels of a testlist compiled before anything is timed."""
+    """Compile the library's kernels before anything is timed, for a testlist or where --jit_jobs asks for it."""
     calls = list_calls(requests)
     parallel = session.jit_jobs if session.jit_jobs is not None else usual_parallel() * (session.testlist is not None)
     if not calls or parallel <= 0:
@@ -105,7 +105,7 @@ def _run_all(
     *,
     make_engine: Callable[..., Any],
 ) -> int:
-    """Compile ahead, then run all cases, those of equal settings together."""
+    """Compile ahead, then run all cases. Cases of equal settings run together."""
     reason = "it was not run"
     with one_interrupt():
         try:
@@ -125,7 +125,7 @@ def _run_all(
 
 
 def _settings_key(request: Request) -> tuple[Any, ...]:
-    """Return what holds for a whole run of the engine."""
+    """Return the settings that a run of the engine has once."""
     return (request.args.random_seed, bool(request.args.use_cuda_events), bool(request.args.no_cuda_graph))
 
 
@@ -139,7 +139,7 @@ def _run_group(
     plan: Plan = engine.plan(resume=session.resume, retry_timeouts=session.retry_timeouts)
     for trace in find_resumed(engine.plan(), plan, trace_set) if plan.resumed else []:
         request, evaluation = by_name[trace.definition], trace.evaluation
-        assert evaluation is not None  # it is a verdict that is found
+        assert evaluation is not None  # each recorded trace has a verdict
         backend = _backend_of(request, trace.solution or "")
         board.put(request, make_row(request, backend, evaluation, device=evaluation.environment.hardware))
     for skip in plan.skips:
@@ -172,9 +172,9 @@ def _take(board: Board, by_name: dict[str, Request], event: Event) -> None:
 
 
 def make_trace_set(group: Sequence[Request], root: Path, *, is_resumed: bool, needs_samples: bool = False) -> TraceSet:
-    """Return the set of a group's cases, in its order; with what is recorded of them where that is wanted.
+    """Return the trace set of a group's cases, in their order. In a resumed session it holds their recorded verdicts.
 
-    A verdict without its samples is no record where they are needed.
+    Where samples are needed, a verdict without samples does not count as recorded.
     """
     materials = [request.material for request in group if request.material is not None]
     recorded = TraceSet.from_path(root).traces if is_resumed else {}
@@ -203,7 +203,7 @@ def make_config(group: Sequence[Request], session: argparse.Namespace) -> Benchm
     """
     sections = {}
     for request in group:
-        assert request.material is not None  # groups hold what can be run
+        assert request.material is not None  # a group has only cases that can run
         assert request.case is not None
         args, judged = request.args, request.case.check.settings()
         times_all = not args.refcheck or args.allow_output_mismatch
@@ -232,7 +232,7 @@ def make_config(group: Sequence[Request], session: argparse.Namespace) -> Benchm
 
 
 def _backend_of(request: Request, solution: str) -> str:
-    assert request.material is not None  # it has solutions
+    assert request.material is not None  # its solutions ran
     return next(name for name, item in request.material.solutions.items() if item.name == solution)
 
 

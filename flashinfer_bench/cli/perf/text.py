@@ -1,4 +1,4 @@
-"""The lines of `perf`: [INFO], [VERBOSE], [VVERBOSE], [PERF], [WARNING] and [ERROR], in the forms that others parse."""
+"""The lines of `perf`: [INFO], [VERBOSE], [VVERBOSE], [PERF], [WARNING] and [ERROR], as other programs parse them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NAME_WIDTH: Final = 15
 
 
 def introduce(request: Request, place: Place) -> Iterator[str]:
-    """Yield what is said of a case before it is run."""
+    """Yield the lines about a case before it is run."""
     if request.text:
         yield f"[INFO] Line {request.line}: {request.text}"
     if request.ignored and request.problem is None:
@@ -58,7 +58,7 @@ def introduce(request: Request, place: Place) -> Iterator[str]:
 
 
 def test_name(routine: str) -> str:
-    """Return the name that the documents give to the run of a routine: testRmsnormQuant."""
+    """Return the name that FlashInfer's documents give to the run of a routine, such as testRmsnormQuant."""
     parts = routine.split("_")
     return (
         f"test{routine}" if len(parts) == 1 and not routine.islower() else f"test{''.join(map(str.capitalize, parts))}"
@@ -66,7 +66,7 @@ def test_name(routine: str) -> str:
 
 
 def report(row: PerfRow) -> Iterator[str]:
-    """Yield what is said of a backend after it was run."""
+    """Yield the lines about a backend after it was run."""
     args = row.request.args
     if row.outcome == "skipped":
         return
@@ -89,14 +89,14 @@ def report(row: PerfRow) -> Iterator[str]:
 
 
 def shows_time(row: PerfRow) -> bool:
-    """Tell whether a row's time is shown: a wrong output's only where nobody asked for it to be an error."""
+    """Tell whether a row's time is shown. That of a wrong output is shown if the flags do not make it an error."""
     is_tolerated = not row.request.args.refcheck or row.request.args.allow_output_mismatch
     return row.timing is not None and (row.outcome == "passed" or (row.outcome == "mismatch" and is_tolerated))
 
 
 def perf_line(row: PerfRow) -> str:
-    """Return the line that others parse."""
-    assert row.timing is not None  # asked of timed rows only
+    """Return the [PERF] line, which other programs parse."""
+    assert row.timing is not None  # the caller has checked that it is timed
     name = row.backend.ljust(max(NAME_WIDTH, len(row.backend)))
     return (
         f"[PERF] {name}:: median time {row.timing.median_ms:.3f} ms; std {row.timing.std_ms:.3f} ms; "

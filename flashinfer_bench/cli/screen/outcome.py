@@ -1,4 +1,4 @@
-"""What a run came to: its verdicts, its faults, its exit code, and the text and JSON that tell them."""
+"""The outcome of `run`: its verdicts, its faults, its exit code, and its text and JSON."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FAULT_LINES: Final = 20
 
 @dataclass
 class RunOutcome:
-    """A run, as far as it got."""
+    """The results of a run so far."""
 
     plan: Plan
     resumed: list[Trace] = field(default_factory=list)
@@ -53,7 +53,7 @@ class RunOutcome:
 
     @property
     def traces(self) -> list[Trace]:
-        """All verdicts that count: recorded ones that were kept, then this run's."""
+        """All verdicts that count: the recorded ones of jobs that were left out, then those of this run."""
         return [*self.resumed, *(event.trace for event in self.finished)]
 
     @property
@@ -62,9 +62,9 @@ class RunOutcome:
         return len(self.plan.jobs) - len(self.finished)
 
     def exit_code(self, *, require_passed: bool) -> int:
-        """Return 130 when interrupted, 1 when a job has no verdict or, if that is required, not all passed, else 0.
+        """Return 130 if interrupted, 1 if a job has no verdict, else 0.
 
-        Where passing is required, a run without any verdict is a failed one: it showed nothing.
+        Where passing is required, return 1 also if a job did not pass, or if there is no verdict at all.
         """
         if self.is_interrupted:
             return INTERRUPTED
@@ -85,7 +85,7 @@ def trace_folders(outcome: RunOutcome, trace_set: TraceSet) -> list[str]:
 
 
 def render_outcome(outcome: RunOutcome, width: int) -> str:
-    """Lay out the table, the reasons of failures, what has no verdict and what was skipped, and the totals."""
+    """Lay out the table, the reasons of failures, the faults, the skips, and the totals."""
     rows = summarise(outcome.traces, _expected(outcome))
     parts = [render_summary(rows, width)] if rows else []
     parts += _describe_faults(outcome.faults, width)
@@ -128,7 +128,7 @@ def _trace_file(job: Job, trace_set: TraceSet) -> Path | None:
 
 
 def _describe_faults(faults: Iterable[JobFaulted], width: int) -> list[str]:
-    """Return the section of the faults: each message once and whole, under the jobs that it befell."""
+    """Return the section of the faults: each message once and whole, under the jobs that ended with it."""
     groups: dict[str, list[Job]] = {}
     for fault in faults:
         groups.setdefault(fault.message, []).append(fault.job)
