@@ -1,6 +1,6 @@
 """`perf` as one rank of mpirun: the backend moe_a2a of moe_a2a_dispatch_combine. Rank 0 writes lines and files.
 
-It needs one GPU a rank, of one NVLink domain, mpi4py and flashinfer-python; without them `why_not_here` has said so.
+It needs mpi4py, flashinfer-python, and a GPU for each rank, all of one NVLink domain.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from flashinfer_bench.cli.perf.cases import Request
 from flashinfer_bench.cli.perf.files import ResultFiles
-from flashinfer_bench.cli.perf.rows import Row, Timing
+from flashinfer_bench.cli.perf.rows import PerfRow, RowTiming
 from flashinfer_bench.cli.perf.text import introduce, perf_line
 from flashinfer_bench.cli.screen.output import write_out
 from flashinfer_bench.routines.case.support import Platform
@@ -63,7 +63,7 @@ def _make_experts(inputs: Any, args: argparse.Namespace) -> Any:
 def report_ranks(
     request: Request, session: argparse.Namespace, place: Platform, times: dict[str, list[float]], problems: list[str]
 ) -> int:
-    """Write the lines and rows of all phases; 1 where an output is wrong and that was to be an error."""
+    """Write the lines and rows of all phases. Return 1 if an output is wrong and the flags make that an error."""
     args = request.args
     lines = list(introduce(request, place))
     label = "ERROR" if args.refcheck or args.validate else "WARNING"
@@ -77,8 +77,8 @@ def report_ranks(
     return 1 if is_error or files.lost else 0
 
 
-def make_rows(request: Request, place: Platform, times: dict[str, list[float]], problem: str) -> list[Row]:
-    """Return a row for the whole, and for each phase where that is asked for."""
+def make_rows(request: Request, place: Platform, times: dict[str, list[float]], problem: str) -> list[PerfRow]:
+    """Return a row for the whole round. With --per_phase_timing, return one for each phase too."""
     out, back = count_traffic(request.args)
     flops, weights = count_work(request.args)
     bytes_of = {"a2a_total": out + back, "a2a_dispatch": out, "a2a_combine": back, "moe_kernel": weights}
@@ -86,7 +86,7 @@ def make_rows(request: Request, place: Platform, times: dict[str, list[float]], 
     for phase, taken in times.items():
         if phase != "a2a_total" and not request.args.per_phase_timing:
             continue
-        timing = Timing(median(taken), pstdev(taken))
+        timing = RowTiming(median(taken), pstdev(taken))
         work = flops if phase == "moe_kernel" else 0.0
         rate, speed = (
             amount / 1e9 / timing.median_ms if timing.median_ms > 0 else 0.0 for amount in (bytes_of[phase], work)
@@ -94,5 +94,5 @@ def make_rows(request: Request, place: Platform, times: dict[str, list[float]], 
         record = {"method": "cuda_events", "cache_state": "warm", "samples": len(taken), "samples_ms": taken}
         facts = {"tflops": speed, "tb_per_sec": rate, "bytes": bytes_of[phase]}
         outcome: Any = "mismatch" if problem else "passed"
-        rows.append(Row(request, phase, outcome, problem, timing, facts, record, place.device))
+        rows.append(PerfRow(request, phase, outcome, problem, timing, facts, record, place.device))
     return rows

@@ -1,4 +1,4 @@
-"""What a saved case needs beside definition, workload and solutions: how it is judged, in the set's own tolerances."""
+"""Saves how cases are judged, as the tolerances file of the trace set that holds them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HEAD: Final = "# How the definitions of this set are judged, beside what `flashi
 
 
 def write_tolerances(root: Path, requests: Iterable[Request]) -> None:
-    """Write the tolerances of cases beside what the file says of other definitions; one process at a time does so.
+    """Write the tolerances of cases, and keep those of other definitions. A lock lets one process write at a time.
 
     Raises:
         ConfigError: the file that is there cannot be used.
