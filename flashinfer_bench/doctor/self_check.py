@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from flashinfer_bench.bench.benchmark import Benchmark
 from flashinfer_bench.bench.config import BenchmarkConfig
@@ -18,6 +18,7 @@ from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.plan import Plan
 from flashinfer_bench.data import Definition, Solution, Trace, TraceSet, Workload
+from flashinfer_bench.data.measurement import read_measurement
 from flashinfer_bench.report.verdict import first_reason, reason_of
 
 HIDDEN: Final = 4096
@@ -102,7 +103,7 @@ def compare_twins(traces: list[Trace], problems: tuple[str, ...]) -> Agreement:
     timed = {
         (trace.definition, trace.workload.axes["rows"], (trace.solution or "").removeprefix(f"{trace.definition}_")): (
             trace.evaluation.performance.latency_ms,
-            _spread(trace.evaluation.extra or {}),
+            read_measurement(trace.evaluation).spread,
         )
         for trace in traces
         if trace.evaluation is not None and trace.evaluation.performance is not None
@@ -165,8 +166,3 @@ def _workload(rows: int) -> Workload:
     return Workload.model_validate(
         {"uuid": f"rows_{rows}", "axes": {"rows": rows}, "inputs": {"x": {"type": "random"}}}
     )
-
-
-def _spread(extra: dict[str, Any]) -> float:
-    record = extra.get("measurement", {})
-    return float((record["q75_ms"] - record["q25_ms"]) / record["median_ms"]) if record.get("median_ms") else 0.0

@@ -18,11 +18,11 @@ from flashinfer_bench.testing.counts import WantedCount
 from flashinfer_bench.testing.rotation import Rotation, RotationRefused, count_sets, why_not_cold
 from flashinfer_bench.testing.site import Site
 from flashinfer_bench.testing.timed import GpuTime
-from flashinfer_bench.timing.measurement import Trial
+from flashinfer_bench.timing.measurement import Trial, latency_ns
 from flashinfer_bench.timing.progress import CHECKS, Recipe, Supplier
 from flashinfer_bench.timing.recipe import RETAKES, take_trial
 from flashinfer_bench.timing.settings import L2Cache
-from flashinfer_bench.timing.summary import latency_ns, summarise
+from flashinfer_bench.timing.summary import summarise
 
 Now = Callable[[], float]
 

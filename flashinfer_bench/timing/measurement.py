@@ -51,6 +51,16 @@ class Sample:
         return self.work_ns > (self.busy_ns or 0)
 
 
+def latency_ns(sample: Sample, launch_gap_ns: int) -> int:
+    """Return what a call costs: launch gap and span, or the host's time where the GPU had nothing to do.
+
+    The spans of a clock that does not see operations hold the gap already.
+    """
+    if sample.operations is None:
+        return sample.span_ns
+    return sample.span_ns + launch_gap_ns if sample.operations else sample.enqueue_ns
+
+
 @dataclass(frozen=True)
 class Trial:
     """The readings of one trial: one set of inputs."""
