@@ -70,3 +70,26 @@ class Clock(Protocol):
 
     def facts(self) -> Facts:
         """Return what the clock knows of its own readings."""
+
+
+class WholeCallClock:
+    """What the clocks share that see whole calls only, not the operations of a call. None of them has a fall-back."""
+
+    sees_operations = False
+
+    def captured(self, supply: Callable[[int], Launch]) -> Callable[[int], Launch]:
+        """Return the calls themselves: this clock could not tell what a replay launches."""
+        return supply
+
+    def fall_back(self, reason: str) -> Clock | None:
+        """Return None: this clock is the last one."""
+        del reason
+        return None
+
+    def launch_gap_ns(self) -> int:
+        """Return 0: the readings hold it."""
+        return 0
+
+    def chain_gap_ns(self) -> int:
+        """Return 0: this clock does not see single kernels."""
+        return 0

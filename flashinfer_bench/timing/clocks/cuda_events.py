@@ -13,7 +13,7 @@ from time import perf_counter_ns
 from types import TracebackType
 from typing import Final, Protocol
 
-from flashinfer_bench.timing.clocks.clock import Clock, Launch
+from flashinfer_bench.timing.clocks.clock import Launch, WholeCallClock
 from flashinfer_bench.timing.lane import Lane, Lead
 from flashinfer_bench.timing.measurement import Facts, Sample
 
@@ -40,7 +40,7 @@ class Event(Protocol):
         """Return the milliseconds from this event to another."""
 
 
-class CudaEventClock:
+class CudaEventClock(WholeCallClock):
     """Times calls on the current stream of one GPU.
 
     Args:
@@ -51,7 +51,6 @@ class CudaEventClock:
 
     method = "cuda_events"
     fills_queue = True
-    sees_operations = False
 
     def __init__(self, lane: Lane, make_event: Callable[[], Event], *, reason: str = "") -> None:
         self.cache_state: str = lane.l2_cache
@@ -102,23 +101,6 @@ class CudaEventClock:
         begin_ns = perf_counter_ns()
         self._lane.synchronize()
         return perf_counter_ns() - begin_ns > ASIDE_NS
-
-    def captured(self, supply: Callable[[int], Launch]) -> Callable[[int], Launch]:
-        """Return the calls themselves: without CUPTI nobody knows what a replay launches."""
-        return supply
-
-    def fall_back(self, reason: str) -> Clock | None:
-        """Return None: this clock is the last one."""
-        del reason
-        return None
-
-    def launch_gap_ns(self) -> int:
-        """Return 0: the readings hold it."""
-        return 0
-
-    def chain_gap_ns(self) -> int:
-        """Return 0: this clock does not see single kernels."""
-        return 0
 
     def facts(self) -> Facts:
         """Return the constant of an empty pair, and why this clock is used."""
