@@ -22,24 +22,16 @@ def driver() -> ctypes.CDLL:
     """Load libcuda once and declare the calls that are made here."""
     library = ctypes.CDLL("libcuda.so.1")
     pointer, pointers = ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p)
-    library.cuLinkCreate_v2.argtypes = [ctypes.c_uint, pointer, pointer, pointers]
-    library.cuLinkAddData_v2.argtypes = [
-        pointer,
-        ctypes.c_int,
-        ctypes.c_char_p,
-        ctypes.c_size_t,
-        ctypes.c_char_p,
-        ctypes.c_uint,
-        pointer,
-        pointer,
-    ]
-    library.cuLinkComplete.argtypes = [pointer, pointers, ctypes.POINTER(ctypes.c_size_t)]
+    text, size, number = ctypes.c_char_p, ctypes.c_size_t, ctypes.c_uint
+    library.cuLinkCreate_v2.argtypes = [number, pointer, pointer, pointers]
+    library.cuLinkAddData_v2.argtypes = [pointer, ctypes.c_int, text, size, text, number, pointer, pointer]
+    library.cuLinkComplete.argtypes = [pointer, pointers, ctypes.POINTER(size)]
     library.cuLinkDestroy.argtypes = [pointer]
-    library.cuModuleLoadData.argtypes = [pointers, ctypes.c_char_p]
-    library.cuModuleGetFunction.argtypes = [pointers, pointer, ctypes.c_char_p]
-    library.cuLaunchKernel.argtypes = [pointer, *[ctypes.c_uint] * 7, pointer, pointer, pointer]
+    library.cuModuleLoadData.argtypes = [pointers, text]
+    library.cuModuleGetFunction.argtypes = [pointers, pointer, text]
+    library.cuLaunchKernel.argtypes = [pointer, *[number] * 7, pointer, pointer, pointer]
     library.cuCtxResetPersistingL2Cache.argtypes = []
-    library.cuGetErrorString.argtypes = [ctypes.c_int, ctypes.POINTER(ctypes.c_char_p)]
+    library.cuGetErrorString.argtypes = [ctypes.c_int, ctypes.POINTER(text)]
     return library
 
 

@@ -210,10 +210,7 @@ def _loaded_library() -> ctypes.CDLL:
         library = ctypes.CDLL(min(paths) if paths else "libcupti.so.13")
     except OSError as error:
         raise RecordsLost(f"CUPTI's library cannot be loaded: {error}") from None
-    library.cuptiActivityGetNextRecord.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.POINTER(ctypes.c_void_p)]
-    library.cuptiActivityGetNumDroppedRecords.argtypes = [
-        ctypes.c_void_p,
-        ctypes.c_uint32,
-        ctypes.POINTER(ctypes.c_size_t),
-    ]
+    pointer, size = ctypes.c_void_p, ctypes.c_size_t
+    library.cuptiActivityGetNextRecord.argtypes = [pointer, size, ctypes.POINTER(pointer)]
+    library.cuptiActivityGetNumDroppedRecords.argtypes = [pointer, ctypes.c_uint32, ctypes.POINTER(size)]
     return library
