@@ -67,7 +67,7 @@ def summarise(traces: Iterable[Trace], expected: Mapping[PairKey, int] | None = 
         grouped.setdefault(key, []).append((trace, evaluation))
     rows = [_row(key, members, expected.get(key[:2], 0)) for key, members in grouped.items()]
     with_verdict = {key[:2] for key in grouped}
-    rows += [_empty_row(pair, count) for pair, count in expected.items() if pair not in with_verdict]
+    rows += [_row((*pair, ""), [], count) for pair, count in expected.items() if pair not in with_verdict]
     return sorted(rows, key=_rank)
 
 
@@ -101,21 +101,6 @@ def _row(key: tuple[str, str, str], members: list[tuple[Trace, Evaluation]], exp
         timing_caveat=next(filter(None, map(caveat_of, passed)), None),
         timing=read_timing(passed),
         failures=_failures(members),
-    )
-
-
-def _empty_row(pair: PairKey, expected: int) -> SummaryRow:
-    return SummaryRow(
-        *pair,
-        hardware="",
-        passed=0,
-        judged=0,
-        pending=expected,
-        latency_ms=None,
-        speedup=None,
-        timing_caveat=None,
-        timing=read_timing(()),
-        failures=(),
     )
 
 
