@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import median
 from time import perf_counter
 from typing import Any, Final
@@ -131,12 +132,12 @@ def _time_rotated(order: Order, site: Site, recipe: Recipe, now: Now) -> GpuTime
     sets = count_sets(
         order.function,
         tensors,
-        device_type=site.device_type,
         l2_bytes=site.l2_bytes,
         free_bytes=site.free_bytes(),
         calls=max(recipe.warmup_runs, CHECKS) + 1 + recipe.iterations * (1 + RETAKES),
     )
-    rotation = Rotation(order.function, order.args, order.kwargs, tensors=tensors, sets=sets, evict=site.evict)
+    call = partial(order.function, *order.args, **order.kwargs)
+    rotation = Rotation(call, tensors, sets=sets, evict=site.evict)
     timed, trial = _time(site, recipe, rotation.supply, l2_cache="warm", now=now)
     rotated_ns = median(trial.spans_ns)
     if rotated_ns < SLOW_NS:

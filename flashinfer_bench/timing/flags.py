@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import median
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from flashinfer_bench.timing.facts import join_facts
-from flashinfer_bench.timing.gpu_state import GpuState
 from flashinfer_bench.timing.measurement import Trial, latency_ns
+
+if TYPE_CHECKING:  # reports name flags without NVML
+    from flashinfer_bench.timing.gpu_state import GpuState
 
 FLAGS: Final = {
     "no_gpu_work": "the call launched nothing on the GPU, so the host's time counts",
