@@ -31,7 +31,7 @@ VISIBLE_SHARE: Final = 0.05
 VISIBLE_NS: Final = 200
 """If a flush slows a call by less than either limit, cold and warm make no difference that could be checked."""
 COLD_SHARE: Final = 0.8
-"""A rotated call is cold if its time is at least this share of the way from the warm call's to the flushed call's."""
+"""A rotated call is cold if its time is more than this share of the way from the warm call's to the flushed call's."""
 
 
 class RotationRefused(Exception):
