@@ -28,7 +28,7 @@ from flashinfer_bench.doctor.self_check import Agreement, run_self_check
 from flashinfer_bench.errors import DeviceFault, Fault
 
 FORMAT_VERSION: Final = 1
-"""Version of the JSON document. 1: the first."""
+"""Version of the JSON document. History: 1 is the first."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def examine(
 def _take_readings(
     device: Device, measure: Callable[[Device], Readings], tell: Callable[[str], None]
 ) -> Readings | Finding:
-    """Measure while no other run may; where that cannot be, return what is the matter."""
+    """Measure while no other run may. Where that is not possible, return a finding that says why."""
     said = ""
     with ExitStack() as held:
         try:

@@ -13,7 +13,7 @@ from flashinfer_bench.report.timing import Timing, read_timing
 from flashinfer_bench.report.verdict import caveat_of, judged, reason_of
 
 NUMBER: Final = re.compile(r"-?\d[\d.]*(?:e[-+]?\d+)?")
-"""What may differ between two reasons that are told as one."""
+"""Numbers in a reason. Failures whose reasons differ only in numbers are told as one."""
 PairKey = tuple[str, str]
 """Definition and solution, by name."""
 
@@ -24,11 +24,11 @@ class FailureGroup:
 
     status: str
     reason: str
-    """The first one's."""
+    """The reason of the first of them."""
     workloads: tuple[str, ...]
     """Uuids, in the order of the traces."""
     is_exact: bool
-    """Whether all give the same reason; else theirs differ in numbers."""
+    """Whether all have the same reason. If not, their reasons differ in numbers only."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def summarise(traces: Iterable[Trace], expected: Mapping[PairKey, int] | None = 
     """Make the rows, ordered by definition, then from the most useful solution to the least.
 
     Args:
-        traces: verdicts in the order they were recorded; the last one of a job counts.
+        traces: verdicts in the order in which they were recorded. The last one of a job counts.
         expected: how many workloads each pair should have a verdict for; pairs without any verdict get a row too.
     """
     expected = expected or {}

@@ -1,4 +1,4 @@
-"""How times came about, by the measurements of traces: methods, fall-backs and flags, counted and put into words.
+"""How times came about: the methods, fall-backs and flags of traces' measurements, counted and put into words.
 
 Traces come from foreign files too, so nothing in a measurement is trusted to have a shape.
 """
@@ -17,6 +17,7 @@ from flashinfer_bench.timing.flags import FLAGS
 from flashinfer_bench.timing.measurement import EVENTS_ASKED_FOR, reason_of_fallback
 
 METHODS: Final = {"cupti": "CUPTI", "cuda_events": "CUDA events", "wall": "the wall clock"}
+"""The names of clocks, as a reader knows them."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Way:
     launch: str
     """"stream" or "graph"; empty where the method knows no difference."""
     fallback: str
-    """Why no better method was used; empty where that was not a fall-back."""
+    """Why no better method was used; empty where it was the user's choice, or the best method."""
     workloads: int
 
 
@@ -37,11 +38,11 @@ class Timing:
     """How the passed workloads of a row were timed."""
 
     ways: tuple[Way, ...]
-    """The usual one first; without those that do not say it."""
+    """The most frequent one first. Workloads that do not say how they were timed are not among them."""
     unknown: int
     """Workloads whose trace does not say how it was timed."""
     flags: Mapping[str, int]
-    """Flag to the number of workloads that have it; without those whose time means nothing."""
+    """Number of workloads that have each flag. Workloads whose time means nothing are left out."""
 
 
 def read_timing(passed: Iterable[Evaluation]) -> Timing:

@@ -13,7 +13,7 @@ from flashinfer_bench.data.latest import find_latest
 from flashinfer_bench.data.measurement import read_measurement
 
 REASON_LIMIT: Final = 300
-"""Characters of a one-line reason; the rest is in the trace's log."""
+"""The most characters of a one-line reason. The trace's log has the whole text."""
 TRACEBACK: Final = "Traceback (most recent call last)"
 
 

@@ -60,8 +60,8 @@ def bench_gpu_time(
         cold_l2_cache: empty the L2 before each timed call.
         rotate_buffers: make calls cold by giving them copies of the tensors among their arguments in turn, and flush
             nothing. Where that would not make them cold, a warning says why, and the L2 is flushed.
-        time_budget_s: a call too slow for all its readings gets fewer, with a warning; the measurement's `stop` says
-            why. It does not pay for what the first call compiles.
+        time_budget_s: seconds for the whole measurement, without what the first call compiles. A call that is too slow
+            for all its readings gets fewer, with a warning; the measurement's `stop` says why.
         repeat_iters: the same as `num_iters`.
         repeat_time_ms: instead of a count, about how long to go on, in milliseconds.
         dry_run_time_ms: instead of a count, about how long to make untimed calls, in milliseconds.

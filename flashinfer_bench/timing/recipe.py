@@ -33,7 +33,7 @@ host waits for room in the queue; the call itself does not wait for the GPU."""
 SPIN_MARGIN: Final = 1.5
 """The spin lasts this many times as long as the host needs to enqueue the call."""
 SPIN_FLOOR_NS: Final = 6_000
-"""And this much longer."""
+"""Added to that, so that a call which the host enqueues at once gets a spin, too."""
 SPIN_CEILING_NS: Final = 50_000_000
 """A spin covers at most this much of the host's time. A call that takes the host longer has late readings."""
 REST_NS: Final = 100_000

@@ -1,7 +1,8 @@
 """From trials to the number that people act on, with what it stands on. Pure.
 
-Latency is what one more call costs in a full queue: the machine's launch gap, the same for every call, and the span
-from the call's first operation to the end of its last. Median over the readings of a trial, mean over trials.
+Latency is what one more call costs in a full queue. It is the sum of two times: the machine's launch gap, which is the
+same for every call, and the span from the call's first operation to the end of its last. Of a trial the median over its
+readings counts, of several trials the mean.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def summarise(
 
     Args:
         trials: at least one, in the order in which they were taken.
-        launch_gap_ns: added to every span of GPU work; see `Clock.launch_gap_ns`.
+        launch_gap_ns: nanoseconds that are added to every span of GPU work; see `Clock.launch_gap_ns`.
         before: the GPU before the first trial.
         after: the GPU after the last one.
         keep_samples: put every reading into the record.

@@ -17,8 +17,8 @@ The session asks, one frame at a time; the worker answers each with one frame th
 An argument is {"offset", "shape", "dtype"}: a contiguous tensor in the arena, or {"scalar": value}. `style` is
 "dps" or "value". Whatever goes wrong in solution code is answered with {"id", "error": WorkerError}.
 
-Every answer is a claim. It is checked here for type, count and range before the session looks at it; a claim that
-fails is the solution's doing, since nothing else runs there.
+Every answer is a claim. It is checked here for type, count and range before the session looks at it. A claim that fails
+is the solution's doing, since nothing else runs there. The facts of a trial are declared in `timing.facts`.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class WorkerReady(Claim):
 
     ready: Literal[True]
     launch_gap_ns: Annotated[int, Field(ge=0, le=10**9)]
-    """What one more launch costs in this worker's context; see `Clock.launch_gap_ns`."""
+    """Nanoseconds that one more launch costs in this worker's context; see `Clock.launch_gap_ns`."""
     chain_gap_ns: Annotated[int, Field(ge=0, le=10**9)]
     """How fast this worker's context feeds the GPU; see `Clock.chain_gap_ns`."""
 

@@ -26,7 +26,7 @@ class WallClock(WholeCallClock):
         """There is nothing to switch off."""
 
     def sample(self, launches: list[Launch], lead: Lead) -> list[Sample]:
-        """Time each call; there is no queue to fill, so the lead is nothing."""
+        """Time each call. The lead has no effect: there is no queue to fill."""
         del lead
         samples = []
         for launch in launches:
@@ -37,5 +37,5 @@ class WallClock(WholeCallClock):
         return samples
 
     def facts(self) -> Facts:
-        """Return nothing: the wall clock has no constants."""
+        """Return no facts: the wall clock has no constants."""
         return {}
