@@ -17,16 +17,17 @@ The session asks, one frame at a time; the worker answers each with one frame th
 An argument is {"offset", "shape", "dtype"}: a contiguous tensor in the arena, or {"scalar": value}. `style` is
 "dps" or "value". Whatever goes wrong in solution code is answered with {"id", "error": WorkerError}.
 
-Every answer is a claim. It is checked here for type, count and range before the session looks at it; a claim that
-fails is the solution's doing, since nothing else runs there.
+Every answer is a claim. It is checked here for type, count and range before the session looks at it. A claim that fails
+is the solution's doing, since nothing else runs there. The facts of a trial are declared in `timing.facts`.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Final, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from flashinfer_bench.timing.facts import Nanoseconds, TrialFacts
 from flashinfer_bench.timing.measurement import Sample, Stop, Trial
 from flashinfer_bench.worker.wire import WireError
 
@@ -37,22 +38,24 @@ MAX_SAMPLES: Final = 1_000_000
 Text = Annotated[str, Field(max_length=MAX_TEXT)]
 ShortText = Annotated[str, Field(max_length=512)]
 Style = Literal["dps", "value"]
-Count = Annotated[int, Field(ge=0, le=10**9)]
-Nanoseconds = Annotated[int, Field(ge=0, le=10**15)]
 Readings = Annotated[list[Nanoseconds], Field(min_length=1, max_length=MAX_SAMPLES)]
 
 
-class Claim(BaseModel):
-    """What every answer has."""
+class Part(BaseModel):
+    """A part of an answer: its fields are all known, and of the types that are declared."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class Claim(Part):
+    """What every answer has."""
+
     id: int
 
 
-class Signature(BaseModel):
+class Signature(Part):
     """How the entry function may be called; `maximum` is null where it takes any number."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
     text: ShortText
     minimum: Annotated[int, Field(ge=0, le=10_000)]
     maximum: Annotated[int, Field(ge=0, le=10_000)] | None
@@ -63,7 +66,7 @@ class WorkerReady(Claim):
 
     ready: Literal[True]
     launch_gap_ns: Annotated[int, Field(ge=0, le=10**9)]
-    """What one more launch costs in this worker's context; see `Clock.launch_gap_ns`."""
+    """Nanoseconds that one more launch costs in this worker's context; see `Clock.launch_gap_ns`."""
     chain_gap_ns: Annotated[int, Field(ge=0, le=10**9)]
     """How fast this worker's context feeds the GPU; see `Clock.chain_gap_ns`."""
 
@@ -80,10 +83,9 @@ class Bound(Claim):
     bound: Literal[True]
 
 
-class Returned(BaseModel):
+class Returned(Part):
     """One value that a value-returning solution gave back."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
     kind: Literal["tensor", "scalar", "other"]
     type: ShortText
     shape: Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=64)] | None = None
@@ -95,42 +97,6 @@ class Called(Claim):
     """The call came back; `returned` is null for destination-passing style."""
 
     returned: Annotated[list[Returned], Field(max_length=MAX_RETURNED)] | None
-
-
-def printable(text: str) -> str:
-    """Return a text without what moves a terminal's cursor or breaks a line."""
-    return "".join(character if character.isprintable() else " " for character in text)
-
-
-Words = Annotated[ShortText, AfterValidator(printable)]
-
-
-class TrialFacts(BaseModel):
-    """How the readings came about: what `timing.recipe` and the clocks tell, and nothing else."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-    method: Literal["wall", "cupti", "cuda_events"]
-    cache_state: Literal["cold", "warm"]
-    calls: Count
-    extra_samples: Count | None = None
-    launch: Literal["stream", "graph"] | None = None
-    launch_reason: Words | None = None
-    spin_ns: Nanoseconds | None = None
-    enqueue_ns: Nanoseconds | None = None
-    lead_ns: Nanoseconds | None = None
-    empty_pair_ns: Nanoseconds | None = None
-    fallback: Words | None = None
-    waits_inside: bool | None = None
-    side_stream: bool | None = None
-    operations_vary: bool | None = None
-    lines_reset: bool | None = None
-    retaken: Count | None = None
-    graphs: Count | None = None
-    output_places: Count | None = None
-
-    def of_gpus(self) -> set[str]:
-        """Return the names of the facts that a CPU's clock has none of."""
-        return self.model_dump(exclude_none=True).keys() - {"method", "cache_state", "calls"}
 
 
 class Sampled(Claim):
@@ -153,18 +119,11 @@ class Sampled(Claim):
 
     def trial(self) -> Trial:
         """Return the readings as a trial."""
-        unseen: list[None] = [None] * len(self.span_ns)
-        rows = zip(
-            self.span_ns,
-            self.enqueue_ns,
-            self.busy_ns or unseen,
-            self.operations or unseen,
-            self.late,
-            strict=True,
-        )
+        unseen = [None] * len(self.span_ns)
+        columns = (self.span_ns, self.enqueue_ns, self.busy_ns or unseen, self.operations or unseen, self.late)
         samples = tuple(
             Sample(span_ns=span, enqueue_ns=enqueue, busy_ns=busy, operations=operations, late=late)
-            for span, enqueue, busy, operations, late in rows
+            for span, enqueue, busy, operations, late in zip(*columns, strict=True)
         )
         return Trial(samples, self.stop, self.facts.model_dump(exclude_none=True))
 
@@ -184,10 +143,9 @@ def answer_trial(trial: Trial) -> dict[str, Any]:
     }
 
 
-class WorkerError(BaseModel):
+class WorkerError(Part):
     """Solution code, or our loop on its behalf, raised."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
     type: ShortText
     message: Text
     traceback: Text

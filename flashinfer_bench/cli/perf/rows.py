@@ -1,6 +1,6 @@
 """The result of one backend of a case as one flat row, for the [PERF] line, the CSV and the JSON lines.
 
-Only this file of `perf` reads the measurement record of a trace.
+Numbers come from the trace's measurement (`data.measurement`); files get its record as it is.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from typing import Any, Final, Literal
 
 from flashinfer_bench.cli.perf.cases import Request
 from flashinfer_bench.data import Evaluation, EvaluationStatus
+from flashinfer_bench.data.measurement import Measurement, read_measurement
 from flashinfer_bench.report.verdict import reason_of, to_one_line
 from flashinfer_bench.roofline.attainable import find_attainable
 from flashinfer_bench.roofline.peaks import find_peak
 from flashinfer_bench.routines.case.support import Platform
-from flashinfer_bench.timing.summary import LATE_SHARE
+from flashinfer_bench.timing.flags import LATE_SHARE
 
 RowOutcome = Literal["passed", "mismatch", "failed", "skipped"]
 NS_PER_MS: Final = 1e6
@@ -85,12 +86,11 @@ def make_failed(request: Request, backend: str, reason: str, place: Platform) ->
 def read_timing(evaluation: Evaluation) -> RowTiming | None:
     """Read median and deviation from a trace. Return None where nothing was timed.
 
-    Older records have other keys, so each key may be missing.
+    Older measurements have other fields, so each field may be missing.
     """
-    record = _record(evaluation)
-    samples = _numbers(record.get("samples_ns"))
-    trials = _numbers(record.get("trials_ms"))
-    found = _number(record, "median_ms", "latency_ms")
+    measured = read_measurement(evaluation)
+    samples, trials = measured.readings_ns, measured.trials_ms
+    found = measured.median_ms if measured.median_ms is not None else measured.latency_ms
     if found is None and samples:
         found = median(samples) / NS_PER_MS
     if found is None and trials:
@@ -99,10 +99,10 @@ def read_timing(evaluation: Evaluation) -> RowTiming | None:
         found = evaluation.performance.latency_ms
     if found is None:
         return None
-    deviation = _number(record, "std_ms")
+    deviation = measured.std_ms
     if deviation is None:
         deviation = pstdev(samples) / NS_PER_MS if samples else math.nan
-    return RowTiming(found, deviation, _caveat(record))
+    return RowTiming(found, deviation, _caveat(measured))
 
 
 def _rates(request: Request, timing: RowTiming, hardware: str) -> dict[str, Any]:
@@ -130,30 +130,13 @@ def _record(evaluation: Evaluation) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
-def _number(record: Mapping[str, Any], *keys: str) -> float | None:
-    for key in keys:
-        value = record.get(key)
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
-            return float(value)
-    return None
+def _caveat(measured: Measurement) -> str | None:
+    if not measured.meaningful:
+        return measured.reason or "the time means nothing"
+    return ", ".join(flag for flag in measured.flags if flag != HOST_BOUND or _came_late(measured)) or None
 
 
-def _numbers(value: Any) -> list[float]:
-    if not isinstance(value, list):
-        return []
-    flat = [item for part in value for item in (part if isinstance(part, list) else [part])]
-    return [float(item) for item in flat if isinstance(item, (int, float))]
-
-
-def _caveat(record: Mapping[str, Any]) -> str | None:
-    if record.get("meaningful") is False:
-        return str(record.get("reason") or "the time means nothing")
-    flags = record.get("flags")
-    flags = [str(flag) for flag in flags] if isinstance(flags, (list, tuple)) else []
-    return ", ".join(flag for flag in flags if flag != HOST_BOUND or _came_late(record)) or None
-
-
-def _came_late(record: Mapping[str, Any]) -> bool:
+def _came_late(measured: Measurement) -> bool:
     """Tell whether the host launched too late in more than LATE_SHARE of the samples. The time is the host's then."""
-    late, samples = _number(record, "late"), _number(record, "samples")
+    late, samples = measured.late, measured.samples
     return late is not None and samples is not None and late > LATE_SHARE * samples

@@ -12,9 +12,9 @@ from statistics import median
 from typing import Final
 
 from flashinfer_bench.errors import SolutionFailure
+from flashinfer_bench.timing.measurement import latency_ns
 from flashinfer_bench.timing.recipe import most_readings
 from flashinfer_bench.timing.settings import USUAL, TimingSettings
-from flashinfer_bench.timing.summary import latency_ns
 from flashinfer_bench.worker.protocol import Sampled
 
 CLOCK_SLACK: Final = 1.02
