@@ -26,8 +26,8 @@ from typing import Any, Final
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from flashinfer_bench.compile.artifact import Kind
-from flashinfer_bench.compile.locks import FileLock
 from flashinfer_bench.errors import ConfigError
+from flashinfer_bench.filelock import USUAL_LIMIT_S, FileLock
 
 CACHE_VARIABLE: Final = "FIB_CACHE_PATH"
 SIZE_VARIABLE: Final = "FIB_CACHE_GB"
@@ -132,7 +132,7 @@ class ArtifactCache:
         folder = Path(tempfile.mkdtemp(dir=parent))
         lock = FileLock(folder / STAGING_LOCK)
         try:
-            lock.wait()
+            lock.wait(USUAL_LIMIT_S)
             yield folder
         finally:
             lock.release()
@@ -230,7 +230,7 @@ class Lease:
         self._path = root / "leases" / f"{os.getpid()}-{os.urandom(6).hex()}"
         self._lock = FileLock(self._path)
         try:
-            self._lock.wait()
+            self._lock.wait(USUAL_LIMIT_S)
         except OSError as error:
             raise ConfigError(
                 f"the cache cannot be written to: {error}; name another folder in {CACHE_VARIABLE}"

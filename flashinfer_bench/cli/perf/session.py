@@ -13,8 +13,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from flashinfer_bench.bench.benchmark import Benchmark
-from flashinfer_bench.bench.config import MEASURE_REJECTED, BenchmarkConfig, describe_problems
+from flashinfer_bench.bench.config import BenchmarkConfig, describe_problems
 from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, Notice
+from flashinfer_bench.bench.extra_keys import MEASURE_REJECTED
 from flashinfer_bench.bench.machine import Device, discover_devices
 from flashinfer_bench.bench.plan import Plan
 from flashinfer_bench.bench.tolerances import read_tolerances

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
-
 import torch
+
+from flashinfer_bench.data.digest import seed_of
 
 
 def derive_seed(seed: int, *names: str | int) -> int:
-    """Give the seed of a path of names: the first 63 bits of a sha256 of the seed and the names."""
-    text = "\x1f".join(map(str, (seed, *names)))
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+    """Give the seed of a path of names."""
+    return seed_of("\x1f".join(map(str, (seed, *names))))
 
 
 def make_generator(seed: int, *names: str | int, device: torch.device) -> torch.Generator:

@@ -59,45 +59,46 @@ class MeasurePlan:
     """Added to the record, for example that the timing means nothing."""
 
 
+@dataclass(frozen=True)
+class KernelTask:
+    """What a solution has to do for one workload."""
+
+    input_names: list[str]
+    outputs: list[OutputSpec]
+    timeout_seconds: float
+    """Seconds that it may take, all calls together."""
+    plan: MeasurePlan
+
+
+@dataclass(frozen=True)
+class SessionTools:
+    """What the session gives every kernel."""
+
+    arena: SharedArena
+    """Shared memory; whatever it holds may be overwritten."""
+    readout: Readout
+    """Makes a measurement of trials."""
+    quiesce: Callable[[], None]
+    """Called before a measurement begins; it returns once no other process of ours uses the device."""
+
+
 class RemoteKernel:
     """One solution in one worker, for one workload.
 
     Args:
         worker: a worker that is ready.
-        arena: the session's shared memory; whatever it holds may be overwritten.
-        outputs: what the definition says of the outputs.
+        tools: what the session gives every kernel.
+        task: what the solution has to do.
         metadata: the solution's names; its style is set when it is loaded.
-        timeout_seconds: seconds that the solution may take for this workload, all calls together.
-        plan: how it is measured.
-        quiesce: called before a measurement begins; returns when nothing else of ours touches the device.
-        readout: makes a measurement of trials.
     """
 
-    def __init__(
-        self,
-        worker: WorkerProcess,
-        arena: SharedArena,
-        outputs: list[OutputSpec],
-        metadata: KernelMetadata,
-        *,
-        timeout_seconds: float,
-        plan: MeasurePlan,
-        quiesce: Callable[[], None],
-        readout: Readout,
-        input_names: list[str],
-        now: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, worker: WorkerProcess, tools: SessionTools, task: KernelTask, metadata: KernelMetadata) -> None:
         self.metadata = metadata
         self.worker = worker
-        self._arena = arena
-        self._outputs = outputs
-        self._left_s = timeout_seconds
-        self._timeout_seconds = timeout_seconds
-        self._plan = plan
-        self._quiesce = quiesce
-        self._readout = readout
-        self._input_names = input_names
-        self._now = now
+        self._tools = tools
+        self._arena = tools.arena
+        self._task = task
+        self._left_s = task.timeout_seconds
         self._bound_generation = -1
         self.call_costs_ns: list[int] = []
         """Processor time of the worker that each call took, request and answer included, where the system tells."""
@@ -119,11 +120,11 @@ class RemoteKernel:
         Raises:
             SolutionFailure: it failed, or what it returned has the wrong count, shape or dtype.
         """
-        count = len(self._input_names)
+        count = len(self._task.input_names)
         inputs, given = list(args[:count]), list(args[count:])
-        if len(inputs) != count or len(given) not in (0, len(self._outputs)):
+        if len(inputs) != count or len(given) not in (0, len(self._task.outputs)):
             raise TypeError(
-                f"a solution takes {count} inputs, or those and {len(self._outputs)} outputs; got {len(args)}"
+                f"a solution takes {count} inputs, or those and {len(self._task.outputs)} outputs; got {len(args)}"
             )
         arguments, slots = self._place(inputs)
         before_ns = cpu_time_ns(self.worker.pid)
@@ -139,7 +140,7 @@ class RemoteKernel:
         if before_ns is not None and after_ns is not None:
             self.call_costs_ns.append(after_ns - before_ns)
         if self.style == "value":
-            check_returned(called.returned or [], self._outputs, self._arena.device.type)
+            check_returned(called.returned or [], self._task.outputs, self._arena.device.type)
         self._check_inputs_intact(inputs, arguments)
         results = [slot.view(self._arena.block).clone() for slot in slots]
         for target, result in zip(given, results, strict=False):
@@ -152,20 +153,20 @@ class RemoteKernel:
         Raises:
             SolutionFailure: it failed, or its worker claims readings that the session's own clock rules out.
         """
-        self._quiesce()
-        before = self._readout.look()
-        chosen = input_sets[: self._plan.trials]
+        self._tools.quiesce()
+        before = self._tools.readout.look()
+        chosen = input_sets[: self._task.plan.trials]
         trials = [self._measure_trial(list(inputs), left=len(chosen) - at) for at, inputs in enumerate(chosen)]
-        measured = self._readout.measured(trials, before)
+        measured = self._tools.readout.measured(trials, before)
         context = {"chain_gap_ns": self.worker.chain_gap_ns} if self.worker.chain_gap_ns else {}
-        record = {**measured.record, **context, **(self._plan.facts or {})}
+        record = {**measured.record, **context, **(self._task.plan.facts or {})}
         return Measured(measured.latency_ms, measured.trials, record)
 
     def _measure_trial(self, inputs: list[Any], *, left: int) -> Trial:
         """Take one of so many trials that are left, each with its share of the solution's time."""
         arguments, slots = self._place(inputs)
-        budget_s = min(self._plan.budget_s, MEASURED_SHARE * self._left_s / left)
-        start = self._now()
+        budget_s = min(self._task.plan.budget_s, MEASURED_SHARE * self._left_s / left)
+        start = time.monotonic()
         sampled = self._ask(
             "measure",
             Sampled,
@@ -173,30 +174,30 @@ class RemoteKernel:
             style=self.style,
             arguments=arguments,
             outputs=[slot.to_json() for slot in slots],
-            warmup_runs=self._plan.warmup_runs,
-            iterations=self._plan.iterations,
+            warmup_runs=self._task.plan.warmup_runs,
+            iterations=self._task.plan.iterations,
             budget_s=max(0.0, budget_s),
-            cuda_graphs=self._plan.timing.cuda_graphs,
+            cuda_graphs=self._task.plan.timing.cuda_graphs,
         )
-        wall_ns = (self._now() - start) * 1e9
-        asked = ReadingsAsked(self._arena.device.type, self._plan.iterations, self._plan.timing)
+        wall_ns = (time.monotonic() - start) * 1e9
+        asked = ReadingsAsked(self._arena.device.type, self._task.plan.iterations, self._task.plan.timing)
         check_readings(sampled, asked, wall_ns=wall_ns)
         self._check_inputs_intact(inputs, arguments)
         return sampled.trial()
 
     def allow_again(self) -> None:
         """Give the solution its whole time once more: what follows is not its fault."""
-        self._left_s = self._timeout_seconds
+        self._left_s = self._task.timeout_seconds
 
     @property
     def is_meaningful(self) -> bool:
         """Whether its times say anything."""
-        return self._plan.facts is None
+        return self._task.plan.facts is None
 
     def _place(self, inputs: list[Any]) -> tuple[list[dict[str, Any]], list[Slot]]:
         """Lay the call out in the arena; return the arguments for the wire and the poisoned output slots."""
         tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
-        slots = self._arena.place(tensors, [(output.shape, output.dtype) for output in self._outputs])
+        slots = self._arena.place(tensors, [(output.shape, output.dtype) for output in self._task.outputs])
         if self._bound_generation != self._arena.generation:
             description, fds = self._arena.describe()
             self._ask("bind", Bound, "mapping its memory", fds=fds, arena=description)
@@ -214,7 +215,7 @@ class RemoteKernel:
         return arguments, slots[len(tensors) :]
 
     def _check_inputs_intact(self, inputs: list[Any], arguments: list[dict[str, Any]]) -> None:
-        for name, value, argument in zip(self._input_names, inputs, arguments, strict=True):
+        for name, value, argument in zip(self._task.input_names, inputs, arguments, strict=True):
             if isinstance(value, torch.Tensor):
                 now = Slot.from_json(argument).view(self._arena.block)
                 if not torch.equal(as_bytes(now), as_bytes(value)):
@@ -245,11 +246,13 @@ class RemoteKernel:
 
     def _ask(self, verb: str, expected: type[Answer], what: str, **fields: Any) -> Answer:
         """Ask the worker within what is left of the solution's time; translate what goes wrong."""
-        start = self._now()
+        start = time.monotonic()
         try:
             answer = self.worker.ask(verb, expected, max(0.0, self._left_s), **fields)
         except WorkerLate:
-            raise SolutionFailure("TIMEOUT", f"{what} was still running after {self._timeout_seconds:g} s") from None
+            raise SolutionFailure(
+                "TIMEOUT", f"{what} was still running after {self._task.timeout_seconds:g} s"
+            ) from None
         except WorkerGone as gone:
             raise SolutionFailure("RUNTIME_ERROR", f"the process ended during {what}: {gone}") from None
         except WireError as error:
@@ -257,7 +260,7 @@ class RemoteKernel:
                 "RUNTIME_ERROR", f"the process answered out of protocol during {what}: {error}"
             ) from None
         finally:
-            self._left_s -= self._now() - start
+            self._left_s -= time.monotonic() - start
         if isinstance(answer, Failed):
             said = answer.error
             raise SolutionFailure("RUNTIME_ERROR", f"{said.type} in {what}: {said.message}\n{said.traceback}".rstrip())

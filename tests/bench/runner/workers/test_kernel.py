@@ -10,8 +10,10 @@ from flashinfer_bench.bench.runner.workers.arena import SharedArena
 from flashinfer_bench.bench.runner.workers.claims import OutputSpec, choose_style
 from flashinfer_bench.bench.runner.workers.kernel import (
     KernelMetadata,
+    KernelTask,
     MeasurePlan,
     RemoteKernel,
+    SessionTools,
 )
 from flashinfer_bench.bench.runner.workers.process import WorkerProcess
 from flashinfer_bench.compile import Artifact
@@ -45,17 +47,9 @@ def open_kernel(template, tmp_path):
             SharedArena(torch.device("cpu")) as arena,
         ):
             worker.wait_ready()
-            kernel = RemoteKernel(
-                worker,
-                arena,
-                outputs,
-                KernelMetadata("s", "d", True),
-                timeout_seconds=timeout_seconds,
-                plan=plan,
-                quiesce=lambda: None,
-                readout=Readout(None),
-                input_names=["x"],
-            )
+            tools = SessionTools(arena, Readout(None), lambda: None)
+            task = KernelTask(["x"], outputs, timeout_seconds, plan)
+            kernel = RemoteKernel(worker, tools, task, KernelMetadata("s", "d", True))
             signature = kernel.load(Artifact(folder, "main.py", "run"), {"OWN_FOLDER": str(tmp_path)})
             style = choose_style(signature, inputs=1, outputs=len(outputs), declared=declared)
             kernel.metadata = replace(kernel.metadata, destination_passing_style=style == "dps")
