@@ -36,7 +36,7 @@ INPUT_SHARE: Final = 4
 
 
 @dataclass(frozen=True)
-class Trial:
+class JudgedCall:
     """One call that is judged; each list is in the order of the definition."""
 
     inputs: list[Any]
@@ -46,7 +46,7 @@ class Trial:
     """What the reference gave for the same inputs."""
 
 
-Judge = Callable[[Trial], Verdict]
+Judge = Callable[[JudgedCall], Verdict]
 
 
 class DefaultEvaluator(Evaluator):
@@ -69,7 +69,7 @@ class DefaultEvaluator(Evaluator):
         return resolve_tolerance(cfg, default_ratio=1.0)
 
     @classmethod
-    def judge_trial(cls, definition: Definition, trial: Trial, cfg: ResolvedEvalConfig) -> Verdict:
+    def judge_trial(cls, definition: Definition, trial: JudgedCall, cfg: ResolvedEvalConfig) -> Verdict:
         """Compare every element of every output."""
         return judge_elements(definition, trial.got, trial.expected, cls.tolerance(cfg))
 
@@ -189,7 +189,7 @@ def check_repeats(baseline: Baseline, context: JudgeContext, judge: Judge) -> No
     inputs = baseline.inputs[0]
 
     def find_difference(first: list[torch.Tensor], second: list[torch.Tensor]) -> str | None:
-        verdict = judge(Trial(inputs, second, first))
+        verdict = judge(JudgedCall(inputs, second, first))
         return verdict.message if isinstance(verdict, Rejected) else None
 
     reference.check_repeats(inputs, baseline.outputs[0], find_difference)
@@ -222,7 +222,7 @@ def check_trials(
         got = check_form(definition, sol_runnable(*trial_inputs), expected)
         if isinstance(got, Rejected):
             return got
-        verdict = judge(Trial(trial_inputs, got, expected))
+        verdict = judge(JudgedCall(trial_inputs, got, expected))
         if isinstance(verdict, Rejected):
             which = f" (trial {trial} of {len(inputs)})" if len(inputs) > 1 else ""
             return replace(verdict, message=f"{verdict.message}{which}")

@@ -62,6 +62,16 @@ class AheadCall:
         return json.dumps({name: json.loads(part.to_json()) for name, part in parts.items()})
 
 
+@dataclass(frozen=True)
+class AheadSite:
+    """Where solutions are called ahead."""
+
+    root: Path
+    """The folder of the workloads' blobs."""
+    devices: Sequence[Device]
+    """The children use them in turn."""
+
+
 def list_calls(requests: Iterable[Request]) -> list[AheadCall]:
     """Return one call for each module that the cases need. A second call would wait for the same compiler."""
     calls: dict[tuple[str, ...], AheadCall] = {}
@@ -88,8 +98,7 @@ def compilers_each(parallel: int, *, cores: int | None = None, memory: int | Non
 
 def compile_ahead(
     calls: Sequence[AheadCall],
-    root: Path,
-    devices: Sequence[Device],
+    site: AheadSite,
     *,
     parallel: int,
     start: Callable[[list[str], Mapping[str, str], str], str] | None = None,
@@ -99,8 +108,7 @@ def compile_ahead(
 
     Args:
         calls: what to call.
-        root: the folder of the workloads' blobs.
-        devices: the children use them in turn.
+        site: where they run.
         parallel: children at once.
         start: runs a command in an environment with a text to read, and returns what went wrong, or "" (default: a
             child process).
@@ -111,14 +119,14 @@ def compile_ahead(
     compilers = os.environ.get("MAX_JOBS", str(compilers_each(min(parallel, len(calls)))))
     root_of_kernels = cache_root(os.environ).resolve()
     environments = [
-        {**ahead_environment(os.environ, device, root_of_kernels), "MAX_JOBS": compilers} for device in devices
+        {**ahead_environment(os.environ, device, root_of_kernels), "MAX_JOBS": compilers} for device in site.devices
     ]
     good, is_over = 0, threading.Event()
     pool = ThreadPoolExecutor(max_workers=max(1, parallel))
     threading.Thread(target=_share_cores, args=(children, is_over), daemon=True).start()
     try:
         futures = {
-            pool.submit(run, [sys.executable, "-m", MODULE, str(root)], environment, call.to_json()): call
+            pool.submit(run, [sys.executable, "-m", MODULE, str(site.root)], environment, call.to_json()): call
             for call, environment in zip(calls, cycle(environments), strict=False)
         }
         for done, future in enumerate(as_completed(futures), 1):

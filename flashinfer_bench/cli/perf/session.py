@@ -21,7 +21,7 @@ from flashinfer_bench.bench.plan import Plan
 from flashinfer_bench.bench.tolerances import read_tolerances
 from flashinfer_bench.cli.exit_codes import INTERRUPTED
 from flashinfer_bench.cli.given.recorded import find_resumed
-from flashinfer_bench.cli.perf.ahead import AheadCall, compile_ahead, list_calls, usual_parallel
+from flashinfer_bench.cli.perf.ahead import AheadCall, AheadSite, compile_ahead, list_calls, usual_parallel
 from flashinfer_bench.cli.perf.board import Board
 from flashinfer_bench.cli.perf.cases import Request, in_groups, read_requests
 from flashinfer_bench.cli.perf.files import ResultFiles, check_paths
@@ -93,7 +93,7 @@ def _compile_kernels(
         write_err(f"compiling ahead: {done} of {len(calls)} after {seconds}, the latest {call.solution.name}{failed}")
 
     write_err(f"compiling ahead: {count(len(calls), 'solution')}, {min(parallel, len(calls))} at once")
-    done = compile_ahead(calls, root, devices, parallel=parallel, tell=tell)
+    done = compile_ahead(calls, AheadSite(root, devices), parallel=parallel, tell=tell)
     took = time.monotonic() - started
     write_err(f"compiled ahead: {done} of {count(len(calls), 'solution')} in {format_duration(took)}")
 

@@ -24,6 +24,7 @@ from flashinfer_bench.cli.perf import session as perf_session
 from flashinfer_bench.cli.perf.ahead import (
     LOWER_PRIORITY,
     AheadCall,
+    AheadSite,
     compile_ahead,
     compilers_each,
     list_calls,
@@ -264,7 +265,7 @@ def test_library_solutions_are_compiled_ahead_once_and_on_every_device(tmp_path)
         calls.append((command[3:], environment["CUDA_VISIBLE_DEVICES"], json.loads(text)["solution"]["name"]))
         return "out of memory" if len(calls) % 2 else ""
 
-    assert compile_ahead([named("a"), named("b")], tmp_path, devices, parallel=1, start=start) == 1
+    assert compile_ahead([named("a"), named("b")], AheadSite(tmp_path, devices), parallel=1, start=start) == 1
     assert calls == [([str(tmp_path)], "GPU-0", "a"), ([str(tmp_path)], "GPU-1", "b")]
 
 
@@ -299,7 +300,7 @@ def test_what_lies_in_the_folder_is_not_executed_ahead(tmp_path):
     kept["sources"][0]["content"] = f"open({str(seen)!r}, 'w').close()\n{kept['sources'][0]['content']}"
     path.write_text(json.dumps(kept))
     call = AheadCall(asked.material.definition, asked.material.solutions["torch"], asked.material.workload)
-    assert compile_ahead([call], tmp_path, [Device("cpu", 0, "a CPU", "cpu")], parallel=1) == 1
+    assert compile_ahead([call], AheadSite(tmp_path, [Device("cpu", 0, "a CPU", "cpu")]), parallel=1) == 1
     assert not seen.exists()
 
 
@@ -349,7 +350,7 @@ def test_compiling_ahead_tells_how_far_it_is_and_an_interrupt_ends_its_children(
     calls = [named(f"s{index}") for index in range(20)]
     with marked() as alive:
         with pytest.raises(KeyboardInterrupt):
-            compile_ahead(calls, tmp_path, [Device("cpu", 0, "a CPU", "cpu")], parallel=2, tell=tell)
+            compile_ahead(calls, AheadSite(tmp_path, [Device("cpu", 0, "a CPU", "cpu")]), parallel=2, tell=tell)
         assert told == [(1, "s0")]
         assert len(at_work) >= 4  # two children, each with a compiler
         assert wait_until_gone(alive) == []
@@ -375,7 +376,9 @@ def test_a_child_names_compilers_to_the_library_as_a_worker_does(tmp_path, monke
     trace_set = make_trace_set([asked], tmp_path, is_resumed=False)
     calls = [AheadCall(asked.material.definition, asked.material.solutions["torch"], asked.material.workload)]
     told = []
-    compile_ahead(calls, tmp_path, [Device("cpu", 0, "a CPU", "cpu")], parallel=1, tell=lambda *said: told.append(said))
+    compile_ahead(
+        calls, AheadSite(tmp_path, [Device("cpu", 0, "a CPU", "cpu")]), parallel=1, tell=lambda *said: told.append(said)
+    )
     assert told == [(1, calls[0], "")]
     Benchmark(trace_set, make_config([asked], session)).run_all(save_results=False)
     ahead, *later = [
@@ -397,8 +400,7 @@ def test_a_child_that_fails_says_why(tmp_path):
     told = []
     compile_ahead(
         [named("s", "raise ValueError('no library')")],
-        tmp_path,
-        [Device("cpu", 0, "a CPU", "cpu")],
+        AheadSite(tmp_path, [Device("cpu", 0, "a CPU", "cpu")]),
         parallel=1,
         tell=lambda _done, _job, problem: told.append(problem),
     )

@@ -13,7 +13,7 @@ import torch
 
 from flashinfer_bench.bench.config import ResolvedEvalConfig
 from flashinfer_bench.bench.evaluators.built_in import RENORMALISED, find_weights
-from flashinfer_bench.bench.evaluators.default import DefaultEvaluator, Trial
+from flashinfer_bench.bench.evaluators.default import DefaultEvaluator, JudgedCall
 from flashinfer_bench.bench.evaluators.evaluator import Baseline, JudgeContext
 from flashinfer_bench.bench.evaluators.verdict import Verdict, decide
 from flashinfer_bench.data import Correctness, Definition
@@ -48,7 +48,7 @@ class RenormalisedEvaluator(DefaultEvaluator):
                 raise WorkloadFault(f"the reference of {definition.name} does not rescale what it keeps: {problem}")
 
     @classmethod
-    def judge_trial(cls, definition: Definition, trial: Trial, cfg: ResolvedEvalConfig) -> Verdict:
+    def judge_trial(cls, definition: Definition, trial: JudgedCall, cfg: ResolvedEvalConfig) -> Verdict:
         """Judge which entries each row keeps, and the values of these entries."""
         weights, top_k = _given(definition, trial.inputs)
         got = trial.got[0]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from flashinfer_bench.bench.config import ResolvedEvalConfig
 from flashinfer_bench.bench.evaluators.built_in import DSA
-from flashinfer_bench.bench.evaluators.default import DefaultEvaluator, Trial
+from flashinfer_bench.bench.evaluators.default import DefaultEvaluator, JudgedCall
 from flashinfer_bench.bench.evaluators.evaluator import Baseline, JudgeContext
 from flashinfer_bench.bench.evaluators.selection.indexer import find_roles, read_problem
 from flashinfer_bench.bench.evaluators.selection.indices import DEFAULT_TOLERANCE, judge_indices
@@ -26,7 +26,7 @@ class DSAEvaluator(DefaultEvaluator):
     revision = DSA.revision
 
     @classmethod
-    def judge_trial(cls, definition: Definition, trial: Trial, cfg: ResolvedEvalConfig) -> Verdict:
+    def judge_trial(cls, definition: Definition, trial: JudgedCall, cfg: ResolvedEvalConfig) -> Verdict:
         """Compare attention; judge an indexer's choice by the scores that it selects."""
         roles = find_roles(definition)
         if roles is None:
@@ -46,7 +46,7 @@ class DSAEvaluator(DefaultEvaluator):
         """
         if find_roles(definition) is not None:
             first = baseline.outputs[0]
-            verdict = cls.judge_trial(definition, Trial(baseline.inputs[0], first, first), cfg)
+            verdict = cls.judge_trial(definition, JudgedCall(baseline.inputs[0], first, first), cfg)
             if isinstance(verdict, Rejected):
                 rule = "the DSA evaluator's scores, weight * relu(query . key) summed over heads"
                 raise DefinitionFault(

@@ -15,7 +15,7 @@ import torch
 
 from flashinfer_bench.bench.config import ResolvedEvalConfig
 from flashinfer_bench.bench.evaluators.built_in import TOP_K
-from flashinfer_bench.bench.evaluators.default import DefaultEvaluator, Trial
+from flashinfer_bench.bench.evaluators.default import DefaultEvaluator, JudgedCall
 from flashinfer_bench.bench.evaluators.evaluator import Baseline, JudgeContext
 from flashinfer_bench.bench.evaluators.verdict import Verdict, decide
 from flashinfer_bench.data import Correctness, Definition
@@ -47,7 +47,7 @@ class TopKEvaluator(DefaultEvaluator):
                 raise WorkloadFault(f"the reference of {definition.name} does not select the largest scores: {problem}")
 
     @classmethod
-    def judge_trial(cls, definition: Definition, trial: Trial, cfg: ResolvedEvalConfig) -> Verdict:
+    def judge_trial(cls, definition: Definition, trial: JudgedCall, cfg: ResolvedEvalConfig) -> Verdict:
         """Judge the indices by the scores that they select, and the values by the indices."""
         del cfg
         problem = find_problem(definition, trial.inputs, trial.got)
