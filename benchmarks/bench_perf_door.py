@@ -39,7 +39,7 @@ from flashinfer_bench.cli.perf.rows import read_timing
 from flashinfer_bench.data import Evaluation, Trace, TraceSet
 from flashinfer_bench.routines.case.materials import write_material
 from flashinfer_bench.routines.case.spec import TORCH
-from flashinfer_bench.routines.case.support import find_place
+from flashinfer_bench.routines.case.support import find_platform
 
 SAMPLE = Path(__file__).with_name("samples") / "sample_testlist.txt"
 SCRIPT = Path(__file__).with_name("flashinfer_benchmark.py")
@@ -65,7 +65,7 @@ def main() -> int:
     parser.add_argument("--limit-s", type=float, help="stop the inline half after so many seconds")
     args = parser.parse_args()
     device = discover_devices(None)[0]
-    place = find_place(device.name, device.capability)
+    place = find_platform(device.name, device.capability)
     requests = read_requests([], args.testlist, place)
     if args.jit:
         requests += [request for line in MORE for request in read_requests(shlex.split(line), None, place)]

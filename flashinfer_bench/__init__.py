@@ -5,9 +5,9 @@ The names below are the public ones; each is imported when it is first asked for
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING
 
+from flashinfer_bench.lazy import lazy_names
 from flashinfer_bench.version import __version__
 
 if TYPE_CHECKING:
@@ -43,15 +43,8 @@ __all__ = [
     "Correctness", "Environment", "Evaluation", "EvaluationStatus", "Performance", "Trace", "TraceSet",
 ]  # fmt: skip
 
-_BENCH_NAMES: Final = {"Benchmark": "benchmark", "BenchmarkConfig": "config"}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = f"bench.{_BENCH_NAMES[name]}" if name in _BENCH_NAMES else "data"
-    return getattr(import_module(f"{__name__}.{home}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    __all__,
+    {"bench.benchmark": ["Benchmark"], "bench.config": ["BenchmarkConfig"], "data": __all__},
+)

@@ -5,8 +5,9 @@ The names below are the public ones; each is imported when it is first asked for
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING
+
+from flashinfer_bench.lazy import lazy_names
 
 if TYPE_CHECKING:
     from flashinfer_bench.bench.benchmark import Benchmark
@@ -14,19 +15,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Benchmark", "BenchmarkConfig", "EvalConfig", "ResolvedEvalConfig"]
 
-_HOME_OF: Final = {
-    "Benchmark": "benchmark",
-    "BenchmarkConfig": "config",
-    "EvalConfig": "config",
-    "ResolvedEvalConfig": "config",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOME_OF[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    __all__,
+    {"benchmark": ["Benchmark"], "config": ["BenchmarkConfig", "EvalConfig", "ResolvedEvalConfig"]},
+)

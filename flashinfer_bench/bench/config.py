@@ -33,13 +33,11 @@ from flashinfer_bench.bench.config_layers import (
 from flashinfer_bench.bench.config_problems import ConfigProblem, describe_problems, placed, to_validation_error
 from flashinfer_bench.bench.tolerances import FiledDefinitions, SetTolerances, find_tolerances
 
-__all__ = ["MEASURE_REJECTED", "BenchmarkConfig", "EvalConfig", "ResolvedEvalConfig", "describe_problems"]
+__all__ = ["BenchmarkConfig", "EvalConfig", "ResolvedEvalConfig", "describe_problems"]
 
 BUNDLED_FILE: Final = Path(__file__).with_name("eval_config.yaml")
 OVERRIDE_ORIGIN: Final = "override"
 CONSTRUCTOR_ORIGIN: Final = "BenchmarkConfig"
-MEASURE_REJECTED: Final = "measure_rejected"
-"""Key of `extra`: time a solution whose values are wrong, too; the trace keeps its status and has no performance."""
 KNOWN_OP_TYPES: Final = ("dsa_paged", "lowbit", "moe", "sampling", "top_k")
 """Those that the bundled file or a built-in evaluator names: op_type_config may name them whatever the set has."""
 

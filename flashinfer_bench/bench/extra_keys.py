@@ -19,6 +19,7 @@ FALSE_ALARM_RATE: Final = "sampling_false_alarm_rate"
 MAX_ERROR_CAP: Final = "max_error_cap"
 DSA_TOLERANCE: Final = "dsa_score_tolerance"
 MEASURE_REJECTED: Final = "measure_rejected"
+"""Time a solution whose values are wrong, too. Its trace keeps its status and has no performance."""
 
 
 @dataclass(frozen=True)

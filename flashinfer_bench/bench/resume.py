@@ -32,27 +32,9 @@ JobKey = tuple[str, str, str]
 """Names of definition and solution, and the workload's uuid."""
 
 
-def fingerprint(
-    *,
-    definition: str,
-    solution: str,
-    workload: str,
-    config: str,
-    hardware: str,
-    evaluator: str | None = None,
-    timing: str | None = None,
-    seed: int | None = None,
-) -> dict[str, str]:
-    """Return what decides a verdict: digests and a name; the evaluator; an unusual timing; a seed that was given."""
-    marks = {
-        "definition": definition,
-        "solution": solution,
-        "workload": workload,
-        "config": config,
-        "hardware": hardware,
-    }
-    further = {"evaluator": evaluator, "timing": timing, "seed": None if seed is None else str(seed)}
-    return {**marks, **{name: mark for name, mark in further.items() if mark is not None}}
+def fingerprint(**marks: str | int | None) -> dict[str, str]:
+    """Return what decides a verdict, by FINGERPRINT_KEYS; a mark that is None is left out."""
+    return {key: str(marks[key]) for key in FINGERPRINT_KEYS if marks.get(key) is not None}
 
 
 def is_same(recorded: Mapping[str, str] | None, wanted: Mapping[str, str]) -> bool:

@@ -1,4 +1,4 @@
-"""The command line. One file a command; `flags` holds the flags, `entry` runs a command and gives its exit code.
+"""The command line. A command is a file with its flags and its help; `entry` lists, parses and calls the commands.
 
 Importing this imports nothing else: `--help` must answer at once.
 """

@@ -1,6 +1,6 @@
-"""`build`: compile the solutions of a set, or single files, without running any; tell what became of each.
+"""`build`: compiles the solutions of a set, or single files, without running them, and tells the result of each.
 
-Nothing is compiled here: the farm of a run does it, into the cache of a run.
+The build farm that `run` uses compiles them, into the same cache.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from flashinfer_bench.bench.machine import discover_devices
 from flashinfer_bench.bench.selection import select
 from flashinfer_bench.cli.given.sets import is_set_named, open_trace_set
 from flashinfer_bench.cli.given.settings import naming_flags, read_config
+from flashinfer_bench.cli.parser import Parser, whole_number
 from flashinfer_bench.cli.screen.build_outcome import (
     BuildOutcome,
+    BuildRow,
     Result,
-    Row,
     describe_row,
     outcome_document,
     render_outcome,
@@ -29,6 +30,7 @@ from flashinfer_bench.cli.screen.build_outcome import (
 from flashinfer_bench.cli.screen.interrupt import one_interrupt
 from flashinfer_bench.cli.screen.output import write_err, write_out
 from flashinfer_bench.cli.screen.tables import available_width
+from flashinfer_bench.cli.shared_flags import EXIT_CODES, PROGRAM, add_format, add_local, add_names, add_setting
 from flashinfer_bench.compile import BuildFailure, BuildFarm, BuildTarget, Built, find_toolchain, why_not_buildable
 from flashinfer_bench.compile.architectures import FIRST_TOOLKIT, NAMED
 from flashinfer_bench.compile.cache import cache_root
@@ -42,15 +44,43 @@ FILTERS: Final = ("definitions", "op_types", "solutions", "authors")
 
 
 class Item(NamedTuple):
-    """One solution that is asked for."""
+    """A solution to build."""
 
     solution: Solution
     definition: Definition | None
-    """None where no set was named; then the arguments of the entry function are not counted."""
+    """None where no set was named. The arguments of the entry function are not counted then."""
+
+
+def declare_build(parser: Parser) -> None:
+    """Add the help and the flags of the command."""
+    parser.describe(
+        "Compile the solutions of a trace set, or single solution files, without running any. No GPU is\n"
+        "needed: CUDA solutions are compiled for the GPUs here, else for sm_90a. What is built is kept for `run`.\n"
+        "A solution for which something is missing here (a compiler, a package) is skipped with the reason.\n"
+        f"{EXIT_CODES}",
+        usage="%(prog)s [FILE ...] [--local PATH] [flags]",
+        example=f"{PROGRAM} build --local flashinfer-trace --authors cuda --arch sm_80 sm_90a",
+        execute=execute,
+    )
+    parser.add_argument("files", nargs="*", metavar="FILE", help="solution files (default: the solutions of the set)")
+    add_local(parser)
+    group = parser.add_argument_group("what to build", "one or more names each, separated by spaces or commas")
+    add_names(group, "--definitions", "only solutions of these definitions")
+    add_names(group, "--op-types", "only solutions of these op types")
+    add_names(group, "--solutions", "only these solutions")
+    add_names(group, "--authors", "only solutions of these authors")
+    group = parser.add_argument_group("how")
+    add_names(group, "--arch", "GPU architectures to compile CUDA solutions for, such as sm_90a (default: those here)")
+    jobs_help = "compilers at once (default: as many as there are cores)"
+    add_setting(group, "--build-jobs", whole_number, jobs_help)
+    group.add_argument("--require-built", action="store_true", help="exit with 1 when anything was skipped, too")
+    add_format(group)
+    group.add_argument("--quiet", action="store_true", help="no progress; only errors and the result")
+    parser.set_defaults(config=None)
 
 
 def execute(args: argparse.Namespace) -> int:
-    """Build, showing each result as it comes, then all of them."""
+    """Build the solutions. Show each result when it is there, and all results at the end."""
     items = choose_solutions(args)
     outcome = BuildOutcome(cache_root(os.environ).resolve(), choose_target(getattr(args, "arch", None)))
     started = time.monotonic()
@@ -68,10 +98,10 @@ def execute(args: argparse.Namespace) -> int:
 
 
 def choose_solutions(args: argparse.Namespace, *, environment: Mapping[str, str] = os.environ) -> list[Item]:
-    """Return the solutions of the named files, or those that the filters leave of the set.
+    """Return the solutions of the named files, or those of the set that the filters leave.
 
     Raises:
-        Misuse: a file or a name is not there, or something in it is wrong; all of it at once.
+        Misuse: files or names do not exist, or are wrong. One error names all of them.
     """
     if not args.files:
         trace_set = open_trace_set(args, environment=environment)
@@ -109,8 +139,8 @@ def choose_target(names: Sequence[str] | None) -> BuildTarget:
     return BuildTarget(tuple(dict.fromkeys(f"{match[2]}{match[3]}" for match in found.values() if match is not None)))
 
 
-def build(items: Sequence[Item], outcome: BuildOutcome, *, jobs: int | None) -> Iterator[Row]:
-    """Yield what becomes of each solution: first what cannot be built here or need not be tried, then the builds.
+def build(items: Sequence[Item], outcome: BuildOutcome, *, jobs: int | None) -> Iterator[BuildRow]:
+    """Yield the result of each solution: first those that cannot be built, then the builds as they end.
 
     Raises:
         ConfigError: the cache cannot be written.
@@ -119,26 +149,26 @@ def build(items: Sequence[Item], outcome: BuildOutcome, *, jobs: int | None) -> 
     rest: list[Solution] = []
     for solution, definition in items:
         reason = why_not_buildable(solution, toolchain, outcome.target)
-        # What a library exports is seen once it is built; of Python nothing would be seen before its first call.
+        # A wrong entry point shows in a library when it is built, but in Python only at the first call: check it here.
         problems = [] if solution.spec.language in COMPILED else check_entry(solution, definition)
         if reason is not None:
-            yield Row(solution, "skipped", message=reason)
+            yield BuildRow(solution, "skipped", message=reason)
         elif problems:
-            yield Row(solution, "failed", message="\n".join(problems))
+            yield BuildRow(solution, "failed", message="\n".join(problems))
         else:
             rest.append(solution)
-    at_once = jobs or usable_cores()  # nothing is measured meanwhile
+    at_once = jobs or usable_cores()  # nothing is measured meanwhile, so every core may compile
     with BuildFarm(outcome.root, jobs=at_once, target=outcome.target, toolchain=toolchain) as farm:
         yield from map(_row, farm.build_all(rest))
 
 
-def _row(built: Built) -> Row:
+def _row(built: Built) -> BuildRow:
     result: Result
     if built.artifact is not None:
         result = "cached" if built.was_cached else "built"
-        return Row(built.solution, result, built.seconds, artifact=built.artifact.directory)
+        return BuildRow(built.solution, result, built.seconds, artifact=built.artifact.directory)
     result = "failed" if isinstance(built.error, BuildFailure) else "fault"
-    return Row(built.solution, result, built.seconds, message=str(built.error))
+    return BuildRow(built.solution, result, built.seconds, message=str(built.error))
 
 
 def _load_files(files: Sequence[str]) -> list[Solution]:

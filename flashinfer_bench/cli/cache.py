@@ -9,8 +9,10 @@ import sys
 import time
 from typing import Any, Final
 
+from flashinfer_bench.cli.parser import Parser, number
 from flashinfer_bench.cli.screen.output import write_out
 from flashinfer_bench.cli.screen.tables import Column, available_width, count, render_table
+from flashinfer_bench.cli.shared_flags import EXIT_CODES, PROGRAM, add_format
 from flashinfer_bench.compile.cache import ArtifactCache, Entry, cache_root, size_limit
 
 COLUMNS: Final = (
@@ -22,8 +24,39 @@ GIGABYTE: Final = 1e9
 DAY_S: Final = 86400.0
 
 
+def declare_cache(parser: Parser) -> None:
+    """Add the help and the sub-commands."""
+    parser.describe("List, remove or check what is built.", example=f"{PROGRAM} cache show")
+    commands = parser.add_commands()
+    show = commands.add_parser("show", help="list what is built")
+    show.describe(
+        f"List the built solutions, where they lie and how much room they take. {EXIT_CODES}",
+        example=f"{PROGRAM} cache show",
+        execute=execute_show,
+    )
+    clear = commands.add_parser("clear", help="remove what is built")
+    clear.describe(
+        f"Remove the built solutions; those that a run is using stay. {EXIT_CODES}",
+        example=f"{PROGRAM} cache clear --keep-gb 5",
+        execute=execute_clear,
+    )
+    clear.add_argument(
+        "--keep-gb", type=number, metavar="F", help="remove what was not used for longest, until this much is left"
+    )
+    verify = commands.add_parser("verify", help="check what is built")
+    verify.describe(
+        "Hold every built file against the digest that was noted when it was built. What is damaged is\n"
+        f"built again when it is next needed. {EXIT_CODES}",
+        example=f"{PROGRAM} cache verify --remove",
+        execute=execute_verify,
+    )
+    verify.add_argument("--remove", action="store_true", help="remove what is damaged")
+    for command in (show, clear, verify):
+        add_format(command)
+
+
 def execute_show(args: argparse.Namespace) -> int:
-    """List the artifacts, the one used last first."""
+    """List the artifacts. The one that was used last comes first."""
     cache = _open()
     entries = cache.entries()
     if args.format == "json":
@@ -44,7 +77,7 @@ def execute_show(args: argparse.Namespace) -> int:
 
 
 def execute_clear(args: argparse.Namespace) -> int:
-    """Remove all artifacts, or those that were not used for longest."""
+    """Remove all artifacts, or those whose last use is the longest ago."""
     cache = _open()
     before = cache.entries()
     if args.keep_gb is None:
@@ -66,7 +99,7 @@ def execute_clear(args: argparse.Namespace) -> int:
 
 
 def execute_verify(args: argparse.Namespace) -> int:
-    """Hold every artifact against its manifest; 1 when one is damaged and still there afterwards."""
+    """Compare every artifact with its manifest; return 1 if a damaged one is still there afterwards."""
     cache = _open()
     entries = {entry.digest: entry for entry in cache.entries()}
     problems = cache.verify()

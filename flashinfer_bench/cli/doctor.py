@@ -1,4 +1,4 @@
-"""`doctor`: what this machine can measure, as a table or as JSON. Nothing is measured here."""
+"""`doctor`: shows what this machine can measure, as a table or as JSON. `flashinfer_bench.doctor` measures."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from flashinfer_bench.bench.machine import discover_devices
+from flashinfer_bench.cli.parser import Parser
 from flashinfer_bench.cli.screen.output import write_err, write_out
 from flashinfer_bench.cli.screen.tables import Column, Row, available_width, render_table, wrap_line
+from flashinfer_bench.cli.shared_flags import PROGRAM, add_format
 from flashinfer_bench.doctor.examination import Report, examine
 from flashinfer_bench.doctor.machine import GpuAtRest, MachineState
 from flashinfer_bench.doctor.readings import Readings
@@ -20,8 +22,21 @@ GIB: Final = 1 << 30
 MIB: Final = 1 << 20
 
 
+def declare_doctor(parser: Parser) -> None:
+    """Add the help and the flags of the command."""
+    parser.describe(
+        "Tell what this machine can measure, by which method, and how far its times can be compared: "
+        "exit code 0 where it can, 1 where something is broken.",
+        example=f"{PROGRAM} doctor --device 0",
+        execute=execute,
+    )
+    parser.add_argument("--device", metavar="NAME", help="0, cuda:1, a GPU's uuid, or cpu (default: the first GPU)")
+    parser.add_argument("--quick", action="store_true", help="do not time the same kernels twice through the engine")
+    add_format(parser)
+
+
 def execute(args: argparse.Namespace, *, examination: Callable[..., Report] = examine) -> int:
-    """Examine the machine and print what was found; 1 where something is broken."""
+    """Examine the machine and print the findings; return 1 if something is broken."""
     device = discover_devices(None if args.device is None else [args.device])[0]
     report = examination(device, asked_for=args.device, quick=args.quick, tell=lambda line: write_err(f"{line} …"))
     if args.format == "json":
@@ -32,7 +47,7 @@ def execute(args: argparse.Namespace, *, examination: Callable[..., Report] = ex
 
 
 def render_report(report: Report, width: int) -> str:
-    """Lay out the machine, the findings, what to do, and the line that sums it up."""
+    """Lay out the machine, the findings, what to do, and a summary."""
     machine = render_table([Column("Machine"), Column("")], list(describe_machine(report)), width)
     rows: list[Row] = [[MARKS[finding.state], finding.topic, finding.text] for finding in report.findings]
     findings = render_table([Column("State"), Column("What"), Column("Found")], rows, width)
@@ -42,7 +57,7 @@ def render_report(report: Report, width: int) -> str:
 
 
 def describe_machine(report: Report) -> Iterator[Row]:
-    """Yield the rows of what there is."""
+    """Yield the rows that describe the machine."""
     machine, readings = report.machine, report.readings
     yield ["device", f"{machine.device.label}, {machine.device.name}"]
     if machine.gpu is not None:

@@ -1,6 +1,7 @@
-"""Runs one command: parse, import its module, call it, and turn what it raises into lines and an exit code.
+"""Runs one command: parse what was typed, call the command, and turn its errors into lines and an exit code.
 
-A command is a function of its module: `execute(args) -> int`; `args.argv` is what was typed.
+Only the command that was typed is imported. Its file has a function `declare_<word>(parser)` that adds its flags and
+names the function to call: `execute(args) -> int`. `args.argv` is what was typed.
 """
 
 from __future__ import annotations
@@ -9,32 +10,44 @@ import argparse
 import importlib
 import sys
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Final
+from types import ModuleType
+from typing import Final, NamedTuple
 
 from flashinfer_bench.cli.exit_codes import INTERRUPTED
-from flashinfer_bench.cli.flags import make_parser, parse_command_line
+from flashinfer_bench.cli.parser import Parser, check_command, describe_unknown_arguments
 from flashinfer_bench.cli.screen.output import open_closed_streams, tolerate_narrow_encodings, write_err, write_problems
-from flashinfer_bench.cli.shared_flags import COMMAND_FLAG
+from flashinfer_bench.cli.shared_flags import PROGRAM
 from flashinfer_bench.errors import FlashInferBenchError, Misuse
+from flashinfer_bench.version import __version__
 
-MODULES: Final[dict[str, tuple[str, str]]] = {
-    "run": ("flashinfer_bench.cli.run", "execute"),
-    "list": ("flashinfer_bench.cli.list", "execute"),
-    "validate": ("flashinfer_bench.cli.validate", "execute"),
-    "config_show": ("flashinfer_bench.cli.config_show", "execute"),
-    "report_summary": ("flashinfer_bench.cli.report", "execute_summary"),
-    "report_best": ("flashinfer_bench.cli.report", "execute_best"),
-    "build": ("flashinfer_bench.cli.build", "execute"),
-    "pack": ("flashinfer_bench.cli.pack", "execute_pack"),
-    "unpack": ("flashinfer_bench.cli.pack", "execute_unpack"),
-    "cache_show": ("flashinfer_bench.cli.cache", "execute_show"),
-    "cache_clear": ("flashinfer_bench.cli.cache", "execute_clear"),
-    "cache_verify": ("flashinfer_bench.cli.cache", "execute_verify"),
-    "doctor": ("flashinfer_bench.cli.doctor", "execute"),
-    "perf": ("flashinfer_bench.cli.perf.command", "execute"),
+PERF: Final = "perf"
+"""The command that parses its own arguments, because its flags depend on the routine."""
+
+
+class Command(NamedTuple):
+    """What the list of commands tells of a command."""
+
+    module: str
+    """Its module in this package."""
+    help: str
+    children: tuple[str, ...] = ()
+    """Its sub-commands."""
+
+
+COMMANDS: Final = {
+    "run": Command("run", "judge and time solutions"),
+    "list": Command("list", "list the definitions of a trace set"),
+    "validate": Command("validate", "show everything wrong with a trace set"),
+    "config": Command("config_show", "show settings", ("show",)),
+    "report": Command("report", "make tables of traces", ("summary", "best")),
+    "cache": Command("cache", "look after what is built", ("show", "clear", "verify")),
+    "build": Command("build", "compile solutions without running them"),
+    "pack": Command("pack", "make a solution file of a folder of sources"),
+    "unpack": Command("pack", "make a folder of sources of a solution file"),
+    "doctor": Command("doctor", "tell what this machine can measure"),
+    PERF: Command("perf.command", "time FlashInfer's kernels"),
 }
-"""Where each command lives; imported only when it is called."""
+"""The first word of each command, in the order of the help."""
 
 
 def run_command_line(argv: Sequence[str] | None = None) -> int:
@@ -43,13 +56,13 @@ def run_command_line(argv: Sequence[str] | None = None) -> int:
     tolerate_narrow_encodings()
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments:
-        make_parser()[0].print_help(sys.stderr)
+        make_parser(arguments).print_help(sys.stderr)
         return Misuse.exit_code
-    return call(lambda: _import_command(parse_command_line(arguments))())
+    return call(lambda: _run(arguments))
 
 
 def call(command: Callable[[], int]) -> int:
-    """Call something that may be refused, fail or be interrupted, and return the exit code; no traceback for these."""
+    """Call a command and return the exit code. Misuse, faults and interrupts become lines without a traceback."""
     try:
         return command()
     except FlashInferBenchError as error:
@@ -60,7 +73,47 @@ def call(command: Callable[[], int]) -> int:
         return INTERRUPTED
 
 
-def _import_command(args: argparse.Namespace) -> Callable[[], int]:
-    module, function = MODULES[getattr(args, COMMAND_FLAG)]
-    command: Callable[[argparse.Namespace], int] = getattr(importlib.import_module(module), function)
-    return partial(command, args)
+def parse_command_line(argv: Sequence[str]) -> argparse.Namespace:
+    """Parse the arguments. The result has the function to call as `execute`, and what was typed as `argv`.
+
+    Raises:
+        Misuse: the command or a flag is unknown, or a value cannot be used.
+    """
+    check_command(argv, {word: command.children for word, command in COMMANDS.items()})
+    if argv[0] == PERF:
+        return argparse.Namespace(execute=_import_command(PERF).execute, argv=list(argv))
+    parser = make_parser(argv)
+    args, rest = parser.parse_known_args(argv)
+    if rest:
+        raise Misuse("\n".join(describe_unknown_arguments(rest, getattr(args, "parser", parser))))
+    if not hasattr(args, "execute"):
+        raise Misuse(f"no command; known: {', '.join(COMMANDS)}")
+    args.argv = list(argv)
+    return args
+
+
+def make_parser(argv: Sequence[str]) -> Parser:
+    """Make the parser of the whole command line. Only the command that was typed has its flags."""
+    parser = Parser(prog=PROGRAM)
+    parser.describe(
+        "Decide whether GPU kernels are right and how fast they are: run the solutions of a trace set.",
+        example=f"{PROGRAM} run --local flashinfer-trace",
+    )
+    parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
+    commands = parser.add_commands()
+    typed = next((argument for argument in argv if not argument.startswith("-")), None)
+    for word, command in COMMANDS.items():
+        added = commands.add_parser(word, help=command.help, add_help=word != PERF)
+        if word == typed and word != PERF:
+            getattr(_import_command(word), f"declare_{word}")(added)
+    return parser
+
+
+def _import_command(word: str) -> ModuleType:
+    return importlib.import_module(f"flashinfer_bench.cli.{COMMANDS[word].module}")
+
+
+def _run(argv: Sequence[str]) -> int:
+    args = parse_command_line(argv)
+    code: int = args.execute(args)
+    return code

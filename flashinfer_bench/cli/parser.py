@@ -1,13 +1,13 @@
-"""An argument parser whose every complaint is one clear line with the nearest thing that could have been meant.
+"""An argument parser whose errors are one clear line each, with the nearest known word.
 
-Which commands and flags there are is `flags`' business.
+`entry` lists the commands. A command's own file declares its flags.
 """
 
 from __future__ import annotations
 
 import argparse
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from flashinfer_bench.cli.screen.output import write_out
@@ -15,11 +15,29 @@ from flashinfer_bench.errors import Misuse
 
 
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser whose every error is a Misuse of one line, without a usage dump."""
+    """An ArgumentParser that raises Misuse with one line instead of printing the usage."""
 
-    def __init__(self, *, example: str = "", **kwargs: Any) -> None:
-        epilog = f"example:\n  {example}" if example else None
-        super().__init__(formatter_class=_wide_help, epilog=epilog, allow_abbrev=False, **kwargs)
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(formatter_class=_wide_help, allow_abbrev=False, **kwargs)
+
+    def describe(
+        self,
+        description: str,
+        *,
+        usage: str | None = None,
+        example: str = "",
+        execute: Callable[[argparse.Namespace], int] | None = None,
+    ) -> None:
+        """Set what the help tells, and the function that the command calls."""
+        self.description = description
+        self.usage = usage
+        self.epilog = f"example:\n  {example}" if example else None
+        if execute is not None:
+            self.set_defaults(execute=execute, parser=self)
+
+    def add_commands(self) -> argparse._SubParsersAction[Parser]:
+        """Give the parser sub-commands, and return the object to add them to."""
+        return self.add_subparsers(metavar="COMMAND", parser_class=Parser, title="commands")
 
     def error(self, message: str) -> NoReturn:
         """Raise instead of printing the usage and exiting."""
@@ -27,7 +45,7 @@ class Parser(argparse.ArgumentParser):
         raise Misuse(f"{text}; see {self.prog} --help")
 
     def print_help(self, file: Any = None) -> None:
-        """Print the help; a reader that goes away is no error."""
+        """Print the help. A reader that goes away is no error."""
         if file is None:
             write_out(self.format_help())
         else:
@@ -39,7 +57,7 @@ class Parser(argparse.ArgumentParser):
 
 
 class NameList(argparse.Action):
-    """Gathers one or more names, separated by spaces or commas; the flag may be repeated."""
+    """Collects one or more names, separated by spaces or commas. The flag may be repeated."""
 
     def __call__(
         self,
@@ -57,7 +75,7 @@ class NameList(argparse.Action):
 
 
 def whole_number(text: str) -> int:
-    """Parse the value of a flag that counts."""
+    """Parse the value of a flag that counts: a whole number."""
     try:
         return int(text)
     except ValueError:
@@ -65,7 +83,7 @@ def whole_number(text: str) -> int:
 
 
 def number(text: str) -> float:
-    """Parse the value of a flag that measures; whole numbers stay whole."""
+    """Parse the value of a flag that measures. A whole number becomes an int."""
     try:
         value = float(text)
     except ValueError:
@@ -78,7 +96,7 @@ def _wide_help(prog: str) -> argparse.HelpFormatter:
 
 
 def check_command(argv: Sequence[str], commands: Mapping[str, Sequence[str]]) -> None:
-    """Refuse a command that is not one, before its flags are looked at.
+    """Raise Misuse for an unknown or incomplete command, before its flags are parsed.
 
     Args:
         argv: what was typed.
@@ -113,7 +131,7 @@ def _check_word(word: str, known: Iterable[str], what: str) -> None:
 
 
 def describe_unknown_arguments(rest: Sequence[str], parser: Parser) -> list[str]:
-    """Return a line for each flag that a command does not have, or one for an argument that belongs to none."""
+    """Return a line for each unknown flag. Where there is none, return a line for the first unexpected argument."""
     flags = [argument.split("=", 1)[0] for argument in rest if argument.startswith("-")]
     if not flags:
         return [f"unexpected argument {rest[0]}; see {parser.prog} --help"]
@@ -122,7 +140,8 @@ def describe_unknown_arguments(rest: Sequence[str], parser: Parser) -> list[str]
 
 def _describe_unknown_flag(flag: str, parser: Parser) -> str:
     wanted = "--" + flag.lstrip("-").replace("_", "-").lower()
-    spellings = {f"--{known[2:].replace('_', '-')}": known for known in parser.flags()}  # either line may be in a name
+    # The flags of `perf` have underscores, those of other commands have dashes.
+    spellings = {f"--{known[2:].replace('_', '-')}": known for known in parser.flags()}
     near = _nearest(wanted, list(spellings), cutoff=0.7)
     hint = f"did you mean {spellings[near]}?" if near else f"see {parser.prog} --help"
     return f"unknown flag {flag}; {hint}"

@@ -10,9 +10,11 @@ from dataclasses import asdict
 
 from flashinfer_bench.cli.given.choice import choose_traces
 from flashinfer_bench.cli.given.sets import open_trace_set
+from flashinfer_bench.cli.parser import Parser
 from flashinfer_bench.cli.screen.output import write_err, write_out
 from flashinfer_bench.cli.screen.tables import available_width
 from flashinfer_bench.cli.screen.verdicts import render_best, render_summary
+from flashinfer_bench.cli.shared_flags import PROGRAM, add_filters, add_format, add_local
 from flashinfer_bench.data import Trace, TraceSet
 from flashinfer_bench.report.best import BestRow, best_by_definition, best_by_workload
 from flashinfer_bench.report.summary import PairKey, SummaryRow, summarise
@@ -22,6 +24,31 @@ NO_TRACES = "note: there are no traces to report; `flashinfer-bench run` makes t
 NONE_PASSED = (
     "note: there is no job whose latest verdict is PASSED; `flashinfer-bench report summary` says why each one failed"
 )
+
+
+def declare_report(parser: Parser) -> None:
+    """Add the help and the sub-commands."""
+    parser.describe("Make tables of traces.", example=f"{PROGRAM} report best --local flashinfer-trace")
+    commands = parser.add_commands()
+    summary = commands.add_parser("summary", help="one row a solution")
+    summary.describe(
+        "One row a solution: workloads passed, latency, speed-up, and why it failed where it failed.",
+        example=f"{PROGRAM} report summary --local flashinfer-trace --op-types gemm",
+        execute=execute_summary,
+    )
+    best = commands.add_parser("best", help="the best passing solutions")
+    best.describe(
+        "The passing trace with the highest speed-up of each workload, or each definition's best solution.",
+        example=f"{PROGRAM} report best --local flashinfer-trace --by definition",
+        execute=execute_best,
+    )
+    best.add_argument(
+        "--by", choices=("workload", "definition"), default="workload", help="one row for each (default: %(default)s)"
+    )
+    for command in (summary, best):
+        add_local(command)
+        add_filters(command)
+        add_format(command)
 
 
 def execute_summary(args: argparse.Namespace) -> int:

@@ -1,15 +1,12 @@
-"""`run`: plan, show the progress of the run, print its result. Nothing is judged here: the engine is `Benchmark`."""
+"""`run`: plans a run, shows its progress and prints its result. The engine, `Benchmark`, judges and times."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import shlex
-import shutil
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Generator, Iterator
 from typing import Any, Protocol
 
 from flashinfer_bench.bench.benchmark import Benchmark
@@ -21,8 +18,10 @@ from flashinfer_bench.cli.given.blob_issues import find_blob_issues
 from flashinfer_bench.cli.given.recorded import find_resumed
 from flashinfer_bench.cli.given.sets import describe_issues, describe_tolerances, open_trace_set
 from flashinfer_bench.cli.given.settings import naming_flags, read_config
+from flashinfer_bench.cli.given.typed_command import resume_command, typed_program
+from flashinfer_bench.cli.parser import Parser
 from flashinfer_bench.cli.screen.interrupt import one_interrupt
-from flashinfer_bench.cli.screen.outcome import Outcome, outcome_document, render_outcome, trace_files, trace_folders
+from flashinfer_bench.cli.screen.outcome import RunOutcome, outcome_document, render_outcome, trace_files, trace_folders
 from flashinfer_bench.cli.screen.output import write_err, write_out, write_problems
 from flashinfer_bench.cli.screen.plan import (
     describe_odd_keys,
@@ -32,15 +31,15 @@ from flashinfer_bench.cli.screen.plan import (
     plan_document,
     render_plan,
 )
-from flashinfer_bench.cli.screen.progress import Progress, choose_progress
+from flashinfer_bench.cli.screen.progress import RunProgress, choose_progress
 from flashinfer_bench.cli.screen.tables import available_width, count
-from flashinfer_bench.cli.shared_flags import PROGRAM
+from flashinfer_bench.cli.shared_flags import PROGRAM, add_format, add_local, add_selection, add_settings
 from flashinfer_bench.data import Trace, TraceSet
 from flashinfer_bench.errors import Fault, Misuse
 
 
-class Engine(Protocol):
-    """What `run` needs of a Benchmark."""
+class RunnableBenchmark(Protocol):
+    """The part of a Benchmark that `run` uses."""
 
     machine: Machine
 
@@ -54,10 +53,31 @@ class Engine(Protocol):
         """End everything."""
 
 
-EngineFactory = Callable[[TraceSet, BenchmarkConfig], Engine]
+BenchmarkFactory = Callable[[TraceSet, BenchmarkConfig], RunnableBenchmark]
 
 
-def execute(args: argparse.Namespace, *, make_engine: EngineFactory = Benchmark) -> int:
+def declare_run(parser: Parser) -> None:
+    """Add the help and the flags of the command."""
+    parser.describe(
+        "Judge and time the chosen solutions on every workload of their definitions; record each verdict.",
+        usage="%(prog)s --local PATH [flags]",
+        example=f"{PROGRAM} run --local flashinfer-trace --definitions gemm_n128_k4096 --iterations 20",
+        execute=execute,
+    )
+    add_local(parser)
+    add_selection(parser)
+    add_settings(parser)
+    results = parser.add_argument_group("results")
+    results.add_argument("--resume", action="store_true", help="skip what is recorded and unchanged")
+    results.add_argument("--retry-timeouts", action="store_true", help="with --resume: run recorded TIMEOUTs again")
+    results.add_argument("--no-save-results", action="store_true", help="write no traces")
+    results.add_argument("--dry-run", action="store_true", help="print the plan and run nothing")
+    results.add_argument("--require-passed", action="store_true", help="exit with 1 unless every job passed")
+    add_format(results)
+    results.add_argument("--quiet", action="store_true", help="no progress; only errors and the result")
+
+
+def execute(args: argparse.Namespace, *, make_engine: BenchmarkFactory = Benchmark) -> int:
     """Run the jobs that the flags ask for, or print the plan."""
     if args.retry_timeouts and not args.resume:
         raise Misuse("--retry-timeouts changes what --resume leaves out: give --resume too")
@@ -72,25 +92,12 @@ def execute(args: argparse.Namespace, *, make_engine: EngineFactory = Benchmark)
             write_err(line)
         write_out(_render_dry_run(args, plan, config, engine.machine))
         return 0
-    outcome = Outcome(plan, find_resumed(engine.plan(), plan, trace_set) if plan.resumed else [])
+    outcome = RunOutcome(plan, find_resumed(engine.plan(), plan, trace_set) if plan.resumed else [])
     if not args.quiet:
         _announce(plan, engine.machine, trace_set)
     _run(engine, outcome, choose_progress(sys.stderr, quiet=args.quiet), save_results=not args.no_save_results)
     _tell_result(args, outcome, trace_set)
     return outcome.exit_code(require_passed=args.require_passed)
-
-
-def resume_command(program: Sequence[str], argv: Sequence[str]) -> str:
-    """Return the command that goes on where this one stopped."""
-    return shlex.join([*program, *argv, *([] if "--resume" in argv else ["--resume"])])
-
-
-def typed_program(script: str, interpreter: str, find: Callable[[str], str | None] = shutil.which) -> list[str]:
-    """Return how this command was started: by its name, by its path, or as a module."""
-    path = Path(script)
-    if path.name == "__main__.py":
-        return [interpreter, "-m", "flashinfer_bench"]
-    return [PROGRAM] if path.name != PROGRAM or find(PROGRAM) == str(path.absolute()) else [script]
 
 
 def _describe_blobs(plan: Plan, trace_set: TraceSet) -> list[str]:
@@ -105,8 +112,8 @@ def _announce(plan: Plan, machine: Machine, trace_set: TraceSet) -> None:
         write_err(line)
 
 
-def _run(engine: Engine, outcome: Outcome, progress: Progress, *, save_results: bool) -> None:
-    """Run the plan into the outcome. However it ends, the engine's processes are gone and what was judged is kept."""
+def _run(engine: RunnableBenchmark, outcome: RunOutcome, progress: RunProgress, *, save_results: bool) -> None:
+    """Run the plan and keep its events in the outcome. In the end the engine is closed, also after an error."""
     started = time.monotonic()
     events: Iterator[Event] = iter(())
     with one_interrupt():
@@ -133,8 +140,8 @@ def _render_dry_run(args: argparse.Namespace, plan: Plan, config: BenchmarkConfi
     return render_plan(plan, config, machine, available_width(sys.stdout))
 
 
-def _tell_result(args: argparse.Namespace, outcome: Outcome, trace_set: TraceSet) -> None:
-    """Write the result to stdout, and to stderr where it was saved and how to go on."""
+def _tell_result(args: argparse.Namespace, outcome: RunOutcome, trace_set: TraceSet) -> None:
+    """Write the result to stdout. Write to stderr where it was saved and how to continue."""
     is_saved = not args.no_save_results
     if args.format == "json":
         write_out(_to_json(outcome_document(outcome, trace_files(outcome, trace_set) if is_saved else [])))

@@ -1,33 +1,21 @@
-"""Flags that several commands share, and how a command's parser is made."""
+"""Flags that several commands share. Each command's own file declares the rest.
+
+A flag that overrides the configuration stores its value under the name of the configuration field. It has no default:
+the configuration file decides what no flag gives.
+"""
 
 from __future__ import annotations
 
 import argparse
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Final
 
-from flashinfer_bench.cli.parser import NameList, Parser
+from flashinfer_bench.cli.parser import NameList, Parser, number, whole_number
 
 PROGRAM: Final = "flashinfer-bench"
-COMMAND_FLAG: Final = "command_module"
 LOCAL_HELP: Final = "a trace set's folder; may be repeated (default: $FIB_DATASET_PATH)"
-
-
-def subcommands(parser: argparse.ArgumentParser) -> Any:
-    """Let a parser have commands."""
-    return parser.add_subparsers(metavar="COMMAND", parser_class=Parser, title="commands")
-
-
-def command_group(commands: Any, name: str, **texts: Any) -> Any:
-    """Add a command that has commands of its own, and return what these are added to."""
-    return subcommands(commands.add_parser(name, **texts))
-
-
-def command(commands: Any, name: str, module: str, **texts: Any) -> Parser:
-    """Add a command, and name its module in what it parses."""
-    parser = commands.add_parser(name, **texts)
-    assert isinstance(parser, Parser)  # what add_subparsers(parser_class=Parser) makes
-    parser.set_defaults(**{COMMAND_FLAG: module})
-    return parser
+EXIT_CODES: Final = "Exit codes: 0 all well, 1 something failed, 2 misuse."
+BUILD_JOBS_HELP: Final = "compilers at once (default: one less than there are cores; on a CPU as many)"
 
 
 def add_local(parser: Parser, text: str = LOCAL_HELP) -> None:
@@ -43,5 +31,67 @@ def add_format(parser: argparse._ActionsContainer) -> None:
 
 
 def add_names(parser: argparse._ActionsContainer, flag: str, text: str) -> None:
-    """Add a flag that takes names; it is absent from what is parsed where it was not given."""
+    """Add a flag that takes names. The parsed arguments lack it where it was not given."""
     parser.add_argument(flag, nargs="+", action=NameList, metavar="NAME", default=argparse.SUPPRESS, help=text)
+
+
+def add_filters(parser: argparse._ActionsContainer) -> None:
+    """Add the flags that choose definitions and solutions by name."""
+    add_names(parser, "--definitions", "only these definitions")
+    add_names(parser, "--op-types", "only these op types")
+    add_names(parser, "--solutions", "only these solutions")
+    add_names(parser, "--authors", "only solutions of these authors")
+
+
+def add_selection(parser: Parser) -> None:
+    """Add the flags that choose what a run judges, and on which devices."""
+    group = parser.add_argument_group("what to run", "one or more names each, separated by spaces or commas")
+    add_filters(group)
+    add_names(group, "--workloads", "only these workloads: uuids, or unique beginnings of uuids")
+    add_names(group, "--devices", "only these devices: 0, cuda:1, a GPU's uuid, or cpu")
+
+
+def add_settings(parser: Parser) -> None:
+    """Add the configuration file and the flags that override it."""
+    group = parser.add_argument_group("settings", "they beat the configuration file, its sections included")
+    group.add_argument("--config", metavar="FILE", help="a YAML file instead of the bundled eval_config.yaml")
+    add_setting(group, "--warmup-runs", whole_number, "calls before timing")
+    add_setting(group, "--iterations", whole_number, "timed calls per trial")
+    add_setting(group, "--num-trials", whole_number, "trials, each with inputs of its own")
+    add_setting(group, "--rtol", number, "relative tolerance")
+    add_setting(group, "--atol", number, "absolute tolerance")
+    add_setting(group, "--required-matched-ratio", number, "share of elements that must match")
+    add_setting(group, "--timeout", number, "seconds for one solution on one workload", dest="timeout_seconds")
+    add_setting(group, "--seed", whole_number, "seed of the inputs")
+    add_setting(group, "--worker-memory-gb", number, "host memory that a worker may use")
+    add_setting(group, "--build-jobs", whole_number, BUILD_JOBS_HELP)
+    add_names(group, "--evaluator-modules", "modules with evaluators of your own, asked before the built-in ones")
+    _add_timing(group)
+    isolated = "a new process for every workload"
+    group.add_argument("--use-isolated-runner", action="store_true", default=argparse.SUPPRESS, help=isolated)
+    group.add_argument(
+        "--no-profile-baseline",
+        dest="profile_baseline",
+        action="store_false",
+        default=argparse.SUPPRESS,
+        help="do not time the reference: no speed-up",
+    )
+
+
+def add_setting(
+    group: argparse._ActionsContainer, flag: str, kind: Callable[[str], float], text: str, dest: str | None = None
+) -> None:
+    """Add a flag that overrides a number of the configuration. The parsed arguments lack it where it was not given."""
+    destination = dest or flag.removeprefix("--").replace("-", "_")
+    metavar = "N" if kind is whole_number else "F"
+    group.add_argument(flag, dest=destination, type=kind, metavar=metavar, default=argparse.SUPPRESS, help=text)
+
+
+def _add_timing(group: argparse._ActionsContainer) -> None:
+    absent = argparse.SUPPRESS
+    group.add_argument("--l2-cache", choices=("cold", "warm"), default=absent, help="L2 before each timed GPU call")
+    group.add_argument("--clock", choices=("auto", "cuda_events"), default=absent, help="auto: CUPTI where it works")
+    group.add_argument(
+        "--no-cuda-graphs", dest="cuda_graphs", action="store_false", default=absent, help="time stream launches only"
+    )
+    group.add_argument("--keep-samples", action="store_true", default=absent, help="write every reading to the traces")

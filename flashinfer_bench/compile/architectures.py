@@ -21,7 +21,7 @@ FIRST_TOOLKIT: Final = {
 }
 """Architecture → the first CUDA toolkit that compiles for it (NVIDIA's release notes)."""
 OLDEST_OF_CUDA_13: Final = 75
-"""CUDA 13 dropped what is older."""
+"""CUDA 13 does not compile for GPUs of a lower compute capability than this (7.5)."""
 NAMED: Final = re.compile(r"(sm|compute|lto)_(\d+)([af]?)")
 
 
@@ -40,7 +40,7 @@ def why_too_old(version: tuple[int, int], architectures: Iterable[str]) -> str |
 def chosen_targets(flags: Iterable[str]) -> list[str]:
     """Return the targets that a solution's own nvcc flags name ("sm_90a", "compute_80"); none where they name none.
 
-    `-arch=sm_80` alone makes machine code and code that is finished on the GPU (PTX), so it stands for both.
+    `-arch=sm_80` alone makes machine code and PTX, which the driver finishes for the GPU. So it stands for both.
     """
     targets: list[str] = []
     for flag in flags:

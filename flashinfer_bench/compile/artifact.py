@@ -1,4 +1,4 @@
-"""What a build leaves: a folder that a worker can load an entry function from. And how it can come to nothing."""
+"""What a build leaves: a folder from which a worker loads the entry function, or the reason why there is none."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Artifact:
 
 
 class BuildFailure(Exception):
-    """The solution cannot be built; the message is what its author needs to see."""
+    """The solution cannot be built. The message tells its author what to change."""
 
 
 @dataclass(frozen=True)
@@ -39,5 +39,5 @@ class Built:
     artifact: Artifact | None
     error: BuildFailure | BuildFault | None
     seconds: float
-    """What its compilers took; what the build that made it took where it was in the cache."""
+    """Seconds that the compilers took. For an artifact from the cache: seconds of the build that made it."""
     was_cached: bool

@@ -1,7 +1,8 @@
-"""One build from its lock to its place in the cache: it never blocks longer than a look at the disk.
+"""One build, from its lock to its place in the cache. No call waits longer than reading a file takes.
 
-`begin` takes the lock and looks again; what is there is not built. Else the compilers run in a process of their own,
-whose descriptor the caller waits on; `advance` takes what it says and, at its end, checks and publishes.
+`begin` takes the lock and looks into the cache again. Where the artifact is missing, it starts the compilers in a
+process of their own. The caller waits on that process's descriptor and calls `advance`, which reads what the process
+says. After its end `advance` checks the products and publishes them.
 """
 
 from __future__ import annotations
@@ -21,29 +22,32 @@ from flashinfer_bench.compile.artifact import Artifact, BuildFailure
 from flashinfer_bench.compile.cache import FILES, ArtifactCache, Lease, Manifest, digest_file
 from flashinfer_bench.compile.diagnostics import describe_failure, other_architecture, ran_out_of_memory, why_machine
 from flashinfer_bench.compile.includes import check_read_files
-from flashinfer_bench.compile.recipe import Recipe
-from flashinfer_bench.compile.step_process import SYSTEM_FOLDERS, Limits, Report, StepProcess
+from flashinfer_bench.compile.recipe import BuildRecipe
+from flashinfer_bench.compile.step_process import SYSTEM_FOLDERS, RunnerReport, StepLimits, StepProcess
 from flashinfer_bench.data import Solution
 from flashinfer_bench.errors import BuildFault
 
 PROBE_LIMIT_S: Final = 120.0
+"""Seconds for compiling a source of one line. A compiler that takes longer is broken: the machine is at fault."""
 GIB: Final = 1 << 30
 
 Outcome = Artifact | BuildFailure | BuildFault
 
 
 class Building:
-    """One build. Call `cancel` when it is given up; a finished one holds nothing.
+    """One build. Call `cancel` to give it up. A finished build holds neither lock nor process.
 
     Args:
         solution: what is built.
-        recipe: how.
+        recipe: how it is built.
         cache: where the artifact goes.
-        lease: told of the artifact before its lock is given back.
-        limits: of its compilers.
+        lease: gets the artifact's digest before its lock is given back.
+        limits: the time and memory that its compilers may take.
     """
 
-    def __init__(self, solution: Solution, recipe: Recipe, cache: ArtifactCache, lease: Lease, limits: Limits) -> None:
+    def __init__(
+        self, solution: Solution, recipe: BuildRecipe, cache: ArtifactCache, lease: Lease, limits: StepLimits
+    ) -> None:
         self.solution = solution
         self.recipe = recipe
         self.process: StepProcess | None = None
@@ -58,7 +62,7 @@ class Building:
         self._failure: BuildFailure | None = None
 
     def look_up(self) -> Outcome | None:
-        """Return the artifact if it is in the cache; None where it must be built, or is being built by another."""
+        """Return the artifact if it is in the cache; None where it must be built, or another process builds it."""
         try:
             return self._find() if self._lock() else None
         except OSError as error:
@@ -79,7 +83,7 @@ class Building:
             return self._give_up(_disk_fault(self.solution, error))
 
     def lay_out(self) -> Outcome:
-        """Find or make an artifact that needs no compiler; waits for another process that makes it."""
+        """Find or make an artifact that needs no compiler. Waits where another process makes it."""
         try:
             self._lock(wait=True)
             outcome = self._find() or self._start(1)
@@ -89,7 +93,7 @@ class Building:
         return outcome
 
     def advance(self) -> Outcome | None:
-        """Take what the compilers say; returns the outcome once they are done. Call it when `process` is readable."""
+        """Read what the compilers say; return the outcome after their end. Call it when `process` is readable."""
         if self.process is None or self.process.pump():
             return None
         report = self.process.end()
@@ -101,12 +105,12 @@ class Building:
             return self._give_up(_disk_fault(self.solution, error))
 
     def check_deadline(self) -> Outcome | None:
-        """End a build that takes too long; returns its outcome then."""
+        """End a build that takes too long, and return its outcome; None while there is time left."""
         if self.process is None or self.process.left_s > 0:
             return None
         self.process.end()
         self.process = None
-        if self._failure is not None:  # the probe: a machine whose compilers hang on nothing
+        if self._failure is not None:  # the probe ran: the compilers of this machine hang
             return self._give_up(BuildFault("the compiler does not come to an end on a source of one line"))
         limit_s = self._limits.seconds
         return self._give_up(BuildFailure(f"error: compiling was still going on after {limit_s:g} s, and was ended"))
@@ -157,12 +161,11 @@ class Building:
             self._limits,
             parallel=self.parallel,
             readable=recipe.readable,
-            environment=recipe.environment,
         )
         return None
 
-    def _conclude(self, report: Report | None) -> Outcome | None:
-        """Make an outcome of what the compilers came to."""
+    def _conclude(self, report: RunnerReport | None) -> Outcome | None:
+        """Return the outcome that follows from the compilers' report; None where the probe has to decide."""
         if report is None:
             log = (self._folder / "tmp" / "step_runner.log").read_text(encoding="utf-8", errors="replace")
             return self._give_up(BuildFault(f"the process that runs the compilers failed:\n{log.strip()[-2000:]}"))
@@ -184,18 +187,17 @@ class Building:
         return self._probe(BuildFailure(message))
 
     def _probe(self, failure: BuildFailure) -> Outcome | None:
-        """Before a solution is blamed, see whether the compilers work on a source of ours."""
+        """Compile a source of one line before the solution is blamed: it shows whether the compilers work."""
         if not self.recipe.probe:
             return self._give_up(failure)
         self._failure = failure
-        shutil.rmtree(self._folder / "src")  # a header among the sources might be taken for one of the system's
+        shutil.rmtree(self._folder / "src")  # the probe could include a header of the solution in place of the system's
         write_files(self._folder / "src", self.recipe.probe_sources)
-        limits = Limits(PROBE_LIMIT_S, self._limits.memory_bytes, self._limits.file_bytes)
-        readable, environment = self.recipe.readable, self.recipe.environment
-        self.process = StepProcess(self.recipe.probe, self._folder, limits, readable=readable, environment=environment)
+        limits = StepLimits(PROBE_LIMIT_S, self._limits.memory_bytes, self._limits.file_bytes)
+        self.process = StepProcess(self.recipe.probe, self._folder, limits, readable=self.recipe.readable)
         return None
 
-    def _conclude_probe(self, report: Report) -> Outcome:
+    def _conclude_probe(self, report: RunnerReport) -> Outcome:
         failed = report.failed
         if failed is None:
             assert self._failure is not None  # the probe runs for it
@@ -205,7 +207,7 @@ class Building:
         )
 
     def _accept(self) -> Outcome:
-        """Check what the compilers read and made, then publish it."""
+        """Check the files that the compilers read, then publish the products."""
         allowed = [*map(Path, SYSTEM_FOLDERS), *self.recipe.readable, self._folder]
         try:
             check_read_files((self._folder / "obj").glob("*.d"), self._folder / "src", allowed)
@@ -228,7 +230,7 @@ class Building:
         return self._finish(manifest)
 
     def _finish(self, manifest: Manifest) -> Artifact | BuildFailure:
-        """Count the artifact as used, then give the lock back; the entry function must be in it."""
+        """Count the artifact as used, give the lock back, and check that the entry function is in it."""
         recipe = self.recipe
         self._lease.add(recipe.digest)
         self._held.close()
@@ -238,13 +240,13 @@ class Building:
         return missing or Artifact(files, recipe.entry, recipe.symbol, recipe.kind, built)
 
     def _give_up(self, error: BuildFailure | BuildFault) -> BuildFailure | BuildFault:
-        with contextlib.suppress(OSError):  # the error that is told is the one that matters
+        with contextlib.suppress(OSError):  # the caller needs `error`, not what goes wrong in cleaning up
             self.cancel()
         return error
 
 
-def find_missing_entry(recipe: Recipe, library: Path) -> BuildFailure | None:
-    """Return what is wrong with the entry point of a library, None where it exports the function."""
+def find_missing_entry(recipe: BuildRecipe, library: Path) -> BuildFailure | None:
+    """Return why a library lacks the entry function; None where it exports it."""
     if recipe.needs_symbol is None:
         return None
     content = library.read_bytes()
@@ -260,7 +262,7 @@ def find_missing_entry(recipe: Recipe, library: Path) -> BuildFailure | None:
 
 
 def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Write files by their relative path, with the folders that they need."""
+    """Write files (relative path → content) below a folder."""
     for path, content in files.items():
         target = folder / path
         target.parent.mkdir(parents=True, exist_ok=True)

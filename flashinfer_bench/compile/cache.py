@@ -1,20 +1,19 @@
-"""The folder of artifacts on disk. Whatever is in `artifacts/` was moved there whole, and is checked before it is used.
+"""The folder of artifacts on disk. Each is moved into `artifacts/` whole, and is checked before it is used.
 
     $FIB_CACHE_PATH/artifacts/<first two of digest>/<digest>/manifest.json     default: ~/.cache/flashinfer_bench/cache
                                                             /files/…           what a worker loads
-                   /staging/<random>/          a build under way; nobody trusts it, a later build removes what is left
+                   /staging/<random>/          a build under way; a later build removes what a killed one left
                    /locks/<digest>             held while an artifact is looked up, built or removed
-                   /leases/<random>            held by a run; lists the digests that it uses, which are not evicted
-                   /build-seconds.json         how long builds took, for the order of the next ones
+                   /leases/<random>            held by a run; lists the digests that it uses, and that nobody removes
 
-A build: lock, look again, stage, check, move in place. `kill -9` and a full disk leave a staging folder at most.
+A build takes the lock, looks again, stages, checks and moves in place. `kill -9` and a full disk leave no more than a
+staging folder.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 import shutil
 import tempfile
@@ -27,17 +26,19 @@ from typing import Any, Final
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from flashinfer_bench.compile.artifact import Kind
-from flashinfer_bench.compile.locks import FileLock, locked
 from flashinfer_bench.errors import ConfigError
+from flashinfer_bench.filelock import USUAL_LIMIT_S, FileLock
 
 CACHE_VARIABLE: Final = "FIB_CACHE_PATH"
 SIZE_VARIABLE: Final = "FIB_CACHE_GB"
 DEFAULT_SIZE_GB: Final = 20.0
+"""Gigabytes of artifacts that are kept where $FIB_CACHE_GB says nothing."""
 MANIFEST: Final = "manifest.json"
 FILES: Final = "files"
 STAGING_LOCK: Final = ".lock"
+"""Its builder holds this file of a staging folder. A folder whose lock is free belongs to a dead build."""
 YOUNG_S: Final = 60.0
-"""A staging folder younger than this may be one whose lock is about to be taken."""
+"""Seconds for which a staging folder is never swept: its builder may be about to take the lock."""
 
 
 class Manifest(BaseModel):
@@ -54,7 +55,7 @@ class Manifest(BaseModel):
     files: dict[str, str]
     """Path below `files/` → sha256."""
     made_from: dict[str, Any]
-    """What the digest is of."""
+    """The values of which the digest is made."""
 
 
 @dataclass(frozen=True)
@@ -71,8 +72,8 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Problem:
-    """One artifact that is not what it should be."""
+class DamagedArtifact:
+    """One artifact whose files are not those of its manifest."""
 
     digest: str
     reason: str
@@ -94,7 +95,7 @@ def size_limit(environment: Mapping[str, str] = os.environ) -> int:
 
 
 class ArtifactCache:
-    """The folder. Any number of processes may use it at once."""
+    """The cache's folder. Any number of processes may use it at once."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -108,7 +109,7 @@ class ArtifactCache:
         return FileLock(self.root / "locks" / digest)
 
     def read(self, digest: str, *, expected: Mapping[str, str] | None = None) -> Manifest | None:
-        """Return an artifact's manifest if all of it is there as it was made, else None; counts as a use.
+        """Return an artifact's manifest if every file is as it was made, else None. This counts as a use.
 
         Args:
             digest: the artifact's name.
@@ -124,14 +125,14 @@ class ArtifactCache:
 
     @contextlib.contextmanager
     def staging(self) -> Iterator[Path]:
-        """Make an empty folder for a build, locked so that no other process sweeps it; removed at the end."""
+        """Make an empty folder for a build, and remove it at the end. No other process sweeps it meanwhile."""
         parent = self.root / "staging"
         parent.mkdir(parents=True, exist_ok=True)
         self.sweep()
         folder = Path(tempfile.mkdtemp(dir=parent))
         lock = FileLock(folder / STAGING_LOCK)
         try:
-            lock.wait()
+            lock.wait(USUAL_LIMIT_S)
             yield folder
         finally:
             lock.release()
@@ -142,7 +143,7 @@ class ArtifactCache:
 
         Args:
             digest: its name.
-            content: a folder on the cache's file system whose `files/` is complete; it is used up.
+            content: a folder on the cache's file system whose `files/` is complete; it is moved away.
             manifest: written into it last.
 
         Raises:
@@ -154,7 +155,7 @@ class ArtifactCache:
             raise OSError(f"the artifact of {manifest.solution} was not written whole: {problem or 'its manifest'}")
         place = self.place(digest)
         place.parent.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(place, ignore_errors=True)  # what is there failed its check
+        shutil.rmtree(place, ignore_errors=True)  # the artifact that stands there failed its check
         os.rename(content, place)  # noqa: PTH104 - Path.rename hides that a folder is never replaced
 
     def sweep(self) -> None:
@@ -167,17 +168,17 @@ class ArtifactCache:
                     lock.release()
 
     def entries(self) -> list[Entry]:
-        """Return every artifact, the one that was used last first."""
+        """Return every artifact; the one with the latest use comes first."""
         found = [_read_entry(place) for place in (self.root / "artifacts").glob("??/*") if place.is_dir()]
         return sorted((entry for entry in found if entry is not None), key=lambda entry: -entry.last_used_s)
 
-    def verify(self) -> list[Problem]:
-        """Hold every artifact against its manifest; nothing is removed."""
+    def verify(self) -> list[DamagedArtifact]:
+        """Compare every artifact with its manifest, and return those that differ. Nothing is removed."""
         problems = []
         for entry in self.entries():
             problem = find_problem(entry.path, entry.manifest.files) if entry.manifest else "its manifest is unreadable"
             if problem is not None:
-                problems.append(Problem(entry.digest, problem))
+                problems.append(DamagedArtifact(entry.digest, problem))
         return problems
 
     def remove(self, digest: str) -> bool:
@@ -194,7 +195,7 @@ class ArtifactCache:
             lock.release()
 
     def clear(self) -> tuple[int, int]:
-        """Remove every artifact that no run uses, and what dead builds left; return how many went, how many stayed."""
+        """Remove every artifact that no run uses, and what dead builds left; return how many were removed and kept."""
         self.sweep()
         removed = [self.remove(entry.digest) for entry in self.entries()]
         for path in (self.root / "locks").glob("*"):
@@ -204,7 +205,7 @@ class ArtifactCache:
         return sum(removed), len(removed) - sum(removed)
 
     def evict(self, limit_bytes: int) -> int:
-        """Remove what was not used for longest until no more than so many bytes are left; return the bytes freed."""
+        """Remove the artifacts with the oldest use until `limit_bytes` are left at most; return the bytes freed."""
         entries = self.entries()
         excess = sum(entry.size_bytes for entry in entries) - limit_bytes
         freed = 0
@@ -216,7 +217,7 @@ class ArtifactCache:
 
 
 class Lease:
-    """The digests that a run uses: while it is held they are neither evicted nor cleared. A context manager.
+    """The digests that a run uses. While the lease is held, nobody removes these artifacts. A context manager.
 
     Args:
         root: the cache's folder.
@@ -229,7 +230,7 @@ class Lease:
         self._path = root / "leases" / f"{os.getpid()}-{os.urandom(6).hex()}"
         self._lock = FileLock(self._path)
         try:
-            self._lock.wait()
+            self._lock.wait(USUAL_LIMIT_S)
         except OSError as error:
             raise ConfigError(
                 f"the cache cannot be written to: {error}; name another folder in {CACHE_VARIABLE}"
@@ -251,7 +252,7 @@ class Lease:
 
 
 def leased_digests(root: Path) -> set[str]:
-    """Return what living runs use; the leases of dead ones are removed."""
+    """Return the digests that living runs use. The leases of dead runs are removed."""
     digests: set[str] = set()
     for path in (root / "leases").glob("*"):
         lock = FileLock(path)
@@ -264,7 +265,7 @@ def leased_digests(root: Path) -> set[str]:
 
 
 def read_manifest(place: Path) -> Manifest | None:
-    """Return an artifact's manifest; None where it is missing or no manifest."""
+    """Return an artifact's manifest; None where it is missing or cannot be read."""
     try:
         return Manifest.model_validate_json((place / MANIFEST).read_bytes())
     except (OSError, ValidationError):
@@ -272,7 +273,7 @@ def read_manifest(place: Path) -> Manifest | None:
 
 
 def find_problem(place: Path, files: Mapping[str, str]) -> str | None:
-    """Return what is wrong with an artifact's files, or None where each is as it was made."""
+    """Return what is wrong with an artifact's files; None where each is as it was made."""
     return find_change(place / FILES, files)
 
 
@@ -288,7 +289,7 @@ def find_change(folder: Path, files: Mapping[str, str]) -> str | None:
 
 
 def find_stranger(folder: Path, files: Iterable[str]) -> str | None:
-    """Return a file or a link in a folder that is none of these, or None: Python would import it."""
+    """Return a file or link of a folder that is not one of these, else None. Python could import such a stranger."""
     known = {folder / path for path in files}
     return next((str(path) for path in folder.rglob("*") if path not in known and not _is_folder(path)), None)
 
@@ -314,25 +315,3 @@ def _read_entry(place: Path) -> Entry | None:
     except OSError:
         return None  # it is being removed
     return Entry(place.name, place, sum(sizes), used, read_manifest(place))
-
-
-def read_seconds(root: Path) -> dict[str, float]:
-    """Return how long earlier builds took, by the solution's name."""
-    try:
-        read = json.loads((root / "build-seconds.json").read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return {str(name): float(value) for name, value in read.items()} if isinstance(read, dict) else {}
-
-
-def write_seconds(root: Path, seconds: Mapping[str, float]) -> None:
-    """Keep how long builds took; two runs that end at once may lose one another's, which costs an order, no result."""
-    with locked(root / "locks" / "build-seconds"):
-        merged = {**read_seconds(root), **seconds}
-        staged = root / f"build-seconds.{os.getpid()}.tmp"
-        staged.write_text(json.dumps(dict(list(merged.items())[-MAX_SECONDS:])), encoding="utf-8")
-        staged.replace(root / "build-seconds.json")
-
-
-MAX_SECONDS: Final = 10_000
-"""Most names whose build time is remembered."""

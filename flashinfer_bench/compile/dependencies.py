@@ -1,7 +1,7 @@
-"""What a solution says it depends on, held against what is installed: `triton >= 2.3`, `torch`, `cutlass`, `cublas`.
+"""The packages that a solution says it depends on (`triton >= 2.3`, `torch`, `cublas`), and whether they are installed.
 
-A package that is missing or too old is the machine's lack, not the solution's fault. What reads like no package at all
-("any recent driver") is left alone: in doubt a solution runs.
+The solution is not blamed for a package that is missing or too old. Text that names no package ("any recent driver") is
+ignored: in doubt a solution runs.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ DISTRIBUTIONS: Final = {
     "cudnn": "nvidia-cudnn-frontend",
     "cupti": "cupti-python",
 }
-"""The names that people write → the package that brings it."""
+"""A name that people write → the package that has it."""
 MODULES: Final = {"nvidia-cutlass-dsl": "cutlass", "nvidia-cudnn-frontend": "cudnn", "flashinfer-python": "flashinfer"}
 CUTLASS: Final = frozenset({"cutlass", "cute", "nvidia-cutlass"})
 TOOLKIT: Final = frozenset({"cuda", "cudatoolkit", "cuda-toolkit", "nvcc"})
 COMPILERS: Final = frozenset({"gcc", "clang", "cpp", "cmake", "ninja", "make"})
-"""Words that stand for a compiler; whether there is one is known from the language already."""
+"""Words for a compiler. They are not looked up: the solution's language says already which compiler it needs."""
 TOOLKIT_LIBRARIES: Final = {
     "cublas": "cublas_v2.h",
     "cublaslt": "cublasLt.h",
@@ -55,11 +55,11 @@ TOOLKIT_LIBRARIES: Final = {
 }
 
 Versions = Callable[[str], str | None]
-"""Gives the installed version of a distribution, "" where it cannot be told, None where it is not installed."""
+"""Returns the version of a distribution: "" where the version is unknown, None where it is not installed."""
 
 
 def installed_version(distribution: str) -> str | None:
-    """Return the version of an installed package; "" for a module that tells none; None for what is not there."""
+    """Return the version of an installed package; "" where it has none to tell; None where it is not installed."""
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
@@ -78,13 +78,13 @@ def find_missing(
     versions: Versions = installed_version,
     environment: Mapping[str, str] = os.environ,
 ) -> list[str]:
-    """Return one line for each dependency that is not met: what is there, and what to install."""
+    """Return a line for each dependency that is not met. It says what is there, and what to install."""
     found = (_why_missing(text, language, toolchain, versions, environment) for text in dependencies)
     return [reason for reason in found if reason is not None]
 
 
 def cutlass_includes(environment: Mapping[str, str] = os.environ) -> list[Path]:
-    """Return the folders of CUTLASS's headers: below $CUTLASS_PATH, nvidia-cutlass, or what FlashInfer brings."""
+    """Return the folders of CUTLASS's headers: from $CUTLASS_PATH, else nvidia-cutlass, else FlashInfer's copy."""
     homes = [Path(environment["CUTLASS_PATH"])] if environment.get("CUTLASS_PATH") else []
     for package, inner in (("cutlass_library", "source"), ("flashinfer", "data/cutlass")):
         folder = find_package(package)
@@ -134,7 +134,7 @@ def _why_missing(
 
 
 def _hold(requirement: Requirement, version: str | None, remedy: str) -> str | None:
-    """Return why an installed version (None: nothing) does not do."""
+    """Return why an installed version does not meet a requirement; a version of None means not installed."""
     if version is None:
         return f"it needs {requirement}, which is not installed; try: {remedy}"
     try:

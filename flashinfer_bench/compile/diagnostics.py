@@ -1,4 +1,4 @@
-"""What compilers said, for people: the first error with file and line, then the bounded log; and whose fault it is."""
+"""Messages of failed compilers: the first error with file and line, then the bounded log. And who is to blame."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 from flashinfer_bench.compile.step_process import StepReport
 
 MAX_LOG: Final = 12_000
-"""Characters of a log in a message: a trace's log holds more than that, and what was printed besides."""
+"""Characters of a compiler's log in a message; the middle of a longer one is cut. It has to fit into a trace's log."""
 ERRORS: Final = tuple(
     re.compile(pattern, re.MULTILINE)
     for pattern in (
@@ -64,7 +64,7 @@ def describe_end(code: int) -> str:
 
 
 def bound_log(text: str, limit: int = MAX_LOG) -> str:
-    """Keep the head, where the first error stands, and the tail; the cut is marked."""
+    """Keep the head, which has the first error, and the tail of a long log. The cut is marked."""
     if len(text) <= limit:
         return text
     tail = limit // 4
@@ -78,7 +78,7 @@ def ran_out_of_memory(step: StepReport) -> bool:
 
 
 def why_machine(step: StepReport) -> str | None:
-    """Return why a failure is the machine's and not the solution's, None where it is not."""
+    """Return why the machine, and not the solution, is to blame; None where the machine is not."""
     if DISK_FULL.search(step.output):
         return "the disk is full"
     if step.code in (-signal.SIGKILL, -signal.SIGTERM) or KILLED.search(step.output):
@@ -87,6 +87,6 @@ def why_machine(step: StepReport) -> str | None:
 
 
 def other_architecture(step: StepReport) -> str | None:
-    """Return the words in which a compiler says that the code needs another GPU, None where there are none."""
+    """Return the line in which a compiler says that the code needs another GPU; None where it does not say so."""
     found = WRONG_ARCHITECTURE.search(step.output)
     return re.sub(r"^.*\b(?:error|fatal)\s*: ", "", found[0]).strip() if found else None

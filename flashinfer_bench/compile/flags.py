@@ -1,8 +1,9 @@
-"""Which compiler flags a solution may ask for: a closed list, so that none reads or writes outside the build.
+"""The compiler flags that a solution may ask for: a closed list, so that none reads or writes outside the build.
 
-A flag that is not known here is refused, with the place where it stands. nvcc hands its arguments to a shell, so what
-a macro may be defined as is limited too. Every tool reads more arguments from a file where a word begins with `@`; nvcc
-and `-Wl,` make words of what commas part. So no value may begin a word so. The list in words is in docs/building.md.
+A flag that is not in the list is refused, and the message says where it stands. nvcc hands its arguments to a shell, so
+the values of macros are limited too. A word that begins with `@` makes any tool read more arguments from a file, and
+nvcc and `-Wl,` split words at commas. So no word, and nothing after a comma, may begin with `@`. docs/building.md has
+the list in words.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ NVCC_NAMES: Final = {
     **{f"{dashes}{name}": f"--{name}" for dashes in ("-", "--") for name in ("diag-suppress", "default-stream", "rdc")},
     "-t": "--threads",
 }
-"""nvcc's flags that may be written with their value as a word of its own."""
+"""Flags of nvcc whose value may be the next word → their spelling with `=`."""
 
 
 @dataclass(frozen=True)
@@ -93,11 +94,11 @@ def check_flags(options: CompileOptions | None, readable: Sequence[Path]) -> Fla
     """Return a solution's flags as words for the compilers.
 
     Args:
-        options: what the solution asks for.
+        options: the flags that the solution asks for.
         readable: folders outside the sources that a flag may name: the toolkit's, a package's.
 
     Raises:
-        BuildFailure: flags that are not allowed; all of them at once, each with its place.
+        BuildFailure: flags are not allowed. The message names the first of each list, with its place.
     """
     if options is None:
         return Flags()
@@ -140,7 +141,7 @@ class _Words:
         return self.words.pop(0)
 
     def path(self, flag: str, text: str) -> str:
-        """Return a folder that may be read: one among the sources, beginning with "./", or one of the toolkit's."""
+        """Return the path of a folder that may be read: one among the sources as "./…", or one of the toolkit."""
         path = PurePosixPath(text)
         if not text or ".." in path.parts or re.search(r"^[@\-]|[$`\\'\"\s,]", text):
             raise _Refused(f"{flag} {text!r} leaves the sources")
@@ -158,7 +159,7 @@ def _matches(word: str, patterns: Iterable[str]) -> bool:
 
 
 def _shared(word: str, words: _Words) -> list[str] | None:
-    """Return what -D, -U, -I and -isystem come to, in either spelling; None for any other flag."""
+    """Return the words for -D, -U, -I or -isystem, written as one word or two; None for any other flag."""
     for flag in ("-isystem", "-D", "-U", "-I"):
         if word.startswith(flag):
             text = word.removeprefix(flag) or words.value(flag)
@@ -207,7 +208,7 @@ def _nvcc(words: _Words) -> Iterator[str]:
 
 
 def _forward(name: str, text: str, patterns: Sequence[str]) -> list[str]:
-    """Return the flags that nvcc is to hand on to another tool."""
+    """Return the flags that nvcc hands on to another tool."""
     flags = [flag for flag in re.split(r",(?=-)|\s+", text) if flag]
     refused = [flag for flag in flags if not _matches(flag, patterns)]
     if refused or not flags:

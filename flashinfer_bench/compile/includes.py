@@ -1,7 +1,7 @@
-"""What a source includes must lie among the sources or belong to the toolchain: checked before and after compiling.
+"""Checks that all included files lie among the sources or belong to the toolchain, before and after compiling.
 
-Before: the directives in the text, for a clear message. After: the compiler's own list of what it read, which no macro
-hides from. Where the kernel has Landlock, the compiler could not have read it in the first place.
+Before: it reads the directives in the text, which gives a clear message. After: it reads the compiler's own list of
+files, from which no macro hides. Where the kernel has Landlock, the compiler cannot read other files at all.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ INCBIN: Final = re.compile(rb"\.incbin\b")
 
 
 def check_directives(sources: Mapping[str, bytes]) -> None:
-    """Look at the include directives of every source.
+    """Check the include directives of every source.
 
     Raises:
-        BuildFailure: one names an absolute path or leaves the sources; file and line are told.
+        BuildFailure: one names an absolute path or leaves the sources. The message has file and line.
     """
     for path, content in sources.items():
         text = BLOCK_COMMENT.sub(lambda comment: b"\n" * comment[0].count(b"\n"), content)
@@ -45,10 +45,10 @@ def check_directives(sources: Mapping[str, bytes]) -> None:
 
 
 def check_read_files(dependency_files: Iterable[Path], sources: Path, allowed: Iterable[Path]) -> None:
-    """Look at the lists of files that the compilers read.
+    """Check the lists of files that the compilers read.
 
     Args:
-        dependency_files: what `-MD -MF` wrote, in make's syntax, relative to `sources`.
+        dependency_files: the lists that `-MD -MF` wrote, in make's syntax; paths are relative to `sources`.
         sources: the folder that the compilers ran in.
         allowed: folders of the toolchain.
 

@@ -1,6 +1,6 @@
-"""The recipe of one build: what it starts from, the commands, what they leave, and the digest of all that decides it.
+"""The recipe of one build: sources, commands, products, and the digest of everything that decides the product.
 
-A recipe is made without starting anything; the same recipe always has the same digest, by which the artifact is found.
+Making a recipe starts no process. Equal recipes have equal digests, and the digest is the name of the artifact.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from flashinfer_bench.compile.artifact import Kind
 from flashinfer_bench.data.digest import digest_of
 
 FORMAT: Final = 1
-"""Goes into every digest: raise it when builders change what they make of the same sources."""
+"""A part of every digest. Raise it when builders make something else of the same sources."""
 
 PRODUCTS: Final = "../artifact/files"
-"""Where the last step leaves what makes the artifact, seen from the folder of the sources."""
+"""The folder of the products, seen from the folder of the sources."""
 
 
 @dataclass(frozen=True)
-class Step:
+class BuildStep:
     """One command, run in the folder of the sources."""
 
     name: str
@@ -32,10 +32,10 @@ class Step:
 
 @dataclass(frozen=True)
 class BuildTarget:
-    """What artifacts are built for."""
+    """The GPUs that artifacts are built for."""
 
     architectures: tuple[str, ...] = ("90a",)
-    """The GPUs' architectures as nvcc writes them; the default is checked against where there is no GPU."""
+    """Architectures as nvcc writes them. The default is for a machine without a GPU."""
 
     @classmethod
     def of(cls, capabilities: list[tuple[int, int]]) -> BuildTarget:
@@ -45,36 +45,35 @@ class BuildTarget:
 
 
 def architecture_of(capability: tuple[int, int]) -> str:
-    """Return nvcc's name for a compute capability: from Hopper on the one with the features of that chip alone."""
+    """Return nvcc's name for a compute capability. From Hopper on it ends in "a": code for that chip alone."""
     major, minor = capability
     return f"{major}{minor}a" if major >= 9 else f"{major}{minor}"
 
 
 @dataclass(frozen=True)
-class Recipe:
+class BuildRecipe:
     """How one solution is built."""
 
     kind: Kind
     entry: str
     symbol: str
     sources: Mapping[str, bytes]
-    """Path → content, written before the first step."""
+    """Path → content. They are written before the first step."""
     made_from: Mapping[str, Any]
-    """Everything that decides the product, JSON-able: its digest names the artifact."""
+    """Everything that decides the product, as JSON-able values. The digest is made of it."""
     products: tuple[str, ...]
     """The files that make the artifact, relative to its folder."""
-    stages: tuple[tuple[Step, ...], ...] = ()
-    """Steps of a stage may run at once; none at all where the sources are the artifact."""
+    stages: tuple[tuple[BuildStep, ...], ...] = ()
+    """Steps of one stage may run at once. There is no stage where the sources are the artifact."""
     readable: tuple[Path, ...] = ()
-    """What the compilers may read beside the system's folders and the sources."""
-    environment: Mapping[str, str] = field(default_factory=dict)
-    probe: tuple[tuple[Step, ...], ...] = ()
-    """Steps on a source of ours: where they fail too, the machine is at fault and not the solution."""
+    """Folders that the compilers may read beside the system's and the sources."""
+    probe: tuple[tuple[BuildStep, ...], ...] = ()
+    """Steps that compile a source of one line. Where they fail too, the machine is at fault and not the solution."""
     probe_sources: Mapping[str, bytes] = field(default_factory=dict)
     needs_symbol: str | None = None
-    """A symbol that the library must export, else the entry point is wrong."""
+    """The symbol that the library must export. Without it the entry point is wrong."""
     guessed_seconds: float = 0.0
-    """How long it may take, for the order of builds; what an earlier build took is believed before this."""
+    """How long compiling may take. It decides the order of builds and nothing else."""
 
     @cached_property
     def digest(self) -> str:

@@ -1,4 +1,4 @@
-"""The host's handle on a throw-away process that runs compilers: start it, hear its report, end it and all below it."""
+"""The host's handle on a throw-away process that runs compilers: start it, read its report, end it with all below."""
 
 from __future__ import annotations
 
@@ -9,32 +9,34 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from flashinfer_bench.compile.recipe import Step
+from flashinfer_bench.compile.recipe import BuildStep
 
 RUNNER: Final = Path(__file__).with_name("step_runner.py")
 MAX_REPORT_BYTES: Final = 8 << 20
+"""Bytes of a report that are read; the rest is dropped, and then there is no report."""
 READ_BYTES: Final = 1 << 16
 SYSTEM_FOLDERS: Final = ("/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/opt", "/nix/store", "/gnu/store")
 SYSTEM_FILES: Final = ("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/alternatives", "/dev/urandom")
+"""What every compiler may read, where the kernel has Landlock."""
 PASSED_ON: Final = ("PATH", "LD_LIBRARY_PATH")
-"""All that a compiler sees of the environment; no flag or folder of headers comes in by a variable."""
+"""The only variables of the environment that a compiler sees. So no variable adds a flag or a folder of headers."""
 
 
 @dataclass(frozen=True)
-class Limits:
-    """What one build may take."""
+class StepLimits:
+    """The time, memory and disk that one build may take."""
 
     seconds: float
-    """Wall time of all its steps together; past it the build is ended."""
+    """Wall time of all its steps together. A build that takes longer is ended."""
     memory_bytes: int
-    """Address space of each process."""
+    """Address space of each compiler."""
     file_bytes: int = 4 << 30
-    """Size of each file that it writes."""
+    """Size of each file that a compiler writes."""
 
 
 @dataclass(frozen=True)
@@ -49,12 +51,12 @@ class StepReport:
 
 
 @dataclass(frozen=True)
-class Report:
-    """What a process told at its end."""
+class RunnerReport:
+    """What the process that runs compilers reported at its end."""
 
     steps: tuple[StepReport, ...]
     confined: tuple[str, ...]
-    """What it gave up: "files", "network"."""
+    """What it gave up before it started a compiler: "files", "network"."""
 
     @property
     def failed(self) -> StepReport | None:
@@ -63,26 +65,24 @@ class Report:
 
 
 class StepProcess:
-    """One process, running since it was made. Call `end` whatever happens.
+    """One running process; making the object starts it. Call `end` whatever happens.
 
     Args:
         stages: the commands.
         folder: the build's own folder with `src`, `obj`, `files`, `tmp`; commands run in `src`.
-        limits: what it may take.
+        limits: the time, memory and disk that it may take.
         parallel: how many steps of a stage run at once.
         readable: folders that compilers may read beside the system's.
-        environment: variables that are set beside PATH and TMPDIR.
     """
 
     def __init__(
         self,
-        stages: Sequence[Sequence[Step]],
+        stages: Sequence[Sequence[BuildStep]],
         folder: Path,
-        limits: Limits,
+        limits: StepLimits,
         *,
         parallel: int = 1,
         readable: Sequence[Path] = (),
-        environment: Mapping[str, str] | None = None,
     ) -> None:
         self.started = time.monotonic()
         self._deadline = self.started + limits.seconds
@@ -105,14 +105,14 @@ class StepProcess:
                 stdout=subprocess.PIPE,
                 stderr=self._errors,
                 cwd=folder / "src",
-                env=_environment(folder, environment or {}),
+                env=_environment(folder / "tmp"),
                 start_new_session=True,
             )
         except BaseException:
             self._errors.close()
             raise
         assert self._process.stdin is not None  # it was started with a pipe
-        with contextlib.suppress(BrokenPipeError):  # it ended already: its report, which is missing, tells
+        with contextlib.suppress(BrokenPipeError):  # it ended already; the missing report tells so
             self._process.stdin.write(json.dumps(order).encode())
             self._process.stdin.close()
 
@@ -123,18 +123,18 @@ class StepProcess:
 
     @property
     def left_s(self) -> float:
-        """Seconds until it has taken too long."""
+        """Seconds until its time is over."""
         return self._deadline - time.monotonic()
 
     def pump(self) -> bool:
-        """Read once what it says; False when it has said everything. Call it when the descriptor is readable."""
+        """Read once; False at the end of what it says. Call it when the descriptor is readable."""
         data = os.read(self.fileno(), READ_BYTES)
         self._said += data[: max(0, MAX_REPORT_BYTES - len(self._said))]
         return bool(data)
 
-    def end(self) -> Report | None:
-        """End it and everything below it; return its report, or None where it did not come to one."""
-        with contextlib.suppress(ProcessLookupError):  # it, and all it started, is gone
+    def end(self) -> RunnerReport | None:
+        """End it and everything that it started. Return its report; None where it made none."""
+        with contextlib.suppress(ProcessLookupError):  # it has ended, with all that it started
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout):
@@ -145,16 +145,15 @@ class StepProcess:
         return read_report(bytes(self._said))
 
 
-def read_report(said: bytes) -> Report | None:
+def read_report(said: bytes) -> RunnerReport | None:
     """Return the report in what a process said; None where there is none."""
     try:
         report: dict[str, Any] = json.loads(said)
     except ValueError:
         return None
-    return Report(tuple(StepReport(**step) for step in report["steps"]), tuple(report["confined"]))
+    return RunnerReport(tuple(StepReport(**step) for step in report["steps"]), tuple(report["confined"]))
 
 
-def _environment(folder: Path, own: Mapping[str, str]) -> dict[str, str]:
+def _environment(private: Path) -> dict[str, str]:
     kept = {name: value for name in PASSED_ON if (value := os.environ.get(name))}
-    private = str(folder / "tmp")
-    return {**kept, "LANG": "C.UTF-8", "LC_ALL": "C.UTF-8", "HOME": private, "TMPDIR": private, **own}
+    return {**kept, "LANG": "C.UTF-8", "LC_ALL": "C.UTF-8", "HOME": str(private), "TMPDIR": str(private)}

@@ -4,9 +4,9 @@
               "readable": [path], "writable": [path], "stages": [[{"name", "argv"}]]}
     stdout   {"confined": [word], "steps": [{"name", "code", "output", "seconds"}]}
 
-Steps of one stage may run at once, stages follow one another; after a step that fails nothing more is started. It
-gives up the network and, where the kernel has Landlock, every file but those named; it dies with its parent, and all
-it started with it. It imports nothing of this package: it is run by its path.
+Steps of one stage may run at once; stages follow one another. After a step that fails nothing more is started. The
+process gives up the network and, where the kernel has Landlock, all files but those in the order. When its parent ends,
+it ends too, with all that it started. It imports nothing of this package, because it is run by its path.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ from typing import Any
 
 HEAD_BYTES = 49_152
 TAIL_BYTES = 16_384
+"""Bytes that are kept of the begin and of the end of a compiler's output; the middle is cut."""
 MAX_OUTPUT_BYTES = 64 << 20
-"""A compiler that says more than this is ended."""
+"""Bytes of output after which a compiler is ended."""
 NICENESS = 10
-"""What is measured meanwhile goes before compilers."""
+"""Compilers run at this niceness, so that they give way to a measurement on the same machine."""
 PR_SET_PDEATHSIG, PR_SET_NO_NEW_PRIVS = 1, 38
 CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000
 LANDLOCK_CREATE_RULESET, LANDLOCK_ADD_RULE, LANDLOCK_RESTRICT_SELF = 444, 445, 446
@@ -39,6 +40,7 @@ FIRST_VERSION_RIGHTS = (1 << 13) - 1
 REFER, TRUNCATE = 1 << 13, 1 << 14
 NETWORK_TCP = 3
 NETWORK_VERSION = 4
+"""The first version of Landlock that can refuse TCP."""
 
 
 class Running:
@@ -103,7 +105,7 @@ def main() -> None:
 
 
 def run_stage(stage: list[dict[str, Any]], parallel: int) -> list[dict[str, Any]]:
-    """Run the steps, so many at once; return their reports in the order of their ends."""
+    """Run the steps, at most `parallel` at once; return their reports in the order in which they end."""
     waiting, reports, failed = list(stage), [], False
     with selectors.DefaultSelector() as selector:
         while selector.get_map() or (waiting and not failed):
@@ -133,7 +135,7 @@ def die_with_parent(libc: Any, parent: int) -> None:
 
 
 def confine(libc: Any, order: dict[str, Any]) -> list[str]:
-    """Give up what can be given up; return the words for what was."""
+    """Give up the network and most files, as far as the kernel can; return the words for what was given up."""
     done: list[str] = []
     if sys.platform != "linux":
         return done
@@ -150,7 +152,7 @@ def confine(libc: Any, order: dict[str, Any]) -> list[str]:
 
 
 def restrict_files(libc: Any, version: int, readable: list[str], writable: list[str]) -> bool:
-    """Leave this process, and all it starts, the named files only; False where the kernel refuses."""
+    """Deny this process, and all it starts, every file but the named ones; False where the kernel cannot."""
     rights = FIRST_VERSION_RIGHTS | (REFER if version >= 2 else 0) | (TRUNCATE if version >= 3 else 0)
     network = NETWORK_TCP if version >= NETWORK_VERSION else 0
     attributes = struct.pack("QQ", rights, network) if network else struct.pack("Q", rights)
@@ -168,7 +170,7 @@ def restrict_files(libc: Any, version: int, readable: list[str], writable: list[
 
 
 def allow(libc: Any, ruleset: int, path: str, rights: int) -> None:
-    """Add a rule for a folder, with what is below it, or for a file; one that is not there needs none."""
+    """Allow a file, or a folder with all below it. A path that does not exist needs no rule."""
     try:
         fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except OSError:

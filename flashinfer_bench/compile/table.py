@@ -1,4 +1,4 @@
-"""Which language is built by which builder, and which solutions this machine cannot build, with what to install.
+"""The table of languages and their builders; and why this machine cannot build a solution, with what to install.
 
 Adding a language is a module in `builders/`, a line in BUILDERS and one in LACKS.
 """
@@ -15,11 +15,11 @@ from flashinfer_bench.compile.builders.native import native_recipe
 from flashinfer_bench.compile.builders.python import python_recipe
 from flashinfer_bench.compile.dependencies import find_missing
 from flashinfer_bench.compile.flags import check_flags
-from flashinfer_bench.compile.recipe import BuildTarget, Recipe
+from flashinfer_bench.compile.recipe import BuildRecipe, BuildTarget
 from flashinfer_bench.compile.toolchain import CudaToolkit, Toolchain
 from flashinfer_bench.data import Solution, SupportedBindings, SupportedLanguages
 
-Builder = Callable[[Solution, Toolchain, BuildTarget], Recipe]
+Builder = Callable[[Solution, Toolchain, BuildTarget], BuildRecipe]
 IsInstalled = Callable[[str], bool]
 
 BUILDERS: Final[dict[SupportedLanguages, Builder]] = {
@@ -79,12 +79,12 @@ def why_not_buildable(
     target: BuildTarget,
     capabilities: Sequence[tuple[int, int]] = (),
 ) -> str | None:
-    """Return what this machine lacks for a solution and what to install, None where nothing is missing.
+    """Return what this machine lacks for a solution, with what to install; None where nothing is missing.
 
     Args:
         solution: what is to be built.
-        toolchain: what there is.
-        target: what it is built for.
+        toolchain: the compilers and libraries of this machine.
+        target: the GPUs that it is built for.
         capabilities: the compute capabilities of the GPUs that are to run it; empty where it is only compiled.
     """
     language = solution.spec.language
@@ -131,7 +131,7 @@ def _why_wrong_architecture(
     return None
 
 
-def make_recipe(solution: Solution, toolchain: Toolchain, target: BuildTarget) -> Recipe:
+def make_recipe(solution: Solution, toolchain: Toolchain, target: BuildTarget) -> BuildRecipe:
     """Return how a solution is built.
 
     Raises:

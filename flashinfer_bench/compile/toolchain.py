@@ -1,7 +1,7 @@
-"""What this machine compiles with: compilers, the CUDA toolkit, and the headers and libraries of the bindings.
+"""Finds what this machine compiles with: compilers, the CUDA toolkit, headers and libraries of the bindings.
 
-Everything is found by looking at files. No compiler is started and nothing is imported, so a run that has all its
-artifacts in the cache costs a few `stat` calls here.
+It only looks at files. It starts no compiler and imports nothing, so a run that finds all its artifacts in the cache
+pays for a few `stat` calls only.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from typing import Final
 
 CXX_NAMES: Final = ("g++", "c++", "clang++")
 DRIVER_FOLDERS: Final = ("/usr/local/nvidia/lib64", "/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu")
-"""Where the driver's libcuda.so may lie when the toolkit has no stub of it."""
+"""Folders that may have the driver's libcuda.so where the toolkit has no stub of it."""
 OLDEST_TORCH_STANDARD: Final = 17
+"""The C++ standard for torch's headers where its own extension builder names none."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Compiler:
     """Changes when the compiler is replaced: a digest of its real path, size and time."""
 
     def files(self) -> list[Path]:
-        """Return what belongs to it: its file and, where it lies in a `bin`, the folders that a compiler has beside."""
+        """Return its files: the compiler itself and, where that lies in a `bin`, the folders beside it."""
         real = self.path.resolve()
         if real.parent.name != "bin":
             return [self.path, real]
@@ -102,7 +103,7 @@ class TorchFiles:
 
 @dataclass(frozen=True)
 class Toolchain:
-    """Everything that a compiled solution may be built with; None for what is not there."""
+    """Everything that a compiled solution may be built with; None for each thing that is not installed."""
 
     cxx: Compiler | None
     cuda: CudaToolkit | None
@@ -111,11 +112,11 @@ class Toolchain:
     python_include: Path | None
     """The folder with Python.h."""
     nvidia_packages: tuple[Path, ...] = ()
-    """Folders of NVIDIA's pip packages, which bring cuBLAS, cuDNN and others along with torch."""
+    """Folders of NVIDIA's pip packages. torch depends on them: they have cuBLAS, cuDNN and others."""
 
 
 def find_toolchain(environment: Mapping[str, str] = os.environ) -> Toolchain:
-    """Look for everything; $CXX and $CUDA_HOME go before what is on the path."""
+    """Look for everything. $CXX and $CUDA_HOME come before the path."""
     return Toolchain(
         cxx=find_cxx(environment),
         cuda=find_cuda(environment),
@@ -152,7 +153,7 @@ def _cuda_homes(environment: Mapping[str, str]) -> Iterator[Path]:
     on_path = shutil.which("nvcc", path=environment.get("PATH"))
     if on_path:
         yield Path(on_path).resolve().parents[1]
-    yield Path("/usr/local/cuda")  # an nvcc on the path may be a script that starts this one
+    yield Path("/usr/local/cuda")  # an nvcc on the path may be a script that starts the one here
 
 
 def _compiler(path: Path) -> Compiler:

@@ -5,8 +5,9 @@ The names below are the public ones; each is imported when it is first asked for
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING
+
+from flashinfer_bench.lazy import lazy_names
 
 if TYPE_CHECKING:
     from flashinfer_bench.data.definition import AxisConst, AxisExpr, AxisSpec, AxisVar, Definition, TensorSpec
@@ -40,7 +41,7 @@ __all__ = [
     "append_jsonl_file", "load_json_file", "load_jsonl_file", "save_json_file", "save_jsonl_file",
 ]  # fmt: skip
 
-_HOMES: Final = {
+_HOMES = {
     "definition": ("AxisConst", "AxisExpr", "AxisSpec", "AxisVar", "Definition", "TensorSpec"),
     "solution": ("BuildSpec", "CompileOptions", "Solution", "SourceFile", "SupportedBindings", "SupportedLanguages"),
     "workload": ("InputSpec", "RandomInput", "SafetensorsInput", "ScalarInput", "Workload"),
@@ -50,14 +51,4 @@ _HOMES: Final = {
     "trace_set": ("TraceSet",),
     "jsonfiles": ("append_jsonl_file", "load_json_file", "load_jsonl_file", "save_json_file", "save_jsonl_file"),
 }
-_HOME_OF: Final = {name: home for home, names in _HOMES.items() for name in names}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOME_OF[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazy_names(__name__, __all__, _HOMES)

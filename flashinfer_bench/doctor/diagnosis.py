@@ -9,31 +9,33 @@ from typing import Final, Literal
 from flashinfer_bench.doctor.machine import MachineState
 from flashinfer_bench.doctor.readings import CacheCheck, Rates, Readings
 from flashinfer_bench.doctor.self_check import Agreement
+from flashinfer_bench.report.timing import METHODS
 from flashinfer_bench.roofline.peaks import find_peak
 from flashinfer_bench.timing.measurement import reason_of_fallback
 
 State = Literal["ok", "note", "broken"]
 
 COLD_OVER_WARM: Final = 0.9
-"""A flushed read is below this share of the warm one where the flush works."""
 COLD_OVER_MEMORY: Final = 1.1
-"""And no faster than this share of what memory gives."""
+"""The flush works if a read after it is at most these shares of the rate of a warm read and of the memory's rate."""
 LOW_RATE: Final = 0.6
-"""A healthy GPU reaches more than this share of the vendor's figures."""
+"""A rate below this share of the vendor's figure is told as low."""
 LOW_CLOCK: Final = 0.6
+"""An SM clock below this share of its maximum, under load, is told as low."""
 TWINS_AGREE: Final = 0.015
+"""Twins whose latencies differ by at most this share agree."""
 TWINS_DIFFER: Final = 0.04
-"""Twins on a GPU that differ by more than this say that its times cannot be compared."""
-WORKS: Final = {"cupti": "CUPTI", "cuda_events": "CUDA events", "wall": "the wall clock"}
+"""If twins on a GPU differ by a larger share than this, its times cannot be compared."""
 TO_GET_CUPTI: Final = {
     "subscriber": "run this without a profiler around it",
     "PRIVILEGES": "let every user profile (the NVIDIA driver's module option NVreg_RestrictProfilingToAdminUsers=0)",
     "library cannot be loaded": "install CUDA 13's libcupti (pip install nvidia-cuda-cupti) where the loader finds it",
     "cupti-python": "install cupti-python 13 or later, which needs CUDA 13: times then lose that constant",
 }
-"""Words in the reason of a fall-back, to what helps; the first that fit count."""
+"""Words in the reason of a fall-back, and what helps there. The first words that fit count."""
 CUPTI_FAILS: Final = "run this again; if it says the same, look up what CUPTI reports, and the driver's version"
 HEAT: Final = frozenset({"hw_slowdown", "sw_thermal", "hw_thermal", "hw_power_brake"})
+"""Reasons of a slow-down that are no usual power cap; see `timing.gpu_state.SLOWED_BY`."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ def find_gpu(machine: MachineState, asked_for: str | None) -> Iterator[Finding]:
 
     Args:
         machine: the machine.
-        asked_for: the device that was asked for; None where that was left to us.
+        asked_for: the device as the user named it; None where the user named none.
     """
     if machine.device.kind == "cuda" or asked_for == "cpu":
         return
@@ -77,9 +79,9 @@ def find_languages(machine: MachineState) -> Iterator[Finding]:
 
 
 def find_neighbours(machine: MachineState, readings: Readings | None) -> Iterator[Finding]:
-    """Say who else uses the GPU, and whether it is held back while nothing of ours runs.
+    """Say who else uses the GPU, and whether it is slowed down while nothing of ours runs.
 
-    Whether other processes can be seen at all shows only while one of ours is on the GPU.
+    Only while a process of ours is on the GPU can we tell whether processes can be seen there at all.
     """
     gpu = machine.gpu
     if gpu is None:
@@ -101,7 +103,7 @@ def find_neighbours(machine: MachineState, readings: Readings | None) -> Iterato
 
 
 def find_clock(readings: Readings) -> Iterator[Finding]:
-    """Say by what calls are timed."""
+    """Say which clock calls are timed by."""
     if readings.method == "wall":
         yield Finding("clock", "ok", f"the wall clock, which reads {readings.empty_call_ns} ns of a call of nothing")
         return
@@ -135,7 +137,7 @@ def find_cold(cache: CacheCheck | None) -> Iterator[Finding]:
 
 
 def find_rates(rates: Rates | None, device_name: str) -> Iterator[Finding]:
-    """Hold what was reached against the vendor's figures."""
+    """Compare the rates that were reached with the vendor's figures."""
     if rates is None:
         return
     peak = find_peak(device_name)
@@ -173,7 +175,7 @@ def find_load(machine: MachineState, readings: Readings) -> Iterator[Finding]:
 
 
 def find_agreement(agreement: Agreement | None, *, on_gpu: bool) -> Iterator[Finding]:
-    """Say whether the same kernel gets the same number twice."""
+    """Say whether the same kernel gets the same time twice."""
     if agreement is None:
         return
     again = "run it again on a quiet machine"
@@ -201,7 +203,7 @@ def summarise_findings(findings: list[Finding], readings: Readings | None) -> st
         return f"This machine cannot measure as it should: see {', '.join(broken)}."
     if readings is None or readings.method == "wall":
         return "This machine can judge kernels, and time them on its CPU."
-    return f"This machine can measure, by {WORKS[readings.method]} with a cold or a warm L2."
+    return f"This machine can measure, by {METHODS[readings.method]} with a cold or a warm L2."
 
 
 def _hot(reasons: tuple[str, ...], when: str) -> Finding:

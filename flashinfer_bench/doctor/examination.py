@@ -28,7 +28,7 @@ from flashinfer_bench.doctor.self_check import Agreement, run_self_check
 from flashinfer_bench.errors import DeviceFault, Fault
 
 FORMAT_VERSION: Final = 1
-"""Version of the JSON document. 1: the first."""
+"""Version of the JSON document. History: 1 is the first."""
 
 
 @dataclass(frozen=True)
@@ -56,30 +56,41 @@ class Report:
         return document
 
 
+@dataclass(frozen=True)
+class Instruments:
+    """What a device is looked over with."""
+
+    look: Callable[[Device], MachineState] = read_machine
+    """Reads what the machine tells of itself."""
+    measure: Callable[[Device], Readings] = run_probe
+    """Takes readings of the device."""
+    check: Callable[[Device], Agreement] = run_self_check
+    """Has the engine time twins on the device."""
+
+
+REAL: Final = Instruments()
+
+
 def examine(
     device: Device,
     *,
     asked_for: str | None = None,
     quick: bool = False,
     tell: Callable[[str], None] = lambda _line: None,
-    look: Callable[[Device], MachineState] = read_machine,
-    measure: Callable[[Device], Readings] = run_probe,
-    check: Callable[[Device], Agreement] = run_self_check,
+    instruments: Instruments = REAL,
 ) -> Report:
     """Look a machine and one of its devices over.
 
     Args:
         device: the device.
-        asked_for: as it was asked for; None where that was left to us.
-        quick: leave the engine's check of itself out.
+        asked_for: the device as the user named it; None where the user named none.
+        quick: leave out the engine's check of itself.
         tell: takes a line about what is done next.
-        look: reads what the machine tells of itself.
-        measure: takes readings of the device.
-        check: has the engine time twins on it.
+        instruments: what reads, measures and checks.
     """
     tell("looking at the machine")
-    machine = look(device)
-    readings = _take_readings(device, measure, tell)
+    machine = instruments.look(device)
+    readings = _take_readings(device, instruments.measure, tell)
     measured = None if isinstance(readings, Finding) else readings
     findings = [*find_gpu(machine, asked_for), *find_languages(machine), *find_neighbours(machine, measured)]
     if isinstance(readings, Finding):
@@ -91,7 +102,7 @@ def examine(
     if not quick:
         tell("timing the same kernels as two solutions each")
         try:
-            agreement = check(device)
+            agreement = instruments.check(device)
             findings += find_agreement(agreement, on_gpu=device.kind == "cuda")
         except Fault as fault:
             findings.append(Finding("A/A", "broken", str(fault), "see what the message names"))
@@ -101,7 +112,7 @@ def examine(
 def _take_readings(
     device: Device, measure: Callable[[Device], Readings], tell: Callable[[str], None]
 ) -> Readings | Finding:
-    """Measure while no other run may; where that cannot be, return what is the matter."""
+    """Measure while no other run may. Where that is not possible, return a finding that says why."""
     said = ""
     with ExitStack() as held:
         try:

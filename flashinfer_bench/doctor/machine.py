@@ -17,7 +17,7 @@ from flashinfer_bench.timing.gpu_state import GpuState, read_gpu_state
 from flashinfer_bench.version import __version__
 
 PACKAGES: Final = ("torch", "triton", "flashinfer-python", "cupti-python", "apache-tvm-ffi")
-"""What times depend on, by the names of their distributions."""
+"""Distributions whose versions times depend on."""
 
 
 @dataclass(frozen=True)

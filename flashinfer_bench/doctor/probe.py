@@ -25,15 +25,18 @@ from flashinfer_bench.timing.gpu_state import GpuState
 from flashinfer_bench.timing.measurement import EVENTS_ASKED_FOR
 
 ITERATIONS: Final = 30
+"""Timed calls of each measurement."""
 LARGEST_BYTES: Final = 1 << 30
 MEMORY_SHARE: Final = 8
-"""A buffer takes no more than the free memory divided by this."""
+"""A buffer takes at most LARGEST_BYTES, and at most the free memory divided by MEMORY_SHARE."""
 L2_SHARE: Final = 3
-"""Data of a third of the L2 fits it, on chips too whose L2 has two halves that hold the same lines."""
+"""The data that has to fit the L2 is the L2's size divided by this. It fits, too, where the L2 has two halves that hold
+the same lines."""
 MATMUL_SIZE: Final = 8192
 MATMULS: Final = 200
-"""About a third of a second on an H200: long enough for a power cap to show."""
+"""Number of matmuls under load. They take about a third of a second on an H200: long enough for a power cap to show."""
 READER: Final = "flashinfer_bench_reader"
+"""Name of the flush's kernel where it is the call that is timed."""
 
 
 def main() -> None:
@@ -45,7 +48,7 @@ def main() -> None:
 
 
 def probe_cpu() -> Readings:
-    """Measure what the wall clock reads of nothing."""
+    """Measure what the wall clock reads of a call that does nothing."""
     timed = bench_gpu_time(lambda: None, num_iters=ITERATIONS)
     return Readings(method=timed.method, empty_call_ns=round(timed.median_ms * 1e6))
 
@@ -108,7 +111,11 @@ def look_under_load(site: GpuSite) -> GpuState | None:
 
 
 def check_cache(source: torch.Tensor, l2_bytes: int) -> CacheCheck | None:
-    """Read data that fits the L2, warm and flushed, and data that does not; None where there is too little memory."""
+    """Time reads of data that fits the L2, warm and flushed, and of data that does not.
+
+    Returns:
+        None where there is too little memory for that.
+    """
     if source.nbytes < 2 * l2_bytes:
         return None
     data = source[: l2_bytes // L2_SHARE // 4096 * 4096].clone()

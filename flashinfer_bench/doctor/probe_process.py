@@ -1,4 +1,4 @@
-"""Runs the probe in a process of its own: this one makes no CUDA context and imports no torch."""
+"""Runs the probe in a process of its own. So the doctor's own process makes no CUDA context and imports no torch."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from flashinfer_bench.doctor.readings import Readings, readings_from_json
 
 CHILD: Final = "flashinfer_bench.doctor.probe"
 LIMIT_S: Final = 300.0
+"""A probe that takes longer is ended, and has measured nothing."""
 
 
 class ProbeFailed(Exception):
@@ -37,7 +38,7 @@ def run_probe(
         environment: what it is started in, with the device chosen.
 
     Raises:
-        ProbeFailed: it could not measure; the text has what it said last and its command.
+        ProbeFailed: it could not measure. The text has the last line that it wrote, and its command.
     """
     words = [*command, device.kind]
     try:

@@ -23,7 +23,7 @@ class CacheCheck:
 
 @dataclass(frozen=True)
 class Rates:
-    """What a GPU reaches on data of full entropy."""
+    """What a GPU reaches on random data."""
 
     copy_tb_per_sec: float
     """A copy within its memory, bytes read and written, in 10^12 bytes a second."""
@@ -36,20 +36,20 @@ class Readings:
     """What was measured on one device."""
 
     method: str
-    """By what calls are timed here: "cupti", "cuda_events" or "wall"."""
+    """The clock that calls are timed by here: "cupti", "cuda_events" or "wall"."""
     fallback: str = ""
-    """Why it is no better method; empty where it is the best."""
+    """Why no better clock is used; empty where it is the best one."""
     cuda: str | None = None
     """The CUDA version that torch was built for."""
     l2_bytes: int = 0
     processors: int = 0
     """Streaming multiprocessors."""
     launch_gap_ns: int = 0
-    """What one more launch costs in a full queue; 0 where the method cannot tell."""
+    """Time that one more launch costs in a full queue; 0 where the clock cannot tell."""
     empty_pair_ns: int = 0
-    """What a pair of CUDA events round nothing reads."""
+    """What a pair of CUDA events with nothing between them reads."""
     empty_call_ns: int = 0
-    """What the wall clock reads of a call that does nothing; on a CPU."""
+    """What the wall clock reads of a call that does nothing. Only a CPU has it."""
     cache: CacheCheck | None = None
     rates: Rates | None = None
     under_load: GpuState | None = None

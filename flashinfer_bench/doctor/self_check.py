@@ -1,6 +1,6 @@
 """The engine against itself: the same kernel as two solutions, each in a worker of its own, as any run has them.
 
-A ratio that is not 1 is what this machine and this engine add to every comparison.
+The ratio of their times should be 1. By how far it differs, this machine and this engine distort every comparison.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from flashinfer_bench.bench.benchmark import Benchmark
 from flashinfer_bench.bench.config import BenchmarkConfig
@@ -18,11 +18,14 @@ from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.plan import Plan
 from flashinfer_bench.data import Definition, Solution, Trace, TraceSet, Workload
+from flashinfer_bench.data.measurement import read_measurement
 from flashinfer_bench.report.verdict import first_reason, reason_of
 
 HIDDEN: Final = 4096
+"""Columns of the data, float32."""
 ROWS: Final = {"cuda": (64, 2048), "cpu": (1, 4)}
-"""On a GPU about 3 and 20 microseconds for the single kernel, several times that for the other."""
+"""Numbers of rows that are timed. On a GPU `add_one` takes about 3 and 20 microseconds with them, and `rms_norm`, which
+is several kernels, several times as long."""
 TWINS: Final = ("first", "second")
 KERNELS: Final = {
     "add_one": "    torch.add(x, 1, out=y)\n",
@@ -37,11 +40,11 @@ class TwinTimes:
     kernel: str
     rows: int
     latency_ms: float
-    """Of the first."""
+    """Latency of the first solution."""
     ratio: float
     """The second one's latency over the first one's."""
     spread: float
-    """The wider of the two interquartile ranges, over the median: what one reading differs from the next."""
+    """The wider of the two interquartile ranges, as a share of the median: how far readings differ."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,7 @@ class Agreement:
 
 
 class Engine(Protocol):
-    """What is needed of a Benchmark."""
+    """The part of a Benchmark that the self-check uses."""
 
     def plan(self) -> Plan:
         """Return the jobs."""
@@ -98,11 +101,11 @@ def _time_twins(device: Device, make_engine: Callable[[TraceSet, BenchmarkConfig
 
 
 def compare_twins(traces: list[Trace], problems: tuple[str, ...]) -> Agreement:
-    """Return what the twins that were both timed come to."""
+    """Compare the twins of which both were timed."""
     timed = {
         (trace.definition, trace.workload.axes["rows"], (trace.solution or "").removeprefix(f"{trace.definition}_")): (
             trace.evaluation.performance.latency_ms,
-            _spread(trace.evaluation.extra or {}),
+            read_measurement(trace.evaluation).spread,
         )
         for trace in traces
         if trace.evaluation is not None and trace.evaluation.performance is not None
@@ -165,8 +168,3 @@ def _workload(rows: int) -> Workload:
     return Workload.model_validate(
         {"uuid": f"rows_{rows}", "axes": {"rows": rows}, "inputs": {"x": {"type": "random"}}}
     )
-
-
-def _spread(extra: dict[str, Any]) -> float:
-    record = extra.get("measurement", {})
-    return float((record["q75_ms"] - record["q25_ms"]) / record["median_ms"]) if record.get("median_ms") else 0.0

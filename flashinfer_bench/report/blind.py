@@ -1,6 +1,6 @@
-"""Verdicts that could not have been otherwise: outputs of which every expected value is within the absolute tolerance.
+"""Outputs for which zeros would pass: every expected value is within the absolute tolerance.
 
-Zeros pass there, since an element fails only where its error is above atol, too.
+An element fails only if its error is above atol and above rtol; where no expected value is above atol, no zero fails.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class BlindOutput:
     """The largest value that was expected on these workloads."""
     atol: float
     workloads: int
-    """On so many of the definition's workloads."""
+    """Number of the definition's workloads on which zeros would pass."""
 
     def __str__(self) -> str:
         where = f"{self.workloads} {'workload' if self.workloads == 1 else 'workloads'}"

@@ -13,7 +13,7 @@ from flashinfer_bench.report.timing import Timing, read_timing
 from flashinfer_bench.report.verdict import caveat_of, judged, reason_of
 
 NUMBER: Final = re.compile(r"-?\d[\d.]*(?:e[-+]?\d+)?")
-"""What may differ between two reasons that are told as one."""
+"""Numbers in a reason. Failures whose reasons differ only in numbers are told as one."""
 PairKey = tuple[str, str]
 """Definition and solution, by name."""
 
@@ -24,11 +24,11 @@ class FailureGroup:
 
     status: str
     reason: str
-    """The first one's."""
+    """The reason of the first of them."""
     workloads: tuple[str, ...]
     """Uuids, in the order of the traces."""
     is_exact: bool
-    """Whether all give the same reason; else theirs differ in numbers."""
+    """Whether all have the same reason. If not, their reasons differ in numbers only."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def summarise(traces: Iterable[Trace], expected: Mapping[PairKey, int] | None = 
     """Make the rows, ordered by definition, then from the most useful solution to the least.
 
     Args:
-        traces: verdicts in the order they were recorded; the last one of a job counts.
+        traces: verdicts in the order in which they were recorded. The last one of a job counts.
         expected: how many workloads each pair should have a verdict for; pairs without any verdict get a row too.
     """
     expected = expected or {}
@@ -67,7 +67,7 @@ def summarise(traces: Iterable[Trace], expected: Mapping[PairKey, int] | None = 
         grouped.setdefault(key, []).append((trace, evaluation))
     rows = [_row(key, members, expected.get(key[:2], 0)) for key, members in grouped.items()]
     with_verdict = {key[:2] for key in grouped}
-    rows += [_empty_row(pair, count) for pair, count in expected.items() if pair not in with_verdict]
+    rows += [_row((*pair, ""), [], count) for pair, count in expected.items() if pair not in with_verdict]
     return sorted(rows, key=_rank)
 
 
@@ -101,21 +101,6 @@ def _row(key: tuple[str, str, str], members: list[tuple[Trace, Evaluation]], exp
         timing_caveat=next(filter(None, map(caveat_of, passed)), None),
         timing=read_timing(passed),
         failures=_failures(members),
-    )
-
-
-def _empty_row(pair: PairKey, expected: int) -> SummaryRow:
-    return SummaryRow(
-        *pair,
-        hardware="",
-        passed=0,
-        judged=0,
-        pending=expected,
-        latency_ms=None,
-        speedup=None,
-        timing_caveat=None,
-        timing=read_timing(()),
-        failures=(),
     )
 
 

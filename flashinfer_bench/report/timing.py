@@ -1,4 +1,4 @@
-"""How times came about, by the measurements of traces: methods, fall-backs and flags, counted and put into words.
+"""How times came about: the methods, fall-backs and flags of traces' measurements, counted and put into words.
 
 Traces come from foreign files too, so nothing in a measurement is trusted to have a shape.
 """
@@ -8,29 +8,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from flashinfer_bench.data import Evaluation
-from flashinfer_bench.report.verdict import measurement_of, to_one_line
+from flashinfer_bench.data.measurement import Measurement, read_measurement
+from flashinfer_bench.report.verdict import to_one_line
+from flashinfer_bench.timing.flags import FLAGS
 from flashinfer_bench.timing.measurement import EVENTS_ASKED_FOR, reason_of_fallback
 
 METHODS: Final = {"cupti": "CUPTI", "cuda_events": "CUDA events", "wall": "the wall clock"}
-FLAGS: Final = {
-    "no_gpu_work": "the call launched nothing on the GPU, so the host's time counts",
-    "host_bound": "the host takes longer to launch the call than the GPU to run it",
-    "waits_inside": "the call waits for the GPU before it returns",
-    "side_stream": "the call uses a stream that does not wait for the current one",
-    "persisting_l2": "the call leaves persisting lines in the L2, which were reset before each reading",
-    "noisy": "the readings spread widely",
-    "too_few_samples": "there are too few readings to tell a spread",
-    "throttled": "the GPU was slowed down by power or heat",
-    "mixed_methods": "the better clock was lost in some trials only",
-    "mixed_launches": "only some trials could be timed as replays of CUDA graphs",
-    "operations_vary": "the call did not launch the same operations each time: it may keep results of earlier calls",
-    "contradictory": "operations are said to have run for longer than the call took",
-    "other_processes": "other processes were on the GPU",
-}
-"""What a measurement is flagged with, and what it means."""
+"""The names of clocks, as a reader knows them."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +29,7 @@ class Way:
     launch: str
     """"stream" or "graph"; empty where the method knows no difference."""
     fallback: str
-    """Why no better method was used; empty where that was not a fall-back."""
+    """Why no better method was used; empty where it was the user's choice, or the best method."""
     workloads: int
 
 
@@ -51,17 +38,17 @@ class Timing:
     """How the passed workloads of a row were timed."""
 
     ways: tuple[Way, ...]
-    """The usual one first; without those that do not say it."""
+    """The most frequent one first. Workloads that do not say how they were timed are not among them."""
     unknown: int
     """Workloads whose trace does not say how it was timed."""
     flags: Mapping[str, int]
-    """Flag to the number of workloads that have it; without those whose time means nothing."""
+    """Number of workloads that have each flag. Workloads whose time means nothing are left out."""
 
 
 def read_timing(passed: Iterable[Evaluation]) -> Timing:
     """Count how passed evaluations were timed."""
-    records = [measurement_of(item) for item in passed if item.performance is not None]
-    ways = Counter(_way(record) for record in records if record.get("method"))
+    records = [read_measurement(item) for item in passed if item.performance is not None]
+    ways = Counter(_way(record) for record in records if record.method)
     flags = Counter(flag for record in records for flag in _flags(record))
     return Timing(
         ways=tuple(Way(*way, workloads=count) for way, count in ways.most_common()),
@@ -112,22 +99,15 @@ def _describe(kind: tuple[str, str, str], number: int, graphs: int, count: int) 
     return text if number == count else f"{number} of {count} {text}"
 
 
-def _way(record: Mapping[str, Any]) -> tuple[str, str, str, str]:
-    fallback = _text(record, "fallback")
-    is_choice = fallback == EVENTS_ASKED_FOR
-    reason = "" if is_choice else reason_of_fallback(fallback)
-    return (_text(record, "method"), _text(record, "cache_state"), _text(record, "launch"), reason)
+def _way(record: Measurement) -> tuple[str, str, str, str]:
+    fallback = to_one_line(record.fallback)
+    reason = "" if fallback == EVENTS_ASKED_FOR else reason_of_fallback(fallback)
+    return (to_one_line(record.method), to_one_line(record.cache_state), to_one_line(record.launch), reason)
 
 
-def _text(record: Mapping[str, Any], key: str) -> str:
-    return to_one_line(str(record.get(key) or ""))
-
-
-def _flags(record: Mapping[str, Any]) -> list[str]:
-    if record.get("meaningful") is False:  # the row says so; a flag would invite to measure again
-        return []
-    flags = record.get("flags")
-    return [to_one_line(str(flag)) for flag in flags] if isinstance(flags, list) else []
+def _flags(record: Measurement) -> list[str]:
+    """Return the flags; none where the time means nothing, since a flag would invite to measure again."""
+    return [to_one_line(flag) for flag in record.flags] if record.meaningful else []
 
 
 def _rank(flag: str) -> tuple[int, str]:

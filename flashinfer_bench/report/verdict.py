@@ -6,13 +6,14 @@ Traces come from foreign files too, so nothing under `extra` is trusted to have 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Final
 
 from flashinfer_bench.data import Evaluation, Trace
 from flashinfer_bench.data.latest import find_latest
+from flashinfer_bench.data.measurement import read_measurement
 
 REASON_LIMIT: Final = 300
-"""Characters of a one-line reason; the rest is in the trace's log."""
+"""The most characters of a one-line reason. The trace's log has the whole text."""
 TRACEBACK: Final = "Traceback (most recent call last)"
 
 
@@ -48,15 +49,10 @@ def to_printable(text: str) -> str:
 
 def caveat_of(evaluation: Evaluation) -> str | None:
     """Say why the latency means nothing, as under Triton's interpreter; None when it means something."""
-    measurement = measurement_of(evaluation)
-    if measurement.get("meaningful") is not False:
+    measurement = read_measurement(evaluation)
+    if measurement.meaningful:
         return None
-    return to_one_line(str(measurement.get("reason") or "this time says nothing about the kernel"))
-
-
-def measurement_of(evaluation: Evaluation) -> dict[str, Any]:
-    """Give the record of how the solution was timed; empty where the trace has none."""
-    return _part(evaluation.extra, "measurement")
+    return to_one_line(measurement.reason or "this time says nothing about the kernel")
 
 
 def judged(traces: Iterable[Trace]) -> list[tuple[Trace, Evaluation]]:
@@ -67,8 +63,3 @@ def judged(traces: Iterable[Trace]) -> list[tuple[Trace, Evaluation]]:
 def _raised_line(lines: list[str]) -> str:
     """Find the line of a traceback that names the exception: the first one that is not indented again."""
     return next((line for line in lines[1:] if not line[0].isspace()), lines[-1])
-
-
-def _part(extra: dict[str, Any] | None, key: str) -> dict[str, Any]:
-    part = (extra or {}).get(key)
-    return part if isinstance(part, dict) else {}

@@ -1,1 +1,1 @@
-"""How fast a device could be at best: what an operation costs, what a device can do, and what share was reached."""
+"""The best time of an operation on a device: its cost, what the device can do, and the share that was reached."""

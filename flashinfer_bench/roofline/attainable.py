@@ -1,4 +1,4 @@
-"""The roofline: the shortest time that a device allows for a cost, the share that was reached, and what is too fast.
+"""The roofline: the shortest time that a device allows for a cost, the share that was reached, and impossible times.
 
 A call is bound by its arithmetic or by its bytes, whichever takes longer (S. Williams, A. Waterman, D. Patterson:
 "Roofline", CACM 52(4), 2009).
@@ -13,7 +13,7 @@ from flashinfer_bench.roofline.cost import TERA, Cost
 from flashinfer_bench.roofline.peaks import Peak
 
 SLACK: Final = 1.05
-"""A reading may be this much faster than the floor before it is called impossible: clocks and figures are rounded."""
+"""A time is impossible where even this many times it is below the floor. Clocks and vendors' figures are rounded."""
 
 
 @dataclass(frozen=True)
@@ -21,18 +21,18 @@ class Attainable:
     """The floor of a call on a device."""
 
     floor_ms: float
-    """No correct call is faster, given that its data come from memory."""
+    """No correct call is faster where its data come from memory."""
     bound: Literal["compute", "memory"]
-    """Which of the two limits is the longer."""
+    """The limit that decides the floor."""
     hard_floor_ms: float
-    """No correct call is faster, wherever its data come from: data that fit into the cache need not cross memory."""
+    """No correct call is faster at all. Data that fit into the cache need not come from memory."""
 
     def share(self, milliseconds: float) -> float:
-        """Return the share of the roofline that a time reaches; 1 is the roof."""
+        """Return the share of the roofline that a time reaches; 1 is the best."""
         return self.floor_ms / milliseconds
 
     def too_fast(self, milliseconds: float) -> str | None:
-        """Say why a time cannot be; None where it can."""
+        """Say why a time is impossible; None where it is possible."""
         if milliseconds * SLACK >= self.hard_floor_ms:
             return None
         bound = self.bound if self.hard_floor_ms == self.floor_ms else "compute"

@@ -1,7 +1,7 @@
-"""What one call of an operation costs at the least: arithmetic, and bytes between memory and chip. Pure numbers.
+"""The least cost of one call: arithmetic, and bytes between memory and chip. Pure numbers.
 
-Bytes count every input element that has to be read and every output element that has to be written once; what a kernel
-reads twice, or keeps in between, is its own affair.
+Every input element that has to be read, and every output element that has to be written, counts once. What a kernel
+reads twice, or stores in between, does not count.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ UNIT_OF: Final[Mapping[str, Unit]] = {
     "float8_e5m2": "fp8",
     "float4_e2m1": "fp4",
 }
-"""dtype of the multiplied elements to the column of `peaks` that bounds them; on tensor cores where there are any."""
+"""dtype of the multiplied elements → the unit that multiplies them, on tensor cores where the device has some."""
 
 
 @dataclass(frozen=True)
@@ -32,23 +32,23 @@ class Cost:
     """The work of one call."""
 
     flops: float
-    """Floating-point operations; a multiplication with its addition counts two. 0: only bytes count."""
+    """Floating-point operations; a multiplication with its addition counts as two. With 0 only bytes count."""
     bytes: float
     """Bytes read and written."""
     unit: Unit = "fp32"
-    """What the operations run on: a key of `Peak.tflops`."""
+    """The unit that runs the operations: a key of `Peak.tflops`."""
 
     def tflops(self, milliseconds: float) -> float:
-        """Return 10^12 operations a second for a call that took so long."""
+        """Return 10^12 operations a second for a call of this duration."""
         return self.flops / TERA / (milliseconds / 1e3)
 
     def tb_per_sec(self, milliseconds: float) -> float:
-        """Return 10^12 bytes a second for a call that took so long."""
+        """Return 10^12 bytes a second for a call of this duration."""
         return self.bytes / TERA / (milliseconds / 1e3)
 
 
 def size_of(dtype: str) -> float:
-    """Return the bytes of one element: half a byte for a packed 4-bit one."""
+    """Return the bytes of one element; half a byte for a 4-bit one."""
     return DTYPES[dtype].bits / 8
 
 

@@ -1,7 +1,7 @@
-"""The cost of a workload from what is stored of it, and what a trace says of a time beside it.
+"""The cost of a stored workload, and the rates that a trace records beside a time.
 
-A workload that states its cost is believed: it is as trusted as the lengths that the cost would be counted from. Index
-inputs are read once for each file; a workload that draws them from a seed has no known lengths.
+A cost that a workload states is believed, like the lengths from which it would be counted. Index inputs are read once
+for each file. Where they are drawn from a seed, the lengths are not known.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from flashinfer_bench.roofline.definitions import find_cost
 from flashinfer_bench.roofline.peaks import find_peak
 
 MOST_NUMBERS: Final = 1 << 22
-"""Larger index inputs are not read: their workload has no known cost."""
+"""Numbers of an index input that are read at most. A workload with a larger one has no known cost."""
 CODES: Final = {"I64": "q", "I32": "i", "I16": "h", "I8": "b"}
-"""safetensors' integer types to struct's."""
+"""Integer type of safetensors → format character of struct."""
 
 
 def cost_of_workload(definition: Definition, workload: Workload, blob_root: Path) -> Cost | None:
-    """Return what one call costs, as the workload states it, else as its definition lets one count it; or None."""
+    """Return what one call costs: as the workload states it, else counted from its definition; None where unknown."""
     if workload.cost is not None:
         return Cost(workload.cost.flops, workload.cost.bytes, workload.cost.unit)
     axes = {**workload.axes, **definition.const_axes}
@@ -51,9 +51,9 @@ def describe_time(cost: Cost, device_name: str, milliseconds: float) -> dict[str
     """Return rates and the share of the roofline as JSON-able values; None for a time of zero.
 
     Args:
-        cost: of one call.
-        device_name: the vendor's name of the device; only rates are told of one that is not listed.
-        milliseconds: what the call took.
+        cost: the cost of one call.
+        device_name: the vendor's name of the device. A device that is not listed gets rates and no share.
+        milliseconds: the duration of the call.
     """
     if milliseconds <= 0:
         return None
@@ -87,7 +87,7 @@ def _read_values(definition: Definition, workload: Workload, blob_root: Path) ->
 
 @lru_cache(maxsize=256)
 def read_integers(file: Path, key: str) -> tuple[int, ...] | None:
-    """Read an integer tensor of a safetensors file, flat; None where it is none, too large, or cannot be read.
+    """Read an integer tensor of a safetensors file as flat numbers; None where it is no such tensor, or too large.
 
     The format: eight bytes of length, a JSON header with dtype, shape and data_offsets of each tensor, the data.
     """

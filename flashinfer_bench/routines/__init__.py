@@ -1,4 +1,4 @@
-"""The FlashInfer routines: what each takes, computes and costs, and who can run it where. No torch, nothing runs here.
+"""The FlashInfer routines: what each takes, computes and costs, and which GPUs can run it. No torch; nothing runs here.
 
 A routine turns flags into a `Case`; `materials` turns a case into a definition, a workload and a solution per backend.
 """

@@ -1,4 +1,4 @@
-"""The table of routines: one entry each, put together from the families. Importing it is cheap."""
+"""The table of all routines, made of those of the families. Importing it is cheap."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def find_routine(name: str) -> Routine:
     """Return the routine of that name.
 
     Raises:
-        Misuse: there is none; the nearest name is told.
+        Misuse: there is none. The message has the nearest name.
     """
     if name not in ROUTINES:
         raise Misuse(f"unknown routine {name}{did_you_mean(name, ROUTINES)}; known: {', '.join(ROUTINES)}")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING
+
+from flashinfer_bench.lazy import lazy_names
 
 if TYPE_CHECKING:
     from flashinfer_bench.testing.gpu_time import bench_gpu_time
@@ -11,14 +12,4 @@ if TYPE_CHECKING:
 
 __all__ = ["GpuTime", "bench_gpu_time"]
 
-_HOME_OF: Final = {"GpuTime": "timed", "bench_gpu_time": "gpu_time"}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOME_OF[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazy_names(__name__, __all__, {"timed": ["GpuTime"], "gpu_time": ["bench_gpu_time"]})

@@ -1,7 +1,7 @@
 """The tensors among a call's arguments: finding them, and copying them with their strides and what they share.
 
-Tensors that overlap in memory overlap in the copy, and only the bytes that they span are copied: a slice of a large
-buffer costs a slice.
+Tensors that overlap in memory overlap in the copy, too. Only the bytes that the tensors span are copied: the copy of a
+slice of a large buffer is as large as the slice.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any, Final
 import torch
 
 OF_MODULES: Final = frozenset({"_parameters", "_buffers", "_modules"})
-"""Where a module keeps what it also gives by name."""
+"""Attributes of a module that are not searched: `named_parameters` and `named_buffers` give what they hold."""
 ALIGNMENT: Final = 512
-"""torch's allocator gives addresses that are multiples of this; a copy keeps the remainder of its original's."""
+"""torch's allocator gives addresses that are multiples of this. A copy keeps the remainder of its original."""
 
 
 class NotCopyable(Exception):

@@ -1,6 +1,6 @@
 """`bench_gpu_time`: the time of one call on a GPU, by the same recipe and clocks as the engine's.
 
-What is done otherwise than it was asked for is warned of, and stands in the measurement.
+Where something is done otherwise than it was asked for, a warning says so, and so does the measurement.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from flashinfer_bench.testing.arguments import find_tensors
-from flashinfer_bench.testing.counts import choose, wanted_dry_runs, wanted_iterations
+from flashinfer_bench.testing.counts import DRY_RUNS, ITERATIONS, choose
 from flashinfer_bench.testing.order import Order, carry_out
 from flashinfer_bench.testing.site import find_site
 from flashinfer_bench.testing.timed import GpuTime
@@ -60,11 +60,11 @@ def bench_gpu_time(
         cold_l2_cache: empty the L2 before each timed call.
         rotate_buffers: make calls cold by giving them copies of the tensors among their arguments in turn, and flush
             nothing. Where that would not make them cold, a warning says why, and the L2 is flushed.
-        time_budget_s: a call too slow for all its readings gets fewer, with a warning; the measurement's `stop` says
-            why. It does not pay for what the first call compiles.
+        time_budget_s: seconds for the whole measurement, without what the first call compiles. A call that is too slow
+            for all its readings gets fewer, with a warning; the measurement's `stop` says why.
         repeat_iters: the same as `num_iters`.
         repeat_time_ms: instead of a count, about how long to go on, in milliseconds.
-        dry_run_time_ms: likewise for the calls before.
+        dry_run_time_ms: instead of a count, about how long to make untimed calls, in milliseconds.
         input_args: the same as `args`.
         input_kwargs: the same as `kwargs`.
         num_iters_within_graph: has no effect; taken for the sake of scripts that give it.
@@ -77,8 +77,8 @@ def bench_gpu_time(
         function=fn,
         args=_choose_args(args, input_args),
         kwargs=_choose_kwargs(kwargs, input_kwargs),
-        dry_runs=wanted_dry_runs(dry_run_iters, dry_run_time_ms),
-        iterations=wanted_iterations(choose("num_iters", num_iters, "repeat_iters", repeat_iters), repeat_time_ms),
+        dry_runs=DRY_RUNS.want(dry_run_iters, dry_run_time_ms),
+        iterations=ITERATIONS.want(choose("num_iters", num_iters, "repeat_iters", repeat_iters), repeat_time_ms),
         time_budget_s=time_budget_s,
         use_cuda_graph=use_cuda_graph,
         l2_cache="cold" if cold_l2_cache else "warm",
@@ -96,7 +96,7 @@ def bench_gpu_time(
 
 
 def describe_departures(order: Order, record: Mapping[str, Any]) -> list[str]:
-    """Say what was done otherwise than an order asks for, by the record of its measurement."""
+    """Say what was done otherwise than the order asks for. The record of its measurement tells."""
     notes = []
     if record.get("stop", "count") != "count":
         notes.append(f"time_budget_s: the call is too slow for all its readings; {record['samples']} were taken.")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import median
 from time import perf_counter
 from typing import Any, Final
@@ -18,19 +19,23 @@ from flashinfer_bench.testing.counts import WantedCount
 from flashinfer_bench.testing.rotation import Rotation, RotationRefused, count_sets, why_not_cold
 from flashinfer_bench.testing.site import Site
 from flashinfer_bench.testing.timed import GpuTime
-from flashinfer_bench.timing.measurement import Trial
+from flashinfer_bench.timing.measurement import Trial, latency_ns
 from flashinfer_bench.timing.progress import CHECKS, Recipe, Supplier
 from flashinfer_bench.timing.recipe import RETAKES, take_trial
 from flashinfer_bench.timing.settings import L2Cache
-from flashinfer_bench.timing.summary import latency_ns, summarise
+from flashinfer_bench.timing.summary import summarise
 
 Now = Callable[[], float]
 
 FEW, MANY = 3, 43
+"""Readings of the shorter and the longer trial from which the time of a call is estimated."""
 ESTIMATE_BUDGET_S: Final = 1.0
+"""Budget of each trial of the estimate."""
 COMPARISON: Final = Recipe(warmup_runs=CHECKS, iterations=9, budget_s=1.0, exact=True)
+"""The trials that tell whether rotated calls were cold."""
 SLOW_NS: Final = 2_000_000
-"""In a call of this length it no longer shows what an L2 can hold."""
+"""A rotated call that takes at least this long is not checked for being cold: what an L2 can hold makes no difference
+to it."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +67,7 @@ class Order:
 
 
 def carry_out(order: Order, site: Site, *, now: Now = perf_counter) -> GpuTime:
-    """Time an order at a site; what was done otherwise than it asks for stands in the measurement."""
+    """Time an order at a site. The measurement says what was done otherwise than the order asks for."""
     recipe = _make_recipe(order, site, now)
     if not order.rotate or not site.l2_bytes:
         return _time(site, recipe, order.supply, l2_cache=order.l2_cache, now=now)[0]
@@ -74,7 +79,7 @@ def carry_out(order: Order, site: Site, *, now: Now = perf_counter) -> GpuTime:
 
 
 def _make_recipe(order: Order, site: Site, now: Now) -> Recipe:
-    """Return the counts; where they depend on the time of a call, that is measured first."""
+    """Return the recipe. Where its counts depend on the time of a call, that time is measured first."""
     known: list[float] = []
 
     def per_call_ms() -> float:
@@ -94,8 +99,8 @@ def _make_recipe(order: Order, site: Site, now: Now) -> Recipe:
 def _estimate_call_ms(order: Order, site: Site, now: Now) -> float:
     """Return the wall time that one more reading takes: what a longer trial takes beyond a shorter one.
 
-    The first trial of all may compile kernels, and counts for nothing. A trial's own cost scatters, so the difference
-    may come out too small: half of what a call of the longer trial takes in all is the least that is believed.
+    The first of the three trials does not count, since it may compile kernels. The cost of a trial itself scatters, so
+    the difference may come out too small. So the result is never less than half the longer trial's time over its calls.
     """
     taken: list[tuple[float, int]] = []
     for iterations in (FEW, FEW, MANY):
@@ -111,7 +116,7 @@ def _estimate_call_ms(order: Order, site: Site, now: Now) -> float:
 
 
 def _time(site: Site, recipe: Recipe, supply: Supplier, *, l2_cache: L2Cache, now: Now) -> tuple[GpuTime, Trial]:
-    """Take one trial, and say what it comes to."""
+    """Take one trial; return its time and the trial."""
     clock = site.clock(l2_cache)
     gap_ns = site.launch_gap_ns(clock)
     before = site.look()
@@ -131,12 +136,12 @@ def _time_rotated(order: Order, site: Site, recipe: Recipe, now: Now) -> GpuTime
     sets = count_sets(
         order.function,
         tensors,
-        device_type=site.device_type,
         l2_bytes=site.l2_bytes,
         free_bytes=site.free_bytes(),
         calls=max(recipe.warmup_runs, CHECKS) + 1 + recipe.iterations * (1 + RETAKES),
     )
-    rotation = Rotation(order.function, order.args, order.kwargs, tensors=tensors, sets=sets, evict=site.evict)
+    call = partial(order.function, *order.args, **order.kwargs)
+    rotation = Rotation(call, tensors, sets=sets, evict=site.evict)
     timed, trial = _time(site, recipe, rotation.supply, l2_cache="warm", now=now)
     rotated_ns = median(trial.spans_ns)
     if rotated_ns < SLOW_NS:
@@ -152,6 +157,6 @@ def _time_rotated(order: Order, site: Site, recipe: Recipe, now: Now) -> GpuTime
 
 
 def _usual_span_ns(order: Order, site: Site, recipe: Recipe, *, l2_cache: L2Cache, now: Now) -> float:
-    """Return what a call on the same arguments each time takes, launched as the rotated ones were."""
+    """Return the median span of calls on the same arguments each time, launched as the rotated calls were."""
     comparison = replace(COMPARISON, cuda_graphs=recipe.cuda_graphs)
     return median(take_trial(order.supply, site.clock(l2_cache), comparison, now=now).spans_ns)

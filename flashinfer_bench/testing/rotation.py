@@ -1,15 +1,15 @@
-"""Cold by rotation: each call gets its own copy of the arguments, and so many of them that none is left in the L2.
+"""Cold by rotation: calls get copies of the arguments in turn, and a copy has left the L2 before its next use.
 
-It is refused where it would not work. Whether it did work is told by three timings (`why_not_cold`): a call may read
-what is not among its arguments, or only a small part of them.
+It is refused where it would not work. Whether it worked is told by three timings (`why_not_cold`): a call may read
+something that is not among its arguments, or only a small part of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from math import ceil
-from typing import Any, Final
+from typing import Final
 
 import torch
 
@@ -23,14 +23,15 @@ from flashinfer_bench.testing.arguments import (
 from flashinfer_bench.timing.clocks import Launch
 
 BETWEEN_SHARE: Final = 3
-"""Between two uses of one copy the others fill the L2 so many times; its lines are not replaced in strict order."""
+"""Between two uses of one copy, the other copies fill the L2 this many times. Once would not do, because the L2 does
+not replace its lines in strict order."""
 MEMORY_SHARE: Final = 0.8
-"""The copies take no more than this of the free memory."""
+"""The copies take at most this share of the free memory; where they need more, rotation is refused."""
 VISIBLE_SHARE: Final = 0.05
 VISIBLE_NS: Final = 200
-"""A flush that slows a call by less than both shows no difference between cold and warm."""
+"""If a flush slows a call by less than either limit, cold and warm make no difference that could be checked."""
 COLD_SHARE: Final = 0.8
-"""A rotated call that lies no further than this from the warm one towards the flushed one is warm, at least in part."""
+"""A rotated call is cold if its time is more than this share of the way from the warm call's to the flushed call's."""
 
 
 class RotationRefused(Exception):
@@ -41,30 +42,20 @@ class Rotation:
     """Gives each call of a function one of several equal sets of arguments. A set is made when it is first used.
 
     Args:
-        function: what is called.
-        args: its positional arguments; the first set is these themselves.
-        kwargs: its keyword arguments.
-        tensors: those among both that are copied.
-        sets: how many sets there are at the most.
-        evict: empties the L2, so that a set that was just made is as cold as the others.
+        call: the function with the given arguments, which are the first set.
+        tensors: the tensors among the arguments that are copied.
+        sets: the most sets that are made.
+        evict: empties the L2, so that a new set is as cold as the others.
     """
 
     def __init__(
-        self,
-        function: Callable[..., object],
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        *,
-        tensors: Sequence[torch.Tensor],
-        sets: int,
-        evict: Callable[[], None],
+        self, call: partial[object], tensors: Sequence[torch.Tensor], *, sets: int, evict: Callable[[], None]
     ) -> None:
-        self._function = function
-        self._given = (tuple(args), dict(kwargs))
+        self._call = call
         self._tensors = list(tensors)
         self._sets = sets
         self._evict = evict
-        self._launches: list[Launch] = [partial(function, *args, **kwargs)]
+        self._launches: list[Launch] = [call]
 
     @property
     def used(self) -> int:
@@ -81,8 +72,8 @@ class Rotation:
     def _add(self) -> None:
         copies = copy_tensors(self._tensors)
         replacements = {id(old): new for old, new in zip(self._tensors, copies, strict=True)}
-        args, kwargs = replace_tensors(self._given, replacements)
-        self._launches.append(partial(self._function, *args, **kwargs))
+        args, kwargs = replace_tensors((self._call.args, self._call.keywords), replacements)
+        self._launches.append(partial(self._call.func, *args, **kwargs))
         self._evict()
 
 
@@ -90,7 +81,6 @@ def count_sets(
     function: Callable[..., object],
     tensors: Sequence[torch.Tensor],
     *,
-    device_type: str,
     l2_bytes: int,
     free_bytes: int,
     calls: int,
@@ -99,18 +89,17 @@ def count_sets(
 
     Args:
         function: what is called.
-        tensors: those among its arguments that lie on the device.
-        device_type: "cuda", or "cpu" in tests.
-        l2_bytes: size of the cache that is to be defeated.
+        tensors: those among its arguments that lie on the device that is timed.
+        l2_bytes: size of the cache that the copies have to overflow.
         free_bytes: memory for the copies.
-        calls: no more than so many calls will be made.
+        calls: the most calls that will be made.
 
     Raises:
         RotationRefused: it would not work; the text says why.
     """
     if not tensors:
         raise RotationRefused("there are no GPU tensors among the arguments to make copies of: pass them in args")
-    outside = name_outside_tensors(function, device_type)
+    outside = name_outside_tensors(function, tensors[0].device.type)
     if outside:
         raise RotationRefused(
             f"fn uses tensors that are not among its arguments ({', '.join(outside)}), so they would stay warm: "
@@ -132,12 +121,12 @@ def count_sets(
 
 
 def why_not_cold(*, rotated_ns: float, warm_ns: float, flushed_ns: float) -> str | None:
-    """Say why rotated calls were warm after all, also in part; None where they were cold or it makes no difference.
+    """Say why rotated calls were warm after all, or partly warm; None where they were cold or it makes no difference.
 
     Args:
         rotated_ns: the usual time of a call over rotated arguments.
-        warm_ns: of one on the same arguments each time, without a flush.
-        flushed_ns: of one on the same arguments each time, after a flush.
+        warm_ns: the usual time of a call on the same arguments each time, without a flush.
+        flushed_ns: the usual time of a call on the same arguments each time, after a flush.
     """
     visible_ns = flushed_ns - warm_ns
     if visible_ns <= max(VISIBLE_NS, VISIBLE_SHARE * flushed_ns):

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
-from typing import Protocol
+from typing import Final, Protocol
 
 import torch
 
@@ -14,8 +14,8 @@ from flashinfer_bench.timing.clocks import Clock, capture_first, make_clock
 from flashinfer_bench.timing.gpu_state import GpuState, read_gpu_state
 from flashinfer_bench.timing.settings import ClockChoice, L2Cache
 
-EVICT_SHARE = 2
-"""Emptying the L2 reads so many times its size."""
+EVICT_SHARE: Final = 2
+"""To empty the L2, a buffer of this many times its size is read."""
 
 
 class Site(Protocol):
@@ -77,7 +77,7 @@ class CpuSite:
 
 
 class GpuSite:
-    """One GPU in this process. Its clocks, with the buffers that they flush by, are kept for as long as the process.
+    """One GPU in this process. Its clocks and their flush buffers are kept for as long as the process lives.
 
     Args:
         device: a CUDA device with its index.
@@ -111,7 +111,7 @@ class GpuSite:
         return self._clocks[l2_cache]
 
     def launch_gap_ns(self, clock: Clock) -> int:
-        """Return the gap of the first clock that could tell it, so that all numbers of a process hold the same."""
+        """Return the gap of the first clock that could measure it, so that all times of a process hold the same gap."""
         if not self._gap_ns:
             self._gap_ns = clock.launch_gap_ns()
         return self._gap_ns

@@ -18,7 +18,7 @@ class GpuTime:
     times_ms: tuple[float, ...]
     """Every reading, in the order in which they were taken."""
     measurement: dict[str, Any]
-    """Method, cache state, counts, spread, flags and whatever else the numbers stand on; JSON-able."""
+    """What the numbers stand on, as JSON-able values: method, cache state, counts, spread, flags and more."""
 
     def __iter__(self) -> Iterator[float]:
         return iter((self.median_ms, self.std_ms))
@@ -30,5 +30,5 @@ class GpuTime:
 
     @property
     def method(self) -> str:
-        """By what it was timed: "cupti", "cuda_events" or "wall"."""
+        """The clock that it was timed by: "cupti", "cuda_events" or "wall"."""
         return str(self.measurement["method"])

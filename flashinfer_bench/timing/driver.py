@@ -10,6 +10,7 @@ from functools import cache
 from typing import Final
 
 JIT_INPUT_PTX: Final = 1
+"""The driver's number for PTX as an input of its linker."""
 Kernel = ctypes.c_void_p
 
 
@@ -22,24 +23,16 @@ def driver() -> ctypes.CDLL:
     """Load libcuda once and declare the calls that are made here."""
     library = ctypes.CDLL("libcuda.so.1")
     pointer, pointers = ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p)
-    library.cuLinkCreate_v2.argtypes = [ctypes.c_uint, pointer, pointer, pointers]
-    library.cuLinkAddData_v2.argtypes = [
-        pointer,
-        ctypes.c_int,
-        ctypes.c_char_p,
-        ctypes.c_size_t,
-        ctypes.c_char_p,
-        ctypes.c_uint,
-        pointer,
-        pointer,
-    ]
-    library.cuLinkComplete.argtypes = [pointer, pointers, ctypes.POINTER(ctypes.c_size_t)]
+    text, size, number = ctypes.c_char_p, ctypes.c_size_t, ctypes.c_uint
+    library.cuLinkCreate_v2.argtypes = [number, pointer, pointer, pointers]
+    library.cuLinkAddData_v2.argtypes = [pointer, ctypes.c_int, text, size, text, number, pointer, pointer]
+    library.cuLinkComplete.argtypes = [pointer, pointers, ctypes.POINTER(size)]
     library.cuLinkDestroy.argtypes = [pointer]
-    library.cuModuleLoadData.argtypes = [pointers, ctypes.c_char_p]
-    library.cuModuleGetFunction.argtypes = [pointers, pointer, ctypes.c_char_p]
-    library.cuLaunchKernel.argtypes = [pointer, *[ctypes.c_uint] * 7, pointer, pointer, pointer]
+    library.cuModuleLoadData.argtypes = [pointers, text]
+    library.cuModuleGetFunction.argtypes = [pointers, pointer, text]
+    library.cuLaunchKernel.argtypes = [pointer, *[number] * 7, pointer, pointer, pointer]
     library.cuCtxResetPersistingL2Cache.argtypes = []
-    library.cuGetErrorString.argtypes = [ctypes.c_int, ctypes.POINTER(ctypes.c_char_p)]
+    library.cuGetErrorString.argtypes = [ctypes.c_int, ctypes.POINTER(text)]
     return library
 
 
@@ -53,7 +46,7 @@ def check(code: int, what: str, *, error: type[DriverError] = DriverError) -> No
 
 
 def assemble(ptx: bytes) -> bytes:
-    """Return the machine code of PTX for the current device; loading that takes a millisecond, PTX takes seventy.
+    """Return the machine code of PTX for the current device. To load it takes 1 ms; to load PTX takes 70 ms.
 
     Raises:
         DriverError: the driver cannot assemble it.
@@ -86,7 +79,7 @@ class Module:
 
 
 class Launcher:
-    """Launches one kernel that takes 64-bit integers only; its arguments are copied at each launch."""
+    """Launches one kernel whose arguments are 64-bit integers. The arguments are copied at each launch."""
 
     def __init__(self, kernel: Kernel, *, blocks: int, threads: int, arguments: int) -> None:
         self._kernel = kernel

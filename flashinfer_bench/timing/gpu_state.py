@@ -27,10 +27,10 @@ class GpuState:
     power_w: float | None
     temperature_c: int | None
     slowed_by: tuple[str, ...]
-    """Why its clocks are below what they could be, of SLOWED_BY."""
+    """Why its clocks are below what they could be: keys of SLOWED_BY."""
     other_processes: int | None
-    """Processes that hold a context on it and are not ours; None also where NVML counts them by ids that are not
-    those of this process's namespace, as in a container."""
+    """Number of processes that hold a context on it and are not ours. None also where NVML gives process ids of another
+    namespace, as it does in a container."""
 
 
 @cache
@@ -48,7 +48,7 @@ def read_gpu_state(uuid: str, *, ours: Collection[int] = ()) -> GpuState | None:
 
     Args:
         uuid: as NVML spells it, "GPU-…".
-        ours: process ids that do not count as others; one of them at least holds a context.
+        ours: process ids that do not count as others. At least one of these processes holds a context.
 
     Returns:
         None where NVML does not know the GPU.
@@ -70,7 +70,7 @@ def read_gpu_state(uuid: str, *, ours: Collection[int] = ()) -> GpuState | None:
 
 
 def count_others(seen: Collection[int], ours: Collection[int]) -> int | None:
-    """Return how many processes on a GPU are not ours; None where not even ours are among those that are seen."""
+    """Return how many processes on a GPU are not ours; None where none of ours is seen, so that ids mean nothing."""
     others = sum(pid not in ours for pid in seen)
     return None if ours and others == len(seen) else others
 

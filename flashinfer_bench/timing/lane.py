@@ -13,12 +13,14 @@ from flashinfer_bench.timing import driver
 from flashinfer_bench.timing.settings import L2Cache
 
 FLUSH_SHARE: Final = 2
-"""The flush reads so many times the size of the L2; three or four times give no other timings on an H200."""
+"""The flush reads this many times the size of the L2. On an H200 three or four times give the same timings."""
 BLOCKS_PER_PROCESSOR: Final = 4
+"""Blocks of the flush for each streaming multiprocessor."""
 FLUSH_THREADS: Final = 512
 SPIN_KERNEL: Final = "flashinfer_bench_spin"
 FLUSH_KERNEL: Final = "flashinfer_bench_flush"
 CHAIN: Final = 12
+"""Kernels in the chain that shows how fast a context feeds the GPU."""
 CHAIN_BLOCKS: Final = 128
 CHAIN_THREADS: Final = 256
 EMPTY_KERNEL: Final = "flashinfer_bench_empty"
@@ -29,17 +31,18 @@ class Lead:
     """How a timed call is led up to."""
 
     spin_ns: int = 0
-    """How long the GPU is kept busy after the flush."""
+    """How long the GPU is kept busy after the flush, in nanoseconds."""
     flushes: bool = True
-    """Flush the L2 first, on a lane that is cold."""
+    """Flush the L2 before the spin, if the lane is cold."""
     settled: bool = False
-    """Wait until the GPU is idle after that: for a call whose streams do not wait for the current one."""
+    """Wait until the GPU is idle after the spin: for a call whose streams do not wait for the current one."""
     waits_first: bool = False
     """Wait until the GPU is idle before the flush."""
     looks_aside: bool = False
-    """See whether the call leaves work on streams that nobody waits for, where the clock does not see it anyway."""
+    """Find out whether the call leaves work on streams that nobody waits for. Only a clock of events needs this; others
+    see all work."""
     resets_lines: bool = False
-    """Wait likewise, and then reset persisting lines of the L2."""
+    """Wait until the GPU is idle, and reset persisting lines of the L2, before the flush."""
 
 
 class Lane(Protocol):

@@ -1,54 +1,59 @@
-"""Lines that a call makes persist in the L2: no flush evicts them, so they are looked for, and reset if they matter."""
+"""Cache lines that a call makes persist in the L2. No flush evicts them, so the recipe looks for them.
+
+Lines that slow nothing down stay; where they matter, they are reset before each reading.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from statistics import median
 from typing import Final
 
-from flashinfer_bench.timing.clocks import Clock
-from flashinfer_bench.timing.progress import Supplier, TrialProgress
+from flashinfer_bench.timing.progress import TrialUnderWay
 from flashinfer_bench.timing.statistics import quantile
 
 LINES_CALLS: Final = 5
+"""Calls of each kind in the first look: with and without a reset of persisting lines."""
 FIRST_LOOK: Final = 2 * LINES_CALLS
+"""Calls of the first look in all."""
 SECOND_LOOK: Final = 3
-"""What the first look suspects is looked at again, with so many times the calls."""
+"""The second look makes this many times the calls of the first. It comes only where the first look suspects lines."""
 LOOKS: Final = FIRST_LOOK * (1 + SECOND_LOOK)
-"""Calls that the looks make at the most."""
+"""The most calls that both looks make together."""
 LINES_SHARE: Final = 0.03
 LINES_NS: Final = 64
-"""A call that is slower by more than both once persisting lines are reset before it leaves such lines in the L2."""
+"""If resetting persisting lines slows a call by more than both limits, the call had left such lines."""
 
 
-def check_lines(
-    supply: Supplier, clock: Clock, progress: TrialProgress, *, deadline: float, now: Callable[[], float]
-) -> None:
-    """Find out whether the call leaves persisting lines in the L2; then reset them each time.
+def check_lines(trial: TrialUnderWay, *, deadline: float) -> None:
+    """Find out whether the call leaves persisting lines in the L2. If it does, have them reset before each call.
 
-    The reset needs an idle device, so it is done only where it matters; what idling itself does to a call is in both
-    sets of readings. A call whose readings scatter may look as if it were slower: the second look tells. A call too
-    slow for a look before the deadline (seconds) is not looked at, one too slow for the second is taken at the first.
+    A reset needs an idle device, so it is done only where it matters. Both kinds of readings wait for an idle device,
+    so they differ by the reset alone. Readings that scatter can look slower by chance; the second look tells.
+
+    Args:
+        trial: the trial; its lead is changed where lines have to be reset.
+        deadline: in seconds. A call too slow for the first look is not looked at; where only the second does not fit,
+            the first one decides.
     """
 
     def has_time(calls: int) -> bool:
-        return now() + calls * progress.per_call_s < deadline
+        return trial.now() + calls * trial.per_call_s < deadline
 
+    clock = trial.clock
     if not clock.fills_queue or clock.cache_state != "cold" or not has_time(FIRST_LOOK):
         return
-    if not _look(supply, clock, progress, LINES_CALLS):
+    if not _is_slower_after_reset(trial, LINES_CALLS):
         return
-    if not has_time(FIRST_LOOK * SECOND_LOOK) or _look(supply, clock, progress, LINES_CALLS * SECOND_LOOK):
-        progress.lead = replace(progress.lead, resets_lines=True)
+    if not has_time(FIRST_LOOK * SECOND_LOOK) or _is_slower_after_reset(trial, LINES_CALLS * SECOND_LOOK):
+        trial.lead = replace(trial.lead, resets_lines=True)
 
 
-def _look(supply: Supplier, clock: Clock, progress: TrialProgress, count: int) -> bool:
+def _is_slower_after_reset(trial: TrialUnderWay, count: int) -> bool:
     """Say whether the call is slower once lines are reset: in the median, and in most readings."""
     readings = []
-    for lead in (replace(progress.lead, waits_first=True), replace(progress.lead, resets_lines=True)):
-        samples = clock.sample([supply(progress.calls + index) for index in range(count)], lead)
-        progress.calls += count
+    for lead in (replace(trial.lead, waits_first=True), replace(trial.lead, resets_lines=True)):
+        samples = trial.make_calls(count, lead=lead)
         readings.append(sorted(s.span_ns if s.busy_ns is None else s.busy_ns for s in samples))
     kept, reset = readings
     return median(reset) > median(kept) * (1 + LINES_SHARE) + LINES_NS and quantile(reset, 0.25) > quantile(kept, 0.75)

@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 Stop = Literal["count", "precision", "budget"]
-"""Why sampling ended: all readings taken; the interval was narrow enough; the time was spent."""
+"""Why sampling ended: all readings were taken, the interval was narrow enough, or the time was spent."""
 Facts = dict[str, int | float | str | bool]
+"""Facts by name, as they are told; `timing.facts` declares them."""
 EVENTS_ASKED_FOR: Final = "CUDA events were asked for"
-"""The fact "fallback" of a measurement that could have had a better clock and was not to have it."""
+"""The fact "fallback" of a measurement whose user chose CUDA events."""
 FALLING_BACK: Final = "Falling back to CUDA events."
-"""The documents' words at the end of the fact "fallback" where CUPTI is not to be had."""
+"""Words at the end of the fact "fallback" where CUPTI does not work, as the documents promise."""
 
 
 def reason_of_fallback(fallback: str) -> str:
@@ -29,17 +30,17 @@ class Sample:
     span_ns: int
     """From the start of the call's first operation to the end of its last."""
     enqueue_ns: int
-    """What the call took on the host."""
+    """Time that the call took on the host."""
     busy_ns: int | None = None
     """Time in which at least one of its operations ran; None where the clock does not see operations."""
     operations: int | None = None
     """GPU operations that it launched; None where the clock does not see them."""
     late: bool = False
-    """The GPU ran out of work before the host had enqueued the call: the reading holds the host's time too."""
+    """The GPU ran out of work before the host had enqueued the call, so the reading holds the host's time, too."""
     lead_ns: int | None = None
-    """From the end of the work before the call to its first operation."""
+    """Time from the end of the work before the call to its first operation."""
     launched: tuple[tuple[str, int], ...] = ()
-    """What it launched: name of the operation and how often, sorted."""
+    """What it launched, sorted: the name of each operation, and the number of its launches."""
     escaped: bool = False
     """It ran work on a stream that does not wait for the current one."""
     work_ns: int = 0
@@ -51,6 +52,16 @@ class Sample:
         return self.work_ns > (self.busy_ns or 0)
 
 
+def latency_ns(sample: Sample, launch_gap_ns: int) -> int:
+    """Return what a call costs: launch gap and span, or the host's time where the GPU had nothing to do.
+
+    The spans of a clock that does not see operations hold the gap already.
+    """
+    if sample.operations is None:
+        return sample.span_ns
+    return sample.span_ns + launch_gap_ns if sample.operations else sample.enqueue_ns
+
+
 @dataclass(frozen=True)
 class Trial:
     """The readings of one trial: one set of inputs."""
@@ -58,7 +69,7 @@ class Trial:
     samples: tuple[Sample, ...]
     stop: Stop
     facts: Facts = field(default_factory=dict)
-    """Method, cache state, how calls were launched, counts; one flat table."""
+    """How the readings came about: method, cache state, launch, counts."""
 
     @property
     def spans_ns(self) -> list[int]:

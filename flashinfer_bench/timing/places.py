@@ -1,8 +1,8 @@
-"""Outputs that lie elsewhere in memory for each call.
+"""Outputs that lie in another place in memory for each call.
 
-Where an output lies decides which of its rows share the memory's banks with the inputs: on an H200 x + 1 over 32 MB
-takes up to 2 % more in one place than in another, for as long as a process keeps the place. So calls write to several
-places in turn, and a solution gets the mean of its luck, not one draw of it.
+The place of an output decides which of its rows share the memory's banks with the inputs. On an H200, x + 1 over 32 MB
+takes up to 2 % longer in one place than in another, for as long as a process keeps the place. So calls write to several
+places in turn, and a latency is averaged over several placements.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from flashinfer_bench.timing.clocks import Clock, Launch
 from flashinfer_bench.timing.measurement import Trial
 
 PLACES: Final = 8
+"""The most places that the outputs of a call are written to in turn."""
 MOST_BYTES: Final = 512 << 20
-"""All places together hold no more: in calls on larger outputs a place makes no difference."""
+"""All places together hold at most this. In calls on larger outputs the place makes no difference."""
 FREE_SHARE: Final = 8
-"""Nor do they hold more than the free memory divided by this."""
+"""All places together hold at most the free memory divided by this."""
 
 
 def count_places(size: int, *, calls: int, free_bytes: int) -> int:
@@ -30,15 +31,15 @@ def count_places(size: int, *, calls: int, free_bytes: int) -> int:
 
     Args:
         size: bytes of all outputs of one call.
-        calls: untimed calls that come first; each place is made by one of them.
-        free_bytes: memory that nobody uses.
+        calls: the untimed calls before the readings. Each place is made by one of them.
+        free_bytes: memory that is free on the device.
     """
     room = min(MOST_BYTES, free_bytes // FREE_SHARE) // max(size, 1)
     return max(1, min(PLACES, calls, room))
 
 
 def choose_places(size: int, *, calls: int, clock: Clock, device: torch.device) -> int:
-    """Return in how many places outputs are to lie on this device: in one where calls are to be warm, or on a CPU."""
+    """Return in how many places outputs are to lie on this device: in one on a CPU, or where calls are to be warm."""
     if device.type != "cuda" or clock.cache_state != "cold":
         return 1
     free_bytes, _ = torch.cuda.mem_get_info(device)
@@ -48,8 +49,8 @@ def choose_places(size: int, *, calls: int, clock: Clock, device: torch.device) 
 class Kept:
     """A launch that keeps what the latest calls returned, so that the next one's outputs lie elsewhere.
 
-    A result that holds more memory than its outputs need is not kept: a slice of a workspace, activations saved for a
-    gradient.
+    A result that holds more memory than its outputs need is not kept. Examples are a slice of a workspace, and
+    activations that are saved for a gradient.
 
     Args:
         function: what is called.
@@ -65,7 +66,7 @@ class Kept:
 
     @property
     def places(self) -> int:
-        """In how many places outputs lie, as far as calls were made."""
+        """In how many places outputs lie, by the calls that were made so far."""
         return (self._results.maxlen or 0) + 1 if self._keeps else 1
 
     def __call__(self) -> None:
@@ -78,7 +79,7 @@ class Kept:
             self._results.append(result)
 
     def give_back(self, trial: Trial) -> None:
-        """Drop the results; free the memory of graphs that they have kept."""
+        """Drop the results. Free the memory of graphs that the results have kept from being freed."""
         has_kept = bool(self._results)
         self._results.clear()
         if has_kept and trial.facts.get("launch") == "graph":
@@ -113,7 +114,7 @@ def written_elsewhere(function: Callable[..., Any], outputs: Sequence[torch.Tens
 def note_places(trial: Trial, places: int) -> Trial:
     """Return the trial with the number of places among its facts, where there were several.
 
-    A graph's outputs lie where its capture has put them.
+    The capture of a graph decides where its outputs lie, so a call has no more places than graphs.
     """
     most = int(trial.facts.get("graphs", 1) if trial.facts.get("launch") == "graph" else trial.facts["calls"])
     used = min(places, most)

@@ -1,21 +1,22 @@
-"""What is wanted of a trial, and what it knows so far of the call that it times: shared by the steps of the recipe."""
+"""What is wanted of a trial, and a trial while it is taken: the one object that the steps of the recipe share."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Final
 
-from flashinfer_bench.timing.clocks import Launch, Lead
+from flashinfer_bench.timing.clocks import Clock, Launch, Lead
 from flashinfer_bench.timing.measurement import Sample
 
 Supplier = Callable[[int], Launch]
-"""Gives the launch of the i-th call of a trial, with arguments of its own; called outside of every reading."""
+"""Gives the launch of the i-th call of a trial, with arguments of its own. It runs outside of every reading."""
 
 CHECKS: Final = 3
-"""Calls that the check makes; they count as warm-up."""
+"""The check makes this many calls. They count as warm-up."""
 SLOW_SHARE: Final = 4
-"""Checks and warm-up take at most the budget divided by this."""
+"""Checks and warm-up together take at most the budget divided by this."""
 
 
 @dataclass(frozen=True)
@@ -23,33 +24,64 @@ class Recipe:
     """What is wanted of one trial."""
 
     warmup_runs: int
-    """Untimed calls first."""
+    """Number of untimed calls before the readings."""
     iterations: int
-    """Readings wanted."""
+    """Number of readings wanted."""
     budget_s: float
-    """Wall time of the trial; a call too slow for it gets fewer readings, at least one."""
+    """Wall time of the trial. A call that is too slow for it gets fewer readings, but at least one."""
     cuda_graphs: bool = True
-    """A call of several operations that can be captured is timed as the replay of a CUDA graph."""
+    """Time a call of several operations as the replay of a CUDA graph, where the call can be captured."""
     was_called: bool = False
-    """The call has been made before, on these inputs: a first one that is slow here compiles nothing."""
+    """The call was made before, on these inputs. So a first call that is slow does not compile anything."""
     exact: bool = False
-    """No more readings than are wanted, however they scatter."""
+    """Take no more readings than are wanted, however widely they scatter."""
 
 
 @dataclass
-class TrialProgress:
-    """What a trial knows so far of the call it times."""
+class TrialUnderWay:
+    """A trial while it is taken: what it is taken with, and what is known so far of the call."""
 
+    supply: Supplier
+    clock: Clock
+    recipe: Recipe
+    now: Callable[[], float] = perf_counter
+    """The host's clock, in seconds."""
     calls: int = 0
+    """Calls made so far, timed or not."""
     lead: Lead = field(default_factory=Lead)
+    """What goes before each call."""
     waits_inside: bool = False
-    """The call waits for the GPU before it returns, so the host is part of whatever is read."""
+    """The call waits for the GPU before it returns. Then the host's time is part of every reading."""
     overfills: bool = False
-    """The call launches more than the device's queue holds, so no spin can get the host ahead of it."""
+    """The call launches more than the device's queue holds. Then no spin can get the host ahead of the GPU."""
     per_call_s: float = 0.0
+    """Wall time of one reading."""
     compiled_s: float = 0.0
-    """What the first call took beyond the second: it may have compiled kernels, which the budget does not pay for."""
+    """Time that the first call took beyond the second. It may have compiled kernels; the budget does not pay for it."""
     retaken: int = 0
+    """Readings that were dropped and taken again."""
     looked_at: Sample | None = None
+    """The reading that tells what the call launches."""
     enqueue_ns: int = 0
-    """What the host needs to enqueue one call, graphs aside."""
+    """What the host needs to enqueue one call, when no graph is replayed."""
+
+    def make_calls(self, count: int, *, supply: Supplier | None = None, lead: Lead | None = None) -> list[Sample]:
+        """Make the next calls and return a reading of each.
+
+        Args:
+            count: the number of calls.
+            supply: gives the launches, where they are not the call's own.
+            lead: what goes before each call, where it is not the trial's own.
+        """
+        give = supply or self.supply
+        launches = [give(self.calls + index) for index in range(count)]  # may copy arguments or capture graphs
+        samples = self.clock.sample(launches, lead or self.lead)
+        self.calls += count
+        return samples
+
+    def time_calls(self, count: int, *, supply: Supplier | None = None, lead: Lead | None = None) -> list[Sample]:
+        """Do as `make_calls` does, and note the wall time of one reading."""
+        begin = self.now()
+        samples = self.make_calls(count, supply=supply, lead=lead)
+        self.per_call_s = (self.now() - begin) / count
+        return samples

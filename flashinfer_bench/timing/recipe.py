@@ -1,17 +1,17 @@
 """How a trial is taken, top to bottom: check → warm up → size the spin → look for persisting lines (`timing.lines`) →
 calls or replays of graphs (`timing.replays`) → (flush, spin, call) until the rule says stop.
 
-It runs where the code runs: in the worker for a solution, in the device session for the reference. What the readings
-mean is decided elsewhere (`timing.summary`); here they are only taken.
+It runs where the code runs: in the worker for a solution, in the device session for the reference. It only takes
+readings. What they mean is decided elsewhere (`timing.summary`).
 
-The flush leaves nothing of the inputs in the L2; the spin lets memory and power rest, and keeps the GPU busy until the
-host has enqueued the whole call, so that its operations run back to back as they do when a queue is full. Nothing but
+The flush leaves nothing of the inputs in the L2. The spin lets memory and power rest. It also keeps the GPU busy until
+the host has enqueued the whole call, so that the operations run back to back as they do in a full queue. Nothing but
 the call lies between the two ends of a reading.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import median
 from time import perf_counter
@@ -20,30 +20,37 @@ from typing import Final
 from flashinfer_bench.timing.clocks import CaptureRefused, Clock, ClockLost, Lead
 from flashinfer_bench.timing.lines import check_lines
 from flashinfer_bench.timing.measurement import Facts, Sample, Stop, Trial
-from flashinfer_bench.timing.progress import CHECKS, SLOW_SHARE, Recipe, Supplier, TrialProgress
+from flashinfer_bench.timing.progress import CHECKS, SLOW_SHARE, Recipe, Supplier, TrialUnderWay
 from flashinfer_bench.timing.replays import Calls, choose_calls
 from flashinfer_bench.timing.stopping import StoppingRule
 
 PROBE_NS: Final = 2_000_000
-"""A call that takes so much longer on the host behind a spin of this length waits for the GPU inside."""
+"""Length of the spin that finds out whether a call waits for the GPU. A call does if the spin makes it slower on the
+host by more than half of this."""
 QUEUE_HOLDS: Final = 900
-"""The queue of a device holds about a thousand launches: past that the host waits for room, and not the call."""
+"""A call of more operations than this may fill the device's queue, which holds about a thousand launches. Then the
+host waits for room in the queue; the call itself does not wait for the GPU."""
 SPIN_MARGIN: Final = 1.5
+"""The spin lasts this many times as long as the host needs to enqueue the call."""
 SPIN_FLOOR_NS: Final = 6_000
+"""Added to that, so that a call which the host enqueues at once gets a spin, too."""
 SPIN_CEILING_NS: Final = 50_000_000
+"""A spin covers at most this much of the host's time. A call that takes the host longer has late readings."""
 REST_NS: Final = 100_000
-"""A memory that was just read at full speed by the flush makes a call scatter half as much again (H200)."""
+"""The GPU rests at least this long before each call: the flush reads memory at full speed, and right after it the times
+of a call scatter half as much again (H200)."""
 MOST_REST_NS: Final = 10_000_000
-"""A GPU that works without a pause uses up its power, and slows down: 12 % within fifty matrix products of 1.4 ms on an
-H200. One that rests before each call for as long as the call takes does not (0.2 %)."""
+"""The GPU rests at most this long. It rests as long as the call takes: a GPU that works without a pause reaches its
+power limit and slows down (12 % within fifty matrix products of 1.4 ms on an H200; with rest 0.2 %)."""
 LATE_SHARE: Final = 0.1
-"""With more late readings than this the spin was too short: it is doubled and the batch taken again."""
+"""If a larger share of a batch is late, the spin was too short: it is doubled, and the batch is taken again."""
 RETAKES: Final = 3
+"""A batch is taken again at most this many times."""
 EXTRA_SHARE: Final = 10
 EXTRA_S: Final = 0.15
-"""A quick call whose span or busy time is not known to 0.5 % after the wanted readings gets up to so many times as many
-more, in so much time: a microsecond's kernel that misses the caches takes one time or another, 20 % apart, and kernels
-of two streams meet each other anew in each call (7 %)."""
+"""A quick call whose span or busy time is not known to 0.5 % after the wanted readings gets more of them: at most
+EXTRA_SHARE times as many again, within this many seconds. A kernel of a microsecond that misses the caches has two
+typical durations, 20 % apart; kernels of two streams overlap differently in each call (7 %)."""
 
 
 def take_trial(supply: Supplier, clock: Clock, recipe: Recipe, *, now: Callable[[], float] = perf_counter) -> Trial:
@@ -55,218 +62,181 @@ def take_trial(supply: Supplier, clock: Clock, recipe: Recipe, *, now: Callable[
         recipe: counts and budget.
         now: the host's clock, in seconds.
     """
-    start, progress = now(), TrialProgress()
+    start, trial = now(), TrialUnderWay(supply, clock, recipe, now)
     try:
         with clock:
-            return _take(supply, clock, recipe, progress, now)
+            return _take(trial)
     except ClockLost as lost:
         fallback = clock.fall_back(str(lost))
         if fallback is None:
             raise
-    spent_s = now() - start - progress.compiled_s
+    # Retry outside the `except`: the error no longer holds the lost trial's frames, so its memory is freed.
+    spent_s = now() - start - trial.compiled_s
     left = replace(recipe, budget_s=max(0.0, recipe.budget_s - spent_s))
-    return take_trial(supply, fallback, left, now=now)  # out here nothing holds what the lost trial held
+    return take_trial(supply, fallback, left, now=now)
 
 
-def _take(supply: Supplier, clock: Clock, recipe: Recipe, progress: TrialProgress, now: Callable[[], float]) -> Trial:
+def _take(trial: TrialUnderWay) -> Trial:
+    recipe, now = trial.recipe, trial.now
     start = now()
-    latest = check(supply, clock, recipe, progress, now)
-    start += progress.compiled_s
+    latest = check(trial)
+    start += trial.compiled_s
     if now() - start > recipe.budget_s:
-        return Trial((latest,), "budget", _facts(clock, progress, "stream", "the budget holds no more calls"))
-    deadline = now() + recipe.budget_s / SLOW_SHARE - CHECKS * progress.per_call_s
-    warm_up(supply, clock, recipe, progress, deadline=deadline, now=now)
-    check_lines(supply, clock, progress, deadline=deadline, now=now)
-    calls = choose_calls(supply, clock, recipe, progress, now)
-    rule = StoppingRule(recipe.iterations, recipe.budget_s - (now() - start), _extra(clock, recipe, progress))
+        calls = Calls(trial.supply, "stream", "the budget holds no more calls")
+        return Trial((latest,), "budget", _facts(trial, calls))
+    deadline = now() + recipe.budget_s / SLOW_SHARE - CHECKS * trial.per_call_s
+    warm_up(trial, deadline=deadline)
+    check_lines(trial, deadline=deadline)
+    calls = choose_calls(trial)
+    rule = StoppingRule(recipe.iterations, recipe.budget_s - (now() - start), count_extra(trial))
     try:
-        samples, stop = take_samples(calls.supply, clock, rule, progress, now)
+        samples, stop = take_samples(trial, calls.supply, rule)
     except CaptureRefused as refused:  # of a later call: it does something else than the first
-        calls = Calls(supply, "stream", str(refused))
+        calls = Calls(trial.supply, "stream", str(refused))
         rule = replace(rule, budget_s=recipe.budget_s - (now() - start))
-        samples, stop = take_samples(supply, clock, rule, progress, now)
-    facts = _facts(clock, progress, calls.mode, calls.reason)
-    if len(samples) > recipe.iterations:
-        facts["extra_samples"] = len(samples) - recipe.iterations
-    if len({sample.launched for sample in samples}) > 1:
-        facts["operations_vary"] = True
-    if calls.graphs > 1:
-        facts["graphs"] = calls.graphs
-    return Trial(tuple(samples), stop, facts)
+        samples, stop = take_samples(trial, calls.supply, rule)
+    return Trial(tuple(samples), stop, _facts(trial, calls, samples))
 
 
-def check(supply: Supplier, clock: Clock, recipe: Recipe, progress: TrialProgress, now: Callable[[], float]) -> Sample:
+def check(trial: TrialUnderWay) -> Sample:
     """Make the first calls: what the call launches, whether it waits inside, how long the host needs for it.
 
-    The first one may compile kernels, where the call was not made before: then what it says of time counts only for a
-    CPU, and there only where it was quick.
+    The first call may compile kernels, if the call was not made before. Then its time counts only on a CPU, and there
+    only if it was quick.
 
     Returns:
         The reading to go by where the budget holds no more calls.
     """
-
-    def call(lead: Lead) -> Sample:
-        begin = now()
-        (sample,) = clock.sample([supply(progress.calls)], lead)
-        progress.calls += 1
-        progress.per_call_s = now() - begin
-        return sample
-
-    first = call(Lead())
-    progress.looked_at = first
-    first_s = progress.per_call_s
+    recipe, fills_queue = trial.recipe, trial.clock.fills_queue
+    (first,) = trial.time_calls(1, lead=Lead())
+    trial.looked_at = first
+    first_s = trial.per_call_s
     is_known = recipe.was_called and first_s > recipe.budget_s
-    if is_known or (not clock.fills_queue and (recipe.was_called or first_s <= recipe.budget_s / 2)):
+    if is_known or (not fills_queue and (recipe.was_called or first_s <= recipe.budget_s / 2)):
         return first
-    alone = call(Lead(looks_aside=True))
-    progress.looked_at = alone
-    alone_s = progress.per_call_s
-    progress.compiled_s = max(0.0, first_s - alone_s)
-    if not clock.fills_queue or alone_s > recipe.budget_s:
+    (alone,) = trial.time_calls(1, lead=Lead(looks_aside=True))
+    trial.looked_at = alone
+    alone_s = trial.per_call_s
+    trial.compiled_s = max(0.0, first_s - alone_s)
+    if not fills_queue or alone_s > recipe.budget_s:
         return alone
     if alone_s * SLOW_SHARE <= recipe.budget_s:
-        _look_behind_spin(alone, call, clock, progress)
-        progress.per_call_s = min(alone_s, progress.per_call_s)  # the spin of the look is no part of a reading
-    size_spin([alone.enqueue_ns], progress)
-    progress.per_call_s += progress.lead.spin_ns / 1e9
+        _look_behind_spin(trial, alone)
+        trial.per_call_s = min(alone_s, trial.per_call_s)  # the spin of the look is no part of a reading
+    size_spin(trial, [alone.enqueue_ns])
+    trial.per_call_s += trial.lead.spin_ns / 1e9
     return alone
 
 
-def _look_behind_spin(alone: Sample, call: Callable[[Lead], Sample], clock: Clock, progress: TrialProgress) -> None:
+def _look_behind_spin(trial: TrialUnderWay, alone: Sample) -> None:
     """See whether a call waits for the GPU inside, and whether it uses streams that do not wait for the current one.
 
     Args:
+        trial: takes what is found.
         alone: the reading of a call that no spin stood before.
-        call: makes a call.
-        clock: what `call` reads.
-        progress: takes what is found.
     """
     probe = Lead(PROBE_NS + alone.enqueue_ns)  # longer than what the host does before it may wait
-    behind_spin = call(probe)
+    (behind_spin,) = trial.time_calls(1, lead=probe)
     slower_ns = behind_spin.enqueue_ns - alone.enqueue_ns
     if slower_ns > PROBE_NS // 2:  # it waits, or the host was held up: a second look tells
-        slower_ns = call(probe).enqueue_ns - alone.enqueue_ns
-    progress.overfills = (alone.operations or 0) > QUEUE_HOLDS
-    progress.waits_inside = slower_ns > PROBE_NS // 2 and not progress.overfills
+        (behind_again,) = trial.time_calls(1, lead=probe)
+        slower_ns = behind_again.enqueue_ns - alone.enqueue_ns
+    trial.overfills = (alone.operations or 0) > QUEUE_HOLDS
+    trial.waits_inside = slower_ns > PROBE_NS // 2 and not trial.overfills
     escaped = behind_spin.escaped
-    if alone.escaped and not clock.sees_operations:  # or the host was held up: likewise
-        escaped = call(Lead(looks_aside=True)).escaped
-    progress.looked_at = replace(alone, escaped=escaped)
-    progress.lead = Lead(settled=escaped)
+    if alone.escaped and not trial.clock.sees_operations:  # or the host was held up: a second look tells here, too
+        (aside_again,) = trial.time_calls(1, lead=Lead(looks_aside=True))
+        escaped = aside_again.escaped
+    trial.looked_at = replace(alone, escaped=escaped)
+    trial.lead = Lead(settled=escaped)
 
 
-def warm_up(
-    supply: Supplier,
-    clock: Clock,
-    recipe: Recipe,
-    progress: TrialProgress,
-    *,
-    deadline: float,
-    now: Callable[[], float],
-) -> None:
+def warm_up(trial: TrialUnderWay, *, deadline: float) -> None:
     """Make the rest of the untimed calls, in growing batches, and size the spin by what the host needed."""
-    while progress.calls < recipe.warmup_runs and now() < deadline:
-        begin = now()
-        room = int((deadline - begin) / progress.per_call_s) if progress.per_call_s else progress.calls
-        count = max(1, min(progress.calls, recipe.warmup_runs - progress.calls, room))
-        samples = clock.sample([supply(progress.calls + index) for index in range(count)], progress.lead)
-        progress.per_call_s = (now() - begin) / count
-        progress.calls += count
-        if clock.fills_queue:
-            size_spin([sample.enqueue_ns for sample in samples], progress)
+    while trial.calls < trial.recipe.warmup_runs and trial.now() < deadline:
+        room = int((deadline - trial.now()) / trial.per_call_s) if trial.per_call_s else trial.calls
+        samples = trial.time_calls(max(1, min(trial.calls, trial.recipe.warmup_runs - trial.calls, room)))
+        if trial.clock.fills_queue:
+            size_spin(trial, [sample.enqueue_ns for sample in samples])
 
 
-def size_spin(enqueue_ns: list[int], progress: TrialProgress) -> None:
+def size_spin(trial: TrialUnderWay, enqueue_ns: list[int]) -> None:
     """Set the spin: none where it cannot help.
 
     It lasts as long as the host needs to enqueue one call, with a margin, and as long as memory and power need to rest.
     """
-    if not progress.overfills or not progress.enqueue_ns:  # else it holds the spin before it
-        progress.enqueue_ns = int(median(enqueue_ns))
-    helps = not progress.waits_inside and not progress.lead.settled
-    wanted = int(progress.enqueue_ns * SPIN_MARGIN) + SPIN_FLOOR_NS
-    wanted = max(min(wanted, SPIN_CEILING_NS), rest_ns(progress))
-    progress.lead = replace(progress.lead, spin_ns=wanted if helps else 0)
+    if not trial.overfills or not trial.enqueue_ns:  # else the readings hold the spin before them
+        trial.enqueue_ns = int(median(enqueue_ns))
+    helps = not trial.waits_inside and not trial.lead.settled
+    wanted = int(trial.enqueue_ns * SPIN_MARGIN) + SPIN_FLOOR_NS
+    wanted = max(min(wanted, SPIN_CEILING_NS), rest_ns(trial.looked_at))
+    trial.lead = replace(trial.lead, spin_ns=wanted if helps else 0)
 
 
-def rest_ns(progress: TrialProgress) -> int:
+def rest_ns(call: Sample | None) -> int:
     """Return how long the GPU rests before a call: as long as the call keeps it busy, within bounds."""
-    first = progress.looked_at
-    busy_ns = 0 if first is None else first.span_ns if first.busy_ns is None else first.busy_ns
+    busy_ns = 0 if call is None else call.span_ns if call.busy_ns is None else call.busy_ns
     return min(max(busy_ns, REST_NS), MOST_REST_NS)
 
 
-def _extra(clock: Clock, recipe: Recipe, progress: TrialProgress) -> int:
+def count_extra(trial: TrialUnderWay) -> int:
     """Return how many readings a call may get beyond the count, if they scatter: none but for a quick one on a GPU."""
-    if recipe.exact or not clock.sees_operations or progress.waits_inside or not progress.per_call_s:
+    if trial.recipe.exact or not trial.clock.sees_operations or trial.waits_inside or not trial.per_call_s:
         return 0
-    return min(EXTRA_SHARE * recipe.iterations, int(EXTRA_S / progress.per_call_s))
+    return min(EXTRA_SHARE * trial.recipe.iterations, int(EXTRA_S / trial.per_call_s))
 
 
 def most_readings(iterations: int) -> int:
-    """Return how many readings a trial can have that wants so many."""
+    """Return the most readings that a trial can have, given the number wanted."""
     return max(1, iterations) * (1 + EXTRA_SHARE)
 
 
-def take_samples(
-    supply: Supplier, clock: Clock, rule: StoppingRule, progress: TrialProgress, now: Callable[[], float]
-) -> tuple[list[Sample], Stop]:
+def take_samples(trial: TrialUnderWay, supply: Supplier, rule: StoppingRule) -> tuple[list[Sample], Stop]:
     """Take readings until the rule says stop; return them and why it did."""
-    start = now()
+    start = trial.now()
     samples: list[Sample] = []
     while True:
-        spent_s = now() - start
+        spent_s = trial.now() - start
         spans_ns, busy_ns = [s.span_ns for s in samples], [s.busy_ns for s in samples if s.busy_ns is not None]
-        stop = rule.reason_to_stop(spans_ns, busy_ns, spent_s=spent_s, per_call_s=progress.per_call_s)
+        stop = rule.reason_to_stop(spans_ns, busy_ns, spent_s=spent_s, per_call_s=trial.per_call_s)
         if stop is not None:
             return samples, stop
-        count = rule.next_batch(len(samples), spent_s=spent_s, per_call_s=progress.per_call_s)
-        samples += take_batch(supply, clock, count, progress, now, deadline=start + rule.budget_s)
+        count = rule.next_batch(len(samples), spent_s=spent_s, per_call_s=trial.per_call_s)
+        samples += take_batch(trial, supply, count, deadline=start + rule.budget_s)
 
 
-def take_batch(
-    supply: Supplier,
-    clock: Clock,
-    count: int,
-    progress: TrialProgress,
-    now: Callable[[], float],
-    *,
-    deadline: float,
-    retakes: int = RETAKES,
-) -> list[Sample]:
-    """Take readings; again with a longer spin where the host came late too often for a call that does not wait.
+def take_batch(trial: TrialUnderWay, supply: Supplier, count: int, *, deadline: float) -> list[Sample]:
+    """Take readings. If too many are late for a call that does not wait, take them again behind a longer spin.
 
-    Late ones have to do where others would take until after the deadline (seconds).
+    Late readings are kept where taking others would last until after the deadline (seconds).
     """
-    begin = now()
-    launches = [supply(progress.calls + index) for index in range(count)]  # may make copies, or graphs
-    samples = clock.sample(launches, progress.lead)
-    progress.per_call_s = (now() - begin) / count
-    progress.calls += count
-    too_late = sum(sample.late for sample in samples) > LATE_SHARE * count and not progress.overfills
-    longer_ns = min(progress.lead.spin_ns * 2, SPIN_CEILING_NS)
-    retaken_s = count * (progress.per_call_s + (longer_ns - progress.lead.spin_ns) / 1e9)
-    if not too_late or longer_ns == progress.lead.spin_ns or not retakes or now() + retaken_s > deadline:
-        return samples
-    progress.lead = replace(progress.lead, spin_ns=longer_ns)
-    progress.retaken += count
-    return take_batch(supply, clock, count, progress, now, deadline=deadline, retakes=retakes - 1)
+    samples = trial.time_calls(count, supply=supply)
+    for _ in range(RETAKES):
+        spin_ns = trial.lead.spin_ns
+        longer_ns = min(spin_ns * 2, SPIN_CEILING_NS)
+        retaken_s = count * (trial.per_call_s + (longer_ns - spin_ns) / 1e9)
+        too_late = sum(sample.late for sample in samples) > LATE_SHARE * count and not trial.overfills
+        if not too_late or longer_ns == spin_ns or trial.now() + retaken_s > deadline:
+            break
+        trial.lead = replace(trial.lead, spin_ns=longer_ns)
+        trial.retaken += count
+        samples = trial.time_calls(count, supply=supply)
+    return samples
 
 
-def _facts(clock: Clock, progress: TrialProgress, mode: str, reason: str) -> Facts:
-    facts: Facts = {"method": clock.method, "cache_state": clock.cache_state, "calls": progress.calls}
-    if clock.fills_queue:
-        facts |= {"launch": mode, "spin_ns": progress.lead.spin_ns}
-        if reason:
-            facts["launch_reason"] = reason
-    if progress.waits_inside:
-        facts["waits_inside"] = True
-    if progress.lead.settled:
-        facts["side_stream"] = True
-    if progress.lead.resets_lines:
-        facts["lines_reset"] = True
-    if progress.retaken:
-        facts["retaken"] = progress.retaken
-    if clock.fills_queue:
-        facts["enqueue_ns"] = progress.enqueue_ns
-    return {**facts, **clock.facts()}
+def _facts(trial: TrialUnderWay, calls: Calls, samples: Sequence[Sample] = ()) -> Facts:
+    """Return how the readings came about; what does not hold is left out."""
+    facts: Facts = {"method": trial.clock.method, "cache_state": trial.clock.cache_state, "calls": trial.calls}
+    if trial.clock.fills_queue:
+        facts |= {"launch": calls.mode, "spin_ns": trial.lead.spin_ns, "enqueue_ns": trial.enqueue_ns}
+        facts |= {"launch_reason": calls.reason} if calls.reason else {}
+    holding: Facts = {
+        "waits_inside": trial.waits_inside,
+        "side_stream": trial.lead.settled,
+        "lines_reset": trial.lead.resets_lines,
+        "retaken": trial.retaken,
+        "extra_samples": max(0, len(samples) - trial.recipe.iterations),
+        "operations_vary": len({sample.launched for sample in samples}) > 1,
+        "graphs": calls.graphs if calls.graphs > 1 else 0,
+    }
+    return {**facts, **{name: value for name, value in holding.items() if value}, **trial.clock.facts()}

@@ -15,11 +15,14 @@ from statistics import fmean, median, stdev
 from typing import Final
 
 MOST_BATCHES: Final = 10
+"""A series is cut into at most this many batches."""
 FEWEST_BATCHES: Final = 3
+"""A series that gives fewer batches than this has no interval."""
 BATCH: Final = 3
-"""A batch holds at least so many readings."""
+"""A batch holds at least this many readings."""
 STUDENT_975: Final = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
-"""The 97.5 % quantile of Student's t by degrees of freedom, from 1; with more of them it is a little smaller."""
+"""The 97.5 % quantile of Student's t for 1 to 9 degrees of freedom. For more of them the last one is taken, which is a
+little too large."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +71,9 @@ def summarise_series(values: Sequence[float]) -> Summary:
 def summarise_trials(series: Sequence[Sequence[float]]) -> Summary:
     """Return the statistics over trials, each counting the same, however many readings it has.
 
-    The interval is that of the mean of the trials' medians, by the wider of two ways: from batches of all trials
-    together, and from those medians alone, since what differs between trials is one draw for each of them.
+    The interval is that of the mean of the trials' medians. It is computed in two ways, and the wider one counts: from
+    batches of all trials together, and from the trials' medians alone. The second way counts because what differs
+    between trials was drawn only once for each of them.
 
     Args:
         series: the readings of each trial in the order in which they were taken; none is empty.
@@ -95,7 +99,10 @@ def summarise_trials(series: Sequence[Sequence[float]]) -> Summary:
 
 
 def _half_width(series: Sequence[Sequence[float]]) -> float | None:
-    """Return half the interval's width by as many batches of each trial; by all readings where that makes too few."""
+    """Return half the interval's width, from equally many batches of each trial.
+
+    Where that makes too few batches, all readings are taken as one series.
+    """
     most = max(1, MOST_BATCHES // len(series))
     middles = [found for values in series for found in _batch_middles(values, min(most, len(values) // BATCH), median)]
     if FEWEST_BATCHES <= len(middles) <= MOST_BATCHES:
@@ -131,8 +138,8 @@ def centred(values: Sequence[float]) -> list[float]:
 def trimmed_mean(values: Sequence[float]) -> float:
     """Return the mean without a tenth of the values at either end, at least one where there are three or more.
 
-    Finer than the steps of the GPU's clock, and steadier than a median where readings come in two kinds: a call of a
-    microsecond that misses the caches takes one time or another, 20 % apart, and the middle lies between them.
+    It is finer than the steps of the GPU's clock. It is also steadier than a median where readings have two typical
+    durations: a call of a microsecond that misses the caches has two, 20 % apart, and the median may be either.
     """
     ordered = sorted(values)
     cut = max(len(ordered) // 10, int(len(ordered) >= 3))
@@ -155,7 +162,7 @@ def median_interval(values: Sequence[float], middle: Middle = median) -> tuple[f
 
     Args:
         values: readings in the order in which they were taken; they may depend on their neighbours.
-        middle: what the interval is of, where that is not the median.
+        middle: the figure that the interval is for, where that is not the median.
     """
     batches = min(MOST_BATCHES, len(values) // BATCH)
     if batches < FEWEST_BATCHES:
@@ -167,7 +174,7 @@ def median_interval(values: Sequence[float], middle: Middle = median) -> tuple[f
 
 
 def _batch_middles(values: Sequence[float], batches: int, middle: Middle) -> list[float]:
-    """Return the middle of each of so many consecutive batches."""
+    """Cut a series into this many consecutive batches, and return the middle of each."""
     bounds = [len(values) * index // batches for index in range(batches + 1)] if batches else []
     return [middle(values[start:end]) for start, end in pairwise(bounds)]
 

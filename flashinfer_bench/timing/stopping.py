@@ -1,5 +1,8 @@
-"""When to stop taking readings: at the count that was asked for; later, for a quick call whose readings scatter; or
-earlier, for a slow call, when its median is known well enough or the time is spent. Pure."""
+"""When to stop taking readings. Pure.
+
+Usually at the count that was asked for. A quick call whose readings scatter gets more. A slow call gets fewer: until
+its median is known well enough, or the time is spent.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,15 @@ from flashinfer_bench.timing.measurement import Stop
 from flashinfer_bench.timing.statistics import Middle, relative_half_width, trimmed_mean
 
 STEP_NS: Final = 32
-"""The GPU's clock goes in such steps (on an H200); half of one is as well as the extra readings can know a time."""
+"""Step of the GPU's clock on an H200. A time that is known to half a step is known well enough: no number of extra
+readings tells more."""
 SLOW_BATCH: Final = 3
-"""Readings between two looks at a slow call."""
+"""Readings of a call too slow for the budget that are taken before the rule looks again."""
 QUICK_S: Final = 0.002
-"""A reading that takes no longer is quick: all of its kind are taken at once."""
+"""If a reading takes at most this long, the call is quick, and all its readings are taken in one batch."""
 BATCH_SHARE: Final = 1 / 8
-"""A batch of others may be expected to take this share of the time that is left: some calls become slower by and by."""
+"""A batch of a call that is not quick takes about this share of the time that is left. The rule then looks again, since
+some calls become slower while they are timed."""
 
 
 @dataclass(frozen=True)
@@ -28,18 +33,19 @@ class StoppingRule:
     iterations: int
     """Readings wanted."""
     budget_s: float
-    """Where `iterations` readings would take longer than what is left of this, fewer will do."""
+    """Wall time, in seconds. Where all readings would take longer than what is left of it, fewer are taken."""
     extra: int = 0
-    """Readings beyond those, at the most, while median span and mean busy time are not known well enough."""
+    """The most readings beyond these. They are taken while median span and mean busy time are not known well enough."""
     precision: float = 0.01
-    """The median of a slow call is known well enough when half its interval is below this share of it."""
+    """A slow call stops early if half the interval of its median is at most this share of the median."""
     extra_precision: float = 0.005
-    """Likewise median span and mean busy time of a quick one, that is given more readings until they are."""
+    """A quick call gets extra readings until half the intervals of its median span and mean busy time are at most this
+    share of them."""
 
     def reason_to_stop(
         self, spans_ns: Sequence[int], busy_ns: Sequence[int] = (), *, spent_s: float, per_call_s: float
     ) -> Stop | None:
-        """Say why no more readings are to be taken, or None where more are.
+        """Say why to stop; None where more readings are to be taken.
 
         Args:
             spans_ns: the readings so far, in order.
@@ -57,9 +63,9 @@ class StoppingRule:
         return "budget" if spent_s + per_call_s > self.budget_s else None
 
     def next_batch(self, taken: int, *, spent_s: float, per_call_s: float) -> int:
-        """Return how many readings to take before looking again: all that are left of a quick call that has the time.
+        """Return how many readings to take before looking again.
 
-        Extra ones come in batches as large as the count.
+        A quick call that has the time takes all that are left. Extra readings come in batches as large as the count.
         """
         if taken >= self.iterations:
             return min(self.iterations, self.iterations + self.extra - taken)

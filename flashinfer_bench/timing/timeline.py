@@ -1,7 +1,7 @@
 """From what a GPU did to readings: the operations between two spins belong to the call that was launched between them.
 
-Pure. An operation is given to a call by the order in which the host launched it (its correlation id), not by when it
-ran: work on a stream that does not wait for the current one may run before the spin has ended.
+Pure. An operation is given to a call by the order in which the host launched it (its correlation id), and not by the
+time when it ran: work on a stream that does not wait for the current one may run before the spin has ended.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def read_samples(operations: Sequence[Operation], calls: Sequence[HostCall], *, 
         if index >= 0 and operation is not spins[index]:
             groups[index].append(operation)
     for group in groups[:-1]:
-        _remove_last(group, names.flush)  # it stands before the spin of the next call
+        _remove_last(group, names.flush)  # the flush before the next call's spin
     for group, call in zip(groups, calls, strict=True):
         if call.ends_with_mark:
             _cut_at_mark(group, names.mark)
@@ -80,7 +80,7 @@ def read_samples(operations: Sequence[Operation], calls: Sequence[HostCall], *, 
 
 
 def _remove_last(operations: list[Operation], name: str | None) -> None:
-    """Remove the operation of that name that was launched last; a call may have launched others of the same name."""
+    """Remove the operation of that name that was launched last. A call may have launched others of the same name."""
     named = [operation for operation in operations if operation.name == name]
     if named:
         last = max(named, key=lambda operation: operation.correlation)

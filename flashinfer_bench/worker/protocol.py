@@ -40,8 +40,9 @@ import hashlib
 from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from flashinfer_bench.timing.facts import Count, Nanoseconds, Words
 from flashinfer_bench.timing.measurement import Sample
 from flashinfer_bench.worker.wire import WireError
 
@@ -54,40 +55,33 @@ MAX_CALLS: Final = 4_096
 Text = Annotated[str, Field(max_length=MAX_TEXT)]
 ShortText = Annotated[str, Field(max_length=MOST_WORDS)]
 Style = Literal["dps", "value", "keyword"]
-Count = Annotated[int, Field(ge=0, le=10**9)]
-Nanoseconds = Annotated[int, Field(ge=0, le=10**15)]
 Series = Annotated[list[Nanoseconds], Field(min_length=1, max_length=MAX_CALLS)]
 Digest = Annotated[str, Field(max_length=16)]
 
 
-class Claim(BaseModel):
-    """What every answer has."""
+class Part(BaseModel):
+    """A part of an answer: its fields are all known, and of the types that are declared."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class Claim(Part):
+    """What every answer has."""
+
     id: int
 
 
-class Signature(BaseModel):
+class Signature(Part):
     """How the entry function may be called; `maximum` is null where it takes any number."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
     text: ShortText
     minimum: Annotated[int, Field(ge=0, le=10_000)]
     maximum: Annotated[int, Field(ge=0, le=10_000)] | None
 
 
-def printable(text: str) -> str:
-    """Return a text without what moves a terminal's cursor or breaks a line."""
-    return "".join(character if character.isprintable() else " " for character in text)
-
-
-Words = Annotated[ShortText, AfterValidator(printable)]
-
-
-class ClockTraits(BaseModel):
+class ClockTraits(Part):
     """The clock that a worker uses."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
     method: Literal["wall", "cupti", "cuda_events"]
     cache_state: Literal["cold", "warm"]
     fills_queue: bool
@@ -132,10 +126,9 @@ class Started(Claim):
     lost: Words | None
 
 
-class Returned(BaseModel):
+class Returned(Part):
     """One value that a value-returning solution gave back."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
     kind: Literal["tensor", "scalar", "other"]
     type: ShortText
     shape: Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=64)] | None = None
@@ -143,10 +136,9 @@ class Returned(BaseModel):
     device: ShortText | None = None
 
 
-class Readings(BaseModel):
+class Readings(Part):
     """A reading per call: the fields of `Sample`, one list each; times in nanoseconds."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
     span_ns: Series
     enqueue_ns: Series
     busy_ns: Series | None
@@ -203,10 +195,9 @@ def answer_readings(samples: Sequence[Sample]) -> dict[str, Any]:
     }
 
 
-class ClockFacts(BaseModel):
+class ClockFacts(Part):
     """What a clock knows of its own readings."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
     lead_ns: Nanoseconds | None = None
     empty_pair_ns: Nanoseconds | None = None
     fallback: Words | None = None
@@ -250,10 +241,9 @@ class Stopped(Claim):
     stopped: Literal[True]
 
 
-class WorkerError(BaseModel):
+class WorkerError(Part):
     """Solution code, or our loop on its behalf, raised."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
     type: ShortText
     message: Text
     traceback: Text

@@ -7,9 +7,9 @@ import pytest
 
 from flashinfer_bench.cli import main
 from flashinfer_bench.cli.doctor import execute, render_report
-from flashinfer_bench.cli.flags import parse_command_line
+from flashinfer_bench.cli.entry import parse_command_line
 from flashinfer_bench.cli.screen.tables import UNLIMITED
-from flashinfer_bench.doctor.examination import examine
+from flashinfer_bench.doctor.examination import Instruments, examine
 from tests.doctor.visits import GPU, agreement, machine, readings
 
 TABLE = """\
@@ -23,12 +23,12 @@ to 52 °C (at rest to under load)
 
 
 def examined(device=GPU, *, twins=(1.0,), **parts):
-    return examine(
-        device,
+    instruments = Instruments(
         look=lambda device: machine(device, **parts),
         measure=lambda _: readings(),
         check=lambda _: agreement(*twins),
     )
+    return examine(device, instruments=instruments)
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +55,8 @@ def test_what_is_broken_stands_out_and_comes_with_advice():
 @pytest.mark.parametrize(("twins", "code"), [((1.0,), 0), ((1.2,), 1)], ids=["healthy", "broken"])
 def test_the_exit_code_says_whether_this_machine_can_measure(twins, code, capsys):
     args = parse_command_line(["doctor", "--device", "cpu", "--format", "json"])
-    fake = partial(examine, look=machine, measure=lambda _: readings(), check=lambda _: agreement(*twins))
+    instruments = Instruments(machine, lambda _: readings(), lambda _: agreement(*twins))
+    fake = partial(examine, instruments=instruments)
     assert execute(args, examination=lambda device, **asked: fake(GPU, **asked)) == code
     out, err = capsys.readouterr()
     assert json.loads(out)["exit_code"] == code

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from flashinfer_bench.cli.entry import COMMANDS
 from tests.cli.fake_engine import write_small_set
 
 PROBE = """
@@ -23,8 +24,23 @@ def start(*command):
     return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
 
 
-def test_help_imports_neither_torch_nor_pydantic_nor_rich():
-    ended = start(sys.executable, "-c", PROBE, "torch,pydantic,rich,yaml", "--help")
+@pytest.mark.parametrize(
+    ("argv", "code", "heard"),
+    [
+        (("--help",), 0, ""),
+        (("rnu", "--local", "x"), 2, "error: unknown command rnu; did you mean run?\n"),
+        (("cache", "shwo"), 2, "error: unknown cache command shwo; did you mean show?\n"),
+    ],
+    ids=["help", "misspelt", "misspelt below"],
+)
+def test_help_and_misspelt_commands_import_neither_torch_nor_pydantic_nor_rich_nor_yaml(argv, code, heard):
+    ended = start(sys.executable, "-c", PROBE, "torch,pydantic,rich,yaml", *argv)
+    assert (ended.returncode, ended.stderr) == (code, heard)
+
+
+def test_the_help_of_a_command_imports_no_other_command():
+    others = ",".join(f"flashinfer_bench.cli.{item.module}" for word, item in COMMANDS.items() if word != "run")
+    ended = start(sys.executable, "-c", PROBE, f"torch,{others}", "run", "--help")
     assert (ended.returncode, ended.stderr) == (0, "")
 
 

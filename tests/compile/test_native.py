@@ -20,7 +20,7 @@ from flashinfer_bench.compile import (
     why_not_buildable,
 )
 from flashinfer_bench.compile import building as building_module
-from flashinfer_bench.compile.step_process import Limits, StepProcess
+from flashinfer_bench.compile.step_process import StepLimits, StepProcess
 from flashinfer_bench.compile.table import make_recipe
 from tests.kit.make import make_solution
 from tests.kit.native import EXPORT, make_native, pretend_compiler, processes_in
@@ -128,7 +128,7 @@ TWINS = {
 @pytest.mark.parametrize("twin", TWINS)
 def test_what_does_not_compile_is_the_solutions_fault_with_the_first_error_first(tmp_path, twin):
     source, message = TWINS[twin]
-    built = build(tmp_path, make_native(main=source), limits=Limits(60, GIB // 2))
+    built = build(tmp_path, make_native(main=source), limits=StepLimits(60, GIB // 2))
     assert isinstance(built.error, BuildFailure)
     assert built.artifact is None
     assert re.search(message, str(built.error)), str(built.error)
@@ -260,7 +260,7 @@ def test_a_full_disk_and_a_killed_compiler_are_the_machines_fault(tmp_path, acti
 
 def test_a_compiler_that_does_not_end_is_ended_with_all_that_it_started(tmp_path):
     toolchain = pretend_compiler(tmp_path, action="sleep 1000 & sleep 1000")
-    built = build(tmp_path / "cache", make_native(), toolchain=toolchain, limits=Limits(0.5, GIB))
+    built = build(tmp_path / "cache", make_native(), toolchain=toolchain, limits=StepLimits(0.5, GIB))
     assert isinstance(built.error, BuildFailure)
     assert "still going on after 0.5 s" in str(built.error)
     assert processes_in(tmp_path) == []

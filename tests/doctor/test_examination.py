@@ -3,12 +3,13 @@
 import json
 import os
 from contextlib import ExitStack
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from flashinfer_bench.bench.runner.device_lock import lock_device
-from flashinfer_bench.doctor.examination import examine
+from flashinfer_bench.doctor.examination import Instruments, examine
 from flashinfer_bench.doctor.machine import read_machine
 from flashinfer_bench.doctor.probe_process import ProbeFailed
 from flashinfer_bench.errors import DeviceFault
@@ -20,9 +21,11 @@ def _own_locks(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
 
 
-def visit(device=GPU, **parts):
-    given = {"look": machine, "measure": lambda _: readings(), "check": lambda _: agreement(1.0)}
-    return examine(device, **{**given, **parts})
+INSTRUMENTS = Instruments(machine, lambda _: readings(), lambda _: agreement(1.0))
+
+
+def visit(device=GPU, *, asked_for=None, quick=False, tell=lambda _: None, **parts):
+    return examine(device, asked_for=asked_for, quick=quick, tell=tell, instruments=replace(INSTRUMENTS, **parts))
 
 
 def broken(report):

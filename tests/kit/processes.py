@@ -10,6 +10,8 @@ import uuid
 from contextlib import contextmanager
 from pathlib import Path
 
+from flashinfer_bench.bench.runner.session import start
+
 VARIABLE = "FIB_TEST_MARK"
 
 
@@ -43,7 +45,7 @@ def is_hidden_session(pid):
 
 def is_session(pid):
     try:
-        return b"runner.session.start" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return start.__name__.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False
 

@@ -16,18 +16,18 @@ import torch
 from flashinfer_bench.cli.perf.cases import read_requests
 from flashinfer_bench.cli.perf.flags import split_session
 from flashinfer_bench.cli.perf.ranks import make_rows, report_ranks
-from flashinfer_bench.routines.case.support import Place
+from flashinfer_bench.routines.case.support import Platform
 from flashinfer_bench.routines.code import moe_torch
 from flashinfer_bench.routines.families.moe_comm import EXCHANGE, count_ranks, why_not_here
 from flashinfer_bench.routines.ranks.experts import RealExperts
-from flashinfer_bench.routines.ranks.rank import RankInputs, pack, time_rounds, unpack
+from flashinfer_bench.routines.ranks.rank import RankInputs, Round, Weighing, pack, time_rounds, unpack
 from tests.kit.stopwatch import WallStopwatch
 from tests.routines.judged import make_case
 
 pytestmark = pytest.mark.cpu
 
 RANKS, TOKENS, HIDDEN, EXPERTS, INTERMEDIATE = 2, 5, 128, 8, 256
-PLACE = Place("NVIDIA B200", "10.0", {}, frozenset({"flashinfer"}))
+PLACE = Platform("NVIDIA B200", "10.0", {}, frozenset({"flashinfer"}))
 SIZES = "--num_tokens 5 --hidden_size 128 --num_experts 8"
 FLAGS = "--routine moe_a2a_dispatch_combine --num_tokens 4 --hidden_size 128 --num_experts 16 --top_k 2"
 
@@ -93,9 +93,10 @@ def run(quant, spoil=None, library=None):
         factors = torch.rand(TOKENS, 3, generator=source).softmax(dim=-1)
         inputs = RankInputs(hidden, experts, factors, EXPERTS, rank, RANKS, quant)
         own = Rank(world, rank, spoil if rank == 1 else None)
-        real = None if library is None else RealExperts(inputs, library, intermediate=INTERMEDIATE, seed=7)
+        real = library and RealExperts(inputs, library, intermediate=INTERMEDIATE, seed=7)
         check = EXCHANGE if library is None else make_case(*REAL[quant]).check
-        return time_rounds(inputs, own, own, WallStopwatch(), dry_run_iters=1, num_iters=3, experts=real, check=check)
+        exchange = Round(inputs, real or Weighing(inputs), own, check)
+        return time_rounds(exchange, own, WallStopwatch(), dry_run_iters=1, num_iters=3)
 
     with ThreadPoolExecutor(RANKS) as pool:
         return list(pool.map(one, range(RANKS)))

@@ -9,7 +9,7 @@ import pytest
 from flashinfer_bench.cli.perf.cases import read_requests
 from flashinfer_bench.cli.perf.files import to_cells, to_document
 from flashinfer_bench.cli.perf.rows import make_failed, make_skipped
-from flashinfer_bench.routines.case.support import Place
+from flashinfer_bench.routines.case.support import Platform
 from flashinfer_bench.routines.table import ROUTINES
 
 DECODE, PREFILL = "BatchDecodeWithPagedKVCacheWrapper", "BatchPrefillWithPagedKVCacheWrapper"
@@ -17,7 +17,7 @@ SIZES = "--batch_size 2 --s_qo 1 --s_kv 64 --num_qo_heads 8 --num_kv_heads 2 --h
 
 
 def resolved(routine, flags="", *, capability="9.0", backend="auto", make=make_failed):
-    place = Place("a GPU", capability, {}, frozenset({"flashinfer"}))
+    place = Platform("a GPU", capability, {}, frozenset({"flashinfer"}))
     request = read_requests(shlex.split(f"--routine {routine} {SIZES} {flags}"), None, place)[0]
     return to_cells(to_document(make(request, backend, "a reason", place), place))["resolved_backend"]
 

@@ -16,12 +16,12 @@ from flashinfer_bench.cli.perf.rows import make_row
 from flashinfer_bench.data import Evaluation, Trace, TraceSet
 from flashinfer_bench.roofline.workloads import cost_of_workload, describe_time
 from flashinfer_bench.routines.case.materials import make_material, write_material
-from flashinfer_bench.routines.case.support import Place
+from flashinfer_bench.routines.case.support import Platform
 from flashinfer_bench.routines.table import ROUTINES
 from tests.routines.small import SMALL
 
 pytestmark = pytest.mark.cpu
-H200 = Place("NVIDIA H200", "9.0", {}, frozenset({"flashinfer", "cudnn"}))
+H200 = Platform("NVIDIA H200", "9.0", {}, frozenset({"flashinfer", "cudnn"}))
 DOCUMENTED = (
     (Path(__file__).parents[1] / "cli" / "perf" / "documented_commands.txt").read_text(encoding="utf-8").splitlines()
 )

@@ -96,14 +96,8 @@ def test_a_partial_binds_tensors_that_no_rotation_reaches():
 def test_sets_are_made_when_they_are_used_and_used_in_turn():
     seen, evictions = [], []
     data = torch.ones(2)
-    rotation = Rotation(
-        lambda x, scale: seen.append(x.data_ptr()),
-        (data,),
-        {"scale": 2},
-        tensors=[data],
-        sets=3,
-        evict=lambda: evictions.append(1),
-    )
+    call = partial(lambda x, scale: seen.append(x.data_ptr()), data, scale=2)
+    rotation = Rotation(call, [data], sets=3, evict=lambda: evictions.append(1))
     for index in range(2):
         rotation.supply(index)()
     assert (rotation.used, len(evictions), seen[0]) == (2, 1, data.data_ptr())
@@ -116,14 +110,14 @@ def test_sets_are_made_when_they_are_used_and_used_in_turn():
 @given(st.integers(1, 10**6), st.integers(1, 10**8))
 def test_between_two_uses_of_a_set_the_others_fill_the_cache_three_times(size, l2_bytes):
     data = torch.empty(size, dtype=torch.uint8)
-    sets = count_sets(print, [data], device_type="cpu", l2_bytes=l2_bytes, free_bytes=10**18, calls=100)
+    sets = count_sets(print, [data], l2_bytes=l2_bytes, free_bytes=10**18, calls=100)
     assert (sets - 1) * data.nbytes >= 3 * l2_bytes
     assert (sets - 2) * data.nbytes < 3 * l2_bytes
 
 
 def test_copies_that_no_call_uses_need_no_memory():
     data = torch.ones(250)  # 1 kB, 31 sets of it for an L2 of 10 kB
-    question = {"device_type": "cpu", "l2_bytes": 10_000, "free_bytes": 20_000}
+    question = {"l2_bytes": 10_000, "free_bytes": 20_000}
     assert count_sets(print, [data], calls=10, **question) == 31
     with pytest.raises(RotationRefused, match="30 copies"):
         count_sets(print, [data], calls=100, **question)

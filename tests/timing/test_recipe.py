@@ -9,7 +9,7 @@ from flashinfer_bench.timing.clocks import ClockLost, Lead
 from flashinfer_bench.timing.clocks.wall import WallClock
 from flashinfer_bench.timing.lines import FIRST_LOOK
 from flashinfer_bench.timing.measurement import Sample
-from flashinfer_bench.timing.progress import Recipe, TrialProgress
+from flashinfer_bench.timing.progress import Recipe, TrialUnderWay
 from flashinfer_bench.timing.recipe import (
     EXTRA_S,
     EXTRA_SHARE,
@@ -103,7 +103,7 @@ def test_the_gpu_rests_before_a_call_as_long_as_the_call_keeps_it_busy(gpu, leng
 )
 def test_what_the_host_adds_to_a_span_is_no_reason_to_rest(span_ns, busy_ns, wanted_ns):
     seen = Sample(span_ns=span_ns, enqueue_ns=1, busy_ns=busy_ns)
-    assert rest_ns(TrialProgress(looked_at=seen)) == wanted_ns
+    assert rest_ns(seen) == wanted_ns
 
 
 def test_a_call_that_works_on_the_host_before_it_waits_is_seen_to_wait(gpu):
@@ -389,10 +389,10 @@ def test_a_reading_takes_what_the_quicker_of_two_calls_and_the_spin_take(gpu, se
     def supply(index):
         return gpu.call(length_ns=second_ns if index == 1 else 5_000_000)
 
-    progress, clock = TrialProgress(), fake_cupti_clock(gpu)[0]
-    with clock:
-        check(supply, clock, RECIPE, progress, gpu.seconds)
-    assert least_s < progress.per_call_s < most_s
+    trial = TrialUnderWay(supply, fake_cupti_clock(gpu)[0], RECIPE, gpu.seconds)
+    with trial.clock:
+        check(trial)
+    assert least_s < trial.per_call_s < most_s
 
 
 def test_a_fifth_of_late_readings_is_too_many(gpu):
@@ -404,11 +404,12 @@ def test_a_fifth_of_late_readings_is_too_many(gpu):
 
 
 def test_the_longer_spin_counts_when_readings_are_to_be_taken_again(gpu):
-    progress, clock = TrialProgress(lead=Lead(spin_ns=30_000_000)), fake_cupti_clock(gpu)[0]
+    clock, lead = fake_cupti_clock(gpu)[0], Lead(spin_ns=30_000_000)
+    trial = TrialUnderWay(lambda _: gpu.call(host_ns=40_000_000), clock, RECIPE, gpu.seconds, lead=lead)
     deadline = gpu.seconds() + 0.9  # ten calls of 40 ms, and ten more, but not with spins that are longer by 20 ms
     with clock:
-        take_batch(lambda _: gpu.call(host_ns=40_000_000), clock, 10, progress, gpu.seconds, deadline=deadline)
-    assert progress.retaken == 0
+        take_batch(trial, trial.supply, 10, deadline=deadline)
+    assert trial.retaken == 0
 
 
 def test_a_call_that_waits_inside_gets_no_extra_readings(gpu):

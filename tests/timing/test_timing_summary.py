@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flashinfer_bench.timing.facts import join_facts
 from flashinfer_bench.timing.gpu_state import GpuState
 from flashinfer_bench.timing.measurement import Sample, Trial
-from flashinfer_bench.timing.summary import shared_facts, summarise
+from flashinfer_bench.timing.summary import summarise
 
 FACTS = {"method": "cupti", "cache_state": "cold", "launch": "stream", "enqueue_ns": 2_000}
 COOL = GpuState(1980, 3201, 300.0, 50, (), 0)
@@ -86,9 +87,9 @@ def test_an_interval_of_equal_trials_is_as_wide_as_that_of_all_their_readings():
 
 @pytest.mark.parametrize("name", ["graphs", "output_places"])
 def test_what_does_not_hold_for_all_trials_is_not_told(name):
-    assert shared_facts([{name: 8}, {name: 8}])[name] == 8
-    assert name not in shared_facts([{}, {name: 8}])
-    assert name not in shared_facts([{name: 4}, {name: 8}])
+    assert join_facts([{name: 8}, {name: 8}])[name] == 8
+    assert name not in join_facts([{}, {name: 8}])
+    assert name not in join_facts([{name: 4}, {name: 8}])
 
 
 def test_a_call_without_gpu_work_costs_what_the_host_needs_and_no_launch_gap():
@@ -180,7 +181,7 @@ def test_trials_by_two_methods_get_the_launch_gap_only_where_it_is_missing():
 def test_facts_of_several_trials_are_medians_and_the_rest_is_the_last_ones():
     tables = [{**FACTS, "enqueue_ns": value, "calls": 60} for value in (1, 5, 90)]
     tables[0]["fallback"] = "CUPTI lost records"
-    assert shared_facts(tables) == {**FACTS, "enqueue_ns": 5, "calls": 60, "fallback": "CUPTI lost records"}
+    assert join_facts(tables) == {**FACTS, "enqueue_ns": 5, "calls": 60, "fallback": "CUPTI lost records"}
 
 
 def test_extra_readings_of_all_trials_are_added_up_as_readings_are():
@@ -254,4 +255,4 @@ def test_one_call_without_gpu_work_is_flagged():
 
 
 def test_of_facts_that_differ_the_last_one_is_told():
-    assert shared_facts([{"fallback": "first"}, {"fallback": "last"}, {}])["fallback"] == "last"
+    assert join_facts([{"fallback": "first"}, {"fallback": "last"}, {}])["fallback"] == "last"

@@ -1,1 +1,1 @@
-"""The judge: what is expected, how far off a solution is, the verdict. No solution code in its process; needs torch."""
+"""The judge: makes inputs, asks the reference, compares, decides. No solution code runs in its process. Needs torch."""

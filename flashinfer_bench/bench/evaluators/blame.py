@@ -1,4 +1,4 @@
-"""Turns what code that is not ours raises in the judge into an error of ours: a reference's, or a plug-in's."""
+"""Turns an exception of foreign code in the judge's process, of a reference or a plug-in, into an error of ours."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from flashinfer_bench.errors import FlashInferBenchError
 
 
 class Blame:
-    """A context in which whatever fails is explained; errors of ours, and interrupts, go on as they are.
+    """A context that replaces exceptions of foreign code. Errors of ours and interrupts pass through unchanged.
 
     Args:
-        explain: makes the error that is raised instead.
+        explain: takes the exception and makes the error that is raised instead.
     """
 
     def __init__(self, explain: Callable[[BaseException], FlashInferBenchError]) -> None:

@@ -1,7 +1,7 @@
 """The built-in evaluators without their code: which definitions each takes, and the revision of its rules.
 
-The host reads them here for fingerprints (resume.py), since it imports no torch; the classes, in the same order in
-`registry`, take both from here.
+The host imports no torch, so it reads both here, for the fingerprints of jobs. The classes of the evaluators use the
+same objects; `registry` lists the classes in the same order.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ SPECULATIVE_OUTPUTS: Final = ("output_token_ids", "accepted", "emitted")
 
 @dataclass(frozen=True)
 class BuiltIn:
-    """One evaluator."""
+    """What is known of one evaluator without importing its class."""
 
     name: str
-    """The class."""
+    """Name of the class."""
     revision: int
-    """Raise it when inputs, rules or numbers change for the definitions it takes, in code that it shares too."""
+    """Increase it when inputs, rules or numbers change for the definitions that it takes, also by shared code."""
     takes: Callable[[Definition], bool]
 
 
 def find_weights(definition: Definition) -> str | None:
-    """Give the name of the input that holds probabilities or logits; None where the definition has none."""
+    """Give the name of the input with probabilities or logits; None where there is none, or more than one."""
     fitting = [
         name
         for name, spec in definition.inputs.items()
@@ -42,7 +42,7 @@ def find_weights(definition: Definition) -> str | None:
 
 
 def takes_sampling(definition: Definition) -> bool:
-    """Take samplers; what only rescales probabilities is compared element by element."""
+    """Take samplers: definitions of op type sampling that give one token for each row."""
     specs = list(definition.outputs.values())
     draws_tokens = len(specs) == 1 and DTYPES[specs[0].dtype].kind == "int" and len(specs[0].shape or ()) == 1
     return definition.op_type == "sampling" and draws_tokens and find_weights(definition) is not None
@@ -76,7 +76,7 @@ def takes_speculative(definition: Definition) -> bool:
 
 
 def takes_renormalised(definition: Definition) -> bool:
-    """Take filters of probabilities that rescale what they keep."""
+    """Take filters that keep some probabilities of each row and rescale them."""
     weights, outputs = find_weights(definition), list(definition.outputs.values())
     if definition.op_type != "sampling" or weights is None or "logits" in weights.lower() or len(outputs) != 1:
         return False
@@ -100,7 +100,7 @@ SPECULATIVE: Final = BuiltIn("SpeculativeEvaluator", 1, takes_speculative)
 DEFAULT: Final = BuiltIn("DefaultEvaluator", 1, takes_all)
 
 IN_ORDER: Final = (SAMPLING, LOWBIT, DSA, TOP_K, RENORMALISED, SPECULATIVE, DEFAULT)
-"""The first that takes a definition judges it."""
+"""The first of these that takes a definition judges it."""
 
 
 def mark_built_in(definition: Definition, known: tuple[BuiltIn, ...] = IN_ORDER) -> str:

@@ -1,52 +1,89 @@
 """The Default evaluator: every element of every output within tolerance, on fresh inputs in each trial.
 
-Its three steps are functions too, so that another evaluator can borrow one by name.
+It is the template of the other evaluators: they override one of its hooks (`tolerance`, `judge_trial`,
+`check_reference`) and inherit the rest. Its steps are functions too, so that another evaluator can borrow one by name.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Final
 
 import torch
 
 from flashinfer_bench.bench.config import ResolvedEvalConfig
-from flashinfer_bench.bench.evaluators.built_in import DEFAULT
+from flashinfer_bench.bench.evaluators.built_in import DEFAULT, BuiltIn
 from flashinfer_bench.bench.evaluators.compare.rule import Tolerance
-from flashinfer_bench.bench.evaluators.evaluator import (
-    Accepted,
-    Baseline,
-    Evaluator,
-    JudgeContext,
-    Rejected,
-    SolutionRunnable,
-    Verdict,
-)
-from flashinfer_bench.bench.evaluators.inputs.make import make_inputs
+from flashinfer_bench.bench.evaluators.evaluator import Baseline, Evaluator, JudgeContext, SolutionRunnable
+from flashinfer_bench.bench.evaluators.inputs.make import InputMaker
 from flashinfer_bench.bench.evaluators.inputs.memory import bytes_of, total_bytes
 from flashinfer_bench.bench.evaluators.inputs.seeds import derive_seed
 from flashinfer_bench.bench.evaluators.reference import Reference
 from flashinfer_bench.bench.evaluators.verdict import (
+    Accepted,
+    Rejected,
+    Verdict,
     check_form,
-    compare_outputs,
-    describe_problems,
+    judge_elements,
     resolve_tolerance,
     summarise,
 )
-from flashinfer_bench.data import Definition, EvaluationStatus, Performance, Workload
+from flashinfer_bench.data import Definition, Performance, Workload
 
 INPUT_SHARE: Final = 4
-"""All sets of inputs and expected outputs together take at most the device's memory divided by this."""
+"""The inputs and expected outputs of all trials may take the device's memory divided by this, at most."""
+
+
+@dataclass(frozen=True)
+class JudgedCall:
+    """One call that is judged; each list is in the order of the definition."""
+
+    inputs: list[Any]
+    got: list[torch.Tensor]
+    """What the solution returned; count, shapes and dtypes are right."""
+    expected: list[torch.Tensor]
+    """What the reference gave for the same inputs."""
+
+
+Judge = Callable[[JudgedCall], Verdict]
 
 
 class DefaultEvaluator(Evaluator):
     """Takes every definition that no other evaluator takes."""
 
+    built_in: ClassVar[BuiltIn] = DEFAULT
+    """Which definitions this evaluator takes, and the revision of its rules; the host reads the same object."""
     revision = DEFAULT.revision
+    is_random: ClassVar[bool] = False
+    """Whether equal inputs may give different outputs. Where they may, no second call of the reference is judged."""
 
     @classmethod
     def can_evaluate(cls, definition: Definition) -> bool:
-        """Take any definition."""
-        return DEFAULT.takes(definition)
+        """Take the definitions that `built_in` says."""
+        return cls.built_in.takes(definition)
+
+    @classmethod
+    def tolerance(cls, cfg: ResolvedEvalConfig) -> Tolerance:
+        """Give the tolerance for comparing elements."""
+        return resolve_tolerance(cfg, default_ratio=1.0)
+
+    @classmethod
+    def judge_trial(cls, definition: Definition, trial: JudgedCall, cfg: ResolvedEvalConfig) -> Verdict:
+        """Compare every element of every output."""
+        return judge_elements(definition, trial.got, trial.expected, cls.tolerance(cfg))
+
+    @classmethod
+    def check_reference(
+        cls, definition: Definition, baseline: Baseline, cfg: ResolvedEvalConfig, context: JudgeContext
+    ) -> None:
+        """Call the reference again and judge what it gives as a solution is judged.
+
+        Raises:
+            WorkloadFault: the reference would be rejected.
+        """
+        if not cls.is_random:
+            check_repeats(baseline, context, lambda trial: cls.judge_trial(definition, trial, cfg))
 
     @classmethod
     def build_baseline(
@@ -58,9 +95,9 @@ class DefaultEvaluator(Evaluator):
         *,
         context: JudgeContext,
     ) -> Baseline:
-        """Make the inputs of each trial, have the reference compute them, and check that it does so twice alike."""
+        """Make the inputs of each trial, have the reference compute them, and check the reference."""
         baseline = build_baseline(definition, workload, cfg, device, context=context)
-        check_reference(definition, baseline, resolve_tolerance(cfg, default_ratio=1.0), context=context)
+        cls.check_reference(definition, baseline, cfg, context)
         return baseline
 
     @classmethod
@@ -74,10 +111,10 @@ class DefaultEvaluator(Evaluator):
         *,
         context: JudgeContext,
     ) -> Verdict:
-        """Compare the solution's outputs with the reference's."""
+        """Call the solution on the inputs of each trial and judge what it gives."""
         del context
-        return check_elements(
-            definition, sol_runnable, inputs, ref_outputs, tolerance=resolve_tolerance(cfg, default_ratio=1.0)
+        return check_trials(
+            definition, sol_runnable, inputs, ref_outputs, judge=lambda trial: cls.judge_trial(definition, trial, cfg)
         )
 
     @classmethod
@@ -104,27 +141,19 @@ def build_baseline(
     *,
     context: JudgeContext,
 ) -> Baseline:
-    """Make the inputs of each trial and what the reference gives for them; time the reference where that is wanted.
+    """Make the inputs of each trial, have the reference compute their outputs, and time it where the context says so.
 
-    Where the sets of all trials would take too much memory, later trials use earlier sets again; the notes say so.
+    Where the inputs of all trials would take too much memory, later trials use earlier inputs again. The notes then say
+    how many sets of inputs there are.
     """
     inputs: list[list[Any]] = []
     outputs: list[list[torch.Tensor]] = []
-    stored: dict[str, Any] = {}
+    maker = InputMaker(definition, workload, device, context.blob_root, context.notes)
     room = total_bytes(device) // INPUT_SHARE
     while len(inputs) < cfg.num_trials and (
         not inputs or bytes_of([*inputs[0], *outputs[0]]) * (len(inputs) + 1) <= room
     ):
-        seed = derive_seed(context.seed, "trial", len(inputs))
-        made = make_inputs(
-            definition,
-            workload,
-            seed=seed,
-            device=device,
-            blob_root=context.blob_root,
-            notes=context.notes,
-            stored=stored,
-        )
+        made = maker.make(derive_seed(context.seed, "trial", len(inputs)))
         inputs.append(made)
         outputs.append(context.reference(made))
     if len(inputs) < cfg.num_trials:
@@ -140,18 +169,30 @@ def build_baseline(
 
 
 def check_reference(definition: Definition, baseline: Baseline, tolerance: Tolerance, *, context: JudgeContext) -> None:
-    """Hold the reference against itself on a second call.
+    """Call the reference again and compare every element.
 
     Raises:
         DefinitionFault: the two calls differ by more than the tolerance.
     """
+    check_repeats(baseline, context, _compare_elements(definition, tolerance))
+
+
+def check_repeats(baseline: Baseline, context: JudgeContext, judge: Judge) -> None:
+    """Call the reference again on the inputs of the first trial and judge what it gives.
+
+    Raises:
+        DefinitionFault: the second call is rejected.
+    """
     reference = context.reference
-    if isinstance(reference, Reference) and baseline.inputs:
-        reference.check_repeats(
-            baseline.inputs[0],
-            baseline.outputs[0],
-            lambda first, second: describe_problems(compare_outputs(definition, second, first, tolerance)),
-        )
+    if not isinstance(reference, Reference) or not baseline.inputs:
+        return
+    inputs = baseline.inputs[0]
+
+    def find_difference(first: list[torch.Tensor], second: list[torch.Tensor]) -> str | None:
+        verdict = judge(JudgedCall(inputs, second, first))
+        return verdict.message if isinstance(verdict, Rejected) else None
+
+    reference.check_repeats(inputs, baseline.outputs[0], find_difference)
 
 
 def check_elements(
@@ -163,18 +204,34 @@ def check_elements(
     tolerance: Tolerance,
 ) -> Verdict:
     """Call the solution on each trial's inputs and compare every element; the first wrong trial decides."""
-    done = []
-    for trial, (trial_inputs, expected) in enumerate(zip(inputs, ref_outputs, strict=True)):
+    judge = _compare_elements(definition, tolerance)
+    return check_trials(definition, sol_runnable, inputs, ref_outputs, judge=judge)
+
+
+def check_trials(
+    definition: Definition,
+    sol_runnable: SolutionRunnable,
+    inputs: list[list[Any]],
+    ref_outputs: list[list[torch.Tensor]],
+    *,
+    judge: Judge,
+) -> Verdict:
+    """Call the solution on each trial's inputs and judge what it gives; the first wrong trial decides."""
+    right = []
+    for trial, (trial_inputs, expected) in enumerate(zip(inputs, ref_outputs, strict=True), start=1):
         got = check_form(definition, sol_runnable(*trial_inputs), expected)
         if isinstance(got, Rejected):
             return got
-        comparisons = compare_outputs(definition, got, expected, tolerance)
-        done.append(comparisons)
-        problems = describe_problems(comparisons)
-        if problems is not None:
-            which = f" (trial {trial + 1} of {len(inputs)})" if len(inputs) > 1 else ""
-            return Rejected(EvaluationStatus.INCORRECT_NUMERICAL, f"{problems}{which}", summarise([comparisons]))
-    return Accepted(summarise(done))
+        verdict = judge(JudgedCall(trial_inputs, got, expected))
+        if isinstance(verdict, Rejected):
+            which = f" (trial {trial} of {len(inputs)})" if len(inputs) > 1 else ""
+            return replace(verdict, message=f"{verdict.message}{which}")
+        right.append(verdict.correctness)
+    return Accepted(summarise(right))
+
+
+def _compare_elements(definition: Definition, tolerance: Tolerance) -> Judge:
+    return lambda trial: judge_elements(definition, trial.got, trial.expected, tolerance)
 
 
 def eval_performance(
@@ -184,7 +241,7 @@ def eval_performance(
     *,
     context: JudgeContext,
 ) -> Performance:
-    """Time the solution on the inputs of all trials; how that was done goes into the notes under "measurement"."""
+    """Time the solution on the inputs of all trials; the notes get the measurement under "measurement"."""
     measured = sol_runnable.measure(inputs)
     context.notes["measurement"] = {"trials_ms": measured.trials, **measured.record}
     reference_ms = ref_mean_latency_ms or 0.0

@@ -1,8 +1,8 @@
-"""What an evaluator is, and what goes in and out of one. The judge's process runs it; solution code never does.
+"""What an evaluator is, and what its methods take and give. It runs in the judge's process; solution code never does.
 
-To judge a kind of definition in another way, subclass `Evaluator` (or `DefaultEvaluator`, and override one method):
-docs/evaluators.md shows how, and how a run is told of it. Parameters of its own are read from
-`cfg.extra.get("my_param", default)`.
+To judge a kind of definition in another way, subclass `DefaultEvaluator` and override one method, or subclass
+`Evaluator`. docs/evaluators.md shows how, and how a run finds the new evaluator. An evaluator reads parameters of its
+own with `cfg.extra.get("my_param", default)`.
 """
 
 from __future__ import annotations
@@ -16,65 +16,47 @@ from typing import Any, ClassVar, Protocol
 import torch
 
 from flashinfer_bench.bench.config import ResolvedEvalConfig
-from flashinfer_bench.data import Correctness, Definition, EvaluationStatus, Performance, Workload
+from flashinfer_bench.bench.evaluators.verdict import Accepted, Rejected, Verdict
+from flashinfer_bench.data import Definition, Performance, Workload
 from flashinfer_bench.timing.measurement import Measured
 
-
-@dataclass(frozen=True)
-class Accepted:
-    """The solution is right."""
-
-    correctness: Correctness
-
-
-@dataclass(frozen=True)
-class Rejected:
-    """The solution is wrong."""
-
-    status: EvaluationStatus
-    message: str
-    """What is wrong, where, and how far off: for the trace's log."""
-    correctness: Correctness | None = None
-    """Given where values were compared."""
-
-
-Verdict = Accepted | Rejected
+__all__ = ["Accepted", "Baseline", "Evaluator", "JudgeContext", "Rejected", "SolutionRunnable", "Verdict"]
 
 
 @dataclass(frozen=True)
 class Baseline:
-    """What the solution is judged on and held against; one entry per trial."""
+    """The inputs and what is expected of them; one entry for each trial."""
 
     inputs: list[list[Any]]
-    """In the order of the definition: tensors, Python numbers, None for an optional input that is left out."""
+    """Tensors, Python numbers, and None for an optional input that is left out; in the order of the definition."""
     outputs: list[list[torch.Tensor]]
-    """What the reference gives for them, in the order of the definition."""
+    """What the reference gives for the inputs; in the order of the definition."""
     mean_latency_ms: float | None
-    """Latency of the reference; None where it was not to be measured."""
+    """Latency of the reference; None where the reference is not timed."""
     measurement: dict[str, Any] | None
-    """How that was measured."""
+    """How the latency was measured, for the trace."""
 
 
 @dataclass(frozen=True)
 class JudgeContext:
-    """What the device session lends an evaluator for one job."""
+    """What the device session gives an evaluator for one job."""
 
     seed: int
-    """Everything random of this job comes from it; solutions never learn it before they are judged."""
+    """Every random value of this job comes from this seed; a solution does not learn it before it is judged."""
     blob_root: Path
     """Root of the trace set that holds the workload."""
     reference: Callable[[list[Any]], list[torch.Tensor]]
-    """Takes inputs in the order of the definition, gives outputs likewise; a Python number becomes a 0-d tensor."""
+    """The reference. Takes inputs and gives outputs, both in the order of the definition; numbers are 0-d tensors."""
     profile_baseline: bool
-    """Whether the reference is to be measured."""
+    """Whether the reference is timed."""
     measure_reference: Callable[[list[list[Any]]], Measured]
-    """Times the reference, one trial per set of inputs."""
+    """Times the reference, one trial for each set of inputs."""
     notes: dict[str, Any]
-    """Takes JSON-able findings for the trace."""
+    """What the evaluator puts in here goes into the trace, as JSON."""
 
 
 class SolutionMetadata(Protocol):
-    """What is known of a solution that can be called."""
+    """What an evaluator may know of a solution."""
 
     @property
     def destination_passing_style(self) -> bool:
@@ -82,33 +64,33 @@ class SolutionMetadata(Protocol):
 
 
 class SolutionRunnable(Protocol):
-    """A solution that can be called, wherever it runs. It raises SolutionFailure, which an evaluator lets pass."""
+    """A solution that can be called, wherever it runs. Evaluators do not catch the SolutionFailure that it raises."""
 
     @property
     def metadata(self) -> SolutionMetadata:
-        """What is known of the solution."""
+        """What an evaluator may know of the solution."""
 
     def __call__(self, *args: Any) -> list[torch.Tensor]:
-        """Return the outputs for inputs in the order of the definition; fills outputs that follow the inputs."""
+        """Return the outputs for inputs in the order of the definition; outputs given after the inputs are filled."""
 
     def measure(self, input_sets: list[list[Any]]) -> Measured:
-        """Time the solution, one trial per set of inputs."""
+        """Time the solution, one trial for each set of inputs."""
 
 
 class Evaluator(ABC):
-    """Decides whether a solution of some kind of definition is right, and how fast it is."""
+    """Decides whether a solution is right, and measures how fast it is, for one kind of definition."""
 
     revision: ClassVar[int] = 0
-    """Raised when a verdict or its numbers may come out otherwise than before: resumed runs then judge again."""
+    """Increase it when a verdict or its numbers may change: resumed runs then judge again."""
 
     @classmethod
     @abstractmethod
     def can_evaluate(cls, definition: Definition) -> bool:
-        """Tell whether this evaluator takes the definition; it is asked where there may be no device."""
+        """Tell whether this evaluator judges the definition; it is called where there may be no device."""
 
     @classmethod
     def why(cls, definition: Definition) -> str:
-        """Say why it takes a definition that it takes, in a line: what `list --evaluators` shows."""
+        """Say in one line why it takes this definition; `list --evaluators` shows the line."""
         del definition
         return (cls.__doc__ or "Its can_evaluate says so.").strip().splitlines()[0]
 
@@ -123,10 +105,10 @@ class Evaluator(ABC):
         *,
         context: JudgeContext,
     ) -> Baseline:
-        """Make the inputs and what is expected of them.
+        """Make the inputs, and have the reference compute what is expected of them.
 
         Raises:
-            WorkloadFault: the workload, its blobs or the reference cannot be used.
+            WorkloadFault: the workload, its files or the reference cannot be used.
         """
 
     @classmethod
@@ -143,7 +125,7 @@ class Evaluator(ABC):
     ) -> Verdict:
         """Call the solution and judge what it gives.
 
-        A solution that was timed is judged once more, on one trial that `build_baseline` makes of another seed.
+        After a solution was timed, this is called once more, on one trial that `build_baseline` makes of another seed.
         """
 
     @classmethod
@@ -158,4 +140,4 @@ class Evaluator(ABC):
         *,
         context: JudgeContext,
     ) -> Performance:
-        """Measure a solution that is right."""
+        """Time a solution that was accepted."""

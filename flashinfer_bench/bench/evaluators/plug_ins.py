@@ -1,8 +1,8 @@
-"""Evaluators from outside this package: which ones a run has. None is imported here; `registry` does that.
+"""Evaluators from outside this package: which ones a run has. They are imported by `registry`, not here.
 
-A plug-in is written as an entry point's value is, `module` or `module:name`. It comes from the configuration
-(`evaluator_modules`), from an installed package (entry-point group `flashinfer_bench.evaluators`), or from a script
-that has appended a class to `registry._EVALUATORS` in its own process, where no judging is done.
+A plug-in is named `module` or `module:name`, as the value of an entry point. It comes from one of three places: the
+configuration (`evaluator_modules`), an installed package (entry-point group `flashinfer_bench.evaluators`), or a script
+that appended a class to `registry._EVALUATORS`. The script's process does not judge, so the class is imported again.
 """
 
 from __future__ import annotations
@@ -16,22 +16,27 @@ from typing import Any, Final
 from flashinfer_bench.errors import ConfigError
 
 GROUP: Final = "flashinfer_bench.evaluators"
+"""Group of entry points with which an installed package names its evaluators."""
 BUILT_IN: Final = "built-in"
+"""Origin of this package's evaluators."""
 APPENDED: Final = "registry._EVALUATORS"
+"""Origin of evaluators that were appended to the registry."""
 REGISTRY: Final = "flashinfer_bench.bench.evaluators.registry"
+"""Module of the registry; it needs torch, so it is looked at only where something else has imported it."""
 OWN_PACKAGE: Final = "flashinfer_bench."
+"""Start of the module names of this package's evaluators."""
 
 
 @dataclass(frozen=True)
 class PlugIn:
-    """A module with evaluators, or one evaluator of it."""
+    """A module with evaluators, or one evaluator of a module."""
 
     reference: str
     """`module` or `module:name`."""
     origin: str
-    """Who asked for it."""
+    """Where it was named, for messages."""
     is_first: bool = True
-    """Its evaluators are asked before the built-in ones."""
+    """Whether its evaluators are asked before the built-in ones."""
 
 
 @dataclass(frozen=True)
@@ -39,13 +44,14 @@ class EvaluatorChoice:
     """Which evaluator judges a definition, and why."""
 
     name: str
-    """The class."""
+    """Name of the class."""
     module: str
     origin: str
-    """`BUILT_IN`, or where the plug-in came from."""
+    """`BUILT_IN`, or where the plug-in was named."""
     why: str
+    """Why the evaluator takes the definition, in one line."""
     fingerprint: str
-    """Class and revision; of a plug-in the digest of its source too."""
+    """Class and revision; for a plug-in also a digest of its source file."""
 
 
 EntryPoints = Callable[..., Iterable[metadata.EntryPoint]]
@@ -56,10 +62,10 @@ def list_plug_ins(modules: Sequence[str], *, find_entry_points: EntryPoints = me
 
     Args:
         modules: the configuration's `evaluator_modules`.
-        find_entry_points: takes `group=`.
+        find_entry_points: gives the entry points of `group=`.
 
     Raises:
-        ConfigError: a class was appended in this process that no other process could import.
+        ConfigError: a class that was appended in this process cannot be imported by another process.
     """
     named = [PlugIn(reference, f"evaluator_modules: {reference}") for reference in modules]
     installed = sorted(find_entry_points(group=GROUP), key=lambda entry: (entry.name, entry.value))
@@ -68,10 +74,10 @@ def list_plug_ins(modules: Sequence[str], *, find_entry_points: EntryPoints = me
 
 
 def list_appended(evaluators: Sequence[Any]) -> list[PlugIn]:
-    """Return the evaluators of a registry that are not ours, as plug-ins that have the same place in its order.
+    """Return the evaluators of a registry that are not of this package, as plug-ins with the same place in its order.
 
     Raises:
-        ConfigError: one was defined where only this process can find it.
+        ConfigError: an evaluator was defined where only this process can find it.
     """
     is_own = [evaluator.__module__.startswith(OWN_PACKAGE) for evaluator in evaluators]
     found = []

@@ -1,6 +1,6 @@
-"""The definition's reference as a callable. It is trusted: it runs in the judge's process.
+"""The definition's reference as a callable. It is trusted, so it runs in the judge's process.
 
-Whatever goes wrong in it is a fault of the definition or the workload, never of a solution.
+An error in it is a fault of the definition or of the workload, never of a solution.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ from flashinfer_bench.data.dtypes import torch_dtype
 from flashinfer_bench.errors import DefinitionFault, WorkloadFault
 
 MAX_ERROR_TEXT: Final = 2_000
-"""Characters kept of an error's own text."""
+"""Characters of an error's own text that a message keeps."""
 REPEAT_BUDGET_S: Final = 10.0
-"""Second calls are made for every set of input shapes until they have taken this long in all; one is always made."""
+"""No more second calls are made after all of them took this many seconds together; the first is always made."""
 
 
 @dataclass
 class Reference:
     """A compiled reference; make it with `compile`.
 
-    Tensors that the reference writes to are found out on its first call and cloned for it from then on, so that the
-    inputs that a solution gets later are the ones that the expected outputs belong to.
+    The first call finds the inputs that the reference writes to. Later calls get clones of these inputs. So a solution
+    gets the inputs to which the expected outputs belong.
     """
 
     definition: Definition
     run: Callable[..., Any]
     by_keyword: bool
-    """The parameters of `run` bear the names of the inputs, maybe in another order."""
+    """Whether the parameters of `run` have the names of the inputs, maybe in another order."""
     mutates: frozenset[str] | None = None
-    """Names of the inputs that it writes to; None before the first call."""
+    """Names of the inputs that the reference writes to; None before the first call."""
     broken: str | None = None
-    """Why it cannot be used at all: two calls disagreed before any two had agreed."""
+    """Why the reference cannot be used at all: two calls disagreed before any two agreed. None where it can be used."""
     _repeated: set[tuple[Any, ...]] = field(default_factory=set)
-    """Shapes of the inputs on which two calls agreed."""
+    """The shapes of inputs on which two calls agreed."""
     _repeating_s: float = 0.0
-    """What second calls have taken."""
+    """Seconds that all second calls took."""
 
     @classmethod
     def compile(cls, definition: Definition) -> Reference:
@@ -76,10 +76,10 @@ class Reference:
         return cls(definition, module.__dict__["run"], by_keyword)
 
     def __call__(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
-        """Call the reference with inputs in the order of the definition; they are left as they are.
+        """Call the reference with inputs in the order of the definition; the inputs are not changed.
 
         Raises:
-            DefinitionFault: it fails, or what it returns does not fit the definition.
+            DefinitionFault: the reference fails, or what it returns does not fit the definition.
         """
         if self.broken is not None:
             raise DefinitionFault(self.broken)
@@ -96,10 +96,10 @@ class Reference:
         return self._fit(returned, spared, inputs)
 
     def launch(self, inputs: Sequence[Any]) -> Any:
-        """Call the reference and give what it returns as it stands: for timing.
+        """Call the reference and give what it returns, unchecked; this is what is timed.
 
         Raises:
-            DefinitionFault: it fails.
+            DefinitionFault: the reference fails.
         """
         with Blame(partial(_explain, self.definition)), torch.no_grad():
             if self.by_keyword:
@@ -107,7 +107,7 @@ class Reference:
             return self.run(*inputs)
 
     def spare(self, inputs: Sequence[Any]) -> list[Any]:
-        """Clone the inputs that the reference writes to; before its first call all of them, if memory allows."""
+        """Clone the inputs that the reference writes to; before its first call, all inputs if there is memory."""
         tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
         unknown = self.mutates is None
         if unknown and tensors and bytes_of(tensors) > free_bytes(tensors[0].device) // 2:
@@ -125,10 +125,16 @@ class Reference:
     ) -> None:
         """Call the reference again on inputs whose outputs are known.
 
-        Done once for each set of input shapes, within `REPEAT_BUDGET_S`: a slow reference is not made twice as slow.
+        This is done once for each set of input shapes, within `REPEAT_BUDGET_S`, so that a slow reference does not take
+        twice as long.
+
+        Args:
+            inputs: what the first call was given.
+            outputs: what the first call gave.
+            find_difference: says how the outputs of the two calls differ; None where they do not.
 
         Raises:
-            DefinitionFault: the second call gives something else; if none agreed before, every later call raises too.
+            DefinitionFault: the calls differ. If no two calls agreed before, every later call raises this too.
         """
         shapes = tuple(tuple(value.shape) if isinstance(value, torch.Tensor) else None for value in inputs)
         if shapes in self._repeated or (self._repeated and self._repeating_s >= REPEAT_BUDGET_S):
@@ -143,7 +149,7 @@ class Reference:
         self._repeated.add(shapes)
 
     def _fit(self, returned: Any, spared: Sequence[Any], inputs: Sequence[Any]) -> list[torch.Tensor]:
-        """Bring what the reference returned into the order, count, shapes and dtypes of the definition's outputs."""
+        """Give what the reference returned as the definition's outputs: in their order, count, shapes and dtypes."""
         definition = self.definition
         device = next((value.device for value in inputs if isinstance(value, torch.Tensor)), None)
         specs = definition.outputs
@@ -166,7 +172,7 @@ class Reference:
 
 
 def _explain(definition: Definition, error: BaseException) -> WorkloadFault:
-    """Make the fault that names the reference's line: the definition's, but want of memory is the workload's alone."""
+    """Make a fault that names the reference's line: the workload's where memory is short, else the definition's."""
     file_name = _file_name(definition)
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file_name]
     where = f" (line {frames[-1].lineno}: `{frames[-1].line}`)" if frames else ""
@@ -186,7 +192,7 @@ def _file_name(definition: Definition) -> str:
 
 
 def _version(value: Any) -> int:
-    """Give the count of in-place writes that torch keeps of a tensor."""
+    """Give torch's count of in-place writes to a tensor; 0 for other values."""
     return value._version if isinstance(value, torch.Tensor) else 0
 
 
@@ -216,7 +222,7 @@ def _as_tensor(value: Any, name: str, *, definition: Definition, device: torch.d
 
 
 def _bind_axes(definition: Definition, tensors: Iterable[tuple[TensorSpec, Any]]) -> dict[str, int]:
-    """Read the var axes off tensors; the first that has an axis binds it."""
+    """Read the sizes of the var axes from the tensors; the first tensor with an axis decides."""
     bound: dict[str, int] = {}
     for spec, value in tensors:
         if isinstance(value, torch.Tensor) and spec.shape is not None and len(spec.shape) == value.ndim:

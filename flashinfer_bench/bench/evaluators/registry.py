@@ -1,6 +1,6 @@
-"""The evaluators, in the order in which they are asked; the process that judges registers plug-ins among them.
+"""The list of evaluators, in the order in which they are asked. The judge's process adds the evaluators of plug-ins.
 
-A plug-in's module offers its evaluators in a list `EVALUATORS`, or by appending to `_EVALUATORS` while it is imported.
+A plug-in's module offers its evaluators in a list `EVALUATORS`, or appends them to `_EVALUATORS` while it is imported.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from flashinfer_bench.bench.evaluators.blame import Blame
-from flashinfer_bench.bench.evaluators.built_in import make_mark
+from flashinfer_bench.bench.evaluators.built_in import DEFAULT, make_mark
 from flashinfer_bench.bench.evaluators.default import DefaultEvaluator
 from flashinfer_bench.bench.evaluators.evaluator import Evaluator
 from flashinfer_bench.bench.evaluators.lowbit import LowBitEvaluator
@@ -38,25 +38,27 @@ _EVALUATORS: list[type[Evaluator]] = [
     RenormalisedEvaluator,
     SpeculativeEvaluator,
 ]
-"""The first that takes a definition judges it; one that none takes is DefaultEvaluator's. As `built_in` lists them."""
+"""The first that takes a definition judges it; where none does, DefaultEvaluator. The order is that of `built_in`."""
 
 _ORIGINS: dict[type[Evaluator], str] = {}
-"""Where the evaluators of plug-ins came from."""
+"""Evaluator of a plug-in → where the plug-in was named."""
 
 OFFER: Final = "EVALUATORS"
+"""Name of a module's list of the evaluators that it offers."""
 DIGEST_LENGTH: Final = 16
+"""Hexadecimal digits of a source file's sha256 that a fingerprint has."""
 
 
 def find_evaluator(definition: Definition) -> type[Evaluator]:
-    """Give the evaluator that judges a definition; each of its methods may be given `context`."""
+    """Give the evaluator that judges a definition, such that each of its methods can be called with `context`."""
     return accept_context(_find(definition))
 
 
 def register(plug_ins: Iterable[PlugIn]) -> None:
-    """Import plug-ins and have their evaluators asked: before the built-in ones, unless a plug-in says otherwise.
+    """Import plug-ins and add their evaluators: before the built-in ones where `is_first`, else after them.
 
     Raises:
-        ConfigError: one cannot be imported, offers no evaluator, or offers something that is none.
+        ConfigError: a plug-in cannot be imported, offers no evaluator, or offers something that is no evaluator.
     """
     first: list[type[Evaluator]] = []
     for plug_in in plug_ins:
@@ -120,7 +122,8 @@ def _why_unusable(evaluator: Any) -> str | None:
         return f"which lacks {', '.join(sorted(evaluator.__abstractmethods__))}"
     inherited: Any = evaluator.can_evaluate
     default: Any = DefaultEvaluator.can_evaluate
-    if inherited.__func__ is default.__func__ and evaluator is not DefaultEvaluator:
+    is_inherited = inherited.__func__ is default.__func__ and evaluator is not DefaultEvaluator
+    if is_inherited and getattr(evaluator, "built_in", DEFAULT) is DEFAULT:
         return "which has no can_evaluate of its own and would take every definition; if that is meant, return True"
     return None
 
@@ -133,13 +136,13 @@ def _fingerprint(evaluator: type[Evaluator], *, is_own: bool) -> str:
 
 
 def _digest_source(evaluator: type[Evaluator]) -> str:
-    """Return the beginning of the sha256 of the file that the evaluator is in; nothing where there is no file."""
+    """Return the beginning of the sha256 of the evaluator's source file; empty where there is no file."""
     path = inspect.getsourcefile(evaluator)
     return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:DIGEST_LENGTH] if path is not None else ""
 
 
 def _explain(what: str, error: BaseException, *, missing: str = "") -> ConfigError:
-    """Say what a plug-in failed at and in which line; of a module that is `missing`, how to make it known."""
+    """Say where a plug-in failed and in which line; where the module `missing` is not found, how to make it found."""
     ours = (__file__, importlib.__file__)
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename not in ours and frame.line]
     where = f" ({frames[0].filename}, line {frames[0].lineno})" if frames else ""

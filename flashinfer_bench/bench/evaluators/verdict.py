@@ -1,12 +1,13 @@
-"""From what a solution returned to a verdict: count, shape, dtype, then values, in that order, over all outputs.
+"""What a verdict is, and the steps to one: check count, shape and dtype of the outputs, compare values, sum up trials.
 
-Borrowed by evaluators that compare element by element; the process boundary has checked the first three before, but an
-evaluator takes any runnable.
+The process boundary has checked count, shape and dtype before. They are checked here again, because an evaluator takes
+any runnable.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -14,21 +15,48 @@ import torch
 from flashinfer_bench.bench.config import ResolvedEvalConfig
 from flashinfer_bench.bench.evaluators.compare.outputs import compare
 from flashinfer_bench.bench.evaluators.compare.rule import Comparison, Tolerance
-from flashinfer_bench.bench.evaluators.evaluator import Rejected
 from flashinfer_bench.bench.extra_keys import MAX_ERROR_CAP, why_wrong
 from flashinfer_bench.data import Correctness, Definition, EvaluationStatus
 from flashinfer_bench.errors import WorkloadFault
 
 MAX_RECORDED_OUTPUTS: Final = 16
-"""Outputs of which a trace keeps a record each."""
+"""A trace has a record of each output, of this many outputs at most."""
 _NUMBERS_FOR: Final = {"float": (float, int), "int": (int,), "bool": (bool,)}
 
 
+@dataclass(frozen=True)
+class Accepted:
+    """The solution is right."""
+
+    correctness: Correctness
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """The solution is wrong."""
+
+    status: EvaluationStatus
+    message: str
+    """Says what is wrong, where, and how far off; the trace's log shows it."""
+    correctness: Correctness | None = None
+    """How far off the values are; None where no values were compared."""
+
+
+Verdict = Accepted | Rejected
+
+
+def decide(problem: str | None, correctness: Correctness) -> Verdict:
+    """Give the verdict on values: accepted where there is no problem."""
+    if problem is None:
+        return Accepted(correctness)
+    return Rejected(EvaluationStatus.INCORRECT_NUMERICAL, problem, correctness)
+
+
 def read_parameter(cfg: ResolvedEvalConfig, key: str, default: float) -> float:
-    """Give a number of `cfg.extra`.
+    """Read a number from `cfg.extra`.
 
     Raises:
-        WorkloadFault: it is out of range.
+        WorkloadFault: the number is out of range.
     """
     value: Any = cfg.extra.get(key, default)
     reason = why_wrong(key, value)
@@ -42,7 +70,7 @@ def resolve_tolerance(cfg: ResolvedEvalConfig, *, default_ratio: float) -> Toler
 
     Args:
         cfg: the resolved configuration; `extra["max_error_cap"]` sets the cap on the largest error.
-        default_ratio: the required matched ratio where the configuration leaves it open.
+        default_ratio: the required matched ratio where the configuration gives none.
     """
     ratio = default_ratio if cfg.required_matched_ratio is None else cfg.required_matched_ratio
     cap = read_parameter(cfg, MAX_ERROR_CAP, Tolerance.max_error_cap)
@@ -52,9 +80,9 @@ def resolve_tolerance(cfg: ResolvedEvalConfig, *, default_ratio: float) -> Toler
 def check_form(
     definition: Definition, returned: Any, expected: Sequence[torch.Tensor]
 ) -> list[torch.Tensor] | Rejected:
-    """Bring what a solution returned into a list of tensors that can be compared, or say what is wrong with it.
+    """Check count, shapes and dtypes of what a solution returned; give its outputs as a list of tensors.
 
-    A Python number stands for a 0-d tensor of its kind. The bytes of a bool output may come as uint8.
+    A Python number is taken as a 0-d tensor of its kind. A bool output may be given as its bytes, in uint8.
     """
     values = list(returned) if isinstance(returned, (list, tuple)) else [returned]
     names = list(definition.outputs)
@@ -88,28 +116,49 @@ def compare_outputs(
 
 
 def describe_problems(comparisons: Iterable[Comparison]) -> str | None:
-    """Give a line for each wrong output; None where all are right."""
+    """Give one line for each wrong output; None where all outputs are right."""
     problems = [problem for comparison in comparisons if (problem := comparison.problem()) is not None]
     return "\n".join(problems) if problems else None
 
 
-def summarise(trials: Sequence[Sequence[Comparison]]) -> Correctness:
-    """Give the errors over all trials and outputs, and a record of the worst trial of each output."""
-    flat = [comparison for trial in trials for comparison in trial]
-    worst = [min(same, key=_rank) for same in zip(*trials, strict=True)]
-    return Correctness(
-        max_relative_error=max((comparison.max_rel_error for comparison in flat), default=0.0),
-        max_absolute_error=max((comparison.max_abs_error for comparison in flat), default=0.0),
+def judge_elements(
+    definition: Definition, got: Sequence[torch.Tensor], expected: Sequence[torch.Tensor], tolerance: Tolerance
+) -> Verdict:
+    """Compare every element of every output of one trial."""
+    comparisons = compare_outputs(definition, got, expected, tolerance)
+    correctness = Correctness(
+        max_relative_error=max((comparison.max_rel_error for comparison in comparisons), default=0.0),
+        max_absolute_error=max((comparison.max_abs_error for comparison in comparisons), default=0.0),
         extra={
-            "trials": len(trials),
-            "matched_ratio": min((comparison.matched_ratio for comparison in flat), default=1.0),
-            "outputs": {comparison.output: comparison.to_record() for comparison in worst[:MAX_RECORDED_OUTPUTS]},
+            "trials": 1,
+            "matched_ratio": min((comparison.matched_ratio for comparison in comparisons), default=1.0),
+            "outputs": {each.output: each.to_record() for each in comparisons[:MAX_RECORDED_OUTPUTS]},
         },
+    )
+    return decide(describe_problems(comparisons), correctness)
+
+
+def summarise(trials: Sequence[Correctness]) -> Correctness:
+    """Sum up accepted trials: the largest errors of all, and the other findings of the trial with the largest error.
+
+    Where trials have a record of each output, the worst record of each output is kept.
+    """
+    worst = max(trials, key=lambda trial: trial.max_relative_error)
+    extra = {**(worst.extra or {}), "trials": len(trials)}
+    if "outputs" in extra:
+        found = [trial.extra or {} for trial in trials]
+        outputs = [each["outputs"] for each in found]
+        extra["matched_ratio"] = min(each["matched_ratio"] for each in found)
+        extra["outputs"] = {name: min((each[name] for each in outputs), key=_rank) for name in outputs[0]}
+    return Correctness(
+        max_relative_error=worst.max_relative_error,
+        max_absolute_error=max(trial.max_absolute_error for trial in trials),
+        extra=extra,
     )
 
 
-def _rank(comparison: Comparison) -> tuple[bool, float, float]:
-    return (comparison.problem() is None, comparison.matched_ratio, -comparison.max_abs_error)
+def _rank(record: dict[str, Any]) -> tuple[float, float]:
+    return (record["matched_ratio"], -record["max_absolute_error"])
 
 
 def _is_value(value: Any) -> bool:

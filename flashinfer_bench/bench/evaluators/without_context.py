@@ -1,5 +1,7 @@
-"""Evaluators whose methods take no `context`, as in the signature that the public package documents: they are called
-without it. `registry` asks for this; the device session calls all evaluators alike."""
+"""Evaluators whose methods have no parameter `context`, as the public package documents them, are called without it.
+
+The device session calls every evaluator with `context`, so `registry` wraps these evaluators.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +12,11 @@ from typing import Any, Final
 from flashinfer_bench.bench.evaluators.evaluator import Evaluator, JudgeContext
 
 METHODS: Final = ("build_baseline", "check_correctness", "eval_performance")
+"""The methods that the device session calls with `context`."""
 
 
 def accept_context(evaluator: type[Evaluator]) -> type[Evaluator]:
-    """Return an evaluator that may be given `context` in each method: itself where it takes it."""
+    """Return an evaluator whose methods can be called with `context`: the same one where they take it already."""
     lacking = [name for name in METHODS if not _takes_context(getattr(evaluator, name))]
     if not lacking:
         return evaluator

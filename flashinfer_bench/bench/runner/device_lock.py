@@ -6,7 +6,6 @@ The kernel gives a lock back when its holder ends, however it ends.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import tempfile
 import time
@@ -17,6 +16,7 @@ from typing import Final
 
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.errors import DeviceFault
+from flashinfer_bench.filelock import try_lock
 
 WAIT_LIMIT_S: Final = 3600.0
 POLL_S: Final = 0.2
@@ -63,7 +63,7 @@ def lock_device(
     fd = open_lock(path)
     held.callback(os.close, fd)
     deadline, told = now() + limit_s, False
-    while not _try_lock(fd):
+    while not try_lock(fd):
         if not told:
             holder = os.pread(fd, 64, 0).decode("ascii", "replace").strip() or "unknown"
             yield f"{device.label} is in use by another run (process {holder}); waiting for it"
@@ -73,11 +73,3 @@ def lock_device(
         sleep(POLL_S)
     os.ftruncate(fd, 0)
     os.pwrite(fd, str(os.getpid()).encode(), 0)
-
-
-def _try_lock(fd: int) -> bool:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

@@ -54,7 +54,7 @@ def worker_environment(environment: Mapping[str, str], cache_root: Path) -> dict
     return {"FLASHINFER_WORKSPACE_BASE": str(cache_root / "jit"), **kept}
 
 
-def warming_environment(environment: Mapping[str, str], device: Device, cache_root: Path) -> dict[str, str]:
+def ahead_environment(environment: Mapping[str, str], device: Device, cache_root: Path) -> dict[str, str]:
     """Return the environment of a program that calls solutions ahead: a session's, but a worker's view of compilers."""
     session = session_environment(environment, device, interpret_triton=False)
     others = {name: value for name, value in session.items() if not is_passed_on(name)}

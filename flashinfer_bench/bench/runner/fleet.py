@@ -7,7 +7,6 @@ second time it is a fault. One thread, one select: sessions and compilers do the
 
 from __future__ import annotations
 
-import hashlib
 import selectors
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
@@ -20,15 +19,23 @@ from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.plan import Job
 from flashinfer_bench.bench.runner.client import SessionClient, SessionLost, SessionTimedOut
 from flashinfer_bench.bench.runner.device_lock import lock_device
-from flashinfer_bench.bench.runner.protocol import BlockJob, BlockOrder, BlockSolution, Hello, JobFault, JobVerdict
+from flashinfer_bench.bench.runner.protocol import (
+    REFERENCE_PHASE,
+    BlockJob,
+    BlockOrder,
+    BlockSolution,
+    Hello,
+    JobFault,
+    JobVerdict,
+)
 from flashinfer_bench.bench.schedule import Block, BlockQueue
 from flashinfer_bench.compile import BuildFarm, BuildFault, Built
 from flashinfer_bench.data import Evaluation, Solution
+from flashinfer_bench.data.digest import seed_of
 
 POLL_S: Final = 1.0
 TRIES: Final = 2
 FAILED_STARTS: Final = 2
-REFERENCE_PHASE: Final = "reference"
 HANGS: Final = 2
 """Workloads of a definition on which its reference may run out of time before its other workloads are given up."""
 
@@ -313,4 +320,4 @@ def job_seed(run_seed: int, job: Job) -> int:
     It differs between solutions, so that none can leave another the answers.
     """
     parts = (str(run_seed), job.definition.digest(), job.workload.digest(), job.solution.digest())
-    return int.from_bytes(hashlib.sha256("|".join(parts).encode()).digest()[:8], "big") >> 1
+    return seed_of("|".join(parts))

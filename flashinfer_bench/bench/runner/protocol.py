@@ -14,13 +14,18 @@ one place says what is in them.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict
 
 from flashinfer_bench.bench.evaluators.plug_ins import PlugIn
 from flashinfer_bench.compile.artifact import Kind
 from flashinfer_bench.timing.settings import USUAL, TimingSettings
+
+REFERENCE_PHASE: Final = "reference"
+"""The reference runs and no worker holds a solution: a session that ends now is ended by the reference."""
+EXPECTED_PHASE: Final = "expected"
+"""The reference runs while a worker holds a solution."""
 
 
 class Frame(BaseModel):

@@ -1,4 +1,4 @@
-"""What is wrong with the stored inputs of workloads, as far as it is seen without opening them: gone, not fetched."""
+"""Finds stored inputs of workloads that are missing or were not fetched, without opening them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from flashinfer_bench.data.workload import SafetensorsInput
 
 
 def find_blob_issues(trace_set: TraceSet, workloads: Iterable[Trace] | None = None) -> list[LoadIssue]:
-    """Return a warning for each blob that could not be opened as it is now.
+    """Return a warning for each blob that cannot be opened.
 
     Args:
-        trace_set: what is looked at.
-        workloads: only these of it.
+        trace_set: the set to check.
+        workloads: check only these (default: all workloads of the set).
     """
     chosen = [trace for group in trace_set.workloads.values() for trace in group] if workloads is None else workloads
     issues: dict[tuple[Path, str], LoadIssue | None] = {}

@@ -1,6 +1,6 @@
-"""What the name flags of `list` and `report` leave of a trace set.
+"""Chooses from a trace set what the name flags of `list` and `report` name.
 
-A name that nothing has is refused, with the nearest one.
+An unknown name is refused, and the nearest known name is told.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def choose_traces(trace_set: TraceSet, args: argparse.Namespace) -> list[Trace]:
 
 
 def describe_unknown(flag: str, kind: str, name: str, known: Iterable[str]) -> str:
-    """Return the line for a name that the set does not have."""
+    """Return the error line for a name that the set does not have."""
     hint = did_you_mean(name, known) or "; `flashinfer-bench list` shows what there is"
     return f"{flag}: the trace set has no {kind} {name!r}{hint}"
 

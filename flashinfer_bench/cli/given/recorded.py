@@ -1,4 +1,6 @@
-"""The recorded verdicts of the jobs that a resumed run leaves out: they count in its table and in --require-passed."""
+"""Finds the recorded verdicts of the jobs that a resumed run leaves out.
+
+They count in the table of the run, and for --require-passed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Opens the trace sets of a command: which folders, what is wrong in them, and whether anything is left to work on."""
+"""Opens the trace sets of a command, tells what is wrong in them, and refuses sets with nothing to work on."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def open_trace_set(args: argparse.Namespace, *, environment: Mapping[str, str] =
 
 
 def load_trace_set(args: argparse.Namespace, *, environment: Mapping[str, str] = os.environ) -> TraceSet:
-    """Load and merge the sets that the command names; what is wrong in their files is in `issues`."""
+    """Load and merge the sets that the command names. The result lists the problems of their files as `issues`."""
     opened = [_try_to_load(folder) for folder in named_folders(args, environment)]
     problems = [str(found) for found in opened if isinstance(found, DataSetError)]
     if problems:
@@ -65,7 +65,7 @@ def is_set_named(args: argparse.Namespace, environment: Mapping[str, str]) -> bo
 
 
 def describe_issues(issues: Sequence[LoadIssue], shown_warnings: int = SHOWN_WARNINGS) -> list[str]:
-    """Return a line for every error, then for the first warnings, then how many more there are."""
+    """Return a line for each error and for each of the first warnings, then one with the number of other warnings."""
     errors = [issue for issue in issues if issue.severity == "error"]
     warnings = [issue for issue in issues if issue.severity == "warning"]
     lines = _lines([*errors, *islice(warnings, shown_warnings)])
@@ -76,10 +76,10 @@ def describe_issues(issues: Sequence[LoadIssue], shown_warnings: int = SHOWN_WAR
 
 
 def describe_tolerances(trace_set: TraceSet) -> list[str]:
-    """Return a line for each root that says how its definitions are judged, and one for names that it does not have.
+    """Return a line for each root with a tolerances file, and one for each unknown name in such a file.
 
     Raises:
-        ConfigError: what it says cannot be used.
+        ConfigError: a file cannot be used.
     """
     lines = []
     for found in find_tolerances(trace_set):
@@ -90,7 +90,7 @@ def describe_tolerances(trace_set: TraceSet) -> list[str]:
 
 
 def find_tolerance_issues(trace_set: TraceSet) -> list[LoadIssue]:
-    """Return what is wrong with what the roots say of how their definitions are judged."""
+    """Return the problems of the tolerances files of the roots."""
     issues = []
     for root in trace_set.roots:
         file = root / TOLERANCES_FILE
@@ -105,20 +105,20 @@ def find_tolerance_issues(trace_set: TraceSet) -> list[LoadIssue]:
 
 
 def find_entry_issues(trace_set: TraceSet) -> list[LoadIssue]:
-    """Return a warning for each entry point that can only end in COMPILE_ERROR, as far as that is seen in its text."""
+    """Return a warning for each entry point whose text shows that it will end in COMPILE_ERROR."""
     issues = []
     for group in trace_set.solutions.values():
         for solution in group:
             file = trace_set.solution_files.get(solution.name)
             if file is None or not solution.get_entry_source().content.strip():
-                continue  # an empty source is warned of where it is read
+                continue  # the loader has warned of an empty source
             reasons = check_entry(solution, trace_set.definitions.get(solution.definition))
             issues += [LoadIssue("warning", file, None, None, f"{solution.name}: {reason}") for reason in reasons]
     return issues
 
 
 def has_nothing(trace_set: TraceSet) -> bool:
-    """Tell whether there is nothing at all in a set."""
+    """Tell whether a set is empty."""
     return not any((trace_set.definitions, trace_set.solutions, trace_set.workloads, trace_set.traces))
 
 

@@ -1,4 +1,4 @@
-"""The settings of a command: read from flags and file, and told with where each value comes from."""
+"""Reads the settings of a command from its flags and its file, and tells where each value comes from."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from flashinfer_bench.bench.config import BenchmarkConfig, EvalConfig, ResolvedEvalConfig, describe_problems
-from flashinfer_bench.cli.flags import CONFIG_FIELDS, given_overrides
 from flashinfer_bench.errors import ConfigError
 
 OVERRIDE: Final = re.compile(r"^override: (\w+)")
-SETTING: Final = re.compile(rf"^({'|'.join(CONFIG_FIELDS)}):")
+SETTING: Final = re.compile(rf"^({'|'.join(BenchmarkConfig.model_fields)}):")
 FLAGS: Final = {"timeout_seconds": "--timeout", "profile_baseline": "--no-profile-baseline"}
-"""Flags that are not spelt as the field that they set."""
+"""Field to the flag that sets it, where their names differ."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Subject:
-    """A name to resolve settings for; the set need not have it."""
+    """A definition to resolve settings for. The set need not have it."""
 
     name: str
     op_type: str
@@ -50,6 +49,11 @@ def read_config(args: argparse.Namespace) -> BenchmarkConfig:
         raise ConfigError("\n".join(map(_name_flag, describe_problems(error)))) from None
 
 
+def given_overrides(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the configuration fields that flags gave, and no others."""
+    return {name: value for name, value in vars(args).items() if name in BenchmarkConfig.model_fields}
+
+
 def top_settings(config: BenchmarkConfig) -> list[Setting]:
     """Return every setting outside the sections, with `extra` key by key."""
     return [
@@ -58,7 +62,7 @@ def top_settings(config: BenchmarkConfig) -> list[Setting]:
 
 
 def sorted_fields(config: BenchmarkConfig) -> dict[str, str]:
-    """Return the origins of the top level: system fields first, then eval fields, then `extra` keys."""
+    """Return the origin of each top-level value: system fields first, then eval fields, then `extra` keys."""
     origins = config.origins()
     is_eval = {name: name in EvalConfig.model_fields or name.startswith("extra.") for name in origins}
     return {name: origins[name] for name in sorted(origins, key=lambda name: is_eval[name])}
@@ -74,11 +78,12 @@ def resolved_settings(resolved: ResolvedEvalConfig) -> list[Setting]:
 def section_settings(
     config: BenchmarkConfig, op_types: Mapping[str, str] | None = None
 ) -> Iterator[tuple[str, list[Setting]]]:
-    """Yield each section by its dotted name, with what it gives and what beats it left out.
+    """Yield each section by its dotted name with the settings that it decides.
 
     Args:
         config: the settings.
-        op_types: definition → op type, where a set is at hand: another source's section of that op type may beat one.
+        op_types: definition → op type, where a set is open. Another source's section of the op type may decide a
+            setting of the definition.
     """
     sections = {"op_type_config": config.op_type_config, "definition_config": config.definition_config}
     for section, configs in sections.items():
@@ -92,7 +97,7 @@ def section_settings(
 
 
 def format_value(value: Any) -> str:
-    """Return a value as one would write it in the file; nothing for what is not set."""
+    """Return a value as it is written in the file, or "not set"."""
     if value is None:
         return "not set"
     return value if isinstance(value, str) else json.dumps(value)
@@ -109,7 +114,7 @@ def _tell_origin(origin: str) -> str:
 
 @contextmanager
 def naming_flags(args: argparse.Namespace) -> Iterator[None]:
-    """Let a ConfigError about a setting name the flag, or the file, that gave it."""
+    """Let a ConfigError name the flag or the file that gave the wrong setting."""
     given = given_overrides(args)
     file = "" if args.config is None else f"{args.config}: "
 
@@ -123,7 +128,7 @@ def naming_flags(args: argparse.Namespace) -> Iterator[None]:
 
 
 def _name_flag(problem: str) -> str:
-    """Call an override what the user typed: the flag."""
+    """Replace the name of an override by the flag that the user typed."""
     return OVERRIDE.sub(lambda match: _flag(match[1]), problem)
 
 

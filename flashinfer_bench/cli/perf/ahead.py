@@ -1,7 +1,7 @@
-"""Have what a testlist needs compiled ahead, many kernels at once: see `routines.warm`.
+"""Compiles the kernels that a testlist needs before anything is timed, many at once.
 
-Each library solution is called once in a child process, on the devices in turn, with the folder of compiled kernels
-that workers use. A child that fails or takes too long is passed over: the case itself will tell.
+A child process calls each library solution once (`routines.ahead.call_once`). Children use the devices in turn, and the
+folder of compiled kernels that workers use. A child may fail or take too long: the case itself then tells why.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO, Final
 
 from flashinfer_bench.bench.machine import Device
-from flashinfer_bench.bench.runner.environments import warming_environment
+from flashinfer_bench.bench.runner.environments import ahead_environment
 from flashinfer_bench.cli.perf.cases import Request
 from flashinfer_bench.compile.cache import cache_root
 from flashinfer_bench.data import Definition, Solution, Workload
@@ -31,22 +31,25 @@ from flashinfer_bench.worker.linux import kill_session, session_members
 
 MODULE: Final = "flashinfer_bench.routines.ahead.call_once"
 LIMIT_S: Final = 900.0
-"""Of one child; a cold build of a large attention kernel takes minutes."""
-MOST_JOBS: Final = 32
-"""Children at once, at the most, where nothing else is asked for: each holds its case's inputs on the device."""
+"""Longest time that one child may take. Compiling a large attention kernel takes minutes."""
+MOST_PARALLEL: Final = 32
+"""Most children at once where --jit_jobs is not given. Each child holds the inputs of its case on the device."""
 LAST_BYTES: Final = 4096
+"""Bytes read from the end of what a failed child wrote. The last line is told."""
 END_S: Final = 10.0
-"""Time for a killed child to be gone."""
+"""Longest wait for a killed child to end."""
 SHARE_EVERY_S: Final = 5.0
+"""Time between two looks at how the children share the cores."""
 MANY_COMPILERS: Final = 3
-"""A child with so many at work goes on with others where one waits for a core."""
+"""A child that runs this many compilers gets a lower priority where compilers wait for a core."""
 LOWER_PRIORITY: Final = 10
+"""The nice value of such a child's processes."""
 BYTES_PER_COMPILER: Final = 2 << 30
-"""What a compiler of one of the library's larger files takes, about."""
+"""Approximate memory that a compiler needs for one of the library's larger files."""
 
 
 @dataclass(frozen=True)
-class Job:
+class AheadCall:
     """A solution to call once."""
 
     definition: Definition
@@ -59,64 +62,72 @@ class Job:
         return json.dumps({name: json.loads(part.to_json()) for name, part in parts.items()})
 
 
-def list_jobs(requests: Iterable[Request]) -> list[Job]:
-    """Return a library solution for each module that the cases need: the others would only wait for its compiler."""
-    jobs: dict[tuple[str, ...], Job] = {}
+@dataclass(frozen=True)
+class AheadSite:
+    """Where solutions are called ahead."""
+
+    root: Path
+    """The folder of the workloads' blobs."""
+    devices: Sequence[Device]
+    """The children use them in turn."""
+
+
+def list_calls(requests: Iterable[Request]) -> list[AheadCall]:
+    """Return one call for each module that the cases need. A second call would wait for the same compiler."""
+    calls: dict[tuple[str, ...], AheadCall] = {}
     for request in requests:
         if request.material is not None and request.routine is not None:
             material, module = request.material, request.routine.module
             for backend in [backend for backend in request.backends if backend != TORCH]:
                 solution = material.solutions[backend]
                 key = (module, backend) if module else (material.definition.name, solution.name)
-                jobs.setdefault(key, Job(material.definition, solution, material.workload))
-    return list(jobs.values())
+                calls.setdefault(key, AheadCall(material.definition, solution, material.workload))
+    return list(calls.values())
 
 
-def usual_jobs(cores: int | None = None) -> int:
-    """Return how many children run at once on so many cores (default: those that this process may use)."""
-    return max(4, min(MOST_JOBS, cores or usable_cores()))
+def usual_parallel(cores: int | None = None) -> int:
+    """Return how many children to run at once on this number of cores (default: those that this process may use)."""
+    return max(4, min(MOST_PARALLEL, cores or usable_cores()))
 
 
 def compilers_each(parallel: int, *, cores: int | None = None, memory: int | None = None) -> int:
-    """Return how many compilers each of so many children may run, by this machine's cores and bytes of memory."""
+    """Return how many compilers a child may run where `parallel` children run, by the cores and the bytes of memory."""
     room = memory or usable_memory()
     return max(2, min(cores or usable_cores(), room // BYTES_PER_COMPILER // max(1, parallel)))
 
 
-def warm_up(
-    jobs: Sequence[Job],
-    root: Path,
-    devices: Sequence[Device],
+def compile_ahead(
+    calls: Sequence[AheadCall],
+    site: AheadSite,
     *,
     parallel: int,
     start: Callable[[list[str], Mapping[str, str], str], str] | None = None,
-    tell: Callable[[int, Job, str], None] = lambda _done, _job, _problem: None,
+    tell: Callable[[int, AheadCall, str], None] = lambda _done, _call, _problem: None,
 ) -> int:
-    """Run a child for each job; return how many ended well. Whatever ends this early ends the children too.
+    """Run a child for each call; return how many ended well. An exception or an interrupt ends the children too.
 
     Args:
-        jobs: what to call.
-        root: where the workloads' blobs lie.
-        devices: shared among the children in turn.
+        calls: what to call.
+        site: where they run.
         parallel: children at once.
-        start: runs a command in an environment with a text to read, and says what went wrong, or "" (default: a child
-            process).
-        tell: called as each child ends, with how many have, its job, and what went wrong.
+        start: runs a command in an environment with a text to read, and returns what went wrong, or "" (default: a
+            child process).
+        tell: called when a child ends, with the number of children that have ended, its call, and what went wrong.
     """
     children = _Children()
     run = start or children.run
-    compilers = os.environ.get("MAX_JOBS", str(compilers_each(min(parallel, len(jobs)))))
+    compilers = os.environ.get("MAX_JOBS", str(compilers_each(min(parallel, len(calls)))))
     root_of_kernels = cache_root(os.environ).resolve()
     environments = [
-        {**warming_environment(os.environ, device, root_of_kernels), "MAX_JOBS": compilers} for device in devices
+        {**ahead_environment(os.environ, device, root_of_kernels), "MAX_JOBS": compilers} for device in site.devices
     ]
     good, is_over = 0, threading.Event()
     pool = ThreadPoolExecutor(max_workers=max(1, parallel))
     threading.Thread(target=_share_cores, args=(children, is_over), daemon=True).start()
     try:
         futures = {
-            pool.submit(run, [sys.executable, "-m", MODULE, str(root)], environment, job.to_json()): job
-            for job, environment in zip(jobs, cycle(environments), strict=False)
+            pool.submit(run, [sys.executable, "-m", MODULE, str(site.root)], environment, call.to_json()): call
+            for call, environment in zip(calls, cycle(environments), strict=False)
         }
         for done, future in enumerate(as_completed(futures), 1):
             problem = future.result()
@@ -136,9 +147,10 @@ def _share_cores(children: _Children, is_over: threading.Event) -> None:
 
 
 def lower_wide(sessions: Iterable[int], *, cores: int) -> list[int]:
-    """Where more compilers run than there are cores, have sessions with few of them go first; return the others.
+    """Lower the priority of sessions with many compilers where more compilers run than there are cores; return those.
 
-    The library's longest file takes as long as all of the rest on many cores: with a third of a core it would end last.
+    On many cores the library's longest file takes as long as all other files together. If it had a third of a core
+    only, everything would wait for it.
     """
     members = session_members(sessions)
     working = {session: sum(state == "R" for state in found.values()) for session, found in members.items()}
@@ -146,13 +158,13 @@ def lower_wide(sessions: Iterable[int], *, cores: int) -> list[int]:
         return []
     wide = [session for session, count in working.items() if count >= MANY_COMPILERS]
     for pid in [pid for session in wide for pid in members[session]]:
-        with suppress(OSError):  # it has ended, or goes last already
+        with suppress(OSError):  # it has ended, or its priority is lower already
             os.setpriority(os.PRIO_PROCESS, pid, LOWER_PRIORITY)
     return wide
 
 
 class _Children:
-    """Children that run now, each a session of processes, since the library's compilers are their children in turn."""
+    """The children that run now. Each is a session of processes, because it starts compilers of its own."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -160,7 +172,7 @@ class _Children:
         self._ended = False
 
     def run(self, command: list[str], environment: Mapping[str, str], text: str) -> str:
-        """Run one to its end, or its time limit; return the last line that it said of a failure, or ""."""
+        """Run a child to its end or its time limit; return the last line that it wrote where it failed, else ""."""
         with tempfile.TemporaryFile() as said, tempfile.TemporaryFile() as read:
             read.write(text.encode())
             read.seek(0)
@@ -183,12 +195,12 @@ class _Children:
             return _read_last_line(said) or f"exit code {code}" if code else ""
 
     def ids(self) -> list[int]:
-        """Return the ids of those that run, which are their sessions' ids, too."""
+        """Return the process ids of the children, which are the ids of their sessions too."""
         with self._lock:
             return [child.pid for child in self._running]
 
     def end(self) -> None:
-        """Kill those that run; start no more."""
+        """Kill all children, and start no more."""
         with self._lock:
             self._ended = True
             for child in self._running:

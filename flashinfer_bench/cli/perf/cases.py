@@ -1,6 +1,6 @@
-"""The cases of a call of `perf`: one from the flags, or one for each line of a testlist. Nothing is run here.
+"""Reads the cases of a call of `perf`: one from the flags, or one from each line of a testlist.
 
-A line that cannot be used is a case with a reason, so that it is reported and the rest runs.
+A line that cannot be used becomes a case with a problem. It is reported, and the other lines run.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from flashinfer_bench.cli.given.typed_command import typed_program
 from flashinfer_bench.cli.perf.flags import (
     check_outer,
     find_renamed,
@@ -21,12 +22,11 @@ from flashinfer_bench.cli.perf.flags import (
     read_names,
     split_session,
 )
-from flashinfer_bench.cli.run import typed_program
 from flashinfer_bench.errors import Misuse
 from flashinfer_bench.report.verdict import to_one_line
 from flashinfer_bench.routines.case.materials import Material, make_material
 from flashinfer_bench.routines.case.spec import Case, Routine
-from flashinfer_bench.routines.case.support import Place, why_not
+from flashinfer_bench.routines.case.support import Platform, why_not
 
 SCRIPT: Final = "flashinfer_benchmark.py"
 """The name that FlashInfer's documents have for this command."""
@@ -35,18 +35,18 @@ INTERPRETER: Final = "python3"
 
 @dataclass
 class Request:
-    """One case that was asked for."""
+    """One case to run."""
 
     words: list[str]
-    """Its arguments, those of the outer command included."""
+    """Its arguments, with those of the outer command."""
     line: int | None = None
-    """Where it stands in the testlist."""
+    """Its line number in the testlist."""
     text: str = ""
-    """The line as it stands."""
+    """Its line of the testlist, unchanged."""
     ignored: list[str] = field(default_factory=list)
-    """Flags of the session that stand in the line, where they have no effect."""
+    """Flags of the session in the line. They have no effect there."""
     problem: str | None = None
-    """Why it cannot be run at all."""
+    """Why it cannot be run."""
     named: str = ""
     """The routine that the words name, known or not."""
     routine: Routine | None = None
@@ -54,13 +54,13 @@ class Request:
     case: Case | None = None
     material: Material | None = None
     renamed: dict[str, str] = field(default_factory=dict)
-    """Backends that were typed in another spelling, to their names here."""
+    """Backends as typed in another spelling, to their names here."""
     backends: list[str] = field(default_factory=list)
-    """Those that can run here, in the order in which they were given."""
+    """The backends that can run here, in the order in which they were given."""
     ranked: list[str] = field(default_factory=list)
-    """Those that run here as ranks of mpirun."""
+    """The backends that run here as ranks of mpirun."""
     skipped: dict[str, str] = field(default_factory=dict)
-    """Backend to the reason why it cannot."""
+    """Backend to the reason why it cannot run here."""
 
     @property
     def repro_command(self) -> str:
@@ -75,8 +75,8 @@ def started_program(script: str) -> list[str]:
     return [*typed_program(script, INTERPRETER), "perf"]
 
 
-def read_requests(rest: Sequence[str], testlist: str | None, place: Place) -> list[Request]:
-    """Return what was asked for.
+def read_requests(rest: Sequence[str], testlist: str | None, place: Platform) -> list[Request]:
+    """Return the cases of the command line or of the testlist.
 
     Raises:
         Misuse: the flags of a single case are wrong, a flag beside a testlist is one of no routine, or the testlist
@@ -97,7 +97,8 @@ def read_requests(rest: Sequence[str], testlist: str | None, place: Place) -> li
             words = shlex.split(request.text, comments=True)
         except ValueError as error:
             request.problem = str(error)
-            request.named = read_names([*rest, *request.text.split()]).routine or ""  # a tag may be cut: it is left out
+            # Only the routine is noted: the split may have cut the tag.
+            request.named = read_names([*rest, *request.text.split()]).routine or ""
             continue
         try:
             request.ignored = find_session_flags(words)
@@ -121,13 +122,13 @@ def _read_lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def _read_names(request: Request, words: Sequence[str]) -> None:
-    """Note what a row is looked up by, for a line that may turn out to be of no use otherwise."""
+    """Note routine and tag, so that the row of a line can be found even if the line cannot be used."""
     names = read_names(words)
     request.named = names.routine or ""
     request.args = argparse.Namespace(case_tag=names.case_tag)
 
 
-def _prepare(request: Request, place: Place) -> None:
+def _prepare(request: Request, place: Platform) -> None:
     """Parse a request, make its case, and see which backends can run it here."""
     try:
         routine, args = parse_case(request.words)
@@ -154,7 +155,7 @@ def _prepare(request: Request, place: Place) -> None:
             request.skipped[backend] = reason
 
 
-def _reason_against(routine: Routine, case: Case, backend: str, place: Place) -> str | None:
+def _reason_against(routine: Routine, case: Case, backend: str, place: Platform) -> str | None:
     refusal = case.refusals.get(backend)
     if refusal is not None:
         return f"{backend} for routine {routine.name}: {refusal}. Skipping."
@@ -162,7 +163,7 @@ def _reason_against(routine: Routine, case: Case, backend: str, place: Place) ->
 
 
 def in_groups(requests: Iterable[Request], key: Callable[[Request], object]) -> list[list[Request]]:
-    """Put requests together that one run of the engine can do: equal settings, and no case twice."""
+    """Group the requests that one run of the engine can do: equal settings, and no case twice."""
     groups: dict[object, list[Request]] = {}
     seen: dict[tuple[object, str], int] = {}
     for request in requests:

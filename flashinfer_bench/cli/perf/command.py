@@ -1,5 +1,7 @@
-"""`perf`: time FlashInfer's routines. A front door to the same engine as `run`: a case becomes a definition, a workload
-and one solution per backend. Asking for help imports nothing of the engine."""
+"""`perf`: times FlashInfer's routines with the engine of `run`.
+
+A case becomes a definition, a workload and one solution per backend. The help imports nothing of the engine.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +12,10 @@ from flashinfer_bench.errors import Misuse
 
 
 def execute(args: argparse.Namespace) -> int:
-    """Print the help that is asked for, or run the session; the exit code says whether all cases ran and were written.
+    """Print the help, or run the session. The exit code is 0 if all cases ran and were written.
 
     Raises:
-        Misuse: nothing is asked for, or what is cannot be used; nothing was run.
+        Misuse: no arguments are given, or they cannot be used. Nothing was run.
     """
     words: list[str] = args.argv[1:]
     if not words:
@@ -22,6 +24,6 @@ def execute(args: argparse.Namespace) -> int:
     if {"-h", "--help"} & set(words):
         print_help(words)
         return 0
-    from flashinfer_bench.cli.perf.session import run_session  # the engine: help has no use for it
+    from flashinfer_bench.cli.perf.session import run_session  # the engine, which the help does not need
 
     return run_session(words)

@@ -1,7 +1,7 @@
-"""Where rows go: a CSV with the documented columns, and JSON lines with everything; on disk as soon as added.
+"""Writes rows to files: a CSV with the documented columns, and JSON lines with everything. Each row is written at once.
 
-A file that cannot be begun is Misuse: nothing was run. One that loses a row later (a full disk) is told once and left
-alone, for the verdicts and the other files are worth having; the command then ends with 1.
+A file that cannot be begun is Misuse, and nothing is run. If a row cannot be written later, as on a full disk, that is
+told once. The file then gets no more rows, the session goes on, and the command ends with 1.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any, Final
 
-from flashinfer_bench.cli.perf.rows import Row
+from flashinfer_bench.cli.perf.rows import PerfRow
 from flashinfer_bench.cli.screen.output import write_problems
 from flashinfer_bench.errors import Misuse
 from flashinfer_bench.routines.case.resolved import resolve_backend
-from flashinfer_bench.routines.case.support import LIBRARY, Place
+from flashinfer_bench.routines.case.support import LIBRARY, Platform
 
 RESULT_COLUMNS: Final = ("routine", "median_time", "std_time", "tflops", "tb_per_sec", "backend", "resolved_backend")
 FLAG_COLUMNS: Final = (
@@ -41,7 +41,7 @@ FLAG_COLUMNS: Final = (
     *("num_kv_heads", "page_size", "enable_pdl", "is_sf_swizzled_layout", "refcheck", "no_cuda_graph", "use_cupti"),
     *("allow_output_mismatch", "random_seed", "case_tag", "generate_repro_command", "repro_command"),
 )
-"""The documented columns after the results; a flag that a routine does not have is an empty cell."""
+"""The documented columns after the results. A flag that a routine does not have is an empty cell."""
 OWN_COLUMNS: Final = (
     *("status", "reason", "method", "cache_state", "samples", "flops", "bytes", "roofline_share", "roofline_bound"),
     *("roofline_ms", "roofline_peak", "too_fast", "max_absolute_error", "max_relative_error"),
@@ -49,7 +49,7 @@ OWN_COLUMNS: Final = (
     *("high_freq_factor", "old_context_len", "real_math", "validate", "per_phase_timing"),
     *("gpu_name", "compute_capability", "flashinfer_version", "torch_version", "testlist_line"),
 )
-"""What this project adds at the end."""
+"""The columns that this project adds at the end."""
 COLUMNS: Final = (*RESULT_COLUMNS, *FLAG_COLUMNS, *OWN_COLUMNS)
 LOSS_HINT: Final = "make room or name another file, then run again what it lacks"
 FORMAT_VERSION: Final = 1
@@ -57,13 +57,13 @@ FORMAT_VERSION: Final = 1
 
 
 def check_paths(paths: Mapping[str, str | None]) -> None:
-    """Refuse files that stand for two things, one of which would be written over; devices, such as /dev/null, may.
+    """Refuse one file for two flags: one would overwrite the other. A device, such as /dev/null, is allowed.
 
     Args:
-        paths: flag to the file that was given for it.
+        paths: each flag with its file.
 
     Raises:
-        Misuse: two flags name one file, under whatever name.
+        Misuse: two flags name one file, maybe by different paths.
     """
     given = [(flag, Path(path)) for flag, path in paths.items() if path is not None]
     clashes = [
@@ -80,18 +80,18 @@ def _is_same_file(one: Path, other: Path) -> bool:
         if one.exists() and other.exists():
             return one.samefile(other) and (one.is_file() or one.is_dir())
         return one.resolve() == other.resolve()
-    except (OSError, RuntimeError, ValueError):  # opening it will tell
+    except (OSError, RuntimeError, ValueError):  # opening the file will tell the problem
         return False
 
 
 class ResultFiles:
-    """Appends rows to the files that were asked for; both are begun anew.
+    """Appends rows to the named files. Each file is first emptied.
 
     Raises:
         Misuse: a file cannot be written.
     """
 
-    def __init__(self, output_path: str | None, json_path: str | None, place: Place) -> None:
+    def __init__(self, output_path: str | None, json_path: str | None, place: Platform) -> None:
         is_json = output_path is not None and output_path.endswith(".jsonl")
         self._csv = Path(output_path) if output_path is not None and not is_json else None
         self._json = [Path(path) for path in ((output_path if is_json else None), json_path) if path is not None]
@@ -105,8 +105,8 @@ class ResultFiles:
             except OSError as error:
                 raise Misuse(f"{path}: cannot be written: {error}") from None
 
-    def add(self, row: Row) -> None:
-        """Write a row to every file that took all rows before."""
+    def add(self, row: PerfRow) -> None:
+        """Write a row to every file that lacks no earlier row."""
         document = to_document(row, self._place)
         if self._csv is not None:
             cells = to_cells(document)
@@ -135,8 +135,8 @@ def _csv_line(cells: Iterable[Any]) -> str:
     return line.getvalue()
 
 
-def to_document(row: Row, place: Place) -> dict[str, Any]:
-    """Return everything that is known of a row, as JSON-able values."""
+def to_document(row: PerfRow, place: Platform) -> dict[str, Any]:
+    """Return a row with everything that is known of it, as JSON-able values."""
     request = row.request
     case = request.case
     return {
@@ -160,7 +160,7 @@ def to_document(row: Row, place: Place) -> dict[str, Any]:
     }
 
 
-def _resolved(row: Row, place: Place) -> str:
+def _resolved(row: PerfRow, place: Platform) -> str:
     routine, case = row.request.routine, row.request.case
     if row.outcome == "skipped" or routine is None or case is None or place.capability is None:
         return row.backend
@@ -202,7 +202,7 @@ def _cell(value: Any) -> Any:
 
 
 def _finite(value: Any) -> Any:
-    """Replace what JSON cannot hold by null."""
+    """Replace infinite values and nan by null, because JSON has neither."""
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -1,6 +1,6 @@
 """The flags of `perf`: those of a session, those of every case, and those of the routine that a case names.
 
-Spelt with underscores, as the documents of FlashInfer's own benchmark spell them. Nothing is run here.
+They are spelt with underscores, as in the documents of FlashInfer's own benchmark.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ EXAMPLE: Final = f"{PROGRAM} --routine rmsnorm --batch_size 32 --hidden_size 409
 USAGE: Final = "%(prog)s --routine NAME [flags]  |  %(prog)s --testlist FILE [flags]"
 JIT_HELP: Final = "modules compiled ahead at once; 0: none (default: for a testlist one a core, 4 to 32; else 0)"
 MOST_TIMEOUT_S: Final = 1_000_000
-"""The system's waits take no more than 2^31 ms."""
+"""Longest --timeout, in seconds. The waits of the system take no more than 2^31 ms."""
 LARGEST_WHOLE: Final = 2**53
-"""From here on whole numbers are read as floats: torch has none beyond 64 bits."""
+"""Whole numbers from this size on become floats, because torch has no integers beyond 64 bits."""
 CASE_FLAGS: Final = (
     Flag("num_iters", "int", "timed calls", 30),
     Flag("dry_run_iters", "int", "calls before timing", 5),
@@ -43,7 +43,7 @@ CASE_FLAGS: Final = (
 
 
 def finite_number(text: str) -> float:
-    """Parse the value of a flag that measures; nan and the infinite are none, and huge whole numbers floats."""
+    """Parse the value of a flag that measures. Refuse nan and infinite values. Huge whole numbers become floats."""
     value = number(text)
     if not math.isfinite(value):
         raise argparse.ArgumentTypeError(f"needs a finite number, not {text!r}")
@@ -54,24 +54,24 @@ KINDS: Final[dict[str, Callable[[str], Any]]] = {"int": whole_number, "float": f
 
 
 def make_session_parser() -> Parser:
-    """Make the parser of what belongs to the whole call, and to no single case."""
+    """Make the parser of the flags of the whole call."""
     parser = Parser(prog=PROGRAM, add_help=False)
     _add_session_flags(parser)
     return parser
 
 
 def make_case_parser(routine: Routine | None) -> Parser:
-    """Make the parser of one case; without a routine, of what every case has."""
+    """Make the parser of one case. Without a routine, it has the flags of every case."""
     parser = Parser(prog=PROGRAM, add_help=False)
     _add_case_flags(parser, routine)
     return parser
 
 
 def check_outer(rest: Sequence[str]) -> None:
-    """Check what is given beside a testlist: each flag has to be one of some routine, each value of its flag's kind.
+    """Check the flags beside a testlist: some routine has each flag, and each value is of its flag's kind.
 
     Raises:
-        Misuse: some are not; all unknown flags at once.
+        Misuse: a flag is unknown or a value is wrong. One error names all unknown flags.
     """
     parser = _make_whole_parser(None, add_help=False)
     group = parser.add_argument_group("any routine")
@@ -109,7 +109,7 @@ def parse_case(argv: Sequence[str]) -> tuple[Routine, argparse.Namespace]:
     """Return the routine that the arguments name, and its flags.
 
     Raises:
-        Misuse: no routine, an unknown one, or flags that it does not have; all unknown flags at once.
+        Misuse: there is no routine, it is unknown, or it does not have a flag. One error names all unknown flags.
     """
     routine = _named_routine(argv)
     if routine is None:
@@ -134,7 +134,7 @@ def parse_case(argv: Sequence[str]) -> tuple[Routine, argparse.Namespace]:
 
 
 def read_names(argv: Sequence[str]) -> argparse.Namespace:
-    """Return the routine and the tag that arguments name, as they stand, whatever else is wrong; None where none is."""
+    """Return the routine and the tag as typed, even if other arguments are wrong; None where one is missing."""
     probe = Parser(prog=PROGRAM, add_help=False)
     probe.add_argument("--routine", "-R", nargs="?")
     probe.add_argument("--case_tag", nargs="?")
@@ -142,7 +142,7 @@ def read_names(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def find_renamed(routine: Routine, argv: Sequence[str]) -> dict[str, str]:
-    """Return the backends that were asked for under another spelling: as typed, to the routine's name for it."""
+    """Return the backends that were typed in another spelling: as typed, to the routine's name."""
     probe = Parser(prog=PROGRAM, add_help=False)
     probe.add_argument("--backends", nargs="+", default=[])
     typed = probe.parse_known_args(list(argv))[0].backends
@@ -150,20 +150,21 @@ def find_renamed(routine: Routine, argv: Sequence[str]) -> dict[str, str]:
 
 
 def print_help(argv: Sequence[str]) -> None:
-    """Print the flags of the routine that the arguments name, or the routines."""
+    """Print the flags of the named routine, or a list of the routines where none is named."""
     routine = _named_routine(argv)
     if routine is None:
-        parser = _make_whole_parser(None, usage=USAGE, description="Time FlashInfer's kernels.", example=EXAMPLE)
+        parser = _make_whole_parser(None)
+        parser.describe("Time FlashInfer's kernels.", usage=USAGE, example=EXAMPLE)
         write_out(parser.format_help() + _list_routines())
         return
-    usage = f"%(prog)s --routine {routine.name} [flags]"
-    parser = _make_whole_parser(routine, usage=usage, description=routine.summary)
+    parser = _make_whole_parser(routine)
+    parser.describe(routine.summary, usage=f"%(prog)s --routine {routine.name} [flags]")
     write_out(parser.format_help() + _list_support(routine))
 
 
-def _make_whole_parser(routine: Routine | None, **texts: Any) -> Parser:
-    """Make the parser of all that can be typed: for help, and for hints at what was meant."""
-    parser = Parser(prog=PROGRAM, **texts)
+def _make_whole_parser(routine: Routine | None, *, add_help: bool = True) -> Parser:
+    """Make the parser of all flags, for the help and for hints at the nearest flag."""
+    parser = Parser(prog=PROGRAM, add_help=add_help)
     _add_session_flags(parser)
     _add_case_flags(parser, routine)
     return parser
@@ -177,13 +178,13 @@ def _named_routine(argv: Sequence[str]) -> Routine | None:
 
 
 def _find_outside(args: argparse.Namespace, flags: Iterable[Flag]) -> list[str]:
-    """Return a line for each number that its flag does not take."""
+    """Return a line for each number that is outside the range of its flag."""
     given = [(flag, getattr(args, flag.name)) for flag in flags]
     return [reason for flag, value in given if value is not None and (reason := flag.why_not(value)) is not None]
 
 
 def _find_misspelt(argv: Sequence[str]) -> str:
-    """Return a hint at a flag that was meant to name the routine or the testlist, for the beginning of a message."""
+    """Return a hint for a misspelt --routine or --testlist, as the beginning of a message, or ""."""
     flags = [word.split("=", 1)[0] for word in argv]
     for wanted in ("--routine", "--testlist"):
         for near in difflib.get_close_matches(wanted, flags, n=1, cutoff=0.8):

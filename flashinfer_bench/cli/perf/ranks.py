@@ -1,6 +1,6 @@
 """`perf` as one rank of mpirun: the backend moe_a2a of moe_a2a_dispatch_combine. Rank 0 writes lines and files.
 
-It needs one GPU a rank, of one NVLink domain, mpi4py and flashinfer-python; without them `why_not_here` has said so.
+It needs mpi4py, flashinfer-python, and a GPU for each rank, all of one NVLink domain.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from typing import Any, Final
 
 from flashinfer_bench.cli.perf.cases import Request
 from flashinfer_bench.cli.perf.files import ResultFiles
-from flashinfer_bench.cli.perf.rows import Row, Timing
+from flashinfer_bench.cli.perf.rows import PerfRow, RowTiming
 from flashinfer_bench.cli.perf.text import introduce, perf_line
 from flashinfer_bench.cli.screen.output import write_out
-from flashinfer_bench.routines.case.support import Place
+from flashinfer_bench.routines.case.support import Platform
 from flashinfer_bench.routines.families.moe_comm import count_traffic, count_work
 
 BACKEND: Final = "moe_a2a"
 
 
-def run_ranks(request: Request, session: argparse.Namespace, place: Place) -> int:
+def run_ranks(request: Request, session: argparse.Namespace, place: Platform) -> int:
     """Time the case on this rank, together with all others; rank 0 reports."""
     import torch
     from flashinfer.comm import Mapping, MoeAlltoAll
 
-    from flashinfer_bench.routines.ranks.rank import CudaStopwatch, RankInputs, time_rounds
+    from flashinfer_bench.routines.ranks.rank import CudaStopwatch, RankInputs, Round, time_rounds
 
     communicator: Any = importlib.import_module("mpi4py.MPI").COMM_WORLD
     rank, ranks = communicator.Get_rank(), communicator.Get_size()
@@ -42,20 +42,17 @@ def run_ranks(request: Request, session: argparse.Namespace, place: Place) -> in
     most = args.max_num_tokens or args.num_tokens
     between = MoeAlltoAll(mapping, most, args.top_k, args.num_experts, hidden_size=args.hidden_size)
     inputs = RankInputs(hidden, experts, factors, args.num_experts, rank, ranks, args.quant_dtype)
-    times, problems = time_rounds(
-        inputs,
-        between,
-        communicator,
-        CudaStopwatch(),
-        dry_run_iters=args.dry_run_iters,
-        num_iters=args.num_iters,
-        experts=_make_experts(inputs, args) if args.real_math else None,
-        check=case.check,
-    )
+    exchange = Round(inputs, _make_experts(inputs, args), between, case.check)
+    counts = {"dry_run_iters": args.dry_run_iters, "num_iters": args.num_iters}
+    times, problems = time_rounds(exchange, communicator, CudaStopwatch(), **counts)
     return report_ranks(request, session, place, times, problems) if rank == 0 else 0
 
 
 def _make_experts(inputs: Any, args: argparse.Namespace) -> Any:
+    if not args.real_math:
+        from flashinfer_bench.routines.ranks.rank import Weighing
+
+        return Weighing(inputs)
     from flashinfer import fused_moe
 
     from flashinfer_bench.routines.ranks.experts import RealExperts
@@ -64,9 +61,9 @@ def _make_experts(inputs: Any, args: argparse.Namespace) -> Any:
 
 
 def report_ranks(
-    request: Request, session: argparse.Namespace, place: Place, times: dict[str, list[float]], problems: list[str]
+    request: Request, session: argparse.Namespace, place: Platform, times: dict[str, list[float]], problems: list[str]
 ) -> int:
-    """Write the lines and rows of all phases; 1 where an output is wrong and that was to be an error."""
+    """Write the lines and rows of all phases. Return 1 if an output is wrong and the flags make that an error."""
     args = request.args
     lines = list(introduce(request, place))
     label = "ERROR" if args.refcheck or args.validate else "WARNING"
@@ -80,8 +77,8 @@ def report_ranks(
     return 1 if is_error or files.lost else 0
 
 
-def make_rows(request: Request, place: Place, times: dict[str, list[float]], problem: str) -> list[Row]:
-    """Return a row for the whole, and for each phase where that is asked for."""
+def make_rows(request: Request, place: Platform, times: dict[str, list[float]], problem: str) -> list[PerfRow]:
+    """Return a row for the whole round. With --per_phase_timing, return one for each phase too."""
     out, back = count_traffic(request.args)
     flops, weights = count_work(request.args)
     bytes_of = {"a2a_total": out + back, "a2a_dispatch": out, "a2a_combine": back, "moe_kernel": weights}
@@ -89,7 +86,7 @@ def make_rows(request: Request, place: Place, times: dict[str, list[float]], pro
     for phase, taken in times.items():
         if phase != "a2a_total" and not request.args.per_phase_timing:
             continue
-        timing = Timing(median(taken), pstdev(taken))
+        timing = RowTiming(median(taken), pstdev(taken))
         work = flops if phase == "moe_kernel" else 0.0
         rate, speed = (
             amount / 1e9 / timing.median_ms if timing.median_ms > 0 else 0.0 for amount in (bytes_of[phase], work)
@@ -97,5 +94,5 @@ def make_rows(request: Request, place: Place, times: dict[str, list[float]], pro
         record = {"method": "cuda_events", "cache_state": "warm", "samples": len(taken), "samples_ms": taken}
         facts = {"tflops": speed, "tb_per_sec": rate, "bytes": bytes_of[phase]}
         outcome: Any = "mismatch" if problem else "passed"
-        rows.append(Row(request, phase, outcome, problem, timing, facts, record, place.device))
+        rows.append(PerfRow(request, phase, outcome, problem, timing, facts, record, place.device))
     return rows

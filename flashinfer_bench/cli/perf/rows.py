@@ -1,6 +1,6 @@
-"""What a backend of a case came to, as one flat row: for the [PERF] line, the CSV and the JSON lines.
+"""The result of one backend of a case as one flat row, for the [PERF] line, the CSV and the JSON lines.
 
-The one place that reads a trace's measurement record.
+Numbers come from the trace's measurement (`data.measurement`); files get its record as it is.
 """
 
 from __future__ import annotations
@@ -13,51 +13,52 @@ from typing import Any, Final, Literal
 
 from flashinfer_bench.cli.perf.cases import Request
 from flashinfer_bench.data import Evaluation, EvaluationStatus
+from flashinfer_bench.data.measurement import Measurement, read_measurement
 from flashinfer_bench.report.verdict import reason_of, to_one_line
 from flashinfer_bench.roofline.attainable import find_attainable
 from flashinfer_bench.roofline.peaks import find_peak
-from flashinfer_bench.routines.case.support import Place
-from flashinfer_bench.timing.summary import LATE_SHARE
+from flashinfer_bench.routines.case.support import Platform
+from flashinfer_bench.timing.flags import LATE_SHARE
 
-Outcome = Literal["passed", "mismatch", "failed", "skipped"]
+RowOutcome = Literal["passed", "mismatch", "failed", "skipped"]
 NS_PER_MS: Final = 1e6
 HOST_BOUND: Final = "host_bound"
-"""A flag that is no reason to doubt a time while the spin covers the host: one slower than its kernels is the rule."""
+"""Ignore this flag while the spin hides the host: a host is usually slower than the kernels that it launches."""
 
 
 @dataclass(frozen=True)
-class Timing:
-    """What a measurement says, in milliseconds."""
+class RowTiming:
+    """The figures of a measurement, in milliseconds."""
 
     median_ms: float
     std_ms: float
-    """nan where the record tells no spread."""
+    """nan where the record has no spread."""
     caveat: str | None = None
     """Why the time means nothing, or little."""
 
 
 @dataclass
-class Row:
-    """One backend of one case."""
+class PerfRow:
+    """The result of one backend of one case."""
 
     request: Request
     backend: str
-    outcome: Outcome
+    outcome: RowOutcome
     reason: str = ""
     """Why it was skipped, failed or differs."""
-    timing: Timing | None = None
+    timing: RowTiming | None = None
     facts: dict[str, Any] = field(default_factory=dict)
-    """What is told of the time beside it: rates, roofline, errors."""
+    """Figures beside the time: rates, roofline, errors."""
     record: Mapping[str, Any] = field(default_factory=dict)
     """The measurement as the trace holds it."""
     device: str = ""
 
 
-def make_row(request: Request, backend: str, evaluation: Evaluation, *, device: str) -> Row:
+def make_row(request: Request, backend: str, evaluation: Evaluation, *, device: str) -> PerfRow:
     """Return the row of a verdict."""
     record = _record(evaluation)
     timing = read_timing(evaluation)
-    row = Row(request, backend, "passed", timing=timing, record=record, device=device)
+    row = PerfRow(request, backend, "passed", timing=timing, record=record, device=device)
     if evaluation.status is EvaluationStatus.INCORRECT_NUMERICAL:
         row.outcome, row.reason = "mismatch", reason_of(evaluation)
     elif evaluation.status is not EvaluationStatus.PASSED:
@@ -72,25 +73,24 @@ def make_row(request: Request, backend: str, evaluation: Evaluation, *, device: 
     return row
 
 
-def make_skipped(request: Request, backend: str, reason: str, place: Place) -> Row:
+def make_skipped(request: Request, backend: str, reason: str, place: Platform) -> PerfRow:
     """Return the row of a backend that cannot run here."""
-    return Row(request, backend, "skipped", to_one_line(reason), device=place.device)
+    return PerfRow(request, backend, "skipped", to_one_line(reason), device=place.device)
 
 
-def make_failed(request: Request, backend: str, reason: str, place: Place) -> Row:
+def make_failed(request: Request, backend: str, reason: str, place: Platform) -> PerfRow:
     """Return the row of a backend, or of a whole case, that has no verdict."""
-    return Row(request, backend, "failed", to_one_line(reason), device=place.device)
+    return PerfRow(request, backend, "failed", to_one_line(reason), device=place.device)
 
 
-def read_timing(evaluation: Evaluation) -> Timing | None:
-    """Read median and deviation from a trace; None where nothing was timed.
+def read_timing(evaluation: Evaluation) -> RowTiming | None:
+    """Read median and deviation from a trace. Return None where nothing was timed.
 
-    The record has had several forms, so each key is looked for and none is relied on.
+    Older measurements have other fields, so each field may be missing.
     """
-    record = _record(evaluation)
-    samples = _numbers(record.get("samples_ns"))
-    trials = _numbers(record.get("trials_ms"))
-    found = _number(record, "median_ms", "latency_ms")
+    measured = read_measurement(evaluation)
+    samples, trials = measured.readings_ns, measured.trials_ms
+    found = measured.median_ms if measured.median_ms is not None else measured.latency_ms
     if found is None and samples:
         found = median(samples) / NS_PER_MS
     if found is None and trials:
@@ -99,13 +99,13 @@ def read_timing(evaluation: Evaluation) -> Timing | None:
         found = evaluation.performance.latency_ms
     if found is None:
         return None
-    deviation = _number(record, "std_ms")
+    deviation = measured.std_ms
     if deviation is None:
         deviation = pstdev(samples) / NS_PER_MS if samples else math.nan
-    return Timing(found, deviation, _caveat(record))
+    return RowTiming(found, deviation, _caveat(measured))
 
 
-def _rates(request: Request, timing: Timing, hardware: str) -> dict[str, Any]:
+def _rates(request: Request, timing: RowTiming, hardware: str) -> dict[str, Any]:
     assert request.case is not None  # only a case that was made is timed
     cost, took = request.case.cost, timing.median_ms
     if took <= 0:
@@ -130,30 +130,13 @@ def _record(evaluation: Evaluation) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
-def _number(record: Mapping[str, Any], *keys: str) -> float | None:
-    for key in keys:
-        value = record.get(key)
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
-            return float(value)
-    return None
+def _caveat(measured: Measurement) -> str | None:
+    if not measured.meaningful:
+        return measured.reason or "the time means nothing"
+    return ", ".join(flag for flag in measured.flags if flag != HOST_BOUND or _came_late(measured)) or None
 
 
-def _numbers(value: Any) -> list[float]:
-    if not isinstance(value, list):
-        return []
-    flat = [item for part in value for item in (part if isinstance(part, list) else [part])]
-    return [float(item) for item in flat if isinstance(item, (int, float))]
-
-
-def _caveat(record: Mapping[str, Any]) -> str | None:
-    if record.get("meaningful") is False:
-        return str(record.get("reason") or "the time means nothing")
-    flags = record.get("flags")
-    flags = [str(flag) for flag in flags] if isinstance(flags, (list, tuple)) else []
-    return ", ".join(flag for flag in flags if flag != HOST_BOUND or _came_late(record)) or None
-
-
-def _came_late(record: Mapping[str, Any]) -> bool:
-    """Tell whether the host came after the spin's end so often that the time is the host's."""
-    late, samples = _number(record, "late"), _number(record, "samples")
+def _came_late(measured: Measurement) -> bool:
+    """Tell whether the host launched too late in more than LATE_SHARE of the samples. The time is the host's then."""
+    late, samples = measured.late, measured.samples
     return late is not None and samples is not None and late > LATE_SHARE * samples

@@ -1,8 +1,7 @@
-"""What a saved case needs beside definition, workload and solutions: how it is judged, in the set's own tolerances."""
+"""Saves how cases are judged, as the tolerances file of the trace set that holds them."""
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,12 +12,13 @@ import yaml
 from flashinfer_bench.bench.tolerances import TOLERANCES_FILE, read_tolerances
 from flashinfer_bench.cli.perf.cases import Request
 from flashinfer_bench.errors import DataSetError
+from flashinfer_bench.filelock import USUAL_LIMIT_S, locked_folder
 
 HEAD: Final = "# How the definitions of this set are judged, beside what `flashinfer-bench config show` tells.\n"
 
 
 def write_tolerances(root: Path, requests: Iterable[Request]) -> None:
-    """Write the tolerances of cases beside what the file says of other definitions; one process at a time does so.
+    """Write the tolerances of cases, and keep those of other definitions. A lock lets one process write at a time.
 
     Raises:
         ConfigError: the file that is there cannot be used.
@@ -32,14 +32,10 @@ def write_tolerances(root: Path, requests: Iterable[Request]) -> None:
     path = root / TOLERANCES_FILE
     try:
         root.mkdir(parents=True, exist_ok=True)
-        lock = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with locked_folder(root, USUAL_LIMIT_S):
             others: dict[str, Any] = {name: section.model_dump() for name, section in read_tolerances(root).items()}
             fresh = path.with_name(f".{path.name}.{os.getpid()}")
             fresh.write_text(HEAD + yaml.safe_dump({**others, **own}, sort_keys=True), encoding="utf-8")
             fresh.replace(path)
-        finally:
-            os.close(lock)
     except OSError as error:
         raise DataSetError(f"{path}: cannot be written: {error}") from error

@@ -1,53 +1,51 @@
-"""A session of `perf`: its cases go through `Benchmark` like everything else; verdicts become lines and rows."""
+"""Runs a session of `perf`: `Benchmark` judges and times its cases, and the verdicts become lines and rows."""
 
 from __future__ import annotations
 
 import argparse
 import tempfile
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from pydantic import ValidationError
 
 from flashinfer_bench.bench.benchmark import Benchmark
-from flashinfer_bench.bench.config import MEASURE_REJECTED, BenchmarkConfig, describe_problems
+from flashinfer_bench.bench.config import BenchmarkConfig, describe_problems
 from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, Notice
+from flashinfer_bench.bench.extra_keys import MEASURE_REJECTED
 from flashinfer_bench.bench.machine import Device, discover_devices
 from flashinfer_bench.bench.plan import Plan
 from flashinfer_bench.bench.tolerances import read_tolerances
-from flashinfer_bench.cli.exit_codes import FAILED, INTERRUPTED, RAN
+from flashinfer_bench.cli.exit_codes import INTERRUPTED
 from flashinfer_bench.cli.given.recorded import find_resumed
-from flashinfer_bench.cli.perf.ahead import Job, list_jobs, usual_jobs, warm_up
+from flashinfer_bench.cli.perf.ahead import AheadCall, AheadSite, compile_ahead, list_calls, usual_parallel
+from flashinfer_bench.cli.perf.board import Board
 from flashinfer_bench.cli.perf.cases import Request, in_groups, read_requests
 from flashinfer_bench.cli.perf.files import ResultFiles, check_paths
 from flashinfer_bench.cli.perf.flags import split_session
 from flashinfer_bench.cli.perf.ranks import run_ranks
-from flashinfer_bench.cli.perf.rows import Row, make_failed, make_row, make_skipped
+from flashinfer_bench.cli.perf.rows import make_failed, make_row
 from flashinfer_bench.cli.perf.saved import write_tolerances
-from flashinfer_bench.cli.perf.text import introduce, report
 from flashinfer_bench.cli.screen.heartbeat import Heartbeat
 from flashinfer_bench.cli.screen.interrupt import one_interrupt
-from flashinfer_bench.cli.screen.output import write_err, write_out
+from flashinfer_bench.cli.screen.output import write_err
 from flashinfer_bench.cli.screen.progress import describe_devices
 from flashinfer_bench.cli.screen.tables import count, format_duration
 from flashinfer_bench.data import Trace, TraceSet
 from flashinfer_bench.errors import ConfigError, Misuse
 from flashinfer_bench.report.verdict import to_one_line
 from flashinfer_bench.routines.case.materials import write_material
-from flashinfer_bench.routines.case.support import Place, find_place
-
-WHOLE_CASE: Final = ""
-"""Stands for the backend in the row of a case that none of its backends was run for."""
+from flashinfer_bench.routines.case.support import find_platform
 
 
 def run_session(argv: Sequence[str], *, make_engine: Callable[..., Any] = Benchmark) -> int:
-    """Run the cases that the flags, or a testlist, ask for; the exit code says whether all of them ran.
+    """Run the cases of the flags or of the testlist. The exit code is 0 if all of them ran and were written.
 
     Raises:
-        Misuse: flags or testlist cannot be used; nothing was run.
+        Misuse: flags or testlist cannot be used. Nothing was run.
     """
     session, rest = split_session(argv)
     if session.resume and session.save_trace_set is None:
@@ -57,7 +55,7 @@ def run_session(argv: Sequence[str], *, make_engine: Callable[..., Any] = Benchm
     check_paths({f"--{name}": getattr(session, name) for name in ("testlist", "output_path", "json_path")})
     devices = discover_devices(session.devices or None)
     device = devices[0]
-    place = find_place(device.name, device.capability)
+    place = find_platform(device.name, device.capability)
     requests = read_requests(rest, session.testlist, place)
     ranked = [request for request in requests if request.ranked]
     if ranked:
@@ -65,7 +63,7 @@ def run_session(argv: Sequence[str], *, make_engine: Callable[..., Any] = Benchm
             raise Misuse("ranks of mpirun time one case of moe_a2a_dispatch_combine: --backends moe_a2a, no testlist")
         return run_ranks(requests[0], session, place)
     if session.save_trace_set:
-        read_tolerances(Path(session.save_trace_set))  # one that cannot be used is told before any file is begun
+        read_tolerances(Path(session.save_trace_set))  # raises before any file is begun, if they cannot be used
     board = Board(requests, ResultFiles(session.output_path, session.json_path, place), place)
     with ExitStack() as stack:
         root = session.save_trace_set or stack.enter_context(tempfile.TemporaryDirectory(prefix="flashinfer-perf-"))
@@ -79,89 +77,25 @@ def run_session(argv: Sequence[str], *, make_engine: Callable[..., Any] = Benchm
         return _run_all(board, session, Path(root), devices, make_engine=make_engine)
 
 
-def _compile_ahead(
+def _compile_kernels(
     requests: Sequence[Request], session: argparse.Namespace, root: Path, devices: Sequence[Device]
 ) -> None:
-    """Have the library's kernels of a testlist compiled before anything is timed."""
-    jobs = list_jobs(requests)
-    parallel = session.jit_jobs if session.jit_jobs is not None else usual_jobs() * (session.testlist is not None)
-    if not jobs or parallel <= 0:
+    """Compile the library's kernels before anything is timed, for a testlist or where --jit_jobs asks for it."""
+    calls = list_calls(requests)
+    parallel = session.jit_jobs if session.jit_jobs is not None else usual_parallel() * (session.testlist is not None)
+    if not calls or parallel <= 0:
         return
     started = time.monotonic()
 
-    def tell(done: int, job: Job, problem: str) -> None:
+    def tell(done: int, call: AheadCall, problem: str) -> None:
         seconds = format_duration(time.monotonic() - started)
         failed = f", which failed: {to_one_line(problem)}" if problem else ""
-        write_err(f"compiling ahead: {done} of {len(jobs)} after {seconds}, the latest {job.solution.name}{failed}")
+        write_err(f"compiling ahead: {done} of {len(calls)} after {seconds}, the latest {call.solution.name}{failed}")
 
-    write_err(f"compiling ahead: {count(len(jobs), 'solution')}, {min(parallel, len(jobs))} at once")
-    done = warm_up(jobs, root, devices, parallel=parallel, tell=tell)
+    write_err(f"compiling ahead: {count(len(calls), 'solution')}, {min(parallel, len(calls))} at once")
+    done = compile_ahead(calls, AheadSite(root, devices), parallel=parallel, tell=tell)
     took = time.monotonic() - started
-    write_err(f"compiled ahead: {done} of {count(len(jobs), 'solution')} in {format_duration(took)}")
-
-
-class Board:
-    """The cases of a session and what has come of them; a case is told when all of its backends are done."""
-
-    def __init__(self, requests: Sequence[Request], files: ResultFiles, place: Place) -> None:
-        self.requests = list(requests)
-        self.place = place
-        self._files = files
-        self._rows: dict[int, dict[str, Row]] = {id(request): {} for request in requests}
-        self._failed = 0
-        self._is_single = len(self.requests) == 1
-
-    def begin(self) -> None:
-        """Introduce a single case at once, and tell the cases of which nothing can be run."""
-        for request in self.requests:
-            if self._is_single:
-                write_out(_lines(introduce(request, self.place)))
-            if not request.backends:
-                self._tell(request)
-
-    def put(self, request: Request, row: Row) -> None:
-        """Take a row, and tell the case when it is whole; of a single case each row at once."""
-        rows = self._rows[id(request)]
-        rows[row.backend] = row
-        if self._is_single:
-            write_out(_lines(report(row)))
-        if len(rows) == len(request.backends):
-            self._tell(request)
-
-    def finish(self, reason: str) -> None:
-        """Tell the cases that are not whole: their missing backends failed for a reason."""
-        for request in self.requests:
-            rows = self._rows[id(request)]
-            for backend in [name for name in request.backends if name not in rows]:
-                self.put(request, make_failed(request, backend, reason, self.place))
-
-    @property
-    def exit_code(self) -> int:
-        """0 where every case ran, none of its backends failed, and all rows were written, else 1."""
-        return FAILED if self._failed or self._files.lost else RAN
-
-    def _tell(self, request: Request) -> None:
-        """Write the rows of a case, and its lines where they are not out yet."""
-        skipped = [make_skipped(request, name, why, self.place) for name, why in request.skipped.items()]
-        rows = [*skipped, *(self._rows[id(request)][name] for name in request.backends)]
-        if request.problem is not None:
-            rows = [make_failed(request, WHOLE_CASE, request.problem, self.place)]
-        for row in rows:
-            self._files.add(row)
-        self._failed += not request.backends or any(map(counts_as_failed, rows))
-        if not self._is_single:
-            told = [] if request.problem is not None else [line for row in rows for line in report(row)]
-            write_out(_lines([*introduce(request, self.place), *told]))
-
-
-def _lines(lines: Iterable[str]) -> str:
-    return "".join(f"{line}\n" for line in lines)
-
-
-def counts_as_failed(row: Row) -> bool:
-    """Tell whether a row makes the session fail: a mismatch does where it was to be an error."""
-    args = row.request.args
-    return row.outcome == "failed" or (row.outcome == "mismatch" and args.refcheck and not args.allow_output_mismatch)
+    write_err(f"compiled ahead: {done} of {count(len(calls), 'solution')} in {format_duration(took)}")
 
 
 def _run_all(
@@ -172,11 +106,11 @@ def _run_all(
     *,
     make_engine: Callable[..., Any],
 ) -> int:
-    """Compile ahead, then run all cases, those of equal settings together."""
+    """Compile ahead, then run all cases. Cases of equal settings run together."""
     reason = "it was not run"
     with one_interrupt():
         try:
-            _compile_ahead(board.requests, session, root, devices)
+            _compile_kernels(board.requests, session, root, devices)
             for group in in_groups(board.requests, _settings_key):
                 _run_group(board, group, session, root=root, make_engine=make_engine)
         except KeyboardInterrupt:
@@ -192,7 +126,7 @@ def _run_all(
 
 
 def _settings_key(request: Request) -> tuple[Any, ...]:
-    """Return what holds for a whole run of the engine."""
+    """Return the settings that a run of the engine has once."""
     return (request.args.random_seed, bool(request.args.use_cuda_events), bool(request.args.no_cuda_graph))
 
 
@@ -206,7 +140,7 @@ def _run_group(
     plan: Plan = engine.plan(resume=session.resume, retry_timeouts=session.retry_timeouts)
     for trace in find_resumed(engine.plan(), plan, trace_set) if plan.resumed else []:
         request, evaluation = by_name[trace.definition], trace.evaluation
-        assert evaluation is not None  # it is a verdict that is found
+        assert evaluation is not None  # each recorded trace has a verdict
         backend = _backend_of(request, trace.solution or "")
         board.put(request, make_row(request, backend, evaluation, device=evaluation.environment.hardware))
     for skip in plan.skips:
@@ -239,9 +173,9 @@ def _take(board: Board, by_name: dict[str, Request], event: Event) -> None:
 
 
 def make_trace_set(group: Sequence[Request], root: Path, *, is_resumed: bool, needs_samples: bool = False) -> TraceSet:
-    """Return the set of a group's cases, in its order; with what is recorded of them where that is wanted.
+    """Return the trace set of a group's cases, in their order. In a resumed session it holds their recorded verdicts.
 
-    A verdict without its samples is no record where they are needed.
+    Where samples are needed, a verdict without samples does not count as recorded.
     """
     materials = [request.material for request in group if request.material is not None]
     recorded = TraceSet.from_path(root).traces if is_resumed else {}
@@ -270,7 +204,7 @@ def make_config(group: Sequence[Request], session: argparse.Namespace) -> Benchm
     """
     sections = {}
     for request in group:
-        assert request.material is not None  # groups hold what can be run
+        assert request.material is not None  # a group has only cases that can run
         assert request.case is not None
         args, judged = request.args, request.case.check.settings()
         times_all = not args.refcheck or args.allow_output_mismatch
@@ -299,7 +233,7 @@ def make_config(group: Sequence[Request], session: argparse.Namespace) -> Benchm
 
 
 def _backend_of(request: Request, solution: str) -> str:
-    assert request.material is not None  # it has solutions
+    assert request.material is not None  # its solutions ran
     return next(name for name, item in request.material.solutions.items() if item.name == solution)
 
 

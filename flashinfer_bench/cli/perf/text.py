@@ -1,4 +1,4 @@
-"""The lines of `perf`: [INFO], [VERBOSE], [VVERBOSE], [PERF], [WARNING] and [ERROR], in the forms that others parse."""
+"""The lines of `perf`: [INFO], [VERBOSE], [VVERBOSE], [PERF], [WARNING] and [ERROR], as other programs parse them."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import Final
 
 from flashinfer_bench.cli.perf.cases import Request
-from flashinfer_bench.cli.perf.rows import Row
+from flashinfer_bench.cli.perf.rows import PerfRow
 from flashinfer_bench.routines.case.materials import describe_case
 from flashinfer_bench.routines.case.spec import TORCH
-from flashinfer_bench.routines.case.support import LIBRARY, Place
+from flashinfer_bench.routines.case.support import LIBRARY, Platform
 
 CUPTI_DEPRECATED: Final = (
     "[WARNING] --use_cupti is deprecated and will be removed in a future release. CUPTI is now enabled by default."
@@ -20,8 +20,8 @@ OF_THE_SESSION: Final = "what holds for the whole session goes on the command li
 NAME_WIDTH: Final = 15
 
 
-def introduce(request: Request, place: Place) -> Iterator[str]:
-    """Yield what is said of a case before it is run."""
+def introduce(request: Request, place: Platform) -> Iterator[str]:
+    """Yield the lines about a case before it is run."""
     if request.text:
         yield f"[INFO] Line {request.line}: {request.text}"
     if request.ignored and request.problem is None:
@@ -58,15 +58,15 @@ def introduce(request: Request, place: Place) -> Iterator[str]:
 
 
 def test_name(routine: str) -> str:
-    """Return the name that the documents give to the run of a routine: testRmsnormQuant."""
+    """Return the name that FlashInfer's documents give to the run of a routine, such as testRmsnormQuant."""
     parts = routine.split("_")
     return (
         f"test{routine}" if len(parts) == 1 and not routine.islower() else f"test{''.join(map(str.capitalize, parts))}"
     )
 
 
-def report(row: Row) -> Iterator[str]:
-    """Yield what is said of a backend after it was run."""
+def report(row: PerfRow) -> Iterator[str]:
+    """Yield the lines about a backend after it was run."""
     args = row.request.args
     if row.outcome == "skipped":
         return
@@ -88,15 +88,15 @@ def report(row: Row) -> Iterator[str]:
             yield from _details(row)
 
 
-def shows_time(row: Row) -> bool:
-    """Tell whether a row's time is shown: a wrong output's only where nobody asked for it to be an error."""
+def shows_time(row: PerfRow) -> bool:
+    """Tell whether a row's time is shown. That of a wrong output is shown if the flags do not make it an error."""
     is_tolerated = not row.request.args.refcheck or row.request.args.allow_output_mismatch
     return row.timing is not None and (row.outcome == "passed" or (row.outcome == "mismatch" and is_tolerated))
 
 
-def perf_line(row: Row) -> str:
-    """Return the line that others parse."""
-    assert row.timing is not None  # asked of timed rows only
+def perf_line(row: PerfRow) -> str:
+    """Return the [PERF] line, which other programs parse."""
+    assert row.timing is not None  # the caller has checked that it is timed
     name = row.backend.ljust(max(NAME_WIDTH, len(row.backend)))
     return (
         f"[PERF] {name}:: median time {row.timing.median_ms:.3f} ms; std {row.timing.std_ms:.3f} ms; "
@@ -105,7 +105,7 @@ def perf_line(row: Row) -> str:
     )
 
 
-def _details(row: Row) -> Iterator[str]:
+def _details(row: PerfRow) -> Iterator[str]:
     record = row.record
     method = ", ".join(str(record[key]) for key in ("method", "cache_state") if key in record)
     assert row.timing is not None

@@ -1,4 +1,4 @@
-"""What building came to: a row a solution, the exit code, and the text and JSON that tell it."""
+"""The outcome of `build`: a row for each solution, the exit code, and its text and JSON."""
 
 from __future__ import annotations
 
@@ -23,48 +23,48 @@ WORDS: Final[dict[Result, str]] = {
     "fault": "no result",
     "skipped": "skipped",
 }
-"""How a result reads: `fault` is the machine's, `failed` the solution's."""
+"""The word for each result. The solution is to blame for `failed`, the machine for `fault`."""
 COLUMNS: Final = (Column("Solution"), Column("Language"), Column("Binding"), Column("Result"), Column("Time", True))
 MESSAGE_LINES: Final = 40
 SHOWN_NAMES: Final = 3
 
 
 @dataclass(frozen=True)
-class Row:
-    """One solution."""
+class BuildRow:
+    """The result of one solution."""
 
     solution: Solution
     result: Result
     seconds: float = 0.0
-    """What its compilers took, now or when it was built."""
+    """Time of its compilers, in seconds, now or when it was first built."""
     message: str = ""
     """Why there is no artifact."""
     artifact: Path | None = None
 
     @property
     def binding(self) -> str | None:
-        """Return how it is reached from Python; None for what is Python."""
+        """The binding that connects it to Python; None for a solution in Python."""
         spec = self.solution.spec
         return (spec.binding or SupportedBindings.TVM_FFI).value if spec.language in COMPILED else None
 
 
 @dataclass
 class BuildOutcome:
-    """All of them, as far as it got."""
+    """The rows of a build so far."""
 
     root: Path
     """The cache's folder."""
     target: BuildTarget
-    rows: list[Row] = field(default_factory=list)
+    rows: list[BuildRow] = field(default_factory=list)
     seconds: float = 0.0
 
     def exit_code(self, *, require_built: bool) -> int:
-        """Return 1 when a build failed or had no result, or anything was skipped where that is not wanted; else 0."""
+        """Return 1 if a build failed or had no result, or if one was skipped and `require_built` is set; else 0."""
         bad = {"failed", "fault", "skipped"} if require_built else {"failed", "fault"}
         return 1 if any(row.result in bad for row in self.rows) else 0
 
 
-def describe_row(row: Row) -> str:
+def describe_row(row: BuildRow) -> str:
     """Return a line of progress."""
     first = to_printable(row.message.partition("\n")[0])
     tail = f": {first}" if first else f" in {row.seconds:.1f} s" if row.result == "built" and row.seconds else ""
@@ -72,7 +72,7 @@ def describe_row(row: Row) -> str:
 
 
 def render_outcome(outcome: BuildOutcome, width: int) -> str:
-    """Lay out the table, then why solutions failed, then why others were skipped, then the totals."""
+    """Lay out the table, the reasons of failures, the reasons of skips, and the totals."""
     parts = [render_table(COLUMNS, [_cells(row) for row in outcome.rows], width)] if outcome.rows else []
     parts += [_describe_failure(row, width) for row in outcome.rows if row.result in ("failed", "fault")]
     skips = [wrap_line(line, width) for line in _describe_skips(outcome)]
@@ -92,12 +92,12 @@ def outcome_document(outcome: BuildOutcome) -> dict[str, Any]:
     }
 
 
-def _cells(row: Row) -> list[str]:
+def _cells(row: BuildRow) -> list[str]:
     seconds = f"{row.seconds:.1f} s" if row.seconds else ""
     return [row.solution.name, row.solution.spec.language.value, row.binding or "", WORDS[row.result], seconds]
 
 
-def _describe_failure(row: Row, width: int) -> str:
+def _describe_failure(row: BuildRow, width: int) -> str:
     lines = [to_printable(line.rstrip()) for line in row.message.splitlines() if line.strip()]
     if len(lines) > MESSAGE_LINES:
         lines = [*lines[:MESSAGE_LINES], f"… {len(lines) - MESSAGE_LINES} more lines; --format json has them"]
@@ -105,7 +105,7 @@ def _describe_failure(row: Row, width: int) -> str:
 
 
 def _describe_skips(outcome: BuildOutcome) -> list[str]:
-    """Return a line for each reason."""
+    """Return a line for each reason, with the solutions that were skipped for it."""
     reasons: dict[str, list[str]] = {}
     for row in outcome.rows:
         if row.result == "skipped":
@@ -127,7 +127,7 @@ def _totals(outcome: BuildOutcome) -> str:
     return f"{count(len(outcome.rows), 'solution')} in {took}{target}: {', '.join(parts) or 'nothing to do'}"
 
 
-def _document(row: Row) -> dict[str, Any]:
+def _document(row: BuildRow) -> dict[str, Any]:
     return {
         "name": row.solution.name,
         "definition": row.solution.definition,

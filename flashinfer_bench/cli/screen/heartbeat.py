@@ -1,4 +1,4 @@
-"""A line now and then that says what a silent run is at, for logs and pipes, where nothing is redrawn in place."""
+"""Tells from time to time what a silent run is doing. For logs and pipes, where nothing is redrawn in place."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from flashinfer_bench.cli.screen.output import write_err
 from flashinfer_bench.cli.screen.tally import Tally
 
 SILENCE_S: Final = 60.0
-"""After so long without any news a line is due, and again after as long."""
+"""Write a line after this many seconds without news, and again after each such time."""
 
 NOTHING_RUNS: Final = "no job runs: devices are started, waited for, references timed, or solutions compiled"
 
@@ -22,10 +22,10 @@ class Heartbeat:
     """Watches a run while it is entered.
 
     Args:
-        describe: draws a tally at a time as lines, one for each device that works.
-        write: takes a line.
-        clock: the time in seconds.
-        silence_s: how long nothing may be heard of the run.
+        describe: turns a tally and the time into lines, one for each device that works.
+        write: writes a line.
+        clock: returns the time in seconds.
+        silence_s: time without news after which a line is written.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Heartbeat:
         self._clock = clock
         self._silence_s = silence_s
         self.tally = Tally()
-        """What was observed so far."""
+        """The counts of the events so far."""
         self._heard_at = clock()
         self._lock = threading.Lock()
         self._ended = threading.Event()
@@ -58,7 +58,7 @@ class Heartbeat:
         self._thread.join()
 
     def observe(self, event: Event) -> None:
-        """Take an event in. One that a job begins is no news to a reader."""
+        """Count an event. The start of a job is no news, because no line tells it."""
         now = self._clock()
         with self._lock:
             self.tally.observe(event, now)
@@ -66,7 +66,7 @@ class Heartbeat:
                 self._heard_at = now
 
     def beat(self) -> None:
-        """Write what the run is at, if nothing was heard of it for long enough."""
+        """Write what the run is doing, if there was no news for long enough."""
         now = self._clock()
         with self._lock:
             if now - self._heard_at < self._silence_s:

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM during a run: the first one ends it, later ones wait until its processes are gone."""
+"""Ctrl-C and SIGTERM during a run: the first signal ends the run, later ones do not cut its clean-up short."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def one_interrupt(stderr: int = 2) -> Iterator[None]:
     def on_signal(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - the signature of a handler
         nonlocal is_stopping
         if is_stopping:
-            # Not through sys.stderr: the signal may have come in the middle of a write to it.
+            # Not through sys.stderr: the signal may have interrupted a write to it.
             os.write(stderr, b"stopping: waiting for the processes of this run to end\n")
             return
         is_stopping = True

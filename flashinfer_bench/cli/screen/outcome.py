@@ -1,4 +1,4 @@
-"""What a run came to: its verdicts, its faults, its exit code, and the text and JSON that tell them."""
+"""The outcome of `run`: its verdicts, its faults, its exit code, and its text and JSON."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ FAULT_LINES: Final = 20
 
 
 @dataclass
-class Outcome:
-    """A run, as far as it got."""
+class RunOutcome:
+    """The results of a run so far."""
 
     plan: Plan
     resumed: list[Trace] = field(default_factory=list)
@@ -53,7 +53,7 @@ class Outcome:
 
     @property
     def traces(self) -> list[Trace]:
-        """All verdicts that count: recorded ones that were kept, then this run's."""
+        """All verdicts that count: the recorded ones of jobs that were left out, then those of this run."""
         return [*self.resumed, *(event.trace for event in self.finished)]
 
     @property
@@ -62,9 +62,9 @@ class Outcome:
         return len(self.plan.jobs) - len(self.finished)
 
     def exit_code(self, *, require_passed: bool) -> int:
-        """Return 130 when interrupted, 1 when a job has no verdict or, if that is required, not all passed, else 0.
+        """Return 130 if interrupted, 1 if a job has no verdict, else 0.
 
-        Where passing is required, a run without any verdict is a failed one: it showed nothing.
+        Where passing is required, return 1 also if a job did not pass, or if there is no verdict at all.
         """
         if self.is_interrupted:
             return INTERRUPTED
@@ -72,20 +72,20 @@ class Outcome:
         return FAILED if self.left or (require_passed and not all_passed) else RAN
 
 
-def trace_files(outcome: Outcome, trace_set: TraceSet) -> list[Path]:
+def trace_files(outcome: RunOutcome, trace_set: TraceSet) -> list[Path]:
     """Return the files that hold the run's traces."""
     files = [_trace_file(event.job, trace_set) for event in outcome.finished]
     return list(dict.fromkeys(path for path in files if path is not None))
 
 
-def trace_folders(outcome: Outcome, trace_set: TraceSet) -> list[str]:
+def trace_folders(outcome: RunOutcome, trace_set: TraceSet) -> list[str]:
     """Return the traces/ folders that the run wrote to."""
     roots = [trace_set.solution_roots.get(event.job.solution.name) for event in outcome.finished]
     return [str(root / "traces") for root in dict.fromkeys(roots) if root is not None]
 
 
-def render_outcome(outcome: Outcome, width: int) -> str:
-    """Lay out the table, the reasons of failures, what has no verdict and what was skipped, and the totals."""
+def render_outcome(outcome: RunOutcome, width: int) -> str:
+    """Lay out the table, the reasons of failures, the faults, the skips, and the totals."""
     rows = summarise(outcome.traces, _expected(outcome))
     parts = [render_summary(rows, width)] if rows else []
     parts += _describe_faults(outcome.faults, width)
@@ -96,7 +96,7 @@ def render_outcome(outcome: Outcome, width: int) -> str:
     return "\n".join([*parts, wrap_line(_totals(outcome), width) + "\n"])
 
 
-def outcome_document(outcome: Outcome, files: Iterable[Path]) -> dict[str, Any]:
+def outcome_document(outcome: RunOutcome, files: Iterable[Path]) -> dict[str, Any]:
     """Return the outcome as JSON-able values."""
     return {
         "version": FORMAT_VERSION,
@@ -114,7 +114,7 @@ def outcome_document(outcome: Outcome, files: Iterable[Path]) -> dict[str, Any]:
     }
 
 
-def _expected(outcome: Outcome) -> dict[PairKey, int]:
+def _expected(outcome: RunOutcome) -> dict[PairKey, int]:
     pairs = Counter((job.definition.name, job.solution.name) for job in outcome.plan.jobs)
     pairs.update((trace.definition, trace.solution or "") for trace in outcome.resumed)
     return dict(pairs)
@@ -128,7 +128,7 @@ def _trace_file(job: Job, trace_set: TraceSet) -> Path | None:
 
 
 def _describe_faults(faults: Iterable[JobFaulted], width: int) -> list[str]:
-    """Return the section of the faults: each message once and whole, under the jobs that it befell."""
+    """Return the section of the faults: each message once and whole, under the jobs that ended with it."""
     groups: dict[str, list[Job]] = {}
     for fault in faults:
         groups.setdefault(fault.message, []).append(fault.job)
@@ -156,7 +156,7 @@ def _some_jobs(jobs: list[Job]) -> list[str]:
     return [*map(describe_job, jobs[:SHOWN_JOBS]), *more]
 
 
-def _totals(outcome: Outcome) -> str:
+def _totals(outcome: RunOutcome) -> str:
     statuses = count_statuses(outcome.traces)
     parts = [f"{number} {status}" for status, number in statuses.items()]
     if outcome.left:

@@ -1,7 +1,7 @@
 """The two streams of the command line: results to stdout, everything else to stderr.
 
-A reader that goes away (`| head`) is no error, nor is a stream that was closed before the start (`>&-`). A stderr that
-cannot be written is given up in silence, so that the work goes on; a stdout that cannot be written is a fault.
+A reader that goes away (`| head`) is no error, nor is a stream that was closed before the start (`>&-`). If stderr
+cannot be written, the work goes on without it. If stdout cannot be written, that is a fault.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ def write_err(line: str) -> None:
 
 
 def write_problems(message: str, *, label: str = "error") -> None:
-    """Write each line of a message as a problem of its own; indented lines belong to the one above."""
+    """Write each line of a message as a problem of its own. An indented line belongs to the line above."""
     for line in message.splitlines():
         if line.strip():
             write_err(line if line[0].isspace() else f"{label}: {line}")
 
 
 def open_closed_streams() -> None:
-    """Let what was closed before the start lead nowhere; else the next file that is opened would be stdout."""
+    """Open streams that were closed before the start on os.devnull. Else the next opened file would become stdout."""
     for name, number in (("stdout", STDOUT), ("stderr", STDERR)):
         if getattr(sys, name) is None:
             nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -54,14 +54,14 @@ def open_closed_streams() -> None:
 
 
 def tolerate_narrow_encodings() -> None:
-    """Let a terminal that cannot show a character show a question mark instead of ending the program."""
+    """Write a question mark for a character that the terminal cannot show, instead of raising an error."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
 
 
 def _write(stream: TextIO, text: str) -> str | None:
-    """Write and flush; return why that failed, if it did and somebody should hear of it."""
+    """Write and flush. Return the reason of a failure, but None where only the reader has gone away."""
     try:
         stream.write(text)
         stream.flush()

@@ -1,4 +1,4 @@
-"""Text and JSON of a plan: the jobs, what is skipped and why, what a resumed run leaves out, the settings."""
+"""Text and JSON of a plan: its jobs, its skips with reasons, the jobs that a resumed run leaves out, the settings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SHOWN_NAMES: Final = 3
 
 
 def render_plan(plan: Plan, config: BenchmarkConfig, machine: Machine, width: int) -> str:
-    """Lay out what a run would do."""
+    """Lay out what a run will do."""
     rows = [[row.definition, row.op_type, row.solution, row.author, str(row.workloads)] for row in plan.rows()]
     parts = [render_table(COLUMNS, rows, width)] if rows else []
     skips = [wrap_line(line, width) for line in describe_skips(plan.skips)]
@@ -36,7 +36,7 @@ def describe_plan(plan: Plan, machine: Machine) -> str:
 
 
 def describe_resume(plan: Plan) -> list[str]:
-    """Return what is not done again, and what is and why; nothing where nothing was recorded."""
+    """Return how many recorded jobs are left out, and how many are done again and why."""
     lines = []
     if plan.resumed:
         lines.append(f"resume: {count(plan.resumed, 'recorded job')} left out, unchanged since")

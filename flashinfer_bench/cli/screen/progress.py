@@ -29,10 +29,8 @@ REFRESHES_PER_SECOND: Final = 4
 REASON_SHOWN: Final = 120
 SHOWN_DEVICES: Final = 8
 
-Clock = Callable[[], float]
 
-
-class Progress(AbstractContextManager["Progress"], Protocol):
+class RunProgress(AbstractContextManager["RunProgress"], Protocol):
     """Shows events while it is entered."""
 
     def show(self, event: Event) -> None:
@@ -40,7 +38,7 @@ class Progress(AbstractContextManager["Progress"], Protocol):
 
 
 class QuietProgress:
-    """Prints nothing; the result tells the faults."""
+    """Prints nothing. The result tells the faults."""
 
     def __enter__(self) -> QuietProgress:
         return self
@@ -53,9 +51,9 @@ class QuietProgress:
 
 
 class PlainProgress:
-    """One line per finished job, for logs and pipes, and now and then one that tells what a long job is at."""
+    """One line per finished job, for logs and pipes. During a long job, a line from time to time."""
 
-    def __init__(self, write: Callable[[str], None] = write_err, clock: Clock = time.monotonic) -> None:
+    def __init__(self, write: Callable[[str], None] = write_err, clock: Callable[[], float] = time.monotonic) -> None:
         self._write = write
         self._heartbeat = Heartbeat(describe_devices, write, clock)
 
@@ -77,9 +75,9 @@ class PlainProgress:
 
 
 class LiveProgress:
-    """Jobs done, rate, time left, status counts and what each device works on, redrawn in place."""
+    """Redraws in place: jobs done, rate, time left, status counts, and the job of each device."""
 
-    def __init__(self, stream: TextIO, clock: Clock = time.monotonic) -> None:
+    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._tally = Tally()
         self._told: set[str] = set()
@@ -103,7 +101,7 @@ class LiveProgress:
         self._live.stop()
 
     def show(self, event: Event) -> None:
-        """Take the event in; notices and faults scroll by above the display, equal ones once."""
+        """Count the event. Print notices and faults above the display, equal ones once."""
         self._tally.observe(event, self._clock())
         if isinstance(event, Notice | JobFaulted) and event.message not in self._told:
             self._told.add(event.message)
@@ -113,8 +111,8 @@ class LiveProgress:
         return render_progress(self._tally, self._clock())
 
 
-def choose_progress(stream: TextIO, *, quiet: bool, environment: Mapping[str, str] = os.environ) -> Progress:
-    """Return the display that suits where stderr goes."""
+def choose_progress(stream: TextIO, *, quiet: bool, environment: Mapping[str, str] = os.environ) -> RunProgress:
+    """Return the display for stderr: live on a terminal, lines elsewhere, nothing where that is asked for."""
     if quiet:
         return QuietProgress()
     can_redraw = stream.isatty() and environment.get("TERM") != "dumb"
@@ -185,7 +183,7 @@ def _statuses(tally: Tally) -> Text:
 
 
 def describe_devices(tally: Tally, now: float) -> Iterable[str]:
-    """Yield a line for each device that works: its label, how long its job takes by now, and the job."""
+    """Yield a line for each device that works: its label, the time of its job so far, and the job."""
     devices = sorted(tally.running.items())
     for label, (job, since) in devices[:SHOWN_DEVICES]:
         yield f"{label}  {format_duration(now - since)}  {describe_job(job)}"

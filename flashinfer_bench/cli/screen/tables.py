@@ -1,4 +1,4 @@
-"""Text of tables: numbers, columns, widths. What stands in a table is the business of the command that shows it."""
+"""Text of tables: numbers, columns, widths. A command decides what its table shows."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from rich.cells import cell_len, chop_cells
 from flashinfer_bench.report.verdict import to_printable
 
 ABSENT: Final = "\u2013"
-"""What a table has where there is no number."""
+"""The cell of a number that is missing."""
 UNLIMITED: Final = 100_000
-"""Width of a file or a pipe: nothing is folded there."""
+"""Width of a file or a pipe, in characters: nothing is folded there."""
 NARROWEST: Final = 40
 GAP: Final = 2
 NARROWEST_COLUMN: Final = 8
 FOLDS: Final = (re.compile(r" "), re.compile(r"[-_/.]"), re.compile(r"[a-z0-9](?=[A-Z])"))
-"""What a name may fold after, the best first; the last is between the words of a class's name."""
+"""Places where a name may fold, the best first. The last one is between the words of a class's name."""
 UUID_SHOWN: Final = 8
 
 
@@ -39,7 +39,7 @@ Row = Sequence[str] | str
 
 
 def render_table(columns: Sequence[Column], rows: Sequence[Row], width: int) -> str:
-    """Lay rows out; names fold where the width is too small for them, numbers never do."""
+    """Lay rows out. Names fold where the width is too small, numbers never do."""
     rows = [to_printable(row) if isinstance(row, str) else [to_printable(cell) for cell in row] for row in rows]
     widths = _fit(columns, _natural_widths(columns, rows), width)
     rule = "─" * (sum(widths) + GAP * (len(widths) - 1))
@@ -84,7 +84,7 @@ def _row_lines(columns: Sequence[Column], widths: Sequence[int], cells: Sequence
 
 
 def _fold(text: str, width: int) -> list[str]:
-    """Break a name, after a separator where one is near the end; what follows is indented further."""
+    """Break a name into lines, after a separator where one is near the end. Later lines are indented further."""
     indent = " " * min(len(text) - len(text.lstrip()) + 2, width // 2)
     lines, prefix = [], ""
     while cell_len(prefix + text) > width:
@@ -106,7 +106,7 @@ def _pad(column: Column, width: int, text: str) -> str:
 
 
 def available_width(stream: TextIO, environment: Mapping[str, str] = os.environ) -> int:
-    """Return the width to lay out for: the terminal's, or $COLUMNS; a pipe or a file has no limit."""
+    """Return the width to lay out for: $COLUMNS, or the terminal's width. A pipe or a file has no limit."""
     if environment.get("COLUMNS", "").isdigit() or stream.isatty():
         return max(NARROWEST, shutil.get_terminal_size().columns)
     return UNLIMITED

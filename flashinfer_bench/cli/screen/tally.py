@@ -1,4 +1,4 @@
-"""What a run has done so far, in numbers: counted from its events, with the time given by the caller. Draws nothing."""
+"""Counts what a run has done so far from its events. The caller gives the time."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ class Tally:
     """Counts of one run."""
 
     jobs: int = 0
-    """Verdicts to come in all."""
+    """Number of jobs of the run."""
     faulted: int = 0
     statuses: Counter[str] = field(default_factory=Counter)
     """Verdicts by status."""
     running: dict[str, tuple[Job, float]] = field(default_factory=dict)
-    """Device label to the job it works on, and since when."""
+    """Device label to its current job, and the time in seconds when that began."""
     first_job_at: float | None = None
 
     @property
@@ -57,7 +57,7 @@ class Tally:
         return self.done / (now - self.first_job_at)
 
     def seconds_left(self, now: float) -> float | None:
-        """Return how long the rest takes at the rate so far."""
+        """Return the time that the rest takes at the rate so far."""
         rate = self.jobs_per_second(now)
         return None if rate is None else (self.jobs - self.done) / rate
 

@@ -1,4 +1,4 @@
-"""Text of what solutions achieved: the summary table, why they failed, the best ones. Used by `run` and by `report`."""
+"""Text of verdicts: the summary table, the reasons of failures, the best solutions. Used by `run` and by `report`."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from flashinfer_bench.report.timing import describe_flag, describe_ways, flags_o
 SUMMARY_NOTE: Final = "latency: median over the passed workloads; speed-up over the reference: geometric mean"
 TIMING_MARK: Final = "*"
 SHOWN_UUIDS: Final = 3
-Item = TypeVar("Item")
+Cell = TypeVar("Cell")
 
 
 def render_summary(rows: Sequence[SummaryRow], width: int) -> str:
-    """Lay out one row a solution, then the reasons of all failures, then what the numbers mean."""
+    """Lay out a row for each solution, then the reasons of all failures, then notes on the numbers."""
     cells = [_summary_cells(row) for row in rows]
     headings = [Column("Solution"), *(Column(text, True) for text in ("Passed", "No verdict", "Latency", "Speed-up"))]
     hardware = {row.hardware for row in rows if row.hardware}
@@ -69,7 +69,7 @@ def render_best(rows: Sequence[BestRow], width: int) -> str:
 
 
 def describe_failure(group: FailureGroup, judged: int) -> str:
-    """Return the one line that tells a group of failures: status, how many workloads, the reason."""
+    """Return a line for a group of failures: status, number of workloads, reason."""
     shown = ", ".join(shorten_uuid(uuid) for uuid in group.workloads[:SHOWN_UUIDS])
     more = ", …" if len(group.workloads) > SHOWN_UUIDS else ""
     if len(group.workloads) == judged:
@@ -83,7 +83,7 @@ def describe_failure(group: FailureGroup, judged: int) -> str:
 def _by_definition(
     definitions: Sequence[str], headings: Sequence[Column], cells: Sequence[Sequence[str]], width: int
 ) -> str:
-    """Give the definition a column of its own where there is room, else a line above its rows."""
+    """Show the definition in a column of its own where there is room, else in a line above its rows."""
     flat: list[Row] = [[definition, *line] for definition, line in zip(definitions, cells, strict=True)]
     columns = [Column("Definition"), *headings]
     if not cells or natural_width(columns, flat) <= width:
@@ -129,7 +129,7 @@ def _letters(rows: Iterable[SummaryRow | BestRow]) -> dict[str, str]:
 
 
 def _timing_notes(rows: Sequence[SummaryRow] | Sequence[BestRow]) -> list[str]:
-    """Say how the times came about, and what their flags mean."""
+    """Return notes that say how the times were taken and what their flags mean."""
     timings = [row.timing for row in rows]
     ways = describe_ways(timings)
     notes = [] if ways is None else [ways]
@@ -156,5 +156,5 @@ def _axes(row: BestRow) -> str:
     return " ".join(f"{name}={size}" for name, size in row.axes.items()) or ABSENT
 
 
-def _without(index: int, items: Sequence[Item]) -> list[Item]:
+def _without(index: int, items: Sequence[Cell]) -> list[Cell]:
     return [item for position, item in enumerate(items) if position != index]

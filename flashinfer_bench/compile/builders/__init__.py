@@ -1,1 +1,1 @@
-"""One module a language; the table of them is `compile/table.py`."""
+"""One module for each way to build. `compile/table.py` says which language takes which."""

@@ -12,6 +12,7 @@ from flashinfer_bench.compile.toolchain import Toolchain
 MODULE: Final = "solution"
 """The name of the library and, with torch's binding, of the extension module."""
 DEFAULT_STANDARD: Final = 17
+"""The C++ standard for tvm-ffi where the solution's flags name none."""
 TORCH_NVCC_MACROS: Final = (
     "-D__CUDA_NO_HALF_OPERATORS__",
     "-D__CUDA_NO_HALF_CONVERSIONS__",
@@ -27,20 +28,20 @@ class Binding:
 
     kind: Literal["tvm-ffi", "torch"]
     standard: int
-    """C++ standard where the solution does not choose one."""
+    """C++ standard where the solution's flags name none."""
     includes: tuple[Path, ...]
     macros: tuple[str, ...]
     nvcc_macros: tuple[str, ...]
     link: tuple[str, ...]
     """Flags of the linker, for a host-only library."""
     cuda_link: tuple[str, ...]
-    """What is added where the library has CUDA code."""
+    """Further flags of the linker, for a library with CUDA code."""
     exports: Callable[[str], str]
     """The symbol that the library exports for an entry function."""
     links_whole: bool
-    """Nothing may stay undefined: everything that the library may use is linked to it."""
+    """Linking fails where a symbol stays undefined: all that the library uses is linked to it."""
     versions: Mapping[str, str]
-    """What the product depends on beside the commands."""
+    """Package to its version. A new version gives the artifact another digest."""
 
 
 def tvm_ffi_binding(toolchain: Toolchain) -> Binding:
@@ -65,7 +66,7 @@ def torch_binding(toolchain: Toolchain) -> Binding:
     """Return the binding of torch's C++ extensions; why_not_buildable has said that it is there."""
     files, python = toolchain.torch, toolchain.python_include
     assert files is not None  # asked before
-    assert python is not None  # likewise
+    assert python is not None  # asked before
     return Binding(
         kind="torch",
         standard=files.standard,

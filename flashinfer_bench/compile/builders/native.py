@@ -1,7 +1,7 @@
-"""C++ and CUDA solutions: every .cpp and .cu is compiled to an object, all objects are linked to one shared library.
+"""C++ and CUDA solutions: each .cpp and .cu is compiled to an object, and all objects are linked to a shared library.
 
-The compilers run in the folder of the sources, which is on the include path. `cpp` and `cuda` differ in whether the
-CUDA toolkit takes part; how the library is reached from Python is the binding's.
+The compilers run in the folder of the sources, which is on the include path. `cuda` uses the CUDA toolkit, `cpp` does
+not. The binding decides how Python reaches the library.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import re
 import sysconfig
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
@@ -20,42 +20,47 @@ from flashinfer_bench.compile.builders.bindings import BINDINGS, MODULE, Binding
 from flashinfer_bench.compile.dependencies import cutlass_includes, wants_cutlass
 from flashinfer_bench.compile.flags import Flags, check_flags
 from flashinfer_bench.compile.includes import check_directives
-from flashinfer_bench.compile.recipe import PRODUCTS, BuildTarget, Recipe, Step
+from flashinfer_bench.compile.recipe import PRODUCTS, BuildRecipe, BuildStep, BuildTarget
 from flashinfer_bench.compile.toolchain import Compiler, CudaToolkit, Toolchain
 from flashinfer_bench.data import Solution, SupportedBindings
 
 READABLE_VARIABLE: Final = "FIB_BUILD_READABLE"
-"""Further folders that compilers may read, where a toolchain lies in unusual places."""
+"""Variable with further folders that compilers may read, for a toolchain in an unusual place."""
 LIBRARY: Final = f"{MODULE}.so"
 HOST_SUFFIXES: Final = (".cpp", ".cc", ".cxx", ".c++")
 DEVICE_SUFFIX: Final = ".cu"
 UNIT_NAME: Final = re.compile(r"[A-Za-z0-9_][\w.+=@\-]*(/[A-Za-z0-9_][\w.+=@\-]*)*")
-"""nvcc hands names to a shell."""
+"""Names of files to compile. Other characters are refused, because nvcc hands names to a shell."""
 IDENTIFIER: Final = re.compile(r"[A-Za-z_]\w*")
 DEVICE_LINK_FLAGS: Final = frozenset({"-rdc=true", "--rdc=true", "--relocatable-device-code=true"})
+"""Flags of nvcc after which device code needs a link of its own."""
 MAX_ERRORS: Final = 20
+"""g++ stops after this number of errors, so that the log stays short."""
 SECONDS: Final = {"tvm-ffi": 4.0, "torch": 25.0, "cuda": 10.0, "cutlass": 40.0, "kilobyte": 0.1}
-"""What compiling is guessed to take, for the order of builds alone: headers of a binding, a .cu file, and so on."""
+"""Guessed seconds of compiling: for each file the headers of its binding, and more for a .cu file, CUTLASS and length.
+
+The guess decides the order of builds and nothing else."""
 HOST_PROBE: Final = b"#include <vector>\nint probe(int x) { return std::vector<int>(x).size(); }\n"
 DEVICE_PROBE: Final = b"#include <cuda_runtime.h>\n__global__ void kernel() {}\nvoid probe() { kernel<<<1, 1>>>(); }\n"
+"""Sources that every working compiler accepts. Where one fails, the machine is at fault and not the solution."""
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What the commands of one solution are put together from."""
+class CommandParts:
+    """The parts of which the commands for one solution are made."""
 
     cxx: Compiler
     cuda: CudaToolkit | None
     binding: Binding
     flags: Flags
     includes: tuple[Path, ...]
-    """Folders of headers of libraries."""
+    """Folders with the headers of libraries."""
     target: BuildTarget
     packages: tuple[Path, ...]
     """NVIDIA's pip packages, for libraries that the toolkit lacks."""
 
 
-def native_recipe(solution: Solution, toolchain: Toolchain, target: BuildTarget) -> Recipe:
+def native_recipe(solution: Solution, toolchain: Toolchain, target: BuildTarget) -> BuildRecipe:
     """Return how a cpp or cuda solution is built; `why_not_buildable` has said that the toolchain is there.
 
     Raises:
@@ -73,7 +78,7 @@ def native_recipe(solution: Solution, toolchain: Toolchain, target: BuildTarget)
     cuda = toolchain.cuda if is_cuda else None
     libraries = _library_includes(solution, toolchain, cuda)
     readable = _readable(toolchain, cuda, binding, libraries)
-    plan = Plan(
+    parts = CommandParts(
         cxx=toolchain.cxx,
         cuda=cuda,
         binding=binding,
@@ -82,27 +87,26 @@ def native_recipe(solution: Solution, toolchain: Toolchain, target: BuildTarget)
         target=target,
         packages=toolchain.nvidia_packages if is_cuda else (),
     )
-    stages = make_stages(plan, units)
+    stages = make_stages(parts, units)
     probe_unit, probe_content = ("probe.cu", DEVICE_PROBE) if cuda else ("probe.cpp", HOST_PROBE)
-    probe_plan = Plan(plan.cxx, cuda, binding, Flags(), plan.includes, target, plan.packages)
-    return Recipe(
+    return BuildRecipe(
         kind=binding.kind,
         entry=LIBRARY,
         symbol=symbol,
         sources=sources,
-        made_from=_made_from(plan, sources, stages, libraries),
+        made_from=_made_from(parts, sources, stages, libraries),
         products=(LIBRARY,),
         stages=stages,
         readable=readable,
-        probe=make_stages(probe_plan, [probe_unit]),
+        probe=make_stages(replace(parts, flags=Flags()), [probe_unit]),
         probe_sources={probe_unit: probe_content},
         needs_symbol=binding.exports(symbol),
-        guessed_seconds=_guess_seconds(plan, units, sources),
+        guessed_seconds=_guess_seconds(parts, units, sources),
     )
 
 
 def choose_units(paths: Sequence[str], *, is_cuda: bool) -> list[str]:
-    """Return the sources that are compiled each for itself; the others are headers.
+    """Return the sources that are compiled to an object each; all others are headers.
 
     Raises:
         BuildFailure: there is none, or one that this language does not compile.
@@ -118,92 +122,93 @@ def choose_units(paths: Sequence[str], *, is_cuda: bool) -> list[str]:
     return units
 
 
-def make_stages(plan: Plan, units: Sequence[str]) -> tuple[tuple[Step, ...], ...]:
-    """Return the commands: objects, a device link where code is relocatable, the library."""
+def make_stages(parts: CommandParts, units: Sequence[str]) -> tuple[tuple[BuildStep, ...], ...]:
+    """Return the commands that make the objects, link device code where it is relocatable, and link the library."""
     objects = [f"../obj/{index}.o" for index in range(len(units))]
-    compiling = tuple(_compile_step(plan, unit, output) for unit, output in zip(units, objects, strict=True))
-    stages: list[tuple[Step, ...]] = [compiling]
-    if plan.cuda is not None and DEVICE_LINK_FLAGS.intersection(plan.flags.nvcc):
-        command = [*_nvcc(plan, plan.cuda), "-Xcompiler", "-fPIC", *_architectures(plan), "-dlink", *objects]
-        stages.append((Step("link device code", (*command, "-o", "../obj/device.o")),))
+    compiling = tuple(_compile_step(parts, unit, output) for unit, output in zip(units, objects, strict=True))
+    stages: list[tuple[BuildStep, ...]] = [compiling]
+    if parts.cuda is not None and DEVICE_LINK_FLAGS.intersection(parts.flags.nvcc):
+        command = [*_nvcc(parts, parts.cuda), "-Xcompiler", "-fPIC", *_architectures(parts), "-dlink", *objects]
+        stages.append((BuildStep("link device code", (*command, "-o", "../obj/device.o")),))
         objects = [*objects, "../obj/device.o"]
-    return (*stages, (_link_step(plan, objects),))
+    return (*stages, (_link_step(parts, objects),))
 
 
-def _compile_step(plan: Plan, unit: str, output: str) -> Step:
+def _compile_step(parts: CommandParts, unit: str, output: str) -> BuildStep:
     dependencies = ("-MD", "-MF", output.removesuffix(".o") + ".d")
-    command = _device_command(plan, plan.cuda) if unit.endswith(DEVICE_SUFFIX) and plan.cuda else _host_command(plan)
-    return Step(f"compile {unit}", (*command, *dependencies, "-c", unit, "-o", output))
+    is_device = unit.endswith(DEVICE_SUFFIX)
+    command = _device_command(parts, parts.cuda) if is_device and parts.cuda else _host_command(parts)
+    return BuildStep(f"compile {unit}", (*command, *dependencies, "-c", unit, "-o", output))
 
 
-def _host_command(plan: Plan) -> list[str]:
-    own = ["-O3", f"-std=c++{plan.binding.standard}", "-fPIC"]
-    if "clang" not in plan.cxx.path.resolve().name:
+def _host_command(parts: CommandParts) -> list[str]:
+    own = ["-O3", f"-std=c++{parts.binding.standard}", "-fPIC"]
+    if "clang" not in parts.cxx.path.resolve().name:
         own += [f"-fmax-errors={MAX_ERRORS}", "-fdiagnostics-color=never"]
-    return [str(plan.cxx.path), *own, *plan.binding.macros, *plan.flags.cxx, "-I.", *_search(plan)]
+    return [str(parts.cxx.path), *own, *parts.binding.macros, *parts.flags.cxx, "-I.", *_search(parts)]
 
 
-def _device_command(plan: Plan, cuda: CudaToolkit) -> list[str]:
-    given = plan.flags.nvcc
+def _device_command(parts: CommandParts, cuda: CudaToolkit) -> list[str]:
+    given = parts.flags.nvcc
     own = ["--expt-relaxed-constexpr"]
     own += [] if _has(given, "-O") else ["-O3"]
-    own += [] if _has(given, "-std", "--std") else [f"-std=c++{plan.binding.standard}"]
+    own += [] if _has(given, "-std", "--std") else [f"-std=c++{parts.binding.standard}"]
     own += [] if "-fPIC" in given else ["-Xcompiler", "-fPIC"]
-    macros = [*plan.binding.macros, *plan.binding.nvcc_macros]
-    return [*_nvcc(plan, cuda), *own, *macros, *_architectures(plan), *given, "-I.", *_search(plan)]
+    macros = [*parts.binding.macros, *parts.binding.nvcc_macros]
+    return [*_nvcc(parts, cuda), *own, *macros, *_architectures(parts), *given, "-I.", *_search(parts)]
 
 
-def _nvcc(plan: Plan, cuda: CudaToolkit) -> list[str]:
-    return [str(cuda.nvcc.path), "-ccbin", str(plan.cxx.path)]
+def _nvcc(parts: CommandParts, cuda: CudaToolkit) -> list[str]:
+    return [str(cuda.nvcc.path), "-ccbin", str(parts.cxx.path)]
 
 
-def _architectures(plan: Plan) -> list[str]:
-    """Return the solution's own choice, or the target's."""
-    chosen = [flag for flag in plan.flags.nvcc if _has([flag], "-gencode", "--generate-code", "-arch", "--gpu-arch")]
+def _architectures(parts: CommandParts) -> list[str]:
+    """Return flags for the architectures of the target; none where the solution's own flags choose."""
+    chosen = [flag for flag in parts.flags.nvcc if _has([flag], "-gencode", "--generate-code", "-arch", "--gpu-arch")]
     if chosen and not any(flag.endswith("=native") for flag in chosen):
         return []
-    return [f"-gencode=arch=compute_{name},code=sm_{name}" for name in plan.target.architectures]
+    return [f"-gencode=arch=compute_{name},code=sm_{name}" for name in parts.target.architectures]
 
 
 def _has(flags: Sequence[str], *starts: str) -> bool:
     return any(flag.startswith(starts) for flag in flags)
 
 
-def _search(plan: Plan) -> list[str]:
-    return [word for folder in plan.includes for word in ("-isystem", str(folder))]
+def _search(parts: CommandParts) -> list[str]:
+    return [word for folder in parts.includes for word in ("-isystem", str(folder))]
 
 
-def _link_step(plan: Plan, objects: Sequence[str]) -> Step:
-    command = [str(plan.cxx.path), "-shared", "-fPIC", *objects, *_resolve_libraries(plan)]
-    command += ["-fopenmp"] if "-fopenmp" in (*plan.flags.cxx, *plan.flags.nvcc, *plan.flags.link) else []
-    command += plan.binding.link
-    whole = plan.binding.links_whole
-    if plan.cuda is not None:
-        folders = plan.cuda.library_folders()
-        command += [*plan.binding.cuda_link, *(f"-L{folder}" for folder in folders)]
-        command += ["-lcudart", f"-Wl,-rpath,{plan.cuda.home / 'lib64'}"]
-        command += ["-lcudadevrt"] if DEVICE_LINK_FLAGS.intersection(plan.flags.nvcc) else []
+def _link_step(parts: CommandParts, objects: Sequence[str]) -> BuildStep:
+    command = [str(parts.cxx.path), "-shared", "-fPIC", *objects, *_resolve_libraries(parts)]
+    command += ["-fopenmp"] if "-fopenmp" in (*parts.flags.cxx, *parts.flags.nvcc, *parts.flags.link) else []
+    command += parts.binding.link
+    whole = parts.binding.links_whole
+    if parts.cuda is not None:
+        folders = parts.cuda.library_folders()
+        command += [*parts.binding.cuda_link, *(f"-L{folder}" for folder in folders)]
+        command += ["-lcudart", f"-Wl,-rpath,{parts.cuda.home / 'lib64'}"]
+        command += ["-lcudadevrt"] if DEVICE_LINK_FLAGS.intersection(parts.flags.nvcc) else []
         has_driver = any((folder / "libcuda.so").exists() for folder in folders)
         command += ["-Wl,--as-needed", "-lcuda"] if has_driver else []
         whole = whole and has_driver
     command += ["-Wl,-z,defs"] if whole else []
-    return Step("link", (*command, "-o", f"{PRODUCTS}/{LIBRARY}"))
+    return BuildStep("link", (*command, "-o", f"{PRODUCTS}/{LIBRARY}"))
 
 
-def _resolve_libraries(plan: Plan) -> list[str]:
-    """Return the solution's flags for the linker; a library that only a pip package has is named by its path."""
-    folders = plan.cuda.library_folders() if plan.cuda else []
+def _resolve_libraries(parts: CommandParts) -> list[str]:
+    """Return the solution's flags for the linker. A library that only a pip package has is named by its path."""
+    folders = parts.cuda.library_folders() if parts.cuda else []
     resolved: list[str] = []
-    for flag in plan.flags.link:
+    for flag in parts.flags.link:
         name = f"lib{flag.removeprefix('-l')}.so"
-        packaged = [path for package in plan.packages for path in sorted((package / "lib").glob(f"{name}*"))]
+        packaged = [path for package in parts.packages for path in sorted((package / "lib").glob(f"{name}*"))]
         is_packaged = flag.startswith("-l") and packaged and not any((folder / name).exists() for folder in folders)
         resolved.append(str(packaged[0]) if is_packaged else flag)
     return resolved
 
 
 def _library_includes(solution: Solution, toolchain: Toolchain, cuda: CudaToolkit | None) -> tuple[Path, ...]:
-    """Return the headers of libraries: what the solution depends on, then the toolkit's, for .cpp files too."""
+    """Return the folders of headers: those of the solution's dependencies, then the toolkit's, for .cpp files too."""
     folders = cutlass_includes() if wants_cutlass(solution.spec.dependencies) else []
     if cuda is not None:
         folders += [cuda.include, cuda.include / "cccl"]
@@ -227,32 +232,32 @@ def _readable(
 
 
 def _made_from(
-    plan: Plan,
+    parts: CommandParts,
     sources: dict[str, bytes],
-    stages: tuple[tuple[Step, ...], ...],
+    stages: tuple[tuple[BuildStep, ...], ...],
     libraries: Sequence[Path],
 ) -> dict[str, Any]:
-    """Return what decides the library: sources, commands with their flags, compilers, versions, ABI."""
-    compilers = {"cxx": plan.cxx.identity, "nvcc": plan.cuda.nvcc.identity if plan.cuda else None}
+    """Return everything that decides the library: sources, commands, compilers, versions, ABI."""
+    compilers = {"cxx": parts.cxx.identity, "nvcc": parts.cuda.nvcc.identity if parts.cuda else None}
     cutlass = [folder / "cutlass" / "version.h" for folder in libraries]
     versions = {
-        **plan.binding.versions,
-        "cuda": list(plan.cuda.version) if plan.cuda else None,
+        **parts.binding.versions,
+        "cuda": list(parts.cuda.version) if parts.cuda else None,
         "cutlass": [hashlib.sha256(path.read_bytes()).hexdigest() for path in cutlass if path.is_file()],
     }
-    native = any("native" in flag for flag in (*plan.flags.cxx, *plan.flags.nvcc))
+    native = any("native" in flag for flag in (*parts.flags.cxx, *parts.flags.nvcc))
     return {
         "sources": {path: hashlib.sha256(content).hexdigest() for path, content in sources.items()},
         "commands": [list(step.argv) for stage in stages for step in stage],
         "compilers": compilers,
         "versions": versions,
-        "abi": sysconfig.get_config_var("SOABI") if plan.binding.kind == "torch" else sysconfig.get_platform(),
+        "abi": sysconfig.get_config_var("SOABI") if parts.binding.kind == "torch" else sysconfig.get_platform(),
         "processor": _processor() if native else None,
     }
 
 
 def _processor() -> str:
-    """Return what -march=native depends on."""
+    """Return the lines about the processor that -march=native depends on."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -260,8 +265,9 @@ def _processor() -> str:
     return "\n".join(sorted(set(re.findall(r"^(?:model name|flags|Features)\s*:.*$", text, re.MULTILINE))))
 
 
-def _guess_seconds(plan: Plan, units: Sequence[str], sources: dict[str, bytes]) -> float:
+def _guess_seconds(parts: CommandParts, units: Sequence[str], sources: dict[str, bytes]) -> float:
     text = b"".join(sources.values())
-    per_unit = [SECONDS[plan.binding.kind] + (SECONDS["cuda"] if unit.endswith(DEVICE_SUFFIX) else 0) for unit in units]
+    device_units = sum(unit.endswith(DEVICE_SUFFIX) for unit in units)
     heavy = SECONDS["cutlass"] if b"cutlass/" in text or b"cute/" in text else 0.0
-    return sum(per_unit) + heavy + len(text) / 1000 * SECONDS["kilobyte"]
+    compiling = len(units) * SECONDS[parts.binding.kind] + device_units * SECONDS["cuda"]
+    return compiling + heavy + len(text) / 1000 * SECONDS["kilobyte"]

@@ -1,6 +1,6 @@
-"""Solutions in Python (Triton, TileLang, CuTe DSL, what uses FlashInfer): the artifact is the sources themselves.
+"""Solutions in Python (Triton, TileLang, CuTe DSL, calls of FlashInfer): the artifact is the sources themselves.
 
-Nothing is compiled here: these languages compile when they are first called, in the worker.
+Nothing is compiled here. These languages compile in the worker, when a function is first called.
 """
 
 from __future__ import annotations
@@ -9,24 +9,25 @@ import ast
 from typing import Final
 
 from flashinfer_bench.compile.artifact import BuildFailure
-from flashinfer_bench.compile.recipe import BuildTarget, Recipe
+from flashinfer_bench.compile.recipe import BuildRecipe, BuildTarget
 from flashinfer_bench.compile.toolchain import Toolchain
 from flashinfer_bench.data import Solution
 
 MAX_SOURCE_BYTES: Final = 4 << 20
+"""A larger source file is refused, because every source is parsed here."""
 
 
-def python_recipe(solution: Solution, _toolchain: Toolchain, _target: BuildTarget) -> Recipe:
-    """Return how a solution in Python is laid out: checked for syntax, without running any of it.
+def python_recipe(solution: Solution, _toolchain: Toolchain, _target: BuildTarget) -> BuildRecipe:
+    """Return how a solution in Python is laid out. Its syntax is checked, and none of it is run.
 
     Raises:
-        BuildFailure: a file is no Python.
+        BuildFailure: a .py file does not parse.
     """
     files = {source.path: source.content.encode() for source in solution.sources}
     for path, content in files.items():
         if path.endswith(".py"):
             check_syntax(path, content)
-    return Recipe(
+    return BuildRecipe(
         kind="python",
         entry=str(solution.get_entry_path()),
         symbol=solution.get_entry_symbol(),

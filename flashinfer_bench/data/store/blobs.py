@@ -6,23 +6,24 @@ Paths come from data sets and are not trusted: a file outside the set is never g
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 from flashinfer_bench.data.store.checks import is_inside
 from flashinfer_bench.data.store.layout import BLOB
 from flashinfer_bench.errors import WorkloadFault
+from flashinfer_bench.filelock import locked_folder
 
 _POINTER_START: Final = b"version https://git-lfs.github.com/spec/v1"
 _POINTER_MAX_BYTES: Final = 1024
 FETCH_TIMEOUT_S: Final = 600.0
-"""How long git-lfs may take for one file, in seconds."""
+"""How many seconds git-lfs may take for one file."""
+FETCH_WAIT_S: Final = 3600.0
+"""How many seconds to wait while other processes fetch files of the same set, one after the other."""
 
 Fetch = Callable[[Path, str], "str | None"]
 """Fetches one file (root, relative path); returns why it could not, None when it did."""
@@ -73,7 +74,11 @@ class BlobStore:
         owner = f" of workload {workload}" if workload else ""
         file = self._find(path, owner)
         if _is_pointer(file):
-            self._fetch_pointer(file, path, owner)
+            try:
+                with locked_folder(self.root, FETCH_WAIT_S):
+                    self._fetch_pointer(file, path, owner)
+            except TimeoutError as error:
+                raise WorkloadFault(f"blob {file}{owner} cannot be fetched: {self.root}: {error.strerror}") from error
         return file
 
     def why_not_ready(self, path: str) -> str | None:
@@ -105,14 +110,14 @@ class BlobStore:
                 yield parent.parent.parent / "blobs"
 
     def _fetch_pointer(self, file: Path, path: str, owner: str) -> None:
-        with _locked_folder(self.root):
-            if not _is_pointer(file):  # another process fetched it while we waited
-                return
-            reason = self._fetch(self.root, str(Path(path)))
-            if reason is None and _is_pointer(file):
-                reason = "git lfs pull left it as it is; is the set a git clone with its remote?"
-            if reason is not None:
-                raise WorkloadFault(f"blob {file}{owner} is a git-lfs pointer, not the file: {reason}")
+        """Put the file in the place of a pointer; the caller holds the folder's lock."""
+        if not _is_pointer(file):  # another process fetched it while we waited
+            return
+        reason = self._fetch(self.root, str(Path(path)))
+        if reason is None and _is_pointer(file):
+            reason = "git lfs pull left it as it is; is the set a git clone with its remote?"
+        if reason is not None:
+            raise WorkloadFault(f"blob {file}{owner} is a git-lfs pointer, not the file: {reason}")
 
 
 def _is_file(file: Path) -> bool:
@@ -132,13 +137,3 @@ def _is_pointer(file: Path) -> bool:
             return handle.read(len(_POINTER_START)) == _POINTER_START
     except OSError as error:
         raise WorkloadFault(f"blob {file} cannot be read: {error.strerror}; check its permissions") from error
-
-
-@contextmanager
-def _locked_folder(folder: Path) -> Iterator[None]:
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)

@@ -7,16 +7,15 @@ whole but lacks its newline gets it.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from threading import get_ident
 from typing import Final
 
 from flashinfer_bench.errors import Fault
+from flashinfer_bench.filelock import USUAL_LIMIT_S, open_locked
 
 _BLOCK: Final = 65536
 _BOM: Final = b"\xef\xbb\xbf"
@@ -49,8 +48,13 @@ def append_lines(path: Path, lines: Iterable[str]) -> None:
         return
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(path) as file:
+        file = open_locked(path, USUAL_LIMIT_S, flags=os.O_RDWR | os.O_APPEND, mode=0o644)
+        try:
             _append(file, path, data)
+        finally:
+            os.close(file)
+    except TimeoutError as error:
+        raise Fault(f"cannot append to {path}: {error.strerror}; wait for that process, or end it") from error
     except OSError as error:
         raise Fault(f"cannot append to {path}: {error.strerror}; free space or check the permissions") from error
 
@@ -64,27 +68,6 @@ def write_whole(path: Path, text: str) -> None:
         staging.replace(path)
     finally:
         staging.unlink(missing_ok=True)
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[int]:
-    """Open the file under an exclusive lock; open it again when it was moved away while we waited."""
-    while True:
-        file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            if _is_still(file, path):
-                yield file
-                return
-        finally:
-            os.close(file)
-
-
-def _is_still(file: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(file), path.stat())
-    except FileNotFoundError:
-        return False
 
 
 def _append(file: int, path: Path, data: bytes) -> None:

@@ -1,9 +1,9 @@
-"""Call a solution once, in a process of its own, so that what the library compiles at run time is there before it is
-timed:  python -m flashinfer_bench.routines.ahead.call_once ROOT < CASE
+"""Calls a solution once, in a process of its own, so that the library compiles its kernel before it is timed:
+python -m flashinfer_bench.routines.ahead.call_once ROOT < CASE
 
-FlashInfer builds a kernel at its first call and keeps it; many processes at once build many kernels at once. Nothing is
-judged here, and what fails here is left for the engine to find. The case comes from the command that made it, with a
-solution of this package's own; a trace set's solutions are executed by workers alone. ROOT is where its blobs lie.
+FlashInfer builds a kernel at its first call and keeps it. Several such processes build several kernels at once. Nothing
+is judged here, and a failure is ignored: the engine will find it. The case comes from the command that made it, with a
+solution of this package's own; only workers execute solutions of a trace set. ROOT is the folder of the blobs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from flashinfer_bench.bench.evaluators.compare.packed import storage_shape
-from flashinfer_bench.bench.evaluators.inputs.make import make_inputs
+from flashinfer_bench.bench.evaluators.inputs.make import InputMaker
 from flashinfer_bench.data import Definition, Solution, Workload
 from flashinfer_bench.data.dtypes import torch_dtype
 from flashinfer_bench.worker.linux import die_with_parent, kill_session
@@ -27,7 +27,7 @@ from flashinfer_bench.worker.linux import die_with_parent, kill_session
 def call_once(root: Path, definition: Definition, solution: Solution, workload: Workload) -> None:
     """Make inputs and outputs, execute the source, and call its entry function."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    inputs = make_inputs(definition, workload, seed=1, device=device, blob_root=root)
+    inputs = InputMaker(definition, workload, device, root).make(seed=1)
     module: dict[str, Any] = {"__name__": "warmed"}
     exec(compile(solution.sources[0].content, f"{solution.name}.py", "exec"), module)
     arguments = list(inputs)
@@ -42,9 +42,9 @@ def call_once(root: Path, definition: Definition, solution: Solution, workload: 
 
 
 def end_with_parent() -> None:
-    """Have this process's own session, the library's compilers with it, end when its parent is killed."""
+    """End this process's session, with the library's compilers, when the parent is killed."""
     own = os.getpid()
-    if os.getsid(0) != own:  # a session that it was started in is not its own to end
+    if os.getsid(0) != own:  # another process leads this session, so it must not be ended here
         return
 
     def end(*_: object) -> None:

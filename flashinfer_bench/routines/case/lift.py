@@ -1,7 +1,10 @@
-"""Take one function out of a module of `routines.code`, with all that it uses, as the source of a file of its own.
+"""Takes one function out of a module of `routines.code`, with all that it uses, and makes a source file of it.
 
-The module is read, never imported: what needs torch or flashinfer runs in the judge's or in a worker's process. A
-constant (a name in capitals) may be given another value; the function is renamed to `run`.
+The module is read, never imported: code that needs torch or flashinfer runs in the judge's or a worker's process. A
+constant (a name in capitals) may get another value. The function is renamed to `run`.
+
+The text of a reference decides the name of its definition, comments apart. So a change to a docstring in `*_torch.py`
+gives every case of that function another name.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ def lift(file: str, function: str, constants: Mapping[str, Any], *, parameters: 
         file: a module of `routines.code`, without its suffix.
         function: a top-level function of it.
         constants: values for its top-level constants.
-        parameters: the names that the function has to take, in this order; None does not look.
+        parameters: the names of the parameters that the function has to have, in this order; None allows any.
 
     Raises:
         ValueError: the module has no such function or constant, or the function takes other parameters.

@@ -1,6 +1,6 @@
-"""A case as things of the trace-set format: a definition, a workload, one solution per backend, and the stored inputs.
+"""A case in the trace-set format: a definition, a workload, one solution per backend, and the stored inputs.
 
-Whatever a run of a routine needs is in them, so `write_material` makes a folder that `flashinfer-bench run` replays.
+They hold everything that a run needs. So `write_material` makes a folder that `flashinfer-bench run` can run again.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ from flashinfer_bench.data.store import layout
 from flashinfer_bench.data.store.jsonl import append_line, read_lines, write_whole
 from flashinfer_bench.errors import DataSetError, Fault
 from flashinfer_bench.routines.case.lift import ENTRY, lift
-from flashinfer_bench.routines.case.spec import TORCH, Case, Source, Tensor
+from flashinfer_bench.routines.case.spec import TORCH, Case, Code, Tensor
 
 AUTHORS: Final = {TORCH: "torch"}
 LIBRARY: Final = "flashinfer"
 ENTRY_FILE: Final = "main.py"
 NAMESPACE: Final = uuid.UUID("6f1c2f6e-55a4-4f0e-9d9e-0c7a6d0f3b52")
-"""Of the workloads' uuids, which are made of the case's content."""
+"""Namespace of the workloads' uuids: a uuid is made of it and of the definition's name."""
 WHOLE_TENSOR: Final = 64
-"""Stored whole numbers that are shown, not abbreviated."""
+"""A tensor of up to this many whole numbers is shown whole; of a larger one only both ends."""
 LINE_WIDTH, EDGE_ITEMS = 80, 3
-"""Torch's, when it prints a tensor."""
+"""Torch prints a tensor in lines of this width, and this many numbers of each end."""
 NOT_PLAIN: Final = re.compile(r"[^A-Za-z0-9]+")
 
 
 @dataclass(frozen=True)
 class Material:
-    """A case in the words of the format."""
+    """A case in the trace-set format."""
 
     definition: Definition
     workload: Workload
     solutions: Mapping[str, Solution]
-    """Backend to its solution."""
+    """Backend → its solution."""
     blobs: Mapping[str, npt.NDArray[Any]]
-    """Stored inputs by name."""
+    """Name of an input → its stored values."""
 
 
 def make_material(routine: str, case: Case, backends: Iterable[str]) -> Material:
@@ -78,7 +78,7 @@ def make_material(routine: str, case: Case, backends: Iterable[str]) -> Material
 
 
 def write_material(root: Path, material: Material) -> None:
-    """Write a case under the root of a trace set; traces, and the workloads and solutions of others, stay.
+    """Write a case into the folder of a trace set. Traces, and workloads and solutions of other cases, stay.
 
     Raises:
         DataSetError: the folder cannot be written.
@@ -98,7 +98,7 @@ def write_material(root: Path, material: Material) -> None:
 
 
 def _put_workload(path: Path, line: Trace) -> None:
-    """Append a workload, or write it in the place of the line that has its uuid; other lines stay as they are."""
+    """Append a workload, or replace the line that has its uuid. Other lines stay as they are."""
     text = line.to_json()
     lines = [data.decode(errors="replace") for _, data, _ in read_lines(path)] if path.exists() else []
     same = [index for index, one in enumerate(lines) if _uuid_in(one) == line.workload.uuid]
@@ -111,7 +111,7 @@ def _put_workload(path: Path, line: Trace) -> None:
 
 
 def _uuid_in(line: str) -> object:
-    """Return the uuid of a line's workload, None where it has none or cannot be read."""
+    """Return the uuid of a line's workload; None where there is none, or the line cannot be read."""
     try:
         return json.loads(line)["workload"]["uuid"]
     except (ValueError, LookupError, TypeError):
@@ -164,7 +164,7 @@ def _solution(case: Case, definition: Definition, backend: str) -> Solution:
     source = case.reference if backend == TORCH else case.solutions[backend]
     is_dps = backend in case.dps
     text = _text(source, [*case.inputs, *(case.outputs if is_dps else ())])
-    # what a library's backend is told (to tune, say) stands in its source, and two that are told otherwise are two
+    # Flags such as --autotune change the source of a library's backend, so the solution gets another name.
     mark = "" if backend == TORCH else f"_{sha256(text.encode()).hexdigest()[:8]}"
     return Solution.model_validate(
         {
@@ -184,7 +184,7 @@ def _solution(case: Case, definition: Definition, backend: str) -> Solution:
     )
 
 
-def _text(source: Source, parameters: list[str]) -> str:
+def _text(source: Code, parameters: list[str]) -> str:
     return lift(source.file, source.function, source.constants, parameters=parameters)
 
 

@@ -1,9 +1,9 @@
-"""What a backend stands for where its name leaves it to the library: `auto`. For the table; nothing is chosen here.
+"""The backend that the library takes for `auto`. The table of results shows it; nothing is chosen here.
 
-Told of attention only, where the choice follows from our call (`code/attention_flashinfer.py`), the dtype of the cache
-and the GPU. Facts of flashinfer-python 0.6.11 on CUDA 12.3 and later: prefill takes fa3 on compute capability 9.0, but
-fa2 where an fp8 cache meets wider queries, as every fp8 cache does here; decoding, which we ask for on tensor cores,
-takes the prefill kernels of fa2.
+Only attention is known. There the choice follows from our call (`code/attention_flashinfer.py`), the dtype of the cache
+and the GPU. In flashinfer-python 0.6.11 on CUDA 12.3 and later, prefill takes fa3 on compute capability 9.0. It takes
+fa2 where the cache is fp8 and the queries are wider, as they are with every fp8 cache here. We ask decoding to use
+tensor cores, and then it takes the prefill kernels of fa2.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ PREFILL: Final = "BatchPrefillWithPagedKVCacheWrapper"
 
 
 def resolve_backend(routine: str, backend: str, case: Case, capability: str) -> str:
-    """Return the backend that runs in the place of `auto`; the name as it is where that is not known.
+    """Return the backend that the library takes for `auto`; any other name, and an unknown case, stay as they are.
 
     Args:
         routine: the routine's name.
-        backend: as it was asked for.
-        case: its sizes and dtypes.
+        backend: the name that was asked for.
+        case: the case with its sizes and dtypes.
         capability: the GPU's compute capability, such as "9.0".
     """
     if backend != AUTO or routine not in (DECODE, PREFILL):

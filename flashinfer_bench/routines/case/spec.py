@@ -23,7 +23,7 @@ class Span:
     """The numbers that a flag takes, both ends included."""
 
     words: str
-    """What a message says: a value "must be" this."""
+    """The range in words, for the message that a value "must be" so."""
     least: float
     most: float
 
@@ -33,7 +33,7 @@ class Span:
 
 
 POSITIVE: Final = Span("above 0, from 1e-30 to 1e30", 1e-30, 1e30)
-"""Further out, a product or quotient of float32 becomes 0 or infinite, and then nothing is compared but NaN."""
+"""Beyond these numbers a float32 product or quotient becomes 0 or infinite, and only NaN would be compared."""
 NOT_NEGATIVE: Final = Span("at least 0, and at most 1e30", 0.0, 1e30)
 PROBABILITY: Final = Span("above 0, from 1e-30 to 1", 1e-30, 1.0)
 BELOW_ONE: Final = Span("at least 0, and below 1", 0.0, math.nextafter(1.0, 0.0))
@@ -50,15 +50,15 @@ class Flag:
     choices: tuple[Any, ...] = ()
     required: bool = False
     span: Span = POSITIVE
-    """What a float may be."""
+    """The range of a float."""
 
     @property
     def least(self) -> int:
-        """The smallest whole number that it takes: 0 where that is its default, else 1."""
+        """The smallest whole number that the flag takes: 0 where 0 is the default, else 1."""
         return 0 if self.default == 0 else 1
 
     def why_not(self, value: float) -> str | None:
-        """Say why it does not take a number; None where it does, and for flags that are none."""
+        """Say why the flag does not take a number; None where it does, and for flags of text."""
         if self.kind == "int" and value < self.least:
             return f"--{self.name} {value}: must be at least {self.least}"
         if self.kind == "float" and value not in self.span:
@@ -67,13 +67,13 @@ class Flag:
 
 
 @dataclass(frozen=True)
-class Source:
+class Code:
     """A function of `routines.code`, to be lifted into a file of its own."""
 
     file: str
     """Module of `routines.code`."""
     function: str
-    """It becomes `run`."""
+    """The function's name in that module; in the new file it is `run`."""
     constants: Mapping[str, Any] = field(default_factory=dict)
     """Values for constants of the module, by name."""
 
@@ -86,14 +86,14 @@ class Tensor:
     shape: str | None
     """Axes and numbers with spaces between; None for a Python number."""
     value: npt.NDArray[Any] | float | None = None
-    """What the input holds; None for values drawn from the seed."""
+    """The values of an input; None for values that are drawn from the seed."""
     note: str = ""
-    """For people, and for the rules that draw values."""
+    """A description for people. The rules that draw values read it too."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """When an output is right: see `bench.evaluators.comparison`."""
+    """When an output is right; `bench.evaluators.compare.rule` has the rule."""
 
     rtol: float = 1e-2
     atol: float = 1e-2
@@ -103,7 +103,7 @@ class Check:
     """Parameters of the evaluator."""
 
     def settings(self) -> dict[str, Any]:
-        """Return it in the words of a configuration's section."""
+        """Return the check as a section of a configuration."""
         return {
             "rtol": self.rtol,
             "atol": self.atol,
@@ -114,7 +114,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Case:
-    """One routine with all its sizes: everything that a run of it needs."""
+    """One routine at one set of sizes, with everything that a run of it needs."""
 
     label: str
     """The sizes in a few letters; part of the definition's name."""
@@ -122,44 +122,48 @@ class Case:
     axes: Mapping[str, int]
     inputs: Mapping[str, Tensor]
     outputs: Mapping[str, Tensor]
-    reference: Source
-    solutions: Mapping[str, Source]
-    """Backend to the code that calls it; `torch` is not among them."""
+    reference: Code
+    solutions: Mapping[str, Code]
+    """Backend → the code that calls it, for all backends but `torch`."""
     cost: Cost
     check: Check = Check()
     tags: tuple[str, ...] = ()
     refusals: Mapping[str, str] = field(default_factory=dict)
-    """Backend to the reason why it cannot do this case, whatever the GPU."""
+    """Backend → why it cannot do this case on any GPU."""
     columns: Mapping[str, Any] = field(default_factory=dict)
-    """What the table gets beside the flags, such as the average sequence length."""
+    """Further columns of the table, such as the average sequence length."""
     notes: tuple[str, ...] = ()
-    """Lines for -v."""
+    """Lines that -v shows."""
     shown: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    """Whole numbers that stand behind the inputs, for -vv."""
+    """Whole numbers from which the inputs were made; -vv shows them."""
     dps: frozenset[str] = frozenset()
-    """Backends whose code writes into outputs that it is given."""
+    """Backends whose code writes into given outputs, and returns nothing."""
     needs_ranks: frozenset[str] = frozenset()
-    """Backends that run as ranks of mpirun, past the engine; they have no solution."""
+    """Backends that run as ranks of mpirun and not in the engine. They have no solution."""
 
 
 @dataclass(frozen=True)
 class Routine:
-    """One line of the table."""
+    """One routine: what it takes, and which backends run it on which GPUs."""
 
     name: str
     family: str
     summary: str
     flags: tuple[Flag, ...]
-    default_backends: tuple[str, ...]
     support: Mapping[str, tuple[str, ...]]
-    """Backend to the compute capabilities that it runs on."""
+    """Backend → the compute capabilities that it runs on. The first backend is the default."""
     make_case: Callable[[Namespace], Case]
-    """Raises Misuse where flags do not go together."""
+    """Makes a case of flags; raises Misuse where flags contradict each other."""
     aliases: Mapping[str, str] = field(default_factory=dict)
-    """Other spellings of backends, as older documents have them."""
+    """Spelling of a backend in older documents → its name here."""
     module: str = ""
-    """What the library compiles at the first call of any case of it; routines of one module share it. Empty where it
-    depends on the case."""
+    """The module that the library compiles at the first call, whatever the case. Routines that share it are compiled
+    ahead once. Empty where the module depends on the case."""
+
+    @property
+    def default_backends(self) -> tuple[str, ...]:
+        """The backends that run where nobody names any."""
+        return tuple(self.support)[:1]
 
     @property
     def backends(self) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
-"""Inputs whose values a case decides itself: lengths, offsets, page tables, factors. The one owner of numpy here.
+"""Makes inputs whose values a case decides itself: lengths, offsets, page tables, factors. Only this file uses numpy.
 
-Random ones come from `--random_seed`, so that equal flags give an equal case. numpy is imported when a case is made,
-for `--help` has no use for it.
+Random values come from `--random_seed`, so that equal flags give an equal case. numpy is imported when a case is made,
+so that `--help` does not wait for it.
 """
 
 from __future__ import annotations

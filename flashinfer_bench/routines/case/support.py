@@ -1,6 +1,6 @@
-"""What can run here: compute capability, FlashInfer and what its backends need beside it. Nothing is imported for it.
+"""Tells which backends can run on this machine: by compute capability and installed packages. It imports none of them.
 
-The support matrix itself stands in the routines; this says why a backend of one cannot run on this machine.
+Each routine holds its part of the support matrix. This file says why a backend cannot run here.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ NEEDS: Final[Mapping[str, tuple[str, str]]] = {
     "cudnn-native": ("cudnn", "nvidia-cudnn-frontend"),
     "cute-dsl": ("cutlass", "nvidia-cutlass-dsl"),
 }
-"""Backend to the module that it imports, and the package that has it."""
+"""Backend → the module that it imports, and the package that has this module."""
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where cases run."""
+class Platform:
+    """The device on which cases run, and the packages beside it."""
 
     device: str
     """The maker's name of the device."""
     capability: str | None
     """Compute capability, such as "9.0"; None on a CPU."""
     versions: Mapping[str, str]
-    """Package to its version, where it is installed."""
+    """Installed package → its version."""
     modules: frozenset[str]
-    """Of the modules in `NEEDS` and flashinfer, those that can be imported."""
+    """The modules that can be imported, of flashinfer and those in `NEEDS`."""
 
 
-def find_place(
+def find_platform(
     device: str, capability: tuple[int, int] | None, *, has_module: Callable[[str], bool] | None = None
-) -> Place:
+) -> Platform:
     """Return what this machine has.
 
     Args:
@@ -48,7 +48,7 @@ def find_place(
     there = has_module or (lambda name: util.find_spec(name) is not None)
     wanted = {"flashinfer", *(module for module, _ in NEEDS.values())}
     packages = (LIBRARY, "torch", "nvidia-cudnn-frontend", "nvidia-cutlass-dsl", "triton", "cupti-python")
-    return Place(
+    return Platform(
         device=device,
         capability=None if capability is None else f"{capability[0]}.{capability[1]}",
         versions={name: version for name in packages if (version := _version(name)) is not None},
@@ -56,19 +56,19 @@ def find_place(
     )
 
 
-def why_not(routine: Routine, backend: str, place: Place) -> str | None:
+def why_not(routine: Routine, backend: str, platform: Platform) -> str | None:
     """Return the line that says why a backend cannot run here; None where it can."""
     who = f"{backend} for routine {routine.name}"
     if backend == TORCH:
         return None
-    if place.capability is None:
+    if platform.capability is None:
         return f"{who} needs an NVIDIA GPU; this machine has none that can be used. Skipping."
-    if place.capability not in routine.support[backend]:
-        return f"{who} is not supported on compute capability {place.capability}. Skipping."
-    if "flashinfer" not in place.modules:
+    if platform.capability not in routine.support[backend]:
+        return f"{who} is not supported on compute capability {platform.capability}. Skipping."
+    if "flashinfer" not in platform.modules:
         return f"{who} needs {LIBRARY}, which is not installed (pip install 'flashinfer-bench[cuda]'). Skipping."
     module, package = NEEDS.get(backend, ("", ""))
-    if module and module not in place.modules:
+    if module and module not in platform.modules:
         return f"{who} needs {package}, which is not installed. Skipping."
     return None
 

@@ -15,7 +15,7 @@ DTYPE_WORDS: Final = {
     "fp8_e4m3": "float8_e4m3fn",
     "fp8_e5m2": "float8_e5m2",
 }
-"""What a flag says to what a definition says."""
+"""A dtype as flags spell it → as definitions spell it."""
 
 
 def read_dtype(word: str, flag: str, allowed: Sequence[str]) -> str:
@@ -36,10 +36,10 @@ def require(condition: object, message: str) -> None:
 
 
 def round_up(value: int, step: int) -> int:
-    """Return the next multiple."""
+    """Return the smallest multiple of `step` that is not below a value."""
     return -(-value // step) * step
 
 
 def swizzled_size(rows: int, columns: int) -> int:
-    """Return the scales in tiles of 128 rows by 4 columns, padding included."""
+    """Return the number of scales in tiles of 128 rows by 4 columns, with the padding."""
     return round_up(rows, 128) * round_up(columns, 4)

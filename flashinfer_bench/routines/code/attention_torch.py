@@ -6,7 +6,7 @@ SM_SCALE = 0.125
 CAUSAL = False
 CKV_DIM = 512
 STRETCH = 1 << 27
-"""Scores that are held at once."""
+"""Number of scores that are held in memory at once."""
 
 
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:

@@ -4,6 +4,7 @@ from typing import Any
 
 import flashinfer
 import torch
+from torch import Tensor
 
 BACKEND = "cudnn"
 AUTOTUNE = False
@@ -18,7 +19,7 @@ EPILOGUE_TILE = 128
 
 
 def call(function: Any, *arguments: Any, **options: Any) -> None:
-    """Call, the first time under the library's tuner where that is wanted."""
+    """Call a function. With AUTOTUNE the library tunes in the first call."""
     if AUTOTUNE and not TUNED:
         with flashinfer.autotune(True):
             function(*arguments, **options)
@@ -26,9 +27,7 @@ def call(function: Any, *arguments: Any, **options: Any) -> None:
     function(*arguments, **options)
 
 
-def gemm_fp8_nt_groupwise(
-    a: torch.Tensor, b: torch.Tensor, a_scale: torch.Tensor, b_scale: torch.Tensor, out: torch.Tensor
-) -> None:
+def gemm_fp8_nt_groupwise(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, out: Tensor) -> None:
     """gemm_fp8_nt_groupwise."""
     flashinfer.gemm.gemm_fp8_nt_groupwise(
         a,
@@ -44,12 +43,7 @@ def gemm_fp8_nt_groupwise(
 
 
 def group_gemm_fp8_nt_groupwise(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    a_scale: torch.Tensor,
-    b_scale: torch.Tensor,
-    m_indptr: torch.Tensor,
-    out: torch.Tensor,
+    a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, m_indptr: Tensor, out: Tensor
 ) -> None:
     """group_gemm_fp8_nt_groupwise."""
     flashinfer.gemm.group_gemm_fp8_nt_groupwise(
@@ -65,20 +59,13 @@ def group_gemm_fp8_nt_groupwise(
     )
 
 
-def bmm_fp8(a: torch.Tensor, b: torch.Tensor, a_scale: torch.Tensor, b_scale: torch.Tensor, out: torch.Tensor) -> None:
+def bmm_fp8(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, out: Tensor) -> None:
     """bmm_fp8; the second matrix is column-major, which its transpose is."""
     call(flashinfer.bmm_fp8, a, b.transpose(-2, -1), a_scale, b_scale, out.dtype, out, backend=BACKEND)
 
 
-def mm_fp4(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    a_scale: torch.Tensor,
-    b_scale: torch.Tensor,
-    alpha: torch.Tensor,
-    out: torch.Tensor,
-) -> None:
-    """mm_fp4; the trtllm backend wants weights in an order of its own, which is made once."""
+def mm_fp4(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, alpha: Tensor, out: Tensor) -> None:
+    """mm_fp4. The trtllm backend wants weights in another order; they are reordered once."""
     weights, factors = b.view(torch.uint8), b_scale.view(torch.uint8)
     if BACKEND == "trtllm":
         weights, factors = shuffled(weights, factors)
@@ -97,8 +84,8 @@ def mm_fp4(
     )
 
 
-def shuffled(weights: torch.Tensor, factors: torch.Tensor) -> tuple[Any, Any]:
-    """Give weights and scales in the order of the trtllm backend; made once for each place in memory."""
+def shuffled(weights: Tensor, factors: Tensor) -> tuple[Any, Any]:
+    """Give weights and scales in the order of the trtllm backend. They are made once for each place in memory."""
     if weights.data_ptr() not in SHUFFLED:
         rows, columns = weights.shape[0], weights.shape[1] * 2 // BLOCK
         tiles = factors.reshape(-1)[: rows * columns].view(rows // 128, columns // 4, 32, 4, 4)

@@ -1,10 +1,11 @@
-"""Calls of FlashInfer's MoE kernels. Weights in an order of the kernel's own are made once, as a server would."""
+"""Calls of FlashInfer's MoE kernels. Weights in another order are made once, as in a server."""
 
 from typing import Any
 
 import flashinfer
 import torch
 from flashinfer.fused_moe import convert_to_block_layout
+from torch import Tensor
 
 TOP_K = 8
 N_GROUP: Any = None
@@ -32,7 +33,7 @@ STATE: dict[Any, Any] = {}
 
 
 def call(function: Any, *arguments: Any, **options: Any) -> Any:
-    """Call, the first time under the library's tuner where that is wanted."""
+    """Call a function. With AUTOTUNE the library tunes in the first call."""
     if AUTOTUNE and "tuned" not in STATE:
         with flashinfer.autotune(True):
             function(*arguments, **options)
@@ -40,23 +41,34 @@ def call(function: Any, *arguments: Any, **options: Any) -> Any:
     return function(*arguments, **options)
 
 
-def once(name: str, source: torch.Tensor, make: Any) -> Any:
-    """Give what is made of a tensor, made once for each place in memory."""
+def once(name: str, source: Tensor, make: Any) -> Any:
+    """Give what `make` makes of a tensor. It is made once for each place in memory."""
     key = (name, source.data_ptr())
     if key not in STATE:
         STATE[key] = make()
     return STATE[key]
 
 
-def bias_of(routing_bias: torch.Tensor) -> Any:
+def route_and_call(function: Any, *arguments: Any, **options: Any) -> Any:
+    """Call a kernel that routes tokens itself."""
+    own = {"routing_method_type": METHOD, "tune_max_num_tokens": MOST_TOKENS, "activation_type": ACTIVATION}
+    return call(function, *arguments, **own, **options)
+
+
+def routing_of(gemm1_weights: Tensor) -> tuple[Any, ...]:
+    """Give the numbers of the routing, in the order of the kernels that route."""
+    return EXPERTS, TOP_K, N_GROUP, TOPK_GROUP, INTERMEDIATE, OFFSET, gemm1_weights.shape[0], SCALING
+
+
+def bias_of(routing_bias: Tensor) -> Any:
     """Give the bias in the dtype of the kernel."""
     return once("bias", routing_bias, lambda: routing_bias.to(torch.bfloat16)) if USES_BIAS else None
 
 
-def shuffled(weights: torch.Tensor) -> Any:
-    """Give fp8 weights in the order of --use_shuffled_weight, in blocks along k with --weight_layout 2."""
+def shuffled(weights: Tensor) -> Any:
+    """Give fp8 weights in the order of --use_shuffled_weight; in blocks along k with --weight_layout 2."""
 
-    def make() -> torch.Tensor:
+    def make() -> Tensor:
         rows = [flashinfer.shuffle_matrix_a(matrix.view(torch.uint8), SMALL_TILE) for matrix in weights]
         blocks = [convert_to_block_layout(matrix, BLOCK_K) for matrix in rows] if LAYOUT == 2 else rows
         return torch.stack(blocks).view(weights.dtype)
@@ -64,41 +76,46 @@ def shuffled(weights: torch.Tensor) -> Any:
     return once("shuffled", weights, make) if SHUFFLES else weights
 
 
-def ordered(weights: torch.Tensor, *, is_gated: bool) -> Any:
+def rows_of(matrices: Tensor, *, is_gated: bool) -> list[Any]:
+    """Give each matrix as bytes, with the rows of both halves mixed where a gate wants them so."""
+    plain = [matrix.view(torch.uint8) for matrix in matrices]
+    rows = [flashinfer.reorder_rows_for_gated_act_gemm(matrix) for matrix in plain] if is_gated else plain
+    return [matrix.contiguous() for matrix in rows]
+
+
+def ordered(weights: Tensor, *, is_gated: bool) -> Any:
     """Give weights whose rows are in the order of the kernels that always want one."""
 
-    def make() -> torch.Tensor:
-        plain = [matrix.view(torch.uint8) for matrix in weights]
-        rows = [flashinfer.reorder_rows_for_gated_act_gemm(matrix) for matrix in plain] if is_gated else plain
-        return torch.stack([flashinfer.shuffle_matrix_a(matrix.contiguous(), EPILOGUE_TILE) for matrix in rows])
+    def make() -> Tensor:
+        rows = rows_of(weights, is_gated=is_gated)
+        return torch.stack([flashinfer.shuffle_matrix_a(matrix, EPILOGUE_TILE) for matrix in rows])
 
     return once("ordered", weights, make)
 
 
-def ordered_scales(scales: torch.Tensor, *, is_gated: bool) -> Any:
+def ordered_scales(scales: Tensor, *, is_gated: bool) -> Any:
     """Give the block scales of such weights."""
 
-    def make() -> torch.Tensor:
-        plain = [matrix.view(torch.uint8) for matrix in scales]
-        rows = [flashinfer.reorder_rows_for_gated_act_gemm(matrix) for matrix in plain] if is_gated else plain
-        done = [flashinfer.shuffle_matrix_sf_a(matrix.contiguous(), EPILOGUE_TILE) for matrix in rows]
+    def make() -> Tensor:
+        rows = rows_of(scales, is_gated=is_gated)
+        done = [flashinfer.shuffle_matrix_sf_a(matrix, EPILOGUE_TILE) for matrix in rows]
         return torch.stack([matrix.view(torch.float8_e4m3fn).view(scales.shape[1:]) for matrix in done])
 
     return once("ordered scales", scales, make)
 
 
 def fp8_block_scale(
-    routing_logits: torch.Tensor,
-    routing_bias: torch.Tensor,
-    hidden_states: torch.Tensor,
-    hidden_states_scale: torch.Tensor,
-    gemm1_weights: torch.Tensor,
-    gemm1_weights_scale: torch.Tensor,
-    gemm2_weights: torch.Tensor,
-    gemm2_weights_scale: torch.Tensor,
+    routing_logits: Tensor,
+    routing_bias: Tensor,
+    hidden_states: Tensor,
+    hidden_states_scale: Tensor,
+    gemm1_weights: Tensor,
+    gemm1_weights_scale: Tensor,
+    gemm2_weights: Tensor,
+    gemm2_weights_scale: Tensor,
 ) -> Any:
     """trtllm_fp8_block_scale_moe."""
-    return call(
+    return route_and_call(
         flashinfer.fused_moe.trtllm_fp8_block_scale_moe,
         routing_logits,
         bias_of(routing_bias),
@@ -108,34 +125,24 @@ def fp8_block_scale(
         gemm1_weights_scale,
         shuffled(gemm2_weights),
         gemm2_weights_scale,
-        EXPERTS,
-        TOP_K,
-        N_GROUP,
-        TOPK_GROUP,
-        INTERMEDIATE,
-        OFFSET,
-        gemm1_weights.shape[0],
-        SCALING,
-        routing_method_type=METHOD,
+        *routing_of(gemm1_weights),
         use_shuffled_weight=SHUFFLES,
         weight_layout=LAYOUT,
-        tune_max_num_tokens=MOST_TOKENS,
-        activation_type=ACTIVATION,
     )
 
 
 def fp8_per_tensor(
-    routing_logits: torch.Tensor,
-    routing_bias: torch.Tensor,
-    hidden_states: torch.Tensor,
-    gemm1_weights: torch.Tensor,
-    output1_scales_scalar: torch.Tensor,
-    output1_scales_gate_scalar: torch.Tensor,
-    gemm2_weights: torch.Tensor,
-    output2_scales_scalar: torch.Tensor,
+    routing_logits: Tensor,
+    routing_bias: Tensor,
+    hidden_states: Tensor,
+    gemm1_weights: Tensor,
+    output1_scales_scalar: Tensor,
+    output1_scales_gate_scalar: Tensor,
+    gemm2_weights: Tensor,
+    output2_scales_scalar: Tensor,
 ) -> Any:
     """trtllm_fp8_per_tensor_scale_moe."""
-    return call(
+    return route_and_call(
         flashinfer.fused_moe.trtllm_fp8_per_tensor_scale_moe,
         routing_logits,
         bias_of(routing_bias),
@@ -145,36 +152,27 @@ def fp8_per_tensor(
         output1_scales_gate_scalar,
         ordered(gemm2_weights, is_gated=False).view(gemm2_weights.dtype),
         output2_scales_scalar,
-        EXPERTS,
-        TOP_K,
-        N_GROUP,
-        TOPK_GROUP,
-        INTERMEDIATE,
-        OFFSET,
-        gemm1_weights.shape[0],
-        SCALING,
+        *routing_of(gemm1_weights),
         SCALES_INPUT,
-        routing_method_type=METHOD,
-        tune_max_num_tokens=MOST_TOKENS,
-        activation_type=ACTIVATION,
     )
 
 
 def fp4_block_scale(
-    routing_logits: torch.Tensor,
-    routing_bias: torch.Tensor,
-    hidden_states: torch.Tensor,
-    hidden_states_scale: torch.Tensor,
-    gemm1_weights: torch.Tensor,
-    gemm1_weights_scale: torch.Tensor,
-    gemm2_weights: torch.Tensor,
-    gemm2_weights_scale: torch.Tensor,
-    output1_scales_scalar: torch.Tensor,
-    output1_scales_gate_scalar: torch.Tensor,
-    output2_scales_scalar: torch.Tensor,
+    routing_logits: Tensor,
+    routing_bias: Tensor,
+    hidden_states: Tensor,
+    hidden_states_scale: Tensor,
+    gemm1_weights: Tensor,
+    gemm1_weights_scale: Tensor,
+    gemm2_weights: Tensor,
+    gemm2_weights_scale: Tensor,
+    output1_scales_scalar: Tensor,
+    output1_scales_gate_scalar: Tensor,
+    output2_scales_scalar: Tensor,
 ) -> Any:
     """trtllm_fp4_block_scale_moe."""
-    done = call(
+    absent = (None, None, None, None)  # bias, alpha, beta and clamp limit of the first product
+    done = route_and_call(
         flashinfer.fused_moe.trtllm_fp4_block_scale_moe,
         routing_logits,
         bias_of(routing_bias),
@@ -182,49 +180,33 @@ def fp4_block_scale(
         hidden_states_scale,
         ordered(gemm1_weights, is_gated=True),
         ordered_scales(gemm1_weights_scale, is_gated=True),
-        None,
-        None,
-        None,
-        None,
+        *absent,
         ordered(gemm2_weights, is_gated=False),
         ordered_scales(gemm2_weights_scale, is_gated=False),
         None,
         output1_scales_scalar,
         output1_scales_gate_scalar,
         output2_scales_scalar,
-        EXPERTS,
-        TOP_K,
-        N_GROUP,
-        TOPK_GROUP,
-        INTERMEDIATE,
-        OFFSET,
-        gemm1_weights.shape[0],
-        SCALING,
-        routing_method_type=METHOD,
+        *routing_of(gemm1_weights),
         do_finalize=True,
-        activation_type=ACTIVATION,
-        tune_max_num_tokens=MOST_TOKENS,
     )
     return done[0] if isinstance(done, (list, tuple)) else done
 
 
-def cutlass(x: torch.Tensor, experts: torch.Tensor, factors: torch.Tensor, layers: Any, out: torch.Tensor) -> None:
+def cutlass(x: Tensor, experts: Tensor, factors: Tensor, layers: Any, out: Tensor) -> None:
     """cutlass_fused_moe; layers: weights of both layers, their scales, and the scales of quantised tokens."""
     first, second, scales, input_scales = layers
+    tokens = (x, experts, factors)
+    ranks = {"tp_size": TP_SIZE, "tp_rank": TP_RANK, "ep_size": EP_SIZE, "ep_rank": EP_RANK}
     call(
         flashinfer.fused_moe.cutlass_fused_moe,
-        x,
-        experts,
-        factors,
+        *tokens,
         first,
         second,
         out.dtype,
         scales,
         input_sf=input_scales,
-        tp_size=TP_SIZE,
-        tp_rank=TP_RANK,
-        ep_size=EP_SIZE,
-        ep_rank=EP_RANK,
+        **ranks,
         output=out,
         tune_max_num_tokens=MOST_TOKENS,
         activation_type=flashinfer.ActivationType(ACTIVATION),
@@ -232,12 +214,12 @@ def cutlass(x: torch.Tensor, experts: torch.Tensor, factors: torch.Tensor, layer
 
 
 def cutlass_base(
-    hidden_states: torch.Tensor,
-    token_selected_experts: torch.Tensor,
-    token_final_factors: torch.Tensor,
-    gemm1_weights: torch.Tensor,
-    gemm2_weights: torch.Tensor,
-    out: torch.Tensor,
+    hidden_states: Tensor,
+    token_selected_experts: Tensor,
+    token_final_factors: Tensor,
+    gemm1_weights: Tensor,
+    gemm2_weights: Tensor,
+    out: Tensor,
 ) -> None:
     """Weights as they are."""
     layers: Any = (gemm1_weights, gemm2_weights, [], None)
@@ -245,16 +227,16 @@ def cutlass_base(
 
 
 def cutlass_fp8(
-    hidden_states: torch.Tensor,
-    token_selected_experts: torch.Tensor,
-    token_final_factors: torch.Tensor,
-    gemm1_weights: torch.Tensor,
-    gemm2_weights: torch.Tensor,
-    fc1_dequant: torch.Tensor,
-    fc2_quant: torch.Tensor,
-    fc2_dequant: torch.Tensor,
-    fc1_input_dequant: torch.Tensor,
-    out: torch.Tensor,
+    hidden_states: Tensor,
+    token_selected_experts: Tensor,
+    token_final_factors: Tensor,
+    gemm1_weights: Tensor,
+    gemm2_weights: Tensor,
+    fc1_dequant: Tensor,
+    fc2_quant: Tensor,
+    fc2_dequant: Tensor,
+    fc1_input_dequant: Tensor,
+    out: Tensor,
 ) -> None:
     """fp8 weights and tokens."""
     scales = [fc1_dequant, fc2_quant, fc2_dequant, fc1_input_dequant]
@@ -271,16 +253,16 @@ def nvfp4_layers(first: Any, second: Any, input_scales: Any) -> Any:
 
 
 def cutlass_nvfp4(
-    hidden_states: torch.Tensor,
-    token_selected_experts: torch.Tensor,
-    token_final_factors: torch.Tensor,
-    gemm1_weights: torch.Tensor,
-    gemm1_weights_scale: torch.Tensor,
-    fc1_global: torch.Tensor,
-    gemm2_weights: torch.Tensor,
-    gemm2_weights_scale: torch.Tensor,
-    fc2_global: torch.Tensor,
-    out: torch.Tensor,
+    hidden_states: Tensor,
+    token_selected_experts: Tensor,
+    token_final_factors: Tensor,
+    gemm1_weights: Tensor,
+    gemm1_weights_scale: Tensor,
+    fc1_global: Tensor,
+    gemm2_weights: Tensor,
+    gemm2_weights_scale: Tensor,
+    fc2_global: Tensor,
+    out: Tensor,
 ) -> None:
     """nvfp4 weights, tokens in bfloat16."""
     layers = nvfp4_layers(
@@ -290,17 +272,17 @@ def cutlass_nvfp4(
 
 
 def cutlass_nvfp4_quantised(
-    hidden_states: torch.Tensor,
-    hidden_states_scale: torch.Tensor,
-    token_selected_experts: torch.Tensor,
-    token_final_factors: torch.Tensor,
-    gemm1_weights: torch.Tensor,
-    gemm1_weights_scale: torch.Tensor,
-    fc1_global: torch.Tensor,
-    gemm2_weights: torch.Tensor,
-    gemm2_weights_scale: torch.Tensor,
-    fc2_global: torch.Tensor,
-    out: torch.Tensor,
+    hidden_states: Tensor,
+    hidden_states_scale: Tensor,
+    token_selected_experts: Tensor,
+    token_final_factors: Tensor,
+    gemm1_weights: Tensor,
+    gemm1_weights_scale: Tensor,
+    fc1_global: Tensor,
+    gemm2_weights: Tensor,
+    gemm2_weights_scale: Tensor,
+    fc2_global: Tensor,
+    out: Tensor,
 ) -> None:
     """nvfp4 weights and tokens."""
     layers = nvfp4_layers(

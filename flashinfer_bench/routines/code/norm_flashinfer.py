@@ -1,7 +1,7 @@
-"""Calls of FlashInfer's norm kernels. They write into the outputs that they are given."""
+"""Calls of FlashInfer's norm kernels. They write into given outputs."""
 
 import flashinfer
-import torch
+from torch import Tensor
 
 EPS = 1e-6
 ENABLE_PDL = False
@@ -9,32 +9,25 @@ BLOCK = 16
 SWIZZLED = False
 
 
-def rmsnorm(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
+def rmsnorm(x: Tensor, weight: Tensor, out: Tensor) -> None:
     """rmsnorm."""
     flashinfer.rmsnorm(x, weight, eps=EPS, out=out, enable_pdl=ENABLE_PDL)
 
 
-def rmsnorm_quant(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, out: torch.Tensor) -> None:
+def rmsnorm_quant(x: Tensor, weight: Tensor, scale: Tensor, out: Tensor) -> None:
     """rmsnorm_quant."""
     flashinfer.rmsnorm_quant(out, x, weight, scale, eps=EPS, enable_pdl=ENABLE_PDL)
 
 
 def fused_add_rmsnorm_quant(
-    x: torch.Tensor,
-    residual: torch.Tensor,
-    weight: torch.Tensor,
-    scale: torch.Tensor,
-    out: torch.Tensor,
-    residual_out: torch.Tensor,
+    x: Tensor, residual: Tensor, weight: Tensor, scale: Tensor, out: Tensor, residual_out: Tensor
 ) -> None:
     """fused_add_rmsnorm_quant; it works in place, so the residual is copied first."""
     residual_out.copy_(residual)
     flashinfer.fused_add_rmsnorm_quant(out, x, residual_out, weight, scale, eps=EPS, enable_pdl=ENABLE_PDL)
 
 
-def rmsnorm_fp4quant(
-    x: torch.Tensor, weight: torch.Tensor, global_scale: torch.Tensor, out: torch.Tensor, block_scale: torch.Tensor
-) -> None:
+def rmsnorm_fp4quant(x: Tensor, weight: Tensor, global_scale: Tensor, out: Tensor, block_scale: Tensor) -> None:
     """rmsnorm_fp4quant of CuTe-DSL."""
     flashinfer.rmsnorm_fp4quant(
         x,
@@ -50,13 +43,13 @@ def rmsnorm_fp4quant(
 
 
 def add_rmsnorm_fp4quant(
-    x: torch.Tensor,
-    residual: torch.Tensor,
-    weight: torch.Tensor,
-    global_scale: torch.Tensor,
-    out: torch.Tensor,
-    block_scale: torch.Tensor,
-    residual_out: torch.Tensor,
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    global_scale: Tensor,
+    out: Tensor,
+    block_scale: Tensor,
+    residual_out: Tensor,
 ) -> None:
     """add_rmsnorm_fp4quant of CuTe-DSL; it works in place, so the residual is copied first."""
     residual_out.copy_(residual)

@@ -1,7 +1,8 @@
 """The attention family: paged decode, paged and ragged prefill, and MLA over a paged cache.
 
-A query of q that sees kv keys makes pairs: all of them, or, causal, q (2 kv - q + 1) / 2, for the last query sees all
-keys. FLOPs: 2 pairs Hq (dqk + dvo). Bytes: the queries, keys, values and outputs of the true lengths, and page tables.
+q queries and kv keys make q kv pairs. With a causal mask they make q (2 kv - q + 1) / 2, because only the last query
+sees all keys. FLOPs: 2 pairs Hq (dqk + dvo). Bytes: queries, keys, values and outputs of the true lengths, and page
+tables.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from flashinfer_bench.routines.case.spec import (
     HOPPER,
     Case,
     Check,
+    Code,
     Flag,
     Routine,
-    Source,
     Tensor,
 )
 from flashinfer_bench.routines.case.stored import generator, int32, offsets, permutation
@@ -48,13 +49,15 @@ FLAGS: Final = (
     Flag("random_actual_seq_len", "switch", "random lengths up to the largest ones", False),
 )
 MLA_NOPE_DIM: Final = 128
-"""Of DeepSeek's heads before the projection is absorbed; with the rotated part it decides the scale of the scores."""
+"""Dimension of DeepSeek's heads without RoPE. With the rotated dimension it decides the scale of the scores."""
 ERROR: Final = 0.035
-"""Allowed error, as a share of that deviation: bfloat16 probabilities, and one rounding at the end."""
+"""Allowed error, as a share of the deviation of an output of the longest sequence. Kernels round probabilities and
+outputs to bfloat16."""
 PROBABILITY_ERROR: Final = 2**-7
-"""Allowed error of the query that sees the fewest keys, likewise: seen on an H200 is half of it in 10^8 outputs."""
+"""Allowed error of the query that sees the fewest keys, as a share of the deviation of its output. On an H200 the
+largest error in 10^8 outputs was half of it."""
 FP8_ERROR: Final = 0.1
-"""Where the cache is fp8, a kernel may convert the other side too."""
+"""Takes the place of `ERROR` where the cache is fp8: a kernel may convert the queries too."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ class Lengths:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What -v tells of them."""
+        """The lines about them that -v shows."""
         return (
             f"Average actual qo seq len: {sum(self.q) // len(self.q)}",
             f"Average actual kv seq len: {sum(self.kv) // len(self.kv)}",
@@ -74,18 +77,18 @@ class Lengths:
 
     @property
     def shown(self) -> dict[str, Sequence[int]]:
-        """What -vv tells of them."""
+        """The numbers of them that -vv shows."""
         return {"actual_seq_lens_q": self.q, "actual_seq_lens_kv": self.kv}
 
     def pairs(self, *, causal: bool) -> int:
-        """Count the pairs of a query and a key that it sees."""
+        """Count the pairs of a query and a key that this query sees."""
         if causal:
             return sum(q * (2 * kv - q + 1) // 2 for q, kv in zip(self.q, self.kv, strict=True))
         return sum(q * kv for q, kv in zip(self.q, self.kv, strict=True))
 
 
 def draw_lengths(args: Namespace) -> Lengths:
-    """Draw the lengths of a case; keys are never fewer than queries, and as many where their limits are equal."""
+    """Draw the lengths of a case. A sequence has at least as many keys as queries; equal limits give equal lengths."""
     batch, q_max, kv_max = args.batch_size, args.s_qo, args.s_kv
     require(kv_max >= q_max, f"--s_kv {kv_max} is below --s_qo {q_max}")
     if not args.random_actual_seq_len:
@@ -118,8 +121,8 @@ def _dtypes(args: Namespace) -> tuple[str, str]:
 def _check(lengths: Lengths, kv_dtype: str, variance: float = 1.0, *, causal: bool = False) -> Check:
     """Return a tolerance that follows the size of an output.
 
-    Normal scores of some variance weigh values so that an output has the deviation of a mean of kv / e^variance values.
-    Kernels round probabilities to half precision, so the query that sees the fewest keys has the largest error, too.
+    Scores are normal with this variance. So an output deviates like a mean of kv / e^variance values. Kernels round
+    probabilities to half precision, so the query that sees the fewest keys has the largest error.
     """
     most = max(lengths.kv)
     fewest = min(kv - q + 1 if causal else kv for q, kv in zip(lengths.q, lengths.kv, strict=True))
@@ -129,7 +132,7 @@ def _check(lengths: Lengths, kv_dtype: str, variance: float = 1.0, *, causal: bo
 
 
 def _table(args: Namespace, lengths: Lengths) -> tuple[dict[str, Tensor], int, int]:
-    """Return the inputs of the page table, the pages of the cache, and the bytes that are read of the table."""
+    """Return the inputs of the page table, the number of pages, and the bytes of the table that a call reads."""
     columns = -(-args.s_kv // args.page_size)
     total = args.batch_size * columns
     table = permutation(args, total, salt=1).reshape(args.batch_size, columns)
@@ -160,13 +163,13 @@ def _columns(lengths: Lengths) -> dict[str, Any]:
 
 
 def _constants(args: Namespace, scale: float) -> dict[str, Any]:
-    # The limits, not the longest lengths: cuDNN wants a page table as wide as its longest sequence.
+    # MAX_KV is the limit and not the longest length: cuDNN wants a page table as wide as its longest sequence.
     return {"SM_SCALE": scale, "CAUSAL": bool(args.causal), "MAX_Q": args.s_qo, "MAX_KV": args.s_kv}
 
 
-def _sources(functions: Mapping[str, tuple[str, Mapping[str, Any]]], constants: Mapping[str, Any]) -> dict[str, Source]:
+def _sources(functions: Mapping[str, tuple[str, Mapping[str, Any]]], constants: Mapping[str, Any]) -> dict[str, Code]:
     return {
-        backend: Source("attention_flashinfer", function, {**constants, **own})
+        backend: Code("attention_flashinfer", function, {**constants, **own})
         for backend, (function, own) in functions.items()
     }
 
@@ -202,13 +205,13 @@ MLA: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
     "cutlass": ("mla_cutlass", {}),
     "trtllm-native": ("mla_trtllm", {}),
 }
-"""Backend to the function that calls it, and its constants."""
+"""Backend → the function that calls it, and its constants."""
 FP8_CACHE: Final = ("fa2", "fa2_tc", "auto")
-"""Backends that take an fp8 cache with wider queries."""
+"""Backends that take an fp8 cache together with wider queries."""
 FA3_DIMS: Final = ((64, 64), (128, 128), (256, 256), (192, 128))
 """Dimensions of queries and of values that fa3 has kernels for."""
 PAGE_SIZES: Final = (16, 32, 64, 128)
-"""Of trtllm-native, when it decodes."""
+"""Page sizes that trtllm-native takes when it decodes."""
 
 
 def _refuse_fp8(backends: Sequence[str], kv: str) -> dict[str, str]:
@@ -224,7 +227,7 @@ def _refuse_fa3(qk: int, vo: int) -> dict[str, str]:
 
 
 def make_decode(args: Namespace) -> Case:
-    """One query a sequence: pairs = Σ kv, whatever --causal says."""
+    """One query for each sequence. It sees all keys, with --causal too: pairs = Σ kv."""
     _require_paged(args)
     require(args.s_qo == 1, f"--s_qo {args.s_qo}: decoding takes one query a sequence")
     (qk, vo), (q, kv), lengths = _dims(args), _dtypes(args), draw_lengths(args)
@@ -249,7 +252,7 @@ def make_decode(args: Namespace) -> Case:
             **table,
         },
         outputs={"out": Tensor(q, "batch_size num_qo_heads head_dim")},
-        reference=Source("attention_torch", "paged_decode", {"SM_SCALE": 1 / math.sqrt(qk)}),
+        reference=Code("attention_torch", "paged_decode", {"SM_SCALE": 1 / math.sqrt(qk)}),
         solutions=sources,
         cost=_cost(args, lengths, (qk, vo), (q, kv), table_bytes),
         check=_check(lengths, kv),
@@ -262,7 +265,7 @@ def make_decode(args: Namespace) -> Case:
 
 
 def make_paged_prefill(args: Namespace) -> Case:
-    """Several queries a sequence over a paged cache."""
+    """Several queries for each sequence, over a paged cache."""
     _require_paged(args)
     (qk, vo), (q, kv), lengths = _dims(args), _dtypes(args), draw_lengths(args)
     require(qk == vo, "--head_dim_vo: a paged cache holds keys and values of one dimension")
@@ -285,9 +288,7 @@ def make_paged_prefill(args: Namespace) -> Case:
             **table,
         },
         outputs={"out": Tensor(q, "queries num_qo_heads head_dim")},
-        reference=Source(
-            "attention_torch", "paged_prefill", {name: constants[name] for name in ("SM_SCALE", "CAUSAL")}
-        ),
+        reference=Code("attention_torch", "paged_prefill", {name: constants[name] for name in ("SM_SCALE", "CAUSAL")}),
         solutions=_sources(PAGED, {**constants, "PAGE_SIZE": args.page_size}),
         cost=_cost(args, lengths, (qk, vo), (q, kv), table_bytes + 4 * (args.batch_size + 1)),
         check=_check(lengths, kv, causal=args.causal),
@@ -300,7 +301,7 @@ def make_paged_prefill(args: Namespace) -> Case:
 
 
 def make_ragged_prefill(args: Namespace) -> Case:
-    """Several queries a sequence over keys and values that lie one after the other."""
+    """Several queries for each sequence; keys and values of all sequences lie one after the other."""
     (qk, vo), (q, kv), lengths = _dims(args), _dtypes(args), draw_lengths(args)
     require(kv == q, f"--kv_dtype {args.kv_dtype}: as --q_dtype, without a cache there is nothing to keep small")
     constants = _constants(args, 1 / math.sqrt(qk))
@@ -327,9 +328,7 @@ def make_ragged_prefill(args: Namespace) -> Case:
             "kv_indptr": Tensor("int32", batch, offsets(lengths.kv)),
         },
         outputs={"out": Tensor(q, "queries num_qo_heads head_dim_vo")},
-        reference=Source(
-            "attention_torch", "ragged_prefill", {name: constants[name] for name in ("SM_SCALE", "CAUSAL")}
-        ),
+        reference=Code("attention_torch", "ragged_prefill", {name: constants[name] for name in ("SM_SCALE", "CAUSAL")}),
         solutions=_sources(RAGGED, constants),
         cost=_cost(args, lengths, (qk, vo), (q, kv), 8 * (args.batch_size + 1)),
         check=_check(lengths, kv, causal=args.causal),
@@ -380,7 +379,7 @@ def make_mla(args: Namespace) -> Case:
             **table,
         },
         outputs={"out": Tensor("bfloat16", f"{shape} head_dim_ckv")},
-        reference=Source("attention_torch", "mla", {"SM_SCALE": scale, "CAUSAL": bool(args.causal), "CKV_DIM": ckv}),
+        reference=Code("attention_torch", "mla", {"SM_SCALE": scale, "CAUSAL": bool(args.causal), "CKV_DIM": ckv}),
         solutions=_sources(MLA, constants),
         cost=Cost(
             2 * lengths.pairs(causal=bool(args.causal)) * heads * (2 * ckv + kpe),
@@ -402,7 +401,6 @@ ROUTINES: Final = (
         FAMILY,
         "decode over a paged cache",
         FLAGS,
-        ("fa2",),
         {
             "fa2": ALL,
             "fa2_tc": AMPERE_ON,
@@ -419,7 +417,6 @@ ROUTINES: Final = (
         FAMILY,
         "prefill over a paged cache",
         FLAGS,
-        ("fa2",),
         {
             "fa2": AMPERE_ON,
             "fa3": HOPPER,
@@ -437,7 +434,6 @@ ROUTINES: Final = (
         FAMILY,
         "prefill over keys and values in one piece",
         FLAGS,
-        ("fa2",),
         {
             "fa2": AMPERE_ON,
             "fa3": HOPPER,
@@ -454,7 +450,6 @@ ROUTINES: Final = (
         FAMILY,
         "MLA over a paged cache",
         FLAGS,
-        ("fa2",),
         {"fa2": AMPERE_ON, "fa3": HOPPER, "cutlass": BLACKWELL, "trtllm-native": BLACKWELL},
         make_mla,
         aliases={"trtllm": "trtllm-native", "trtllm-gen-native": "trtllm-native"},

@@ -1,7 +1,7 @@
 """The GEMM family: fp8 with block scales, grouped, batched with one scale, and 4-bit floats.
 
 A product of m x k and k x n takes 2 m n k FLOPs. Bytes count both factors, their scales and the output, over the whole
-batch. Factors are drawn in their quantised form: normal in fp8, any code in 4 bits; scales near 1.
+batch. Factors are drawn in their quantised form: normal numbers in fp8, any code in 4 bits. Scales are near 1.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from argparse import Namespace
 from typing import Any, Final
 
 from flashinfer_bench.roofline.cost import Cost, size_of
-from flashinfer_bench.routines.case.spec import ADA_ON, BLACKWELL, Case, Check, Flag, Routine, Source, Tensor
+from flashinfer_bench.routines.case.spec import ADA_ON, BLACKWELL, Case, Check, Code, Flag, Routine, Tensor
 from flashinfer_bench.routines.case.stored import floats, offsets
 from flashinfer_bench.routines.case.words import read_dtype, require, round_up
 
@@ -35,11 +35,12 @@ FLAGS: Final = (
     Flag("autotune", "switch", "let the library tune before timing (bmm_fp8, mm_fp4)", False),
 )
 ERROR: Final = 0.05
-"""Allowed error, as a share of the deviation of an output element: Hopper's fp8 products are summed in 14 bits, which
-cuBLAS leaves so for speed. Seen on an H200 is 0.024 at k = 7168."""
+"""Allowed error, as a share of the deviation of an output. Hopper sums fp8 products in 14 bits, and cuBLAS keeps that
+for its speed. On an H200 the largest error was 0.024 at k = 7168."""
 ALPHA: Final = 0.125
+"""The factor that 4-bit products are multiplied by."""
 E2M1_VARIANCE: Final = 8.5625
-"""Mean square of the sixteen codes."""
+"""Mean square of the sixteen 4-bit codes."""
 
 
 def _label(args: Namespace, *more: Any) -> str:
@@ -76,8 +77,8 @@ def _make_groupwise(args: Namespace, *, groups: int | None) -> Case:
             **indptr,
         },
         outputs={"out": Tensor(out, "rows n")},
-        reference=Source("gemm_torch", function, {**constants, "OUT_DTYPE": out}),
-        solutions={"cutlass": Source("gemm_flashinfer", function, {**constants, **own})},
+        reference=Code("gemm_torch", function, {**constants, "OUT_DTYPE": out}),
+        solutions={"cutlass": Code("gemm_flashinfer", function, {**constants, **own})},
         cost=Cost(
             2 * rows * n * k,
             rows * k
@@ -98,7 +99,7 @@ def make_gemm_fp8_nt_groupwise(args: Namespace) -> Case:
 
 
 def make_group_gemm_fp8_nt_groupwise(args: Namespace) -> Case:
-    """The same for g groups of m rows: all of it g times, and 4 (g + 1) of offsets."""
+    """The same for g groups of m rows: all numbers times g, and 4 (g + 1) bytes of offsets."""
     return _make_groupwise(args, groups=args.group_size)
 
 
@@ -123,9 +124,9 @@ def make_bmm_fp8(args: Namespace) -> Case:
             "b_scale": Tensor("float32", ""),
         },
         outputs={"out": Tensor(out, "batch_size m n")},
-        reference=Source("gemm_torch", "bmm_fp8", {"OUT_DTYPE": out}),
+        reference=Code("gemm_torch", "bmm_fp8", {"OUT_DTYPE": out}),
         solutions={
-            backend: Source("gemm_flashinfer", "bmm_fp8", {"BACKEND": backend, "AUTOTUNE": args.autotune})
+            backend: Code("gemm_flashinfer", "bmm_fp8", {"BACKEND": backend, "AUTOTUNE": args.autotune})
             for backend in backends
         },
         cost=Cost(2 * batch * m * n * k, batch * (m * k + n * k + m * n * size_of(out)) + 8, "fp8"),
@@ -163,9 +164,9 @@ def make_mm_fp4(args: Namespace) -> Case:
             "alpha": Tensor("float32", "1", floats([ALPHA])),
         },
         outputs={"out": Tensor(out, "m n")},
-        reference=Source("gemm_torch", "mm_fp4", {**constants, "OUT_DTYPE": out}),
+        reference=Code("gemm_torch", "mm_fp4", {**constants, "OUT_DTYPE": out}),
         solutions={
-            backend: Source(
+            backend: Code(
                 "gemm_flashinfer",
                 "mm_fp4",
                 {**constants, "BACKEND": backend, "AUTOTUNE": args.autotune, "NVFP4": bool(args.use_nvfp4)},
@@ -183,41 +184,17 @@ def make_mm_fp4(args: Namespace) -> Case:
     )
 
 
+CUTLASS: Final = {"cutlass": BLACKWELL}
+BMM: Final = {"cudnn": ADA_ON, "cublas": ADA_ON, "cutlass": BLACKWELL}
+FP4: Final = {"cudnn": (*BLACKWELL, "12.0"), "trtllm": BLACKWELL, "cutlass": BLACKWELL}
+"""Backend to the compute capabilities that it runs on."""
+
+
 ROUTINES: Final = (
+    Routine("gemm_fp8_nt_groupwise", FAMILY, "fp8 GEMM with block scales", FLAGS, CUTLASS, make_gemm_fp8_nt_groupwise),
     Routine(
-        "gemm_fp8_nt_groupwise",
-        FAMILY,
-        "fp8 GEMM with block scales",
-        FLAGS,
-        ("cutlass",),
-        {"cutlass": BLACKWELL},
-        make_gemm_fp8_nt_groupwise,
+        "group_gemm_fp8_nt_groupwise", FAMILY, "the same in groups", FLAGS, CUTLASS, make_group_gemm_fp8_nt_groupwise
     ),
-    Routine(
-        "group_gemm_fp8_nt_groupwise",
-        FAMILY,
-        "the same in groups",
-        FLAGS,
-        ("cutlass",),
-        {"cutlass": BLACKWELL},
-        make_group_gemm_fp8_nt_groupwise,
-    ),
-    Routine(
-        "bmm_fp8",
-        FAMILY,
-        "batched fp8 GEMM with one scale each",
-        FLAGS,
-        ("cudnn",),
-        {"cudnn": ADA_ON, "cublas": ADA_ON, "cutlass": BLACKWELL},
-        make_bmm_fp8,
-    ),
-    Routine(
-        "mm_fp4",
-        FAMILY,
-        "GEMM of 4-bit floats",
-        FLAGS,
-        ("cudnn",),
-        {"cudnn": (*BLACKWELL, "12.0"), "trtllm": BLACKWELL, "cutlass": BLACKWELL},
-        make_mm_fp4,
-    ),
+    Routine("bmm_fp8", FAMILY, "batched fp8 GEMM with one scale each", FLAGS, BMM, make_bmm_fp8),
+    Routine("mm_fp4", FAMILY, "GEMM of 4-bit floats", FLAGS, FP4, make_mm_fp4),
 )

@@ -1,9 +1,9 @@
 """The MoE family: fused expert layers with their routing (trtllm), or after it (cutlass).
 
-T tokens, h hidden and i intermediate size, E experts of which L are here, k experts a token. A pair of a token and an
-expert takes 2 (2 i h) FLOPs for both halves of the first product and 2 i h for the second: 6 h i. Where the routing is
-part of the routine, its outcome is not known beforehand: T k L / E pairs and L (1 - (1 - k / E)^T) active experts are
-expected. Bytes: tokens, logits, the weights of active experts with their scales, and the output.
+T tokens, h hidden and i intermediate size, E experts of which L are here, k experts for each token. A pair of a token
+and an expert takes 2 (2 i h) FLOPs for both halves of the first product and 2 i h for the second: 6 h i. Where the
+routine routes, the case cannot know the outcome. It expects T k L / E pairs and L (1 - (1 - k / E)^T) active experts.
+Bytes: tokens, logits, the weights of active experts with their scales, and the output.
 """
 
 from __future__ import annotations
@@ -11,17 +11,18 @@ from __future__ import annotations
 import math
 from argparse import Namespace
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from flashinfer_bench.data.workload import Unit
 from flashinfer_bench.roofline.cost import Cost, size_of
-from flashinfer_bench.routines.case.spec import BLACKWELL, Case, Check, Flag, Routine, Source, Tensor
+from flashinfer_bench.routines.case.spec import BLACKWELL, Case, Check, Code, Flag, Routine, Tensor
 from flashinfer_bench.routines.case.stored import choose_experts, floats, small_floats
 from flashinfer_bench.routines.case.words import read_dtype, require, round_up
 
 FAMILY: Final = "moe"
 METHODS: Final = {"renormalize": 1, "deepseek_v3": 2, "llama4": 3, "renormalize_naive": 4}
-"""Routing method to the library's number for it."""
+"""Routing method → the library's number for it."""
 ACTIVATIONS: Final = {"swiglu": 3, "geglu": 4}
 FLAGS: Final = (
     Flag("num_tokens", "int", "tokens", required=True),
@@ -53,17 +54,19 @@ FLAGS: Final = (
 ACT_DEVIATION: Final = 0.6
 """Deviation of an activated gate times a linear part, both of unit deviation."""
 VARIANT_UNITS: Final[Mapping[str, Unit]] = {"base": "fp16", "fp8": "fp8", "nvfp4": "fp4"}
-"""Variant of cutlass to what its products run on."""
-FP8_ERROR: Final = 0.1
-FP4_ERROR: Final = 0.25
-"""Allowed error as a share of the deviation of an output: what is between the products is quantised."""
+"""Variant of cutlass → the unit that its products run on."""
+ERRORS: Final[Mapping[Unit, float]] = {"fp16": 0.03, "fp8": 0.1, "fp4": 0.25}
+"""Unit of the products → the allowed error, as a share of the deviation of an output.
+
+Kernels quantise the values between the two products, and the reference does not."""
 E2M1_DEVIATION: Final = math.sqrt(8.5625 * 13 / 12)
-"""Of any 4-bit code with a scale between 0.5 and 1.5."""
+"""Deviation of a random 4-bit code with a random scale between 0.5 and 1.5."""
 BIAS: Final = 0.01
+"""Deviation of the routing's bias."""
 
 
 def _expected(args: Namespace, local: int) -> tuple[float, float]:
-    """Return the expected pairs and active experts."""
+    """Return the expected number of pairs, and of experts that any token goes to."""
     share = args.top_k / args.num_experts
     return args.num_tokens * args.top_k * local / args.num_experts, local * (1 - (1 - share) ** args.num_tokens)
 
@@ -154,45 +157,63 @@ def _label(args: Namespace, *more: Any) -> str:
 
 
 def _deviation(args: Namespace) -> float:
-    """Return the deviation of an output, the second product being scaled to the size of its input."""
+    """Return the deviation of an output. The second product is scaled to the size of its input."""
     scaling = args.routed_scaling_factor if args.routing_method == "deepseek_v3" else 1.0
     return ACT_DEVIATION * scaling / math.sqrt(args.top_k)
 
 
-def _trtllm_case(
-    args: Namespace,
-    function: str,
-    inputs: Mapping[str, Tensor],
-    *,
-    token_bytes: float,
-    pair_bytes: float,
-    unit: Unit,
-    error: float,
-    more: Mapping[str, Any],
-    refusals: Mapping[str, str],
-    deviation: float,
-) -> Case:
-    """Make a case of a routine that routes itself; `pair_bytes`: of one expert's weights and scales."""
+@dataclass(frozen=True)
+class RoutedKernel:
+    """A kernel of trtllm, which routes tokens itself, at the sizes of one case."""
+
+    function: str
+    """The function that calls it, and its reference: both have this name."""
+    inputs: Mapping[str, Tensor]
+    """What it takes after the logits and the bias of the routing."""
+    token_bytes: float
+    """Bytes of one token with its scales."""
+    expert_bytes: float
+    """Bytes of one expert's weights with their scales."""
+    unit: Unit
+    refusal: str
+    """Why the kernel cannot do this case; empty where it can."""
+    constants: Mapping[str, Any] = field(default_factory=dict)
+    """Constants of the function beside those of the routing."""
+
+
+def _make_routed(args: Namespace, kernel: RoutedKernel) -> Case:
     local, h, i = _local(args), args.hidden_size, args.intermediate_size
     pairs, active = _expected(args, local)
     marks = [args.routing_method, *([f"g{args.n_group}_{args.topk_group}"] if args.n_group else [])]
-    scales_input = {"SCALES_INPUT": args.use_routing_scales_on_input} if function == "fp8_per_tensor" else {}
+    scales_input = {"SCALES_INPUT": args.use_routing_scales_on_input} if kernel.function == "fp8_per_tensor" else {}
+    constants = _library_constants(args, **kernel.constants, **scales_input)
     return Case(
         label=_label(args, *marks, *([f"local{local}"] if local != args.num_experts else [])),
         op_type="moe",
         axes=_axes(args, local),
-        inputs={**_routing(args), **inputs},
+        inputs={**_routing(args), **kernel.inputs},
         outputs={"out": Tensor("bfloat16", "num_tokens hidden_size")},
-        reference=Source("moe_torch", function, _reference_constants(args, **scales_input)),
-        solutions={"trtllm": Source("moe_flashinfer", function, _library_constants(args, **more, **scales_input))},
+        reference=Code("moe_torch", kernel.function, _reference_constants(args, **scales_input)),
+        solutions={"trtllm": Code("moe_flashinfer", kernel.function, constants)},
         cost=Cost(
             6 * pairs * h * i,
-            _routing_bytes(args) + args.num_tokens * (token_bytes + 2 * h) + active * pair_bytes,
-            unit,
+            _routing_bytes(args) + args.num_tokens * (kernel.token_bytes + 2 * h) + active * kernel.expert_bytes,
+            kernel.unit,
         ),
-        check=Check(2e-2, error * deviation, 0.95),
-        refusals=refusals,
+        check=Check(2e-2, ERRORS[kernel.unit] * _deviation(args), 0.95),
+        refusals={"trtllm": kernel.refusal} if kernel.refusal else {},
     )
+
+
+def _why_not_fp8(args: Namespace) -> str:
+    is_plain = args.routing_method.startswith("renormalize")
+    return "this routing takes --top_k 1 in fp8" if is_plain and args.top_k > 1 else ""
+
+
+def _why_not_groups(args: Namespace) -> str:
+    is_too_large = args.top_k > 8 or (args.topk_group or 1) > 4
+    is_refused = args.routing_method == "deepseek_v3" and is_too_large
+    return "deepseek_v3 takes --top_k up to 8 and --topk_group up to 4" if is_refused else ""
 
 
 def make_trtllm_fp8_block_scale_moe(args: Namespace) -> Case:
@@ -208,63 +229,46 @@ def make_trtllm_fp8_block_scale_moe(args: Namespace) -> Case:
         "gemm2_weights": Tensor("float8_e4m3fn", "local_experts hidden_size intermediate_size"),
         "gemm2_weights_scale": Tensor("float32", f"local_experts {h // 128} {i // 128}"),
     }
-    refusals = {}
-    if args.routing_method.startswith("renormalize") and args.top_k > 1:
-        refusals["trtllm"] = "this routing takes --top_k 1 in fp8"
-    elif args.routing_method == "deepseek_v3" and (args.top_k > 8 or (args.topk_group or 1) > 4):
-        refusals["trtllm"] = "deepseek_v3 takes --top_k up to 8 and --topk_group up to 4"
-    more = {"SHUFFLES": args.use_shuffled_weight, "LAYOUT": args.weight_layout}
-    return _trtllm_case(
-        args,
+    kernel = RoutedKernel(
         "fp8_block_scale",
         inputs,
         token_bytes=h + h / 32,
-        pair_bytes=3 * h * i * (1 + 4 / 128**2),
+        expert_bytes=3 * h * i * (1 + 4 / 128**2),
         unit="fp8",
-        error=FP8_ERROR,
-        more=more,
-        refusals=refusals,
-        deviation=_deviation(args),
+        refusal=_why_not_fp8(args) or _why_not_groups(args),
+        constants={"SHUFFLES": args.use_shuffled_weight, "LAYOUT": args.weight_layout},
     )
+    return _make_routed(args, kernel)
 
 
 def make_trtllm_fp8_per_tensor_scale_moe(args: Namespace) -> Case:
     """fp8, factors for each expert. A token takes h bytes, an expert 3 h i + 12."""
     _check_routing(args)
-    h, i = args.hidden_size, args.intermediate_size
-    local = _local(args)
+    h, i, local = args.hidden_size, args.intermediate_size, _local(args)
     inputs = {
         "hidden_states": Tensor("float8_e4m3fn", "num_tokens hidden_size"),
         "gemm1_weights": Tensor("float8_e4m3fn", f"local_experts {2 * i} hidden_size"),
-        "output1_scales_scalar": Tensor("float32", "local_experts", floats([1 / math.sqrt(h)] * local)),
-        "output1_scales_gate_scalar": Tensor("float32", "local_experts", floats([1 / math.sqrt(h)] * local)),
+        "output1_scales_scalar": _each(local, 1 / math.sqrt(h)),
+        "output1_scales_gate_scalar": _each(local, 1 / math.sqrt(h)),
         "gemm2_weights": Tensor("float8_e4m3fn", "local_experts hidden_size intermediate_size"),
-        "output2_scales_scalar": Tensor("float32", "local_experts", floats([1 / math.sqrt(i)] * local)),
+        "output2_scales_scalar": _each(local, 1 / math.sqrt(i)),
     }
-    refusals = {}
-    if args.routing_method.startswith("renormalize") and args.top_k > 1:
-        refusals["trtllm"] = "this routing takes --top_k 1 in fp8"
-    return _trtllm_case(
-        args,
+    kernel = RoutedKernel(
         "fp8_per_tensor",
         inputs,
         token_bytes=h,
-        pair_bytes=3 * h * i + 12,
+        expert_bytes=3 * h * i + 12,
         unit="fp8",
-        error=FP8_ERROR,
-        more={},
-        refusals=refusals,
-        deviation=_deviation(args),
+        refusal=_why_not_fp8(args),
     )
+    return _make_routed(args, kernel)
 
 
 def make_trtllm_fp4_block_scale_moe(args: Namespace) -> Case:
     """nvfp4, blocks of 16. A token takes h (1/2 + 1/16) bytes, an expert 3 h i (1/2 + 1/16) + 12."""
     _check_routing(args)
-    h, i = args.hidden_size, args.intermediate_size
+    h, i, local = args.hidden_size, args.intermediate_size, _local(args)
     require(h % 64 == 0 and i % 64 == 0, "--hidden_size and --intermediate_size must be multiples of 64")
-    local = _local(args)
-    unit = 1 / E2M1_DEVIATION**2
     inputs = {
         "hidden_states": Tensor("float4_e2m1", "num_tokens hidden_size"),
         "hidden_states_scale": Tensor("float8_e4m3fn", f"num_tokens {h // 16}"),
@@ -272,22 +276,24 @@ def make_trtllm_fp4_block_scale_moe(args: Namespace) -> Case:
         "gemm1_weights_scale": Tensor("float8_e4m3fn", f"local_experts {2 * i} {h // 16}"),
         "gemm2_weights": Tensor("float4_e2m1", "local_experts hidden_size intermediate_size"),
         "gemm2_weights_scale": Tensor("float8_e4m3fn", f"local_experts hidden_size {i // 16}"),
-        "output1_scales_scalar": Tensor("float32", "local_experts", floats([unit] * local)),
-        "output1_scales_gate_scalar": Tensor("float32", "local_experts", floats([unit] * local)),
-        "output2_scales_scalar": Tensor("float32", "local_experts", floats([1 / E2M1_DEVIATION] * local)),
+        "output1_scales_scalar": _each(local, 1 / E2M1_DEVIATION**2),
+        "output1_scales_gate_scalar": _each(local, 1 / E2M1_DEVIATION**2),
+        "output2_scales_scalar": _each(local, 1 / E2M1_DEVIATION),
     }
-    return _trtllm_case(
-        args,
+    kernel = RoutedKernel(
         "fp4_block_scale",
         inputs,
         token_bytes=h * 9 / 16,
-        pair_bytes=3 * h * i * 9 / 16 + 12,
+        expert_bytes=3 * h * i * 9 / 16 + 12,
         unit="fp4",
-        error=FP4_ERROR,
-        more={},
-        refusals={"trtllm": "--top_k above 8 is not supported"} if args.top_k > 8 else {},
-        deviation=_deviation(args),
+        refusal="--top_k above 8 is not supported" if args.top_k > 8 else "",
     )
+    return _make_routed(args, kernel)
+
+
+def _each(experts: int, factor: float) -> Tensor:
+    """Return the same factor for each of the experts that are here."""
+    return Tensor("float32", "local_experts", floats([factor] * experts))
 
 
 def make_cutlass_fused_moe(args: Namespace) -> Case:
@@ -301,8 +307,8 @@ def make_cutlass_fused_moe(args: Namespace) -> Case:
     require(0 <= args.ep_rank < args.ep_size and 0 <= args.tp_rank < args.tp_size, "--ep_rank or --tp_rank: too large")
     require(not args.quantized_input or variant == "nvfp4", "--quantized_input goes with --cutlass_variant nvfp4")
     require(args.top_k <= args.num_experts, f"--top_k {args.top_k} is more than --num_experts {args.num_experts}")
-    i, local = args.intermediate_size // args.tp_size, args.num_experts // args.ep_size
-    first = args.ep_rank * local
+    i, local = _shard(args)
+    first, unit = args.ep_rank * local, VARIANT_UNITS[variant]
     chosen, factors = choose_experts(args, args.num_tokens, args.num_experts, args.top_k)
     is_here = (chosen >= first) & (chosen < first + local)
     pairs, active = int(is_here.sum()), len(set(chosen[is_here].tolist()))
@@ -311,11 +317,10 @@ def make_cutlass_fused_moe(args: Namespace) -> Case:
         "token_selected_experts": Tensor("int32", "num_tokens top_k", chosen),
         "token_final_factors": Tensor("float32", "num_tokens top_k", factors),
     }
-    inputs, function = _cutlass_inputs(args, variant, dtype, routing, i=i, local=local)
+    inputs, function = _cutlass_inputs(args, dtype, routing)
     weight_bytes = {"base": size_of(dtype), "fp8": 1.0, "nvfp4": 9 / 16}[variant]
     token_bytes = {"base": size_of(dtype), "fp8": 1.0, "nvfp4": 9 / 16 if args.quantized_input else size_of(dtype)}
     out = dtype if variant == "base" else "bfloat16"
-    error = {"base": 0.03, "fp8": FP8_ERROR, "nvfp4": FP4_ERROR}[variant]
     shards = {"TP_SIZE": args.tp_size, "TP_RANK": args.tp_rank, "EP_SIZE": args.ep_size, "EP_RANK": args.ep_rank}
     own = {
         **shards,
@@ -335,24 +340,27 @@ def make_cutlass_fused_moe(args: Namespace) -> Case:
         },
         inputs=inputs,
         outputs={"out": Tensor(out, "num_tokens hidden_size")},
-        reference=Source("moe_torch", function, {"OFFSET": first, "GEGLU": args.gated_act == "geglu"}),
-        solutions={"cutlass": Source("moe_flashinfer", function, own)},
+        reference=Code("moe_torch", function, {"OFFSET": first, "GEGLU": args.gated_act == "geglu"}),
+        solutions={"cutlass": Code("moe_flashinfer", function, own)},
         cost=Cost(
             6 * pairs * h * i,
             args.num_tokens * (h * (token_bytes[variant] + size_of(out)) + 8 * args.top_k)
             + active * 3 * h * i * weight_bytes,
-            VARIANT_UNITS[variant],
+            unit,
         ),
-        check=Check(2e-2, error * ACT_DEVIATION / math.sqrt(args.top_k), 0.95),
+        check=Check(2e-2, ERRORS[unit] * ACT_DEVIATION / math.sqrt(args.top_k), 0.95),
         dps=frozenset({"cutlass"}),
     )
 
 
-def _cutlass_inputs(
-    args: Namespace, variant: str, dtype: str, routing: Mapping[str, Tensor], *, i: int, local: int
-) -> tuple[dict[str, Tensor], str]:
+def _shard(args: Namespace) -> tuple[int, int]:
+    """Return the intermediate size and the number of experts of one rank."""
+    return args.intermediate_size // args.tp_size, args.num_experts // args.ep_size
+
+
+def _cutlass_inputs(args: Namespace, dtype: str, routing: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], str]:
     """Return the inputs in call order, and the function that takes them."""
-    h = args.hidden_size
+    variant, h, (i, local) = args.cutlass_variant, args.hidden_size, _shard(args)
     shapes = {"gemm1_weights": f"local_experts {2 * i} hidden_size", "gemm2_weights": "local_experts hidden_size shard"}
     if variant == "base":
         weights = {name: Tensor(dtype, shape) for name, shape in shapes.items()}
@@ -360,9 +368,9 @@ def _cutlass_inputs(
     if variant == "fp8":
         weights = {name: Tensor("float8_e4m3fn", shape) for name, shape in shapes.items()}
         numbers = {
-            "fc1_dequant": Tensor("float32", "local_experts", floats([1 / math.sqrt(h)] * local)),
+            "fc1_dequant": _each(local, 1 / math.sqrt(h)),
             "fc2_quant": Tensor("float32", "", floats([1.0]).reshape(())),
-            "fc2_dequant": Tensor("float32", "local_experts", floats([1 / math.sqrt(i)] * local)),
+            "fc2_dequant": _each(local, 1 / math.sqrt(i)),
             "fc1_input_dequant": Tensor("float32", "", floats([1.0]).reshape(())),
         }
         tokens = {"hidden_states": Tensor("float8_e4m3fn", "num_tokens hidden_size")}
@@ -370,15 +378,14 @@ def _cutlass_inputs(
     require(h % 64 == 0 and i % 64 == 0, "nvfp4: --hidden_size and the rank's --intermediate_size: multiples of 64")
     token_deviation = E2M1_DEVIATION if args.quantized_input else 1.0
     own = {}
-    for layer, (name, factor, rows, columns, unit) in {
-        1: ("gemm1_weights", "fc1_global", 2 * i, h, 1 / (E2M1_DEVIATION * token_deviation)),
-        2: ("gemm2_weights", "fc2_global", h, i, 1 / E2M1_DEVIATION),
-    }.items():
-        del layer
+    for name, factor, rows, columns, unit in (
+        ("gemm1_weights", "fc1_global", 2 * i, h, 1 / (E2M1_DEVIATION * token_deviation)),
+        ("gemm2_weights", "fc2_global", h, i, 1 / E2M1_DEVIATION),
+    ):
         own[name] = Tensor("float4_e2m1", shapes[name])
         scales = f"local_experts {round_up(rows, 128)} {round_up(columns // 16, 4)}"
         own[f"{name}_scale"] = Tensor("float8_e4m3fn", scales)
-        own[factor] = Tensor("float32", "local_experts", floats([unit] * local))
+        own[factor] = _each(local, unit)
     if not args.quantized_input:
         return {"hidden_states": Tensor(dtype, "num_tokens hidden_size"), **routing, **own}, "cutlass_nvfp4"
     tokens = {
@@ -389,7 +396,7 @@ def _cutlass_inputs(
 
 
 def _routine(name: str, summary: str, backend: str, make: Any) -> Routine:
-    return Routine(name, FAMILY, summary, FLAGS, (backend,), {backend: BLACKWELL}, make)
+    return Routine(name, FAMILY, summary, FLAGS, {backend: BLACKWELL}, make)
 
 
 ROUTINES: Final = (

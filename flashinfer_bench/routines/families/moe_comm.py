@@ -1,8 +1,8 @@
-"""The communication of experts: tokens are sent to the ranks of their experts, and what returns is added up.
+"""The communication of experts: tokens go to the ranks of their experts, and the results come back and are added up.
 
-One process cannot do that: the backend moe_a2a runs under mpirun, a rank a GPU. The torch backend plays all ranks in
-one process, which says nothing about time between GPUs. In place of the experts stands a multiplication, but with
---real_math.
+One process cannot do that: the backend moe_a2a runs under mpirun, with one rank for each GPU. The torch backend plays
+all ranks in one process, so its time says nothing about GPUs. A multiplication takes the place of the experts, except
+with --real_math.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any, Final
 
 from flashinfer_bench.data.workload import Unit
 from flashinfer_bench.roofline.cost import Cost, size_of
-from flashinfer_bench.routines.case.spec import BLACKWELL, Case, Check, Flag, Routine, Source, Tensor
+from flashinfer_bench.routines.case.spec import BLACKWELL, Case, Check, Code, Flag, Routine, Tensor
 from flashinfer_bench.routines.case.stored import choose_experts, floats
 from flashinfer_bench.routines.case.words import read_dtype, require
-from flashinfer_bench.routines.families.moe import ACT_DEVIATION, E2M1_DEVIATION, FP4_ERROR, FP8_ERROR
+from flashinfer_bench.routines.families.moe import ACT_DEVIATION, E2M1_DEVIATION, ERRORS
 
 FAMILY: Final = "moe_comm"
 QUANTS: Final = ("fp8", "nvfp4", "fp8_block_scale")
@@ -39,24 +39,24 @@ FLAGS: Final = (
 )
 RANK_VARIABLES: Final = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
 RANKS_IN_ONE_PROCESS: Final = 8
-"""Ranks that the torch backend plays where mpirun does not say how many there are."""
+"""Number of ranks that the torch backend plays where mpirun did not start it."""
 SENT_BYTES: Final[Mapping[str | None, float]] = {"fp8": 1.0, "nvfp4": 9 / 16, "fp8_block_scale": 1 + 4 / 128}
-"""Bytes of an element on the way out, its share of the scales included."""
+"""Format of sent tokens → bytes of one element, with its share of the scales."""
 WEIGHT_BYTES: Final[Mapping[str, float]] = {"nvfp4": 9 / 16, "fp8_block_scale": 1 + 4 / 128**2}
-"""Bytes of an element of an expert, its share of the scales included."""
+"""Format of tokens → bytes of one element of an expert's weights, with its share of the scales."""
 UNITS: Final[Mapping[str, Unit]] = {"nvfp4": "fp4", "fp8_block_scale": "fp8"}
 EXCHANGE: Final = Check(2e-2, 5e-3)
-"""Partial sums are rounded on each rank."""
+"""Allowed error without real experts: each rank rounds its partial sums."""
 
 
 def count_ranks(environment: Mapping[str, str] = os.environ) -> int | None:
-    """Return the ranks that mpirun started; None where it did not."""
+    """Return the number of ranks that mpirun started; None without mpirun."""
     found = (environment.get(name, "") for name in RANK_VARIABLES)
     return next((int(value) for value in found if value.isdigit()), None)
 
 
 def why_not_here(environment: Mapping[str, str] = os.environ) -> str | None:
-    """Say what the backend moe_a2a lacks of what starts it; None under mpirun with mpi4py."""
+    """Say why the backend moe_a2a cannot start; None under mpirun with mpi4py."""
     if count_ranks(environment) is None:
         return "it takes a rank a GPU: start it with mpirun -np N"
     return "mpi4py is not installed (pip install mpi4py)" if util.find_spec("mpi4py") is None else None
@@ -109,7 +109,7 @@ def make_moe_a2a_dispatch_combine(args: Namespace) -> Case:
     label = f"r{ranks}_t{tokens}_h{hidden}_e{experts}_k{args.top_k}_{args.quant_dtype or dtype}"
     return Case(
         label=f"{label}_i{args.intermediate_size}" if args.real_math else label,
-        # what makes the weights of experts, and what allows for their rounding, goes by this word
+        # Rules that draw weights of experts, and that allow for their rounding, look for "moe".
         op_type="moe" if args.real_math else "moe_comm",
         axes={
             "ranks": ranks,
@@ -125,7 +125,7 @@ def make_moe_a2a_dispatch_combine(args: Namespace) -> Case:
             **(_weights(args) if args.real_math else {}),
         },
         outputs={"out": Tensor(dtype, "ranks num_tokens hidden_size")},
-        reference=Source(
+        reference=Code(
             "moe_comm_torch",
             f"real_{args.quant_dtype}" if args.real_math else "dispatch_combine",
             {"RANKS": ranks, "EXPERTS": experts, "QUANT": args.quant_dtype or "none"},
@@ -149,11 +149,10 @@ def _check_real(args: Namespace) -> None:
 
 
 def _check_of(args: Namespace) -> Check:
-    """Kernels of experts quantise between their products too; the reference does not."""
+    """Return the tolerance. Kernels of experts quantise between their products, and the reference does not."""
     if not args.real_math:
         return EXCHANGE
-    error = FP4_ERROR if args.quant_dtype == "nvfp4" else FP8_ERROR
-    return Check(2e-2, error * ACT_DEVIATION / math.sqrt(args.top_k), 0.95)
+    return Check(2e-2, ERRORS[UNITS[args.quant_dtype]] * ACT_DEVIATION / math.sqrt(args.top_k), 0.95)
 
 
 def _weights(args: Namespace) -> dict[str, Tensor]:
@@ -189,7 +188,6 @@ ROUTINES: Final = (
         FAMILY,
         "send tokens to experts on other GPUs, and add up what returns",
         FLAGS,
-        ("moe_a2a",),
         {"moe_a2a": BLACKWELL},
         make_moe_a2a_dispatch_combine,
     ),

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from flashinfer_bench.roofline.cost import Cost, size_of
-from flashinfer_bench.routines.case.spec import ALL, BLACKWELL, NOT_NEGATIVE, Case, Check, Flag, Routine, Source, Tensor
+from flashinfer_bench.routines.case.spec import ALL, BLACKWELL, NOT_NEGATIVE, Case, Check, Code, Flag, Routine, Tensor
 from flashinfer_bench.routines.case.stored import floats
 from flashinfer_bench.routines.case.words import read_dtype, require, swizzled_size
 
@@ -29,14 +29,14 @@ FLAGS: Final = (
     Flag("is_sf_swizzled_layout", "switch", "fp4: scales in tiles of 128 x 4", False),
 )
 FP8_MATCH: Final = 0.98
-"""Share of fp8 or fp4 codes that agree: a value near the middle of two codes may go either way."""
+"""Share of fp8 codes that must agree: a value near the middle of two codes may be rounded either way."""
 FP4_ALIASES: Final = {"cuda": "cute-dsl"}
-"""The documents have `cuda` as the default of the whole family; 4-bit norms have this kernel only."""
+"""FlashInfer's documents name `cuda` for the whole family. The 4-bit norms have a kernel in CuTe-DSL only."""
 IN_PLACE: Final = ("cuda, cute-dsl: the kernel works in place; the timed call copies the residual first",)
 LARGEST: Final = 24.0
-"""What an output hardly exceeds: a product of two normal numbers."""
+"""Outputs are products of two normal numbers, and hardly any exceeds this."""
 GLOBAL_SCALE: Final = 448.0 * 6.0 / LARGEST
-"""Lets the scales of blocks, their largest value over 6 times this, use all of e4m3's range."""
+"""The scale of a block is its largest value / 6, times this. So the scales use all of e4m3's range."""
 
 
 def _shape(args: Namespace) -> tuple[dict[str, int], str, int]:
@@ -65,8 +65,8 @@ def make_rmsnorm(args: Namespace) -> Case:
         axes=axes,
         inputs={"x": Tensor(dtype, rows), "weight": Tensor(dtype, "hidden_size")},
         outputs={"out": Tensor(dtype, rows)},
-        reference=Source("norm_torch", "rmsnorm", constants),
-        solutions={"cuda": Source("norm_flashinfer", "rmsnorm", {**constants, "ENABLE_PDL": args.enable_pdl})},
+        reference=Code("norm_torch", "rmsnorm", constants),
+        solutions={"cuda": Code("norm_flashinfer", "rmsnorm", {**constants, "ENABLE_PDL": args.enable_pdl})},
         cost=Cost(5 * elements, (2 * elements + args.hidden_size) * size),
         check=Check(1e-2, 1e-3),
         dps=frozenset({"cuda"}),
@@ -92,8 +92,8 @@ def _make_fp8(args: Namespace, *, adds: bool) -> Case:
             "scale": Tensor("float32", "1", floats([args.scale])),
         },
         outputs={"out": Tensor(out, rows), **({"residual_out": Tensor(dtype, rows)} if adds else {})},
-        reference=Source("norm_torch", function, {"EPS": args.eps, "OUT_DTYPE": out}),
-        solutions={"cuda": Source("norm_flashinfer", function, {"EPS": args.eps, "ENABLE_PDL": args.enable_pdl})},
+        reference=Code("norm_torch", function, {"EPS": args.eps, "OUT_DTYPE": out}),
+        solutions={"cuda": Code("norm_flashinfer", function, {"EPS": args.eps, "ENABLE_PDL": args.enable_pdl})},
         cost=Cost(
             (6 if adds else 5) * elements,
             ((3 if adds else 1) * elements + args.hidden_size) * size + elements + 4,
@@ -149,8 +149,8 @@ def _make_fp4(args: Namespace, *, adds: bool) -> Case:
             "block_scale": Tensor("float8_e4m3fn" if block == 16 else "uint8", scales),
             **({"residual_out": Tensor(dtype, rows)} if adds else {}),
         },
-        reference=Source("norm_torch", function, constants),
-        solutions={"cute-dsl": Source("norm_flashinfer", function, {**constants, "ENABLE_PDL": args.enable_pdl})},
+        reference=Code("norm_torch", function, constants),
+        solutions={"cute-dsl": Code("norm_flashinfer", function, {**constants, "ENABLE_PDL": args.enable_pdl})},
         cost=Cost(
             (6 if adds else 5) * elements,
             ((3 if adds else 1) * elements + hidden) * size + elements / 2 + count * columns + 4,
@@ -172,31 +172,17 @@ def make_add_rmsnorm_fp4quant(args: Namespace) -> Case:
 
 
 def _routine(name: str, summary: str, make: Callable[[Namespace], Case]) -> Routine:
-    return Routine(name, FAMILY, summary, FLAGS, ("cuda",), {"cuda": ALL}, make, module="norm")
+    return Routine(name, FAMILY, summary, FLAGS, {"cuda": ALL}, make, module="norm")
+
+
+def _fp4_routine(name: str, summary: str, make: Callable[[Namespace], Case]) -> Routine:
+    return Routine(name, FAMILY, summary, FLAGS, {"cute-dsl": BLACKWELL}, make, aliases=FP4_ALIASES)
 
 
 ROUTINES: Final = (
     _routine("rmsnorm", "root mean square normalisation", make_rmsnorm),
     _routine("rmsnorm_quant", "RMSNorm to fp8", make_rmsnorm_quant),
     _routine("fused_add_rmsnorm_quant", "residual addition, then RMSNorm to fp8", make_fused_add_rmsnorm_quant),
-    Routine(
-        "rmsnorm_fp4quant",
-        FAMILY,
-        "RMSNorm to 4-bit floats",
-        FLAGS,
-        ("cute-dsl",),
-        {"cute-dsl": BLACKWELL},
-        make_rmsnorm_fp4quant,
-        aliases=FP4_ALIASES,
-    ),
-    Routine(
-        "add_rmsnorm_fp4quant",
-        FAMILY,
-        "residual addition, then RMSNorm to 4-bit floats",
-        FLAGS,
-        ("cute-dsl",),
-        {"cute-dsl": BLACKWELL},
-        make_add_rmsnorm_fp4quant,
-        aliases=FP4_ALIASES,
-    ),
+    _fp4_routine("rmsnorm_fp4quant", "RMSNorm to 4-bit floats", make_rmsnorm_fp4quant),
+    _fp4_routine("add_rmsnorm_fp4quant", "residual addition, then RMSNorm to 4-bit floats", make_add_rmsnorm_fp4quant),
 )

@@ -1,7 +1,7 @@
 """The quantisation family: fp8 and 4-bit floats with a scale for each block of a row.
 
-N = m k elements of e bytes, blocks of v. FLOPs: largest of a block, multiply, round: 3 N. Scales count without the
-padding that a tiled layout adds.
+N = m k elements of e bytes, blocks of v. FLOPs: find the largest of a block, multiply, round: 3 N. The padding of
+scales in a tiled layout does not count.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from argparse import Namespace
 from typing import Any, Final
 
 from flashinfer_bench.roofline.cost import Cost, size_of
-from flashinfer_bench.routines.case.spec import BLACKWELL, Case, Check, Flag, Routine, Source, Tensor
+from flashinfer_bench.routines.case.spec import BLACKWELL, Case, Check, Code, Flag, Routine, Tensor
 from flashinfer_bench.routines.case.stored import floats
 from flashinfer_bench.routines.case.words import read_dtype, require, round_up
 
@@ -31,8 +31,9 @@ FLAGS: Final = (
     Flag("sf_vec_size", "int", "nvfp4: elements that share a scale", 16),
 )
 CODES: Final = Check(1e-2, 1e-3, 0.97)
-"""Share of codes and scales that agree: a value near the middle of two codes may go either way."""
+"""97 % of codes and scales must agree: a value near the middle of two codes may be rounded either way."""
 FP8_CODES: Final = Check(1e-2, 1e-3, 0.98)
+"""The same for fp8: 98 % must agree."""
 TILE_ROWS: Final = {"128x4": 128, "8x4": 8}
 
 
@@ -61,8 +62,8 @@ def make_mxfp8_quantize(args: Namespace) -> Case:
             "values": Tensor("float8_e4m3fn", "m k"),
             "block_scales": Tensor("uint8", str(_scales(args.m, columns, layout))),
         },
-        reference=Source("quantization_torch", "mxfp8_quantize", {"LAYOUT": layout}),
-        solutions={"cuda": Source("quantization_flashinfer", "mxfp8_quantize", own)},
+        reference=Code("quantization_torch", "mxfp8_quantize", {"LAYOUT": layout}),
+        solutions={"cuda": Code("quantization_flashinfer", "mxfp8_quantize", own)},
         cost=Cost(3 * count, count * (size_of(dtype) + 1 + 1 / 32)),
         check=FP8_CODES,
     )
@@ -80,8 +81,8 @@ def make_mxfp4_quantize(args: Namespace) -> Case:
             "values": Tensor("float4_e2m1", "m k"),
             "block_scales": Tensor("uint8", str(_scales(args.m, args.k // 32, "128x4"))),
         },
-        reference=Source("quantization_torch", "mxfp4_quantize"),
-        solutions={"cuda": Source("quantization_flashinfer", "mxfp4_quantize")},
+        reference=Code("quantization_torch", "mxfp4_quantize"),
+        solutions={"cuda": Code("quantization_flashinfer", "mxfp4_quantize")},
         cost=Cost(3 * count, count * (size_of(dtype) + 1 / 2 + 1 / 32)),
         check=CODES,
     )
@@ -115,8 +116,8 @@ def _make_nvfp4(args: Namespace, *, batch: int | None) -> Case:
             "values": Tensor("float4_e2m1", rows),
             "block_scales": Tensor("uint8", scales if batch is None else f"batch_size {scales}"),
         },
-        reference=Source("quantization_torch", function, {"BLOCK": block, "LAYOUT": layout}),
-        solutions={"cuda": Source("quantization_flashinfer", function, own)},
+        reference=Code("quantization_torch", function, {"BLOCK": block, "LAYOUT": layout}),
+        solutions={"cuda": Code("quantization_flashinfer", function, own)},
         cost=Cost(3 * count, count * (size_of(dtype) + 1 / 2 + 1 / block) + 4),
         check=CODES,
         refusals=_why_not_nvfp4(args),
@@ -135,7 +136,7 @@ def make_nvfp4_batched_quantize(args: Namespace) -> Case:
 
 
 def _routine(name: str, summary: str, make: Any) -> Routine:
-    return Routine(name, FAMILY, summary, FLAGS, ("cuda",), {"cuda": BLACKWELL}, make)
+    return Routine(name, FAMILY, summary, FLAGS, {"cuda": BLACKWELL}, make)
 
 
 ROUTINES: Final = (

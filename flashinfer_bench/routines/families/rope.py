@@ -10,7 +10,7 @@ from argparse import Namespace
 from typing import Any, Final
 
 from flashinfer_bench.roofline.cost import Cost, size_of
-from flashinfer_bench.routines.case.spec import ADA_ON, ALL, Case, Check, Flag, Routine, Source, Tensor
+from flashinfer_bench.routines.case.spec import ADA_ON, ALL, Case, Check, Code, Flag, Routine, Tensor
 from flashinfer_bench.routines.case.stored import int32, offsets, permutation, random_integers
 from flashinfer_bench.routines.case.words import read_dtype, require
 
@@ -36,12 +36,13 @@ FLAGS: Final = (
     Flag("enable_pdl", "switch", "programmatic dependent launch", False),
 )
 MAX_OFFSET: Final = 64
-"""Sequences begin at positions below this: where kernels compute angles quickly, large ones lose precision."""
+"""Sequences begin at positions below this. Kernels compute angles quickly, and large ones lose precision."""
 FP8_MATCH: Final = 0.98
+"""Share of fp8 codes that must agree: a value near the middle of two codes may be rounded either way."""
 HEAD_DIMS: Final = (64, 128, 256, 512)
-"""Head dimensions that the library's plain kernels are made for."""
+"""Head dimensions for which the library has plain kernels."""
 LANE: Final = 16
-"""Elements that a thread of its quantising kernels reads and writes at once."""
+"""Elements that a thread of the library's quantising kernels reads and writes at once."""
 
 
 def _check_plain(args: Namespace) -> None:
@@ -66,7 +67,7 @@ def _refuse(reason: str) -> dict[str, str]:
 
 
 def _why_not_rotary(args: Namespace, lane: int) -> str:
-    """Say why the kernels cannot rotate so many dimensions: a thread has `lane` of them, and not of both halves."""
+    """Say why the kernels cannot rotate these dimensions: a thread holds `lane` of them, all from the same half."""
     rotary, step = args.rotary_dim or args.head_dim, lane if args.interleave else 2 * lane
     return f"--rotary_dim {rotary}: its kernel wants a multiple of {step}" if rotary % step else ""
 
@@ -81,7 +82,7 @@ def _why_not_quantising(args: Namespace, *, appends: bool) -> str:
     rope, nope = args.rotary_dim or args.head_dim, args.no_rope_dim
     if nope % LANE:
         return f"--no_rope_dim {nope}: its kernel wants a multiple of {LANE}"
-    if appends and nope % rope:  # the last stretch of it would run into the next head
+    if appends and nope % rope:  # its last stretch would reach into the next head
         return f"--no_rope_dim {nope}: its kernel wants a multiple of the {rope} dimensions that are rotated"
     return _why_not_rotary(args, LANE)
 
@@ -128,12 +129,12 @@ def _make_plain(args: Namespace, *, by_offsets: bool, llama31: bool) -> Case:
         axes=_axes(args, tokens),
         inputs={"q": Tensor(dtype, q), "k": Tensor(dtype, k), **where},
         outputs={"q_out": Tensor(dtype, q), "k_out": Tensor(dtype, k)},
-        reference=Source(
+        reference=Code(
             "rope_torch",
             "rope_by_offsets" if by_offsets else "rope_by_positions",
             {**constants, "LLAMA31": llama31},
         ),
-        solutions={"cuda": Source("rope_flashinfer", function, constants)},
+        solutions={"cuda": Code("rope_flashinfer", function, constants)},
         cost=Cost(
             3 * tokens * heads * rotary,
             2 * tokens * heads * args.head_dim * size_of(dtype) + extra_bytes,
@@ -195,8 +196,8 @@ def make_apply_rope_with_cos_sin_cache(args: Namespace) -> Case:
             "cos_sin_cache": Tensor("float32", f"{args.seq_len} {rotary}"),
         },
         outputs={"q_out": Tensor(dtype, q), "k_out": Tensor(dtype, k)},
-        reference=Source("rope_torch", "rope_with_cache", {**constants, "ROTARY_DIM": rotary}),
-        solutions={"cuda": Source("rope_flashinfer", "apply_rope_with_cos_sin_cache", constants)},
+        reference=Code("rope_torch", "rope_with_cache", {**constants, "ROTARY_DIM": rotary}),
+        solutions={"cuda": Code("rope_flashinfer", "apply_rope_with_cos_sin_cache", constants)},
         cost=Cost(
             3 * tokens * heads * rotary,
             2 * tokens * heads * args.head_dim * size_of(dtype) + args.seq_len * rotary * 4 + tokens * 4,
@@ -232,8 +233,13 @@ def _make_quantising(args: Namespace, *, is_mla: bool, appends: bool) -> Case:
         outputs["k_rope_out"] = Tensor(out, f"{k} {rope}")
         if nope:
             outputs |= {"q_nope_out": Tensor(out, f"{q} {nope}"), "k_nope_out": Tensor(out, f"{k} {nope}")}
-    reference, function = _functions(is_mla=is_mla, appends=appends, splits=nope > 0)
+    kind = ("_append" if appends else "") + ("" if nope else "_all")
     constants = {"INTERLEAVE": args.interleave, "OUT_DTYPE": out, "PAGE_SIZE": args.page_size}
+    own = {
+        "KV_LAYOUT": args.kv_layout,
+        "ENABLE_PDL": args.enable_pdl,
+        "QUANTISER": "mla_rope_quantize_fp8" if is_mla else "rope_quantize_fp8",
+    }
     index_bytes = 4 * tokens + (_page_bytes(args) if appends else 0)
     return Case(
         label=_label(args, f"n{nope}", out, *(["interleaved"] if args.interleave else [])),
@@ -241,14 +247,12 @@ def _make_quantising(args: Namespace, *, is_mla: bool, appends: bool) -> Case:
         axes=_axes(args, tokens),
         inputs=inputs,
         outputs=outputs,
-        reference=Source(
-            "rope_torch", reference, {**constants, "ROTARY_DIM": rope, "HND": appends and args.kv_layout == "HND"}
+        reference=Code(
+            "rope_torch",
+            f"rope_quantize{kind}",
+            {**constants, "ROTARY_DIM": rope, "HND": appends and args.kv_layout == "HND"},
         ),
-        solutions={
-            "cuda": Source(
-                "rope_flashinfer", function, {**constants, "KV_LAYOUT": args.kv_layout, "ENABLE_PDL": args.enable_pdl}
-            )
-        },
+        solutions={"cuda": Code("rope_flashinfer", f"rope_quantize_fp8{kind}", {**constants, **own})},
         cost=Cost(
             3 * tokens * (args.num_qo_heads + kv_heads) * rope,
             elements * (size_of(dtype) + 1) + args.seq_len * rope * 4 + index_bytes,
@@ -257,17 +261,6 @@ def _make_quantising(args: Namespace, *, is_mla: bool, appends: bool) -> Case:
         refusals=_refuse(_why_not_quantising(args, appends=appends)),
         dps=frozenset({"cuda"}),
     )
-
-
-def _functions(*, is_mla: bool, appends: bool, splits: bool) -> tuple[str, str]:
-    """Return the reference and the call that fit."""
-    if appends and splits:
-        return "rope_quantize_append", "rope_quantize_fp8_append_paged_kv_cache"
-    if appends:
-        return "rope_quantize_append_all", "rope_quantize_fp8_append_all"
-    if splits:
-        return "rope_quantize", "mla_rope_quantize_fp8" if is_mla else "rope_quantize_fp8"
-    return "rope_quantize_all", "rope_quantize_fp8_all"
 
 
 def _cache_shape(args: Namespace, dimension: int) -> str:
@@ -315,7 +308,7 @@ def make_rope_quantize_fp8_append_paged_kv_cache(args: Namespace) -> Case:
 
 
 def _routine(name: str, summary: str, make: Any, capabilities: tuple[str, ...] = ALL) -> Routine:
-    return Routine(name, FAMILY, summary, FLAGS, ("cuda",), {"cuda": capabilities}, make, module="rope")
+    return Routine(name, FAMILY, summary, FLAGS, {"cuda": capabilities}, make, module="rope")
 
 
 ROUTINES: Final = (

@@ -1,7 +1,7 @@
 """The sampling family: softmax, samplers, filters and top-k selection.
 
 B rows of V entries (L columns in the transforms), e the bytes of an entry, k entries kept, n drafted tokens. Samplers
-and selections compare rather than calculate: their FLOPs count as 0, bytes bound them.
+and selections compare and hardly calculate: their FLOPs count as 0, and bytes bound them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from flashinfer_bench.roofline.cost import Cost, size_of
-from flashinfer_bench.routines.case.spec import ALL, BELOW_ONE, PROBABILITY, Case, Check, Flag, Routine, Source, Tensor
+from flashinfer_bench.routines.case.spec import ALL, BELOW_ONE, PROBABILITY, Case, Check, Code, Flag, Routine, Tensor
 from flashinfer_bench.routines.case.stored import int32, random_integers
 from flashinfer_bench.routines.case.words import read_dtype, require
 
@@ -51,7 +51,7 @@ def _label(args: Namespace, *more: Any) -> str:
 
 
 def _weights(args: Namespace, source: str) -> tuple[str, dict[str, Tensor], float]:
-    """Return the dtype of the rows, the input that holds them, and the bytes that reading them takes."""
+    """Return the dtype of the rows, the input that holds them, and their bytes."""
     dtype = read_dtype(args.input_dtype, "input_dtype", FLOATS if source == "logits" else ("float32",))
     rows = Tensor(dtype, "batch_size vocab_size")
     return dtype, {source: rows}, args.batch_size * _vocabulary(args) * size_of(dtype)
@@ -70,8 +70,8 @@ def _make_sampler(
         axes={"batch_size": args.batch_size, "vocab_size": _vocabulary(args)},
         inputs={**weights, **numbers},
         outputs={"samples": Tensor("int32", "batch_size")},
-        reference=Source("sampling_torch", function, {"JOINT": is_joint} if constants else {}),
-        solutions={"cuda": Source("sampling_flashinfer", function, {"FILTER_APPLY_ORDER": order} if constants else {})},
+        reference=Code("sampling_torch", function, {"JOINT": is_joint} if constants else {}),
+        solutions={"cuda": Code("sampling_flashinfer", function, {"FILTER_APPLY_ORDER": order} if constants else {})},
         cost=Cost(0, read + args.batch_size * 4),
         check=Check(extra={"sampling_validation_trials": 100, "sampling_tvd_threshold": 0.2}),
     )
@@ -95,8 +95,8 @@ def make_softmax(args: Namespace) -> Case:
         axes={"batch_size": args.batch_size, "vocab_size": size},
         inputs={**weights, "temperature": Tensor("float32", None, float(args.temperature))},
         outputs={"probs_out": Tensor("float32", "batch_size vocab_size")},
-        reference=Source("sampling_torch", "softmax"),
-        solutions={"cuda": Source("sampling_flashinfer", "softmax", {"ENABLE_PDL": args.enable_pdl})},
+        reference=Code("sampling_torch", "softmax"),
+        solutions={"cuda": Code("sampling_flashinfer", "softmax", {"ENABLE_PDL": args.enable_pdl})},
         cost=Cost(5 * args.batch_size * size, read + args.batch_size * size * 4),
         check=Check(1e-3, 1e-3 / size),
     )
@@ -149,8 +149,8 @@ def _make_filter(args: Namespace, function: str, source: str, numbers: Mapping[s
         axes={"batch_size": args.batch_size, "vocab_size": _vocabulary(args)},
         inputs={**weights, **numbers},
         outputs={f"{source}_out": Tensor(dtype, "batch_size vocab_size")},
-        reference=Source("sampling_torch", function),
-        solutions={"cuda": Source("sampling_flashinfer", function)},
+        reference=Code("sampling_torch", function),
+        solutions={"cuda": Code("sampling_flashinfer", function)},
         cost=Cost(0, 2 * read),
         check=check,
     )
@@ -189,8 +189,8 @@ def make_chain_speculative_sampling(args: Namespace) -> Case:
             "accepted": Tensor("int32", "batch_size"),
             "emitted": Tensor("int32", "batch_size"),
         },
-        reference=Source("sampling_torch", "chain_speculative_sampling"),
-        solutions={"cuda": Source("sampling_flashinfer", "chain_speculative_sampling")},
+        reference=Code("sampling_torch", "chain_speculative_sampling"),
+        solutions={"cuda": Code("sampling_flashinfer", "chain_speculative_sampling")},
         cost=Cost(0, 4 * rows * ((2 * count + 1) * size + count) + 4 * rows * (count + 1) + 8 * rows),
         check=EXACT,
     )
@@ -208,8 +208,8 @@ def make_top_k(args: Namespace) -> Case:
         axes={"batch_size": rows, "vocab_size": size, "top_k": kept},
         inputs={"scores": Tensor(dtype, "batch_size vocab_size")},
         outputs={"values": Tensor(dtype, "batch_size top_k"), "indices": Tensor("int64", "batch_size top_k")},
-        reference=Source("sampling_torch", "top_k", constants),
-        solutions={"cuda": Source("sampling_flashinfer", "top_k", constants)},
+        reference=Code("sampling_torch", "top_k", constants),
+        solutions={"cuda": Code("sampling_flashinfer", "top_k", constants)},
         cost=Cost(0, rows * size * size_of(dtype) + rows * kept * (size_of(dtype) + 8)),
     )
 
@@ -240,9 +240,9 @@ def make_top_k_page_table_transform(args: Namespace) -> Case:
             "row_to_batch": Tensor("int32", "rows", int32(row % args.batch_size for row in range(rows))),
         },
         outputs={"indices": Tensor("int32", "rows top_k")},
-        reference=Source("sampling_torch", "top_k_page_table_transform", constants),
+        reference=Code("sampling_torch", "top_k_page_table_transform", constants),
         solutions={
-            "cuda": Source(
+            "cuda": Code(
                 "sampling_flashinfer",
                 "top_k_page_table_transform",
                 {**constants, "BY_ROW": rows == args.batch_size},
@@ -272,14 +272,14 @@ def make_top_k_ragged_transform(args: Namespace) -> Case:
             "lengths": Tensor("int32", "rows", int32([args.max_len] * rows)),
         },
         outputs={"indices": Tensor("int32", "rows top_k")},
-        reference=Source("sampling_torch", "top_k_ragged_transform", constants),
-        solutions={"cuda": Source("sampling_flashinfer", "top_k_ragged_transform", constants)},
+        reference=Code("sampling_torch", "top_k_ragged_transform", constants),
+        solutions={"cuda": Code("sampling_flashinfer", "top_k_ragged_transform", constants)},
         cost=Cost(0, rows * args.max_len * size_of(dtype) + 8 * rows + 4 * rows * args.top_k),
     )
 
 
 def _routine(name: str, summary: str, make: Any, module: str = "sampling") -> Routine:
-    return Routine(name, FAMILY, summary, FLAGS, ("cuda",), {"cuda": ALL}, make, module=module)
+    return Routine(name, FAMILY, summary, FLAGS, {"cuda": ALL}, make, module=module)
 
 
 ROUTINES: Final = (

@@ -1,7 +1,7 @@
-"""The experts of one rank with --real_math: their weights, the library's kernels for them, and what is to come back.
+"""The experts of one rank with --real_math: their weights, the library's kernels for them, and the expected results.
 
-Weights are drawn from the seed and the expert's number, so every rank can make those of any expert: it keeps its own,
-and checks its tokens against all. Scales and their tiles are as in `code.moe_flashinfer`.
+Weights are drawn from the seed and the expert's number. So every rank can make the weights of any expert: it keeps
+those of its own, and makes the others to check its tokens. Scales and their tiles are as in `code.moe_flashinfer`.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from flashinfer_bench.routines.families.moe import E2M1_DEVIATION, METHODS
 from flashinfer_bench.routines.ranks.rank import RankInputs, unpack
 
 Kernel = Callable[[Sequence[torch.Tensor], torch.Tensor, torch.Tensor], torch.Tensor]
-"""From rows of the payload, their expert ids and factors [rows, top_k], to [rows, hidden]."""
+"""Computes [rows, hidden] from rows of the payload, their expert ids and their factors [rows, top_k]."""
 SEED_STRIDE: Final = 1_000_003
-"""Between the seeds of two sessions, so that no expert of one is another of the other."""
+"""Distance between the seeds of two sessions. No expert of one session has the seed of an expert of another."""
 MOST_TOKENS: Final = 8192
-"""The library tunes for at least so many."""
+"""The library tunes its kernels for at least this number of tokens."""
 
 
 @dataclass(frozen=True)
-class Layer:
+class ExpertLayer:
     """The weights of one product of an expert."""
 
     codes: torch.Tensor
@@ -35,7 +35,7 @@ class Layer:
     scales: torch.Tensor
     """nvfp4: e4m3 [rows, columns / 16]; fp8: float32 [rows / 128, columns / 128]."""
     factor: float
-    """nvfp4: of the whole layer."""
+    """nvfp4: the factor of the whole layer."""
 
     def expand(self) -> torch.Tensor:
         """Give the weights in float32."""
@@ -43,29 +43,29 @@ class Layer:
         return by_rows(self.codes, self.scales) * self.factor if is_packed else by_blocks(self.codes, self.scales)
 
 
-Expert = tuple[Layer, Layer]
+Expert = tuple[ExpertLayer, ExpertLayer]
 
 
 def draw_expert(expert: int, inputs: RankInputs, *, intermediate: int, seed: int) -> Expert:
-    """Make the weights of an expert; products of unit inputs have unit size."""
+    """Make the weights of an expert, so that products of inputs of deviation 1 have deviation 1."""
     device, hidden = inputs.hidden_states.device, inputs.hidden_states.shape[1]
     generator = torch.Generator(device=device).manual_seed((seed + 1) * SEED_STRIDE + expert)
     draw = _draw_nvfp4 if inputs.quant == "nvfp4" else _draw_fp8
     return draw(generator, 2 * intermediate, hidden), draw(generator, hidden, intermediate)
 
 
-def _draw_nvfp4(generator: torch.Generator, rows: int, columns: int) -> Layer:
+def _draw_nvfp4(generator: torch.Generator, rows: int, columns: int) -> ExpertLayer:
     place: Any = {"device": generator.device, "generator": generator}
     codes = torch.randint(0, 256, (rows, columns // 2), dtype=torch.uint8, **place)
     scales = (torch.rand(rows, columns // 16, **place) + 0.5).to(torch.float8_e4m3fn)
-    return Layer(codes, scales, 1 / (E2M1_DEVIATION * math.sqrt(columns)))
+    return ExpertLayer(codes, scales, 1 / (E2M1_DEVIATION * math.sqrt(columns)))
 
 
-def _draw_fp8(generator: torch.Generator, rows: int, columns: int) -> Layer:
+def _draw_fp8(generator: torch.Generator, rows: int, columns: int) -> ExpertLayer:
     place: Any = {"device": generator.device, "generator": generator}
     codes = torch.randn(rows, columns, **place).to(torch.float8_e4m3fn)
     scales = (torch.rand(rows // 128, columns // 128, **place) + 0.5) / math.sqrt(columns)
-    return Layer(codes, scales, 1.0)
+    return ExpertLayer(codes, scales, 1.0)
 
 
 class RealExperts:
@@ -78,7 +78,7 @@ class RealExperts:
             inputs: what the rank has.
             library: the module flashinfer.fused_moe.
             intermediate: the size between the products.
-            seed: of all weights.
+            seed: the seed of all weights.
         """
         self._inputs = inputs
         self._draw: Callable[[int], Expert] = lambda expert: draw_expert(
@@ -89,7 +89,7 @@ class RealExperts:
 
     @property
     def absent(self) -> int:
-        """An expert that is not here (but where there is one rank, which has no empty places)."""
+        """An expert of another rank. With a single rank it is an own one: then no place is empty."""
         return self._inputs.local.stop % self._inputs.experts_in_all
 
     def compute(self, payload: Sequence[torch.Tensor], experts: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
@@ -99,7 +99,7 @@ class RealExperts:
         return done.view(*experts.shape[:2], -1)
 
     def expect(self, payload: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Give what all experts, on whatever rank, make of this rank's tokens, in float32."""
+        """Give what the experts of all ranks make of this rank's tokens, in float32."""
         inputs, tokens = self._inputs, unpack(payload, self._inputs.quant)
         out = torch.zeros_like(tokens)
         for expert in sorted(set(inputs.experts.flatten().tolist())):

@@ -1,14 +1,15 @@
 """One rank of the all-to-all of experts, under mpirun: send, compute, return; checked, then timed.
 
-What stands between ranks is a parameter (FlashInfer's MoeAlltoAll, or a test's), and so are the experts (weights in
-their place, or `rank_experts`), the communicator (mpi4py's) and the stopwatch. A reading is the slowest rank's. This
-goes past the engine, which has one process for a solution.
+Parameters are the exchange between ranks (FlashInfer's MoeAlltoAll), the experts (`Weighing`, or those of `experts`),
+the communicator (mpi4py's) and the stopwatch; tests have their own. The time of a round is that of the slowest rank.
+The engine takes no part, because it has one process for a solution.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, Final, Protocol
 
@@ -17,18 +18,17 @@ import torch
 from flashinfer_bench.routines.case.spec import Check
 from flashinfer_bench.routines.code.moe_comm_torch import E2M1_SIZES
 from flashinfer_bench.routines.code.quantization_torch import pack_e2m1
-from flashinfer_bench.routines.families.moe_comm import EXCHANGE
 
 PHASES: Final = ("a2a_dispatch", "moe_kernel", "a2a_combine")
 FP8_MAX: Final = 448.0
 E2M1_MAX: Final = 6.0
 ASTRAY: Final = 0.5
-"""Error of a whole token, in shares of its length, from which on it is wrong whatever share of elements may be: one
-that was lost is off by 1, one whose experts quantise between their products by 0.2."""
+"""A token whose error exceeds this share of its length is wrong, even where a share of elements may be wrong. A lost
+token has an error of 1; experts that quantise between their products cause an error of 0.2."""
 
 
 class AllToAll(Protocol):
-    """What moves tokens between ranks."""
+    """Moves tokens between ranks."""
 
     def dispatch(
         self,
@@ -40,35 +40,35 @@ class AllToAll(Protocol):
     ) -> Any:
         """Send payloads [tokens, …] to the ranks of their experts; return what came, [ranks, most, …] each.
 
-        Places that nothing came to hold anything, but this expert in the payload of that index, where it is given.
+        A place to which no token came may hold anything. In the payload with the given index it holds the given expert.
         """
 
     def combine(self, payload: torch.Tensor, most: int) -> torch.Tensor:
-        """Return [ranks, most, hidden] to where they came from, added up: [tokens, hidden]."""
+        """Send [ranks, most, hidden] back to where the tokens came from; return their sums, [tokens, hidden]."""
 
 
 class Experts(Protocol):
-    """What is done to tokens between sending and returning."""
+    """Computes on tokens between sending and returning."""
 
     @property
     def absent(self) -> int | None:
-        """The expert to name where no token came; None where it does not matter."""
+        """The expert that stands where no token came; None where any may stand there."""
 
     def compute(self, payload: Sequence[torch.Tensor], experts: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
         """Give what this rank's experts make of what came, [ranks, most, hidden]."""
 
     def expect(self, payload: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Give what is to come back for this rank's tokens in the end, float32 [tokens, hidden]."""
+        """Give the results that this rank's tokens must have in the end, float32 [tokens, hidden]."""
 
 
 class Communicator(Protocol):
-    """The part of mpi4py's communicator that is used."""
+    """The part of mpi4py's communicator that is used here."""
 
     def Barrier(self) -> None:
         """Wait for all ranks."""
 
     def allgather(self, value: Any) -> list[Any]:
-        """Give everybody's value to everybody."""
+        """Return the values of all ranks, to every rank."""
 
 
 class Stopwatch(Protocol):
@@ -102,7 +102,7 @@ class CudaStopwatch:
 
 @dataclass(frozen=True)
 class RankInputs:
-    """What one rank has before it sends."""
+    """The tokens of one rank before it sends them, and its place among the ranks."""
 
     hidden_states: torch.Tensor
     """[tokens, hidden]."""
@@ -114,7 +114,7 @@ class RankInputs:
     rank: int
     ranks: int
     quant: str | None
-    """Format that tokens are sent in."""
+    """Format in which tokens are sent; None for their own dtype."""
 
     @property
     def local(self) -> range:
@@ -124,7 +124,7 @@ class RankInputs:
 
 
 def pack(x: torch.Tensor, quant: str | None) -> list[torch.Tensor]:
-    """Bring tokens into the format that they are sent in: the tokens, then their scales."""
+    """Bring tokens into the format in which they are sent: the tokens, then their scales."""
     if quant is None:
         return [x]
     if quant == "nvfp4":
@@ -157,7 +157,7 @@ def unpack(payload: Sequence[torch.Tensor], quant: str | None) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Weighing:
-    """In place of an expert, a multiplication by 1 + expert / all: it tells experts and their factors apart."""
+    """Takes the place of experts: multiplies by 1 + expert / all, which differs for each expert and factor."""
 
     inputs: RankInputs
     absent: int | None = None
@@ -182,12 +182,18 @@ class Round:
     """What one round is made of, the same each time."""
 
     inputs: RankInputs
-    payload: list[torch.Tensor]
     experts: Experts
     between: AllToAll
+    check: Check
+    """The tolerance of what comes back."""
+
+    @cached_property
+    def payload(self) -> list[torch.Tensor]:
+        """The tokens as they are sent."""
+        return pack(self.inputs.hidden_states, self.inputs.quant)
 
     def run(self, stopwatch: Stopwatch) -> torch.Tensor:
-        """Send, compute, return; marks are taken before and after each of the three."""
+        """Send, compute, return. A mark is taken before and after each of the three."""
         inputs, most = self.inputs, len(self.inputs.hidden_states)
         parts = [*self.payload, inputs.experts, inputs.factors]
         absent = self.experts.absent
@@ -201,9 +207,13 @@ class Round:
         stopwatch.mark()
         return back
 
+    def find_mismatch(self, back: torch.Tensor) -> str | None:
+        """Say how the tokens that came back differ from the expected ones; None where they are right."""
+        return find_mismatch(self.inputs.rank, back, self.experts.expect(self.payload), self.check)
+
 
 def find_mismatch(rank: int, back: torch.Tensor, wanted: torch.Tensor, check: Check) -> str | None:
-    """Say how what came back differs from what was to; also one token that is off as a whole."""
+    """Say how the tokens that came back differ from the expected ones. One token that is wrong as a whole is enough."""
     error = (back.float() - wanted).abs()
     wrong = ~((error <= check.atol) | (error <= check.rtol * wanted.abs()))
     astray = ~(error.norm(dim=-1) <= ASTRAY * wanted.norm(dim=-1))
@@ -215,32 +225,20 @@ def find_mismatch(rank: int, back: torch.Tensor, wanted: torch.Tensor, check: Ch
 
 
 def time_rounds(
-    inputs: RankInputs,
-    between: AllToAll,
-    communicator: Communicator,
-    stopwatch: Stopwatch,
-    *,
-    dry_run_iters: int,
-    num_iters: int,
-    experts: Experts | None = None,
-    check: Check = EXCHANGE,
+    exchange: Round, communicator: Communicator, stopwatch: Stopwatch, *, dry_run_iters: int, num_iters: int
 ) -> tuple[dict[str, list[float]], list[str]]:
-    """Check one round, then time rounds; each begins when every rank is there.
-
-    Without experts, tokens are weighed in their place.
+    """Check one round, then time rounds. A round begins when every rank has come to it.
 
     Returns:
-        Milliseconds by phase and in all, the slowest rank's in each round; and what any rank found wrong.
+        Milliseconds of each round, for each phase and in all, of the slowest rank; and what any rank found wrong.
     """
-    payload, computing = pack(inputs.hidden_states, inputs.quant), experts or Weighing(inputs)
-    one = Round(inputs, payload, computing, between)
-    first = one.run(stopwatch)
+    first = exchange.run(stopwatch)
     stopwatch.read()
-    problems = communicator.allgather(find_mismatch(inputs.rank, first, computing.expect(payload), check))
+    problems = communicator.allgather(exchange.find_mismatch(first))
     rounds = []
     for _ in range(dry_run_iters + num_iters):
         communicator.Barrier()
-        one.run(stopwatch)
+        exchange.run(stopwatch)
         rounds.append(stopwatch.read())
     slowest = torch.tensor(communicator.allgather(rounds[dry_run_iters:]), dtype=torch.float64).amax(dim=0)
     times = {phase: slowest[:, column].tolist() for column, phase in enumerate(PHASES)}

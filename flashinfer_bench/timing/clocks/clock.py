@@ -78,16 +78,39 @@ class Clock(Protocol):
         """Return the clock to use instead of this one, which says why in its facts; None where there is none."""
 
     def launch_gap_ns(self) -> int:
-        """Return what one more launch in a full queue costs before it runs: to be added to every span.
+        """Return the nanoseconds that one more launch in a full queue costs before it runs.
 
-        0 where the clock's spans hold it already.
+        They are added to every span. 0 where the clock's spans hold them already.
         """
 
     def chain_gap_ns(self) -> int:
-        """Return what each of several dependent empty kernels costs in this process's context; 0 where not known.
+        """Return the nanoseconds that each of several dependent empty kernels takes in this context; 0 where not known.
 
         On an H200 contexts fall into two classes, 8 % apart, for as long as they live.
         """
 
     def facts(self) -> Facts:
         """Return what the clock knows of its own readings."""
+
+
+class WholeCallClock:
+    """A clock that sees whole calls only, not their operations: what such clocks do not do. None has a fall-back."""
+
+    sees_operations = False
+
+    def captured(self, supply: Callable[[int], Launch]) -> Callable[[int], Launch]:
+        """Return the calls themselves: this clock could not tell what a replay launches."""
+        return supply
+
+    def fall_back(self, reason: str) -> Clock | None:
+        """Return None: this clock is the last one."""
+        del reason
+        return None
+
+    def launch_gap_ns(self) -> int:
+        """Return 0: the readings hold it."""
+        return 0
+
+    def chain_gap_ns(self) -> int:
+        """Return 0: this clock does not see single kernels."""
+        return 0

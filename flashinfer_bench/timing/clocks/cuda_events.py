@@ -1,8 +1,8 @@
 """CUDA events round each call: the fall-back where CUPTI is not to be had.
 
-An event pair round nothing costs a constant, about 2 µs on an H200; it is measured and reported, not subtracted. Work
-that a call leaves on streams that nobody waits for lies outside of the pair: a device that is busy after its second
-event tells of such a call, which is then timed until the device is idle.
+A pair of events with nothing between them reads a constant, about 2 µs on an H200. It is measured and reported, and
+not subtracted. A call may leave work on streams that nobody waits for; the pair does not hold that work. Such a call
+shows by a device that is busy after the second event. It is then timed until the device is idle.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ from time import perf_counter_ns
 from types import TracebackType
 from typing import Final, Protocol
 
-from flashinfer_bench.timing.clocks.clock import Clock, Launch, put_away, puts_away
+from flashinfer_bench.timing.clocks.clock import Launch, WholeCallClock, put_away, puts_away
 from flashinfer_bench.timing.lane import Lane, Lead
 from flashinfer_bench.timing.measurement import Facts, Sample
 
 EMPTY_PAIRS: Final = 10
+"""Pairs of events with nothing between them whose median is reported."""
 EMPTY_LEAD: Final = Lead(spin_ns=40_000)
 ASIDE_NS: Final = 50_000
-"""A device that is busy for longer than this after a call's second event does work on other streams; to wait for one
-that is idle takes a few microseconds."""
+"""If the device is busy for longer than this after a call's second event, the call has left work on other streams. To
+wait for an idle device takes a few microseconds."""
 
 
 class Event(Protocol):
@@ -40,18 +41,17 @@ class Event(Protocol):
         """Return the milliseconds from this event to another."""
 
 
-class CudaEventClock:
+class CudaEventClock(WholeCallClock):
     """Times calls on the current stream of one GPU.
 
     Args:
         lane: what goes before each call.
         make_event: makes an event that holds a time.
-        reason: why no better clock is used; it stands in the facts.
+        reason: why no better clock is used. The facts tell it.
     """
 
     method = "cuda_events"
     fills_queue = True
-    sees_operations = False
 
     def __init__(self, lane: Lane, make_event: Callable[[], Event], *, reason: str = "") -> None:
         self.cache_state: str = lane.l2_cache
@@ -76,8 +76,9 @@ class CudaEventClock:
     def sample(self, launches: list[Launch], lead: Lead) -> list[Sample]:
         """Time each call: nanoseconds between two events on the GPU.
 
-        The GPU is idle before each: with the next flush in the queue behind the end's event the two lie further apart,
-        and scatter more than twice as much (softmax over 32 MB on an H200: 57.4 +- 0.45 us instead of 56.6 +- 0.17).
+        The GPU is idle before each call. If the next flush waited in the queue behind the second event, the events
+        would lie further apart and scatter more than twice as much (softmax over 32 MB on an H200: 57.4 +- 0.45 us
+        instead of 56.6 +- 0.17).
         """
         return [self._sample_one(launch, lead) for launch in launches]
 
@@ -104,23 +105,6 @@ class CudaEventClock:
         begin_ns = perf_counter_ns()
         self._lane.synchronize()
         return perf_counter_ns() - begin_ns > ASIDE_NS
-
-    def captured(self, supply: Callable[[int], Launch]) -> Callable[[int], Launch]:
-        """Return the calls themselves: without CUPTI nobody knows what a replay launches."""
-        return supply
-
-    def fall_back(self, reason: str) -> Clock | None:
-        """Return None: this clock is the last one."""
-        del reason
-        return None
-
-    def launch_gap_ns(self) -> int:
-        """Return 0: the readings hold it."""
-        return 0
-
-    def chain_gap_ns(self) -> int:
-        """Return 0: this clock does not see single kernels."""
-        return 0
 
     def facts(self) -> Facts:
         """Return the constant of an empty pair, and why this clock is used."""

@@ -20,9 +20,11 @@ from flashinfer_bench.timing.timeline import HostCall, Operation, OurKernels, Ti
 
 CALLS_IN_FLIGHT: Final = 64
 OPERATIONS_IN_FLIGHT: Final = 512
-"""The device's queue holds about a thousand launches; past that the host would wait and its time be misread."""
+"""The host enqueues at most this many calls, and about this many operations, before it waits for the device. The
+device's queue holds about a thousand launches; in a full queue the host would wait, and its time would be misread."""
 
 EMPTY_LAUNCHES: Final = 12
+"""Readings whose median is the launch gap, or the chain gap."""
 EMPTY_LEAD: Final = Lead(spin_ns=15_000)
 CHAIN_LEAD: Final = Lead(spin_ns=200_000, flushes=False)
 
@@ -48,7 +50,7 @@ class Recorder(Protocol):
 
 
 class CuptiClock:
-    """Reads calls off CUPTI's records.
+    """Takes readings from CUPTI's records.
 
     Args:
         lane: what goes before each call.

@@ -1,7 +1,7 @@
 """CUPTI's activity records, through cupti-python.
 
-Its own record objects cost about 25 µs each, more than the calls that they describe. So the package switches CUPTI on
-and off and says where the fields of a record lie, and the records are read from the buffers as they come.
+The package's own record objects cost about 25 µs each, more than the calls that they describe. So the package only
+switches CUPTI on and off, and says where the fields of a record lie. The records are read from CUPTI's buffers here.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from flashinfer_bench.timing.timeline import Operation
 
 INSTALL: Final = "CUPTI is not installed. Try 'pip install -U cupti-python'"
 BUFFER_BYTES: Final = 1 << 20
+"""Size of each buffer that CUPTI fills with records."""
 NAMES: Final = {"memcpy": "MEMCPY", "memset": "MEMSET"}
 MULTIPLE_SUBSCRIBERS: Final = 39
+"""CUPTI's error code where another subscriber, such as a profiler, is attached."""
 
 Requested = ctypes.CFUNCTYPE(
     None, ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(ctypes.c_size_t), ctypes.POINTER(ctypes.c_size_t)
@@ -98,7 +100,7 @@ class CuptiRecorder:
                 self.stop()
 
     def stop(self) -> None:
-        """Record no more; what was recorded and not taken is dropped."""
+        """Record no more. Records that were not taken are dropped."""
         for kind in self._kinds:
             try:
                 self._cupti.activity_disable(kind)
@@ -187,7 +189,7 @@ class CuptiRecorder:
         return operations
 
     def _name(self, pointer: int) -> str:
-        """Return the kernel's name; CUPTI keeps the text for as long as the module is loaded, so it is read once."""
+        """Return the kernel's name. It is read once: CUPTI keeps the text for as long as the module is loaded."""
         if pointer not in self._names:
             text = ctypes.string_at(pointer) if pointer else b""
             self._names[pointer] = text.decode("utf-8", "replace")
@@ -210,10 +212,7 @@ def _loaded_library() -> ctypes.CDLL:
         library = ctypes.CDLL(min(paths) if paths else "libcupti.so.13")
     except OSError as error:
         raise RecordsLost(f"CUPTI's library cannot be loaded: {error}") from None
-    library.cuptiActivityGetNextRecord.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.POINTER(ctypes.c_void_p)]
-    library.cuptiActivityGetNumDroppedRecords.argtypes = [
-        ctypes.c_void_p,
-        ctypes.c_uint32,
-        ctypes.POINTER(ctypes.c_size_t),
-    ]
+    pointer, size = ctypes.c_void_p, ctypes.c_size_t
+    library.cuptiActivityGetNextRecord.argtypes = [pointer, size, ctypes.POINTER(pointer)]
+    library.cuptiActivityGetNumDroppedRecords.argtypes = [pointer, ctypes.c_uint32, ctypes.POINTER(size)]
     return library

@@ -1,19 +1,21 @@
 """A call as a CUDA graph: captured once, replayed for each reading.
 
-The replay runs the call's operations as serving engines run them, and their gaps do not depend on how a process's
-launches happen to reach the GPU (measured on an H200: the span of nine short kernels differs by 5 % between processes
-when they are launched on a stream, by 1 % when a graph is replayed). Branches on several streams stay parallel.
+The replay runs the call's operations as serving engines run them. Their gaps do not depend on how the launches of a
+process reach the GPU: on an H200 the span of nine short kernels differs between processes by 5 % when they are launched
+on a stream, and by 1 % when a graph is replayed. Branches on several streams stay parallel.
 
-From the fourth capture in a process on, the driver starts each operation of every replay 0.35 us later (H200, 580.159),
-also of the graphs before, also when they are gone, whatever stream or pool they were captured with, by CUPTI and by
-events alike; now and then a process with fewer than a dozen goes back for a while. A process that serves has captured
-dozens; so one that measures makes some captures first, and a call takes the same whatever was captured before it.
+From the fourth capture in a process on, the driver starts each operation of every replay 0.35 us later (H200, driver
+580.159). This holds for all graphs, older ones too, and also when the captured graphs are gone. It does not depend on
+the stream, the pool or the clock. A process with fewer than a dozen captures sometimes goes back for a while. A process
+that serves has made dozens of captures. So a process that measures makes some captures first; then the time of a call
+does not depend on what was captured before it.
 
-All captures use one stream: torch has 32 to give, in turn, and a solution's own side stream among them would have its
-branch run behind the others; and torch keeps a workspace of cuBLAS for each stream that has ever been used.
+All captures use one stream. torch has 32 streams and gives them in turn: if a capture got the stream that a solution
+uses as its side stream, the two branches would run one after the other. torch also keeps a cuBLAS workspace for each
+stream that was ever used.
 
-Each graph has a memory pool of its own, which torch keeps when the graph is gone, and gives to no other graph:
-`torch.cuda.empty_cache` after a trial gives it back.
+Each graph has a memory pool of its own. torch keeps the pool when the graph is gone, and gives it to no other graph.
+`torch.cuda.empty_cache` after a trial frees it.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ import torch
 from flashinfer_bench.timing.clocks.clock import CaptureRefused, Launch
 
 CAPTURES_FIRST: Final = 8
-"""Four make the difference; a process with more of them seldom goes back."""
+"""Captures that a process makes before it measures. Four bring the later start; after eight it seldom goes back."""
 
 
 def capture(launch: Launch) -> Launch:
@@ -48,7 +50,7 @@ def capture(launch: Launch) -> Launch:
                 launch()
             finally:
                 graph.capture_end()
-    except Exception as error:  # whatever the call raises while it is captured: it can still be timed without a graph
+    except Exception as error:  # the call may raise anything; it can still be timed without a graph
         torch.cuda.synchronize()
         said = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CaptureRefused(f"the call cannot be captured: {said[:200]}") from None
@@ -59,7 +61,7 @@ def capture(launch: Launch) -> Launch:
 
 @cache
 def capture_first(device: torch.device) -> None:
-    """Make the captures that change how later replays run, once for a GPU; before code runs that may make its own."""
+    """Make the captures that change how later replays run, once for a GPU. Call it before code that may capture."""
     if device.type != "cuda":
         return
     with torch.cuda.device(device), suppress(CaptureRefused):

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from time import perf_counter_ns
 from types import TracebackType
 
-from flashinfer_bench.timing.clocks.clock import Clock, Launch, put_away, puts_away
+from flashinfer_bench.timing.clocks.clock import Launch, WholeCallClock, put_away, puts_away
 from flashinfer_bench.timing.lane import Lead
 from flashinfer_bench.timing.measurement import Facts, Sample
 
 
-class WallClock:
+class WallClock(WholeCallClock):
     """Reads the monotonic clock before and after each call."""
 
     method = "wall"
     cache_state = "warm"
     fills_queue = False
-    sees_operations = False
 
     def __enter__(self) -> WallClock:
         return self
@@ -28,7 +26,7 @@ class WallClock:
         """There is nothing to switch off."""
 
     def sample(self, launches: list[Launch], lead: Lead) -> list[Sample]:
-        """Time each call; there is no queue to fill, so the lead is nothing."""
+        """Time each call. The lead has no effect: there is no queue to fill."""
         del lead
         samples = []
         for launch in launches:
@@ -40,23 +38,6 @@ class WallClock:
                 put_away(launch)
         return samples
 
-    def captured(self, supply: Callable[[int], Launch]) -> Callable[[int], Launch]:
-        """Return the calls themselves: a CPU has no graphs."""
-        return supply
-
-    def fall_back(self, reason: str) -> Clock | None:
-        """Return None: this clock is the last one."""
-        del reason
-        return None
-
-    def launch_gap_ns(self) -> int:
-        """Return 0: the readings hold it."""
-        return 0
-
-    def chain_gap_ns(self) -> int:
-        """Return 0: this clock does not see single kernels."""
-        return 0
-
     def facts(self) -> Facts:
-        """Return nothing: the wall clock has no constants."""
+        """Return no facts: the wall clock has no constants."""
         return {}

@@ -11,6 +11,7 @@ import torch
 from flashinfer_bench.bench.evaluators import default
 from flashinfer_bench.bench.evaluators.default import DefaultEvaluator
 from flashinfer_bench.bench.evaluators.evaluator import Accepted, Rejected
+from flashinfer_bench.bench.evaluators.verdict import decide
 from flashinfer_bench.data import Correctness, EvaluationStatus
 from flashinfer_bench.errors import SolutionFailure, WorkloadFault
 from tests.bench.evaluators.judging import Judging
@@ -175,6 +176,25 @@ def test_a_number_stands_for_an_output_without_dimensions():
     verdict = job.check(lambda x: True)
     assert isinstance(verdict, Rejected)
     assert verdict.status is EvaluationStatus.INCORRECT_DTYPE
+
+
+def test_a_subclass_may_judge_a_trial_in_its_own_way():
+    class Signs(DefaultEvaluator):
+        """Compares nothing but signs."""
+
+        @classmethod
+        def judge_trial(cls, definition, trial, cfg):
+            equal = torch.equal(trial.got[0].sign(), trial.expected[0].sign())
+            return decide(None if equal else "another sign", Correctness())
+
+    job = judging("import torch\ndef run(x):\n    return x * (1 + torch.rand_like(x)), x > 0\n")
+    job.evaluator = Signs
+    verdict = job.check(lambda x: [x, x > 0])
+    assert isinstance(verdict, Accepted)
+    assert verdict.correctness.extra == {"trials": 3}
+    verdict = job.check(lambda x: [-x, x > 0])
+    assert isinstance(verdict, Rejected)
+    assert verdict.message == "another sign (trial 1 of 3)"
 
 
 def test_default_takes_any_definition():

@@ -12,7 +12,7 @@ from flashinfer_bench.bench.evaluators.compare.chunks import measure_chunks
 from flashinfer_bench.bench.evaluators.compare.outputs import compare
 from flashinfer_bench.bench.evaluators.compare.rule import Tolerance
 from flashinfer_bench.bench.evaluators.evaluator import Accepted, Rejected
-from flashinfer_bench.bench.evaluators.inputs.make import make_inputs
+from flashinfer_bench.bench.evaluators.inputs.make import InputMaker
 from flashinfer_bench.bench.evaluators.reference import Reference
 from flashinfer_bench.bench.evaluators.sampling.evaluator import SamplingLimits, judge_draws
 from flashinfer_bench.bench.evaluators.sampling.rules import SamplingProblem
@@ -87,7 +87,7 @@ def test_an_indexer_gets_the_same_verdict_on_both_devices(fault, verdict):
     trace_set = TraceSet.from_path(BUNDLED)
     definition = trace_set.definitions[INDEXER]
     workload = max((trace.workload for trace in trace_set.workloads[INDEXER]), key=lambda one: one.axes["batch_size"])
-    made = make_inputs(definition, workload, seed=1, device=torch.device("cpu"), blob_root=BUNDLED)
+    made = InputMaker(definition, workload, torch.device("cpu"), BUNDLED).make(seed=1)
     problem = read_problem(definition, find_roles(definition), [value.to(CUDA) for value in made])
     chosen = (WRONG_INDEXERS[fault] if fault else index)(*made)
     assert isinstance(judge_indices(problem, chosen.to(CUDA), 2e-3, name="i"), verdict)
@@ -109,7 +109,7 @@ def test_every_workload_of_the_bundled_set_has_inputs_and_a_steady_reference():
     for name, definition in trace_set.definitions.items():
         reference = Reference.compile(definition)
         for trace in trace_set.workloads[name]:
-            made = make_inputs(definition, trace.workload, seed=1, device=CUDA, blob_root=BUNDLED)
+            made = InputMaker(definition, trace.workload, CUDA, BUNDLED).make(seed=1)
             assert all(value.is_cuda for value in made if isinstance(value, torch.Tensor))
             first, second = reference(made), reference(made)
             assert isinstance(check_form(definition, second, first), list)

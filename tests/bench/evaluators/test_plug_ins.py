@@ -90,6 +90,14 @@ def test_a_module_that_appends_is_asked_after_the_built_in_ones(module):
     assert find_evaluator(make_definition(op_type="lowbit")).__name__ == "LowBitEvaluator"
 
 
+def test_a_plug_in_takes_what_the_built_in_evaluator_takes_that_it_derives_from(module):
+    base = "from flashinfer_bench.bench.evaluators.lowbit import LowBitEvaluator\n"
+    module("derived", base, "class Mine(LowBitEvaluator):\n    pass\n", "EVALUATORS = [Mine]\n")
+    register_all("derived")
+    assert find_evaluator(make_definition(op_type="lowbit")).__module__ == "derived"
+    assert find_evaluator(make_definition(op_type="gemm")) is DefaultEvaluator
+
+
 def test_what_is_offered_twice_is_asked_once(module):
     module("twice", takes("Mine"), "EVALUATORS = [Mine, Mine]\n", APPEND.format(name="Mine"))
     register_all("twice", "twice:Mine")

@@ -6,9 +6,9 @@ import pytest
 
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.runner.environments import (
+    ahead_environment,
     session_environment,
     solution_environment,
-    warming_environment,
     worker_environment,
 )
 
@@ -62,7 +62,7 @@ def test_a_worker_sees_nothing_else_of_the_users(name):
 def test_a_cc_that_is_no_program_is_withheld_from_triton_and_from_whoever_compiles_ahead(value, is_kept):
     own = {"PATH": "/bin:/usr/bin", "CC": value}
     assert ("CC" in worker_environment(own, CACHE)) == is_kept
-    assert ("CC" in warming_environment(own, GPU, CACHE)) == is_kept
+    assert ("CC" in ahead_environment(own, GPU, CACHE)) == is_kept
 
 
 def test_the_librarys_folder_is_the_users_own_where_it_is_named():
@@ -73,7 +73,7 @@ def test_the_librarys_folder_is_the_users_own_where_it_is_named():
 
 def test_who_compiles_ahead_sees_of_compilers_what_a_worker_sees_and_else_what_a_session_sees():
     own = {name: f"/opt/{name}" for name in (*COMPILERS, *PREFIXED, *NOT_FOR_WORKERS, *SECRETS, "HOME", "TMPDIR")}
-    ahead = warming_environment(own, GPU, CACHE)
+    ahead = ahead_environment(own, GPU, CACHE)
     worker = worker_environment(session_environment(own, GPU, interpret_triton=False), CACHE)
     assert worker.items() <= ahead.items()
     assert {name: ahead[name] for name in NOT_FOR_WORKERS} == {name: own[name] for name in NOT_FOR_WORKERS}

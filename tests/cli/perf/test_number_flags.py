@@ -10,11 +10,11 @@ from flashinfer_bench.cli import main
 from flashinfer_bench.cli.perf.cases import read_requests
 from flashinfer_bench.cli.perf.flags import finite_number
 from flashinfer_bench.errors import Misuse
-from flashinfer_bench.routines.case.support import Place
+from flashinfer_bench.routines.case.support import Platform
 from flashinfer_bench.routines.table import ROUTINES
 from tests.routines.small import SMALL
 
-CPU = Place("a CPU", None, {}, frozenset())
+CPU = Platform("a CPU", None, {}, frozenset())
 FLOATS = [(name, flag) for name, routine in ROUTINES.items() for flag in routine.flags if flag.kind == "float"]
 NAMES = {"rope_scale", "rope_theta", "low_freq_factor", "high_freq_factor", "scale", "eps", "global_scale"} | {
     *("top_p", "min_p", "temperature", "routed_scaling_factor"),

@@ -15,15 +15,15 @@ from flashinfer_bench.cli.perf.cases import in_groups, read_requests
 from flashinfer_bench.cli.perf.flags import CASE_FLAGS, parse_case, split_session
 from flashinfer_bench.cli.perf.text import introduce
 from flashinfer_bench.errors import Misuse
-from flashinfer_bench.routines.case.support import Place, find_place, why_not
+from flashinfer_bench.routines.case.support import Platform, find_platform, why_not
 from flashinfer_bench.routines.table import FAMILIES, ROUTINES, find_routine
 from tests.routines.judged import make_case
 from tests.routines.small import SMALL
 
 DOCUMENTED = Path(__file__).with_name("documented_commands.txt").read_text(encoding="utf-8").splitlines()
 SAMPLE = Path(__file__).parents[3] / "benchmarks" / "samples" / "sample_testlist.txt"
-CPU = Place("a CPU", None, {}, frozenset())
-H200 = Place("NVIDIA H200", "9.0", {"flashinfer-python": "0.6.11"}, frozenset({"flashinfer"}))
+CPU = Platform("a CPU", None, {}, frozenset())
+H200 = Platform("NVIDIA H200", "9.0", {"flashinfer-python": "0.6.11"}, frozenset({"flashinfer"}))
 RMSNORM = "--routine rmsnorm --batch_size 4 --hidden_size 64"
 
 
@@ -104,8 +104,8 @@ def test_recorded_timeouts_are_run_again_only_where_that_is_asked_for(capsys):
             "cutlass for routine bmm_fp8 is not supported on compute capability 9.0. Skipping.",
         ),
         ("bmm_fp8", "cudnn", H200, "nvidia-cudnn-frontend"),
-        ("rmsnorm", "cuda", Place("NVIDIA H200", "9.0", {}, frozenset()), "flashinfer-python"),
-        ("rmsnorm", "cuda", Place("new", "13.0", {}, frozenset()), "compute capability 13.0"),
+        ("rmsnorm", "cuda", Platform("NVIDIA H200", "9.0", {}, frozenset()), "flashinfer-python"),
+        ("rmsnorm", "cuda", Platform("new", "13.0", {}, frozenset()), "compute capability 13.0"),
     ],
 )
 def test_a_backend_that_cannot_run_here_has_a_reason(routine, backend, place, words):
@@ -213,7 +213,7 @@ def test_a_quantised_head_of_another_width_is_misuse(routine, sizes, words):
     ],
 )
 def test_another_spelling_of_a_backend_is_told_once(routine, flags, told):
-    b200 = Place("NVIDIA B200", "10.0", {}, frozenset({"flashinfer", "cutlass"}))
+    b200 = Platform("NVIDIA B200", "10.0", {}, frozenset({"flashinfer", "cutlass"}))
     request = read_requests(shlex.split(f"--routine {routine} {SMALL[routine]} {flags}"), None, b200)[0]
     assert request.backends == ["cute-dsl" if "fp4" in routine else "cuda"]
     assert [line for line in introduce(request, b200) if "means" in line] == told
@@ -229,7 +229,7 @@ def test_the_tolerance_of_attention_follows_the_query_that_sees_the_fewest_keys(
 
 
 def test_a_place_knows_what_is_installed():
-    place = find_place("NVIDIA H200", (9, 0), has_module=lambda name: name == "cudnn")
+    place = find_platform("NVIDIA H200", (9, 0), has_module=lambda name: name == "cudnn")
     assert (place.capability, place.modules) == ("9.0", frozenset({"cudnn"}))
 
 

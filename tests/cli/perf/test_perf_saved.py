@@ -11,11 +11,11 @@ from flashinfer_bench.cli import main
 from flashinfer_bench.cli.perf.cases import read_requests
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.routines.case.materials import write_material
-from flashinfer_bench.routines.case.support import Place
+from flashinfer_bench.routines.case.support import Platform
 from tests.routines.tables import read_rows
 
 pytestmark = pytest.mark.cpu
-H200 = Place("NVIDIA H200", "9.0", {}, frozenset({"flashinfer", "cudnn"}))
+H200 = Platform("NVIDIA H200", "9.0", {}, frozenset({"flashinfer", "cudnn"}))
 BMM = "--routine bmm_fp8 --batch_size 2 --m 8 --n 16 --k 64"
 RMSNORM = "--routine rmsnorm --batch_size 4 --hidden_size 64 --backends torch"
 QUICK = ["--num_iters", "2", "--dry_run_iters", "1", "--devices", "cpu"]

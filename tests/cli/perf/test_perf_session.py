@@ -23,22 +23,24 @@ from flashinfer_bench.cli import main
 from flashinfer_bench.cli.perf import session as perf_session
 from flashinfer_bench.cli.perf.ahead import (
     LOWER_PRIORITY,
-    Job,
+    AheadCall,
+    AheadSite,
+    compile_ahead,
     compilers_each,
-    list_jobs,
+    list_calls,
     lower_wide,
-    usual_jobs,
-    warm_up,
+    usual_parallel,
 )
+from flashinfer_bench.cli.perf.board import Board, counts_as_failed
 from flashinfer_bench.cli.perf.cases import read_requests
-from flashinfer_bench.cli.perf.files import COLUMNS
+from flashinfer_bench.cli.perf.files import COLUMNS, ResultFiles
 from flashinfer_bench.cli.perf.rows import make_row, read_timing
-from flashinfer_bench.cli.perf.session import Board, ResultFiles, counts_as_failed, make_config, make_trace_set
+from flashinfer_bench.cli.perf.session import make_config, make_trace_set
 from flashinfer_bench.cli.perf.text import introduce, perf_line, report, test_name
 from flashinfer_bench.data import SourceFile
 from flashinfer_bench.routines.ahead.call_once import call_once
 from flashinfer_bench.routines.case.materials import write_material
-from flashinfer_bench.routines.case.support import Place
+from flashinfer_bench.routines.case.support import Platform
 from flashinfer_bench.routines.table import ROUTINES
 from flashinfer_bench.worker.linux import kill_session, session_members
 from tests.kit.make import make_evaluation
@@ -48,8 +50,8 @@ from tests.routines.tables import read_rows
 
 test_name.__test__ = False
 pytestmark = pytest.mark.cpu
-CPU = Place("a CPU", None, {}, frozenset())
-H200 = Place("NVIDIA H200", "9.0", {}, frozenset({"flashinfer"}))
+CPU = Platform("a CPU", None, {}, frozenset())
+H200 = Platform("NVIDIA H200", "9.0", {}, frozenset({"flashinfer"}))
 RMSNORM = "--routine rmsnorm --batch_size 4 --hidden_size 64 --backends torch"
 QUICK = ["--num_iters", "2", "--dry_run_iters", "1"]
 RECORD = {"method": "cuda_events", "cache_state": "cold", "median_ms": 0.002, "std_ms": 0.0005, "samples": 30}
@@ -245,14 +247,14 @@ def test_the_script_is_the_command():
 
 def test_library_solutions_are_compiled_ahead_once_and_on_every_device(tmp_path):
     asked = read_requests(shlex.split(f"{RMSNORM} cuda"), None, H200)
-    jobs = list_jobs([*asked, *asked])
-    assert [job.solution.name.rsplit("__", 1)[1].split("_")[0] for job in jobs] == ["cuda"]
+    calls = list_calls([*asked, *asked])
+    assert [call.solution.name.rsplit("__", 1)[1].split("_")[0] for call in calls] == ["cuda"]
     samplers = [
         f"--routine {name} --batch_size 2 --vocab_size 64" for name in ("softmax", "sampling_from_probs", "top_k")
     ]
     asked = [*asked, *(one for line in samplers for one in read_requests(shlex.split(line), None, H200))]
-    assert len(list_jobs(asked)) == 3  # the library compiles norms, samplers and top_k each as one module
-    assert (usual_jobs(2), usual_jobs(16), usual_jobs(128)) == (4, 16, 32)
+    assert len(list_calls(asked)) == 3  # the library compiles norms, samplers and top_k each as one module
+    assert (usual_parallel(2), usual_parallel(16), usual_parallel(128)) == (4, 16, 32)
     assert compilers_each(16, cores=16, memory=128 << 30) == 4
     assert compilers_each(1, cores=16, memory=128 << 30) == 16
     assert compilers_each(32, cores=8, memory=16 << 30) == 2
@@ -263,16 +265,18 @@ def test_library_solutions_are_compiled_ahead_once_and_on_every_device(tmp_path)
         calls.append((command[3:], environment["CUDA_VISIBLE_DEVICES"], json.loads(text)["solution"]["name"]))
         return "out of memory" if len(calls) % 2 else ""
 
-    assert warm_up([named("a"), named("b")], tmp_path, devices, parallel=1, start=start) == 1
+    assert compile_ahead([named("a"), named("b")], AheadSite(tmp_path, devices), parallel=1, start=start) == 1
     assert calls == [([str(tmp_path)], "GPU-0", "a"), ([str(tmp_path)], "GPU-1", "b")]
 
 
 def named(name, content=None):
-    """A job of rmsnorm whose solution has another name, and another source where one is given."""
+    """A call of rmsnorm whose solution has another name, and another source where one is given."""
     material = request().material
     solution = material.solutions["torch"]
     sources = solution.sources if content is None else [SourceFile(path="main.py", content=content)]
-    return Job(material.definition, solution.model_copy(update={"name": name, "sources": sources}), material.workload)
+    return AheadCall(
+        material.definition, solution.model_copy(update={"name": name, "sources": sources}), material.workload
+    )
 
 
 def test_a_solution_is_called_once_with_inputs_of_its_case(tmp_path):
@@ -281,8 +285,8 @@ def test_a_solution_is_called_once_with_inputs_of_its_case(tmp_path):
     with open({str(calls)!r}, "a") as file:
         print(*[tuple(x.shape) for x in inputs], file=file)
 """
-    job = named("s", source)
-    call_once(tmp_path, job.definition, job.solution, job.workload)
+    call = named("s", source)
+    call_once(tmp_path, call.definition, call.solution, call.workload)
     assert calls.read_text().splitlines() == ["(4, 64) (64,)"]
 
 
@@ -295,8 +299,8 @@ def test_what_lies_in_the_folder_is_not_executed_ahead(tmp_path):
     kept = json.loads(path.read_text())
     kept["sources"][0]["content"] = f"open({str(seen)!r}, 'w').close()\n{kept['sources'][0]['content']}"
     path.write_text(json.dumps(kept))
-    job = Job(asked.material.definition, asked.material.solutions["torch"], asked.material.workload)
-    assert warm_up([job], tmp_path, [Device("cpu", 0, "a CPU", "cpu")], parallel=1) == 1
+    call = AheadCall(asked.material.definition, asked.material.solutions["torch"], asked.material.workload)
+    assert compile_ahead([call], AheadSite(tmp_path, [Device("cpu", 0, "a CPU", "cpu")]), parallel=1) == 1
     assert not seen.exists()
 
 
@@ -334,8 +338,8 @@ def test_compiling_ahead_tells_how_far_it_is_and_an_interrupt_ends_its_children(
     child.write_text(f"#!/bin/sh\ngrep -q '\"s0\"' && exit 1\n{compiler}\n", encoding="utf-8")
     child.chmod(0o755)
 
-    def tell(done, job, _problem):
-        told.append((done, job.solution.name))
+    def tell(done, call, _problem):
+        told.append((done, call.solution.name))
         deadline = time.monotonic() + 40
         while len(list(tmp_path.glob("child.*"))) < 2 and time.monotonic() < deadline:
             time.sleep(0.02)  # until the others are at work
@@ -343,10 +347,10 @@ def test_compiling_ahead_tells_how_far_it_is_and_an_interrupt_ends_its_children(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(sys, "executable", str(child))
-    jobs = [named(f"s{index}") for index in range(20)]
+    calls = [named(f"s{index}") for index in range(20)]
     with marked() as alive:
         with pytest.raises(KeyboardInterrupt):
-            warm_up(jobs, tmp_path, [Device("cpu", 0, "a CPU", "cpu")], parallel=2, tell=tell)
+            compile_ahead(calls, AheadSite(tmp_path, [Device("cpu", 0, "a CPU", "cpu")]), parallel=2, tell=tell)
         assert told == [(1, "s0")]
         assert len(at_work) >= 4  # two children, each with a compiler
         assert wait_until_gone(alive) == []
@@ -370,10 +374,12 @@ def test_a_child_names_compilers_to_the_library_as_a_worker_does(tmp_path, monke
     write_material(tmp_path, asked.material)
     session = argparse.Namespace(timeout=60, devices=["cpu"], json_path=None, output_path=None)
     trace_set = make_trace_set([asked], tmp_path, is_resumed=False)
-    jobs = [Job(asked.material.definition, asked.material.solutions["torch"], asked.material.workload)]
+    calls = [AheadCall(asked.material.definition, asked.material.solutions["torch"], asked.material.workload)]
     told = []
-    warm_up(jobs, tmp_path, [Device("cpu", 0, "a CPU", "cpu")], parallel=1, tell=lambda *said: told.append(said))
-    assert told == [(1, jobs[0], "")]
+    compile_ahead(
+        calls, AheadSite(tmp_path, [Device("cpu", 0, "a CPU", "cpu")]), parallel=1, tell=lambda *said: told.append(said)
+    )
+    assert told == [(1, calls[0], "")]
     Benchmark(trace_set, make_config([asked], session)).run_all(save_results=False)
     ahead, *later = [
         json.loads(path.read_text()) for path in sorted(seen.iterdir(), key=lambda one: one.stat().st_mtime)
@@ -392,10 +398,9 @@ def test_a_child_names_compilers_to_the_library_as_a_worker_does(tmp_path, monke
 
 def test_a_child_that_fails_says_why(tmp_path):
     told = []
-    warm_up(
+    compile_ahead(
         [named("s", "raise ValueError('no library')")],
-        tmp_path,
-        [Device("cpu", 0, "a CPU", "cpu")],
+        AheadSite(tmp_path, [Device("cpu", 0, "a CPU", "cpu")]),
         parallel=1,
         tell=lambda _done, _job, problem: told.append(problem),
     )
@@ -454,8 +459,8 @@ def test_an_interrupt_while_compiling_ahead_leaves_a_row_for_every_case(tmp_path
         handlers.append(signal.getsignal(signal.SIGTERM))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(perf_session, "list_jobs", lambda _requests: [named("s")])
-    monkeypatch.setattr(perf_session, "warm_up", interrupted)
+    monkeypatch.setattr(perf_session, "list_calls", lambda _requests: [named("s")])
+    monkeypatch.setattr(perf_session, "compile_ahead", interrupted)
     words = [*shlex.split(RMSNORM), "--devices", "cpu", "--jit_jobs", "1", "--output_path", str(path)]
     assert main(["perf", *words]) == 130
     assert [(item["backend"], item["reason"]) for item in read_rows(path)] == [("torch", "interrupted")]

@@ -14,12 +14,12 @@ import torch
 from flashinfer_bench.cli.perf.cases import read_requests, started_program
 from flashinfer_bench.cli.perf.text import introduce
 from flashinfer_bench.routines.case.materials import render_integers
-from flashinfer_bench.routines.case.support import Place
+from flashinfer_bench.routines.case.support import Platform
 from flashinfer_bench.routines.table import ROUTINES
 from tests.routines.small import SMALL
 
 pytestmark = pytest.mark.cpu
-CPU = Place("a CPU", None, {}, frozenset())
+CPU = Platform("a CPU", None, {}, frozenset())
 ROOT = Path(__file__).parents[3]
 SCRIPT = "flashinfer_benchmark.py"
 CASE = "--routine rmsnorm --batch_size 2 --hidden_size 8 --generate_repro_command --backends torch"

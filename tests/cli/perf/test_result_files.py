@@ -14,14 +14,14 @@ from flashinfer_bench.cli import main
 from flashinfer_bench.cli.perf.cases import read_requests
 from flashinfer_bench.cli.perf.files import ResultFiles, check_paths
 from flashinfer_bench.cli.perf.rows import make_failed
-from flashinfer_bench.routines.case.support import Place
+from flashinfer_bench.routines.case.support import Platform
 from tests.routines.tables import read_rows
 
 pytestmark = [
     pytest.mark.cpu,
     pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full"),
 ]
-CPU = Place("a CPU", None, {}, frozenset())
+CPU = Platform("a CPU", None, {}, frozenset())
 RMSNORM = "--routine rmsnorm --batch_size 4 --hidden_size 64 --backends torch"
 QUICK = ["--devices", "cpu", "--num_iters", "2", "--dry_run_iters", "1"]
 LOSS = "error: /dev/full: a row cannot be written, and none after it will be: No space left on device; make room"

@@ -10,11 +10,11 @@ from flashinfer_bench.cli import main
 from flashinfer_bench.cli.perf.cases import read_requests
 from flashinfer_bench.cli.perf.flags import make_session_parser
 from flashinfer_bench.cli.perf.text import introduce
-from flashinfer_bench.routines.case.support import Place
+from flashinfer_bench.routines.case.support import Platform
 from tests.routines.tables import read_rows
 
 pytestmark = pytest.mark.cpu
-CPU = Place("a CPU", None, {}, frozenset())
+CPU = Platform("a CPU", None, {}, frozenset())
 RMSNORM = "--routine rmsnorm --batch_size 4 --hidden_size 64 --backends torch"
 SOFTMAX = "--routine softmax --batch_size 2 --vocab_size 16 --backends torch"
 QUICK = ["--devices", "cpu", "--num_iters", "2", "--dry_run_iters", "1"]

@@ -7,7 +7,6 @@ import json
 import pytest
 
 from flashinfer_bench.data import Definition, Solution, TraceSet
-from flashinfer_bench.data.store.load import load_trace_set
 from tests.kit import make_definition, make_solution, make_trace, make_workload, write_trace_set
 
 FILE = {"definition": "definitions/test/double.json", "solution": "solutions/alice/test/double/double_python.json"}
@@ -15,7 +14,7 @@ FILE = {"definition": "definitions/test/double.json", "solution": "solutions/ali
 
 def _load_definition(tmp_path, **changes):
     raw = {key: value for key, value in {**make_definition().to_dict(), **changes}.items() if value is not ...}
-    loaded = load_trace_set(write_trace_set(tmp_path, {FILE["definition"]: raw}))
+    loaded = TraceSet.from_path(write_trace_set(tmp_path, {FILE["definition"]: raw}))
     return loaded.definitions.get("double"), loaded.issues
 
 
@@ -23,13 +22,13 @@ def _load_solution(tmp_path, spec=None, files=None, **changes):
     raw = {**make_solution().to_dict(), **changes}
     raw["spec"] = {key: value for key, value in {**raw["spec"], **(spec or {})}.items() if value is not ...}
     files = {FILE["solution"]: raw, **(files or {})}
-    loaded = load_trace_set(write_trace_set(tmp_path, files, definitions=[make_definition()]))
+    loaded = TraceSet.from_path(write_trace_set(tmp_path, files, definitions=[make_definition()]))
     return next(iter(loaded.solutions.get("double", [])), None), loaded.issues
 
 
 def _load_lines(tmp_path, *lines, file="workloads/test/double.jsonl"):
     models = {"definitions": [make_definition(axes={"n": None, "h": 4})], "solutions": [make_solution()]}
-    return load_trace_set(write_trace_set(tmp_path, {file: list(lines)}, **models))
+    return TraceSet.from_path(write_trace_set(tmp_path, {file: list(lines)}, **models))
 
 
 def test_1_a_style_that_is_not_declared_stays_so(tmp_path):
@@ -93,7 +92,7 @@ def test_4_null_lists_optional_inputs_and_type_for_op_type(tmp_path):
 def test_4_a_file_may_hold_a_list_and_each_object_stands_alone(tmp_path):
     bad = {**make_definition("bad").to_dict(), "axes": 3}
     content = [make_definition("a").to_dict(), bad, make_definition("b").to_dict()]
-    loaded = load_trace_set(write_trace_set(tmp_path, {"definitions/test/a.json": json.dumps(content, indent=1)}))
+    loaded = TraceSet.from_path(write_trace_set(tmp_path, {"definitions/test/a.json": json.dumps(content, indent=1)}))
     assert list(loaded.definitions) == ["a", "b"]
     assert [issue.field for issue in loaded.issues if issue.severity == "error"] == ["1.axes"]
 
@@ -276,7 +275,7 @@ def test_8_repeated_traces_are_all_kept_and_a_trace_may_be_a_file(tmp_path):
     lines = [make_trace(speedup=3.0), make_trace(speedup=2.0)]
     files = {"traces/alice/test/double.jsonl": lines, "traces/alice/test/one.json": make_trace(solution="other")}
     write_trace_set(tmp_path, files, definitions=[make_definition()], solutions=[make_solution()])
-    loaded = load_trace_set(tmp_path)
+    loaded = TraceSet.from_path(tmp_path)
     assert loaded.issues == []
     assert loaded.traces["double"] == [*lines, make_trace(solution="other")]
     assert loaded.latest_traces("double") == loaded.traces["double"][1:]
@@ -290,13 +289,13 @@ def test_9_line_ends_and_a_last_line_without_one(tmp_path, ending, last):
     loaded = _load_lines(tmp_path)
     (tmp_path / "traces/alice/test").mkdir(parents=True)
     (tmp_path / "traces/alice/test/double.jsonl").write_bytes(text.encode())
-    loaded = load_trace_set(tmp_path)
+    loaded = TraceSet.from_path(tmp_path)
     assert (loaded.issues, loaded.traces["double"]) == ([], lines)
 
 
 def test_what_was_read_in_another_dialect_is_written_in_todays(tmp_path):
     raw = {**make_definition().to_dict(), "constraints": None, "axes": {"n": {"type": "const"}}}
-    loaded = load_trace_set(write_trace_set(tmp_path / "a", {FILE["definition"]: raw}))
+    loaded = TraceSet.from_path(write_trace_set(tmp_path / "a", {FILE["definition"]: raw}))
     again = TraceSet.from_path(write_trace_set(tmp_path / "b", definitions=list(loaded.definitions.values())))
     assert (again.issues, again.definitions) == ([], loaded.definitions)
 
@@ -305,7 +304,7 @@ def test_what_was_read_in_another_dialect_is_written_in_todays(tmp_path):
 @pytest.mark.parametrize("raw", [{}, {"axes": 1, "sources": 2, "spec": 3}, {"spec": {}}, {"sources": [1, {}]}], ids=str)
 def test_nonsense_is_refused_and_never_breaks_the_load(tmp_path, model, raw):
     folder = f"{model.__name__.lower()}s"
-    loaded = load_trace_set(
+    loaded = TraceSet.from_path(
         write_trace_set(tmp_path, {f"{folder}/test/bad.json": raw}, definitions=[make_definition()])
     )
     assert list(loaded.definitions) == ["double"]

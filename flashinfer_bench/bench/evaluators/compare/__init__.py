@@ -1,1 +1,1 @@
-"""How far an output is from the expected one, and whether that is close enough. Imports no evaluator."""
+"""Compare an output with the expected one: how far off it is, whether it is close enough. Imports no evaluator."""

@@ -1,7 +1,6 @@
-"""Compare chunk by chunk with torch alone: every dtype on every device, no copy of a whole output, one transfer.
+"""Compare chunk by chunk with torch: every dtype on every device, no copy of a whole output, one transfer.
 
-Floats are compared in float32 (float64 in float64), integers and booleans bit by bit. The rule that the numbers serve
-is in `comparison`; `compare` is who calls.
+Floats are compared in float32, float64 in float64, integers and booleans bit by bit. `rule` says what the numbers mean.
 """
 
 from __future__ import annotations
@@ -16,10 +15,11 @@ from flashinfer_bench.bench.evaluators.compare.packed import is_packed, unpack
 from flashinfer_bench.bench.evaluators.compare.rule import WINDOW, Findings, Tolerance
 
 CHUNK_ELEMENTS: Final = {"cpu": 1 << 15, "cuda": 1 << 22}
-"""Elements compared at once. CPU: up to so many torch uses one thread, and threads that wait for each other on a busy
-machine cost ten times what they gain. GPU: the extra memory stays under 200 MB."""
+"""Elements that are compared at once, by device. On a CPU torch uses one thread for chunks of up to this size; more
+threads would wait for each other on a busy machine and cost ten times what they gain. On a GPU a chunk of this size
+takes less than 200 MB of extra memory."""
 _SIGNED: Final = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""Bytes to the type that equality is asked of: torch compares few of its unsigned types."""
+"""Bytes of an element → the type as which it is tested for equality; torch cannot compare all of its unsigned types."""
 
 
 def measure_chunks(
@@ -30,7 +30,7 @@ def measure_chunks(
     size = max(WINDOW, size // WINDOW * WINDOW)
     reader = _reader(expected, got)
     rows = [_measure(reader.read(start, size), tolerance) for start in range(0, reader.elements, size)]
-    # One transfer for all chunks: a transfer each would wait for the device each time.
+    # One transfer for all chunks, because each transfer waits for the device.
     facts = [_Facts(*row) for row in torch.stack(rows).tolist()]
     unwritten = [chunk * size + int(fact.unwritten_at) for chunk, fact in enumerate(facts) if fact.unwritten_at >= 0]
     worst = max(range(len(facts)), key=lambda chunk: facts[chunk].worst_score)
@@ -58,12 +58,12 @@ def read_element(expected: torch.Tensor, got: torch.Tensor, at: int) -> Chunk:
 
 
 class Chunk(NamedTuple):
-    """Some elements in a type that arithmetic is done in."""
+    """Some elements, in the type in which they are compared."""
 
     expected: torch.Tensor
     got: torch.Tensor
     matches: torch.Tensor | None
-    """For types without a tolerance: which elements are equal."""
+    """Which elements are equal, for types without a tolerance; None for other types."""
 
 
 class Errors(NamedTuple):
@@ -72,13 +72,13 @@ class Errors(NamedTuple):
     error: torch.Tensor
     magnitude: torch.Tensor
     score: torch.Tensor
-    """Error in multiples of what is allowed: an element fails above 1 and, until `_repair`, where this is nan."""
+    """Error in multiples of what is allowed. An element fails above 1 and, before `_repair`, also where this is nan."""
 
 
 class _Reader(NamedTuple):
     elements: int
     read: Callable[[int, int], Chunk]
-    """Give the elements from a start on, at most so many."""
+    """Takes a start and a size; gives the elements from the start on, at most `size` of them."""
 
 
 class _Facts(NamedTuple):
@@ -89,7 +89,7 @@ class _Facts(NamedTuple):
     max_expected: float
     worst_score: float
     unwritten_at: float
-    """Index in the chunk; -1 for none."""
+    """Index in the chunk; -1 where no window looks unwritten."""
 
 
 def _reader(expected: torch.Tensor, got: torch.Tensor) -> _Reader:
@@ -112,7 +112,7 @@ def _reader(expected: torch.Tensor, got: torch.Tensor) -> _Reader:
 
 
 def _exact_chunk(expected: torch.Tensor, got: torch.Tensor) -> Chunk:
-    """Compare bit by bit; of a bool the raw byte, for torch may take any byte that is not 0 for true."""
+    """Compare bit by bit; a bool by its byte, because torch takes every byte but 0 as true."""
     if expected.dtype == torch.bool:
         expected, got = expected.view(torch.uint8), got.view(torch.uint8)
     bits = _SIGNED[expected.element_size()]
@@ -120,9 +120,10 @@ def _exact_chunk(expected: torch.Tensor, got: torch.Tensor) -> Chunk:
 
 
 def _measure(chunk: Chunk, tolerance: Tolerance) -> torch.Tensor:
-    """Give the fields of `_Facts` for one chunk; on a GPU without waiting for it.
+    """Give the fields of `_Facts` for one chunk, on a GPU without waiting for it.
 
-    On a CPU a comparison costs five times what arithmetic does, so none is made while the scores say that all is well.
+    On a CPU a comparison of elements takes five times as long as arithmetic. So where the scores show that no element
+    fails, none is made.
     """
     errors = _errors(chunk, tolerance)
     none = torch.zeros((), device=chunk.got.device)
@@ -138,12 +139,12 @@ def _measure(chunk: Chunk, tolerance: Tolerance) -> torch.Tensor:
 
 
 def _surely(condition: torch.Tensor) -> bool:
-    """Tell whether a condition holds where asking is free: on a GPU the answer is no, for asking would be waiting."""
+    """Tell whether a condition holds; on a GPU give False, because reading the condition would wait for the device."""
     return condition.device.type == "cpu" and bool(condition)
 
 
 def score_elements(chunk: Chunk, tolerance: Tolerance) -> Errors:
-    """Give the errors of some elements, those that are nan or infinite too."""
+    """Give the errors of some elements, also of those that are nan or infinite."""
     errors = _errors(chunk, tolerance)
     return errors if chunk.matches is not None else _repair(chunk, errors, ~(errors.score <= 1))[0]
 
@@ -154,13 +155,17 @@ def _errors(chunk: Chunk, tolerance: Tolerance) -> Errors:
     if chunk.matches is not None:
         return Errors(error, magnitude, torch.where(chunk.matches, 0.0, error.clamp(min=2.0)))
     limits = torch.finfo(error.dtype)
-    # The upper limit keeps an infinite bound (the expected value is infinite) from letting everything pass.
+    # An infinite expected value has an infinite bound. The upper limit stops such a bound from accepting any value.
     bound = (magnitude * tolerance.rtol).clamp_(max(tolerance.atol, limits.tiny), limits.max)
     return Errors(error, magnitude, error / bound)
 
 
 def _repair(chunk: Chunk, errors: Errors, failed: torch.Tensor) -> tuple[Errors, torch.Tensor, torch.Tensor]:
-    """Judge nan and infinities, which arithmetic cannot; tell which elements fail, and which of these for that."""
+    """Judge nan and infinities, for which the arithmetic is wrong.
+
+    Returns:
+        The errors, which elements fail, and which of them fail because a side is not finite.
+    """
     finite = torch.isfinite(chunk.expected)
     alike = (chunk.got == chunk.expected) | (chunk.got.isnan() & chunk.expected.isnan())
     failed = failed & ~alike
@@ -171,7 +176,7 @@ def _repair(chunk: Chunk, errors: Errors, failed: torch.Tensor) -> tuple[Errors,
 
 
 def _facts(errors: Errors, *, failed: torch.Tensor, nonfinite: torch.Tensor, unwritten: torch.Tensor) -> torch.Tensor:
-    # No relative error where the expected value is zero.
+    # An element whose expected value is zero has no relative error.
     relative = (errors.error / errors.magnitude).nan_to_num_(nan=0.0, posinf=0.0)
     maxima = (errors.error.max(), relative.max(), errors.magnitude.max(), errors.score.max())
     return torch.stack([fact.to(torch.float64) for fact in (failed.sum(), nonfinite.sum(), *maxima, unwritten)])

@@ -1,8 +1,8 @@
-"""Compare in one pass over device memory: a Triton kernel that reads each element once and keeps nothing.
+"""Compare in one pass over device memory: a Triton kernel reads each element once and stores no intermediate tensor.
 
-It finds what `compare_chunks` finds, number for number, and is used for large outputs on a GPU once it has done so on
-a small example there. Each program strides over the tiles and keeps, in every lane, counts and the largest of each
-error; one line of numbers a program is all that it writes. What is left over after whole tiles goes the other way.
+It finds the same numbers as `chunks`. It is used for large outputs on a GPU, after it found the same numbers there on a
+small example. Each program of the kernel takes every n-th tile and keeps counts and the largest errors in each lane. At
+its end it writes one line of numbers. The elements after the last whole tile are compared in chunks.
 """
 
 from __future__ import annotations
@@ -26,25 +26,28 @@ from flashinfer_bench.bench.evaluators.compare.packed import is_packed
 from flashinfer_bench.bench.evaluators.compare.rule import WINDOW, Findings, Tolerance
 
 TILE: Final = 512
-"""Elements; with four warps a thread has four of them. With eight, what it keeps in registers leaves too few warps."""
+"""Elements in a tile. With four warps each thread has four elements; with eight elements, the registers that a thread
+needs would leave too few warps on a processor."""
 PROGRAMS_PER_PROCESSOR: Final = 12
+"""Programs of the kernel for each multiprocessor of the GPU."""
 FIELDS: Final = 8
-"""Numbers that a program writes."""
+"""Numbers in the line that a program writes."""
 DIRECT: Final = frozenset({torch.float32, torch.float16, torch.bfloat16})
-"""Types that Triton converts to float32; those of one byte are looked up in a table of their 256 values."""
+"""Types that Triton converts to float32. Types of one byte are looked up in a table of their 256 values."""
 _NONE: Final = 2**62
+"""Index that means that no window looks unwritten; it is larger than every real index."""
 
 _log = logging.getLogger(__name__)
 
 
 def is_usable(dtype: torch.dtype, device: torch.device, tolerance: Tolerance) -> bool:
-    """Tell whether the kernel can take outputs of this type; the first time it has to prove itself on an example."""
+    """Tell whether the kernel can compare outputs of this type; the first call tests the kernel on an example."""
     is_byte = dtype.is_floating_point and dtype.itemsize == 1 and not is_packed(dtype)
     return (dtype in DIRECT or is_byte) and _has_proved_itself(dtype, device, by_ratio=tolerance.by_ratio)
 
 
 def measure_fused(expected: torch.Tensor, got: torch.Tensor, tolerance: Tolerance) -> Findings:
-    """Compare two flat tensors of a type that `is_usable`, of one device, not empty."""
+    """Compare two flat tensors that are not empty, on one device, of a type that `is_usable` takes."""
     tiles, rest = divmod(expected.numel(), TILE)
     found = [_measure_tiles(expected, got, tolerance, tiles=tiles)] if tiles else []
     if rest:
@@ -101,7 +104,7 @@ def _sum_up(lines: torch.Tensor) -> Findings:
 
 @triton.jit  # type: ignore[untyped-decorator] # Triton has no types
 def _divide(error: tl.tensor, by: tl.tensor) -> tl.tensor:
-    # A zero on either side would send the whole warp the slow way; most errors and many expected values are zero.
+    # Dividing zero or by zero would take the slow path for a whole warp. Most errors and many expected values are zero.
     quotient = tl.div_rn(tl.where(error == 0.0, 1.0, error), tl.where(by == 0.0, 1.0, by))
     return tl.where((error == 0.0) | (by == 0.0), 0.0, quotient)
 
@@ -145,7 +148,7 @@ def _compare(
             expected = expected_raw.to(tl.float32)
             got = got_raw.to(tl.float32)
 
-        # The same steps as in compare_chunks, with the same roundings: `/` alone would be approximate here.
+        # The same steps as in `chunks`, with the same roundings; the operator `/` would be approximate here.
         magnitude = tl.abs(expected)
         error = tl.abs(got - expected)
         bound = tl.minimum(tl.maximum(magnitude * rtol, least_bound), most_bound)
@@ -191,7 +194,7 @@ def _compare(
 
 @cache
 def _has_proved_itself(dtype: torch.dtype, device: torch.device, *, by_ratio: bool) -> bool:
-    """Hold the kernel against the chunks on an example with every kind of element, a tail and an unwritten stretch."""
+    """Test the kernel on an example with every kind of element: it has to find what `chunks` finds."""
     tolerance = Tolerance(1e-2, 1e-2, 0.5 if by_ratio else 1.0)
     expected, got = make_example(dtype, device)
     try:
@@ -207,7 +210,7 @@ def _has_proved_itself(dtype: torch.dtype, device: torch.device, *, by_ratio: bo
 
 
 def make_example(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Give two flat tensors that differ in every way that counts; the worst element is the last."""
+    """Give two flat tensors that differ in every way that the comparison tells apart."""
     generator = torch.Generator().manual_seed(0)
     expected = torch.randn(7 * TILE + WINDOW + 7, generator=generator)
     got = expected + 0.02 * torch.randn(expected.shape, generator=generator)
@@ -219,7 +222,7 @@ def make_example(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor
 
 @contextmanager
 def _own_kernels() -> Iterator[None]:
-    """Have Triton compile into a folder that nobody else knows of: a kernel that judges comes from no shared cache."""
+    """Let Triton compile into a new folder: a kernel that judges must not come from a cache that others write to."""
     before = os.environ.get("TRITON_CACHE_DIR")
     with tempfile.TemporaryDirectory(prefix="flashinfer-bench-") as folder:
         os.environ["TRITON_CACHE_DIR"] = folder
@@ -234,7 +237,7 @@ def _own_kernels() -> Iterator[None]:
 
 @contextmanager
 def _on(device: torch.device) -> Iterator[None]:
-    """Make a device the current one: Triton launches there."""
+    """Make a device the current one, because Triton launches on the current device."""
     if device.type != "cuda":
         yield
         return

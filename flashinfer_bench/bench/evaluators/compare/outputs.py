@@ -1,6 +1,6 @@
-"""Compare an output with the expected one: measured in one pass where that is worth it, in chunks elsewhere.
+"""Compare an output with the expected one.
 
-The rule is in `comparison`, the arithmetic in `compare_chunks`; `compare_fused` is the same in one kernel.
+`rule` decides, `chunks` measures. `fused` measures the same in one kernel, which is faster for large outputs on a GPU.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ from flashinfer_bench.bench.evaluators.compare.packed import is_packed, unpack
 from flashinfer_bench.bench.evaluators.compare.rule import Comparison, Element, Findings, Tolerance
 
 FUSED_FROM: Final = 1 << 24
-"""Elements of an output on a GPU from which the fused kernel is used: below that, chunks take less than 3 ms, and
-compiling the kernel takes a second."""
-
-BLANKS_AT_ONCE: Final = 1 << 24
-"""Elements of which blanks are counted at once."""
+"""Elements of an output on a GPU from which on the fused kernel is used. Smaller outputs take less than 3 ms in chunks,
+and compiling the kernel takes a second."""
+COUNTED_AT_ONCE: Final = 1 << 24
+"""Elements that are looked at at once for shared zeros; it bounds the memory that this takes."""
 E8M0: Final[torch.dtype | None] = getattr(torch, "float8_e8m0fnu", None)
 
 
@@ -37,10 +36,11 @@ def compare(
 
     Args:
         expected: what the reference gave.
-        got: what the solution gave; for a bool it may be the raw bytes, and one that is neither 0 nor 1 is wrong.
+        got: what the solution gave; of a bool output it may be the bytes, and a byte other than 0 and 1 is wrong.
         tolerance: what decides.
-        output: name for messages.
-        chunk_elements: elements compared at once, and in chunks in any case; does not change the result.
+        output: the output's name for messages.
+        chunk_elements: where given, chunks of this many elements are compared, never the fused kernel; the result is
+            the same.
     """
     left, right = expected.contiguous().reshape(-1), got.contiguous().reshape(-1)
     if not left.numel():
@@ -62,14 +62,14 @@ def compare(
         max_expected=found.max_expected,
         worst=_describe_element(left, right, tolerance, at=found.worst_at, shape=shape),
         unwritten_at=None if found.unwritten_at is None else _unravel(found.unwritten_at, shape),
-        blanks=_count_blanks(left, right) if tolerance.leaves_blanks_out and found.mismatched else 0,
+        shared_zeros=_count_shared_zeros(left, right) if tolerance.ignores_shared_zeros and found.mismatched else 0,
         is_exact=not (packed or expected.dtype.is_floating_point),
     )
 
 
 def _measure_large(expected: torch.Tensor, got: torch.Tensor, tolerance: Tolerance) -> Findings:
     if expected.device.type == "cuda" and find_spec("triton") is not None:
-        # Importing Triton takes a third of a second, which small outputs do not pay.
+        # Imported here, because importing Triton takes a third of a second and small outputs do not need it.
         from flashinfer_bench.bench.evaluators.compare.fused import is_usable, measure_fused
 
         if is_usable(expected.dtype, expected.device, tolerance):
@@ -77,9 +77,9 @@ def _measure_large(expected: torch.Tensor, got: torch.Tensor, tolerance: Toleran
     return measure_chunks(expected, got, tolerance)
 
 
-def _count_blanks(left: torch.Tensor, right: torch.Tensor) -> int:
-    """Count elements that are zero, or nan, on both sides."""
-    parts = [slice(start, start + BLANKS_AT_ONCE) for start in range(0, left.numel(), BLANKS_AT_ONCE)]
+def _count_shared_zeros(left: torch.Tensor, right: torch.Tensor) -> int:
+    """Count the elements that are zero on both sides or nan on both sides."""
+    parts = [slice(start, start + COUNTED_AT_ONCE) for start in range(0, left.numel(), COUNTED_AT_ONCE)]
     return sum(_count_both(_readable(left[part]), _readable(right[part])) for part in parts)
 
 
@@ -89,7 +89,7 @@ def _count_both(left: torch.Tensor, right: torch.Tensor) -> int:
 
 
 def _readable(flat: torch.Tensor) -> torch.Tensor:
-    """Give values that can be compared; of scales that are powers of two, which have no zero, the bytes."""
+    """Give values that can be compared with zero; of scales that are powers of two, the bytes: they have no zero."""
     if is_packed(flat.dtype):
         return unpack(flat)
     if flat.dtype == E8M0:

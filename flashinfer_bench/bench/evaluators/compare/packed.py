@@ -1,7 +1,7 @@
-"""Packed 4-bit floats: torch stores two to a byte and can hardly operate on them, so the judge reads the bytes.
+"""Packed 4-bit floats: torch stores two in a byte and has few operations for them, so the judge reads the bytes.
 
-The low half of a byte is the first of its two elements. A definition's `float4_e2m1` shape counts elements, so its last
-dimension is halved in storage; `float4_e2m1fn_x2` names the storage type itself, so its shape counts bytes.
+The low half of a byte is the first of its two elements. The shape of a definition's `float4_e2m1` counts elements: the
+stored tensor has half of its last dimension. `float4_e2m1fn_x2` is the stored type itself: its shape counts bytes.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Final
 import torch
 
 E2M1_VALUES: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
-"""The value of each 4-bit code: sign, two bits of exponent, one of mantissa."""
+"""The value of each 4-bit code. A code is one bit of sign, two of exponent, one of mantissa."""
 FLOAT4_PACKED: Final[torch.dtype | None] = getattr(torch, "float4_e2m1fn_x2", None)
-"""The torch dtype of a byte with two elements; None in a torch that has none."""
+"""The torch dtype of a byte with two elements; None where torch has no such dtype."""
 
 
 def is_packed(dtype: torch.dtype) -> bool:
@@ -23,7 +23,7 @@ def is_packed(dtype: torch.dtype) -> bool:
 
 
 def storage_shape(shape: Sequence[int], dtype_name: str) -> tuple[int, ...]:
-    """Give the shape of the tensor that stores a definition's shape: the same, unless elements are packed in bytes."""
+    """Give the shape of the stored tensor for a definition's shape; they differ only where elements are packed."""
     if dtype_name != "float4_e2m1":
         return tuple(shape)
     if not shape or shape[-1] % 2:
@@ -32,12 +32,12 @@ def storage_shape(shape: Sequence[int], dtype_name: str) -> tuple[int, ...]:
 
 
 def logical_shape(shape: Sequence[int], dtype_name: str) -> tuple[int, ...]:
-    """Give the shape that a definition means for the shape of the tensor that stores it."""
+    """Give the definition's shape for the shape of the stored tensor."""
     return (*shape[:-1], shape[-1] * 2) if dtype_name == "float4_e2m1" and shape else tuple(shape)
 
 
 def unpack(flat: torch.Tensor) -> torch.Tensor:
-    """Give the values of a flat packed tensor in float32, twice as many."""
+    """Give the values of a flat packed tensor in float32, two for each byte."""
     table = torch.tensor(E2M1_VALUES, dtype=torch.float32, device=flat.device)
     raw = flat.view(torch.uint8).to(torch.int32)
     return table[torch.stack((raw & 0xF, raw >> 4), dim=-1)].reshape(-1)

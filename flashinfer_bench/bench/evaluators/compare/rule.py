@@ -1,11 +1,12 @@
-"""What comparing one output found, and the rule that decides: plain numbers, no tensors (`compare` measures them).
+"""What comparing one output found, and the rule that decides. Plain numbers, no tensors: `outputs` measures them.
 
-An element fails where |got - expected| > atol and |got - expected| > rtol * |expected|; so where the expected value is
-zero, atol alone decides. Integers and booleans have no tolerance. Where the expected value is not finite, the same kind
-(nan, +inf, -inf) matches; a nan or infinity anywhere else is wrong, and no matched ratio excuses it. An output passes
-when the share of matching elements reaches the required ratio and, below 1, no error is absurd and no stretch looks
-unwritten. Where blanks are left out, elements that are zero on both sides, or nan on both, padding say, do not count
-for the ratio.
+An element fails where |got - expected| > atol and |got - expected| > rtol * |expected|. So where the expected value is
+zero, atol alone decides. Integers and booleans have no tolerance. Where the expected value is not finite, only the same
+kind (nan, +inf, -inf) matches. A nan or an infinity anywhere else is wrong, whatever the matched ratio.
+
+An output passes where the share of matching elements reaches the required ratio. A ratio below 1 has two more rules: no
+error may be over a cap, and no stretch of the output may look unwritten. Where shared zeros are ignored, the ratio has
+to be reached once more among the elements that are neither zero on both sides nor nan on both sides (padding often is).
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 WINDOW: Final = 32
-"""Elements. An aligned window of this many equal values, half of them failing, was never written: kernels that round to
-few bits give equal neighbours, but not wrong ones; a skipped row or tile of zeros or of a fill pattern gives both."""
+"""Elements in an aligned window. A window of equal values of which half fail counts as never written. Kernels that
+round to few bits give equal values that do not fail. A row or a tile that was skipped gives equal values that do."""
 
 
 @dataclass(frozen=True)
@@ -25,22 +26,20 @@ class Tolerance:
     """What an output must meet."""
 
     rtol: float
-    """Relative to the expected value."""
+    """Error allowed, as a share of the expected value."""
     atol: float
-    """Absolute."""
+    """Error allowed, absolute."""
     required_matched_ratio: float = 1.0
     """Share of the elements that must match."""
     max_error_cap: float = 2.0
-    """Only where the ratio is below 1: the largest error, in multiples of the largest finite expected magnitude. A
-    value within the range of the expected ones is never further off than 2; rounding or an expert chosen otherwise in
-    a near tie stays there, garbage does not."""
-
-    leaves_blanks_out: bool = False
-    """Whether the ratio has to be reached, too, among elements that are neither zero nor nan on both sides."""
+    """Largest error allowed where the ratio is below 1, in multiples of the largest finite expected magnitude. Two
+    values of the expected range are at most 2 apart: rounding and near ties stay below this, garbage does not."""
+    ignores_shared_zeros: bool = False
+    """Whether the ratio must also be reached without the elements that are zero on both sides or nan on both sides."""
 
     @property
     def by_ratio(self) -> bool:
-        """Tell whether some elements may be wrong."""
+        """Tell whether some elements may fail."""
         return self.required_matched_ratio < 1.0
 
 
@@ -53,35 +52,35 @@ class Element:
     got: float
     abs_error: float
     rel_error: float
-    """|got - expected| / |expected|; infinite where the expected value is zero and the other is not."""
+    """|got - expected| / |expected|; infinite where only the expected value is zero."""
 
 
 @dataclass(frozen=True)
 class Findings:
-    """What measuring a flat output, or a stretch of one, found."""
+    """What was measured in a flat output, or in a stretch of one."""
 
     mismatched: int
     nonfinite_mismatched: int
     max_abs_error: float
     max_rel_error: float
-    """Over elements whose expected value is not zero."""
+    """Largest relative error of the elements whose expected value is not zero."""
     max_expected: float
     """Largest finite magnitude that was expected."""
     worst_score: float
-    """The largest error in multiples of what is allowed."""
+    """Largest error, in multiples of the error that its element may have."""
     worst_at: int
-    """Index of the first element that has it."""
+    """Index of the first element with this score."""
     unwritten_at: int | None
     """Index of the first window that looks unwritten."""
 
     def moved(self, start: int) -> Findings:
-        """Give the same of a stretch that begins at an index."""
+        """Give the findings with the indices that they have where the stretch begins at `start`."""
         unwritten_at = None if self.unwritten_at is None else self.unwritten_at + start
         return replace(self, worst_at=self.worst_at + start, unwritten_at=unwritten_at)
 
     @staticmethod
     def combine(stretches: Sequence[Findings]) -> Findings:
-        """Put stretches of one output together, in their order."""
+        """Put the findings of one output's stretches together; they are in the order of the output."""
         worst = max(stretches, key=lambda found: found.worst_score)
         return Findings(
             mismatched=sum(found.mismatched for found in stretches),
@@ -104,21 +103,21 @@ class Comparison:
     elements: int
     mismatched: int
     nonfinite_mismatched: int
-    """Elements that are nan or infinite on one side only, or in another way than expected."""
+    """Elements that are nan or infinite on one side only, or in different ways on both sides."""
     max_abs_error: float
-    """Infinite where an element is not finite and should be, or the other way round."""
+    """Infinite where `nonfinite_mismatched` is not zero."""
     max_rel_error: float
-    """Likewise; over elements whose expected value is not zero."""
+    """Largest of the elements whose expected value is not zero; infinite where `nonfinite_mismatched` is not zero."""
     max_expected: float
     """Largest finite magnitude that was expected."""
     worst: Element | None
-    """The element furthest beyond what it is allowed; None for an empty output."""
+    """The element with the largest error in multiples of what it is allowed; None for an empty output."""
     unwritten_at: tuple[int, ...] | None
-    """First element of a stretch that looks unwritten; searched only where some elements may be wrong."""
-    blanks: int = 0
-    """Elements that are zero or nan on both sides; counted only where the tolerance leaves them out."""
+    """First element of a stretch that looks unwritten; searched only where some elements may fail."""
+    shared_zeros: int = 0
+    """Elements that are zero on both sides or nan on both sides; counted only where the tolerance ignores them."""
     is_exact: bool = False
-    """Whether the dtype, integer or bool, has no tolerance."""
+    """Whether the dtype has no tolerance, as integers and booleans."""
 
     @property
     def matched_ratio(self) -> float:
@@ -127,17 +126,17 @@ class Comparison:
 
     @property
     def counted_ratio(self) -> float:
-        """Share of matching elements among those that are not blank on both sides; 1.0 where there are none."""
-        counted = self.elements - self.blanks
+        """Share of matching elements without the shared zeros; 1.0 where no element is left."""
+        counted = self.elements - self.shared_zeros
         return (counted - self.mismatched) / counted if counted else 1.0
 
     def problem(self) -> str | None:
-        """Say why this output is wrong; None where it passes."""
+        """Say why this output is wrong; None where it is right."""
         what = self._fault()
         return None if what is None else f"output {self.output!r}: {what}{self._worst_place()}; {self._demands()}"
 
     def to_record(self) -> dict[str, Any]:
-        """Give the comparison as JSON-able values of bounded size."""
+        """Give the comparison as values that JSON can hold, of bounded size."""
         worst = self.worst
         element = {} if worst is None else {"index": list(worst.index), "expected": worst.expected, "got": worst.got}
         return {
@@ -163,7 +162,8 @@ class Comparison:
         if not tolerance.by_ratio:
             return None
         if self.counted_ratio < tolerance.required_matched_ratio:
-            return f"{self.mismatched} of the {self.elements - self.blanks} elements that are not blank differ"
+            counted = self.elements - self.shared_zeros
+            return f"{self.mismatched} of the {counted} elements that are not zero on both sides differ"
         if self.unwritten_at is not None:
             return f"a stretch of equal, wrong values at {list(self.unwritten_at)} looks unwritten"
         if self.max_abs_error > max(tolerance.max_error_cap * self.max_expected, tolerance.atol):

@@ -1,1 +1,1 @@
-"""What a workload's inputs hold: stored values, given numbers, and random values by rule. Imports no evaluator."""
+"""The inputs of a workload: stored tensors, given numbers, and random values by rule. Imports no evaluator."""

@@ -1,7 +1,8 @@
-"""Hold the constraints of a definition against real axes and inputs, by walking the syntax tree: nothing is executed.
+"""Check the constraints of a definition on real axes and inputs. The syntax tree is walked; no code is executed.
 
 A constraint may use axes, inputs, numbers, arithmetic, comparisons, and/or/not, subscripts, `.shape`, `.ndim`, `len`
-and the methods in `METHODS`. What goes beyond that cannot be checked; it is reported, and holds nothing up.
+and the methods in `METHODS`. Any other constraint cannot be checked: it is noted, and the workload is
+used nevertheless.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _OPERATORS: Final[Mapping[type[ast.AST], Callable[..., Any]]] = {
 
 
 class Uncheckable(Exception):
-    """The constraint uses what is not understood here, or what these inputs do not have."""
+    """The constraint has an expression that is not supported here, or uses an input that is not given."""
 
 
 def check_constraints(constraints: Sequence[str], values: Mapping[str, Any]) -> list[str]:
@@ -111,12 +112,12 @@ def _index(node: ast.expr, values: Mapping[str, Any]) -> Any:
 
 
 def _is_true(value: Any) -> bool:
-    """Tell whether a result holds; of a tensor, whether all of it does."""
+    """Tell whether a result is true; a tensor is true where all its elements are."""
     return bool(value.all()) if isinstance(value, torch.Tensor) else bool(value)
 
 
 def _sides(tree: ast.expr, values: Mapping[str, Any]) -> str:
-    """Show the two sides of a plain comparison, where they are single numbers."""
+    """Give both sides of a comparison as text; empty where they are not single numbers."""
     if not isinstance(tree, ast.Compare) or len(tree.ops) != 1:
         return ""
     sides = [_evaluate(side, values) for side in (tree.left, tree.comparators[0])]

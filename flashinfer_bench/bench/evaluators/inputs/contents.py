@@ -6,7 +6,7 @@ call comes from a set of inputs that the evaluator made, in one of four ways, by
     scaled   moved along by a secret number of elements, and multiplied by a secret factor; negated in half of the
              calls where the input has both signs
     rolled   moved along by a secret number of elements: bytes, packed floats, and numbers whose range means something
-    drawn    drawn anew by the input's rule: rows that have to add up to one, say; stored ones are moved along in rows
+    redrawn  made anew by the input's rule: rows that have to add up to one, say; stored ones are moved along in rows
     fixed    as it is: integers that give structure (page tables, offsets), single numbers, tables of constants
 
 A pass over the input makes its content, so it costs about what a copy costs. The same number gives the same content.
@@ -23,7 +23,7 @@ import torch
 
 from flashinfer_bench.bench.evaluators.inputs.make import bind_axes
 from flashinfer_bench.bench.evaluators.inputs.random_values import Blank
-from flashinfer_bench.bench.evaluators.inputs.rules import Way, draw_tensor, find_way
+from flashinfer_bench.bench.evaluators.inputs.rules import Way, find_way, make_tensor
 from flashinfer_bench.bench.evaluators.inputs.seeds import derive_seed
 from flashinfer_bench.data import Definition, RandomInput, Workload
 
@@ -32,8 +32,8 @@ LARGEST_FACTOR: Final = 1.25
 MULTIPLIED: Final = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
 """The dtypes that torch multiplies in place; others are moved along only."""
 
-Drawer = Callable[[int], torch.Tensor]
-"""Draws an input anew from a seed."""
+Remaker = Callable[[int], torch.Tensor]
+"""Makes an input anew from a seed."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ class VariedInput:
 
     name: str
     way: Way
-    draw: Drawer | None = None
-    """Draws a "drawn" input that is random in its workload."""
+    remake: Remaker | None = None
+    """Makes a "redrawn" input that is random in its workload."""
 
 
 def find_varied(definition: Definition, workload: Workload, device: torch.device) -> list[VariedInput]:
@@ -61,13 +61,13 @@ def find_varied(definition: Definition, workload: Workload, device: torch.device
             continue
         is_random = source is None or isinstance(source, RandomInput)
         blank = Blank(name, definition, shape, axes, {}, 0, device)
-        draw = _drawer(blank) if is_random else None
-        varied.append(VariedInput(name, find_way(blank), draw))
+        remake = _remaker(blank) if is_random else None
+        varied.append(VariedInput(name, find_way(blank), remake))
     return varied
 
 
-def _drawer(blank: Blank) -> Drawer:
-    return lambda seed: draw_tensor(Blank(**{**vars(blank), "seed": seed}))
+def _remaker(blank: Blank) -> Remaker:
+    return lambda seed: make_tensor(Blank(**{**vars(blank), "seed": seed}))
 
 
 class Contents:
@@ -117,9 +117,9 @@ class Contents:
     def _write_one(self, number: int, index: int, target: torch.Tensor) -> None:
         value, varied = self.base[index], self._varied[index]
         secret = derive_seed(self._seed, "content", number, index)
-        if varied.way == "drawn" and varied.draw is not None:
-            target.copy_(varied.draw(secret))
-        elif varied.way == "drawn":
+        if varied.way == "redrawn" and varied.remake is not None:
+            target.copy_(varied.remake(secret))
+        elif varied.way == "redrawn":
             dimension = -1 if value.is_floating_point() else 0  # packed pages are moved along as wholes
             size = value.shape[dimension]
             target.copy_(torch.roll(value, 1 + secret % (size - 1), dims=dimension) if size > 1 else value)

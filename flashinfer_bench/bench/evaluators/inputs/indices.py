@@ -1,4 +1,4 @@
-"""Random integers that mean something: offsets, lengths, pages, positions, slots; valid for the axes around them."""
+"""Random integers with a meaning: offsets, lengths, pages, positions, slots. All fit the axes around them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _TOTAL_AXES: Final = {
     "kv": ("num_kv_indices", "total_kv", "total_num_pages", "total_k"),
     "": ("total_seq_len", "total_tokens", "num_tokens", "total_q", "total_kv"),
 }
-"""Where no constraint names the total: by what the offsets are of, the axes that may be it."""
+"""Axes that may be the total of offsets where no constraint names it: for queries, for keys and values, for others."""
 FREE_LENGTH: Final = 4
-"""Mean length where nothing says what the total is."""
+"""Mean length of a sequence where nothing says what the total is."""
 
 
 def row_offsets(blank: Blank) -> torch.Tensor:
-    """Draw offsets that begin at 0, never fall, and end at the total that a constraint or an axis gives."""
+    """Make offsets that begin at 0, never fall, and end at the total that a constraint or an axis gives."""
     parts = max(blank.shape[0] - 1, 0)
     total = _total(blank)
     if total is None:
@@ -36,7 +36,7 @@ def row_offsets(blank: Blank) -> torch.Tensor:
 
 
 def last_page_lengths(blank: Blank) -> torch.Tensor:
-    """Draw how many tokens the last page holds; no fewer than causal attention needs where queries are given."""
+    """Make numbers of tokens in the last page; where queries are given, no fewer than causal attention needs."""
     page_size = blank.size("page_size") or 1
     least = torch.ones(blank.shape[0], dtype=torch.long)
     queries, pages = _lengths_of(blank.made.get("qo_indptr")), _lengths_of(blank.made.get("kv_indptr"))
@@ -47,7 +47,7 @@ def last_page_lengths(blank: Blank) -> torch.Tensor:
 
 
 def lengths(blank: Blank) -> torch.Tensor:
-    """Draw sequence lengths between 1 and what the block table or the longest sequence allows."""
+    """Make sequence lengths from 1 to what the block table or the longest sequence allows."""
     pages = blank.size("max_num_pages", "max_num_blocks", "max_pages_per_seq", "max_blocks_per_seq")
     if pages is not None:
         capacity: int | None = pages * (blank.size("page_size", "block_size") or 1)
@@ -58,7 +58,7 @@ def lengths(blank: Blank) -> torch.Tensor:
 
 
 def sparse_tokens(blank: Blank) -> torch.Tensor:
-    """Draw the cached tokens that each query looks at: distinct, -1 where the cache has too few."""
+    """Make the cached tokens that each query looks at: distinct tokens, and -1 where the cache has too few."""
     tokens = (blank.size("num_pages") or 1) * (blank.size("page_size") or 1)
     chosen = min(blank.shape[-1], tokens)
     narrow = random_values.Blank(**{**vars(blank), "shape": (*blank.shape[:-1], chosen)})
@@ -68,27 +68,31 @@ def sparse_tokens(blank: Blank) -> torch.Tensor:
 
 
 def pages(blank: Blank) -> torch.Tensor:
-    """Draw pages of the cache."""
+    """Make page numbers of the cache."""
     return random_values.distinct_rows(
         blank, blank.size("num_pages", "num_blocks", "max_num_pages") or _leading_size(blank)
     )
 
 
 def positions(blank: Blank) -> torch.Tensor:
-    """Draw positions in a sequence."""
+    """Make positions in a sequence."""
     longest = blank.size("max_seq_len", "max_position_embeddings", "max_position", "max_positions") or 4096
     return blank.finish(torch.randint(max(longest, 1), blank.shape, generator=blank.generator()))
 
 
 def top_k(blank: Blank) -> torch.Tensor:
-    """Draw how many tokens stay: evenly on a logarithmic scale up to the vocabulary."""
+    """Make numbers of tokens to keep: uniform on a logarithmic scale, up to the vocabulary."""
     vocabulary = max(blank.size("vocab_size", "vocabulary_size", "vocab") or 64, 1)
     exponent = torch.rand(blank.shape, dtype=torch.float64, generator=blank.generator())
     return blank.finish((vocabulary**exponent).long().clamp(1, vocabulary))
 
 
 def experts(blank: Blank) -> torch.Tensor:
-    """Draw the experts of each token; where no other input has their weights these are packed in, as bfloat16 bits."""
+    """Make the experts of each token.
+
+    Where no input has the experts' weights and the description says "packed", the weights are the lower 16 bits, as
+    bfloat16.
+    """
     chosen = random_values.distinct_rows(
         blank, blank.size("num_experts", "num_local_experts", "num_global_experts") or 1
     )
@@ -102,18 +106,18 @@ def experts(blank: Blank) -> torch.Tensor:
 
 
 def slots(blank: Blank) -> torch.Tensor:
-    """Draw slots of a pool: distinct, for two sequences that write to one slot have no right answer."""
+    """Make slots of a pool: distinct, because there is no right answer where two sequences write to one slot."""
     pool = blank.size("pool_size", "state_cache_size", "num_slots", "cache_size", "max_batch_size")
     return random_values.distinct_rows(blank, pool or _leading_size(blank))
 
 
 def any_index(blank: Blank) -> torch.Tensor:
-    """Draw indices that are valid in whatever input they point into."""
+    """Make indices that are valid in every other input."""
     return blank.finish(torch.randint(_leading_size(blank), blank.shape, generator=blank.generator()))
 
 
 def packed_keys(blank: Blank) -> torch.Tensor:
-    """Draw pages of fp8 keys with their scales: all values of a page first, then one float32 for each of its tokens."""
+    """Make pages of fp8 keys: first all values of a page, then one float32 scale for each of its tokens."""
     if len(blank.shape) != 4 or blank.shape[-1] <= 4:
         return random_values.fill_bytes(blank)
     page_count, page_size, _, width = blank.shape
@@ -127,7 +131,7 @@ def packed_keys(blank: Blank) -> torch.Tensor:
 
 
 def _total(blank: Blank) -> int | None:
-    """Find what the last offset has to be."""
+    """Find the number that the last offset must have; None where nothing says it."""
     for constraint in blank.definition.constraints:
         match = _TOTAL.fullmatch(constraint.strip())
         if match is not None:
@@ -140,7 +144,7 @@ def _total(blank: Blank) -> int | None:
 
 
 def _least_lengths(blank: Blank, parts: int) -> torch.Tensor:
-    """Give what keys need at least: causal attention has no answer for a query that comes before all keys."""
+    """Give the smallest lengths of keys with which causal attention has an answer for every query."""
     none = torch.zeros(parts, dtype=torch.long)
     queries = _lengths_of(blank.made.get("qo_indptr"))
     if "kv" not in blank.name.lower() or queries is None or len(queries) != parts:
@@ -156,7 +160,7 @@ def _lengths_of(offsets: Any) -> torch.Tensor | None:
 
 
 def _leading_size(blank: Blank) -> int:
-    """Give the smallest first dimension of the other tensors: an index below it is valid in all of them."""
+    """Give the smallest first dimension of the other inputs: an index below it is valid in all of them."""
     shapes = (spec.shape for name, spec in blank.definition.inputs.items() if name != blank.name)
     sizes = [blank.axes.get(shape[0]) or (int(shape[0]) if shape[0].isdigit() else 1) for shape in shapes if shape]
     return max(min(sizes, default=1), 1)

@@ -1,13 +1,14 @@
-"""The inputs of a workload: numbers and blobs as given, all else drawn from a seed; an equal seed gives equal inputs.
+"""The inputs of a workload: numbers and stored tensors as given, all others random. An equal seed gives equal inputs.
 
-Each input has a generator of its own, seeded by sha256 of the seed and its name, so that no input depends on another
-having been drawn. What is drawn is in `input_rules`; offsets and lengths fit the axes and the inputs that are given.
+Each input has a generator of its own, seeded by a sha256 of the seed and the input's name. So an input's values do not
+depend on which inputs were made before it. `rules` says which random values an input gets.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,70 +17,71 @@ import torch
 from flashinfer_bench.bench.evaluators.inputs.constraints import check_constraints
 from flashinfer_bench.bench.evaluators.inputs.memory import total_bytes
 from flashinfer_bench.bench.evaluators.inputs.random_values import Blank
-from flashinfer_bench.bench.evaluators.inputs.rules import draw_number, draw_tensor
+from flashinfer_bench.bench.evaluators.inputs.rules import make_number, make_tensor
 from flashinfer_bench.bench.evaluators.inputs.stored import make_scalar, read_stored
 from flashinfer_bench.data import AxisExpr, Definition, RandomInput, SafetensorsInput, ScalarInput, Workload
 from flashinfer_bench.data.dtypes import DTYPES
 from flashinfer_bench.data.expression import evaluate_axis
+from flashinfer_bench.data.store.blobs import BlobStore
 from flashinfer_bench.errors import WorkloadFault
 
 
-def make_inputs(
-    definition: Definition,
-    workload: Workload,
-    *,
-    seed: int,
-    device: torch.device,
-    blob_root: Path,
-    notes: dict[str, Any] | None = None,
-    stored: dict[str, Any] | None = None,
-) -> list[Any]:
-    """Make the inputs of a workload, in the order of the definition.
+@dataclass(frozen=True)
+class InputMaker:
+    """Makes the inputs of one workload; all trials share the tensors that are read from files."""
 
-    Args:
-        definition: what the inputs have to be.
-        workload: the axes, and where each input comes from; an optional input that it does not name is None.
-        seed: decides everything random.
-        device: where tensors are put.
-        blob_root: the root of the set that holds the workload.
-        notes: takes "unchecked_constraints", where there are any.
-        stored: takes what was read from files, and gives it where it has been read: given again for each trial of a
-            workload, every blob is read once, and the trials share it.
+    definition: Definition
+    workload: Workload
+    device: torch.device
+    """Where the tensors are put."""
+    blob_root: Path
+    """Root of the trace set that holds the workload."""
+    notes: dict[str, Any] = field(default_factory=dict)
+    """Gets "unchecked_constraints" where a constraint could not be checked."""
+    _stored: dict[str, Any] = field(default_factory=dict)
+    """What was read from files, by the input's name: each file is read once."""
 
-    Raises:
-        WorkloadFault: a blob, a number, an axis or a constraint is not as it should be.
-    """
-    axes, shapes = bind_axes(definition, workload)
-    _check_size(definition, shapes, device)
-    made: dict[str, Any] = {}
-    stored = {} if stored is None else stored
-    for name, spec in definition.inputs.items():
-        source = workload.inputs.get(name)
-        shape = shapes[name]
-        match source:
-            case ScalarInput(value=value):
-                made[name] = make_scalar(name, spec, value, device=device)
-            case SafetensorsInput():
-                if name not in stored:
-                    tensor = read_stored(name, spec, source, shape, blob_root=blob_root, workload=workload.uuid)
-                    # A clone on the CPU as well: what is mapped belongs to the data set.
-                    stored[name] = tensor.item() if shape is None else tensor.to(device, copy=True)
-                made[name] = stored[name]
-            case None if spec.optional:
-                made[name] = None
-            case None | RandomInput():
-                pass
-            case _:
-                what = f"input {name!r} of workload {workload.uuid} is of type {source.type!r}"
-                raise WorkloadFault(f"{what}, which cannot be made here; store it in a safetensors file")
-    for name, shape in shapes.items():
-        if name not in made:
-            blank = Blank(name, definition, shape or (), axes, made, seed, device)
-            made[name] = draw_number(blank) if shape is None else draw_tensor(blank)
-    unchecked = check_constraints(definition.constraints, {**axes, **made})
-    if unchecked and notes is not None:
-        notes["unchecked_constraints"] = unchecked
-    return [made[name] for name in definition.inputs]
+    def make(self, seed: int) -> list[Any]:
+        """Make a set of inputs, in the order of the definition; an optional input that the workload leaves out is None.
+
+        Raises:
+            WorkloadFault: a file, a number, an axis or a constraint is not as it should be.
+        """
+        definition, device = self.definition, self.device
+        axes, shapes = bind_axes(definition, self.workload)
+        _check_size(definition, shapes, device)
+        made: dict[str, Any] = {}
+        for name, spec in definition.inputs.items():
+            match self.workload.inputs.get(name):
+                case ScalarInput(value=value):
+                    made[name] = make_scalar(name, spec, value, device=device)
+                case SafetensorsInput() as source:
+                    made[name] = self._read(name, source, shapes[name])
+                case None if spec.optional:
+                    made[name] = None
+                case None | RandomInput():
+                    pass
+                case source:
+                    what = f"input {name!r} of workload {self.workload.uuid} is of type {source.type!r}"
+                    raise WorkloadFault(f"{what}, which cannot be made here; store it in a safetensors file")
+        for name, shape in shapes.items():
+            if name not in made:
+                blank = Blank(name, definition, shape or (), axes, made, seed, device)
+                made[name] = make_number(blank) if shape is None else make_tensor(blank)
+        unchecked = check_constraints(definition.constraints, {**axes, **made})
+        if unchecked:
+            self.notes["unchecked_constraints"] = unchecked
+        return [made[name] for name in definition.inputs]
+
+    def _read(self, name: str, source: SafetensorsInput, shape: tuple[int, ...] | None) -> Any:
+        if name not in self._stored:
+            workload = self.workload.uuid
+            file = BlobStore(self.blob_root).locate(source.path, workload=workload)
+            where = f"input {name!r} of workload {workload} ({file}, key {source.tensor_key!r})"
+            tensor = read_stored(file, source.tensor_key, self.definition.inputs[name], shape, where=where)
+            # Copied on the CPU too, because the mapped memory belongs to the data set.
+            self._stored[name] = tensor.item() if shape is None else tensor.to(self.device, copy=True)
+        return self._stored[name]
 
 
 def _check_size(definition: Definition, shapes: Mapping[str, tuple[int, ...] | None], device: torch.device) -> None:
@@ -97,7 +99,7 @@ def bind_axes(
     """Give the size of every axis and the shape of every input.
 
     Raises:
-        WorkloadFault: an axis has no size, or the workload gives a constant axis another one.
+        WorkloadFault: an axis has no size, or the workload gives a constant axis a size that is not the definition's.
     """
     axes = {**workload.axes, **definition.const_axes}
     for name, size in definition.const_axes.items():

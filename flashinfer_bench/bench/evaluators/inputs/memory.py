@@ -1,4 +1,4 @@
-"""How much memory a device has: decides how many sets of inputs are kept, and what is refused before it is tried."""
+"""How much memory a device has. It decides how many sets of inputs are kept and which are refused as too large."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from flashinfer_bench.host import usable_memory
 
 
 def total_bytes(device: torch.device) -> int:
-    """Give the memory of the device, used or not."""
+    """Give all memory of the device, used and free."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[1])
     return usable_memory()
 
 
 def free_bytes(device: torch.device) -> int:
-    """Give the memory that could be allocated on the device now."""
+    """Give the memory that can be allocated on the device now."""
     if device.type == "cuda":
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(torch.cuda.mem_get_info(device)[0]) + cached
@@ -31,5 +31,5 @@ def free_bytes(device: torch.device) -> int:
 
 
 def bytes_of(values: Iterable[Any]) -> int:
-    """Give the memory that the tensors among some values take."""
+    """Give the memory of all tensors among the values."""
     return sum(value.numel() * value.element_size() for value in values if isinstance(value, torch.Tensor))

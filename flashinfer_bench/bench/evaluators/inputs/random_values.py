@@ -1,7 +1,7 @@
-"""Random tensors of any dtype, drawn in place: large ones are filled chunk by chunk, never copied whole.
+"""Random tensors of any dtype. Large tensors are filled in place or in chunks; none is copied whole.
 
-A `Blank` is one input that wants values; the functions here fill it. Which input gets which values is `input_rules`'.
-Small integer tensors are drawn on the CPU and moved, so that every device gets the same ones.
+A `Blank` is one input that has no values yet. The functions here make its values; `rules` says which input gets which.
+Small integer tensors are made on the CPU and moved, so that every device gets the same values.
 """
 
 from __future__ import annotations
@@ -18,46 +18,46 @@ from flashinfer_bench.data import Definition
 from flashinfer_bench.data.dtypes import torch_dtype
 
 CHUNK_ELEMENTS: Final = 1 << 22
-"""Elements drawn at once where the dtype cannot be drawn in place."""
-_DRAWN_IN_PLACE: Final = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
+"""Number of elements that are made at once where torch cannot fill the dtype in place."""
+_FILLED_IN_PLACE: Final = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
 _CPU: Final = torch.device("cpu")
 
 
 @dataclass(frozen=True)
 class Blank:
-    """One random input: what it has to be, and what is known around it."""
+    """One input that has no values yet: what it has to be, and what is known around it."""
 
     name: str
     definition: Definition
     shape: tuple[int, ...]
-    """In elements; () for a single number too."""
+    """Counts elements, not stored bytes; () for a single number too."""
     axes: Mapping[str, int]
     """Every axis by name."""
     made: Mapping[str, Any]
-    """The inputs that exist already, by name."""
+    """The inputs that have values already, by name."""
     seed: int
     device: torch.device
 
     @property
     def dtype_name(self) -> str:
-        """The definition's word for the dtype."""
+        """The definition's name of the dtype."""
         return self.definition.inputs[self.name].dtype
 
     def size(self, *names: str) -> int | None:
-        """Give the size of the first of these axes that the definition has."""
+        """Give the size of the first of these axes that exists; None where none does."""
         return next((self.axes[name] for name in names if name in self.axes), None)
 
     def generator(self, device: torch.device = _CPU) -> torch.Generator:
-        """Give the input's own generator, at its start."""
+        """Give a new generator with the input's own seed."""
         return make_generator(self.seed, self.name, device=device)
 
     def empty(self) -> torch.Tensor:
-        """Give the tensor that is to be filled."""
+        """Give the input's tensor with no values set."""
         shape = storage_shape(self.shape, self.dtype_name)
         return torch.empty(shape, dtype=torch_dtype(self.dtype_name), device=self.device)
 
     def finish(self, values: torch.Tensor) -> torch.Tensor:
-        """Give values in the input's shape and dtype, on its device."""
+        """Bring values into the input's shape and dtype, and onto its device."""
         return values.reshape(self.shape).to(self.device, torch_dtype(self.dtype_name))
 
 
@@ -66,10 +66,10 @@ Fill = Callable[[torch.Tensor, torch.Generator], object]
 
 
 def fill_floats(blank: Blank, fill: Fill) -> torch.Tensor:
-    """Fill a float input; a dtype that cannot be drawn in place is drawn in float32 by chunks and rounded."""
+    """Make a float input; where torch cannot fill the dtype in place, float32 chunks are made and rounded."""
     tensor = blank.empty()
     generator = blank.generator(blank.device)
-    if tensor.dtype in _DRAWN_IN_PLACE:
+    if tensor.dtype in _FILLED_IN_PLACE:
         fill(tensor, generator)
         return tensor
     flat = tensor.view(-1)
@@ -82,36 +82,37 @@ def fill_floats(blank: Blank, fill: Fill) -> torch.Tensor:
 
 
 def normal(blank: Blank, deviation: float = 1.0) -> torch.Tensor:
-    """Draw from a normal distribution around zero; packed 4-bit floats get every code equally often."""
+    """Make normal values around zero; packed 4-bit floats get every code equally often."""
     if is_packed(torch_dtype(blank.dtype_name)):
         return fill_bytes(blank)
     return fill_floats(blank, lambda values, generator: values.normal_(0.0, deviation, generator=generator))
 
 
 def uniform(blank: Blank, low: float, high: float) -> torch.Tensor:
-    """Draw evenly between two numbers."""
+    """Make uniform values between two numbers; packed 4-bit floats get every code equally often."""
     if is_packed(torch_dtype(blank.dtype_name)):
         return fill_bytes(blank)
     return fill_floats(blank, lambda values, generator: values.uniform_(low, high, generator=generator))
 
 
 def fill_bytes(blank: Blank, low: int = 0, high: int = 256) -> torch.Tensor:
-    """Fill the storage of an input of one byte an element with random bytes in [low, high)."""
+    """Make an input whose elements are one byte each, of random bytes in [low, high)."""
     tensor = blank.empty()
     tensor.view(torch.uint8).random_(low, high, generator=blank.generator(blank.device))
     return tensor
 
 
 def integers(blank: Blank, low: int, high: int) -> torch.Tensor:
-    """Draw whole numbers in [low, high)."""
+    """Make random integers in [low, high)."""
     tensor = blank.empty()
     return tensor.random_(low, max(high, low + 1), generator=blank.generator(blank.device))
 
 
 def distinct_rows(blank: Blank, limit: int) -> torch.Tensor:
-    """Draw whole numbers in [0, limit), none twice in a row where there are enough of them.
+    """Make random integers in [0, limit).
 
-    None twice in the whole tensor where there are enough for that.
+    No number is twice in the tensor where `limit` is large enough for that. Otherwise no number is twice in a row,
+    where `limit` is large enough for that.
     """
     generator = blank.generator()
     columns = blank.shape[-1] if blank.shape else 1
@@ -120,7 +121,7 @@ def distinct_rows(blank: Blank, limit: int) -> torch.Tensor:
         return blank.finish(torch.randperm(limit, generator=generator)[: rows * columns])
     if columns > limit:
         return blank.finish(torch.randint(max(limit, 1), (rows, columns), generator=generator))
-    # One number from each of equal strata is distinct without drawing a permutation of `limit` for every row.
+    # One number from each of equal parts of the range: distinct without a permutation of `limit` for every row.
     start = torch.arange(columns) * limit // columns
     width = (torch.arange(columns) + 1) * limit // columns - start
     picked = start + (torch.rand(rows, columns, generator=generator, dtype=torch.float64) * width).long()
@@ -129,7 +130,7 @@ def distinct_rows(blank: Blank, limit: int) -> torch.Tensor:
 
 
 def split_total(total: int, parts: int, generator: torch.Generator) -> torch.Tensor:
-    """Split a number into so many random parts; none is zero where there is enough for all."""
+    """Split a number into random parts; no part is zero where the number is large enough for that."""
     least = 1 if total >= parts else 0
     weights = torch.empty(parts, dtype=torch.float64).exponential_(generator=generator)
     edges = (weights.cumsum(0) / weights.sum() * (total - least * parts)).round().long()

@@ -1,8 +1,8 @@
-"""Which random values an input gets: two tables, read from the top, the first rule that fits decides.
+"""Which random values an input gets: two tables of rules. The first rule that fits decides.
 
-A rule fits by op type, by the kind of dtype that it is for, and by the input's name (lower case, the whole of it).
-Names are how definitions of this format say what an integer means; where none fits, the defaults at the end take over.
-The last column says in words what is drawn.
+A rule fits where the op type, the kind of dtype and the input's whole name in lower case match. Definitions say only by
+its name what an integer means. The rules at the end of each table fit all names. The last column says in words what
+the values are.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from flashinfer_bench.bench.evaluators.inputs.random_values import Blank
 from flashinfer_bench.data.dtypes import DTYPES
 
 SCALE_RANGE: Final = (0.5, 1.5)
-"""Range of quantisation scales: near 1, so that products keep the magnitude of unit normals."""
+"""Range of quantisation scales. They are near 1, so a product of normal values keeps their magnitude."""
 
 ABSORBED_HEAD_DIM: Final = 128
-"""Dimension of a DeepSeek query without rotary part before the projection is absorbed; no axis of mla tells it."""
+"""Elements of a DeepSeek query without its rotary part, before the projection is absorbed; no axis of mla says it."""
 
 
-Way = Literal["scaled", "rolled", "drawn", "fixed"]
+Way = Literal["scaled", "rolled", "redrawn", "fixed"]
 """How an input differs from call to call; `contents.py` says what each means."""
 
 
@@ -35,19 +35,19 @@ class Rule(NamedTuple):
     op_type: str
     """Regular expression that the op type matches."""
     kinds: str
-    """Kinds of dtype that it is for, with spaces between."""
+    """Kinds of dtype that the rule is for, with spaces between them."""
     name: str
     """Regular expression that the name matches."""
-    draw: Callable[[Blank], Any]
+    make: Callable[[Blank], Any]
     what: str
-    """What is drawn, in words."""
+    """What the values are, in words: docs/inputs.md lists them."""
     way: Way | None = None
-    """How the input differs from call to call (`contents.py`); None leaves it to the dtype."""
+    """How the input differs from call to call; None leaves it to the dtype."""
 
 
-def draw_tensor(blank: Blank) -> torch.Tensor:
+def make_tensor(blank: Blank) -> torch.Tensor:
     """Make a random tensor input."""
-    tensor: torch.Tensor = find_rule(TENSOR_RULES, blank).draw(blank)
+    tensor: torch.Tensor = find_rule(TENSOR_RULES, blank).make(blank)
     return tensor
 
 
@@ -62,16 +62,16 @@ def find_way(blank: Blank) -> Way:
     return "rolled" if dtype.bits == 8 and dtype.kind != "bool" else "fixed"
 
 
-def draw_number(blank: Blank) -> bool | int | float:
+def make_number(blank: Blank) -> bool | int | float:
     """Make a random input that is a single Python number."""
     if blank.name in blank.axes:
         return blank.axes[blank.name]
-    number: bool | int | float = find_rule(NUMBER_RULES, blank).draw(blank)
+    number: bool | int | float = find_rule(NUMBER_RULES, blank).make(blank)
     return number
 
 
 def find_rule(rules: tuple[Rule, ...], blank: Blank) -> Rule:
-    """Give the first rule that fits an input; the tables end in rules that fit all."""
+    """Give the first rule that fits an input; the last rules of a table fit all inputs."""
     op_type, name = blank.definition.op_type.replace("-", "_"), blank.name.lower()
     kind = DTYPES[blank.dtype_name].kind
     return next(
@@ -82,7 +82,7 @@ def find_rule(rules: tuple[Rule, ...], blank: Blank) -> Rule:
 
 
 def _softmax_rows(blank: Blank) -> torch.Tensor:
-    """Give each row a sharpness of its own: nearly flat to nearly certain, as language models are."""
+    """Make rows of probabilities, from nearly flat to nearly certain, as those of language models are."""
     generator = blank.generator(blank.device)
     logits = torch.empty(blank.shape, dtype=torch.float32, device=blank.device).normal_(generator=generator)
     sharpness = torch.empty((*blank.shape[:-1], 1), dtype=torch.float32, device=blank.device)
@@ -95,7 +95,7 @@ def _unit_rows(blank: Blank) -> torch.Tensor:
 
 
 def _cos_sin(blank: Blank) -> torch.Tensor:
-    """Give the cache of rotary embeddings: cosines in the first half of a row, sines in the second."""
+    """Make a cache of rotary embeddings: cosines in the first half of a row, sines in the second half."""
     half = blank.shape[-1] // 2
     frequency = 10_000.0 ** (-torch.arange(half, dtype=torch.float64) / max(half, 1))
     angle = torch.arange(blank.shape[0], dtype=torch.float64)[:, None] * frequency
@@ -113,7 +113,7 @@ def _fan_in(blank: Blank, weights: str) -> int:
 
 
 def _weights_scale(blank: Blank) -> torch.Tensor:
-    """Scale quantised weights so that a product with unit inputs has unit size."""
+    """Make scales of quantised weights with which a product with normal inputs has a size near 1."""
     stem = re.sub(r"_scales?$", "", blank.name)
     gemm = {"output1": "gemm1_weights", "output2": "gemm2_weights"}.get(blank.name[:7], stem)
     unit = math.sqrt(1 / max(_fan_in(blank, gemm), 1))
@@ -144,7 +144,7 @@ def _small_or_bytes(blank: Blank) -> torch.Tensor:
 
 
 def _softmax_scale(blank: Blank) -> float:
-    """Give 1 / sqrt of the dimension that queries and keys are multiplied over; for mla that before absorption."""
+    """Give 1 / sqrt(d), where d is the head dimension of queries and keys; for mla, d before absorption."""
     rope = blank.size("head_dim_kpe", "qk_rope_head_dim")
     absorbed = blank.size("head_dim_ckv") is not None and rope is not None
     dimension = (
@@ -154,12 +154,12 @@ def _softmax_scale(blank: Blank) -> float:
 
 
 def _number(low: float, high: float) -> Callable[[Blank], float]:
-    """Draw one number evenly from (low, high]."""
+    """Make one random number, uniform in (low, high]."""
     return lambda blank: high - (high - low) * torch.rand((), dtype=torch.float64, generator=blank.generator()).item()
 
 
 def _tensor(low: float, high: float) -> Callable[[Blank], torch.Tensor]:
-    """Draw evenly from (low, high]."""
+    """Make random values, uniform in (low, high]."""
     return lambda blank: random_values.fill_floats(
         blank, lambda values, generator: values.uniform_(0.0, 1.0, generator=generator).mul_(low - high).add_(high)
     )
@@ -181,18 +181,13 @@ TENSOR_RULES: Final[tuple[Rule, ...]] = (
     Rule(ANY, "int", r".*(state|cache|slot|batch).*(indices|ids|mapping)|.*slots", indices.slots, "distinct slots"),
     Rule("moe", "int", r"(.*_)?(ids|indices|experts)", indices.experts, "distinct experts in a row"),
     Rule(ANY, "int", r".*(indices|index|idx|ids)", indices.any_index, "below every leading size of other inputs"),
-    # op types whose inputs have to make sense together
-    Rule("dsa_paged", "int uint", r"k_index_cache.*", indices.packed_keys, "fp8 values, then float32 scales", "drawn"),
+    # op types whose inputs have to fit each other
     Rule(
-        "sampling",
-        "float",
-        r"((draft|target)_)?prob(s|abilities)",
-        _softmax_rows,
-        "softmax rows of mixed sharpness",
-        "drawn",
+        "dsa_paged", "int uint", r"k_index_cache.*", indices.packed_keys, "fp8 values, then float32 scales", "redrawn"
     ),
+    Rule("sampling", "float", PROBABILITIES, _softmax_rows, "softmax rows of mixed sharpness", "redrawn"),
     Rule("sampling", "float", r".*logits", lambda blank: random_values.normal(blank, 3.0), "normal, deviation 3"),
-    Rule("gdn", "float", r"k", _unit_rows, "normal rows of unit length: longer keys make the state explode", "drawn"),
+    Rule("gdn", "float", r"k", _unit_rows, "normal rows of unit length: longer keys make the state explode", "redrawn"),
     Rule("gdn", "float", r"a_log", _log_gate, "logarithm of 1 to 16"),
     Rule("mamba.*", "float", r"a", lambda blank: random_values.uniform(blank, -16.0, -1.0), "-16 to -1: states decay"),
     Rule("moe", "float", r"gemm\d_weights|w\d+", _moe_weights, "normal; not quantised: divided by sqrt(fan-in)"),
@@ -212,7 +207,7 @@ TENSOR_RULES: Final[tuple[Rule, ...]] = (
 )
 
 NUMBER_RULES: Final[tuple[Rule, ...]] = (
-    # An input that bears the name of an axis is that axis' size, before any of these.
+    # Before these rules: an input with the name of an axis is the size of that axis.
     Rule(ANY, "float", r"(sm_|softmax_|attn_|attention_)?scal(e|ing)", _softmax_scale, "1 / sqrt(head dimension)"),
     Rule(ANY, "float", r".*(eps|epsilon)", lambda _: 1e-6, "1e-6"),
     Rule(ANY, "float", r"top_?p", _number(0.1, 1.0), "0.1 to 1"),

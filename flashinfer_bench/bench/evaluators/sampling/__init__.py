@@ -1,1 +1,1 @@
-"""Evaluators for outputs that are drawn at random, and for the probabilities that they are drawn from."""
+"""Evaluators for tokens that are drawn at random, and for the probabilities that they are drawn from."""

@@ -1,13 +1,14 @@
-"""The Sampling evaluator: samplers are random, so their draws are judged, not compared.
+"""The Sampling evaluator. A sampler is random, so its draws are judged, not compared. A draw is one token of one row.
 
-Every draw has to be allowed, and all draws together have to look like draws of the right distribution: frequencies of
-groups of tokens, over all rows and in each row, and independence of calls and of rows. Counting single tokens would not
-do: with 128,256 tokens and some thousand draws a perfect sampler is far from the expected shares.
+Every draw has to be allowed. All draws together have to look like draws of the right distribution: how often groups of
+tokens come, over all rows and in each row, and whether calls and rows are independent. Counting single tokens would not
+work: with 128,256 tokens and some thousand draws, a perfect sampler is far from the expected shares.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -15,15 +16,8 @@ import torch
 
 from flashinfer_bench.bench.config import ResolvedEvalConfig
 from flashinfer_bench.bench.evaluators.built_in import SAMPLING
-from flashinfer_bench.bench.evaluators.default import DefaultEvaluator, build_baseline
-from flashinfer_bench.bench.evaluators.evaluator import (
-    Accepted,
-    Baseline,
-    JudgeContext,
-    Rejected,
-    SolutionRunnable,
-    Verdict,
-)
+from flashinfer_bench.bench.evaluators.default import DefaultEvaluator
+from flashinfer_bench.bench.evaluators.evaluator import JudgeContext, SolutionRunnable
 from flashinfer_bench.bench.evaluators.inputs.seeds import make_generator
 from flashinfer_bench.bench.evaluators.sampling.rules import (
     PlacedDraws,
@@ -38,44 +32,31 @@ from flashinfer_bench.bench.evaluators.sampling.statistics import (
     measure_distance,
     measure_overuse,
 )
-from flashinfer_bench.bench.evaluators.verdict import check_form, read_parameter
+from flashinfer_bench.bench.evaluators.verdict import Rejected, Verdict, check_form, decide, read_parameter
 from flashinfer_bench.bench.extra_keys import FALSE_ALARM_RATE, TRIALS, TVD_THRESHOLD
-from flashinfer_bench.data import Correctness, Definition, EvaluationStatus, Workload
+from flashinfer_bench.data import Correctness, Definition
 from flashinfer_bench.errors import DefinitionFault
 
 DEFAULT_TRIALS: Final = 100
+"""Calls of the sampler for one verdict."""
 DEFAULT_THRESHOLD: Final = 0.2
+"""Largest total variation distance from the expected distribution, beyond the noise of a perfect sampler."""
 DEFAULT_FALSE_ALARM: Final = 1e-4
-"""Chance that a perfect sampler is rejected, over all tests of a verdict."""
+"""Chance that a perfect sampler is rejected, over all tests of a verdict together."""
 LEAST_CALLS_TO_MOVE: Final = 8
+"""Calls from which on rows are tested for equal tokens in one call; fewer calls are too few to be moved."""
 DETECTABLE: Final = 5.5
-"""Over the root of the number of draws: the mass that a sampler can hardly move from one group of tokens to another
-without being rejected. Few draws show coarse faults only."""
+"""Divided by the root of the number of draws, this is the mass that a sampler can hardly move from one group of tokens
+to another without being rejected. Few draws show coarse faults only."""
 ORDERS: Final = {"by_probability": "probability", "by_id": "token id", "by_reversed_bits": "token id, even ids first"}
 
 
 class SamplingEvaluator(DefaultEvaluator):
     """Takes definitions of op type sampling that draw one token for each row of probabilities or logits."""
 
+    built_in = SAMPLING
     revision = SAMPLING.revision
-
-    @classmethod
-    def can_evaluate(cls, definition: Definition) -> bool:
-        """Take samplers; what only rescales probabilities is compared element by element."""
-        return SAMPLING.takes(definition)
-
-    @classmethod
-    def build_baseline(
-        cls,
-        definition: Definition,
-        workload: Workload,
-        cfg: ResolvedEvalConfig,
-        device: torch.device,
-        *,
-        context: JudgeContext,
-    ) -> Baseline:
-        """As Default; two calls of the reference are not expected to be alike."""
-        return build_baseline(definition, workload, cfg, device, context=context)
+    is_random = True
 
     @classmethod
     def check_correctness(
@@ -88,7 +69,7 @@ class SamplingEvaluator(DefaultEvaluator):
         *,
         context: JudgeContext,
     ) -> Verdict:
-        """Draw many times on the inputs of the first trial and judge all draws together."""
+        """Call the sampler many times on the inputs of the first trial and judge all draws together."""
         limits = SamplingLimits.of(cfg)
         problem = read_problem(definition, inputs[0])
         draws = []
@@ -107,19 +88,19 @@ class SamplingEvaluator(DefaultEvaluator):
 
 @dataclass(frozen=True)
 class SamplingLimits:
-    """What the configuration says about draws."""
+    """The parameters of this evaluator."""
 
     trials: int = DEFAULT_TRIALS
     tvd_threshold: float = DEFAULT_THRESHOLD
     false_alarm_rate: float = DEFAULT_FALSE_ALARM
-    """0 leaves the distance as the only test of the distribution."""
+    """Chance that a perfect sampler is rejected; with 0 the distance is the only test of the distribution."""
 
     @classmethod
     def of(cls, cfg: ResolvedEvalConfig) -> SamplingLimits:
-        """Read the parameters of this evaluator.
+        """Read the parameters from a configuration.
 
         Raises:
-            WorkloadFault: one is out of range.
+            WorkloadFault: a parameter is out of range.
         """
         trials = read_parameter(cfg, TRIALS, DEFAULT_TRIALS)
         threshold = read_parameter(cfg, TVD_THRESHOLD, DEFAULT_THRESHOLD)
@@ -132,10 +113,10 @@ def judge_draws(
     """Judge draws [calls, rows] of a sampler.
 
     Args:
-        problem: what it was given.
-        tokens: int64, on the device of the problem.
-        limits: what decides.
-        generator: of the CPU.
+        problem: what the sampler was given.
+        tokens: the draws, int64, on the device of the problem.
+        limits: the parameters that decide.
+        generator: a generator on the CPU.
     """
     chunks = list(place_draws(problem, tokens, generator))
     allowed = torch.cat([chunk.allowed for chunk in chunks], dim=1)
@@ -146,7 +127,6 @@ def judge_draws(
     oddest = min(chances, key=lambda test: chances[test])
     distance = distances[worst]
     correctness = Correctness(
-        max_relative_error=0.0,
         max_absolute_error=max(0.0, distance.tvd - distance.noise),
         extra={
             "calls": tokens.shape[0],
@@ -161,21 +141,24 @@ def judge_draws(
     )
     facts = f"total variation distance {distance.tvd:.4g}, noise of a perfect sampler {distance.noise:.4g}"
     draws = f"{tokens.shape[0]} calls of {tokens.shape[1]} rows"
+    wrong = None
     if distance.tvd > limits.tvd_threshold + distance.noise:
         over = f"threshold {limits.tvd_threshold:g} on top of the noise; tokens grouped by {ORDERS[worst]}; {draws}"
-        message = f"the draws are too far from the expected distribution: {facts}, {over}"
-        return Rejected(EvaluationStatus.INCORRECT_NUMERICAL, message, correctness)
-    if chances[oddest] * len(chances) < limits.false_alarm_rate:
-        once = f"a perfect sampler looks this odd once in {1 / max(chances[oddest], 1e-300):.3g} times"
-        message = f"the draws are not random as they should be: {oddest}: {once} ({draws}; {facts})"
-        return Rejected(EvaluationStatus.INCORRECT_NUMERICAL, message, correctness)
-    return Accepted(correctness)
+        wrong = f"the draws are too far from the expected distribution: {facts}, {over}"
+    elif chances[oddest] * len(chances) < limits.false_alarm_rate:
+        wrong = f"the draws are not random as they should be: {describe_chance(oddest, chances)} ({draws}; {facts})"
+    return decide(wrong, correctness)
+
+
+def describe_chance(test: str, chances: Mapping[str, float]) -> str:
+    """Say how seldom a perfect sampler does as badly in a test."""
+    return f"{test}: a perfect sampler looks this odd once in {1 / max(chances[test], 1e-300):.3g} times"
 
 
 def _test(
     chunks: list[PlacedDraws], tokens: torch.Tensor, generator: torch.Generator
 ) -> tuple[dict[str, Distance], dict[str, float]]:
-    """Test the places in each order, single tokens for overuse, and rows for agreement."""
+    """Test the places in each order, single tokens for being drawn too often, and rows for equal tokens."""
     clear = torch.cat([chunk.clear for chunk in chunks]).cpu()
     distances, chances = {}, {}
     for order, words in ORDERS.items():
@@ -197,9 +180,7 @@ def _test(
     return distances, chances
 
 
-def _reject_token(
-    problem: SamplingProblem, tokens: torch.Tensor, allowed: torch.Tensor, kept: torch.Tensor
-) -> Rejected:
+def _reject_token(problem: SamplingProblem, tokens: torch.Tensor, allowed: torch.Tensor, kept: torch.Tensor) -> Verdict:
     wrong = ~allowed
     call, row = (int(index) for index in wrong.nonzero()[0])
     token = int(tokens[call, row])
@@ -215,25 +196,17 @@ def _reject_token(
         f"{int(wrong.sum())} of {tokens.numel()} draws are not allowed; the first is token {token} "
         f"in call {call}, row {row}: {why}"
     )
-    share = float(wrong.double().mean())
-    return Rejected(
-        EvaluationStatus.INCORRECT_NUMERICAL,
-        message,
-        Correctness(
-            max_relative_error=0.0,
-            max_absolute_error=share,
-            extra={"calls": tokens.shape[0], "draws": tokens.numel(), "not_allowed": int(wrong.sum())},
-        ),
-    )
+    found = {"calls": tokens.shape[0], "draws": tokens.numel(), "not_allowed": int(wrong.sum())}
+    return decide(message, Correctness(max_absolute_error=float(wrong.double().mean()), extra=found))
 
 
 def _check_reference(
     definition: Definition, problem: SamplingProblem, tokens: torch.Tensor, generator: torch.Generator
 ) -> None:
-    """Have the reference's own draw pass the rules by which a solution is rejected.
+    """Check that the reference's own draws are allowed, before a solution is rejected.
 
     Raises:
-        DefinitionFault: it does not, so the rules are not this definition's.
+        DefinitionFault: they are not, so the rules do not fit the definition.
     """
     drawn = tokens.to(problem.probabilities.device, torch.int64)[None]
     if not all(bool(chunk.allowed.all()) for chunk in place_draws(problem, drawn, generator)):

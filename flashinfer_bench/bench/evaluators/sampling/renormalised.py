@@ -1,8 +1,8 @@
-"""The Renormalised evaluator: a row of probabilities of which a filter keeps the largest, scaled to sum to one.
+"""The Renormalised evaluator: a filter keeps the largest probabilities of a row and scales them to a sum of one.
 
-Nearly all elements are zero, so a share of all elements says little. A row is judged by what it keeps: nothing may be
-kept that is smaller than something dropped, only entries at the boundary may differ from the reference's, and what is
-kept has to be its input over the sum of the inputs kept.
+Nearly all elements are zero, so the share of matching elements says little. A row is judged by the entries that it
+keeps. No kept entry may be smaller than a dropped one. Only entries at the boundary may differ from the reference's
+choice. The value of a kept entry has to be its input divided by the sum of the kept inputs.
 """
 
 from __future__ import annotations
@@ -13,93 +13,63 @@ import torch
 
 from flashinfer_bench.bench.config import ResolvedEvalConfig
 from flashinfer_bench.bench.evaluators.built_in import RENORMALISED, find_weights
-from flashinfer_bench.bench.evaluators.default import DefaultEvaluator, build_baseline
-from flashinfer_bench.bench.evaluators.evaluator import (
-    Accepted,
-    Baseline,
-    JudgeContext,
-    Rejected,
-    SolutionRunnable,
-    Verdict,
-)
-from flashinfer_bench.bench.evaluators.verdict import check_form
-from flashinfer_bench.data import Correctness, Definition, EvaluationStatus, Workload
+from flashinfer_bench.bench.evaluators.default import DefaultEvaluator, JudgedCall
+from flashinfer_bench.bench.evaluators.evaluator import Baseline, JudgeContext
+from flashinfer_bench.bench.evaluators.verdict import Verdict, decide
+from flashinfer_bench.data import Correctness, Definition
 from flashinfer_bench.errors import WorkloadFault
 
 TIE: Final = 1e-6
-"""Inputs that are so close, relative to each other, count as equal."""
+"""Inputs whose relative difference is at most this count as equal."""
 BOUNDARY_MASS: Final = 1e-3
-"""Of the kept mass: what may be kept or dropped otherwise, for sums of many small numbers are rounded."""
+"""Entries holding up to this share of the kept mass may differ from the reference's, because sums are rounded."""
 
 
 class RenormalisedEvaluator(DefaultEvaluator):
     """Takes op type sampling with probabilities [rows, entries] and top_k or top_p in, the same shape out."""
 
+    built_in = RENORMALISED
     revision = RENORMALISED.revision
 
     @classmethod
-    def can_evaluate(cls, definition: Definition) -> bool:
-        """Take filters that rescale what they keep."""
-        return RENORMALISED.takes(definition)
+    def check_reference(
+        cls, definition: Definition, baseline: Baseline, cfg: ResolvedEvalConfig, context: JudgeContext
+    ) -> None:
+        """Judge the reference's outputs of each trial as those of a solution.
 
-    @classmethod
-    def build_baseline(
-        cls,
-        definition: Definition,
-        workload: Workload,
-        cfg: ResolvedEvalConfig,
-        device: torch.device,
-        *,
-        context: JudgeContext,
-    ) -> Baseline:
-        """As Default; the reference has to pass by the rules that a solution is judged by."""
-        baseline = build_baseline(definition, workload, cfg, device, context=context)
+        Raises:
+            WorkloadFault: they are wrong.
+        """
+        del context
         for inputs, outputs in zip(baseline.inputs, baseline.outputs, strict=True):
             weights, top_k = _given(definition, inputs)
             problem = find_problem(weights, outputs[0], outputs[0], rtol=cfg.rtol, top_k=top_k)
             if problem is not None:
                 raise WorkloadFault(f"the reference of {definition.name} does not rescale what it keeps: {problem}")
-        return baseline
 
     @classmethod
-    def check_correctness(
-        cls,
-        definition: Definition,
-        sol_runnable: SolutionRunnable,
-        inputs: list[list[Any]],
-        ref_outputs: list[list[torch.Tensor]],
-        cfg: ResolvedEvalConfig,
-        *,
-        context: JudgeContext,
-    ) -> Verdict:
-        """Judge what each row keeps, and the values by what is kept."""
-        del context
-        worst = 0.0
-        for trial_inputs, expected in zip(inputs, ref_outputs, strict=True):
-            got = check_form(definition, sol_runnable(*trial_inputs), expected)
-            if isinstance(got, Rejected):
-                return got
-            weights, top_k = _given(definition, trial_inputs)
-            problem = find_problem(weights, got[0], expected[0], rtol=cfg.rtol, top_k=top_k)
-            if problem is not None:
-                wrong = Correctness(max_relative_error=1.0, max_absolute_error=1.0)
-                return Rejected(EvaluationStatus.INCORRECT_NUMERICAL, problem, wrong)
-            worst = max(worst, float(_errors(weights, got[0]).max()) if got[0].numel() else 0.0)
-        extra = {"trials": len(inputs)}
-        return Accepted(Correctness(max_relative_error=worst, max_absolute_error=worst, extra=extra))
+    def judge_trial(cls, definition: Definition, trial: JudgedCall, cfg: ResolvedEvalConfig) -> Verdict:
+        """Judge which entries each row keeps, and the values of these entries."""
+        weights, top_k = _given(definition, trial.inputs)
+        got = trial.got[0]
+        problem = find_problem(weights, got, trial.expected[0], rtol=cfg.rtol, top_k=top_k)
+        error = 1.0
+        if problem is None:
+            error = float(_errors(weights, got).max()) if got.numel() else 0.0
+        return decide(problem, Correctness(max_relative_error=error, max_absolute_error=error))
 
 
 def find_problem(
     weights: torch.Tensor, got: torch.Tensor, expected: torch.Tensor, *, rtol: float, top_k: Any = None
 ) -> str | None:
-    """Say what is wrong with filtered rows; None where nothing is.
+    """Say what is wrong with filtered rows; None where they are right.
 
     Args:
         weights: the probabilities, [rows, entries].
         got: what a solution made of them, [rows, entries].
-        expected: what the reference made of them.
-        rtol: of each value that is kept, relative.
-        top_k: how many entries are kept, a number or one for each row; None where a mass is.
+        expected: what the reference made of them, [rows, entries].
+        rtol: relative error that a kept value may have.
+        top_k: number of entries to keep, one for all rows or one for each; None where the filter keeps a mass (top_p).
     """
     if not got.numel():
         return None
@@ -113,7 +83,7 @@ def find_problem(
 
 
 def _given(definition: Definition, inputs: list[Any]) -> tuple[torch.Tensor, Any]:
-    """Return the probabilities and top_k, None for a definition without."""
+    """Return the probabilities and top_k; top_k is None where the definition has no such input."""
     given = dict(zip(definition.inputs, inputs, strict=True))
     return given[find_weights(definition) or ""], given.get("top_k")
 
@@ -128,7 +98,7 @@ def _find_bad_value(got: torch.Tensor) -> str | None:
 
 
 def _find_wrong_order(weights: torch.Tensor, kept: torch.Tensor) -> str | None:
-    """Say where something is kept that is smaller than something dropped."""
+    """Say in which row a kept entry is smaller than a dropped one."""
     least = torch.where(kept, weights, float("inf")).amin(dim=1)
     dropped = torch.where(kept, float("-inf"), weights).amax(dim=1)
     wrong = dropped * (1 - TIE) > least
@@ -139,7 +109,10 @@ def _find_wrong_order(weights: torch.Tensor, kept: torch.Tensor) -> str | None:
 
 
 def _find_wrong_choice(weights: torch.Tensor, kept: torch.Tensor, wanted: torch.Tensor, top_k: Any) -> str | None:
-    """Say where more or less is kept than by the reference; what ties with its smallest may stay or go."""
+    """Say in which row other entries are kept than by the reference.
+
+    Entries that tie with the smallest one that the reference keeps may be kept or dropped.
+    """
     edge = torch.where(wanted, weights, float("inf")).amin(dim=1, keepdim=True)
     other = (kept != wanted) & ~((weights - edge).abs() <= TIE * edge)
     if top_k is None:
@@ -174,7 +147,7 @@ def _find_error(weights: torch.Tensor, got: torch.Tensor, rtol: float) -> str | 
 
 
 def _errors(weights: torch.Tensor, got: torch.Tensor) -> torch.Tensor:
-    """Return relative errors of what is kept, 0 for the rest, [rows, entries]."""
+    """Return the relative errors of kept entries, and 0 for the others, [rows, entries]."""
     kept = got > 0
     share = torch.where(kept, weights.double() / _mass(weights, kept)[:, None], 1.0)
     return torch.where(kept, (got.double() - share).abs() / share, 0.0)

@@ -1,14 +1,16 @@
 """Which tokens a sampler may draw, and where a draw lies in the distribution that it should follow.
 
-Rules, in terms of a row's probabilities sorted from the largest: top-k keeps the first k; top-p keeps tokens until the
-kept mass reaches p, and the token that crosses the boundary belongs to them; min-p keeps what has at least min_p of the
-largest probability. With both, top-k comes first and top-p acts on what it left, rescaled; a definition whose name has
-"joint" applies both to the original row. A k that is not between 1 and the vocabulary, or a p of 1 and above, keeps
-all; a p of 0 and below keeps the largest.
+The rules, for the probabilities of a row sorted from the largest:
+* top-k keeps the first k tokens. A k below 1 or above the vocabulary keeps all.
+* top-p keeps tokens until their mass reaches p; the token that crosses p is kept. A p of 1 or more keeps all, a p of 0
+  or less keeps only the largest.
+* min-p keeps the tokens with at least min_p of the largest probability.
+* With top-k and top-p, top-k comes first, and top-p acts on what is left, rescaled. Where the definition's name has
+  "joint", both act on the original row.
 
-Implementations differ where rounding or ties decide, and all are right: a row has a narrow and a wide set of tokens,
-and the tokens between are the group at the boundary. A draw of the wide set is allowed; how many draws fall on the
-group tells which of the two the sampler follows.
+Where rounding or ties decide, implementations differ and all of them are right. So a row has a narrow set and a wide
+set of kept tokens. The tokens between the two are the group at the boundary. Every draw from the wide set is allowed.
+The number of draws in the group shows which set the sampler follows.
 """
 
 from __future__ import annotations
@@ -24,11 +26,11 @@ from flashinfer_bench.data import Definition
 from flashinfer_bench.errors import WorkloadFault
 
 ROUNDING: Final = 1e-4
-"""Mass (top-p) or relative size (min-p) within which implementations may put the boundary elsewhere."""
+"""How far an implementation may move the boundary: mass for top-p, relative size for min-p."""
 MATERIAL: Final = 1e-3
-"""Share of the kept mass from which on it matters whether the group at the boundary is kept."""
+"""Share of the kept mass from which on the group at the boundary is too large for the tests that order tokens by id."""
 CHUNK_ELEMENTS: Final = 1 << 23
-"""Probabilities that are sorted at once: a few hundred megabytes of work space."""
+"""Number of probabilities that are sorted at once; it takes a few hundred megabytes."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class SamplingProblem:
     """What a sampler was given."""
 
     probabilities: torch.Tensor
-    """[rows, vocabulary], not negative."""
+    """[rows, vocabulary]; none is negative."""
     top_k: torch.Tensor | None
     """int64 [rows]."""
     top_p: torch.Tensor | None
@@ -44,49 +46,49 @@ class SamplingProblem:
     min_p: torch.Tensor | None
     """float64 [rows]."""
     joint: bool
-    """top-k and top-p both act on the original row."""
+    """Whether top-k and top-p both act on the original row."""
 
     @property
     def rows(self) -> int:
-        """Tokens drawn in one call."""
+        """Number of rows: a call draws one token for each."""
         return self.probabilities.shape[0]
 
     def describe_row(self, row: int) -> str:
-        """Say which filters a row has."""
+        """Give the filters of a row as text."""
         values = {"top_k": self.top_k, "top_p": self.top_p, "min_p": self.min_p}
         return ", ".join(f"{name}={value[row].item():g}" for name, value in values.items() if value is not None)
 
 
 @dataclass(frozen=True)
 class PlacedDraws:
-    """Draws of some rows over all calls; each tensor is [calls, rows].
+    """The draws of some rows in all calls, and their places; tensors are [calls, rows] where nothing else is said.
 
-    A draw is placed evenly at random in the stretch of [0, 1) that its token's probability takes, with the tokens in
-    some order. Where the sampler is right the places are uniform and independent, whatever the distribution: they can
-    be pooled over rows, and tested without knowing it.
+    With the tokens in some order, each token has a stretch of [0, 1) that is as long as its probability. The place of a
+    draw is a random point of its token's stretch. Where the sampler is right, places are uniform and independent for
+    every distribution. So the places of all rows can be tested together.
     """
 
     allowed: torch.Tensor
-    """Whether the token is of the wide set."""
+    """Whether the token is in the wide set."""
     by_probability: torch.Tensor
-    """Place with the tokens in the order of their probability."""
+    """The place, with the tokens ordered by probability."""
     by_id: torch.Tensor
-    """Place with the tokens in the order of their ids."""
+    """The place, with the tokens ordered by id."""
     by_reversed_bits: torch.Tensor
-    """Place with the tokens in the order of their ids' bits reversed: all even ids come first."""
+    """The place, with the tokens ordered by the reversed bits of their ids: all even ids come first."""
     share: torch.Tensor
-    """Probability of the drawn token, at most, whichever set the sampler follows."""
+    """Largest probability that the drawn token may have, in the narrow or the wide set."""
     clear: torch.Tensor
-    """[rows]: no material group at the boundary, so that the orders by id mean something."""
+    """[rows]: whether the group at the boundary is small enough for the orders by id."""
     kept: torch.Tensor
-    """[rows]: tokens in the wide set."""
+    """[rows]: number of tokens in the wide set."""
 
 
 def read_problem(definition: Definition, inputs: list[Any]) -> SamplingProblem:
-    """Read the rows and filters off the inputs of a definition.
+    """Read the rows and the filters from the inputs of a definition.
 
     Raises:
-        WorkloadFault: the rows are no distributions.
+        WorkloadFault: a row is not a distribution.
     """
     values = dict(zip(definition.inputs, inputs, strict=True))
     name = find_weights(definition)
@@ -112,12 +114,12 @@ def read_problem(definition: Definition, inputs: list[Any]) -> SamplingProblem:
 
 
 def place_draws(problem: SamplingProblem, tokens: torch.Tensor, generator: torch.Generator) -> Iterator[PlacedDraws]:
-    """Place the draws of all rows, some rows at a time.
+    """Find the places of all draws, for some rows at a time.
 
     Args:
         problem: what the sampler was given.
         tokens: int64 [calls, rows].
-        generator: of the CPU; decides where in its stretch a draw is placed.
+        generator: a generator on the CPU; it decides where in its stretch a draw is placed.
     """
     vocabulary = problem.probabilities.shape[1]
     step = max(1, CHUNK_ELEMENTS // vocabulary)
@@ -130,11 +132,12 @@ def place_draws(problem: SamplingProblem, tokens: torch.Tensor, generator: torch
 
 @dataclass(frozen=True)
 class _SortedRows:
-    """Rows sorted from the largest probability, as their negatives: ascending, as searchsorted wants it."""
+    """Rows sorted from the largest probability."""
 
     negative: torch.Tensor
+    """[rows, vocabulary]: the probabilities as negative numbers; these ascend, as searchsorted needs it."""
     mass: torch.Tensor
-    """[rows, vocabulary + 1]: of the first so many tokens."""
+    """[rows, vocabulary + 1]: entry i is the mass of the first i tokens."""
 
     @classmethod
     def of(cls, probabilities: torch.Tensor) -> _SortedRows:
@@ -153,23 +156,23 @@ class _SortedRows:
         return torch.where(rank < self.vocabulary, found if index.ndim == 2 else found[:, 0], 0.0)
 
     def mass_of(self, count: torch.Tensor) -> torch.Tensor:
-        """Give the mass of the first tokens, [rows] or [rows, n]."""
+        """Give the mass of the first `count` tokens, [rows] or [rows, n]."""
         return self.mass.gather(1, count) if count.ndim == 2 else self.mass.gather(1, count[:, None])[:, 0]
 
     def count_above(self, value: torch.Tensor, *, or_equal: bool) -> torch.Tensor:
-        """Count the tokens of larger (or equal) probability, [rows] or [rows, n]."""
+        """Count the tokens with a larger (or equal) probability, [rows] or [rows, n]."""
         wanted = value.neg().to(self.negative.dtype).contiguous()
         found = torch.searchsorted(self.negative, wanted if wanted.ndim == 2 else wanted[:, None], right=or_equal)
         return found if wanted.ndim == 2 else found[:, 0]
 
     def count_until(self, mass: torch.Tensor, *, beyond: bool) -> torch.Tensor:
-        """Count the tokens until a mass [rows] is reached, the crossing one too; `beyond`: until it is exceeded."""
+        """Count the tokens until a mass [rows] is reached, the last one included; `beyond`: until it is exceeded."""
         found = torch.searchsorted(self.mass[:, 1:].contiguous(), mass[:, None], right=beyond)[:, 0]
         return (found + 1).clamp(max=self.vocabulary)
 
 
 def _count_kept(problem: SamplingProblem, rows: slice, ordered: _SortedRows, *, wide: bool) -> torch.Tensor:
-    """Count the tokens of the narrow or of the wide set, [rows]."""
+    """Count the tokens in the narrow or in the wide set, [rows]."""
     slack = ROUNDING if wide else -ROUNDING
     everything = torch.full_like(ordered.negative[:, 0], ordered.vocabulary, dtype=torch.int64)
     kept = torch.minimum(everything, ordered.count_above(torch.zeros_like(ordered.negative[:, 0]), or_equal=False))
@@ -193,14 +196,14 @@ def _count_kept(problem: SamplingProblem, rows: slice, ordered: _SortedRows, *, 
 
 
 def _with_ties(ordered: _SortedRows, count: torch.Tensor, *, wide: bool) -> torch.Tensor:
-    """Count the tokens that equal the last kept one in, for the wide set."""
+    """For the wide set, add the tokens whose probability equals that of the last kept one."""
     return ordered.count_above(ordered.value(count - 1), or_equal=True) if wide else count
 
 
 def _place_rows(
     problem: SamplingProblem, rows: slice, tokens: torch.Tensor, spread: torch.Tensor, reversed_bits: torch.Tensor
 ) -> PlacedDraws:
-    """Place the draws of some rows; `tokens` is [rows, calls], `spread` [3, rows, calls] in [0, 1)."""
+    """Find the places of the draws of some rows; `tokens` is [rows, calls], `spread` [3, rows, calls] in [0, 1)."""
     probabilities = problem.probabilities[rows]
     ordered = _SortedRows.of(probabilities)
     narrow = _count_kept(problem, rows, ordered, wide=False)
@@ -209,7 +212,7 @@ def _place_rows(
     tokens = torch.where(in_range, tokens, 0)
     drawn = probabilities.gather(1, tokens)
     least = ordered.value(wide - 1)
-    # The group at the boundary begins with the tokens that tie with the first one that the narrow set leaves out.
+    # The group at the boundary begins at the first token that ties with the first one that the narrow set leaves out.
     core = torch.minimum(ordered.count_above(ordered.value(narrow), or_equal=False), narrow)
     core_mass, narrow_mass, wide_mass = (ordered.mass_of(count) for count in (core, narrow, wide))
     above = ordered.count_above(drawn, or_equal=False)
@@ -232,7 +235,7 @@ def _place_rows(
 
 
 def _place_in_order(weights: torch.Tensor, positions: torch.Tensor, spread: torch.Tensor) -> torch.Tensor:
-    """Place draws with the tokens in the order of the columns."""
+    """Find the places of draws, with the tokens in the order of the columns."""
     mass = weights.double().cumsum(dim=1)
     return (mass.gather(1, positions) - spread * weights.gather(1, positions)) / mass[:, -1:]
 
@@ -246,7 +249,7 @@ def _order_by_reversed_bits(vocabulary: int, device: torch.device) -> torch.Tens
 
 
 def _per_row(values: dict[str, Any], name: str, weights: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
-    """Give a filter's value for each row; None where the definition has no such input."""
+    """Give the value of a filter for each row; None where the definition has no such input."""
     value = values.get(name)
     if value is None:
         return None

@@ -1,9 +1,11 @@
-"""The Speculative evaluator, for chain speculative sampling: accept drafted tokens until one is rejected, then draw.
+"""The Speculative evaluator, for chain speculative sampling (C. Chen et al., arXiv 2302.01318).
 
-With p the target's probability of a drafted token and q the draft's, a token is accepted with min(1, p / q); after the
-first rejection a token is drawn from max(0, target - draft) rescaled, after none from the target's last row (C. Chen et
-al., arXiv 2302.01318). What a call gives is random, so forms are checked exactly, and how many were emitted, how many
-could have been accepted one by one, and what was drawn last are each held against their distribution.
+A drafted token has the probability p in the target and q in the draft. It is accepted with the chance min(1, p / q).
+After the first rejection, a token is drawn from max(0, target - draft), rescaled. Where no token is rejected, one is
+drawn from the target's last row.
+
+The outputs are random. Their form is checked exactly. Three things are tested against their distribution: how many
+tokens were emitted, how many could have been accepted one by one, and which token was drawn last.
 """
 
 from __future__ import annotations
@@ -16,44 +18,21 @@ import torch
 
 from flashinfer_bench.bench.config import ResolvedEvalConfig
 from flashinfer_bench.bench.evaluators.built_in import SPECULATIVE
-from flashinfer_bench.bench.evaluators.default import DefaultEvaluator, build_baseline
-from flashinfer_bench.bench.evaluators.evaluator import (
-    Accepted,
-    Baseline,
-    JudgeContext,
-    Rejected,
-    SolutionRunnable,
-    Verdict,
-)
+from flashinfer_bench.bench.evaluators.default import DefaultEvaluator
+from flashinfer_bench.bench.evaluators.evaluator import JudgeContext, SolutionRunnable
 from flashinfer_bench.bench.evaluators.inputs.seeds import make_generator
-from flashinfer_bench.bench.evaluators.sampling.evaluator import SamplingLimits
+from flashinfer_bench.bench.evaluators.sampling.evaluator import SamplingLimits, describe_chance
 from flashinfer_bench.bench.evaluators.sampling.statistics import measure_chances
-from flashinfer_bench.bench.evaluators.verdict import check_form
-from flashinfer_bench.data import Correctness, Definition, EvaluationStatus, Workload
+from flashinfer_bench.bench.evaluators.verdict import Rejected, Verdict, check_form, decide
+from flashinfer_bench.data import Correctness, Definition
 
 
 class SpeculativeEvaluator(DefaultEvaluator):
     """Takes op type sampling with drafted tokens: draft_probs, draft_token_ids and target_probs."""
 
+    built_in = SPECULATIVE
     revision = SPECULATIVE.revision
-
-    @classmethod
-    def can_evaluate(cls, definition: Definition) -> bool:
-        """Take chain speculative sampling."""
-        return SPECULATIVE.takes(definition)
-
-    @classmethod
-    def build_baseline(
-        cls,
-        definition: Definition,
-        workload: Workload,
-        cfg: ResolvedEvalConfig,
-        device: torch.device,
-        *,
-        context: JudgeContext,
-    ) -> Baseline:
-        """As Default; two calls of the reference are not expected to be alike."""
-        return build_baseline(definition, workload, cfg, device, context=context)
+    is_random = True
 
     @classmethod
     def check_correctness(
@@ -66,7 +45,7 @@ class SpeculativeEvaluator(DefaultEvaluator):
         *,
         context: JudgeContext,
     ) -> Verdict:
-        """Call many times on the inputs of the first trial and judge all calls together."""
+        """Call the sampler many times on the inputs of the first trial and judge all calls together."""
         limits = SamplingLimits.of(cfg)
         chain = Chain.of(*inputs[0])
         generator = make_generator(context.seed, "places of chains", device=torch.device("cpu"))
@@ -77,13 +56,13 @@ class SpeculativeEvaluator(DefaultEvaluator):
                 return got
             problem = chain.find_problem(got)
             if problem is not None:
-                return _reject(f"call {call}: {problem}", 1.0)
+                return decide(f"call {call}: {problem}", Correctness(max_absolute_error=1.0))
             places.append(chain.place(got, generator))
         return judge_places(torch.stack(places, dim=1), limits)
 
 
 def judge_places(places: torch.Tensor, limits: SamplingLimits) -> Verdict:
-    """Judge places [3, calls, rows] that are uniform where the sampler is right."""
+    """Judge places [3, calls, rows]; they are uniform where the sampler is right."""
     names = ("tokens emitted", "tokens accepted", "token drawn last")
     chances = {
         f"{name}, {test}": chance
@@ -92,33 +71,28 @@ def judge_places(places: torch.Tensor, limits: SamplingLimits) -> Verdict:
     }
     oddest = min(chances, key=lambda test: chances[test])
     facts = {"calls": places.shape[1], "smallest_p_value": chances[oddest], "p_values": chances}
+    wrong = None
     if chances[oddest] * len(chances) < limits.false_alarm_rate:
-        once = f"a perfect sampler looks this odd once in {1 / max(chances[oddest], 1e-300):.3g} times"
-        return _reject(f"the results are not random as they should be: {oddest}: {once}", 0.0, facts)
-    return Accepted(Correctness(max_relative_error=0.0, max_absolute_error=0.0, extra=facts))
-
-
-def _reject(message: str, error: float, facts: dict[str, Any] | None = None) -> Rejected:
-    found = Correctness(max_relative_error=0.0, max_absolute_error=error, extra=facts)
-    return Rejected(EvaluationStatus.INCORRECT_NUMERICAL, message, found)
+        wrong = f"the results are not random as they should be: {describe_chance(oddest, chances)}"
+    return decide(wrong, Correctness(extra=facts))
 
 
 @dataclass(frozen=True)
 class Chain:
-    """What a call was given, and what follows from it."""
+    """The drafted tokens of a call, and the distributions of its outputs."""
 
     drafted: torch.Tensor
-    """int64 [rows, n]."""
+    """int64 [rows, n]: the n drafted tokens of each row."""
     emitted_cdf: torch.Tensor
-    """[rows, n + 2]: chance that fewer than so many are emitted."""
+    """[rows, n + 2]: entry i is the chance that fewer than i tokens are emitted."""
     accepted_cdf: torch.Tensor
-    """[rows, n + 2]: likewise of those that could be accepted one by one."""
+    """[rows, n + 2]: entry i is the chance that fewer than i tokens could be accepted one by one."""
     last_mass: torch.Tensor
-    """[rows, n + 1, vocabulary + 1]: mass of the tokens below an id, of what is drawn from at a position."""
+    """[rows, n + 1, vocabulary + 1]: entry i is the mass of the tokens below i, for a last token at each position."""
 
     @classmethod
     def of(cls, draft_probs: torch.Tensor, draft_token_ids: torch.Tensor, target_probs: torch.Tensor) -> Chain:
-        """Work out the distributions, on the CPU in float64."""
+        """Compute the distributions, on the CPU in float64."""
         draft, target = draft_probs.double().cpu(), target_probs.double().cpu()
         ids = draft_token_ids.long().cpu()
         count = ids.shape[1]
@@ -129,7 +103,7 @@ class Chain:
         return cls(ids, _cdf(_emitted(accept)), _cdf(_independent(accept)), mass)
 
     def find_problem(self, got: Sequence[torch.Tensor]) -> str | None:
-        """Say what of a call cannot be; None where it can."""
+        """Say what is impossible in the outputs of a call; None where nothing is."""
         tokens, accepted, emitted = (value.long().cpu() for value in got)
         count = self.drafted.shape[1]
         place = torch.arange(count + 1)
@@ -149,7 +123,7 @@ class Chain:
         return None
 
     def place(self, got: Sequence[torch.Tensor], generator: torch.Generator) -> torch.Tensor:
-        """Place a call in its three distributions, [3, rows] in [0, 1)."""
+        """Give the place of a call in each of its three distributions, [3, rows] in [0, 1)."""
         tokens, accepted, emitted = (value.long().cpu() for value in got)
         spread = torch.rand((3, len(emitted)), dtype=torch.float64, generator=generator)
         mass = self.last_mass[torch.arange(len(emitted)), emitted]
@@ -172,13 +146,13 @@ class Chain:
 
 
 def _emitted(accept: torch.Tensor) -> torch.Tensor:
-    """Give the chance of each number of tokens before the first rejection, [rows, n + 1]."""
+    """Give the chance of each number of tokens before the first rejected one, [rows, n + 1]."""
     reached = torch.nn.functional.pad(accept.cumprod(dim=1), (1, 0), value=1.0)
     return reached - torch.nn.functional.pad(reached[:, 1:], (0, 1))
 
 
 def _independent(accept: torch.Tensor) -> torch.Tensor:
-    """Give the chance of each number of successes of independent trials, [rows, n + 1]."""
+    """Give the chance of each number of accepted tokens, where each is accepted by itself, [rows, n + 1]."""
     rows, count = accept.shape
     chance = torch.zeros(rows, count + 1, dtype=accept.dtype)
     chance[:, 0] = 1.0

@@ -1,7 +1,8 @@
-"""Tests of the hypothesis that places in [0, 1) are uniform and independent: pure statistics, no tokens, no runnable.
+"""Tests of whether places in [0, 1) are uniform and independent: statistics only, no tokens, no solution.
 
 Each test gives a p-value: the chance that a perfect sampler looks this odd or odder. Sums of chi-square over rows or
-calls are held against the chi-square distribution, which is on the safe side: their own spread is a little smaller.
+calls are compared with the chi-square distribution. Their own spread is a little smaller, so a perfect sampler is
+rejected less often than the p-value says.
 """
 
 from __future__ import annotations
@@ -13,43 +14,44 @@ from typing import Final
 import torch
 
 DRAW_GROUPS: Final = (32, 8)
-"""Groups of equal expected share, over all draws: many show a narrow deviation, few a broad one."""
+"""Numbers of groups of equal expected share for all draws. Many groups show a narrow deviation, few a broad one."""
 ROW_GROUPS: Final = (12, 4)
-"""Likewise, over the draws of one row."""
+"""Numbers of groups of equal expected share for the draws of one row."""
 CALL_GROUPS: Final = 16
-"""Groups for the draws of one call."""
+"""Largest number of groups for the draws of one call."""
 PAIR_GROUPS: Final = 16
-"""Groups for a draw and the one of the call before."""
+"""Number of groups in which a draw is compared with the draw of the call before."""
 MOVES: Final = 32
+"""Times that the calls of the rows are moved, to see how often rows agree by chance."""
 MOVE_SLACK: Final = 1.4
-"""Factor on a deviation that was estimated from so few moves: with it the normal tail lies above Student's, as far
-as eight deviations."""
+"""Factor on the deviation that is estimated from `MOVES` moves. With it the tail of the normal distribution lies above
+that of Student's, up to eight deviations."""
 LEAST_EXPECTED: Final = 8
-"""Draws that a group should expect; fewer draws are put into fewer groups."""
+"""Draws that are expected in a group, at least; where there are few draws, there are fewer groups."""
 
 
 @dataclass(frozen=True)
 class Distance:
-    """How far observed shares are from the expected ones."""
+    """How far the observed shares are from the expected ones."""
 
     tvd: float
-    """Total variation distance over groups of tokens: half the sum of |observed share - expected share|."""
+    """Total variation distance over groups of tokens: half of the sum of |observed share - expected share|."""
     noise: float
-    """What a perfect sampler stays below with this number of draws, all but once in ten thousand times."""
+    """The distance of a perfect sampler with this number of draws is above this once in ten thousand times."""
 
 
 def measure_distance(places: torch.Tensor) -> Distance:
-    """Give the distance of all places from even shares."""
+    """Give the distance of all places from equal shares."""
     draws = places.numel()
     groups = _group_count(draws, DRAW_GROUPS[0])
     shares = _count(places.reshape(1, -1), groups) / draws
-    # Mean of the sum of so many folded normals, and four deviations of it.
+    # The mean of the sum of folded normal values, one for each group, and four deviations of the sum.
     noise = math.sqrt(groups / (2 * math.pi * draws)) + 1.2 / math.sqrt(draws)
     return Distance(float((shares - 1 / groups).abs().sum() / 2), noise)
 
 
 def measure_chances(places: torch.Tensor) -> dict[str, float]:
-    """Test places [calls, rows]; give a p-value for each way in which they may fail to be uniform and independent."""
+    """Test places [calls, rows]; give a p-value for each test of being uniform and independent."""
     calls, rows = places.shape
     found = {
         "shares": _chi_square_of_best(places.reshape(1, -1), DRAW_GROUPS),
@@ -63,16 +65,17 @@ def measure_chances(places: torch.Tensor) -> dict[str, float]:
 
 
 def measure_overuse(counts: torch.Tensor, shares: torch.Tensor, *, calls: int, candidates: int) -> float:
-    """Test tokens for having been drawn too often; give the p-value of the oddest one.
+    """Test whether single tokens were drawn too often; give the p-value of the oddest token.
 
     Args:
-        counts: how often each of some tokens was drawn in its row.
-        shares: its probability.
-        calls: draws of a row.
-        candidates: tokens that could have been drawn, in all rows: the oddest is the oddest of so many.
+        counts: for each drawn token of each row, how often it was drawn.
+        shares: the probabilities of these tokens.
+        calls: number of draws in a row.
+        candidates: number of tokens that could have been drawn, in all rows. The p-value is multiplied by it, because
+            the oddest of all these tokens is tested.
     """
     observed, expected = counts / calls, shares.clamp(1e-300, 1.0)
-    # Chernoff's bound on the tail of the binomial: the exponent is the relative entropy of the two shares.
+    # Chernoff's bound on the tail of the binomial distribution; its exponent is the relative entropy of the two shares.
     others = (1 - observed) * torch.log((1 - observed) / (1 - expected).clamp(min=1e-300))
     entropy = observed * torch.log(observed / expected) + torch.where(observed < 1, others, 0.0)
     entropy = torch.where(observed > expected, entropy, 0.0)
@@ -80,9 +83,9 @@ def measure_overuse(counts: torch.Tensor, shares: torch.Tensor, *, calls: int, c
 
 
 def measure_agreement(tokens: torch.Tensor, generator: torch.Generator) -> float:
-    """Test whether rows [calls, rows] get equal tokens in one call more often than across calls; give the p-value.
+    """Test whether tokens [calls, rows] of two rows are equal more often in one call than in two; give the p-value.
 
-    The calls of each row are moved on by a random number to see how often they do without a common cause.
+    To see how often rows agree by chance, the calls of each row are moved by a random number.
     """
     tokens = tokens.cpu()
     calls, rows = tokens.shape
@@ -90,7 +93,7 @@ def measure_agreement(tokens: torch.Tensor, generator: torch.Generator) -> float
     moved = tokens.expand(MOVES, -1, -1).gather(1, (torch.arange(calls)[:, None] + moves) % calls)
     counts = torch.stack([_count_equal(tokens), *map(_count_equal, moved)]).double()
     mean, deviation = counts[1:].mean(), counts[1:].std()
-    # Rare agreement is no normal variable: its deviation is taken to be that of one more case than was seen.
+    # Where rows seldom agree, the count is not normal: its deviation is taken as if one more case had been seen.
     excess = (counts[0] - mean) / torch.maximum(deviation, (mean + 1).sqrt())
     return float(torch.special.erfc(excess / (MOVE_SLACK * math.sqrt(2))) / 2)
 
@@ -102,12 +105,12 @@ def chi_square_tail(statistic: float, degrees: int) -> float:
 
 
 def _chi_square_of_best(places: torch.Tensor, groups: tuple[int, int]) -> float:
-    """Give the smaller of two p-values, doubled because it was chosen."""
+    """Give the smaller of two p-values, doubled because it is the smaller one."""
     return min(1.0, 2 * min(_chi_square(places, _group_count(places.shape[1], most)) for most in groups))
 
 
 def _chi_square(places: torch.Tensor, groups: int) -> float:
-    """Sum chi-square over the lines of [lines, draws] against even shares; give its p-value."""
+    """Sum chi-square against equal shares over the lines of [lines, draws]; give the p-value of the sum."""
     lines, draws = places.shape
     expected = draws / groups
     statistic = float(((_count(places, groups) - expected) ** 2).sum() / expected)
@@ -115,7 +118,7 @@ def _chi_square(places: torch.Tensor, groups: int) -> float:
 
 
 def _chance_of_repeats(places: torch.Tensor) -> float:
-    """Count the draws that fall into the group of the call before; give the p-value of so many, after Poisson."""
+    """Count the draws in the same group as the draw of the call before; give the p-value of this count, by Poisson."""
     group = _group(places, PAIR_GROUPS)
     repeats, pairs = int((group[1:] == group[:-1]).sum()), group[1:].numel()
     expected = torch.tensor(pairs / PAIR_GROUPS, dtype=torch.float64)
@@ -125,7 +128,7 @@ def _chance_of_repeats(places: torch.Tensor) -> float:
 
 
 def _count_equal(tokens: torch.Tensor) -> torch.Tensor:
-    """Count the tokens [calls, rows] that another row got before in the same call."""
+    """Count the tokens [calls, rows] that another row has in the same call."""
     ordered = tokens.sort(dim=1).values
     return (ordered[:, 1:] == ordered[:, :-1]).sum()
 

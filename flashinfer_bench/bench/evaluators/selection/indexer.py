@@ -1,9 +1,11 @@
 """What a top-k indexer was given, and the range in which the score of each cached token may lie.
 
-Score of a token = sum over heads of weight * relu(query . key), as in DeepSeek V3.2. The keys are paged: token = page *
-page size + offset, and the block table lists the pages of each sequence. A packed cache holds bytes: in a page the fp8
-values of all its tokens come first, then one float32 scale for each. A right implementation may round each score by a
-share of its magnitude, the sum of |weight| * relu(query . key): `ScoredRow` has the lowest and the highest score.
+The score of a token is the sum over heads of weight * relu(query . key), as in DeepSeek V3.2. The keys are paged: token
+= page * page size + offset. The block table lists the pages of each sequence. A packed cache holds bytes: in each page
+first the fp8 values of all its tokens, then one float32 scale for each token.
+
+The magnitude of a score is the sum of |weight| * relu(query . key). A right implementation may round a score by a share
+of its magnitude. So a score has a lowest and a highest value: see `ScoredRow`.
 """
 
 from __future__ import annotations
@@ -19,12 +21,12 @@ from flashinfer_bench.data.dtypes import DTYPES
 from flashinfer_bench.errors import WorkloadFault
 
 SCALE_BYTES: Final = 4
-"""Bytes of a packed cache's float32 scale."""
+"""Bytes of a float32 scale in a packed cache."""
 
 
 @dataclass(frozen=True)
 class IndexerRoles:
-    """Which input of a definition is what."""
+    """The name of the input that has each role."""
 
     queries: str
     keys: str
@@ -40,22 +42,22 @@ class IndexerProblem:
     queries: torch.Tensor
     """[sequences, heads, dim], any float dtype."""
     keys: torch.Tensor
-    """Packed: bytes [pages, page size, 1, dim + 4]; else floats [pages, page size, dim], with a 1 before dim or not."""
+    """Packed: bytes [pages, page size, 1, dim + 4]. Else floats [pages, page size, dim], or with a 1 before dim."""
     weights: torch.Tensor
     """[sequences, heads]."""
     lengths: list[int]
     """Cached tokens of each sequence."""
     table: torch.Tensor
-    """[sequences, most pages]."""
+    """Pages of each sequence, [sequences, largest number of pages]."""
 
     @property
     def page_size(self) -> int:
-        """Tokens a page."""
+        """Tokens in a page."""
         return self.keys.shape[1]
 
     @property
     def tokens(self) -> int:
-        """Tokens in the whole cache: an index is below this."""
+        """Tokens in the whole cache; an index is below this."""
         return self.keys.shape[0] * self.page_size
 
 
@@ -68,23 +70,24 @@ class ScoredRow:
     scores: torch.Tensor
     """float32 [length]."""
     margins: torch.Tensor
-    """float32 [length]: how far off a score may be."""
+    """float32 [length]: how far off each score may be."""
 
     @property
     def lowest(self) -> torch.Tensor:
-        """The lowest score that a right implementation may find; of a score that is not finite nothing is known."""
+        """The lowest scores that a right implementation may find; -inf where a score is not finite."""
         return torch.where(torch.isfinite(self.scores), self.scores - self.margins, -torch.inf)
 
     @property
     def highest(self) -> torch.Tensor:
-        """The highest such score."""
+        """The highest scores that a right implementation may find; inf where a score is not finite."""
         return torch.where(torch.isfinite(self.scores), self.scores + self.margins, torch.inf)
 
 
 def find_roles(definition: Definition) -> IndexerRoles | None:
-    """Tell which input is what, by name of the cache, by kind and number of axes of the others.
+    """Find the input of each role: the keys by their name, the others by their kind of dtype and number of axes.
 
-    None where the definition is no indexer: one integer output with a line for each sequence, and five such inputs.
+    None where the definition is no indexer. An indexer has these five inputs, and one integer output with a line for
+    each sequence.
     """
     outputs = list(definition.outputs.values())
     if len(outputs) != 1 or DTYPES[outputs[0].dtype].kind != "int" or len(outputs[0].shape or ()) != 2:
@@ -115,7 +118,7 @@ def read_problem(definition: Definition, roles: IndexerRoles, inputs: Sequence[A
     """Read the inputs of an indexer.
 
     Raises:
-        WorkloadFault: a length or a page that a sequence needs is out of range, or the cache has no known layout.
+        WorkloadFault: a sequence's length or page is out of range, or the layout of the cache is not known.
     """
     values = dict(zip(definition.inputs, inputs, strict=True))
     problem = IndexerProblem(
@@ -151,7 +154,7 @@ def score_row(problem: IndexerProblem, row: int, tolerance: float) -> ScoredRow:
     Args:
         problem: what the indexer was given.
         row: the sequence.
-        tolerance: share of a score's magnitude that it may be off by.
+        tolerance: how far off a score may be, as a share of its magnitude.
     """
     length, size = problem.lengths[row], problem.page_size
     pages = problem.table[row, : -(-length // size)]
@@ -159,7 +162,7 @@ def score_row(problem: IndexerProblem, row: int, tolerance: float) -> ScoredRow:
     tokens = (pages[:, None] * size + offsets).reshape(-1)[:length]
     values, scales = _read_keys(problem.keys[pages], problem.queries.shape[-1])
     dots = problem.queries[row].float() @ values[:length].T
-    # A scale may be negative, so it has to come before the relu.
+    # A scale may be negative, so it is applied before the relu.
     terms = torch.relu_(dots if scales is None else dots.mul_(scales[:length]))
     weights = problem.weights[row].float()
     tokens, order = tokens.sort()
@@ -167,7 +170,7 @@ def score_row(problem: IndexerProblem, row: int, tolerance: float) -> ScoredRow:
 
 
 def _read_keys(pages: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Give the keys of some pages [tokens, dim] in float32, and what each is to be multiplied by."""
+    """Give the keys of some pages [tokens, dim] in float32, and their scales [tokens]; None where they have none."""
     count, size = pages.shape[:2]
     if not _is_packed(pages):
         return pages.reshape(count * size, dim).float(), None

@@ -1,46 +1,50 @@
-"""Judges the indices of a top-k indexer: a set, whose order carries no meaning; -1 is padding wherever it stands.
+"""Judges the indices of a top-k indexer. They are a set: their order means nothing, and -1 is padding in any place.
 
-Each index has to be a token that its sequence can reach, none may be there twice, and there have to be as many as there
-is room and there are tokens. A token that was chosen may score too low, one that was left out too high, only by what
-rounding explains: whatever scores a right implementation finds between the lowest and the highest of `ScoredRow`, its
-last choice lies between the k-th largest of all lowest and the k-th largest of all highest ones.
+Each index has to be a token that its sequence can reach. No index may be there twice. There must be k of them, or as
+many as the sequence has tokens.
+
+Rounding may change which tokens are chosen. A right implementation finds scores between the lowest and the highest ones
+of `ScoredRow`. So the score of its last choice lies between the k-th largest lowest score and the k-th largest highest
+score. A chosen token is wrong where its highest score is below this range. A token that was left out is missing where
+its lowest score is above it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import torch
 
-from flashinfer_bench.bench.evaluators.evaluator import Accepted, Rejected, Verdict
 from flashinfer_bench.bench.evaluators.selection.indexer import IndexerProblem, ScoredRow, score_row
+from flashinfer_bench.bench.evaluators.verdict import Verdict, decide
 from flashinfer_bench.bench.extra_keys import DSA_TOLERANCE
-from flashinfer_bench.data import Correctness, EvaluationStatus
+from flashinfer_bench.data import Correctness
 
 DEFAULT_TOLERANCE: Final = 2e-3
-"""Share of a score's magnitude that rounding may change: what rounding the keys to bfloat16, after they were multiplied
-by their scales, comes to in the worst of some hundred tokens. The spread of scores is a hundred times as much."""
+"""How far off a score may be, as a share of its magnitude. Rounding the scaled keys to bfloat16 changes the worst of
+some hundred scores by this share. Scores differ from each other by about a hundred times as much."""
 PADDING: Final = -1
+"""The index that fills a line with too few tokens."""
 OUT_OF_RANGE, UNREACHABLE, DUPLICATE, TOO_LOW = 1, 2, 3, 4
-"""What can be wrong with one index; 0 where nothing is."""
+"""Codes of what is wrong with an index; a right index has 0."""
 
 
 @dataclass(frozen=True)
 class _RowFinding:
-    """What one line of indices comes to; tensors are on the device, so that a line costs no waiting."""
+    """What was found in one line of indices. Tensors stay on the device, so no line waits for it."""
 
     codes: torch.Tensor
     """[topk]: what is wrong with each index."""
     entries: torch.Tensor
-    """How many are no padding."""
+    """Number of indices that are not padding."""
     left_out: torch.Tensor
-    """[length]: tokens that had to be chosen and were not."""
+    """[length]: which tokens had to be chosen and were not."""
     threshold: torch.Tensor
-    """The score of the last token that has to be chosen."""
+    """The k-th largest score."""
     shortfall: torch.Tensor
-    """How far the lowest chosen score is below that; infinite where there are no such scores for all indices."""
+    """How far the lowest chosen score is below `threshold`; infinite where an index has no score or is missing."""
     magnitude: torch.Tensor
     """Largest absolute score of the sequence."""
 
@@ -51,48 +55,47 @@ def judge_indices(problem: IndexerProblem, indices: torch.Tensor, tolerance: flo
     Args:
         problem: what it was given.
         indices: of any integer dtype, on the device of the problem.
-        tolerance: share of a score's magnitude that it may be off by.
-        name: of the output, for messages.
+        tolerance: how far off a score may be, as a share of its magnitude.
+        name: the output's name, for messages.
     """
     findings = [
         _judge_row(score_row(problem, row, tolerance), indices[row].long(), problem.tokens)
         for row in range(len(problem.lengths))
     ]
-    if not findings:
-        return Accepted(_correctness(0.0, 0.0, entries=0, wrong=0, left_out=0, tolerance=tolerance))
-    wrong = torch.stack([(finding.codes > 0).sum() for finding in findings]).tolist()
-    left_out = torch.stack([finding.left_out.sum() for finding in findings]).tolist()
-    entries = torch.stack([finding.entries for finding in findings]).tolist()
-    shortfall = torch.stack([finding.shortfall for finding in findings])
-    relative = (shortfall / torch.stack([finding.magnitude for finding in findings])).nan_to_num(nan=0.0)
+    wrong = _to_list([(finding.codes > 0).sum() for finding in findings])
+    left_out = _to_list([finding.left_out.sum() for finding in findings])
+    entries = _to_list([finding.entries for finding in findings])
+    shortfalls = _to_list([finding.shortfall for finding in findings])
+    relative = _to_list([(finding.shortfall / finding.magnitude).nan_to_num(nan=0.0) for finding in findings])
     due = [min(indices.shape[1], length) for length in problem.lengths]
-    correctness = _correctness(
-        float(shortfall.max()),
-        float(relative.max()),
-        entries=sum(entries),
-        wrong=sum(wrong),
-        left_out=sum(left_out),
-        tolerance=tolerance,
+    correctness = Correctness(
+        max_relative_error=max(relative, default=0.0),
+        max_absolute_error=max(shortfalls, default=0.0),
+        extra={"indices": sum(entries), "wrong": sum(wrong), "left_out": sum(left_out), DSA_TOLERANCE: tolerance},
     )
     for row, finding in enumerate(findings):
         if wrong[row] or left_out[row] or entries[row] != due[row]:
             what = next(_describe_row(problem, indices[row], row, finding, tolerance))
             counts = f"{sum(wrong)} of {sum(entries)} indices are wrong, {sum(left_out)} are missing"
-            message = f"output {name!r}: {what} ({counts}; {DSA_TOLERANCE}={tolerance:g})"
-            return Rejected(EvaluationStatus.INCORRECT_NUMERICAL, message, correctness)
-    return Accepted(correctness)
+            return decide(f"output {name!r}: {what} ({counts}; {DSA_TOLERANCE}={tolerance:g})", correctness)
+    return decide(None, correctness)
+
+
+def _to_list(numbers: list[torch.Tensor]) -> list[Any]:
+    """Give numbers that lie on a device as Python numbers, in one transfer."""
+    return torch.stack(numbers).tolist() if numbers else []
 
 
 def _judge_row(row: ScoredRow, chosen: torch.Tensor, cache_tokens: int) -> _RowFinding:
-    """Judge a line of indices; an index that stands there for the n-th time needs an n-th token with its number."""
+    """Judge a line of indices. A token that the sequence reaches twice may be chosen twice."""
     length, due = len(row.tokens), min(len(chosen), len(row.tokens))
     lowest, highest = row.lowest, row.highest
-    # Whatever the scores of a right implementation, its last choice scores between the two thresholds.
+    # The last choice of a right implementation has a score between these two.
     floor, ceiling = (side.topk(due).values[-1] if due else side.new_tensor(-torch.inf) for side in (lowest, highest))
     threshold = row.scores.topk(due).values[-1] if due else row.scores.new_tensor(-torch.inf)
     values, columns = chosen.sort(stable=True)
     repeat = torch.arange(len(values), device=values.device) - torch.searchsorted(values, values)
-    tokens = torch.cat((row.tokens, row.tokens.new_tensor([cache_tokens])))  # an end that no index in range equals
+    tokens = torch.cat((row.tokens, row.tokens.new_tensor([cache_tokens])))  # no index in range equals the last entry
     first = torch.searchsorted(tokens, values).clamp(max=length)
     place = (first + repeat).clamp(max=length)
     is_entry = values != PADDING
@@ -121,7 +124,7 @@ def _judge_row(row: ScoredRow, chosen: torch.Tensor, cache_tokens: int) -> _RowF
 def _describe_row(
     problem: IndexerProblem, indices: torch.Tensor, row: int, finding: _RowFinding, tolerance: float
 ) -> Iterator[str]:
-    """Say what is wrong with a line of indices, the worst kind first."""
+    """Say what is wrong with a line of indices, one sentence for each kind of error, the worst kind first."""
     for code in (OUT_OF_RANGE, UNREACHABLE, DUPLICATE):
         for column in (finding.codes == code).nonzero()[:1, 0].tolist():
             yield _describe_index(problem, indices, row, column, code)
@@ -160,14 +163,3 @@ def _describe_index(problem: IndexerProblem, indices: torch.Tensor, row: int, co
 
 def _describe_score(row: ScoredRow, at: int) -> str:
     return f"{float(row.scores[at]):.6g} (± {float(row.margins[at]):.2g})"
-
-
-def _correctness(
-    shortfall: float, relative: float, *, entries: int, wrong: int, left_out: int, tolerance: float
-) -> Correctness:
-    """Give the errors in terms of scores: how far the worst choice is below the score that it had to reach."""
-    return Correctness(
-        max_relative_error=relative,
-        max_absolute_error=shortfall,
-        extra={"indices": entries, "wrong": wrong, "left_out": left_out, DSA_TOLERANCE: tolerance},
-    )

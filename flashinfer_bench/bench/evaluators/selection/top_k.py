@@ -1,8 +1,9 @@
-"""The TopK evaluator: which k scores of a row are the largest, wherever the indices point and in whatever order.
+"""The TopK evaluator: the k largest scores of each row, in any order.
 
-Ties make several answers right, so indices are judged by the scores that they select: in range, none twice, as many as
-there can be, -1 for the rest, and their scores, sorted, equal to the largest ones bit by bit. An index may be a column,
-an entry of the row's page table, or a column plus the row's offset; the inputs' names tell which.
+Ties make several answers right, so indices are judged by the scores that they select. Each index has to be in range and
+may be there once. There must be k of them, or as many as the row has scores; the rest is -1. Their sorted scores must
+equal the largest ones bit by bit. An index may be a column, an entry of the row's page table, or a column plus the
+row's offset; the names of the inputs say which.
 """
 
 from __future__ import annotations
@@ -14,77 +15,48 @@ import torch
 
 from flashinfer_bench.bench.config import ResolvedEvalConfig
 from flashinfer_bench.bench.evaluators.built_in import TOP_K
-from flashinfer_bench.bench.evaluators.default import DefaultEvaluator, build_baseline
-from flashinfer_bench.bench.evaluators.evaluator import (
-    Accepted,
-    Baseline,
-    JudgeContext,
-    Rejected,
-    SolutionRunnable,
-    Verdict,
-)
-from flashinfer_bench.bench.evaluators.verdict import check_form
-from flashinfer_bench.data import Correctness, Definition, EvaluationStatus, Workload
+from flashinfer_bench.bench.evaluators.default import DefaultEvaluator, JudgedCall
+from flashinfer_bench.bench.evaluators.evaluator import Baseline, JudgeContext
+from flashinfer_bench.bench.evaluators.verdict import Verdict, decide
+from flashinfer_bench.data import Correctness, Definition
 from flashinfer_bench.errors import WorkloadFault
 
 NOTHING: Final = -1
-"""Index that stands for no element."""
+"""The index that fills a row with too few scores; it selects no score."""
 
 
 class TopKEvaluator(DefaultEvaluator):
     """Takes op type top_k: input scores [rows, columns], output indices [rows, k] and maybe values [rows, k]."""
 
+    built_in = TOP_K
     revision = TOP_K.revision
 
     @classmethod
-    def can_evaluate(cls, definition: Definition) -> bool:
-        """Take top-k selections."""
-        return TOP_K.takes(definition)
+    def check_reference(
+        cls, definition: Definition, baseline: Baseline, cfg: ResolvedEvalConfig, context: JudgeContext
+    ) -> None:
+        """Judge the reference's outputs of each trial as those of a solution.
 
-    @classmethod
-    def build_baseline(
-        cls,
-        definition: Definition,
-        workload: Workload,
-        cfg: ResolvedEvalConfig,
-        device: torch.device,
-        *,
-        context: JudgeContext,
-    ) -> Baseline:
-        """As Default; the reference has to pass by the rules that a solution is judged by."""
-        baseline = build_baseline(definition, workload, cfg, device, context=context)
+        Raises:
+            WorkloadFault: they are wrong.
+        """
+        del cfg, context
         for inputs, outputs in zip(baseline.inputs, baseline.outputs, strict=True):
             problem = find_problem(definition, inputs, outputs)
             if problem is not None:
                 raise WorkloadFault(f"the reference of {definition.name} does not select the largest scores: {problem}")
-        return baseline
 
     @classmethod
-    def check_correctness(
-        cls,
-        definition: Definition,
-        sol_runnable: SolutionRunnable,
-        inputs: list[list[Any]],
-        ref_outputs: list[list[torch.Tensor]],
-        cfg: ResolvedEvalConfig,
-        *,
-        context: JudgeContext,
-    ) -> Verdict:
+    def judge_trial(cls, definition: Definition, trial: JudgedCall, cfg: ResolvedEvalConfig) -> Verdict:
         """Judge the indices by the scores that they select, and the values by the indices."""
-        del cfg, context
-        for trial_inputs, expected in zip(inputs, ref_outputs, strict=True):
-            got = check_form(definition, sol_runnable(*trial_inputs), expected)
-            if isinstance(got, Rejected):
-                return got
-            problem = find_problem(definition, trial_inputs, got)
-            if problem is not None:
-                wrong = Correctness(max_relative_error=1.0, max_absolute_error=1.0)
-                return Rejected(EvaluationStatus.INCORRECT_NUMERICAL, problem, wrong)
-        return Accepted(Correctness(max_relative_error=0.0, max_absolute_error=0.0, extra={"trials": len(inputs)}))
+        del cfg
+        problem = find_problem(definition, trial.inputs, trial.got)
+        error = 0.0 if problem is None else 1.0
+        return decide(problem, Correctness(max_relative_error=error, max_absolute_error=error))
 
 
 def find_problem(definition: Definition, inputs: Sequence[Any], outputs: Sequence[torch.Tensor]) -> str | None:
-    """Say what is wrong with a selection; None where nothing is."""
+    """Say what is wrong with a selection; None where it is right."""
     given = dict(zip(definition.inputs, inputs, strict=True))
     made = dict(zip(definition.outputs, outputs, strict=True))
     scores, indices = given["scores"], made["indices"].long()
@@ -110,7 +82,7 @@ def find_problem(definition: Definition, inputs: Sequence[Any], outputs: Sequenc
 
 
 def _to_columns(indices: torch.Tensor, given: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Turn indices into columns, and tell which of them can be."""
+    """Turn indices into columns, and tell which of the indices have a column."""
     if "offsets" in given:
         return indices - given["offsets"].long()[:, None], torch.ones_like(indices, dtype=torch.bool)
     if "src_page_table" not in given:

@@ -1,110 +1,72 @@
-"""One device's judge: takes blocks of jobs, runs each solution in a worker, and sends a verdict for each job as it
-comes.
+"""One device's judge: it judges the jobs of a block, one after the other, each solution in a worker.
 
-Here live the definition's reference, the inputs, the expected outputs, the comparison and the baseline's timing;
-solution code never does. How processes are kept is worker_pool's; how a verdict becomes a trace is outcome's.
+The reference runs in this process, which holds the inputs and the expected outputs. No solution runs here.
+`workers/pool.py` starts and ends workers; `outcome.py` makes a trace of a verdict.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 
-from flashinfer_bench.bench.config import MEASURE_REJECTED, ResolvedEvalConfig
-from flashinfer_bench.bench.evaluators.compare.packed import storage_shape
-from flashinfer_bench.bench.evaluators.evaluator import Baseline, Evaluator, JudgeContext, Rejected
-from flashinfer_bench.bench.evaluators.inputs.memory import bytes_of, total_bytes
+from flashinfer_bench.bench.config import ResolvedEvalConfig
+from flashinfer_bench.bench.evaluators.evaluator import Baseline, JudgeContext, Rejected, Verdict
+from flashinfer_bench.bench.evaluators.inputs.memory import total_bytes
 from flashinfer_bench.bench.evaluators.inputs.seeds import derive_seed
 from flashinfer_bench.bench.evaluators.reference import Reference
 from flashinfer_bench.bench.evaluators.registry import find_evaluator
+from flashinfer_bench.bench.extra_keys import MEASURE_REJECTED
 from flashinfer_bench.bench.runner.environments import solution_environment
-from flashinfer_bench.bench.runner.protocol import BlockJob, BlockOrder, BlockSolution, Hello, JobFault, Phase
-from flashinfer_bench.bench.runner.readout import Readout
+from flashinfer_bench.bench.runner.protocol import (
+    EXPECTED_PHASE,
+    REFERENCE_PHASE,
+    BlockJob,
+    BlockOrder,
+    BlockSolution,
+    Hello,
+    JobFault,
+    Phase,
+)
+from flashinfer_bench.bench.runner.session.job import BaselineKey, BlockContext, JobContext, JobResult, MadeBaseline
 from flashinfer_bench.bench.runner.session.outcome import JobOutcome, Passed
-from flashinfer_bench.bench.runner.session.reference_timing import BaselineKey, ReferenceTimer
-from flashinfer_bench.bench.runner.workers.arena import SharedArena
+from flashinfer_bench.bench.runner.session.reference_timing import ReferenceTimer
 from flashinfer_bench.bench.runner.workers.artifacts import find_artifact
-from flashinfer_bench.bench.runner.workers.claims import OutputSpec, choose_style
+from flashinfer_bench.bench.runner.workers.claims import choose_style
 from flashinfer_bench.bench.runner.workers.kernel import (
     KernelMetadata,
+    KernelTask,
     MeasurePlan,
     RemoteKernel,
+    SessionTools,
 )
 from flashinfer_bench.bench.runner.workers.pool import WorkerPool
 from flashinfer_bench.bench.runner.workers.process import WorkerProcess
 from flashinfer_bench.bench.runner.workers.readings import find_implausible
-from flashinfer_bench.data import Definition, EvaluationStatus, Workload
-from flashinfer_bench.data.dtypes import torch_dtype
+from flashinfer_bench.data import Definition, EvaluationStatus
 from flashinfer_bench.errors import BuildFault, DefinitionFault, DeviceFault, SolutionFailure, WorkloadFault
-from flashinfer_bench.timing.clocks import Clock
-from flashinfer_bench.timing.measurement import Measured
 from flashinfer_bench.worker.cuda_memory import CudaMemoryError
 
 INTERPRETED: Final = {
     "meaningful": False,
     "reason": "Triton's interpreter ran the kernels on a CPU; the time says nothing about them",
 }
-REFERENCE_PHASE: Final = "reference"
-"""The reference runs and no worker holds a solution: who ends the session now is the reference."""
-EXPECTED_PHASE: Final = "expected"
-"""The reference runs, and a solution is loaded."""
 CONFIRMATIONS: Final = 5
-"""So often is a call's cost taken from outside before it is held against a claim: a busy machine disturbs some."""
+"""Read a call's CPU time this many times before it rejects a claimed latency: a busy machine distorts some readings."""
 OUT_OF_MEMORY: Final = (torch.OutOfMemoryError, MemoryError, CudaMemoryError)
 LARGE_CACHE_BYTES: Final = 8 << 30
+"""Above this torch's unused memory is freed before a solution runs, which may need it."""
 LARGE_ARENA_BYTES: Final = 1 << 30
-"""An arena above this is not kept for the next block: its memory may be what the next reference needs."""
-
-AHEAD_S: Final = 60.0
-"""Baselines of a block's workloads are made ahead, before a solution is loaded, for so long at a time."""
+"""A larger arena is freed before the next block, whose reference may need its memory."""
 KEPT_BYTES: Final = 4 << 30
 KEPT_SHARE: Final = 16
-"""Baselines made ahead are kept up to so many bytes, and no more than the device's memory divided by this; others are
-made again for their job."""
-
-
-@dataclass(frozen=True)
-class MadeBaseline:
-    """A baseline, and what was noted while it was made."""
-
-    baseline: Baseline
-    notes: dict[str, Any]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of its inputs and outputs."""
-        sets = [*self.baseline.inputs, *self.baseline.outputs]
-        return bytes_of({id(value): value for values in sets for value in values}.values())
-
-
-@dataclass(frozen=True)
-class JobResult:
-    """What a job came to, before it is made into an evaluation."""
-
-    outcome: JobOutcome
-    printed: str
-    extra: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class BlockContext:
-    """What all jobs of a block share."""
-
-    definition: Definition
-    config: ResolvedEvalConfig
-    evaluator: type[Evaluator]
-    reference: Reference
-    kept: dict[int, MadeBaseline] = field(default_factory=dict)
-    """Job → its baseline, made ahead."""
-
-    def key(self, workload: Workload) -> BaselineKey:
-        """Return what a baseline is known by."""
-        return self.definition.digest(), workload.digest()
+"""A baseline that is prepared is kept while all kept ones hold at most KEPT_BYTES, and at most the device's memory
+divided by KEPT_SHARE. A baseline that is not kept is made again for its job."""
 
 
 class DeviceSession:
@@ -112,30 +74,18 @@ class DeviceSession:
 
     Args:
         hello: the session's settings.
-        device: the torch device.
         pool: where workers come from.
-        clock: times the reference.
-        readout: makes measurements of trials.
+        timer: times the reference; its device, arena and readout are the session's.
         tell: sends a phase to the host.
     """
 
-    def __init__(
-        self,
-        hello: Hello,
-        device: torch.device,
-        *,
-        pool: WorkerPool,
-        clock: Clock,
-        readout: Readout,
-        tell: Callable[[Phase], None],
-    ) -> None:
+    def __init__(self, hello: Hello, *, pool: WorkerPool, timer: ReferenceTimer, tell: Callable[[Phase], None]) -> None:
         self._hello = hello
-        self._device = device
         self._pool = pool
+        self._timer = timer
+        self._device = timer.device
+        self._arena = timer.arena
         self._tell = tell
-        self._arena = SharedArena(device)
-        self._readout = readout
-        self._timer = ReferenceTimer(hello, device, clock, readout, self._arena)
         self._arena_of: WorkerProcess | None = None
         self._sound: set[BaselineKey] = set()
         """Workloads whose baseline was made while no worker held a solution."""
@@ -164,96 +114,80 @@ class DeviceSession:
             config=ResolvedEvalConfig.model_validate(block.config),
             evaluator=find_evaluator(definition),
             reference=Reference.compile(definition),
+            solutions=block.solutions,
         )
 
-    def to_prepare(
-        self, shared: BlockContext, jobs: Sequence[BlockJob], solutions: dict[str, BlockSolution]
-    ) -> Iterator[BlockJob]:
-        """Yield the jobs whose baselines are to be made before the first job can run; each is to be prepared at once.
+    def lacks_baseline(self, block: BlockContext, order: BlockJob) -> bool:
+        """Tell whether a job's baseline has to be made before any worker holds a solution."""
+        job = block.open_job(order)
+        if job.solution.build_error is not None or block.reference.broken is not None:
+            return False
+        if job.solution.digest in self._broken_loads and not self._hello.isolated:
+            return False
+        return job.workload.uuid not in self._broken_workloads and job.key not in self._sound
 
-        Nothing where that job's baseline was made before. Else the worker is ended, and the workloads of later jobs
-        come too, so that this is rarely done twice.
-        """
-        if not self._lacks_baseline(shared, jobs[0], solutions):
-            return
+    def end_workers(self) -> None:
+        """End every worker that holds a solution, and give back the memory that it knows."""
         self._pool.discard()
         self._pool.quiesce()
         self._arena.release()
-        start = time.monotonic()
-        for job in jobs:
-            if job is not jobs[0] and time.monotonic() - start > AHEAD_S:
-                return
-            if self._lacks_baseline(shared, job, solutions):
-                yield job
 
-    def _lacks_baseline(self, shared: BlockContext, job: BlockJob, solutions: dict[str, BlockSolution]) -> bool:
-        solution, workload = solutions[job.solution], Workload.model_validate(job.workload)
-        if solution.build_error is not None or shared.reference.broken is not None:
-            return False
-        if solution.digest in self._broken_loads and not self._hello.isolated:
-            return False
-        return workload.uuid not in self._broken_workloads and shared.key(workload) not in self._sound
-
-    def prepare(self, shared: BlockContext, job: BlockJob) -> None:
-        """Make a job's baseline and time the reference, while no worker holds a solution that could disturb it.
+    def prepare(self, block: BlockContext, order: BlockJob) -> None:
+        """Make a job's baseline and time the reference; no worker may hold a solution, which could disturb it.
 
         What it fails with is told when the job itself runs.
         """
-        workload = Workload.model_validate(job.workload)
-        notes: dict[str, Any] = {}
+        job = block.open_job(order)
         try:
-            made = MadeBaseline(self._make_baseline(shared, job, workload, notes, phase=REFERENCE_PHASE), notes)
+            made = MadeBaseline(self._make_baseline(job, REFERENCE_PHASE), job.notes)
         except OUT_OF_MEMORY:
-            shared.kept.clear()
+            block.kept.clear()
             self._give_memory_back()
             return
         except WorkloadFault as fault:
-            self._note_fault(shared, workload, fault)
+            self._note_fault(job, fault)
             return
-        self._sound.add(shared.key(workload))
+        self._sound.add(job.key)
         room = min(KEPT_BYTES, total_bytes(self._device) // KEPT_SHARE)
-        if made.nbytes + sum(kept.nbytes for kept in shared.kept.values()) <= room:
-            shared.kept[job.index] = made
+        if made.nbytes + sum(kept.nbytes for kept in block.kept.values()) <= room:
+            block.kept[order.index] = made
 
-    def _note_fault(self, shared: BlockContext, workload: Workload, fault: WorkloadFault) -> str:
+    def _note_fault(self, job: JobContext, fault: WorkloadFault) -> str:
         """Remember why a workload cannot be judged."""
         # What is the definition's fault reads the same for all of its workloads, and so is told once.
-        is_definition = isinstance(fault, DefinitionFault)
-        message = str(fault) if is_definition else f"{shared.definition.name}, workload {workload.uuid}: {fault}"
-        self._broken_workloads[workload.uuid] = message
+        message = str(fault) if isinstance(fault, DefinitionFault) else f"{job.place}: {fault}"
+        self._broken_workloads[job.workload.uuid] = message
         self._check_device()
         return message
 
-    def run_job(self, shared: BlockContext, job: BlockJob, solution: BlockSolution) -> JobResult | JobFault:
+    def run_job(self, block: BlockContext, order: BlockJob) -> JobResult | JobFault:
         """Judge one job."""
-        workload = Workload.model_validate(job.workload)
-        known = self._broken_workloads.get(workload.uuid, shared.reference.broken)
+        job = block.open_job(order)
+        known = self._broken_workloads.get(job.workload.uuid, block.reference.broken)
         if known is not None:
-            return JobFault(job=job.index, message=known, retry=False)
-        notes: dict[str, Any] = {}
+            return JobFault(job=order.index, message=known, retry=False)
         outcome: JobOutcome
         try:
-            kernel = self._load(shared, job, solution, workload)
-            outcome = self._judge(shared, job, workload, kernel, notes)
+            outcome = self._judge(job, self._load(job))
         except SolutionFailure as failure:
             outcome = failure
         except OUT_OF_MEMORY as error:
             self._give_memory_back()
             message = (
-                f"{shared.definition.name}, workload {workload.uuid}: the judge needs more memory than this device has "
-                f"left for inputs, expected outputs and their comparison; use a device with more: {error}"
+                f"{job.place}: the judge needs more memory than this device has left for inputs, expected outputs and "
+                f"their comparison; use a device with more: {error}"
             )
-            return JobFault(job=job.index, message=message, retry=False)
+            return JobFault(job=order.index, message=message, retry=False)
         except BuildFault as fault:
-            return JobFault(job=job.index, message=str(fault), retry=False)
+            return JobFault(job=order.index, message=str(fault), retry=False)
         except WorkloadFault as fault:
-            return JobFault(job=job.index, message=self._note_fault(shared, workload, fault), retry=False)
+            return JobFault(job=order.index, message=self._note_fault(job, fault), retry=False)
         finally:
-            shared.kept.pop(job.index, None)
+            block.kept.pop(order.index, None)
         printed = self._pool.take_output()
         if self._hello.isolated or isinstance(outcome, SolutionFailure):
             self._pool.discard()
-        return JobResult(outcome, printed, {"evaluator": shared.evaluator.__name__, **notes})
+        return JobResult(outcome, printed, {"evaluator": block.evaluator.__name__, **job.notes})
 
     def _give_memory_back(self) -> None:
         """Free what can be freed: the arena, the worker that maps it, torch's own cache."""
@@ -262,30 +196,29 @@ class DeviceSession:
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _say(self, job: BlockJob, name: str, limit_s: float) -> None:
-        self._tell(Phase(job=job.index, name=name, limit_s=limit_s))
+    def _say(self, job: JobContext, phase: str) -> None:
+        self._tell(Phase(job=job.order.index, name=phase, limit_s=self._hello.timeout_seconds))
 
-    def _load(self, shared: BlockContext, job: BlockJob, solution: BlockSolution, workload: Workload) -> RemoteKernel:
-        """Return the solution, loaded in a worker of its own, as a callable for this workload."""
+    def _load(self, job: JobContext) -> RemoteKernel:
+        """Return the job's solution, loaded in a worker of its own, as a callable for the job's workload."""
+        solution = job.solution
         if solution.build_error is not None:
             raise SolutionFailure("COMPILE_ERROR", solution.build_error)
         broken = self._broken_loads.get(solution.digest)
         if broken is not None and not self._hello.isolated:
             raise broken
-        self._say(job, "load", self._hello.timeout_seconds)
+        self._say(job, "load")
         worker, is_fresh = self._pool.worker_for(solution.digest)
-        definition = shared.definition
-        kernel = RemoteKernel(
-            worker,
-            self._arena,
-            output_specs(definition, workload),
-            KernelMetadata(solution.name, definition.name, self._styles.get(solution.digest, True)),
-            timeout_seconds=self._hello.timeout_seconds,
-            plan=self._measure_plan(shared.config, solution),
-            quiesce=self._pool.quiesce,
-            readout=self._readout,
+        definition = job.block.definition
+        task = KernelTask(
             input_names=list(definition.inputs),
+            outputs=job.output_specs(),
+            timeout_seconds=self._hello.timeout_seconds,
+            plan=self._measure_plan(job.block.config, solution),
         )
+        metadata = KernelMetadata(solution.name, definition.name, self._styles.get(solution.digest, True))
+        tools = SessionTools(self._arena, self._timer.readout, self._pool.quiesce)
+        kernel = RemoteKernel(worker, tools, task, metadata)
         if is_fresh:
             try:
                 self._import(kernel, definition, solution)
@@ -312,53 +245,41 @@ class DeviceSession:
         if solution.language == "triton" and self._device.type == "cpu":
             return MeasurePlan(0, 1, self._hello.time_budget_s, trials=1, facts=INTERPRETED)
         per_trial_s = self._hello.time_budget_s / config.num_trials
-        return MeasurePlan(
-            config.warmup_runs,
-            config.iterations,
-            per_trial_s,
-            timing=self._hello.timing,
-        )
+        return MeasurePlan(config.warmup_runs, config.iterations, per_trial_s, timing=self._hello.timing)
 
-    def _judge(
-        self, shared: BlockContext, job: BlockJob, workload: Workload, kernel: RemoteKernel, notes: dict[str, Any]
-    ) -> JobOutcome:
+    def _judge(self, job: JobContext, kernel: RemoteKernel) -> JobOutcome:
         """Make the expected outputs, compare, measure."""
-        definition, config, evaluator = shared.definition, shared.config, shared.evaluator
-        made = shared.kept.pop(job.index, None)
+        block, evaluator = job.block, job.block.evaluator
+        made = block.kept.pop(job.order.index, None)
         if made is not None:
             baseline = made.baseline
-            notes |= made.notes
+            job.notes.update(made.notes)
         else:
-            baseline = self._make_baseline(shared, job, workload, notes, phase=EXPECTED_PHASE)
-        context = self._context(shared, job, workload, notes)
+            baseline = self._make_baseline(job, EXPECTED_PHASE)
         self._trim_cache()
         self._hand_over_arena(kernel.worker)
-        self._say(job, "solution", self._hello.timeout_seconds)
-        verdict = evaluator.check_correctness(
-            definition, kernel, baseline.inputs, baseline.outputs, config, context=context
-        )
+        verdict = self._check(job, kernel, baseline)
+        measure = partial(evaluator.eval_performance, block.definition, kernel, baseline.inputs)
         if isinstance(verdict, Rejected):
-            if config.extra.get(MEASURE_REJECTED) and verdict.status is EvaluationStatus.INCORRECT_NUMERICAL:
+            if block.config.extra.get(MEASURE_REJECTED) and verdict.status is EvaluationStatus.INCORRECT_NUMERICAL:
                 # Wrong stays wrong; its time stands in the notes.
-                evaluator.eval_performance(definition, kernel, baseline.inputs, None, config, context=context)
+                measure(None, block.config, context=self._context(job))
             return verdict
-        performance = evaluator.eval_performance(
-            definition, kernel, baseline.inputs, baseline.mean_latency_ms, config, context=context
-        )
+        performance = measure(baseline.mean_latency_ms, block.config, context=self._context(job))
         if baseline.measurement is not None:
-            notes["baseline"] = baseline.measurement
-        wrong = self._confirm(shared, job, workload, kernel, baseline, performance.latency_ms)
+            job.notes["baseline"] = baseline.measurement
+        wrong = self._confirm(replace(job, notes={}), kernel, baseline, performance.latency_ms)
         return wrong or Passed(verdict.correctness, performance)
 
-    def _confirm(
-        self,
-        shared: BlockContext,
-        job: BlockJob,
-        workload: Workload,
-        kernel: RemoteKernel,
-        baseline: Baseline,
-        latency_ms: float,
-    ) -> Rejected | None:
+    def _check(self, job: JobContext, kernel: RemoteKernel, expected: Baseline) -> Verdict:
+        """Call the solution on inputs and compare its outputs with what is expected."""
+        block = job.block
+        self._say(job, "solution")
+        return block.evaluator.check_correctness(
+            block.definition, kernel, expected.inputs, expected.outputs, block.config, context=self._context(job)
+        )
+
+    def _confirm(self, job: JobContext, kernel: RemoteKernel, baseline: Baseline, latency_ms: float) -> Rejected | None:
         """Call a solution that was timed on inputs that it has not seen: its outputs must be right, its time plausible.
 
         Raises:
@@ -367,58 +288,48 @@ class DeviceSession:
         costs_ns: list[int] = []
         why: str | None = None
         for attempt in range(CONFIRMATIONS if kernel.is_meaningful else 0):
-            made = self._make_unseen(shared, job, workload, attempt) or last_trial(baseline)
-            context = self._context(shared, job, workload, {})
+            made = self._make_unseen(job, attempt) or last_trial(baseline)
             kernel.allow_again()
             kernel.call_costs_ns.clear()
-            self._say(job, "solution", self._hello.timeout_seconds)
-            verdict = shared.evaluator.check_correctness(
-                shared.definition, kernel, made.inputs, made.outputs, shared.config, context=context
-            )
+            verdict = self._check(job, kernel, made)
             if isinstance(verdict, Rejected):
                 return replace(verdict, message=f"after it was timed: {verdict.message}")
             costs_ns += kernel.call_costs_ns
-            why = find_implausible(latency_ms * 1e6, costs_ns, MadeBaseline(made, {}).nbytes)
+            why = find_implausible(latency_ms * 1e6, costs_ns, MadeBaseline(made).nbytes)
             if why is None or self._device.type != "cpu":
                 return None
         if why is not None:
             raise SolutionFailure("RUNTIME_ERROR", why)
         return None
 
-    def _make_unseen(self, shared: BlockContext, job: BlockJob, workload: Workload, attempt: int) -> Baseline | None:
+    def _make_unseen(self, job: JobContext, attempt: int) -> Baseline | None:
         """Make one more set of inputs and what is expected of it; None where there is no memory for it."""
-        self._say(job, EXPECTED_PHASE, self._hello.timeout_seconds)
-        seed = derive_seed(job.seed, "confirmation", attempt)
-        context = replace(self._context(shared, job, workload, {}), seed=seed, profile_baseline=False)
-        config = shared.config.model_copy(update={"num_trials": 1})
+        seed = derive_seed(job.order.seed, "confirmation", attempt)
+        config = job.block.config.model_copy(update={"num_trials": 1})
         try:
-            return shared.evaluator.build_baseline(shared.definition, workload, config, self._device, context=context)
+            return self._make_baseline(job, EXPECTED_PHASE, config, seed=seed, profile_baseline=False)
         except OUT_OF_MEMORY:
             return None
 
     def _make_baseline(
-        self, shared: BlockContext, job: BlockJob, workload: Workload, notes: dict[str, Any], *, phase: str
+        self, job: JobContext, phase: str, config: ResolvedEvalConfig | None = None, **changes: Any
     ) -> Baseline:
-        self._say(job, phase, self._hello.timeout_seconds)
-        context = self._context(shared, job, workload, notes)
-        return shared.evaluator.build_baseline(
-            shared.definition, workload, shared.config, self._device, context=context
+        block = job.block
+        self._say(job, phase)
+        context = replace(self._context(job), **changes)
+        return block.evaluator.build_baseline(
+            block.definition, job.workload, config or block.config, self._device, context=context
         )
 
-    def _context(self, shared: BlockContext, job: BlockJob, workload: Workload, notes: dict[str, Any]) -> JudgeContext:
+    def _context(self, job: JobContext) -> JudgeContext:
         return JudgeContext(
-            seed=job.seed,
-            blob_root=Path(job.blob_root),
-            reference=shared.reference,
+            seed=job.order.seed,
+            blob_root=Path(job.order.blob_root),
+            reference=job.block.reference,
             profile_baseline=self._hello.profile_baseline,
-            measure_reference=lambda sets: self._measure_reference(shared, workload, sets),
-            notes=notes,
+            measure_reference=partial(self._timer.measure, job),
+            notes=job.notes,
         )
-
-    def _measure_reference(self, shared: BlockContext, workload: Workload, input_sets: list[list[Any]]) -> Measured:
-        """Time the reference, once per workload on this device."""
-        size = sum(output.nbytes for output in output_specs(shared.definition, workload))
-        return self._timer.measure(shared.key(workload), shared.reference, shared.config, input_sets, size)
 
     def _hand_over_arena(self, worker: WorkerProcess) -> None:
         """See to it that a worker finds nothing in the arena that another, or the session, has left there."""
@@ -447,22 +358,6 @@ class DeviceSession:
 def last_trial(baseline: Baseline) -> Baseline:
     """Return what belongs to the last trial alone."""
     return replace(baseline, inputs=baseline.inputs[-1:], outputs=baseline.outputs[-1:])
-
-
-def output_specs(definition: Definition, workload: Workload) -> list[OutputSpec]:
-    """Return shape and dtype of every output, the axes bound by the workload.
-
-    Raises:
-        WorkloadFault: the workload does not bind every axis that an output needs.
-    """
-    try:
-        shapes = definition.get_output_shapes(workload.axes)
-    except (KeyError, ValueError) as error:
-        raise WorkloadFault(f"the shapes of the outputs cannot be told: {error}") from None
-    return [
-        OutputSpec(name, storage_shape(tuple(shape or ()), tensor.dtype), torch_dtype(tensor.dtype))
-        for (name, tensor), shape in zip(definition.outputs.items(), shapes, strict=True)
-    ]
 
 
 def utc_now() -> str:

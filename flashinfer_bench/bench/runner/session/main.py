@@ -1,8 +1,8 @@
-"""The process of a device session, from its first words with the host to its end; `session_start` is its first line.
+"""The process of a device session, from its first words with the host to its end. `start.py` starts it.
 
-Order matters: torch is imported, the template is forked, and only then are plug-ins imported and the device touched, so
-that no worker has either. The kernel ends this
-process when the host ends; the template notices and ends every worker.
+The order matters. torch is imported, the template is forked, and only then are plug-ins imported and the device
+touched, so that no worker has either. The kernel ends this process when the host ends; then the template ends every
+worker.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from flashinfer_bench.bench.evaluators.registry import register
 from flashinfer_bench.bench.runner.protocol import (
     BlockJob,
     BlockOrder,
-    BlockSolution,
     Hello,
     JobFault,
     JobVerdict,
@@ -35,8 +34,11 @@ from flashinfer_bench.bench.runner.protocol import (
     SessionReady,
 )
 from flashinfer_bench.bench.runner.readout import Readout
-from flashinfer_bench.bench.runner.session.device_session import BlockContext, DeviceSession, utc_now
+from flashinfer_bench.bench.runner.session.device_session import DeviceSession, utc_now
+from flashinfer_bench.bench.runner.session.job import BlockContext
 from flashinfer_bench.bench.runner.session.outcome import make_evaluation
+from flashinfer_bench.bench.runner.session.reference_timing import ReferenceTimer
+from flashinfer_bench.bench.runner.workers.arena import SharedArena
 from flashinfer_bench.bench.runner.workers.pool import WorkerPool, start_template
 from flashinfer_bench.data import Environment
 from flashinfer_bench.errors import WorkloadFault
@@ -46,6 +48,8 @@ from flashinfer_bench.version import __version__
 from flashinfer_bench.worker.wire import FrameReader, WireClosed, send_frame
 
 REPORTED_PACKAGES: Final = ("triton", "flashinfer-python", "cupti-python", "numpy", "apache-tvm-ffi")
+AHEAD_S: Final = 60.0
+"""Spend at most this many seconds preparing the baselines of later jobs before a solution runs."""
 
 
 def serve_host(fd: int) -> None:
@@ -75,9 +79,8 @@ def serve_host(fd: int) -> None:
         libs = library_versions()
         send_frame(host, {"ready": SessionReady(pid=os.getpid(), libs=libs).model_dump()})
         environment = Environment(hardware=hello.hardware, libs=libs)
-        session = DeviceSession(
-            hello, device, pool=pool, clock=clock, readout=readout, tell=lambda phase: send_phase(host, phase)
-        )
+        timer = ReferenceTimer(hello, device, clock, readout, SharedArena(device))
+        session = DeviceSession(hello, pool=pool, timer=timer, tell=lambda phase: send_phase(host, phase))
         try:
             while True:
                 message = reader.read()
@@ -105,12 +108,22 @@ def run_block(host: socket.socket, session: DeviceSession, block: BlockOrder, en
             send_answer(host, JobFault(job=job.index, message=str(fault), retry=False))
         return
     for at, job in enumerate(block.jobs):
-        for ahead in session.to_prepare(shared, block.jobs[at:], block.solutions):
-            with held_against(host, ahead):
-                session.prepare(shared, ahead)
+        if session.lacks_baseline(shared, job):
+            session.end_workers()
+            prepare_ahead(host, session, shared, block.jobs[at:])
         with held_against(host, job):
-            solution = block.solutions[job.solution]
-            send_answer(host, judge(session, shared, job, solution=solution, environment=environment))
+            send_answer(host, judge(session, shared, job, environment))
+
+
+def prepare_ahead(host: socket.socket, session: DeviceSession, shared: BlockContext, jobs: list[BlockJob]) -> None:
+    """Prepare the baseline of the first job, and of later jobs until AHEAD_S is over: so workers are ended rarely."""
+    deadline = time.monotonic() + AHEAD_S
+    for at, job in enumerate(jobs):
+        if at > 0 and time.monotonic() > deadline:
+            return
+        if session.lacks_baseline(shared, job):
+            with held_against(host, job):
+                session.prepare(shared, job)
 
 
 @contextlib.contextmanager
@@ -128,11 +141,11 @@ def held_against(host: socket.socket, job: BlockJob) -> Iterator[None]:
 
 
 def judge(
-    session: DeviceSession, shared: BlockContext, job: BlockJob, *, solution: BlockSolution, environment: Environment
+    session: DeviceSession, shared: BlockContext, job: BlockJob, environment: Environment
 ) -> JobVerdict | JobFault:
     """Judge one job."""
     start = time.monotonic()
-    result = session.run_job(shared, job, solution)
+    result = session.run_job(shared, job)
     if isinstance(result, JobFault):
         return result
     evaluation = make_evaluation(

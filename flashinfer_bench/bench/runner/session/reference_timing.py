@@ -1,6 +1,6 @@
 """Times the reference: once for each workload, on memory that no worker maps.
 
-The caller sees to it that no worker holds a solution meanwhile (`device_session.prepare`).
+The caller makes sure that no worker holds a solution meanwhile (`device_session.prepare`).
 """
 
 from __future__ import annotations
@@ -12,19 +12,16 @@ from typing import Any
 
 import torch
 
-from flashinfer_bench.bench.config import ResolvedEvalConfig
 from flashinfer_bench.bench.evaluators.reference import Reference
 from flashinfer_bench.bench.runner.protocol import Hello
 from flashinfer_bench.bench.runner.readout import Readout
+from flashinfer_bench.bench.runner.session.job import BaselineKey, JobContext
 from flashinfer_bench.bench.runner.workers.arena import SharedArena
 from flashinfer_bench.timing.clocks import Clock, Launch
 from flashinfer_bench.timing.measurement import Measured, Trial
 from flashinfer_bench.timing.places import Kept, choose_places, note_places
 from flashinfer_bench.timing.progress import Recipe, Supplier
 from flashinfer_bench.timing.recipe import take_trial
-
-BaselineKey = tuple[str, str]
-"""Digests of a definition and of a workload."""
 
 
 @dataclass
@@ -39,25 +36,17 @@ class ReferenceTimer:
     """The inputs lie in it, as a solution's do later; what it holds is lost."""
     _known: dict[BaselineKey, Measured] = field(default_factory=dict)
 
-    def measure(
-        self,
-        key: BaselineKey,
-        reference: Reference,
-        config: ResolvedEvalConfig,
-        input_sets: list[list[Any]],
-        size: int,
-    ) -> Measured:
-        """Return the reference's time on a workload; its outputs have `size` bytes."""
-        if key not in self._known:
+    def measure(self, job: JobContext, input_sets: list[list[Any]]) -> Measured:
+        """Return the reference's time on a job's workload."""
+        if job.key not in self._known:
             before = self.readout.look()
-            trials = self._take_trials(reference, config, input_sets, size)
-            self._known[key] = self.readout.measured(trials, before)
-        return self._known[key]
+            self._known[job.key] = self.readout.measured(self._take_trials(job, input_sets), before)
+        return self._known[job.key]
 
-    def _take_trials(
-        self, reference: Reference, config: ResolvedEvalConfig, input_sets: list[list[Any]], size: int
-    ) -> list[Trial]:
+    def _take_trials(self, job: JobContext, input_sets: list[list[Any]]) -> list[Trial]:
         """Take one trial per set of inputs; a reference that spends the whole budget in one gets no more."""
+        reference, config = job.block.reference, job.block.config
+        size = sum(output.nbytes for output in job.output_specs())
         budget_s, start = self.hello.baseline_budget_s, time.monotonic()
         trials: list[Trial] = []
         for inputs in input_sets:

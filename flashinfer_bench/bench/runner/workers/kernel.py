@@ -71,22 +71,32 @@ class MeasurePlan:
 
 
 @dataclass(frozen=True)
-class KernelOrder:
-    """What a kernel is called with, and how."""
+class KernelTask:
+    """What a solution has to do for one workload."""
 
-    outputs: list[OutputSpec]
-    """What the definition says of the outputs; none where what is returned is not read."""
     input_names: list[str]
+    outputs: list[OutputSpec]
+    """None where what is returned is not read."""
+    timeout_seconds: float
+    """Seconds that it may take, all calls together."""
     plan: MeasurePlan
     vary: Vary
-    quiesce: Callable[[], object]
-    """Called before a measurement begins; returns when nothing else of ours touches the device."""
-    timeout_seconds: float
-    """Time that the solution may take for this workload, all calls together."""
     by_keyword: bool = False
     """Give the inputs by their names: how references are called."""
     may_write_inputs: bool = False
-    """The call may change its inputs, as a reference may."""
+    """A call may change its inputs, as a reference may."""
+
+
+@dataclass(frozen=True)
+class SessionTools:
+    """What the session gives every kernel."""
+
+    arena: SharedArena
+    """Shared memory; whatever it holds may be overwritten."""
+    readout: Readout
+    """Makes a measurement of trials."""
+    quiesce: Callable[[], None]
+    """Called before a measurement begins; it returns once no other process of ours uses the device."""
 
 
 class RemoteKernel:
@@ -94,28 +104,20 @@ class RemoteKernel:
 
     Args:
         worker: a worker that is ready.
-        arena: the session's shared memory; whatever it holds may be overwritten.
+        tools: what the session gives every kernel.
+        task: what the solution has to do.
         metadata: the solution's names; its style is set when it is loaded.
-        order: what it is called with.
-        readout: makes a measurement of trials.
     """
 
-    def __init__(
-        self,
-        worker: WorkerProcess,
-        arena: SharedArena,
-        metadata: KernelMetadata,
-        order: KernelOrder,
-        readout: Readout,
-    ) -> None:
+    def __init__(self, worker: WorkerProcess, tools: SessionTools, task: KernelTask, metadata: KernelMetadata) -> None:
         self.metadata = metadata
         self.worker = worker
-        self.order = order
+        self.task = task
         self.reads: list[list[ReadCall]] = []
         """The calls of each timed trial that are to be compared."""
-        self._arena = arena
-        self._left_s = order.timeout_seconds
-        self._readout = readout
+        self._tools = tools
+        self._arena = tools.arena
+        self._left_s = task.timeout_seconds
         self._now = time.monotonic
         self._places: CallPlaces | None = None
         self._laid_out: tuple[Any, ...] | None = None
@@ -125,7 +127,7 @@ class RemoteKernel:
     @property
     def style(self) -> Style:
         """The calling style, as a word of the protocol."""
-        if self.order.by_keyword:
+        if self.task.by_keyword:
             return "keyword"
         return "dps" if self.metadata.destination_passing_style else "value"
 
@@ -141,11 +143,11 @@ class RemoteKernel:
         Raises:
             SolutionFailure: it failed, or what it returned has the wrong count, shape or dtype.
         """
-        count = len(self.order.input_names)
+        count = len(self.task.input_names)
         inputs, given = list(args[:count]), list(args[count:])
-        if len(inputs) != count or len(given) not in (0, len(self.order.outputs)):
+        if len(inputs) != count or len(given) not in (0, len(self.task.outputs)):
             raise TypeError(
-                f"a solution takes {count} inputs, or those and {len(self.order.outputs)} outputs; got {len(args)}"
+                f"a solution takes {count} inputs, or those and {len(self.task.outputs)} outputs; got {len(args)}"
             )
         places = self._lay_out(inputs)
         for value, slot in zip(inputs, places.inputs(0), strict=True):
@@ -158,7 +160,7 @@ class RemoteKernel:
         called = self._ask("calls", Called, "the call", indices=[0], part="run", lead=None, replay=False)
         if self.style == "value":
             returned = called.returned or [[]]
-            check_returned(returned[0], self.order.outputs, self._arena.device.type)
+            check_returned(returned[0], self.task.outputs, self._arena.device.type)
         self._check_inputs_intact(inputs, places.inputs(0))
         results = [output.clone() for output in places.outputs(0)]
         for target, result in zip(given, results, strict=False):
@@ -171,9 +173,9 @@ class RemoteKernel:
         Raises:
             SolutionFailure: it failed, or its worker claims readings that the session's own clock rules out.
         """
-        self.order.quiesce()
-        before = self._readout.look()
-        chosen = input_sets[: self.order.plan.trials]
+        self._tools.quiesce()
+        before = self._tools.readout.look()
+        chosen = input_sets[: self.task.plan.trials]
         self.reads = []
         remote: RemoteTrial | None = None
         trials, setups_ns = [], []
@@ -183,8 +185,8 @@ class RemoteKernel:
             self.reads.append(remote.reader.reads())
             if remote.setup_ns is not None:
                 setups_ns.append(remote.setup_ns)
-        measured = self._readout.measured(trials, before)
-        record = {**measured.record, **(self.order.plan.facts or {})}
+        measured = self._tools.readout.measured(trials, before)
+        record = {**measured.record, **(self.task.plan.facts or {})}
         if self.worker.chain_gap_ns:
             record["chain_gap_ns"] = self.worker.chain_gap_ns
         latency_ms, medians_ms = measured.latency_ms, measured.trials
@@ -192,23 +194,23 @@ class RemoteKernel:
             setup_ms = fmean(setups_ns) / 1e6
             record |= {"kernel_ms": latency_ms, "setup_ms": setup_ms}
             latency_ms, medians_ms = latency_ms + setup_ms, [value + setup_ms for value in medians_ms]
-        if remote is not None and self.order.plan.confirms and self.order.plan.facts is None:
+        if remote is not None and self.task.plan.confirms and self.task.plan.facts is None:
             record |= self._confirm(remote, latency_ms)
         if remote is not None and not remote.contents.differs:
             record["same_inputs"] = True
         return Measured(latency_ms, medians_ms, record)
 
     def _prepare_trial(self, at: int, inputs: list[Any]) -> RemoteTrial:
-        plan = self.order.plan
+        plan = self.task.plan
         places = self._lay_out(inputs)
-        contents = self.order.vary(at, inputs)
+        contents = self.task.vary(at, inputs)
         reader = Reader(places, contents, plan.reads, self._check_inputs_intact)
         asked = ReadingsAsked(self._arena.device.type, plan.timing)
         return RemoteTrial(places, contents, reader, asked, self._has_setup)
 
     def _take_trial(self, remote: RemoteTrial, *, left: int) -> Trial:
         """Take one of the trials that are left, each with its share of the solution's time."""
-        plan = self.order.plan
+        plan = self.task.plan
         budget_s = min(plan.budget_s, MEASURED_SHARE * self._left_s / left)
         recipe = Recipe(
             warmup_runs=plan.warmup_runs,
@@ -229,19 +231,19 @@ class RemoteKernel:
 
     def allow_again(self) -> None:
         """Give the solution its whole time once more: what follows is not its fault."""
-        self._left_s = self.order.timeout_seconds
+        self._left_s = self.task.timeout_seconds
 
     @property
     def is_meaningful(self) -> bool:
         """Whether its times say anything."""
-        return self.order.plan.facts is None
+        return self.task.plan.facts is None
 
     def _lay_out(self, inputs: Sequence[Any]) -> CallPlaces:
         """Return the places of calls with inputs of these shapes; the worker knows them."""
         signature = describe_inputs(inputs)
         places = self._places
         if places is None or places.signature != signature or places.generation != self._arena.generation:
-            places = CallPlaces(self._arena, inputs, self.order.outputs)
+            places = CallPlaces(self._arena, inputs, self.task.outputs)
             self._places, self._laid_out = places, None
         if self._bound_generation != self._arena.generation:
             description, fds = self._arena.describe()
@@ -249,15 +251,15 @@ class RemoteKernel:
             self._arena.drop_retired()
             self._bound_generation, self._laid_out = self._arena.generation, None
         if self._laid_out is None:
-            calls = places.describe(self.order.input_names, inputs)
+            calls = places.describe(self.task.input_names, inputs)
             self._ask("lay_out", LaidOut, "mapping its memory", style=self.style, calls=calls)
             self._laid_out = signature
         return places
 
     def _check_inputs_intact(self, inputs: Sequence[Any], now: Sequence[torch.Tensor | None]) -> None:
-        if self.order.may_write_inputs:
+        if self.task.may_write_inputs:
             return
-        for name, value, slot in zip(self.order.input_names, inputs, now, strict=True):
+        for name, value, slot in zip(self.task.input_names, inputs, now, strict=True):
             if slot is not None and not torch.equal(as_bytes(slot), as_bytes(value)):
                 raise SolutionFailure(
                     "INCORRECT_NUMERICAL",
@@ -292,7 +294,7 @@ class RemoteKernel:
             answer = self.worker.ask(verb, expected, max(0.0, self._left_s), **fields)
         except WorkerLate:
             raise SolutionFailure(
-                "TIMEOUT", f"{what} was still running after {self.order.timeout_seconds:g} s"
+                "TIMEOUT", f"{what} was still running after {self.task.timeout_seconds:g} s"
             ) from None
         except WorkerGone as gone:
             raise SolutionFailure("RUNTIME_ERROR", f"the process ended during {what}: {gone}") from None

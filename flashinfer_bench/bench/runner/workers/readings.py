@@ -11,9 +11,8 @@ from statistics import median
 from typing import Final
 
 from flashinfer_bench.errors import SolutionFailure
-from flashinfer_bench.timing.measurement import Sample, Trial
+from flashinfer_bench.timing.measurement import Sample, Trial, latency_ns
 from flashinfer_bench.timing.settings import USUAL, TimingSettings
-from flashinfer_bench.timing.summary import latency_ns
 from flashinfer_bench.worker.protocol import Called, ClockTraits
 
 CLOCK_SLACK: Final = 1.02

@@ -289,7 +289,7 @@ def test_a_value_that_is_not_finite_is_found_wherever_it_is(place, value, in_ref
 
 
 @pytest.mark.parametrize(
-    ("dtype", "blank"),
+    ("dtype", "shared"),
     [
         (torch.float32, 0.0),
         (torch.float8_e4m3fn, 0.0),
@@ -298,23 +298,25 @@ def test_a_value_that_is_not_finite_is_found_wherever_it_is(place, value, in_ref
         (torch.float8_e4m3fn, NAN),
     ],
 )
-def test_blanks_do_not_count_for_the_ratio_where_they_are_left_out(dtype, blank):
-    expected = torch.full((1000,), blank).to(dtype)
+def test_shared_zeros_do_not_count_for_the_ratio_where_they_are_ignored(dtype, shared):
+    expected = torch.full((1000,), shared).to(dtype)
     expected[:20] = torch.ones(20).to(dtype)
     got = expected.clone()
     got[:2] = torch.full((2,), 2.0).to(dtype)
     usual = Tolerance(0.1, 0.1, required_matched_ratio=0.95)
     assert compare(expected, got, usual).problem() is None
-    found = compare(expected, got, replace(usual, leaves_blanks_out=True))
-    assert (found.blanks, found.counted_ratio, found.matched_ratio) == (980, 0.9, 0.998)
-    assert "2 of the 20 elements that are not blank differ" in (found.problem() or "")
-    assert compare(expected, got, replace(usual, leaves_blanks_out=True, required_matched_ratio=0.9)).problem() is None
+    found = compare(expected, got, replace(usual, ignores_shared_zeros=True))
+    assert (found.shared_zeros, found.counted_ratio, found.matched_ratio) == (980, 0.9, 0.998)
+    assert "2 of the 20 elements that are not zero on both sides differ" in (found.problem() or "")
+    assert (
+        compare(expected, got, replace(usual, ignores_shared_zeros=True, required_matched_ratio=0.9)).problem() is None
+    )
 
 
-def test_a_scale_that_is_a_power_of_two_is_blank_as_a_byte_of_0():
+def test_a_scale_that_is_a_power_of_two_counts_as_zero_as_a_byte_of_0():
     expected = torch.zeros(100, dtype=torch.uint8)
     expected[:10] = 127
     got = expected.clone()
     got[:5] = 128
     types = [value.view(torch.float8_e8m0fnu) for value in (expected, got)]
-    assert compare(types[0], types[1], Tolerance(0.1, 0.1, 0.9, leaves_blanks_out=True)).blanks == 90
+    assert compare(types[0], types[1], Tolerance(0.1, 0.1, 0.9, ignores_shared_zeros=True)).shared_zeros == 90

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from flashinfer_bench.bench.evaluators.inputs.make import make_inputs
+from flashinfer_bench.bench.evaluators.inputs.make import InputMaker
 from flashinfer_bench.bench.evaluators.inputs.memory import total_bytes
 from flashinfer_bench.bench.evaluators.inputs.rules import ANY, NUMBER_RULES, TENSOR_RULES, Rule
 from flashinfer_bench.errors import WorkloadFault
@@ -23,9 +23,9 @@ FLOATS = ["float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_
 OTHERS = ["int64", "int32", "int16", "int8", "uint8", "uint32", "bool"]
 
 
-def inputs_of(definition, workload=None, *, seed=1, root=Path("nowhere"), notes=None, **axes):
+def inputs_of(definition, workload=None, *, seed=1, root=Path("nowhere"), **axes):
     workload = workload or make_workload(axes=axes, inputs={})
-    made = make_inputs(definition, workload, seed=seed, device=CPU, blob_root=root, notes=notes)
+    made = InputMaker(definition, workload, CPU, root).make(seed)
     return dict(zip(definition.inputs, made, strict=True))
 
 
@@ -258,9 +258,10 @@ def test_a_broken_constraint_is_a_fault_with_both_sides():
 
 
 def test_a_constraint_that_cannot_be_checked_is_noted():
-    notes = {}
-    inputs_of(definition_with(constraints=["is_power_of_two(n)"], x="float32[n]"), n=2, notes=notes)
-    assert "is_power_of_two" in notes["unchecked_constraints"][0]
+    definition = definition_with(constraints=["is_power_of_two(n)"], x="float32[n]")
+    maker = InputMaker(definition, make_workload(axes={"n": 2}, inputs={}), CPU, Path("nowhere"))
+    maker.make(seed=1)
+    assert "is_power_of_two" in maker.notes["unchecked_constraints"][0]
 
 
 def test_inputs_that_no_device_holds_are_a_fault_before_they_are_tried():

@@ -7,6 +7,7 @@ from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.runner.protocol import BlockJob, BlockOrder
 from flashinfer_bench.bench.runner.readout import Readout
 from flashinfer_bench.bench.runner.session import device_session
+from flashinfer_bench.bench.runner.session.reference_timing import ReferenceTimer
 from flashinfer_bench.bench.runner.workers.arena import SharedArena
 from flashinfer_bench.timing.clocks.wall import WallClock
 from tests.kit import make_definition
@@ -27,16 +28,20 @@ class FakePool:
 
 
 @pytest.fixture
-def arena(monkeypatch):
+def arena():
     with SharedArena(CPU) as arena:
-        monkeypatch.setattr(device_session, "SharedArena", lambda device: arena)
         yield arena
+
+
+def _open_session(arena, pool):
+    timer = ReferenceTimer(None, CPU, WallClock(), Readout(None), arena)
+    return device_session.DeviceSession(None, pool=pool, timer=timer, tell=print)
 
 
 @pytest.mark.parametrize(("size", "is_kept"), [(1 << 20, True), ((1 << 30) + (2 << 20), False)], ids=["small", "large"])
 def test_a_large_arena_is_given_back_between_blocks_after_its_worker(arena, size, is_kept):
     pool = FakePool(arena)
-    session = device_session.DeviceSession(None, CPU, pool=pool, clock=WallClock(), readout=Readout(None), tell=print)
+    session = _open_session(arena, pool)
     arena.reserve(size)
     definition = make_definition()
     config = BenchmarkConfig().resolve_eval_config(definition).values()
@@ -47,9 +52,7 @@ def test_a_large_arena_is_given_back_between_blocks_after_its_worker(arena, size
 
 @pytest.mark.parametrize("error", device_session.OUT_OF_MEMORY, ids=lambda kind: kind.__name__)
 def test_want_of_memory_in_the_judge_is_a_fault_that_says_so_and_gives_the_arena_back(arena, monkeypatch, error):
-    session = device_session.DeviceSession(
-        None, CPU, pool=FakePool(arena), clock=WallClock(), readout=Readout(None), tell=print
-    )
+    session = _open_session(arena, FakePool(arena))
     arena.reserve(1 << 20)
     definition = make_definition()
     config = BenchmarkConfig().resolve_eval_config(definition).values()
@@ -59,6 +62,6 @@ def test_want_of_memory_in_the_judge_is_a_fault_that_says_so_and_gives_the_arena
     monkeypatch.setattr(session, "_load", lambda *_arguments: (_ for _ in ()).throw(error("out of memory: 80 GB")))
     workload = {"uuid": "w0", "axes": {}, "inputs": {}}
     job = BlockJob(index=3, solution="s", workload=workload, blob_root="/", seed=1)
-    fault = session.run_job(shared, job, None)
+    fault = session.run_job(shared, job)
     assert (fault.job, fault.retry, arena.size) == (3, False, 0)
     assert "workload w0: the judge needs more memory" in fault.message

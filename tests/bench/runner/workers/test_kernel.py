@@ -10,8 +10,10 @@ from flashinfer_bench.bench.runner.workers.arena import SharedArena
 from flashinfer_bench.bench.runner.workers.claims import OutputSpec, choose_style
 from flashinfer_bench.bench.runner.workers.kernel import (
     KernelMetadata,
+    KernelTask,
     MeasurePlan,
     RemoteKernel,
+    SessionTools,
 )
 from flashinfer_bench.bench.runner.workers.process import WorkerProcess
 from flashinfer_bench.compile import Artifact
@@ -45,17 +47,9 @@ def open_kernel(template, tmp_path):
             SharedArena(torch.device("cpu")) as arena,
         ):
             worker.wait_ready()
-            kernel = RemoteKernel(
-                worker,
-                arena,
-                outputs,
-                KernelMetadata("s", "d", True),
-                timeout_seconds=timeout_seconds,
-                plan=plan,
-                quiesce=lambda: None,
-                readout=Readout(None),
-                input_names=["x"],
-            )
+            tools = SessionTools(arena, Readout(None), lambda: None)
+            task = KernelTask(["x"], outputs, timeout_seconds, plan)
+            kernel = RemoteKernel(worker, tools, task, KernelMetadata("s", "d", True))
             signature = kernel.load(Artifact(folder, "main.py", "run"), {"OWN_FOLDER": str(tmp_path)})
             style = choose_style(signature, inputs=1, outputs=len(outputs), declared=declared)
             kernel.metadata = replace(kernel.metadata, destination_passing_style=style == "dps")
@@ -149,7 +143,7 @@ def test_a_measurement_has_a_reading_per_iteration(open_kernel):
     ],
 )
 def test_what_goes_wrong_in_a_call_has_its_status(open_kernel, source, status, message):
-    with open_kernel(source, timeout_seconds=2.0 if status == "TIMEOUT" else 10.0) as kernel:
+    with open_kernel(source, timeout_seconds=0.5 if status == "TIMEOUT" else 10.0) as kernel:
         with pytest.raises(SolutionFailure, match=message) as failure:
             kernel(X)
     assert failure.value.status == status
@@ -167,7 +161,7 @@ def test_what_goes_wrong_in_a_call_has_its_status(open_kernel, source, status, m
 )
 def test_what_goes_wrong_at_import_has_its_status(open_kernel, source, status, message):
     with pytest.raises(SolutionFailure, match=message) as failure:
-        with open_kernel(source, timeout_seconds=2.0 if status == "TIMEOUT" else 10.0):
+        with open_kernel(source, timeout_seconds=0.5 if status == "TIMEOUT" else 10.0):
             pass
     assert failure.value.status == status
 

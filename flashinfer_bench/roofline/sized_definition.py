@@ -1,4 +1,4 @@
-"""A definition with everything bound, as the formulas of the op types ask for it."""
+"""A definition with its sizes and known values: what the formulas of the op types need."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from flashinfer_bench.data.definition import Definition
 from flashinfer_bench.roofline.cost import size_of
 
 Values = Mapping[str, Sequence[int]]
-"""Input name to its numbers: offsets, lengths, indices."""
+"""Name of an input → its numbers: offsets, lengths, indices."""
 Counted = tuple[float, Mapping[str, float]]
-"""FLOPs, and the bytes of inputs and outputs that are not used whole."""
+"""FLOPs; and for inputs and outputs that are used in part: name → bytes of that part."""
 
 
 class Unknown(Exception):
-    """An axis or a length that the formula needs is not there."""
+    """The definition or workload lacks an axis or a length that the formula needs."""
 
 
 @dataclass(frozen=True)
-class Problem:
-    """A definition with everything bound."""
+class SizedDefinition:
+    """A definition with the sizes of its axes, and the values of its index inputs."""
 
     definition: Definition
     axes: Mapping[str, int]
-    """Every axis."""
+    """Every axis → its size."""
     values: Values = field(default_factory=dict)
 
     @property
@@ -52,7 +52,7 @@ class Problem:
         raise Unknown(f"{self.definition.name} has nothing to count")
 
     def size(self, *names: str) -> int:
-        """Return the size of the first of these axes that there is.
+        """Return the size of the first of these axes that the definition has.
 
         Raises:
             Unknown: none is there.
@@ -68,12 +68,12 @@ class Problem:
         return tuple(self.axes[axis] if axis in self.axes else int(axis) for axis in spec.shape or ())
 
     def nbytes(self, name: str) -> float:
-        """Return the bytes of an input or output; a single number counts none."""
+        """Return the bytes of an input or output; 0 for a single number."""
         spec = {**self.definition.inputs, **self.definition.outputs}[name]
         return 0.0 if spec.shape is None else prod(self.shape(name)) * size_of(spec.dtype)
 
     def numbers(self, *names: str) -> Sequence[int]:
-        """Return the numbers of the first of these inputs that is known.
+        """Return the numbers of the first of these inputs whose values are known.
 
         Raises:
             Unknown: none is.

@@ -341,14 +341,14 @@ def test_tensors_of_the_object_whose_method_is_timed_refuse_a_rotation(function,
 
 def refusal(function, names):
     with pytest.raises(RotationRefused, match="not among its arguments") as refused:
-        count_sets(function, [torch.ones(9)], device_type="cpu", l2_bytes=400, free_bytes=10**9, calls=9)
+        count_sets(function, [torch.ones(9)], l2_bytes=400, free_bytes=10**9, calls=9)
     assert names in str(refused.value)
     return str(refused.value)
 
 
 @pytest.mark.parametrize("function", [torch.add, torch.nn.functional.relu, torch.nn.ReLU(), print, FakeSite().read])
 def test_functions_without_tensors_of_their_own_are_rotated(function):
-    sets = count_sets(function, [torch.ones(100)], device_type="cpu", l2_bytes=400, free_bytes=10**9, calls=9)
+    sets = count_sets(function, [torch.ones(100)], l2_bytes=400, free_bytes=10**9, calls=9)
     assert sets == 1 + 3
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from flashinfer_bench.cli import main
-from flashinfer_bench.data.store.load import load_trace_set
+from flashinfer_bench.data import TraceSet
 from flashinfer_bench.errors import DataSetError
 from tests.kit import make_definition, make_solution, make_trace, make_workload, write_trace_set
 
@@ -23,7 +23,7 @@ TRACES = "traces/alice/test/double.jsonl"
 def _load(tmp_path, files=None, **models):
     """Load a set of the kit's definition, and of these files; give it with its issues in short."""
     models.setdefault("definitions", [make_definition()])
-    loaded = load_trace_set(write_trace_set(tmp_path, files, **models))
+    loaded = TraceSet.from_path(write_trace_set(tmp_path, files, **models))
     return loaded, [
         (issue.severity, issue.file.relative_to(tmp_path).as_posix(), issue.line, issue.field, issue.reason)
         for issue in loaded.issues
@@ -61,14 +61,14 @@ def test_a_misspelt_key_that_is_always_written_is_warned_of(tmp_path, file, item
 
 def test_a_root_that_is_not_there_is_an_error_and_is_not_made(tmp_path):
     with pytest.raises(DataSetError, match="does not exist"):
-        load_trace_set(tmp_path / "none")
+        TraceSet.from_path(tmp_path / "none")
     assert not (tmp_path / "none").exists()
 
 
 def test_a_root_that_is_a_file_is_an_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(DataSetError, match="is not a folder"):
-        load_trace_set(tmp_path / "file")
+        TraceSet.from_path(tmp_path / "file")
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ def test_what_is_no_regular_file_is_an_error_and_is_not_opened(tmp_path):
 
 def test_a_set_without_definitions_says_so_and_offers_the_folder_below(tmp_path):
     write_trace_set(tmp_path / "inner", definitions=[make_definition()])
-    (issue,) = load_trace_set(tmp_path).issues
+    (issue,) = TraceSet.from_path(tmp_path).issues
     assert "has no definitions" in issue.reason
     assert str(tmp_path / "inner") in issue.reason
 
@@ -312,7 +312,7 @@ def test_an_issue_reads_as_one_line(tmp_path):
 
 @pytest.mark.published
 def test_the_public_data_set_loads_whole(published):
-    loaded = load_trace_set(published)
+    loaded = TraceSet.from_path(published)
     assert len(loaded.definitions) == 156
     assert sum(map(len, loaded.workloads.values())) == 447
     assert all(definition.is_runnable for definition in loaded.definitions.values())
@@ -322,7 +322,7 @@ def test_the_public_data_set_loads_whole(published):
 
 @pytest.mark.published
 def test_every_file_of_the_public_data_set_survives_a_round_trip(published):
-    loaded = load_trace_set(published)
+    loaded = TraceSet.from_path(published)
     for name, file in loaded.definition_files.items():
         raw = {"tags": [], "constraints": [], **json.loads(file.read_bytes())}
         assert loaded.definitions[name].to_dict() == raw

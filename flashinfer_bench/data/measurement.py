@@ -1,0 +1,71 @@
+"""How a time was measured, as a trace says it: the record `evaluation.extra["measurement"]`, as reports read it.
+
+`timing.summary` makes the record, of facts that `timing.facts` declares. Traces come from foreign files too, and the
+record has had several forms. So nothing in it is trusted: a value of another form than expected counts as not given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from flashinfer_bench.data.evaluation import Evaluation
+
+
+class Measurement(BaseModel):
+    """What a measurement's record says; an empty text, an empty list or None where it does not say."""
+
+    model_config = ConfigDict(frozen=True, strict=True, allow_inf_nan=False)
+
+    method: str = ""
+    """The clock: "cupti", "cuda_events" or "wall"."""
+    cache_state: str = ""
+    """"cold" or "warm"."""
+    launch: str = ""
+    """"stream" or "graph"; empty where the method knows no difference."""
+    fallback: str = ""
+    """Why no better clock was used."""
+    flags: list[str] = []
+    """What a reader should know before acting on the number; see `timing.flags`."""
+    meaningful: bool = True
+    """False where the time says nothing about the kernel, as under Triton's interpreter."""
+    reason: str = ""
+    """Why the time is not meaningful."""
+    samples: float | None = None
+    """Number of readings."""
+    late: float | None = None
+    """Number of readings that hold the host's time."""
+    median_ms: float | None = None
+    q25_ms: float | None = None
+    q75_ms: float | None = None
+    std_ms: float | None = None
+    latency_ms: float | None = None
+    """What an older form has instead of `median_ms`."""
+    trials_ms: list[float] = []
+    """Median of each trial."""
+    samples_ns: list[float] | list[list[float]] = []
+    """Every reading, in two older forms; the present form is a table, which no report reads."""
+
+    @property
+    def readings_ns(self) -> list[float]:
+        """The readings of all trials, where the record has an older form."""
+        return [reading for part in self.samples_ns for reading in (part if isinstance(part, list) else [part])]
+
+    @property
+    def spread(self) -> float:
+        """The interquartile range over the median; 0 where the record does not tell it."""
+        if not self.median_ms or self.q25_ms is None or self.q75_ms is None:
+            return 0.0
+        return (self.q75_ms - self.q25_ms) / self.median_ms
+
+
+def read_measurement(evaluation: Evaluation) -> Measurement:
+    """Return how the solution was timed; all of it "not given" where the trace has no record."""
+    record = (evaluation.extra or {}).get("measurement")
+    fields = dict(record) if isinstance(record, Mapping) else {}
+    try:
+        return Measurement.model_validate(fields)
+    except ValidationError as error:
+        wrong = {problem["loc"][0] for problem in error.errors()}
+        return Measurement.model_validate({name: value for name, value in fields.items() if name not in wrong})
