@@ -7,7 +7,7 @@ It is the template of the other evaluators: they override one of its hooks (`tol
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar, Final
 
 import torch
@@ -15,7 +15,7 @@ import torch
 from flashinfer_bench.bench.config import ResolvedEvalConfig
 from flashinfer_bench.bench.evaluators.built_in import DEFAULT, BuiltIn
 from flashinfer_bench.bench.evaluators.compare.rule import Tolerance
-from flashinfer_bench.bench.evaluators.evaluator import Baseline, Evaluator, JudgeContext, SolutionRunnable
+from flashinfer_bench.bench.evaluators.evaluator import Baseline, Evaluator, JudgeContext, JudgedCall, SolutionRunnable
 from flashinfer_bench.bench.evaluators.inputs.make import InputMaker
 from flashinfer_bench.bench.evaluators.inputs.memory import bytes_of, total_bytes
 from flashinfer_bench.bench.evaluators.inputs.seeds import derive_seed
@@ -33,17 +33,6 @@ from flashinfer_bench.data import Definition, Performance, Workload
 
 INPUT_SHARE: Final = 4
 """The inputs and expected outputs of all trials may take the device's memory divided by this, at most."""
-
-
-@dataclass(frozen=True)
-class JudgedCall:
-    """One call that is judged; each list is in the order of the definition."""
-
-    inputs: list[Any]
-    got: list[torch.Tensor]
-    """What the solution returned; count, shapes and dtypes are right."""
-    expected: list[torch.Tensor]
-    """What the reference gave for the same inputs."""
 
 
 Judge = Callable[[JudgedCall], Verdict]

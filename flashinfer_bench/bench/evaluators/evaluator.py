@@ -8,7 +8,7 @@ own with `cfg.extra.get("my_param", default)`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -18,6 +18,7 @@ import torch
 from flashinfer_bench.bench.config import ResolvedEvalConfig
 from flashinfer_bench.bench.evaluators.verdict import Accepted, Rejected, Verdict
 from flashinfer_bench.data import Definition, Performance, Workload
+from flashinfer_bench.errors import WorkloadFault
 from flashinfer_bench.timing.measurement import Measured
 
 __all__ = ["Accepted", "Baseline", "Evaluator", "JudgeContext", "Rejected", "SolutionRunnable", "Verdict"]
@@ -77,6 +78,53 @@ class SolutionRunnable(Protocol):
         """Time the solution, one trial for each set of inputs."""
 
 
+@dataclass(frozen=True)
+class JudgedCall:
+    """One call that is judged; each list is in the order of the definition."""
+
+    inputs: list[Any]
+    got: list[torch.Tensor]
+    """What the solution gave."""
+    expected: list[torch.Tensor]
+    """What the reference gave for the same inputs."""
+
+
+class RecordedMetadata:
+    """What is known of recorded calls."""
+
+    destination_passing_style = False
+
+
+class RecordedCalls:
+    """Calls that were made already, as a solution that can be called: each inputs give what they gave then."""
+
+    metadata = RecordedMetadata()
+
+    def __init__(self, calls: Sequence[JudgedCall]) -> None:
+        self._calls = list(calls)
+
+    def __call__(self, *args: Any) -> list[torch.Tensor]:
+        """Return copies of what was given for these inputs.
+
+        Raises:
+            WorkloadFault: no call was made on them.
+        """
+        for call in self._calls:
+            if len(call.inputs) <= len(args) and all(
+                one is other for one, other in zip(call.inputs, args, strict=False)
+            ):
+                results = [output.clone() for output in call.got]
+                for target, result in zip(args[count:], results, strict=False):
+                    target.copy_(result)
+                return results
+        raise WorkloadFault("the evaluator asks for a call on inputs of its own after the solution was timed")
+
+    def measure(self, input_sets: list[list[Any]]) -> Measured:
+        """Refuse: what was recorded cannot be timed."""
+        del input_sets
+        raise WorkloadFault("the evaluator asks for a measurement after the solution was timed")
+
+
 class Evaluator(ABC):
     """Decides whether a solution is right, and measures how fast it is, for one kind of definition."""
 
@@ -127,6 +175,18 @@ class Evaluator(ABC):
 
         After a solution was timed, this is called once more, on one trial that `build_baseline` makes of another seed.
         """
+
+    @classmethod
+    def judge_reads(
+        cls, definition: Definition, calls: Sequence[JudgedCall], cfg: ResolvedEvalConfig, context: JudgeContext
+    ) -> Verdict:
+        """Judge calls that were made while the solution was timed, as `check_correctness` judges its own.
+
+        An evaluator that calls a solution more than once on the same inputs overrides this: here each call of
+        `check_correctness` on some inputs gives what the solution gave for them.
+        """
+        inputs, expected = [call.inputs for call in calls], [call.expected for call in calls]
+        return cls.check_correctness(definition, RecordedCalls(calls), inputs, expected, cfg, context=context)
 
     @classmethod
     @abstractmethod

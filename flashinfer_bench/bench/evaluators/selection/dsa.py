@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from flashinfer_bench.bench.config import ResolvedEvalConfig
 from flashinfer_bench.bench.evaluators.built_in import DSA
-from flashinfer_bench.bench.evaluators.default import DefaultEvaluator, JudgedCall
-from flashinfer_bench.bench.evaluators.evaluator import Baseline, JudgeContext
+from flashinfer_bench.bench.evaluators.default import DefaultEvaluator
+from flashinfer_bench.bench.evaluators.evaluator import Baseline, JudgeContext, JudgedCall
 from flashinfer_bench.bench.evaluators.selection.indexer import find_roles, read_problem
 from flashinfer_bench.bench.evaluators.selection.indices import DEFAULT_TOLERANCE, judge_indices
 from flashinfer_bench.bench.evaluators.verdict import Rejected, Verdict, read_parameter

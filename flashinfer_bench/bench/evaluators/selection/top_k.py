@@ -15,8 +15,8 @@ import torch
 
 from flashinfer_bench.bench.config import ResolvedEvalConfig
 from flashinfer_bench.bench.evaluators.built_in import TOP_K
-from flashinfer_bench.bench.evaluators.default import DefaultEvaluator, JudgedCall
-from flashinfer_bench.bench.evaluators.evaluator import Baseline, JudgeContext
+from flashinfer_bench.bench.evaluators.default import DefaultEvaluator
+from flashinfer_bench.bench.evaluators.evaluator import Baseline, JudgeContext, JudgedCall
 from flashinfer_bench.bench.evaluators.verdict import Verdict, decide
 from flashinfer_bench.data import Correctness, Definition
 from flashinfer_bench.errors import WorkloadFault

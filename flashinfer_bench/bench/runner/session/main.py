@@ -37,8 +37,8 @@ from flashinfer_bench.bench.runner.readout import Readout
 from flashinfer_bench.bench.runner.session.device_session import DeviceSession, utc_now
 from flashinfer_bench.bench.runner.session.job import BlockContext
 from flashinfer_bench.bench.runner.session.outcome import make_evaluation
-from flashinfer_bench.bench.runner.session.reference_timing import ReferenceTimer
 from flashinfer_bench.bench.runner.workers.arena import SharedArena
+from flashinfer_bench.bench.runner.workers.kernel import SessionTools
 from flashinfer_bench.bench.runner.workers.pool import WorkerPool, start_template
 from flashinfer_bench.data import Environment
 from flashinfer_bench.errors import WorkloadFault
@@ -79,8 +79,8 @@ def serve_host(fd: int) -> None:
         libs = library_versions()
         send_frame(host, {"ready": SessionReady(pid=os.getpid(), libs=libs).model_dump()})
         environment = Environment(hardware=hello.hardware, libs=libs)
-        timer = ReferenceTimer(hello, device, clock, readout, SharedArena(device))
-        session = DeviceSession(hello, pool=pool, timer=timer, tell=lambda phase: send_phase(host, phase))
+        tools = SessionTools(SharedArena(device), readout, pool.quiesce)
+        session = DeviceSession(hello, pool, tools, lambda phase: send_phase(host, phase))
         try:
             while True:
                 message = reader.read()

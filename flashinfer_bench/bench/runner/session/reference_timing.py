@@ -1,27 +1,34 @@
-"""Times the reference: once for each workload, on memory that no worker maps.
+"""Times the reference: once for each workload, as a solution is timed, in a worker of its own.
 
-The caller makes sure that no worker holds a solution meanwhile (`device_session.prepare`).
+The reference is loaded into a worker from its source, and called there by the same launch path, on the same kind of
+content, with the same readings and bursts as a solution. So a solution that is the reference scores 1. The caller makes
+sure that no worker holds a solution meanwhile (`device_session.prepare`).
 """
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
-import torch
-
-from flashinfer_bench.bench.evaluators.reference import Reference
 from flashinfer_bench.bench.runner.protocol import Hello
-from flashinfer_bench.bench.runner.readout import Readout
 from flashinfer_bench.bench.runner.session.job import BaselineKey, JobContext
-from flashinfer_bench.bench.runner.workers.arena import SharedArena
-from flashinfer_bench.timing.clocks import Clock, Launch
-from flashinfer_bench.timing.measurement import Measured, Trial
-from flashinfer_bench.timing.places import Kept, choose_places, note_places
-from flashinfer_bench.timing.progress import Recipe, Supplier
-from flashinfer_bench.timing.recipe import take_trial
+from flashinfer_bench.bench.runner.session.variation import vary_secretly
+from flashinfer_bench.bench.runner.workers.kernel import (
+    KernelMetadata,
+    KernelTask,
+    MeasurePlan,
+    RemoteKernel,
+    SessionTools,
+)
+from flashinfer_bench.bench.runner.workers.pool import WorkerPool
+from flashinfer_bench.compile import Artifact
+from flashinfer_bench.data import Definition
+from flashinfer_bench.errors import DefinitionFault, SolutionFailure
+from flashinfer_bench.timing.measurement import Measured
+
+ENTRY: Final = "reference.py"
+SYMBOL: Final = "run"
 
 
 @dataclass
@@ -29,56 +36,55 @@ class ReferenceTimer:
     """Times references on one device and keeps what it found."""
 
     hello: Hello
-    device: torch.device
-    clock: Clock
-    readout: Readout
-    arena: SharedArena
-    """The inputs lie in it, as a solution's do later; what it holds is lost."""
+    pool: WorkerPool
+    tools: SessionTools
     _known: dict[BaselineKey, Measured] = field(default_factory=dict)
 
     def measure(self, job: JobContext, input_sets: list[list[Any]]) -> Measured:
-        """Return the reference's time on a job's workload."""
+        """Return the reference's time on a job's workload.
+
+        Raises:
+            DefinitionFault: the reference fails in its worker.
+        """
         if job.key not in self._known:
-            before = self.readout.look()
-            self._known[job.key] = self.readout.measured(self._take_trials(job, input_sets), before)
+            kernel = self._open_kernel(job)
+            try:
+                self._load(kernel, job.block.definition)
+                kernel.call_once(input_sets[0])  # what compiles at the first call is no part of a measurement
+                self._known[job.key] = kernel.measure(input_sets)
+            except SolutionFailure as failure:
+                self.pool.end_reference()
+                name = job.block.definition.name
+                raise DefinitionFault(f"reference of {name}, while it was timed: {failure.message}") from None
         return self._known[job.key]
 
-    def _take_trials(self, job: JobContext, input_sets: list[list[Any]]) -> list[Trial]:
-        """Take one trial per set of inputs; a reference that spends the whole budget in one gets no more."""
-        reference, config = job.block.reference, job.block.config
-        size = sum(output.nbytes for output in job.output_specs())
-        budget_s, start = self.hello.baseline_budget_s, time.monotonic()
-        trials: list[Trial] = []
-        for inputs in input_sets:
-            if trials and time.monotonic() - start > budget_s:
-                break
-            recipe = Recipe(
-                warmup_runs=config.warmup_runs,
-                iterations=config.iterations,
-                budget_s=budget_s / len(input_sets),
-                cuda_graphs=self.hello.timing.cuda_graphs,
-                was_called=True,  # for what is expected of solutions
-            )
-            places = choose_places(size, calls=recipe.warmup_runs, clock=self.clock, device=self.device)
-            launch = Kept(bind_reference(reference, inputs, self.arena), places, size)
-            trial = take_trial(_always(launch), self.clock, recipe)
-            trials.append(note_places(trial, launch.places))
-            launch.give_back(trial)
-        return trials
+    def _open_kernel(self, job: JobContext) -> RemoteKernel:
+        config, definition = job.block.config, job.block.definition
+        plan = MeasurePlan(
+            config.warmup_runs,
+            config.iterations,
+            self.hello.baseline_budget_s / config.num_trials,
+            timing=self.hello.timing,
+            confirms=False,
+            total_s=self.hello.baseline_budget_s,
+        )
+        task = KernelTask(
+            input_names=list(definition.inputs),
+            outputs=[],
+            timeout_seconds=self.hello.timeout_seconds,
+            plan=plan,
+            vary=vary_secretly(job),
+            by_keyword=job.block.reference.by_keyword,
+            may_write_inputs=True,
+        )
+        worker = self.pool.reference_worker(definition.digest())
+        return RemoteKernel(worker, self.tools, task, KernelMetadata(SYMBOL, definition.name, False))
 
-
-def bind_reference(reference: Reference, inputs: list[Any], arena: SharedArena) -> Launch:
-    """Return a call of the reference.
-
-    Its inputs are copies that lie where a solution's lie later: it may write to them, and where data lies changes a
-    short call's latency by up to a tenth. No worker knows the memory yet.
-    """
-    arena.leave()
-    slots = iter(arena.place([value for value in inputs if isinstance(value, torch.Tensor)]))
-    own = [next(slots).view(arena.block) if isinstance(value, torch.Tensor) else value for value in inputs]
-    return partial(reference.launch, own)
-
-
-def _always(launch: Launch) -> Supplier:
-    """Return the supplier that gives one launch for every call."""
-    return lambda _index: launch
+    def _load(self, kernel: RemoteKernel, definition: Definition) -> None:
+        """Have the worker import the reference; once for a worker."""
+        if kernel.worker.is_loaded:
+            return
+        folder = self.pool.make_folder()
+        Path(folder, ENTRY).write_text(definition.reference, encoding="utf-8")
+        kernel.load(Artifact(folder, ENTRY, SYMBOL), {})
+        kernel.worker.is_loaded = True

@@ -68,6 +68,8 @@ class MeasurePlan:
     """Calls of a trial that are compared, beside the one on the evaluator's own inputs."""
     confirms: bool = True
     """Hold the latency against bursts that the session times."""
+    total_s: float | None = None
+    """Seconds after which no further trial is begun; None for no such limit."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,6 @@ class RemoteKernel:
         self._places: CallPlaces | None = None
         self._laid_out: tuple[Any, ...] | None = None
         self._bound_generation = -1
-        self._has_setup = False
 
     @property
     def style(self) -> Style:
@@ -149,23 +150,27 @@ class RemoteKernel:
             raise TypeError(
                 f"a solution takes {count} inputs, or those and {len(self.task.outputs)} outputs; got {len(args)}"
             )
+        results = self.call_once(inputs)
+        for target, result in zip(given, results, strict=False):
+            target.copy_(result)
+        return results
+
+    def call_once(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
+        """Make one call, on copies of the inputs; return the outputs."""
         places = self._lay_out(inputs)
         for value, slot in zip(inputs, places.inputs(0), strict=True):
             if slot is not None:
                 as_bytes(slot).copy_(as_bytes(value))
         places.poison(0)
         places.synchronize()
-        if self._has_setup:
+        if self.worker.has_setup:
             self._ask("calls", Called, "setup", indices=[0], part="setup", lead=None, replay=False)
         called = self._ask("calls", Called, "the call", indices=[0], part="run", lead=None, replay=False)
-        if self.style == "value":
+        if self.style == "value" and self.task.outputs:
             returned = called.returned or [[]]
             check_returned(returned[0], self.task.outputs, self._arena.device.type)
         self._check_inputs_intact(inputs, places.inputs(0))
-        results = [output.clone() for output in places.outputs(0)]
-        for target, result in zip(given, results, strict=False):
-            target.copy_(result)
-        return results
+        return [output.clone() for output in places.outputs(0)]
 
     def measure(self, input_sets: list[list[Any]]) -> Measured:
         """Time the solution, one trial per set of inputs; each call gets content of its own.
@@ -174,12 +179,15 @@ class RemoteKernel:
             SolutionFailure: it failed, or its worker claims readings that the session's own clock rules out.
         """
         self._tools.quiesce()
-        before = self._tools.readout.look()
+        before, start = self._tools.readout.look(), self._now()
         chosen = input_sets[: self.task.plan.trials]
         self.reads = []
         remote: RemoteTrial | None = None
-        trials, setups_ns = [], []
+        trials: list[Trial] = []
+        setups_ns: list[float] = []
         for at, inputs in enumerate(chosen):
+            if trials and self.task.plan.total_s is not None and self._now() - start > self.task.plan.total_s:
+                break
             remote = self._prepare_trial(at, inputs)
             trials.append(self._take_trial(remote, left=len(chosen) - at))
             self.reads.append(remote.reader.reads())
@@ -206,7 +214,7 @@ class RemoteKernel:
         contents = self.task.vary(at, inputs)
         reader = Reader(places, contents, plan.reads, self._check_inputs_intact)
         asked = ReadingsAsked(self._arena.device.type, plan.timing)
-        return RemoteTrial(places, contents, reader, asked, self._has_setup)
+        return RemoteTrial(places, contents, reader, asked, self.worker.has_setup)
 
     def _take_trial(self, remote: RemoteTrial, *, left: int) -> Trial:
         """Take one of the trials that are left, each with its share of the solution's time."""
@@ -216,7 +224,7 @@ class RemoteKernel:
             warmup_runs=plan.warmup_runs,
             iterations=plan.iterations,
             budget_s=max(0.0, budget_s),
-            cuda_graphs=plan.timing.cuda_graphs and not self._has_setup,
+            cuda_graphs=plan.timing.cuda_graphs and not self.worker.has_setup,
             was_called=True,  # to be checked
         )
         trial = take_trial(remote.supply, RemoteClock(self._ask, self.worker.clock, remote), recipe)
@@ -284,7 +292,7 @@ class RemoteKernel:
             if failure.status == "RUNTIME_ERROR":
                 raise SolutionFailure("COMPILE_ERROR", failure.message) from None
             raise
-        self._has_setup = loaded.has_setup
+        self.worker.has_setup = loaded.has_setup
         return loaded.signature
 
     def _ask(self, verb: str, expected: type[Answer], what: str, **fields: Any) -> Answer:

@@ -88,12 +88,14 @@ class WorkerPool:
         self._current: tuple[str, WorkerProcess] | None = None
         self._spare: WorkerProcess | None = None
         self._ending: list[WorkerProcess] = []
+        self._reference: tuple[str, WorkerProcess] | None = None
 
     def __enter__(self) -> WorkerPool:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         self.discard()
+        self.end_reference()
         if self._spare is not None:
             self._ending.append(self._spare)
             self._spare = None
@@ -116,6 +118,27 @@ class WorkerPool:
         self.prepare_spare()
         return worker, True
 
+    def reference_worker(self, definition_digest: str) -> WorkerProcess:
+        """Return a ready worker for a definition's reference. No solution is loaded in it.
+
+        Raises:
+            DeviceFault: no worker can be started.
+        """
+        if self._reference is not None and self._reference[0] != definition_digest:
+            self.end_reference()
+        if self._reference is None:
+            self._reference = (definition_digest, self._take_fresh())
+            self.prepare_spare()
+        return self._reference[1]
+
+    def end_reference(self) -> None:
+        """End the worker that holds a reference, without waiting for it."""
+        if self._reference is not None:
+            worker = self._reference[1]
+            self._reference = None
+            worker.begin_end()
+            self._ending.append(worker)
+
     def prepare_spare(self) -> None:
         """Fork the next worker now, so that it is up when it is wanted."""
         if self._spare is None:
@@ -136,7 +159,8 @@ class WorkerPool:
 
     def process_ids(self) -> list[int]:
         """Return the ids of all workers that may hold a context on the device."""
-        workers = [*self._ending, self._spare, self._current[1] if self._current else None]
+        held = [pair[1] for pair in (self._current, self._reference) if pair is not None]
+        workers = [*self._ending, self._spare, *held]
         return [worker.pid for worker in workers if worker is not None and worker.pid is not None]
 
     def take_output(self) -> str:

@@ -101,7 +101,11 @@ class WorkerProcess:
         self.clock = NO_CLOCK
         """The clock that it uses; told before a solution is loaded."""
         self.empty_burst_ns: list[float] = []
-        """Times of bursts of calls that compute nothing, their outputs brought into place; before a solution is loaded."""
+        """Times of bursts of calls that compute nothing, taken before a solution is loaded."""
+        self.is_loaded = False
+        """A reference was loaded."""
+        self.has_setup = False
+        """The solution that was loaded exports `setup`."""
         home.mkdir(parents=True)
         self._sock, worker_end = socket.socketpair()
         self._guard, guard_end = socket.socketpair()
