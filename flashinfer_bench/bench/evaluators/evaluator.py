@@ -7,6 +7,7 @@ own with `cfg.extra.get("my_param", default)`.
 
 from __future__ import annotations
 
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -110,9 +111,8 @@ class RecordedCalls:
             WorkloadFault: no call was made on them.
         """
         for call in self._calls:
-            if len(call.inputs) <= len(args) and all(
-                one is other for one, other in zip(call.inputs, args, strict=False)
-            ):
+            count = len(call.inputs)
+            if count <= len(args) and all(map(operator.is_, call.inputs, args)):
                 results = [output.clone() for output in call.got]
                 for target, result in zip(args[count:], results, strict=False):
                     target.copy_(result)

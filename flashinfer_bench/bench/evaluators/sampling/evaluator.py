@@ -8,7 +8,7 @@ work: with 128,256 tokens and some thousand draws, a perfect sampler is far from
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -17,7 +17,7 @@ import torch
 from flashinfer_bench.bench.config import ResolvedEvalConfig
 from flashinfer_bench.bench.evaluators.built_in import SAMPLING
 from flashinfer_bench.bench.evaluators.default import DefaultEvaluator
-from flashinfer_bench.bench.evaluators.evaluator import JudgeContext, SolutionRunnable
+from flashinfer_bench.bench.evaluators.evaluator import JudgeContext, JudgedCall, SolutionRunnable
 from flashinfer_bench.bench.evaluators.inputs.seeds import make_generator
 from flashinfer_bench.bench.evaluators.sampling.rules import (
     PlacedDraws,
@@ -45,6 +45,8 @@ DEFAULT_FALSE_ALARM: Final = 1e-4
 """Chance that a perfect sampler is rejected, over all tests of a verdict together."""
 LEAST_CALLS_TO_MOVE: Final = 8
 """Calls from which on rows are tested for equal tokens in one call; fewer calls are too few to be moved."""
+TIMED_SHARE: Final = 0.01
+"""Timed draws are rejected by chance this many times as often as the first draws: they are a second look."""
 DETECTABLE: Final = 5.5
 """Divided by the root of the number of draws, this is the mass that a sampler can hardly move from one group of tokens
 to another without being rejected. Few draws show coarse faults only."""
@@ -85,6 +87,27 @@ class SamplingEvaluator(DefaultEvaluator):
             _check_reference(definition, problem, ref_outputs[0][0], generator)
         return verdict
 
+    @classmethod
+    def judge_reads(
+        cls, definition: Definition, calls: Sequence[JudgedCall], cfg: ResolvedEvalConfig, context: JudgeContext
+    ) -> Verdict:
+        """Judge timed calls, each on probabilities of its own: every token is allowed, and their places are uniform."""
+        limits = SamplingLimits.of(cfg)
+        generator = make_generator(context.seed, "places of timed draws", device=torch.device("cpu"))
+        places: list[torch.Tensor] = []
+        for call in calls:
+            got = check_form(definition, call.got, call.expected)
+            if isinstance(got, Rejected):
+                return got
+            problem = read_problem(definition, call.inputs)
+            tokens = got[0].to(problem.probabilities.device, torch.int64)[None]
+            chunks = list(place_draws(problem, tokens, generator))
+            allowed = torch.cat([chunk.allowed for chunk in chunks], dim=1)
+            if not bool(allowed.all()):
+                return _reject_token(problem, tokens, allowed, torch.cat([chunk.kept for chunk in chunks]))
+            places.append(torch.cat([chunk.by_probability for chunk in chunks], dim=1).cpu())
+        return judge_timed_places(torch.cat(places), limits)
+
 
 @dataclass(frozen=True)
 class SamplingLimits:
@@ -105,6 +128,16 @@ class SamplingLimits:
         trials = read_parameter(cfg, TRIALS, DEFAULT_TRIALS)
         threshold = read_parameter(cfg, TVD_THRESHOLD, DEFAULT_THRESHOLD)
         return cls(int(trials), threshold, read_parameter(cfg, FALSE_ALARM_RATE, DEFAULT_FALSE_ALARM))
+
+
+def judge_timed_places(places: torch.Tensor, limits: SamplingLimits) -> Verdict:
+    """Judge the places [calls, rows] of timed draws in their distributions; few of them show coarse faults only."""
+    chances = measure_chances(places)
+    oddest = min(chances, key=lambda test: chances[test])
+    wrong = None
+    if chances[oddest] * len(chances) < limits.false_alarm_rate * TIMED_SHARE:
+        wrong = f"the draws are not random as they should be: {describe_chance(oddest, chances)}"
+    return decide(wrong, Correctness(extra={"calls": places.shape[0], "smallest_p_value": chances[oddest]}))
 
 
 def judge_draws(

@@ -19,7 +19,7 @@ import torch
 from flashinfer_bench.bench.config import ResolvedEvalConfig
 from flashinfer_bench.bench.evaluators.built_in import SPECULATIVE
 from flashinfer_bench.bench.evaluators.default import DefaultEvaluator
-from flashinfer_bench.bench.evaluators.evaluator import JudgeContext, SolutionRunnable
+from flashinfer_bench.bench.evaluators.evaluator import JudgeContext, JudgedCall, SolutionRunnable
 from flashinfer_bench.bench.evaluators.inputs.seeds import make_generator
 from flashinfer_bench.bench.evaluators.sampling.evaluator import SamplingLimits, describe_chance
 from flashinfer_bench.bench.evaluators.sampling.statistics import measure_chances
@@ -59,6 +59,21 @@ class SpeculativeEvaluator(DefaultEvaluator):
                 return decide(f"call {call}: {problem}", Correctness(max_absolute_error=1.0))
             places.append(chain.place(got, generator))
         return judge_places(torch.stack(places, dim=1), limits)
+
+    @classmethod
+    def judge_reads(
+        cls, definition: Definition, calls: Sequence[JudgedCall], cfg: ResolvedEvalConfig, context: JudgeContext
+    ) -> Verdict:
+        """Judge timed calls, each on probabilities of its own: what is impossible is wrong."""
+        del cfg, context
+        for call in calls:
+            got = check_form(definition, call.got, call.expected)
+            if isinstance(got, Rejected):
+                return got
+            problem = Chain.of(*call.inputs).find_problem(got)
+            if problem is not None:
+                return decide(problem, Correctness(max_absolute_error=1.0))
+        return decide(None, Correctness(extra={"calls": len(calls)}))
 
 
 def judge_places(places: torch.Tensor, limits: SamplingLimits) -> Verdict:

@@ -13,13 +13,14 @@ processor times of several threads add up.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
 from typing import Any, Final
 
-from flashinfer_bench.bench.runner.workers.cpu_time import tree_cpu_time_ns
+from flashinfer_bench.bench.runner.workers.cpu_time import tree_cpu_time_ns, tree_waiting_ns
 from flashinfer_bench.bench.runner.workers.remote_clock import Ask, RemoteTrial
 from flashinfer_bench.errors import SolutionFailure
 from flashinfer_bench.worker.protocol import BurstDone, Collected
@@ -27,17 +28,27 @@ from flashinfer_bench.worker.protocol import BurstDone, Collected
 LEAST_SHARE: Final = 0.75
 """A claimed latency below this share of a burst's is refused: a GPU that computes without a pause spends its power and
 is up to a quarter slower than one that rests before each call."""
+BUSY_LEAST_SHARE: Final = 0.4
+"""The same where other processes took the processors meanwhile: they hold up a burst more than a median reading."""
+BUSY_SHARE: Final = 0.1
+"""A worker was held up where its threads waited for a processor for this share of the time or longer."""
 RESOLVED: Final = 4.0
 """A burst resolves its calls when they take this many times what empty bursts differ by."""
-WANTED_S: Final = 0.02
-"""Seconds that all bursts of a job together take, where calls are quick."""
-MOST_ROUNDS: Final = 24
 LEAST_NOISE_NS: Final = 5_000.0
 """Bursts differ by this at the least, however alike the empty ones were."""
 COPY_MARGIN: Final = 1.5
 """What a worker's copies of outputs may take, as a multiple of what the session's own take."""
+BURST_NS: Final = 1_000_000
+"""A burst has as many calls as take this long, as far as there are places; a slow call is a burst of its own."""
+SERIES_S: Final = 0.02
+"""Seconds that a series of bursts takes where calls are quick."""
+FEWEST_BURSTS: Final = 3
+MOST_BURSTS: Final = 24
+"""Bursts of a series; a series of slow calls has one."""
+SLOW_SERIES_S: Final = 0.5
+"""Seconds after which a series ends with fewer bursts than that."""
 AGAIN: Final = 4
-"""Times that a burst is made again before a claim is refused: a busy machine delays some."""
+"""Series that are taken again before a claim is refused: a busy machine delays some."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +68,16 @@ class Confirmation:
         if self.burst_ns is not None:
             record["burst_ms"] = self.burst_ns / 1e6
         return record if self.why_not is None else {**record, "not_confirmed": self.why_not}
+
+
+@dataclass(frozen=True)
+class Series:
+    """What several bursts came to."""
+
+    call_ns: float
+    """The usual cost of one call."""
+    is_busy: bool
+    """The worker was held up by others meanwhile."""
 
 
 class BurstTimer:
@@ -95,41 +116,47 @@ class BurstTimer:
         Raises:
             SolutionFailure: RUNTIME_ERROR where bursts take longer than the claim allows, each time.
         """
-        calls = len(self._trial.places)
-        empty = min(empty_ns)
-        resolution_ns = max(median(empty_ns) - empty, LEAST_NOISE_NS) * RESOLVED / calls
-        best_ns = self._time_rounds(empty, calls)
-        again = 0
-        while claimed_ns < LEAST_SHARE * best_ns and best_ns > resolution_ns and again < AGAIN:
-            again += 1
-            best_ns = min(best_ns, self._time_rounds(empty, calls))
-        if best_ns <= resolution_ns:
+        places = len(self._trial.places)
+        calls = max(1, min(places, math.ceil(BURST_NS / max(claimed_ns, 1.0))))
+        noise_ns = max(median(empty_ns) - min(empty_ns), LEAST_NOISE_NS)
+        resolution_ns = RESOLVED * noise_ns / calls
+        best = self._take_series(calls, min(empty_ns))
+        series = 1
+        while claimed_ns < LEAST_SHARE * best.call_ns and best.call_ns > resolution_ns and series <= AGAIN:
+            best = min(best, self._take_series(calls, min(empty_ns)), key=lambda one: one.call_ns)
+            series += 1
+        if best.call_ns <= resolution_ns:
             return Confirmation(None, resolution_ns, "the call is shorter than a burst resolves")
-        if claimed_ns >= LEAST_SHARE * best_ns:
-            return Confirmation(best_ns, resolution_ns)
+        if claimed_ns >= LEAST_SHARE * best.call_ns:
+            return Confirmation(best.call_ns, resolution_ns)
+        burst = f"a call in a burst takes {best.call_ns / 1e6:.6g} ms"
         if self.refused is not None:
-            why = f"a burst of calls takes {best_ns / 1e6:.6g} ms a call, and the host may be what holds it up"
-            return Confirmation(best_ns, resolution_ns, f"{why}: {self.refused}")
+            why = f"{burst}, and the host may be what holds it up: {self.refused}"
+            return Confirmation(best.call_ns, resolution_ns, why)
+        if best.is_busy and claimed_ns >= BUSY_LEAST_SHARE * best.call_ns:
+            return Confirmation(best.call_ns, resolution_ns, f"{burst}, while other processes held the processors")
         raise SolutionFailure(
             "RUNTIME_ERROR",
-            f"the worker claims {claimed_ns / 1e6:.6g} ms a call; {calls} calls in a row take {best_ns / 1e6:.6g} ms "
-            f"each, as timed from outside ({again + 1} times)",
+            f"the worker claims {claimed_ns / 1e6:.6g} ms a call; {burst}, as timed from outside ({series} series)",
         )
 
-    def _time_rounds(self, empty_ns: float, calls: int) -> float:
-        """Return what one call costs in the best of some bursts."""
-        best_ns, spent_ns, rounds = float("inf"), 0.0, 0
-        while rounds < MOST_ROUNDS and (rounds == 0 or spent_ns < WANTED_S * 1e9):
-            start = self._now_ns()
-            best_ns = min(best_ns, max(self._time_one(empty_ns), 0.0) / calls)
-            spent_ns += self._now_ns() - start
-            rounds += 1
-        return best_ns
+    def _take_series(self, calls: int, empty_ns: float) -> Series:
+        """Take some bursts of so many calls; return what one call usually costs in them."""
+        start = self._now_ns()
+        costs_ns: list[float] = []
+        waited_before = tree_waiting_ns(self._guard_pid)
+        while len(costs_ns) < MOST_BURSTS:
+            spent_s = (self._now_ns() - start) / 1e9
+            if costs_ns and spent_s > SERIES_S and (len(costs_ns) >= FEWEST_BURSTS or spent_s > SLOW_SERIES_S):
+                break
+            costs_ns.append(max(self._time_one(calls, empty_ns), 0.0) / calls)
+        waited_ns = tree_waiting_ns(self._guard_pid) - waited_before
+        return Series(median(costs_ns), waited_ns > BUSY_SHARE * (self._now_ns() - start))
 
-    def _time_one(self, empty_ns: float) -> float:
+    def _time_one(self, calls: int, empty_ns: float) -> float:
         """Return what all calls of one burst cost together."""
         trial = self._trial
-        indices = list(range(len(trial.places)))
+        indices = list(range(calls))
         numbers = trial.write(indices)
         copy_ns = self._time_copies(indices)
         cpu_before, start = tree_cpu_time_ns(self._guard_pid), self._now_ns()
@@ -138,7 +165,7 @@ class BurstTimer:
         done = self._ask("burst", BurstDone, "the measurement", indices=indices, part="run", together=self._together)
         if done.refused is not None:
             self.refused, self._together = done.refused, False
-            return self._time_one(empty_ns)
+            return self._time_one(calls, empty_ns)
         if not done.copied:
             self._ask("collect", Collected, "the measurement", indices=indices, part="run")
         wall_ns = float(self._now_ns() - start)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import time
+from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
 from flashinfer_bench.worker.linux import reaped_cpu_ticks, tree_below
@@ -37,3 +39,15 @@ def tree_cpu_time_ns(guard_pid: int | None) -> int | None:
     tick_ns = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
     below = tree_below(guard_pid)
     return ended * tick_ns + sum((cpu_time_ns(pid) or 0) + (reaped_cpu_ticks(pid) or 0) * tick_ns for pid in below)
+
+
+def tree_waiting_ns(guard_pid: int | None) -> int:
+    """Return how long the threads below a guard were ready to run and had no processor; 0 where nobody tells."""
+    if guard_pid is None or sys.platform != "linux":
+        return 0
+    waited = 0
+    for pid in tree_below(guard_pid):
+        with suppress(OSError, ValueError, IndexError):  # a process that has ended
+            for task in os.scandir(f"/proc/{pid}/task"):
+                waited += int(Path(task.path, "schedstat").read_text().split()[1])
+    return waited
