@@ -7,7 +7,6 @@ right in `evaluators`. A fault is not a verdict: it makes no trace, it is an eve
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -17,6 +16,7 @@ from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.evaluators.built_in import mark_built_in
 from flashinfer_bench.bench.evaluators.plug_ins import list_plug_ins
 from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, RunStarted
+from flashinfer_bench.bench.job_seeds import JobSeeds, recorded_seeds
 from flashinfer_bench.bench.machine import Device, Machine, discover_devices
 from flashinfer_bench.bench.plan import Job, Plan, make_plan
 from flashinfer_bench.bench.resume import RecordedJobs
@@ -66,7 +66,7 @@ class Benchmark:
         self.config = (config if config is not None else BenchmarkConfig.default()).for_set(trace_set)
         self._toolchain = find_toolchain()
         self.machine = self._look_around()
-        self.seed = self.config.seed if self.config.seed is not None else secrets.randbits(62)
+        self._seeds = JobSeeds(self.config.seed)
         self.faults: list[JobFaulted] = []
         self._saved: dict[Path, list[Trace]] = {}
         """File → what this object has appended to it; the set in memory does not have these."""
@@ -85,6 +85,11 @@ class Benchmark:
     def get_trace_set(self) -> TraceSet:
         """Return the trace set that is run."""
         return self._trace_set
+
+    def replay(self, traces: Iterable[Trace]) -> None:
+        """Give jobs the inputs that they had when these traces were recorded."""
+        run_seed, recorded = recorded_seeds(traces)
+        self._seeds = JobSeeds(self.config.seed if run_seed is None else run_seed, recorded)
 
     def close(self) -> None:
         """End what the benchmark holds; a run ends its own processes, so there is nothing left to do."""
@@ -191,7 +196,7 @@ class Benchmark:
                 target=BuildTarget.of(self.machine.capabilities),
                 toolchain=self._toolchain,
             ),
-            seed=self.seed,
+            seed_of=self._seeds.of,
         )
 
     def _cache_folder(self) -> Path:
@@ -223,7 +228,7 @@ class Benchmark:
             "config": job.config.values(),
             "timeout_seconds": self.config.timeout_seconds,
             "worker_memory_gb": self.config.worker_memory_gb,
-            "seed": self.seed,
+            **self._seeds.describe(job),
             "device": {"kind": device.kind, "index": device.index, "uuid": device.uuid},
             "runner": "isolated" if self.config.use_isolated_runner else "persistent",
         }

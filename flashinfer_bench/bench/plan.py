@@ -14,7 +14,7 @@ from typing import Final
 from flashinfer_bench.bench.config import BenchmarkConfig, ResolvedEvalConfig
 from flashinfer_bench.bench.extra_keys import find_wrong_extras
 from flashinfer_bench.bench.machine import Machine
-from flashinfer_bench.bench.resume import Decision, JobLimits, RecordedJobs, fingerprint
+from flashinfer_bench.bench.resume import PROTOCOL, Decision, JobLimits, RecordedJobs, fingerprint
 from flashinfer_bench.bench.selection import Selected, select
 from flashinfer_bench.bench.suitability import why_not_here
 from flashinfer_bench.data.definition import Definition
@@ -81,6 +81,10 @@ class Plan:
     """Jobs that are recorded and yet in the plan: something changed."""
     redone_reasons: Mapping[str, int] = field(default_factory=dict)
     """Reason → how many jobs: "solution changed", "timed out"."""
+
+    def with_jobs(self, jobs: Iterable[Job]) -> Plan:
+        """Return the plan with some of its jobs, numbered anew."""
+        return replace(self, jobs=tuple(_numbered(jobs)))
 
     def rows(self) -> list[PlanRow]:
         """Return one row per definition and solution, with the number of workloads to run."""
@@ -173,6 +177,7 @@ def _jobs(
                 workload=workload_digest,
                 evaluator=evaluator,
                 timing=config.timing_mark(),
+                protocol=PROTOCOL,
                 seed=config.seed,
             )
             yield Job(0, definition, workload, solution, resolved, marks)

@@ -21,7 +21,12 @@ from flashinfer_bench.data.evaluation import Evaluation, EvaluationStatus
 from flashinfer_bench.data.latest import in_order_of_time
 from flashinfer_bench.data.trace import Trace
 
-FINGERPRINT_KEYS: Final = ("definition", "solution", "workload", "config", "hardware", "evaluator", "timing", "seed")
+FINGERPRINT_KEYS: Final = (
+    *("definition", "solution", "workload", "config", "hardware", "evaluator", "timing", "protocol", "seed"),
+)
+PROTOCOL: Final = 2
+"""How solutions are called and timed. Raised when a verdict or its time may come out otherwise than before: traces of
+an older one are judged again, and marked in reports. 2: each call has content of its own, and bursts confirm times."""
 JUDGED_KEYS: Final = ("definition", "solution", "workload", "evaluator")
 """What a verdict is of, and who reached it; the other keys say under which settings."""
 HARDWARE_JOINT: Final = " + "

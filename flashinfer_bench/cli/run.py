@@ -16,6 +16,7 @@ from flashinfer_bench.bench.machine import Machine
 from flashinfer_bench.bench.plan import Plan
 from flashinfer_bench.cli.given.blob_issues import find_blob_issues
 from flashinfer_bench.cli.given.recorded import find_resumed
+from flashinfer_bench.cli.given.replay import choose_replayed, keep_replayed, read_replay
 from flashinfer_bench.cli.given.sets import describe_issues, describe_tolerances, open_trace_set
 from flashinfer_bench.cli.given.settings import naming_flags, read_config
 from flashinfer_bench.cli.given.typed_command import resume_command, typed_program
@@ -46,6 +47,9 @@ class RunnableBenchmark(Protocol):
     def plan(self, *, resume: bool = False, retry_timeouts: bool = False) -> Plan:
         """Return the jobs."""
 
+    def replay(self, traces: Iterable[Trace]) -> None:
+        """Give jobs the inputs that they had when these traces were recorded."""
+
     def run(self, plan: Plan, *, save_results: bool = True) -> Iterator[Event]:
         """Run them."""
 
@@ -71,6 +75,7 @@ def declare_run(parser: Parser) -> None:
     results.add_argument("--resume", action="store_true", help="skip what is recorded and unchanged")
     results.add_argument("--retry-timeouts", action="store_true", help="with --resume: run recorded TIMEOUTs again")
     results.add_argument("--no-save-results", action="store_true", help="write no traces")
+    results.add_argument("--replay", metavar="TRACE", help="judge again what FILE.jsonl[:LINE] records, on its inputs")
     results.add_argument("--dry-run", action="store_true", help="print the plan and run nothing")
     results.add_argument("--require-passed", action="store_true", help="exit with 1 unless every job passed")
     add_format(results)
@@ -79,14 +84,20 @@ def declare_run(parser: Parser) -> None:
 
 def execute(args: argparse.Namespace, *, make_engine: BenchmarkFactory = Benchmark) -> int:
     """Run the jobs that the flags ask for, or print the plan."""
+    if args.replay and args.resume:
+        raise Misuse("--replay judges what is recorded, which --resume leaves out: give one of them")
     if args.retry_timeouts and not args.resume:
         raise Misuse("--retry-timeouts changes what --resume leaves out: give --resume too")
     config = read_config(args)
     trace_set = open_trace_set(args)
     config = config.for_set(trace_set)
+    replayed = read_replay(args.replay) if args.replay else []
     with naming_flags(args):
-        engine = make_engine(trace_set, config)
+        engine = make_engine(trace_set, choose_replayed(config, replayed) if replayed else config)
         plan = engine.plan(resume=args.resume, retry_timeouts=args.retry_timeouts)
+    if replayed:
+        engine.replay(replayed)
+        plan, args.no_save_results = keep_replayed(plan, replayed), True
     if args.dry_run:
         for line in (*describe_tolerances(trace_set), *describe_odd_keys(plan), *_describe_blobs(plan, trace_set)):
             write_err(line)

@@ -26,6 +26,8 @@ FLAGS: Final = {
     "operations_vary": "the call did not launch the same operations each time: it may keep results of earlier calls",
     "contradictory": "operations are said to have run for longer than the call took",
     "other_processes": "other processes were on the GPU",
+    "unconfirmed": "bursts that were timed from outside could not confirm the time",
+    "same_inputs": "the inputs could not be varied from call to call",
 }
 """Each flag, and what it tells a reader; reports name flags in this order. `find_flags` says when each is raised."""
 NOISY_SPREAD: Final = 0.05
@@ -69,7 +71,7 @@ def find_flags(trials: Sequence[Trial], *, spread: float, before: GpuState | Non
         "throttled": any(state.slowed_by for state in states),
         "other_processes": any(state.other_processes for state in states),
     }
-    return [name for name, holds in found.items() if holds]
+    return [name for name, holds in found.items() if holds]  # the session adds "unconfirmed" and "same_inputs"
 
 
 def _varies(trial: Trial) -> bool:

@@ -31,7 +31,6 @@ from flashinfer_bench.bench.runner.protocol import (
 from flashinfer_bench.bench.schedule import Block, BlockQueue
 from flashinfer_bench.compile import BuildFarm, BuildFault, Built
 from flashinfer_bench.data import Evaluation, Solution
-from flashinfer_bench.data.digest import seed_of
 
 POLL_S: Final = 1.0
 TRIES: Final = 2
@@ -78,7 +77,7 @@ class Fleet:
         hello_for: the settings of a device's session.
         blob_root_for: the root of the set that holds a job's workload.
         farm: builds the solutions; the fleet ends it.
-        seed: the run's seed; every job's own is derived from it.
+        seed_of: gives the seed of a job.
     """
 
     def __init__(
@@ -88,13 +87,13 @@ class Fleet:
         hello_for: Callable[[Device], Hello],
         blob_root_for: Callable[[Job], Path],
         farm: BuildFarm,
-        seed: int,
+        seed_of: Callable[[Job], int],
     ) -> None:
         self._stations = [Station(device) for device in devices]
         self._hello_for = hello_for
         self._blob_root_for = blob_root_for
         self._farm = farm
-        self._seed = seed
+        self._seed_of = seed_of
         self._tries: dict[int, int] = {}
         self._broken: dict[tuple[str, str], str] = {}
         """(definition, workload uuid) → why no device survives its reference."""
@@ -189,7 +188,7 @@ class Fleet:
                     solution=name,
                     workload=job.workload.model_dump(mode="json"),
                     blob_root=str(self._blob_root_for(job)),
-                    seed=job_seed(self._seed, job),
+                    seed=self._seed_of(job),
                 )
             )
         first = batch.jobs[0]
@@ -312,12 +311,3 @@ def describe_solution(built: Built) -> BlockSolution:
         sources={source.path: source.content for source in solution.sources} if keeps else {},
         build_error=str(built.error) if built.error else None,
     )
-
-
-def job_seed(run_seed: int, job: Job) -> int:
-    """Return the seed of a job's inputs: the run's, the definition's, the workload's and the solution's together.
-
-    It differs between solutions, so that none can leave another the answers.
-    """
-    parts = (str(run_seed), job.definition.digest(), job.workload.digest(), job.solution.digest())
-    return seed_of("|".join(parts))

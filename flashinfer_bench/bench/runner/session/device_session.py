@@ -221,7 +221,7 @@ class DeviceSession:
             outputs=job.output_specs(),
             timeout_seconds=self._hello.timeout_seconds,
             plan=self._measure_plan(job.block.config, solution),
-            vary=vary_secretly(job),
+            vary=vary_secretly(job, derive_seed(job.order.seed, "contents")),
         )
         metadata = KernelMetadata(solution.name, definition.name, self._styles.get(solution.digest, True))
         kernel = RemoteKernel(worker, self._tools, task, metadata)

@@ -204,8 +204,8 @@ class RemoteKernel:
             latency_ms, medians_ms = latency_ms + setup_ms, [value + setup_ms for value in medians_ms]
         if remote is not None and self.task.plan.confirms and self.task.plan.facts is None:
             record |= self._confirm(remote, latency_ms)
-        if remote is not None and not remote.contents.differs:
-            record["same_inputs"] = True
+        if remote is not None:
+            add_flags(record, unconfirmed=record.get("confirmed") is False, same_inputs=not remote.contents.differs)
         return Measured(latency_ms, medians_ms, record)
 
     def _prepare_trial(self, at: int, inputs: list[Any]) -> RemoteTrial:
@@ -316,3 +316,10 @@ class RemoteKernel:
             said = answer.error
             raise SolutionFailure("RUNTIME_ERROR", f"{said.type} in {what}: {said.message}\n{said.traceback}".rstrip())
         return answer
+
+
+def add_flags(record: dict[str, Any], **flags: bool) -> None:
+    """Add the flags that hold to a measurement's record."""
+    found = [*record.get("flags", []), *(name for name, holds in flags.items() if holds)]
+    if found:
+        record["flags"] = found

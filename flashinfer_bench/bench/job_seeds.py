@@ -1,0 +1,73 @@
+"""The seed of each job: what all of its random inputs are made from.
+
+Without a seed of the user's each job has a secret of its own, which stands in no file before the job is over; then its
+trace carries it, and `run --replay` makes the same inputs again. With the user's seed every job's seed follows from it:
+such a run can be repeated, and a solution that knows the seed can know its inputs.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable
+from typing import Any
+
+from flashinfer_bench.bench.plan import Job
+from flashinfer_bench.bench.resume import JobKey
+from flashinfer_bench.data import Trace
+from flashinfer_bench.data.digest import seed_of
+
+SECRET_BITS = 62
+
+
+class JobSeeds:
+    """Gives each job its seed, the same one each time.
+
+    Args:
+        run_seed: the user's; None for secrets.
+        recorded: seeds of jobs that are judged again, by job.
+    """
+
+    def __init__(self, run_seed: int | None, recorded: dict[JobKey, int] | None = None) -> None:
+        self._run_seed = run_seed
+        self._secrets: dict[JobKey, int] = dict(recorded or {})
+
+    def of(self, job: Job) -> int:
+        """Return a job's seed."""
+        key = (job.definition.name, job.solution.name, job.workload.uuid)
+        if self._run_seed is None or key in self._secrets:
+            return self._secrets.setdefault(key, secrets.randbits(SECRET_BITS))
+        return job_seed(self._run_seed, job)
+
+    def describe(self, job: Job) -> dict[str, Any]:
+        """Return what a trace says of a job's seed."""
+        if self._run_seed is not None:
+            return {"seed": self._run_seed, "seeded": True}
+        return {"seed": self.of(job), "seeded": False}
+
+
+def job_seed(run_seed: int, job: Job) -> int:
+    """Return the seed of a job's inputs: the run's, the definition's, the workload's and the solution's together.
+
+    It differs between solutions, so that none can leave another the answers.
+    """
+    parts = (str(run_seed), job.definition.digest(), job.workload.digest(), job.solution.digest())
+    return seed_of("|".join(parts))
+
+
+def recorded_seeds(traces: Iterable[Trace]) -> tuple[int | None, dict[JobKey, int]]:
+    """Return the seed of the run that recorded some traces, where the user gave one, and else each job's own seed.
+
+    A trace that carries no seed has none here: its job gets a new one.
+    """
+    run_seed: int | None = None
+    found: dict[JobKey, int] = {}
+    for trace in traces:
+        run = (trace.evaluation.extra or {}).get("run") if trace.evaluation is not None else None
+        seed = run.get("seed") if isinstance(run, dict) else None
+        if not isinstance(seed, int) or trace.solution is None or not isinstance(run, dict):
+            continue
+        if run.get("seeded", True):
+            run_seed = seed
+        else:
+            found[(trace.definition, trace.solution, trace.workload.uuid)] = seed
+    return run_seed, found
