@@ -7,7 +7,7 @@ right in `evaluators`. A fault is not a verdict: it makes no trace, it is an eve
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
