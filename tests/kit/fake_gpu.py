@@ -132,6 +132,23 @@ class FakeGpu:
         self.now_ns = max(self.now_ns, self.free_ns, self.side_free_ns)
 
 
+class LeavingCall:
+    """A call whose result is copied once it has returned; it writes "call" and "put away" to the log."""
+
+    puts_away = True
+
+    def __init__(self, gpu, **traits):
+        self._gpu = gpu
+        self._call = gpu.call(**traits)
+
+    def __call__(self):
+        self._call()
+
+    def put_away(self):
+        self._gpu.log.append("put away")
+        self._gpu.kernel("copy", 70_000)
+
+
 @dataclass
 class FakeRecorder:
     """CUPTI of a fake GPU; it writes "on", "read", "take" and "off" to the log."""

@@ -9,7 +9,7 @@ from flashinfer_bench.timing.lane import FLUSH_KERNEL, SPIN_KERNEL
 from flashinfer_bench.timing.lines import FIRST_LOOK
 from flashinfer_bench.timing.progress import Recipe
 from flashinfer_bench.timing.recipe import take_trial
-from tests.kit.fake_gpu import GAP_NS, fake_cupti_clock, fake_event_clock
+from tests.kit.fake_gpu import GAP_NS, LeavingCall, fake_cupti_clock, fake_event_clock
 
 pytestmark = pytest.mark.cpu
 RECIPE = Recipe(warmup_runs=10, iterations=50, budget_s=10.0)
@@ -34,6 +34,23 @@ def test_events_stand_right_before_and_right_after_the_call(gpu):
         gpu.log.clear()
         clock.sample([gpu.call()] * 3, Lead(spin_ns=20_000))
     assert gpu.log == [*BY_EVENTS * 3, "synchronize"]
+
+
+@pytest.mark.parametrize("kind", ["cupti", "cuda_events"])
+def test_what_a_call_leaves_is_put_away_behind_its_reading_and_before_the_next_call(gpu, kind):
+    with make_clock(kind, gpu) as clock:
+        gpu.log.clear()
+        samples = clock.sample([LeavingCall(gpu)] * 3, Lead(spin_ns=20_000))
+    step = [*BY_CUPTI, "put away"] if kind == "cupti" else [*BY_EVENTS, "put away"]
+    assert gpu.log[: 3 * len(step)] == step * 3
+    assert max(sample.span_ns for sample in samples) < 20_000  # the copy takes 70
+
+
+def test_a_wall_clock_puts_away_behind_its_reading(gpu, monkeypatch):
+    monkeypatch.setattr("flashinfer_bench.timing.clocks.wall.perf_counter_ns", lambda: gpu.log.append("read") or 0)
+    with WallClock() as clock:
+        clock.sample([LeavingCall(gpu)] * 2, Lead(spin_ns=0))
+    assert gpu.log == ["read", "call", "read", "put away"] * 2
 
 
 @pytest.mark.parametrize(("kind", "ends"), [("cupti", "read"), ("cuda_events", "record")])

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flashinfer_bench.timing.timeline import HostCall, Operation, TimelineBroken, busy_time, read_samples
+from flashinfer_bench.timing.timeline import HostCall, Operation, OurKernels, TimelineBroken, busy_time, read_samples
 
-SPIN, FLUSH = "spin", "flush"
+SPIN, FLUSH, MARK = "spin", "flush", "mark"
 
 
 def read(operations, calls, flush=FLUSH):
-    return read_samples(operations, calls, spin=SPIN, flush=flush)
+    return read_samples(operations, calls, names=OurKernels(SPIN, flush, MARK))
 
 
 def two_calls():
@@ -117,6 +117,27 @@ def test_a_kernel_that_bears_the_name_of_our_flush_is_seen(flush):
     records += [Operation(SPIN, 180, 240, 6), Operation("a", 242, 252, 7), Operation(FLUSH, 253, 283, 8)]
     samples = read(records, [HostCall(10, 30), HostCall(150, 190)], flush)
     assert [(sample.operations, sample.busy_ns) for sample in samples] == [(2, 30), (2, 40)]
+
+
+def marked_calls():
+    """Return two calls, each with a mark behind it and a copy behind the mark; the first launches a mark itself."""
+    records = [Operation(SPIN, 40, 100, 1), Operation("a", 101, 111, 2), Operation(MARK, 112, 132, 3)]
+    records += [Operation(MARK, 133, 134, 4), Operation("copy", 135, 165, 5)]
+    records += [Operation(FLUSH, 170, 210, 6), Operation(SPIN, 210, 240, 7), Operation("a", 242, 252, 8)]
+    records += [Operation(MARK, 253, 254, 9), Operation("copy", 255, 285, 10)]
+    return records, [HostCall(10, 30, ends_with_mark=True), HostCall(150, 190, ends_with_mark=True)]
+
+
+def test_what_comes_behind_the_mark_is_no_part_of_the_call():
+    first, second = read(*marked_calls())
+    assert (first.span_ns, first.operations, first.launched) == (31, 2, (("a", 1), (MARK, 1)))
+    assert (second.span_ns, second.operations) == (10, 1)
+
+
+def test_a_missing_mark_breaks_the_timeline():
+    records, calls = marked_calls()
+    with pytest.raises(TimelineBroken, match="the mark behind a call"):
+        read([record for record in records if record.correlation != 9], calls)
 
 
 def test_no_calls_have_no_readings():

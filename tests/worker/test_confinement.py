@@ -27,7 +27,7 @@ from flashinfer_bench.worker.arena import Slot
 from flashinfer_bench.worker.asked_calls import AskedCalls
 from flashinfer_bench.worker.call_filter import ALLOW, CALLS, MOST_ANCESTORS, RETURN, Step, can_ask, make_program
 from flashinfer_bench.worker.linux import count_own_tasks, descendants, is_alive, parent_of, resident_memory
-from flashinfer_bench.worker.protocol import Bound, Called, Loaded
+from flashinfer_bench.worker.protocol import Bound, Called, LaidOut, Loaded
 from tests.kit.workers import ROOT, running_template, worker_order
 
 pytestmark = [pytest.mark.cpu, pytest.mark.skipif(sys.platform != "linux", reason="confinement is Linux's")]
@@ -389,14 +389,15 @@ def test_memory_that_a_worker_could_share_counts(start):
 
 
 def test_the_sessions_arena_does_not_count(start):
-    source = "def run(x):\n    x.max()\n    return 0"
+    source = "def run(x):\n    x.max()"
     with SharedArena(torch.device("cpu")) as arena, start(source, memory_limit_bytes=512 << 20) as worker:
         arena.reserve(600 << 20)
         arena.block.fill_(1)
         description, fds = arena.describe()
         worker.ask("bind", Bound, 20.0, fds=fds, arena=description)
         slot = Slot(0, (600 << 20,), torch.uint8).to_json()
-        worker.ask("call", Called, 20.0, arguments=[slot], outputs=[], style="value")
+        worker.ask("lay_out", LaidOut, 20.0, style="dps", calls=[{"arguments": {"x": slot}, "outputs": []}])
+        worker.ask("calls", Called, 20.0, indices=[0], part="run", lead=None, replay=False)
         worker._turn(0.5)
         assert resident_memory(worker.pid).shared > 512 << 20
         assert worker.exit is None

@@ -1,22 +1,52 @@
 import pytest
 
-from flashinfer_bench.worker.protocol import Called, Failed, Loaded, Sampled, check_answer
+from flashinfer_bench.timing.measurement import Sample
+from flashinfer_bench.worker.protocol import MAX_CALLS, Called, Failed, Loaded, Started, answer_readings, check_answer
 from flashinfer_bench.worker.wire import WireError
 
-SAMPLED = {
-    "id": 3,
+READINGS = {
     "span_ns": [5, 6],
     "enqueue_ns": [5, 6],
     "busy_ns": None,
     "operations": None,
+    "lead_ns": None,
+    "work_ns": [0, 0],
+    "launched": ["", ""],
     "late": [False, False],
-    "stop": "count",
-    "facts": {"method": "wall", "cache_state": "warm", "calls": 2},
+    "escaped": [False, False],
 }
+CALLED = {"id": 3, "readings": READINGS, "facts": {}, "returned": None}
+SEEN = Sample(
+    span_ns=50,
+    enqueue_ns=9,
+    busy_ns=40,
+    operations=2,
+    late=True,
+    lead_ns=1,
+    launched=(("a", 1), ("b", 1)),
+    escaped=True,
+    work_ns=60,
+)
 
 
 def test_a_sound_answer_becomes_a_value():
-    assert check_answer(SAMPLED, 3, Sampled).trial().spans_ns == [5, 6]
+    called = check_answer(CALLED, 3, Called)
+    assert [sample.span_ns for sample in called.readings.samples()] == [5, 6]
+
+
+@pytest.mark.parametrize("sample", [SEEN, Sample(span_ns=7, enqueue_ns=7)], ids=["gpu", "cpu"])
+def test_a_reading_comes_through_whole_and_of_what_was_launched_a_digest(sample):
+    called = check_answer({"id": 1, "readings": answer_readings([sample] * 2), "returned": None}, 1, Called)
+    first, second = called.readings.samples()
+    assert first == second
+    assert vars(first) | {"launched": ()} == vars(sample) | {"launched": ()}
+    ((digest, count),) = first.launched
+    assert (len(digest), count) == (16, 1)
+
+
+def test_calls_that_launched_something_else_are_told_apart():
+    other = Sample(span_ns=50, enqueue_ns=9, busy_ns=40, operations=2, launched=(("a", 2),))
+    assert len(set(answer_readings([SEEN, other, SEEN])["launched"])) == 2
 
 
 def test_an_error_is_an_answer_to_any_request():
@@ -35,17 +65,34 @@ def test_an_error_is_an_answer_to_any_request():
         {"span_ns": [1.5, 6]},
         {"span_ns": [float("nan"), 6]},
         {"span_ns": [10**18, 6]},
-        {"stop": "because"},
-        {"verdict": "PASSED"},
-        {"facts": {"x": [1]}},
-        {"id": 4},
-        {"id": "3"},
+        {"launched": ["a" * 17, ""]},
+        {"busy_ns": [1]},
+        {"stop": "count"},
     ],
     ids=str,
 )
+def test_readings_out_of_bounds_are_refused(change):
+    with pytest.raises(WireError):
+        check_answer({**CALLED, "readings": {**READINGS, **change}}, 3, Called)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"verdict": "PASSED"},
+        {"facts": {"x": 1}},
+        {"facts": {"lead_ns": float("inf")}},
+        {"facts": {"lead_ns": 10**400}},
+        {"lost": "x" * 513},
+        {"returned": [[]] * (MAX_CALLS + 1)},
+        {"id": 4},
+        {"id": "3"},
+    ],
+    ids=lambda change: str(change)[:40],
+)
 def test_a_claim_out_of_bounds_is_refused(change):
     with pytest.raises(WireError):
-        check_answer({**SAMPLED, **change}, 3, Sampled)
+        check_answer({**CALLED, **change}, 3, Called)
 
 
 def test_a_missing_part_is_named():
@@ -57,3 +104,8 @@ def test_texts_are_bounded():
     error = {"type": "E", "message": "x" * 20_000, "traceback": ""}
     with pytest.raises(WireError, match=r"error\.message"):
         check_answer({"id": 1, "error": error}, 1, Called)
+
+
+def test_texts_of_a_worker_move_no_cursor():
+    clock = {"method": "wall", "cache_state": "warm", "fills_queue": False, "sees_operations": False}
+    assert check_answer({"id": 1, "clock": clock, "lost": "no\x1b[2J\nCUPTI"}, 1, Started).lost == "no [2J CUPTI"

@@ -42,4 +42,5 @@ def test_an_error_is_told_whatever_is_in_its_message():
 def test_what_a_solution_returned_is_told_whatever_its_type_is_called():
     told = main.describe_value(type("T", (), {"__module__": "\ud800"})())
     assert told["type"].startswith("\\ud800")
-    assert check_answer({"id": 1, "returned": [told]}, 1, Called).returned[0].type == told["type"]
+    answer = {"id": 1, "readings": None, "returned": [[told]]}
+    assert check_answer(answer, 1, Called).returned[0][0].type == told["type"]
