@@ -11,7 +11,7 @@ The session asks, one frame at a time; the worker answers each with one frame th
               {"kind": "cuda", "size", "handle"}              before is given up
     lay_out   style, calls: [{"arguments", "outputs"}]        {"id", "laid_out": number of calls}
     start     fall_back: a reason, or null                    {"id", "clock": ClockTraits, "lost": reason or null}
-    calls     indices, part, lead or null, replay             {"id", "readings": Readings or null,
+    calls     indices, part, lead or null, replay             {"id", "readings": CallReadings or null,
                                                               "facts": ClockFacts or null,
                                                               "returned": [[Returned]] or null,
                                                               "lost", "refused": reason or null}
@@ -136,7 +136,7 @@ class Returned(Part):
     device: ShortText | None = None
 
 
-class Readings(Part):
+class CallReadings(Part):
     """A reading per call: the fields of `Sample`, one list each; times in nanoseconds."""
 
     span_ns: Series
@@ -151,7 +151,7 @@ class Readings(Part):
     escaped: Annotated[list[bool], Field(max_length=MAX_CALLS)]
 
     @model_validator(mode="after")
-    def _check_lengths(self) -> Readings:
+    def _check_lengths(self) -> CallReadings:
         for name in type(self).model_fields:
             series = getattr(self, name)
             if series is not None and len(series) != len(self.span_ns):
@@ -179,7 +179,7 @@ class Readings(Part):
 
 
 def answer_readings(samples: Sequence[Sample]) -> dict[str, Any]:
-    """Return readings as the fields of a `Readings`."""
+    """Return readings as the fields of a `CallReadings`."""
     sees = samples[0].busy_ns is not None
     leads = all(sample.lead_ns is not None for sample in samples)
     return {
@@ -210,7 +210,7 @@ class Called(Claim):
     is said.
     """
 
-    readings: Readings | None
+    readings: CallReadings | None
     facts: ClockFacts | None = None
     """What the clock knows of its readings so far."""
     returned: (

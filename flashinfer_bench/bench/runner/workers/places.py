@@ -31,7 +31,7 @@ LOOKED_AT: Final = 4096
 
 
 @dataclass(frozen=True)
-class Place:
+class CallPlace:
     """Where one call's inputs and outputs lie."""
 
     inputs: tuple[Slot | None, ...]
@@ -78,10 +78,10 @@ class CallPlaces:
         return len(self._places)
 
     @staticmethod
-    def _cut(slots: list[Slot], start: int, inputs: Sequence[Any], outputs: int) -> Place:
+    def _cut(slots: list[Slot], start: int, inputs: Sequence[Any], outputs: int) -> CallPlace:
         own = iter(slots[start:])
         places = tuple(next(own) if isinstance(value, torch.Tensor) else None for value in inputs)
-        return Place(places, tuple(next(own) for _ in range(outputs)))
+        return CallPlace(places, tuple(next(own) for _ in range(outputs)))
 
     def describe(self, names: Sequence[str], inputs: Sequence[Any]) -> list[dict[str, Any]]:
         """Return the calls of a `lay_out` request."""
