@@ -7,9 +7,8 @@ from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.runner.protocol import BlockJob, BlockOrder
 from flashinfer_bench.bench.runner.readout import Readout
 from flashinfer_bench.bench.runner.session import device_session
-from flashinfer_bench.bench.runner.session.reference_timing import ReferenceTimer
 from flashinfer_bench.bench.runner.workers.arena import SharedArena
-from flashinfer_bench.timing.clocks.wall import WallClock
+from flashinfer_bench.bench.runner.workers.kernel import SessionTools
 from tests.kit import make_definition
 
 pytestmark = pytest.mark.cpu
@@ -34,8 +33,7 @@ def arena():
 
 
 def _open_session(arena, pool):
-    timer = ReferenceTimer(None, CPU, WallClock(), Readout(None), arena)
-    return device_session.DeviceSession(None, pool=pool, timer=timer, tell=print)
+    return device_session.DeviceSession(None, pool, SessionTools(arena, Readout(None), lambda: None), print)
 
 
 @pytest.mark.parametrize(("size", "is_kept"), [(1 << 20, True), ((1 << 30) + (2 << 20), False)], ids=["small", "large"])
