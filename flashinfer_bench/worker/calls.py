@@ -116,22 +116,55 @@ class CallLaunch:
             self._shelf.keep(self._call.result)
 
     @property
+    def result(self) -> Any:
+        """What the latest call returned."""
+        return self._call.result
+
+    @result.setter
+    def result(self, value: Any) -> None:
+        self._call.result = value
+
+    @property
     def puts_away(self) -> bool:
         """Whether `put_away` launches work on the device."""
         return self._part != "setup" and self._call.returns
 
 
 class ReplayLaunch:
-    """The launch of one call as the replay of a CUDA graph; what the graph's call returned is put away each time."""
+    """The launch of one call as the replay of a CUDA graph, just captured.
+
+    What the graph's call returned is put away each time, also where the same call was made without the graph since.
+    """
 
     def __init__(self, eager: CallLaunch, replay: Launch) -> None:
+        self._eager = eager
         self._replay = replay
-        self.put_away = eager.put_away
+        self._result = eager.result
         self.puts_away = eager.puts_away
 
     def __call__(self) -> None:
         """Replay the call."""
         self._replay()
+
+    def put_away(self) -> None:
+        """Bring what the graph's call returned into its output slots."""
+        self._eager.result = self._result
+        self._eager.put_away()
+
+
+class JoinedLaunch:
+    """The launch of several calls as one CUDA graph, just captured."""
+
+    def __init__(self, eager: Sequence[CallLaunch], replay: Launch) -> None:
+        self._eager = list(eager)
+        self._replay = replay
+        self._results = [launch.result for launch in eager]
+
+    def __call__(self) -> None:
+        """Replay the calls; what they returned is where it was when they were captured."""
+        self._replay()
+        for launch, result in zip(self._eager, self._results, strict=True):
+            launch.result = result
 
 
 def lay_out_calls(function: SolutionFunctions, block: torch.Tensor, request: Mapping[str, Any]) -> list[LaidCall]:

@@ -18,11 +18,21 @@ from typing import Any, Final
 
 import torch
 
-from flashinfer_bench.timing.clocks import CaptureRefused, Clock, ClockLost, Launch, Lead, capture_first, make_clock
+from flashinfer_bench.timing.clocks import (
+    CaptureRefused,
+    Clock,
+    ClockLost,
+    Launch,
+    Lead,
+    capture,
+    capture_first,
+    make_clock,
+)
 from flashinfer_bench.timing.places import PLACES, choose_places
 from flashinfer_bench.worker.arena import MappedArena, open_arena
 from flashinfer_bench.worker.calls import (
     CallLaunch,
+    JoinedLaunch,
     LaidCall,
     ReplayLaunch,
     Shelf,
@@ -38,9 +48,6 @@ from flashinfer_bench.worker.protocol import MAX_TEXT, MOST_WORDS, answer_readin
 from flashinfer_bench.worker.wire import FrameReader, WireClosed, send_frame
 
 KEPT_FRAMES: Final = 12
-NOTHING: Final = torch.zeros(1)
-NO_CALL: Final = LaidCall(SolutionFunctions(lambda: NOTHING, None), {}, (torch.zeros(1),), "value")
-"""A call that computes nothing, and gives the smallest output."""
 VERBS: Final = ("load", "bind", "lay_out", "start", "calls", "burst", "collect", "stop")
 """What a session may ask for, beside the end."""
 
@@ -80,9 +87,12 @@ class Worker:
         self.clock = clock
         self.reader = FrameReader(sock)
         self._laid: list[LaidCall] = []
+        self._no_call = make_no_call(device)
+        self._returns_same = False
+        """The solution returns the same memory each time, as far as was seen."""
         self._shelf = Shelf(1, 0)
         self._replays: dict[int, ReplayLaunch] = {}
-        self._joins: dict[tuple[int, ...], Launch] = {}
+        self._joins: dict[tuple[Any, ...], Launch] = {}
         self._running = ExitStack()
 
     def serve(self) -> None:
@@ -134,6 +144,7 @@ class Worker:
         return {"laid_out": len(self._laid)}
 
     def _forget_calls(self) -> None:
+        self._returns_same = self._returns_same or share_memory(self._laid)
         self._laid, self._shelf = [], Shelf(1, 0)
         has_graphs = bool(self._replays or self._joins)
         self._replays.clear()
@@ -176,11 +187,12 @@ class Worker:
 
     def burst(self, request: dict[str, Any]) -> dict[str, Any]:
         """Make calls back to back, and leave what they gave where it is."""
-        launches = self._launches({**request, "replay": False})
-        copied = request["part"] == "run" and share_memory(self._laid)
+        launches = [self._eager(index, request["part"]) for index in request["indices"]]
+        self._returns_same = self._returns_same or share_memory(self._laid)
+        copied = request["part"] == "run" and self._returns_same
         try:
             if request["together"] and launches:
-                launch = self._joined(launches, tuple(request["indices"]), copied=copied)
+                launch = self._joined(launches, (request["part"], *request["indices"]), copied=copied)
             else:
                 launch = in_turn(launches, put_away=copied)
         except CaptureRefused as refused:
@@ -191,19 +203,16 @@ class Worker:
 
     def collect(self, request: dict[str, Any]) -> dict[str, Any]:
         """Bring what the latest calls of some places gave into their output slots."""
-        for launch in self._launches({**request, "replay": False}):
-            launch.put_away()
+        for index in request["indices"]:
+            self._eager(index, request["part"]).put_away()
         self._synchronize()
         return {"collected": True}
 
-    def _joined(
-        self, launches: Sequence[CallLaunch | ReplayLaunch], indices: tuple[int, ...], *, copied: bool
-    ) -> Launch:
+    def _joined(self, launches: list[CallLaunch], key: tuple[Any, ...], *, copied: bool) -> Launch:
         """Return one graph of all these calls; it is captured once."""
-        if indices not in self._joins:
-            together = in_turn(launches, put_away=copied)
-            self._joins[indices] = self.clock.captured(lambda _index: together)(0)
-        return self._joins[indices]
+        if key not in self._joins:
+            self._joins[key] = JoinedLaunch(launches, capture(in_turn(launches, put_away=copied)))
+        return self._joins[key]
 
     def stop(self, request: dict[str, Any]) -> dict[str, Any]:
         """Switch the clock off."""
@@ -216,19 +225,29 @@ class Worker:
 
     def _launch(self, index: int, part: str, *, replay: bool) -> CallLaunch | ReplayLaunch:
         """Return a call's launch; a replay is captured once for each place."""
-        eager = CallLaunch(NO_CALL if part == "nothing" else self._laid[index], self._shelf, part)
+        eager = self._eager(index, part)
         if not replay:
             return eager
         if index not in self._replays:
             self._replays[index] = ReplayLaunch(eager, self.clock.captured(lambda _index: eager)(index))
         return self._replays[index]
 
+    def _eager(self, index: int, part: str) -> CallLaunch:
+        return CallLaunch(self._no_call if part == "nothing" else self._laid[index], self._shelf, part)
+
     def _synchronize(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize()
 
 
-def in_turn(launches: Sequence[CallLaunch | ReplayLaunch], *, put_away: bool) -> Launch:
+def make_no_call(device: torch.device) -> LaidCall:
+    """Return a call that computes nothing; on a GPU it launches one of the smallest kernels."""
+    given, slot = torch.zeros(1, device=device), torch.zeros(1, device=device)
+    run = given.zero_ if device.type == "cuda" else lambda: given
+    return LaidCall(SolutionFunctions(run, None), {}, (slot,), "value")
+
+
+def in_turn(launches: Sequence[CallLaunch], *, put_away: bool) -> Launch:
     """Return a launch that makes several calls, one behind the other, and puts away what each gave, or leaves it."""
 
     def launch_all() -> None:

@@ -18,7 +18,7 @@ from flashinfer_bench.timing.lane import GpuLane, Lane, Lead
 from flashinfer_bench.timing.measurement import EVENTS_ASKED_FOR, FALLING_BACK
 from flashinfer_bench.timing.settings import ClockChoice, L2Cache
 
-__all__ = ["CaptureRefused", "Clock", "ClockLost", "Launch", "Lead", "capture_first", "make_clock"]
+__all__ = ["CaptureRefused", "Clock", "ClockLost", "Launch", "Lead", "capture", "capture_first", "make_clock"]
 
 
 def make_clock(

@@ -70,7 +70,12 @@ def run(monkeypatch, tmp_path):
         jobs = [Job(index, make_definition(), uuid, one, config, {}) for index, (one, uuid) in enumerate(pairs)]
         device = Device(kind, 0, "a device", "GPU-of-a-test" if kind == "cuda" else "cpu")
         farm = BuildFarm(tmp_path / "cache", jobs=1, toolchain=pretend_compiler(tmp_path, action=action))
-        settings = {"hello_for": lambda device: None, "blob_root_for": lambda job: tmp_path, "farm": farm, "seed_of": lambda job: 1}
+        settings = {
+            "hello_for": lambda device: None,
+            "blob_root_for": lambda job: tmp_path,
+            "farm": farm,
+            "seed_of": lambda job: 1,
+        }
         with Fleet([device], **settings) as fleet:
             return [(happening, farm.open_builds) for happening in fleet.run(jobs)]
 
@@ -111,7 +116,12 @@ def test_a_reference_is_blamed_for_a_lost_session_only_where_no_solution_was_loa
     config = BenchmarkConfig().resolve_eval_config(make_definition())
     job = Job(0, make_definition(), make_workload(), make_solution(), config, {})
     farm = BuildFarm(tmp_path / "cache", jobs=1)
-    settings = {"hello_for": lambda device: None, "blob_root_for": lambda job: tmp_path, "farm": farm, "seed_of": lambda job: 1}
+    settings = {
+        "hello_for": lambda device: None,
+        "blob_root_for": lambda job: tmp_path,
+        "farm": farm,
+        "seed_of": lambda job: 1,
+    }
     with Fleet([], **settings) as fleet:
         queue = fleet_module.BlockQueue([job])
         for _ in range(2):
@@ -126,7 +136,12 @@ def test_making_a_baseline_ahead_is_not_the_start_of_a_job(tmp_path):
     job = Job(3, make_definition(), make_workload(), make_solution(), config, {})
     station = fleet_module.Station(Device("cpu", 0, "a device", "cpu"), open_jobs={3: job})
     farm = BuildFarm(tmp_path / "cache", jobs=1)
-    settings = {"hello_for": lambda device: None, "blob_root_for": lambda job: tmp_path, "farm": farm, "seed_of": lambda job: 1}
+    settings = {
+        "hello_for": lambda device: None,
+        "blob_root_for": lambda job: tmp_path,
+        "farm": farm,
+        "seed_of": lambda job: 1,
+    }
     with Fleet([], **settings) as fleet:
         told = [
             (name, list(fleet._hear(station, None, {"phase": {"job": 3, "name": name, "limit_s": 1.0}})))

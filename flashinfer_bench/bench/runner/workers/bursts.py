@@ -21,6 +21,8 @@ from statistics import median
 from typing import Any, Final
 
 from flashinfer_bench.bench.runner.workers.cpu_time import tree_cpu_time_ns, tree_waiting_ns
+from flashinfer_bench.bench.runner.workers.places import MOST_BURST_PLACES
+from flashinfer_bench.bench.runner.workers.process import BurstOverhead
 from flashinfer_bench.bench.runner.workers.remote_clock import Ask, RemoteTrial
 from flashinfer_bench.errors import SolutionFailure
 from flashinfer_bench.worker.protocol import BurstDone, Collected
@@ -34,8 +36,8 @@ BUSY_SHARE: Final = 0.1
 """A worker was held up where its threads waited for a processor for this share of the time or longer."""
 RESOLVED: Final = 4.0
 """A burst resolves its calls when they take this many times what empty bursts differ by."""
-LEAST_NOISE_NS: Final = 5_000.0
-"""Bursts differ by this at the least, however alike the empty ones were."""
+LEAST_NOISE_NS: Final = {"cpu": 5_000.0, "cuda": 20_000.0}
+"""Bursts on a kind of device differ by this at the least, however alike the empty ones were."""
 COPY_MARGIN: Final = 1.5
 """What a worker's copies of outputs may take, as a multiple of what the session's own take."""
 BURST_NS: Final = 1_000_000
@@ -43,12 +45,17 @@ BURST_NS: Final = 1_000_000
 SERIES_S: Final = 0.02
 """Seconds that a series of bursts takes where calls are quick."""
 FEWEST_BURSTS: Final = 3
-MOST_BURSTS: Final = 24
+MOST_BURSTS: Final = 12
 """Bursts of a series; a series of slow calls has one."""
 SLOW_SERIES_S: Final = 0.5
 """Seconds after which a series ends with fewer bursts than that."""
 AGAIN: Final = 4
 """Series that are taken again before a claim is refused: a busy machine delays some."""
+
+
+def count_burst_calls(claimed_ns: float, device_type: str) -> int:
+    """Return how many calls a burst has, as far as memory allows: as many as take BURST_NS by the claim."""
+    return max(1, min(MOST_BURST_PLACES[device_type], math.ceil(BURST_NS / max(claimed_ns, 1.0))))
 
 
 @dataclass(frozen=True)
@@ -106,24 +113,23 @@ class BurstTimer:
         self.refused: str | None = None
         """Why the calls cannot be made as one graph."""
 
-    def confirm(self, claimed_ns: float, empty_ns: list[float]) -> Confirmation:
+    def confirm(self, claimed_ns: float, overhead: BurstOverhead) -> Confirmation:
         """Hold a claimed latency against bursts.
 
         Args:
             claimed_ns: latency of one call, `setup` included.
-            empty_ns: what bursts of calls that compute nothing took, before the solution was loaded.
+            overhead: what bursts take of themselves.
 
         Raises:
             SolutionFailure: RUNTIME_ERROR where bursts take longer than the claim allows, each time.
         """
-        places = len(self._trial.places)
-        calls = max(1, min(places, math.ceil(BURST_NS / max(claimed_ns, 1.0))))
-        noise_ns = max(median(empty_ns) - min(empty_ns), LEAST_NOISE_NS)
+        calls = len(self._trial.places)
+        noise_ns = max(overhead.noise, LEAST_NOISE_NS[self._trial.asked.device_type])
         resolution_ns = RESOLVED * noise_ns / calls
-        best = self._take_series(calls, min(empty_ns))
+        best = self._take_series(calls, overhead)
         series = 1
         while claimed_ns < LEAST_SHARE * best.call_ns and best.call_ns > resolution_ns and series <= AGAIN:
-            best = min(best, self._take_series(calls, min(empty_ns)), key=lambda one: one.call_ns)
+            best = min(best, self._take_series(calls, overhead), key=lambda one: one.call_ns)
             series += 1
         if best.call_ns <= resolution_ns:
             return Confirmation(None, resolution_ns, "the call is shorter than a burst resolves")
@@ -140,7 +146,7 @@ class BurstTimer:
             f"the worker claims {claimed_ns / 1e6:.6g} ms a call; {burst}, as timed from outside ({series} series)",
         )
 
-    def _take_series(self, calls: int, empty_ns: float) -> Series:
+    def _take_series(self, calls: int, overhead: BurstOverhead) -> Series:
         """Take some bursts of so many calls; return what one call usually costs in them."""
         start = self._now_ns()
         costs_ns: list[float] = []
@@ -149,11 +155,11 @@ class BurstTimer:
             spent_s = (self._now_ns() - start) / 1e9
             if costs_ns and spent_s > SERIES_S and (len(costs_ns) >= FEWEST_BURSTS or spent_s > SLOW_SERIES_S):
                 break
-            costs_ns.append(max(self._time_one(calls, empty_ns), 0.0) / calls)
+            costs_ns.append(max(self._time_one(calls, overhead), 0.0) / calls)
         waited_ns = tree_waiting_ns(self._guard_pid) - waited_before
         return Series(median(costs_ns), waited_ns > BUSY_SHARE * (self._now_ns() - start))
 
-    def _time_one(self, calls: int, empty_ns: float) -> float:
+    def _time_one(self, calls: int, overhead: BurstOverhead) -> float:
         """Return what all calls of one burst cost together."""
         trial = self._trial
         indices = list(range(calls))
@@ -165,14 +171,14 @@ class BurstTimer:
         done = self._ask("burst", BurstDone, "the measurement", indices=indices, part="run", together=self._together)
         if done.refused is not None:
             self.refused, self._together = done.refused, False
-            return self._time_one(calls, empty_ns)
+            return self._time_one(calls, overhead)
         if not done.copied:
             self._ask("collect", Collected, "the measurement", indices=indices, part="run")
         wall_ns = float(self._now_ns() - start)
         cpu_after = tree_cpu_time_ns(self._guard_pid)
         trial.reader.look(indices, numbers)
         outputs = max(1, len(trial.places.outputs(0)))
-        off_ns = empty_ns * (outputs + 0.5 * trial.has_setup) + copy_ns
+        off_ns = overhead.request * (1 + 0.5 * trial.has_setup) + overhead.call * calls * outputs + copy_ns
         if cpu_before is None or cpu_after is None:
             return wall_ns - off_ns
         return min(wall_ns, float(cpu_after - cpu_before)) - off_ns

@@ -19,9 +19,9 @@ import torch
 from flashinfer_bench.bench.evaluators.inputs.contents import Contents
 from flashinfer_bench.bench.runner.readout import Readout
 from flashinfer_bench.bench.runner.workers.arena import SharedArena, as_bytes
-from flashinfer_bench.bench.runner.workers.bursts import BurstTimer
+from flashinfer_bench.bench.runner.workers.bursts import BurstTimer, count_burst_calls
 from flashinfer_bench.bench.runner.workers.claims import OutputSpec, check_returned
-from flashinfer_bench.bench.runner.workers.places import CallPlaces, describe_inputs
+from flashinfer_bench.bench.runner.workers.places import MOST_PLACES, CallPlaces, describe_inputs
 from flashinfer_bench.bench.runner.workers.process import WorkerGone, WorkerLate, WorkerProcess
 from flashinfer_bench.bench.runner.workers.readings import ReadingsAsked, check_trial
 from flashinfer_bench.bench.runner.workers.remote_clock import ReadCall, Reader, RemoteClock, RemoteTrial
@@ -161,7 +161,7 @@ class RemoteKernel:
         for value, slot in zip(inputs, places.inputs(0), strict=True):
             if slot is not None:
                 as_bytes(slot).copy_(as_bytes(value))
-        places.poison(0)
+        places.poison([0])
         places.synchronize()
         if self.worker.has_setup:
             self._ask("calls", Called, "setup", indices=[0], part="setup", lead=None, replay=False)
@@ -203,7 +203,7 @@ class RemoteKernel:
             record |= {"kernel_ms": latency_ms, "setup_ms": setup_ms}
             latency_ms, medians_ms = latency_ms + setup_ms, [value + setup_ms for value in medians_ms]
         if remote is not None and self.task.plan.confirms and self.task.plan.facts is None:
-            record |= self._confirm(remote, latency_ms)
+            record |= self._confirm(remote, chosen[-1], latency_ms)
         if remote is not None:
             add_flags(record, unconfirmed=record.get("confirmed") is False, same_inputs=not remote.contents.differs)
         return Measured(latency_ms, medians_ms, record)
@@ -230,11 +230,14 @@ class RemoteKernel:
         trial = take_trial(remote.supply, RemoteClock(self._ask, self.worker.clock, remote), recipe)
         return check_trial(trial, remote.asked)
 
-    def _confirm(self, remote: RemoteTrial, latency_ms: float) -> dict[str, Any]:
-        """Hold the latency against bursts; the calls of a burst may be compared, too."""
+    def _confirm(self, remote: RemoteTrial, inputs: Sequence[Any], latency_ms: float) -> dict[str, Any]:
+        """Hold the latency against bursts; some of their calls are compared, too."""
+        calls = count_burst_calls(latency_ms * 1e6, self._arena.device.type)
+        if calls != len(remote.places):
+            remote = remote.moved_to(self._lay_out(inputs, calls))
         timer = BurstTimer(self._ask, remote, self.worker.guard_pid)
-        confirmation = timer.confirm(latency_ms * 1e6, self.worker.empty_burst_ns)
-        self.reads[-1] = remote.reader.reads()
+        confirmation = timer.confirm(latency_ms * 1e6, self.worker.overhead)
+        self.reads[-1] += remote.reader.reads()
         return confirmation.to_record()
 
     def allow_again(self) -> None:
@@ -246,12 +249,12 @@ class RemoteKernel:
         """Whether its times say anything."""
         return self.task.plan.facts is None
 
-    def _lay_out(self, inputs: Sequence[Any]) -> CallPlaces:
-        """Return the places of calls with inputs of these shapes; the worker knows them."""
-        signature = describe_inputs(inputs)
+    def _lay_out(self, inputs: Sequence[Any], most: int = MOST_PLACES) -> CallPlaces:
+        """Return the places of calls with inputs of these shapes, `most` at the most; the worker knows them."""
+        signature = (most, *describe_inputs(inputs))
         places = self._places
         if places is None or places.signature != signature or places.generation != self._arena.generation:
-            places = CallPlaces(self._arena, inputs, self.task.outputs)
+            places = CallPlaces(self._arena, inputs, self.task.outputs, most)
             self._places, self._laid_out = places, None
         if self._bound_generation != self._arena.generation:
             description, fds = self._arena.describe()

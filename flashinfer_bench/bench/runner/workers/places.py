@@ -12,13 +12,16 @@ from typing import Any, Final
 
 import torch
 
-from flashinfer_bench.bench.runner.workers.arena import SharedArena, as_bytes, lay_out
+from flashinfer_bench.bench.runner.workers.arena import SharedArena, lay_out
 from flashinfer_bench.bench.runner.workers.claims import OutputSpec
 from flashinfer_bench.worker.arena import Slot
 
 POISON_FLOAT: Final = 0xFF  # every floating-point format that torch has reads this as NaN, packed fp4 apart
 POISON_OTHER: Final = 0xA5
 MOST_PLACES: Final = 8
+"""Places that timed calls take in turn."""
+MOST_BURST_PLACES: Final = {"cpu": 32, "cuda": 128}
+"""Places of the calls of a burst, by the kind of device."""
 CPU_BYTES: Final = 32 << 20
 """All places together take no more on a CPU: they should stay in its last cache."""
 GPU_BYTES: Final = 512 << 20
@@ -39,17 +42,18 @@ class CallPlace:
     outputs: tuple[Slot, ...]
 
 
-def count_places(size: int, device: torch.device) -> int:
-    """Return how many places a job has on this device, at least one.
+def count_places(size: int, device: torch.device, most: int) -> int:
+    """Return how many places there are on this device, at least one.
 
     Args:
         size: bytes of the inputs and outputs of one call.
         device: where they lie.
+        most: no more are wanted.
     """
     room = CPU_BYTES
     if device.type == "cuda":
         room = min(GPU_BYTES, torch.cuda.mem_get_info(device)[0] // FREE_SHARE)
-    return max(1, min(MOST_PLACES, room // max(size, 1)))
+    return max(1, min(most, room // max(size, 1)))
 
 
 class CallPlaces:
@@ -59,20 +63,32 @@ class CallPlaces:
         arena: the session's shared memory; what it held is lost.
         inputs: one call's inputs, for their shapes and dtypes.
         outputs: what the definition says of the outputs.
+        most: places at the most.
     """
 
-    def __init__(self, arena: SharedArena, inputs: Sequence[Any], outputs: Sequence[OutputSpec]) -> None:
+    def __init__(
+        self, arena: SharedArena, inputs: Sequence[Any], outputs: Sequence[OutputSpec], most: int = MOST_PLACES
+    ) -> None:
         self.arena = arena
-        self.signature = describe_inputs(inputs)
+        self.signature = (most, *describe_inputs(inputs))
         tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
         specs = [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]
         specs += [(output.shape, output.dtype) for output in outputs]
         _, size = lay_out(specs)
-        count = count_places(size, arena.device)
+        count = count_places(size, arena.device, most)
         slots, total = lay_out(specs * count)
         arena.reserve(total)
         self.generation = arena.generation
         self._places = [self._cut(slots, at * len(specs), inputs, len(outputs)) for at in range(count)]
+        block = arena.block
+        self._inputs = [[None if slot is None else slot.view(block) for slot in place.inputs] for place in self._places]
+        self._outputs = [[slot.view(block) for slot in place.outputs] for place in self._places]
+        stride = total // count
+        self._bytes = [
+            block.as_strided((count, slot.nbytes), (stride, 1), slot.offset) if slot.nbytes else None
+            for slot in self._places[0].outputs
+        ]
+        """Of each output the bytes in all places, as one tensor."""
 
     def __len__(self) -> int:
         return len(self._places)
@@ -98,26 +114,42 @@ class CallPlaces:
 
     def inputs(self, index: int) -> list[torch.Tensor | None]:
         """Return a place's inputs as views of the arena."""
-        block = self.arena.block
-        return [None if slot is None else slot.view(block) for slot in self._places[index].inputs]
+        return self._inputs[index]
 
     def outputs(self, index: int) -> list[torch.Tensor]:
         """Return a place's output slots as views of the arena."""
-        return [slot.view(self.arena.block) for slot in self._places[index].outputs]
+        return self._outputs[index]
 
-    def poison(self, index: int) -> None:
-        """Fill a place's output slots with what no honest kernel leaves there."""
-        for slot in self._places[index].outputs:
-            poison(slot, self.arena.block)
+    def poison(self, indices: Sequence[int]) -> None:
+        """Fill the output slots of some places with what no honest kernel leaves there."""
+        for output, held in zip(self._outputs[0], self._bytes, strict=True):
+            if held is None:
+                continue
+            value = poison_of(output.dtype)
+            if len(indices) == len(self):
+                held.fill_(value)
+                continue
+            for index in indices:
+                held[index].fill_(value)
 
     def synchronize(self) -> None:
         """Wait until what was written is there for the worker."""
         if self.arena.device.type == "cuda":
             torch.cuda.synchronize(self.arena.device)
 
-    def fingerprints(self, index: int, secret: int) -> list[torch.Tensor]:
-        """Return some bytes of each output of a place, from secret positions; empty for an output of no elements."""
-        return [look_at(output, secret) for output in self.outputs(index)]
+    def look(self, indices: Sequence[int], secret: int) -> list[list[torch.Tensor]]:
+        """Return of each of some places, and each of its outputs, some bytes from secret positions, on the CPU."""
+        looks = []
+        for held in self._bytes:
+            if held is None:
+                looks.append(torch.empty((len(indices), 0), dtype=torch.uint8))
+                continue
+            step = max(1, held.shape[1] // LOOKED_AT)
+            seen = held[:, secret % step :: step]
+            looks.append((seen if len(indices) == len(self) else seen[list(indices)]).cpu())
+        order = sorted(indices) if len(indices) == len(self) else list(indices)
+        row = {index: at for at, index in enumerate(order)}
+        return [[look[row[index]] for look in looks] for index in indices]
 
 
 def describe_inputs(inputs: Sequence[Any]) -> tuple[Any, ...]:
@@ -127,24 +159,15 @@ def describe_inputs(inputs: Sequence[Any]) -> tuple[Any, ...]:
     )
 
 
-def look_at(output: torch.Tensor, secret: int) -> torch.Tensor:
-    """Return evenly spaced bytes of an output, whole elements where it is small, on the CPU."""
-    flat = as_bytes(output)
-    step = max(1, flat.numel() // LOOKED_AT)
-    return flat[secret % step :: step].cpu()
-
-
 def is_unwritten(looked_at: torch.Tensor, dtype: torch.dtype) -> bool:
     """Tell whether a good part of the bytes that were looked at is still poison: 16 of them in a row."""
-    value = POISON_FLOAT if dtype.is_floating_point else POISON_OTHER
+    value = poison_of(dtype)
     poisoned = looked_at == value
     if looked_at.numel() < RUN:
         return bool(poisoned.all()) and looked_at.numel() > 0
     return bool(poisoned.unfold(0, RUN, 1).all(dim=1).any())
 
 
-def poison(slot: Slot, block: torch.Tensor) -> None:
-    """Fill an output slot with what no honest kernel leaves there: NaN, or a pattern for integers."""
-    if slot.nbytes:
-        value = POISON_FLOAT if slot.dtype.is_floating_point else POISON_OTHER
-        block[slot.offset : slot.offset + slot.nbytes].fill_(value)
+def poison_of(dtype: torch.dtype) -> int:
+    """Return the byte that unwritten outputs are made of: NaN for floats, a pattern for integers."""
+    return POISON_FLOAT if dtype.is_floating_point else POISON_OTHER

@@ -16,6 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+import torch
+
 from flashinfer_bench.bench.runner.environments import worker_environment
 from flashinfer_bench.bench.runner.protocol import Hello
 from flashinfer_bench.bench.runner.workers.process import WorkerGone, WorkerLate, WorkerProcess
@@ -215,9 +217,16 @@ class WorkerPool:
         self.best_chain_ns = min(self.best_chain_ns or chain_gap_ns, chain_gap_ns)
         return chain_gap_ns > self.best_chain_ns * SLOW_CONTEXT
 
+    def _touch_device(self) -> None:
+        """Use the device for a moment, so that it has to go back to the worker's context."""
+        if self._hello.device == "cuda":
+            torch.zeros(1, device="cuda")
+            torch.cuda.synchronize()
+
     def _await(self, worker: WorkerProcess) -> None:
         try:
             worker.wait_ready()
+            worker.time_empty_bursts(self._touch_device)
         except (WorkerGone, WorkerLate, WireError) as error:
             worker.end()
             said = worker.log.take().strip()

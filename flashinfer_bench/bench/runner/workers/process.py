@@ -17,10 +17,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any, Final, TypeVar
 
 from flashinfer_bench.bench.runner.workers.bounded_log import BoundedLog
-from flashinfer_bench.bench.runner.workers.places import MOST_PLACES
 from flashinfer_bench.errors import DeviceFault
 from flashinfer_bench.worker.linux import end_tree
 from flashinfer_bench.worker.protocol import BurstDone, Claim, ClockTraits, Collected, Failed, WorkerReady, check_answer
@@ -37,6 +37,8 @@ FORCE_LIMIT_S: Final = 60.0
 
 EMPTY_BURSTS: Final = 8
 """Bursts of calls that compute nothing, by which the session knows what a burst itself takes."""
+EMPTY_CALLS: Final = 8
+"""Calls of such a burst."""
 NO_CLOCK: Final = ClockTraits(method="wall", cache_state="warm", fills_queue=False, sees_operations=False)
 
 Answer = TypeVar("Answer", bound=Claim)
@@ -60,6 +62,24 @@ class WorkerExit:
             hint = "; the system may have run out of memory" if self.signal == signal.SIGKILL else ""
             return f"it was killed by {name}{hint}"
         return f"it ended with exit code {self.code}"
+
+
+@dataclass(frozen=True)
+class BurstOverhead:
+    """What a burst takes that has nothing to compute, in nanoseconds."""
+
+    request: float = 0.0
+    """Its requests and their answers."""
+    call: float = 0.0
+    """Each of its calls, for each output."""
+    noise: float = 0.0
+    """How much bursts differ."""
+
+    @classmethod
+    def of(cls, bare_ns: Sequence[float], full_ns: Sequence[float]) -> BurstOverhead:
+        """Return what follows from times of bursts without calls, and with EMPTY_CALLS of them."""
+        call = max(0.0, min(full_ns) - min(bare_ns)) / EMPTY_CALLS
+        return cls(min(bare_ns), call, median(full_ns) - min(full_ns))
 
 
 class WorkerGone(Exception):
@@ -100,8 +120,8 @@ class WorkerProcess:
         self.chain_gap_ns = 0
         self.clock = NO_CLOCK
         """The clock that it uses; told before a solution is loaded."""
-        self.empty_burst_ns: list[float] = []
-        """Times of bursts of calls that compute nothing, taken before a solution is loaded."""
+        self.overhead = BurstOverhead()
+        """What bursts take of themselves, measured before a solution is loaded."""
         self.is_loaded = False
         """A reference was loaded."""
         self.has_setup = False
@@ -150,13 +170,30 @@ class WorkerProcess:
             raise WireError("a new worker did not say that it is ready")
         self.launch_gap_ns, self.chain_gap_ns = ready.launch_gap_ns, ready.chain_gap_ns
         self.clock = ready.clock
-        self.empty_burst_ns = [self._time_empty_burst(limit_s) for _ in range(EMPTY_BURSTS)]
         self.is_ready = True
 
-    def _time_empty_burst(self, limit_s: float) -> float:
-        fields: dict[str, Any] = {"indices": list(range(MOST_PLACES)), "part": "nothing"}
+    def time_empty_bursts(self, touch_device: Callable[[], object], limit_s: float = READY_LIMIT_S) -> None:
+        """Time bursts of calls that compute nothing; call it before a solution is loaded.
+
+        Args:
+            touch_device: uses the device in this process, as writing the inputs of a burst does.
+            limit_s: seconds that each answer may take.
+
+        Raises:
+            WorkerGone, WorkerLate: the worker does not answer; that is our fault or the machine's.
+        """
+        bare_ns: list[float] = []
+        full_ns: list[float] = []
+        for _ in range(EMPTY_BURSTS):
+            for calls, taken in ((0, bare_ns), (EMPTY_CALLS, full_ns)):
+                touch_device()
+                taken.append(self._time_empty_burst(calls, limit_s))
+        self.overhead = BurstOverhead.of(bare_ns, full_ns)
+
+    def _time_empty_burst(self, calls: int, limit_s: float) -> float:
+        fields: dict[str, Any] = {"indices": list(range(calls)), "part": "nothing"}
         start = time.perf_counter_ns()
-        self.ask("burst", BurstDone, limit_s, **fields, together=False)
+        self.ask("burst", BurstDone, limit_s, **fields, together=self.clock.fills_queue)
         self.ask("collect", Collected, limit_s, **fields)
         return float(time.perf_counter_ns() - start)
 

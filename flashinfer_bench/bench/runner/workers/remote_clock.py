@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from statistics import median
 from types import TracebackType
 from typing import Any, Final, Protocol
@@ -77,11 +77,12 @@ class Reader:
             indices: the places.
             numbers: the number of each place's call.
         """
-        for index, number in zip(indices, numbers, strict=True):
+        looks = self.places.look(indices, self._look_secret) if self.places.outputs(0) else [[] for _ in indices]
+        for index, number, look in zip(indices, numbers, looks, strict=True):
             if self.contents.base_number == number:
                 self._base = self._take(index, number)
                 continue
-            if self._is_odd(index) and len(self._odd) < MOST_ODD:
+            if self._is_odd(index, look) and len(self._odd) < MOST_ODD:
                 self._odd[number] = self._take(index, number)
             self._seen += 1
             if len(self._kept) < self.wanted:
@@ -90,11 +91,10 @@ class Reader:
                 del self._kept[self.chance.choice(list(self._kept))]
                 self._kept[number] = self._take(index, number)
 
-    def _is_odd(self, index: int) -> bool:
+    def _is_odd(self, index: int, looks: Sequence[torch.Tensor]) -> bool:
         """Say whether a call left outputs unwritten, or gave what another call with other inputs gave."""
-        if not self.places.outputs(index):
+        if not looks:
             return False
-        looks = self.places.fingerprints(index, self._look_secret)
         dtypes = [output.dtype for output in self.places.outputs(index)]
         if any(is_unwritten(look, dtype) for look, dtype in zip(looks, dtypes, strict=True)):
             return True
@@ -253,9 +253,14 @@ class RemoteTrial:
         self.number += len(indices)
         for index, number in zip(indices, numbers, strict=True):
             self.contents.write(number, self.places.inputs(index))
-            self.places.poison(index)
+        self.places.poison(indices)
         self.places.synchronize()
         return numbers
+
+    def moved_to(self, places: CallPlaces) -> RemoteTrial:
+        """Return the trial in other places, with a reader of its own that chooses one call; no content comes again."""
+        reader = Reader(places, self.contents, 1, self.reader.check_inputs)
+        return replace(self, places=places, reader=reader)
 
     def supply(self, index: int) -> PlaceLaunch:
         """Give the launch of the i-th call: in the places in turn."""
