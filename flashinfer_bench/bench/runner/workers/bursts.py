@@ -40,8 +40,11 @@ LEAST_NOISE_NS: Final = {"cpu": 5_000.0, "cuda": 20_000.0}
 """Bursts on a kind of device differ by this at the least, however alike the empty ones were."""
 COPY_MARGIN: Final = 1.5
 """What a worker's copies of outputs may take, as a multiple of what the session's own take."""
-BURST_NS: Final = 1_000_000
-"""A burst has as many calls as take this long, as far as there are places; a slow call is a burst of its own."""
+BURST_NS: Final = {"cpu": 0, "cuda": 1_000_000}
+"""A burst on a kind of device has as many calls as take this long by the claim, as far as there are places: a GPU that
+changes from one process to another has a start-up that a short burst would be made of."""
+TWICE: Final = 2
+"""And as many as take this many times what bursts resolve."""
 SERIES_S: Final = 0.02
 """Seconds that a series of bursts takes where calls are quick."""
 FEWEST_BURSTS: Final = 3
@@ -53,9 +56,19 @@ AGAIN: Final = 4
 """Series that are taken again before a claim is refused: a busy machine delays some."""
 
 
-def count_burst_calls(claimed_ns: float, device_type: str) -> int:
-    """Return how many calls a burst has, as far as memory allows: as many as take BURST_NS by the claim."""
-    return max(1, min(MOST_BURST_PLACES[device_type], math.ceil(BURST_NS / max(claimed_ns, 1.0))))
+def noise_ns(overhead: BurstOverhead, device_type: str) -> float:
+    """Return by how much bursts on a kind of device differ."""
+    return max(overhead.noise, LEAST_NOISE_NS[device_type])
+
+
+def count_burst_calls(claimed_ns: float, device_type: str, overhead: BurstOverhead) -> int:
+    """Return how many calls a burst has, as far as memory allows.
+
+    They are as few as can be told from noise, for the cost of a call may depend on its content: then the usual cost of
+    one call is not the mean of several.
+    """
+    wanted_ns = max(BURST_NS[device_type], TWICE * RESOLVED * noise_ns(overhead, device_type))
+    return max(1, min(MOST_BURST_PLACES[device_type], math.ceil(wanted_ns / max(claimed_ns, 1.0))))
 
 
 @dataclass(frozen=True)
@@ -124,8 +137,7 @@ class BurstTimer:
             SolutionFailure: RUNTIME_ERROR where bursts take longer than the claim allows, each time.
         """
         calls = len(self._trial.places)
-        noise_ns = max(overhead.noise, LEAST_NOISE_NS[self._trial.asked.device_type])
-        resolution_ns = RESOLVED * noise_ns / calls
+        resolution_ns = RESOLVED * noise_ns(overhead, self._trial.asked.device_type) / calls
         best = self._take_series(calls, overhead)
         series = 1
         while claimed_ns < LEAST_SHARE * best.call_ns and best.call_ns > resolution_ns and series <= AGAIN:
