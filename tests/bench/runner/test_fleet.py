@@ -2,6 +2,7 @@
 
 import json
 import socket
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
@@ -80,6 +81,16 @@ def run(monkeypatch, tmp_path):
             return [(happening, farm.open_builds) for happening in fleet.run(jobs)]
 
     return go
+
+
+def settings_with(farm):
+    """Return what a fleet needs beside its devices; where files lie, and the seeds, do not matter here."""
+    return {
+        "hello_for": lambda device: None,
+        "blob_root_for": lambda job: Path("nowhere"),
+        "farm": farm,
+        "seed_of": lambda job: 1,
+    }
 
 
 def judged(happenings):

@@ -3,101 +3,97 @@
 import pytest
 
 from flashinfer_bench.bench.runner.workers.readings import (
-    CALL_SLACK_NS,
+    EMPTY_CALL_NS,
     ReadingsAsked,
+    check_clock,
     check_readings,
-    find_contradiction,
-    find_implausible,
+    check_trial,
 )
 from flashinfer_bench.errors import SolutionFailure
+from flashinfer_bench.timing.measurement import Sample, Trial
 from flashinfer_bench.timing.settings import TimingSettings
-from flashinfer_bench.worker.protocol import Sampled
+from flashinfer_bench.worker.protocol import Called, answer_readings
+from tests.kit.trials import CUPTI, EVENTS, WALL
 
 pytestmark = pytest.mark.cpu
-CPU, GPU = ReadingsAsked("cpu", 2), ReadingsAsked("cuda", 2)
-BY_EVENTS = ReadingsAsked("cuda", 2, TimingSettings(clock="cuda_events"))
-ON_CPU = {"method": "wall", "cache_state": "warm", "calls": 5}
-ON_GPU = {"method": "cupti", "cache_state": "cold", "calls": 5, "launch": "stream", "spin_ns": 6_000}
-EVENTS = {**ON_GPU, "method": "cuda_events", "fallback": "no CUPTI", "empty_pair_ns": 1_700}
-SEEN = {"busy_ns": [900, 900], "operations": [1, 1]}
+CPU, GPU = ReadingsAsked("cpu"), ReadingsAsked("cuda")
+BY_EVENTS = ReadingsAsked("cuda", TimingSettings(clock="cuda_events"))
+WARM = ReadingsAsked("cuda", TimingSettings(l2_cache="warm"))
+ON_CPU = Sample(span_ns=1_000, enqueue_ns=1_000)
+ON_GPU = Sample(span_ns=1_000, enqueue_ns=500, busy_ns=900, operations=1, lead_ns=900)
 
 
-def make_sampled(facts, *, busy_ns=None, operations=None, span_ns=(1_000, 1_000)):
-    spans = list(span_ns)
-    others = {"busy_ns": busy_ns, "operations": operations, "late": [False] * len(spans), "stop": "count"}
-    return Sampled(id=1, span_ns=spans, enqueue_ns=spans, facts=facts, **others)
+def called(*samples):
+    return Called(id=1, readings=answer_readings(samples), returned=None)
 
 
 @pytest.mark.parametrize(
-    ("wanted", "facts", "series"),
+    ("asked", "traits"),
     [
-        (CPU, ON_CPU, {}),
-        (GPU, ON_GPU, SEEN),
-        (GPU, {**ON_GPU, "launch": "graph", "graphs": 8, "output_places": 8, "lead_ns": 900}, SEEN),
-        (GPU, EVENTS, {}),
-        (
-            BY_EVENTS,
-            {**EVENTS, "fallback": "CUDA events were asked for"},
-            {},
-        ),
-        (ReadingsAsked("cuda", 2, TimingSettings(l2_cache="warm")), {**ON_GPU, "cache_state": "warm"}, SEEN),
-        (ReadingsAsked("cuda", 1), {**ON_GPU, "extra_samples": 1}, SEEN),
+        (CPU, WALL),
+        (GPU, CUPTI),
+        (GPU, EVENTS),
+        (BY_EVENTS, EVENTS),
+        (WARM, CUPTI.model_copy(update={"cache_state": "warm"})),
     ],
 )
-def test_what_an_honest_worker_answers_is_believed(wanted, facts, series):
-    check_readings(make_sampled(facts, **series), wanted, wall_ns=1e9)
+def test_the_clock_of_an_honest_worker_is_believed(asked, traits):
+    check_clock(traits, asked)
 
 
 @pytest.mark.parametrize(
-    ("wanted", "facts", "series", "said"),
+    ("asked", "traits", "said"),
     [
-        (CPU, {**ON_CPU, "method": "cupti"}, SEEN, "method 'cupti'"),
-        (CPU, {**ON_CPU, "cache_state": "cold"}, {}, "cache state 'cold'"),
-        (CPU, ON_CPU, SEEN, "operations that the clock cannot see"),
-        (CPU, {**ON_CPU, "launch": "graph"}, {}, "facts that only a GPU has"),
-        (CPU, {**ON_CPU, "calls": 1}, {}, "fewer calls than readings"),
-        (GPU, {**ON_GPU, "method": "wall"}, SEEN, "method 'wall'"),
-        (GPU, ON_GPU, {}, "no operations"),
-        (GPU, {**EVENTS, "fallback": None}, {}, "no reason for its fall-back"),
-        (GPU, {**ON_GPU, "cache_state": "warm"}, SEEN, "cache state 'warm'"),
-        (GPU, {**ON_GPU, "extra_samples": 7}, SEEN, "false count"),
-        (
-            ReadingsAsked("cuda", 2, TimingSettings(cuda_graphs=False)),
-            {**ON_GPU, "launch": "graph"},
-            SEEN,
-            "a graph that was not asked for",
-        ),
-        (BY_EVENTS, ON_GPU, SEEN, "method 'cupti'"),
+        (CPU, CUPTI, "method 'cupti'"),
+        (CPU, WALL.model_copy(update={"cache_state": "cold"}), "cache state 'cold'"),
+        (CPU, WALL.model_copy(update={"sees_operations": True}), "contradicts its method"),
+        (GPU, WALL, "method 'wall'"),
+        (GPU, CUPTI.model_copy(update={"cache_state": "warm"}), "cache state 'warm'"),
+        (GPU, CUPTI.model_copy(update={"sees_operations": False}), "contradicts its method"),
+        (GPU, EVENTS.model_copy(update={"fills_queue": False}), "contradicts its method"),
+        (BY_EVENTS, CUPTI, "method 'cupti'"),
     ],
 )
-def test_a_claim_that_contradicts_what_was_asked_for_is_found(wanted, facts, series, said):
-    sampled = make_sampled(facts, **series)
-    assert said in find_contradiction(sampled, wanted)
+def test_a_clock_that_was_not_asked_for_is_found(asked, traits, said):
     with pytest.raises(SolutionFailure, match="answered out of protocol") as failure:
-        check_readings(sampled, wanted, wall_ns=1e9)
+        check_clock(traits, asked)
+    assert said in failure.value.message
     assert failure.value.status == "RUNTIME_ERROR"
 
 
-@pytest.mark.parametrize(("wanted", "facts"), [(CPU, ON_CPU), (GPU, EVENTS)])
-def test_a_latency_of_nothing_is_refused(wanted, facts):
-    with pytest.raises(SolutionFailure, match="less than an empty call takes"):
-        check_readings(make_sampled(facts, span_ns=(0, 0)), wanted, wall_ns=1e9)
-
-
-def test_texts_of_a_worker_move_no_cursor():
-    assert make_sampled({**EVENTS, "fallback": "no\x1b[2J\nCUPTI"}).facts.fallback == "no [2J CUPTI"
+@pytest.mark.parametrize(("traits", "sample"), [(WALL, ON_CPU), (CUPTI, ON_GPU), (EVENTS, ON_CPU)])
+def test_readings_come_through_in_their_order(traits, sample):
+    found = check_readings(called(sample, sample), 2, traits, wall_ns=1e9)
+    assert [(one.span_ns, one.operations) for one in found] == [(sample.span_ns, sample.operations)] * 2
 
 
 @pytest.mark.parametrize(
-    ("claimed_ns", "walls_ns", "moved_bytes", "is_found"),
+    ("traits", "answer", "said"),
     [
-        (1_000, [CALL_SLACK_NS + 30_000], 0, True),
-        (2_000, [CALL_SLACK_NS + 30_000], 0, False),
-        (1_000, [CALL_SLACK_NS + 30_000, CALL_SLACK_NS], 0, False),
-        (1_000, [CALL_SLACK_NS + 30_000], 15_000, False),
-        (1_000, [], 0, False),
+        (WALL, called(ON_CPU), "1 readings of 2 calls"),
+        (WALL, called(ON_CPU, ON_CPU, ON_CPU), "3 readings of 2 calls"),
+        (WALL, called(ON_GPU, ON_GPU), "operations that the clock cannot see"),
+        (EVENTS, called(ON_GPU, ON_GPU), "operations that the clock cannot see"),
+        (CUPTI, called(ON_CPU, ON_CPU), "no operations"),
+        (WALL, Called(id=1, readings=None, returned=None), "there are no readings"),
     ],
-    ids=["too fast", "within the ratio", "one call was quick", "bytes to move", "nothing was called"],
 )
-def test_a_latency_far_below_what_every_clocked_call_took_is_found(claimed_ns, walls_ns, moved_bytes, is_found):
-    assert (find_implausible(claimed_ns, walls_ns, moved_bytes) is not None) == is_found
+def test_readings_that_contradict_what_was_asked_for_are_refused(traits, answer, said):
+    with pytest.raises(SolutionFailure, match="answered out of protocol") as failure:
+        check_readings(answer, 2, traits, wall_ns=1e9)
+    assert said in failure.value.message
+
+
+def test_readings_may_add_up_to_the_time_outside_and_not_to_more():
+    check_readings(called(ON_CPU, ON_CPU), 2, WALL, wall_ns=2_000)
+    with pytest.raises(SolutionFailure, match="more than the time that passed outside"):
+        check_readings(called(ON_CPU, ON_CPU), 2, WALL, wall_ns=1_900)
+
+
+@pytest.mark.parametrize(("asked", "span_ns"), [(CPU, EMPTY_CALL_NS - 1), (GPU, 0)])
+def test_a_latency_of_less_than_an_empty_call_is_refused(asked, span_ns):
+    trial = Trial((Sample(span_ns=span_ns, enqueue_ns=0),) * 3, "count")
+    with pytest.raises(SolutionFailure, match=f"claims {span_ns} ns a call, which is less than an empty call takes"):
+        check_trial(trial, asked)
+    honest = Trial((Sample(span_ns=EMPTY_CALL_NS, enqueue_ns=0),) * 3, "count")
+    assert check_trial(honest, asked) is honest

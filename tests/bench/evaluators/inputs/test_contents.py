@@ -1,0 +1,169 @@
+"""What the inputs of single calls hold: content of their own, from a secret, and always the same for a number."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from flashinfer_bench.bench.evaluators.inputs.contents import LARGEST_FACTOR, Contents, VariedInput, find_varied
+from flashinfer_bench.bench.evaluators.inputs.make import InputMaker
+from tests.kit.make import make_definition, make_workload
+
+pytestmark = pytest.mark.cpu
+
+CPU = torch.device("cpu")
+BASE_NUMBER = 3
+NUMBERS = [0, 1, 2, 4, 5, 6, 7, 8]
+FLOATS = ["float64", "float32", "float16", "bfloat16"]
+NARROW = ["float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu", "float4_e2m1", "int8", "uint8"]
+
+
+@pytest.fixture
+def open_contents(tmp_path):
+    """Return what a workload's calls are given; inputs are random unless the workload says otherwise."""
+
+    def opened(inputs, *, op_type="test", sources=None, seed=7, **axes):
+        definition = make_definition(
+            op_type=op_type, axes=dict.fromkeys(axes), inputs=inputs, outputs={"y": "float32"}, reference="def run(): 1"
+        )
+        workload = make_workload(axes=axes, inputs=sources or {})
+        base = InputMaker(definition, workload, CPU, tmp_path).make(1)
+        return Contents(base, find_varied(definition, workload, CPU), seed, BASE_NUMBER)
+
+    return opened
+
+
+def as_bytes(tensor):
+    return tensor.contiguous().view(torch.uint8).reshape(-1)
+
+
+def bytes_of(values):
+    return b"".join(as_bytes(value).numpy().tobytes() for value in values if isinstance(value, torch.Tensor))
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, *NARROW])
+def test_a_number_has_one_content_and_no_two_numbers_have_the_same(open_contents, dtype):
+    contents = open_contents({"x": f"{dtype}[n, m]"}, n=8, m=64)
+    made = [bytes_of(contents.make(number)) for number in NUMBERS]
+    assert made == [bytes_of(contents.make(number)) for number in NUMBERS]
+    assert len({*made, bytes_of(contents.base)}) == len(made) + 1
+
+
+def test_another_secret_gives_other_contents(open_contents):
+    first, other = (open_contents({"x": "float32[n]"}, n=64, seed=seed) for seed in (7, 8))
+    assert not torch.equal(first.make(0)[0], other.make(0)[0])
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, *NARROW])
+@pytest.mark.parametrize("rows", [1, 2, 16])
+def test_no_row_of_a_call_is_a_row_of_the_base(open_contents, dtype, rows):
+    contents = open_contents({"x": f"{dtype}[n, m]"}, n=rows, m=64)
+    known = {bytes_of([row]) for row in contents.base[0].view(torch.uint8)}
+    for number in NUMBERS:
+        assert not known & {bytes_of([row]) for row in contents.make(number)[0].view(torch.uint8)}
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_floats_are_scaled_within_the_factor(open_contents, dtype):
+    contents = open_contents({"x": f"{dtype}[n]"}, n=256)
+    base = contents.base[0].double().abs().sum()
+    for number in NUMBERS:
+        factor = contents.make(number)[0].double().abs().sum() / base
+        assert 0.99 / LARGEST_FACTOR < factor < 1.01 * LARGEST_FACTOR
+
+
+def test_an_input_of_both_signs_is_negated_in_some_calls_and_one_of_a_single_sign_in_none(open_contents):
+    contents = open_contents({"x": "float32[n]", "scale": "float32[n]"}, n=255)
+    with_sign = contents.base[0].abs().argmax()
+    flips = 0
+    for number in range(10, 42):
+        x, scale = contents.make(number)
+        flips += bool(x[x.abs().argmax()].sign() != contents.base[0][with_sign].sign())
+        assert bool((scale > 0).all())
+    assert 4 <= flips <= 28
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+def test_bytes_are_moved_along_and_none_is_changed(open_contents, dtype):
+    contents = open_contents({"x": f"{dtype}[n, m]"}, n=4, m=64)
+    base = as_bytes(contents.base[0])
+    for number in NUMBERS:
+        made = as_bytes(contents.make(number)[0])
+        assert any(torch.equal(made, base.roll(-by)) for by in range(1, base.numel()))
+
+
+def test_integers_that_give_structure_stay_as_they_are(open_contents):
+    inputs = {"kv_indptr": "int32[n]", "kv_indices": "int32[p]", "seq_lens": "int32[n]", "mask": "bool[n]"}
+    contents = open_contents({**inputs, "x": "float32[n]"}, n=9, p=32)
+    for number in NUMBERS:
+        *structure, x = contents.make(number)
+        assert bytes_of(structure) == bytes_of(contents.base[:-1])
+        assert not torch.equal(x, contents.base[-1])
+
+
+def test_probabilities_still_sum_to_one(open_contents):
+    contents = open_contents({"probs": "float32[n, v]"}, op_type="sampling", n=4, v=512)
+    for number in NUMBERS:
+        (made,) = contents.make(number)
+        assert made.sum(dim=-1).tolist() == pytest.approx([1] * 4, abs=1e-5)
+        assert not torch.equal(made.sort().values, contents.base[0].sort().values)  # made anew, not moved along
+
+
+def test_stored_probabilities_are_moved_along_in_their_rows():
+    base = torch.rand(4, 64).softmax(dim=-1)
+    contents = Contents([base], [VariedInput("probs", "redrawn")], 7, BASE_NUMBER)
+    for number in NUMBERS:
+        (made,) = contents.make(number)
+        assert not torch.equal(made, base)
+        assert torch.equal(made.sort().values, base.sort().values)
+
+
+def test_the_base_is_given_at_its_number_and_never_written(open_contents):
+    contents = open_contents({"x": "float32[n]", "q": "uint8[n]", "w": "float4_e2m1[n]"}, n=64)
+    before = bytes_of(contents.base)
+    made = [bytes_of(contents.make(number)) for number in (BASE_NUMBER, *NUMBERS)]
+    assert made[0] == before == bytes_of(contents.base)
+    assert before not in made[1:]
+
+
+def test_what_is_made_is_written_in_place_too(open_contents):
+    contents = open_contents({"x": "bfloat16[n, m]", "indptr": "int32[n]", "eps": "float32"}, n=8, m=16)
+    into = [torch.empty_like(value) if isinstance(value, torch.Tensor) else None for value in contents.base]
+    contents.write(5, into)
+    assert bytes_of(into) == bytes_of(contents.make(5))
+    assert contents.make(5)[2] == contents.base[2]
+
+
+def test_an_input_that_is_left_out_stays_left_out():
+    contents = Contents([None, torch.ones(4)], [VariedInput("bias", "scaled"), VariedInput("x", "scaled")], 7, 0)
+    assert contents.make(1)[0] is None
+
+
+@pytest.mark.parametrize(
+    ("inputs", "differs"),
+    [
+        ({"x": "float32[n]", "indptr": "int32[n]"}, True),
+        ({"q": "uint8[n]"}, True),
+        ({"indptr": "int32[n]", "mask": "bool[n]", "scale": "float32"}, False),
+        ({"cos_sin_cache": "float32[n, 8]"}, False),
+        ({}, False),
+    ],
+    ids=lambda value: "+".join(value) if isinstance(value, dict) else str(value),
+)
+def test_differs_says_whether_any_input_is_varied(open_contents, inputs, differs):
+    assert open_contents(inputs, n=8).differs is differs
+
+
+def test_empty_inputs_vary_nothing(open_contents):
+    contents = open_contents({"x": "float32[n]"}, n=0)
+    assert contents.make(1)[0].shape == (0,)
+    assert not contents.differs
+
+
+@pytest.mark.parametrize("way", ["scaled", "rolled", "redrawn", "fixed"])
+@pytest.mark.parametrize("shape", [(1,), (1, 1), (2, 1), (1, 2), (3, 5)])
+def test_every_way_takes_every_shape(way, shape):
+    base = torch.randn(shape)
+    (made,) = Contents([base], [VariedInput("x", way)], 7, BASE_NUMBER).make(1)
+    assert made.shape == base.shape
+    assert bool(made.isfinite().all())

@@ -1,0 +1,66 @@
+"""Shared memory on a CPU, and kernels in real workers."""
+
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+import torch
+
+from flashinfer_bench.bench.runner.readout import Readout
+from flashinfer_bench.bench.runner.workers.arena import SharedArena
+from flashinfer_bench.bench.runner.workers.claims import OutputSpec, choose_style
+from flashinfer_bench.bench.runner.workers.kernel import (
+    KernelMetadata,
+    KernelTask,
+    MeasurePlan,
+    RemoteKernel,
+    SessionTools,
+)
+from flashinfer_bench.bench.runner.workers.process import WorkerProcess
+from flashinfer_bench.compile import Artifact
+from tests.kit.trials import vary
+from tests.kit.workers import running_template, worker_order
+
+OUTPUTS = (OutputSpec("y", (4,), torch.float32),)
+PLAN = MeasurePlan(2, 5, 1.0)
+
+
+@pytest.fixture
+def arena():
+    with SharedArena(torch.device("cpu")) as arena:
+        yield arena
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory):
+    with running_template(tmp_path_factory.mktemp("session") / "run") as socket:
+        yield socket
+
+
+@pytest.fixture
+def open_kernel(template, tmp_path):
+    """Return a context manager that gives a loaded kernel of some source, y = f(x) with float32 elements.
+
+    Keywords are fields of the task; `declared` is the style that the solution declares.
+    """
+
+    @contextmanager
+    def opened(source, *, outputs=OUTPUTS, declared=None, **task):
+        folder = tmp_path / "artifact"
+        folder.mkdir()
+        (folder / "main.py").write_text(source)
+        with (
+            WorkerProcess(template, worker_order(), tmp_path / "home") as worker,
+            SharedArena(torch.device("cpu")) as arena,
+        ):
+            worker.wait_ready()
+            tools = SessionTools(arena, Readout(None), lambda: None)
+            fields = {"timeout_seconds": 10.0, "plan": PLAN, "vary": vary(), **task}
+            asked = KernelTask(["x"], list(outputs), **fields)
+            kernel = RemoteKernel(worker, tools, asked, KernelMetadata("s", "d", True))
+            signature = kernel.load(Artifact(folder, "main.py", "run"), {"OWN_FOLDER": str(tmp_path)})
+            style = choose_style(signature, inputs=1, outputs=len(outputs), declared=declared)
+            kernel.metadata = replace(kernel.metadata, destination_passing_style=style == "dps")
+            yield kernel
+
+    return opened

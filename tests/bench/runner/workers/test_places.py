@@ -1,0 +1,92 @@
+"""Where calls lie, and what is seen of an output that was not written, or that was given before."""
+
+import pytest
+import torch
+
+from flashinfer_bench.bench.runner.workers import places as places_module
+from flashinfer_bench.bench.runner.workers.claims import OutputSpec
+from flashinfer_bench.bench.runner.workers.places import CPU_BYTES, MOST_PLACES, CallPlaces, count_places, is_unwritten
+
+pytestmark = pytest.mark.cpu
+CPU = torch.device("cpu")
+MIB = 1 << 20
+
+
+def lay_out(arena, size=16, *, dtype=torch.float32, outputs=1):
+    specs = [OutputSpec(f"y{index}", (size,), dtype) for index in range(outputs)]
+    return CallPlaces(arena, [torch.zeros(size), 0.5], specs)
+
+
+@pytest.mark.parametrize(
+    ("size", "count"),
+    [(0, MOST_PLACES), (1, MOST_PLACES), (4 * MIB, 8), (5 * MIB, 6), (CPU_BYTES, 1), (CPU_BYTES + 1, 1), (1 << 40, 1)],
+)
+def test_a_cpu_has_as_many_places_as_its_cache_holds_and_one_at_the_least(size, count):
+    assert count_places(size, CPU) == count
+
+
+def test_a_gpu_gives_them_a_share_of_its_free_memory(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (80 * MIB, 100 * MIB))
+    assert count_places(5 * MIB, torch.device("cuda")) == 2
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 40, 1 << 40))
+    assert count_places(100 * MIB, torch.device("cuda")) == 5
+
+
+def test_no_two_places_share_memory(arena):
+    places = lay_out(arena, outputs=2)
+    for index in range(len(places)):
+        for slot in [*places.inputs(index)[:1], *places.outputs(index)]:
+            assert not slot.any()
+            slot.fill_(1)
+
+
+def test_a_worker_is_told_of_places_and_of_numbers(arena):
+    first, *others = lay_out(arena).describe(["x", "scale"], [torch.zeros(16), 0.5])
+    assert first["arguments"]["x"] == {"offset": 0, "shape": [16], "dtype": "float32"}
+    assert first["arguments"]["scale"] == {"scalar": 0.5}
+    offsets = [slot["offset"] for call in [first, *others] for slot in (call["arguments"]["x"], *call["outputs"])]
+    assert len(set(offsets)) == len(offsets) == 2 * MOST_PLACES
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
+def test_poisoned_floats_read_as_nan(arena, dtype):
+    places = lay_out(arena, dtype=dtype)
+    places.poison(1)
+    assert places.outputs(1)[0].float().isnan().all()
+    assert not places.outputs(0)[0].float().any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int32, torch.bool, torch.uint8])
+@pytest.mark.parametrize("size", [1, 16, 1 << 18])
+def test_an_output_that_was_not_written_is_found(arena, dtype, size):
+    places = lay_out(arena, size, dtype=dtype)
+    places.poison(0)
+    assert is_unwritten(places.fingerprints(0, 12345)[0], dtype)
+    places.outputs(0)[0].fill_(1)
+    assert not is_unwritten(places.fingerprints(0, 12345)[0], dtype)
+
+
+@pytest.mark.parametrize("secret", [0, 1, 77, 2**32 - 1])
+def test_a_stretch_that_was_left_out_is_found_in_a_large_output(arena, secret):
+    places = lay_out(arena, 1 << 18)
+    (output,) = places.outputs(0)
+    places.poison(0)
+    output[: -(1 << 13)] = 1.0
+    assert is_unwritten(places.fingerprints(0, secret)[0], output.dtype)
+
+
+def test_single_nans_are_no_poison(arena):
+    places = lay_out(arena, 64)
+    (output,) = places.outputs(0)
+    output.fill_(1.0)
+    output[::2] = float("nan")
+    assert not is_unwritten(places.fingerprints(0, 0)[0], output.dtype)
+
+
+def test_fingerprints_look_at_other_bytes_for_another_secret_and_are_few(arena):
+    places = lay_out(arena, 1 << 18)
+    places.outputs(0)[0].copy_(torch.randn(1 << 18))
+    first, again, other = (places.fingerprints(0, secret)[0] for secret in (1, 1, 2))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    assert first.numel() <= 2 * places_module.LOOKED_AT

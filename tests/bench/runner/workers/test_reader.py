@@ -1,0 +1,117 @@
+"""Which calls of a trial are compared: some at random, the one on the base, and a few that look odd."""
+
+import random
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import torch
+
+from flashinfer_bench.bench.runner.workers.remote_clock import MOST_ODD
+from flashinfer_bench.errors import SolutionFailure
+from tests.kit.trials import make_trial, run_calls
+
+pytestmark = pytest.mark.cpu
+
+
+def is_right(call):
+    return torch.equal(call.outputs[0], call.inputs[0] * 2)
+
+
+@pytest.mark.parametrize("calls", [1, 2, 50])
+def test_as_many_calls_are_kept_as_are_wanted_and_there_are(arena, calls):
+    trial = make_trial(arena, wanted=3)
+    for _ in range(calls):
+        run_calls(trial, [0])
+    reads = trial.reader.reads()
+    assert len(reads) == min(calls, 3)
+    assert all(is_right(call) and not call.is_base for call in reads)
+
+
+def test_every_call_is_kept_as_often_as_any_other(arena):
+    trial, kept, chance = make_trial(arena, way="fixed"), Counter(), random.Random(3)
+    trial.places.outputs(0)[0].fill_(1.0)
+    for _ in range(400):
+        reader = replace(trial.reader, chance=chance, _kept={})
+        reader.look([0] * 8, range(8))
+        kept.update(reader._kept.keys())
+    assert sorted(kept) == list(range(8))
+    assert 60 < min(kept.values()) <= max(kept.values()) < 140  # 100 each
+
+
+def test_the_call_on_the_base_is_always_read(arena):
+    trial = make_trial(arena, base_number=5, wanted=0)
+    for _ in range(20):
+        run_calls(trial, [0])
+    (read,) = trial.reader.reads()
+    assert read.is_base
+    assert torch.equal(read.inputs[0], trial.contents.base[0])
+    assert is_right(read)
+
+
+def test_what_was_kept_is_not_overwritten_by_later_calls(arena):
+    trial = make_trial(arena, wanted=1)
+    run_calls(trial, [0])
+    (before,) = trial.reader.reads()
+    trial.reader.wanted = 0
+    run_calls(trial, [0])
+    assert is_right(before)
+
+
+@pytest.mark.parametrize("function", [lambda x: None, torch.zeros_like], ids=["unwritten", "repeated"])
+def test_odd_calls_are_read_and_no_more_than_a_few(arena, function):
+    trial = make_trial(arena, wanted=0)
+    for _ in range(12):
+        run_calls(trial, [0], function)
+    reads = trial.reader.reads()
+    assert len(reads) == MOST_ODD
+    assert not any(is_right(call) for call in reads)
+
+
+def test_a_single_odd_call_among_many_is_read(arena):
+    trial = make_trial(arena, wanted=0)
+    for number in range(30):
+        run_calls(trial, [0], lambda x, odd=number == 17: None if odd else x * 2)
+    (read,) = trial.reader.reads()
+    assert read.outputs[0].isnan().all()
+
+
+def test_outputs_repeat_without_suspicion_where_inputs_do(arena):
+    trial = make_trial(arena, way="fixed", wanted=0)
+    for _ in range(5):
+        run_calls(trial, [0])
+    assert trial.reader.reads() == []
+
+
+def test_an_odd_call_that_was_kept_is_read_once(arena):
+    trial = make_trial(arena, wanted=2)
+    for _ in range(2):
+        run_calls(trial, [0], lambda x: None)
+    assert len(trial.reader.reads()) == 2
+
+
+def test_inputs_that_a_call_changed_are_found_where_it_is_read(arena):
+    def refuse(inputs, now):
+        if not torch.equal(inputs[0], now[0]):
+            raise SolutionFailure("INCORRECT_NUMERICAL", "it was changed")
+
+    trial = make_trial(arena, check_inputs=refuse)
+    run_calls(trial, [0])
+    with pytest.raises(SolutionFailure, match="it was changed"):
+        run_calls(trial, [0], lambda x: x.add_(1))
+
+
+def test_calls_whose_outputs_are_not_read_are_never_odd(arena):
+    trial = make_trial(arena, wanted=0)
+    trial.places.outputs = lambda index: []
+    trial.reader.look([0, 0], trial.write([0]) * 2)
+    assert trial.reader.reads() == []
+
+
+def test_no_two_calls_of_a_trial_have_the_same_inputs(arena):
+    trial = make_trial(arena, base_number=2)
+    seen = set()
+    for _ in range(10):
+        numbers = trial.write([0, 1, 2])
+        seen |= {trial.places.inputs(index)[0].numpy().tobytes() for index in range(3)}
+    assert (numbers, len(seen)) == ([27, 28, 29], 30)

@@ -1,0 +1,130 @@
+"""Trials whose worker is a script in the test: places in a real arena, contents, and who asks what of the worker."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+import torch
+
+from flashinfer_bench.bench.evaluators.inputs.contents import Contents, VariedInput
+from flashinfer_bench.bench.runner.workers.claims import OutputSpec
+from flashinfer_bench.bench.runner.workers.places import CallPlaces
+from flashinfer_bench.bench.runner.workers.readings import ReadingsAsked
+from flashinfer_bench.bench.runner.workers.remote_clock import Reader, RemoteTrial
+from flashinfer_bench.timing.measurement import Sample
+from flashinfer_bench.worker.protocol import ClockTraits, answer_readings
+
+NEVER_BASE = -1
+WALL = ClockTraits(method="wall", cache_state="warm", fills_queue=False, sees_operations=False)
+CUPTI = ClockTraits(method="cupti", cache_state="cold", fills_queue=True, sees_operations=True)
+EVENTS = ClockTraits(method="cuda_events", cache_state="cold", fills_queue=True, sees_operations=False)
+
+
+def vary(seed=7, *, way="scaled", base_number=0):
+    """Return what gives the calls of a kernel with one input their contents."""
+    return lambda trial, inputs: Contents(inputs, [VariedInput("x", way)], seed + trial, base_number)
+
+
+def make_trial(arena, *, base_number=NEVER_BASE, **changes):
+    """Return a trial of y = f(x) with `size` float32 elements each.
+
+    Args:
+        arena: shared memory on a CPU.
+        base_number: the call that gets the base.
+        changes: size, way (how x differs), wanted (calls to keep), check_inputs, device_type, has_setup.
+    """
+    size = changes.get("size", 16)
+    base = [torch.arange(1.0, size + 1)]
+    places = CallPlaces(arena, base, [OutputSpec("y", (size,), torch.float32)])
+    contents = Contents(base, [VariedInput("x", changes.get("way", "scaled"))], 7, base_number)
+    reader = Reader(
+        places,
+        contents,
+        changes.get("wanted", 2),
+        changes.get("check_inputs", lambda inputs, now: None),
+        chance=random.Random(1),
+    )
+    asked = ReadingsAsked(changes.get("device_type", "cpu"))
+    return RemoteTrial(places, contents, reader, asked, changes.get("has_setup", False))
+
+
+def run_calls(trial, indices, function=lambda x: x * 2):
+    """Do in the test what a worker does: call a function in some places; the reader looks at what it gave."""
+    numbers = trial.write(indices)
+    for index in indices:
+        (x,), (y,) = trial.places.inputs(index), trial.places.outputs(index)
+        result = function(x)
+        if result is not None:
+            y.copy_(result)
+    trial.reader.look(indices, numbers)
+    return numbers
+
+
+@dataclass
+class ScriptedWorker:
+    """Answers what a session asks of a worker; `asked` has every verb with its fields.
+
+    A call takes `call_ns`, a request `request_ns` on top, on a clock that stands still meanwhile (`now_ns`). Calls
+    compute y = 2 x, where the outputs are asked for: at once, or when a burst is collected.
+    """
+
+    trial: RemoteTrial
+    clock: ClockTraits = WALL
+    call_ns: int = 1_000_000
+    setup_ns: int = 0
+    request_ns: int = 0
+    answers: dict[str, dict] = field(default_factory=dict)
+    """Verb to fields that replace those of an honest answer."""
+    lost: str | None = None
+    """Why the first clock is lost when it is switched on."""
+    asked: list[tuple[str, dict]] = field(default_factory=list)
+    now: int = 0
+
+    def now_ns(self):
+        return self.now
+
+    def verbs(self):
+        return [verb for verb, _ in self.asked]
+
+    def fields_of(self, verb):
+        return [fields for asked, fields in self.asked if asked == verb]
+
+    def __call__(self, verb, expected, what, **fields):
+        self.asked.append((verb, fields))
+        self.now += self.request_ns
+        answer = {"id": 1, **getattr(self, f"_{verb}")(fields), **self.answers.get(verb, {})}
+        return expected.model_validate(answer)
+
+    def _start(self, fields):
+        if fields["fall_back"] is not None:
+            return {"clock": EVENTS.model_dump(), "lost": None}
+        return {"clock": self.clock.model_dump(), "lost": self.lost}
+
+    def _calls(self, fields):
+        spent_ns = self._spend(fields)
+        self._compute(fields)
+        samples = [Sample(span_ns=spent_ns, enqueue_ns=spent_ns)] * len(fields["indices"])
+        return {"readings": answer_readings(samples), "facts": {}, "returned": None}
+
+    def _burst(self, fields):
+        self._spend(fields)
+        if self.answers.get("burst", {}).get("copied"):
+            self._compute(fields)
+        return {"refused": None, "copied": False}
+
+    def _collect(self, fields):
+        self._compute(fields)
+        return {"collected": True}
+
+    def _stop(self, fields):
+        return {"stopped": True}
+
+    def _spend(self, fields):
+        spent_ns = self.setup_ns if fields["part"] == "setup" else self.call_ns
+        self.now += spent_ns * len(fields["indices"])
+        return spent_ns
+
+    def _compute(self, fields):
+        for index in fields["indices"] if fields["part"] == "run" else ():
+            torch.mul(self.trial.places.inputs(index)[0], 2, out=self.trial.places.outputs(index)[0])
