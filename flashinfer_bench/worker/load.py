@@ -88,7 +88,8 @@ def load_python(directory: Path, entry: str, symbol: str) -> LoadedEntry:
     sys.modules[name] = module
     spec.loader.exec_module(module)
     function = find_callable(module, entry, symbol)
-    return LoadedEntry(function, describe_signature(function), find_setup(module, function))
+    setup = find_setup(module, function)
+    return LoadedEntry(function, describe_signature(function, is_prepared=setup is not None), setup)
 
 
 def load_torch(directory: Path, entry: str, symbol: str) -> LoadedEntry:
@@ -156,11 +157,15 @@ def find_setup(module: types.ModuleType, entry: Function) -> Function | None:
     return setup if callable(setup) and setup is not entry else None
 
 
-def describe_signature(function: Function) -> Signature | None:
+def describe_signature(function: Function, *, is_prepared: bool = False) -> Signature | None:
     """Return how the function may be called by position, or None where Python cannot tell.
 
+    Args:
+        function: the entry function.
+        is_prepared: a `setup` gives it arguments by keyword.
+
     Raises:
-        KeywordRequired: it has to be given an argument by keyword.
+        KeywordRequired: it has to be given an argument by keyword, and nothing gives it one.
     """
     target = find_described(function)
     schema = getattr(target, "schema", None)
@@ -172,7 +177,7 @@ def describe_signature(function: Function) -> Signature | None:
         return None
     parameters = signature.parameters.values()
     keywords = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
-    if keywords:
+    if keywords and not is_prepared:
         raise KeywordRequired(
             f"the entry function ({', '.join(map(str, parameters))}) needs {', '.join(keywords)} by keyword; "
             "it is called with positional arguments only"

@@ -1,11 +1,18 @@
 """How an entry function may be called, read from what each binding tells."""
 
+import sys
 import warnings
 
 import pytest
 import torch
 
-from flashinfer_bench.worker.load import KeywordRequired, describe_signature, read_pybind_signature, read_tvm_schema
+from flashinfer_bench.worker.load import (
+    KeywordRequired,
+    describe_signature,
+    load_entry,
+    read_pybind_signature,
+    read_tvm_schema,
+)
 
 NAMED = (
     '{"type":"ffi.Function","named_args":{"return":[{"type":"None"}],"params":[{"type":"DLTensor*"},{"type":"int"}]}}'
@@ -88,6 +95,25 @@ def test_a_python_callable_tells_how_many_arguments(function, counts):
     assert (signature.minimum, signature.maximum) == counts
 
 
-def test_a_required_keyword_is_refused():
+def test_a_required_keyword_is_refused_unless_setup_gives_it():
     with pytest.raises(KeywordRequired, match=r"needs a by keyword"):
         describe_signature(lambda x, *, a: None)
+    signature = describe_signature(lambda x, *, a: None, is_prepared=True)
+    assert (signature.minimum, signature.maximum) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("source", "has_setup"),
+    [
+        ("def setup(x): return {}\ndef run(x, *, plan): pass", True),
+        ("def run(x): pass", False),
+        ("setup = 'of the table'\ndef run(x): pass", False),
+        ("def setup(x): pass\nrun = setup", False),
+    ],
+    ids=["beside run", "none", "not callable", "run itself"],
+)
+def test_a_setup_beside_the_entry_function_is_found(tmp_path, monkeypatch, source, has_setup):
+    (tmp_path / "main.py").write_text(source)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "modules", {**sys.modules})
+    assert (load_entry(tmp_path, "main.py", "run", kind="python").setup is not None) is has_setup
