@@ -29,6 +29,8 @@ from flashinfer_bench.data import Definition, RandomInput, Workload
 
 LARGEST_FACTOR: Final = 1.25
 """Factors of scaled inputs lie between this and its inverse: outputs stay of the size that the tolerances are for."""
+FACTOR_STEPS: Final = 1 << 20
+"""Factors that there are: so many that small inputs, too, hardly come twice in a trial."""
 MULTIPLIED: Final = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
 """The dtypes that torch multiplies in place; others are moved along only."""
 
@@ -128,7 +130,7 @@ class Contents:
             write_moved(value, target, by=choose_move(value, secret), factor=factor)
 
     def _factor(self, secret: int, index: int) -> float:
-        share = (secret >> 40) % 4096 / 4095
+        share = (secret >> 40) % FACTOR_STEPS / (FACTOR_STEPS - 1)
         factor = math.exp((2 * share - 1) * math.log(LARGEST_FACTOR))
         return -factor if self._has_both_signs[index] and (secret >> 60) & 1 else factor
 
