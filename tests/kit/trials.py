@@ -9,7 +9,7 @@ import torch
 
 from flashinfer_bench.bench.evaluators.inputs.contents import Contents, VariedInput
 from flashinfer_bench.bench.runner.workers.claims import OutputSpec
-from flashinfer_bench.bench.runner.workers.places import CallPlaces
+from flashinfer_bench.bench.runner.workers.places import MOST_PLACES, CallPlaces
 from flashinfer_bench.bench.runner.workers.readings import ReadingsAsked
 from flashinfer_bench.bench.runner.workers.remote_clock import Reader, RemoteTrial
 from flashinfer_bench.timing.measurement import Sample
@@ -32,11 +32,11 @@ def make_trial(arena, *, base_number=NEVER_BASE, **changes):
     Args:
         arena: shared memory on a CPU.
         base_number: the call that gets the base.
-        changes: size, way (how x differs), wanted (calls to keep), check_inputs, device_type, has_setup.
+        changes: size, most (places), way (how x differs), wanted (calls to keep), check_inputs, device_type, has_setup.
     """
     size = changes.get("size", 16)
     base = [torch.arange(1.0, size + 1)]
-    places = CallPlaces(arena, base, [OutputSpec("y", (size,), torch.float32)])
+    places = CallPlaces(arena, base, [OutputSpec("y", (size,), torch.float32)], changes.get("most", MOST_PLACES))
     contents = Contents(base, [VariedInput("x", changes.get("way", "scaled"))], 7, base_number)
     reader = Reader(
         places,

@@ -3,12 +3,23 @@
 import pytest
 
 from flashinfer_bench.bench.runner.workers import bursts
-from flashinfer_bench.bench.runner.workers.bursts import AGAIN, BURST_NS, LEAST_SHARE, MOST_BURSTS, BurstTimer
+from flashinfer_bench.bench.runner.workers.bursts import (
+    AGAIN,
+    BURST_NS,
+    LEAST_NOISE_NS,
+    LEAST_SHARE,
+    MOST_BURSTS,
+    RESOLVED,
+    BurstTimer,
+    count_burst_calls,
+)
+from flashinfer_bench.bench.runner.workers.places import MOST_PLACES
+from flashinfer_bench.bench.runner.workers.process import EMPTY_CALLS, BurstOverhead
 from flashinfer_bench.errors import SolutionFailure
 from tests.kit.trials import ScriptedWorker, make_trial
 
 pytestmark = pytest.mark.cpu
-EMPTY_NS = [100_000.0, 101_000.0, 104_000.0]
+OVERHEAD = BurstOverhead(request=100_000.0, call=0.0, noise=1_000.0)
 CALL_NS = 400_000
 
 
@@ -26,7 +37,7 @@ def open_timer(arena):
 
 def test_an_honest_latency_is_confirmed_with_what_a_burst_costs_a_call(open_timer):
     timer, _ = open_timer()
-    found = timer.confirm(CALL_NS, EMPTY_NS)
+    found = timer.confirm(CALL_NS, OVERHEAD)
     assert found.burst_ns == pytest.approx(CALL_NS, rel=0.01)
     assert found.to_record() == {
         "confirmed": True,
@@ -35,27 +46,43 @@ def test_an_honest_latency_is_confirmed_with_what_a_burst_costs_a_call(open_time
     }
 
 
-@pytest.mark.parametrize(("claimed_ns", "calls"), [(CALL_NS, 3), (10 * BURST_NS, 1), (1, 8), (0.0, 8)])
-def test_a_burst_has_as_many_calls_as_take_its_time_or_as_there_are_places(open_timer, claimed_ns, calls):
-    timer, worker = open_timer(worker={"call_ns": int(claimed_ns)})
-    timer.confirm(claimed_ns, EMPTY_NS)
-    assert {len(fields["indices"]) for fields in worker.fields_of("burst")} == {calls}
+@pytest.mark.parametrize(("claimed_ns", "calls"), [(400_000, 3), (10 * BURST_NS, 1), (1, 32), (0.0, 32)])
+def test_a_burst_has_as_many_calls_as_take_its_time_by_the_claim(claimed_ns, calls):
+    assert count_burst_calls(claimed_ns, "cpu") == calls
+
+
+def test_a_burst_has_a_call_in_each_place(open_timer):
+    timer, worker = open_timer(most=5)
+    timer.confirm(CALL_NS, OVERHEAD)
+    assert {tuple(fields["indices"]) for fields in worker.fields_of("burst")} == {(0, 1, 2, 3, 4)}
+
+
+def test_what_bursts_take_of_themselves_is_taken_off(open_timer):
+    timer, _ = open_timer(most=10)
+    costly = BurstOverhead(request=100_000.0, call=CALL_NS / 4, noise=1_000.0)
+    assert timer.confirm(CALL_NS, costly).burst_ns == pytest.approx(CALL_NS * 3 / 4, rel=0.01)
+
+
+def test_the_overhead_follows_from_bursts_without_calls_and_with_some():
+    bare, full = [60.0, 50.0, 90.0], [130.0, 170.0, 150.0]
+    assert BurstOverhead.of(bare, full) == BurstOverhead(request=50.0, call=80.0 / EMPTY_CALLS, noise=20.0)
+    assert BurstOverhead.of(full, bare).call == 0.0
 
 
 def test_quick_calls_get_many_bursts_and_slow_ones_a_single_one(open_timer):
     timer, worker = open_timer(worker={"call_ns": 50_000})
-    timer.confirm(50_000, EMPTY_NS)
+    timer.confirm(50_000, OVERHEAD)
     assert worker.verbs() == ["burst", "collect"] * MOST_BURSTS
     timer, worker = open_timer(worker={"call_ns": 10**9})
-    timer.confirm(10**9, EMPTY_NS)
+    timer.confirm(10**9, OVERHEAD)
     assert worker.verbs() == ["burst", "collect"]
 
 
 def test_the_outputs_of_bursts_are_looked_at_and_their_inputs_are_new(open_timer):
     timer, worker = open_timer(wanted=3)
-    timer.confirm(CALL_NS, EMPTY_NS)
+    timer.confirm(CALL_NS, OVERHEAD)
     trial = worker.trial
-    assert trial.reader._seen == trial.number == 3 * len(worker.fields_of("burst"))
+    assert trial.reader._seen == trial.number == MOST_PLACES * len(worker.fields_of("burst"))
     assert all((read.outputs[0] == read.inputs[0] * 2).all() for read in trial.reader.reads())
 
 
@@ -63,7 +90,7 @@ def test_a_claim_far_below_a_burst_is_refused_with_both_figures_after_several_se
     timer, _ = open_timer()
     claimed_ns = 0.7 * CALL_NS
     with pytest.raises(SolutionFailure) as failure:
-        timer.confirm(claimed_ns, EMPTY_NS)
+        timer.confirm(claimed_ns, OVERHEAD)
     assert failure.value.status == "RUNTIME_ERROR"
     assert "claims 0.28 ms a call; a call in a burst takes 0.4 ms" in failure.value.message
     assert f"({1 + AGAIN} series)" in failure.value.message
@@ -71,7 +98,7 @@ def test_a_claim_far_below_a_burst_is_refused_with_both_figures_after_several_se
 
 def test_a_claim_above_the_least_share_is_confirmed(open_timer):
     timer, _ = open_timer()
-    assert timer.confirm(CALL_NS * (LEAST_SHARE + 0.02), EMPTY_NS).why_not is None
+    assert timer.confirm(CALL_NS * (LEAST_SHARE + 0.02), OVERHEAD).why_not is None
 
 
 def test_a_series_that_was_held_up_is_taken_again(open_timer):
@@ -84,60 +111,60 @@ def test_a_series_that_was_held_up_is_taken_again(open_timer):
         return asks(verb, *args, **fields)
 
     timer._ask = recover
-    assert timer.confirm(CALL_NS, EMPTY_NS).burst_ns == pytest.approx(CALL_NS, rel=0.01)
+    assert timer.confirm(CALL_NS, OVERHEAD).burst_ns == pytest.approx(CALL_NS, rel=0.01)
 
 
 def test_what_a_burst_does_not_resolve_is_not_confirmed_and_not_refused(open_timer):
     timer, _ = open_timer(worker={"call_ns": 1_000})
-    found = timer.confirm(50, EMPTY_NS)
+    found = timer.confirm(500, OVERHEAD)
     record = found.to_record()
     assert record["confirmed"] is False
     assert "burst_ms" not in record
     assert record["not_confirmed"] == "the call is shorter than a burst resolves"
-    assert record["burst_resolution_ms"] == pytest.approx(4 * 5_000 / 8 / 1e6)
+    assert record["burst_resolution_ms"] == pytest.approx(RESOLVED * LEAST_NOISE_NS["cpu"] / MOST_PLACES / 1e6)
 
 
 def test_where_others_held_the_processors_the_bound_is_wider_and_says_so(open_timer, monkeypatch):
     timer, worker = open_timer()
     monkeypatch.setattr(bursts, "tree_waiting_ns", lambda pid: worker.now // 2)
-    found = timer.confirm(0.5 * CALL_NS, EMPTY_NS)
+    found = timer.confirm(0.5 * CALL_NS, OVERHEAD)
     assert "while other processes held the processors" in found.to_record()["not_confirmed"]
     with pytest.raises(SolutionFailure, match=r"claims 0\.14 ms"):
-        timer.confirm(0.35 * CALL_NS, EMPTY_NS)
+        timer.confirm(0.35 * CALL_NS, OVERHEAD)
 
 
 def test_processor_time_counts_where_it_is_less_than_the_wall(open_timer, monkeypatch):
     timer, worker = open_timer()
     monkeypatch.setattr(bursts, "tree_cpu_time_ns", lambda pid: worker.now // 4)
-    found = timer.confirm(CALL_NS / 4, EMPTY_NS)
+    found = timer.confirm(CALL_NS / 4, OVERHEAD)
     assert (found.why_not, found.burst_ns) == (None, pytest.approx(CALL_NS / 4, rel=0.3))
 
 
 def test_processor_time_of_several_threads_does_not_add_to_the_wall(open_timer, monkeypatch):
     timer, worker = open_timer()
     monkeypatch.setattr(bursts, "tree_cpu_time_ns", lambda pid: 4 * worker.now)
-    assert timer.confirm(CALL_NS, EMPTY_NS).burst_ns == pytest.approx(CALL_NS, rel=0.01)
+    assert timer.confirm(CALL_NS, OVERHEAD).burst_ns == pytest.approx(CALL_NS, rel=0.01)
 
 
 def test_where_each_call_was_copied_at_once_nothing_is_collected(open_timer):
     timer, worker = open_timer(worker={"answers": {"burst": {"copied": True}}})
-    timer.confirm(CALL_NS, EMPTY_NS)
+    timer.confirm(CALL_NS, OVERHEAD)
     assert set(worker.verbs()) == {"burst"}
     assert all((read.outputs[0] == read.inputs[0] * 2).all() for read in worker.trial.reader.reads())
 
 
 def test_setup_is_a_burst_of_its_own_and_counts(open_timer):
     timer, worker = open_timer(has_setup=True, worker={"setup_ns": 200_000})
-    found = timer.confirm(CALL_NS + 200_000, EMPTY_NS)
+    found = timer.confirm(CALL_NS + 200_000, OVERHEAD)
     assert [fields["part"] for fields in worker.fields_of("burst")][:2] == ["setup", "run"]
     assert found.burst_ns == pytest.approx(600_000, rel=0.02)
     with pytest.raises(SolutionFailure, match=r"claims 0\.4 ms"):
-        open_timer(has_setup=True, worker={"setup_ns": 200_000})[0].confirm(CALL_NS, EMPTY_NS)
+        open_timer(has_setup=True, worker={"setup_ns": 200_000})[0].confirm(CALL_NS, OVERHEAD)
 
 
 def test_on_a_gpu_calls_are_one_graph_where_they_can_be(open_timer):
     timer, worker = open_timer(device_type="cuda")
-    assert timer.confirm(CALL_NS, EMPTY_NS).why_not is None
+    assert timer.confirm(CALL_NS, OVERHEAD).why_not is None
     assert {fields["together"] for fields in worker.fields_of("burst")} == {True}
 
 
@@ -149,6 +176,6 @@ def test_calls_that_cannot_be_captured_are_made_one_by_one_and_bound_nothing(ope
         return asks(verb, expected, what, **fields)
 
     timer._ask = refuse
-    found = timer.confirm(CALL_NS / 2, EMPTY_NS)
+    found = timer.confirm(CALL_NS / 2, OVERHEAD)
     assert found.why_not.endswith("the host may be what holds it up: it waits")
     assert [fields["together"] for fields in worker.fields_of("burst")][:3] == [True, False, False]

@@ -1,63 +1,14 @@
-from contextlib import contextmanager
-from dataclasses import replace
+"""What comes of single calls of a solution in a worker, and of its import."""
+
 from pathlib import Path
 
 import pytest
 import torch
 
-from flashinfer_bench.bench.runner.readout import Readout
-from flashinfer_bench.bench.runner.workers.arena import SharedArena
-from flashinfer_bench.bench.runner.workers.claims import OutputSpec, choose_style
-from flashinfer_bench.bench.runner.workers.kernel import (
-    KernelMetadata,
-    KernelTask,
-    MeasurePlan,
-    RemoteKernel,
-    SessionTools,
-)
-from flashinfer_bench.bench.runner.workers.process import WorkerProcess
-from flashinfer_bench.compile import Artifact
+from flashinfer_bench.bench.runner.workers.claims import OutputSpec
 from flashinfer_bench.errors import SolutionFailure
-from flashinfer_bench.timing.recipe import most_readings
-from flashinfer_bench.worker.protocol import Signature
-from tests.kit.workers import running_template, worker_order
 
 pytestmark = pytest.mark.cpu
-OUTPUTS = [OutputSpec("y", (4,), torch.float32)]
-PLAN = MeasurePlan(2, 5, 1.0)
-
-
-@pytest.fixture(scope="module")
-def template(tmp_path_factory):
-    with running_template(tmp_path_factory.mktemp("session") / "run") as socket:
-        yield socket
-
-
-@pytest.fixture
-def open_kernel(template, tmp_path):
-    """Return a context manager that gives a loaded kernel of some source, y = f(x) with four float32 elements."""
-
-    @contextmanager
-    def opened(source, *, outputs=OUTPUTS, declared=None, timeout_seconds=10.0, plan=PLAN):
-        folder = tmp_path / "artifact"
-        folder.mkdir()
-        (folder / "main.py").write_text(source)
-        with (
-            WorkerProcess(template, worker_order(), tmp_path / "home") as worker,
-            SharedArena(torch.device("cpu")) as arena,
-        ):
-            worker.wait_ready()
-            tools = SessionTools(arena, Readout(None), lambda: None)
-            task = KernelTask(["x"], outputs, timeout_seconds, plan)
-            kernel = RemoteKernel(worker, tools, task, KernelMetadata("s", "d", True))
-            signature = kernel.load(Artifact(folder, "main.py", "run"), {"OWN_FOLDER": str(tmp_path)})
-            style = choose_style(signature, inputs=1, outputs=len(outputs), declared=declared)
-            kernel.metadata = replace(kernel.metadata, destination_passing_style=style == "dps")
-            yield kernel
-
-    return opened
-
-
 X = torch.arange(4.0)
 
 
@@ -109,14 +60,6 @@ def test_a_worker_sees_its_own_environment_and_nothing_of_the_users(open_kernel)
     with open_kernel(source) as kernel:
         (result,) = kernel(X)
     assert torch.equal(result, X)
-
-
-def test_a_measurement_has_a_reading_per_iteration(open_kernel):
-    with open_kernel("def run(x, y):\n    y.copy_(x)") as kernel:
-        measured = kernel.measure([[X], [X]])
-    assert measured.record["method"] == "wall"
-    assert (measured.record["samples"], len(measured.trials)) == (10, 2)
-    assert measured.latency_ms > 0
 
 
 @pytest.mark.parametrize(
@@ -181,140 +124,11 @@ def run(x):
 """
 
 
-FACTS = {"method": "wall", "cache_state": "warm", "calls": 1}
-SAMPLED = {"span_ns": [1], "enqueue_ns": [1], "busy_ns": None, "operations": None, "late": [False], "facts": FACTS}
-FORGER_OF_READINGS = """
-calls = 0
-def run(x):
-    global calls
-    calls += 1
-    return forge(x) if calls == 2 else x * 2  # the first call is the checked one
-"""
-
-
-def forge_readings(**changes):
-    """Return a solution whose second call answers its measurement itself: load, bind and call were requests 1 to 3."""
-    answer = repr({"id": 4, "stop": "count", **SAMPLED, **changes})
-    return FORGER.replace("{answer}", answer).replace("def run", "def forge") + FORGER_OF_READINGS
-
-
-def test_a_forged_answer_reaches_the_measurement_that_it_is_made_for(open_kernel):
-    with open_kernel(forge_readings(span_ns=[1_234])) as kernel:
-        kernel(X)
-        assert kernel.measure([[X]]).latency_ms == 1_234 / 1e6
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"span_ns": [10**12]},
-        {"span_ns": [10**12], "enqueue_ns": [0], "busy_ns": [0], "operations": [0]},
-    ],
-    ids=["too long", "too long without operations"],
-)
-def test_readings_that_add_up_to_more_than_the_time_outside_are_refused(open_kernel, changes):
-    with open_kernel(forge_readings(**changes)) as kernel:
-        kernel(X)
-        with pytest.raises(SolutionFailure, match="readings add up to more than the time that passed") as failure:
-            kernel.measure([[X]])
-    assert failure.value.status == "RUNTIME_ERROR"
-
-
-def test_a_trial_may_take_all_its_extra_readings():
-    assert most_readings(50) == 50 + 10 * 50
-
-
-def test_a_measurement_plans_with_what_is_left_of_the_solutions_time(open_kernel):
-    """0.1 s a call: a hundred calls would take longer than the four seconds that it may take."""
-    source = "import time\ndef run(x):\n    time.sleep(0.1)\n    return x * 2"
-    with open_kernel(source, timeout_seconds=4.0, plan=MeasurePlan(10, 90, 10.0)) as kernel:
-        kernel(X)
-        measured = kernel.measure([[X], [X]])
-    assert measured.record["stop"] in ("budget", "precision")
-    assert measured.latency_ms == pytest.approx(100, rel=0.1)
-
-
-def test_a_solution_that_was_checked_and_takes_longer_than_the_budget_is_made_once_a_trial(open_kernel):
-    source = "import time\ndef run(x):\n    time.sleep(0.3)\n    return x * 2"
-    with open_kernel(source, plan=MeasurePlan(10, 90, 0.1)) as kernel:
-        kernel(X)
-        measured = kernel.measure([[X]])
-    assert (measured.record["calls"], measured.record["samples"]) == (1, 1)
-
-
-def test_more_readings_than_a_trial_takes_are_refused(open_kernel):
-    count = 6
-    with open_kernel(forge_readings(span_ns=[1] * count, enqueue_ns=[1] * count, late=[False] * count)) as kernel:
-        kernel(X)
-        too_many = f"{count} readings, and {count - 1} are the most that a trial takes"
-        with pytest.raises(SolutionFailure, match=too_many) as failure:
-            kernel.measure([[X]])
-    assert failure.value.status == "RUNTIME_ERROR"
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"facts": {**FACTS, "lead_ns": float("nan")}},
-        {"facts": {**FACTS, "lead_ns": float("inf")}},
-        {"facts": {**FACTS, "lead_ns": 10**400}},
-        {"facts": {**FACTS, "lead_ns": 1e300}},
-        {"span_ns": [-1]},
-        {"late": []},
-        {"stop": "because"},
-    ],
-    ids=["nan", "inf", "huge int", "huge float", "negative", "lengths", "stop"],
-)
-def test_readings_that_are_out_of_bounds_are_refused(open_kernel, changes):
-    with open_kernel(forge_readings(**changes)) as kernel:
-        kernel(X)
-        with pytest.raises(SolutionFailure, match="out of protocol during the measurement") as failure:
-            kernel.measure([[X]])
-    assert failure.value.status == "RUNTIME_ERROR"
-
-
 def test_a_frame_out_of_protocol_is_the_solutions_doing(open_kernel):
     with open_kernel(FORGER.replace("{answer}", '{"verdict": "PASSED"}')) as kernel:
         with pytest.raises(SolutionFailure, match="out of protocol") as failure:
             kernel(X)
     assert failure.value.status == "RUNTIME_ERROR"
-
-
-def sign(minimum, maximum):
-    return Signature(text="(...)", minimum=minimum, maximum=maximum)
-
-
-@pytest.mark.parametrize(
-    ("signature", "declared", "style"),
-    [
-        (sign(3, 3), None, "dps"),
-        (sign(2, 2), None, "value"),
-        (sign(2, 3), None, "value"),
-        (sign(0, 9), None, "value"),
-        (sign(0, None), False, "value"),
-        (sign(0, None), True, "dps"),
-        (sign(2, 3), False, "value"),
-        (sign(3, 3), True, "dps"),
-        (None, None, "dps"),
-        (None, False, "value"),
-    ],
-)
-def test_the_declared_style_decides_and_else_the_arity(signature, declared, style):
-    assert choose_style(signature, inputs=2, outputs=1, declared=declared) == style
-
-
-@pytest.mark.parametrize("minimum", [0, 2])
-def test_any_number_of_arguments_tells_no_style(minimum):
-    told = r"run\(\.\.\.\) takes any number .* set destination_passing_style"
-    with pytest.raises(SolutionFailure, match=told) as failure:
-        choose_style(sign(minimum, None), inputs=2, outputs=1, declared=None)
-    assert failure.value.status == "COMPILE_ERROR"
-
-
-@pytest.mark.parametrize(("signature", "declared"), [(sign(2, 2), True), (sign(3, 3), False), (sign(4, 5), None)])
-def test_a_signature_that_fits_no_style_shows_both(signature, declared):
-    with pytest.raises(SolutionFailure, match=r"(?s)expected .* arguments.*found run\(\.\.\.\)"):
-        choose_style(signature, inputs=2, outputs=1, declared=declared)
 
 
 SENDS_DESCRIPTORS = """

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from flashinfer_bench.bench.runner.workers import places as places_module
+from flashinfer_bench.bench.runner.workers.arena import as_bytes
 from flashinfer_bench.bench.runner.workers.claims import OutputSpec
 from flashinfer_bench.bench.runner.workers.places import CPU_BYTES, MOST_PLACES, CallPlaces, count_places, is_unwritten
 
@@ -22,14 +23,15 @@ def lay_out(arena, size=16, *, dtype=torch.float32, outputs=1):
     [(0, MOST_PLACES), (1, MOST_PLACES), (4 * MIB, 8), (5 * MIB, 6), (CPU_BYTES, 1), (CPU_BYTES + 1, 1), (1 << 40, 1)],
 )
 def test_a_cpu_has_as_many_places_as_its_cache_holds_and_one_at_the_least(size, count):
-    assert count_places(size, CPU) == count
+    assert count_places(size, CPU, MOST_PLACES) == count
+    assert count_places(size, CPU, 3) == min(count, 3)
 
 
 def test_a_gpu_gives_them_a_share_of_its_free_memory(monkeypatch):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (80 * MIB, 100 * MIB))
-    assert count_places(5 * MIB, torch.device("cuda")) == 2
+    assert count_places(5 * MIB, torch.device("cuda"), MOST_PLACES) == 2
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 40, 1 << 40))
-    assert count_places(100 * MIB, torch.device("cuda")) == 5
+    assert count_places(100 * MIB, torch.device("cuda"), MOST_PLACES) == 5
 
 
 def test_no_two_places_share_memory(arena):
@@ -51,7 +53,7 @@ def test_a_worker_is_told_of_places_and_of_numbers(arena):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
 def test_poisoned_floats_read_as_nan(arena, dtype):
     places = lay_out(arena, dtype=dtype)
-    places.poison(1)
+    places.poison([1])
     assert places.outputs(1)[0].float().isnan().all()
     assert not places.outputs(0)[0].float().any()
 
@@ -60,19 +62,19 @@ def test_poisoned_floats_read_as_nan(arena, dtype):
 @pytest.mark.parametrize("size", [1, 16, 1 << 18])
 def test_an_output_that_was_not_written_is_found(arena, dtype, size):
     places = lay_out(arena, size, dtype=dtype)
-    places.poison(0)
-    assert is_unwritten(places.fingerprints(0, 12345)[0], dtype)
+    places.poison([0])
+    assert is_unwritten(places.look([0], 12345)[0][0], dtype)
     places.outputs(0)[0].fill_(1)
-    assert not is_unwritten(places.fingerprints(0, 12345)[0], dtype)
+    assert not is_unwritten(places.look([0], 12345)[0][0], dtype)
 
 
 @pytest.mark.parametrize("secret", [0, 1, 77, 2**32 - 1])
 def test_a_stretch_that_was_left_out_is_found_in_a_large_output(arena, secret):
     places = lay_out(arena, 1 << 18)
     (output,) = places.outputs(0)
-    places.poison(0)
+    places.poison([0])
     output[: -(1 << 13)] = 1.0
-    assert is_unwritten(places.fingerprints(0, secret)[0], output.dtype)
+    assert is_unwritten(places.look([0], secret)[0][0], output.dtype)
 
 
 def test_single_nans_are_no_poison(arena):
@@ -80,13 +82,30 @@ def test_single_nans_are_no_poison(arena):
     (output,) = places.outputs(0)
     output.fill_(1.0)
     output[::2] = float("nan")
-    assert not is_unwritten(places.fingerprints(0, 0)[0], output.dtype)
+    assert not is_unwritten(places.look([0], 0)[0][0], output.dtype)
 
 
-def test_fingerprints_look_at_other_bytes_for_another_secret_and_are_few(arena):
+def test_looks_are_at_other_bytes_for_another_secret_and_are_few(arena):
     places = lay_out(arena, 1 << 18)
     places.outputs(0)[0].copy_(torch.randn(1 << 18))
-    first, again, other = (places.fingerprints(0, secret)[0] for secret in (1, 1, 2))
+    first, again, other = (places.look([0], secret)[0][0] for secret in (1, 1, 2))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
     assert first.numel() <= 2 * places_module.LOOKED_AT
+
+
+@pytest.mark.parametrize("indices", [[0, 1, 2, 3, 4, 5, 6, 7], [7, 6, 5, 4, 3, 2, 1, 0], [5, 2], [3]], ids=str)
+@pytest.mark.parametrize("size", [0, 3, 1000])
+def test_several_places_are_poisoned_and_looked_at_each_for_itself(arena, indices, size):
+    places = lay_out(arena, size, outputs=2)
+    for index in range(len(places)):
+        for at, output in enumerate(places.outputs(index)):
+            output.fill_(10 * index + at)
+    looks = places.look(indices, 0)
+    for index, (first, second) in zip(indices, looks, strict=True):
+        assert torch.equal(first, as_bytes(torch.full((size,), 10.0 * index)))
+        assert torch.equal(second, as_bytes(torch.full((size,), 10.0 * index + 1)))
+    places.poison(indices)
+    for index in range(len(places)):
+        assert all(bool(output.isnan().all()) is (index in indices or size == 0) for output in places.outputs(index))
+        assert not places.inputs(index)[0].any()

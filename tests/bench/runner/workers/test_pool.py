@@ -26,6 +26,9 @@ class FakeWorker:
             raise WorkerGone(None)
         self.is_ready = True
 
+    def time_empty_bursts(self, touch_device):
+        assert self.is_ready
+
     def begin_end(self):
         self.is_ended = True
 

@@ -1,0 +1,177 @@
+"""What comes of timing a solution in a worker: of honest ones in every style, and of `setup`."""
+
+import pytest
+import torch
+
+from flashinfer_bench.bench.runner.workers.kernel import MeasurePlan
+from flashinfer_bench.errors import SolutionFailure
+from flashinfer_bench.timing.recipe import most_readings
+from tests.kit.trials import vary
+
+pytestmark = pytest.mark.cpu
+X = torch.arange(1.0, 5.0)
+READ = MeasurePlan(2, 20, 1.0, reads=12)
+WORK = """
+import time
+def work(seconds):
+    end = time.process_time() + seconds
+    while time.process_time() < end:
+        pass
+"""
+HONEST = {
+    "value": "def run(x):\n    return x * 2",
+    "tuple": "def run(x):\n    return (x * 2,)",
+    "dps": "def run(x, y):\n    y.copy_(x * 2)",
+    "its own buffer": "import torch\nbuffer = torch.empty(4)\ndef run(x):\n    return torch.mul(x, 2, out=buffer)",
+    "a buffer by address": (
+        "import torch\nknown = {}\ndef run(x):\n"
+        "    buffer = known.setdefault(x.data_ptr(), torch.empty(4))\n    return torch.mul(x, 2, out=buffer)"
+    ),
+    "a slice of a workspace": (
+        "import torch\nspace = torch.empty(64)\ndef run(x):\n    return torch.mul(x, 2, out=space[8:12])"
+    ),
+    "a view": "def run(x):\n    return (x * 2).view(2, 2).view(4)",
+    "a parameter": "import torch\ndef run(x):\n    return torch.nn.Parameter(x * 2)",
+    "an attribute": "def run(x):\n    y = x * 2\n    y.note = 'mine'\n    return y",
+    "setup": "def setup(x):\n    return {'factor': 2}\ndef run(x, *, factor):\n    return x * factor",
+    "setup, dps": "def setup(x):\n    return {'w': x.clone()}\ndef run(x, y, *, w):\n    y.copy_(w + x)",
+    "no use of setup": "def setup(x):\n    return {}\ndef run(x):\n    return x * 2",
+    "printing": "def run(x):\n    print('called')\n    return x * 2",
+}
+
+
+def is_right(read):
+    return torch.equal(read.outputs[0], read.inputs[0] * 2)
+
+
+@pytest.mark.parametrize("source", HONEST.values(), ids=HONEST)
+def test_every_call_that_is_read_of_an_honest_solution_is_right(open_kernel, source):
+    with open_kernel(source, plan=READ) as kernel:
+        assert torch.equal(kernel(X)[0], X * 2)
+        measured = kernel.measure([[X], [X + 1]])
+    assert measured.latency_ms > 0
+    assert len(kernel.reads[0]) == 13
+    assert len(kernel.reads[1]) == 14  # one of a burst
+    assert [sum(read.is_base for read in reads) for reads in kernel.reads] == [1, 1]
+    assert all(is_right(read) for reads in kernel.reads for read in reads)
+    assert len({read.inputs[0].numpy().tobytes() for reads in kernel.reads for read in reads}) == 27
+
+
+def test_a_solution_that_is_called_by_keyword_may_write_to_its_inputs(open_kernel):
+    source = "def run(unused=None, x=None):\n    return x.mul_(2)"
+    with open_kernel(source, by_keyword=True, may_write_inputs=True, plan=READ, declared=False) as kernel:
+        kernel.measure([[X]])
+    assert all(is_right(read) for read in kernel.reads[0])
+
+
+def test_a_measurement_has_a_reading_per_iteration(open_kernel):
+    with open_kernel("def run(x, y):\n    y.copy_(x)") as kernel:
+        measured = kernel.measure([[X], [X]])
+    assert measured.record["method"] == "wall"
+    assert (measured.record["samples"], len(measured.trials)) == (10, 2)
+    assert [[read.is_base for read in reads] for reads in kernel.reads] == [[True], [True, False]]
+
+
+def test_a_latency_is_confirmed_by_bursts(open_kernel):
+    source = f"{WORK}\ndef run(x):\n    work(0.002)\n    return x * 2"
+    with open_kernel(source) as kernel:
+        record = kernel.measure([[X]]).record
+    assert record["confirmed"] is True
+    assert 1.9 < record["burst_ms"] < 3.0
+    assert 0 < record["burst_resolution_ms"] < record["burst_ms"]
+    assert "unconfirmed" not in record.get("flags", [])
+
+
+def test_a_latency_that_bursts_cannot_resolve_is_flagged_and_not_blamed(open_kernel):
+    """Waiting takes no processor's time, so there is nothing that a burst could confirm."""
+    with open_kernel("import time\ndef run(x):\n    time.sleep(0.001)\n    return x * 2") as kernel:
+        record = kernel.measure([[X]]).record
+    assert (record["confirmed"], "unconfirmed" in record["flags"]) == (False, True)
+    assert record["not_confirmed"] == "the call is shorter than a burst resolves"
+
+
+@pytest.mark.parametrize(("way", "flagged"), [("fixed", True), ("scaled", False)])
+def test_inputs_that_cannot_be_varied_are_flagged(open_kernel, way, flagged):
+    with open_kernel("def run(x):\n    return x * 2", vary=vary(way=way)) as kernel:
+        assert ("same_inputs" in kernel.measure([[X]]).record.get("flags", [])) is flagged
+
+
+def test_a_time_that_means_nothing_is_confirmed_by_nobody(open_kernel):
+    plan = MeasurePlan(0, 1, 1.0, trials=1, facts={"meaningful": False})
+    with open_kernel("def run(x):\n    return x * 2", plan=plan) as kernel:
+        record = kernel.measure([[X], [X]]).record
+    assert record["meaningful"] is False
+    assert "confirmed" not in record
+    assert not kernel.is_meaningful
+
+
+def test_after_its_total_time_no_further_trial_is_begun(open_kernel):
+    with open_kernel("def run(x):\n    return x * 2", plan=MeasurePlan(2, 5, 1.0, total_s=0.0)) as kernel:
+        assert len(kernel.measure([[X]] * 3).trials) == 1
+
+
+def test_a_trial_may_take_all_its_extra_readings():
+    assert most_readings(50) == 50 + 10 * 50
+
+
+def test_a_measurement_plans_with_what_is_left_of_the_solutions_time(open_kernel):
+    """0.1 s a call: a hundred calls would take longer than the four seconds that it may take."""
+    source = "import time\ndef run(x):\n    time.sleep(0.1)\n    return x * 2"
+    with open_kernel(source, timeout_seconds=4.0, plan=MeasurePlan(10, 90, 10.0)) as kernel:
+        kernel(X)
+        measured = kernel.measure([[X], [X]])
+    assert measured.record["stop"] in ("budget", "precision")
+    assert measured.latency_ms == pytest.approx(100, rel=0.1)
+
+
+def test_a_solution_that_was_checked_and_takes_longer_than_the_budget_is_made_once_a_trial(open_kernel):
+    source = "import time\ndef run(x):\n    time.sleep(0.3)\n    return x * 2"
+    with open_kernel(source, plan=MeasurePlan(10, 90, 0.1)) as kernel:
+        kernel(X)
+        measured = kernel.measure([[X]])
+    assert (measured.record["calls"], measured.record["samples"]) == (1, 1)
+
+
+def test_setup_and_run_are_timed_apart_and_count_together(open_kernel):
+    source = (
+        "import time\ndef setup(x):\n    time.sleep(0.001)\n    return {'f': 2}\ndef run(x, *, f):\n    return x * f"
+    )
+    with open_kernel(source, plan=MeasurePlan(5, 50, 1.0)) as kernel:
+        measured = kernel.measure([[X]])
+    assert 1.0 < measured.record["setup_ms"] < 1.5
+    assert measured.record["kernel_ms"] < 0.1
+    assert measured.latency_ms == measured.record["setup_ms"] + measured.record["kernel_ms"]
+    assert measured.trials == [measured.latency_ms]
+
+
+def test_work_that_is_done_in_setup_gains_nothing(open_kernel):
+    source = f"{WORK}\ndef setup(x):\n    work(0.002)\n    return {{'y': x * 2}}\ndef run(x, *, y):\n    return y"
+    with open_kernel(source, plan=READ) as kernel:
+        measured = kernel.measure([[X]])
+    assert measured.latency_ms >= 2.0
+    assert measured.record["confirmed"] is True
+    assert all(is_right(read) for read in kernel.reads[0])  # setup sees the inputs of the call that it prepares
+
+
+def test_setup_is_called_anew_for_every_call_on_the_inputs_of_that_call(open_kernel):
+    source = "def setup(x):\n    return {'seen': x + 0}\ndef run(x, *, seen):\n    return x * 2 * (x == seen)"
+    with open_kernel(source, plan=READ) as kernel:
+        kernel.measure([[X]])
+    assert all(is_right(read) for read in kernel.reads[0])
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("def setup(x):\n    return 1\ndef run(x):\n    return x", "setup must return a dict"),
+        ("def setup(x):\n    return {1: 2}\ndef run(x):\n    return x", "setup must return a dict"),
+        ("def setup(x):\n    raise ValueError('boom')\ndef run(x):\n    return x", "ValueError in setup: boom"),
+        ("def setup(x):\n    return {'z': 1}\ndef run(x):\n    return x", "unexpected keyword argument 'z'"),
+    ],
+    ids=["a number", "odd names", "raises", "not taken"],
+)
+def test_what_is_wrong_with_setup_is_told(open_kernel, source, said):
+    with open_kernel(source) as kernel:
+        with pytest.raises(SolutionFailure, match=said) as failure:
+            kernel(X)
+    assert failure.value.status == "RUNTIME_ERROR"
