@@ -137,19 +137,18 @@ class CallPlaces:
         if self.arena.device.type == "cuda":
             torch.cuda.synchronize(self.arena.device)
 
-    def look(self, indices: Sequence[int], secret: int) -> list[list[torch.Tensor]]:
-        """Return of each of some places, and each of its outputs, some bytes from secret positions, on the CPU."""
-        looks = []
+    def look(self, indices: Sequence[int], secret: int) -> list[list[bytes]]:
+        """Return of each of some places, and each of its outputs, some bytes from secret positions."""
+        looks: list[list[bytes]] = [[] for _ in indices]
         for held in self._bytes:
             if held is None:
-                looks.append(torch.empty((len(indices), 0), dtype=torch.uint8))
                 continue
             step = max(1, held.shape[1] // LOOKED_AT)
             seen = held[:, secret % step :: step]
-            looks.append((seen if len(indices) == len(self) else seen[list(indices)]).cpu())
-        order = sorted(indices) if len(indices) == len(self) else list(indices)
-        row = {index: at for at, index in enumerate(order)}
-        return [[look[row[index]] for look in looks] for index in indices]
+            rows = seen.cpu().numpy() if len(indices) == len(self) else seen[list(indices)].cpu().numpy()
+            for at, index in enumerate(indices):
+                looks[at].append(rows[index if len(indices) == len(self) else at].tobytes())
+        return looks
 
 
 def describe_inputs(inputs: Sequence[Any]) -> tuple[Any, ...]:
@@ -159,13 +158,10 @@ def describe_inputs(inputs: Sequence[Any]) -> tuple[Any, ...]:
     )
 
 
-def is_unwritten(looked_at: torch.Tensor, dtype: torch.dtype) -> bool:
-    """Tell whether a good part of the bytes that were looked at is still poison: 16 of them in a row."""
-    value = poison_of(dtype)
-    poisoned = looked_at == value
-    if looked_at.numel() < RUN:
-        return bool(poisoned.all()) and looked_at.numel() > 0
-    return bool(poisoned.unfold(0, RUN, 1).all(dim=1).any())
+def is_unwritten(look: bytes) -> bool:
+    """Tell whether RUN of the bytes that were looked at, one behind the other, are poison; or all, where there are fewer."""
+    run = min(RUN, len(look))
+    return run > 0 and any(bytes([value]) * run in look for value in (POISON_FLOAT, POISON_OTHER))
 
 
 def poison_of(dtype: torch.dtype) -> int:

@@ -77,12 +77,12 @@ class Reader:
             indices: the places.
             numbers: the number of each place's call.
         """
-        looks = self.places.look(indices, self._look_secret) if self.places.outputs(0) else [[] for _ in indices]
+        looks = self.places.look(indices, self._look_secret)
         for index, number, look in zip(indices, numbers, looks, strict=True):
             if self.contents.base_number == number:
                 self._base = self._take(index, number)
                 continue
-            if self._is_odd(index, look) and len(self._odd) < MOST_ODD:
+            if self._is_odd(look) and len(self._odd) < MOST_ODD:
                 self._odd[number] = self._take(index, number)
             self._seen += 1
             if len(self._kept) < self.wanted:
@@ -91,16 +91,13 @@ class Reader:
                 del self._kept[self.chance.choice(list(self._kept))]
                 self._kept[number] = self._take(index, number)
 
-    def _is_odd(self, index: int, looks: Sequence[torch.Tensor]) -> bool:
+    def _is_odd(self, looks: list[bytes]) -> bool:
         """Say whether a call left outputs unwritten, or gave what another call with other inputs gave."""
-        if not looks:
-            return False
-        dtypes = [output.dtype for output in self.places.outputs(index)]
-        if any(is_unwritten(look, dtype) for look, dtype in zip(looks, dtypes, strict=True)):
+        if any(map(is_unwritten, looks)):
             return True
-        key = tuple(look.numpy().tobytes() for look in looks)
+        key = tuple(looks)
         self._looks[key] = self._looks.get(key, 0) + 1
-        return self._looks[key] > 1 and self.contents.differs
+        return self._looks[key] > 1 and bool(looks) and self.contents.differs
 
     def _take(self, index: int, number: int) -> ReadCall:
         inputs = self.contents.make(number)
