@@ -159,7 +159,7 @@ def describe_inputs(inputs: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def is_unwritten(look: bytes) -> bool:
-    """Tell whether RUN of the bytes that were looked at, one behind the other, are poison; or all, where there are fewer."""
+    """Tell whether RUN bytes in a row are poison; or all of them, where there are fewer."""
     run = min(RUN, len(look))
     return run > 0 and any(bytes([value]) * run in look for value in (POISON_FLOAT, POISON_OTHER))
 
