@@ -1,7 +1,7 @@
 """What a session adds to readings: the machine's launch gap, and the state of its GPU before and after.
 
-The launch gap is measured in the contexts that the session meets before any solution is loaded there, and then held
-for the whole run: two solutions get the same.
+The launch gap is measured in contexts that hold no solution yet. After the first measurement it stays the same for the
+whole run, so that all solutions get the same gap.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class Readout:
         self._gap_ns: int | None = None
 
     def add_launch_gap(self, gap_ns: int) -> None:
-        """Take the launch gap of one more context; once a measurement was summarised it changes nothing."""
+        """Take the launch gap of one more context; after the first measurement this does nothing."""
         if gap_ns > 0:
             self._gaps_ns.append(gap_ns)
 
     @property
     def launch_gap_ns(self) -> int:
-        """The mean over the contexts that were met before the first measurement; 0 where none tells."""
+        """The mean gap, in nanoseconds, of the contexts before the first measurement; 0 where none tells."""
         if self._gap_ns is None:
             self._gap_ns = round(fmean(self._gaps_ns)) if self._gaps_ns else 0
         return self._gap_ns
