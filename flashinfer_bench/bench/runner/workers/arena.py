@@ -129,8 +129,8 @@ class SharedArena:
     def renew(self) -> None:
         """Make the arena fit for a worker that has not seen it; call it when no other worker maps it any more.
 
-        A memory file is replaced. Device memory is wiped, which takes less time. Data at the same place as before is also
-        read as fast as before.
+        A memory file is replaced. Device memory is wiped, which takes less time. Data that stays in its
+        place is also read as fast as before.
         """
         if self.device.type == "cuda":
             self._wipe()
