@@ -10,7 +10,6 @@ import os
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from flashinfer_bench.bench.config import BenchmarkConfig
@@ -77,9 +76,7 @@ class Benchmark:
     def __enter__(self) -> Benchmark:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.close()
 
     def get_trace_set(self) -> TraceSet:
