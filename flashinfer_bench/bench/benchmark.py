@@ -1,7 +1,7 @@
 """A run, in one screen: plan → sessions → verdicts → traces.
 
-Everything that decides is elsewhere: what is run in `plan`, on what in `machine`, how in `runner`, whether it is
-right in `evaluators`. A fault is not a verdict: it makes no trace, it is an event and stands in `faults`.
+Other modules decide: `plan` what is run, `machine` on which devices, `runner` how, `evaluators` whether it is right.
+A fault is not a verdict. It makes no trace; it is an event, and stands in `faults`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import os
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from flashinfer_bench.bench.config import BenchmarkConfig
@@ -69,7 +68,7 @@ class Benchmark:
         self.seed = self.config.seed if self.config.seed is not None else secrets.randbits(62)
         self.faults: list[JobFaulted] = []
         self._saved: dict[Path, list[Trace]] = {}
-        """File → what this object has appended to it; the set in memory does not have these."""
+        """File → the traces that this object appended to it, which the set in memory lacks."""
         self._plug_ins = list_plug_ins(self.config.evaluator_modules)
         self._evaluators: dict[str, str] | None = None
         """Definition → fingerprint of the evaluator that judges it; None until somebody asks."""
@@ -77,9 +76,7 @@ class Benchmark:
     def __enter__(self) -> Benchmark:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.close()
 
     def get_trace_set(self) -> TraceSet:
@@ -87,7 +84,7 @@ class Benchmark:
         return self._trace_set
 
     def close(self) -> None:
-        """End what the benchmark holds; a run ends its own processes, so there is nothing left to do."""
+        """Do nothing: each run ends its own processes."""
 
     def plan(self, *, resume: bool = False, retry_timeouts: bool = False) -> Plan:
         """Return the jobs of a run and what is left out of it; nothing is started.

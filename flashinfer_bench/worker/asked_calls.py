@@ -1,6 +1,6 @@
 """The guard's answers to a worker's filtered calls (`call_filter.py`): free below the guard, refused everywhere else.
 
-The worker, which must not hold it, sends the kernel's descriptor once, before it meets other code.
+The worker sends the guard the kernel's descriptor once, before it loads other code; it must not keep that descriptor.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from flashinfer_bench.worker.call_filter import CALLS, NAMES_A_PROCESS
 from flashinfer_bench.worker.linux import parent_of, process_groups
 
 QUESTION: Final = struct.Struct("=QIIiIQ6Q")
-"""id, pid, flags; the call: number, architecture, instruction, arguments."""
+"""What the kernel asks: id, pid, flags; then the call's number, architecture, instruction and arguments."""
 ANSWER: Final = struct.Struct("=QqiI")
-"""id, value, error, flags."""
+"""What the kernel is answered: id, value, error, flags."""
 RECEIVE, SEND = 0xC0502100, 0xC0182101
 GO_ON: Final = 1
 PRIO_PGRP, IOPRIO_WHO_PGRP = 1, 2

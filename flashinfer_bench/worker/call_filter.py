@@ -1,9 +1,9 @@
 """The filter on a worker's system calls (seccomp): what may reach a process that it did not start.
 
-Calls that read or steer another process, whoever it is, are refused. Calls that name a process (kill, priorities,
-affinity, limits) are free where they name the caller; for any other the guard is asked, by a descriptor of the
-kernel's that it holds (`asked_calls.py`). Where the kernel cannot ask, those that name an ancestor of the worker are
-refused. The filter holds for the worker, its threads and all that it starts.
+Calls that read or steer another process are refused, whichever process it is. Calls that name a process (kill,
+priorities, affinity, limits) are free where they name the caller. For any other process the kernel asks the guard
+(`asked_calls.py`). Where the kernel cannot ask, calls that name an ancestor of the worker are refused. The filter holds
+for the worker, its threads and all that it starts.
 """
 
 from __future__ import annotations
@@ -17,17 +17,19 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
+from flashinfer_bench.worker.linux import system_call
+
 LOAD, JUMP_IF_EQUAL, JUMP_IF_AT_LEAST, RETURN = 0x20, 0x15, 0x35, 0x06
 ALLOW, ASK, REFUSE = 0x7FFF0000, 0x7FC00000, 0x00050001
 """REFUSE carries EPERM."""
 NUMBER_OFFSET, ARCHITECTURE_OFFSET, ARGUMENTS_OFFSET = 0, 4, 16
 SET_MODE_FILTER: Final = 1
 SPEC_ALLOW, NEW_LISTENER = 1 << 2, 1 << 3
-"""SPEC_ALLOW: the filter keeps no secret, so that no code needs to become slower for it."""
+"""SPEC_ALLOW: the filter keeps no secret. So the kernel need not slow the process down to protect one."""
 ASKING_KERNEL: Final = (5, 5)
-"""The first Linux in which a call that was asked about can go on."""
+"""The first Linux that can let a call go on after it has asked about it."""
 MOST_ANCESTORS: Final = 20
-"""More would not fit below a jump; those nearest are host, session, template and guard."""
+"""Protect at most this many ancestors: a jump cannot skip more. The nearest are guard, template, session and host."""
 X32_CALLS: Final = 0x40000000
 PRIO_USER, IOPRIO_WHO_USER = 2, 3
 F_SETOWN, F_SETSIG, F_SETOWN_EX = 8, 10, 15
@@ -107,12 +109,12 @@ REFUSED_WITH: Final = {
     "fcntl": (1, (F_SETSIG, F_SETOWN, F_SETOWN_EX)),
     "ioctl": (1, (FIOSETOWN, SIOCSPGRP)),
 }
-"""Call → an argument, and its values that are refused: all of a user's processes, signals by way of a descriptor."""
+"""Call → an argument, and its refused values. They reach all processes of a user, or make a descriptor send signals."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """One instruction; a jump goes so many steps on."""
+    """One instruction. A jump skips `if_true` or `if_false` steps."""
 
     code: int
     value: int
@@ -179,7 +181,7 @@ def _judge_call(name: str, own: int, ancestors: list[int] | None) -> list[Step]:
 
 
 def _return_where(argument: int, values: Iterable[int], verdict: int) -> list[Step]:
-    """Compare the lower half of an argument, which is all of it that the kernel takes for a process id."""
+    """Compare the lower half of an argument: the kernel reads a process id from that half only."""
     steps = [Step(LOAD, ARGUMENTS_OFFSET + 8 * argument)]
     for value in values:
         steps += [Step(JUMP_IF_EQUAL, value & 0xFFFFFFFF, 0, 1), Step(RETURN, verdict)]
@@ -188,9 +190,5 @@ def _return_where(argument: int, values: Iterable[int], verdict: int) -> list[St
 
 def _install(program: list[Step], machine: str, flags: int) -> int:
     code = ctypes.create_string_buffer(b"".join(step.to_bytes() for step in program))
-    try:
-        libc = ctypes.CDLL(None, use_errno=True)
-        order = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(program), ctypes.addressof(code)))
-        return int(libc.syscall(CALLS[machine]["seccomp"], SET_MODE_FILTER, flags, order))
-    except (OSError, AttributeError):
-        return -1
+    order = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(program), ctypes.addressof(code)))
+    return system_call(CALLS[machine]["seccomp"], SET_MODE_FILTER, flags, order)

@@ -1,7 +1,7 @@
 """What a worker gives up before it meets a solution: its session, its descriptors, its environment, its core files,
 its capabilities, its view of processes that it did not start and the calls that would reach them.
 
-What is not taken away (a hostile driver) is listed in docs/architecture.md.
+docs/architecture.md lists what a worker keeps, and what it could do with that.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from flashinfer_bench.worker.privileges import drop_capabilities, enter_own_doma
 
 RESET_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGPIPE)
 MOST_FILE_BYTES: Final = 16 << 30
+"""A file that a worker writes has at most this many bytes."""
 
 
 def confine(order: dict[str, Any], fds: Sequence[int], guard: socket.socket) -> None:
@@ -43,7 +44,7 @@ def confine(order: dict[str, Any], fds: Sequence[int], guard: socket.socket) -> 
         os.dup2(source, target)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(line_buffering=True)  # what is printed before a crash is what one wants to read
+            stream.reconfigure(line_buffering=True)  # so that what was printed before a crash arrives
     set_limits(order.get("most_tasks"))
     drop_capabilities()
     enter_own_domain()
@@ -59,7 +60,7 @@ def confine(order: dict[str, Any], fds: Sequence[int], guard: socket.socket) -> 
 
 
 def set_limits(most_tasks: int | None) -> None:
-    """Lower what this process and its children may take; address space has no limit, for CUDA reserves terabytes."""
+    """Limit what this process and its children may take. Address space has no limit: CUDA reserves terabytes of it."""
     limits = {resource.RLIMIT_CORE: 0, resource.RLIMIT_FSIZE: MOST_FILE_BYTES}
     if most_tasks is not None:
         limits[resource.RLIMIT_NPROC] = most_tasks

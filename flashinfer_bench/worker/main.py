@@ -1,7 +1,6 @@
 """A worker: our loop and one solution. It answers the verbs of `protocol.py` until it is told to exit.
 
-It holds the solution's artifact, its inputs and the output slots that the session laid out, and nothing that
-decides.
+It holds the solution's artifact, its inputs and the output slots that the session laid out. It decides nothing.
 """
 
 from __future__ import annotations
@@ -150,7 +149,7 @@ class Worker:
 
 
 def flush_output() -> None:
-    """Let what the solution printed through Python be in the pipes before the answer is; it may have broken both."""
+    """Flush what the solution printed, which has to arrive before the answer. It may have broken both streams."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(BaseException):
             stream.flush()
@@ -184,7 +183,7 @@ def store(value: Any, slot: torch.Tensor) -> None:
 
 
 def describe_error(error: BaseException) -> dict[str, str]:
-    """Return what was raised in bounded words; our own frames are left out of the traceback."""
+    """Return what was raised as a bounded text; our own frames are left out of the traceback."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(str(Path(__file__).parent)):
         trace = trace.tb_next
@@ -198,5 +197,5 @@ def describe_error(error: BaseException) -> dict[str, str]:
 
 
 def escape_surrogates(text: str) -> str:
-    """Return a text that has an encoding; half a surrogate pair has none."""
+    """Return a text that UTF-8 can encode: half a surrogate pair becomes an escape sequence."""
     return str.encode(text, "utf-8", "backslashreplace").decode()

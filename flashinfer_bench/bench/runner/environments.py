@@ -1,7 +1,7 @@
 """Which variables of the environment reach whom: a device session, its workers, a solution in one of them.
 
-A program that fills the folder of kernels that FlashInfer keeps sees of compilers what a worker sees: the library
-compiles a kernel again wherever they are named otherwise.
+A program that fills FlashInfer's folder of kernels gets the compiler variables that a worker gets. Under other names of
+compilers the library would compile each kernel again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from flashinfer_bench.bench.machine import Device
 
 PACKAGE: Final = Path(__file__).parents[2]
 SECRET_MARKS: Final = ("TOKEN", "SECRET", "PASSWORD", "CREDENTIAL", "API_KEY", "AUTH")
-"""Variables whose name has one of these do not reach a session, and so no worker can read them back."""
+"""A variable whose name has one of these words does not reach a session. So no worker can read it."""
 PASSED_ON: Final = (
     *("PATH", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "LIBRARY_PATH", "TRITON_INTERPRET"),
     *("CC", "CXX", "CUDAHOSTCXX", "PYTORCH_NVCC", "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH"),
@@ -46,7 +46,7 @@ def session_environment(environment: Mapping[str, str], device: Device, *, inter
 def worker_environment(environment: Mapping[str, str], cache_root: Path) -> dict[str, str]:
     """Return what a worker sees of a session's environment, its own folder aside.
 
-    FlashInfer compiles its kernels for minutes, so its folder is one for all solutions, and one of them could harm it.
+    FlashInfer compiles its kernels for minutes. So all solutions share its folder, and one of them could harm it.
     """
     kept = {name: value for name, value in environment.items() if is_passed_on(name)}
     if "CC" in kept and shutil.which(kept["CC"], path=kept.get("PATH")) is None:

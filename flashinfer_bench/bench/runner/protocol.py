@@ -1,15 +1,14 @@
-"""The words between the host and a device session. Both are ours, so the frames are trusted; they are still JSON, and
-one place says what is in them.
+"""The frames between the host and a device session. Both are ours, so the frames are trusted. They are JSON.
 
-    host → session      {"hello": Hello}        once, first
-                        {"block": BlockOrder}        jobs of one definition, solution-major
-                        {"close": true}
-    session → host      {"ready": SessionReady}
-                        {"phase": Phase}        what it does now, and when to stop believing in it
-                        {"verdict": JobVerdict}
-                        {"fault": JobFault}
-                        {"notice": str}
-                        {"done": true}          the block is finished
+host → session      {"hello": Hello}        once, first
+                    {"block": BlockOrder}   jobs of one definition, all of one solution together
+                    {"close": true}
+session → host      {"ready": SessionReady}
+                    {"phase": Phase}        what it does now, and how long that may take
+                    {"verdict": JobVerdict}
+                    {"fault": JobFault}
+                    {"notice": str}
+                    {"done": true}          the block is finished
 """
 
 from __future__ import annotations

@@ -135,7 +135,7 @@ class DeviceSession:
     def prepare(self, block: BlockContext, order: BlockJob) -> None:
         """Make a job's baseline and time the reference; no worker may hold a solution, which could disturb it.
 
-        What it fails with is told when the job itself runs.
+        A failure is kept, and told when the job itself runs.
         """
         job = block.open_job(order)
         try:
@@ -154,7 +154,7 @@ class DeviceSession:
 
     def _note_fault(self, job: JobContext, fault: WorkloadFault) -> str:
         """Remember why a workload cannot be judged."""
-        # What is the definition's fault reads the same for all of its workloads, and so is told once.
+        # A fault of the definition has the same text for all workloads, so that it is told once.
         message = str(fault) if isinstance(fault, DefinitionFault) else f"{job.place}: {fault}"
         self._broken_workloads[job.workload.uuid] = message
         self._check_device()
@@ -229,7 +229,7 @@ class DeviceSession:
 
     def _import(self, kernel: RemoteKernel, definition: Definition, solution: BlockSolution) -> None:
         """Have the worker import the solution, and find out how it is called."""
-        self._pool.finish_ending()  # what the worker before can do to files is done
+        self._pool.finish_ending()  # an earlier worker can no longer change files
         artifact = find_artifact(solution, self._pool.make_folder)
         signature = kernel.load(artifact, solution_environment(Path(self._hello.cache_root), solution.digest))
         style = choose_style(
@@ -262,7 +262,7 @@ class DeviceSession:
         measure = partial(evaluator.eval_performance, block.definition, kernel, baseline.inputs)
         if isinstance(verdict, Rejected):
             if block.config.extra.get(MEASURE_REJECTED) and verdict.status is EvaluationStatus.INCORRECT_NUMERICAL:
-                # Wrong stays wrong; its time stands in the notes.
+                # The verdict stays the same; the notes get the time.
                 measure(None, block.config, context=self._context(job))
             return verdict
         performance = measure(baseline.mean_latency_ms, block.config, context=self._context(job))
@@ -280,10 +280,10 @@ class DeviceSession:
         )
 
     def _confirm(self, job: JobContext, kernel: RemoteKernel, baseline: Baseline, latency_ms: float) -> Rejected | None:
-        """Call a solution that was timed on inputs that it has not seen: its outputs must be right, its time plausible.
+        """Call a solution that was timed on new inputs: its outputs must be right, and its claimed latency possible.
 
         Raises:
-            SolutionFailure: it claims a latency that cannot be.
+            SolutionFailure: its claimed latency is impossible.
         """
         costs_ns: list[int] = []
         why: str | None = None
@@ -332,14 +332,14 @@ class DeviceSession:
         )
 
     def _hand_over_arena(self, worker: WorkerProcess) -> None:
-        """See to it that a worker finds nothing in the arena that another, or the session, has left there."""
+        """Renew the arena for another worker, which must not see what the last one or the session has left there."""
         if self._arena_of is not worker:
             self._pool.finish_ending()
             self._arena.renew()
             self._arena_of = worker
 
     def _trim_cache(self) -> None:
-        """Leave the solution the device memory that the reference no longer needs."""
+        """Free device memory that the reference no longer needs; the solution may need it."""
         if (
             self._device.type == "cuda"
             and torch.cuda.memory_reserved() - torch.cuda.memory_allocated() > LARGE_CACHE_BYTES

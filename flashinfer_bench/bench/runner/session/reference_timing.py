@@ -33,7 +33,7 @@ class ReferenceTimer:
     clock: Clock
     readout: Readout
     arena: SharedArena
-    """The inputs lie in it, as a solution's do later; what it holds is lost."""
+    """The inputs lie in it, as a solution's do later. What it held before is lost."""
     _known: dict[BaselineKey, Measured] = field(default_factory=dict)
 
     def measure(self, job: JobContext, input_sets: list[list[Any]]) -> Measured:
@@ -57,7 +57,7 @@ class ReferenceTimer:
                 iterations=config.iterations,
                 budget_s=budget_s / len(input_sets),
                 cuda_graphs=self.hello.timing.cuda_graphs,
-                was_called=True,  # for what is expected of solutions
+                was_called=True,  # when the expected outputs were made
             )
             places = choose_places(size, calls=recipe.warmup_runs, clock=self.clock, device=self.device)
             launch = Kept(bind_reference(reference, inputs, self.arena), places, size)
@@ -70,8 +70,8 @@ class ReferenceTimer:
 def bind_reference(reference: Reference, inputs: list[Any], arena: SharedArena) -> Launch:
     """Return a call of the reference.
 
-    Its inputs are copies that lie where a solution's lie later: it may write to them, and where data lies changes a
-    short call's latency by up to a tenth. No worker knows the memory yet.
+    Its inputs are copies, to which it may write. They lie where a solution's inputs lie later, since the place of data
+    changes a short call's latency by up to 10 %. No worker knows this memory yet.
     """
     arena.leave()
     slots = iter(arena.place([value for value in inputs if isinstance(value, torch.Tensor)]))

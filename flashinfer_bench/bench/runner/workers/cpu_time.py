@@ -1,4 +1,4 @@
-"""What a process has computed so far, by the kernel's account: waiting for a processor does not count."""
+"""CPU time that a process has used so far, by the kernel's account. Time spent waiting for a core does not count."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from typing import Final
 
 ALL_THREADS: Final = 2
-"""CPUCLOCK_SCHED of Linux: a clock of a process is named by ~pid, shifted by three bits, and this."""
+"""CPUCLOCK_SCHED of Linux. The id of a process's clock is ~pid shifted left by three bits, plus this."""
 
 
 def cpu_time_ns(pid: int | None) -> int | None:

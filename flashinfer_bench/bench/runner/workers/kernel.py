@@ -1,8 +1,8 @@
 """The solution as the judge sees it: a callable whose code runs in another process.
 
-`kernel(*inputs)` copies the inputs into the arena, poisons the output slots, has the worker call the solution,
-checks what it claims to have returned against the definition, and hands back what lies in the slots, which the
-session owns. Whatever goes wrong on the other side becomes a SolutionFailure that carries its status.
+`kernel(*inputs)` copies the inputs into the arena, poisons the output slots, and has the worker call the solution. It
+compares what the worker claims to have returned with the definition, and returns copies of the slots. Whatever goes
+wrong in the worker becomes a SolutionFailure with its status.
 """
 
 from __future__ import annotations
@@ -30,8 +30,10 @@ from flashinfer_bench.worker.wire import WireError
 
 POISON_FLOAT: Final = 0xFF  # every floating-point format that torch has reads this as NaN, packed fp4 apart
 POISON_OTHER: Final = 0xA5
+"""Output slots are filled with these bytes before a call, so that an output that was not written is found."""
 MEASURED_SHARE: Final = 0.7
-"""Of the time that a solution has left, what its measurement may plan with: a slow one is timed less, not timed out."""
+"""A measurement plans with this share of the solution's remaining time. So a slow solution gets fewer samples, and no
+TIMEOUT."""
 
 Answer = TypeVar("Answer", bound=Claim)
 
@@ -47,13 +49,13 @@ class KernelMetadata:
 
 @dataclass(frozen=True)
 class MeasurePlan:
-    """How often, and for how long at the most, a solution is measured in one trial."""
+    """How many calls a trial of a solution has, and how long it may take."""
 
     warmup_runs: int
     iterations: int
     budget_s: float
     trials: int | None = None
-    """No more than so many of the input sets are measured; None for all."""
+    """At most this many of the input sets are measured; None for all."""
     timing: TimingSettings = USUAL
     facts: dict[str, Any] | None = None
     """Added to the record, for example that the timing means nothing."""
@@ -163,7 +165,7 @@ class RemoteKernel:
         return Measured(measured.latency_ms, measured.trials, record)
 
     def _measure_trial(self, inputs: list[Any], *, left: int) -> Trial:
-        """Take one of so many trials that are left, each with its share of the solution's time."""
+        """Take the next trial; `left` trials, this one too, share the solution's remaining time."""
         arguments, slots = self._place(inputs)
         budget_s = min(self._task.plan.budget_s, MEASURED_SHARE * self._left_s / left)
         start = time.monotonic()
@@ -186,12 +188,12 @@ class RemoteKernel:
         return sampled.trial()
 
     def allow_again(self) -> None:
-        """Give the solution its whole time once more: what follows is not its fault."""
+        """Give the solution its whole time once more: the calls that follow are extra ones of ours."""
         self._left_s = self._task.timeout_seconds
 
     @property
     def is_meaningful(self) -> bool:
-        """Whether its times say anything."""
+        """Whether its times have a meaning."""
         return self._task.plan.facts is None
 
     def _place(self, inputs: list[Any]) -> tuple[list[dict[str, Any]], list[Slot]]:
@@ -245,7 +247,7 @@ class RemoteKernel:
         return loaded.signature
 
     def _ask(self, verb: str, expected: type[Answer], what: str, **fields: Any) -> Answer:
-        """Ask the worker within what is left of the solution's time; translate what goes wrong."""
+        """Ask the worker within the solution's remaining time; turn errors into a SolutionFailure."""
         start = time.monotonic()
         try:
             answer = self.worker.ask(verb, expected, max(0.0, self._left_s), **fields)

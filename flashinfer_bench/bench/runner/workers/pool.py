@@ -1,8 +1,7 @@
-"""Which worker serves which solution: one for a solution (persistent) or one for a workload (isolated), never one for
-two.
+"""Which worker serves which solution: one for each solution (persistent), or one for each workload (isolated).
 
-A spare is forked ahead, so that its start-up runs while the session computes expected outputs. `quiesce` waits
-until the spare is up: nothing of ours touches the device while a solution is measured.
+No worker serves two solutions. A spare worker is forked early, so that it starts up while the session computes expected
+outputs. `quiesce` waits until the spare is up: no other process of ours uses the device during a measurement.
 """
 
 from __future__ import annotations
@@ -25,14 +24,13 @@ from flashinfer_bench.worker.template import fork, run_template
 from flashinfer_bench.worker.wire import WireError
 
 MEMORY_SHARE: Final = 0.6
-"""Of the machine's memory, what a worker may hold where the configuration does not say."""
-
+"""Where the configuration sets no limit, a worker may hold this share of the machine's memory."""
 MOST_CONTEXTS: Final = 4
-"""Workers that are tried for one place."""
+"""Start at most this many workers to get one with a fast context; then take the last."""
 SLOW_CONTEXT: Final = 1.04
-"""A context is of the slow kind when a chain of empty kernels takes so much longer than in the best one seen."""
+"""A context is slow where a chain of empty kernels takes more than this times as long as in the best context."""
 MOST_ENDING: Final = 2
-"""Workers on their way out that are not waited for yet; each holds descriptors, and a context on a GPU."""
+"""At most this many workers may be ending at once; each still holds descriptors, and a context on a GPU."""
 
 
 def start_template(run_directory: Path, *, not_for_it: socket.socket, with_triton: bool) -> socket.socket:
@@ -117,12 +115,12 @@ class WorkerPool:
         return worker, True
 
     def prepare_spare(self) -> None:
-        """Fork the next worker now, so that it is up when it is wanted."""
+        """Fork the next worker now, so that it has started when it is needed."""
         if self._spare is None:
             self._spare = self._spawn()
 
     def quiesce(self) -> None:
-        """Wait until the workers before are gone and the spare is up; one that fails to start is dropped."""
+        """Wait until earlier workers are gone and the spare is up. A spare that fails to start is dropped."""
         if self._spare is not None:
             try:
                 self._spare = self._settle(self._spare)
@@ -160,15 +158,15 @@ class WorkerPool:
             self.finish_ending(leave=MOST_ENDING)
 
     def finish_ending(self, *, leave: int = 0) -> None:
-        """Wait until no more than so many of the workers before are left."""
+        """Wait until at most `leave` of the ending workers are left."""
         while len(self._ending) > leave:
             self._ending.pop(0).end()
 
     def _settle(self, worker: WorkerProcess) -> WorkerProcess:
-        """Wait until a worker is up; replace it, a few times at the most, where its context is of the slow kind.
+        """Wait until a worker is up; replace it, a few times at most, where its context is slow.
 
-        Whether a context feeds the GPU fast or slowly is settled when it is made, and on an H200 every other one is
-        slow: work of several streams takes 6 % longer there, which says nothing about a solution.
+        A context feeds the GPU fast or slowly from its start to its end. On an H200 every second one is slow: work on
+        several streams takes 6 % longer there, which says nothing about a solution.
 
         Raises:
             DeviceFault: it, or the one in its place, does not start.

@@ -1,7 +1,7 @@
-"""What a worker claims of a measurement, held against what the session knows itself. Pure.
+"""What a worker claims of a measurement, compared with what the session knows itself. Pure.
 
 A worker that a solution has taken over can claim any reading. So a claim has to fit the clock that was asked for, the
-time that passed outside, and what calls cost by the system's account, which waiting for a processor does not change.
+time that passed in the session, and the CPU time of calls by the system's account.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from flashinfer_bench.timing.settings import USUAL, TimingSettings
 from flashinfer_bench.worker.protocol import Sampled
 
 CLOCK_SLACK: Final = 1.02
+"""Readings may add up to this times the session's own time: two clocks differ a little."""
 EMPTY_CALL_NS: Final = 50
-"""Two looks at the clock and a call of a Python function that does nothing take longer."""
+"""A smaller reading on a CPU is false: reading the clock twice and calling an empty Python function take longer."""
 PLAUSIBLE_RATIO: Final = 20
-"""A call may cost so many times what is claimed when it comes alone: caches are cold, and threads add up."""
+"""A single call may cost this times the claimed latency: its caches are cold, and the times of threads add up."""
 CALL_SLACK_NS: Final = 1_000_000
-"""What a request to a worker and its answer cost, with room for a machine that is busy."""
+"""A request to a worker and its answer may cost this much CPU time on a busy machine."""
 SLACK_NS_PER_BYTE: Final = 2.0
-"""Inputs are read for the first time, and what is returned is copied, at 0.5 GB/s at least."""
+"""A single call may cost this much more for each byte of inputs and outputs: reading and copying at 0.5 GB/s."""
 
 
 @dataclass(frozen=True)
@@ -50,10 +51,10 @@ class ReadingsAsked:
 
 
 def check_readings(sampled: Sampled, wanted: ReadingsAsked, *, wall_ns: float) -> None:
-    """Hold readings against what was asked for and the time that passed outside.
+    """Compare readings with what was asked for, and with the time that passed in the session.
 
     Raises:
-        SolutionFailure: RUNTIME_ERROR where they cannot be.
+        SolutionFailure: RUNTIME_ERROR where they are impossible.
     """
     count = len(sampled.span_ns)
     if sum(sampled.span_ns) > wall_ns * CLOCK_SLACK:
@@ -71,7 +72,7 @@ def check_readings(sampled: Sampled, wanted: ReadingsAsked, *, wall_ns: float) -
 
 
 def find_contradiction(sampled: Sampled, wanted: ReadingsAsked) -> str | None:
-    """Say what an honest worker that was asked for this cannot have answered; None where there is nothing."""
+    """Say what an honest worker cannot have answered; None where all may be true."""
     facts, count = sampled.facts, len(sampled.span_ns)
     sees = facts.method == "cupti"
     on_cpu = wanted.device_type != "cuda"
@@ -94,7 +95,7 @@ def find_contradiction(sampled: Sampled, wanted: ReadingsAsked) -> str | None:
 
 
 def find_implausible(claimed_ns: float, costs_ns: Sequence[int], moved_bytes: int) -> str | None:
-    """Say why a latency on a CPU cannot be, beyond all doubt; None where it may be.
+    """Say why a latency on a CPU is certainly false; None where it may be true.
 
     Args:
         claimed_ns: the latency by the worker's clock.
