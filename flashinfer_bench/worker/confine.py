@@ -1,7 +1,7 @@
 """What a worker gives up before it meets a solution: its session, its descriptors, its environment, its core files,
 its capabilities, its view of processes that it did not start and the calls that would reach them.
 
-What is not taken away (a hostile driver) is listed in docs/architecture.md.
+docs/architecture.md lists what is not taken away.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Asks a process of its own which evaluator judges which definition: the host neither imports torch nor plug-ins.
 
-Here a plug-in that cannot be used is found, before anything is run. The child is `evaluator_lookup_main`:
+Here a plug-in that cannot be used is found, before anything is run. The child is `lookup_main`:
 
     stdin   {"plug_ins": [PlugIn], "definitions": [Definition]}
     stdout  {"choices": {definition: EvaluatorChoice}}  or  {"refused": reason}
