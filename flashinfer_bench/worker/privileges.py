@@ -1,7 +1,8 @@
 """What a process gives up of its rights for good: capabilities, and a view of processes that it did not start.
 
-Capabilities matter for root only, who can read any process's memory with them. CAP_DAC_OVERRIDE is kept: without it
-root could not read a cache or an environment that belongs to another user; it opens no process's memory.
+Capabilities matter for root only, who can read any process's memory with them. Without walls (`walls.py`)
+CAP_DAC_OVERRIDE is kept: without it root could not read a cache or an environment that belongs to another user; it
+opens no process's memory.
 
 Landlock: a process may not trace, and so not read or write the memory of, one outside its own domain; since its sixth
 version it may not send that one a signal either. Each worker is a domain of its own, with all that it starts.
@@ -19,6 +20,7 @@ from flashinfer_bench.worker.linux import prctl
 PR_CAPBSET_DROP: Final = 24
 CAPABILITY_VERSION: Final = 0x20080522
 CAP_DAC_OVERRIDE: Final = 1
+CAP_DAC_READ_SEARCH: Final = 2
 MAX_CAPABILITIES: Final = 64
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
 GET_VERSION: Final = 1
@@ -29,8 +31,8 @@ SCOPE_VERSION: Final = 6
 SCOPE_SIGNAL: Final = 2
 
 
-def drop_capabilities() -> bool:
-    """Give up every capability but CAP_DAC_OVERRIDE, also for programs that are started; say whether it was done."""
+def drop_capabilities(kept: int | None = CAP_DAC_OVERRIDE) -> bool:
+    """Give up every capability but one, also for programs that are started; say whether it was done."""
     try:
         libc = ctypes.CDLL(None, use_errno=True)
         header = struct.pack("Ii", CAPABILITY_VERSION, 0)
@@ -39,10 +41,10 @@ def drop_capabilities() -> bool:
             return False
         permitted = struct.unpack("6I", held.raw)[1]
         for number in range(MAX_CAPABILITIES):
-            if number != CAP_DAC_OVERRIDE:
+            if number != kept:
                 prctl(PR_CAPBSET_DROP, number)  # refused to an ordinary user, who has nothing to lose
-        kept = permitted & (1 << CAP_DAC_OVERRIDE)
-        return bool(libc.capset(header, struct.pack("6I", kept, kept, 0, 0, 0, 0)) == 0)
+        left = 0 if kept is None else permitted & (1 << kept)
+        return bool(libc.capset(header, struct.pack("6I", left, left, 0, 0, 0, 0)) == 0)
     except (OSError, AttributeError):
         return False
 
