@@ -2,8 +2,8 @@
 
 The fingerprint stands in a trace under `evaluation.extra["run"]["fingerprint"]`: digests of the definition, the
 solution, the workload and the eval config, the hardware's name, the evaluator's class with its revision (of a plug-in
-the digest of its source too), the timing where it is not the usual one (a warm L2, CUDA events, no graphs), and the
-seed where the user gave one. A trace that carries none (another engine's) proves
+the digest of its source too), the timing where it is not the usual one (a warm L2, CUDA events, no graphs), whether
+workers had walls, and the seed where the user gave one. A trace that carries none (another engine's) proves
 nothing, nor does one from before evaluators had revisions.
 
 Reports show the latest verdict of a job. So one that is recorded counts only as long as no later one on the same
@@ -21,7 +21,17 @@ from flashinfer_bench.data.evaluation import Evaluation, EvaluationStatus
 from flashinfer_bench.data.latest import in_order_of_time
 from flashinfer_bench.data.trace import Trace
 
-FINGERPRINT_KEYS: Final = ("definition", "solution", "workload", "config", "hardware", "evaluator", "timing", "seed")
+FINGERPRINT_KEYS: Final = (
+    "definition",
+    "solution",
+    "workload",
+    "config",
+    "hardware",
+    "evaluator",
+    "timing",
+    "sandbox",
+    "seed",
+)
 JUDGED_KEYS: Final = ("definition", "solution", "workload", "evaluator")
 """What a verdict is of, and who reached it; the other keys say under which settings."""
 HARDWARE_JOINT: Final = " + "
@@ -41,9 +51,10 @@ def fingerprint(
     hardware: str,
     evaluator: str | None = None,
     timing: str | None = None,
+    sandbox: str | None = None,
     seed: int | None = None,
 ) -> dict[str, str]:
-    """Return what decides a verdict: digests and a name; the evaluator; an unusual timing; a seed that was given."""
+    """Return what decides a verdict: digests and names; an unusual timing; the walls; a seed that was given."""
     marks = {
         "definition": definition,
         "solution": solution,
@@ -51,7 +62,8 @@ def fingerprint(
         "config": config,
         "hardware": hardware,
     }
-    further = {"evaluator": evaluator, "timing": timing, "seed": None if seed is None else str(seed)}
+    further = {"evaluator": evaluator, "timing": timing, "sandbox": sandbox}
+    further["seed"] = None if seed is None else str(seed)
     return {**marks, **{name: mark for name, mark in further.items() if mark is not None}}
 
 

@@ -18,6 +18,7 @@ from flashinfer_bench.cli.shared_flags import (
     add_format,
     add_local,
     add_names,
+    add_sandbox,
     command,
     command_group,
     subcommands,
@@ -48,7 +49,7 @@ CONFIG_FIELDS: Final = (
     *("warmup_runs", "iterations", "num_trials", "rtol", "atol", "required_matched_ratio"),
     *("timeout_seconds", "seed", "use_isolated_runner", "profile_baseline", "worker_memory_gb"),
     *("build_jobs", "l2_cache", "clock", "cuda_graphs", "keep_samples"),
-    "evaluator_modules",
+    *("evaluator_modules", "sandbox"),
 )
 """Configuration fields that a flag can override."""
 BUILD_JOBS_HELP: Final = "compilers at once (default: one less than there are cores; on a CPU as many)"
@@ -231,6 +232,7 @@ def _doctor_parser(commands: Any) -> Parser:
         example=f"{PROGRAM} doctor --device 0",
     )
     parser.add_argument("--device", metavar="NAME", help="0, cuda:1, a GPU's uuid, or cpu (default: the first GPU)")
+    add_sandbox(parser, default="auto")
     parser.add_argument("--quick", action="store_true", help="do not time the same kernels twice through the engine")
     add_format(parser)
     return parser
@@ -269,6 +271,7 @@ def _add_settings(parser: Parser) -> None:
     _add_setting(group, "--worker-memory-gb", number, "host memory that a worker may use")
     _add_setting(group, "--build-jobs", whole_number, BUILD_JOBS_HELP)
     add_names(group, "--evaluator-modules", "modules with evaluators of your own, asked before the built-in ones")
+    add_sandbox(group, default=argparse.SUPPRESS)
     _add_timing(group)
     isolated = "a new process for every workload"
     group.add_argument("--use-isolated-runner", action="store_true", default=argparse.SUPPRESS, help=isolated)

@@ -42,6 +42,12 @@ def add_format(parser: argparse._ActionsContainer) -> None:
     )
 
 
+def add_sandbox(parser: argparse._ActionsContainer, *, default: str) -> None:
+    """Add the flag that says how far solutions are confined."""
+    text = "how far solutions are confined: all of it or no run, what this machine gives, not (default: auto)"
+    parser.add_argument("--sandbox", choices=("strict", "auto", "off"), default=default, help=text)
+
+
 def add_names(parser: argparse._ActionsContainer, flag: str, text: str) -> None:
     """Add a flag that takes names; it is absent from what is parsed where it was not given."""
     parser.add_argument(flag, nargs="+", action=NameList, metavar="NAME", default=argparse.SUPPRESS, help=text)

@@ -17,6 +17,8 @@ from typing import Final
 
 AT_FDCWD: Final = -100
 AT_SYMLINK_NOFOLLOW, AT_EMPTY_PATH = 0x100, 0x1000
+FLAGS_AT: Final = {"fchmodat2": 3, "utimensat": 3, "fchownat": 4}
+"""Call → which of its arguments has flags."""
 MOST_PATH_BYTES: Final = 4096
 NOW, LEAVE = (1 << 30) - 1, (1 << 30) - 2
 """UTIME_NOW and UTIME_OMIT in place of nanoseconds."""
@@ -45,6 +47,8 @@ def change_file(name: str, arguments: Sequence[int], pid: int, folders: Sequence
             return errno.EPERM
         if "chmod" in name:
             return _set_mode(fd, rest[0])
+        if "chown" in name:
+            return _check_owner(fd, rest)
         return _set_times(fd, _read_times(name, rest[0], pid))
     except OSError as error:
         return error.errno or errno.EIO
@@ -54,11 +58,12 @@ def change_file(name: str, arguments: Sequence[int], pid: int, folders: Sequence
 
 def _open_target(name: str, arguments: Sequence[int], pid: int) -> tuple[int, Sequence[int]]:
     """Open what a call names, without opening its content; return it with the arguments after it."""
-    if name == "fchmod":
+    if name in ("fchmod", "fchown"):
         return _open(pid, _signed(arguments[0]), "", AT_EMPTY_PATH), arguments[1:]
-    if name in ("chmod", "utime", "utimes"):
-        return _open(pid, AT_FDCWD, _read_path(pid, arguments[0]), 0), arguments[1:]
-    flags = arguments[3] if name in ("fchmodat2", "utimensat") else 0
+    if name in ("chmod", "chown", "lchown", "utime", "utimes"):
+        flags = AT_SYMLINK_NOFOLLOW if name == "lchown" else 0
+        return _open(pid, AT_FDCWD, _read_path(pid, arguments[0]), flags), arguments[1:]
+    flags = arguments[FLAGS_AT[name]] if name in FLAGS_AT else 0
     path = _read_path(pid, arguments[1]) if arguments[1] else ""
     if not path and not arguments[1]:
         flags |= AT_EMPTY_PATH  # utimensat takes a descriptor alone so
@@ -102,6 +107,13 @@ def _set_mode(fd: int, mode: int) -> int:
         return errno.EOPNOTSUPP
     Path(f"/proc/self/fd/{fd}").chmod(mode & MODE_BITS)
     return 0
+
+
+def _check_owner(fd: int, wanted: Sequence[int]) -> int:
+    """Give a file to nobody else; copying programs ask for the owner that a file has."""
+    facts = os.fstat(fd)
+    pairs = zip(map(_signed, wanted[:2]), (facts.st_uid, facts.st_gid), strict=True)
+    return 0 if all(asked in (-1, has) for asked, has in pairs) else errno.EPERM
 
 
 def _set_times(fd: int, times: Times | None) -> int:

@@ -14,6 +14,7 @@ import platform
 import re
 import struct
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Final
 
 from flashinfer_bench.worker.filter_steps import (
@@ -31,7 +32,17 @@ from flashinfer_bench.worker.filter_steps import (
 )
 from flashinfer_bench.worker.walled_calls import WALLED_ARGUMENTS, wall_steps
 
-__all__ = ["ALLOW", "CALLS", "MOST_ANCESTORS", "RETURN", "Step", "can_ask", "install_filter", "make_program"]
+__all__ = [
+    "ALLOW",
+    "CALLS",
+    "MOST_ANCESTORS",
+    "RETURN",
+    "Step",
+    "can_ask",
+    "filters_calls",
+    "install_filter",
+    "make_program",
+]
 
 SET_MODE_FILTER: Final = 1
 SPEC_ALLOW, NEW_LISTENER = 1 << 2, 1 << 3
@@ -150,6 +161,18 @@ def install_filter(ancestors: Iterable[int], *, walled: bool = False, has_own_us
     if _install(refusing, machine, SPEC_ALLOW) != 0 and walled:
         raise OSError("the kernel takes no filter on system calls")
     return None
+
+
+def filters_calls() -> bool:
+    """Tell whether the walls' part of the filter can be had: a machine that it knows, a kernel that takes filters."""
+    return platform.machine() in CALLS and can_ask(platform.release()) and _known_actions() >= {"errno", "user_notif"}
+
+
+def _known_actions() -> set[str]:
+    try:
+        return set(Path("/proc/sys/kernel/seccomp/actions_avail").read_text().split())
+    except OSError:
+        return set()
 
 
 def can_ask(release: str) -> bool:

@@ -21,6 +21,7 @@ from flashinfer_bench.worker.filter_steps import (
     LOAD,
     NO_ACCESS,
     NO_SUCH_CALL,
+    NOT_SUPPORTED,
     REFUSE,
     RETURN,
     Step,
@@ -139,8 +140,16 @@ AARCH64: Final = {
 WALLED_CALLS: Final = {"x86_64": X86_64, "aarch64": AARCH64}
 """Machine → call → its number; a call that a machine does not have is not there."""
 
-BY_THE_GUARD: Final = ("chmod", "fchmod", "fchmodat", "fchmodat2", "utime", "utimes", "futimesat", "utimensat")
+BY_THE_GUARD: Final = (
+    *("chmod", "fchmod", "fchmodat", "fchmodat2", "chown", "fchown", "lchown", "fchownat"),
+    *("utime", "utimes", "futimesat", "utimensat"),
+)
 """What the guard does in the worker's place."""
+ATTRIBUTES: Final = (
+    *("setxattr", "lsetxattr", "fsetxattr", "setxattrat"),
+    *("removexattr", "lremovexattr", "fremovexattr", "removexattrat"),
+)
+"""Answered as a file system answers that has none: what copies files goes on then."""
 
 AF_UNIX, SOCK_STREAM, SOCK_SEQPACKET, SOCK_KIND = 1, 1, 5, 0xF
 NAMESPACES: Final = 0x7E020000
@@ -175,6 +184,8 @@ def wall_steps(machine: str, by_the_guard: int) -> list[Step]:
 def _judge(name: str, by_the_guard: int) -> list[Step]:
     if name in BY_THE_GUARD:
         return [Step(RETURN, by_the_guard)]
+    if name in ATTRIBUTES:
+        return [Step(RETURN, NOT_SUPPORTED)]
     if name not in LOOKED_AT:
         return [Step(RETURN, REFUSE)]
     return {

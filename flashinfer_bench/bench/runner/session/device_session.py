@@ -22,7 +22,6 @@ from flashinfer_bench.bench.evaluators.inputs.memory import bytes_of, total_byte
 from flashinfer_bench.bench.evaluators.inputs.seeds import derive_seed
 from flashinfer_bench.bench.evaluators.reference import Reference
 from flashinfer_bench.bench.evaluators.registry import find_evaluator
-from flashinfer_bench.bench.runner.environments import solution_environment
 from flashinfer_bench.bench.runner.protocol import BlockJob, BlockOrder, BlockSolution, Hello, JobFault, Phase
 from flashinfer_bench.bench.runner.readout import Readout
 from flashinfer_bench.bench.runner.session.outcome import JobOutcome, Passed
@@ -35,7 +34,7 @@ from flashinfer_bench.bench.runner.workers.kernel import (
     MeasurePlan,
     RemoteKernel,
 )
-from flashinfer_bench.bench.runner.workers.pool import WorkerPool
+from flashinfer_bench.bench.runner.workers.pool import Claim, WorkerPool
 from flashinfer_bench.bench.runner.workers.process import WorkerProcess
 from flashinfer_bench.bench.runner.workers.readings import find_implausible
 from flashinfer_bench.data import Definition, EvaluationStatus, Workload
@@ -60,6 +59,7 @@ LARGE_CACHE_BYTES: Final = 8 << 30
 LARGE_ARENA_BYTES: Final = 1 << 30
 """An arena above this is not kept for the next block: its memory may be what the next reference needs."""
 
+EXPECTED_WORKERS: Final = 2
 AHEAD_S: Final = 60.0
 """Baselines of a block's workloads are made ahead, before a solution is loaded, for so long at a time."""
 KEPT_BYTES: Final = 4 << 30
@@ -165,6 +165,14 @@ class DeviceSession:
             evaluator=find_evaluator(definition),
             reference=Reference.compile(definition),
         )
+
+    def expect(self, jobs: Sequence[BlockJob], solutions: dict[str, BlockSolution]) -> None:
+        """Tell the pool whose workers come next, that of the first job among them."""
+        wanted = [solutions[job.solution] for job in jobs]
+        if not self._hello.isolated:  # one worker does all jobs of a solution that stand together
+            wanted = [one for at, one in enumerate(wanted) if at == 0 or one.digest != wanted[at - 1].digest]
+        built = [claim_of(solution) for solution in wanted[:EXPECTED_WORKERS] if solution.build_error is None]
+        self._pool.expect(built)
 
     def to_prepare(
         self, shared: BlockContext, jobs: Sequence[BlockJob], solutions: dict[str, BlockSolution]
@@ -273,7 +281,7 @@ class DeviceSession:
         if broken is not None and not self._hello.isolated:
             raise broken
         self._say(job, "load", self._hello.timeout_seconds)
-        worker, is_fresh = self._pool.worker_for(solution.digest)
+        worker, is_fresh = self._pool.worker_for(claim_of(solution))
         definition = shared.definition
         kernel = RemoteKernel(
             worker,
@@ -297,8 +305,8 @@ class DeviceSession:
     def _import(self, kernel: RemoteKernel, definition: Definition, solution: BlockSolution) -> None:
         """Have the worker import the solution, and find out how it is called."""
         self._pool.finish_ending()  # what the worker before can do to files is done
-        artifact = find_artifact(solution, self._pool.make_folder)
-        signature = kernel.load(artifact, solution_environment(Path(self._hello.cache_root), solution.digest))
+        artifact = self._pool.hand_over(find_artifact(solution, self._pool.make_folder))
+        signature = kernel.load(artifact, self._pool.solution_environment(solution.digest))
         style = choose_style(
             signature,
             inputs=len(definition.inputs),
@@ -442,6 +450,11 @@ class DeviceSession:
                 torch.cuda.synchronize()
             except RuntimeError as error:
                 raise DeviceFault(f"the device is lost: {error}") from None
+
+
+def claim_of(solution: BlockSolution) -> Claim:
+    """Return what a solution's worker is known by."""
+    return Claim(solution.digest, Path(solution.directory) if solution.directory else None)
 
 
 def last_trial(baseline: Baseline) -> Baseline:
