@@ -181,8 +181,8 @@ class Benchmark:
         return Machine(
             devices,
             languages,
-            self.sandbox.mark,
             lambda solution: why_not_buildable(solution, self._toolchain, target, capabilities),
+            self.sandbox.mark,
         )
 
     def _fleet(self, plan: Plan) -> Fleet:

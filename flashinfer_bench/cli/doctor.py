@@ -23,7 +23,8 @@ MIB: Final = 1 << 20
 def execute(args: argparse.Namespace, *, examination: Callable[..., Report] = examine) -> int:
     """Examine the machine and print what was found; 1 where something is broken."""
     device = discover_devices(None if args.device is None else [args.device])[0]
-    report = examination(device, asked_for=args.device, quick=args.quick, tell=lambda line: write_err(f"{line} …"))
+    asked = {"asked_for": args.device, "quick": args.quick, "sandbox": args.sandbox}
+    report = examination(device, **asked, tell=lambda line: write_err(f"{line} …"))
     if args.format == "json":
         write_out(json.dumps(report.document(), indent=2) + "\n")
     else:

@@ -9,11 +9,13 @@ from typing import Any, Final
 
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.runner.device_lock import lock_device
+from flashinfer_bench.bench.runner.sandbox import Level
 from flashinfer_bench.doctor.diagnosis import (
     Finding,
     find_agreement,
     find_clock,
     find_cold,
+    find_confinement,
     find_gpu,
     find_languages,
     find_load,
@@ -61,6 +63,7 @@ def examine(
     *,
     asked_for: str | None = None,
     quick: bool = False,
+    sandbox: Level = "auto",
     tell: Callable[[str], None] = lambda _line: None,
     look: Callable[[Device], MachineState] = read_machine,
     measure: Callable[[Device], Readings] = run_probe,
@@ -72,6 +75,7 @@ def examine(
         device: the device.
         asked_for: as it was asked for; None where that was left to us.
         quick: leave the engine's check of itself out.
+        sandbox: the level that runs will ask for.
         tell: takes a line about what is done next.
         look: reads what the machine tells of itself.
         measure: takes readings of the device.
@@ -82,6 +86,7 @@ def examine(
     readings = _take_readings(device, measure, tell)
     measured = None if isinstance(readings, Finding) else readings
     findings = [*find_gpu(machine, asked_for), *find_languages(machine), *find_neighbours(machine, measured)]
+    findings += find_confinement(machine.sandbox, sandbox)
     if isinstance(readings, Finding):
         findings.append(readings)
         return Report(machine, None, None, tuple(findings), summarise_findings(findings, None))

@@ -166,12 +166,11 @@ def _read_path(pid: int, address: int) -> str:
 
 
 def _read_memory(pid: int, address: int, size: int) -> bytes:
-    with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:  # noqa: PTH123 - unbuffered, at an address
-        with suppress(OverflowError):
-            memory.seek(address)
-            data = memory.read(size)
-            if data:
-                return data
+    with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory, suppress(OverflowError):
+        memory.seek(address)
+        data = memory.read(size)
+        if data:
+            return data
     raise OSError(errno.EFAULT, "memory")
 
 

@@ -32,18 +32,6 @@ from flashinfer_bench.worker.filter_steps import (
 )
 from flashinfer_bench.worker.walled_calls import WALLED_ARGUMENTS, wall_steps
 
-__all__ = [
-    "ALLOW",
-    "CALLS",
-    "MOST_ANCESTORS",
-    "RETURN",
-    "Step",
-    "can_ask",
-    "filters_calls",
-    "install_filter",
-    "make_program",
-]
-
 SET_MODE_FILTER: Final = 1
 SPEC_ALLOW, NEW_LISTENER = 1 << 2, 1 << 3
 """SPEC_ALLOW: the filter keeps no secret, so that no code needs to become slower for it."""

@@ -1,5 +1,5 @@
-"""A solution's own layer over FlashInfer's compiled modules: links to those that were compiled ahead, in a folder of its
-own, to which the library writes what it compiles beside them.
+"""A solution's own layer over FlashInfer's compiled modules: a folder of its own with links to those that were compiled
+ahead, to which the library writes what it compiles beside them.
 
 The library keeps a module in `.cache/flashinfer/<version>/<architectures>/cached_ops/<module>`, and the sources that it
 made in `generated/<name>` beside. Its build files name folders by their real paths, so a folder that is a link reads
@@ -27,7 +27,7 @@ def link_modules(shared: Path, own: Path) -> None:
 
     Called in a worker with its walls, so that whatever a solution has left in its folder can lead nowhere else.
     """
-    places = [place for place in _find_places(shared / LIBRARY)]
+    places = list(_find_places(shared / LIBRARY))
     stamp = "\n".join(f"{place} {place.stat().st_mtime_ns}" for place in places)
     with suppress(OSError):
         if (own / STAMP).read_text() == stamp:

@@ -162,7 +162,7 @@ F_SETLEASE: Final = 1024
 FILE_FLAGS: Final = (0x40086602, 0x40046602, 0x401C5820, 0x40087602, 0x40047602, 0x40806685)
 """FS_IOC_SETFLAGS, FSSETXATTR, SETVERSION and ENABLE_VERITY, which a file that is open for reading takes."""
 WALLED_ARGUMENTS: Final[dict[str, tuple[int, ...]]] = {"fcntl": (F_SETLEASE,), "ioctl": FILE_FLAGS}
-"""Further values of the arguments that `call_filter.REFUSED_WITH` looks at: a lease holds up whoever writes the file."""
+"""Further values of what `call_filter.REFUSED_WITH` looks at: a lease holds up whoever writes the file."""
 
 LOOKED_AT: Final = ("socket", "socketpair", "connect", "sendto", "clone", "clone3", "unshare", "personality")
 

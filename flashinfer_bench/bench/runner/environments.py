@@ -56,7 +56,7 @@ def worker_environment(environment: Mapping[str, str], cache_root: Path) -> dict
 
 
 def library_folder(environment: Mapping[str, str], cache_root: Path) -> Path:
-    """Return FlashInfer's folder of modules that are compiled ahead; workers with walls read it, and write none of it."""
+    """Return FlashInfer's folder of modules that are compiled ahead: workers with walls read it, and never write."""
     return Path(environment.get("FLASHINFER_WORKSPACE_BASE") or cache_root / "modules")
 
 

@@ -6,7 +6,6 @@ solution compiles at run time stays its own from run to run.
 
 from __future__ import annotations
 
-import glob
 import importlib.util
 import os
 import pwd
@@ -38,10 +37,8 @@ def find_own_user(cache_root: Path) -> str | None:
             return f"workers stay root, without its rights: other users cannot read {barrier}"
     barrier = find_barrier(_nearest(cache_root), enters_only=True)
     if barrier is not None:
-        return (
-            f"workers stay root, without its rights: other users cannot enter {barrier}; set FIB_CACHE_PATH to a folder "
-            "that they can"
-        )
+        advice = "set FIB_CACHE_PATH to a folder that they can"
+        return f"workers stay root, without its rights: other users cannot enter {barrier}; {advice}"
     return None
 
 
@@ -66,7 +63,8 @@ def environment_files() -> Iterator[Path]:
 
 def device_files() -> Iterator[Path]:
     """Yield the device nodes of GPUs, which a user must be able to write."""
-    yield from (Path(path) for path in glob.glob("/dev/nvidia[0-9]*") + glob.glob("/dev/nvidiactl"))
+    devices = Path("/dev")
+    yield from (*devices.glob("nvidia[0-9]*"), *devices.glob("nvidiactl"))
 
 
 def find_barrier(path: Path, *, enters_only: bool = False) -> Path | None:

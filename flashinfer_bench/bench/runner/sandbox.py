@@ -33,8 +33,8 @@ PARTS: Final = ("files", "calls", "root")
 FIRST_VERSION: Final = 3
 """Of Landlock: before it, a file that may not be written could be cut short."""
 NO_FILES: Final = (
-    "this kernel's Landlock is of version {version}, and version {needed} (Linux 6.2) is needed: a solution can read and "
-    "write what its user may"
+    "this kernel's Landlock is of version {version}, and version {needed} (Linux 6.2) is needed: a solution can read "
+    "and write what its user may"
 )
 NO_CALLS: Final = (
     "the call filter (seccomp) cannot be used here: a solution can connect to any service, and change modes of files"
@@ -58,7 +58,7 @@ class Machine:
 class Sandbox:
     """What workers of a run have."""
 
-    level: Level
+    level: Level = "off"
     """What was asked for."""
     missing: Mapping[str, str] = field(default_factory=dict)
     """Part → why it is not to be had, and what that leaves open."""

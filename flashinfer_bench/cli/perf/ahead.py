@@ -89,6 +89,7 @@ def warm_up(
     devices: Sequence[Device],
     *,
     parallel: int,
+    for_walls: bool = False,
     start: Callable[[list[str], Mapping[str, str], str], str] | None = None,
     tell: Callable[[int, Job, str], None] = lambda _done, _job, _problem: None,
 ) -> int:
@@ -99,6 +100,7 @@ def warm_up(
         root: where the workloads' blobs lie.
         devices: shared among the children in turn.
         parallel: children at once.
+        for_walls: workers read what is compiled, and write none of it.
         start: runs a command in an environment with a text to read, and says what went wrong, or "" (default: a child
             process).
         tell: called as each child ends, with how many have, its job, and what went wrong.
@@ -107,8 +109,9 @@ def warm_up(
     run = start or children.run
     compilers = os.environ.get("MAX_JOBS", str(compilers_each(min(parallel, len(jobs)))))
     root_of_kernels = cache_root(os.environ).resolve()
+    own = {"MAX_JOBS": compilers}
     environments = [
-        {**warming_environment(os.environ, device, root_of_kernels), "MAX_JOBS": compilers} for device in devices
+        warming_environment(os.environ, device, root_of_kernels, for_walls=for_walls) | own for device in devices
     ]
     good, is_over = 0, threading.Event()
     pool = ThreadPoolExecutor(max_workers=max(1, parallel))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import tempfile
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -17,6 +18,7 @@ from flashinfer_bench.bench.config import MEASURE_REJECTED, BenchmarkConfig, des
 from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, Notice
 from flashinfer_bench.bench.machine import Device, discover_devices
 from flashinfer_bench.bench.plan import Plan
+from flashinfer_bench.bench.runner.sandbox import find_sandbox
 from flashinfer_bench.bench.tolerances import read_tolerances
 from flashinfer_bench.cli.exit_codes import FAILED, INTERRUPTED, RAN
 from flashinfer_bench.cli.given.recorded import find_resumed
@@ -33,6 +35,7 @@ from flashinfer_bench.cli.screen.interrupt import one_interrupt
 from flashinfer_bench.cli.screen.output import write_err, write_out
 from flashinfer_bench.cli.screen.progress import describe_devices
 from flashinfer_bench.cli.screen.tables import count, format_duration
+from flashinfer_bench.compile.cache import cache_root
 from flashinfer_bench.data import Trace, TraceSet
 from flashinfer_bench.errors import ConfigError, Misuse
 from flashinfer_bench.report.verdict import to_one_line
@@ -84,7 +87,10 @@ def _compile_ahead(
 ) -> None:
     """Have the library's kernels of a testlist compiled before anything is timed."""
     jobs = list_jobs(requests)
-    parallel = session.jit_jobs if session.jit_jobs is not None else usual_jobs() * (session.testlist is not None)
+    for_walls = find_sandbox(session.sandbox, cache_root(os.environ)).has_walls
+    # A worker with walls keeps what it compiles to itself: the next case would compile it once more.
+    is_worth_it = session.testlist is not None or (for_walls and devices[0].kind == "cuda")
+    parallel = session.jit_jobs if session.jit_jobs is not None else usual_jobs() * is_worth_it
     if not jobs or parallel <= 0:
         return
     started = time.monotonic()
@@ -95,7 +101,7 @@ def _compile_ahead(
         write_err(f"compiling ahead: {done} of {len(jobs)} after {seconds}, the latest {job.solution.name}{failed}")
 
     write_err(f"compiling ahead: {count(len(jobs), 'solution')}, {min(parallel, len(jobs))} at once")
-    done = warm_up(jobs, root, devices, parallel=parallel, tell=tell)
+    done = warm_up(jobs, root, devices, parallel=parallel, tell=tell, for_walls=for_walls)
     took = time.monotonic() - started
     write_err(f"compiled ahead: {done} of {count(len(jobs), 'solution')} in {format_duration(took)}")
 
@@ -291,6 +297,7 @@ def make_config(group: Sequence[Request], session: argparse.Namespace) -> Benchm
             profile_baseline=False,
             seed=first.random_seed,
             timeout_seconds=session.timeout,
+            sandbox=session.sandbox,
             keep_samples=session.json_path is not None or (session.output_path or "").endswith(".jsonl"),
             **chosen,
         )

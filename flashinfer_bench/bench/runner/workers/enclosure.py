@@ -13,6 +13,7 @@ from flashinfer_bench.bench.runner.own_user import choose_user, find_barrier
 from flashinfer_bench.bench.runner.protocol import Hello
 from flashinfer_bench.bench.runner.workers.reach import find_devices, find_readable, keep_reachable
 from flashinfer_bench.compile import Artifact
+from flashinfer_bench.worker.module_layer import LIBRARY
 from flashinfer_bench.worker.walls import Walls
 
 ENTERED_BY_ALL, READ_BY_ALL = 0o711, 0o755
@@ -70,7 +71,7 @@ class Enclosure:
         folder.mkdir(parents=True, exist_ok=True)
         given.mkdir(parents=True)
         given.chmod(READ_BY_ALL)
-        read = [*self._readable, str(given), str(self._shared_modules)]
+        read = [*self._readable, str(given), str(self._shared_modules / LIBRARY)]
         walls = Walls(
             readable=(*read, str(artifact)) if artifact is not None else tuple(read),
             writable=(str(folder),),

@@ -11,7 +11,6 @@ pool of compilers uses such locks, compiles in the worker instead (`environments
 
 from __future__ import annotations
 
-import glob
 import os
 import shutil
 import sys
@@ -33,8 +32,8 @@ SETTINGS: Final = (
 )
 """Of /etc; the rest of it may be for root alone."""
 DEVICES: Final = (
-    *("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"),
-    *("/dev/nvidia*", "/dev/nvidia-caps", "/dev/dxg"),
+    *("null", "zero", "full", "random", "urandom"),
+    *("nvidia[0-9]*", "nvidiactl", "nvidia-uvm*", "nvidia-modeset", "nvidia-caps", "nvidia-caps-imex-channels", "dxg"),
 )
 FOLDER_VARIABLES: Final = (
     *("LD_LIBRARY_PATH", "LIBRARY_PATH", "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "CUDA_HOME", "CUDA_PATH"),
@@ -58,7 +57,7 @@ def find_readable(
     found += [str(PACKAGE), *_find_imported(sys.path if import_path is None else import_path)]
     found += _find_tools(environment)
     real = [*map(os.path.realpath, system), *(path for path in map(os.path.realpath, found) if not is_too_wide(path))]
-    there = [path for path in dict.fromkeys(real) if os.path.exists(path)]
+    there = [path for path in dict.fromkeys(real) if Path(path).exists()]
     outer = [path for path in there if not _is_inside(path, there)]
     secret = [os.path.realpath(path) for path in hidden]
     return [part for path in outer for part in carve(path, secret)]
@@ -70,12 +69,12 @@ def carve(path: str, hidden: Sequence[str]) -> list[str]:
         return []
     if not any(_is_inside_or_same(secret, [path]) for secret in hidden):
         return [path]
-    return [part for entry in sorted(os.listdir(path)) for part in carve(os.path.join(path, entry), hidden)]
+    return [part for entry in sorted(Path(path).iterdir()) for part in carve(str(entry), hidden)]
 
 
 def find_devices() -> list[str]:
     """Return the device nodes that a worker uses."""
-    return [path for pattern in DEVICES for path in sorted(glob.glob(pattern))]
+    return [str(path) for pattern in DEVICES for path in sorted(Path("/dev").glob(pattern))]
 
 
 def keep_reachable(path_variable: str, readable: Iterable[str]) -> str:
@@ -109,7 +108,7 @@ def _is_installed_into(folder: Path) -> bool:
     """Tell a folder that packages are installed into from one that somebody works in, with data and tests beside."""
     if folder.name in ("site-packages", "dist-packages", "lib-dynload"):
         return True
-    return any(name.endswith(".dist-info") for name in os.listdir(folder))
+    return any(entry.suffix == ".dist-info" for entry in folder.iterdir())
 
 
 def _find_modules(folder: Path) -> Iterator[Path]:
