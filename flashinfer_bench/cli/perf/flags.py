@@ -22,9 +22,7 @@ from flashinfer_bench.routines.table import ROUTINES, find_routine
 PROGRAM: Final = "flashinfer-bench perf"
 EXAMPLE: Final = f"{PROGRAM} --routine rmsnorm --batch_size 32 --hidden_size 4096 --refcheck -vv"
 USAGE: Final = "%(prog)s --routine NAME [flags]  |  %(prog)s --testlist FILE [flags]"
-JIT_HELP: Final = (
-    "modules compiled ahead at once; 0: none (default: one a core, 4 to 32; 0 on a CPU)"
-)
+JIT_HELP: Final = "modules compiled ahead at once; 0: none (default: one a core, 4 to 32; 0 on a CPU)"
 MOST_TIMEOUT_S: Final = 1_000_000
 """The system's waits take no more than 2^31 ms."""
 LARGEST_WHOLE: Final = 2**53
