@@ -1,5 +1,6 @@
 """Which level of confinement a machine gives, and as whom its workers run."""
 
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -69,12 +70,17 @@ def test_root_gives_its_workers_another_user_where_that_one_can_read_the_environ
     assert bool(sandbox.notes) is (user != "own")
 
 
-def test_a_barrier_is_the_first_folder_that_others_cannot_enter(tmp_path):
-    inner = tmp_path / "a" / "b"
+@pytest.fixture
+def open_folder():
+    """Yield a folder that every user can enter, which pytest's own is not."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
+def test_a_barrier_is_the_first_folder_that_others_cannot_enter(open_folder):
+    tmp_path, inner = open_folder, open_folder / "a" / "b"
     inner.mkdir(parents=True)
-    for folder in (tmp_path, *list(tmp_path.parents)[:-1]):
-        if find_barrier(folder) is not None:
-            pytest.skip("tests run below a folder that is closed to others")
     (inner / "file").write_text("")
     (inner / "file").chmod(0o644)
     assert find_barrier(inner / "file") is None
