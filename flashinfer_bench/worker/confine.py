@@ -13,6 +13,7 @@ import resource
 import signal
 import socket
 import sys
+import tempfile
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -65,6 +66,7 @@ def confine(order: dict[str, Any], fds: Sequence[int], guard: socket.socket) -> 
     os.closerange(keep_fd + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     os.environ.clear()
     os.environ.update(order["environment"])
+    tempfile.tempdir = None  # the session has looked up its own
     os.chdir(order["home"])
 
 

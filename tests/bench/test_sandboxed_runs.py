@@ -53,7 +53,9 @@ for variable in ("TRITON_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "FLASHINFER_WORKSPA
     folder.mkdir(parents=True, exist_ok=True)
     seen.append((folder / "kept").exists())
     (folder / "kept").write_text("x")
-print("kept", seen, Path(os.environ["HOME"]).is_dir(), os.environ["USER"])
+import tempfile
+with tempfile.NamedTemporaryFile("w", dir=None) as file:
+    print("kept", seen, file.name.startswith(os.environ["HOME"]), os.environ["USER"])
 def run(x):
     return x * 2
 """

@@ -48,6 +48,7 @@ class Enclosure:
             **solution_environment(folder),
             "FLASHINFER_WORKSPACE_BASE": str(folder / "flashinfer"),
             "CUDA_CACHE_PATH": str(folder / "cuda"),
+            "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
             "TORCHINDUCTOR_COMPILE_THREADS": "1",  # its pool of compilers needs locks in /dev/shm
             "PATH": self._path,
             "USER": "worker",
