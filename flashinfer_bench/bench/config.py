@@ -2,8 +2,7 @@
 
 `default()` and `from_yaml()` read one file and lay overrides on top of the whole of it; the constructor reads none.
 `for_set()` lays what a trace set says of its own definitions below all that the user says.
-The cascade itself is config_layers.py's; whether a named definition or op type exists is for plan.py, which knows the
-trace set.
+`config_layers.py` holds the cascade. `plan.py` knows the trace set, and checks the names of definitions and op types.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ BUNDLED_FILE: Final = Path(__file__).with_name("eval_config.yaml")
 OVERRIDE_ORIGIN: Final = "override"
 CONSTRUCTOR_ORIGIN: Final = "BenchmarkConfig"
 KNOWN_OP_TYPES: Final = ("dsa_paged", "lowbit", "moe", "sampling", "top_k")
-"""Those that the bundled file or a built-in evaluator names: op_type_config may name them whatever the set has."""
+"""Op types that the bundled file or a built-in evaluator names. op_type_config may name them though no set has them."""
 
 
 def _ints_to_text(value: Any) -> Any:
@@ -113,7 +112,7 @@ class BenchmarkConfig(EvalSettings):
     time_budget_s: PositiveNumber = 10.0
     """A measurement of a solution takes fewer samples where it would last longer than this."""
     baseline_budget_s: PositiveNumber = 2.0
-    """Likewise for a measurement of the reference."""
+    """A measurement of the reference takes fewer samples where it would last longer than this."""
     l2_cache: Literal["cold", "warm"] = "cold"
     """State of a GPU's L2 before each timed call: flushed, or as the call before left it."""
     clock: Literal["auto", "cuda_events"] = "auto"
@@ -122,6 +121,8 @@ class BenchmarkConfig(EvalSettings):
     """A call of several GPU operations is timed as the replay of a CUDA graph, where it can be captured."""
     keep_samples: bool = False
     """Write every reading into the trace, not only what they come to."""
+    sandbox: Literal["strict", "auto", "off"] = "auto"
+    """How far workers are confined: all of it or no run, all that this machine gives, or not."""
     evaluator_modules: list[PlugInReference] = Field(default_factory=list)
     """Modules with evaluators of the user's own, asked before the built-in ones: `package.module` or `module:Class`."""
     op_type_config: Sections = Field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Reads a YAML configuration file into a mapping and the line of every key. What the keys mean is config.py's."""
+"""Reads a YAML configuration file into a mapping and the line of every key. `config.py` knows what the keys mean."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import yaml
 from flashinfer_bench.errors import ConfigError
 
 DEPTH_LIMIT: Final = 5
-"""Deeper than any key of ours; it also ends the walk through a YAML alias that contains itself."""
+"""Look for lines of keys to this depth, which no key of ours exceeds. A YAML alias may contain itself without end."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Evaluation settings in layers, and the pure cascade that makes one frozen answer of them, each value with its origin.
 
-`EvalConfig` is what one section says (partial), `ResolvedEvalConfig` is what an evaluator gets (complete). Reading
-files and merging overrides is config.py's; nothing here touches the disk.
+`EvalConfig` is what one section says (partial), `ResolvedEvalConfig` is what an evaluator gets (complete). `config.py`
+reads files and merges overrides; nothing here touches the disk.
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ class Source:
     op_types: Mapping[str, EvalConfig]
     definitions: Mapping[str, EvalConfig]
     owner: Owner = "user"
-    """Only what the user names has to be in the set."""
+    """Who wrote the source. What the user names has to be in the set; what others name need not."""
 
     def layers(self, definition: str, op_type: str) -> Iterator[Layer]:
         """Yield what applies to a definition, the most specific level last."""

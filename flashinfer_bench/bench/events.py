@@ -1,5 +1,4 @@
-"""What a run tells its caller while it goes on: plain frozen values, yielded by `Benchmark.run` in the order they
-happen.
+"""The events of a run: frozen values that `Benchmark.run` yields in the order in which they happen.
 
 The command line draws them; `run_all` keeps the traces. No event needs an answer.
 """
@@ -15,7 +14,7 @@ from flashinfer_bench.data import Trace
 
 @dataclass(frozen=True)
 class RunStarted:
-    """The devices are being set up; `jobs` verdicts are to come."""
+    """The run begins to set up its devices; it has this many jobs."""
 
     devices: tuple[Device, ...]
     jobs: int

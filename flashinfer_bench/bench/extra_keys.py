@@ -1,7 +1,7 @@
 """The keys of the eval config's `extra` that built-in evaluators and the engine read: what their values may be.
 
 `extra` is open: evaluators from outside have keys of their own. The plan refuses a wrong value of a key that is known
-here, before anything runs; a key that is nearly one of these is warned of.
+here, before anything runs. A key that is nearly one of these causes a warning.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def find_wrong_extras(configs: Iterable[ResolvedEvalConfig]) -> list[str]:
 
 
 def find_misspelt_extras(configs: Iterable[ResolvedEvalConfig]) -> list[str]:
-    """Return a line for each key that nobody here reads and that is nearly one that is read."""
+    """Return a line for each key that is unknown here and nearly a known one."""
     return _lines(configs, _misspelt)
 
 

@@ -178,6 +178,7 @@ def _jobs(
                 evaluator=evaluator,
                 timing=config.timing_mark(),
                 protocol=PROTOCOL,
+                sandbox=machine.sandbox,
                 seed=config.seed,
             )
             yield Job(0, definition, workload, solution, resolved, marks)

@@ -2,12 +2,12 @@
 
 The fingerprint stands in a trace under `evaluation.extra["run"]["fingerprint"]`: digests of the definition, the
 solution, the workload and the eval config, the hardware's name, the evaluator's class with its revision (of a plug-in
-the digest of its source too), the timing where it is not the usual one (a warm L2, CUDA events, no graphs), and the
-seed where the user gave one. A trace that carries none (another engine's) proves
+the digest of its source too), the timing where it is not the usual one (a warm L2, CUDA events, no graphs), whether
+workers had walls, and the seed where the user gave one. A trace without a fingerprint (another engine's) proves
 nothing, nor does one from before evaluators had revisions.
 
-Reports show the latest verdict of a job. So one that is recorded counts only as long as no later one on the same
-hardware is of another solution, definition, workload or evaluator; later ones under other settings do no harm.
+Reports show the latest verdict of a job. So a recorded verdict does not count once a later one on the same hardware is
+of another solution, definition, workload or evaluator. Later verdicts under other settings change nothing.
 """
 
 from __future__ import annotations
@@ -22,17 +22,18 @@ from flashinfer_bench.data.latest import in_order_of_time
 from flashinfer_bench.data.trace import Trace
 
 FINGERPRINT_KEYS: Final = (
-    *("definition", "solution", "workload", "config", "hardware", "evaluator", "timing", "protocol", "seed"),
+    *("definition", "solution", "workload", "config", "hardware", "evaluator", "timing"),
+    *("protocol", "sandbox", "seed"),
 )
 PROTOCOL: Final = 2
-"""How solutions are called and timed. Raised when a verdict or its time may come out otherwise than before: traces of
-an older one are judged again, and marked in reports. 2: each call has content of its own, and bursts confirm times."""
+"""How solutions are called and timed. It is raised when a verdict or its time may change: traces of an older protocol
+are judged again. 2: each call has content of its own, and bursts confirm times."""
 JUDGED_KEYS: Final = ("definition", "solution", "workload", "evaluator")
-"""What a verdict is of, and who reached it; the other keys say under which settings."""
+"""The keys that say what was judged, and by whom. The other keys say under which settings."""
 HARDWARE_JOINT: Final = " + "
-"""Between the names of the devices of one run."""
+"""Joins the names of the devices of one run."""
 OVER_MEMORY: Final = "more host memory than a worker may"
-"""What a log begins with when a worker was ended for its memory."""
+"""Stands in the log of a worker that was ended because of its memory."""
 JobKey = tuple[str, str, str]
 """Names of definition and solution, and the workload's uuid."""
 
@@ -122,7 +123,7 @@ class RecordedJobs:
 
 
 def _newest_alike(records: Sequence[RecordedJob], wanted: Mapping[str, str]) -> list[RecordedJob]:
-    """Return the last records that are all of what is wanted: back to the first that is of something else."""
+    """Return the records since the last one that is of another solution, definition, workload or evaluator."""
     alike = list(takewhile(lambda record: _is_of_the_same(record.fingerprint, wanted), reversed(records)))
     return alike[::-1]
 
@@ -146,7 +147,7 @@ def _what_was_short(record: RecordedJob, now: JobLimits) -> str | None:
 
 
 def _is_larger(now: float | None, then: float | None) -> bool:
-    """Compare two limits; that of memory may be left to the machine, None, and then be the larger one."""
+    """Compare two limits. None leaves a limit of memory to the machine: it may be larger, so it counts as larger."""
     return now != then if now is None or then is None else now > then
 
 

@@ -18,14 +18,15 @@ from flashinfer_bench.bench.plan import Job
 from flashinfer_bench.data.solution import Solution
 
 BLOCKS_PER_DEVICE: Final = 2
-"""A block is the remaining work over twice the devices: large at first, small where it evens out the end."""
+"""A block is the remaining work, divided by the devices and by this. So the first blocks are large and the last ones
+small, and all devices end at about the same time."""
 MAX_WORKLOADS: Final = 64
-"""Most workloads in a block where there is one device, whose session keeps the baselines of a block in memory."""
+"""Most workloads in a block where there is one device: its session keeps the baselines of a block in memory."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """Jobs of one definition for one device, all workloads of a solution together: a worker lives for one solution."""
+    """Jobs of one definition for one device. All workloads of a solution stand together, since they share a worker."""
 
     definition: str
     jobs: tuple[Job, ...]
@@ -45,7 +46,7 @@ class _Matrix:
         jobs = [job for column in self.columns for job in column]
         self.solutions = {job.solution.name: job.solution for job in jobs}
         self.open_jobs = Counter(job.solution.name for job in jobs)
-        """Solution → how many of its jobs are left; none where there is none."""
+        """Solution → how many of its jobs are left; a solution with no jobs left is not in it."""
 
     def count_out(self, jobs: Iterable[Job]) -> None:
         """Note that jobs were taken."""
@@ -88,7 +89,7 @@ class BlockQueue:
         return Block(matrix.definition, _by_solution(jobs))
 
     def give_back(self, jobs: Iterable[Job]) -> None:
-        """Put taken jobs that were not finished, those of a lost device, in front of all others."""
+        """Put the unfinished jobs of a lost device in front of all others."""
         returned = list(jobs)
         for job in returned:
             if job.index not in self._taken:
@@ -105,7 +106,7 @@ class BlockQueue:
         self._remaining = sum(len(column) for matrix in self._matrices for column in matrix.columns)
 
     def _choose(self, is_ready: IsReady | None) -> tuple[_Matrix | None, set[str]]:
-        """Return the matrix to take from, and which of its solutions are to be left because they are not built."""
+        """Return the matrix to take from, and its solutions that are not built yet and have to wait."""
         partly: tuple[_Matrix | None, set[str]] = None, set()
         for matrix in self._matrices:
             open_solutions = [matrix.solutions[name] for name in matrix.open_jobs]
@@ -131,7 +132,7 @@ class BlockQueue:
 
 
 def _take_columns(columns: deque[Column], device_count: int, *, open_jobs: int, open_columns: int) -> list[Job]:
-    """Take from the front: whole columns up to a share, and a part of one where devices are more than columns."""
+    """Take whole columns from the front up to a share; take a part of one where there are more devices than columns."""
     if device_count == 1:
         return [job for _ in range(min(MAX_WORKLOADS, len(columns))) for job in columns.popleft()]
     target = math.ceil(open_jobs / (BLOCKS_PER_DEVICE * device_count))

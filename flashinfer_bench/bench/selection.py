@@ -19,7 +19,7 @@ from flashinfer_bench.data.workload import Workload
 from flashinfer_bench.errors import ConfigError
 
 MIN_PREFIX: Final = 4
-"""Fewest characters of a uuid that may stand for it."""
+"""A prefix of a uuid needs at least this many characters to stand for the uuid."""
 SHOWN_NAMES: Final = 8
 
 

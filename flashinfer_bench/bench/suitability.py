@@ -18,7 +18,7 @@ GPU_WORDS: Final = frozenset(
 )
 NEEDS_GPU: Final = frozenset({SupportedLanguages.CUDA, SupportedLanguages.TILELANG})
 GPU_MODEL: Final = re.compile(r"(?:[abhlvt]|gb|gh|rtx|sm|mi)\d{2,4}[a-z]{0,2}")
-"""H100, B200, GB200, L40S, RTX5090, sm90, MI300X."""
+"""Names of GPUs, for example H100, GB200, L40S, RTX5090, sm90 or MI300X."""
 
 
 def why_not_here(solution: Solution, machine: Machine) -> str | None:

@@ -5,8 +5,8 @@
       atol: 0.001
       required_matched_ratio: 0.98
 
-A set is as trusted as its references, which decide what is right. So its word counts for its own definitions, beats the
-bundled settings, and is beaten by whatever the user says.
+A set is trusted as its references are, which decide what is right. So its tolerances hold for its own definitions. They
+beat the bundled settings; whatever the user says beats them.
 """
 
 from __future__ import annotations

@@ -256,7 +256,7 @@ class Definition(DataModel):
 
 
 Disagreement = tuple[tuple[str, ...], object, str]
-"""Where in a definition, what stands there, and what is wrong with it."""
+"""A place in a definition, its value, and what is wrong with it."""
 
 
 def _axis_facts(axis: AxisConst | AxisVar | AxisExpr) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""Whether a solution's entry function is there and takes what its definition gives: read off the sources, not run.
+"""Checks that a solution's entry function is there and takes what its definition gives. No source is run.
 
-Python is parsed; C++ and CUDA are searched for the line that exports the function. What cannot be told passes: the
-build and the first call decide then.
+Python is parsed; C++ and CUDA are searched for the line that exports the function. What cannot be known this way
+passes: then the build and the first call decide.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ class Arity:
     """Parameters that have to be given by keyword."""
 
     def fits(self, count: int) -> bool:
-        """Tell whether so many arguments can be given."""
+        """Tell whether a call may have this many arguments."""
         return self.minimum <= count and (self.maximum is None or count <= self.maximum)
 
 
 def check_entry(solution: Solution, definition: Definition | None = None) -> list[str]:
-    """Return what is wrong with the entry point, a line each; with a definition its arguments are counted too."""
+    """Return a line for each thing that is wrong with the entry point; with a definition also count its arguments."""
     if solution.spec.language in COMPILED:
         return list(_check_export(solution))
     try:
@@ -96,7 +96,7 @@ def _bindings(body: Sequence[ast.stmt]) -> Iterator[tuple[str, ast.stmt]]:
 
 
 def _arity(node: ast.stmt) -> Arity | None:
-    """Return what a function takes; None for what is no plain function."""
+    """Return the arguments that a function takes; None where the node is no plain function."""
     if not isinstance(node, ast.FunctionDef) or not all(map(_keeps_arguments, node.decorator_list)):
         return None
     arguments = node.args

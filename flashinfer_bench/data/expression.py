@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 MAX_EXPRESSION_LENGTH: Final = 10_000
-"""Characters; longer text is no axis expression or constraint that a person wrote."""
+"""A longer expression, in characters, is refused: no person wrote it."""
 MAX_AXIS_VALUE: Final = 2**63 - 1
-"""Largest value of an axis; bounds the cost of `**` and `<<` as well."""
+"""Largest value of an axis. It also limits the cost of `**` and `<<`."""
 
 _BINARY: Final[Mapping[type[ast.operator], Callable[[int, int], int]]] = {
     ast.Add: operator.add,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 Severity = Literal["error", "warning"]
-"""error: something was left out of the set; warning: it was kept, yet somebody should look."""
+"""error: something was left out of the set. warning: it was kept, and somebody should look at it."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class LoadIssue:
     reason: str
     """What is wrong, and what to do where that is known."""
     missing_definition: str | None = None
-    """The definition that nobody has; the issue is settled when another set brings it. "" means any definition."""
+    """A definition that the set lacks. Another set that has it settles the issue. "" means any definition."""
 
     def __str__(self) -> str:
         place = f"{self.file}:{self.line}" if self.line is not None else str(self.file)

@@ -1,6 +1,6 @@
-"""Which traces count where a job was judged more than once: those of the latest time, whatever file they stand in.
+"""Which trace counts where a job was judged more than once: the latest one, whatever file it is in.
 
-One rule for look-ups, reports and resumed runs. Equal times, and times that are no ISO 8601, keep the files' order.
+Look-ups, reports and resumed runs use this rule. Equal times, and times that are no ISO 8601, keep the files' order.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def find_latest(traces: Iterable[Trace]) -> list[Trace]:
 
 
 def _time_of(trace: Trace) -> datetime:
-    """Return when the verdict was reached: UTC where it names no zone, the earliest of all where it is no time."""
+    """Return the time of the verdict. A time without a zone is UTC; a text that is no time counts as the earliest."""
     text = trace.evaluation.timestamp.strip() if trace.evaluation is not None else ""
     if text[-1:] in ("Z", "z"):
         text = f"{text[:-1]}+00:00"

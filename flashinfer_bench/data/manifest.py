@@ -1,6 +1,6 @@
-"""A solution taken apart for a folder, and put together again: a manifest, and the text of each source.
+"""A solution as a folder has it, and back: a manifest, and the text of each source.
 
-The manifest is the solution without the content of its sources, with what stands under `spec` beside the other keys:
+The manifest is the solution without the content of its sources. The keys of `spec` stand beside the other keys:
 
     name: my_rmsnorm                      author: me                definition: rmsnorm_h4096
     language: cuda                        binding: tvm-ffi          entry_point: main.cu::run
@@ -17,7 +17,7 @@ from typing import Any, Final
 from flashinfer_bench.data.solution import BuildSpec, Solution
 
 MANIFEST_NAMES: Final = ("solution.yaml", "solution.yml", "solution.json")
-"""What a manifest may be called; the first that is there is it."""
+"""Names of a manifest; the first one that the folder has is read."""
 SPEC_KEYS: Final = tuple(BuildSpec.model_fields)
 NOT_SOURCES: Final = ("__pycache__",)
 
@@ -57,7 +57,7 @@ def join_solution(manifest: Mapping[str, Any], sources: Mapping[str, str]) -> di
 
 
 def listed_paths(manifest: Mapping[str, Any]) -> list[str] | None:
-    """Return the paths that a manifest lists, None where all files count; what is no path is left for `join`."""
+    """Return the paths that a manifest lists; None where all files count. `join` looks at what is no path."""
     listed = manifest.get("sources")
     if not isinstance(listed, list):
         return None

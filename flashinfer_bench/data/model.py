@@ -23,7 +23,7 @@ class DataModel(BaseModel):
     always_written: ClassVar[frozenset[str]] = frozenset()
     """Fields with a default that the format requires: written even when nobody set them."""
     known_extras: ClassVar[frozenset[str]] = frozenset()
-    """Keys seen in public files that are kept and mean nothing here: never reported as misspelt."""
+    """Keys of public files that have no meaning here. They are kept, and not reported as misspelt."""
 
     fields_of_models: ClassVar[tuple[str, ...]] = ()
     """Fields whose values are models, or dicts or lists of them; found from the annotations."""
@@ -57,7 +57,7 @@ class DataModel(BaseModel):
         return plain
 
     def has_unknown_keys(self) -> bool:
-        """Tell whether `unknown_keys` may yield anything; quick, for the many lines that have none."""
+        """Tell whether `unknown_keys` may yield anything. This is quick, since most lines have no such key."""
         if self.__pydantic_extra__:
             return True
         for name in self.fields_of_models:

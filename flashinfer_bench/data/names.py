@@ -7,13 +7,13 @@ from collections.abc import Iterable
 from typing import Final
 
 NAME_CUTOFF: Final = 0.6
-"""Least similarity (difflib ratio) at which a name is offered to somebody who asked for one that does not exist."""
+"""Offer a known name to somebody who asked for an unknown one at this similarity (difflib ratio) or more."""
 KEY_CUTOFF: Final = 0.8
-"""The same for a key that may well be meant as it stands."""
+"""Warn of an unknown key at this similarity to a known one or more. It is higher, since the key may be right."""
 
 
 def nearest_name(name: str, known: Iterable[str], *, cutoff: float = NAME_CUTOFF) -> str | None:
-    """Return the known name nearest to `name`, or None when nothing is near; upper and lower case count as near."""
+    """Return the known name nearest to `name`, or None when none is near. Upper and lower case make no difference."""
     by_lower = {candidate.lower(): candidate for candidate in known}
     close = difflib.get_close_matches(name.lower(), list(by_lower), n=1, cutoff=cutoff)
     return by_lower[close[0]] if close else None

@@ -1,4 +1,4 @@
-"""What can be read off a definition's reference without running it: whether it has a `run`, with which parameters."""
+"""Reads a definition's reference without running it: whether it has a `run`, and with which parameters."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from flashinfer_bench.data.names import did_you_mean
 
 NonEmpty = Annotated[str, StringConstraints(min_length=1)]
 MAX_PATH_PART: Final = 200
-"""Longest folder or file name of a source, in bytes."""
+"""A folder or file name of a source may have this many bytes."""
 _NOT_IN_PATHS: Final = re.compile(r"[\x00-\x1f\x7f\\]")
 _DRIVE: Final = re.compile(r"[A-Za-z]:")
 

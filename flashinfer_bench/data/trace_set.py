@@ -26,7 +26,7 @@ from flashinfer_bench.errors import DataSetError
 DATASET_VARIABLE: Final = "FIB_DATASET_PATH"
 """Environment variable with the default data set."""
 DEFAULT_BOUND: Final = 1e-2
-"""Default error bounds of the look-ups, as existing scripts know them."""
+"""Default error bounds of the look-ups; existing scripts expect this value."""
 
 
 @dataclass
@@ -162,8 +162,8 @@ class TraceSet:
 
         The judge fails an element only when its absolute and its relative error are both too large, and may allow some
         elements to fail: the largest relative error of a right answer can be huge near zero. So the verdict counts, and
-        a bound that is left at its default adds nothing to it. Any other bound also limits that largest error, as
-        `filter_traces` does. Of equal speed-ups, as when no reference was measured, the lower latency wins.
+        a default bound adds nothing to it. Any other bound also limits that largest error, as `filter_traces` does. Of
+        equal speed-ups, as when no reference was measured, the lower latency wins.
 
         Args:
             definition: its name.

@@ -62,7 +62,7 @@ InputSpec = Annotated[
 """Where one input comes from."""
 
 Unit = Literal["fp64", "fp32", "tf32", "fp16", "fp8", "fp4"]
-"""What arithmetic runs on; `roofline.peaks` tells how fast each is."""
+"""Units that do arithmetic; `roofline.peaks` knows how fast each is."""
 Amount = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
 """A count."""
 
@@ -71,7 +71,7 @@ AxisSize = Annotated[int, Field(strict=True, ge=0, le=MAX_AXIS_VALUE)]
 
 
 class WorkloadCost(DataModel):
-    """What one call on a workload costs at the least, by whoever made the workload."""
+    """The least that one call on a workload costs, as the workload's author states it."""
 
     flops: Amount
     """Floating-point operations; 0: only bytes count."""
@@ -94,11 +94,11 @@ class Workload(DataModel):
     inputs: dict[NonEmpty, InputSpec] = Field(default_factory=dict)
     """Input name to where it comes from; an input that is not named is random."""
     cost: WorkloadCost | None = None
-    """Held against the roofline in place of what the definition lets one guess; decides no verdict."""
+    """The roofline uses it in place of a guess from the definition. It decides no verdict."""
 
     @model_validator(mode="after")
     def _inputs_are_not_misspelt(self) -> Workload:
-        # Were they passed over, all inputs would be drawn at random in silence.
+        # Without an error all inputs would be drawn at random, and nobody would know.
         nearest = None if self.inputs else nearest_name("inputs", self.__pydantic_extra__ or (), cutoff=KEY_CUTOFF)
         if nearest is not None:
             raise ValueError(f"inputs is missing; is {nearest!r} a misspelling of it?")

@@ -19,6 +19,7 @@ import torch
 from flashinfer_bench.worker import cuda_memory
 
 ALIGNMENT: Final = 256
+"""Bytes; a GPU's allocator aligns tensors in the same way."""
 
 
 @dataclass(frozen=True)

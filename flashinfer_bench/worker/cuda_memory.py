@@ -80,7 +80,7 @@ def close_handle(address: int) -> None:
 
 
 class _DeviceBytes:
-    """Says to torch where raw device memory lies (the CUDA array interface, version 2)."""
+    """Tells torch where raw device memory lies, by the CUDA array interface, version 2."""
 
     def __init__(self, address: int, size: int) -> None:
         self.__cuda_array_interface__ = {"shape": (size,), "typestr": "|u1", "data": (address, False), "version": 2}

@@ -35,8 +35,9 @@ from flashinfer_bench.worker.wire import send_frame
 
 POLL_S: Final = 0.05
 TREE_POLL_S: Final = 0.5
+"""Seconds between two looks at the memory of all processes below the guard."""
 MOST_REAPED: Final = 1000
-"""In a turn: a worker that makes orphans without end must not keep its guard from all else."""
+"""Reap at most this many processes in one turn: a worker may make orphans without end, and the guard has more to do."""
 
 
 def run_guard(order: dict[str, Any], fds: list[int], fork: Callable[[], int]) -> None:
@@ -57,7 +58,8 @@ def run_guard(order: dict[str, Any], fds: list[int], fork: Callable[[], int]) ->
     theirs.close()
     session = socket.socket(fileno=guard_fd)
     report(session, {"started": pid, "guard": os.getpid()})
-    watch = Watch(pid, int(order["memory_limit_bytes"]), AskedCalls(ours))
+    asked = AskedCalls(ours, (order.get("walls") or {}).get("writable", ()))
+    watch = Watch(pid, int(order["memory_limit_bytes"]), asked)
     status = watch.until_end(session, wake_read)
     leftover = end_descendants()
     code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
@@ -88,7 +90,7 @@ class Watch:
         self._next_tree_poll = 0.0
         self._session = next(iter(ancestors(os.getpid())[1:]), 0)  # /proc may be mounted so that it cannot be seen
         self._arena_bytes = 0
-        """The most shared memory that the session had: a worker that maps the arena has it of the session."""
+        """The most shared memory that the session had: the arena, which a worker that maps it shows as its own, too."""
 
     def until_end(self, session: socket.socket, wake_read: int) -> int:
         """Return the worker's wait status."""
@@ -111,7 +113,7 @@ class Watch:
                 self.kill()
 
     def _reap(self) -> int | None:
-        """Take what has ended, orphans too, which else stay in the process table; return the worker's own status."""
+        """Reap what has ended, orphans too, which would stay in the process table; return the worker's own status."""
         for _ in range(MOST_REAPED):
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid == self.pid:
@@ -128,7 +130,7 @@ class Watch:
             os.kill(self.pid, signal.SIGKILL)  # it has not made its group yet
 
     def _is_over_memory(self) -> bool:
-        """Look at the worker each time, at everything below it now and then: that walk is the dearer one."""
+        """Look at the worker each time. Looking at all below it costs more, and is done every TREE_POLL_S seconds."""
         self._arena_bytes = max(self._arena_bytes, resident_memory(self._session).shared)
         if self._is_too_much(resident_memory(self.pid)):
             return True
@@ -147,7 +149,7 @@ class Watch:
 
 
 def end_descendants() -> int:
-    """Kill every process below this one and reap it, however long that takes; return how many there were."""
+    """Kill and reap every process below this one, without a deadline; return how many there were."""
     seen: set[int] = set()
     while True:
         alive = descendants(os.getpid())

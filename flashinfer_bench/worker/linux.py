@@ -1,7 +1,6 @@
-"""The few Linux calls that Python does not offer: prctl, and a walk over the process table.
+"""Linux calls that Python does not offer: prctl, and a walk over the process table.
 
-Everything here degrades to doing nothing where the system has no such call; what that costs is told in
-docs/architecture.md.
+Where the system has no such call these functions do nothing. docs/architecture.md says what that costs.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 PR_SET_DUMPABLE: Final = 4
 PR_SET_PDEATHSIG: Final = 1
@@ -22,6 +21,7 @@ PR_SET_CHILD_SUBREAPER: Final = 36
 PR_SET_NO_NEW_PRIVS: Final = 38
 FIRST_PID_NAMESPACE: Final = 0xEFFFFFFC
 KILL_ROUNDS: Final = 100
+"""Look for new processes of a session at most this many times."""
 KILL_POLL_S: Final = 0.002
 
 
@@ -32,6 +32,14 @@ def prctl(option: int, value: int) -> bool:
         return bool(libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0) == 0)
     except (OSError, AttributeError):
         return False
+
+
+def system_call(number: int, *arguments: Any) -> int:
+    """Make a system call by its number; return -1 where it fails, or where the system has no such call."""
+    try:
+        return int(ctypes.CDLL(None, use_errno=True).syscall(number, *arguments))
+    except (OSError, AttributeError):
+        return -1
 
 
 def die_with_parent(signal_number: int) -> None:
@@ -50,7 +58,7 @@ def hide_memory() -> None:
 
 
 def show_memory() -> None:
-    """Undo hide_memory, as a child of a hidden process may want."""
+    """Undo hide_memory, which a child inherits."""
     prctl(PR_SET_DUMPABLE, 1)
 
 
@@ -100,7 +108,7 @@ def count_own_tasks() -> int | None:
 
 
 def _owner(pid: int) -> int | None:
-    """Return whose a process is; /proc itself belongs to root where a process hides its memory."""
+    """Return the user of a process. The owner of its folder in /proc is root where it hides its memory."""
     try:
         status = Path(f"/proc/{pid}/status").read_bytes()
     except OSError:
@@ -118,7 +126,7 @@ def session_members(sessions: Iterable[int]) -> dict[int, dict[int, str]]:
 
 
 def kill_session(session: int, *, spare: int | None = None) -> None:
-    """Kill every process of a session, those too that have a group of their own, as ninja's compilers have."""
+    """Kill every process of a session, also those with a group of their own, such as ninja's compilers."""
     for _ in range(KILL_ROUNDS):  # one may start another while we look
         alive = [pid for pid, state in session_members([session])[session].items() if state != "Z" and pid != spare]
         if not alive:
@@ -131,7 +139,7 @@ def kill_session(session: int, *, spare: int | None = None) -> None:
 def end_tree(root: int, limit_s: float, *, now: Callable[[], float] = time.monotonic) -> bool:
     """Kill a process and all below it; say whether everything was gone before the limit.
 
-    The root goes last, for what loses its parent falls to it where it adopts orphans, also while it is stopped.
+    The root is killed last: where it adopts orphans, it gets every process that loses its parent, also while stopped.
     """
     deadline = now() + limit_s
     if not kill_below(root, limit_s, now=now):
@@ -146,7 +154,7 @@ def end_tree(root: int, limit_s: float, *, now: Callable[[], float] = time.monot
 
 
 def kill_below(root: int, limit_s: float, *, now: Callable[[], float] = time.monotonic) -> bool:
-    """Kill every process below one, those too that are started meanwhile; say whether all were gone at the limit."""
+    """Kill every process below one, also those started meanwhile; say whether all were gone before the limit."""
     deadline = now() + limit_s
     while alive := [pid for pid in descendants(root) if is_alive(pid)]:
         if now() >= deadline:
@@ -221,7 +229,7 @@ def descendants(root: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Memory:
-    """What processes hold in the machine's memory, in bytes; files aside, which the kernel may drop."""
+    """What processes hold in the machine's memory, in bytes. Files do not count, since the kernel may drop them."""
 
     private: int = 0
     shared: int = 0

@@ -1,4 +1,4 @@
-"""The line where solution code enters a process: a Python file, or a shared library of tvm-ffi's or torch's.
+"""Loads solution code into this process: a Python file, or a shared library of tvm-ffi's or torch's.
 
 Nothing else in the package imports what a solution brought. Python sources lie in a folder of their own, which becomes
 a package (so `from .helper import f` works) and is first on the import path (so `import helper` works too).
@@ -27,8 +27,9 @@ POSITIONAL: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITI
 NOTHING: Final = "None"
 """tvm-ffi's word for a function that returns nothing."""
 TENSOR_BRIDGE: Final = "__dlpack_c_exchange_api__"
-"""By this tvm-ffi reads torch's tensors, and gives them back, without a detour; older releases of torch lack it."""
+"""An attribute by which tvm-ffi reads and returns torch's tensors directly. Older releases of torch lack it."""
 SHOWN: Final = 20
+"""A message lists at most this many names of a module."""
 SETUP: Final = "setup"
 
 Function = Callable[..., Any]

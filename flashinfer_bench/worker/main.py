@@ -1,7 +1,6 @@
 """A worker: our loop and one solution. It answers the verbs of `protocol.py` until it is told to exit.
 
-It holds the solution's artifact, its inputs and the output slots that the session laid out, and nothing that
-decides.
+It holds the solution's artifact, its inputs and the output slots that the session laid out. It decides nothing.
 """
 
 from __future__ import annotations
@@ -45,6 +44,7 @@ from flashinfer_bench.worker.confine import confine
 from flashinfer_bench.worker.linux import show_memory
 from flashinfer_bench.worker.load import load_entry
 from flashinfer_bench.worker.protocol import MAX_TEXT, MOST_WORDS, answer_readings
+from flashinfer_bench.worker.walls.module_layer import link_modules
 from flashinfer_bench.worker.wire import FrameReader, WireClosed, send_frame
 
 KEPT_FRAMES: Final = 12
@@ -71,7 +71,9 @@ def run_worker(order: dict[str, Any], fds: Sequence[int], guard: socket.socket) 
         timing = order["timing"]
         image = base64.b64decode(timing["image"]) if timing["image"] else None
         clock = make_clock(device, l2_cache=timing["l2_cache"], clock=timing["clock"], image=image)
-        Worker(socket.socket(fileno=fds[0]), device, clock).serve()
+        worker = Worker(socket.socket(fileno=fds[0]), device, clock)
+        worker.shared_modules = (order.get("walls") or {}).get("shared_modules")
+        worker.serve()
     finally:
         os._exit(0)
 
@@ -85,6 +87,8 @@ class Worker:
         self.function: SolutionFunctions | None = None
         self.arena: MappedArena | None = None
         self.clock = clock
+        self.shared_modules: str | None = None
+        """FlashInfer's modules that were compiled ahead, where the solution has a layer of its own over them."""
         self.reader = FrameReader(sock)
         self._laid: list[LaidCall] = []
         self._no_call = make_no_call(device)
@@ -119,6 +123,8 @@ class Worker:
         """Import the solution."""
         show_memory()  # from here on the guard looks at what this process holds
         os.environ.update(request["environment"])
+        if self.shared_modules is not None:
+            link_modules(Path(self.shared_modules), Path(os.environ["FLASHINFER_WORKSPACE_BASE"]))
         place = Path(request["directory"]), request["entry"], request["symbol"]
         loaded = load_entry(*place, kind=request["kind"])
         self.function = SolutionFunctions(loaded.function, loaded.setup)
@@ -265,7 +271,7 @@ def describe_clock(clock: Clock) -> dict[str, Any]:
 
 
 def flush_output() -> None:
-    """Let what the solution printed through Python be in the pipes before the answer is; it may have broken both."""
+    """Flush what the solution printed, which has to arrive before the answer. It may have broken both streams."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(BaseException):
             stream.flush()
@@ -289,7 +295,7 @@ def describe_value(value: Any) -> dict[str, Any]:
 
 
 def describe_error(error: BaseException) -> dict[str, str]:
-    """Return what was raised in bounded words; our own frames are left out of the traceback."""
+    """Return what was raised as a bounded text; our own frames are left out of the traceback."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(str(Path(__file__).parent)):
         trace = trace.tb_next
@@ -303,5 +309,5 @@ def describe_error(error: BaseException) -> dict[str, str]:
 
 
 def escape_surrogates(text: str) -> str:
-    """Return a text that has an encoding; half a surrogate pair has none."""
+    """Return a text that UTF-8 can encode: half a surrogate pair becomes an escape sequence."""
     return str.encode(text, "utf-8", "backslashreplace").decode()

@@ -24,13 +24,14 @@ from flashinfer_bench.worker.triton_start import prepare_triton
 from flashinfer_bench.worker.wire import FrameReader, WireClosed
 
 END_LIMIT_S: Final = 30.0
+"""Seconds to kill everything below the template at its end."""
 MORE_TASKS, MORE_TASKS_PER_CORE = 4096, 512
-"""Threads and processes that a worker's user may have beside those that are there at first: the limit is the user's, so
-it has room for workers and compilers on all devices, and is half of what Linux has ids for on a large machine."""
+"""A worker's user may have this many threads and processes more than at the start. The limit counts all of the user's,
+so it has room for workers and compilers on all devices. It is half of the ids that Linux has on a large machine."""
 
 
 def fork() -> int:
-    """Fork; Python's warning about threads is for programs that hold locks in them, and none of ours runs here."""
+    """Fork. Python warns of threads that hold locks; this process has no threads of ours."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         return os.fork()

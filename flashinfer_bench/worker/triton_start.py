@@ -1,4 +1,4 @@
-"""What every process pays at its first Triton launch, paid once in the template instead.
+"""Does once, in the template, what every process would do at its first Triton launch.
 
 Measured on an H200 with Triton 3.6 and a warm cache: of 0.38 s, 0.27 s go into hashing Triton's own files (its
 result is cached in the process, and so inherited by forks) and 0.08 s into importing Gluon. None of it touches a
@@ -12,7 +12,7 @@ import importlib
 from typing import Final
 
 KEY_FUNCTIONS: Final = (("triton.runtime.cache", "triton_key"), ("triton.compiler.compiler", "triton_key"))
-"""Where the hash lives in Triton 3.5 and later, and before."""
+"""The function that computes the hash: in Triton 3.5 and later, and before."""
 LATE_IMPORTS: Final = ("triton.experimental.gluon", "triton.backends.nvidia.driver")
 
 

@@ -1,4 +1,4 @@
-"""Frames: the words that cross between our processes.
+"""Frames: the messages between our processes.
 
 A frame is a 4-byte big-endian length and that many bytes of UTF-8 JSON holding one object. File descriptors may
 travel with the first byte of a frame (SCM_RIGHTS). Nothing is ever unpickled. A frame over the reader's limit, or
@@ -20,7 +20,7 @@ MAX_FDS: Final = 8
 
 
 class WireError(Exception):
-    """The other side sent what is no frame."""
+    """The other side sent bytes that are no frame."""
 
 
 class WireClosed(Exception):
@@ -48,7 +48,7 @@ class FrameReader:
     Args:
         sock: a connected stream socket; this reader is the only one that reads it.
         max_bytes: frames that claim to be longer are refused.
-        takes_fds: whether descriptors may come along; else the kernel drops them before they are ours.
+        takes_fds: whether descriptors may come along. Otherwise the kernel drops them, and this process never has them.
     """
 
     def __init__(self, sock: socket.socket, *, max_bytes: int = MAX_FRAME_BYTES, takes_fds: bool = True) -> None:

@@ -27,7 +27,7 @@ START_LIMIT_S: Final = 180.0
 CLOSE_LIMIT_S: Final = 3.0
 FORCE_LIMIT_S: Final = 30.0
 PHASE_GRACE_S = 120.0
-"""What a phase may take beyond its own limit before the session is taken for lost: comparing, reading blobs."""
+"""Wait this many seconds beyond a phase's own limit, for comparing and reading blobs, before giving the session up."""
 STDERR_TAIL_BYTES: Final = 4096
 
 
@@ -36,7 +36,7 @@ class SessionLost(Exception):
 
 
 class SessionTimedOut(SessionLost):
-    """The session did not answer within what its phase may take."""
+    """The session was silent for longer than its phase may take."""
 
 
 class SessionClient:
@@ -55,7 +55,7 @@ class SessionClient:
         self._limit_s = START_LIMIT_S
         self._deadline = time.monotonic() + self._limit_s
         self.phase = "starting"
-        """What it said last that it does."""
+        """The phase that it told of last."""
         self._sock, theirs = socket.socketpair()
         self._lifeline, lifeline_write = os.pipe()
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed by end()
@@ -99,7 +99,7 @@ class SessionClient:
         self._send({"block": block.model_dump()})
 
     def wait_forever(self) -> None:
-        """Expect nothing: the session has no work."""
+        """Set no deadline: the session has no work."""
         self._deadline = float("inf")
 
     def messages(self) -> Iterator[dict[str, Any]]:

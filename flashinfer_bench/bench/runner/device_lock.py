@@ -1,8 +1,4 @@
-"""One run at a time measures on a GPU: a lock file per GPU, by its UUID, that two runs of any user on the machine
-share.
-
-The kernel gives a lock back when its holder ends, however it ends.
-"""
+"""One run at a time measures on a GPU: each GPU has a lock file, named by its UUID, for all users of the machine."""
 
 from __future__ import annotations
 
@@ -19,6 +15,7 @@ from flashinfer_bench.errors import DeviceFault
 from flashinfer_bench.filelock import try_lock
 
 WAIT_LIMIT_S: Final = 3600.0
+"""Wait this many seconds for another run to end before this run fails."""
 POLL_S: Final = 0.2
 
 

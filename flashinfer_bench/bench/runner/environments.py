@@ -1,7 +1,7 @@
 """Which variables of the environment reach whom: a device session, its workers, a solution in one of them.
 
-A program that fills the folder of kernels that FlashInfer keeps sees of compilers what a worker sees: the library
-compiles a kernel again wherever they are named otherwise.
+A program that fills FlashInfer's folder of kernels gets the compiler variables that a worker gets. Under other names of
+compilers the library would compile each kernel again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from flashinfer_bench.bench.machine import Device
 
 PACKAGE: Final = Path(__file__).parents[2]
 SECRET_MARKS: Final = ("TOKEN", "SECRET", "PASSWORD", "CREDENTIAL", "API_KEY", "AUTH")
-"""Variables whose name has one of these do not reach a session, and so no worker can read them back."""
+"""A variable whose name has one of these words does not reach a session. So no worker can read it."""
 PASSED_ON: Final = (
     *("PATH", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "LIBRARY_PATH", "TRITON_INTERPRET"),
     *("CC", "CXX", "CUDAHOSTCXX", "PYTORCH_NVCC", "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH"),
@@ -46,7 +46,8 @@ def session_environment(environment: Mapping[str, str], device: Device, *, inter
 def worker_environment(environment: Mapping[str, str], cache_root: Path) -> dict[str, str]:
     """Return what a worker sees of a session's environment, its own folder aside.
 
-    FlashInfer compiles its kernels for minutes, so its folder is one for all solutions, and one of them could harm it.
+    FlashInfer compiles its kernels for minutes. So without walls all solutions share its folder, and one of them could
+    harm it. With walls each solution has a layer of its own over `library_folder` (`workers/enclosure.py`).
     """
     kept = {name: value for name, value in environment.items() if is_passed_on(name)}
     if "CC" in kept and shutil.which(kept["CC"], path=kept.get("PATH")) is None:
@@ -54,11 +55,26 @@ def worker_environment(environment: Mapping[str, str], cache_root: Path) -> dict
     return {"FLASHINFER_WORKSPACE_BASE": str(cache_root / "jit"), **kept}
 
 
-def ahead_environment(environment: Mapping[str, str], device: Device, cache_root: Path) -> dict[str, str]:
-    """Return the environment of a program that calls solutions ahead: a session's, but a worker's view of compilers."""
+def library_folder(environment: Mapping[str, str], cache_root: Path) -> Path:
+    """Return FlashInfer's folder of modules that are compiled ahead. Workers with walls read it, and never write it."""
+    return Path(environment.get("FLASHINFER_WORKSPACE_BASE") or cache_root / "modules")
+
+
+def ahead_environment(
+    environment: Mapping[str, str], device: Device, cache_root: Path, *, for_walls: bool = False
+) -> dict[str, str]:
+    """Return the environment of a program that calls solutions ahead: a session's, but a worker's view of compilers.
+
+    Args:
+        environment: the user's.
+        device: what the program may use.
+        cache_root: the folder of what is built.
+        for_walls: workers have walls, and read what the program compiles.
+    """
     session = session_environment(environment, device, interpret_triton=False)
     others = {name: value for name, value in session.items() if not is_passed_on(name)}
-    return {**others, **worker_environment(session, cache_root)}
+    library = {"FLASHINFER_WORKSPACE_BASE": str(library_folder(environment, cache_root))} if for_walls else {}
+    return {**others, **worker_environment(session, cache_root), **library}
 
 
 def is_passed_on(name: str) -> bool:
@@ -66,7 +82,11 @@ def is_passed_on(name: str) -> bool:
     return name in PASSED_ON or name.startswith(PASSED_ON_PREFIXES)
 
 
-def solution_environment(cache_root: Path, digest: str) -> dict[str, str]:
-    """Return where a solution's compilers at run time keep what they make: a folder that no other solution is given."""
-    own = cache_root / "jit" / digest[:2] / digest
+def solution_folder(cache_root: Path, digest: str) -> Path:
+    """Return a folder that no other solution is given."""
+    return cache_root / "jit" / digest[:2] / digest
+
+
+def solution_environment(own: Path) -> dict[str, str]:
+    """Return where a solution's compilers at run time keep what they make, in a folder of its own."""
     return {"TRITON_CACHE_DIR": str(own / "triton"), "TORCH_EXTENSIONS_DIR": str(own / "torch")}

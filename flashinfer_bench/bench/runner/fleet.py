@@ -1,8 +1,8 @@
 """The host's loop over its device sessions: deal blocks out, pass on what comes back, replace a session that is lost.
 
-Solutions are compiled meanwhile (compile/farm.py): a block holds only jobs whose solution is built, so a device waits
-for a compiler only when nothing else is left. A job whose session was lost is tried once more on a fresh one; the
-second time it is a fault. One thread, one select: sessions and compilers do the work. Nothing here judges.
+`compile/farm.py` compiles solutions meanwhile. A block holds only jobs whose solution is built, so a device waits for a
+compiler only when nothing else is left. A job whose session was lost runs once more on a fresh session; the second time
+it is a fault. This process has one thread with one select; sessions and compilers do the work. Nothing here judges.
 """
 
 from __future__ import annotations
@@ -34,9 +34,11 @@ from flashinfer_bench.data import Evaluation, Solution
 
 POLL_S: Final = 1.0
 TRIES: Final = 2
+"""Run a job this many times, each on another session, before its lost session makes it a fault."""
 FAILED_STARTS: Final = 2
+"""Give a device up after this many sessions that did not start."""
 HANGS: Final = 2
-"""Workloads of a definition on which its reference may run out of time before its other workloads are given up."""
+"""Give a definition up after its reference ran out of time on this many workloads."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ class Station:
     open_jobs: dict[int, Job] = field(default_factory=dict)
     """Jobs of its block without an answer yet, in order."""
     current: int | None = None
-    """The job that is run, or whose baseline is made ahead: the one to blame where the session is lost."""
+    """The job that runs, or whose baseline is prepared. It is to blame where the session is lost."""
     started: int | None = None
     """The job whose start was told last."""
     is_blamed: bool = False
@@ -158,11 +160,11 @@ class Fleet:
                     return
 
     def _may_run(self, device: Device, solution: Solution) -> bool:
-        """Tell whether a solution is built; compilers would disturb what is measured on their own processor."""
+        """Tell whether a solution is built. On a CPU all have to be built: compilers would disturb the measurement."""
         return self._farm.is_ready(solution) and (device.kind != "cpu" or not self._farm.open_builds)
 
     def _prepare(self, batch: Block) -> tuple[BlockOrder, list[JobFaulted]]:
-        """Put the batch, whose solutions are built, into the words of the session."""
+        """Make the order for the session; the solutions of the batch are built."""
         solutions: dict[str, BlockSolution] = {}
         faults: list[JobFaulted] = []
         jobs: list[BlockJob] = []
@@ -274,7 +276,7 @@ class Fleet:
         queue.give_back([job for job in jobs if job is not suspect])
         yield Notice(f"{reason}; {len(jobs)} of its jobs go back to the queue")
         if suspect is not None and isinstance(lost, SessionTimedOut) and client.phase == REFERENCE_PHASE:
-            # Waiting for it once more would take as long and end alike.
+            # A second try would take as long and end the same way.
             name, uuid = suspect.definition.name, suspect.workload.uuid
             self._hung.setdefault(name, set()).add(uuid)
             self._broken[name, uuid] = f"reference of {name}, workload {uuid}: it ran out of time; {reason}"
@@ -295,7 +297,7 @@ class Fleet:
 
 
 def describe_solution(built: Built) -> BlockSolution:
-    """Put what became of a solution's build into the words of the session."""
+    """Tell the session what came of a solution's build."""
     solution, artifact = built.solution, built.artifact
     keeps = artifact is not None and artifact.kind == "python"
     return BlockSolution(

@@ -1,6 +1,6 @@
-"""Asks a process of its own which evaluator judges which definition: the host neither imports torch nor plug-ins.
+"""Asks a process of its own which evaluator judges which definition: the host imports neither torch nor plug-ins.
 
-Here a plug-in that cannot be used is found, before anything is run. The child is `evaluator_lookup_main`:
+So a plug-in that cannot be used is found before anything runs. The process is `lookup_main.py`:
 
     stdin   {"plug_ins": [PlugIn], "definitions": [Definition]}
     stdout  {"choices": {definition: EvaluatorChoice}}  or  {"refused": reason}
@@ -23,7 +23,9 @@ from flashinfer_bench.data import Definition
 from flashinfer_bench.errors import ConfigError
 
 LOOKUP_LIMIT_S: Final = 180.0
+"""Seconds that importing the plug-ins and choosing may take; then the run is refused."""
 STDERR_TAIL: Final = 2000
+"""Show this many characters from the end of what the process printed."""
 NO_DEVICE: Final = Device(kind="cpu", index=0, name="", uuid="")
 CHILD: Final = "flashinfer_bench.bench.runner.lookup_main"
 

@@ -1,4 +1,4 @@
-"""The process that `evaluator_lookup` asks: imports the evaluators, tells which one takes which definition, and ends.
+"""The process that `lookup.py` starts: it imports the evaluators, tells which one takes which definition, and ends.
 
 What a plug-in prints while it is imported goes to stderr; stdout carries the answer alone.
 """
@@ -18,7 +18,7 @@ from flashinfer_bench.errors import ConfigError
 
 
 def answer(question: dict[str, Any]) -> dict[str, Any]:
-    """Answer one question; both are described in `evaluator_lookup`."""
+    """Answer one question; `lookup.py` describes both."""
     try:
         register(PlugIn(**plug_in) for plug_in in question["plug_ins"])
         definitions = [Definition.model_validate(definition) for definition in question["definitions"]]

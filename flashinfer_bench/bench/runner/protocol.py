@@ -1,15 +1,14 @@
-"""The words between the host and a device session. Both are ours, so the frames are trusted; they are still JSON, and
-one place says what is in them.
+"""The frames between the host and a device session. Both are ours, so the frames are trusted. They are JSON.
 
-    host → session      {"hello": Hello}        once, first
-                        {"block": BlockOrder}        jobs of one definition, solution-major
-                        {"close": true}
-    session → host      {"ready": SessionReady}
-                        {"phase": Phase}        what it does now, and when to stop believing in it
-                        {"verdict": JobVerdict}
-                        {"fault": JobFault}
-                        {"notice": str}
-                        {"done": true}          the block is finished
+host → session      {"hello": Hello}        once, first
+                    {"block": BlockOrder}   jobs of one definition, all of one solution together
+                    {"close": true}
+session → host      {"ready": SessionReady}
+                    {"phase": Phase}        what it does now, and how long that may take
+                    {"verdict": JobVerdict}
+                    {"fault": JobFault}
+                    {"notice": str}
+                    {"done": true}          the block is finished
 """
 
 from __future__ import annotations
@@ -51,6 +50,12 @@ class Hello(Frame):
     worker_memory_bytes: int | None
     needs_triton: bool
     cache_root: str
+    has_walls: bool = False
+    """Workers read and write what they need, and connect to nothing."""
+    sandbox_user: str = "unchanged"
+    """Who a worker is; see `sandbox.User`."""
+    hidden: list[str] = []
+    """Folders that no worker reads, wherever they lie."""
     plug_ins: list[PlugIn] = []
     """Evaluators from outside the package, which the session imports and no worker does."""
 

@@ -1,8 +1,8 @@
 """Lines of JSON on disk: reading them with their numbers, appending one whole, writing a file whole.
 
 An append takes the file's lock, makes sure that the file ends with a newline, and writes the line in one call. A last
-line that was cut off (a process killed in the middle of a write) is moved to `<file>.torn` first; a last line that is
-whole but lacks its newline gets it.
+line that was cut off, because a process was killed while it wrote, is moved to `<file>.torn` first. A last line that is
+whole but lacks its newline gets one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from flashinfer_bench.filelock import USUAL_LIMIT_S, open_locked
 _BLOCK: Final = 65536
 _BOM: Final = b"\xef\xbb\xbf"
 _STAGED: Final = 180
-"""Characters of a file name that its staging name keeps."""
+"""A staging name begins with this many characters of the file's name."""
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, bytes, bool]]:

@@ -27,13 +27,13 @@ TRACES: Final = "traces"
 BLOB: Final = "blob"
 
 MAX_PART: Final = 200
-"""Longest plain name, in characters: leaves room for a suffix below the 255 bytes that file systems allow."""
+"""Longest plain name, in characters. It leaves room for a suffix: file systems allow 255 bytes."""
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9 _.+=@,()-]*[A-Za-z0-9_+=@)-])?")
 _NOT_PLAIN: Final = re.compile(r"[^A-Za-z0-9_-]+")
 _KEPT: Final = 60
-"""Characters of a name that is not plain that are kept for people."""
+"""A name that is not plain keeps this many characters, for people to read."""
 _DIGEST: Final = 32
-"""Hexadecimal digits that tell names that are not plain apart."""
+"""A name that is not plain gets this many hexadecimal digits, so that no two names are equal."""
 
 
 def path_part(name: str) -> str:
@@ -104,7 +104,7 @@ def walk_files(folder: Path, suffixes: tuple[str, ...], tell: Callable[[Path, st
 
 
 def _blocks(path: Path) -> bool:
-    """Tell whether something is there that may be read for ever: a pipe, a device."""
+    """Tell whether something is there whose reading may not end: a pipe, a device."""
     try:
         return not stat.S_ISREG(path.stat().st_mode)
     except OSError:

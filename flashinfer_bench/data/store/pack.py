@@ -31,7 +31,7 @@ from flashinfer_bench.data.store.parse import MISSING, Place, describe_missing, 
 from flashinfer_bench.errors import DataSetError
 
 MAX_SOURCE_BYTES: Final = 4 << 20
-"""Largest file that is taken for a source."""
+"""A file of more bytes is no source, and is an error."""
 
 
 class Packed(NamedTuple):

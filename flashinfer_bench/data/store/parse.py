@@ -1,6 +1,6 @@
-"""From the text of one object to a model, with an issue for everything that is wrong with it; the rest goes on.
+"""Makes a model of the text of one object, with an issue for everything that is wrong in it.
 
-Whoever reads files (`store.read`) calls `parse_objects` for a JSON file and `parse_line` for a line of a JSONL file.
+`store.read` calls `parse_objects` for a JSON file, and `parse_line` for a line of a JSONL file.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from flashinfer_bench.data.store.variants import UPGRADES
 Model = TypeVar("Model", bound=DataModel)
 MISSING: Final = "is missing"
 _SHOWN: Final = 80
-"""Characters of an offending value that are shown."""
+"""A message shows this many characters of a wrong value."""
 
 
 class Place:
@@ -69,7 +69,7 @@ def parse_objects(model: type[Model], file: Path, issues: list[LoadIssue]) -> It
 
 def parse_line(model: type[Model], line: bytes, place: Place, issues: list[LoadIssue]) -> Model | None:
     """Make the model of one line; None, with issues, when it is not one."""
-    with suppress(ValidationError):  # it lacks the places of what is wrong, which the slow way below finds
+    with suppress(ValidationError):  # the slow way below finds the places of what is wrong
         built = model.model_validate_json(line)
         if built.has_unknown_keys():
             _warn_of_misspelt_keys(built, _parse_plainly(line), place, issues)

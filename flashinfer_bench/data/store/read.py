@@ -1,7 +1,7 @@
 """Reading a whole set: walk the four folders, keep what is right, gather an issue for what is not.
 
-The fields inside the files are the truth; the folders are only compared with them. Things whose definition is nowhere
-are kept with a warning, since another set given beside this one may bring it.
+The fields inside the files count; the folders are only compared with them. What belongs to an unknown definition is
+kept with a warning, since another set that is given beside this one may have the definition.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def read_files(root: Path) -> FoundFiles:
 
 @contextmanager
 def _collector_paused() -> Iterator[None]:
-    """Keep the garbage collector from walking all that was read, again and again: two thirds of the time of a load."""
+    """Stop the garbage collector for a load: it would walk all that was read again and again, and triple the time."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

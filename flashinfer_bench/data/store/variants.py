@@ -1,4 +1,4 @@
-"""Files of other dialects and of earlier days, turned into the format of today: the one place that knows them.
+"""Turns files of other dialects, and old files, into today's format. Only this module knows those forms.
 
 Each function takes the parsed JSON of one object, and returns it in today's form, with remarks (field, text) on what
 was read in another sense than it was written. History:
@@ -41,7 +41,7 @@ _PYTHON_SUFFIXES: Final = frozenset({".py"})
 _CUDA_SUFFIXES: Final = frozenset({".cu", ".cuh"})
 _CPP_SUFFIXES: Final = frozenset({".cpp", ".cc", ".cxx", ".c", ".h", ".hpp"})
 _WORKLOAD_NAMESPACE: Final = uuid.UUID("6f1a3f0e-52a5-5b0e-9a55-3a7c1f0a9d11")
-"""Under which uuids are made for workloads that have none, always the same for the same workload."""
+"""The namespace of uuids for workloads that have none. Equal workloads get equal uuids."""
 
 
 def upgrade_definition(raw: dict[str, Any], file: Path) -> tuple[dict[str, Any], list[Remark]]:

@@ -1,4 +1,4 @@
 """Code that routines hand to the engine: `*_torch` are references, `*_flashinfer` call the library.
 
-`routines.lift` reads these modules as text; nothing imports them but tests.
+`routines.case.lift` reads these modules as text; nothing imports them but tests.
 """

@@ -7,7 +7,7 @@ The reference runs in this process, which holds the inputs and the expected outp
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,6 @@ from flashinfer_bench.bench.evaluators.inputs.seeds import derive_seed
 from flashinfer_bench.bench.evaluators.reference import Reference
 from flashinfer_bench.bench.evaluators.registry import find_evaluator
 from flashinfer_bench.bench.extra_keys import MEASURE_REJECTED
-from flashinfer_bench.bench.runner.environments import solution_environment
 from flashinfer_bench.bench.runner.protocol import (
     EXPECTED_PHASE,
     REFERENCE_PHASE,
@@ -46,7 +45,7 @@ from flashinfer_bench.bench.runner.workers.kernel import (
     RemoteKernel,
     SessionTools,
 )
-from flashinfer_bench.bench.runner.workers.pool import WorkerPool
+from flashinfer_bench.bench.runner.workers.pool import SolutionFiles, WorkerPool
 from flashinfer_bench.bench.runner.workers.process import WorkerProcess
 from flashinfer_bench.data import Definition, EvaluationStatus
 from flashinfer_bench.errors import BuildFault, DefinitionFault, DeviceFault, SolutionFailure, WorkloadFault
@@ -67,6 +66,8 @@ LARGE_CACHE_BYTES: Final = 8 << 30
 """Above this torch's unused memory is freed before a solution runs, which may need it."""
 LARGE_ARENA_BYTES: Final = 1 << 30
 """A larger arena is freed before the next block, whose reference may need its memory."""
+EXPECTED_WORKERS: Final = 2
+"""Tell the pool of this many workers: the current job's and the next one."""
 KEPT_BYTES: Final = 4 << 30
 KEPT_SHARE: Final = 16
 """A baseline that is prepared is kept while all kept ones hold at most KEPT_BYTES, and at most the device's memory
@@ -122,6 +123,13 @@ class DeviceSession:
             solutions=block.solutions,
         )
 
+    def expect(self, block: BlockContext, orders: Sequence[BlockJob]) -> None:
+        """Tell the pool which solutions the next workers are for, beginning with that of the first job."""
+        wanted = [block.solutions[order.solution] for order in orders]
+        if not self._hello.isolated:  # one worker does all jobs of a solution that stand together
+            wanted = [one for at, one in enumerate(wanted) if at == 0 or one.digest != wanted[at - 1].digest]
+        self._pool.expect([files_of(one) for one in wanted[:EXPECTED_WORKERS] if one.build_error is None])
+
     def lacks_baseline(self, block: BlockContext, order: BlockJob) -> bool:
         """Tell whether a job's baseline has to be made before any worker holds a solution."""
         job = block.open_job(order)
@@ -141,7 +149,7 @@ class DeviceSession:
     def prepare(self, block: BlockContext, order: BlockJob) -> None:
         """Make a job's baseline and time the reference; no worker may hold a solution, which could disturb it.
 
-        What it fails with is told when the job itself runs.
+        A failure is kept, and told when the job itself runs.
         """
         job = block.open_job(order)
         try:
@@ -160,7 +168,7 @@ class DeviceSession:
 
     def _note_fault(self, job: JobContext, fault: WorkloadFault) -> str:
         """Remember why a workload cannot be judged."""
-        # What is the definition's fault reads the same for all of its workloads, and so is told once.
+        # A fault of the definition has the same text for all workloads, so that it is told once.
         message = str(fault) if isinstance(fault, DefinitionFault) else f"{job.place}: {fault}"
         self._broken_workloads[job.workload.uuid] = message
         self._check_device()
@@ -215,7 +223,7 @@ class DeviceSession:
             raise broken
         self._say(job, "load")
         self._pool.end_reference()
-        worker, is_fresh = self._pool.worker_for(solution.digest)
+        worker, is_fresh = self._pool.worker_for(files_of(solution))
         definition = job.block.definition
         task = KernelTask(
             input_names=list(definition.inputs),
@@ -236,9 +244,9 @@ class DeviceSession:
 
     def _import(self, kernel: RemoteKernel, definition: Definition, solution: BlockSolution) -> None:
         """Have the worker import the solution, and find out how it is called."""
-        self._pool.finish_ending()  # what the worker before can do to files is done
-        artifact = find_artifact(solution, self._pool.make_folder)
-        signature = kernel.load(artifact, solution_environment(Path(self._hello.cache_root), solution.digest))
+        self._pool.finish_ending()  # an earlier worker can no longer change files
+        artifact = self._pool.hand_over(find_artifact(solution, self._pool.make_folder))
+        signature = kernel.load(artifact, self._pool.solution_environment(solution.digest))
         style = choose_style(
             signature,
             inputs=len(definition.inputs),
@@ -269,7 +277,7 @@ class DeviceSession:
         measure = partial(evaluator.eval_performance, block.definition, kernel, baseline.inputs)
         if isinstance(verdict, Rejected):
             if block.config.extra.get(MEASURE_REJECTED) and verdict.status is EvaluationStatus.INCORRECT_NUMERICAL:
-                # Wrong stays wrong; its time stands in the notes.
+                # The verdict stays the same; the notes get the time.
                 measure(None, block.config, context=self._context(job))
             return verdict
         performance = measure(baseline.mean_latency_ms, block.config, context=self._context(job))
@@ -343,14 +351,14 @@ class DeviceSession:
         return self._timer.measure(job, input_sets)
 
     def _hand_over_arena(self, worker: WorkerProcess) -> None:
-        """See to it that a worker finds nothing in the arena that another, or the session, has left there."""
+        """Renew the arena for another worker, which must not see what the last one or the session has left there."""
         if self._arena_of is not worker:
             self._pool.finish_ending()
             self._arena.renew()
             self._arena_of = worker
 
     def _trim_cache(self) -> None:
-        """Leave the solution the device memory that the reference no longer needs."""
+        """Free device memory that the reference no longer needs; the solution may need it."""
         if (
             self._device.type == "cuda"
             and torch.cuda.memory_reserved() - torch.cuda.memory_allocated() > LARGE_CACHE_BYTES
@@ -364,6 +372,11 @@ class DeviceSession:
                 torch.cuda.synchronize()
             except RuntimeError as error:
                 raise DeviceFault(f"the device is lost: {error}") from None
+
+
+def files_of(solution: BlockSolution) -> SolutionFiles:
+    """Return what a worker for a solution is made for."""
+    return SolutionFiles(solution.digest, Path(solution.directory) if solution.directory else None)
 
 
 def utc_now() -> str:

@@ -1,5 +1,4 @@
-"""From what happened to a job to the Evaluation that its trace carries. Pure: no process, no device, no clock of its
-own."""
+"""Makes the evaluation, which a trace carries, of a job's outcome. Pure: no process, no device, no clock."""
 
 from __future__ import annotations
 
@@ -15,6 +14,7 @@ from flashinfer_bench.errors import SolutionFailure
 from flashinfer_bench.timing.measurement import EVENTS_ASKED_FOR
 
 MAX_LOG: Final = 16_384
+"""A log of a trace has about this many characters at most."""
 OUTPUT_TITLE: Final = "--- stdout and stderr of the solution ---"
 
 
@@ -32,7 +32,7 @@ JobOutcome = Passed | Rejected | SolutionFailure
 def make_evaluation(
     outcome: JobOutcome, *, printed: str, timestamp: str, environment: Environment, extra: dict[str, Any]
 ) -> Evaluation:
-    """Return the evaluation: status by the kind of outcome, the reason first in the log, what was printed after it."""
+    """Return the evaluation. The log has the reason first, and after it what the solution printed."""
     match outcome:
         case Passed(correctness, performance):
             parts: dict[str, Any] = {"correctness": correctness, "performance": performance}
@@ -62,7 +62,7 @@ def unknown_errors() -> Correctness:
 
 
 def describe_fallbacks(extra: Mapping[str, Any]) -> str:
-    """Return a line for each measurement among the notes whose clock is not the one that was wanted."""
+    """Return a line for each measurement in the notes that had to use another clock."""
     lines = []
     for key, what in (("measurement", "the solution"), ("baseline", "the reference")):
         record = extra.get(key)
@@ -73,7 +73,7 @@ def describe_fallbacks(extra: Mapping[str, Any]) -> str:
 
 
 def render_log(message: str, printed: str) -> str:
-    """Put the reason and what the solution printed into one bounded text."""
+    """Join the reason and what the solution printed; cut the middle of a text that is too long."""
     parts = [message.strip()] if message.strip() else []
     if printed.strip():
         parts.append(f"{OUTPUT_TITLE}\n{printed.strip()}" if parts else printed.strip())

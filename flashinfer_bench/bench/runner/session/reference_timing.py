@@ -21,7 +21,7 @@ from flashinfer_bench.bench.runner.workers.kernel import (
     RemoteKernel,
     SessionTools,
 )
-from flashinfer_bench.bench.runner.workers.pool import WorkerPool
+from flashinfer_bench.bench.runner.workers.pool import WorkerPool, reference_key
 from flashinfer_bench.compile import Artifact
 from flashinfer_bench.data import Definition
 from flashinfer_bench.errors import DefinitionFault, SolutionFailure
@@ -84,7 +84,8 @@ class ReferenceTimer:
         """Have the worker import the reference; once for a worker."""
         if kernel.worker.is_loaded:
             return
-        folder = self.pool.make_folder()
+        folder = self.pool.make_folder(kernel.worker)
         Path(folder, ENTRY).write_text(definition.reference, encoding="utf-8")
-        kernel.load(Artifact(folder, ENTRY, SYMBOL), {})
+        environment = self.pool.solution_environment(reference_key(definition.digest()))
+        kernel.load(Artifact(folder, ENTRY, SYMBOL), environment)
         kernel.worker.is_loaded = True

@@ -1,7 +1,7 @@
 """The first lines of a device session's process: `python -m flashinfer_bench.bench.runner.session.start FD HOST_PID`.
 
-It ties this process to its host before anything slow is imported: a host that is killed while torch loads leaves
-nobody behind.
+It ties this process to its host before anything slow is imported. So a host that is killed while torch loads leaves no
+process behind.
 """
 
 from __future__ import annotations

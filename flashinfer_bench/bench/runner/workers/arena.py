@@ -1,9 +1,9 @@
 """The session's end of the arena: allocate it, lay tensors out in it, describe it to a worker.
 
-The layout is the inputs first, then the outputs. Memory that replaces other memory has a new `generation`, by which a
-worker that mapped the old one is told to bind again.
+Inputs lie first, then outputs. Memory that replaces other memory has a new `generation`; then a worker that mapped the
+old memory is told to bind again.
 
-No worker sees what another left there (`renew`), or what the session held in that memory before.
+No worker sees what another worker left there (`renew`), or what the session held in that memory before.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from flashinfer_bench.worker.arena import ALIGNMENT, Slot, map_memory_file
 
 SMALLEST_BYTES: Final = 1 << 20
 LARGE_BYTES: Final = 1 << 28
-"""From here on an arena is as large as it has to be; a smaller one is twice as large at the most, and lasts longer."""
+"""An arena of at least this size is as large as needed. A smaller one is up to twice as large, and so grows rarely."""
 PAGE_BYTES: Final = 1 << 21
-"""The largest pages of a GPU; memory that is not made of whole ones may be mapped in small ones throughout."""
+"""The largest pages of a GPU. The driver may map memory whose size is no multiple of this in small pages only."""
 
 
 def lay_out(specs: Sequence[tuple[tuple[int, ...], torch.dtype]]) -> tuple[list[Slot], int]:
@@ -39,7 +39,7 @@ def lay_out(specs: Sequence[tuple[tuple[int, ...], torch.dtype]]) -> tuple[list[
 
 
 def round_up(size: int) -> int:
-    """Return how large an arena is that has room for so many bytes."""
+    """Return the size of an arena that has room for `size` bytes."""
     if size < LARGE_BYTES:
         return max(SMALLEST_BYTES, 1 << (size - 1).bit_length())
     return -(-size // PAGE_BYTES) * PAGE_BYTES
@@ -54,7 +54,7 @@ def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
 def open_memory_file(size: int) -> int:
     """Return the descriptor of a file that exists in memory only.
 
-    Where the system has seals nobody can make it smaller: who reads what was cut off is ended by SIGBUS.
+    Where the system has seals nobody can make the file smaller. SIGBUS would end a process that reads what was cut off.
     """
     if hasattr(os, "memfd_create"):
         fd = os.memfd_create("flashinfer_bench_arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -119,7 +119,7 @@ class SharedArena:
         return slots
 
     def leave(self) -> None:
-        """Give up memory that a worker was told of: it may map it, read along and write to it.
+        """Give up memory that a worker was told of: that worker may map it, read it and write to it.
 
         The old memory stays until drop_retired.
         """
@@ -129,8 +129,8 @@ class SharedArena:
     def renew(self) -> None:
         """Make the arena fit for a worker that has not seen it; call it when no other worker maps it any more.
 
-        A memory file is replaced. Device memory is wiped: that takes less, and data that lies where it lay before is
-        read as fast as before.
+        A memory file is replaced. Device memory is wiped, which takes less time. Data that stays in its
+        place is also read as fast as before.
         """
         if self.device.type == "cuda":
             self._wipe()

@@ -1,4 +1,4 @@
-"""What a worker is given to load: the artifact as it was built, looked at once more right before."""
+"""What a worker loads: the artifact as it was built, which is checked once more right before."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from flashinfer_bench.errors import BuildFault
 
 
 def find_artifact(solution: BlockSolution, make_folder: Callable[[], Path]) -> Artifact:
-    """Return a solution's artifact; where somebody changed it, its sources written anew into a folder of their own.
+    """Return a solution's artifact. Where somebody changed it, write its sources into a new folder.
 
     Args:
         solution: built.

@@ -9,7 +9,7 @@ TAIL_BYTES: Final = 8192
 
 
 class BoundedLog:
-    """Takes any amount of bytes, keeps HEAD_BYTES + TAIL_BYTES of them."""
+    """Takes any amount of bytes; keeps the first HEAD_BYTES and the last TAIL_BYTES of them."""
 
     def __init__(self, *, head_bytes: int = HEAD_BYTES, tail_bytes: int = TAIL_BYTES) -> None:
         self._head_bytes = head_bytes

@@ -1,6 +1,6 @@
-"""What a solution claims of itself, held against the definition: its signature, and what it returned.
+"""What a solution claims of itself, compared with the definition: its signature, and what it returned.
 
-Pure: claims in, a SolutionFailure with its status where one does not hold.
+Pure. A claim that does not fit raises a SolutionFailure with its status.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class OutputSpec:
 def choose_style(signature: Signature | None, *, inputs: int, outputs: int, declared: bool | None) -> Style:
     """Return how a solution is called: as it declares, or by its arity where it declares nothing.
 
-    Where nothing is declared and both ways fit, the parameters behind the inputs have defaults: `eps=1e-6`, no outputs.
+    Where it declares nothing and both styles fit, the parameters after the inputs have defaults, such as `eps=1e-6`.
+    Then they are no outputs.
 
     Raises:
         SolutionFailure: COMPILE_ERROR where the entry function cannot be called so, both signatures are shown; or where
@@ -73,7 +74,7 @@ def choose_style(signature: Signature | None, *, inputs: int, outputs: int, decl
 
 
 def check_returned(returned: list[Returned], outputs: list[OutputSpec], device_type: str) -> None:
-    """Hold what a value-returning solution gave back against the definition: count, then shapes, then dtypes.
+    """Compare what a value-returning solution returned with the definition: count, then shapes, then dtypes.
 
     Raises:
         SolutionFailure: with the status of the first that does not fit.

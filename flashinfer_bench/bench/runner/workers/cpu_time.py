@@ -1,4 +1,4 @@
-"""What processes have computed so far, by the kernel's account: waiting for a processor does not count."""
+"""CPU time that processes have used so far, by the kernel's account. Time spent waiting for a core does not count."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Final
 from flashinfer_bench.worker.linux import reaped_cpu_ticks, tree_below
 
 ALL_THREADS: Final = 2
-"""CPUCLOCK_SCHED of Linux: a clock of a process is named by ~pid, shifted by three bits, and this."""
+"""CPUCLOCK_SCHED of Linux. The id of a process's clock is ~pid shifted left by three bits, plus this."""
 
 
 def cpu_time_ns(pid: int | None) -> int | None:

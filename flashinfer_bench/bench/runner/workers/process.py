@@ -1,7 +1,7 @@
 """The session's handle on one worker: ask it, wait no longer than allowed, end it, know how it ended.
 
-While it waits for an answer it drains the worker's stdout and stderr and listens to the guard, so a worker that
-dies is noticed at once and one that prints without end fills no memory.
+While it waits for an answer it reads the worker's stdout and stderr, and listens to the guard. So it notices at once
+that a worker has died, and a worker that prints without end fills no memory.
 """
 
 from __future__ import annotations
@@ -30,11 +30,13 @@ from flashinfer_bench.worker.wire import FrameReader, WireClosed, WireError, sen
 MAX_ANSWER_BYTES: Final = 8 << 20
 PIPE_READ_BYTES: Final = 1 << 20
 MAX_DRAINS: Final = 64
-"""A solution that prints without end must not keep the session reading."""
+"""Read a worker's output at most this many times in a row: a solution may print without end."""
 READY_LIMIT_S: Final = 60.0
+"""Seconds that a new worker may take to start."""
 END_LIMIT_S: Final = 5.0
+"""Seconds that the guard may take to end its worker; then the session ends both."""
 FORCE_LIMIT_S: Final = 60.0
-"""A large context on a GPU takes seconds to go."""
+"""Seconds until processes that the session kills have to be gone: a large context on a GPU takes seconds to go."""
 
 EMPTY_BURSTS: Final = 8
 """Bursts of calls that compute nothing, by which the session knows what a burst itself takes."""
@@ -128,6 +130,9 @@ class WorkerProcess:
         self.has_setup = False
         """The solution that was loaded exports `setup`."""
         home.mkdir(parents=True)
+        user = (order.get("walls") or {}).get("user")
+        if user is not None:
+            os.chown(home, user, user)
         self._sock, worker_end = socket.socketpair()
         self._guard, guard_end = socket.socketpair()
         out_read, out_write = os.pipe()
@@ -162,7 +167,7 @@ class WorkerProcess:
 
         Raises:
             WorkerGone, WorkerLate: it cannot; that is our fault or the machine's.
-            WireError: it speaks nonsense.
+            WireError: what it sent is no frame of the protocol.
         """
         if self.is_ready:
             return
@@ -224,7 +229,7 @@ class WorkerProcess:
         return check_answer(self._wait(deadline), self._request_id, expected)
 
     def begin_end(self) -> None:
-        """Have the guard end the worker and everything it started; returns at once, `end` waits."""
+        """Have the guard end the worker and everything it started; return at once. `end` waits."""
         if self.exit is None and not self._is_ending:
             self._is_ending = True
             try:
@@ -251,7 +256,7 @@ class WorkerProcess:
         return self.exit
 
     def _end_by_force(self) -> None:
-        """End what the guard, stopped or busy, did not: nothing of one solution may be there when the next one runs."""
+        """End what a stopped or busy guard has left: no process of one solution may live when the next one runs."""
         if self.guard_pid is None or not end_tree(self.guard_pid, FORCE_LIMIT_S):
             raise DeviceFault("a worker, or something that it started, does not end")
         self.exit = WorkerExit(None, signal.SIGKILL, 0, over_memory=False)
