@@ -17,7 +17,6 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from statistics import median
 from typing import Any, Final
 
 from flashinfer_bench.bench.runner.workers.cpu_time import tree_cpu_time_ns, tree_waiting_ns
@@ -45,6 +44,10 @@ BURST_NS: Final = {"cpu": 0, "cuda": 1_000_000}
 changes from one process to another has a start-up that a short burst would be made of."""
 TWICE: Final = 2
 """And as many as take this many times what bursts resolve."""
+FEWEST_CALLS: Final = 8
+"""And this many at least: the first call after a pause is slower, for threads sleep and caches are cold."""
+LONGEST_NS: Final = 50_000_000
+"""But no more than take this long: slow calls hardly notice a pause."""
 SERIES_S: Final = 0.02
 """Seconds that a series of bursts takes where calls are quick."""
 FEWEST_BURSTS: Final = 3
@@ -54,6 +57,9 @@ SLOW_SERIES_S: Final = 0.5
 """Seconds after which a series ends with fewer bursts than that."""
 AGAIN: Final = 4
 """Series that are taken again before a claim is refused: a busy machine delays some."""
+SHORTER: Final = (1, 2, 4)
+"""Their bursts have the calls of the first series divided by one of these: where the cost of a call depends on its
+content, the best of several short bursts is nearer to the usual call than the mean of a long one."""
 
 
 def noise_ns(overhead: BurstOverhead, device_type: str) -> float:
@@ -62,13 +68,11 @@ def noise_ns(overhead: BurstOverhead, device_type: str) -> float:
 
 
 def count_burst_calls(claimed_ns: float, device_type: str, overhead: BurstOverhead) -> int:
-    """Return how many calls a burst has, as far as memory allows.
-
-    They are as few as can be told from noise, for the cost of a call may depend on its content: then the usual cost of
-    one call is not the mean of several.
-    """
+    """Return how many calls a burst has, as far as memory allows."""
+    claimed_ns = max(claimed_ns, 1.0)
     wanted_ns = max(BURST_NS[device_type], TWICE * RESOLVED * noise_ns(overhead, device_type))
-    return max(1, min(MOST_BURST_PLACES[device_type], math.ceil(wanted_ns / max(claimed_ns, 1.0))))
+    wanted = max(math.ceil(wanted_ns / claimed_ns), min(FEWEST_CALLS, math.ceil(LONGEST_NS / claimed_ns)))
+    return max(1, min(MOST_BURST_PLACES[device_type], wanted))
 
 
 @dataclass(frozen=True)
@@ -95,7 +99,7 @@ class Series:
     """What several bursts came to."""
 
     call_ns: float
-    """The usual cost of one call."""
+    """What one call costs in the best of them."""
     is_busy: bool
     """The worker was held up by others meanwhile."""
 
@@ -141,7 +145,8 @@ class BurstTimer:
         best = self._take_series(calls, overhead)
         series = 1
         while claimed_ns < LEAST_SHARE * best.call_ns and best.call_ns > resolution_ns and series <= AGAIN:
-            best = min(best, self._take_series(calls, overhead), key=lambda one: one.call_ns)
+            fewer = max(1, calls // SHORTER[series % len(SHORTER)])
+            best = min(best, self._take_series(fewer, overhead), key=lambda one: one.call_ns)
             series += 1
         if best.call_ns <= resolution_ns:
             return Confirmation(None, resolution_ns, "the call is shorter than a burst resolves")
@@ -159,7 +164,7 @@ class BurstTimer:
         )
 
     def _take_series(self, calls: int, overhead: BurstOverhead) -> Series:
-        """Take some bursts of so many calls; return what one call usually costs in them."""
+        """Take some bursts of so many calls; return what one call costs in the best of them."""
         start = self._now_ns()
         costs_ns: list[float] = []
         waited_before = tree_waiting_ns(self._guard_pid)
@@ -169,7 +174,7 @@ class BurstTimer:
                 break
             costs_ns.append(max(self._time_one(calls, overhead), 0.0) / calls)
         waited_ns = tree_waiting_ns(self._guard_pid) - waited_before
-        return Series(median(costs_ns), waited_ns > BUSY_SHARE * (self._now_ns() - start))
+        return Series(min(costs_ns), waited_ns > BUSY_SHARE * (self._now_ns() - start))
 
     def _time_one(self, calls: int, overhead: BurstOverhead) -> float:
         """Return what all calls of one burst cost together."""

@@ -213,7 +213,7 @@ class WorkerPool:
         self.finish_ending()
 
     def make_folder(self, worker: WorkerProcess | None = None) -> Path:
-        """Return a new folder that lasts as long as the session, and that a worker reads, by default the current one."""
+        """Return a new folder, which lasts as long as the session; a worker reads it, by default the current one."""
         given = self._given_to_current() if worker is None else self._given.get(id(worker))
         folder = Path(tempfile.mkdtemp(dir=given or self._run_directory))
         folder.chmod(0o755)  # a worker may be of another user; nobody else comes through the folders above
