@@ -49,8 +49,8 @@ RETAKES: Final = 3
 EXTRA_SHARE: Final = 10
 EXTRA_S: Final = 0.15
 """If the span or busy time of a quick call is not known to 0.5 % after the wanted readings, more readings are taken: at
-most EXTRA_SHARE times the wanted number, and for at most EXTRA_S seconds. A kernel of a microsecond that misses the caches has two
-typical durations, 20 % apart; kernels of two streams overlap differently in each call (7 %)."""
+most EXTRA_SHARE times the wanted number, and for at most EXTRA_S seconds. A kernel of a microsecond that misses the
+caches has two typical durations, 20 % apart; kernels of two streams overlap differently in each call (7 %)."""
 
 
 def take_trial(supply: Supplier, clock: Clock, recipe: Recipe, *, now: Callable[[], float] = perf_counter) -> Trial:

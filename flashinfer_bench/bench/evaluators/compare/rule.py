@@ -1,4 +1,4 @@
-"""What comparing one output found, and the rule that decides. Plain numbers, no tensors: `chunks` or `fused` measures them.
+"""What comparing one output found, and the rule that decides: plain numbers, which `chunks` or `fused` measures.
 
 An element fails where |got - expected| > atol and |got - expected| > rtol * |expected|. So where the expected value is
 zero, atol alone decides. Integers and booleans have no tolerance. Where the expected value is not finite, only the same
