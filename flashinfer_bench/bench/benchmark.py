@@ -22,6 +22,7 @@ from flashinfer_bench.bench.resume import RecordedJobs
 from flashinfer_bench.bench.runner.fleet import Fleet, Judged
 from flashinfer_bench.bench.runner.lookup import look_up_evaluators
 from flashinfer_bench.bench.runner.protocol import Hello
+from flashinfer_bench.bench.runner.sandbox import find_sandbox
 from flashinfer_bench.bench.selection import select
 from flashinfer_bench.compile import (
     BuildFarm,
@@ -33,12 +34,14 @@ from flashinfer_bench.compile import (
 )
 from flashinfer_bench.compile.cache import cache_root
 from flashinfer_bench.data import Evaluation, Trace, TraceSet
+from flashinfer_bench.data.store.layout import BLOB, DEFINITIONS, SOLUTIONS, TRACES, WORKLOADS
 from flashinfer_bench.data.store.record import TraceWriter
 from flashinfer_bench.errors import DataSetError
 from flashinfer_bench.roofline.workloads import cost_of_workload, describe_time
 from flashinfer_bench.timing.settings import TimingSettings
 
 GIB = 1 << 30
+CACHE_FOLDERS = ("artifacts", "staging", "jit", "leases", "locks")
 
 
 class Benchmark:
@@ -51,7 +54,8 @@ class Benchmark:
         cache: folder for what is built; the user's cache where it is left out.
 
     Raises:
-        ConfigError: the configuration asks for devices that are not there, or evaluators that no session could import.
+        ConfigError: the configuration asks for devices that are not there, evaluators that no session could import, or
+            a sandbox that cannot be had here.
 
     Example:
         >>> result = Benchmark(TraceSet.from_path("flashinfer-trace")).run_all()
@@ -64,6 +68,7 @@ class Benchmark:
         self._cache = cache
         self.config = (config if config is not None else BenchmarkConfig.default()).for_set(trace_set)
         self._toolchain = find_toolchain()
+        self.sandbox = find_sandbox(self.config.sandbox, self._cache_folder())
         self.machine = self._look_around()
         self.seed = self.config.seed if self.config.seed is not None else secrets.randbits(62)
         self.faults: list[JobFaulted] = []
@@ -174,6 +179,7 @@ class Benchmark:
             devices,
             languages,
             lambda solution: why_not_buildable(solution, self._toolchain, target, capabilities),
+            self.sandbox.mark,
         )
 
     def _fleet(self, plan: Plan) -> Fleet:
@@ -211,7 +217,18 @@ class Benchmark:
             needs_triton=needs_triton,
             cache_root=str(self._cache_folder()),
             plug_ins=self._plug_ins,
+            has_walls=self.sandbox.has_walls,
+            sandbox_user=self.sandbox.user,
+            hidden=self._hidden_folders(),
         )
+
+    def _hidden_folders(self) -> list[str]:
+        """Return what no worker reads, even where somebody has put it in a folder that workers need."""
+        trace_set, cache = self._trace_set, self._cache_folder()
+        roots = {*trace_set.solution_roots.values(), *trace_set.workload_roots.values(), *trace_set.blob_roots.values()}
+        roots |= {trace_set.root} if trace_set.root is not None else set()
+        in_sets = [root / name for root in sorted(roots) for name in (DEFINITIONS, SOLUTIONS, WORKLOADS, TRACES, BLOB)]
+        return [str(folder.absolute()) for folder in (*in_sets, *(cache / name for name in CACHE_FOLDERS))]
 
     def _make_trace(self, job: Job, device: Device, evaluation: Evaluation) -> Trace:
         """Add what the verdict was reached under: settings, seed, digests, device."""
@@ -222,6 +239,7 @@ class Benchmark:
             "worker_memory_gb": self.config.worker_memory_gb,
             "seed": self.seed,
             "device": {"kind": device.kind, "index": device.index, "uuid": device.uuid},
+            "sandbox": self.sandbox.record(),
             "runner": "isolated" if self.config.use_isolated_runner else "persistent",
         }
         extra = {**(evaluation.extra or {}), "run": run, **self._roofline(job, device, evaluation)}

@@ -55,6 +55,8 @@ class Machine:
     """Language → None where its solutions can be built and run here, else the reason why not."""
     why_not_buildable: Callable[[Solution], str | None] = field(default=_buildable, compare=False)
     """Gives what is missing here for one solution (a package, a binding), None where nothing is."""
+    sandbox: str | None = None
+    """How far workers are confined here, for a job's fingerprint; None where nobody has looked."""
 
     @property
     def kind(self) -> Literal["cpu", "cuda"]:

@@ -173,6 +173,7 @@ def _jobs(
                 workload=workload_digest,
                 evaluator=evaluator,
                 timing=config.timing_mark(),
+                sandbox=machine.sandbox,
                 seed=config.seed,
             )
             yield Job(0, definition, workload, solution, resolved, marks)

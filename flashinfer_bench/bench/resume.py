@@ -2,9 +2,9 @@
 
 The fingerprint stands in a trace under `evaluation.extra["run"]["fingerprint"]`: digests of the definition, the
 solution, the workload and the eval config, the hardware's name, the evaluator's class with its revision (of a plug-in
-the digest of its source too), the timing where it is not the usual one (a warm L2, CUDA events, no graphs), and the
-seed where the user gave one. A trace without a fingerprint (another engine's) proves nothing, nor does one from before
-evaluators had revisions.
+the digest of its source too), the timing where it is not the usual one (a warm L2, CUDA events, no graphs), whether
+workers had walls, and the seed where the user gave one. A trace without a fingerprint (another engine's) proves
+nothing, nor does one from before evaluators had revisions.
 
 Reports show the latest verdict of a job. So a recorded verdict stops counting when a later verdict on the same hardware
 was made with a changed solution, definition, workload or evaluator. Later verdicts under other settings change nothing.
@@ -21,7 +21,17 @@ from flashinfer_bench.data.evaluation import Evaluation, EvaluationStatus
 from flashinfer_bench.data.latest import in_order_of_time
 from flashinfer_bench.data.trace import Trace
 
-FINGERPRINT_KEYS: Final = ("definition", "solution", "workload", "config", "hardware", "evaluator", "timing", "seed")
+FINGERPRINT_KEYS: Final = (
+    "definition",
+    "solution",
+    "workload",
+    "config",
+    "hardware",
+    "evaluator",
+    "timing",
+    "sandbox",
+    "seed",
+)
 JUDGED_KEYS: Final = ("definition", "solution", "workload", "evaluator")
 """The keys that say what was judged, and by whom. The other keys say under which settings."""
 HARDWARE_JOINT: Final = " + "

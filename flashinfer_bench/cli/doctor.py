@@ -12,8 +12,8 @@ from flashinfer_bench.bench.machine import discover_devices
 from flashinfer_bench.cli.parser import Parser
 from flashinfer_bench.cli.screen.output import write_err, write_out
 from flashinfer_bench.cli.screen.tables import Column, Row, available_width, render_table, wrap_line
-from flashinfer_bench.cli.shared_flags import PROGRAM, add_format
-from flashinfer_bench.doctor.examination import Report, examine
+from flashinfer_bench.cli.shared_flags import PROGRAM, add_format, add_sandbox
+from flashinfer_bench.doctor.examination import Asked, Report, examine
 from flashinfer_bench.doctor.machine import GpuAtRest, MachineState
 from flashinfer_bench.doctor.readings import Readings
 
@@ -31,6 +31,7 @@ def declare_doctor(parser: Parser) -> None:
         execute=execute,
     )
     parser.add_argument("--device", metavar="NAME", help="0, cuda:1, a GPU's uuid, or cpu (default: the first GPU)")
+    add_sandbox(parser, default="auto")
     parser.add_argument("--quick", action="store_true", help="do not time the same kernels twice through the engine")
     add_format(parser)
 
@@ -38,7 +39,8 @@ def declare_doctor(parser: Parser) -> None:
 def execute(args: argparse.Namespace, *, examination: Callable[..., Report] = examine) -> int:
     """Examine the machine and print the findings; return 1 if something is broken."""
     device = discover_devices(None if args.device is None else [args.device])[0]
-    report = examination(device, asked_for=args.device, quick=args.quick, tell=lambda line: write_err(f"{line} …"))
+    asked = Asked(args.device, quick=args.quick, sandbox=args.sandbox)
+    report = examination(device, asked=asked, tell=lambda line: write_err(f"{line} …"))
     if args.format == "json":
         write_out(json.dumps(report.document(), indent=2) + "\n")
     else:

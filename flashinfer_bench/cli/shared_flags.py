@@ -30,6 +30,12 @@ def add_format(parser: argparse._ActionsContainer) -> None:
     )
 
 
+def add_sandbox(parser: argparse._ActionsContainer, *, default: str) -> None:
+    """Add the flag that says how far solutions are confined."""
+    text = "how far solutions are confined: all of it or no run, what this machine gives, not (default: auto)"
+    parser.add_argument("--sandbox", choices=("strict", "auto", "off"), default=default, help=text)
+
+
 def add_names(parser: argparse._ActionsContainer, flag: str, text: str) -> None:
     """Add a flag that takes names. The parsed arguments lack it where it was not given."""
     parser.add_argument(flag, nargs="+", action=NameList, metavar="NAME", default=argparse.SUPPRESS, help=text)
@@ -66,6 +72,7 @@ def add_settings(parser: Parser) -> None:
     add_setting(group, "--worker-memory-gb", number, "host memory that a worker may use")
     add_setting(group, "--build-jobs", whole_number, BUILD_JOBS_HELP)
     add_names(group, "--evaluator-modules", "modules with evaluators of your own, asked before the built-in ones")
+    add_sandbox(group, default=argparse.SUPPRESS)
     _add_timing(group)
     isolated = "a new process for every workload"
     group.add_argument("--use-isolated-runner", action="store_true", default=argparse.SUPPRESS, help=isolated)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from flashinfer_bench.bench.runner.sandbox import Level, Sandbox
 from flashinfer_bench.doctor.machine import MachineState
 from flashinfer_bench.doctor.readings import CacheCheck, Rates, Readings
 from flashinfer_bench.doctor.self_check import Agreement
@@ -76,6 +77,26 @@ def find_languages(machine: MachineState) -> Iterator[Finding]:
         if reason is not None:
             what, _, advice = reason.partition(";")
             yield Finding(name, "note", f"cannot be built: {what}", advice.strip())
+
+
+def find_confinement(sandbox: Sandbox, asked_for: Level) -> Iterator[Finding]:
+    """Say how far solutions are confined.
+
+    Args:
+        sandbox: what this machine gives.
+        asked_for: the level that runs will ask for.
+    """
+    if asked_for == "off":
+        yield Finding(
+            "sandbox", "note", "off: a solution reads and writes what its user may", "leave --sandbox at auto"
+        )
+    elif sandbox.missing:
+        text = "; ".join(f"{part}: {why}" for part, why in sandbox.missing.items())
+        advice = "run strangers' code in a container of its own, or on a machine with Linux 6.2 or later"
+        yield Finding("sandbox", "broken" if asked_for == "strict" else "note", text, advice)
+    elif sandbox.level != "off":
+        text = f"strict can be had: files, connections, rights; the user of a worker is {sandbox.user}"
+        yield Finding("sandbox", "note" if sandbox.notes else "ok", text, "; ".join(sandbox.notes))
 
 
 def find_neighbours(machine: MachineState, readings: Readings | None) -> Iterator[Finding]:

@@ -9,11 +9,13 @@ from typing import Any, Final
 
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.runner.device_lock import lock_device
+from flashinfer_bench.bench.runner.sandbox import Level
 from flashinfer_bench.doctor.diagnosis import (
     Finding,
     find_agreement,
     find_clock,
     find_cold,
+    find_confinement,
     find_gpu,
     find_languages,
     find_load,
@@ -71,11 +73,25 @@ class Instruments:
 REAL: Final = Instruments()
 
 
+@dataclass(frozen=True)
+class Asked:
+    """What the user asked for."""
+
+    device: str | None = None
+    """The device as the user named it; None where the user named none."""
+    quick: bool = False
+    """Leave out the engine's check of itself."""
+    sandbox: Level = "auto"
+    """The level that runs will ask for."""
+
+
+NOTHING_ASKED: Final = Asked()
+
+
 def examine(
     device: Device,
     *,
-    asked_for: str | None = None,
-    quick: bool = False,
+    asked: Asked = NOTHING_ASKED,
     tell: Callable[[str], None] = lambda _line: None,
     instruments: Instruments = REAL,
 ) -> Report:
@@ -83,8 +99,7 @@ def examine(
 
     Args:
         device: the device.
-        asked_for: the device as the user named it; None where the user named none.
-        quick: leave out the engine's check of itself.
+        asked: what the user asked for.
         tell: takes a line about what is done next.
         instruments: what reads, measures and checks.
     """
@@ -92,14 +107,15 @@ def examine(
     machine = instruments.look(device)
     readings = _take_readings(device, instruments.measure, tell)
     measured = None if isinstance(readings, Finding) else readings
-    findings = [*find_gpu(machine, asked_for), *find_languages(machine), *find_neighbours(machine, measured)]
+    findings = [*find_gpu(machine, asked.device), *find_languages(machine), *find_neighbours(machine, measured)]
+    findings += find_confinement(machine.sandbox, asked.sandbox)
     if isinstance(readings, Finding):
         findings.append(readings)
         return Report(machine, None, None, tuple(findings), summarise_findings(findings, None))
     findings += [*find_clock(readings), *find_cold(readings.cache), *find_rates(readings.rates, device.name)]
     findings += find_load(machine, readings)
     agreement: Agreement | None = None
-    if not quick:
+    if not asked.quick:
         tell("timing the same kernels as two solutions each")
         try:
             agreement = instruments.check(device)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any, Final
 
 import pynvml
 
 from flashinfer_bench.bench.machine import Device, is_torch_cuda_build
+from flashinfer_bench.bench.runner.sandbox import Sandbox, find_sandbox
 from flashinfer_bench.compile import Toolchain, find_toolchain, find_unavailable_languages
+from flashinfer_bench.compile.cache import cache_root
 from flashinfer_bench.timing.gpu_state import GpuState, read_gpu_state
 from flashinfer_bench.version import __version__
 
@@ -50,6 +52,8 @@ class MachineState:
     """Language of solutions to None where they can be built here, else the reason why not."""
     gpu: GpuAtRest | None
     """None for a CPU."""
+    sandbox: Sandbox = field(default_factory=Sandbox)
+    """How far solutions can be confined here."""
 
 
 def read_machine(device: Device, *, nvml: Any = pynvml, environment: Mapping[str, str] = os.environ) -> MachineState:
@@ -70,6 +74,7 @@ def read_machine(device: Device, *, nvml: Any = pynvml, environment: Mapping[str
         compilers=_describe_compilers(toolchain),
         languages=find_unavailable_languages(toolchain),
         gpu=_read_gpu(device.uuid, nvml) if device.kind == "cuda" else None,
+        sandbox=find_sandbox("auto", cache_root(environment)),
     )
 
 

@@ -1,4 +1,5 @@
 """The guard's answers to a worker's filtered calls (`call_filter.py`): free below the guard, refused everywhere else.
+What concerns the worker's own files the guard does itself (`asked_files.py`).
 
 The worker sends the guard the kernel's descriptor once, before it loads other code; it must not keep that descriptor.
 """
@@ -11,11 +12,14 @@ import os
 import platform
 import socket
 import struct
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
 from flashinfer_bench.worker.call_filter import CALLS, NAMES_A_PROCESS
 from flashinfer_bench.worker.linux import parent_of, process_groups
+from flashinfer_bench.worker.walls.asked_files import change_file
+from flashinfer_bench.worker.walls.walled_calls import BY_THE_GUARD, WALLED_CALLS
 
 QUESTION: Final = struct.Struct("=QIIiIQ6Q")
 """What the kernel asks: id, pid, flags; then the call's number, architecture, instruction and arguments."""
@@ -31,12 +35,15 @@ class AskedCalls:
 
     Args:
         channel: the kernel's descriptor comes over it.
+        folders: the worker's own, where it has walls.
     """
 
-    def __init__(self, channel: socket.socket) -> None:
+    def __init__(self, channel: socket.socket, folders: Sequence[str] = ()) -> None:
         self._channel: socket.socket | None = channel
         self._listener: int | None = None
-        self._names = {number: name for name, number in CALLS.get(platform.machine(), {}).items()}
+        self._folders = [os.path.realpath(folder) for folder in folders]
+        tables = (CALLS.get(platform.machine(), {}), WALLED_CALLS.get(platform.machine(), {}))
+        self._names = {number: name for table in tables for name, number in table.items()}
 
     def descriptors(self) -> list[int]:
         """Return what to wait on; call `turn` when it is readable."""
@@ -58,9 +65,14 @@ class AskedCalls:
     def _answer(self, listener: int) -> None:
         question = bytearray(QUESTION.size)
         fcntl.ioctl(listener, RECEIVE, question)
-        number, _, _, call, _, _, *arguments = QUESTION.unpack(question)
-        error = judge_call(self._names[call], arguments, os.getpid())
-        answer = ANSWER.pack(number, 0, -error, 0 if error else GO_ON)
+        number, pid, _, call, _, _, *arguments = QUESTION.unpack(question)
+        name = self._names[call]
+        if name in BY_THE_GUARD:
+            error, flags = change_file(name, arguments, pid, self._folders), 0
+        else:
+            error = judge_call(name, arguments, os.getpid())
+            flags = 0 if error else GO_ON
+        answer = ANSWER.pack(number, 0, -error, flags)
         fcntl.ioctl(listener, SEND, bytearray(answer))
 
 

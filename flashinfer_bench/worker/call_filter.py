@@ -13,16 +13,26 @@ import os
 import platform
 import re
 import struct
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Final
 
+from flashinfer_bench.worker.filter_steps import (
+    ALLOW,
+    ARCHITECTURE_OFFSET,
+    ARGUMENTS_OFFSET,
+    ASK,
+    JUMP_IF_AT_LEAST,
+    JUMP_IF_EQUAL,
+    LOAD,
+    NUMBER_OFFSET,
+    REFUSE,
+    RETURN,
+    Step,
+)
 from flashinfer_bench.worker.linux import system_call
+from flashinfer_bench.worker.walls.walled_calls import WALLED_ARGUMENTS, wall_steps
 
-LOAD, JUMP_IF_EQUAL, JUMP_IF_AT_LEAST, RETURN = 0x20, 0x15, 0x35, 0x06
-ALLOW, ASK, REFUSE = 0x7FFF0000, 0x7FC00000, 0x00050001
-"""REFUSE carries EPERM."""
-NUMBER_OFFSET, ARCHITECTURE_OFFSET, ARGUMENTS_OFFSET = 0, 4, 16
 SET_MODE_FILTER: Final = 1
 SPEC_ALLOW, NEW_LISTENER = 1 << 2, 1 << 3
 """SPEC_ALLOW: the filter keeps no secret. So the kernel need not slow the process down to protect one."""
@@ -112,38 +122,46 @@ REFUSED_WITH: Final = {
 """Call → an argument, and its refused values. They reach all processes of a user, or make a descriptor send signals."""
 
 
-@dataclass(frozen=True)
-class Step:
-    """One instruction. A jump skips `if_true` or `if_false` steps."""
-
-    code: int
-    value: int
-    if_true: int = 0
-    if_false: int = 0
-
-    def to_bytes(self) -> bytes:
-        """Return the instruction as the kernel reads it."""
-        return struct.pack("=HBBI", self.code, self.if_true, self.if_false, self.value)
-
-
-def install_filter(ancestors: Iterable[int]) -> int | None:
+def install_filter(ancestors: Iterable[int], *, walled: bool = False, has_own_user: bool = False) -> int | None:
     """Filter this process's calls from here on; call it before there are threads.
 
     Args:
         ancestors: processes above this one, protected where the kernel cannot ask.
+        walled: refuse what leads out of a worker's walls, too.
+        has_own_user: its user owns no file but the worker's own.
 
     Returns:
         The descriptor by which the guard is asked; None where it is not.
     """
     machine = platform.machine()
     if machine not in CALLS:
+        if walled:
+            raise OSError(f"there is no filter on system calls for {machine}")
         return None
     if can_ask(platform.release()):
-        listener = _install(make_program(machine, own=os.getpid(), ancestors=None), machine, SPEC_ALLOW | NEW_LISTENER)
+        walls = [] if not walled else wall_steps(machine, ALLOW if has_own_user else ASK)
+        asking = make_program(machine, own=os.getpid(), ancestors=None, walls=walls)
+        listener = _install(asking, machine, SPEC_ALLOW | NEW_LISTENER)
         if listener >= 0:
             return listener
-    _install(make_program(machine, own=os.getpid(), ancestors=list(ancestors)[:MOST_ANCESTORS]), machine, SPEC_ALLOW)
+    nearest = list(ancestors)[:MOST_ANCESTORS]
+    walls = [] if not walled else wall_steps(machine, ALLOW if has_own_user else REFUSE)
+    refusing = make_program(machine, own=os.getpid(), ancestors=nearest, walls=walls)
+    if _install(refusing, machine, SPEC_ALLOW) != 0 and walled:
+        raise OSError("the kernel takes no filter on system calls")
     return None
+
+
+def filters_calls() -> bool:
+    """Tell whether the walls' part of the filter can be had: a machine that it knows, a kernel that takes filters."""
+    return platform.machine() in CALLS and can_ask(platform.release()) and _known_actions() >= {"errno", "user_notif"}
+
+
+def _known_actions() -> set[str]:
+    try:
+        return set(Path("/proc/sys/kernel/seccomp/actions_avail").read_text().split())
+    except OSError:
+        return set()
 
 
 def can_ask(release: str) -> bool:
@@ -152,24 +170,28 @@ def can_ask(release: str) -> bool:
     return numbers is not None and (int(numbers[1]), int(numbers[2])) >= ASKING_KERNEL
 
 
-def make_program(machine: str, *, own: int, ancestors: list[int] | None) -> list[Step]:
-    """Return the filter of a worker; without ancestors it asks about every process but the caller itself."""
+def make_program(machine: str, *, own: int, ancestors: list[int] | None, walls: Sequence[Step] = ()) -> list[Step]:
+    """Return the filter of a worker; without ancestors it asks about every process but the caller itself.
+
+    `walls` are the steps of `walled_calls.py`, where the worker has walls.
+    """
     calls = CALLS[machine]
     program = [Step(LOAD, ARCHITECTURE_OFFSET), Step(JUMP_IF_EQUAL, ARCHITECTURES[machine], 1), Step(RETURN, REFUSE)]
     program += [Step(LOAD, NUMBER_OFFSET), Step(JUMP_IF_AT_LEAST, X32_CALLS, 0, 1), Step(RETURN, REFUSE)]
     for name in REFUSED:
         program += [Step(JUMP_IF_EQUAL, calls[name], 0, 1), Step(RETURN, REFUSE)]
     for name in {**REFUSED_WITH, **NAMES_A_PROCESS}:
-        body = _judge_call(name, own, ancestors)
+        body = _judge_call(name, own, ancestors, walled=bool(walls))
         program += [Step(JUMP_IF_EQUAL, calls[name], 0, len(body)), *body]
-    return [*program, Step(RETURN, ALLOW)]
+    return [*program, *walls, Step(RETURN, ALLOW)]
 
 
-def _judge_call(name: str, own: int, ancestors: list[int] | None) -> list[Step]:
+def _judge_call(name: str, own: int, ancestors: list[int] | None, *, walled: bool) -> list[Step]:
     steps: list[Step] = []
     if name in REFUSED_WITH:
         argument, values = REFUSED_WITH[name]
-        steps += _return_where(argument, values, REFUSE)
+        further = WALLED_ARGUMENTS.get(name, ()) if walled else ()
+        steps += _return_where(argument, (*values, *further), REFUSE)
     if name in NAMES_A_PROCESS:
         argument = NAMES_A_PROCESS[name]
         steps += _return_where(argument, (0, own), ALLOW)

@@ -1,5 +1,6 @@
 """What a worker gives up before it meets a solution: its session, its descriptors, its environment, its core files,
-its capabilities, its view of processes that it did not start and the calls that would reach them.
+its capabilities, its view of processes that it did not start and the calls that would reach them; with walls, also
+every file and connection but those that it needs.
 
 docs/architecture.md lists what a worker keeps, and what it could do with that.
 """
@@ -12,12 +13,14 @@ import resource
 import signal
 import socket
 import sys
+import tempfile
 from collections.abc import Sequence
 from typing import Any, Final
 
 from flashinfer_bench.worker.call_filter import install_filter
 from flashinfer_bench.worker.linux import PR_SET_NO_NEW_PRIVS, ancestors, die_with_parent, prctl
 from flashinfer_bench.worker.privileges import drop_capabilities, enter_own_domain
+from flashinfer_bench.worker.walls.walls import Walls
 
 RESET_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGPIPE)
 MOST_FILE_BYTES: Final = 16 << 30
@@ -28,7 +31,8 @@ def confine(order: dict[str, Any], fds: Sequence[int], guard: socket.socket) -> 
     """Turn this fresh fork into a worker's shell: own session, two pipes for output, one socket, its own folder.
 
     Args:
-        order: its `home`, its `environment`, and `most_tasks`, threads and processes that its user may have in all.
+        order: its `home`, its `environment`, `most_tasks`, threads and processes that its user may have in all, and
+            its `walls`, where it has some.
         fds: the socket, and the pipes.
         guard: the guard is sent what it answers filtered calls by.
     """
@@ -46,9 +50,16 @@ def confine(order: dict[str, Any], fds: Sequence[int], guard: socket.socket) -> 
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True)  # so that what was printed before a crash arrives
     set_limits(order.get("most_tasks"))
-    drop_capabilities()
-    enter_own_domain()
-    listener = install_filter(ancestors(os.getpid()))
+    above = ancestors(os.getpid())
+    if order.get("walls") is None:
+        drop_capabilities()
+        enter_own_domain()
+        listener = install_filter(above)
+    else:
+        walls = Walls.from_json(order["walls"])
+        walls.raise_up()
+        die_with_parent(signal.SIGKILL)  # a process that becomes another user forgets it
+        listener = install_filter(above, walled=True, has_own_user=walls.user is not None)
     if listener is not None:
         socket.send_fds(guard, [b"x"], [listener])
     guard.detach()
@@ -56,6 +67,7 @@ def confine(order: dict[str, Any], fds: Sequence[int], guard: socket.socket) -> 
     os.closerange(keep_fd + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     os.environ.clear()
     os.environ.update(order["environment"])
+    tempfile.tempdir = None  # the session has looked up its own
     os.chdir(order["home"])
 
 

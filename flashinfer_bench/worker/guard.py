@@ -58,7 +58,8 @@ def run_guard(order: dict[str, Any], fds: list[int], fork: Callable[[], int]) ->
     theirs.close()
     session = socket.socket(fileno=guard_fd)
     report(session, {"started": pid, "guard": os.getpid()})
-    watch = Watch(pid, int(order["memory_limit_bytes"]), AskedCalls(ours))
+    asked = AskedCalls(ours, (order.get("walls") or {}).get("writable", ()))
+    watch = Watch(pid, int(order["memory_limit_bytes"]), asked)
     status = watch.until_end(session, wake_read)
     leftover = end_descendants()
     code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None

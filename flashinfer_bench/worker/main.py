@@ -27,6 +27,7 @@ from flashinfer_bench.worker.confine import confine
 from flashinfer_bench.worker.linux import show_memory
 from flashinfer_bench.worker.load import load_entry
 from flashinfer_bench.worker.protocol import MAX_TEXT, answer_trial
+from flashinfer_bench.worker.walls.module_layer import link_modules
 from flashinfer_bench.worker.wire import FrameReader, WireClosed, send_frame
 
 KEPT_FRAMES: Final = 12
@@ -51,7 +52,9 @@ def run_worker(order: dict[str, Any], fds: Sequence[int], guard: socket.socket) 
         timing = order["timing"]
         image = base64.b64decode(timing["image"]) if timing["image"] else None
         clock = make_clock(device, l2_cache=timing["l2_cache"], clock=timing["clock"], image=image)
-        Worker(socket.socket(fileno=fds[0]), device, clock).serve()
+        worker = Worker(socket.socket(fileno=fds[0]), device, clock)
+        worker.shared_modules = (order.get("walls") or {}).get("shared_modules")
+        worker.serve()
     finally:
         os._exit(0)
 
@@ -65,6 +68,8 @@ class Worker:
         self.function: Callable[..., Any] | None = None
         self.arena: MappedArena | None = None
         self.clock = clock
+        self.shared_modules: str | None = None
+        """FlashInfer's modules that were compiled ahead, where the solution has a layer of its own over them."""
         self.reader = FrameReader(sock)
 
     def serve(self) -> None:
@@ -91,6 +96,8 @@ class Worker:
         """Import the solution."""
         show_memory()  # from here on the guard looks at what this process holds
         os.environ.update(request["environment"])
+        if self.shared_modules is not None:
+            link_modules(Path(self.shared_modules), Path(os.environ["FLASHINFER_WORKSPACE_BASE"]))
         place = Path(request["directory"]), request["entry"], request["symbol"]
         self.function, signature = load_entry(*place, kind=request["kind"])
         return {"signature": signature.model_dump() if signature else None}

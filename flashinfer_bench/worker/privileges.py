@@ -1,7 +1,8 @@
 """What a process gives up of its rights for good: capabilities, and a view of processes that it did not start.
 
-Only root has capabilities, and can read any process's memory with them. CAP_DAC_OVERRIDE is kept: without it root could
-not read a cache or an environment that belongs to another user. It gives no access to a process's memory.
+Only root has capabilities, and can read any process's memory with them. A worker without walls (`walls/walls.py`) keeps
+CAP_DAC_OVERRIDE: without it root could not read a cache or an environment that belongs to another user. It gives no
+access to a process's memory.
 
 Landlock: a process may not trace a process outside its own domain, and so not read or write its memory. Since the sixth
 version it may not send it a signal either. Each worker, with all that it starts, is a domain of its own.
@@ -15,22 +16,19 @@ import struct
 from typing import Final
 
 from flashinfer_bench.worker.linux import prctl, system_call
+from flashinfer_bench.worker.walls import landlock
+from flashinfer_bench.worker.walls.landlock import ADD_RULE, CREATE_RULESET, RESTRICT_SELF, RULE_PATH_BENEATH
 
 PR_CAPBSET_DROP: Final = 24
 CAPABILITY_VERSION: Final = 0x20080522
 CAP_DAC_OVERRIDE: Final = 1
+CAP_DAC_READ_SEARCH: Final = 2
 MAX_CAPABILITIES: Final = 64
-CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
-GET_VERSION: Final = 1
-RULE_PATH_BENEATH: Final = 1
-MAKE_BLOCK_DEVICE, REFER = 1 << 11, 1 << 13
 REFER_VERSION: Final = 2
-SCOPE_VERSION: Final = 6
-SCOPE_SIGNAL: Final = 2
 
 
-def drop_capabilities() -> bool:
-    """Give up every capability but CAP_DAC_OVERRIDE, also for programs that are started; say whether it was done."""
+def drop_capabilities(kept: int | None = CAP_DAC_OVERRIDE) -> bool:
+    """Give up every capability but one, also for programs that are started; say whether it was done."""
     try:
         libc = ctypes.CDLL(None, use_errno=True)
         header = struct.pack("Ii", CAPABILITY_VERSION, 0)
@@ -39,10 +37,10 @@ def drop_capabilities() -> bool:
             return False
         permitted = struct.unpack("6I", held.raw)[1]
         for number in range(MAX_CAPABILITIES):
-            if number != CAP_DAC_OVERRIDE:
+            if number != kept:
                 prctl(PR_CAPBSET_DROP, number)  # fails for an ordinary user, who has no capability
-        kept = permitted & (1 << CAP_DAC_OVERRIDE)
-        return bool(libc.capset(header, struct.pack("6I", kept, kept, 0, 0, 0, 0)) == 0)
+        left = 0 if kept is None else permitted & (1 << kept)
+        return bool(libc.capset(header, struct.pack("6I", left, left, 0, 0, 0, 0)) == 0)
     except (OSError, AttributeError):
         return False
 
@@ -53,10 +51,11 @@ def enter_own_domain() -> int:
     A domain has to refuse something, and before the sixth version it cannot refuse signals. So this one refuses to make
     block devices; it refuses no other file.
     """
-    version = system_call(CREATE_RULESET, None, ctypes.c_size_t(0), GET_VERSION)
+    version = landlock.version()
     if version < REFER_VERSION:
         return 0  # in the first version no file could be moved between folders
-    ruleset = _make_ruleset(0, 0, SCOPE_SIGNAL) if version >= SCOPE_VERSION else _smallest_ruleset()
+    scoped = version >= landlock.SCOPE_VERSION
+    ruleset = _make_ruleset(0, 0, landlock.SCOPE_SIGNALS) if scoped else _smallest_ruleset()
     if ruleset < 0:
         return 0
     restricted = system_call(RESTRICT_SELF, ruleset, 0)
@@ -71,11 +70,11 @@ def _make_ruleset(*attributes: int) -> int:
 
 def _smallest_ruleset() -> int:
     """Make a ruleset without scopes; files may be moved everywhere."""
-    ruleset = _make_ruleset(MAKE_BLOCK_DEVICE | REFER)
+    ruleset = _make_ruleset(landlock.MAKE_BLOCK_DEVICE | landlock.REFER)
     if ruleset < 0:
         return ruleset
     root = os.open("/", os.O_PATH | os.O_CLOEXEC)
-    added = system_call(ADD_RULE, ruleset, RULE_PATH_BENEATH, struct.pack("=Qi", REFER, root), 0)
+    added = system_call(ADD_RULE, ruleset, RULE_PATH_BENEATH, struct.pack("=Qi", landlock.REFER, root), 0)
     os.close(root)
     if added != 0:
         os.close(ruleset)

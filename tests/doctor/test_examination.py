@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from flashinfer_bench.bench.runner.device_lock import lock_device
-from flashinfer_bench.doctor.examination import Instruments, examine
+from flashinfer_bench.doctor.examination import NOTHING_ASKED, Asked, Instruments, examine
 from flashinfer_bench.doctor.machine import read_machine
 from flashinfer_bench.doctor.probe_process import ProbeFailed
 from flashinfer_bench.errors import DeviceFault
@@ -24,8 +24,8 @@ def _own_locks(tmp_path, monkeypatch):
 INSTRUMENTS = Instruments(machine, lambda _: readings(), lambda _: agreement(1.0))
 
 
-def visit(device=GPU, *, asked_for=None, quick=False, tell=lambda _: None, **parts):
-    return examine(device, asked_for=asked_for, quick=quick, tell=tell, instruments=replace(INSTRUMENTS, **parts))
+def visit(device=GPU, *, asked=NOTHING_ASKED, tell=lambda _: None, **parts):
+    return examine(device, asked=asked, tell=tell, instruments=replace(INSTRUMENTS, **parts))
 
 
 def broken(report):
@@ -46,7 +46,7 @@ def test_a_quick_visit_leaves_the_engine_out():
     def never(_device):
         raise AssertionError
 
-    report = visit(quick=True, check=never)
+    report = visit(asked=Asked(quick=True), check=never)
     assert (report.agreement, report.exit_code) == (None, 0)
 
 

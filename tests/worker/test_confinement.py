@@ -25,7 +25,8 @@ from flashinfer_bench.errors import DeviceFault
 from flashinfer_bench.worker import confine, guard
 from flashinfer_bench.worker.arena import Slot
 from flashinfer_bench.worker.asked_calls import AskedCalls
-from flashinfer_bench.worker.call_filter import ALLOW, CALLS, MOST_ANCESTORS, RETURN, Step, can_ask, make_program
+from flashinfer_bench.worker.call_filter import CALLS, MOST_ANCESTORS, can_ask, make_program
+from flashinfer_bench.worker.filter_steps import ALLOW, RETURN, Step
 from flashinfer_bench.worker.linux import count_own_tasks, descendants, is_alive, parent_of, resident_memory
 from flashinfer_bench.worker.protocol import Bound, Called, Loaded
 from tests.kit.workers import ROOT, running_template, worker_order

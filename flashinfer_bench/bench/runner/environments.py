@@ -46,7 +46,8 @@ def session_environment(environment: Mapping[str, str], device: Device, *, inter
 def worker_environment(environment: Mapping[str, str], cache_root: Path) -> dict[str, str]:
     """Return what a worker sees of a session's environment, its own folder aside.
 
-    FlashInfer compiles its kernels for minutes. So all solutions share its folder, and one of them could harm it.
+    FlashInfer compiles its kernels for minutes. So without walls all solutions share its folder, and one of them could
+    harm it. With walls each solution has a layer of its own over `library_folder` (`workers/enclosure.py`).
     """
     kept = {name: value for name, value in environment.items() if is_passed_on(name)}
     if "CC" in kept and shutil.which(kept["CC"], path=kept.get("PATH")) is None:
@@ -54,11 +55,26 @@ def worker_environment(environment: Mapping[str, str], cache_root: Path) -> dict
     return {"FLASHINFER_WORKSPACE_BASE": str(cache_root / "jit"), **kept}
 
 
-def ahead_environment(environment: Mapping[str, str], device: Device, cache_root: Path) -> dict[str, str]:
-    """Return the environment of a program that calls solutions ahead: a session's, but a worker's view of compilers."""
+def library_folder(environment: Mapping[str, str], cache_root: Path) -> Path:
+    """Return FlashInfer's folder of modules that are compiled ahead. Workers with walls read it, and never write it."""
+    return Path(environment.get("FLASHINFER_WORKSPACE_BASE") or cache_root / "modules")
+
+
+def ahead_environment(
+    environment: Mapping[str, str], device: Device, cache_root: Path, *, for_walls: bool = False
+) -> dict[str, str]:
+    """Return the environment of a program that calls solutions ahead: a session's, but a worker's view of compilers.
+
+    Args:
+        environment: the user's.
+        device: what the program may use.
+        cache_root: the folder of what is built.
+        for_walls: workers have walls, and read what the program compiles.
+    """
     session = session_environment(environment, device, interpret_triton=False)
     others = {name: value for name, value in session.items() if not is_passed_on(name)}
-    return {**others, **worker_environment(session, cache_root)}
+    library = {"FLASHINFER_WORKSPACE_BASE": str(library_folder(environment, cache_root))} if for_walls else {}
+    return {**others, **worker_environment(session, cache_root), **library}
 
 
 def is_passed_on(name: str) -> bool:
@@ -66,7 +82,11 @@ def is_passed_on(name: str) -> bool:
     return name in PASSED_ON or name.startswith(PASSED_ON_PREFIXES)
 
 
-def solution_environment(cache_root: Path, digest: str) -> dict[str, str]:
-    """Return where a solution's compilers at run time keep what they make: a folder that no other solution is given."""
-    own = cache_root / "jit" / digest[:2] / digest
+def solution_folder(cache_root: Path, digest: str) -> Path:
+    """Return a folder that no other solution is given."""
+    return cache_root / "jit" / digest[:2] / digest
+
+
+def solution_environment(own: Path) -> dict[str, str]:
+    """Return where a solution's compilers at run time keep what they make, in a folder of its own."""
     return {"TRITON_CACHE_DIR": str(own / "triton"), "TORCH_EXTENSIONS_DIR": str(own / "torch")}

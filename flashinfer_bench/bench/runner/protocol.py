@@ -50,6 +50,12 @@ class Hello(Frame):
     worker_memory_bytes: int | None
     needs_triton: bool
     cache_root: str
+    has_walls: bool = False
+    """Workers read and write what they need, and connect to nothing."""
+    sandbox_user: str = "unchanged"
+    """Who a worker is; see `sandbox.User`."""
+    hidden: list[str] = []
+    """Folders that no worker reads, wherever they lie."""
     plug_ins: list[PlugIn] = []
     """Evaluators from outside the package, which the session imports and no worker does."""
 

@@ -70,6 +70,8 @@ class AheadSite:
     """The folder of the workloads' blobs."""
     devices: Sequence[Device]
     """The children use them in turn."""
+    for_walls: bool = False
+    """Workers have walls: they read what the children compile, and write none of it."""
 
 
 def list_calls(requests: Iterable[Request]) -> list[AheadCall]:
@@ -118,9 +120,10 @@ def compile_ahead(
     run = start or children.run
     compilers = os.environ.get("MAX_JOBS", str(compilers_each(min(parallel, len(calls)))))
     root_of_kernels = cache_root(os.environ).resolve()
-    environments = [
-        {**ahead_environment(os.environ, device, root_of_kernels), "MAX_JOBS": compilers} for device in site.devices
+    views = [
+        ahead_environment(os.environ, device, root_of_kernels, for_walls=site.for_walls) for device in site.devices
     ]
+    environments = [{**view, "MAX_JOBS": compilers} for view in views]
     good, is_over = 0, threading.Event()
     pool = ThreadPoolExecutor(max_workers=max(1, parallel))
     threading.Thread(target=_share_cores, args=(children, is_over), daemon=True).start()

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from flashinfer_bench.cli.parser import NameList, Parser, describe_unknown_arguments, number, whole_number
 from flashinfer_bench.cli.screen.output import write_out
+from flashinfer_bench.cli.shared_flags import add_sandbox
 from flashinfer_bench.errors import Misuse
 from flashinfer_bench.routines.case.spec import Flag, Routine
 from flashinfer_bench.routines.table import ROUTINES, find_routine
@@ -21,7 +22,7 @@ from flashinfer_bench.routines.table import ROUTINES, find_routine
 PROGRAM: Final = "flashinfer-bench perf"
 EXAMPLE: Final = f"{PROGRAM} --routine rmsnorm --batch_size 32 --hidden_size 4096 --refcheck -vv"
 USAGE: Final = "%(prog)s --routine NAME [flags]  |  %(prog)s --testlist FILE [flags]"
-JIT_HELP: Final = "modules compiled ahead at once; 0: none (default: for a testlist one a core, 4 to 32; else 0)"
+JIT_HELP: Final = "modules compiled ahead at once; 0: none (default: one a core, 4 to 32; 0 on a CPU)"
 MOST_TIMEOUT_S: Final = 1_000_000
 """Longest --timeout, in seconds. The waits of the system take no more than 2^31 ms."""
 LARGEST_WHOLE: Final = 2**53
@@ -201,6 +202,7 @@ def _add_session_flags(parser: Parser) -> None:
     group.add_argument("--resume", action="store_true", help="with --save_trace_set: leave out what it records already")
     group.add_argument("--retry_timeouts", action="store_true", help="with --resume: run recorded TIMEOUTs again")
     group.add_argument("--devices", nargs="+", action=NameList, default=(), metavar="NAME", help="0, cuda:1, cpu, …")
+    add_sandbox(group, default="auto")
     group.add_argument("--jit_jobs", type=whole_number, metavar="N", help=JIT_HELP)
     group.add_argument(
         "--timeout", type=finite_number, default=300, metavar="S", help="seconds for a backend of a case"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import tempfile
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, Notice
 from flashinfer_bench.bench.extra_keys import MEASURE_REJECTED
 from flashinfer_bench.bench.machine import Device, discover_devices
 from flashinfer_bench.bench.plan import Plan
+from flashinfer_bench.bench.runner.sandbox import find_sandbox
 from flashinfer_bench.bench.tolerances import read_tolerances
 from flashinfer_bench.cli.exit_codes import INTERRUPTED
 from flashinfer_bench.cli.given.recorded import find_resumed
@@ -34,6 +36,7 @@ from flashinfer_bench.cli.screen.interrupt import one_interrupt
 from flashinfer_bench.cli.screen.output import write_err
 from flashinfer_bench.cli.screen.progress import describe_devices
 from flashinfer_bench.cli.screen.tables import count, format_duration
+from flashinfer_bench.compile.cache import cache_root
 from flashinfer_bench.data import Trace, TraceSet
 from flashinfer_bench.errors import ConfigError, Misuse
 from flashinfer_bench.report.verdict import to_one_line
@@ -80,9 +83,12 @@ def run_session(argv: Sequence[str], *, make_engine: Callable[..., Any] = Benchm
 def _compile_kernels(
     requests: Sequence[Request], session: argparse.Namespace, root: Path, devices: Sequence[Device]
 ) -> None:
-    """Compile the library's kernels before anything is timed, for a testlist or where --jit_jobs asks for it."""
+    """Compile the library's kernels before anything is timed, where that saves time or --jit_jobs asks for it."""
     calls = list_calls(requests)
-    parallel = session.jit_jobs if session.jit_jobs is not None else usual_parallel() * (session.testlist is not None)
+    for_walls = find_sandbox(session.sandbox, cache_root(os.environ)).has_walls
+    # A worker with walls keeps what it compiles to itself, and the next case would compile it once more.
+    is_worth_it = session.testlist is not None or (for_walls and devices[0].kind == "cuda")
+    parallel = session.jit_jobs if session.jit_jobs is not None else usual_parallel() * is_worth_it
     if not calls or parallel <= 0:
         return
     started = time.monotonic()
@@ -93,7 +99,7 @@ def _compile_kernels(
         write_err(f"compiling ahead: {done} of {len(calls)} after {seconds}, the latest {call.solution.name}{failed}")
 
     write_err(f"compiling ahead: {count(len(calls), 'solution')}, {min(parallel, len(calls))} at once")
-    done = compile_ahead(calls, AheadSite(root, devices), parallel=parallel, tell=tell)
+    done = compile_ahead(calls, AheadSite(root, devices, for_walls), parallel=parallel, tell=tell)
     took = time.monotonic() - started
     write_err(f"compiled ahead: {done} of {count(len(calls), 'solution')} in {format_duration(took)}")
 
@@ -225,6 +231,7 @@ def make_config(group: Sequence[Request], session: argparse.Namespace) -> Benchm
             profile_baseline=False,
             seed=first.random_seed,
             timeout_seconds=session.timeout,
+            sandbox=session.sandbox,
             keep_samples=session.json_path is not None or (session.output_path or "").endswith(".jsonl"),
             **chosen,
         )

@@ -9,6 +9,7 @@ from flashinfer_bench.bench.runner.environments import (
     ahead_environment,
     session_environment,
     solution_environment,
+    solution_folder,
     worker_environment,
 )
 
@@ -82,6 +83,6 @@ def test_who_compiles_ahead_sees_of_compilers_what_a_worker_sees_and_else_what_a
 
 
 def test_each_solution_has_folders_of_its_own():
-    first, second = (solution_environment(CACHE, digest) for digest in ("ab12", "ab34"))
+    first, second = (solution_environment(solution_folder(CACHE, digest)) for digest in ("ab12", "ab34"))
     assert not {*first.values()} & {*second.values()}
     assert all(Path(folder).is_relative_to(CACHE) for folder in first.values())

@@ -233,7 +233,9 @@ def test_every_flag_of_every_routine_has_a_column():
 @pytest.mark.parametrize(("flags", "rejected"), [("", True), ("--refcheck", None)])
 def test_the_engine_is_told_counts_tolerance_and_what_to_time(flags, rejected):
     asked = request(f"--num_iters 11 --dry_run_iters 3 --random_seed 5 {flags}")
-    config = make_config([asked], argparse.Namespace(timeout=9, devices=None, json_path=None, output_path=None))
+    config = make_config(
+        [asked], argparse.Namespace(timeout=9, sandbox="auto", devices=None, json_path=None, output_path=None)
+    )
     resolved = config.resolve_eval_config(asked.material.definition)
     assert (resolved.iterations, resolved.warmup_runs, resolved.num_trials, config.seed) == (11, 3, 1, 5)
     assert (config.timeout_seconds, resolved.rtol) == (9, asked.case.check.rtol)
@@ -311,7 +313,7 @@ def test_a_wrong_backend_is_timed_and_stays_wrong(tmp_path):
     zeros = "import torch\ndef run(x, weight):\n    return torch.zeros_like(x)\n"
     wrong = honest.model_copy(update={"sources": [SourceFile(path="main.py", content=zeros)]})
     asked.material = replace(material, solutions={"torch": wrong})
-    session = argparse.Namespace(timeout=60, devices=["cpu"], json_path=None, output_path=None)
+    session = argparse.Namespace(timeout=60, sandbox="auto", devices=["cpu"], json_path=None, output_path=None)
     trace_set = make_trace_set([asked], tmp_path, is_resumed=False)
     result = Benchmark(trace_set, make_config([asked], session)).run_all(save_results=False)
     evaluation = result.traces[material.definition.name][0].evaluation
@@ -372,7 +374,7 @@ def test_a_child_names_compilers_to_the_library_as_a_worker_does(tmp_path, monke
     sources = [SourceFile(path="main.py", content=f"{honest.sources[0].content}\n{note}")]
     asked.material = replace(asked.material, solutions={"torch": honest.model_copy(update={"sources": sources})})
     write_material(tmp_path, asked.material)
-    session = argparse.Namespace(timeout=60, devices=["cpu"], json_path=None, output_path=None)
+    session = argparse.Namespace(timeout=60, sandbox="off", devices=["cpu"], json_path=None, output_path=None)
     trace_set = make_trace_set([asked], tmp_path, is_resumed=False)
     calls = [AheadCall(asked.material.definition, asked.material.solutions["torch"], asked.material.workload)]
     told = []

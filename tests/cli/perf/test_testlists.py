@@ -95,8 +95,8 @@ def test_flags_of_the_session_in_a_line_are_warned_of_and_its_case_runs(tmp_path
 def test_every_flag_of_the_session_is_warned_of_in_a_line(tmp_path):
     flags = make_session_parser().flags()
     path = tmp_path / "list.txt"
-    switches = {"--resume", "--retry_timeouts"}
-    path.write_text("\n".join(f"{RMSNORM} {flag} {'' if flag in switches else 1}" for flag in flags))
+    values = {"--resume": "", "--retry_timeouts": "", "--sandbox": "off"}
+    path.write_text("\n".join(f"{RMSNORM} {flag} {values.get(flag, 1)}" for flag in flags))
     for flag, request in zip(flags, read_requests([], str(path), CPU), strict=True):
         assert request.problem is None
         assert list(introduce(request, CPU))[1].startswith(f"[WARNING] Line {request.line}: without effect: {flag};")

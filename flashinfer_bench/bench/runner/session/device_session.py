@@ -7,7 +7,7 @@ The reference runs in this process, which holds the inputs and the expected outp
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,6 @@ from flashinfer_bench.bench.evaluators.inputs.seeds import derive_seed
 from flashinfer_bench.bench.evaluators.reference import Reference
 from flashinfer_bench.bench.evaluators.registry import find_evaluator
 from flashinfer_bench.bench.extra_keys import MEASURE_REJECTED
-from flashinfer_bench.bench.runner.environments import solution_environment
 from flashinfer_bench.bench.runner.protocol import (
     EXPECTED_PHASE,
     REFERENCE_PHASE,
@@ -45,7 +44,7 @@ from flashinfer_bench.bench.runner.workers.kernel import (
     RemoteKernel,
     SessionTools,
 )
-from flashinfer_bench.bench.runner.workers.pool import WorkerPool
+from flashinfer_bench.bench.runner.workers.pool import SolutionFiles, WorkerPool
 from flashinfer_bench.bench.runner.workers.process import WorkerProcess
 from flashinfer_bench.bench.runner.workers.readings import find_implausible
 from flashinfer_bench.data import Definition, EvaluationStatus
@@ -63,6 +62,8 @@ LARGE_CACHE_BYTES: Final = 8 << 30
 """Above this torch's unused memory is freed before a solution runs, which may need it."""
 LARGE_ARENA_BYTES: Final = 1 << 30
 """A larger arena is freed before the next block, whose reference may need its memory."""
+EXPECTED_WORKERS: Final = 2
+"""Tell the pool of this many workers: the current job's and the next one."""
 KEPT_BYTES: Final = 4 << 30
 KEPT_SHARE: Final = 16
 """A baseline that is prepared is kept while all kept ones hold at most KEPT_BYTES, and at most the device's memory
@@ -116,6 +117,13 @@ class DeviceSession:
             reference=Reference.compile(definition),
             solutions=block.solutions,
         )
+
+    def expect(self, block: BlockContext, orders: Sequence[BlockJob]) -> None:
+        """Tell the pool which solutions the next workers are for, beginning with that of the first job."""
+        wanted = [block.solutions[order.solution] for order in orders]
+        if not self._hello.isolated:  # one worker does all jobs of a solution that stand together
+            wanted = [one for at, one in enumerate(wanted) if at == 0 or one.digest != wanted[at - 1].digest]
+        self._pool.expect([files_of(one) for one in wanted[:EXPECTED_WORKERS] if one.build_error is None])
 
     def lacks_baseline(self, block: BlockContext, order: BlockJob) -> bool:
         """Tell whether a job's baseline has to be made before any worker holds a solution."""
@@ -208,7 +216,7 @@ class DeviceSession:
         if broken is not None and not self._hello.isolated:
             raise broken
         self._say(job, "load")
-        worker, is_fresh = self._pool.worker_for(solution.digest)
+        worker, is_fresh = self._pool.worker_for(files_of(solution))
         definition = job.block.definition
         task = KernelTask(
             input_names=list(definition.inputs),
@@ -230,8 +238,8 @@ class DeviceSession:
     def _import(self, kernel: RemoteKernel, definition: Definition, solution: BlockSolution) -> None:
         """Have the worker import the solution, and find out how it is called."""
         self._pool.finish_ending()  # an earlier worker can no longer change files
-        artifact = find_artifact(solution, self._pool.make_folder)
-        signature = kernel.load(artifact, solution_environment(Path(self._hello.cache_root), solution.digest))
+        artifact = self._pool.hand_over(find_artifact(solution, self._pool.make_folder))
+        signature = kernel.load(artifact, self._pool.solution_environment(solution.digest))
         style = choose_style(
             signature,
             inputs=len(definition.inputs),
@@ -353,6 +361,11 @@ class DeviceSession:
                 torch.cuda.synchronize()
             except RuntimeError as error:
                 raise DeviceFault(f"the device is lost: {error}") from None
+
+
+def files_of(solution: BlockSolution) -> SolutionFiles:
+    """Return what a worker for a solution is made for."""
+    return SolutionFiles(solution.digest, Path(solution.directory) if solution.directory else None)
 
 
 def last_trial(baseline: Baseline) -> Baseline:

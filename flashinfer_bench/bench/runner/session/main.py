@@ -39,6 +39,7 @@ from flashinfer_bench.bench.runner.session.job import BlockContext
 from flashinfer_bench.bench.runner.session.outcome import make_evaluation
 from flashinfer_bench.bench.runner.session.reference_timing import ReferenceTimer
 from flashinfer_bench.bench.runner.workers.arena import SharedArena
+from flashinfer_bench.bench.runner.workers.enclosure import Enclosure
 from flashinfer_bench.bench.runner.workers.pool import WorkerPool, start_template
 from flashinfer_bench.data import Environment
 from flashinfer_bench.errors import WorkloadFault
@@ -62,11 +63,18 @@ def serve_host(fd: int) -> None:
     sys.dont_write_bytecode = True  # workers must not write into each other's artifacts
     run_directory = Path(tempfile.mkdtemp(prefix="flashinfer-bench-"))
     template = start_template(run_directory, not_for_it=host, with_triton=hello.needs_triton and hello.device == "cuda")
+    enclosure = Enclosure(hello, os.environ) if hello.has_walls else None
+    if enclosure is not None:
+        enclosure.open_to_workers(run_directory)
     register(hello.plug_ins)
     device = torch.device("cuda", 0) if hello.device == "cuda" else torch.device("cpu")
     readout = Readout(hello.gpu_uuid, our_processes=lambda: pool.process_ids(), keep_samples=hello.keep_samples)
     with WorkerPool(
-        template, run_directory, hello, on_ready=lambda worker: readout.add_launch_gap(worker.launch_gap_ns)
+        template,
+        run_directory,
+        hello,
+        on_ready=lambda worker: readout.add_launch_gap(worker.launch_gap_ns),
+        enclosure=enclosure,
     ) as pool:
         pool.prepare_spare()
         if device.type == "cuda":
@@ -108,6 +116,7 @@ def run_block(host: socket.socket, session: DeviceSession, block: BlockOrder, en
             send_answer(host, JobFault(job=job.index, message=str(fault), retry=False))
         return
     for at, job in enumerate(block.jobs):
+        session.expect(shared, block.jobs[at:])
         if session.lacks_baseline(shared, job):
             session.end_workers()
             prepare_ahead(host, session, shared, block.jobs[at:])

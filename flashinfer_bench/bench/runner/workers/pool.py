@@ -2,6 +2,10 @@
 
 No worker serves two solutions. A spare worker is forked early, so that it starts up while the session computes expected
 outputs. `quiesce` waits until the spare is up: no other process of ours uses the device during a measurement.
+
+A worker with walls is made for one solution from its start: walls cannot be changed, and they have to stand before a
+context on a GPU starts threads. So the session tells the pool which solutions come next (`expect`), and the spare is
+for one of them.
 """
 
 from __future__ import annotations
@@ -11,13 +15,16 @@ import itertools
 import os
 import socket
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from flashinfer_bench.bench.runner.environments import worker_environment
+from flashinfer_bench.bench.runner.environments import solution_environment, solution_folder, worker_environment
 from flashinfer_bench.bench.runner.protocol import Hello
+from flashinfer_bench.bench.runner.workers.enclosure import Enclosure
 from flashinfer_bench.bench.runner.workers.process import WorkerGone, WorkerLate, WorkerProcess
+from flashinfer_bench.compile import Artifact
 from flashinfer_bench.errors import DeviceFault
 from flashinfer_bench.host import usable_cores, usable_memory
 from flashinfer_bench.worker.template import fork, run_template
@@ -55,6 +62,28 @@ def default_memory_limit() -> int:
     return int(usable_memory() * MEMORY_SHARE)
 
 
+@dataclass(frozen=True)
+class SolutionFiles:
+    """A solution that wants a worker, and where its files are."""
+
+    digest: str
+    """The solution's."""
+    artifact: Path | None = None
+    """The folder of its artifact; None where its sources are still to be written."""
+
+
+ANY_SOLUTION: Final = SolutionFiles("")
+
+
+@dataclass
+class Spare:
+    """A worker that has loaded no solution yet."""
+
+    worker: WorkerProcess
+    solution: SolutionFiles
+    """What its walls are for; ANY_SOLUTION where it has none."""
+
+
 class WorkerPool:
     """Hands out workers of one device; a context manager that ends them all.
 
@@ -63,6 +92,7 @@ class WorkerPool:
         run_directory: each worker gets a folder in it.
         hello: the session's settings.
         on_ready: told of each worker once it can take work.
+        enclosure: makes the walls of workers; None where they have none.
 
     `timing_image` is the machine code of the timing kernels, which workers then need not assemble; `best_chain_ns` is
     the shortest `Clock.chain_gap_ns` that was seen.
@@ -75,7 +105,12 @@ class WorkerPool:
         hello: Hello,
         *,
         on_ready: Callable[[WorkerProcess], object],
+        enclosure: Enclosure | None = None,
     ) -> None:
+        self._enclosure = enclosure
+        self._expected: list[SolutionFiles] = []
+        self._given: dict[int, Path] = {}
+        """Worker, by its object's id → the folder that it alone reads."""
         self.timing_image: bytes | None = None
         self.best_chain_ns: int | None = None
         self._on_ready = on_ready
@@ -84,7 +119,7 @@ class WorkerPool:
         self._hello = hello
         self._numbers = itertools.count(1)
         self._current: tuple[str, WorkerProcess] | None = None
-        self._spare: WorkerProcess | None = None
+        self._spare: Spare | None = None
         self._ending: list[WorkerProcess] = []
 
     def __enter__(self) -> WorkerPool:
@@ -93,12 +128,12 @@ class WorkerPool:
     def __exit__(self, *exc_info: object) -> None:
         self.discard()
         if self._spare is not None:
-            self._ending.append(self._spare)
+            self._ending.append(self._spare.worker)
             self._spare = None
         self.finish_ending()
         self._template.close()
 
-    def worker_for(self, solution_digest: str) -> tuple[WorkerProcess, bool]:
+    def worker_for(self, solution: SolutionFiles) -> tuple[WorkerProcess, bool]:
         """Return the solution's worker, ready, and whether it is a fresh one that has loaded nothing yet.
 
         Raises:
@@ -106,35 +141,69 @@ class WorkerPool:
         """
         if self._current is not None:
             digest, worker = self._current
-            if digest == solution_digest:
+            if digest == solution.digest:
                 return worker, False
             self.discard()
-        worker = self._take_fresh()
-        self._current = (solution_digest, worker)
+        worker = self._take_fresh(solution)
+        self._current = (solution.digest, worker)
+        if solution in self._expected:
+            self._expected.remove(solution)
         self.prepare_spare()
         return worker, True
 
+    def expect(self, solutions: Sequence[SolutionFiles]) -> None:
+        """Learn which solutions will want workers, the next one first; make the spare be for one of them."""
+        self._expected = list(solutions)
+        if self._current is not None and self._expected and self._expected[0].digest == self._current[0]:
+            del self._expected[0]
+        self.prepare_spare()
+
     def prepare_spare(self) -> None:
         """Fork the next worker now, so that it has started when it is needed."""
-        if self._spare is None:
-            self._spare = self._spawn()
+        if self._enclosure is None:
+            if self._spare is None:
+                self._spare = Spare(self._spawn(ANY_SOLUTION), ANY_SOLUTION)
+            return
+        if self._spare is not None and self._spare.solution not in self._expected and self._expected:
+            self._spare.worker.begin_end()
+            self._ending.append(self._spare.worker)
+            self._spare = None
+        if self._spare is None and self._expected:
+            self._spare = Spare(self._spawn(self._expected[0]), self._expected[0])
 
     def quiesce(self) -> None:
         """Wait until earlier workers are gone and the spare is up. A spare that fails to start is dropped."""
         if self._spare is not None:
             try:
-                self._spare = self._settle(self._spare)
+                self._spare = replace(self._spare, worker=self._settle(self._spare.worker, self._spare.solution))
             except DeviceFault:
                 self._spare = None
         self.finish_ending()
 
     def make_folder(self) -> Path:
-        """Return a new folder that lasts as long as the session."""
-        return Path(tempfile.mkdtemp(dir=self._run_directory))
+        """Return a new folder that lasts as long as the session, and that the current worker reads."""
+        folder = Path(tempfile.mkdtemp(dir=self._given_to_current() or self._run_directory))
+        folder.chmod(0o755)  # a worker may be of another user; nobody else comes through the folders above
+        return folder
+
+    def hand_over(self, artifact: Artifact) -> Artifact:
+        """Return an artifact that the current worker can read."""
+        given = self._given_to_current()
+        return artifact if self._enclosure is None or given is None else self._enclosure.hand_over(artifact, given)
+
+    def solution_environment(self, digest: str) -> dict[str, str]:
+        """Return where a solution's compilers keep what they make, with what else is its own."""
+        if self._enclosure is not None:
+            return self._enclosure.environment(digest)
+        return solution_environment(solution_folder(Path(self._hello.cache_root), digest))
+
+    def _given_to_current(self) -> Path | None:
+        return None if self._current is None else self._given.get(id(self._current[1]))
 
     def process_ids(self) -> list[int]:
         """Return the ids of all workers that may hold a context on the device."""
-        workers = [*self._ending, self._spare, self._current[1] if self._current else None]
+        spare = self._spare.worker if self._spare else None
+        workers = [*self._ending, spare, self._current[1] if self._current else None]
         return [worker.pid for worker in workers if worker is not None and worker.pid is not None]
 
     def take_output(self) -> str:
@@ -162,7 +231,7 @@ class WorkerPool:
         while len(self._ending) > leave:
             self._ending.pop(0).end()
 
-    def _settle(self, worker: WorkerProcess) -> WorkerProcess:
+    def _settle(self, worker: WorkerProcess, solution: SolutionFiles) -> WorkerProcess:
         """Wait until a worker is up; replace it, a few times at most, where its context is slow.
 
         A context feeds the GPU fast or slowly from its start to its end. On an H200 every second one is slow: work on
@@ -180,7 +249,7 @@ class WorkerPool:
                 break
             worker.begin_end()
             self._ending.append(worker)
-            worker = self._spawn()
+            worker = self._spawn(solution)
         return worker
 
     def _is_slow(self, chain_gap_ns: int) -> bool:
@@ -197,16 +266,20 @@ class WorkerPool:
             said = worker.log.take().strip()
             raise DeviceFault(f"a new worker did not start: {error or type(error).__name__}\n{said}".rstrip()) from None
 
-    def _take_fresh(self) -> WorkerProcess:
-        worker, self._spare = self._spare or self._spawn(), None
-        return self._settle(worker)
+    def _take_fresh(self, solution: SolutionFiles) -> WorkerProcess:
+        """Take the spare where it is for this solution, or for any; else start a worker, and leave the spare."""
+        spare, walled = self._spare, self._enclosure is not None
+        if spare is not None and (not walled or spare.solution == solution):
+            self._spare = None
+            return self._settle(spare.worker, spare.solution)
+        return self._settle(self._spawn(solution), solution)
 
-    def _spawn(self) -> WorkerProcess:
+    def _spawn(self, solution: SolutionFiles) -> WorkerProcess:
         number = next(self._numbers)
         home = self._run_directory / f"worker-{number}"
         own = {"HOME": str(home), "TMPDIR": str(home)}
         order: dict[str, Any] = {
-            "environment": {**worker_environment(os.environ, Path(self._hello.cache_root)), **own},
+            "environment": worker_environment(os.environ, Path(self._hello.cache_root)) | own,
             "device": "cuda:0" if self._hello.device == "cuda" else "cpu",
             "threads": usable_cores(),
             "memory_limit_bytes": self._hello.worker_memory_bytes or default_memory_limit(),
@@ -216,7 +289,17 @@ class WorkerPool:
                 "image": base64.b64encode(self.timing_image).decode() if self.timing_image else "",
             },
         }
+        given = self._run_directory / f"given-{number}"
         try:
-            return WorkerProcess(self._template, order, home)
+            if self._enclosure is not None:
+                walls = self._enclosure.make_walls(solution.digest, solution.artifact, given)
+                order["walls"] = replace(walls, writable=(str(home), *walls.writable)).to_json()
+                order["environment"] |= self._enclosure.environment(solution.digest)
+            worker = WorkerProcess(self._template, order, home)
         except OSError as error:
-            raise DeviceFault(f"the template of workers is gone: {error}") from None
+            raise DeviceFault(
+                f"the template of workers is gone, or a worker's folders cannot be made: {error}"
+            ) from None
+        if self._enclosure is not None:
+            self._given[id(worker)] = given
+        return worker

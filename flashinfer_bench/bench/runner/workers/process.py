@@ -96,6 +96,9 @@ class WorkerProcess:
         self.launch_gap_ns = 0
         self.chain_gap_ns = 0
         home.mkdir(parents=True)
+        user = (order.get("walls") or {}).get("user")
+        if user is not None:
+            os.chown(home, user, user)
         self._sock, worker_end = socket.socketpair()
         self._guard, guard_end = socket.socketpair()
         out_read, out_write = os.pipe()

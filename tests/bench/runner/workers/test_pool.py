@@ -4,7 +4,7 @@ import pytest
 
 from flashinfer_bench.bench.runner.workers import pool as worker_pool
 from flashinfer_bench.bench.runner.workers.bounded_log import BoundedLog
-from flashinfer_bench.bench.runner.workers.pool import MOST_CONTEXTS, WorkerPool
+from flashinfer_bench.bench.runner.workers.pool import MOST_CONTEXTS, SolutionFiles, WorkerPool
 from flashinfer_bench.bench.runner.workers.process import WorkerGone
 from flashinfer_bench.errors import DeviceFault
 
@@ -39,7 +39,7 @@ def open_pool(monkeypatch):
     def opened(*gaps):
         made, heard, coming = [], [], iter(gaps)
 
-        def spawn(_pool):
+        def spawn(_pool, _solution):
             made.append(FakeWorker(next(coming)))
             return made[-1]
 
@@ -52,7 +52,7 @@ def open_pool(monkeypatch):
 def test_a_worker_of_the_slow_kind_is_replaced_and_ended(open_pool):
     pool, made, heard = open_pool(SLOW, FAST, FAST)
     pool.best_chain_ns = FAST
-    worker, is_fresh = pool.worker_for("a solution")
+    worker, is_fresh = pool.worker_for(SolutionFiles("a solution"))
     assert (worker, is_fresh) == (made[1], True)
     assert [one.is_ended for one in made] == [True, False, False]
     assert heard == made[:2]
@@ -61,21 +61,21 @@ def test_a_worker_of_the_slow_kind_is_replaced_and_ended(open_pool):
 def test_where_all_are_alike_or_nothing_is_known_the_first_is_taken(open_pool):
     for gap in (SLOW, 0):
         pool, made, _ = open_pool(gap, gap)
-        assert pool.worker_for("a solution")[0] is made[0]
+        assert pool.worker_for(SolutionFiles("a solution"))[0] is made[0]
 
 
 def test_after_a_few_tries_a_slow_one_will_do(open_pool):
     pool, made, _ = open_pool(*[SLOW] * (MOST_CONTEXTS + 1))
     pool.best_chain_ns = FAST
-    assert pool.worker_for("a solution")[0] is made[MOST_CONTEXTS - 1]
+    assert pool.worker_for(SolutionFiles("a solution"))[0] is made[MOST_CONTEXTS - 1]
 
 
 def test_the_spare_is_settled_while_nothing_is_measured(open_pool):
     pool, made, _ = open_pool(FAST, SLOW, FAST, FAST)
-    first, _ = pool.worker_for("one")
+    first, _ = pool.worker_for(SolutionFiles("one"))
     pool.quiesce()
     assert made[1].is_ended
-    assert pool.worker_for("two")[0] is made[2]
+    assert pool.worker_for(SolutionFiles("two"))[0] is made[2]
     assert first.is_ended
 
 
@@ -83,11 +83,11 @@ def test_a_worker_that_does_not_start_is_a_fault_with_what_it_said(open_pool):
     pool, _, _ = open_pool(SLOW, DEAD)
     pool.best_chain_ns = FAST
     with pytest.raises(DeviceFault, match="no room for a context"):
-        pool.worker_for("a solution")
+        pool.worker_for(SolutionFiles("a solution"))
 
 
 def test_a_spare_that_does_not_start_is_dropped_and_tried_again_when_wanted(open_pool):
     pool, made, _ = open_pool(FAST, DEAD, FAST, FAST)
-    pool.worker_for("one")
+    pool.worker_for(SolutionFiles("one"))
     pool.quiesce()
-    assert pool.worker_for("two")[0] is made[2]
+    assert pool.worker_for(SolutionFiles("two"))[0] is made[2]

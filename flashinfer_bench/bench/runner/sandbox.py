@@ -1,0 +1,139 @@
+"""How far workers are confined: what is asked for, what this kernel gives, what is missing and why.
+
+    strict   all of it, or the run is refused
+    auto     all that this machine gives; what is missing stands in each trace, and `doctor` tells it
+    off      no walls: a worker reads and writes what its user may, and uses the network
+
+The parts: `files` (Landlock: a worker writes to its own folders and reads what it needs), `calls` (the call filter: no
+connection, no namespace, no attribute of a file that is not its own), `root` (started by root, it has none of root's
+rights). Walls are raised only where files and calls are both to be had: one without the other has a way round.
+
+bubblewrap takes the place of none of them: it starts a program inside its walls, while a worker is forked from a
+template that has torch in memory. Round the template it would give all workers of a session one view, in which each
+could write to the folders of the others.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from flashinfer_bench.bench.runner.own_user import find_own_user, reads_without_rights
+from flashinfer_bench.errors import ConfigError
+from flashinfer_bench.worker.call_filter import filters_calls
+from flashinfer_bench.worker.walls import landlock
+
+Level = Literal["strict", "auto", "off"]
+User = Literal["own", "the session's", "root without rights", "root that reads all files", "unchanged"]
+
+PARTS: Final = ("files", "calls", "root")
+FIRST_VERSION: Final = 3
+"""Of Landlock: before it, a file that may not be written could be cut short."""
+NO_FILES: Final = (
+    "this kernel's Landlock is of version {version}, and version {needed} (Linux 6.2) is needed: a solution can read "
+    "and write what its user may"
+)
+NO_CALLS: Final = (
+    "the call filter (seccomp) cannot be used here: a solution can connect to any service, and change modes of files"
+)
+
+
+@dataclass(frozen=True)
+class SandboxSupport:
+    """What decides how far workers can be confined on this machine."""
+
+    landlock_version: int
+    filters_calls: bool
+    is_root: bool
+    reads_without_rights: bool
+    """Root could read the environment without its rights over files."""
+    own_user_fails: str | None
+    """Why root cannot give a worker a user of its own; None where it can."""
+
+
+@dataclass(frozen=True)
+class Sandbox:
+    """What workers of a run have."""
+
+    level: Level = "off"
+    """What was asked for."""
+    missing: Mapping[str, str] = field(default_factory=dict)
+    """Part → why it is not to be had, and what that leaves open."""
+    user: User = "unchanged"
+    notes: tuple[str, ...] = ()
+    """What is no gap, and could be better."""
+
+    @property
+    def has_walls(self) -> bool:
+        """Tell whether workers are walled in."""
+        return self.level != "off" and not {"files", "calls"} & set(self.missing)
+
+    @property
+    def mark(self) -> str:
+        """Return what stands in a job's fingerprint: what was reached, whatever was asked for."""
+        return "walls" if self.has_walls else "none"
+
+    def record(self) -> dict[str, Any]:
+        """Return what stands in a trace."""
+        reached = [part for part in PARTS if part not in self.missing] if self.has_walls else []
+        return {"level": self.level, "reached": reached, "missing": dict(self.missing), "user": self.user}
+
+
+def find_sandbox(level: Level, cache_root: Path, *, look: Callable[[Path], SandboxSupport] | None = None) -> Sandbox:
+    """Say what a level comes to on this machine.
+
+    Args:
+        level: what is asked for.
+        cache_root: the folder of what is built.
+        look: finds out what decides it.
+
+    Raises:
+        ConfigError: it is strict, and something is missing.
+    """
+    if level == "off":
+        return Sandbox(level)
+    support = (look or read_support)(cache_root)
+    missing = dict(_find_missing(support))
+    if level == "strict" and missing:
+        gaps = "; ".join(f"{part}: {why}" for part, why in missing.items())
+        raise ConfigError(f"sandbox: strict cannot be had on this machine: {gaps}; use auto to run without it")
+    sandbox = Sandbox(level, missing)
+    if not sandbox.has_walls:
+        return sandbox
+    notes = (support.own_user_fails,) if support.is_root and support.own_user_fails else ()
+    return Sandbox(level, missing, _choose_user(support), notes)
+
+
+def read_support(cache_root: Path) -> SandboxSupport:
+    """Look at the kernel, and at who may read the environment."""
+    is_root = os.geteuid() == 0
+    return SandboxSupport(
+        landlock_version=landlock.version(),
+        filters_calls=filters_calls(),
+        is_root=is_root,
+        reads_without_rights=not is_root or reads_without_rights(),
+        own_user_fails=find_own_user(cache_root) if is_root else None,
+    )
+
+
+def _find_missing(support: SandboxSupport) -> list[tuple[str, str]]:
+    found = []
+    if support.landlock_version < FIRST_VERSION:
+        found.append(("files", NO_FILES.format(version=support.landlock_version, needed=FIRST_VERSION)))
+    if not support.filters_calls:
+        found.append(("calls", NO_CALLS))
+    if support.is_root and support.own_user_fails and not support.reads_without_rights:
+        why = "the environment belongs to another user, so a worker of root keeps the right to read every file"
+        found.append(("root", f"{why} that its walls leave; run as that user"))
+    return found
+
+
+def _choose_user(support: SandboxSupport) -> User:
+    if not support.is_root:
+        return "the session's"
+    if support.own_user_fails is None:
+        return "own"
+    return "root without rights" if support.reads_without_rights else "root that reads all files"

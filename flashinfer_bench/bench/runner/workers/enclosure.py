@@ -1,0 +1,98 @@
+"""The walls of each worker of a session: what all of them have alike is found once, a solution's own is added to it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from flashinfer_bench.bench.runner.environments import library_folder, solution_environment
+from flashinfer_bench.bench.runner.own_user import choose_user, find_barrier
+from flashinfer_bench.bench.runner.protocol import Hello
+from flashinfer_bench.bench.runner.workers.reach import find_devices, find_readable, keep_reachable
+from flashinfer_bench.compile import Artifact
+from flashinfer_bench.worker.walls.module_layer import LIBRARY
+from flashinfer_bench.worker.walls.walls import Walls
+
+ENTERED_BY_ALL, READ_BY_ALL = 0o711, 0o755
+
+
+class Enclosure:
+    """Makes walls.
+
+    Args:
+        hello: the session's settings.
+        environment: the session's.
+    """
+
+    def __init__(self, hello: Hello, environment: Mapping[str, str]) -> None:
+        self._has_own_user = hello.sandbox_user == "own"
+        self._reads_all_owners = hello.sandbox_user == "root that reads all files"
+        self._cache_root = Path(hello.cache_root)
+        self._shared_modules = library_folder(environment, self._cache_root)
+        self._readable = find_readable(environment, hidden=hello.hidden)
+        self._devices = tuple(find_devices())
+        self._path = keep_reachable(environment.get("PATH", os.defpath), self._readable)
+
+    def open_to_workers(self, run_directory: Path) -> None:
+        """Let workers of another user through the session's folder to their own."""
+        if self._has_own_user:
+            run_directory.chmod(ENTERED_BY_ALL)
+
+    def environment(self, digest: str) -> dict[str, str]:
+        """Return the variables of a solution's worker that differ from those of one without walls."""
+        folder = self.folder(digest)
+        return {
+            **solution_environment(folder),
+            "FLASHINFER_WORKSPACE_BASE": str(folder / "flashinfer"),
+            "CUDA_CACHE_PATH": str(folder / "cuda"),
+            "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
+            "TORCHINDUCTOR_COMPILE_THREADS": "1",  # its pool of compilers needs locks in /dev/shm
+            "PATH": self._path,
+            "USER": "worker",
+            "LOGNAME": "worker",
+        }
+
+    def folder(self, digest: str) -> Path:
+        """Return where a solution's compilers at run time keep what they make."""
+        own = f"{digest}-own" if self._has_own_user else digest  # each belongs to its user
+        return self._cache_root / "jit" / digest[:2] / own
+
+    def make_walls(self, digest: str, artifact: Path | None, given: Path) -> Walls:
+        """Make a solution's folder, and the walls of a worker for it; its home is to be added.
+
+        Args:
+            digest: the solution's.
+            artifact: its files.
+            given: a folder that this worker alone will read.
+        """
+        folder = self.folder(digest)
+        folder.mkdir(parents=True, exist_ok=True)
+        given.mkdir(parents=True)
+        given.chmod(READ_BY_ALL)
+        read = [*self._readable, str(given), str(self._shared_modules / LIBRARY)]
+        walls = Walls(
+            readable=(*read, str(artifact)) if artifact is not None else tuple(read),
+            writable=(str(folder),),
+            devices=self._devices,
+            reads_all_owners=self._reads_all_owners,
+            shared_modules=str(self._shared_modules),
+        )
+        if not self._has_own_user or find_barrier(folder.parent, enters_only=True) is not None:
+            return walls
+        user = choose_user(digest)
+        os.chown(folder, user, user)
+        return replace(walls, user=user)
+
+    def hand_over(self, artifact: Artifact, given: Path) -> Artifact:
+        """Return an artifact that a worker can read: a copy, where the worker is of a user that may not read it."""
+        barrier = find_barrier(artifact.directory / artifact.entry)
+        if not self._has_own_user or barrier is None:
+            return artifact
+        copy = given / "artifact"
+        shutil.copytree(artifact.directory, copy, copy_function=shutil.copyfile)
+        for path in (copy, *copy.rglob("*")):
+            path.chmod(READ_BY_ALL)
+        return replace(artifact, directory=copy)

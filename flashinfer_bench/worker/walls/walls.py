@@ -1,0 +1,61 @@
+"""The walls of one worker: which files it reads, which folders are its own, which user it is.
+
+The session finds them out (`bench/runner/workers/reach.py`) and sends them with the order to start; the worker raises
+them before it has threads, and they hold for all that it starts.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from flashinfer_bench.worker.privileges import CAP_DAC_READ_SEARCH, drop_capabilities
+from flashinfer_bench.worker.walls import landlock
+
+
+@dataclass(frozen=True)
+class Walls:
+    """What a worker may reach."""
+
+    readable: tuple[str, ...]
+    """Folders and files that it reads and executes."""
+    writable: tuple[str, ...]
+    """Folders of its own."""
+    devices: tuple[str, ...]
+    """Device nodes that it reads, writes and steers."""
+    user: int | None = None
+    """The user and group that it becomes; None to stay who it is."""
+    reads_all_owners: bool = False
+    """Root that keeps its right to read files of other owners, since the environment belongs to one."""
+    shared_modules: str | None = None
+    """FlashInfer's folder of compiled modules, which is among what it reads."""
+
+    @classmethod
+    def from_json(cls, told: Mapping[str, Any]) -> Walls:
+        """Return what `to_json` described."""
+        lists = {name: tuple(told[name]) for name in ("readable", "writable", "devices")}
+        return cls(**{**told, **lists})
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the walls as a frame carries them."""
+        return asdict(self)
+
+    def raise_up(self) -> None:
+        """Enter a domain of these files, become the user, and give up every capability.
+
+        Raises:
+            OSError: some of it cannot be done; the worker must not go on.
+        """
+        own = landlock.owning(landlock.version())
+        rules = [(path, landlock.READING) for path in self.readable]
+        rules += [(path, own) for path in self.writable]
+        rules += [(path, landlock.USING) for path in self.devices]
+        landlock.enter(rules)
+        if self.user is not None:
+            os.setgroups([])
+            os.setresgid(self.user, self.user, self.user)
+            os.setresuid(self.user, self.user, self.user)
+        if not drop_capabilities(kept=CAP_DAC_READ_SEARCH if self.reads_all_owners else None):
+            raise OSError("this process's capabilities cannot be dropped")
