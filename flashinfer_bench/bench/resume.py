@@ -6,8 +6,8 @@ the digest of its source too), the timing where it is not the usual one (a warm 
 workers had walls, and the seed where the user gave one. A trace without a fingerprint (another engine's) proves
 nothing, nor does one from before evaluators had revisions.
 
-Reports show the latest verdict of a job. So a recorded verdict does not count once a later one on the same hardware is
-of another solution, definition, workload or evaluator. Later verdicts under other settings change nothing.
+Reports show the latest verdict of a job. So a recorded verdict stops counting when a later verdict on the same hardware
+was made with a changed solution, definition, workload or evaluator. Later verdicts under other settings change nothing.
 """
 
 from __future__ import annotations

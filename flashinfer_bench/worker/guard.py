@@ -90,7 +90,8 @@ class Watch:
         self._next_tree_poll = 0.0
         self._session = next(iter(ancestors(os.getpid())[1:]), 0)  # /proc may be mounted so that it cannot be seen
         self._arena_bytes = 0
-        """The most shared memory that the session had: the arena, which a worker that maps it shows as its own, too."""
+        """The most shared memory that the session has had: the arena. A worker that maps the arena shows it as its own
+        memory too, so this number is taken off."""
 
     def until_end(self, session: socket.socket, wake_read: int) -> int:
         """Return the worker's wait status."""

@@ -2,8 +2,8 @@
 
 A device session forks it before it touches its device, and speaks to it over one socket: each frame {"spawn":
 SpawnOrder} comes with the child's ends of four channels, in this order: the worker's socket, its stdout, its
-stderr, the guard's socket. It answers nothing: who was spawned tells the session itself. When the session's end
-closes, the template ends every guard it started and then itself.
+stderr, the guard's socket. The template sends no answer: the new guard and the new worker report to the session
+themselves. When the session's end closes, the template ends every guard that it started, and then itself.
 """
 
 from __future__ import annotations

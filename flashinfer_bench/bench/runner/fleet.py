@@ -34,7 +34,7 @@ from flashinfer_bench.data import Evaluation, Solution
 
 POLL_S: Final = 1.0
 TRIES: Final = 2
-"""Run a job this many times, each on another session, before its lost session makes it a fault."""
+"""A job whose session is lost is run this many times in all, each time on a new session. Then it is a fault."""
 FAILED_STARTS: Final = 2
 """Give a device up after this many sessions that did not start."""
 HANGS: Final = 2

@@ -104,7 +104,7 @@ def make_group_gemm_fp8_nt_groupwise(args: Namespace) -> Case:
 
 
 def make_bmm_fp8(args: Namespace) -> Case:
-    """Batched, one scale for each matrix stack. 2 B m n k FLOPs; B (m k + n k + m n S(out)) + 8: B times, not once."""
+    """Batched, one scale for each matrix stack. FLOPs: 2 B m n k. Bytes: B (m k + n k + m n S(out)) + 8."""
     batch, m, n, k = args.batch_size, args.m, args.n, args.k
     first, second = read_dtype(args.input_dtype, "input_dtype", FP8), read_dtype(args.mat2_dtype, "mat2_dtype", FP8)
     out = read_dtype(args.out_dtype, "out_dtype", HALF)

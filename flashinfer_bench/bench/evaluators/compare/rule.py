@@ -1,4 +1,4 @@
-"""What comparing one output found, and the rule that decides. Plain numbers, no tensors: `outputs` measures them.
+"""What comparing one output found, and the rule that decides: plain numbers, which `chunks` or `fused` measures.
 
 An element fails where |got - expected| > atol and |got - expected| > rtol * |expected|. So where the expected value is
 zero, atol alone decides. Integers and booleans have no tolerance. Where the expected value is not finite, only the same
@@ -32,8 +32,8 @@ class Tolerance:
     required_matched_ratio: float = 1.0
     """Share of the elements that must match."""
     max_error_cap: float = 2.0
-    """Largest error allowed where the ratio is below 1, in multiples of the largest finite expected magnitude. Two
-    values of the expected range are at most 2 apart: rounding and near ties stay below this, garbage does not."""
+    """Largest error allowed where the ratio is below 1, in multiples of the largest finite expected magnitude M. Two
+    values between -M and M differ by at most 2 M. Rounding errors and near ties stay below this; garbage does not."""
     ignores_shared_zeros: bool = False
     """Whether the ratio must also be reached without the elements that are zero on both sides or nan on both sides."""
 

@@ -40,8 +40,8 @@ def choose_style(signature: Signature | None, *, inputs: int, outputs: int, decl
     Then they are no outputs.
 
     Raises:
-        SolutionFailure: COMPILE_ERROR where the entry function cannot be called so, both signatures are shown; or where
-            it declares nothing and takes any number of arguments.
+        SolutionFailure: COMPILE_ERROR in two cases. The entry function cannot be called in this style: the message
+            shows both signatures. Or the solution declares no style, and the function takes any number of arguments.
     """
     if declared is None and signature is None:
         return "dps"
