@@ -47,17 +47,10 @@ LATE_SHARE: Final = 0.1
 RETAKES: Final = 3
 """A batch is taken again at most this many times."""
 EXTRA_SHARE: Final = 10
-<<<<<<< HEAD
 EXTRA_S: Final = 0.05
-"""A quick call whose span or busy time is not known to 0.5 % after the wanted readings gets more of them: at most
-EXTRA_SHARE times as many again, within this many seconds. A kernel of a microsecond that misses the caches has two
-typical durations, 20 % apart; kernels of two streams overlap differently in each call (7 %)."""
-=======
-EXTRA_S: Final = 0.15
 """If the span or busy time of a quick call is not known to 0.5 % after the wanted readings, more readings are taken: at
 most EXTRA_SHARE times the wanted number, and for at most EXTRA_S seconds. A kernel of a microsecond that misses the
 caches has two typical durations, 20 % apart; kernels of two streams overlap differently in each call (7 %)."""
->>>>>>> main
 
 
 def take_trial(supply: Supplier, clock: Clock, recipe: Recipe, *, now: Callable[[], float] = perf_counter) -> Trial:
