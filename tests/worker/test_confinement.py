@@ -146,8 +146,9 @@ DOMAIN = """
 import os, subprocess, sys
 from pathlib import Path
 from flashinfer_bench.worker import linux, privileges
+from flashinfer_bench.worker.walls import landlock
 linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
-privileges.SCOPE_VERSION = int(sys.argv[1])
+landlock.SCOPE_VERSION = int(sys.argv[1])
 privileges.drop_capabilities()
 other = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
 open(f"/proc/{other.pid}/environ", "rb").close()
