@@ -74,6 +74,10 @@ def run_worker(order: dict[str, Any], fds: Sequence[int], guard: socket.socket) 
         worker = Worker(socket.socket(fileno=fds[0]), device, clock)
         worker.shared_modules = (order.get("walls") or {}).get("shared_modules")
         worker.serve()
+    except BaseException:
+        traceback.print_exc()  # the session reads it where the worker was to start
+        flush_output()
+        os._exit(1)
     finally:
         os._exit(0)
 

@@ -205,6 +205,26 @@ def test_a_worker_holds_no_right_of_roots(cell):
     assert fields["NoNewPrivs"].split() == ["1"]
 
 
+NAMES = """
+import threading
+ready, end = threading.Event(), threading.Event()
+def wait():
+    print(threading.get_native_id(), flush=True); ready.set(); end.wait()
+thread = threading.Thread(target=wait); thread.start(); ready.wait()
+own = f"/proc/self/task/{thread.native_id}/comm"
+open(own, "w").write("named"); print(open(own).read().strip()); end.set()
+attempt("of others", lambda: open(f"/proc/{os.getppid()}/comm", "w"))
+attempt("of the system", lambda: open("/proc/sys/kernel/core_pattern", "w"))
+"""
+
+
+def test_a_worker_names_its_own_threads_as_cuda_does(cell):
+    said = cell.run(TRY + NAMES).split("\n")
+    assert said[1] == "named"
+    assert said[2].split()[-1] in REFUSED
+    assert said[3].split()[-1] in REFUSED
+
+
 OWN_FILES = """
 import os, shutil, socket, subprocess, tempfile, threading
 jit = os.environ["FIB_JIT"]

@@ -35,6 +35,8 @@ TCP_VERSION, SCOPE_VERSION = 4, 6
 READING: Final = EXECUTE | READ_FILE | READ_DIR
 USING: Final = READ_FILE | WRITE_FILE | TRUNCATE | IOCTL_DEVICE
 """What one does with a device."""
+NAMING: Final = READING | WRITE_FILE | TRUNCATE
+"""Reading, and writing into files that are there."""
 
 
 def version() -> int:

@@ -9,10 +9,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Final
 
 from flashinfer_bench.worker.privileges import CAP_DAC_READ_SEARCH, drop_capabilities
 from flashinfer_bench.worker.walls import landlock
+
+OWN_THREADS: Final = "/proc/self/task"
+"""CUDA gives each thread that it starts a name, in a file below this folder, and does not start where it cannot."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,7 @@ class Walls:
         rules = [(path, landlock.READING) for path in self.readable]
         rules += [(path, own) for path in self.writable]
         rules += [(path, landlock.USING) for path in self.devices]
+        rules.append((OWN_THREADS, landlock.NAMING))
         landlock.enter(rules)
         if self.user is not None:
             os.setgroups([])

@@ -7,6 +7,7 @@ import pytest
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.runner.environments import (
     ahead_environment,
+    library_folder,
     session_environment,
     solution_environment,
     solution_folder,
@@ -80,6 +81,13 @@ def test_who_compiles_ahead_sees_of_compilers_what_a_worker_sees_and_else_what_a
     assert {name: ahead[name] for name in NOT_FOR_WORKERS} == {name: own[name] for name in NOT_FOR_WORKERS}
     assert {"HOME", "TMPDIR", "PYTHONPATH", "PYTHONSAFEPATH"} <= ahead.keys()
     assert not SECRETS.keys() & ahead.keys()
+
+
+def test_what_is_compiled_ahead_for_walls_goes_where_workers_only_read():
+    for own, folder in (({}, CACHE / "modules"), ({"FLASHINFER_WORKSPACE_BASE": "/given"}, Path("/given"))):
+        ahead = ahead_environment(own, GPU, CACHE, for_walls=True)
+        assert Path(ahead["FLASHINFER_WORKSPACE_BASE"]) == library_folder(own, CACHE) == folder
+    assert ahead_environment({}, GPU, CACHE)["FLASHINFER_WORKSPACE_BASE"] == str(CACHE / "jit")
 
 
 def test_each_solution_has_folders_of_its_own():

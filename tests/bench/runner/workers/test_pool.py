@@ -94,3 +94,15 @@ def test_a_spare_that_does_not_start_is_dropped_and_tried_again_when_wanted(open
     pool.worker_for(SolutionFiles("one"))
     pool.quiesce()
     assert pool.worker_for(SolutionFiles("two"))[0] is made[2]
+
+
+def test_with_walls_the_spare_is_for_the_solution_that_comes_next(open_pool):
+    pool, made, _ = open_pool(FAST, FAST, FAST)
+    pool._enclosure = object()
+    one, two, three = map(SolutionFiles, ("one", "two", "three"))
+    pool.expect([one, two])
+    assert pool.worker_for(one)[0] is made[0]
+    assert len(made) == 2  # the second is for "two"
+    pool.expect([one, three])  # "two" is not wanted any more
+    assert [worker.is_ended for worker in made] == [False, True, False]
+    assert pool.worker_for(three)[0] is made[2]
