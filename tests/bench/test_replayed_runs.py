@@ -1,4 +1,4 @@
-"""Secrets of real runs: what a recorded job says is found again on its inputs, and no solution reads the seed before."""
+"""Secrets of real runs: a recorded job is judged again on its inputs, and no solution reads a seed before."""
 
 import pytest
 
@@ -101,6 +101,15 @@ def test_the_command_replays_a_line_of_a_file_and_appends_nothing(tmp_path, caps
     shown = capsys.readouterr().out
     assert f"{worst(first)['expected']:.9g}"[:8] in shown
     assert sorted(path for path in root.rglob("*") if path.is_file()) == before
+
+
+@pytest.mark.slow
+def test_a_seed_that_a_worker_can_read_would_be_found(tmp_path, monkeypatch):
+    monkeypatch.setattr(job_seeds.secrets, "randbits", lambda bits: KNOWN)
+    leak = 'Path(os.environ["HOME"], "leak").write_text(str(seed))\nlook()\n'
+    (trace,) = run(write_set(tmp_path, looks=LOOKS_FOR_THE_SEED.replace("look()\ncalls", f"{leak}calls")))
+    assert trace.evaluation.status.value == "COMPILE_ERROR"
+    assert "the seed stands in" in trace.evaluation.log
 
 
 @pytest.mark.slow
