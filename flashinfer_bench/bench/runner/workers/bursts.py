@@ -67,7 +67,8 @@ content, the best of several short bursts is nearer to the usual call than the m
 
 def noise_ns(overhead: BurstOverhead, device_type: str) -> float:
     """Return by how much bursts on a kind of device differ."""
-    return max(overhead.noise, LEAST_NOISE_NS[device_type])
+    noises = [one.noise for one in (overhead, overhead.processors) if one is not None]
+    return max(min(noises), LEAST_NOISE_NS[device_type])
 
 
 def count_burst_calls(claimed_ns: float, device_type: str, overhead: BurstOverhead) -> int:
@@ -189,8 +190,12 @@ class BurstTimer:
         numbers, wall_ns, cpu_ns = self._burst(indices)
         trial.reader.look(indices, numbers)
         outputs = max(1, len(trial.places.outputs(0)))
-        off_ns = overhead.request * (1 + 0.5 * trial.has_setup) + overhead.call * calls * outputs + copy_ns
-        return (wall_ns if cpu_ns is None else min(wall_ns, cpu_ns)) - off_ns
+
+        def own_ns(spent_ns: float, taken: BurstOverhead) -> float:
+            return spent_ns - taken.request * (1 + 0.5 * trial.has_setup) - taken.call * calls * outputs - copy_ns
+
+        by_wall = own_ns(wall_ns, overhead)
+        return by_wall if cpu_ns is None else min(by_wall, own_ns(cpu_ns, overhead.processors or overhead))
 
     def _burst(self, indices: list[int]) -> tuple[list[int], float, float | None]:
         """Make one burst; return the numbers of its calls, and the time of the wall and of processors that it took."""

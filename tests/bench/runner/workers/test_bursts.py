@@ -1,5 +1,7 @@
 """Bursts that the session times itself, and what they make of a claimed latency."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -163,6 +165,17 @@ def test_processor_time_counts_where_it_is_less_than_the_wall(open_timer, monkey
     monkeypatch.setattr(bursts, "tree_cpu_time_ns", lambda pid: worker.now // 4)
     found = timer.confirm(CALL_NS / 4, OVERHEAD)
     assert (found.why_not, found.burst_ns) == (None, pytest.approx(CALL_NS / 4, rel=0.3))
+
+
+def test_each_clock_has_an_overhead_of_its_own(open_timer, monkeypatch):
+    timer, worker = open_timer()
+    monkeypatch.setattr(bursts, "tree_cpu_time_ns", lambda pid: worker.now - 90_000 * len(worker.asked))
+    overhead = replace(OVERHEAD, request=10**9, processors=BurstOverhead(request=0.0, noise=0.0))
+    assert timer.confirm(CALL_NS, overhead).burst_ns is None  # the wall's overhead leaves nothing
+    overhead = replace(OVERHEAD, processors=BurstOverhead(request=10.0**9, noise=0.0))
+    assert timer.confirm(CALL_NS, overhead).burst_ns is None
+    overhead = replace(OVERHEAD, processors=BurstOverhead(request=-80_000.0, noise=0.0))
+    assert timer.confirm(CALL_NS, overhead).burst_ns == pytest.approx(CALL_NS, rel=0.01)
 
 
 def test_processor_time_of_several_threads_does_not_add_to_the_wall(open_timer, monkeypatch):
