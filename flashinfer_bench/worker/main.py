@@ -98,6 +98,8 @@ class Worker:
         self._no_call = make_no_call(device)
         self._returns_same = False
         """The solution returns the same memory each time, as far as was seen."""
+        self._is_looked_at = False
+        """What a burst of the calls that are laid out returned was looked at for that."""
         self._shelf = Shelf(1, 0)
         self._replays: dict[int, ReplayLaunch] = {}
         self._joins: dict[tuple[Any, ...], Launch] = {}
@@ -155,7 +157,7 @@ class Worker:
 
     def _forget_calls(self) -> None:
         self._returns_same = self._returns_same or share_memory(self._laid)
-        self._laid, self._shelf = [], Shelf(1, 0)
+        self._laid, self._shelf, self._is_looked_at = [], Shelf(1, 0), False
         has_graphs = bool(self._replays or self._joins)
         self._replays.clear()
         self._joins.clear()
@@ -198,17 +200,18 @@ class Worker:
     def burst(self, request: dict[str, Any]) -> dict[str, Any]:
         """Make calls back to back, and leave what they gave where it is."""
         launches = [self._eager(index, request["part"]) for index in request["indices"]]
-        self._returns_same = self._returns_same or share_memory(self._laid)
-        copied = request["part"] == "run" and self._returns_same
+        copied = request["part"] == "run" and (self._returns_same or self.device.type == "cpu")
         try:
             if request["together"] and launches:
-                launch = self._joined(launches, (request["part"], *request["indices"]), copied=copied)
+                launch = self._joined(launches, (request["part"], copied, *request["indices"]), copied=copied)
             else:
                 launch = in_turn(launches, put_away=copied)
         except CaptureRefused as refused:
             return {"refused": str(refused)[:MOST_WORDS]}
         launch()
         self._synchronize()
+        if request["part"] == "run" and not self._is_looked_at:  # once, for it takes longer than a short call
+            self._returns_same, self._is_looked_at = self._returns_same or share_memory(self._laid), True
         return {"refused": None, "copied": copied}
 
     def collect(self, request: dict[str, Any]) -> dict[str, Any]:

@@ -50,12 +50,16 @@ class FakeEngine:
         self.config = config
         self.verdict_of = verdict_of
         self.saved = None
+        self.replayed = []
         self.is_closed = self.is_ended = False
 
     def plan(self, *, resume=False, retry_timeouts=False):
         traces = [trace for traces in self.trace_set.traces.values() for trace in traces]
         recorded = RecordedJobs.from_traces(traces, retry_timeouts=retry_timeouts) if resume else None
         return make_plan(self.trace_set, self.config, self.machine, recorded=recorded)
+
+    def replay(self, traces):
+        self.replayed = list(traces)
 
     def run(self, plan, *, save_results=True):
         self.saved = save_results

@@ -350,9 +350,9 @@ def test_busy_times_that_scatter_get_more_readings_too(gpu):
 
 @pytest.mark.parametrize("warmup_runs", [0, 10])
 def test_readings_that_scatter_get_more_of_them_and_it_is_said(gpu, warmup_runs):
-    recipe = Recipe(warmup_runs, 50, 10.0)
+    recipe = Recipe(warmup_runs, 10, 10.0)
     trial = take_trial(lambda index: scattered(gpu, index), fake_cupti_clock(gpu)[0], recipe, now=gpu.seconds)
-    assert len(trial.samples) == 50 + trial.facts["extra_samples"] == 50 * (1 + EXTRA_SHARE)
+    assert len(trial.samples) == 10 + trial.facts["extra_samples"] == 10 * (1 + EXTRA_SHARE)
 
 
 def test_extra_readings_of_a_slower_call_are_those_that_their_time_holds(gpu):

@@ -13,11 +13,14 @@ processor times of several threads add up.
 
 from __future__ import annotations
 
+import ctypes
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
+
+import torch
 
 from flashinfer_bench.bench.runner.workers.cpu_time import tree_cpu_time_ns, tree_waiting_ns
 from flashinfer_bench.bench.runner.workers.places import MOST_BURST_PLACES
@@ -64,7 +67,8 @@ content, the best of several short bursts is nearer to the usual call than the m
 
 def noise_ns(overhead: BurstOverhead, device_type: str) -> float:
     """Return by how much bursts on a kind of device differ."""
-    return max(overhead.noise, LEAST_NOISE_NS[device_type])
+    noises = [one.noise for one in (overhead, overhead.processors) if one is not None]
+    return max(min(noises), LEAST_NOISE_NS[device_type])
 
 
 def count_burst_calls(claimed_ns: float, device_type: str, overhead: BurstOverhead) -> int:
@@ -142,6 +146,8 @@ class BurstTimer:
         """
         calls = len(self._trial.places)
         resolution_ns = RESOLVED * noise_ns(overhead, self._trial.asked.device_type) / calls
+        if calls > 1:
+            self._burst(list(range(calls)))  # it tells the worker whether results share memory; nobody reads it
         best = self._take_series(calls, overhead)
         series = 1
         while claimed_ns < LEAST_SHARE * best.call_ns and best.call_ns > resolution_ns and series <= AGAIN:
@@ -180,31 +186,54 @@ class BurstTimer:
         """Return what all calls of one burst cost together."""
         trial = self._trial
         indices = list(range(calls))
+        copy_ns = self._time_copies(indices) if trial.returns else 0.0
+        numbers, wall_ns, cpu_ns = self._burst(indices)
+        trial.reader.look(indices, numbers)
+        outputs = max(1, len(trial.places.outputs(0)))
+
+        def own_ns(spent_ns: float, taken: BurstOverhead) -> float:
+            return spent_ns - taken.request * (1 + 0.5 * trial.has_setup) - taken.call * calls * outputs - copy_ns
+
+        by_wall = own_ns(wall_ns, overhead)
+        return by_wall if cpu_ns is None else min(by_wall, own_ns(cpu_ns, overhead.processors or overhead))
+
+    def _burst(self, indices: list[int]) -> tuple[list[int], float, float | None]:
+        """Make one burst; return the numbers of its calls, and the time of the wall and of processors that it took."""
+        trial = self._trial
         numbers = trial.write(indices)
-        copy_ns = self._time_copies(indices)
         cpu_before, start = tree_cpu_time_ns(self._guard_pid), self._now_ns()
         if trial.has_setup:
             self._ask("burst", BurstDone, "the measurement", indices=indices, part="setup", together=False)
         done = self._ask("burst", BurstDone, "the measurement", indices=indices, part="run", together=self._together)
         if done.refused is not None:
             self.refused, self._together = done.refused, False
-            return self._time_one(calls, overhead)
+            return self._burst(indices)
         if not done.copied:
             self._ask("collect", Collected, "the measurement", indices=indices, part="run")
         wall_ns = float(self._now_ns() - start)
         cpu_after = tree_cpu_time_ns(self._guard_pid)
-        trial.reader.look(indices, numbers)
-        outputs = max(1, len(trial.places.outputs(0)))
-        off_ns = overhead.request * (1 + 0.5 * trial.has_setup) + overhead.call * calls * outputs + copy_ns
-        if cpu_before is None or cpu_after is None:
-            return wall_ns - off_ns
-        return min(wall_ns, float(cpu_after - cpu_before)) - off_ns
+        return numbers, wall_ns, None if cpu_before is None or cpu_after is None else float(cpu_after - cpu_before)
 
     def _time_copies(self, indices: list[int]) -> float:
-        """Return what it takes to copy the outputs of these places, with a margin."""
+        """Return what it takes to copy the outputs of these places, with a margin.
+
+        On a CPU one thread copies, and its own time counts: on a busy machine torch's threads wait for one another, and
+        what they wait would take more off a burst than the copies cost there.
+        """
         outputs = [output for index in indices for output in self._trial.places.outputs(index)]
+        if self._trial.asked.device_type == "cpu":
+            return COPY_MARGIN * time_copies_of_one_thread(outputs)
         start = self._now_ns()
         for output in outputs:
             output.copy_(output.clone())
         self._trial.places.synchronize()
         return COPY_MARGIN * (self._now_ns() - start) / 2
+
+
+def time_copies_of_one_thread(tensors: Sequence[torch.Tensor]) -> float:
+    """Return the nanoseconds that copying tensors on a CPU takes a thread, from and to memory that is in use."""
+    scratch = torch.zeros(max((tensor.nbytes for tensor in tensors), default=0), dtype=torch.uint8)
+    start = time.thread_time_ns()
+    for tensor in tensors:
+        ctypes.memmove(scratch.data_ptr(), tensor.data_ptr(), tensor.nbytes)
+    return float(time.thread_time_ns() - start)

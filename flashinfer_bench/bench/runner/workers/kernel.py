@@ -214,7 +214,8 @@ class RemoteKernel:
         contents = self.task.vary(at, inputs)
         reader = Reader(places, contents, plan.reads, self._check_inputs_intact)
         asked = ReadingsAsked(self._arena.device.type, plan.timing)
-        return RemoteTrial(places, contents, reader, asked, self.worker.has_setup)
+        returns = self.style != "dps" and bool(self.task.outputs)
+        return RemoteTrial(places, contents, reader, asked, self.worker.has_setup, returns=returns)
 
     def _take_trial(self, remote: RemoteTrial, *, left: int) -> Trial:
         """Take one of the trials that are left, each with its share of the solution's time."""

@@ -15,7 +15,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any, Final, TypeVar
@@ -77,6 +77,8 @@ class BurstOverhead:
     """Each of its calls, for each output."""
     noise: float = 0.0
     """How much bursts differ."""
+    processors: BurstOverhead | None = None
+    """The same in processor time; None where nobody tells it."""
 
     @classmethod
     def of(cls, bare_ns: Sequence[float], full_ns: Sequence[float]) -> BurstOverhead:
@@ -181,8 +183,8 @@ class WorkerProcess:
     def time_empty_bursts(self, touch_device: Callable[[], object], limit_s: float = READY_LIMIT_S) -> None:
         """Time bursts of calls that compute nothing; call it before a solution is loaded.
 
-        On a CPU they are timed as bursts of a solution are: processor time counts where it is less than the wall's, so
-        that a busy machine does not look like a large overhead, in which a claim could hide.
+        On a CPU processor time is told, too: where the machine is busy the wall's time differs much, and a claim could
+        hide in that.
 
         Args:
             touch_device: uses the device in this process, as writing the inputs of a burst does.
@@ -191,15 +193,22 @@ class WorkerProcess:
         Raises:
             WorkerGone, WorkerLate: the worker does not answer; that is our fault or the machine's.
         """
-        bare_ns: list[float] = []
-        full_ns: list[float] = []
+        bare: list[tuple[float, float | None]] = []
+        full: list[tuple[float, float | None]] = []
         for _ in range(EMPTY_BURSTS):
-            for calls, taken in ((0, bare_ns), (EMPTY_CALLS, full_ns)):
+            for calls, taken in ((0, bare), (EMPTY_CALLS, full)):
                 touch_device()
                 taken.append(self._time_empty_burst(calls, limit_s))
-        self.overhead = BurstOverhead.of(bare_ns, full_ns)
+        overhead = BurstOverhead.of([wall_ns for wall_ns, _ in bare], [wall_ns for wall_ns, _ in full])
+        if all(cpu_ns is not None for _, cpu_ns in (*bare, *full)):
+            of_processors = BurstOverhead.of(
+                [cpu_ns or 0.0 for _, cpu_ns in bare], [cpu_ns or 0.0 for _, cpu_ns in full]
+            )
+            overhead = replace(overhead, processors=of_processors)
+        self.overhead = overhead
 
-    def _time_empty_burst(self, calls: int, limit_s: float) -> float:
+    def _time_empty_burst(self, calls: int, limit_s: float) -> tuple[float, float | None]:
+        """Return the time of the wall and, on a CPU, of processors that a burst takes."""
         fields: dict[str, Any] = {"indices": list(range(calls)), "part": "nothing"}
         on_gpu = self.clock.fills_queue
         cpu_before, start = None if on_gpu else tree_cpu_time_ns(self.guard_pid), time.perf_counter_ns()
@@ -207,7 +216,7 @@ class WorkerProcess:
         self.ask("collect", Collected, limit_s, **fields)
         wall_ns = float(time.perf_counter_ns() - start)
         cpu_after = tree_cpu_time_ns(self.guard_pid) if cpu_before is not None else None
-        return wall_ns if cpu_before is None or cpu_after is None else min(wall_ns, float(cpu_after - cpu_before))
+        return wall_ns, None if cpu_before is None or cpu_after is None else float(cpu_after - cpu_before)
 
     def ask(
         self, verb: str, expected: type[Answer], limit_s: float, *, fds: Sequence[int] = (), **fields: Any

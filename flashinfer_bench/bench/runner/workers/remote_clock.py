@@ -239,6 +239,8 @@ class RemoteTrial:
     reader: Reader
     asked: ReadingsAsked
     has_setup: bool
+    returns: bool = True
+    """What calls return is copied into their output slots."""
     setup_samples: list[Sample] = field(default_factory=list)
     """Readings of `setup`, where the solution has one."""
     number: int = 0

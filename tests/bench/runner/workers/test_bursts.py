@@ -1,11 +1,15 @@
 """Bursts that the session times itself, and what they make of a claimed latency."""
 
+from dataclasses import replace
+
 import pytest
+import torch
 
 from flashinfer_bench.bench.runner.workers import bursts
 from flashinfer_bench.bench.runner.workers.bursts import (
     AGAIN,
     BURST_NS,
+    COPY_MARGIN,
     LEAST_NOISE_NS,
     LEAST_SHARE,
     MOST_BURSTS,
@@ -24,8 +28,9 @@ CALL_NS = 400_000
 
 
 @pytest.fixture
-def open_timer(arena):
-    """Return a timer of bursts, whose clock is the scripted worker's, and the worker."""
+def open_timer(arena, monkeypatch):
+    """Return a timer of bursts, whose clock is the scripted worker's, and the worker; copies take no time."""
+    monkeypatch.setattr(bursts, "time_copies_of_one_thread", lambda tensors: 0.0)
 
     def opened(*, worker=None, **trial):
         made = make_trial(arena, **trial)
@@ -46,8 +51,10 @@ def test_an_honest_latency_is_confirmed_with_what_a_burst_costs_a_call(open_time
     }
 
 
-@pytest.mark.parametrize(("claimed_ns", "calls"), [(20_000, 2), (400_000, 1), (1, 32), (0.0, 32)])
-def test_a_burst_has_as_few_calls_as_can_be_told_from_noise(claimed_ns, calls):
+@pytest.mark.parametrize(
+    ("claimed_ns", "calls"), [(2_000, 20), (20_000, 8), (10**7, 5), (10**9, 1), (1, 32), (0.0, 32)]
+)
+def test_a_burst_has_as_many_calls_as_can_be_told_from_noise_and_from_the_first(claimed_ns, calls):
     assert count_burst_calls(claimed_ns, "cpu", OVERHEAD) == calls
 
 
@@ -67,6 +74,21 @@ def test_what_bursts_take_of_themselves_is_taken_off(open_timer):
     assert timer.confirm(CALL_NS, costly).burst_ns == pytest.approx(CALL_NS * 3 / 4, rel=0.01)
 
 
+def test_copies_are_taken_off_where_outputs_are_copied_and_only_there(open_timer, monkeypatch):
+    monkeypatch.setattr(bursts, "time_copies_of_one_thread", lambda tensors: 100_000.0 * len(tensors))
+    for returns, spent in ((True, 100_000.0 * COPY_MARGIN), (False, 0.0)):
+        timer, worker = open_timer()
+        worker.trial.returns = returns
+        assert timer.confirm(CALL_NS, OVERHEAD).burst_ns == pytest.approx(CALL_NS - spent, rel=0.01)
+
+
+def test_copies_take_a_thread_the_longer_the_more_there_is_to_copy():
+    tensors = torch.zeros(1 << 10), torch.zeros(1 << 20)
+    small, large = (min(bursts.time_copies_of_one_thread([one] * 4) for _ in range(5)) for one in tensors)
+    assert 0 < small < large / 10
+    assert bursts.time_copies_of_one_thread([]) >= 0
+
+
 def test_the_overhead_follows_from_bursts_without_calls_and_with_some():
     bare, full = [60.0, 50.0, 90.0], [130.0, 170.0, 150.0]
     assert BurstOverhead.of(bare, full) == BurstOverhead(request=50.0, call=80.0 / EMPTY_CALLS, noise=20.0)
@@ -76,8 +98,8 @@ def test_the_overhead_follows_from_bursts_without_calls_and_with_some():
 def test_quick_calls_get_many_bursts_and_slow_ones_a_single_one(open_timer):
     timer, worker = open_timer(worker={"call_ns": 50_000})
     timer.confirm(50_000, OVERHEAD)
-    assert worker.verbs() == ["burst", "collect"] * MOST_BURSTS
-    timer, worker = open_timer(worker={"call_ns": 10**9})
+    assert worker.verbs() == ["burst", "collect"] * (1 + MOST_BURSTS)  # the first is not timed
+    timer, worker = open_timer(most=1, worker={"call_ns": 10**9})
     timer.confirm(10**9, OVERHEAD)
     assert worker.verbs() == ["burst", "collect"]
 
@@ -86,7 +108,8 @@ def test_the_outputs_of_bursts_are_looked_at_and_their_inputs_are_new(open_timer
     timer, worker = open_timer(wanted=3)
     timer.confirm(CALL_NS, OVERHEAD)
     trial = worker.trial
-    assert trial.reader._seen == trial.number == MOST_PLACES * len(worker.fields_of("burst"))
+    assert trial.number == MOST_PLACES * len(worker.fields_of("burst"))
+    assert trial.reader._seen == trial.number - MOST_PLACES  # the first burst shows whether results share memory
     assert all((read.outputs[0] == read.inputs[0] * 2).all() for read in trial.reader.reads())
 
 
@@ -110,7 +133,7 @@ def test_a_series_that_was_held_up_is_taken_again(open_timer):
     worker.call_ns *= 3
 
     def recover(verb, *args, asks=worker.__call__, **fields):
-        if verb == "burst" and len(worker.asked) > 10:
+        if verb == "burst" and len(worker.asked) > 12:
             worker.call_ns = CALL_NS
         return asks(verb, *args, **fields)
 
@@ -142,6 +165,17 @@ def test_processor_time_counts_where_it_is_less_than_the_wall(open_timer, monkey
     monkeypatch.setattr(bursts, "tree_cpu_time_ns", lambda pid: worker.now // 4)
     found = timer.confirm(CALL_NS / 4, OVERHEAD)
     assert (found.why_not, found.burst_ns) == (None, pytest.approx(CALL_NS / 4, rel=0.3))
+
+
+def test_each_clock_has_an_overhead_of_its_own(open_timer, monkeypatch):
+    timer, worker = open_timer()
+    monkeypatch.setattr(bursts, "tree_cpu_time_ns", lambda pid: worker.now - 90_000 * len(worker.asked))
+    overhead = replace(OVERHEAD, request=10**9, processors=BurstOverhead(request=0.0, noise=0.0))
+    assert timer.confirm(CALL_NS, overhead).burst_ns is None  # the wall's overhead leaves nothing
+    overhead = replace(OVERHEAD, processors=BurstOverhead(request=10.0**9, noise=0.0))
+    assert timer.confirm(CALL_NS, overhead).burst_ns is None
+    overhead = replace(OVERHEAD, processors=BurstOverhead(request=-80_000.0, noise=0.0))
+    assert timer.confirm(CALL_NS, overhead).burst_ns == pytest.approx(CALL_NS, rel=0.01)
 
 
 def test_processor_time_of_several_threads_does_not_add_to_the_wall(open_timer, monkeypatch):

@@ -1,0 +1,66 @@
+"""Seeds of jobs: secret where the user gives none, repeatable where one is given, known again from a trace."""
+
+import pytest
+
+from flashinfer_bench.bench import BenchmarkConfig
+from flashinfer_bench.bench.job_seeds import SECRET_BITS, JobSeeds, recorded_seeds
+from flashinfer_bench.bench.plan import Job
+from tests.kit import make_definition, make_solution, make_trace, make_workload
+
+
+@pytest.fixture
+def make_job():
+    definition = make_definition()
+    config = BenchmarkConfig().resolve_eval_config(definition)
+
+    def made(solution="double_python", workload="w0", index=0):
+        source = f"# {solution}\ndef run(x):\n    return x * 2\n"
+        axes = {"n": len(workload) + int(workload[1:])}
+        parts = make_workload(workload, axes=axes), make_solution(solution, source=source)
+        return Job(index, definition, *parts, config, {})
+
+    return made
+
+
+def trace_of(job, seeds):
+    run = {"run": seeds.describe(job)}
+    return make_trace(solution=job.solution.name, workload=job.workload, extra=run)
+
+
+def test_without_a_seed_each_job_has_a_secret_of_its_own_that_stays(make_job):
+    seeds = JobSeeds(None)
+    jobs = [make_job(), make_job("other"), make_job(workload="w1")]
+    drawn = [seeds.of(job) for job in jobs]
+    assert drawn == [seeds.of(job) for job in jobs]
+    assert len({*drawn, JobSeeds(None).of(jobs[0])}) == 4
+    assert all(2 ** (SECRET_BITS - 40) < seed < 2**SECRET_BITS for seed in drawn)
+
+
+def test_a_seed_of_the_users_decides_all_others_and_jobs_have_different_ones(make_job):
+    jobs = [make_job(), make_job("other"), make_job(workload="w1")]
+    first, again, other = ([JobSeeds(seed).of(job) for job in jobs] for seed in (5, 5, 6))
+    assert first == again
+    assert len({*first, *other}) == 6
+
+
+def test_a_trace_tells_the_jobs_secret_or_the_users_seed(make_job):
+    secret, seeded = JobSeeds(None), JobSeeds(5)
+    assert secret.describe(make_job()) == {"seed": secret.of(make_job()), "seeded": False}
+    assert seeded.describe(make_job()) == {"seed": 5, "seeded": True}
+
+
+@pytest.mark.parametrize("run_seed", [None, 5])
+def test_traces_give_their_jobs_the_seeds_that_they_had(make_job, run_seed):
+    seeds, jobs = JobSeeds(run_seed), [make_job(), make_job("other"), make_job(workload="w1")]
+    known = JobSeeds(*recorded_seeds(trace_of(job, seeds) for job in jobs))
+    assert [known.of(job) for job in jobs] == [seeds.of(job) for job in jobs]
+
+
+def test_a_trace_from_before_jobs_had_seeds_has_its_runs_seed(make_job):
+    trace = make_trace(extra={"run": {"seed": 5}})
+    assert JobSeeds(*recorded_seeds([trace])).of(make_job()) == JobSeeds(5).of(make_job())
+
+
+@pytest.mark.parametrize("extra", [None, {}, {"run": None}, {"run": {"seed": "5"}}, {"run": {"seeded": False}}])
+def test_a_trace_without_a_seed_gives_none(extra):
+    assert recorded_seeds([make_trace(extra=extra), make_trace(solution=None)]) == (None, {})
