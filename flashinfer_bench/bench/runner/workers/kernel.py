@@ -234,8 +234,7 @@ class RemoteKernel:
     def _confirm(self, remote: RemoteTrial, inputs: Sequence[Any], latency_ms: float) -> dict[str, Any]:
         """Hold the latency against bursts; some of their calls are compared, too."""
         calls = count_burst_calls(latency_ms * 1e6, self._arena.device.type, self.worker.overhead)
-        if calls != len(remote.places):
-            remote = remote.moved_to(self._lay_out(inputs, calls))
+        remote = remote.moved_to(self._lay_out(inputs, calls))
         timer = BurstTimer(self._ask, remote, self.worker.guard_pid)
         confirmation = timer.confirm(latency_ms * 1e6, self.worker.overhead)
         self.reads[-1] += remote.reader.reads()

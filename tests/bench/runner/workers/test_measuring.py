@@ -79,8 +79,9 @@ def test_a_measurement_has_a_reading_per_iteration(open_kernel):
 
 def test_a_latency_is_confirmed_by_bursts(open_kernel):
     source = f"{WORK}\ndef run(x):\n    work(0.002)\n    return x * 2"
-    with open_kernel(source) as kernel:
+    with open_kernel(source, plan=READ) as kernel:
         record = kernel.measure([[X]]).record
+    assert len({read.inputs[0].numpy().tobytes() for read in kernel.reads[0]}) == len(kernel.reads[0]) == 14
     assert record["confirmed"] is True
     assert 1.9 < record["burst_ms"] < 3.0
     assert 0 < record["burst_resolution_ms"] < record["burst_ms"]
