@@ -200,9 +200,10 @@ class Worker:
     def burst(self, request: dict[str, Any]) -> dict[str, Any]:
         """Make calls back to back, and leave what they gave where it is."""
         launches = [self._eager(index, request["part"]) for index in request["indices"]]
-        copied = request["part"] == "run" and (self._returns_same or self.device.type == "cpu")
+        together = request["together"] and launches
+        copied = request["part"] != "setup" and bool(self._returns_same or self.device.type == "cpu" or together)
         try:
-            if request["together"] and launches:
+            if together:
                 launch = self._joined(launches, (request["part"], copied, *request["indices"]), copied=copied)
             else:
                 launch = in_turn(launches, put_away=copied)
@@ -254,10 +255,9 @@ class Worker:
 
 
 def make_no_call(device: torch.device) -> LaidCall:
-    """Return a call that computes nothing; on a GPU it launches one of the smallest kernels."""
+    """Return a call that computes nothing, and gives back one number that is copied."""
     given, slot = torch.zeros(1, device=device), torch.zeros(1, device=device)
-    run = given.zero_ if device.type == "cuda" else lambda: given
-    return LaidCall(SolutionFunctions(run, None), {}, (slot,), "value")
+    return LaidCall(SolutionFunctions(lambda: given, None), {}, (slot,), "value")
 
 
 def in_turn(launches: Sequence[CallLaunch], *, put_away: bool) -> Launch:

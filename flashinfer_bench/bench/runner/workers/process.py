@@ -212,8 +212,9 @@ class WorkerProcess:
         fields: dict[str, Any] = {"indices": list(range(calls)), "part": "nothing"}
         on_gpu = self.clock.fills_queue
         cpu_before, start = None if on_gpu else tree_cpu_time_ns(self.guard_pid), time.perf_counter_ns()
-        self.ask("burst", BurstDone, limit_s, **fields, together=on_gpu)
-        self.ask("collect", Collected, limit_s, **fields)
+        done = self.ask("burst", BurstDone, limit_s, **fields, together=on_gpu)
+        if not (isinstance(done, BurstDone) and done.copied):
+            self.ask("collect", Collected, limit_s, **fields)
         wall_ns = float(time.perf_counter_ns() - start)
         cpu_after = tree_cpu_time_ns(self.guard_pid) if cpu_before is not None else None
         return wall_ns, None if cpu_before is None or cpu_after is None else float(cpu_after - cpu_before)
