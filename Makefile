@@ -1,10 +1,12 @@
 # make demo: install, then run the bundled trace set.      make test: install, then run the tests.
 # make check: format, lint, types, import walls, tests.    Each sets up what it needs in $(VENV).
+# make exploits: try every attack of benchmarks/exploits/ that needs no GPU on the engine; 10 minutes at most.
 VENV ?= .venv
 BIN := $(VENV)/bin
+EXPLOIT_FLAGS ?=
 DEMO_FLAGS ?= --warmup-runs 2 --iterations 10 --num-trials 1
 
-.PHONY: demo test check clean
+.PHONY: demo test check exploits clean
 
 demo: $(VENV)/.ready-run
 	$(BIN)/flashinfer-bench run --local flashinfer-trace $(DEMO_FLAGS)
@@ -18,6 +20,9 @@ check: $(VENV)/.ready-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest
+
+exploits: $(VENV)/.ready-dev
+	$(BIN)/python benchmarks/run_exploits.py $(EXPLOIT_FLAGS)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
