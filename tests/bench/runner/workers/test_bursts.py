@@ -13,7 +13,9 @@ from flashinfer_bench.bench.runner.workers.bursts import (
     LEAST_NOISE_NS,
     LEAST_SHARE,
     MOST_BURSTS,
+    REFUSED_SHARE,
     RESOLVED,
+    START_NS,
     BurstTimer,
     count_burst_calls,
 )
@@ -115,17 +117,31 @@ def test_the_outputs_of_bursts_are_looked_at_and_their_inputs_are_new(open_timer
 
 def test_a_claim_far_below_a_burst_is_refused_with_both_figures_after_several_series(open_timer):
     timer, _ = open_timer()
-    claimed_ns = 0.7 * CALL_NS
+    claimed_ns = (REFUSED_SHARE - 0.05) * CALL_NS
     with pytest.raises(SolutionFailure) as failure:
         timer.confirm(claimed_ns, OVERHEAD)
     assert failure.value.status == "RUNTIME_ERROR"
-    assert "claims 0.28 ms a call; a call in a burst takes 0.4 ms" in failure.value.message
+    assert "claims 0.18 ms a call; a call in a burst takes 0.4 ms" in failure.value.message
     assert f"({1 + AGAIN} series)" in failure.value.message
 
 
 def test_a_claim_above_the_least_share_is_confirmed(open_timer):
     timer, _ = open_timer()
     assert timer.confirm(CALL_NS * (LEAST_SHARE + 0.02), OVERHEAD).why_not is None
+
+
+def test_a_claim_between_the_shares_is_not_confirmed(open_timer):
+    timer, _ = open_timer()
+    for share in (REFUSED_SHARE + 0.01, LEAST_SHARE - 0.02):
+        found = timer.confirm(CALL_NS * share, OVERHEAD)
+        assert found.why_not == "a call in a burst takes 0.4 ms"
+        assert found.to_record()["confirmed"] is False
+
+
+def test_on_a_gpu_what_a_call_of_a_burst_takes_to_start_is_taken_off(open_timer):
+    timer, _ = open_timer(device_type="cuda")
+    found = timer.confirm(CALL_NS, OVERHEAD)
+    assert found.burst_ns == pytest.approx(CALL_NS - START_NS["cuda"], rel=0.001)
 
 
 def test_a_series_that_was_held_up_is_taken_again(open_timer):
@@ -196,8 +212,8 @@ def test_setup_is_a_burst_of_its_own_and_counts(open_timer):
     found = timer.confirm(CALL_NS + 200_000, OVERHEAD)
     assert [fields["part"] for fields in worker.fields_of("burst")][:2] == ["setup", "run"]
     assert found.burst_ns == pytest.approx(600_000, rel=0.02)
-    with pytest.raises(SolutionFailure, match=r"claims 0\.4 ms"):
-        open_timer(has_setup=True, worker={"setup_ns": 200_000})[0].confirm(CALL_NS, OVERHEAD)
+    with pytest.raises(SolutionFailure, match=r"claims 0\.2 ms"):
+        open_timer(has_setup=True, worker={"setup_ns": 200_000})[0].confirm(CALL_NS / 2, OVERHEAD)
 
 
 def test_on_a_gpu_calls_are_one_graph_where_they_can_be(open_timer):
