@@ -9,7 +9,8 @@ from statistics import median
 import pytest
 import torch
 
-from flashinfer_bench.timing.clocks import ClockLost, Lead, make_clock
+from flashinfer_bench.timing.clocks import CaptureRefused, ClockLost, Lead, make_clock
+from flashinfer_bench.timing.clocks.graphs import capture
 from flashinfer_bench.timing.progress import Recipe
 from flashinfer_bench.timing.recipe import take_trial
 from flashinfer_bench.timing.summary import summarise
@@ -303,3 +304,16 @@ def test_a_clock_that_was_never_switched_on_reads_nothing(device):
         pytest.skip("a profiler was attached before")
     with pytest.raises(ClockLost):
         clock.sample([lambda: None], Lead())
+
+
+def test_random_numbers_can_be_drawn_after_a_capture_that_failed():
+    values = torch.zeros(4, device="cuda")
+
+    def waits():
+        values.exponential_()
+        return int(values.max())
+
+    with pytest.raises(CaptureRefused):
+        capture(waits)
+    assert waits() >= 0
+    assert (values > 0).all()

@@ -52,11 +52,18 @@ def capture(launch: Launch) -> Launch:
                 graph.capture_end()
     except Exception as error:  # the call may raise anything; it can still be timed without a graph
         torch.cuda.synchronize()
+        _free_generator()
         said = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CaptureRefused(f"the call cannot be captured: {said[:200]}") from None
     torch.cuda.current_stream().wait_stream(stream)
     replay: Callable[[], object] = graph.replay
     return replay
+
+
+def _free_generator() -> None:
+    """Let the current device's generator draw again: torch takes a capture that failed for one that goes on."""
+    generator = torch.cuda.default_generators[torch.cuda.current_device()]
+    generator.graphsafe_set_state(generator.clone_state())
 
 
 @cache

@@ -120,6 +120,7 @@ class BurstTimer:
         ask: asks the worker.
         trial: where the calls lie and what they are given.
         guard_pid: the process above the worker; all below it counts as the worker's.
+        waits_inside: the call waits for the GPU, so no graph can hold it.
         now_ns: the session's clock.
     """
 
@@ -129,14 +130,15 @@ class BurstTimer:
         trial: RemoteTrial,
         guard_pid: int | None,
         *,
+        waits_inside: bool = False,
         now_ns: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
         self._ask = ask
         self._trial = trial
         self._guard_pid = guard_pid if trial.asked.device_type == "cpu" else None
         self._now_ns = now_ns
-        self._together = trial.asked.device_type == "cuda" and not trial.has_setup
-        self.refused: str | None = None
+        self._together = trial.asked.device_type == "cuda" and not trial.has_setup and not waits_inside
+        self.refused: str | None = "the call waits for the GPU" if waits_inside else None
         """Why the calls cannot be made as one graph."""
 
     def confirm(self, claimed_ns: float, overhead: BurstOverhead) -> Confirmation:

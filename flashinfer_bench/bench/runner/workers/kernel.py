@@ -203,7 +203,8 @@ class RemoteKernel:
             record |= {"kernel_ms": latency_ms, "setup_ms": setup_ms}
             latency_ms, medians_ms = latency_ms + setup_ms, [value + setup_ms for value in medians_ms]
         if remote is not None and self.task.plan.confirms and self.task.plan.facts is None:
-            record |= self._confirm(remote, chosen[-1], latency_ms)
+            waits_inside = "waits_inside" in record.get("flags", [])
+            record |= self._confirm(remote, chosen[-1], latency_ms, waits_inside=waits_inside)
         if remote is not None:
             add_flags(record, unconfirmed=record.get("confirmed") is False, same_inputs=not remote.contents.differs)
         return Measured(latency_ms, medians_ms, record)
@@ -231,11 +232,13 @@ class RemoteKernel:
         trial = take_trial(remote.supply, RemoteClock(self._ask, self.worker.clock, remote), recipe)
         return check_trial(trial, remote.asked)
 
-    def _confirm(self, remote: RemoteTrial, inputs: Sequence[Any], latency_ms: float) -> dict[str, Any]:
+    def _confirm(
+        self, remote: RemoteTrial, inputs: Sequence[Any], latency_ms: float, *, waits_inside: bool
+    ) -> dict[str, Any]:
         """Hold the latency against bursts; some of their calls are compared, too."""
         calls = count_burst_calls(latency_ms * 1e6, self._arena.device.type, self.worker.overhead)
         remote = remote.moved_to(self._lay_out(inputs, calls))
-        timer = BurstTimer(self._ask, remote, self.worker.guard_pid)
+        timer = BurstTimer(self._ask, remote, self.worker.guard_pid, waits_inside=waits_inside)
         confirmation = timer.confirm(latency_ms * 1e6, self.worker.overhead)
         self.reads[-1] += remote.reader.reads()
         return confirmation.to_record()

@@ -34,10 +34,10 @@ def open_timer(arena, monkeypatch):
     """Return a timer of bursts, whose clock is the scripted worker's, and the worker; copies take no time."""
     monkeypatch.setattr(bursts, "time_copies_of_one_thread", lambda tensors: 0.0)
 
-    def opened(*, worker=None, **trial):
+    def opened(*, worker=None, waits_inside=False, **trial):
         made = make_trial(arena, **trial)
         scripted = ScriptedWorker(made, **{"call_ns": CALL_NS, "request_ns": 50_000, **(worker or {})})
-        return BurstTimer(scripted, made, None, now_ns=scripted.now_ns), scripted
+        return BurstTimer(scripted, made, None, waits_inside=waits_inside, now_ns=scripted.now_ns), scripted
 
     return opened
 
@@ -142,6 +142,13 @@ def test_on_a_gpu_what_a_call_of_a_burst_takes_to_start_is_taken_off(open_timer)
     timer, _ = open_timer(device_type="cuda")
     found = timer.confirm(CALL_NS, OVERHEAD)
     assert found.burst_ns == pytest.approx(CALL_NS - START_NS["cuda"], rel=0.001)
+
+
+def test_a_call_that_waits_for_the_gpu_is_in_no_graph_and_not_refused(open_timer):
+    timer, worker = open_timer(device_type="cuda", waits_inside=True)
+    found = timer.confirm(CALL_NS / 4, OVERHEAD)
+    assert {fields["together"] for fields in worker.fields_of("burst")} == {False}
+    assert found.why_not.endswith("the host may be what holds it up: the call waits for the GPU")
 
 
 def test_a_series_that_was_held_up_is_taken_again(open_timer):
