@@ -33,7 +33,7 @@ LEAST_SHARE: Final = 0.75
 """A claimed latency below this share of a burst's is not confirmed: a GPU that computes without a pause spends its
 power and is up to a quarter slower than one that rests before each call."""
 REFUSED_SHARE: Final = 0.5
-"""Below this share it is refused. Honest calls of many operations came to 0.66 on a GPU, since the operations of a long
+"""Below this share it is refused. Honest calls of many operations came to 0.63 on a GPU, since the operations of a long
 graph start later than those of one call's graph; honest calls of several threads came to 0.67 on a busy CPU."""
 START_NS: Final = {"cpu": 0.0, "cuda": 4_500.0}
 """What a call of a burst takes beyond a reading, by the kind of device: 0 to 4.2 us for calls of one kernel (H100)."""
