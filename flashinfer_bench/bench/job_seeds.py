@@ -15,6 +15,7 @@ from flashinfer_bench.bench.plan import Job
 from flashinfer_bench.bench.resume import JobKey
 from flashinfer_bench.data import Trace
 from flashinfer_bench.data.digest import seed_of
+from flashinfer_bench.errors import Misuse
 
 SECRET_BITS = 62
 
@@ -58,8 +59,11 @@ def recorded_seeds(traces: Iterable[Trace]) -> tuple[int | None, dict[JobKey, in
     """Return the seed of the run that recorded some traces, where the user gave one, and else each job's own seed.
 
     A trace that carries no seed has none here: its job gets a new one.
+
+    Raises:
+        Misuse: the traces come from runs of different seeds.
     """
-    run_seed: int | None = None
+    run_seeds: set[int] = set()
     found: dict[JobKey, int] = {}
     for trace in traces:
         run = (trace.evaluation.extra or {}).get("run") if trace.evaluation is not None else None
@@ -67,7 +71,9 @@ def recorded_seeds(traces: Iterable[Trace]) -> tuple[int | None, dict[JobKey, in
         if not isinstance(seed, int) or trace.solution is None or not isinstance(run, dict):
             continue
         if run.get("seeded", True):
-            run_seed = seed
+            run_seeds.add(seed)
         else:
             found[(trace.definition, trace.solution, trace.workload.uuid)] = seed
-    return run_seed, found
+    if len(run_seeds) + bool(found) > 1:
+        raise Misuse("these traces come from runs of different seeds; replay them one by one (FILE:LINE)")
+    return next(iter(run_seeds), None), found

@@ -5,6 +5,7 @@ import pytest
 from flashinfer_bench.bench import BenchmarkConfig
 from flashinfer_bench.bench.job_seeds import SECRET_BITS, JobSeeds, recorded_seeds
 from flashinfer_bench.bench.plan import Job
+from flashinfer_bench.errors import Misuse
 from tests.kit import make_definition, make_solution, make_trace, make_workload
 
 
@@ -54,6 +55,13 @@ def test_traces_give_their_jobs_the_seeds_that_they_had(make_job, run_seed):
     seeds, jobs = JobSeeds(run_seed), [make_job(), make_job("other"), make_job(workload="w1")]
     known = JobSeeds(*recorded_seeds(trace_of(job, seeds) for job in jobs))
     assert [known.of(job) for job in jobs] == [seeds.of(job) for job in jobs]
+
+
+def test_traces_of_runs_with_different_seeds_are_not_replayed_together(make_job):
+    job = make_job()
+    for pair in ((5, 6), (5, None)):
+        with pytest.raises(Misuse, match="one by one"):
+            recorded_seeds([trace_of(job, JobSeeds(seed)) for seed in pair])
 
 
 def test_a_trace_from_before_jobs_had_seeds_has_its_runs_seed(make_job):
