@@ -36,9 +36,11 @@ REFUSED_SHARE: Final = 0.5
 """Below this share it is refused. Honest calls of many operations came to 0.63 on a GPU, since the operations of a long
 graph start later than those of one call's graph; honest calls of several threads came to 0.67 on a busy CPU."""
 START_NS: Final = {"cpu": 0.0, "cuda": 4_500.0}
-"""What a call of a burst takes beyond a reading, by the kind of device: 0 to 4.2 us for calls of one kernel (H100)."""
+"""Taken off each call of a burst, by the kind of device: a call of one kernel took up to 5.5 us more than its reading
+(H100). So a claim of a few microseconds is hardly bounded."""
 BUSY_LEAST_SHARE: Final = 0.4
-"""The same where other processes took the processors meanwhile: they hold up a burst more than a median reading."""
+"""Below this share a claim is refused where other processes took the processors meanwhile: they hold up a burst more
+than a median reading."""
 BUSY_SHARE: Final = 0.1
 """A worker was held up where its threads waited for a processor for this share of the time or longer."""
 RESOLVED: Final = 4.0
