@@ -89,7 +89,8 @@ def test_what_a_solution_tries_against_others_is_refused_and_the_run_goes_on(tmp
     root = tmp_path / "set"
     source = f"DATASET, CACHE = {str(root)!r}, {str(cache)!r}\n{ATTACKS}{HONEST}"
     traces = run(root, {"attacker": source, "honest": HONEST})
-    assert [trace.evaluation.status.value for trace in traces] == ["PASSED"] * 4
+    assert [trace.evaluation.log for trace in traces if trace.evaluation.status.value != "PASSED"] == []
+    assert len(traces) == 4
     said = next(trace.evaluation.log for trace in traces if trace.solution == "attacker").splitlines()
     assert [line.rsplit(" ", 1)[1] for line in said if line.startswith("listed")] == ["0", "0", "0"]
     assert [line for line in said if not line.startswith("listed")] != []

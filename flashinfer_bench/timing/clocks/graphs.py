@@ -62,8 +62,8 @@ def capture(launch: Launch) -> Launch:
 
 def _free_generator() -> None:
     """Let the current device's generator draw again: torch takes a capture that failed for one that goes on."""
-    generator = torch.cuda.default_generators[torch.cuda.current_device()]
-    with suppress(AttributeError, RuntimeError):  # an older torch has no such calls
+    with suppress(AttributeError, IndexError, RuntimeError):  # an older torch has no such calls; one without CUDA, none
+        generator = torch.cuda.default_generators[torch.cuda.current_device()]
         generator.graphsafe_set_state(generator.clone_state())
 
 

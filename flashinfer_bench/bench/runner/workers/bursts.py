@@ -41,6 +41,8 @@ START_NS: Final = {"cpu": 0.0, "cuda": 4_500.0}
 BUSY_LEAST_SHARE: Final = 0.4
 """Below this share a claim is refused where other processes took the processors meanwhile: they hold up a burst more
 than a median reading."""
+FORGED_SHARE: Final = 0.1
+"""Below this share nothing is measured again: no machine changes its speed tenfold between readings and bursts."""
 BUSY_SHARE: Final = 0.1
 """A worker was held up where its threads waited for a processor for this share of the time or longer."""
 RESOLVED: Final = 4.0
@@ -65,8 +67,8 @@ MOST_BURSTS: Final = 12
 """Bursts of a series; a series of slow calls has one."""
 SLOW_SERIES_S: Final = 0.5
 """Seconds after which a series ends with fewer bursts than that."""
-AGAIN: Final = 4
-"""Series that are taken again before a claim is refused: a busy machine delays some."""
+AGAIN: Final = 2
+"""Series that are taken again before a claim is contradicted: a busy machine delays some."""
 SHORTER: Final = (1, 2, 4)
 """Their bursts have the calls of the first series divided by one of these: where the cost of a call depends on its
 content, the best of several short bursts is nearer to the usual call than the mean of a long one."""
@@ -84,6 +86,10 @@ def count_burst_calls(claimed_ns: float, device_type: str, overhead: BurstOverhe
     wanted_ns = max(BURST_NS[device_type], TWICE * RESOLVED * noise_ns(overhead, device_type))
     wanted = max(math.ceil(wanted_ns / claimed_ns), min(FEWEST_CALLS, math.ceil(LONGEST_NS / claimed_ns)))
     return max(1, min(MOST_BURST_PLACES[device_type], wanted))
+
+
+class ClaimContradicted(SolutionFailure):
+    """Bursts take longer than a claim allows. A machine whose speed changes does this to an honest claim, too."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +157,8 @@ class BurstTimer:
             overhead: what bursts take of themselves.
 
         Raises:
-            SolutionFailure: RUNTIME_ERROR where bursts take longer than the claim allows, each time.
+            ClaimContradicted: RUNTIME_ERROR; bursts take longer than the claim allows, each time.
+            SolutionFailure: the same, and far longer.
         """
         calls = len(self._trial.places)
         resolution_ns = RESOLVED * noise_ns(overhead, self._trial.asked.device_type) / calls
@@ -175,7 +182,8 @@ class BurstTimer:
             return Confirmation(best.call_ns, resolution_ns, f"{burst}, while other processes held the processors")
         if claimed_ns >= REFUSED_SHARE * best.call_ns:
             return Confirmation(best.call_ns, resolution_ns, burst)
-        raise SolutionFailure(
+        failure = SolutionFailure if claimed_ns < FORGED_SHARE * best.call_ns else ClaimContradicted
+        raise failure(
             "RUNTIME_ERROR",
             f"the worker claims {claimed_ns / 1e6:.6g} ms a call; {burst}, as timed from outside ({series} series)",
         )

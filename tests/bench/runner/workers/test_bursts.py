@@ -10,6 +10,7 @@ from flashinfer_bench.bench.runner.workers.bursts import (
     AGAIN,
     BURST_NS,
     COPY_MARGIN,
+    FORGED_SHARE,
     LEAST_NOISE_NS,
     LEAST_SHARE,
     MOST_BURSTS,
@@ -17,6 +18,7 @@ from flashinfer_bench.bench.runner.workers.bursts import (
     RESOLVED,
     START_NS,
     BurstTimer,
+    ClaimContradicted,
     count_burst_calls,
 )
 from flashinfer_bench.bench.runner.workers.places import MOST_PLACES
@@ -123,6 +125,14 @@ def test_a_claim_far_below_a_burst_is_refused_with_both_figures_after_several_se
     assert failure.value.status == "RUNTIME_ERROR"
     assert "claims 0.18 ms a call; a call in a burst takes 0.4 ms" in failure.value.message
     assert f"({1 + AGAIN} series)" in failure.value.message
+
+
+@pytest.mark.parametrize(("factor", "may_be_honest"), [(1.1, True), (0.9, False)])
+def test_only_a_claim_that_a_busy_machine_could_explain_may_be_measured_again(open_timer, factor, may_be_honest):
+    timer, _ = open_timer()
+    with pytest.raises(SolutionFailure) as failure:
+        timer.confirm(FORGED_SHARE * factor * CALL_NS, OVERHEAD)
+    assert isinstance(failure.value, ClaimContradicted) is may_be_honest
 
 
 def test_a_claim_above_the_least_share_is_confirmed(open_timer):

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from flashinfer_bench.bench.runner.workers.kernel import MeasurePlan
+from flashinfer_bench.bench.runner.workers.bursts import BurstTimer, ClaimContradicted
+from flashinfer_bench.bench.runner.workers.kernel import MEASUREMENTS, MeasurePlan
 from flashinfer_bench.bench.runner.workers.process import BurstOverhead
 from flashinfer_bench.errors import SolutionFailure
 from flashinfer_bench.timing.recipe import most_readings
@@ -94,6 +95,31 @@ def test_a_latency_that_bursts_cannot_resolve_is_flagged_and_not_blamed(open_ker
         record = kernel.measure([[X]]).record
     assert (record["confirmed"], "unconfirmed" in record["flags"]) == (False, True)
     assert record["not_confirmed"] == "the call is shorter than a burst resolves"
+
+
+@pytest.mark.parametrize("contradicted", [1, MEASUREMENTS - 1, MEASUREMENTS])
+def test_a_contradicted_measurement_is_made_again_on_new_content_and_the_last_one_counts(
+    open_kernel, monkeypatch, contradicted
+):
+    confirm, claims, contents = BurstTimer.confirm, [], []
+
+    def contradict(timer, claimed_ns, overhead):
+        claims.append(claimed_ns)
+        contents.append(timer._trial.contents.make(99)[0].tolist())
+        if len(claims) <= contradicted:
+            raise ClaimContradicted("RUNTIME_ERROR", "too good")
+        return confirm(timer, claimed_ns, overhead)
+
+    monkeypatch.setattr(BurstTimer, "confirm", contradict)
+    with open_kernel("def run(x):\n    return x * 2", plan=READ) as kernel:
+        if contradicted == MEASUREMENTS:
+            with pytest.raises(ClaimContradicted):
+                kernel.measure([[X], [X + 1]])
+        else:
+            assert kernel.measure([[X], [X + 1]]).latency_ms == claims[-1] / 1e6
+            assert len(kernel.reads) == 2
+    assert len(claims) == min(contradicted + 1, MEASUREMENTS)
+    assert len({tuple(content) for content in contents}) == len(contents)
 
 
 @pytest.mark.parametrize(("way", "flagged"), [("fixed", True), ("scaled", False)])
