@@ -4,6 +4,7 @@
 VENV ?= .venv
 BIN := $(VENV)/bin
 EXPLOIT_FLAGS ?=
+TEST_FLAGS ?= -n 2 --dist worksteal
 DEMO_FLAGS ?= --warmup-runs 2 --iterations 10 --num-trials 1
 
 .PHONY: demo test check exploits clean
@@ -12,14 +13,14 @@ demo: $(VENV)/.ready-run
 	$(BIN)/flashinfer-bench run --local flashinfer-trace $(DEMO_FLAGS)
 
 test: $(VENV)/.ready-dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(TEST_FLAGS)
 
 check: $(VENV)/.ready-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(TEST_FLAGS)
 
 exploits: $(VENV)/.ready-dev
 	$(BIN)/python benchmarks/run_exploits.py $(EXPLOIT_FLAGS)

@@ -13,6 +13,9 @@ from tests.kit.published import HINT, find_published
 settings.register_profile("untimed", settings(), deadline=None)
 settings.load_profile("untimed")  # a machine that is busy makes no example wrong
 
+for name in ("COLUMNS", "LINES"):
+    os.environ.pop(name, None)  # tables are as wide as their text where nothing says how wide a screen is
+
 CHECKOUT = Path(__file__).resolve().parents[1]
 
 

@@ -170,7 +170,7 @@ def test_the_constructor_names_the_nearest_key():
         {"time_budget_s": 0},
         {"definitions": "gemm"},
         {"definitions": []},
-        {"extra": {"when": object()}},
+        {"extra": {"when": object}},
         {"op_type_config": {"moe": 3}},
     ],
     ids=str,

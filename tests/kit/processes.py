@@ -1,5 +1,7 @@
 """Find every process that a run started, whoever its parent is now: all of them inherit a mark in their environment.
 
+The process that forks sessions stays, for the next run; it does not count.
+
 An ordinary user cannot read the environment of a process that hides its memory: one of a session that was not there
 before counts as marked.
 """
@@ -10,6 +12,7 @@ import uuid
 from contextlib import contextmanager
 from pathlib import Path
 
+from flashinfer_bench.bench.runner import starting
 from flashinfer_bench.bench.runner.session import start
 
 VARIABLE = "FIB_TEST_MARK"
@@ -19,11 +22,14 @@ VARIABLE = "FIB_TEST_MARK"
 def marked():
     """Mark what is started inside the block; yields a function that lists the marked processes that are alive."""
     mark = uuid.uuid4().hex
+    starting.end_starters()  # one that was started before bears no mark, nor do its sessions
     before = set(all_pids())
     os.environ[VARIABLE] = mark
     try:
         yield lambda: [
-            pid for pid in all_pids() if is_marked(pid, mark) or (pid not in before and is_hidden_session(pid))
+            pid
+            for pid in set(all_pids()) - starting.starter_ids()
+            if is_marked(pid, mark) or (pid not in before and is_hidden_session(pid))
         ]
     finally:
         del os.environ[VARIABLE]

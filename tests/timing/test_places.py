@@ -132,7 +132,7 @@ def test_a_result_that_holds_more_than_its_outputs_is_not_kept():
         (torch.zeros(4), 16),
         ((torch.zeros(4), torch.zeros(2), 1), 24),
         ([torch.zeros(8)[:1]], 32),
-        (object(), None),
+        (object, None),
     ],
     ids=str,
 )

@@ -131,8 +131,10 @@ def test_host_and_session_hide_their_memory(monkeypatch):
     )
     monkeypatch.setattr(session_start, "die_with_parent", lambda _signal: None)
     monkeypatch.setattr(session_start.signal, "signal", lambda *_: None)
-    session_start.start(7, os.getppid())
-    assert hidden == ["session", 7]
+    ours, theirs = socket.socketpair()
+    ours.close()  # no order comes
+    session_start.start(theirs.detach(), os.getppid())
+    assert hidden == ["session"]
 
     def hide():
         raise KeyError("hidden first")

@@ -10,8 +10,6 @@ import contextlib
 import os
 import select
 import socket
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -20,6 +18,7 @@ from typing import Any, Final
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.runner.environments import session_environment
 from flashinfer_bench.bench.runner.protocol import BlockOrder, Hello
+from flashinfer_bench.bench.runner.starting import read_tail, starter_for
 from flashinfer_bench.worker.linux import end_tree, hide_memory, session_members
 from flashinfer_bench.worker.wire import FrameReader, WireClosed, WireError, send_frame
 
@@ -28,7 +27,6 @@ CLOSE_LIMIT_S: Final = 3.0
 FORCE_LIMIT_S: Final = 30.0
 PHASE_GRACE_S = 120.0
 """Wait this many seconds beyond a phase's own limit, for comparing and reading blobs, before giving the session up."""
-STDERR_TAIL_BYTES: Final = 4096
 
 
 class SessionLost(Exception):
@@ -60,18 +58,9 @@ class SessionClient:
         self._lifeline, lifeline_write = os.pipe()
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed by end()
         environment = session_environment(os.environ, device, interpret_triton=hello.needs_triton)
-        module = "flashinfer_bench.bench.runner.session.start"
-        command = [sys.executable, "-m", module, str(theirs.fileno()), str(os.getpid())]
         try:
-            self._process = subprocess.Popen(
-                command,
-                pass_fds=(theirs.fileno(), lifeline_write),
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=self._stderr,
-                stderr=self._stderr,
-                start_new_session=True,
-            )
+            starter = starter_for(environment)
+            self._process = starter.start(environment, theirs.fileno(), lifeline_write, self._stderr.fileno())
         finally:
             theirs.close()
             os.close(lifeline_write)
@@ -138,15 +127,14 @@ class SessionClient:
         with contextlib.suppress(OSError):
             send_frame(self._sock, {"close": True})
         self._sock.close()
-        try:
-            self._process.wait(0.5 if self.is_ready else 0)
-        except subprocess.TimeoutExpired:
+        if not self._process.wait(0.5 if self.is_ready else 0):
             self._process.kill()
-            self._process.wait()
         ready, _, _ = select.select([self._lifeline], [], [], CLOSE_LIMIT_S)
-        if not ready:
-            for left in session_members([self._process.pid])[self._process.pid]:  # the template, which adopts the rest
+        session = self._process.pid
+        if not ready and session is not None:
+            for left in session_members([session])[session]:  # the template, which adopts the rest
                 end_tree(left, FORCE_LIMIT_S)
+        self._process.close()
         os.close(self._lifeline)
         self._stderr.close()
 
@@ -157,12 +145,9 @@ class SessionClient:
             self._raise_lost()
 
     def _raise_lost(self) -> None:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(CLOSE_LIMIT_S)
-        self._stderr.seek(0, os.SEEK_END)
-        self._stderr.seek(max(0, self._stderr.tell() - STDERR_TAIL_BYTES))
-        said = self._stderr.read().decode("utf-8", "replace").strip()
+        self._process.wait(CLOSE_LIMIT_S)
+        said = read_tail(self._stderr) or ("" if self._process.pid else self._process.starter.last_words())
         raise SessionLost(
-            f"the session of {self.device.label} ended in phase {self.phase!r} (exit code {self._process.poll()})"
+            f"the session of {self.device.label} ended in phase {self.phase!r} (exit code {self._process.code})"
             + (f"; it said last:\n{said}" if said else "")
         )

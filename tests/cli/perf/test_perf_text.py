@@ -40,7 +40,8 @@ def tell(words):
         (".venv/bin/flashinfer-bench", [".venv/bin/flashinfer-bench", "perf"]),
     ],
 )
-def test_a_repro_command_begins_as_the_command_was_started(script, program):
+def test_a_repro_command_begins_as_the_command_was_started(script, program, monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
     assert started_program(script) == program
 
 
