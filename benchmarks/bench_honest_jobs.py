@@ -1,0 +1,65 @@
+"""Count how often the whole engine rejects a right solution: the honest solutions of the bundled set, again and again.
+
+    python benchmarks/bench_honest_jobs.py [--jobs 2000] [--definitions NAME ...] [--iterations 10] [--devices cpu ...]
+
+Each round runs the bundled set through sessions, workers, bursts and comparisons, as `run` does, with other secret
+inputs. Run it beside other work: a busy machine must not change a verdict. Prints each job that is not PASSED with its
+log, then how many there were, how many latencies were confirmed, and why the others were not; exits with 1 where a job
+was rejected. `bench_false_rejections.py` counts far more verdicts, without workers and clocks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+from flashinfer_bench.bench import Benchmark, BenchmarkConfig
+from flashinfer_bench.bench.events import JobFaulted, JobFinished
+from flashinfer_bench.data import TraceSet
+
+BUNDLED = Path(__file__).parents[1] / "flashinfer-trace"
+
+
+def main() -> int:
+    """Run rounds until there are enough jobs; return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--jobs", type=int, default=2000, help="jobs to run at the least (2000)")
+    parser.add_argument("--definitions", nargs="+", help="definitions of the bundled set (all)")
+    parser.add_argument("--iterations", type=int, default=10, help="readings of a trial (10)")
+    parser.add_argument("--devices", nargs="+", help="as in `flashinfer-bench run` (all)")
+    asked = parser.parse_args()
+    settings = {"warmup_runs": 2, "iterations": asked.iterations, "num_trials": 1}
+    settings |= {name: value for name in ("definitions", "devices") if (value := getattr(asked, name))}
+    judged, wrong, said = 0, 0, Counter[str]()
+    start = time.monotonic()
+    while judged < asked.jobs:
+        before = judged
+        benchmark = Benchmark(TraceSet.from_path(BUNDLED), BenchmarkConfig.default(**settings))
+        for event in benchmark.run(benchmark.plan(), save_results=False):
+            if isinstance(event, JobFaulted):
+                judged, wrong = judged + 1, wrong + 1
+                print("FAULT", event.job.solution.name, event.job.workload.uuid, event.message, flush=True)
+            elif isinstance(event, JobFinished):
+                judged += 1
+                evaluation = event.trace.evaluation
+                record = evaluation.extra.get("measurement", {})
+                said[record.get("not_confirmed", "confirmed" if record.get("confirmed") else "not timed")] += 1
+                if evaluation.status.value != "PASSED":
+                    wrong += 1
+                    names = f"{event.trace.definition} {event.trace.solution} {event.trace.workload.uuid}"
+                    print(evaluation.status.value, names, evaluation.log, flush=True)
+        print(f"{judged} jobs, {wrong} rejected, {time.monotonic() - start:.0f} s", flush=True)
+        if judged == before:
+            print("no job could run", file=sys.stderr)
+            return 2
+    reasons = Counter(why.split(" ms, ")[-1] if why.startswith("a call in a burst") else why for why in said.elements())
+    for why, count in reasons.most_common():
+        print(f"{count:6}  {why}")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
