@@ -28,6 +28,8 @@ class SolutionFunctions(NamedTuple):
 
     run: Callable[..., Any]
     setup: Callable[..., Any] | None
+    most_for_setup: int | None = None
+    """Arguments that `setup` takes by position; None where it takes any number, or nobody can tell."""
 
 
 class LaidCall:
@@ -46,11 +48,15 @@ class LaidCall:
         self.outputs = outputs
         self.returns = style != "dps"
         inputs = list(arguments.values())
-        self._setup = None if function.setup is None else partial(function.setup, *inputs)
+        given = inputs if self.returns else [*inputs, *outputs]
+        self._setup: Callable[[], Any] | None = None
+        if function.setup is not None:
+            takes_all = function.most_for_setup is None or function.most_for_setup >= len(given)
+            self._setup = partial(function.setup, *(given if takes_all else inputs))
         if style == "keyword":
             self._function = partial(function.run, **arguments)
         else:
-            self._function = partial(function.run, *(inputs if self.returns else [*inputs, *outputs]))
+            self._function = partial(function.run, *given)
         self.run = self._function
         self.result: Any = None
 
