@@ -70,12 +70,12 @@ class ReferenceTimer:
         )
         task = KernelTask(
             input_names=list(definition.inputs),
-            outputs=[],
+            outputs=job.output_specs(),  # they are put away as those of a solution are, and cost caches the same
             timeout_seconds=self.hello.timeout_seconds,
             plan=plan,
             vary=vary_secretly(job),
             by_keyword=job.block.reference.by_keyword,
-            may_write_inputs=True,
+            is_reference=True,
         )
         worker = self.pool.reference_worker(definition.digest())
         return RemoteKernel(worker, self.tools, task, KernelMetadata(SYMBOL, definition.name, False))

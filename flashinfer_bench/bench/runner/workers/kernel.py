@@ -78,15 +78,14 @@ class KernelTask:
 
     input_names: list[str]
     outputs: list[OutputSpec]
-    """None where what is returned is not read."""
     timeout_seconds: float
     """Seconds that it may take, all calls together."""
     plan: MeasurePlan
     vary: Vary
     by_keyword: bool = False
     """Give the inputs by their names: how references are called."""
-    may_write_inputs: bool = False
-    """A call may change its inputs, as a reference may."""
+    is_reference: bool = False
+    """It is a reference: it may change its inputs, and the session knows that its outputs fit."""
 
 
 @dataclass(frozen=True)
@@ -166,7 +165,7 @@ class RemoteKernel:
         if self.worker.has_setup:
             self._ask("calls", Called, "setup", indices=[0], part="setup", lead=None, replay=False)
         called = self._ask("calls", Called, "the call", indices=[0], part="run", lead=None, replay=False)
-        if self.style == "value" and self.task.outputs:
+        if self.style == "value" and self.task.outputs and not self.task.is_reference:
             returned = called.returned or [[]]
             check_returned(returned[0], self.task.outputs, self._arena.device.type)
         self._check_inputs_intact(inputs, places.inputs(0))
@@ -271,7 +270,7 @@ class RemoteKernel:
         return places
 
     def _check_inputs_intact(self, inputs: Sequence[Any], now: Sequence[torch.Tensor | None]) -> None:
-        if self.task.may_write_inputs:
+        if self.task.is_reference:
             return
         for name, value, slot in zip(self.task.input_names, inputs, now, strict=True):
             if slot is not None and not torch.equal(as_bytes(slot), as_bytes(value)):
