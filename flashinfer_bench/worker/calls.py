@@ -7,6 +7,7 @@ brought into the slots after the reading, and before the next call: honest code 
 
 from __future__ import annotations
 
+import inspect
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -54,7 +55,7 @@ class LaidCall:
             takes_all = function.most_for_setup is None or function.most_for_setup >= len(given)
             self._setup = partial(function.setup, *(given if takes_all else inputs))
         if style == "keyword":
-            self._function = partial(function.run, **arguments)
+            self._function = bind_by_name(function.run, arguments)
         else:
             self._function = partial(function.run, *given)
         self.run = self._function
@@ -67,6 +68,21 @@ class LaidCall:
         if not isinstance(prepared, Mapping) or not all(isinstance(name, str) for name in prepared):
             raise TypeError(f"setup must return a dict with the names of run's keyword arguments, not {type(prepared)}")
         self.run = partial(self._function, **prepared)
+
+
+def bind_by_name(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Callable[..., Any]:
+    """Return a call of a function with arguments by name; they are passed by position where they are its first ones.
+
+    A call by keyword takes up to 0.1 us longer, so a reference would be slower than a solution with the same text.
+    """
+    try:
+        parameters = list(inspect.signature(function).parameters.values())[: len(arguments)]
+    except (TypeError, ValueError):
+        return partial(function, **arguments)
+    names = [parameter.name for parameter in parameters if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
+    if set(names) != set(arguments):
+        return partial(function, **arguments)
+    return partial(function, *(arguments[name] for name in names))
 
 
 class Shelf:
