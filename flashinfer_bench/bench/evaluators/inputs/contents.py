@@ -14,10 +14,10 @@ A pass over the input makes its content, so it costs about what a copy costs. Th
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Final
 
 import torch
@@ -32,11 +32,12 @@ LARGEST_FACTOR: Final = 1.25
 """Factors of scaled inputs lie between this and its inverse: outputs stay of the size that the tolerances are for."""
 FACTOR_STEPS: Final = 1 << 20
 """Factors that there are: so many that small inputs, too, hardly come twice in a trial."""
+MULTIPLIED: Final = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
+"""The dtypes that torch multiplies in place; others are moved along only."""
+
 PROBES: Final = range(-3, 0)
 """Numbers that no call has: their contents tell whether an input can differ at all. A single value may come again once
 by chance."""
-MULTIPLIED: Final = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
-"""The dtypes that torch multiplies in place; others are moved along only."""
 
 Remaker = Callable[[int], torch.Tensor]
 """Makes an input anew from a seed."""
@@ -96,7 +97,7 @@ class Contents:
             for value, one in zip(base, varied, strict=True)
         ]
 
-    @cached_property
+    @functools.cached_property
     def differs(self) -> bool:
         """Whether any input differs from call to call: zeros, constants and single bytes are what they were."""
         return any(self._changes(index) for index in range(len(self.base)))

@@ -75,7 +75,7 @@ class ReferenceTimer:
             plan=plan,
             vary=vary_secretly(job),
             by_keyword=job.block.reference.by_keyword,
-            is_reference=True,
+            may_write_inputs=True,
         )
         worker = self.pool.reference_worker(definition.digest())
         return RemoteKernel(worker, self.tools, task, KernelMetadata(SYMBOL, definition.name, False))

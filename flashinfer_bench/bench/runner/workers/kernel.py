@@ -84,8 +84,8 @@ class KernelTask:
     vary: Vary
     by_keyword: bool = False
     """Give the inputs by their names: how references are called."""
-    is_reference: bool = False
-    """It is a reference: it may change its inputs, and the session knows that its outputs fit."""
+    may_write_inputs: bool = False
+    """A call may change its inputs, as a reference may."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,8 @@ class RemoteKernel:
         if self.worker.has_setup:
             self._ask("calls", Called, "setup", indices=[0], part="setup", lead=None, replay=False)
         called = self._ask("calls", Called, "the call", indices=[0], part="run", lead=None, replay=False)
-        if self.style == "value" and self.task.outputs and not self.task.is_reference:
+        # The session knows that what a reference returns fits.
+        if self.style == "value" and self.task.outputs and not self.task.may_write_inputs:
             returned = called.returned or [[]]
             check_returned(returned[0], self.task.outputs, self._arena.device.type)
         self._check_inputs_intact(inputs, places.inputs(0))
@@ -270,7 +271,7 @@ class RemoteKernel:
         return places
 
     def _check_inputs_intact(self, inputs: Sequence[Any], now: Sequence[torch.Tensor | None]) -> None:
-        if self.task.is_reference:
+        if self.task.may_write_inputs:
             return
         for name, value, slot in zip(self.task.input_names, inputs, now, strict=True):
             if slot is not None and not torch.equal(as_bytes(slot), as_bytes(value)):

@@ -63,8 +63,6 @@ class Reader:
     check_inputs: Callable[[Sequence[Any], Sequence[torch.Tensor | None]], None]
     """Raises where a call has changed its inputs, given what they were and what they are."""
     chance: random.Random = field(default_factory=random.SystemRandom)
-    _chosen: list[int] = field(default_factory=list)
-    """Numbers of the calls that are compared, as far as was chosen."""
     _kept: dict[int, ReadCall] = field(default_factory=dict)
     _odd: dict[int, ReadCall] = field(default_factory=dict)
     _base: ReadCall | None = None
@@ -86,20 +84,12 @@ class Reader:
                 continue
             if self._is_odd(look) and len(self._odd) < MOST_ODD:
                 self._odd[number] = self._take(index, number)
-            self._choose(number)
-        places = dict(zip(numbers, indices, strict=True))
-        kept, self._kept = self._kept, {}
-        for number in self._chosen:  # only now: what is chosen and dropped again within a batch costs no copy
-            call = kept.get(number) or self._odd.get(number) or self._take(places[number], number)
-            self._kept[number] = call
-
-    def _choose(self, number: int) -> None:
-        """Choose a call in place of another, so that each call so far is among the chosen with the same chance."""
-        self._seen += 1
-        if len(self._chosen) < self.wanted:
-            self._chosen.append(number)
-        elif self.wanted and self.chance.random() < self.wanted / self._seen:
-            self._chosen[self.chance.randrange(self.wanted)] = number
+            self._seen += 1
+            if len(self._kept) < self.wanted:
+                self._kept[number] = self._take(index, number)
+            elif self.wanted and self.chance.random() < self.wanted / self._seen:
+                del self._kept[self.chance.choice(list(self._kept))]
+                self._kept[number] = self._take(index, number)
 
     def _is_odd(self, looks: list[bytes]) -> bool:
         """Say whether a call left outputs unwritten, or gave what another call with other inputs gave."""

@@ -67,7 +67,7 @@ def test_every_call_that_is_read_of_an_honest_solution_is_right(open_kernel, sou
 
 def test_a_solution_that_is_called_by_keyword_may_write_to_its_inputs(open_kernel):
     source = "def run(unused=None, x=None):\n    return x.mul_(2)"
-    with open_kernel(source, by_keyword=True, is_reference=True, plan=READ, declared=False) as kernel:
+    with open_kernel(source, by_keyword=True, may_write_inputs=True, plan=READ, declared=False) as kernel:
         kernel.measure([[X]])
     assert all(is_right(read) for read in kernel.reads[0])
 

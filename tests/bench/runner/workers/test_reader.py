@@ -33,22 +33,11 @@ def test_every_call_is_kept_as_often_as_any_other(arena):
     for index in range(8):
         trial.places.outputs(index)[0].fill_(1.0)
     for _ in range(400):
-        reader = replace(trial.reader, chance=chance, _kept={}, _chosen=[])
+        reader = replace(trial.reader, chance=chance, _kept={})
         reader.look(range(8), range(8))
         kept.update(reader._kept.keys())
     assert sorted(kept) == list(range(8))
     assert 60 < min(kept.values()) <= max(kept.values()) < 140  # 100 each
-
-
-def test_what_is_chosen_and_dropped_again_within_a_batch_is_not_copied(arena):
-    checked = []
-    trial = make_trial(arena, wanted=2, check_inputs=lambda inputs, now: checked.append(inputs))
-    run_calls(trial, range(8))
-    assert len(checked) == 2
-    first = trial.reader.reads()
-    run_calls(trial, range(8))
-    assert len(checked) <= 4
-    assert all(is_right(call) for call in [*first, *trial.reader.reads()])
 
 
 def test_the_call_on_the_base_is_always_read(arena):
