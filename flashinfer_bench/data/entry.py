@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from flashinfer_bench.data.definition import Definition
@@ -17,6 +17,8 @@ from flashinfer_bench.data.names import did_you_mean
 from flashinfer_bench.data.reference import parse_module
 from flashinfer_bench.data.solution import Solution, SupportedBindings, SupportedLanguages
 
+SETUP: Final = "setup"
+"""A function of this name beside the entry function prepares its calls (docs/architecture.md, "The measurement")."""
 COMPILED: Final = frozenset({SupportedLanguages.CPP, SupportedLanguages.CUDA})
 SAME_ARGUMENTS: Final = frozenset({"no_grad", "inference_mode", "compile", "cache", "lru_cache"})
 """Decorators that leave a function's arguments as they are."""
@@ -65,6 +67,8 @@ def _check_python(solution: Solution, definition: Definition | None) -> list[str
         names = [name for name, node in bound if isinstance(node, ast.FunctionDef)]
         return [_missing(solution, names)]
     arity = _arity(found[-1])
+    if arity is not None and any(name == SETUP for name, _ in bound):
+        arity = replace(arity, minimum=0, keywords=())  # what setup gives is known only when it is called
     if isinstance(found[-1], ast.AsyncFunctionDef):
         return [f"{solution.spec.entry_point} is async; a kernel is called, not awaited"]
     if arity is not None and arity.keywords:

@@ -42,6 +42,18 @@ class Measurement(BaseModel):
     std_ms: float | None = None
     latency_ms: float | None = None
     """What an older form has instead of `median_ms`."""
+    kernel_ms: float | None = None
+    """Time of `run` alone, where the solution has a `setup`; the latency has both."""
+    setup_ms: float | None = None
+    """Time of `setup`."""
+    confirmed: bool | None = None
+    """Whether bursts, timed from outside, agree with the latency; None where none were made."""
+    burst_ms: float | None = None
+    """What one call cost in a burst; None where bursts did not resolve it."""
+    burst_resolution_ms: float | None = None
+    """What a burst cannot tell from nothing, for one call."""
+    not_confirmed: str = ""
+    """Why the latency is not confirmed."""
     trials_ms: list[float] = []
     """Median of each trial."""
     samples_ns: list[float] | list[list[float]] = []

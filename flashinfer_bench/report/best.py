@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from flashinfer_bench.data import Evaluation, EvaluationStatus, Performance, Trace
 from flashinfer_bench.report.summary import SummaryRow, measured_speedup, summarise
-from flashinfer_bench.report.timing import Timing, read_timing
+from flashinfer_bench.report.timing import Burst, Timing, read_burst, read_timing
 from flashinfer_bench.report.verdict import caveat_of, judged
 
 Contestant = tuple[Trace, Evaluation, Performance]
@@ -32,6 +32,8 @@ class BestRow:
     """Why the latency means nothing; None when it means something."""
     timing: Timing
     """How it was timed."""
+    burst: Burst
+    """What bursts said of the latency."""
     contenders: int
     """Passing solutions that this one was picked from."""
 
@@ -69,6 +71,7 @@ def _winner(contestants: list[Contestant]) -> BestRow:
         speedup=measured_speedup(evaluation),
         timing_caveat=caveat_of(evaluation),
         timing=read_timing([evaluation]),
+        burst=read_burst(trace.workload.uuid, evaluation),
         contenders=len(contestants),
     )
 

@@ -9,7 +9,7 @@ from statistics import geometric_mean, median
 from typing import Final
 
 from flashinfer_bench.data import Evaluation, EvaluationStatus, Trace
-from flashinfer_bench.report.timing import Timing, read_timing
+from flashinfer_bench.report.timing import Burst, Timing, read_burst, read_timing
 from flashinfer_bench.report.verdict import caveat_of, judged, reason_of
 
 NUMBER: Final = re.compile(r"-?\d[\d.]*(?:e[-+]?\d+)?")
@@ -50,6 +50,8 @@ class SummaryRow:
     """Why the latency of some workload means nothing; None when all mean something."""
     timing: Timing
     """How the passed workloads were timed."""
+    bursts: tuple[Burst, ...]
+    """What bursts said of the latency on each of them."""
     failures: tuple[FailureGroup, ...]
 
 
@@ -88,7 +90,8 @@ def measured_speedup(evaluation: Evaluation) -> float | None:
 
 
 def _row(key: tuple[str, str, str], members: list[tuple[Trace, Evaluation]], expected: int) -> SummaryRow:
-    passed = [evaluation for _, evaluation in members if evaluation.status is EvaluationStatus.PASSED]
+    passing = [(trace, evaluation) for trace, evaluation in members if evaluation.status is EvaluationStatus.PASSED]
+    passed = [evaluation for _, evaluation in passing]
     latencies = [evaluation.performance.latency_ms for evaluation in passed if evaluation.performance is not None]
     speedups = [speedup for evaluation in passed if (speedup := measured_speedup(evaluation)) is not None]
     return SummaryRow(
@@ -100,6 +103,7 @@ def _row(key: tuple[str, str, str], members: list[tuple[Trace, Evaluation]], exp
         speedup=geometric_mean(speedups) if speedups else None,
         timing_caveat=next(filter(None, map(caveat_of, passed)), None),
         timing=read_timing(passed),
+        bursts=tuple(read_burst(trace.workload.uuid, evaluation) for trace, evaluation in passing),
         failures=_failures(members),
     )
 

@@ -34,6 +34,21 @@ class Way:
 
 
 @dataclass(frozen=True)
+class Burst:
+    """What bursts, timed from outside, said of a latency."""
+
+    workload: str
+    confirmed: bool | None
+    """None where no bursts were made."""
+    burst_ms: float | None
+    """What one call cost in a burst; None where bursts did not resolve it."""
+    burst_resolution_ms: float | None
+    """What a burst cannot tell from nothing, for one call."""
+    not_confirmed: str
+    """Why the latency is not confirmed; empty where it is."""
+
+
+@dataclass(frozen=True)
 class Timing:
     """How the passed workloads of a row were timed."""
 
@@ -55,6 +70,18 @@ def read_timing(passed: Iterable[Evaluation]) -> Timing:
         unknown=len(records) - ways.total(),
         flags={flag: flags[flag] for flag in sorted(flags, key=_rank)},
     )
+
+
+def read_burst(workload: str, evaluation: Evaluation) -> Burst:
+    """Return what bursts said of an evaluation's latency.
+
+    Args:
+        workload: the uuid of its workload.
+        evaluation: of a trace.
+    """
+    record = read_measurement(evaluation)
+    why = to_one_line(record.not_confirmed)
+    return Burst(workload, record.confirmed, record.burst_ms, record.burst_resolution_ms, why)
 
 
 def describe_ways(timings: Iterable[Timing]) -> str | None:

@@ -7,6 +7,7 @@ brought into the slots after the reading, and before the next call: honest code 
 
 from __future__ import annotations
 
+import inspect
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -28,6 +29,8 @@ class SolutionFunctions(NamedTuple):
 
     run: Callable[..., Any]
     setup: Callable[..., Any] | None
+    most_for_setup: int | None = None
+    """Arguments that `setup` takes by position; None where it takes any number, or nobody can tell."""
 
 
 class LaidCall:
@@ -46,11 +49,15 @@ class LaidCall:
         self.outputs = outputs
         self.returns = style != "dps"
         inputs = list(arguments.values())
-        self._setup = None if function.setup is None else partial(function.setup, *inputs)
+        given = inputs if self.returns else [*inputs, *outputs]
+        self._setup: Callable[[], Any] | None = None
+        if function.setup is not None:
+            takes_all = function.most_for_setup is None or function.most_for_setup >= len(given)
+            self._setup = partial(function.setup, *(given if takes_all else inputs))
         if style == "keyword":
-            self._function = partial(function.run, **arguments)
+            self._function = bind_by_name(function.run, arguments)
         else:
-            self._function = partial(function.run, *(inputs if self.returns else [*inputs, *outputs]))
+            self._function = partial(function.run, *given)
         self.run = self._function
         self.result: Any = None
 
@@ -61,6 +68,21 @@ class LaidCall:
         if not isinstance(prepared, Mapping) or not all(isinstance(name, str) for name in prepared):
             raise TypeError(f"setup must return a dict with the names of run's keyword arguments, not {type(prepared)}")
         self.run = partial(self._function, **prepared)
+
+
+def bind_by_name(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Callable[..., Any]:
+    """Return a call of a function with arguments by name; they are passed by position where they are its first ones.
+
+    A call by keyword takes up to 0.1 us longer, so a reference would be slower than a solution with the same text.
+    """
+    try:
+        parameters = list(inspect.signature(function).parameters.values())[: len(arguments)]
+    except (TypeError, ValueError):
+        return partial(function, **arguments)
+    names = [parameter.name for parameter in parameters if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
+    if set(names) != set(arguments):
+        return partial(function, **arguments)
+    return partial(function, *(arguments[name] for name in names))
 
 
 class Shelf:

@@ -51,7 +51,9 @@ class LoadedEntry(NamedTuple):
     signature: Signature | None
     """How it is called, where that can be told."""
     setup: Function | None = None
-    """What is called before it with the same inputs; it returns keyword arguments for the entry function."""
+    """What is called before it with the same arguments; it returns keyword arguments for the entry function."""
+    setup_signature: Signature | None = None
+    """How that is called, where it can be told."""
 
 
 def load_entry(directory: Path, entry: str, symbol: str, *, kind: str) -> LoadedEntry:
@@ -90,7 +92,10 @@ def load_python(directory: Path, entry: str, symbol: str) -> LoadedEntry:
     spec.loader.exec_module(module)
     function = find_callable(module, entry, symbol)
     setup = find_setup(module, function)
-    return LoadedEntry(function, describe_signature(function, is_prepared=setup is not None), setup)
+    if setup is None:
+        return LoadedEntry(function, describe_signature(function))
+    takes = describe_signature(setup)
+    return LoadedEntry(function, describe_signature(function, prepared_for=takes, is_prepared=True), setup, takes)
 
 
 def load_torch(directory: Path, entry: str, symbol: str) -> LoadedEntry:
@@ -103,7 +108,9 @@ def load_torch(directory: Path, entry: str, symbol: str) -> LoadedEntry:
     loader.exec_module(module)
     function = find_callable(module, "the module", symbol)
     signature = read_pybind_signature(getattr(function, "__doc__", None) or "")
-    return LoadedEntry(function, signature, find_setup(module, function))
+    setup = find_setup(module, function)
+    takes = None if setup is None else read_pybind_signature(getattr(setup, "__doc__", None) or "")
+    return LoadedEntry(function, leave_to_setup(signature, takes), setup, takes)
 
 
 def load_tvm_ffi(directory: Path, entry: str, symbol: str) -> LoadedEntry:
@@ -158,11 +165,24 @@ def find_setup(module: types.ModuleType, entry: Function) -> Function | None:
     return setup if callable(setup) and setup is not entry else None
 
 
-def describe_signature(function: Function, *, is_prepared: bool = False) -> Signature | None:
+def leave_to_setup(signature: Signature | None, setup: Signature | None) -> Signature | None:
+    """Return how an entry function may be called by position, when its `setup` gives the rest by keyword.
+
+    `setup` gets the same arguments by position, so no more are needed than it needs.
+    """
+    if signature is None or setup is None or setup.minimum >= signature.minimum:
+        return signature
+    return signature.model_copy(update={"minimum": setup.minimum})
+
+
+def describe_signature(
+    function: Function, *, prepared_for: Signature | None = None, is_prepared: bool = False
+) -> Signature | None:
     """Return how the function may be called by position, or None where Python cannot tell.
 
     Args:
-        function: the entry function.
+        function: the entry function, or its `setup`.
+        prepared_for: how its `setup` is called, where that can be told.
         is_prepared: a `setup` gives it arguments by keyword.
 
     Raises:
@@ -179,15 +199,18 @@ def describe_signature(function: Function, *, is_prepared: bool = False) -> Sign
     parameters = signature.parameters.values()
     keywords = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
     if keywords and not is_prepared:
+        what = SETUP if getattr(function, "__name__", "") == SETUP else "the entry function"
         raise KeywordRequired(
-            f"the entry function ({', '.join(map(str, parameters))}) needs {', '.join(keywords)} by keyword; "
+            f"{what} ({', '.join(map(str, parameters))}) needs {', '.join(keywords)} by keyword; "
             "it is called with positional arguments only"
         )
     positional = [p for p in parameters if p.kind in POSITIONAL]
     required = sum(p.default is inspect.Parameter.empty for p in positional)
     endless = any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters)
     text = "(" + ", ".join(str(p) for p in parameters) + ")"
-    return Signature(text=text[:500], minimum=required, maximum=None if endless else len(positional))
+    found = Signature(text=text[:500], minimum=required, maximum=None if endless else len(positional))
+    # Where there are parameters for keywords alone, those are what setup gives.
+    return found if keywords else leave_to_setup(found, prepared_for)
 
 
 def find_described(function: Function) -> Any:

@@ -133,7 +133,8 @@ class Worker:
             link_modules(Path(self.shared_modules), Path(os.environ["FLASHINFER_WORKSPACE_BASE"]))
         place = Path(request["directory"]), request["entry"], request["symbol"]
         loaded = load_entry(*place, kind=request["kind"])
-        self.function = SolutionFunctions(loaded.function, loaded.setup)
+        takes = loaded.setup_signature
+        self.function = SolutionFunctions(loaded.function, loaded.setup, None if takes is None else takes.maximum)
         signature = loaded.signature.model_dump() if loaded.signature else None
         return {"signature": signature, "has_setup": loaded.setup is not None}
 

@@ -73,6 +73,13 @@ def test_a_required_keyword_is_refused():
     assert check_entry(solution_of(f"def run({VALUE}, *, b=1): ..."), DEFINITION) == []
 
 
+@pytest.mark.parametrize("more", ["a", "*, a", "a, b, *, c"])
+def test_setup_may_give_what_the_definition_does_not(more):
+    assert check_entry(solution_of(f"def setup({VALUE}): ...\ndef run({VALUE}, {more}): ..."), DEFINITION) == []
+    [problem] = check_entry(solution_of("def setup(): ...\ndef run(): ..."), DEFINITION)
+    assert "cannot be called" in problem
+
+
 def test_without_a_definition_arguments_are_not_counted():
     assert check_entry(solution_of("def run(): ...")) == []
 

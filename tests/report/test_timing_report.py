@@ -6,7 +6,7 @@ import pytest
 
 from flashinfer_bench.report.best import best_by_workload
 from flashinfer_bench.report.summary import summarise
-from flashinfer_bench.report.timing import describe_flag, describe_ways, flags_of, read_timing
+from flashinfer_bench.report.timing import Burst, describe_flag, describe_ways, flags_of, read_timing
 from flashinfer_bench.timing.flags import FLAGS, find_flags
 from flashinfer_bench.timing.gpu_state import GpuState
 from flashinfer_bench.timing.measurement import EVENTS_ASKED_FOR, Sample, Trial
@@ -91,3 +91,14 @@ def test_rows_carry_methods_and_flags():
         "flags": {"noisy": 1},
     }
     assert [dict(best.timing.flags) for best in best_by_workload(traces)] == [{"noisy": 1}, {}]
+
+
+def test_rows_say_what_bursts_said_of_each_latency():
+    confirmed = {"confirmed": True, "burst_ms": 0.9, "burst_resolution_ms": 0.01}
+    short = {"confirmed": False, "burst_resolution_ms": 0.01, "not_confirmed": "the call is\nshort"}
+    records = {"a": confirmed, "b": short, "c": {"confirmed": "yes"}}
+    traces = [make_trace(workload=make_workload(uuid), evaluation=timed(**record)) for uuid, record in records.items()]
+    (row,) = summarise(traces)
+    bursts = (Burst("a", True, 0.9, 0.01, ""), Burst("b", False, None, 0.01, "the call is short"))
+    assert row.bursts == (*bursts, Burst("c", None, None, None, ""))
+    assert tuple(best.burst for best in best_by_workload(traces)) == row.bursts

@@ -103,6 +103,28 @@ def test_a_required_keyword_is_refused_unless_setup_gives_it():
 
 
 @pytest.mark.parametrize(
+    ("setup", "run", "least"),
+    [
+        (lambda x: {}, lambda x, a: None, 1),
+        (lambda x, y: {}, lambda x, y, a: None, 2),
+        (lambda x: {}, lambda x, y, *, a: None, 2),  # what setup gives are the keywords, so y is an output
+        (lambda *x: {}, lambda x, a: None, 0),
+        (lambda x, y, z: {}, lambda x: None, 1),
+    ],
+)
+def test_an_entry_function_needs_no_more_by_position_than_its_setup(setup, run, least):
+    signature = describe_signature(run, prepared_for=describe_signature(setup), is_prepared=True)
+    assert signature.minimum == least
+
+
+def test_what_setup_needs_by_keyword_is_told_as_its_own():
+    def setup(x, *, a): ...
+
+    with pytest.raises(KeywordRequired, match=r"^setup .* needs a by keyword"):
+        describe_signature(setup)
+
+
+@pytest.mark.parametrize(
     ("source", "has_setup"),
     [
         ("def setup(x): return {}\ndef run(x, *, plan): pass", True),

@@ -42,11 +42,14 @@ FLAG_COLUMNS: Final = (
     *("allow_output_mismatch", "random_seed", "case_tag", "generate_repro_command", "repro_command"),
 )
 """The documented columns after the results. A flag that a routine does not have is an empty cell."""
+RECORDED: Final = ("setup_ms", "confirmed", "burst_ms", "burst_resolution_ms")
+"""The columns that stand in the measurement's record as they are."""
 OWN_COLUMNS: Final = (
     *("status", "reason", "method", "cache_state", "samples", "flops", "bytes", "roofline_share", "roofline_bound"),
     *("roofline_ms", "roofline_peak", "too_fast", "max_absolute_error", "max_relative_error"),
     *("mat2_dtype", "autotune", "use_cuda_events", "num_iters", "dry_run_iters", "low_freq_factor"),
     *("high_freq_factor", "old_context_len", "real_math", "validate", "per_phase_timing"),
+    *RECORDED,
     *("gpu_name", "compute_capability", "flashinfer_version", "torch_version", "testlist_line"),
 )
 """The columns that this project adds at the end."""
@@ -177,6 +180,7 @@ def to_cells(document: dict[str, Any]) -> dict[str, Any]:
         "method": record.get("method", ""),
         "cache_state": record.get("cache_state", ""),
         "samples": record.get("samples", record.get("count", "")),
+        **{name: _cell(record.get(name)) for name in RECORDED},
     }
     own = {
         "routine": document["routine"],

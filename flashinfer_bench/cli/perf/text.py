@@ -78,6 +78,8 @@ def report(row: PerfRow) -> Iterator[str]:
         yield f"[ERROR] Error: {row.reason}"
     if shows_time(row):
         yield perf_line(row)
+        if row.timing is not None and row.timing.setup_ms is not None:
+            yield f"[INFO] {row.backend}: setup takes {row.timing.setup_ms:.3f} ms before a call; it is not in the time"
         if row.record.get("fallback") and not args.use_cuda_events:
             yield f"[WARNING] {row.record['fallback']}"
         if row.timing is not None and row.timing.caveat:

@@ -20,7 +20,7 @@ from flashinfer_bench.data import Evaluation, Trace, TraceSet
 from flashinfer_bench.data.store.layout import traces_path
 from flashinfer_bench.report.blind import find_blind
 from flashinfer_bench.report.summary import PairKey, count_statuses, measured_speedup, summarise
-from flashinfer_bench.report.timing import read_timing
+from flashinfer_bench.report.timing import read_burst, read_timing
 from flashinfer_bench.report.verdict import caveat_of, reason_of, to_printable
 
 FORMAT_VERSION: Final = 1
@@ -172,10 +172,10 @@ def _finished_document(event: JobFinished) -> dict[str, Any]:
 
 def _trace_document(trace: Trace) -> dict[str, Any]:
     names = {"definition": trace.definition, "solution": trace.solution, "workload": trace.workload.uuid}
-    return {**names, **(_verdict(trace.evaluation) if trace.evaluation is not None else {})}
+    return {**names, **(_verdict(trace, trace.evaluation) if trace.evaluation is not None else {})}
 
 
-def _verdict(evaluation: Evaluation) -> dict[str, Any]:
+def _verdict(trace: Trace, evaluation: Evaluation) -> dict[str, Any]:
     performance, correctness = evaluation.performance, evaluation.correctness
     return {
         "status": evaluation.status.value,
@@ -185,6 +185,7 @@ def _verdict(evaluation: Evaluation) -> dict[str, Any]:
         "speedup": measured_speedup(evaluation),
         "timing_caveat": caveat_of(evaluation) if performance is not None else None,
         "timing": asdict(read_timing([evaluation])) if performance is not None else None,
+        "burst": asdict(read_burst(trace.workload.uuid, evaluation)) if performance is not None else None,
         "correctness": correctness.to_dict() if correctness is not None else None,
     }
 

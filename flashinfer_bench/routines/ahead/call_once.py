@@ -36,7 +36,8 @@ def call_once(root: Path, definition: Definition, solution: Solution, workload: 
         for spec, shape in zip(definition.outputs.values(), shapes, strict=True):
             stored = storage_shape(tuple(shape or ()), spec.dtype)
             arguments.append(torch.empty(stored, dtype=torch_dtype(spec.dtype), device=device))
-    module["run"](*arguments)
+    prepared = module["setup"](*arguments) if "setup" in module else {}
+    module["run"](*arguments, **prepared)
     if device.type == "cuda":
         torch.cuda.synchronize()
 

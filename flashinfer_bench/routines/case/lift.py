@@ -1,7 +1,8 @@
 """Takes one function out of a module of `routines.code`, with all that it uses, and makes a source file of it.
 
 The module is read, never imported: code that needs torch or flashinfer runs in the judge's or a worker's process. A
-constant (a name in capitals) may get another value. The function is renamed to `run`.
+constant (a name in capitals) may get another value. The function is renamed to `run`. Where there is a function of its
+name with `_setup` behind it, that comes along as `setup`, which prepares what `run` takes by keyword.
 
 The text of a reference decides the name of its definition, comments apart. So a change to a docstring in `*_torch.py`
 gives every case of that function another name.
@@ -17,10 +18,11 @@ from typing import Any, Final
 
 CODE: Final = Path(__file__).parents[1] / "code"
 ENTRY: Final = "run"
+SETUP: Final = "setup"
 
 
 def lift(file: str, function: str, constants: Mapping[str, Any], *, parameters: Iterable[str] | None = None) -> str:
-    """Return the source of a file that defines `run`.
+    """Return the source of a file that defines `run`, and `setup` where the function has one.
 
     Args:
         file: a module of `routines.code`, without its suffix.
@@ -40,15 +42,22 @@ def lift(file: str, function: str, constants: Mapping[str, Any], *, parameters: 
     taken = [argument.arg for argument in (*entry.args.posonlyargs, *entry.args.args)]
     if parameters is not None and taken != list(parameters):
         raise ValueError(f"{file}.{function} takes {', '.join(taken)}; it should take {', '.join(parameters)}")
-    wanted = _closure(function, bodies)
-    kept = [name for name in bodies if name in wanted and name != function]
+    setup = f"{function}_{SETUP}"
+    named = {name: new for name, new in ((setup, SETUP), (function, ENTRY)) if name in bodies}
+    wanted = {name for one in named for name in _closure(one, bodies)}
+    kept = [name for name in bodies if name in wanted and name not in named]
     parts = [_render(name, bodies[name], constants) for name in kept if not _is_import(bodies[name])]
-    renamed = ast.parse(ast.unparse(entry)).body[0]
-    assert isinstance(renamed, ast.FunctionDef)  # it was one
-    renamed.name = ENTRY
+    parts += [_renamed(bodies[name], new) for name, new in named.items()]
     imports = list(dict.fromkeys(_imports(wanted, bodies)))
     future = "from __future__ import annotations"
-    return "\n\n".join(["\n".join([future, "", *imports]), *parts, ast.unparse(renamed)]) + "\n"
+    return "\n\n".join(["\n".join([future, "", *imports]), *parts]) + "\n"
+
+
+def _renamed(function: ast.stmt, name: str) -> str:
+    copy = ast.parse(ast.unparse(function)).body[0]
+    assert isinstance(copy, ast.FunctionDef)  # it was one
+    copy.name = name
+    return ast.unparse(copy)
 
 
 @lru_cache(maxsize=64)

@@ -1,6 +1,8 @@
-"""Calls of FlashInfer's attention. The first call plans; later calls run the plan.
+"""Calls of FlashInfer's attention. What plans, or counts from lengths, is the call's `setup`: a function with `_setup`
+behind its name. What that returns the call takes by keyword.
 
-A plan depends on lengths and page tables only, and a case has one set of these.
+A plan depends on lengths and page tables only, and a case has one set of these. So one wrapper is planned for each call
+anew, as a server does for each step; calls that are set up together share it.
 """
 
 from typing import Any
@@ -30,10 +32,17 @@ def workspace(like: Tensor) -> Any:
     return STATE["workspace"]
 
 
-def plan(wrapper: Any, q: Tensor, kv: Tensor, *lists: Any, **options: Any) -> None:
-    """Plan a wrapper for these lists, and keep it."""
+def wrapper_of(kind: Any, like: Tensor, *layout: Any, **options: Any) -> Any:
+    """Give the wrapper, made once."""
+    if "wrapper" not in STATE:
+        STATE["wrapper"] = kind(workspace(like), *layout, **options)
+    return STATE["wrapper"]
+
+
+def plan(wrapper: Any, q: Tensor, kv: Tensor, *lists: Any, **options: Any) -> dict[str, Any]:
+    """Plan a wrapper for these lists, and return it."""
     wrapper.plan(*lists, sm_scale=SM_SCALE, q_data_type=q.dtype, kv_data_type=kv.dtype, **options)
-    STATE["wrapper"] = wrapper
+    return {"wrapper": wrapper}
 
 
 def page_lists(block_tables: Tensor, kv_lens: Tensor) -> tuple[Any, Any, Any]:
@@ -55,15 +64,17 @@ def by_heads(kv_cache: Tensor) -> tuple[Tensor, Tensor]:
     return kv_cache[:, 0].transpose(1, 2), kv_cache[:, 1].transpose(1, 2)
 
 
-def decode(q: Tensor, kv_cache: Tensor, block_tables: Tensor, kv_lens: Tensor, out: Tensor) -> None:
+def decode_setup(q: Tensor, kv_cache: Tensor, block_tables: Tensor, kv_lens: Tensor, out: Tensor) -> dict[str, Any]:
+    """Plan the decoding wrapper."""
+    kind = flashinfer.BatchDecodeWithPagedKVCacheWrapper
+    wrapper = wrapper_of(kind, q, "NHD", use_tensor_cores=TENSOR_CORES, backend=BACKEND)
+    lists = (*page_lists(block_tables, kv_lens), *page_sizes(q, kv_cache))
+    return plan(wrapper, q, kv_cache, *lists, block_tables=block_tables.clone())
+
+
+def decode(q: Tensor, kv_cache: Tensor, block_tables: Tensor, kv_lens: Tensor, out: Tensor, *, wrapper: Any) -> None:
     """BatchDecodeWithPagedKVCacheWrapper: fa2, fa2 on tensor cores, auto, trtllm-gen."""
-    if "wrapper" not in STATE:
-        wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
-            workspace(q), "NHD", use_tensor_cores=TENSOR_CORES, backend=BACKEND
-        )
-        lists = (*page_lists(block_tables, kv_lens), *page_sizes(q, kv_cache))
-        plan(wrapper, q, kv_cache, *lists, block_tables=block_tables.clone())
-    STATE["wrapper"].run(q, kv_cache, out=out)
+    wrapper.run(q, kv_cache, out=out)
 
 
 def decode_cudnn(q: Tensor, kv_cache: Tensor, block_tables: Tensor, kv_lens: Tensor, out: Tensor) -> None:
@@ -89,37 +100,49 @@ def decode_trtllm(q: Tensor, kv_cache: Tensor, block_tables: Tensor, kv_lens: Te
     )
 
 
-def plan_paged(backend: str, tensors: Any, qo_indptr: Any, **options: Any) -> None:
+def plan_paged(backend: str, tensors: Any, qo_indptr: Any, **options: Any) -> dict[str, Any]:
     """Plan the prefill wrapper over pages; tensors: queries, cache, page table and lengths."""
     q, kv_cache, block_tables, kv_lens = tensors
-    wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace(q), "NHD", backend=backend)
+    wrapper = wrapper_of(flashinfer.BatchPrefillWithPagedKVCacheWrapper, q, "NHD", backend=backend)
     indptr, indices, last = page_lists(block_tables, kv_lens)
     lists = (qo_indptr, indptr.to(q.device), indices, last.to(q.device), *page_sizes(q, kv_cache))
-    plan(wrapper, q, kv_cache, *lists, causal=CAUSAL, block_tables=block_tables.clone(), **options)
+    return plan(wrapper, q, kv_cache, *lists, causal=CAUSAL, block_tables=block_tables.clone(), **options)
 
 
-def paged(q: Tensor, kv_cache: Tensor, qo_indptr: Tensor, block_tables: Tensor, kv_lens: Tensor, out: Tensor) -> None:
+def paged_setup(
+    q: Tensor, kv_cache: Tensor, qo_indptr: Tensor, block_tables: Tensor, kv_lens: Tensor, out: Tensor
+) -> dict[str, Any]:
+    """Plan the prefill wrapper."""
+    return plan_paged(BACKEND, (q, kv_cache, block_tables, kv_lens), qo_indptr.clone())
+
+
+def paged(
+    q: Tensor, kv_cache: Tensor, qo_indptr: Tensor, block_tables: Tensor, kv_lens: Tensor, out: Tensor, *, wrapper: Any
+) -> None:
     """BatchPrefillWithPagedKVCacheWrapper: fa2, fa3, auto, trtllm-gen."""
-    if "wrapper" not in STATE:
-        plan_paged(BACKEND, (q, kv_cache, block_tables, kv_lens), qo_indptr.clone())
-    STATE["wrapper"].run(q, kv_cache, out=out)
+    wrapper.run(q, kv_cache, out=out)
+
+
+def paged_cudnn_setup(
+    q: Tensor, kv_cache: Tensor, qo_indptr: Tensor, block_tables: Tensor, kv_lens: Tensor, out: Tensor
+) -> dict[str, Any]:
+    """Plan the wrapper's cudnn backend, which counts offsets in elements."""
+    return plan_paged(
+        "cudnn",
+        (q, kv_cache, block_tables, kv_lens),
+        qo_indptr * (q.shape[1] * q.shape[2]),
+        seq_lens=kv_lens.clone().view(-1, 1, 1, 1),
+        seq_lens_q=torch.diff(qo_indptr).view(-1, 1, 1, 1),
+        max_token_per_sequence=MAX_Q,
+        max_sequence_kv=MAX_KV,
+    )
 
 
 def paged_cudnn(
-    q: Tensor, kv_cache: Tensor, qo_indptr: Tensor, block_tables: Tensor, kv_lens: Tensor, out: Tensor
+    q: Tensor, kv_cache: Tensor, qo_indptr: Tensor, block_tables: Tensor, kv_lens: Tensor, out: Tensor, *, wrapper: Any
 ) -> None:
-    """The wrapper's cudnn backend, which counts offsets in elements."""
-    if "wrapper" not in STATE:
-        plan_paged(
-            "cudnn",
-            (q, kv_cache, block_tables, kv_lens),
-            qo_indptr * (q.shape[1] * q.shape[2]),
-            seq_lens=kv_lens.clone().view(-1, 1, 1, 1),
-            seq_lens_q=torch.diff(qo_indptr).view(-1, 1, 1, 1),
-            max_token_per_sequence=MAX_Q,
-            max_sequence_kv=MAX_KV,
-        )
-    STATE["wrapper"].run(q, by_heads(kv_cache), out=out)
+    """The wrapper's cudnn backend."""
+    wrapper.run(q, by_heads(kv_cache), out=out)
 
 
 def prefill_cudnn(q: Tensor, k: Tensor, v: Tensor, out: Tensor, **lists: Any) -> None:
@@ -140,89 +163,129 @@ def prefill_cudnn(q: Tensor, k: Tensor, v: Tensor, out: Tensor, **lists: Any) ->
     )
 
 
-def paged_cudnn_native(
+def paged_cudnn_native_setup(
     q: Tensor, kv_cache: Tensor, qo_indptr: Tensor, block_tables: Tensor, kv_lens: Tensor, out: Tensor
+) -> dict[str, Any]:
+    """Count lengths, and offsets in elements."""
+    return {"lens": torch.diff(qo_indptr).view(-1, 1, 1, 1), "offsets": qo_indptr * (q.shape[1] * q.shape[2])}
+
+
+def paged_cudnn_native(
+    q: Tensor,
+    kv_cache: Tensor,
+    qo_indptr: Tensor,
+    block_tables: Tensor,
+    kv_lens: Tensor,
+    out: Tensor,
+    *,
+    lens: Any,
+    offsets: Any,
 ) -> None:
     """cudnn_batch_prefill_with_kv_cache over pages."""
-    if "lens" not in STATE:
-        STATE["lens"] = torch.diff(qo_indptr).view(-1, 1, 1, 1)
-        STATE["offsets"] = qo_indptr * (q.shape[1] * q.shape[2])
     prefill_cudnn(
         q,
         *by_heads(kv_cache),
         out,
-        actual_seq_lens_q=STATE["lens"],
+        actual_seq_lens_q=lens,
         actual_seq_lens_kv=kv_lens.view(-1, 1, 1, 1),
         block_tables=block_tables,
-        batch_offsets_q=STATE["offsets"],
-        batch_offsets_o=STATE["offsets"],
+        batch_offsets_q=offsets,
+        batch_offsets_o=offsets,
     )
 
 
-def paged_trtllm(
+def paged_trtllm_setup(
     q: Tensor, kv_cache: Tensor, qo_indptr: Tensor, block_tables: Tensor, kv_lens: Tensor, out: Tensor
+) -> dict[str, Any]:
+    """Count where the keys of each sequence begin."""
+    return {"kv_indptr": torch.nn.functional.pad(kv_lens.cumsum(0), (1, 0)).to(torch.int32)}
+
+
+def paged_trtllm(
+    q: Tensor,
+    kv_cache: Tensor,
+    qo_indptr: Tensor,
+    block_tables: Tensor,
+    kv_lens: Tensor,
+    out: Tensor,
+    *,
+    kv_indptr: Any,
 ) -> None:
     """trtllm_batch_context_with_kv_cache."""
-    if "kv_indptr" not in STATE:
-        STATE["kv_indptr"] = torch.nn.functional.pad(kv_lens.cumsum(0), (1, 0)).to(torch.int32)
-    lists = (block_tables, kv_lens, MAX_Q, MAX_KV, SM_SCALE, 1.0, kv_lens.shape[0], qo_indptr, STATE["kv_indptr"])
+    lists = (block_tables, kv_lens, MAX_Q, MAX_KV, SM_SCALE, 1.0, kv_lens.shape[0], qo_indptr, kv_indptr)
     flashinfer.prefill.trtllm_batch_context_with_kv_cache(
         q, kv_cache, workspace(q), *lists, out=out, kv_layout="NHD", causal=CAUSAL
     )
 
 
-def plan_ragged(backend: str, tensors: Any, *offsets: Any, **options: Any) -> None:
+def plan_ragged(backend: str, tensors: Any, *offsets: Any, **options: Any) -> dict[str, Any]:
     """Plan the prefill wrapper without pages; tensors: queries, keys and values."""
     q, k, v = tensors
-    wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(workspace(q), "NHD", backend=backend)
+    wrapper = wrapper_of(flashinfer.BatchPrefillWithRaggedKVCacheWrapper, q, "NHD", backend=backend)
     sizes = (q.shape[1], k.shape[1], q.shape[2])
-    plan(wrapper, q, k, *offsets, *sizes, head_dim_vo=v.shape[2], causal=CAUSAL, **options)
+    return plan(wrapper, q, k, *offsets, *sizes, head_dim_vo=v.shape[2], causal=CAUSAL, **options)
 
 
-def ragged(q: Tensor, k: Tensor, v: Tensor, qo_indptr: Tensor, kv_indptr: Tensor, out: Tensor) -> None:
+def ragged_setup(q: Tensor, k: Tensor, v: Tensor, qo_indptr: Tensor, kv_indptr: Tensor, out: Tensor) -> dict[str, Any]:
+    """Plan the prefill wrapper."""
+    return plan_ragged(BACKEND, (q, k, v), qo_indptr.clone(), kv_indptr.clone())
+
+
+def ragged(q: Tensor, k: Tensor, v: Tensor, qo_indptr: Tensor, kv_indptr: Tensor, out: Tensor, *, wrapper: Any) -> None:
     """BatchPrefillWithRaggedKVCacheWrapper: fa2, fa3, cutlass."""
-    if "wrapper" not in STATE:
-        plan_ragged(BACKEND, (q, k, v), qo_indptr.clone(), kv_indptr.clone())
-    STATE["wrapper"].run(q, k, v, out=out)
+    wrapper.run(q, k, v, out=out)
 
 
-def ragged_offsets(tensors: Any, queries: Tensor, keys: Tensor) -> Any:
-    """Give lengths, and offsets in elements, made once; tensors: queries, keys and values."""
-    if "offsets" not in STATE:
-        q, k, v = tensors
-        STATE["offsets"] = {
-            "q": queries * (q.shape[1] * q.shape[2]),
-            "k": keys * (k.shape[1] * k.shape[2]),
-            "v": keys * (v.shape[1] * v.shape[2]),
-            "o": queries * (q.shape[1] * v.shape[2]),
-            "q_lens": torch.diff(queries).view(-1, 1, 1, 1),
-            "kv_lens": torch.diff(keys).view(-1, 1, 1, 1),
-        }
-    return STATE["offsets"]
+def ragged_offsets(tensors: Any, queries: Tensor, keys: Tensor) -> dict[str, Any]:
+    """Give lengths, and offsets in elements; tensors: queries, keys and values."""
+    q, k, v = tensors
+    return {
+        "q": queries * (q.shape[1] * q.shape[2]),
+        "k": keys * (k.shape[1] * k.shape[2]),
+        "v": keys * (v.shape[1] * v.shape[2]),
+        "o": queries * (q.shape[1] * v.shape[2]),
+        "q_lens": torch.diff(queries).view(-1, 1, 1, 1),
+        "kv_lens": torch.diff(keys).view(-1, 1, 1, 1),
+    }
 
 
-def ragged_cudnn(q: Tensor, k: Tensor, v: Tensor, qo_indptr: Tensor, kv_indptr: Tensor, out: Tensor) -> None:
-    """The wrapper's cudnn backend, which counts offsets in elements."""
-    if "wrapper" not in STATE:
-        where = ragged_offsets((q, k, v), qo_indptr, kv_indptr)
-        plan_ragged(
-            "cudnn",
-            (q, k, v),
-            where["q"],
-            where["k"],
-            seq_lens=where["kv_lens"],
-            seq_lens_q=where["q_lens"],
-            max_token_per_sequence=MAX_Q,
-            max_sequence_kv=MAX_KV,
-            v_indptr=where["v"],
-            o_indptr=where["o"],
-        )
-    STATE["wrapper"].run(q, k, v, out=out)
-
-
-def ragged_cudnn_native(q: Tensor, k: Tensor, v: Tensor, qo_indptr: Tensor, kv_indptr: Tensor, out: Tensor) -> None:
-    """cudnn_batch_prefill_with_kv_cache without pages."""
+def ragged_cudnn_setup(
+    q: Tensor, k: Tensor, v: Tensor, qo_indptr: Tensor, kv_indptr: Tensor, out: Tensor
+) -> dict[str, Any]:
+    """Plan the wrapper's cudnn backend, which counts offsets in elements."""
     where = ragged_offsets((q, k, v), qo_indptr, kv_indptr)
+    return plan_ragged(
+        "cudnn",
+        (q, k, v),
+        where["q"],
+        where["k"],
+        seq_lens=where["kv_lens"],
+        seq_lens_q=where["q_lens"],
+        max_token_per_sequence=MAX_Q,
+        max_sequence_kv=MAX_KV,
+        v_indptr=where["v"],
+        o_indptr=where["o"],
+    )
+
+
+def ragged_cudnn(
+    q: Tensor, k: Tensor, v: Tensor, qo_indptr: Tensor, kv_indptr: Tensor, out: Tensor, *, wrapper: Any
+) -> None:
+    """The wrapper's cudnn backend."""
+    wrapper.run(q, k, v, out=out)
+
+
+def ragged_cudnn_native_setup(
+    q: Tensor, k: Tensor, v: Tensor, qo_indptr: Tensor, kv_indptr: Tensor, out: Tensor
+) -> dict[str, Any]:
+    """Count lengths, and offsets in elements."""
+    return {"where": ragged_offsets((q, k, v), qo_indptr, kv_indptr)}
+
+
+def ragged_cudnn_native(
+    q: Tensor, k: Tensor, v: Tensor, qo_indptr: Tensor, kv_indptr: Tensor, out: Tensor, *, where: Any
+) -> None:
+    """cudnn_batch_prefill_with_kv_cache without pages."""
     prefill_cudnn(
         q,
         k,
@@ -237,11 +300,17 @@ def ragged_cudnn_native(q: Tensor, k: Tensor, v: Tensor, qo_indptr: Tensor, kv_i
     )
 
 
-def ragged_trtllm(q: Tensor, k: Tensor, v: Tensor, qo_indptr: Tensor, kv_indptr: Tensor, out: Tensor) -> None:
+def ragged_trtllm_setup(
+    q: Tensor, k: Tensor, v: Tensor, qo_indptr: Tensor, kv_indptr: Tensor, out: Tensor
+) -> dict[str, Any]:
+    """Count the keys of each sequence."""
+    return {"lens": torch.diff(kv_indptr)}
+
+
+def ragged_trtllm(
+    q: Tensor, k: Tensor, v: Tensor, qo_indptr: Tensor, kv_indptr: Tensor, out: Tensor, *, lens: Any
+) -> None:
     """trtllm_ragged_attention_deepseek."""
-    if "lens" not in STATE:
-        STATE["lens"] = torch.diff(kv_indptr)
-    lens = STATE["lens"]
     scales = (SM_SCALE, 1.0, -1.0)
     options = (-1, qo_indptr, kv_indptr, False, CAUSAL, True)
     flashinfer.prefill.trtllm_ragged_attention_deepseek(
@@ -249,32 +318,34 @@ def ragged_trtllm(q: Tensor, k: Tensor, v: Tensor, qo_indptr: Tensor, kv_indptr:
     )
 
 
-def run_mla(q: Tensor, kv_cache: Tensor, out: Tensor, **options: Any) -> None:
-    """Run the kept wrapper on queries and cache, each in two parts."""
+def run_mla(wrapper: Any, q: Tensor, kv_cache: Tensor, out: Tensor, **options: Any) -> None:
+    """Run a wrapper on queries and cache, each in two parts."""
     flat = q.view(-1, *q.shape[2:])
     parts = (flat[..., :CKV_DIM], flat[..., CKV_DIM:], kv_cache[..., :CKV_DIM], kv_cache[..., CKV_DIM:])
-    STATE["wrapper"].run(*parts, out=out.view(-1, q.shape[2], CKV_DIM), **options)
+    wrapper.run(*parts, out=out.view(-1, q.shape[2], CKV_DIM), **options)
 
 
-def mla(q: Tensor, kv_cache: Tensor, block_tables: Tensor, kv_lens: Tensor, out: Tensor) -> None:
+def mla_setup(q: Tensor, kv_cache: Tensor, block_tables: Tensor, kv_lens: Tensor, out: Tensor) -> dict[str, Any]:
+    """Plan the MLA wrapper."""
+    batch, queries, heads, _ = q.shape
+    wrapper = wrapper_of(flashinfer.mla.BatchMLAPagedAttentionWrapper, q, backend=BACKEND)
+    qo_indptr = torch.arange(0, batch * queries + 1, queries, dtype=torch.int32, device=q.device)
+    indptr, indices, _ = page_lists(block_tables, kv_lens)
+    lists = (qo_indptr, indptr.to(q.device), indices, kv_lens.clone())
+    sizes = (heads, CKV_DIM, KPE_DIM, PAGE_SIZE)
+    wrapper.plan(*lists, *sizes, CAUSAL, SM_SCALE, q.dtype, kv_cache.dtype)
+    return {"wrapper": wrapper}
+
+
+def mla(q: Tensor, kv_cache: Tensor, block_tables: Tensor, kv_lens: Tensor, out: Tensor, *, wrapper: Any) -> None:
     """BatchMLAPagedAttentionWrapper: fa2, fa3."""
-    if "wrapper" not in STATE:
-        batch, queries, heads, _ = q.shape
-        wrapper = flashinfer.mla.BatchMLAPagedAttentionWrapper(workspace(q), backend=BACKEND)
-        qo_indptr = torch.arange(0, batch * queries + 1, queries, dtype=torch.int32, device=q.device)
-        indptr, indices, _ = page_lists(block_tables, kv_lens)
-        lists = (qo_indptr, indptr.to(q.device), indices, kv_lens.clone())
-        sizes = (heads, CKV_DIM, KPE_DIM, PAGE_SIZE)
-        wrapper.plan(*lists, *sizes, CAUSAL, SM_SCALE, q.dtype, kv_cache.dtype)
-        STATE["wrapper"] = wrapper
-    run_mla(q, kv_cache, out)
+    run_mla(wrapper, q, kv_cache, out)
 
 
 def mla_cutlass(q: Tensor, kv_cache: Tensor, block_tables: Tensor, kv_lens: Tensor, out: Tensor) -> None:
-    """The wrapper's cutlass backend, which takes queries and cache in one piece."""
-    if "wrapper" not in STATE:
-        STATE["wrapper"] = flashinfer.mla.BatchMLAPagedAttentionWrapper(workspace(q), backend="cutlass")
-    run_mla(q, kv_cache, out, kv_len=kv_lens, page_table=block_tables)
+    """The wrapper's cutlass backend, which plans nothing and takes queries and cache in one piece."""
+    wrapper = wrapper_of(flashinfer.mla.BatchMLAPagedAttentionWrapper, q, backend="cutlass")
+    run_mla(wrapper, q, kv_cache, out, kv_len=kv_lens, page_table=block_tables)
 
 
 def mla_trtllm(q: Tensor, kv_cache: Tensor, block_tables: Tensor, kv_lens: Tensor, out: Tensor) -> None:

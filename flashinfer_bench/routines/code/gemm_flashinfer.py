@@ -14,7 +14,6 @@ MMA_SM = 1
 BLOCK = 16
 NVFP4 = True
 TUNED: list[bool] = []
-SHUFFLED: dict[int, tuple[Any, Any]] = {}
 EPILOGUE_TILE = 128
 
 
@@ -65,10 +64,41 @@ def bmm_fp8(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, out: Tensor)
 
 
 def mm_fp4(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, alpha: Tensor, out: Tensor) -> None:
-    """mm_fp4. The trtllm backend wants weights in another order; they are reordered once."""
+    """mm_fp4."""
+    multiply_fp4(a, a_scale, alpha, out, b.view(torch.uint8), b_scale.view(torch.uint8))
+
+
+def mm_fp4_shuffled_setup(
+    a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, alpha: Tensor, out: Tensor
+) -> dict[str, Any]:
+    """Give weights and scales in the order of the trtllm backend."""
     weights, factors = b.view(torch.uint8), b_scale.view(torch.uint8)
-    if BACKEND == "trtllm":
-        weights, factors = shuffled(weights, factors)
+    rows, columns = weights.shape[0], weights.shape[1] * 2 // BLOCK
+    tiles = factors.reshape(-1)[: rows * columns].view(rows // 128, columns // 4, 32, 4, 4)
+    linear = tiles.permute(0, 3, 2, 1, 4).reshape(rows, columns)
+    return {
+        "weights": flashinfer.shuffle_matrix_a(weights, EPILOGUE_TILE),
+        "factors": flashinfer.shuffle_matrix_sf_a(linear, EPILOGUE_TILE, num_elts_per_sf=BLOCK).view(factors.shape),
+    }
+
+
+def mm_fp4_shuffled(
+    a: Tensor,
+    b: Tensor,
+    a_scale: Tensor,
+    b_scale: Tensor,
+    alpha: Tensor,
+    out: Tensor,
+    *,
+    weights: Tensor,
+    factors: Tensor,
+) -> None:
+    """mm_fp4 of the trtllm backend, which wants weights in another order."""
+    multiply_fp4(a, a_scale, alpha, out, weights, factors)
+
+
+def multiply_fp4(a: Tensor, a_scale: Tensor, alpha: Tensor, out: Tensor, weights: Tensor, factors: Tensor) -> None:
+    """Call mm_fp4 with weights and scales in the order of the backend."""
     call(
         flashinfer.mm_fp4,
         a.view(torch.uint8),
@@ -82,16 +112,3 @@ def mm_fp4(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, alpha: Tensor
         backend=BACKEND,
         use_nvfp4=NVFP4,
     )
-
-
-def shuffled(weights: Tensor, factors: Tensor) -> tuple[Any, Any]:
-    """Give weights and scales in the order of the trtllm backend. They are made once for each place in memory."""
-    if weights.data_ptr() not in SHUFFLED:
-        rows, columns = weights.shape[0], weights.shape[1] * 2 // BLOCK
-        tiles = factors.reshape(-1)[: rows * columns].view(rows // 128, columns // 4, 32, 4, 4)
-        linear = tiles.permute(0, 3, 2, 1, 4).reshape(rows, columns)
-        SHUFFLED[weights.data_ptr()] = (
-            flashinfer.shuffle_matrix_a(weights, EPILOGUE_TILE),
-            flashinfer.shuffle_matrix_sf_a(linear, EPILOGUE_TILE, num_elts_per_sf=BLOCK).view(factors.shape),
-        )
-    return SHUFFLED[weights.data_ptr()]

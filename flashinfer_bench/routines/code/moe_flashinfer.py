@@ -1,4 +1,8 @@
-"""Calls of FlashInfer's MoE kernels. Weights in another order are made once, as in a server."""
+"""Calls of FlashInfer's MoE kernels.
+
+Weights in another order are made in `setup`: a server makes them once. Each such call has a function with `_setup`
+behind its name; what that returns the call takes by keyword.
+"""
 
 from typing import Any
 
@@ -41,12 +45,11 @@ def call(function: Any, *arguments: Any, **options: Any) -> Any:
     return function(*arguments, **options)
 
 
-def once(name: str, source: Tensor, make: Any) -> Any:
-    """Give what `make` makes of a tensor. It is made once for each place in memory."""
-    key = (name, source.data_ptr())
-    if key not in STATE:
-        STATE[key] = make()
-    return STATE[key]
+def one_of(like: Tensor) -> Any:
+    """Give the number 1 on a device, made once."""
+    if "one" not in STATE:
+        STATE["one"] = torch.ones((), dtype=torch.float32, device=like.device)
+    return STATE["one"]
 
 
 def route_and_call(function: Any, *arguments: Any, **options: Any) -> Any:
@@ -62,18 +65,16 @@ def routing_of(gemm1_weights: Tensor) -> tuple[Any, ...]:
 
 def bias_of(routing_bias: Tensor) -> Any:
     """Give the bias in the dtype of the kernel."""
-    return once("bias", routing_bias, lambda: routing_bias.to(torch.bfloat16)) if USES_BIAS else None
+    return routing_bias.to(torch.bfloat16) if USES_BIAS else None
 
 
 def shuffled(weights: Tensor) -> Any:
     """Give fp8 weights in the order of --use_shuffled_weight; in blocks along k with --weight_layout 2."""
-
-    def make() -> Tensor:
-        rows = [flashinfer.shuffle_matrix_a(matrix.view(torch.uint8), SMALL_TILE) for matrix in weights]
-        blocks = [convert_to_block_layout(matrix, BLOCK_K) for matrix in rows] if LAYOUT == 2 else rows
-        return torch.stack(blocks).view(weights.dtype)
-
-    return once("shuffled", weights, make) if SHUFFLES else weights
+    if not SHUFFLES:
+        return weights
+    rows = [flashinfer.shuffle_matrix_a(matrix.view(torch.uint8), SMALL_TILE) for matrix in weights]
+    blocks = [convert_to_block_layout(matrix, BLOCK_K) for matrix in rows] if LAYOUT == 2 else rows
+    return torch.stack(blocks).view(weights.dtype)
 
 
 def rows_of(matrices: Tensor, *, is_gated: bool) -> list[Any]:
@@ -85,23 +86,33 @@ def rows_of(matrices: Tensor, *, is_gated: bool) -> list[Any]:
 
 def ordered(weights: Tensor, *, is_gated: bool) -> Any:
     """Give weights whose rows are in the order of the kernels that always want one."""
-
-    def make() -> Tensor:
-        rows = rows_of(weights, is_gated=is_gated)
-        return torch.stack([flashinfer.shuffle_matrix_a(matrix, EPILOGUE_TILE) for matrix in rows])
-
-    return once("ordered", weights, make)
+    rows = rows_of(weights, is_gated=is_gated)
+    return torch.stack([flashinfer.shuffle_matrix_a(matrix, EPILOGUE_TILE) for matrix in rows])
 
 
 def ordered_scales(scales: Tensor, *, is_gated: bool) -> Any:
     """Give the block scales of such weights."""
+    rows = rows_of(scales, is_gated=is_gated)
+    done = [flashinfer.shuffle_matrix_sf_a(matrix, EPILOGUE_TILE) for matrix in rows]
+    return torch.stack([matrix.view(torch.float8_e4m3fn).view(scales.shape[1:]) for matrix in done])
 
-    def make() -> Tensor:
-        rows = rows_of(scales, is_gated=is_gated)
-        done = [flashinfer.shuffle_matrix_sf_a(matrix, EPILOGUE_TILE) for matrix in rows]
-        return torch.stack([matrix.view(torch.float8_e4m3fn).view(scales.shape[1:]) for matrix in done])
 
-    return once("ordered scales", scales, make)
+def fp8_block_scale_setup(
+    routing_logits: Tensor,
+    routing_bias: Tensor,
+    hidden_states: Tensor,
+    hidden_states_scale: Tensor,
+    gemm1_weights: Tensor,
+    gemm1_weights_scale: Tensor,
+    gemm2_weights: Tensor,
+    gemm2_weights_scale: Tensor,
+) -> dict[str, Any]:
+    """Weights in the order of the kernel, and the bias in its dtype."""
+    return {
+        "bias": bias_of(routing_bias),
+        "first": shuffled(gemm1_weights),
+        "second": shuffled(gemm2_weights),
+    }
 
 
 def fp8_block_scale(
@@ -113,22 +124,44 @@ def fp8_block_scale(
     gemm1_weights_scale: Tensor,
     gemm2_weights: Tensor,
     gemm2_weights_scale: Tensor,
+    *,
+    bias: Any,
+    first: Any,
+    second: Any,
 ) -> Any:
     """trtllm_fp8_block_scale_moe."""
     return route_and_call(
         flashinfer.fused_moe.trtllm_fp8_block_scale_moe,
         routing_logits,
-        bias_of(routing_bias),
+        bias,
         hidden_states,
         hidden_states_scale,
-        shuffled(gemm1_weights),
+        first,
         gemm1_weights_scale,
-        shuffled(gemm2_weights),
+        second,
         gemm2_weights_scale,
         *routing_of(gemm1_weights),
         use_shuffled_weight=SHUFFLES,
         weight_layout=LAYOUT,
     )
+
+
+def fp8_per_tensor_setup(
+    routing_logits: Tensor,
+    routing_bias: Tensor,
+    hidden_states: Tensor,
+    gemm1_weights: Tensor,
+    output1_scales_scalar: Tensor,
+    output1_scales_gate_scalar: Tensor,
+    gemm2_weights: Tensor,
+    output2_scales_scalar: Tensor,
+) -> dict[str, Any]:
+    """Weights in the order of the kernel, and the bias in its dtype."""
+    return {
+        "bias": bias_of(routing_bias),
+        "first": ordered(gemm1_weights, is_gated=True).view(gemm1_weights.dtype),
+        "second": ordered(gemm2_weights, is_gated=False).view(gemm2_weights.dtype),
+    }
 
 
 def fp8_per_tensor(
@@ -140,21 +173,48 @@ def fp8_per_tensor(
     output1_scales_gate_scalar: Tensor,
     gemm2_weights: Tensor,
     output2_scales_scalar: Tensor,
+    *,
+    bias: Any,
+    first: Any,
+    second: Any,
 ) -> Any:
     """trtllm_fp8_per_tensor_scale_moe."""
     return route_and_call(
         flashinfer.fused_moe.trtllm_fp8_per_tensor_scale_moe,
         routing_logits,
-        bias_of(routing_bias),
+        bias,
         hidden_states,
-        ordered(gemm1_weights, is_gated=True).view(gemm1_weights.dtype),
+        first,
         output1_scales_scalar,
         output1_scales_gate_scalar,
-        ordered(gemm2_weights, is_gated=False).view(gemm2_weights.dtype),
+        second,
         output2_scales_scalar,
         *routing_of(gemm1_weights),
         SCALES_INPUT,
     )
+
+
+def fp4_block_scale_setup(
+    routing_logits: Tensor,
+    routing_bias: Tensor,
+    hidden_states: Tensor,
+    hidden_states_scale: Tensor,
+    gemm1_weights: Tensor,
+    gemm1_weights_scale: Tensor,
+    gemm2_weights: Tensor,
+    gemm2_weights_scale: Tensor,
+    output1_scales_scalar: Tensor,
+    output1_scales_gate_scalar: Tensor,
+    output2_scales_scalar: Tensor,
+) -> dict[str, Any]:
+    """Weights in the order of the kernel, and the bias in its dtype."""
+    return {
+        "bias": bias_of(routing_bias),
+        "first": ordered(gemm1_weights, is_gated=True),
+        "first_scales": ordered_scales(gemm1_weights_scale, is_gated=True),
+        "second": ordered(gemm2_weights, is_gated=False),
+        "second_scales": ordered_scales(gemm2_weights_scale, is_gated=False),
+    }
 
 
 def fp4_block_scale(
@@ -169,20 +229,26 @@ def fp4_block_scale(
     output1_scales_scalar: Tensor,
     output1_scales_gate_scalar: Tensor,
     output2_scales_scalar: Tensor,
+    *,
+    bias: Any,
+    first: Any,
+    first_scales: Any,
+    second: Any,
+    second_scales: Any,
 ) -> Any:
     """trtllm_fp4_block_scale_moe."""
     absent = (None, None, None, None)  # bias, alpha, beta and clamp limit of the first product
     done = route_and_call(
         flashinfer.fused_moe.trtllm_fp4_block_scale_moe,
         routing_logits,
-        bias_of(routing_bias),
+        bias,
         hidden_states.view(torch.uint8),
         hidden_states_scale,
-        ordered(gemm1_weights, is_gated=True),
-        ordered_scales(gemm1_weights_scale, is_gated=True),
+        first,
+        first_scales,
         *absent,
-        ordered(gemm2_weights, is_gated=False),
-        ordered_scales(gemm2_weights_scale, is_gated=False),
+        second,
+        second_scales,
         None,
         output1_scales_scalar,
         output1_scales_gate_scalar,
@@ -246,7 +312,7 @@ def cutlass_fp8(
 
 def nvfp4_layers(first: Any, second: Any, input_scales: Any) -> Any:
     """Give packed weights as the kernel takes them; (weights, scales, factor) of each layer."""
-    one = once("one", first[0], lambda: torch.ones((), dtype=torch.float32, device=first[0].device))
+    one = one_of(first[0])
     scales = [one, first[1].view(torch.int32), first[2], one, second[1].view(torch.int32), second[2]]
     packed = [layer[0].view(torch.uint8).view(torch.int64) for layer in (first, second)]
     return (*packed, scales, input_scales)

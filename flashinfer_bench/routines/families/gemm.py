@@ -168,7 +168,7 @@ def make_mm_fp4(args: Namespace) -> Case:
         solutions={
             backend: Code(
                 "gemm_flashinfer",
-                "mm_fp4",
+                "mm_fp4_shuffled" if backend == "trtllm" else "mm_fp4",
                 {**constants, "BACKEND": backend, "AUTOTUNE": args.autotune, "NVFP4": bool(args.use_nvfp4)},
             )
             for backend in backends

@@ -12,10 +12,13 @@ import pytest
 import torch
 
 from flashinfer_bench.cli.perf.cases import read_requests, started_program
-from flashinfer_bench.cli.perf.text import introduce
+from flashinfer_bench.cli.perf.files import to_cells, to_document
+from flashinfer_bench.cli.perf.rows import make_row
+from flashinfer_bench.cli.perf.text import introduce, report
 from flashinfer_bench.routines.case.materials import render_integers
 from flashinfer_bench.routines.case.support import Platform
 from flashinfer_bench.routines.table import ROUTINES
+from tests.kit.make import make_evaluation
 from tests.routines.small import SMALL
 
 pytestmark = pytest.mark.cpu
@@ -124,3 +127,15 @@ def test_true_lengths_are_told_as_the_documents_do():
     told = tell(f"--routine BatchPrefillWithRaggedKVCacheWrapper {flags}")
     for side in "q", "kv":
         assert f"[VVERBOSE] actual_seq_lens_{side}.flatten() = tensor([8, 8, 8], dtype=torch.int32)" in told
+
+
+def test_the_time_is_that_of_run_alone_and_setup_is_told_beside():
+    request = read_requests(shlex.split(CASE), None, CPU)[0]
+    measured = {"median_ms": 0.5, "kernel_ms": 0.5, "setup_ms": 2.0, "confirmed": True, "burst_ms": 2.4}
+    row = make_row(request, "torch", make_evaluation(extra={"measurement": measured}), device="a CPU")
+    lines = list(report(row))
+    assert any("median time 0.500 ms" in line for line in lines)
+    assert "[INFO] torch: setup takes 2.000 ms before a call; it is not in the time" in lines
+    cells = to_cells(to_document(row, CPU))
+    assert (cells["median_time"], cells["setup_ms"], cells["confirmed"], cells["burst_ms"]) == (0.5, 2.0, True, 2.4)
+    assert cells["burst_resolution_ms"] == ""

@@ -14,6 +14,7 @@ A pass over the input makes its content, so it costs about what a copy costs. Th
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -33,6 +34,10 @@ FACTOR_STEPS: Final = 1 << 20
 """Factors that there are: so many that small inputs, too, hardly come twice in a trial."""
 MULTIPLIED: Final = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
 """The dtypes that torch multiplies in place; others are moved along only."""
+
+PROBES: Final = range(-3, 0)
+"""Numbers that no call has: their contents tell whether an input can differ at all. A single value may come again once
+by chance."""
 
 Remaker = Callable[[int], torch.Tensor]
 """Makes an input anew from a seed."""
@@ -92,13 +97,22 @@ class Contents:
             for value, one in zip(base, varied, strict=True)
         ]
 
-    @property
+    @functools.cached_property
     def differs(self) -> bool:
-        """Whether any input differs from call to call."""
-        return any(
-            one.way != "fixed" and isinstance(value, torch.Tensor) and value.numel() > 0
-            for value, one in zip(self.base, self._varied, strict=True)
-        )
+        """Whether any input differs from call to call: zeros, constants and single bytes are what they were."""
+        return any(self._changes(index) for index in range(len(self.base)))
+
+    def _changes(self, index: int) -> bool:
+        value = self.base[index]
+        if self._varied[index].way == "fixed" or not isinstance(value, torch.Tensor) or value.numel() == 0:
+            return False
+        target = torch.empty_like(value, memory_format=torch.contiguous_format)
+        base = value.reshape(-1).view(torch.uint8)
+        for number in PROBES:
+            self._write_one(number, index, target)
+            if not torch.equal(target.view(-1).view(torch.uint8), base):
+                return True
+        return False
 
     def make(self, number: int) -> list[Any]:
         """Return the inputs of a call, in memory of their own where they differ from the base."""

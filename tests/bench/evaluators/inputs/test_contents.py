@@ -118,6 +118,35 @@ def test_stored_probabilities_are_moved_along_in_their_rows():
         assert torch.equal(made.sort().values, base.sort().values)
 
 
+@pytest.mark.parametrize(
+    ("value", "way", "differs"),
+    [
+        (torch.tensor([2.0]), "scaled", True),
+        (torch.tensor(2.0), "scaled", True),
+        (torch.zeros(8), "scaled", False),
+        (torch.full((8,), float("inf")), "scaled", False),
+        (torch.ones(8), "scaled", True),
+        (torch.ones(8), "rolled", False),
+        (torch.arange(8.0), "rolled", True),
+        (torch.tensor([3], dtype=torch.uint8), "rolled", False),
+        (torch.full((8,), 3, dtype=torch.int8), "rolled", False),
+        (torch.full((8,), 3, dtype=torch.int32), "rolled", False),
+        (torch.ones(4, 1), "redrawn", False),
+        (torch.full((4, 2), 0.5), "redrawn", False),
+        (torch.rand(4, 2), "redrawn", True),
+        (torch.rand(4, 2).T, "scaled", True),
+        (torch.arange(8), "fixed", False),
+        (torch.empty(0), "scaled", False),
+        (2.0, "scaled", False),
+        (None, "scaled", False),
+    ],
+)
+def test_where_nothing_can_differ_that_is_known(value, way, differs):
+    assert Contents([value], [VariedInput("x", way)], 7, 0).differs is differs
+    others = [VariedInput("x", way), VariedInput("other", "scaled")]
+    assert Contents([value, torch.ones(3)], others, 7, 0).differs
+
+
 def test_the_base_is_given_at_its_number_and_never_written(open_contents):
     contents = open_contents({"x": "float32[n]", "q": "uint8[n]", "w": "float4_e2m1[n]"}, n=64)
     before = bytes_of(contents.base)

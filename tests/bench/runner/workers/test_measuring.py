@@ -41,6 +41,9 @@ HONEST = {
     "an attribute": "def run(x):\n    y = x * 2\n    y.note = 'mine'\n    return y",
     "setup": "def setup(x):\n    return {'factor': 2}\ndef run(x, *, factor):\n    return x * factor",
     "setup, dps": "def setup(x):\n    return {'w': x.clone()}\ndef run(x, y, *, w):\n    y.copy_(w + x)",
+    "setup, by position": "def setup(x):\n    return {'factor': 2}\ndef run(x, factor):\n    return x * factor",
+    "setup with outputs": "def setup(x, y):\n    return {'w': x.clone()}\ndef run(x, y, w):\n    y.copy_(w + x)",
+    "setup that fills outputs": "def setup(x, y):\n    y.copy_(x * 2)\n    return {}\ndef run(x, y):\n    pass",
     "no use of setup": "def setup(x):\n    return {}\ndef run(x):\n    return x * 2",
     "printing": "def run(x):\n    print('called')\n    return x * 2",
 }

@@ -1,0 +1,57 @@
+"""What `setup` prepares is in no time of `run`: FlashInfer's attention, planned in `setup`, has the kernel's own time.
+
+Run by hand where there is a GPU and FlashInfer: python -m pytest tests/gpu/test_setup_on_gpu.py
+"""
+
+import importlib.util
+
+import pytest
+import torch
+
+from flashinfer_bench.bench import Benchmark, BenchmarkConfig
+from flashinfer_bench.bench.evaluators.inputs.make import InputMaker
+from flashinfer_bench.bench.events import JobFinished
+from flashinfer_bench.data import TraceSet
+from flashinfer_bench.routines.case.materials import make_material, write_material
+from flashinfer_bench.testing import bench_gpu_time
+from tests.routines.judged import make_case
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(importlib.util.find_spec("flashinfer") is None, reason="FlashInfer is not installed"),
+]
+CLOSE = 0.05
+"""Both launch each call on the stream, by the same recipe; processes and clocks of the GPU differ."""
+HEADS = "--num_qo_heads 32 --num_kv_heads 8 --head_dim_qk 128 --page_size 16"
+CASES = {
+    "BatchDecodeWithPagedKVCacheWrapper": ("fa2", f"--batch_size 64 --s_kv 4096 {HEADS}"),
+    "BatchPrefillWithPagedKVCacheWrapper": ("fa2", f"--batch_size 8 --s_qo 512 --s_kv 1024 --causal {HEADS}"),
+}
+
+
+@pytest.mark.parametrize("routine", CASES)
+def test_attention_that_is_planned_in_setup_has_the_kernels_own_time(routine, tmp_path):
+    backend, flags = CASES[routine]
+    material = make_material(routine, make_case(routine, flags), [backend])
+    write_material(tmp_path, material)
+    benchmark = Benchmark(TraceSet.from_path(tmp_path), BenchmarkConfig.default(devices=["0"]))
+    events = list(benchmark.run(benchmark.plan(), save_results=False))
+    (job,) = [event for event in events if isinstance(event, JobFinished)]
+    evaluation = job.trace.evaluation
+    assert evaluation.status.value == "PASSED", evaluation.log
+    measured = evaluation.extra["measurement"]
+
+    module = {}
+    exec(material.solutions[backend].sources[0].content, module)
+    definition, workload = material.definition, material.workload
+    inputs = InputMaker(definition, workload, torch.device("cuda"), tmp_path).make(1)
+    given = [*inputs, torch.empty_like(inputs[0])]
+    prepared = module["setup"](*given)
+    alone_ms, _ = bench_gpu_time(module["run"], given, prepared)
+
+    assert measured["kernel_ms"] == pytest.approx(alone_ms, rel=CLOSE)
+    assert measured["setup_ms"] > 0
+    both = measured["kernel_ms"] + measured["setup_ms"]
+    assert evaluation.performance.latency_ms == pytest.approx(both)
