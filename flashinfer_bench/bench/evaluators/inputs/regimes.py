@@ -1,8 +1,8 @@
 """Inputs of other regimes, which a few calls of a job get in secret. They serve correctness, never the latency.
 
-Usual inputs are normal values near one. There x passes for 30 tanh(x / 30), rows need no normalisation, and a sample of a
-row tells the size of all of it. In another regime these are wrong. Only random floats that a definition leaves free are
-changed: no stored values, no scales, probabilities or gates, whose range means something.
+Usual inputs are normal values near one. There x passes for 30 tanh(x / 30), rows need no normalisation, and a part of
+a row tells the size of all of it. In another regime these are wrong. Only random floats that a definition leaves free
+are changed: no stored values, no scales, probabilities or gates, whose range means something.
 """
 
 from __future__ import annotations

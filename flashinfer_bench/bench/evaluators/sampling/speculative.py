@@ -22,6 +22,7 @@ from flashinfer_bench.bench.evaluators.default import DefaultEvaluator
 from flashinfer_bench.bench.evaluators.evaluator import JudgeContext, JudgedCall, SolutionRunnable
 from flashinfer_bench.bench.evaluators.inputs.seeds import make_generator
 from flashinfer_bench.bench.evaluators.sampling.evaluator import SamplingLimits, describe_chance
+from flashinfer_bench.bench.evaluators.sampling.power import count_calls
 from flashinfer_bench.bench.evaluators.sampling.statistics import measure_chances
 from flashinfer_bench.bench.evaluators.verdict import Rejected, Verdict, check_form, decide
 from flashinfer_bench.data import Correctness, Definition
@@ -50,7 +51,9 @@ class SpeculativeEvaluator(DefaultEvaluator):
         chain = Chain.of(*inputs[0])
         generator = make_generator(context.seed, "places of chains", device=torch.device("cpu"))
         places: list[torch.Tensor] = []
-        for call in range(limits.trials):
+        rows = chain.drafted.shape[0]
+        calls = max(limits.trials, count_calls(rows, limits.least_shift)) if cfg.power_rule else limits.trials
+        for call in range(calls):
             got = check_form(definition, sol_runnable(*inputs[0]), ref_outputs[0])
             if isinstance(got, Rejected):
                 return got
