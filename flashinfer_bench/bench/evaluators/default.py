@@ -28,7 +28,7 @@ from flashinfer_bench.bench.evaluators.integrity.norm_rule import (
     find_excess,
     measure_outputs,
 )
-from flashinfer_bench.bench.evaluators.integrity.stability import Stability
+from flashinfer_bench.bench.evaluators.integrity.stability import REGIME_ROUNDING, Stability
 from flashinfer_bench.bench.evaluators.reference import Reference
 from flashinfer_bench.bench.evaluators.verdict import (
     Accepted,
@@ -92,7 +92,8 @@ class DefaultEvaluator(Evaluator):
         verdict = cls.judge_trial(definition, trial, cfg)
         if isinstance(verdict, Rejected) or not cls.compares_elements(definition):
             return verdict
-        return judge_norms(definition, trial, cls.norm_rule(definition, cfg), context, verdict.correctness)
+        stability = Stability(context.reference, trial.inputs, trial.expected, context.seed)
+        return judge_norms(definition, trial, cls.norm_rule(definition, cfg), stability, verdict.correctness)
 
     @classmethod
     def norm_rule(cls, definition: Definition, cfg: ResolvedEvalConfig) -> NormRule:
@@ -110,7 +111,8 @@ class DefaultEvaluator(Evaluator):
     ) -> Verdict:
         """Judge by norms alone: a tolerance of single elements is made for usual inputs."""
         rule = replace(cls.norm_rule(definition, cfg), judges_output=True, row_rule=NORM)
-        verdict = judge_norms(definition, call, rule, context, Correctness())
+        stability = Stability(context.reference, call.inputs, call.expected, context.seed, REGIME_ROUNDING)
+        verdict = judge_norms(definition, call, rule, stability, Correctness())
         if isinstance(verdict, Accepted) or verdict.integrity is None:
             return verdict
         evidence = {"regime": regime, **verdict.integrity["evidence"]}
@@ -216,7 +218,7 @@ def build_baseline(
 
 
 def judge_norms(
-    definition: Definition, call: JudgedCall, rule: NormRule, context: JudgeContext, correctness: Correctness
+    definition: Definition, call: JudgedCall, rule: NormRule, stability: Stability, correctness: Correctness
 ) -> Verdict:
     """Judge the norms of a call's errors, and add them to what is known of its outputs."""
     if not rule.is_on:
@@ -227,7 +229,6 @@ def judge_norms(
     outputs = extra.get("outputs", {})
     extra["outputs"] = {**outputs, **{name: {**outputs.get(name, {}), **item} for name, item in found.items()}}
     correctness = correctness.model_copy(update={"extra": extra})
-    stability = Stability(context.reference, call.inputs, call.expected, context.seed)
     excess = find_excess(rule, norms, list(definition.outputs), stability)
     if excess is None:
         return Accepted(correctness)

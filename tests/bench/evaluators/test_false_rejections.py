@@ -33,6 +33,10 @@ def test_a_right_solution_that_is_rejected_is_told_with_its_seed(monkeypatch, ca
         def check_correctness(*arguments, **keywords):
             return Rejected(EvaluationStatus.INCORRECT_NUMERICAL, "never right")
 
+        @staticmethod
+        def takes_regimes(*arguments):
+            return False
+
     chosen = bench_false_rejections.find_evaluator
     monkeypatch.setattr(bench_false_rejections, "find_evaluator", lambda definition: Never)
     monkeypatch.setattr(sys, "argv", ["bench_false_rejections", *FLAGS, "--first-seed", "7", "--seeds", "1"])

@@ -31,8 +31,8 @@ LARGEST_VALUE: Final = 100.0
 LARGE_SHARE: Final = 2.0
 """The few large values of a row hold about as much of its square sum as this many rows: whoever leaves them out of the
 statistics of a row, or counts them twice, is off by half."""
-LEAST_LARGE: Final = 2
-"""Large values of a row, at least."""
+LEAST_LARGE: Final = 8
+"""Large values of a row, at least: with fewer, the rounding of one of them would move the whole row."""
 CHOOSES: Final = re.compile(
     r"topk|top_k|argmax|argmin|argsort|sort\(|kthvalue|multinomial|round\(|one_hot|rand|bernoulli"
 )
@@ -50,8 +50,8 @@ def _uniform(bounds: tuple[float, float], generator: torch.Generator) -> float:
 def _make_few_large(values: torch.Tensor, generator: torch.Generator) -> None:
     columns = values.shape[-1]
     rows = values.view(-1, columns)
-    size = min(math.sqrt(columns), LARGEST_VALUE)
-    count = min(columns, max(LEAST_LARGE, math.ceil(LARGE_SHARE * columns / size**2)))
+    size = min(math.sqrt(LARGE_SHARE * columns / LEAST_LARGE), LARGEST_VALUE)
+    count = min(columns, math.ceil(LARGE_SHARE * columns / size**2))
     shape = (len(rows), count)
     places = torch.randint(columns, shape, generator=generator, device=values.device)
     large = torch.rand(shape, generator=generator, device=values.device).mul_(0.3).add_(0.7).mul_(size)

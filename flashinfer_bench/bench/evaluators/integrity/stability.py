@@ -16,15 +16,9 @@ import torch
 
 from flashinfer_bench.bench.evaluators.inputs.contents import MULTIPLIED
 from flashinfer_bench.bench.evaluators.inputs.memory import free_bytes
-from flashinfer_bench.bench.evaluators.inputs.seeds import make_generator
+from flashinfer_bench.bench.evaluators.inputs.seeds import derive_seed, make_generator
 from flashinfer_bench.bench.evaluators.integrity.norms import measure_norms
 
-ROUNDING: Final = 2.0**-7
-"""Standard deviation of the errors that are added, as a share of each number: twice a unit in the last place of
-bfloat16. A choice that a solution's own rounding turns, of a bfloat16's size at most, is turned by one of the draws."""
-MOVED_SHARE: Final = 0.25
-"""A row is not settled where it moves by more than this share of the error that it may have. So kernels that round four
-times as coarsely are still within their limit on a row that is judged."""
 MOST_DRAWS: Final = 16
 """Times that the reference is called. A row at the edge of a bfloat16's rounding is missed in one of 1,000 cases."""
 FEWEST_DRAWS: Final = 4
@@ -32,6 +26,24 @@ PATIENCE_S: Final = 30.0
 """Seconds for these calls. Where a reference is so slow that there are fewer than FEWEST_DRAWS, nothing is blamed."""
 MEMORY_SHARE: Final = 4
 """Inputs are rounded, the smallest first, as far as the free memory of the device divided by this goes."""
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """How inputs are rounded, and what that may move."""
+
+    size: float
+    """Standard deviation of the errors that are added, as a share of each number."""
+    moved_share: float
+    """A row is not settled where it moves by more than this share of the error that it may have."""
+
+
+USUAL_ROUNDING: Final = Rounding(2.0**-7, 0.25)
+"""Twice a unit in the last place of bfloat16: a choice that a solution's own rounding turns, of a bfloat16's size at
+most, is turned by one of the draws. Kernels that round four times as coarsely stay within the limit on settled rows."""
+REGIME_ROUNDING: Final = Rounding(0.05, 1.0)
+"""On inputs of other regimes: twice the errors of fp8. There softmax and gates may be all or nothing, and solutions
+that round their operands to fp8 are right, too. What multiplies two inputs moves by 0.07 and is settled."""
 
 
 @dataclass
@@ -43,12 +55,14 @@ class Stability:
         inputs: of the call, in the order of the definition.
         expected: what the reference gave for them.
         seed: of the rounding errors.
+        rounding: their size.
     """
 
     reference: Callable[[list[Any]], list[torch.Tensor]]
     inputs: Sequence[Any]
     expected: Sequence[torch.Tensor]
     seed: int
+    rounding: Rounding = USUAL_ROUNDING
     now: Callable[[], float] = time.monotonic
     _moved: list[torch.Tensor | None] = field(default_factory=list)
     _draws: int = 0
@@ -64,7 +78,7 @@ class Stability:
         """
         while True:
             moved = self._moved[output] if self._moved else None
-            unsettled = torch.zeros_like(suspects) if moved is None else moved > MOVED_SHARE * limit
+            unsettled = torch.zeros_like(suspects) if moved is None else moved > self.rounding.moved_share * limit
             if self._draws and not bool((suspects & ~unsettled).any()):
                 return unsettled
             if self._draws >= MOST_DRAWS or self._spent_s > PATIENCE_S:
@@ -73,7 +87,7 @@ class Stability:
 
     def _draw(self) -> None:
         start = self.now()
-        outputs = self.reference(add_rounding(self.inputs, self.seed, self._draws))
+        outputs = self.reference(add_rounding(self.inputs, self.rounding.size, derive_seed(self.seed, self._draws)))
         norms = [measure_norms(wanted, found) for wanted, found in zip(self.expected, outputs, strict=True)]
         shares = [None if one is None else one.row_shares for one in norms]
         before = self._moved or [None] * len(shares)
@@ -85,8 +99,8 @@ class Stability:
         self._spent_s += self.now() - start
 
 
-def add_rounding(inputs: Sequence[Any], seed: int, draw: int) -> list[Any]:
-    """Return inputs whose float tensors have random errors of the size of `ROUNDING`."""
+def add_rounding(inputs: Sequence[Any], size: float, seed: int) -> list[Any]:
+    """Return inputs whose float tensors have random errors of a size."""
     tensors = [value for value in inputs if isinstance(value, torch.Tensor) and value.dtype in MULTIPLIED]
     room = free_bytes(tensors[0].device) // MEMORY_SHARE if tensors else 0
     chosen: set[int] = set()
@@ -97,8 +111,8 @@ def add_rounding(inputs: Sequence[Any], seed: int, draw: int) -> list[Any]:
     rounded = []
     for index, value in enumerate(inputs):
         if id(value) in chosen:
-            generator = make_generator(seed, "rounding", draw, index, device=value.device)
-            noise = torch.empty_like(value).normal_(1.0, ROUNDING, generator=generator)
+            generator = make_generator(seed, "rounding", index, device=value.device)
+            noise = torch.empty_like(value).normal_(1.0, size, generator=generator)
             value = noise.mul_(value)
         rounded.append(value)
     return rounded
