@@ -58,17 +58,19 @@ class RegimeSchedule:
         """The regimes that no call was made on yet."""
         return [name for _, name in self._due]
 
-    def hide(self, places: CallPlaces, indices: Sequence[int], numbers: Sequence[int]) -> int | None:
+    def hide(self, places: CallPlaces, indices: Sequence[int], numbers: Sequence[int], kept: int) -> int | None:
         """Change the inputs of one of a request's calls, if one is due; return its position among them.
 
         Args:
             places: where the calls lie; their inputs are written.
             indices: the calls' places.
             numbers: the calls' numbers.
+            kept: the number of a call that keeps its inputs.
         """
-        if not self._due or not numbers or numbers[-1] < self._due[0][0]:
+        free = [position for position, number in enumerate(numbers) if number != kept]
+        if not self._due or not free or numbers[-1] < self._due[0][0]:
             return None
-        position = self.chance.randrange(len(indices))
+        position = self.chance.choice(free)
         self.regimes.change(self._due[0][1], numbers[position], places.inputs(indices[position]))
         places.synchronize()
         return position

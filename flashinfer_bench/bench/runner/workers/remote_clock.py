@@ -272,7 +272,7 @@ class RemoteTrial:
         """Give one call of a request inputs of another regime, if one is due; return its position and inputs."""
         if self.schedule is None:
             return None
-        position = self.schedule.hide(self.places, indices, numbers)
+        position = self.schedule.hide(self.places, indices, numbers, self.contents.base_number)
         if position is None:
             return None
         slots = self.places.inputs(indices[position])
