@@ -8,6 +8,7 @@ work: with 128,256 tokens and some thousand draws, a perfect sampler is far from
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -23,6 +24,7 @@ from flashinfer_bench.bench.evaluators.sampling.calls import ORDERS, find_forbid
 from flashinfer_bench.bench.evaluators.sampling.power import (
     ALARM_SHARE,
     DEFAULT_LEAST_SHIFT,
+    PATIENCE_S,
     POWER,
     count_calls,
     make_flattened,
@@ -98,7 +100,12 @@ class SamplingEvaluator(DefaultEvaluator):
             return verdict
         count = count_calls(problem.rows, limits.least_shift)
         kinds = make_flattened(definition, inputs[0], count, generator)
-        made = [JudgedCall(flat, sol_runnable(*flat), ref_outputs[0]) for flat, calls in kinds for _ in range(calls)]
+        deadline = time.monotonic() + PATIENCE_S
+        made: list[JudgedCall] = []
+        for flat in (flat for flat, calls in kinds for _ in range(calls)):
+            if made and time.monotonic() > deadline:
+                break
+            made.append(JudgedCall(flat, sol_runnable(*flat), ref_outputs[0]))
         return judge_flattened(definition, made, limits, generator, verdict.correctness)
 
     @classmethod

@@ -36,6 +36,11 @@ ALARM_SHARE: Final = 0.1
 """These draws reject a right sampler by chance this many times as often as the first draws: they are a second look."""
 
 
+PATIENCE_S: Final = 20.0
+"""No more of these calls are made after this many seconds: a slow sampler, as under Triton's interpreter, has a limit
+on its time, and being slow wins nothing."""
+
+
 def count_calls(rows: int, least_shift: float) -> int:
     """Return how often a sampler of so many rows is called on flattened rows."""
     draws = math.log(CHANCE_UNSEEN) / math.log1p(-least_shift)

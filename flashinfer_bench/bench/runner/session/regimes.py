@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import torch
 
+from flashinfer_bench.bench.evaluators.compare.packed import is_packed
 from flashinfer_bench.bench.evaluators.evaluator import Baseline, JudgeContext, JudgedCall, Rejected
 from flashinfer_bench.bench.evaluators.inputs.regimes import Regimes
 from flashinfer_bench.bench.runner.session.job import JobContext
@@ -62,5 +63,5 @@ def judge_regimes(
 
 def count_nonfinite(outputs: Sequence[torch.Tensor]) -> int:
     """Count the elements of float outputs that are nan or infinite."""
-    floats = [output.float() for output in outputs if output.dtype.is_floating_point and output.dtype.itemsize > 1]
-    return sum(int((~output.isfinite()).sum()) for output in floats)
+    floats = [output for output in outputs if output.dtype.is_floating_point and not is_packed(output.dtype)]
+    return sum(int((~output.float().isfinite()).sum()) for output in floats)

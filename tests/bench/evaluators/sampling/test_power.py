@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from flashinfer_bench.bench.evaluators.evaluator import Accepted, Rejected
+from flashinfer_bench.bench.evaluators.sampling import evaluator
 from flashinfer_bench.bench.evaluators.sampling.power import (
     FLATTEST,
     MOST_KINDS,
@@ -117,3 +118,12 @@ def test_chances_of_gaps_are_bounds():
         for seed in range(300)
     ]
     assert sum(chance < 0.05 for chance in seen) <= 0.05 * len(seen)
+
+
+def test_a_slow_sampler_is_not_called_until_its_time_is_over(monkeypatch):
+    calls = []
+    monkeypatch.setattr(evaluator, "PATIENCE_S", -1.0)
+    torch.manual_seed(0)
+    verdict = judging().check(lambda probs: [calls.append(1), sample(probs)][1])
+    assert isinstance(verdict, Accepted)
+    assert len(calls) == 101
