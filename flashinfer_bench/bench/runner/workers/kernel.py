@@ -224,16 +224,19 @@ class RemoteKernel:
         asked = ReadingsAsked(self._arena.device.type, plan.timing)
         returns = self.style != "dps" and bool(self.task.outputs)
         remote = RemoteTrial(places, contents, reader, asked, self.worker.has_setup, returns=returns)
-        if regimes is not None and any(regimes.free):
+        if regimes is not None and any(regimes.free) and self.is_meaningful:
             remote.schedule = RegimeSchedule(regimes, regimes.choose(at, trials), plan.warmup_runs + plan.iterations)
         return remote
 
     def _finish_regimes(self, remote: RemoteTrial) -> list[RegimeCall]:
-        """Return the calls on inputs of other regimes; make those that a trial which ended early has left out."""
+        """Return the calls on inputs of other regimes.
+
+        A trial of slow calls ends before one is due. Then one call is made after the first such trial, no more.
+        """
         schedule = remote.schedule
         if schedule is None:
             return []
-        for name in schedule.left:
+        for name in schedule.left[:1] if not self.regime_calls and not schedule.made else []:
             inputs = remote.contents.make(remote.number)
             schedule.regimes.change(name, remote.number, [v if isinstance(v, torch.Tensor) else None for v in inputs])
             remote.number += 1

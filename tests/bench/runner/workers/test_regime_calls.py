@@ -95,10 +95,18 @@ def test_a_worker_makes_the_hidden_calls_like_others(open_kernel):
     assert all(torch.equal(call.outputs[0], call.inputs[0] * 2) for call in kernel.regime_calls)
 
 
-def test_regimes_that_a_short_trial_left_out_are_called_after_it(open_kernel):
+def test_a_job_of_slow_calls_has_one_call_in_a_regime_after_its_first_trial(open_kernel):
     regimes = Regimes(make_definition(), make_workload(), seed=3)
     plan = MeasurePlan(0, 50, 0.0, reads=1)
     with open_kernel("def run(x):\n    return x * 2", plan=plan, regimes=regimes) as kernel:
+        kernel.measure([[torch.arange(1.0, 5.0)], [torch.arange(2.0, 6.0)]])
+    (call,) = kernel.regime_calls
+    assert torch.equal(call.outputs[0], call.inputs[0] * 2)
+
+
+def test_a_kernel_that_is_interpreted_has_none(open_kernel):
+    regimes = Regimes(make_definition(), make_workload(), seed=3)
+    plan = MeasurePlan(2, 20, 1.0, facts={"meaningful": False})
+    with open_kernel("def run(x):\n    return x * 2", plan=plan, regimes=regimes) as kernel:
         kernel.measure([[torch.arange(1.0, 5.0)]])
-    assert len(kernel.regime_calls) == 2
-    assert all(torch.equal(call.outputs[0], call.inputs[0] * 2) for call in kernel.regime_calls)
+    assert kernel.regime_calls == []
