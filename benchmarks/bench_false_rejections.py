@@ -6,7 +6,8 @@
 Each seed makes new inputs; the evaluator that the engine would choose, with the settings that it would use, judges
 every solution on them. The solutions are our own, so they run in this process, which saves all but the judging. With
 `--workloads turn` (the default) each seed takes the next workload of a definition, with `all` every one, with
-`smallest` the first. Prints each wrong verdict with its seed, then a table; exits with 1 where there was any.
+`smallest` the first. Where an evaluator judges calls on inputs of other regimes, each regime is a verdict of its own.
+Prints each wrong verdict with its seed, then a table; exits with 1 where there was any.
 
 `--twins` counts the other way round: the wrong twins of flashinfer-trace/wrong, each on the workloads that show its
 fault, and how often one is accepted.
@@ -28,8 +29,9 @@ from typing import Any
 
 import torch
 
-from flashinfer_bench.bench.config import BenchmarkConfig
-from flashinfer_bench.bench.evaluators.evaluator import Accepted, Baseline, JudgeContext
+from flashinfer_bench.bench.config import BenchmarkConfig, ResolvedEvalConfig
+from flashinfer_bench.bench.evaluators.evaluator import Accepted, Baseline, JudgeContext, JudgedCall, Verdict
+from flashinfer_bench.bench.evaluators.inputs.regimes import REGIMES, Regimes
 from flashinfer_bench.bench.evaluators.inputs.seeds import derive_seed
 from flashinfer_bench.bench.evaluators.reference import Reference
 from flashinfer_bench.bench.evaluators.registry import find_evaluator
@@ -179,8 +181,36 @@ def count(
                 row.wrong += 1
                 said = "accepted" if isinstance(verdict, Accepted) else verdict.message
                 print(f"WRONG: {solution.name}, seed {seed}, workload {workload.uuid}: {said}")
+            if solution.name in twins or not evaluator.takes_regimes(definition, settings):
+                continue
+            for told, verdict in judge_regimes(definition, workload, solution, baseline.inputs[0], settings, context):
+                row.verdicts += 1
+                if not isinstance(verdict, Accepted):
+                    row.wrong += 1
+                    print(f"WRONG: {solution.name}, seed {seed}, {told}, workload {workload.uuid}: {verdict.message}")
     row.seconds = time.perf_counter() - start
     return row
+
+
+def judge_regimes(
+    definition: Definition,
+    workload: Workload,
+    solution: Honest,
+    base: list[Any],
+    settings: ResolvedEvalConfig,
+    context: JudgeContext,
+) -> Iterator[tuple[str, Verdict]]:
+    """Yield the verdict on a call in each regime in which the reference is finite."""
+    regimes = Regimes(definition, workload, context.seed)
+    if not any(regimes.free):
+        return
+    for name in REGIMES:
+        inputs = [value.clone() if isinstance(value, torch.Tensor) else value for value in base]
+        regimes.change(name, 0, [value if isinstance(value, torch.Tensor) else None for value in inputs])
+        expected = context.reference(inputs)
+        if all(bool((output.float() < torch.inf).all()) for output in expected):
+            call = JudgedCall(inputs, solution(*inputs), expected)
+            yield name, find_evaluator(definition).judge_regime(definition, name, call, settings, context)
 
 
 def choose(

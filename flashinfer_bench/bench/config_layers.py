@@ -97,6 +97,14 @@ class EvalSettings(StrictModel):
     """Absolute tolerance of an element."""
     required_matched_ratio: Ratio | None = None
     """Share of elements that must match; None leaves it to the evaluator (1.0 in the Default evaluator)."""
+    norm_rule: bool = True
+    """The error's norm is held against the output's, in all and by row; a share of the output, whatever `atol` is."""
+    lost_rows_rule: bool = True
+    """Where some elements may fail, no row may be wrong as a whole, but for rows near a tie."""
+    regimes_rule: bool = True
+    """Some calls that are not timed get inputs of other scales, and their outputs have to be right, too."""
+    power_rule: bool = True
+    """A sampler of few rows is called more often, until draws that leave out a small mass would show."""
     extra: Extra = Field(default_factory=dict)
     """Parameters of one evaluator, by name."""
 
@@ -116,6 +124,10 @@ class EvalConfig(StrictModel):
     rtol: Tolerance | None = None
     atol: Tolerance | None = None
     required_matched_ratio: Ratio | None = None
+    norm_rule: bool | None = None
+    lost_rows_rule: bool | None = None
+    regimes_rule: bool | None = None
+    power_rule: bool | None = None
     extra: Extra = Field(default_factory=dict)
 
     def given(self) -> dict[str, Any]:

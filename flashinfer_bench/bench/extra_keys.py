@@ -17,6 +17,10 @@ TRIALS: Final = "sampling_validation_trials"
 TVD_THRESHOLD: Final = "sampling_tvd_threshold"
 FALSE_ALARM_RATE: Final = "sampling_false_alarm_rate"
 MAX_ERROR_CAP: Final = "max_error_cap"
+MAX_ERROR_NORM: Final = "max_error_norm"
+"""Limit of the rules `norm`, `lost_rows` and `regimes`, as a share of the reference's norm."""
+LEAST_SHIFT: Final = "sampling_least_shift"
+"""Mass that a sampler may not leave out unseen: the rule `power` calls it so often that it would show."""
 DSA_TOLERANCE: Final = "dsa_score_tolerance"
 MEASURE_REJECTED: Final = "measure_rejected"
 """Time a solution whose values are wrong, too. Its trace keeps its status and has no performance."""
@@ -46,6 +50,8 @@ RULES: Final[dict[str, ExtraKeyRule]] = {
         "a number above 0, in multiples of the largest value",
         lambda value: _is_number(value) and value > 0,
     ),
+    MAX_ERROR_NORM: ExtraKeyRule("a number above 0", lambda value: _is_number(value) and value > 0),
+    LEAST_SHIFT: ExtraKeyRule("a number from 0.001 to 0.5", lambda value: _is_number(value) and 1e-3 <= value <= 0.5),
     DSA_TOLERANCE: ExtraKeyRule("a number from 0 to 1, 1 excluded", lambda value: _is_number(value) and 0 <= value < 1),
     MEASURE_REJECTED: ExtraKeyRule("true or false", lambda value: isinstance(value, bool)),
 }

@@ -14,6 +14,13 @@ from flashinfer_bench.cli.parser import NameList, Parser, number, whole_number
 
 PROGRAM: Final = "flashinfer-bench"
 LOCAL_HELP: Final = "a trace set's folder; may be repeated (default: $FIB_DATASET_PATH)"
+RULE_FLAGS: Final = {
+    "norm-rule": "let errors be as large as the outputs themselves where atol allows it",
+    "lost-rows-rule": "let whole rows be wrong where the matched ratio allows it",
+    "regimes-rule": "judge on inputs of the usual scales only",
+    "power-rule": "call samplers as often as their setting says, however few rows they have",
+}
+"""Flag without its `--no-` → what it does; each switches a rule beside the tolerance off."""
 EXIT_CODES: Final = "Exit codes: 0 all well, 1 something failed, 2 misuse."
 BUILD_JOBS_HELP: Final = "compilers at once (default: one less than there are cores; on a CPU as many)"
 
@@ -74,6 +81,10 @@ def add_settings(parser: Parser) -> None:
     add_names(group, "--evaluator-modules", "modules with evaluators of your own, asked before the built-in ones")
     add_sandbox(group, default=argparse.SUPPRESS)
     _add_timing(group)
+    for name, text in RULE_FLAGS.items():
+        group.add_argument(
+            f"--no-{name}", dest=f"{name.replace('-', '_')}", action="store_false", default=argparse.SUPPRESS, help=text
+        )
     isolated = "a new process for every workload"
     group.add_argument("--use-isolated-runner", action="store_true", default=argparse.SUPPRESS, help=isolated)
     group.add_argument(

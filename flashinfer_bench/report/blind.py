@@ -1,6 +1,7 @@
 """Outputs for which zeros would pass: every expected value is within the absolute tolerance.
 
 An element fails only if its error is above atol and above rtol; where no expected value is above atol, no zero fails.
+The rule `norm` sees such zeros, so only outputs that it did not look at are told: small ones, and where it was off.
 """
 
 from __future__ import annotations
@@ -39,9 +40,12 @@ def find_blind(traces: Iterable[Trace]) -> list[BlindOutput]:
         evaluation = trace.evaluation
         if evaluation is None or evaluation.status is not EvaluationStatus.PASSED or evaluation.correctness is None:
             continue
-        atol = _number(_part(evaluation.extra, "run", "config").get("atol"))
+        config = _part(evaluation.extra, "run", "config")
+        atol = _number(config.get("atol"))
         outputs = _part(evaluation.correctness.extra, "outputs")
         for name in outputs:
+            if config.get("norm_rule") is True and "error_norm" in _part(outputs, name):
+                continue
             largest = _number(_part(outputs, name).get("max_expected"))
             if atol is not None and largest is not None and 0 < largest <= atol:
                 found.setdefault((trace.definition, name), {})[trace.workload.uuid] = (largest, atol)

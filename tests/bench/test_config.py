@@ -38,6 +38,10 @@ def test_global_defaults_are_those_of_the_contract():
         "rtol": 1e-2,
         "atol": 1e-2,
         "required_matched_ratio": None,
+        "norm_rule": True,
+        "lost_rows_rule": True,
+        "regimes_rule": True,
+        "power_rule": True,
         "extra": {},
     }
     assert (config.use_isolated_runner, config.timeout_seconds, config.profile_baseline) == (False, 300, True)

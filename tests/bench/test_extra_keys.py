@@ -14,7 +14,9 @@ RIGHT = {
     "sampling_validation_trials": [1, 100],
     "sampling_tvd_threshold": [0, 0.2, 1],
     "sampling_false_alarm_rate": [0, 1e-9],
+    "sampling_least_shift": [0.001, 0.06, 0.5],
     "max_error_cap": [1, 0.5, float("inf")],
+    "max_error_norm": [0.05, 1, 2.5],
     "dsa_score_tolerance": [0, 0.5],
     "measure_rejected": [True, False],
 }
@@ -22,7 +24,9 @@ WRONG = {
     "sampling_validation_trials": [0, -1, 2.5, True, None, "abc"],
     "sampling_tvd_threshold": ["abc", -1, 1.5, None, float("nan")],
     "sampling_false_alarm_rate": [2, []],
+    "sampling_least_shift": [0, 0.6, True, "abc"],
     "max_error_cap": ["abc", 0, False, float("nan")],
+    "max_error_norm": [0, -1, "abc", True],
     "dsa_score_tolerance": [1, {}],
     "measure_rejected": [1, "yes"],
 }

@@ -38,6 +38,14 @@ def test_others_are_not(largest):
     assert find_blind([passed("w0", largest)]) == []
 
 
+def test_an_output_whose_norm_was_judged_is_not_unless_the_rule_was_off():
+    judged, off = passed("w0", 0.001, norm_rule=True), passed("w1", 0.001, norm_rule=False)
+    for trace in (judged, off):
+        trace.evaluation.correctness.extra["outputs"]["y"]["error_norm"] = 0.01
+    assert find_blind([judged]) == []
+    assert [found.workloads for found in find_blind([judged, off])] == [1]
+
+
 def test_only_what_passed_counts():
     assert find_blind([passed("w0", 0.001, status="INCORRECT_NUMERICAL")]) == []
     assert find_blind([make_trace()]) == []

@@ -18,7 +18,17 @@ from flashinfer_bench.bench.evaluators.compare.rule import Tolerance
 from flashinfer_bench.bench.evaluators.evaluator import Baseline, Evaluator, JudgeContext, JudgedCall, SolutionRunnable
 from flashinfer_bench.bench.evaluators.inputs.make import InputMaker
 from flashinfer_bench.bench.evaluators.inputs.memory import bytes_of, total_bytes
+from flashinfer_bench.bench.evaluators.inputs.regimes import why_no_regimes
 from flashinfer_bench.bench.evaluators.inputs.seeds import derive_seed
+from flashinfer_bench.bench.evaluators.integrity.norm_rule import (
+    NORM,
+    USUAL_LIMIT,
+    NormRule,
+    describe_norms,
+    find_excess,
+    measure_outputs,
+)
+from flashinfer_bench.bench.evaluators.integrity.stability import REGIME_ROUNDING, Stability
 from flashinfer_bench.bench.evaluators.reference import Reference
 from flashinfer_bench.bench.evaluators.verdict import (
     Accepted,
@@ -26,14 +36,18 @@ from flashinfer_bench.bench.evaluators.verdict import (
     Verdict,
     check_form,
     judge_elements,
+    read_parameter,
     resolve_tolerance,
     summarise,
 )
-from flashinfer_bench.data import Definition, Performance, Workload
+from flashinfer_bench.bench.extra_keys import MAX_ERROR_NORM
+from flashinfer_bench.data import Correctness, Definition, EvaluationStatus, Performance, Workload
 
 INPUT_SHARE: Final = 4
 """The inputs and expected outputs of all trials may take the device's memory divided by this, at most."""
 
+
+REGIMES_RULE: Final = "regimes"
 
 Judge = Callable[[JudgedCall], Verdict]
 
@@ -61,6 +75,49 @@ class DefaultEvaluator(Evaluator):
     def judge_trial(cls, definition: Definition, trial: JudgedCall, cfg: ResolvedEvalConfig) -> Verdict:
         """Compare every element of every output."""
         return judge_elements(definition, trial.got, trial.expected, cls.tolerance(cfg))
+
+    @classmethod
+    def compares_elements(cls, definition: Definition) -> bool:
+        """Tell whether outputs have to be near the reference's, element by element; then norms are judged, too."""
+        del definition
+        judge: Any = cls.judge_trial
+        default: Any = DefaultEvaluator.judge_trial
+        return judge.__func__ is default.__func__
+
+    @classmethod
+    def judge_call(
+        cls, definition: Definition, trial: JudgedCall, cfg: ResolvedEvalConfig, context: JudgeContext
+    ) -> Verdict:
+        """Judge one call by the user's tolerance, and then by the rules beside it."""
+        verdict = cls.judge_trial(definition, trial, cfg)
+        if isinstance(verdict, Rejected) or not cls.compares_elements(definition):
+            return verdict
+        stability = Stability(context.reference, trial.inputs, trial.expected, context.seed)
+        return judge_norms(definition, trial, cls.norm_rule(definition, cfg), stability, verdict.correctness)
+
+    @classmethod
+    def norm_rule(cls, definition: Definition, cfg: ResolvedEvalConfig) -> NormRule:
+        """Give the rule for the norms of errors."""
+        return NormRule.of(definition, cfg, by_ratio=cls.tolerance(cfg).by_ratio, limit=read_limit(cfg))
+
+    @classmethod
+    def takes_regimes(cls, definition: Definition, cfg: ResolvedEvalConfig) -> bool:
+        """Take them where outputs are compared element by element, and nothing in them is chosen."""
+        return cfg.regimes_rule and cls.compares_elements(definition) and why_no_regimes(definition) is None
+
+    @classmethod
+    def judge_regime(
+        cls, definition: Definition, regime: str, call: JudgedCall, cfg: ResolvedEvalConfig, context: JudgeContext
+    ) -> Verdict:
+        """Judge by norms alone: a tolerance of single elements is made for usual inputs."""
+        rule = replace(cls.norm_rule(definition, cfg), judges_output=True, row_rule=NORM)
+        stability = Stability(context.reference, call.inputs, call.expected, context.seed, REGIME_ROUNDING)
+        verdict = judge_norms(definition, call, rule, stability, Correctness())
+        if isinstance(verdict, Accepted) or verdict.integrity is None:
+            return verdict
+        evidence = {"regime": regime, **verdict.integrity["evidence"]}
+        message = f"on inputs of the regime {regime!r}, {verdict.message}"
+        return replace(verdict, message=message, integrity={"rule": REGIMES_RULE, "evidence": evidence})
 
     @classmethod
     def check_reference(
@@ -101,9 +158,12 @@ class DefaultEvaluator(Evaluator):
         context: JudgeContext,
     ) -> Verdict:
         """Call the solution on the inputs of each trial and judge what it gives."""
-        del context
         return check_trials(
-            definition, sol_runnable, inputs, ref_outputs, judge=lambda trial: cls.judge_trial(definition, trial, cfg)
+            definition,
+            sol_runnable,
+            inputs,
+            ref_outputs,
+            judge=lambda trial: cls.judge_call(definition, trial, cfg, context),
         )
 
     @classmethod
@@ -155,6 +215,29 @@ def build_baseline(
     spared = [reference.spare(trial) for trial in inputs] if isinstance(reference, Reference) else inputs
     measured = context.measure_reference(spared)
     return Baseline(inputs, outputs, measured.latency_ms, {"trials_ms": measured.trials, **measured.record})
+
+
+def judge_norms(
+    definition: Definition, call: JudgedCall, rule: NormRule, stability: Stability, correctness: Correctness
+) -> Verdict:
+    """Judge the norms of a call's errors, and add them to what is known of its outputs."""
+    if not rule.is_on:
+        return Accepted(correctness)
+    norms = measure_outputs(call.expected, call.got)
+    found = describe_norms(norms, list(definition.outputs))
+    extra = dict(correctness.extra or {})
+    outputs = extra.get("outputs", {})
+    extra["outputs"] = {**outputs, **{name: {**outputs.get(name, {}), **item} for name, item in found.items()}}
+    correctness = correctness.model_copy(update={"extra": extra})
+    excess = find_excess(rule, norms, list(definition.outputs), stability)
+    if excess is None:
+        return Accepted(correctness)
+    return Rejected(EvaluationStatus.INCORRECT_NUMERICAL, excess.message, correctness, excess.integrity)
+
+
+def read_limit(cfg: ResolvedEvalConfig) -> float | None:
+    """Return the limit of norms that the user set; None where it was left to the tolerance."""
+    return read_parameter(cfg, MAX_ERROR_NORM, USUAL_LIMIT) if MAX_ERROR_NORM in cfg.extra else None
 
 
 def check_reference(definition: Definition, baseline: Baseline, tolerance: Tolerance, *, context: JudgeContext) -> None:

@@ -189,6 +189,19 @@ class Evaluator(ABC):
         return cls.check_correctness(definition, RecordedCalls(calls), inputs, expected, cfg, context=context)
 
     @classmethod
+    def takes_regimes(cls, definition: Definition, cfg: ResolvedEvalConfig) -> bool:
+        """Tell whether some calls get inputs of other regimes (`inputs/regimes.py`), which `judge_regime` judges."""
+        del definition, cfg
+        return False
+
+    @classmethod
+    def judge_regime(
+        cls, definition: Definition, regime: str, call: JudgedCall, cfg: ResolvedEvalConfig, context: JudgeContext
+    ) -> Verdict:
+        """Judge a call on inputs of a regime; it is asked only where `takes_regimes` is true."""
+        raise NotImplementedError(f"{cls.__name__} judges no call on {regime} inputs of {definition.name}")
+
+    @classmethod
     @abstractmethod
     def eval_performance(
         cls,

@@ -6,7 +6,7 @@ any runnable.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -40,6 +40,8 @@ class Rejected:
     """Says what is wrong, where, and how far off; the trace's log shows it."""
     correctness: Correctness | None = None
     """How far off the values are; None where no values were compared."""
+    integrity: Mapping[str, Any] | None = None
+    """`rule` and `evidence` where a rule beside the user's tolerance decided; the trace has it in `extra`."""
 
 
 Verdict = Accepted | Rejected

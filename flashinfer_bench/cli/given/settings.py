@@ -17,7 +17,13 @@ from flashinfer_bench.errors import ConfigError
 
 OVERRIDE: Final = re.compile(r"^override: (\w+)")
 SETTING: Final = re.compile(rf"^({'|'.join(BenchmarkConfig.model_fields)}):")
-FLAGS: Final = {"timeout_seconds": "--timeout", "profile_baseline": "--no-profile-baseline"}
+FLAGS: Final = {
+    "timeout_seconds": "--timeout",
+    "profile_baseline": "--no-profile-baseline",
+    **{
+        name: f"--no-{name.replace('_', '-')}" for name in ("norm_rule", "lost_rows_rule", "regimes_rule", "power_rule")
+    },
+}
 """Field to the flag that sets it, where their names differ."""
 
 

@@ -16,7 +16,9 @@ pytestmark = pytest.mark.cpu
 FLAGS = ["--device", "cpu", "--op-types", "gdn", "moe", "--seeds", "2"]
 
 
-@pytest.mark.parametrize(("more", "said"), [([], "0 of 8 verdicts"), (["--twins", "--seeds", "1"], "0 of 47 verdicts")])
+@pytest.mark.parametrize(
+    ("more", "said"), [([], "0 of 24 verdicts"), (["--twins", "--seeds", "1"], "0 of 47 verdicts")]
+)
 def test_it_counts_no_wrong_verdict(more, said, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["bench_false_rejections", *FLAGS, *more])
     assert main() == 0
@@ -32,6 +34,10 @@ def test_a_right_solution_that_is_rejected_is_told_with_its_seed(monkeypatch, ca
         @staticmethod
         def check_correctness(*arguments, **keywords):
             return Rejected(EvaluationStatus.INCORRECT_NUMERICAL, "never right")
+
+        @staticmethod
+        def takes_regimes(*arguments):
+            return False
 
     chosen = bench_false_rejections.find_evaluator
     monkeypatch.setattr(bench_false_rejections, "find_evaluator", lambda definition: Never)

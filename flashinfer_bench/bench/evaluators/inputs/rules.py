@@ -62,6 +62,12 @@ def find_way(blank: Blank) -> Way:
     return "rolled" if dtype.bits == 8 and dtype.kind != "bool" else "fixed"
 
 
+def is_free(blank: Blank) -> bool:
+    """Tell whether nothing says what an input's range is: floats that get normal values only because no rule fits."""
+    dtype = DTYPES[blank.dtype_name]
+    return dtype.kind == "float" and dtype.bits > 8 and find_rule(TENSOR_RULES, blank).make is _normal_or_exponents
+
+
 def make_number(blank: Blank) -> bool | int | float:
     """Make a random input that is a single Python number."""
     if blank.name in blank.axes:

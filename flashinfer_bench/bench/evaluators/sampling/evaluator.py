@@ -8,6 +8,7 @@ work: with 128,256 tokens and some thousand draws, a perfect sampler is far from
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -19,6 +20,15 @@ from flashinfer_bench.bench.evaluators.built_in import SAMPLING
 from flashinfer_bench.bench.evaluators.default import DefaultEvaluator
 from flashinfer_bench.bench.evaluators.evaluator import JudgeContext, JudgedCall, SolutionRunnable
 from flashinfer_bench.bench.evaluators.inputs.seeds import make_generator
+from flashinfer_bench.bench.evaluators.sampling.calls import ORDERS, find_forbidden, place_calls
+from flashinfer_bench.bench.evaluators.sampling.power import (
+    ALARM_SHARE,
+    DEFAULT_LEAST_SHIFT,
+    PATIENCE_S,
+    POWER,
+    count_calls,
+    make_flattened,
+)
 from flashinfer_bench.bench.evaluators.sampling.rules import (
     PlacedDraws,
     SamplingProblem,
@@ -30,11 +40,12 @@ from flashinfer_bench.bench.evaluators.sampling.statistics import (
     measure_agreement,
     measure_chances,
     measure_distance,
+    measure_omission,
     measure_overuse,
 )
-from flashinfer_bench.bench.evaluators.verdict import Rejected, Verdict, check_form, decide, read_parameter
-from flashinfer_bench.bench.extra_keys import FALSE_ALARM_RATE, TRIALS, TVD_THRESHOLD
-from flashinfer_bench.data import Correctness, Definition
+from flashinfer_bench.bench.evaluators.verdict import Accepted, Rejected, Verdict, check_form, decide, read_parameter
+from flashinfer_bench.bench.extra_keys import FALSE_ALARM_RATE, LEAST_SHIFT, TRIALS, TVD_THRESHOLD
+from flashinfer_bench.data import Correctness, Definition, EvaluationStatus
 from flashinfer_bench.errors import DefinitionFault
 
 DEFAULT_TRIALS: Final = 100
@@ -50,7 +61,6 @@ TIMED_SHARE: Final = 0.01
 DETECTABLE: Final = 5.5
 """Divided by the root of the number of draws, this is the mass that a sampler can hardly move from one group of tokens
 to another without being rejected. Few draws show coarse faults only."""
-ORDERS: Final = {"by_probability": "probability", "by_id": "token id", "by_reversed_bits": "token id, even ids first"}
 
 
 class SamplingEvaluator(DefaultEvaluator):
@@ -85,7 +95,18 @@ class SamplingEvaluator(DefaultEvaluator):
         verdict = judge_draws(problem, tokens, limits, generator)
         if isinstance(verdict, Rejected):
             _check_reference(definition, problem, ref_outputs[0][0], generator)
-        return verdict
+            return verdict
+        if not cfg.power_rule:
+            return verdict
+        count = count_calls(problem.rows, limits.least_shift)
+        kinds = make_flattened(definition, inputs[0], count, generator)
+        deadline = time.monotonic() + PATIENCE_S
+        made: list[JudgedCall] = []
+        for flat in (flat for flat, calls in kinds for _ in range(calls)):
+            if made and time.monotonic() > deadline:
+                break
+            made.append(JudgedCall(flat, sol_runnable(*flat), ref_outputs[0]))
+        return judge_flattened(definition, made, limits, generator, verdict.correctness)
 
     @classmethod
     def judge_reads(
@@ -94,19 +115,10 @@ class SamplingEvaluator(DefaultEvaluator):
         """Judge timed calls, each on probabilities of its own: every token is allowed, and their places are uniform."""
         limits = SamplingLimits.of(cfg)
         generator = make_generator(context.seed, "places of timed draws", device=torch.device("cpu"))
-        places: list[torch.Tensor] = []
-        for call in calls:
-            got = check_form(definition, call.got, call.expected)
-            if isinstance(got, Rejected):
-                return got
-            problem = read_problem(definition, call.inputs)
-            tokens = got[0].to(problem.probabilities.device, torch.int64)[None]
-            chunks = list(place_draws(problem, tokens, generator))
-            allowed = torch.cat([chunk.allowed for chunk in chunks], dim=1)
-            if not bool(allowed.all()):
-                return _reject_token(problem, tokens, allowed, torch.cat([chunk.kept for chunk in chunks]))
-            places.append(torch.cat([chunk.by_probability for chunk in chunks], dim=1).cpu())
-        return judge_timed_places(torch.cat(places), limits)
+        places = place_calls(definition, calls, generator)
+        if isinstance(places, Rejected):
+            return places
+        return judge_timed_places(places["by_probability"], limits)
 
 
 @dataclass(frozen=True)
@@ -117,6 +129,8 @@ class SamplingLimits:
     tvd_threshold: float = DEFAULT_THRESHOLD
     false_alarm_rate: float = DEFAULT_FALSE_ALARM
     """Chance that a perfect sampler is rejected; with 0 the distance is the only test of the distribution."""
+    least_shift: float = DEFAULT_LEAST_SHIFT
+    """Mass that a sampler may not leave out unseen."""
 
     @classmethod
     def of(cls, cfg: ResolvedEvalConfig) -> SamplingLimits:
@@ -127,7 +141,8 @@ class SamplingLimits:
         """
         trials = read_parameter(cfg, TRIALS, DEFAULT_TRIALS)
         threshold = read_parameter(cfg, TVD_THRESHOLD, DEFAULT_THRESHOLD)
-        return cls(int(trials), threshold, read_parameter(cfg, FALSE_ALARM_RATE, DEFAULT_FALSE_ALARM))
+        false_alarm = read_parameter(cfg, FALSE_ALARM_RATE, DEFAULT_FALSE_ALARM)
+        return cls(int(trials), threshold, false_alarm, read_parameter(cfg, LEAST_SHIFT, DEFAULT_LEAST_SHIFT))
 
 
 def judge_timed_places(places: torch.Tensor, limits: SamplingLimits) -> Verdict:
@@ -138,6 +153,34 @@ def judge_timed_places(places: torch.Tensor, limits: SamplingLimits) -> Verdict:
     if chances[oddest] * len(chances) < limits.false_alarm_rate * TIMED_SHARE:
         wrong = f"the draws are not random as they should be: {describe_chance(oddest, chances)}"
     return decide(wrong, Correctness(extra={"calls": places.shape[0], "smallest_p_value": chances[oddest]}))
+
+
+def judge_flattened(
+    definition: Definition,
+    calls: Sequence[JudgedCall],
+    limits: SamplingLimits,
+    generator: torch.Generator,
+    correctness: Correctness,
+) -> Verdict:
+    """Judge calls on flattened rows, and add what they show to what is known of the sampler."""
+    places = place_calls(definition, calls, generator)
+    if isinstance(places, Rejected):
+        return places
+    chances: dict[str, float] = {}
+    for order, drawn in places.items():
+        tests = {**measure_chances(drawn), "left out": measure_omission(drawn, limits.least_shift)}
+        chances.update({f"{test}, tokens by {ORDERS[order]}": chance for test, chance in tests.items()})
+    oddest = min(chances, key=lambda test: chances[test])
+    found = {"calls": len(calls), "least_shift": limits.least_shift, "smallest_p_value": chances[oddest]}
+    correctness = correctness.model_copy(update={"extra": {**(correctness.extra or {}), "flattened": found}})
+    if chances[oddest] * len(chances) >= limits.false_alarm_rate * ALARM_SHARE:
+        return Accepted(correctness)
+    message = (
+        f"the draws from flattened rows are not random as they should be: {describe_chance(oddest, chances)} "
+        f"({len(calls)} calls; rule {POWER!r})"
+    )
+    integrity = {"rule": POWER, "evidence": {"test": oddest, **found}}
+    return Rejected(EvaluationStatus.INCORRECT_NUMERICAL, message, correctness, integrity)
 
 
 def judge_draws(
@@ -152,9 +195,9 @@ def judge_draws(
         generator: a generator on the CPU.
     """
     chunks = list(place_draws(problem, tokens, generator))
-    allowed = torch.cat([chunk.allowed for chunk in chunks], dim=1)
-    if not bool(allowed.all()):
-        return _reject_token(problem, tokens, allowed, torch.cat([chunk.kept for chunk in chunks]))
+    forbidden = find_forbidden(problem, tokens, chunks)
+    if forbidden is not None:
+        return forbidden
     distances, chances = _test(chunks, tokens, generator)
     worst = max(distances, key=lambda order: distances[order].tvd - distances[order].noise)
     oddest = min(chances, key=lambda test: chances[test])
@@ -211,26 +254,6 @@ def _test(
     if rows > 1 and calls >= LEAST_CALLS_TO_MOVE:
         chances["equal tokens in one call"] = measure_agreement(tokens, generator)
     return distances, chances
-
-
-def _reject_token(problem: SamplingProblem, tokens: torch.Tensor, allowed: torch.Tensor, kept: torch.Tensor) -> Verdict:
-    wrong = ~allowed
-    call, row = (int(index) for index in wrong.nonzero()[0])
-    token = int(tokens[call, row])
-    vocabulary = problem.probabilities.shape[1]
-    if 0 <= token < vocabulary:
-        probability = float(problem.probabilities[row, token])
-        filters = problem.describe_row(row)
-        suffix = f" ({filters})" if filters else ""
-        why = f"its probability is {probability:.4g}; {int(kept[row])} tokens are allowed{suffix}"
-    else:
-        why = f"the vocabulary has {vocabulary}"
-    message = (
-        f"{int(wrong.sum())} of {tokens.numel()} draws are not allowed; the first is token {token} "
-        f"in call {call}, row {row}: {why}"
-    )
-    found = {"calls": tokens.shape[0], "draws": tokens.numel(), "not_allowed": int(wrong.sum())}
-    return decide(message, Correctness(max_absolute_error=float(wrong.double().mean()), extra=found))
 
 
 def _check_reference(

@@ -10,6 +10,7 @@ tokens were emitted, how many could have been accepted one by one, and which tok
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,7 @@ from flashinfer_bench.bench.evaluators.default import DefaultEvaluator
 from flashinfer_bench.bench.evaluators.evaluator import JudgeContext, JudgedCall, SolutionRunnable
 from flashinfer_bench.bench.evaluators.inputs.seeds import make_generator
 from flashinfer_bench.bench.evaluators.sampling.evaluator import SamplingLimits, describe_chance
+from flashinfer_bench.bench.evaluators.sampling.power import PATIENCE_S, count_calls
 from flashinfer_bench.bench.evaluators.sampling.statistics import measure_chances
 from flashinfer_bench.bench.evaluators.verdict import Rejected, Verdict, check_form, decide
 from flashinfer_bench.data import Correctness, Definition
@@ -50,7 +52,12 @@ class SpeculativeEvaluator(DefaultEvaluator):
         chain = Chain.of(*inputs[0])
         generator = make_generator(context.seed, "places of chains", device=torch.device("cpu"))
         places: list[torch.Tensor] = []
-        for call in range(limits.trials):
+        rows = chain.drafted.shape[0]
+        calls = max(limits.trials, count_calls(rows, limits.least_shift)) if cfg.power_rule else limits.trials
+        deadline = time.monotonic() + PATIENCE_S
+        for call in range(calls):
+            if call >= limits.trials and time.monotonic() > deadline:
+                break
             got = check_form(definition, sol_runnable(*inputs[0]), ref_outputs[0])
             if isinstance(got, Rejected):
                 return got

@@ -64,6 +64,36 @@ def measure_chances(places: torch.Tensor) -> dict[str, float]:
     return found
 
 
+def measure_omission(places: torch.Tensor, least_share: float) -> float:
+    """Test whether draws are lacking at an end of [0, 1); give the p-value.
+
+    A sampler that leaves out the likeliest or the unlikeliest tokens draws nothing there. Groups of equal share show
+    that only where one of them lies wholly in the gap.
+
+    Args:
+        places: the draws.
+        least_share: width of the smallest gap that has to show; those of twice, four times... the width are tried, too.
+    """
+    draws = places.numel()
+    chances: list[float] = []
+    width = least_share
+    while width <= 0.5:
+        counts = (int((places < width).sum()), int((places >= 1 - width).sum()))
+        chances += [_chance_of_few(count, draws, width) for count in counts]
+        width *= 2
+    return min(1.0, len(chances) * min(chances))
+
+
+def _chance_of_few(count: int, draws: int, share: float) -> float:
+    """Bound the chance of so few draws in a part of this share, by Chernoff; exact where there is none."""
+    observed = count / draws
+    if observed >= share:
+        return 1.0
+    entropy = observed * math.log(observed / share) if count else 0.0
+    entropy += (1 - observed) * math.log((1 - observed) / (1 - share))
+    return math.exp(-draws * entropy)
+
+
 def measure_overuse(counts: torch.Tensor, shares: torch.Tensor, *, calls: int, candidates: int) -> float:
     """Test whether single tokens were drawn too often; give the p-value of the oddest token.
 

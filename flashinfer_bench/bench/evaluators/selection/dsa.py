@@ -36,6 +36,11 @@ class DSAEvaluator(DefaultEvaluator):
         return judge_indices(problem, trial.got[0], tolerance, name=next(iter(definition.outputs)))
 
     @classmethod
+    def compares_elements(cls, definition: Definition) -> bool:
+        """Attention is compared element by element, an indexer's choice is not."""
+        return find_roles(definition) is None
+
+    @classmethod
     def check_reference(
         cls, definition: Definition, baseline: Baseline, cfg: ResolvedEvalConfig, context: JudgeContext
     ) -> None:

@@ -35,6 +35,7 @@ from flashinfer_bench.bench.runner.protocol import (
 from flashinfer_bench.bench.runner.session.job import BaselineKey, BlockContext, JobContext, JobResult, MadeBaseline
 from flashinfer_bench.bench.runner.session.outcome import JobOutcome, Passed
 from flashinfer_bench.bench.runner.session.reference_timing import ReferenceTimer
+from flashinfer_bench.bench.runner.session.regimes import judge_regimes, plan_regimes
 from flashinfer_bench.bench.runner.session.variation import vary_secretly
 from flashinfer_bench.bench.runner.workers.artifacts import find_artifact
 from flashinfer_bench.bench.runner.workers.claims import choose_style
@@ -231,6 +232,7 @@ class DeviceSession:
             timeout_seconds=self._hello.timeout_seconds,
             plan=self._measure_plan(job.block.config, solution),
             vary=vary_secretly(job, derive_seed(job.order.seed, "contents")),
+            regimes=plan_regimes(job),
         )
         metadata = KernelMetadata(solution.name, definition.name, self._styles.get(solution.digest, True))
         kernel = RemoteKernel(worker, self._tools, task, metadata)
@@ -284,6 +286,7 @@ class DeviceSession:
         if baseline.measurement is not None:
             job.notes["baseline"] = baseline.measurement
         wrong = self._judge_reads(job, kernel, baseline)
+        wrong = wrong or judge_regimes(job, kernel.regime_calls, baseline, self._context(job))
         return wrong or Passed(verdict.correctness, performance)
 
     def _check(self, job: JobContext, kernel: RemoteKernel, expected: Baseline) -> Verdict:

@@ -38,6 +38,7 @@ def make_evaluation(
             parts: dict[str, Any] = {"correctness": correctness, "performance": performance}
             status, message = EvaluationStatus.PASSED, describe_fallbacks(extra)
         case Rejected():
+            extra = extra if outcome.integrity is None else {**extra, "integrity": dict(outcome.integrity)}
             status, message = outcome.status, outcome.message
             keeps = status is EvaluationStatus.INCORRECT_NUMERICAL
             parts = {"correctness": (outcome.correctness or unknown_errors()) if keeps else None}

@@ -18,6 +18,7 @@ from typing import Any, Final, TypeVar
 import torch
 
 from flashinfer_bench.bench.evaluators.inputs.contents import Contents
+from flashinfer_bench.bench.evaluators.inputs.regimes import Regimes
 from flashinfer_bench.bench.runner.readout import Readout
 from flashinfer_bench.bench.runner.workers.arena import SharedArena, as_bytes
 from flashinfer_bench.bench.runner.workers.bursts import BurstTimer, ClaimContradicted, count_burst_calls
@@ -25,6 +26,7 @@ from flashinfer_bench.bench.runner.workers.claims import OutputSpec, check_retur
 from flashinfer_bench.bench.runner.workers.places import MOST_PLACES, CallPlaces, describe_inputs
 from flashinfer_bench.bench.runner.workers.process import WorkerGone, WorkerLate, WorkerProcess
 from flashinfer_bench.bench.runner.workers.readings import ReadingsAsked, check_trial
+from flashinfer_bench.bench.runner.workers.regime_calls import RegimeCall, RegimeSchedule
 from flashinfer_bench.bench.runner.workers.remote_clock import ReadCall, Reader, RemoteClock, RemoteTrial
 from flashinfer_bench.compile import Artifact
 from flashinfer_bench.errors import SolutionFailure
@@ -90,6 +92,8 @@ class KernelTask:
     """Give the inputs by their names: how references are called."""
     may_write_inputs: bool = False
     """A call may change its inputs, as a reference may."""
+    regimes: Regimes | None = None
+    """Change the inputs of some calls that are not timed; None where none is changed."""
 
 
 @dataclass(frozen=True)
@@ -120,6 +124,8 @@ class RemoteKernel:
         self.task = task
         self.reads: list[list[ReadCall]] = []
         """The calls of each timed trial that are to be compared."""
+        self.regime_calls: list[RegimeCall] = []
+        """Calls on inputs of other regimes."""
         self._tools = tools
         self._arena = tools.arena
         self._left_s = task.timeout_seconds
@@ -196,16 +202,17 @@ class RemoteKernel:
             ClaimContradicted: bursts take far longer than the trials say.
         """
         before, start = self._tools.readout.look(), self._now()
-        self.reads = []
+        self.reads, self.regime_calls = [], []
         remote: RemoteTrial | None = None
         trials: list[Trial] = []
         setups_ns: list[float] = []
         for at, inputs in enumerate(chosen):
             if trials and self.task.plan.total_s is not None and self._now() - start > self.task.plan.total_s:
                 break
-            remote = self._prepare_trial(first + at, inputs)
+            remote = self._prepare_trial(first + at, inputs, trials=len(chosen))
             trials.append(self._take_trial(remote, left=len(chosen) - at))
             self.reads.append(remote.reader.reads())
+            self.regime_calls += self._finish_regimes(remote)
             if remote.setup_ns is not None:
                 setups_ns.append(remote.setup_ns)
         measured = self._tools.readout.measured(trials, before)
@@ -224,14 +231,33 @@ class RemoteKernel:
             add_flags(record, unconfirmed=record.get("confirmed") is False, same_inputs=not remote.contents.differs)
         return Measured(latency_ms, medians_ms, record)
 
-    def _prepare_trial(self, number: int, inputs: list[Any]) -> RemoteTrial:
-        plan = self.task.plan
+    def _prepare_trial(self, number: int, inputs: list[Any], *, trials: int) -> RemoteTrial:
+        plan, regimes = self.task.plan, self.task.regimes
         places = self._lay_out(inputs)
         contents = self.task.vary(number, inputs)
         reader = Reader(places, contents, plan.reads, self._check_inputs_intact)
         asked = ReadingsAsked(self._arena.device.type, plan.timing)
         returns = self.style != "dps" and bool(self.task.outputs)
-        return RemoteTrial(places, contents, reader, asked, self.worker.has_setup, returns=returns)
+        remote = RemoteTrial(places, contents, reader, asked, self.worker.has_setup, returns=returns)
+        if regimes is not None and any(regimes.free) and self.is_meaningful:
+            chosen = regimes.choose(number % trials, trials)
+            remote.schedule = RegimeSchedule(regimes, chosen, plan.warmup_runs + plan.iterations)
+        return remote
+
+    def _finish_regimes(self, remote: RemoteTrial) -> list[RegimeCall]:
+        """Return the calls on inputs of other regimes.
+
+        A trial of slow calls ends before one is due. Then one call is made after the first such trial, no more.
+        """
+        schedule = remote.schedule
+        if schedule is None:
+            return []
+        for name in schedule.left[:1] if not self.regime_calls and not schedule.made else []:
+            inputs = remote.contents.make(remote.number)
+            schedule.regimes.change(name, remote.number, [v if isinstance(v, torch.Tensor) else None for v in inputs])
+            remote.number += 1
+            schedule.take(inputs, self.call_once(inputs))
+        return schedule.made
 
     def _take_trial(self, remote: RemoteTrial, *, left: int) -> Trial:
         """Take one of the trials that are left, each with its share of the solution's time."""

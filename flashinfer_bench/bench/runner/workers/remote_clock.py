@@ -19,6 +19,7 @@ import torch
 from flashinfer_bench.bench.evaluators.inputs.contents import Contents
 from flashinfer_bench.bench.runner.workers.places import CallPlaces, is_unwritten
 from flashinfer_bench.bench.runner.workers.readings import ReadingsAsked, check_clock, check_readings
+from flashinfer_bench.bench.runner.workers.regime_calls import RegimeSchedule
 from flashinfer_bench.timing.clocks import CaptureRefused, Clock, ClockLost, Launch, Lead
 from flashinfer_bench.timing.measurement import Facts, Sample
 from flashinfer_bench.worker.protocol import Called, ClockTraits, Started, Stopped
@@ -178,11 +179,20 @@ class RemoteClock:
         trial = self._trial
         indices = [launch.index for launch in launches]
         numbers = trial.write(indices)
+        hidden = trial.hide(indices, numbers)
         fields = {"indices": indices, "lead": asdict(lead), "replay": launches[0].replay}
-        if trial.has_setup:
-            trial.setup_samples += self._call(part="setup", **fields)
+        setups = self._call(part="setup", **fields) if trial.has_setup else []
         samples = self._call(part="run", **fields)
-        trial.reader.look(indices, numbers)
+        if hidden is None:
+            trial.setup_samples += setups
+            trial.reader.look(indices, numbers)
+            return samples
+        position, inputs = hidden
+        trial.take_hidden(indices[position], inputs)
+        usual = [at for at in range(len(indices)) if at != position]
+        trial.setup_samples += [setups[at] for at in usual if setups]
+        trial.reader.look([indices[at] for at in usual], [numbers[at] for at in usual])
+        samples[position : position + 1] = self._sample_together(launches[position : position + 1], lead)
         return samples
 
     def _call(self, **fields: Any) -> list[Sample]:
@@ -245,6 +255,8 @@ class RemoteTrial:
     """Readings of `setup`, where the solution has one."""
     number: int = 0
     """Number of the next call."""
+    schedule: RegimeSchedule | None = None
+    """Which calls get inputs of other regimes; None where none does."""
 
     def write(self, indices: Sequence[int]) -> list[int]:
         """Write new content into some places, and poison their outputs; return the numbers of the calls."""
@@ -255,6 +267,23 @@ class RemoteTrial:
         self.places.poison(indices)
         self.places.synchronize()
         return numbers
+
+    def hide(self, indices: Sequence[int], numbers: Sequence[int]) -> tuple[int, list[Any]] | None:
+        """Give one call of a request inputs of another regime, if one is due; return its position and inputs."""
+        if self.schedule is None:
+            return None
+        position = self.schedule.hide(self.places, indices, numbers, self.contents.base_number)
+        if position is None:
+            return None
+        slots = self.places.inputs(indices[position])
+        given = zip(slots, self.contents.base, strict=True)
+        return position, [value if slot is None else slot.clone() for slot, value in given]
+
+    def take_hidden(self, index: int, inputs: list[Any]) -> None:
+        """Keep what the call that was hidden gave."""
+        assert self.schedule is not None  # else nothing was hidden
+        self.reader.check_inputs(inputs, self.places.inputs(index))
+        self.schedule.take(inputs, self.places.outputs(index))
 
     def moved_to(self, places: CallPlaces) -> RemoteTrial:
         """Return the trial in other places, with a reader of its own that chooses one call; no content comes again."""

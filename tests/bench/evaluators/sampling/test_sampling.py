@@ -226,7 +226,7 @@ def right_sampler(probs, top_p):
 def test_a_sampler_is_called_as_often_as_the_configuration_says():
     torch.manual_seed(0)
     calls = []
-    job = sampling_job(extra={"sampling_validation_trials": 30})
+    job = sampling_job(extra={"sampling_validation_trials": 30}, power_rule=False)
     verdict = job.check(lambda *inputs: [calls.append(1), right_sampler(*inputs)][1])
     assert isinstance(verdict, Accepted)
     assert len(calls) == 30

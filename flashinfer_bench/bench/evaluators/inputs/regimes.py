@@ -1,0 +1,116 @@
+"""Inputs of other regimes, which a few calls of a job get in secret. They serve correctness, never the latency.
+
+Usual inputs are normal values near one. There x passes for 30 tanh(x / 30), rows need no normalisation, and a part of
+a row tells the size of all of it. In another regime these are wrong. Only random floats that a definition leaves free
+are changed: no stored values, no scales, probabilities or gates, whose range means something.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+import torch
+
+from flashinfer_bench.bench.evaluators.inputs.contents import MULTIPLIED
+from flashinfer_bench.bench.evaluators.inputs.make import bind_axes
+from flashinfer_bench.bench.evaluators.inputs.random_values import Blank
+from flashinfer_bench.bench.evaluators.inputs.rules import is_free
+from flashinfer_bench.bench.evaluators.inputs.seeds import derive_seed, make_generator
+from flashinfer_bench.data import Definition, RandomInput, Workload
+from flashinfer_bench.data.dtypes import DTYPES
+
+LARGER: Final = (16.0, 24.0)
+"""Factors of the regime `larger`. At 16 the identity is off by 0.27 of the norm of 30 tanh(x / 30), at 1 by 0.001."""
+SMALLER: Final = (1 / 32, 1 / 16)
+LARGEST_VALUE: Final = 100.0
+"""Of the few large values: its square is still a number of float16."""
+LARGE_SHARE: Final = 2.0
+"""The few large values of a row hold about as much of its square sum as this many rows: whoever leaves them out of the
+statistics of a row, or counts them twice, is off by half."""
+LEAST_LARGE: Final = 8
+"""Large values of a row, at least: with fewer, the rounding of one of them would move the whole row."""
+CHOOSES: Final = re.compile(
+    r"topk|top_k|argmax|argmin|argsort|sort\(|kthvalue|multinomial|round\(|one_hot|rand|bernoulli"
+)
+"""What a reference has that chooses or draws: in another regime its choices may all tie."""
+CHOOSING_OP_TYPES: Final = frozenset({"moe", "sampling", "top_k"})
+
+Change = Callable[[torch.Tensor, torch.Generator], object]
+
+
+def _uniform(bounds: tuple[float, float], generator: torch.Generator) -> float:
+    share = float(torch.rand((), generator=generator, device=generator.device))
+    return bounds[0] + (bounds[1] - bounds[0]) * share
+
+
+def _make_few_large(values: torch.Tensor, generator: torch.Generator) -> None:
+    columns = values.shape[-1]
+    rows = values.view(-1, columns)
+    size = min(math.sqrt(LARGE_SHARE * columns / LEAST_LARGE), LARGEST_VALUE)
+    count = min(columns, math.ceil(LARGE_SHARE * columns / size**2))
+    shape = (len(rows), count)
+    places = torch.randint(columns, shape, generator=generator, device=values.device)
+    large = torch.rand(shape, generator=generator, device=values.device).mul_(0.3).add_(0.7).mul_(size)
+    signs = torch.randint(2, shape, generator=generator, device=values.device).mul_(2).sub_(1)
+    rows.scatter_(1, places, (large * signs).to(values.dtype))
+
+
+REGIMES: Final[Mapping[str, Change]] = {
+    "few_large": _make_few_large,
+    "larger": lambda values, generator: values.mul_(_uniform(LARGER, generator)),
+    "smaller": lambda values, generator: values.mul_(_uniform(SMALLER, generator)),
+    "heavy_tails": lambda values, _: values.pow_(3),
+}
+"""Name → changes usual values in place. The first is used in every job, the others in a secret order."""
+
+
+def why_no_regimes(definition: Definition) -> str | None:
+    """Say why a definition is judged on usual inputs only; None where it is not."""
+    if definition.op_type in CHOOSING_OP_TYPES or any(
+        DTYPES[spec.dtype].kind != "float" for spec in definition.outputs.values()
+    ):
+        return "its outputs choose"
+    return "its reference chooses" if CHOOSES.search(definition.reference or "") else None
+
+
+class Regimes:
+    """The regimes of one job.
+
+    Args:
+        definition: what is computed.
+        workload: says which inputs are random.
+        seed: of the job; nobody outside the judge knows it while the job is judged.
+    """
+
+    def __init__(self, definition: Definition, workload: Workload, seed: int) -> None:
+        self._seed = derive_seed(seed, "regimes")
+        axes, shapes = bind_axes(definition, workload)
+        self.free = [
+            shape is not None
+            and len(shape) > 0
+            and math.prod(shape) > 0
+            and (name not in workload.inputs or isinstance(workload.inputs[name], RandomInput))
+            and is_free(Blank(name, definition, shape, axes, {}, 0, torch.device("cpu")))
+            for name, shape in shapes.items()
+        ]
+        """Which inputs are changed, in the order of the definition."""
+
+    def choose(self, trial: int, trials: int) -> list[str]:
+        """Return the regimes of a trial: one in each, one more in the last."""
+        chance = random.Random(self._seed)
+        first, *others = REGIMES
+        chance.shuffle(others)
+        wanted = [first, *others][: trials + 1]
+        chance.shuffle(wanted)
+        return wanted[trial : trial + 1] if trial < trials - 1 else wanted[trial:]
+
+    def change(self, name: str, number: int, values: Sequence[torch.Tensor | None]) -> None:
+        """Turn usual inputs of a call into those of a regime, in place."""
+        for index, (is_changed, value) in enumerate(zip(self.free, values, strict=True)):
+            if is_changed and value is not None and value.dtype in MULTIPLIED:
+                generator = make_generator(self._seed, name, number, index, device=value.device)
+                REGIMES[name](value, generator)

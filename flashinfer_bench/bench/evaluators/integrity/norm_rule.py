@@ -1,0 +1,151 @@
+"""The rules `norm` and `lost_rows`: the error of a float output may be no more than a share of the output itself.
+
+`norm` looks at the whole output, and at each row where every element has to match. `lost_rows` looks at each row where
+some elements may fail. So zeros never pass for values that are smaller than `atol`, and no row is given up for a
+matched ratio. A row that the inputs do not settle (`stability`) is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from flashinfer_bench.bench.config import ResolvedEvalConfig
+from flashinfer_bench.bench.evaluators.integrity.norms import Norms, measure_norms
+from flashinfer_bench.bench.evaluators.integrity.stability import Stability
+from flashinfer_bench.data import Definition
+from flashinfer_bench.data.dtypes import DTYPES
+
+NORM: Final = "norm"
+LOST_ROWS: Final = "lost_rows"
+USUAL_LIMIT: Final = 0.1
+"""Largest norm of the error, as a share of the reference's, where rtol is 0.01 or less. bfloat16 comes to 0.01, fp8 in
+between two products to 0.04; zeros to 1."""
+RTOL_FACTOR: Final = 10.0
+"""Above that, the limit is rtol times this."""
+LOOSEST_LIMIT: Final = 0.5
+"""The limit is never larger: half of an output may not be missing."""
+LIMITS_BY_BITS: Final = {8: 0.2, 4: 0.25}
+"""Bits of the smallest floats of a definition → the least limit: kernels quantise what lies between its operations,
+too. Products of 4-bit floats come to 0.16. Whole numbers of 8 bits count as 4: they often hold two values."""
+
+
+@dataclass(frozen=True)
+class Excess:
+    """Why an output breaks a rule."""
+
+    rule: str
+    message: str
+    evidence: dict[str, Any]
+
+    @property
+    def integrity(self) -> dict[str, Any]:
+        """What a trace says of it."""
+        return {"rule": self.rule, "evidence": self.evidence}
+
+
+@dataclass(frozen=True)
+class NormRule:
+    """How large errors may be, and which rules are on."""
+
+    limit: float
+    judges_output: bool
+    row_rule: str | None
+    """Name of the rule that judges rows; None where none does."""
+
+    @classmethod
+    def of(cls, definition: Definition, cfg: ResolvedEvalConfig, *, by_ratio: bool, limit: float | None) -> NormRule:
+        """Return the rule for a definition.
+
+        Args:
+            definition: its dtypes say how coarse honest kernels are.
+            cfg: says which rules are on.
+            by_ratio: whether some elements may fail.
+            limit: what the user set; None for the default.
+        """
+        is_on = cfg.lost_rows_rule if by_ratio else cfg.norm_rule
+        row_rule = (LOST_ROWS if by_ratio else NORM) if is_on else None
+        return cls(find_limit(definition, cfg.rtol) if limit is None else limit, cfg.norm_rule, row_rule)
+
+    @property
+    def is_on(self) -> bool:
+        """Whether there is anything to look at."""
+        return self.judges_output or self.row_rule is not None
+
+
+def find_limit(definition: Definition, rtol: float) -> float:
+    """Return the default limit of a definition under a tolerance."""
+    limit = max(USUAL_LIMIT, RTOL_FACTOR * rtol)
+    for spec in (*definition.inputs.values(), *definition.outputs.values()):
+        dtype = DTYPES[spec.dtype]
+        if dtype.kind != "bool" and dtype.bits <= 8 and spec.shape:
+            holds_fp8 = dtype.storage.startswith("float8")
+            limit = max(limit, LIMITS_BY_BITS[8 if holds_fp8 else 4])
+    return min(limit, LOOSEST_LIMIT)
+
+
+def describe_norms(norms: Sequence[Norms | None], names: Sequence[str]) -> dict[str, dict[str, float]]:
+    """Return the figures of outputs for a trace, by name."""
+    return {
+        name: {"error_norm": one.share(), "worst_row_norm": float(one.row_shares.max())}
+        for name, one in zip(names, norms, strict=True)
+        if one is not None and one.says_something
+    }
+
+
+def measure_outputs(expected: Sequence[torch.Tensor], got: Sequence[torch.Tensor]) -> list[Norms | None]:
+    """Measure each output."""
+    return [measure_norms(wanted, found) for wanted, found in zip(expected, got, strict=True)]
+
+
+def find_excess(
+    rule: NormRule, norms: Sequence[Norms | None], names: Sequence[str], stability: Stability
+) -> Excess | None:
+    """Return the first output that breaks the rule; None where none does.
+
+    Args:
+        rule: what is allowed.
+        norms: of each output.
+        names: of the outputs.
+        stability: says which rows are left out.
+    """
+    for index, (name, one) in enumerate(zip(names, norms, strict=True)):
+        if one is None or not one.says_something:
+            continue
+        over = one.row_shares > rule.limit
+        has_rows = len(over) > 1
+        is_over = rule.judges_output and one.share() > rule.limit
+        is_row_over = rule.row_rule is not None and has_rows and bool(over.any())
+        if not is_over and not is_row_over:
+            continue
+        suspects = over if is_row_over or bool(over.any()) else torch.ones_like(over)
+        unsettled = stability.find_unsettled(index, rule.limit, suspects)
+        if rule.row_rule is not None and has_rows and bool((over & ~unsettled).any()):
+            return _describe_rows(rule, name, one, over & ~unsettled)
+        share = one.share(unsettled)
+        if rule.judges_output and share > rule.limit:
+            return _describe_output(rule, name, share)
+    return None
+
+
+def _describe_rows(rule: NormRule, name: str, norms: Norms, lost: torch.Tensor) -> Excess:
+    shares = torch.where(lost, norms.row_shares, -1.0)
+    row, count = int(shares.argmax()), int(lost.sum())
+    worst = float(shares[row])
+    message = (
+        f"output {name!r}: {count} of {len(lost)} rows are wrong as a whole; worst is row {row}, whose error has "
+        f"{worst:.3g} times the norm of what was expected, {rule.limit:g} is allowed (rule {rule.row_rule!r})"
+    )
+    evidence = {"output": name, "rows": count, "row": row, "error_norm": worst, "limit": rule.limit}
+    return Excess(rule.row_rule or NORM, message, evidence)
+
+
+def _describe_output(rule: NormRule, name: str, share: float) -> Excess:
+    message = (
+        f"output {name!r}: the error has {share:.3g} times the norm of what was expected, {rule.limit:g} is allowed "
+        f"(rule {NORM!r}): values below atol are no reason to leave the work out"
+    )
+    return Excess(NORM, message, {"output": name, "error_norm": share, "limit": rule.limit})

@@ -1,0 +1,118 @@
+"""Which rows of an output the inputs do not settle: the reference itself gives others when its inputs are rounded.
+
+A token near a tie goes to another expert; a softmax of large numbers is all or nothing. No rule may blame a solution
+for such rows. They are found by calling the reference on inputs to which random rounding errors were added. That is
+done only where a rule is about to reject.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+
+from flashinfer_bench.bench.evaluators.inputs.contents import MULTIPLIED
+from flashinfer_bench.bench.evaluators.inputs.memory import free_bytes
+from flashinfer_bench.bench.evaluators.inputs.seeds import derive_seed, make_generator
+from flashinfer_bench.bench.evaluators.integrity.norms import measure_norms
+
+MOST_DRAWS: Final = 16
+"""Times that the reference is called. A row at the edge of a bfloat16's rounding is missed in one of 1,000 cases."""
+FEWEST_DRAWS: Final = 4
+PATIENCE_S: Final = 30.0
+"""Seconds for these calls. Where a reference is so slow that there are fewer than FEWEST_DRAWS, nothing is blamed."""
+MEMORY_SHARE: Final = 4
+"""Inputs are rounded, the smallest first, as far as the free memory of the device divided by this goes."""
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """How inputs are rounded, and what that may move."""
+
+    size: float
+    """Standard deviation of the errors that are added, as a share of each number."""
+    moved_share: float
+    """A row is not settled where it moves by more than this share of the error that it may have."""
+
+
+USUAL_ROUNDING: Final = Rounding(2.0**-7, 0.25)
+"""Twice a unit in the last place of bfloat16: a choice that a solution's own rounding turns, of a bfloat16's size at
+most, is turned by one of the draws. Kernels that round four times as coarsely stay within the limit on settled rows."""
+REGIME_ROUNDING: Final = Rounding(0.05, 1.0)
+"""On inputs of other regimes: twice the errors of fp8. There softmax and gates may be all or nothing, and solutions
+that round their operands to fp8 are right, too. What multiplies two inputs moves by 0.07 and is settled."""
+
+
+@dataclass
+class Stability:
+    """What rounding does to the reference on the inputs of one call.
+
+    Args:
+        reference: takes inputs and gives outputs.
+        inputs: of the call, in the order of the definition.
+        expected: what the reference gave for them.
+        seed: of the rounding errors.
+        rounding: their size.
+    """
+
+    reference: Callable[[list[Any]], list[torch.Tensor]]
+    inputs: Sequence[Any]
+    expected: Sequence[torch.Tensor]
+    seed: int
+    rounding: Rounding = USUAL_ROUNDING
+    now: Callable[[], float] = time.monotonic
+    _moved: list[torch.Tensor | None] = field(default_factory=list)
+    _draws: int = 0
+    _spent_s: float = 0.0
+
+    def find_unsettled(self, output: int, limit: float, suspects: torch.Tensor) -> torch.Tensor:
+        """Return which rows of an output are not settled; more draws are made until all suspects are, or none is left.
+
+        Args:
+            output: number of the output.
+            limit: the error that a row may have.
+            suspects: bool [rows], the rows that are about to be blamed.
+        """
+        while True:
+            moved = self._moved[output] if self._moved else None
+            unsettled = torch.zeros_like(suspects) if moved is None else moved > self.rounding.moved_share * limit
+            if self._draws and not bool((suspects & ~unsettled).any()):
+                return unsettled
+            if self._draws >= MOST_DRAWS or self._spent_s > PATIENCE_S:
+                return unsettled if self._draws >= FEWEST_DRAWS else torch.ones_like(suspects)
+            self._draw()
+
+    def _draw(self) -> None:
+        start = self.now()
+        outputs = self.reference(add_rounding(self.inputs, self.rounding.size, derive_seed(self.seed, self._draws)))
+        norms = [measure_norms(wanted, found) for wanted, found in zip(self.expected, outputs, strict=True)]
+        shares = [None if one is None else one.row_shares for one in norms]
+        before = self._moved or [None] * len(shares)
+        self._moved = [
+            new if old is None or new is None else torch.maximum(old, new)
+            for old, new in zip(before, shares, strict=True)
+        ]
+        self._draws += 1
+        self._spent_s += self.now() - start
+
+
+def add_rounding(inputs: Sequence[Any], size: float, seed: int) -> list[Any]:
+    """Return inputs whose float tensors have random errors of a size."""
+    tensors = [value for value in inputs if isinstance(value, torch.Tensor) and value.dtype in MULTIPLIED]
+    room = free_bytes(tensors[0].device) // MEMORY_SHARE if tensors else 0
+    chosen: set[int] = set()
+    for tensor in sorted(tensors, key=torch.Tensor.numel):
+        room -= 2 * tensor.nbytes
+        if room >= 0:
+            chosen.add(id(tensor))
+    rounded = []
+    for index, value in enumerate(inputs):
+        if id(value) in chosen:
+            generator = make_generator(seed, "rounding", index, device=value.device)
+            noise = torch.empty_like(value).normal_(1.0, size, generator=generator)
+            value = noise.mul_(value)
+        rounded.append(value)
+    return rounded

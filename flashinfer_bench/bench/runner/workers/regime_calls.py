@@ -1,0 +1,81 @@
+"""Calls on inputs of other regimes, hidden among the timed calls of a trial.
+
+One call of a request gets such inputs in place of its own. Its reading is dropped, and the call is made once more on
+usual inputs: so no time comes of it. The worker is asked for it like for any other call.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+
+from flashinfer_bench.bench.evaluators.inputs.regimes import Regimes
+from flashinfer_bench.bench.runner.workers.places import CallPlaces
+
+UNTOUCHED: Final = 2
+"""The first calls of a trial keep their inputs: they tell how long a call takes."""
+
+
+@dataclass(frozen=True)
+class RegimeCall:
+    """A call on inputs of a regime: what it was given, and what it gave."""
+
+    regime: str
+    inputs: list[Any]
+    outputs: list[torch.Tensor]
+
+
+@dataclass
+class RegimeSchedule:
+    """The calls of one trial that get inputs of other regimes.
+
+    Args:
+        regimes: change the inputs.
+        names: the regimes of the trial.
+        calls: how many calls the trial is expected to have.
+    """
+
+    regimes: Regimes
+    names: Sequence[str]
+    calls: int
+    chance: random.Random = field(default_factory=random.SystemRandom)
+    made: list[RegimeCall] = field(default_factory=list)
+    _due: list[tuple[int, str]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Choose the calls."""
+        names = list(self.names)
+        first = min(UNTOUCHED, max(self.calls - len(names), 0))
+        numbers = range(first, max(self.calls, first + len(names)))
+        self._due = list(zip(sorted(self.chance.sample(numbers, len(names))), names, strict=True))
+
+    @property
+    def left(self) -> list[str]:
+        """The regimes that no call was made on yet."""
+        return [name for _, name in self._due]
+
+    def hide(self, places: CallPlaces, indices: Sequence[int], numbers: Sequence[int], kept: int) -> int | None:
+        """Change the inputs of one of a request's calls, if one is due; return its position among them.
+
+        Args:
+            places: where the calls lie; their inputs are written.
+            indices: the calls' places.
+            numbers: the calls' numbers.
+            kept: the number of a call that keeps its inputs.
+        """
+        free = [position for position, number in enumerate(numbers) if number != kept]
+        if not self._due or not free or numbers[-1] < self._due[0][0]:
+            return None
+        position = self.chance.choice(free)
+        self.regimes.change(self._due[0][1], numbers[position], places.inputs(indices[position]))
+        places.synchronize()
+        return position
+
+    def take(self, inputs: list[Any], outputs: Sequence[torch.Tensor]) -> None:
+        """Keep the call that was hidden."""
+        _, name = self._due.pop(0)
+        self.made.append(RegimeCall(name, inputs, [output.clone() for output in outputs]))

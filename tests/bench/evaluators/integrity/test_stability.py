@@ -1,0 +1,50 @@
+"""What the inputs of a call do not settle: found by rounding them, within time, and only as far as needed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from flashinfer_bench.bench.evaluators.integrity.stability import FEWEST_DRAWS, MOST_DRAWS, PATIENCE_S, Stability
+
+pytestmark = pytest.mark.cpu
+
+
+class Choosing:
+    """A reference whose rows are all ones or all twos, by the sign of their first number."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, inputs):
+        self.calls += 1
+        return [torch.where(inputs[0] - 1.0 > 0, 2.0, 1.0)[:, :1].expand(-1, 32).contiguous()]
+
+
+def open_stability(values, **others):
+    reference = Choosing()
+    inputs = [torch.tensor(values)[:, None], torch.arange(3), None, 0.5]
+    expected = reference(inputs)
+    reference.calls = 0
+    return reference, Stability(reference, inputs, expected, seed=1, **others)
+
+
+def test_a_row_at_an_edge_is_not_settled_and_one_far_off_is():
+    reference, stability = open_stability([1.001, 3.0])
+    found = stability.find_unsettled(0, 0.1, torch.tensor([True, False]))
+    assert found.tolist() == [True, False]
+    assert 1 <= reference.calls < MOST_DRAWS
+
+
+def test_draws_end_and_are_kept_for_the_next_question():
+    reference, stability = open_stability([1.001, 3.0])
+    for _ in range(2):
+        assert stability.find_unsettled(0, 0.1, torch.tensor([True, True])).tolist() == [True, False]
+        assert reference.calls == MOST_DRAWS
+
+
+def test_a_reference_that_is_too_slow_blames_nobody():
+    ticks = iter(range(0, 10_000, int(PATIENCE_S)))
+    reference, stability = open_stability([3.0, 4.0], now=lambda: float(next(ticks)))
+    assert stability.find_unsettled(0, 0.1, torch.tensor([True, True])).tolist() == [True, True]
+    assert reference.calls < FEWEST_DRAWS
