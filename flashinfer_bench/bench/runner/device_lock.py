@@ -12,7 +12,7 @@ from typing import Final
 
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.errors import DeviceFault
-from flashinfer_bench.filelock import try_lock
+from flashinfer_bench.files.locks import try_lock
 
 WAIT_LIMIT_S: Final = 3600.0
 """Wait this many seconds for another run to end before this run fails."""

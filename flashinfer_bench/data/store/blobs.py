@@ -16,7 +16,8 @@ from typing import Final
 from flashinfer_bench.data.store.checks import is_inside
 from flashinfer_bench.data.store.layout import BLOB
 from flashinfer_bench.errors import WorkloadFault
-from flashinfer_bench.filelock import locked_folder
+from flashinfer_bench.files.locks import locked_folder
+from flashinfer_bench.files.reading import open_to_read
 
 _POINTER_START: Final = b"version https://git-lfs.github.com/spec/v1"
 _POINTER_MAX_BYTES: Final = 1024
@@ -133,7 +134,10 @@ def _is_pointer(file: Path) -> bool:
     try:
         if file.stat().st_size > _POINTER_MAX_BYTES:
             return False
-        with file.open("rb") as handle:
-            return handle.read(len(_POINTER_START)) == _POINTER_START
+        fd = open_to_read(file)
+        try:
+            return os.read(fd, len(_POINTER_START)) == _POINTER_START
+        finally:
+            os.close(fd)
     except OSError as error:
         raise WorkloadFault(f"blob {file} cannot be read: {error.strerror}; check its permissions") from error

@@ -20,7 +20,7 @@ from flashinfer_bench.data.solution import Solution
 from flashinfer_bench.data.store import layout
 from flashinfer_bench.data.store.checks import check_workload
 from flashinfer_bench.data.store.jsonl import read_lines
-from flashinfer_bench.data.store.parse import Place, parse_line, parse_objects
+from flashinfer_bench.data.store.parse import Place, keep_first, parse_line, parse_objects, tell_unkept
 from flashinfer_bench.data.trace import Trace
 from flashinfer_bench.errors import DataSetError
 
@@ -91,7 +91,7 @@ def _describe_empty(root: Path) -> str:
 
 def _read_definitions(found: FoundFiles) -> None:
     folder = found.root / layout.DEFINITIONS
-    for file in layout.walk_files(folder, (".json",), found.leave_out):
+    for file in layout.find_files(folder, (".json",), found.leave_out):
         for definition, place in parse_objects(Definition, file, found.issues):
             first = found.definition_files.get(definition.name)
             if first is not None:
@@ -107,7 +107,7 @@ def _read_definitions(found: FoundFiles) -> None:
 
 def _read_solutions(found: FoundFiles) -> None:
     folder = found.root / layout.SOLUTIONS
-    for file in layout.walk_files(folder, (".json",), found.leave_out):
+    for file in layout.find_files(folder, (".json",), found.leave_out):
         for solution, place in parse_objects(Solution, file, found.issues):
             first = found.solution_files.get(solution.name)
             if first is not None:
@@ -130,7 +130,7 @@ def _read_solutions(found: FoundFiles) -> None:
 def _read_workloads(found: FoundFiles) -> None:
     folder = found.root / layout.WORKLOADS
     seen: dict[tuple[str, str], tuple[str, Path]] = {}
-    for file in layout.walk_files(folder, (".jsonl", ".json"), found.leave_out):
+    for file in layout.find_files(folder, (".jsonl", ".json"), found.leave_out):
         names = _NamesOfFile(found, file, folder)
         for trace, place in _read_trace_file(file, found.issues):
             workload = _accept_workload(found, trace, place, seen)
@@ -170,7 +170,7 @@ def _describe_repeated(trace: Trace, place: Place, digest: str, first: Path) -> 
 
 def _read_traces(found: FoundFiles) -> None:
     folder = found.root / layout.TRACES
-    for file in layout.walk_files(folder, (".jsonl", ".json"), found.leave_out):
+    for file in layout.find_files(folder, (".jsonl", ".json"), found.leave_out):
         names = _NamesOfFile(found, file, folder)
         for trace, place in _read_trace_file(file, found.issues):
             if trace.solution is None:
@@ -217,8 +217,10 @@ def _read_trace_file(file: Path, issues: list[LoadIssue]) -> Iterator[tuple[Trac
     if file.suffix == ".json":
         yield from parse_objects(Trace, file, issues)
         return
+    start, unkept = len(issues), 0
     try:
         for number, line, is_ended in read_lines(file):
+            unkept += keep_first(issues, start)
             place = Place(file, line=number)
             before = len(issues)
             trace = parse_line(Trace, line, place, issues)
@@ -230,6 +232,7 @@ def _read_trace_file(file: Path, issues: list[LoadIssue]) -> Iterator[tuple[Trac
                 issues.append(place.issue("warning", reason))
     except OSError as error:
         issues.append(LoadIssue("error", file, None, None, f"cannot be read: {error.strerror}"))
+    tell_unkept(issues, file, unkept + keep_first(issues, start))
 
 
 def _describe_twice(kind: str, name: str, first: Path) -> str:

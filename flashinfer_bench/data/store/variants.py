@@ -27,6 +27,7 @@ from flashinfer_bench.data.reference import parse_module
 from flashinfer_bench.data.solution import Solution, SupportedLanguages, check_source_path
 from flashinfer_bench.data.trace import Trace
 from flashinfer_bench.data.workload import WorkloadCost
+from flashinfer_bench.files.reading import read_whole
 
 Remark = tuple[str, str]
 """The field, and what was made of it."""
@@ -40,6 +41,10 @@ _OTHER_LANGUAGES: Final = frozenset(
 _PYTHON_SUFFIXES: Final = frozenset({".py"})
 _CUDA_SUFFIXES: Final = frozenset({".cu", ".cuh"})
 _CPP_SUFFIXES: Final = frozenset({".cpp", ".cc", ".cxx", ".c", ".h", ".hpp"})
+MOST_SOURCE_BYTES: Final = 4 << 20
+"""A source that lies beside its solution has at most this many bytes, as one that a worker gets."""
+MOST_SOURCES: Final = 1000
+"""Sources that lie beside their solution are read up to this number."""
 _WORKLOAD_NAMESPACE: Final = uuid.UUID("6f1a3f0e-52a5-5b0e-9a55-3a7c1f0a9d11")
 """The namespace of uuids for workloads that have none. Equal workloads get equal uuids."""
 
@@ -121,7 +126,7 @@ def _without_null_lists(raw: Mapping[str, Any], *names: str) -> dict[str, Any]:
 def _upgrade_sources(sources: list[Any] | dict[str, Any], folder: Path) -> list[Any]:
     if isinstance(sources, dict):
         sources = [{"path": path, "content": content} for path, content in sources.items()]
-    return [_with_content(source, folder) for source in sources]
+    return [*(_with_content(source, folder) for source in sources[:MOST_SOURCES]), *sources[MOST_SOURCES:]]
 
 
 def _with_content(source: object, folder: Path) -> object:
@@ -132,8 +137,8 @@ def _with_content(source: object, folder: Path) -> object:
     try:
         beside = (folder / check_source_path(entry["path"])).resolve()
         if beside.is_relative_to(folder.resolve()):
-            return {**entry, "content": beside.read_text(encoding="utf-8")}
-    except (OSError, ValueError):
+            return {**entry, "content": read_whole(beside, MOST_SOURCE_BYTES).decode("utf-8")}
+    except (OSError, ValueError, RuntimeError):  # RuntimeError: links that lead round
         return {key: value for key, value in entry.items() if key != "content"}
     return entry
 
