@@ -27,7 +27,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from flashinfer_bench.compile.artifact import Kind
 from flashinfer_bench.errors import ConfigError
 from flashinfer_bench.files.locks import USUAL_LIMIT_S, FileLock
-from flashinfer_bench.files.reading import open_stream, read_whole
+from flashinfer_bench.files.reading import open_stream, open_to_append, read_whole
 from flashinfer_bench.files.trees import remove_tree, walk_files
 
 CACHE_VARIABLE: Final = "FIB_CACHE_PATH"
@@ -249,7 +249,7 @@ class Lease:
         """Count an artifact as used; the caller holds its lock."""
         if digest not in self._digests:
             self._digests.add(digest)
-            with self._path.open("a", encoding="ascii") as handle:
+            with os.fdopen(open_to_append(self._path), "a", encoding="ascii") as handle:
                 handle.write(digest + "\n")
 
 

@@ -20,6 +20,8 @@ MAX_PATH_PARTS: Final = 32
 """A source may lie this many folders deep."""
 MAX_PATH: Final = 1000
 """The path of a source may have this many bytes: file systems take some 4,000 with the folders above."""
+MOST_SOURCES: Final = 4096
+"""A solution with more sources is refused."""
 _SHOWN_PATHS: Final = 20
 """A message lists this many sources."""
 _NOT_IN_PATHS: Final = re.compile(r"[\x00-\x1f\x7f\\]")
@@ -140,6 +142,8 @@ class Solution(DataModel):
     def _paths_are_unique(cls, sources: list[SourceFile]) -> list[SourceFile]:
         if not sources:
             raise ValueError("there is no source file")
+        if len(sources) > MOST_SOURCES:
+            raise ValueError(f"there are {len(sources)} sources; a solution has at most {MOST_SOURCES}")
         seen: set[str] = set()
         for source in sources:
             if source.path in seen:
