@@ -17,7 +17,7 @@ from flashinfer_bench.data.store.checks import is_inside
 from flashinfer_bench.data.store.layout import BLOB
 from flashinfer_bench.errors import WorkloadFault
 from flashinfer_bench.files.locks import locked_folder
-from flashinfer_bench.files.reading import open_to_read
+from flashinfer_bench.files.reading import open_to_read, refuse_strange
 
 _POINTER_START: Final = b"version https://git-lfs.github.com/spec/v1"
 _POINTER_MAX_BYTES: Final = 1024
@@ -94,6 +94,8 @@ class BlobStore:
         if not is_inside(path):
             raise WorkloadFault(f"blob {path!r}{owner} leads out of the set; blob paths are relative to its root")
         file = self.root / path
+        if not _is_file(file) and _is_strange(file):
+            raise WorkloadFault(f"blob {file}{owner} is a pipe, a device or a socket, and no regular file")
         if not _is_file(file):
             raise WorkloadFault(f"blob {file}{owner} is not there; download the blob/ folder of the data set")
         real = file.resolve()
@@ -128,6 +130,14 @@ def _is_file(file: Path) -> bool:
         if error.errno == errno.ENAMETOOLONG:
             return False
         raise WorkloadFault(f"blob {file} cannot be looked up: {error.strerror}") from error
+
+
+def _is_strange(file: Path) -> bool:
+    try:
+        refuse_strange(file.stat(), file)
+    except OSError as error:
+        return error.errno == errno.EINVAL and not file.is_dir()
+    return False
 
 
 def _is_pointer(file: Path) -> bool:

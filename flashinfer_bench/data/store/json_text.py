@@ -16,6 +16,8 @@ MOST_JSON_BYTES: Final = 32 << 20
 """A JSON file, or a line of JSON, of more bytes is refused."""
 MOST_VALUES: Final = 1_000_000
 """JSON with more values than this is refused: no file of a set has so many, and each may become an issue."""
+MOST_MEMBERS: Final = 10_000
+"""A field is looked up among so many members of an object; an issue about a later one names the object's line."""
 DEEPEST: Final = 200
 """JSON that is nested deeper than this is refused, as pydantic does: Python recurses through it in many places."""
 
@@ -46,7 +48,7 @@ def _find_member(text: str, position: int, step: str) -> int | None:
     is_object = text[position] == "{"
     index = 0
     position = _skip_space(text, position + 1)
-    while text[position] not in "}]":
+    while text[position] not in "}]" and index < MOST_MEMBERS:
         key = str(index)
         if is_object:
             key, position = _DECODER.raw_decode(text, position)

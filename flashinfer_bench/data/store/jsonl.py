@@ -26,6 +26,8 @@ _STAGED: Final = 180
 """A staging name begins with this many characters of the file's name."""
 MOST_LINES_BYTES: Final = 1 << 30
 """A file of lines with more bytes is refused: its traces would not fit in memory."""
+MOST_LINES: Final = 10_000_000
+"""The lines of a file beyond this number are not read, blank ones among them."""
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, bytes, bool]]:
@@ -37,6 +39,8 @@ def read_lines(path: Path) -> Iterator[tuple[int, bytes, bool]]:
     with open_stream(path, MOST_LINES_BYTES) as handle:
         for number, line in enumerate(iter(lambda: handle.readline(MOST_JSON_BYTES + 1), b""), start=1):
             check_size(handle.tell() if handle.seekable() else 0, path, MOST_LINES_BYTES)
+            if number > MOST_LINES:
+                raise OSError(errno.EFBIG, f"it has more than {MOST_LINES:,} lines", str(path))
             if len(line) > MOST_JSON_BYTES:
                 raise OSError(errno.EFBIG, f"line {number} has more than {MOST_JSON_BYTES:,} bytes", str(path))
             text = line.strip().removeprefix(_BOM) if number == 1 else line.strip()

@@ -26,7 +26,9 @@ MISSING: Final = "is missing"
 _SHOWN: Final = 80
 """A message shows this many characters of a wrong value."""
 MOST_ISSUES: Final = 1000
-"""Issues of one file that are kept. Others are counted, so that a file of errors alone fills no memory."""
+"""Issues of one file that are told."""
+MOST_WRONG: Final = 1000
+"""A file with so many wrong objects is left out from there on: each costs time, and memory for its issues."""
 _LOOKED_UP: Final = 20
 """Issues of one JSON file whose line is looked up: a look reads the file up to that line."""
 
@@ -48,6 +50,11 @@ class Place:
         self._looks -= 1
         return LoadIssue(severity, self.file, line, ".".join(steps) or None, reason)
 
+    def forget_text(self) -> None:
+        """Give the text back. Later issues name the first line, or none in a list of objects."""
+        self._line = None if self._prefix else 1
+        self._text = ""
+
 
 def parse_objects(model: type[Model], file: Path, issues: list[LoadIssue]) -> Iterator[tuple[Model, Place]]:
     """Yield the object of a JSON file, or each of the list that it holds."""
@@ -67,31 +74,43 @@ def parse_objects(model: type[Model], file: Path, issues: list[LoadIssue]) -> It
     except ValueError as error:
         issues.append(LoadIssue("error", file, None, None, f"not JSON: {error}"))
         return
-    start = len(issues)
+    kept = FileIssues(file, issues)
     twice = "the key stands twice; the last counts"
     issues.extend(LoadIssue("warning", file, None, key, twice) for key in repeated[:MOST_ISSUES])
-    unkept = 0
     for index, raw in enumerate(parsed if isinstance(parsed, list) else [parsed]):
-        is_looked_up = len(issues) - start < _LOOKED_UP
-        place = Place(file, text=text if is_looked_up else "", prefix=(str(index),) if isinstance(parsed, list) else ())
+        prefix = (str(index),) if isinstance(parsed, list) else ()
+        place = Place(file, text=text if kept.count < _LOOKED_UP else "", prefix=prefix)
         built = parse_raw(model, raw, place, issues)
-        unkept += keep_first(issues, start)
         if built is not None:
             yield built, place
-    tell_unkept(issues, file, unkept)
+            place.forget_text()
+        if kept.are_too_many(built is None):
+            return
 
 
-def keep_first(issues: list[LoadIssue], start: int) -> int:
-    """Drop issues of one file, which begin at `start`, beyond MOST_ISSUES; return how many were dropped."""
-    dropped = len(issues[start + MOST_ISSUES :])
-    del issues[start + MOST_ISSUES :]
-    return dropped
+class FileIssues:
+    """Bounds what is told of one file, and how many of its objects may be wrong, by the list of all issues."""
 
+    def __init__(self, file: Path, issues: list[LoadIssue]) -> None:
+        self._file = file
+        self._issues = issues
+        self._start = len(issues)
+        self._wrong = 0
 
-def tell_unkept(issues: list[LoadIssue], file: Path, unkept: int) -> None:
-    """Add an issue for those of a file that were dropped."""
-    if unkept:
-        issues.append(LoadIssue("error", file, None, None, f"has {unkept} more problems, which are not listed"))
+    @property
+    def count(self) -> int:
+        """How many issues there are of the file so far."""
+        return len(self._issues) - self._start
+
+    def are_too_many(self, is_wrong: bool) -> bool:
+        """Drop what is told beyond MOST_ISSUES; say whether so many objects were wrong that the rest is left out."""
+        self._wrong += is_wrong
+        del self._issues[self._start + MOST_ISSUES :]
+        if self._wrong < MOST_WRONG:
+            return False
+        reason = f"{MOST_WRONG} objects of this file cannot be used; the rest of it is left out"
+        self._issues.append(LoadIssue("error", self._file, None, None, reason))
+        return True
 
 
 def parse_line(model: type[Model], line: bytes, place: Place, issues: list[LoadIssue]) -> Model | None:

@@ -19,8 +19,9 @@ from flashinfer_bench.data.names import did_you_mean
 from flashinfer_bench.data.solution import Solution
 from flashinfer_bench.data.store import layout
 from flashinfer_bench.data.store.checks import check_workload
+from flashinfer_bench.data.store.claims_to_names import Filed, settle_definitions, settle_solutions
 from flashinfer_bench.data.store.jsonl import read_lines
-from flashinfer_bench.data.store.parse import Place, keep_first, parse_line, parse_objects, tell_unkept
+from flashinfer_bench.data.store.parse import FileIssues, Place, parse_line, parse_objects
 from flashinfer_bench.data.trace import Trace
 from flashinfer_bench.errors import DataSetError
 
@@ -91,40 +92,53 @@ def _describe_empty(root: Path) -> str:
 
 def _read_definitions(found: FoundFiles) -> None:
     folder = found.root / layout.DEFINITIONS
+    read = []
     for file in layout.find_files(folder, (".json",), found.leave_out):
         for definition, place in parse_objects(Definition, file, found.issues):
-            first = found.definition_files.get(definition.name)
-            if first is not None:
-                found.issues.append(place.issue("error", _describe_twice("definition", definition.name, first)))
-                continue
-            found.definitions[definition.name] = definition
-            found.definition_files[definition.name] = file
-            _compare_place(found, file, folder, (definition.name, definition.op_type))
+            read.append(Filed(definition, place, file))
             if definition.not_runnable_reason is not None:
                 reason = f"kept, but nothing is judged against it: {definition.not_runnable_reason}"
                 found.issues.append(place.issue("warning", reason, ("reference",)))
 
+    def is_in_place(filed: Filed[Definition]) -> bool:
+        return layout.check_place(filed.file, folder, (filed.model.name, filed.model.op_type)) is None
+
+    for definition, _, file in settle_definitions(read, is_in_place, found.issues):
+        found.definitions[definition.name] = definition
+        found.definition_files[definition.name] = file
+        _compare_place(found, file, folder, (definition.name, definition.op_type))
+
 
 def _read_solutions(found: FoundFiles) -> None:
     folder = found.root / layout.SOLUTIONS
-    for file in layout.find_files(folder, (".json",), found.leave_out):
-        for solution, place in parse_objects(Solution, file, found.issues):
-            first = found.solution_files.get(solution.name)
-            if first is not None:
-                found.issues.append(place.issue("error", _describe_twice("solution", solution.name, first)))
-                continue
-            found.solutions.setdefault(solution.definition, []).append(solution)
-            found.solution_files[solution.name] = file
-            found.authors[solution.name] = solution.author
-            if not solution.get_entry_source().content.strip():
-                path = solution.get_entry_path()
-                found.issues.append(place.issue("warning", f"the source of the entry point, {path}, is empty"))
-            definition = found.definitions.get(solution.definition)
-            if definition is None:
-                _warn_of_missing(found, place, solution.definition, f"solution {solution.name!r}")
-                continue
-            names = (solution.name, solution.definition, definition.op_type, solution.author)
-            _compare_place(found, file, folder, names)
+    read = [
+        Filed(solution, place, file)
+        for file in layout.find_files(folder, (".json",), found.leave_out)
+        for solution, place in parse_objects(Solution, file, found.issues)
+    ]
+
+    def is_in_place(filed: Filed[Solution]) -> bool:
+        return layout.check_place(filed.file, folder, _names_above(found, filed.model)) is None
+
+    for solution, place, file in settle_solutions(read, is_in_place, found.issues):
+        found.solutions.setdefault(solution.definition, []).append(solution)
+        found.solution_files[solution.name] = file
+        found.authors[solution.name] = solution.author
+        if not solution.get_entry_source().content.strip():
+            path = solution.get_entry_path()
+            found.issues.append(place.issue("warning", f"the source of the entry point, {path}, is empty"))
+        if solution.definition not in found.definitions:
+            _warn_of_missing(found, place, solution.definition, f"solution {solution.name!r}")
+        else:
+            _compare_place(found, file, folder, _names_above(found, solution))
+
+
+def _names_above(found: FoundFiles, solution: Solution) -> tuple[str, ...]:
+    """Return the names of a solution's file and of the folders around it, innermost first, as far as they are known."""
+    name = solution.name.removesuffix(f"@{solution.author}")  # which it may have got where another has its name
+    definition = found.definitions.get(solution.definition)
+    names = (name, solution.definition)
+    return (*names, definition.op_type, solution.author) if definition is not None else names
 
 
 def _read_workloads(found: FoundFiles) -> None:
@@ -217,10 +231,9 @@ def _read_trace_file(file: Path, issues: list[LoadIssue]) -> Iterator[tuple[Trac
     if file.suffix == ".json":
         yield from parse_objects(Trace, file, issues)
         return
-    start, unkept = len(issues), 0
+    kept = FileIssues(file, issues)
     try:
         for number, line, is_ended in read_lines(file):
-            unkept += keep_first(issues, start)
             place = Place(file, line=number)
             before = len(issues)
             trace = parse_line(Trace, line, place, issues)
@@ -230,13 +243,10 @@ def _read_trace_file(file: Path, issues: list[LoadIssue]) -> Iterator[tuple[Trac
                 del issues[before:]
                 reason = "the last line was cut off in the middle; it is passed over, and moved aside at the next write"
                 issues.append(place.issue("warning", reason))
+            if kept.are_too_many(trace is None):
+                return
     except OSError as error:
         issues.append(LoadIssue("error", file, None, None, f"cannot be read: {error.strerror}"))
-    tell_unkept(issues, file, unkept + keep_first(issues, start))
-
-
-def _describe_twice(kind: str, name: str, first: Path) -> str:
-    return f"{kind} {name!r} is in {first} already; names are unique, this one is left out"
 
 
 def _warn_of_missing(found: FoundFiles, place: Place, name: str, what: str) -> None:
