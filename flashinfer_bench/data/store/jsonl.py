@@ -90,6 +90,8 @@ def write_whole(path: Path, text: str) -> None:
 def _append(file: int, path: Path, data: bytes) -> None:
     size = os.fstat(file).st_size
     start = _line_start(file, size)
+    if size - start > MOST_JSON_BYTES:
+        raise OSError(errno.EFBIG, f"its last line has more than {MOST_JSON_BYTES:,} bytes")
     tail = os.pread(file, size - start, start)
     if tail and _is_whole(tail):
         data = b"\n" + data
@@ -107,7 +109,7 @@ def _line_start(file: int, size: int) -> int:
     end = size
     while end > 0:
         if size - end > MOST_JSON_BYTES:
-            raise OSError(errno.EFBIG, f"its last line has more than {MOST_JSON_BYTES:,} bytes")
+            return end  # too far away: the caller refuses such a line
         begin = max(0, end - _BLOCK)
         newline = os.pread(file, end - begin, begin).rfind(b"\n")
         if newline >= 0:
