@@ -196,10 +196,14 @@ class ArtifactCache:
         finally:
             lock.release()
 
+    def _remove_entry(self, entry: Entry) -> bool:
+        """Remove an artifact, or what lies where no artifact would be looked for."""
+        return self.remove(entry.digest) if entry.path == self.place(entry.digest) else remove_tree(entry.path)
+
     def clear(self) -> tuple[int, int]:
         """Remove every artifact that no run uses, and what dead builds left; return how many were removed and kept."""
         self.sweep()
-        removed = [self.remove(entry.digest) for entry in self.entries()]
+        removed = [self._remove_entry(entry) for entry in self.entries()]
         for path in (self.root / "locks").glob("*"):
             lock = FileLock(path)
             if _take(lock):  # its holder was killed
@@ -214,7 +218,7 @@ class ArtifactCache:
         for entry in reversed(entries):
             if freed >= excess:
                 break
-            freed += entry.size_bytes if self.remove(entry.digest) else 0
+            freed += entry.size_bytes if self._remove_entry(entry) else 0
         return freed
 
 
