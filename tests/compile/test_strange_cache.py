@@ -13,6 +13,7 @@ from flashinfer_bench.compile import building as building_module
 from flashinfer_bench.compile import cache as cache_module
 from flashinfer_bench.compile.cache import ArtifactCache, Lease, find_stranger, leased_digests
 from flashinfer_bench.files.locks import open_locked
+from flashinfer_bench.files.trees import remove_tree
 from tests.kit.make import make_solution
 from tests.kit.native import make_native, pretend_compiler
 from tests.kit.strange import STRANGE
@@ -47,10 +48,17 @@ def test_an_artifact_with_a_strange_file_is_damaged_and_made_again(tmp_path, bui
     assert ArtifactCache(tmp_path).verify() == []
 
 
+@pytest.fixture
+def deep(tmp_path, built):
+    """A folder in an artifact, deeper than Python recurses; it is gone afterwards, since pytest cannot remove it."""
+    make_deep(built / "files" / "deep")
+    yield
+    remove_tree(built)
+
+
+@pytest.mark.usefixtures("deep")
 def test_every_command_of_the_cache_ends_where_folders_are_deep_and_clear_removes_them(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("FIB_CACHE_PATH", str(tmp_path))
-    make_deep(build_solution(make_solution(), tmp_path).directory)
-    (tmp_path / "artifacts" / "stray" / "folder").mkdir(parents=True)
     (tmp_path / "artifacts" / "00" / "stray").mkdir(parents=True)
     assert find_stranger(next((tmp_path / "artifacts").glob("*/*/files")), ["main.py"]) is not None
     assert main(["cache", "show"]) == 0

@@ -22,6 +22,7 @@ from flashinfer_bench.bench.runner.workers import process as worker_process
 from flashinfer_bench.bench.runner.workers.arena import SharedArena
 from flashinfer_bench.bench.runner.workers.process import WorkerGone, WorkerProcess
 from flashinfer_bench.errors import DeviceFault
+from flashinfer_bench.files.trees import remove_tree
 from flashinfer_bench.worker import confine, guard
 from flashinfer_bench.worker.arena import Slot
 from flashinfer_bench.worker.asked_calls import AskedCalls
@@ -410,9 +411,12 @@ os.chmod(os.environ["HOME"], 0)
 """
     order = worker_order()
     environment = {**order["environment"], "HOME": str(tmp_path / "home")}
-    with start(source, environment=environment):
-        assert (tmp_path / "home").exists()
-    assert not (tmp_path / "home").exists()
+    try:
+        with start(source, environment=environment):
+            assert (tmp_path / "home").exists()
+        assert not (tmp_path / "home").exists()
+    finally:
+        remove_tree(tmp_path / "home")  # pytest cannot
 
 
 def test_the_sessions_arena_does_not_count(start):
