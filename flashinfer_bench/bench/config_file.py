@@ -10,9 +10,11 @@ from typing import Any, Final
 import yaml
 
 from flashinfer_bench.errors import ConfigError
+from flashinfer_bench.files.reading import read_whole
+from flashinfer_bench.files.yaml_text import MOST_YAML_BYTES, parse_yaml
 
 DEPTH_LIMIT: Final = 5
-"""Look for lines of keys to this depth, which no key of ours exceeds. A YAML alias may contain itself without end."""
+"""Look for lines of keys to this depth, which no key of ours exceeds."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ def read_config_file(path: Path) -> ConfigFile:
     """
     text = _read_text(path)
     try:
-        root, values = _parse(text)
+        root, values = parse_yaml(text)
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}{_line_of(error, text)}: this is not YAML: {_what_of(error)}") from error
     if values is None:
@@ -48,7 +50,7 @@ def read_config_file(path: Path) -> ConfigFile:
 
 def _read_text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return read_whole(path, MOST_YAML_BYTES).decode("utf-8")
     except FileNotFoundError as error:
         raise ConfigError(f"{path}: there is no such file") from error
     except OSError as error:
@@ -56,15 +58,6 @@ def _read_text(path: Path) -> str:
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
         raise ConfigError(f"{path}: line {line}: this is not UTF-8 text") from error
-
-
-def _parse(text: str) -> tuple[yaml.Node | None, Any]:
-    loader = yaml.SafeLoader(text)
-    try:
-        root = loader.get_single_node()
-        return root, None if root is None else loader.construct_document(root)
-    finally:
-        loader.dispose()
 
 
 def _line_of(error: yaml.YAMLError, text: str) -> str:

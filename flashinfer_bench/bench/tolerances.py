@@ -95,8 +95,6 @@ def read_tolerances(root: Path) -> dict[str, EvalConfig]:
     if not has_tolerances(root):
         return {}
     file = root / TOLERANCES_FILE
-    if file.exists() and not file.is_file():
-        raise ConfigError(f"{file}: is no regular file")
     found = read_config_file(file)
     try:
         sections = _SECTIONS.validate_python(found.values)

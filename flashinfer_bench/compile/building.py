@@ -11,7 +11,6 @@ import contextlib
 import errno
 import hashlib
 import re
-import shutil
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -19,17 +18,22 @@ from pathlib import Path
 from typing import Final
 
 from flashinfer_bench.compile.artifact import Artifact, BuildFailure
-from flashinfer_bench.compile.cache import FILES, ArtifactCache, Lease, Manifest, digest_file
+from flashinfer_bench.compile.cache import FILES, MOST_FILE_BYTES, ArtifactCache, Lease, Manifest, digest_file
 from flashinfer_bench.compile.diagnostics import describe_failure, other_architecture, ran_out_of_memory, why_machine
 from flashinfer_bench.compile.includes import check_read_files
 from flashinfer_bench.compile.recipe import BuildRecipe
 from flashinfer_bench.compile.step_process import SYSTEM_FOLDERS, RunnerReport, StepLimits, StepProcess
 from flashinfer_bench.data import Solution
 from flashinfer_bench.errors import BuildFault
+from flashinfer_bench.files.locks import USUAL_LIMIT_S
+from flashinfer_bench.files.reading import read_whole
+from flashinfer_bench.files.trees import remove_tree
 
 PROBE_LIMIT_S: Final = 120.0
 """Seconds for compiling a source of one line. A compiler that takes longer is broken: the machine is at fault."""
 GIB: Final = 1 << 30
+MOST_LOG_BYTES: Final = 64 << 20
+"""A log of the process that runs the compilers is not told where it has more bytes."""
 
 Outcome = Artifact | BuildFailure | BuildFault
 
@@ -60,6 +64,7 @@ class Building:
         self._held = ExitStack()
         self._folder = Path()
         self._failure: BuildFailure | None = None
+        self._blocked_since = 0.0
 
     def look_up(self) -> Outcome | None:
         """Return the artifact if it is in the cache; None where it must be built, or another process builds it."""
@@ -78,7 +83,7 @@ class Building:
             and `begin` should be called again later.
         """
         try:
-            return (self._find() or self._start(parallel)) if self._lock() else None
+            return (self._find() or self._start(parallel)) if self._lock() else self._check_wait()
         except OSError as error:
             return self._give_up(_disk_fault(self.solution, error))
 
@@ -122,10 +127,20 @@ class Building:
             self.process = None
         self._held.close()
 
+    def _check_wait(self) -> Outcome | None:
+        """Return a fault where another process has held the lock for longer than a build may take."""
+        now = time.monotonic()
+        self._blocked_since = self._blocked_since or now
+        limit_s = self._limits.seconds + PROBE_LIMIT_S + USUAL_LIMIT_S
+        if now - self._blocked_since <= limit_s:
+            return None
+        path = self._cache.lock(self.recipe.digest).path
+        return self._give_up(BuildFault(f"another process has held the lock of its build for {limit_s:g} s: {path}"))
+
     def _lock(self, *, wait: bool = False) -> bool:
         lock = self._cache.lock(self.recipe.digest)
         if wait:
-            lock.wait()
+            lock.wait(USUAL_LIMIT_S)
         elif not lock.take():
             return False
         self._held.callback(lock.release)
@@ -167,7 +182,7 @@ class Building:
     def _conclude(self, report: RunnerReport | None) -> Outcome | None:
         """Return the outcome that follows from the compilers' report; None where the probe has to decide."""
         if report is None:
-            log = (self._folder / "tmp" / "step_runner.log").read_text(encoding="utf-8", errors="replace")
+            log = read_whole(self._folder / "tmp" / "step_runner.log", MOST_LOG_BYTES).decode(errors="replace")
             return self._give_up(BuildFault(f"the process that runs the compilers failed:\n{log.strip()[-2000:]}"))
         if self._failure is not None:
             return self._conclude_probe(report)
@@ -191,7 +206,7 @@ class Building:
         if not self.recipe.probe:
             return self._give_up(failure)
         self._failure = failure
-        shutil.rmtree(self._folder / "src")  # the probe could include a header of the solution in place of the system's
+        remove_tree(self._folder / "src")  # the probe could include a header of the solution in place of the system's
         write_files(self._folder / "src", self.recipe.probe_sources)
         limits = StepLimits(PROBE_LIMIT_S, self._limits.memory_bytes, self._limits.file_bytes)
         self.process = StepProcess(self.recipe.probe, self._folder, limits, readable=self.recipe.readable)
@@ -249,7 +264,7 @@ def find_missing_entry(recipe: BuildRecipe, library: Path) -> BuildFailure | Non
     """Return why a library lacks the entry function; None where it exports it."""
     if recipe.needs_symbol is None:
         return None
-    content = library.read_bytes()
+    content = read_whole(library, MOST_FILE_BYTES)
     if b"\0" + recipe.needs_symbol.encode() + b"\0" in content:
         return None
     if recipe.kind == "torch":

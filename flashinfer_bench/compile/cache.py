@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import shutil
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -27,7 +26,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from flashinfer_bench.compile.artifact import Kind
 from flashinfer_bench.errors import ConfigError
-from flashinfer_bench.filelock import USUAL_LIMIT_S, FileLock
+from flashinfer_bench.files.locks import USUAL_LIMIT_S, FileLock
+from flashinfer_bench.files.reading import open_stream, open_to_append, read_whole
+from flashinfer_bench.files.trees import remove_tree, walk_files
 
 CACHE_VARIABLE: Final = "FIB_CACHE_PATH"
 SIZE_VARIABLE: Final = "FIB_CACHE_GB"
@@ -39,6 +40,10 @@ STAGING_LOCK: Final = ".lock"
 """Its builder holds this file of a staging folder. A folder whose lock is free belongs to a dead build."""
 YOUNG_S: Final = 60.0
 """Seconds for which a staging folder is never swept: its builder may be about to take the lock."""
+MOST_MANIFEST_BYTES: Final = 16 << 20
+"""A manifest, or a lease, of more bytes cannot be read: its artifact is damaged."""
+MOST_FILE_BYTES: Final = 4 << 30
+"""A built file of more bytes is damaged. It is not read to its end, which would take the judge's time."""
 
 
 class Manifest(BaseModel):
@@ -136,7 +141,7 @@ class ArtifactCache:
             yield folder
         finally:
             lock.release()
-            shutil.rmtree(folder, ignore_errors=True)
+            remove_tree(folder)
 
     def publish(self, digest: str, content: Path, manifest: Manifest) -> None:
         """Move a finished artifact in place; the caller holds its lock.
@@ -155,7 +160,7 @@ class ArtifactCache:
             raise OSError(f"the artifact of {manifest.solution} was not written whole: {problem or 'its manifest'}")
         place = self.place(digest)
         place.parent.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(place, ignore_errors=True)  # the artifact that stands there failed its check
+        remove_tree(place)  # the artifact that stands there failed its check
         os.rename(content, place)  # noqa: PTH104 - Path.rename hides that a folder is never replaced
 
     def sweep(self) -> None:
@@ -164,12 +169,12 @@ class ArtifactCache:
             lock = FileLock(folder / STAGING_LOCK)
             with contextlib.suppress(OSError):  # its builder may remove it at this moment
                 if time.time() - folder.stat().st_mtime > YOUNG_S and lock.take():
-                    shutil.rmtree(folder, ignore_errors=True)
+                    remove_tree(folder)
                     lock.release()
 
     def entries(self) -> list[Entry]:
         """Return every artifact; the one with the latest use comes first."""
-        found = [_read_entry(place) for place in (self.root / "artifacts").glob("??/*") if place.is_dir()]
+        found = [_read_entry(place) for place in (self.root / "artifacts").glob("??/*")]
         return sorted((entry for entry in found if entry is not None), key=lambda entry: -entry.last_used_s)
 
     def verify(self) -> list[DamagedArtifact]:
@@ -184,23 +189,24 @@ class ArtifactCache:
     def remove(self, digest: str) -> bool:
         """Remove an artifact, unless a run uses it or another process holds it; tell whether it was removed."""
         lock = self.lock(digest)
-        if not lock.take():
+        if not _take(lock):
             return False
         try:
-            if digest in leased_digests(self.root):
-                return False
-            shutil.rmtree(self.place(digest), ignore_errors=True)
-            return True
+            return digest not in leased_digests(self.root) and remove_tree(self.place(digest))
         finally:
             lock.release()
+
+    def _remove_entry(self, entry: Entry) -> bool:
+        """Remove an artifact, or what lies where no artifact would be looked for."""
+        return self.remove(entry.digest) if entry.path == self.place(entry.digest) else remove_tree(entry.path)
 
     def clear(self) -> tuple[int, int]:
         """Remove every artifact that no run uses, and what dead builds left; return how many were removed and kept."""
         self.sweep()
-        removed = [self.remove(entry.digest) for entry in self.entries()]
+        removed = [self._remove_entry(entry) for entry in self.entries()]
         for path in (self.root / "locks").glob("*"):
             lock = FileLock(path)
-            if lock.take():  # its holder was killed
+            if _take(lock):  # its holder was killed
                 lock.release()
         return sum(removed), len(removed) - sum(removed)
 
@@ -212,7 +218,7 @@ class ArtifactCache:
         for entry in reversed(entries):
             if freed >= excess:
                 break
-            freed += entry.size_bytes if self.remove(entry.digest) else 0
+            freed += entry.size_bytes if self._remove_entry(entry) else 0
         return freed
 
 
@@ -247,7 +253,7 @@ class Lease:
         """Count an artifact as used; the caller holds its lock."""
         if digest not in self._digests:
             self._digests.add(digest)
-            with self._path.open("a", encoding="ascii") as handle:
+            with os.fdopen(open_to_append(self._path), "a", encoding="ascii") as handle:
                 handle.write(digest + "\n")
 
 
@@ -256,18 +262,26 @@ def leased_digests(root: Path) -> set[str]:
     digests: set[str] = set()
     for path in (root / "leases").glob("*"):
         lock = FileLock(path)
-        if lock.take():
+        if _take(lock):
             lock.release()
             continue
-        with contextlib.suppress(FileNotFoundError):  # its run ended at this moment
-            digests.update(path.read_text(encoding="ascii").split())
+        with contextlib.suppress(OSError):  # its run ended at this moment, or this is no lease
+            digests.update(read_whole(path, MOST_MANIFEST_BYTES).decode("ascii", "replace").split())
     return digests
+
+
+def _take(lock: FileLock) -> bool:
+    """Take a lock if it is free; False also where something else stands in its place."""
+    try:
+        return lock.take()
+    except OSError:
+        return False
 
 
 def read_manifest(place: Path) -> Manifest | None:
     """Return an artifact's manifest; None where it is missing or cannot be read."""
     try:
-        return Manifest.model_validate_json((place / MANIFEST).read_bytes())
+        return Manifest.model_validate_json(read_whole(place / MANIFEST, MOST_MANIFEST_BYTES))
     except (OSError, ValidationError):
         return None
 
@@ -289,29 +303,46 @@ def find_change(folder: Path, files: Mapping[str, str]) -> str | None:
 
 
 def find_stranger(folder: Path, files: Iterable[str]) -> str | None:
-    """Return a file or link of a folder that is not one of these, else None. Python could import such a stranger."""
+    """Return a file or link of a folder that is not one of these, else None. Python could import such a stranger.
+
+    Where a part of the folder cannot be walked, that part is the stranger.
+    """
     known = {folder / path for path in files}
-    return next((str(path) for path in folder.rglob("*") if path not in known and not _is_folder(path)), None)
-
-
-def _is_folder(path: Path) -> bool:
-    return path.is_dir() and not path.is_symlink()
+    strange: list[str] = []
+    for path in walk_files(folder, lambda path, _: strange.append(str(path))):
+        if path not in known:
+            return str(path)
+        if strange:
+            break
+    return strange[0] if strange else None
 
 
 def digest_file(path: Path) -> str:
-    """Return the sha256 of a file, in hexadecimal."""
-    digest = hashlib.sha256()
-    with path.open("rb") as handle:
-        while block := handle.read(1 << 20):
+    """Return the sha256 of a file, in hexadecimal.
+
+    Raises:
+        OSError: it cannot be read, is no regular file, or is too large.
+    """
+    digest, left = hashlib.sha256(), MOST_FILE_BYTES
+    with open_stream(path, MOST_FILE_BYTES) as handle:
+        while (block := handle.read(1 << 20)) and left >= 0:  # it may grow meanwhile
             digest.update(block)
+            left -= len(block)
     return digest.hexdigest()
 
 
 def _read_entry(place: Path) -> Entry | None:
+    sizes: list[int] = []
+    for path in walk_files(place, lambda *_: None) if _is_folder(place) else ():
+        with contextlib.suppress(OSError):
+            sizes.append(path.lstat().st_size)
     try:
-        sizes = [path.stat().st_size for path in place.rglob("*") if path.is_file()]
         manifest = place / MANIFEST
-        used = (manifest if manifest.exists() else place).stat().st_mtime
+        used = (manifest if manifest.is_file() else place).lstat().st_mtime
     except OSError:
         return None  # it is being removed
-    return Entry(place.name, place, sum(sizes), used, read_manifest(place))
+    return Entry(place.name, place, sum(sizes), used, read_manifest(place) if _is_folder(place) else None)
+
+
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()

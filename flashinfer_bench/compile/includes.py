@@ -13,11 +13,15 @@ from pathlib import Path
 from typing import Final
 
 from flashinfer_bench.compile.artifact import BuildFailure
+from flashinfer_bench.files.reading import read_whole
 
 DIRECTIVE: Final = re.compile(
     rb"^[ \t]*#[ \t]*(?:include|include_next|import|embed)[ \t]*[<\"]([^>\"\n]+)[>\"]", re.MULTILINE
 )
-BLOCK_COMMENT: Final = re.compile(rb"/\*.*?\*/", re.DOTALL)
+BLOCK_COMMENT: Final = re.compile(rb"/\*.*?(?:\*/|\Z)", re.DOTALL)
+"""A comment without an end goes to the end of the file: looking for the end of each would take quadratic time."""
+MOST_LIST_BYTES: Final = 16 << 20
+"""A compiler's list of the files that it read is refused where it has more bytes."""
 INCBIN: Final = re.compile(rb"\.incbin\b")
 
 
@@ -57,7 +61,7 @@ def check_read_files(dependency_files: Iterable[Path], sources: Path, allowed: I
     """
     roots = [sources.resolve(), *(folder.resolve() for folder in allowed)]
     for dependency_file in dependency_files:
-        text = dependency_file.read_text(encoding="utf-8", errors="replace").replace("\\\n", " ")
+        text = read_whole(dependency_file, MOST_LIST_BYTES).decode(errors="replace").replace("\\\n", " ")
         for name in re.split(r"(?<!\\)\s+", text.partition(":")[2].strip()):
             real = (sources / name.replace("\\ ", " ")).resolve()
             if name and not any(real.is_relative_to(root) for root in roots):

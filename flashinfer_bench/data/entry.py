@@ -14,7 +14,7 @@ from typing import Final
 
 from flashinfer_bench.data.definition import Definition
 from flashinfer_bench.data.names import did_you_mean
-from flashinfer_bench.data.reference import parse_module
+from flashinfer_bench.data.reference import MOST_CHARACTERS, parse_module
 from flashinfer_bench.data.solution import Solution, SupportedBindings, SupportedLanguages
 
 SETUP: Final = "setup"
@@ -22,9 +22,13 @@ SETUP: Final = "setup"
 COMPILED: Final = frozenset({SupportedLanguages.CPP, SupportedLanguages.CUDA})
 SAME_ARGUMENTS: Final = frozenset({"no_grad", "inference_mode", "compile", "cache", "lru_cache"})
 """Decorators that leave a function's arguments as they are."""
-COMMENT: Final = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+COMMENT: Final = re.compile(r"//[^\n]*|/\*.*?(?:\*/|\Z)", re.DOTALL)
+"""A comment without an end goes to the end of the text: looking for the end of each would take quadratic time."""
 TVM_FFI_EXPORT: Final = re.compile(r"\bTVM_FFI_DLL_EXPORT_TYPED_FUNC\s*\(\s*(\w+)|\b__tvm_ffi_(\w+)")
-HIDDEN_EXPORT: Final = re.compile(r"#\s*define\b[^\n]*(?:\\\n[^\n]*)*(?:TVM_FFI_DLL_EXPORT|PYBIND11_MODULE|\.def\b)")
+DEFINE: Final = re.compile(r"\s*#\s*define\b")
+EXPORT: Final = re.compile(r"TVM_FFI_DLL_EXPORT|PYBIND11_MODULE|\.def\b")
+MOST_NAMED: Final = 20
+"""A message names this many functions."""
 MODULE: Final = re.compile(r"\bPYBIND11_MODULE\s*\(")
 MODULE_FUNCTION: Final = re.compile(r'\bdef\s*\(\s*"(\w+)"')
 
@@ -48,6 +52,8 @@ class Arity:
 
 def check_entry(solution: Solution, definition: Definition | None = None) -> list[str]:
     """Return a line for each thing that is wrong with the entry point; with a definition also count its arguments."""
+    if sum(len(source.content) for source in solution.sources) > MOST_CHARACTERS:
+        return []  # the build and the first call decide
     if solution.spec.language in COMPILED:
         return list(_check_export(solution))
     try:
@@ -138,7 +144,8 @@ def _check_arity(solution: Solution, arity: Arity, definition: Definition) -> It
 def _check_export(solution: Solution) -> Iterator[str]:
     text = "\n".join(COMMENT.sub(" ", source.content) for source in solution.sources)
     symbol = solution.get_entry_symbol()
-    if HIDDEN_EXPORT.search(text):
+    lines = text.replace("\\\n", " ").split("\n")
+    if any(DEFINE.match(line) and EXPORT.search(line) for line in lines):
         return  # a macro of its own exports; what it makes of the name is the compiler's to say
     if solution.spec.binding is SupportedBindings.TORCH:
         names = MODULE_FUNCTION.findall(text)
@@ -154,5 +161,5 @@ def _check_export(solution: Solution) -> Iterator[str]:
 
 def _missing(solution: Solution, names: Sequence[str]) -> str:
     symbol, path = solution.get_entry_symbol(), solution.get_entry_path()
-    there = f"; there is {', '.join(dict.fromkeys(names))}" if names else ""
+    there = f"; there is {', '.join(list(dict.fromkeys(names))[:MOST_NAMED])}" if names else ""
     return f"{path}: there is no function {symbol!r}{did_you_mean(symbol, names) or there}"

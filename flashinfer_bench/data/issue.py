@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 Severity = Literal["error", "warning"]
 """error: something was left out of the set. warning: it was kept, and somebody should look at it."""
+
+LONGEST_REASON: Final = 2000
+"""A reason is shown up to this many characters: names in files may have millions."""
 
 
 @dataclass(frozen=True)
@@ -30,4 +33,5 @@ class LoadIssue:
     def __str__(self) -> str:
         place = f"{self.file}:{self.line}" if self.line is not None else str(self.file)
         field = f" {self.field}:" if self.field else ""
-        return f"{self.severity}: {place}:{field} {self.reason}"
+        reason = self.reason if len(self.reason) <= LONGEST_REASON else f"{self.reason[:LONGEST_REASON]} …"
+        return f"{self.severity}: {place}:{field} {reason}"

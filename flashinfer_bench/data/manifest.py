@@ -67,12 +67,13 @@ def listed_paths(manifest: Mapping[str, Any]) -> list[str] | None:
 
 def sort_sources(paths: Iterable[str]) -> list[str]:
     """Return the files that count as sources where a manifest lists none: those not hidden, by name."""
-    return sorted(path for path in paths if not _is_passed_over(path))
+    others = (path for path in paths if path not in MANIFEST_NAMES)
+    return sorted(path for path in others if not any(map(is_passed_over, PurePosixPath(path).parts)))
 
 
-def _is_passed_over(path: str) -> bool:
-    parts = PurePosixPath(path).parts
-    return path in MANIFEST_NAMES or any(part.startswith(".") or part in NOT_SOURCES for part in parts)
+def is_passed_over(name: str) -> bool:
+    """Tell whether a file or folder of this name, with what is in it, counts as no source."""
+    return name.startswith(".") or name in NOT_SOURCES
 
 
 def _without_content(source: Mapping[str, Any]) -> Any:

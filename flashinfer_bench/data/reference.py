@@ -9,6 +9,8 @@ from typing import Final, NamedTuple
 
 ENTRY_NAME: Final = "run"
 """The function of a reference that is called."""
+MOST_CHARACTERS: Final = 1 << 18
+"""Source with more characters is not parsed: so many take seconds, and a thousand times as many bytes of memory."""
 
 
 class ReferenceFacts(NamedTuple):
@@ -24,6 +26,8 @@ class ReferenceFacts(NamedTuple):
 
 def parse_module(source: str) -> ast.Module:
     """Parse Python source; raise ValueError with the reason when it does not parse."""
+    if len(source) > MOST_CHARACTERS:
+        raise ValueError(f"it has more than {MOST_CHARACTERS:,} characters")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # invalid escapes in a docstring are the author's, and harmless

@@ -16,6 +16,14 @@ from flashinfer_bench.data.names import did_you_mean
 NonEmpty = Annotated[str, StringConstraints(min_length=1)]
 MAX_PATH_PART: Final = 200
 """A folder or file name of a source may have this many bytes."""
+MAX_PATH_PARTS: Final = 32
+"""A source may lie this many folders deep."""
+MAX_PATH: Final = 1000
+"""The path of a source may have this many bytes: file systems take some 4,000 with the folders above."""
+MOST_SOURCES: Final = 4096
+"""A solution with more sources is refused."""
+_SHOWN_PATHS: Final = 20
+"""A message lists this many sources."""
 _NOT_IN_PATHS: Final = re.compile(r"[\x00-\x1f\x7f\\]")
 _DRIVE: Final = re.compile(r"[A-Za-z]:")
 
@@ -48,6 +56,8 @@ def check_source_path(path: str) -> str:
         raise ValueError(f"{path[:200]!r} has '..'; sources stay in their own folder")
     if not parts or any(len(part.encode("utf-8", "replace")) > MAX_PATH_PART for part in parts):
         raise ValueError(f"{path[:200]!r} has an empty name or one longer than {MAX_PATH_PART} bytes")
+    if len(parts) > MAX_PATH_PARTS or len(path.encode("utf-8", "replace")) > MAX_PATH:
+        raise ValueError(f"{path[:200]!r} lies more than {MAX_PATH_PARTS} folders deep, or has over {MAX_PATH} bytes")
     return str(PurePosixPath(path))
 
 
@@ -132,6 +142,8 @@ class Solution(DataModel):
     def _paths_are_unique(cls, sources: list[SourceFile]) -> list[SourceFile]:
         if not sources:
             raise ValueError("there is no source file")
+        if len(sources) > MOST_SOURCES:
+            raise ValueError(f"there are {len(sources)} sources; a solution has at most {MOST_SOURCES}")
         seen: set[str] = set()
         for source in sources:
             if source.path in seen:
@@ -149,7 +161,7 @@ class Solution(DataModel):
         paths = [source.path for source in self.sources]
         if path not in paths:
             hint = did_you_mean(path, paths)
-            raise ValueError(f"entry point {path!r} is none of the sources ({', '.join(paths)}){hint}")
+            raise ValueError(f"entry point {path!r} is none of the sources ({', '.join(paths[:_SHOWN_PATHS])}){hint}")
         return self
 
     def get_entry_path(self) -> Path:

@@ -5,11 +5,9 @@ The ratio of their times should be 1. By how far it differs, this machine and th
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Final, Protocol
 
 from flashinfer_bench.bench.benchmark import Benchmark
@@ -19,6 +17,7 @@ from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.plan import Plan
 from flashinfer_bench.data import Definition, Solution, Trace, TraceSet, Workload
 from flashinfer_bench.data.measurement import read_measurement
+from flashinfer_bench.files.trees import temporary_folder
 from flashinfer_bench.report.verdict import first_reason, reason_of
 
 HIDDEN: Final = 4096
@@ -80,8 +79,8 @@ def run_self_check(
     device: Device, *, make_engine: Callable[[TraceSet, BenchmarkConfig], Engine] | None = None
 ) -> Agreement:
     """Time twins on a device, with the counts that a run has by default; nothing is saved, nor left in a cache."""
-    with tempfile.TemporaryDirectory(prefix="flashinfer-bench-doctor-", ignore_cleanup_errors=True) as cache:
-        return _time_twins(device, make_engine or partial(Benchmark, cache=Path(cache)))
+    with temporary_folder("flashinfer-bench-doctor-") as cache:
+        return _time_twins(device, make_engine or partial(Benchmark, cache=cache))
 
 
 def _time_twins(device: Device, make_engine: Callable[[TraceSet, BenchmarkConfig], Engine]) -> Agreement:

@@ -7,6 +7,7 @@ for each file. Where they are drawn from a seed, the lengths are not known.
 from __future__ import annotations
 
 import json
+import os
 import struct
 from collections.abc import Sequence
 from functools import lru_cache
@@ -20,6 +21,7 @@ from flashinfer_bench.data.expression import evaluate_axis
 from flashinfer_bench.data.store.blobs import BlobStore
 from flashinfer_bench.data.workload import SafetensorsInput, Workload
 from flashinfer_bench.errors import WorkloadFault
+from flashinfer_bench.files.reading import open_to_read
 from flashinfer_bench.roofline.attainable import find_attainable
 from flashinfer_bench.roofline.cost import Cost
 from flashinfer_bench.roofline.definitions import find_cost
@@ -27,6 +29,8 @@ from flashinfer_bench.roofline.peaks import find_peak
 
 MOST_NUMBERS: Final = 1 << 22
 """Numbers of an index input that are read at most. A workload with a larger one has no known cost."""
+MOST_HEADER_BYTES: Final = 100_000_000
+"""Largest header of a safetensors file, as its library has it."""
 CODES: Final = {"I64": "q", "I32": "i", "I16": "h", "I8": "b"}
 """Integer type of safetensors → format character of struct."""
 
@@ -92,14 +96,16 @@ def read_integers(file: Path, key: str) -> tuple[int, ...] | None:
     The format: eight bytes of length, a JSON header with dtype, shape and data_offsets of each tensor, the data.
     """
     try:
-        with file.open("rb") as handle:
+        with os.fdopen(open_to_read(file), "rb") as handle:
             (length,) = struct.unpack("<Q", handle.read(8))
-            header = json.loads(handle.read(length))
-            entry = header.get(key)
-            if entry is None or entry["dtype"] not in CODES or prod(entry["shape"]) > MOST_NUMBERS:
+            if length > MOST_HEADER_BYTES:
                 return None
-            start, end = entry["data_offsets"]
-            handle.seek(8 + length + start)
-            return struct.unpack(f"<{prod(entry['shape'])}{CODES[entry['dtype']]}", handle.read(end - start))
-    except (OSError, ValueError, KeyError, struct.error):
-        return None
+            entry = json.loads(handle.read(length))[key]
+            count = prod(map(int, entry["shape"]))
+            if not 0 <= count <= MOST_NUMBERS:
+                return None
+            numbers = struct.Struct(f"<{count}{CODES[entry['dtype']]}")
+            handle.seek(8 + length + int(entry["data_offsets"][0]))
+            return numbers.unpack(handle.read(numbers.size))
+    except (OSError, ValueError, LookupError, TypeError, OverflowError, RecursionError, struct.error):
+        return None  # the judge reads the file as well, and says what is wrong with it

@@ -9,7 +9,6 @@ themselves. When the session's end closes, the template ends every guard that it
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import socket
 import sys
@@ -18,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
+from flashinfer_bench.files.trees import remove_tree
 from flashinfer_bench.worker.guard import run_guard
 from flashinfer_bench.worker.linux import adopt_orphans, count_own_tasks, hide_memory, kill_below
 from flashinfer_bench.worker.triton_start import prepare_triton
@@ -58,7 +58,7 @@ def run_template(sock: socket.socket, run_directory: Path, *, with_triton: bool 
             _serve_orders(sock, most_tasks)
     finally:
         kill_below(os.getpid(), END_LIMIT_S)
-        shutil.rmtree(run_directory, ignore_errors=True)
+        remove_tree(run_directory)
         os._exit(0)
 
 

@@ -235,7 +235,8 @@ def test_a_missing_or_binary_file_is_refused(tmp_path):
 
 def test_a_yaml_alias_that_contains_itself_is_refused_not_followed_for_ever(write_yaml):
     path = write_yaml("extra: &loop {a: *loop}\n")
-    assert problems_of(lambda: BenchmarkConfig.from_yaml(path))[0].startswith(f"{path}: extra")
+    with pytest.raises(ConfigError, match="this is not YAML: a value contains itself"):
+        BenchmarkConfig.from_yaml(path)
 
 
 def test_keys_that_are_no_text_are_refused_with_their_place(write_yaml):

@@ -153,5 +153,5 @@ def test_validate_and_run_agree_on_what_a_set_says_of_another_sets_definitions(f
 
 def test_a_pipe_in_its_place_is_refused_and_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / TOLERANCES_FILE)
-    with pytest.raises(ConfigError, match="is no regular file"):
+    with pytest.raises(ConfigError, match="this is a pipe"):
         read_tolerances(tmp_path)

@@ -22,6 +22,7 @@ from flashinfer_bench.bench.runner.workers import process as worker_process
 from flashinfer_bench.bench.runner.workers.arena import SharedArena
 from flashinfer_bench.bench.runner.workers.process import WorkerGone, WorkerProcess
 from flashinfer_bench.errors import DeviceFault
+from flashinfer_bench.files.trees import remove_tree
 from flashinfer_bench.worker import confine, guard
 from flashinfer_bench.worker.arena import Slot
 from flashinfer_bench.worker.asked_calls import AskedCalls
@@ -390,6 +391,34 @@ time.sleep(5)
 def test_memory_that_a_worker_could_share_counts(start):
     with pytest.raises(WorkerGone, match="worker_memory_gb"), start(FILLS, memory_limit_bytes=512 << 20):
         pass
+
+
+def test_memory_files_that_a_worker_holds_and_does_not_map_count(start):
+    take = 'os.posix_fallocate(os.memfd_create("own"), 0, 300 << 20)'
+    source = f"import os\nfor _ in range(2):\n    {take}\nos.read(os.pipe()[0], 1)"
+    with pytest.raises(WorkerGone, match="worker_memory_gb"), start(source, memory_limit_bytes=512 << 20):
+        pass
+
+
+def test_a_home_with_deep_and_closed_folders_is_removed(start, tmp_path):
+    source = """
+import os
+os.chdir(os.environ["HOME"])
+for _ in range(1100):
+    os.mkdir("d" * 50)
+    os.chdir("d" * 50)
+os.chmod(".", 0)
+os.mkfifo(os.environ["HOME"] + "/pipe")
+os.chmod(os.environ["HOME"], 0)
+"""
+    order = worker_order()
+    environment = {**order["environment"], "HOME": str(tmp_path / "home")}
+    try:
+        with start(source, environment=environment):
+            assert (tmp_path / "home").exists()
+        assert not (tmp_path / "home").exists()
+    finally:
+        remove_tree(tmp_path / "home")  # pytest cannot
 
 
 def test_the_sessions_arena_does_not_count(start):

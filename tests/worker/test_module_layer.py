@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from flashinfer_bench.worker.walls.module_layer import link_modules
+from tests.kit.strange import STRANGE
 
 PLACE = Path(".cache/flashinfer/0.7.2/90a")
 NINJA = shutil.which("ninja")
@@ -90,3 +91,18 @@ def test_downloads_are_linked(tmp_path):
     (downloads / "a.cubin").write_text("x")
     link_modules(tmp_path / "shared", tmp_path / "own")
     assert (tmp_path / "own/.cache/flashinfer/cubins/some/a.cubin").read_text() == "x"
+
+
+@pytest.mark.parametrize("words", STRANGE)
+def test_what_a_solution_left_in_place_of_the_stamp_is_not_waited_for(tmp_path, words):
+    shared, own = tmp_path / "shared", tmp_path / "own"
+    (write_build(shared, "norm") / "norm.so").write_text("")
+    own.mkdir()
+    STRANGE[words](own / ".linked")
+    if words == "a folder":
+        with pytest.raises(OSError):
+            link_modules(shared, own)
+        return
+    link_modules(shared, own)
+    assert (own / ".linked").is_file()
+    assert (own / PLACE / "cached_ops/norm").is_symlink()

@@ -12,7 +12,8 @@ from typing import Final
 
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.errors import DeviceFault
-from flashinfer_bench.filelock import try_lock
+from flashinfer_bench.files.locks import try_lock
+from flashinfer_bench.files.reading import refuse_strange
 
 WAIT_LIMIT_S: Final = 3600.0
 """Wait this many seconds for another run to end before this run fails."""
@@ -29,9 +30,16 @@ def open_lock(path: Path) -> int:
     path.parent.mkdir(mode=0o1777, parents=True, exist_ok=True)
     before = os.umask(0)
     try:
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        flags = os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_NOCTTY | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = os.open(path, flags, 0o666)  # no link: the file that it leads to would be emptied
     finally:
         os.umask(before)
+    try:
+        refuse_strange(os.fstat(fd), path)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
 
 
 def lock_device(
@@ -57,7 +65,10 @@ def lock_device(
     if device.kind == "cpu":
         return
     path = lock_path(device)
-    fd = open_lock(path)
+    try:
+        fd = open_lock(path)
+    except OSError as error:
+        raise DeviceFault(f"{device.label} cannot be locked: {path}: {error.strerror}; remove that file") from error
     held.callback(os.close, fd)
     deadline, told = now() + limit_s, False
     while not try_lock(fd):

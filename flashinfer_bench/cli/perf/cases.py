@@ -23,6 +23,7 @@ from flashinfer_bench.cli.perf.flags import (
     split_session,
 )
 from flashinfer_bench.errors import Misuse
+from flashinfer_bench.files.reading import read_whole
 from flashinfer_bench.report.verdict import to_one_line
 from flashinfer_bench.routines.case.materials import Material, make_material
 from flashinfer_bench.routines.case.spec import Case, Routine
@@ -31,6 +32,8 @@ from flashinfer_bench.routines.case.support import Platform, why_not
 SCRIPT: Final = "flashinfer_benchmark.py"
 """The name that FlashInfer's documents have for this command."""
 INTERPRETER: Final = "python3"
+MOST_BYTES: Final = 16 << 20
+"""A testlist of more bytes is refused."""
 
 
 @dataclass
@@ -113,7 +116,7 @@ def read_requests(rest: Sequence[str], testlist: str | None, place: Platform) ->
 
 def _read_lines(path: Path) -> Iterator[tuple[int, str]]:
     try:
-        text = path.read_text(encoding="utf-8-sig")  # some editors begin a file with a byte order mark
+        text = read_whole(path, MOST_BYTES).decode("utf-8-sig")  # some editors begin a file with a byte order mark
     except (OSError, UnicodeDecodeError) as error:
         raise Misuse(f"--testlist {path}: cannot be read: {error}") from None
     for number, line in enumerate(text.splitlines(), start=1):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
@@ -11,8 +10,9 @@ import yaml
 
 from flashinfer_bench.bench.tolerances import TOLERANCES_FILE, read_tolerances
 from flashinfer_bench.cli.perf.cases import Request
+from flashinfer_bench.data.store.jsonl import write_whole
 from flashinfer_bench.errors import DataSetError
-from flashinfer_bench.filelock import USUAL_LIMIT_S, locked_folder
+from flashinfer_bench.files.locks import USUAL_LIMIT_S, locked_folder
 
 HEAD: Final = "# How the definitions of this set are judged, beside what `flashinfer-bench config show` tells.\n"
 
@@ -34,8 +34,6 @@ def write_tolerances(root: Path, requests: Iterable[Request]) -> None:
         root.mkdir(parents=True, exist_ok=True)
         with locked_folder(root, USUAL_LIMIT_S):
             others: dict[str, Any] = {name: section.model_dump() for name, section in read_tolerances(root).items()}
-            fresh = path.with_name(f".{path.name}.{os.getpid()}")
-            fresh.write_text(HEAD + yaml.safe_dump({**others, **own}, sort_keys=True), encoding="utf-8")
-            fresh.replace(path)
+            write_whole(path, HEAD + yaml.safe_dump({**others, **own}, sort_keys=True))
     except OSError as error:
         raise DataSetError(f"{path}: cannot be written: {error}") from error

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import tempfile
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -39,6 +38,7 @@ from flashinfer_bench.cli.screen.tables import count, format_duration
 from flashinfer_bench.compile.cache import cache_root
 from flashinfer_bench.data import Trace, TraceSet
 from flashinfer_bench.errors import ConfigError, Misuse
+from flashinfer_bench.files.trees import temporary_folder
 from flashinfer_bench.report.verdict import to_one_line
 from flashinfer_bench.routines.case.materials import write_material
 from flashinfer_bench.routines.case.support import find_platform
@@ -69,7 +69,7 @@ def run_session(argv: Sequence[str], *, make_engine: Callable[..., Any] = Benchm
         read_tolerances(Path(session.save_trace_set))  # raises before any file is begun, if they cannot be used
     board = Board(requests, ResultFiles(session.output_path, session.json_path, place), place)
     with ExitStack() as stack:
-        root = session.save_trace_set or stack.enter_context(tempfile.TemporaryDirectory(prefix="flashinfer-perf-"))
+        root = session.save_trace_set or stack.enter_context(temporary_folder("flashinfer-perf-"))
         board.begin()
         kept = [request for request in requests if request.backends or session.save_trace_set]
         for request in kept:

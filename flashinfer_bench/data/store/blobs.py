@@ -16,7 +16,8 @@ from typing import Final
 from flashinfer_bench.data.store.checks import is_inside
 from flashinfer_bench.data.store.layout import BLOB
 from flashinfer_bench.errors import WorkloadFault
-from flashinfer_bench.filelock import locked_folder
+from flashinfer_bench.files.locks import locked_folder
+from flashinfer_bench.files.reading import open_to_read, refuse_strange
 
 _POINTER_START: Final = b"version https://git-lfs.github.com/spec/v1"
 _POINTER_MAX_BYTES: Final = 1024
@@ -93,6 +94,8 @@ class BlobStore:
         if not is_inside(path):
             raise WorkloadFault(f"blob {path!r}{owner} leads out of the set; blob paths are relative to its root")
         file = self.root / path
+        if not _is_file(file) and _is_strange(file):
+            raise WorkloadFault(f"blob {file}{owner} is a pipe, a device or a socket, and no regular file")
         if not _is_file(file):
             raise WorkloadFault(f"blob {file}{owner} is not there; download the blob/ folder of the data set")
         real = file.resolve()
@@ -129,11 +132,22 @@ def _is_file(file: Path) -> bool:
         raise WorkloadFault(f"blob {file} cannot be looked up: {error.strerror}") from error
 
 
+def _is_strange(file: Path) -> bool:
+    try:
+        refuse_strange(file.stat(), file)
+    except OSError as error:
+        return error.errno == errno.EINVAL and not file.is_dir()
+    return False
+
+
 def _is_pointer(file: Path) -> bool:
     try:
         if file.stat().st_size > _POINTER_MAX_BYTES:
             return False
-        with file.open("rb") as handle:
-            return handle.read(len(_POINTER_START)) == _POINTER_START
+        fd = open_to_read(file)
+        try:
+            return os.read(fd, len(_POINTER_START)) == _POINTER_START
+        finally:
+            os.close(fd)
     except OSError as error:
         raise WorkloadFault(f"blob {file} cannot be read: {error.strerror}; check its permissions") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Sequence
 from json.decoder import JSONDecoder
 from typing import Final
@@ -11,6 +12,14 @@ from typing import Final
 _SPACE: Final = re.compile(r"[ \t\r\n]*")
 _HALF_CHARACTER: Final = re.compile(r"\\u[dD][89a-fA-F]")
 _DECODER: Final = JSONDecoder()
+MOST_JSON_BYTES: Final = 32 << 20
+"""A JSON file, or a line of JSON, of more bytes is refused."""
+MOST_VALUES: Final = 1_000_000
+"""JSON with more values than this is refused: no file of a set has so many, and each may become an issue."""
+MOST_MEMBERS: Final = 10_000
+"""A field is looked up among so many members of an object; an issue about a later one names the object's line."""
+DEEPEST: Final = 200
+"""JSON that is nested deeper than this is refused, as pydantic does: Python recurses through it in many places."""
 
 
 def find_line(text: str, place: Sequence[str]) -> int:
@@ -39,7 +48,7 @@ def _find_member(text: str, position: int, step: str) -> int | None:
     is_object = text[position] == "{"
     index = 0
     position = _skip_space(text, position + 1)
-    while text[position] not in "}]":
+    while text[position] not in "}]" and index < MOST_MEMBERS:
         key = str(index)
         if is_object:
             key, position = _DECODER.raw_decode(text, position)
@@ -69,12 +78,13 @@ def parse_json(text: str) -> tuple[object, list[str]]:
     def _build(pairs: list[tuple[str, object]]) -> dict[str, object]:
         built = dict(pairs)
         if len(built) != len(pairs):
-            keys = [key for key, _ in pairs]
-            repeated.extend(sorted({key for key in keys if keys.count(key) > 1}))
+            counts = Counter(key for key, _ in pairs)
+            repeated.extend(sorted(key for key, count in counts.items() if count > 1))
         return built
 
     try:
         parsed = json.loads(text, object_pairs_hook=_build)
+        check_extent(parsed)
         if _HALF_CHARACTER.search(text):
             json.dumps(parsed, ensure_ascii=False).encode()
     except RecursionError as error:
@@ -82,3 +92,21 @@ def parse_json(text: str) -> tuple[object, list[str]]:
     except UnicodeEncodeError as error:
         raise ValueError("it has half of a surrogate pair, which no file can hold") from error
     return parsed, repeated
+
+
+def check_extent(parsed: object) -> None:
+    """Raise ValueError for parsed JSON with too many values, or that is nested too deeply."""
+    layer, count, depth = [parsed], 1, 0
+    while layer:
+        below: list[object] = []
+        for value in layer:
+            if isinstance(value, dict):
+                below += value.values()
+            elif isinstance(value, list):
+                below += value
+        count, depth = count + len(below), depth + 1
+        if count > MOST_VALUES:
+            raise ValueError(f"it has more than {MOST_VALUES:,} values")
+        if depth > DEEPEST:
+            raise ValueError("nested too deeply")
+        layer = below

@@ -7,6 +7,7 @@ whole but lacks its newline gets one.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Iterable, Iterator
@@ -14,19 +15,34 @@ from pathlib import Path
 from threading import get_ident
 from typing import Final
 
+from flashinfer_bench.data.store.json_text import MOST_JSON_BYTES
 from flashinfer_bench.errors import Fault
-from flashinfer_bench.filelock import USUAL_LIMIT_S, open_locked
+from flashinfer_bench.files.locks import USUAL_LIMIT_S, open_locked
+from flashinfer_bench.files.reading import check_size, open_new, open_stream, open_to_append
 
 _BLOCK: Final = 65536
 _BOM: Final = b"\xef\xbb\xbf"
 _STAGED: Final = 180
 """A staging name begins with this many characters of the file's name."""
+MOST_LINES_BYTES: Final = 1 << 30
+"""A file of lines with more bytes is refused: its traces would not fit in memory."""
+MOST_LINES: Final = 10_000_000
+"""The lines of a file beyond this number are not read, blank ones among them."""
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, bytes, bool]]:
-    """Yield number (from 1), bytes and whether a newline ends it, of each line that is not blank."""
-    with path.open("rb") as handle:
-        for number, line in enumerate(handle, start=1):
+    """Yield number (from 1), bytes and whether a newline ends it, of each line that is not blank.
+
+    Raises:
+        OSError: the file cannot be read, is no regular file, or it or a line of it is too large.
+    """
+    with open_stream(path, MOST_LINES_BYTES) as handle:
+        for number, line in enumerate(iter(lambda: handle.readline(MOST_JSON_BYTES + 1), b""), start=1):
+            check_size(handle.tell() if handle.seekable() else 0, path, MOST_LINES_BYTES)
+            if number > MOST_LINES:
+                raise OSError(errno.EFBIG, f"it has more than {MOST_LINES:,} lines", str(path))
+            if len(line) > MOST_JSON_BYTES:
+                raise OSError(errno.EFBIG, f"line {number} has more than {MOST_JSON_BYTES:,} bytes", str(path))
             text = line.strip().removeprefix(_BOM) if number == 1 else line.strip()
             if text:
                 yield number, text, line.endswith(b"\n")
@@ -64,7 +80,8 @@ def write_whole(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     staging = path.with_name(f".{path.name[:_STAGED]}.{os.getpid()}.{get_ident()}.tmp")
     try:
-        staging.write_text(text, encoding="utf-8", newline="\n")
+        with os.fdopen(open_new(staging), "w", encoding="utf-8", newline="\n") as handle:
+            handle.write(text)
         staging.replace(path)
     finally:
         staging.unlink(missing_ok=True)
@@ -73,6 +90,8 @@ def write_whole(path: Path, text: str) -> None:
 def _append(file: int, path: Path, data: bytes) -> None:
     size = os.fstat(file).st_size
     start = _line_start(file, size)
+    if size - start > MOST_JSON_BYTES:
+        raise OSError(errno.EFBIG, f"its last line has more than {MOST_JSON_BYTES:,} bytes")
     tail = os.pread(file, size - start, start)
     if tail and _is_whole(tail):
         data = b"\n" + data
@@ -89,6 +108,8 @@ def _line_start(file: int, size: int) -> int:
     """Find where the text after the last newline starts; equal to the size when there is none."""
     end = size
     while end > 0:
+        if size - end > MOST_JSON_BYTES:
+            return end  # too far away: the caller refuses such a line
         begin = max(0, end - _BLOCK)
         newline = os.pread(file, end - begin, begin).rfind(b"\n")
         if newline >= 0:
@@ -105,5 +126,5 @@ def _is_whole(tail: bytes) -> bool:
 
 
 def _keep_torn(path: Path, tail: bytes) -> None:
-    with path.with_name(f"{path.name}.torn").open("ab") as torn:
+    with os.fdopen(open_to_append(path.with_name(f"{path.name}.torn")), "ab") as torn:
         torn.write(tail + b"\n")

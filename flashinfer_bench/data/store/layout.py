@@ -13,12 +13,14 @@ A plain name has no `~`, so no two names share a part.
 from __future__ import annotations
 
 import hashlib
-import os
 import re
-import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
+
+from flashinfer_bench.files.reading import refuse_strange
+from flashinfer_bench.files.trees import Tell, walk_files
 
 DEFINITIONS: Final = "definitions"
 SOLUTIONS: Final = "solutions"
@@ -71,7 +73,7 @@ def blob_path(root: Path, *, op_type: str, definition: str, uuid: str) -> Path:
     return folder / f"{path_part(f'{definition}_{uuid}')}.safetensors"
 
 
-def walk_files(folder: Path, suffixes: tuple[str, ...], tell: Callable[[Path, str], None]) -> Iterator[Path]:
+def find_files(folder: Path, suffixes: tuple[str, ...], tell: Tell) -> Iterator[Path]:
     """Yield the files below a folder with one of the suffixes, in a fixed order; hidden ones are passed over.
 
     Args:
@@ -79,36 +81,18 @@ def walk_files(folder: Path, suffixes: tuple[str, ...], tell: Callable[[Path, st
         suffixes: with their dots.
         tell: takes a path that is left out, and why: a folder that cannot be read, a pipe, a device.
     """
-
-    def on_error(error: OSError) -> None:
-        path = Path(error.filename or folder)
-        if path != folder or not isinstance(error, FileNotFoundError):
-            tell(path, f"cannot be read: {error.strerror}")
-
-    visited: set[str] = set()
-    for current, folders, files in os.walk(folder, onerror=on_error, followlinks=True):
-        real = os.path.realpath(current)
-        if real in visited:  # a link that leads back up
-            folders.clear()
+    with suppress(OSError):
+        if not folder.exists():
+            return
+    for path in walk_files(folder, tell, follows_links=True, passes_over=lambda name: name.startswith(".")):
+        if not path.name.endswith(suffixes):
             continue
-        visited.add(real)
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for name in sorted(files):
-            if not name.endswith(suffixes) or name.startswith("."):
-                continue
-            path = Path(current, name)
-            if _blocks(path):
-                tell(path, "is no regular file; it is left out")
-            else:
-                yield path
-
-
-def _blocks(path: Path) -> bool:
-    """Tell whether something is there whose reading may not end: a pipe, a device."""
-    try:
-        return not stat.S_ISREG(path.stat().st_mode)
-    except OSError:
-        return False  # reading it says what is wrong
+        try:
+            refuse_strange(path.stat(), path)
+        except OSError as error:
+            tell(path, f"cannot be read: {error.strerror}")
+        else:
+            yield path
 
 
 def check_place(file: Path, folder: Path, expected: tuple[str, ...]) -> str | None:

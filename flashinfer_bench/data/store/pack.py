@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -20,6 +19,7 @@ from flashinfer_bench.data.issue import LoadIssue
 from flashinfer_bench.data.manifest import (
     MANIFEST_NAMES,
     SPEC_KEYS,
+    is_passed_over,
     join_solution,
     listed_paths,
     sort_sources,
@@ -27,11 +27,13 @@ from flashinfer_bench.data.manifest import (
 )
 from flashinfer_bench.data.names import KEY_CUTOFF, nearest_name
 from flashinfer_bench.data.solution import Solution, check_source_path
+from flashinfer_bench.data.store.json_text import MOST_JSON_BYTES, parse_json
 from flashinfer_bench.data.store.parse import MISSING, Place, describe_missing, parse_raw
+from flashinfer_bench.data.store.variants import MOST_SOURCE_BYTES
 from flashinfer_bench.errors import DataSetError
-
-MAX_SOURCE_BYTES: Final = 4 << 20
-"""A file of more bytes is no source, and is an error."""
+from flashinfer_bench.files.reading import read_whole
+from flashinfer_bench.files.trees import remove_tree, walk_files
+from flashinfer_bench.files.yaml_text import MOST_YAML_BYTES, parse_yaml
 
 
 class Packed(NamedTuple):
@@ -81,7 +83,7 @@ def unpack_solution(solution: Solution, folder: Path) -> list[Path]:
             staging.chmod(0o755)
             os.rename(staging, folder)  # noqa: PTH104 - Path.rename hides that a folder with files is never replaced
         finally:
-            shutil.rmtree(staging, ignore_errors=True)
+            remove_tree(staging)
     except OSError as error:
         raise DataSetError(f"{folder} cannot be written: {error.strerror}") from error
     return [folder / name, *(folder / path for path in sources)]
@@ -91,7 +93,7 @@ def render_manifest(manifest: Mapping[str, Any]) -> tuple[str, str]:
     """Return a manifest's file name and text: YAML, or JSON where YAML would lose a character of a text."""
     text = yaml.safe_dump(dict(manifest), sort_keys=False, allow_unicode=True, width=100)
     try:
-        is_kept = yaml.safe_load(text) == manifest
+        is_kept = parse_yaml(text)[1] == manifest
     except yaml.YAMLError:
         is_kept = False
     return ("solution.yaml", text) if is_kept else ("solution.json", json.dumps(manifest, indent=2) + "\n")
@@ -100,7 +102,7 @@ def render_manifest(manifest: Mapping[str, Any]) -> tuple[str, str]:
 def _find_manifest(folder: Path) -> Path:
     if not folder.is_dir():
         raise DataSetError(f"{folder} is no folder; pack takes a folder with sources and a {MANIFEST_NAMES[0]}")
-    found = [folder / name for name in MANIFEST_NAMES if (folder / name).is_file()]
+    found = [folder / name for name in MANIFEST_NAMES if os.path.lexists(folder / name)]
     if not found:
         raise DataSetError(f"{folder} has no {MANIFEST_NAMES[0]}; `flashinfer-bench pack --help` shows one")
     return found[0]
@@ -108,10 +110,12 @@ def _find_manifest(folder: Path) -> Path:
 
 def _read_manifest(file: Path) -> dict[str, Any]:
     try:
-        text = file.read_text(encoding="utf-8-sig")
-        read = json.loads(text) if file.suffix == ".json" else yaml.safe_load(text)
+        is_json = file.suffix == ".json"
+        text = read_whole(file, MOST_JSON_BYTES if is_json else MOST_YAML_BYTES).decode("utf-8-sig")
+        read = parse_json(text)[0] if is_json else parse_yaml(text)[1]
     except (OSError, ValueError, yaml.YAMLError) as error:
-        raise DataSetError(f"{file} cannot be read: {' '.join(str(error).split())}") from error
+        said = error.strerror if isinstance(error, OSError) else str(error)
+        raise DataSetError(f"{file} cannot be read: {' '.join(str(said).split())}") from error
     if not isinstance(read, dict):
         raise DataSetError(f"{file}: keys with values are expected, this is {type(read).__name__}")
     return {str(key): value for key, value in read.items()}
@@ -119,12 +123,18 @@ def _read_manifest(file: Path) -> dict[str, Any]:
 
 def _read_sources(folder: Path, listed: list[str] | None, file: Path, issues: list[LoadIssue]) -> dict[str, str]:
     """Read the listed files, or all; what cannot be a source becomes an issue."""
-    there = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+
+    def tell(path: Path, reason: str) -> None:
+        issues.append(LoadIssue("error", path, None, "sources", reason))
+
+    if listed is None:
+        there = [path for path in walk_files(folder, tell, passes_over=is_passed_over) if path.is_file()]
+        listed = sort_sources(path.relative_to(folder).as_posix() for path in there)
     sources: dict[str, str] = {}
-    for path in sort_sources(there) if listed is None else listed:
+    for path in listed:
         try:
             sources[path] = _read_source(folder, check_source_path(path))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: links that lead round
             reason = error.strerror if isinstance(error, OSError) else str(error)
             issues.append(LoadIssue("error", file, None, "sources", f"{path}: {reason}"))
     return sources
@@ -134,10 +144,8 @@ def _read_source(folder: Path, path: str) -> str:
     file = folder / path
     if not file.resolve().is_relative_to(folder.resolve()):
         raise ValueError("leads out of the folder")
-    if file.stat().st_size > MAX_SOURCE_BYTES:
-        raise ValueError(f"has {file.stat().st_size} bytes; a source has at most {MAX_SOURCE_BYTES}")
     try:
-        return file.read_bytes().decode("utf-8")
+        return read_whole(file, MOST_SOURCE_BYTES).decode("utf-8")
     except UnicodeDecodeError:
         raise ValueError("is not UTF-8; list the files that are sources under `sources`") from None
 

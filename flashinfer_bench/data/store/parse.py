@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -16,13 +17,20 @@ from pydantic import ValidationError
 from flashinfer_bench.data.issue import LoadIssue, Severity
 from flashinfer_bench.data.model import DataModel
 from flashinfer_bench.data.names import KEY_CUTOFF, nearest_name
-from flashinfer_bench.data.store.json_text import find_line, parse_json
+from flashinfer_bench.data.store.json_text import MOST_JSON_BYTES, MOST_VALUES, find_line, parse_json
 from flashinfer_bench.data.store.variants import UPGRADES
+from flashinfer_bench.files.reading import read_whole
 
 Model = TypeVar("Model", bound=DataModel)
 MISSING: Final = "is missing"
 _SHOWN: Final = 80
 """A message shows this many characters of a wrong value."""
+MOST_ISSUES: Final = 1000
+"""Issues of one file that are told."""
+MOST_WRONG: Final = 1000
+"""A file with so many wrong objects is left out from there on: each costs time, and memory for its issues."""
+_LOOKED_UP: Final = 20
+"""Issues of one JSON file whose line is looked up: a look reads the file up to that line."""
 
 
 class Place:
@@ -33,18 +41,25 @@ class Place:
         self._line = line
         self._text = text
         self._prefix = prefix
+        self._looks = _LOOKED_UP
 
     def issue(self, severity: Severity, reason: str, place: Sequence[str] = ()) -> LoadIssue:
         """Make an issue about a field of the object, or about all of it."""
         steps = (*self._prefix, *place)
-        line = find_line(self._text, steps) if self._text else self._line
+        line = find_line(self._text, steps) if self._text and self._looks > 0 else self._line
+        self._looks -= 1
         return LoadIssue(severity, self.file, line, ".".join(steps) or None, reason)
+
+    def forget_text(self) -> None:
+        """Give the text back. Later issues name the first line, or none in a list of objects."""
+        self._line = None if self._prefix else 1
+        self._text = ""
 
 
 def parse_objects(model: type[Model], file: Path, issues: list[LoadIssue]) -> Iterator[tuple[Model, Place]]:
     """Yield the object of a JSON file, or each of the list that it holds."""
     try:
-        text = file.read_bytes().decode("utf-8-sig")
+        text = read_whole(file, MOST_JSON_BYTES).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         issues.append(LoadIssue("error", file, None, None, f"not UTF-8: {error}"))
         return
@@ -59,16 +74,50 @@ def parse_objects(model: type[Model], file: Path, issues: list[LoadIssue]) -> It
     except ValueError as error:
         issues.append(LoadIssue("error", file, None, None, f"not JSON: {error}"))
         return
-    issues.extend(LoadIssue("warning", file, None, key, "the key stands twice; the last counts") for key in repeated)
+    kept = FileIssues(file, issues)
+    twice = "the key stands twice; the last counts"
+    issues.extend(LoadIssue("warning", file, None, key, twice) for key in repeated[:MOST_ISSUES])
     for index, raw in enumerate(parsed if isinstance(parsed, list) else [parsed]):
-        place = Place(file, text=text, prefix=(str(index),) if isinstance(parsed, list) else ())
+        prefix = (str(index),) if isinstance(parsed, list) else ()
+        place = Place(file, text=text if kept.count < _LOOKED_UP else "", prefix=prefix)
         built = parse_raw(model, raw, place, issues)
         if built is not None:
             yield built, place
+            place.forget_text()
+        if kept.are_too_many(built is None):
+            return
+
+
+class FileIssues:
+    """Bounds what is told of one file, and how many of its objects may be wrong, by the list of all issues."""
+
+    def __init__(self, file: Path, issues: list[LoadIssue]) -> None:
+        self._file = file
+        self._issues = issues
+        self._start = len(issues)
+        self._wrong = 0
+
+    @property
+    def count(self) -> int:
+        """How many issues there are of the file so far."""
+        return len(self._issues) - self._start
+
+    def are_too_many(self, is_wrong: bool) -> bool:
+        """Drop what is told beyond MOST_ISSUES; say whether so many objects were wrong that the rest is left out."""
+        self._wrong += is_wrong
+        del self._issues[self._start + MOST_ISSUES :]
+        if self._wrong < MOST_WRONG:
+            return False
+        reason = f"{MOST_WRONG} objects of this file cannot be used; the rest of it is left out"
+        self._issues.append(LoadIssue("error", self._file, None, None, reason))
+        return True
 
 
 def parse_line(model: type[Model], line: bytes, place: Place, issues: list[LoadIssue]) -> Model | None:
     """Make the model of one line; None, with issues, when it is not one."""
+    if line.count(b",") > MOST_VALUES:
+        issues.append(place.issue("error", f"not JSON of ours: it has more than {MOST_VALUES:,} values"))
+        return None
     with suppress(ValidationError):  # the slow way below finds the places of what is wrong
         built = model.model_validate_json(line)
         if built.has_unknown_keys():
@@ -102,7 +151,7 @@ def parse_raw(model: type[Model], raw: object, place: Place, issues: list[LoadIs
 
 def _warn_of_misspelt_keys(built: DataModel, given: object, place: Place, issues: list[LoadIssue]) -> None:
     """Warn of unknown keys that are nearly one that the file does not give."""
-    for steps, owner in built.unknown_keys():
+    for steps, owner in islice(built.unknown_keys(), MOST_ISSUES):
         holder = _find_holder(given, steps[:-1])
         there = owner.model_fields_set if holder is None else holder.keys()
         free = [name for name in type(owner).model_fields if name not in there]
@@ -137,7 +186,7 @@ def _find_holder(given: object, steps: Sequence[str]) -> dict[str, Any] | None:
 def _issues_of(error: ValidationError, raw: dict[str, Any], place: Place) -> list[LoadIssue]:
     """Turn a ValidationError into one issue a field."""
     found: dict[tuple[str, ...], str] = {}
-    for detail in error.errors(include_url=False):
+    for detail in error.errors(include_url=False)[:MOST_ISSUES]:
         steps, owner = _steps_in(raw, detail["loc"])
         found[steps] = _reason(detail["type"], detail["msg"], detail["input"], steps, owner)
     return [place.issue("error", reason, steps) for steps, reason in found.items()]

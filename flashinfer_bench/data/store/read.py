@@ -19,8 +19,9 @@ from flashinfer_bench.data.names import did_you_mean
 from flashinfer_bench.data.solution import Solution
 from flashinfer_bench.data.store import layout
 from flashinfer_bench.data.store.checks import check_workload
+from flashinfer_bench.data.store.claims_to_names import Filed, settle_definitions, settle_solutions
 from flashinfer_bench.data.store.jsonl import read_lines
-from flashinfer_bench.data.store.parse import Place, parse_line, parse_objects
+from flashinfer_bench.data.store.parse import FileIssues, Place, parse_line, parse_objects
 from flashinfer_bench.data.trace import Trace
 from flashinfer_bench.errors import DataSetError
 
@@ -91,46 +92,59 @@ def _describe_empty(root: Path) -> str:
 
 def _read_definitions(found: FoundFiles) -> None:
     folder = found.root / layout.DEFINITIONS
-    for file in layout.walk_files(folder, (".json",), found.leave_out):
+    read = []
+    for file in layout.find_files(folder, (".json",), found.leave_out):
         for definition, place in parse_objects(Definition, file, found.issues):
-            first = found.definition_files.get(definition.name)
-            if first is not None:
-                found.issues.append(place.issue("error", _describe_twice("definition", definition.name, first)))
-                continue
-            found.definitions[definition.name] = definition
-            found.definition_files[definition.name] = file
-            _compare_place(found, file, folder, (definition.name, definition.op_type))
+            read.append(Filed(definition, place, file))
             if definition.not_runnable_reason is not None:
                 reason = f"kept, but nothing is judged against it: {definition.not_runnable_reason}"
                 found.issues.append(place.issue("warning", reason, ("reference",)))
 
+    def is_in_place(filed: Filed[Definition]) -> bool:
+        return layout.check_place(filed.file, folder, (filed.model.name, filed.model.op_type)) is None
+
+    for definition, _, file in settle_definitions(read, is_in_place, found.issues):
+        found.definitions[definition.name] = definition
+        found.definition_files[definition.name] = file
+        _compare_place(found, file, folder, (definition.name, definition.op_type))
+
 
 def _read_solutions(found: FoundFiles) -> None:
     folder = found.root / layout.SOLUTIONS
-    for file in layout.walk_files(folder, (".json",), found.leave_out):
-        for solution, place in parse_objects(Solution, file, found.issues):
-            first = found.solution_files.get(solution.name)
-            if first is not None:
-                found.issues.append(place.issue("error", _describe_twice("solution", solution.name, first)))
-                continue
-            found.solutions.setdefault(solution.definition, []).append(solution)
-            found.solution_files[solution.name] = file
-            found.authors[solution.name] = solution.author
-            if not solution.get_entry_source().content.strip():
-                path = solution.get_entry_path()
-                found.issues.append(place.issue("warning", f"the source of the entry point, {path}, is empty"))
-            definition = found.definitions.get(solution.definition)
-            if definition is None:
-                _warn_of_missing(found, place, solution.definition, f"solution {solution.name!r}")
-                continue
-            names = (solution.name, solution.definition, definition.op_type, solution.author)
-            _compare_place(found, file, folder, names)
+    read = [
+        Filed(solution, place, file)
+        for file in layout.find_files(folder, (".json",), found.leave_out)
+        for solution, place in parse_objects(Solution, file, found.issues)
+    ]
+
+    def is_in_place(filed: Filed[Solution]) -> bool:
+        return layout.check_place(filed.file, folder, _names_above(found, filed.model)) is None
+
+    for solution, place, file in settle_solutions(read, is_in_place, found.issues):
+        found.solutions.setdefault(solution.definition, []).append(solution)
+        found.solution_files[solution.name] = file
+        found.authors[solution.name] = solution.author
+        if not solution.get_entry_source().content.strip():
+            path = solution.get_entry_path()
+            found.issues.append(place.issue("warning", f"the source of the entry point, {path}, is empty"))
+        if solution.definition not in found.definitions:
+            _warn_of_missing(found, place, solution.definition, f"solution {solution.name!r}")
+        else:
+            _compare_place(found, file, folder, _names_above(found, solution))
+
+
+def _names_above(found: FoundFiles, solution: Solution) -> tuple[str, ...]:
+    """Return the names of a solution's file and of the folders around it, innermost first, as far as they are known."""
+    name = solution.name.removesuffix(f"@{solution.author}")  # which it may have got where another has its name
+    definition = found.definitions.get(solution.definition)
+    names = (name, solution.definition)
+    return (*names, definition.op_type, solution.author) if definition is not None else names
 
 
 def _read_workloads(found: FoundFiles) -> None:
     folder = found.root / layout.WORKLOADS
     seen: dict[tuple[str, str], tuple[str, Path]] = {}
-    for file in layout.walk_files(folder, (".jsonl", ".json"), found.leave_out):
+    for file in layout.find_files(folder, (".jsonl", ".json"), found.leave_out):
         names = _NamesOfFile(found, file, folder)
         for trace, place in _read_trace_file(file, found.issues):
             workload = _accept_workload(found, trace, place, seen)
@@ -170,7 +184,7 @@ def _describe_repeated(trace: Trace, place: Place, digest: str, first: Path) -> 
 
 def _read_traces(found: FoundFiles) -> None:
     folder = found.root / layout.TRACES
-    for file in layout.walk_files(folder, (".jsonl", ".json"), found.leave_out):
+    for file in layout.find_files(folder, (".jsonl", ".json"), found.leave_out):
         names = _NamesOfFile(found, file, folder)
         for trace, place in _read_trace_file(file, found.issues):
             if trace.solution is None:
@@ -217,6 +231,7 @@ def _read_trace_file(file: Path, issues: list[LoadIssue]) -> Iterator[tuple[Trac
     if file.suffix == ".json":
         yield from parse_objects(Trace, file, issues)
         return
+    kept = FileIssues(file, issues)
     try:
         for number, line, is_ended in read_lines(file):
             place = Place(file, line=number)
@@ -228,12 +243,10 @@ def _read_trace_file(file: Path, issues: list[LoadIssue]) -> Iterator[tuple[Trac
                 del issues[before:]
                 reason = "the last line was cut off in the middle; it is passed over, and moved aside at the next write"
                 issues.append(place.issue("warning", reason))
+            if kept.are_too_many(trace is None):
+                return
     except OSError as error:
         issues.append(LoadIssue("error", file, None, None, f"cannot be read: {error.strerror}"))
-
-
-def _describe_twice(kind: str, name: str, first: Path) -> str:
-    return f"{kind} {name!r} is in {first} already; names are unique, this one is left out"
 
 
 def _warn_of_missing(found: FoundFiles, place: Place, name: str, what: str) -> None:

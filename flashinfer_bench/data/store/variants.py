@@ -24,9 +24,10 @@ from pydantic import ValidationError
 from flashinfer_bench.data.definition import Definition
 from flashinfer_bench.data.digest import digest_of
 from flashinfer_bench.data.reference import parse_module
-from flashinfer_bench.data.solution import Solution, SupportedLanguages, check_source_path
+from flashinfer_bench.data.solution import MOST_SOURCES, Solution, SupportedLanguages, check_source_path
 from flashinfer_bench.data.trace import Trace
 from flashinfer_bench.data.workload import WorkloadCost
+from flashinfer_bench.files.reading import read_whole
 
 Remark = tuple[str, str]
 """The field, and what was made of it."""
@@ -40,6 +41,10 @@ _OTHER_LANGUAGES: Final = frozenset(
 _PYTHON_SUFFIXES: Final = frozenset({".py"})
 _CUDA_SUFFIXES: Final = frozenset({".cu", ".cuh"})
 _CPP_SUFFIXES: Final = frozenset({".cpp", ".cc", ".cxx", ".c", ".h", ".hpp"})
+MOST_SOURCE_BYTES: Final = 4 << 20
+"""A source that lies beside its solution has at most this many bytes, as one that a worker gets."""
+MOST_BESIDE_BYTES: Final = 64 << 20
+"""Sources that lie beside their solution are read until they have so many bytes together."""
 _WORKLOAD_NAMESPACE: Final = uuid.UUID("6f1a3f0e-52a5-5b0e-9a55-3a7c1f0a9d11")
 """The namespace of uuids for workloads that have none. Equal workloads get equal uuids."""
 
@@ -121,7 +126,14 @@ def _without_null_lists(raw: Mapping[str, Any], *names: str) -> dict[str, Any]:
 def _upgrade_sources(sources: list[Any] | dict[str, Any], folder: Path) -> list[Any]:
     if isinstance(sources, dict):
         sources = [{"path": path, "content": content} for path, content in sources.items()]
-    return [_with_content(source, folder) for source in sources]
+    if len(sources) > MOST_SOURCES:
+        return sources  # the model refuses them
+    found, left = [], MOST_BESIDE_BYTES
+    for source in sources:
+        whole = _with_content(source, folder) if left > 0 else source
+        left -= len(whole["content"]) if whole is not source and isinstance(whole, dict) and "content" in whole else 0
+        found.append(whole)
+    return found
 
 
 def _with_content(source: object, folder: Path) -> object:
@@ -132,8 +144,8 @@ def _with_content(source: object, folder: Path) -> object:
     try:
         beside = (folder / check_source_path(entry["path"])).resolve()
         if beside.is_relative_to(folder.resolve()):
-            return {**entry, "content": beside.read_text(encoding="utf-8")}
-    except (OSError, ValueError):
+            return {**entry, "content": read_whole(beside, MOST_SOURCE_BYTES).decode("utf-8")}
+    except (OSError, ValueError, RuntimeError):  # RuntimeError: links that lead round
         return {key: value for key, value in entry.items() if key != "content"}
     return entry
 
@@ -168,6 +180,8 @@ def _source_paths(sources: object) -> Iterator[str]:
 def _find_entry(entry: str, sources: object) -> str | None:
     """Find file and function of an entry point that names only one of them, or joins them with one colon."""
     paths = list(_source_paths(sources))
+    if len(paths) > MOST_SOURCES:
+        return None
     path, _, symbol = entry.rpartition(":")
     if path in paths and symbol:
         return f"{path}::{symbol}"

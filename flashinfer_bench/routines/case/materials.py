@@ -114,13 +114,14 @@ def _uuid_in(line: str) -> object:
     """Return the uuid of a line's workload; None where there is none, or the line cannot be read."""
     try:
         return json.loads(line)["workload"]["uuid"]
-    except (ValueError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError, RecursionError):
         return None
 
 
 def _write_blobs(path: Path, blobs: Mapping[str, npt.NDArray[Any]]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     staging = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    staging.unlink(missing_ok=True)
     try:
         save_file({name: np.asarray(value, order="C") for name, value in blobs.items()}, staging)
         staging.replace(path)

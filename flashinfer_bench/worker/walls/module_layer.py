@@ -9,15 +9,20 @@ folder, is left out: the library compiles it again.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from flashinfer_bench.files.reading import open_new, read_whole
+
 LIBRARY: Final = Path(".cache", "flashinfer")
 MODULES, SOURCES, BUILD_FILE, DOWNLOADS = "cached_ops", "generated", "build.ninja", "cubins"
 STAMP: Final = ".linked"
+MOST_BYTES: Final = 16 << 20
+"""Files that are read here have at most so many bytes."""
 OF_FILES: Final = ("build ", "default ")
 """How lines begin that name files; others are flags."""
 
@@ -29,14 +34,15 @@ def link_modules(shared: Path, own: Path) -> None:
     """
     places = list(_find_places(shared / LIBRARY))
     stamp = "\n".join(f"{place} {place.stat().st_mtime_ns}" for place in places)
-    with suppress(OSError):
-        if (own / STAMP).read_text() == stamp:
+    with suppress(OSError, ValueError):
+        if read_whole(own / STAMP, MOST_BYTES).decode() == stamp:
             return
     for place in places:
         for target in _choose(place, shared):
             _link(target, own / target.relative_to(shared))
     own.mkdir(parents=True, exist_ok=True)
-    (own / STAMP).write_text(stamp)
+    with os.fdopen(open_new(own / STAMP), "w") as file:
+        file.write(stamp)
 
 
 def _find_places(library: Path) -> Iterator[Path]:
@@ -56,7 +62,7 @@ def _choose(place: Path, shared: Path) -> Iterator[Path]:
         build = module / BUILD_FILE
         if not (module / f"{module.name}.so").is_file() or not build.is_file():
             continue
-        text = build.read_text(errors="replace")
+        text = read_whole(build, MOST_BYTES).decode(errors="replace")
         if any(str(shared) in line for line in text.splitlines() if not line.startswith(OF_FILES)):
             continue
         yield module

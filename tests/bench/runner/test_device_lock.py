@@ -7,6 +7,7 @@ from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.runner import device_lock
 from flashinfer_bench.bench.runner.device_lock import lock_device
 from flashinfer_bench.errors import DeviceFault
+from tests.kit.strange import STRANGE
 
 GPU = Device("cuda", 0, "a GPU", "GPU-1234")
 
@@ -43,6 +44,20 @@ def test_two_devices_do_not_wait_for_each_other():
     other = Device("cuda", 1, "a GPU", "GPU-5678")
     with ExitStack() as held:
         assert list(lock_device(GPU, held)) + list(lock_device(other, held)) == []
+
+
+@pytest.mark.parametrize("words", STRANGE)
+def test_what_stands_in_place_of_a_lock_is_told_and_neither_waited_for_nor_emptied(tmp_path, words):
+    path = device_lock.lock_path(GPU)
+    path.parent.mkdir()
+    STRANGE[words](path)
+    if words == "has more than":
+        path.unlink()
+        (tmp_path / "kept").write_text("kept")
+        path.symlink_to(tmp_path / "kept")
+    with ExitStack() as held, pytest.raises(DeviceFault, match="cannot be locked"):
+        list(lock_device(GPU, held))
+    assert words != "has more than" or (tmp_path / "kept").read_text() == "kept"
 
 
 def test_a_cpu_has_no_lock():

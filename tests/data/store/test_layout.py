@@ -65,7 +65,7 @@ def test_a_walk_is_sorted_and_ends_although_a_link_leads_back_up(tmp_path):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("")
     (tmp_path / "a" / "up").symlink_to(tmp_path)
-    assert list(layout.walk_files(tmp_path, (".json",), refuse)) == [tmp_path / "a/1.json", tmp_path / "b/2.json"]
+    assert list(layout.find_files(tmp_path, (".json",), refuse)) == [tmp_path / "a/1.json", tmp_path / "b/2.json"]
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,8 @@ def test_what_is_no_regular_file_is_an_error_and_is_not_opened(tmp_path):
     (tmp_path / "solutions/zero.json").symlink_to("/dev/zero")
     (tmp_path / "workloads/zero.jsonl").symlink_to("/dev/zero")
     _, issues = _load(tmp_path)
-    assert [issue[-1] for issue in issues] == ["is no regular file; it is left out"] * 4
+    reasons = [f"cannot be read: this is {what}, and no regular file" for what in ("a pipe", "a device")]
+    assert sorted(issue[-1] for issue in issues) == sorted(reasons * 2)
 
 
 def test_a_set_without_definitions_says_so_and_offers_the_folder_below(tmp_path):
@@ -181,17 +182,45 @@ def test_a_key_that_stands_twice_is_a_warning(tmp_path):
 
 
 def test_a_second_definition_of_one_name_is_left_out(tmp_path):
-    other = make_definition(op_type="other")
+    other = make_definition(op_type="other")  # its folder is another one
     loaded, issues = _load(tmp_path, {"definitions/zzz/double.json": other})
     _only(issues, "error", "definitions/zzz/double.json", 1, None, "definition 'double' is in")
     assert loaded.definitions["double"].op_type == "test"
 
 
+def test_a_definition_that_lies_elsewhere_than_it_says_displaces_none(tmp_path):
+    other = make_definition(reference="def run(x):\n    return x * 0\n")
+    loaded, issues = _load(tmp_path, {"definitions/aaa/double.json": other})
+    _only(issues, "error", "definitions/aaa/double.json", 1, None, "definition 'double' is in")
+    assert loaded.definitions["double"].reference != other.reference
+
+
+def test_of_definitions_that_differ_and_lie_where_they_say_none_is_used(tmp_path):
+    loaded, issues = _load(tmp_path, {"definitions/other/double.json": make_definition(op_type="other")})
+    assert loaded.definitions == {}
+    reasons = [reason for severity, *_, reason in issues if severity == "error"]
+    assert len(reasons) == 2
+    assert all("differs between" in reason and "neither is used" in reason for reason in reasons)
+
+
 def test_a_second_solution_of_one_name_is_left_out(tmp_path):
-    first, second = make_solution("s"), make_solution("s", author="bob")
-    loaded, issues = _load(tmp_path, solutions=[first, second])
-    _only(issues, "error", "solutions/bob/test/double/s.json", 1, None, "solution 's' is in")
+    first = make_solution("s")
+    copy = make_solution("s", source="def run(x):\n    return x\n")
+    loaded, issues = _load(tmp_path, {"solutions/alice/test/double/copy.json": copy}, solutions=[first])
+    _only(issues, "error", "solutions/alice/test/double/copy.json", 1, None, "solution 's' is in")
     assert loaded.solutions["double"] == [first]
+
+
+def test_a_solution_that_bears_the_name_of_anothers_displaces_nobody(tmp_path):
+    thief = make_solution("s", author="aaa")
+    files = {"solutions/aaa/test/double/other.json": thief}
+    loaded, issues = _load(tmp_path / "elsewhere", files, solutions=[make_solution("s")])
+    _only(issues, "error", "solutions/aaa/test/double/other.json", 1, None, "solution 's' is in")
+    assert loaded.solutions["double"] == [make_solution("s")]
+    loaded, issues = _load(tmp_path / "in_place", solutions=[make_solution("s"), thief])
+    assert [solution.name for solution in loaded.solutions["double"]] == ["s@aaa", "s@alice"]
+    assert [issue[0] for issue in issues] == ["error"] * 2
+    assert "several authors have a solution 's'; this one counts as 's@aaa'" in issues[0][-1]
 
 
 def test_things_of_an_unknown_definition_are_kept_with_a_warning_each_file(tmp_path):

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import os
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -24,6 +23,7 @@ from triton.errors import TritonError
 from flashinfer_bench.bench.evaluators.compare.chunks import measure_chunks
 from flashinfer_bench.bench.evaluators.compare.packed import is_packed
 from flashinfer_bench.bench.evaluators.compare.rule import WINDOW, Findings, Tolerance
+from flashinfer_bench.files.trees import temporary_folder
 
 TILE: Final = 512
 """Elements in a tile. With four warps each thread has four elements; with eight elements, the registers that a thread
@@ -224,8 +224,8 @@ def make_example(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor
 def _own_kernels() -> Iterator[None]:
     """Let Triton compile into a new folder: a kernel that judges must not come from a cache that others write to."""
     before = os.environ.get("TRITON_CACHE_DIR")
-    with tempfile.TemporaryDirectory(prefix="flashinfer-bench-") as folder:
-        os.environ["TRITON_CACHE_DIR"] = folder
+    with temporary_folder("flashinfer-bench-") as folder:
+        os.environ["TRITON_CACHE_DIR"] = str(folder)
         try:
             yield
         finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from flashinfer_bench.bench.evaluators.compare.packed import is_packed, storage_
 from flashinfer_bench.data import TensorSpec
 from flashinfer_bench.data.dtypes import DTYPES, torch_dtype
 from flashinfer_bench.errors import WorkloadFault
+from flashinfer_bench.files.reading import open_to_read
 
 
 def make_scalar(name: str, spec: TensorSpec, value: bool | float, *, device: torch.device) -> Any:
@@ -44,7 +46,11 @@ def read_stored(file: Path, key: str, spec: TensorSpec, shape: tuple[int, ...] |
         WorkloadFault: the file, the key, the shape or the dtype is not as it should be.
     """
     try:
-        with safe_open(file, framework="pt", device="cpu") as blob:
+        fd = open_to_read(file)
+    except OSError as error:
+        raise WorkloadFault(f"{where}: cannot be read: {error.strerror}") from error
+    try:  # the file that was looked at is read, whatever has its name by now
+        with safe_open(f"/dev/fd/{fd}", framework="pt", device="cpu") as blob:
             keys = list(blob.keys())
             if key not in keys:
                 raise WorkloadFault(f"{where}: there is no such key; the file has {', '.join(keys[:20]) or 'none'}")
@@ -55,6 +61,8 @@ def read_stored(file: Path, key: str, spec: TensorSpec, shape: tuple[int, ...] |
             stored = blob.get_tensor(key)
     except (SafetensorError, OSError, ValueError) as error:
         raise WorkloadFault(f"{where}: cannot be read: {error}") from error
+    finally:
+        os.close(fd)
     return _with_dtype(stored, torch_dtype(spec.dtype), where)
 
 

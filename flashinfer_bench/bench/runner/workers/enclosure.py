@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +12,9 @@ from flashinfer_bench.bench.runner.own_user import choose_user, find_barrier
 from flashinfer_bench.bench.runner.protocol import Hello
 from flashinfer_bench.bench.runner.workers.reach import find_devices, find_readable, keep_reachable
 from flashinfer_bench.compile import Artifact
+from flashinfer_bench.compile.cache import MOST_FILE_BYTES
+from flashinfer_bench.files.reading import read_whole
+from flashinfer_bench.files.trees import walk_files
 from flashinfer_bench.worker.walls.module_layer import LIBRARY
 from flashinfer_bench.worker.walls.walls import Walls
 
@@ -92,7 +94,11 @@ class Enclosure:
         if not self._has_own_user or barrier is None:
             return artifact
         copy = given / "artifact"
-        shutil.copytree(artifact.directory, copy, copy_function=shutil.copyfile)
-        for path in (copy, *copy.rglob("*")):
-            path.chmod(READ_BY_ALL)
+        for path in walk_files(artifact.directory, lambda *_: None):
+            content = read_whole(path, MOST_FILE_BYTES)
+            target = copy / path.relative_to(artifact.directory)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(content)
+            for made in (target, *target.parents[: len(target.relative_to(copy).parts)]):
+                made.chmod(READ_BY_ALL)
         return replace(artifact, directory=copy)

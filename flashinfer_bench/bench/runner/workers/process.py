@@ -10,7 +10,6 @@ import contextlib
 import fcntl
 import os
 import selectors
-import shutil
 import signal
 import socket
 import time
@@ -23,6 +22,7 @@ from typing import Any, Final, TypeVar
 from flashinfer_bench.bench.runner.workers.bounded_log import BoundedLog
 from flashinfer_bench.bench.runner.workers.cpu_time import tree_cpu_time_ns
 from flashinfer_bench.errors import DeviceFault
+from flashinfer_bench.files.trees import remove_tree
 from flashinfer_bench.worker.linux import end_tree
 from flashinfer_bench.worker.protocol import BurstDone, Claim, ClockTraits, Collected, Failed, WorkerReady, check_answer
 from flashinfer_bench.worker.wire import FrameReader, WireClosed, WireError, send_frame
@@ -37,6 +37,8 @@ END_LIMIT_S: Final = 5.0
 """Seconds that the guard may take to end its worker; then the session ends both."""
 FORCE_LIMIT_S: Final = 60.0
 """Seconds until processes that the session kills have to be gone: a large context on a GPU takes seconds to go."""
+REMOVE_LIMIT_S: Final = 20.0
+"""Seconds for removing a worker's home. What is left goes with the session's folder, and holds no other job up."""
 
 EMPTY_BURSTS: Final = 8
 """Bursts of calls that compute nothing, by which the session knows what a burst itself takes."""
@@ -277,7 +279,7 @@ class WorkerProcess:
         self._guard.close()
         for pipe in self._pipes:
             os.close(pipe)
-        shutil.rmtree(self._home, ignore_errors=True)
+        remove_tree(self._home, REMOVE_LIMIT_S)
 
     def drain(self) -> None:
         """Read what the worker printed so far, without waiting."""

@@ -1,7 +1,7 @@
 """Locks on files and folders that several processes use: flock(2), with a deadline.
 
 The kernel gives a lock back when its holder ends, however it ends. A wait that reaches its limit raises TimeoutError,
-an OSError that names the path and the process that holds the lock. Imports nothing of ours.
+an OSError that names the path and the process that holds the lock. What is no regular file is refused.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
+
+from flashinfer_bench.files.reading import refuse_strange
 
 USUAL_LIMIT_S: Final = 60.0
 """How many seconds to wait for a lock whose holder needs it for one short write."""
@@ -56,8 +58,9 @@ def open_locked(path: Path, limit_s: float, *, flags: int = os.O_RDWR, mode: int
     """
     deadline = time.monotonic() + limit_s
     for _ in range(TRIES):
-        fd = os.open(path, flags | os.O_CREAT | os.O_CLOEXEC, mode)
+        fd = os.open(path, flags | os.O_CREAT | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, mode)
         try:
+            refuse_strange(os.fstat(fd), path)
             wait_for_lock(fd, path, deadline - time.monotonic())
         except BaseException:
             os.close(fd)

@@ -1,0 +1,81 @@
+"""Which of several files counts that claim one name. A file that lies where its content says beats one that does not.
+
+Nobody displaces anybody: solutions of several authors stay, each as `name@author`. Of definitions that differ none
+stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Generic, NamedTuple, TypeVar
+
+from flashinfer_bench.data.definition import Definition
+from flashinfer_bench.data.issue import LoadIssue
+from flashinfer_bench.data.solution import Solution
+from flashinfer_bench.data.store.parse import Place
+
+Named = TypeVar("Named", Definition, Solution)
+
+
+class Filed(NamedTuple, Generic[Named]):
+    """An object with a name, and where it stands."""
+
+    model: Named
+    place: Place
+    file: Path
+
+
+def settle_definitions(
+    read: Sequence[Filed[Definition]], is_in_place: Callable[[Filed[Definition]], bool], issues: list[LoadIssue]
+) -> Iterator[Filed[Definition]]:
+    """Yield the definitions that count, with an issue for each that does not."""
+    for group in _group(read):
+        best = _find_best(group, is_in_place)
+        first = best[0]
+        others = [filed for filed in group if filed is not first]
+        if all(filed.model == first.model for filed in best):
+            yield first
+            issues += [filed.place.issue("error", _describe_left_out("definition", first)) for filed in others]
+            continue
+        files = " and ".join(str(filed.file) for filed in best)
+        reason = f"definition {first.model.name!r} differs between {files}; neither is used until one is removed"
+        issues += [filed.place.issue("error", reason) for filed in best]
+
+
+def settle_solutions(
+    read: Sequence[Filed[Solution]], is_in_place: Callable[[Filed[Solution]], bool], issues: list[LoadIssue]
+) -> Iterator[Filed[Solution]]:
+    """Yield the solutions that count, each under a name of its own, with an issue for each that does not as it is."""
+    for group in _group(read):
+        by_author: dict[str, Filed[Solution]] = {}
+        for filed in _find_best(group, is_in_place):
+            by_author.setdefault(filed.model.author, filed)
+        kept = list(by_author.values())
+        for filed in group:
+            if filed not in kept:
+                issues.append(filed.place.issue("error", _describe_left_out("solution", kept[0])))
+            elif len(kept) == 1:
+                yield filed
+            else:
+                name = f"{filed.model.name}@{filed.model.author}"
+                reason = f"several authors have a solution {filed.model.name!r}; this one counts as {name!r}"
+                issues.append(filed.place.issue("error", reason))
+                yield filed._replace(model=filed.model.model_copy(update={"name": name}))
+
+
+def _group(read: Sequence[Filed[Named]]) -> list[list[Filed[Named]]]:
+    groups: dict[str, list[Filed[Named]]] = {}
+    for filed in read:
+        groups.setdefault(filed.model.name, []).append(filed)
+    return list(groups.values())
+
+
+def _find_best(group: list[Filed[Named]], is_in_place: Callable[[Filed[Named]], bool]) -> list[Filed[Named]]:
+    if len(group) == 1:
+        return group
+    return [filed for filed in group if is_in_place(filed)] or group
+
+
+def _describe_left_out(kind: str, kept: Filed[Named]) -> str:
+    return f"{kind} {kept.model.name!r} is in {kept.file} already; names are unique, this one is left out"

@@ -1,0 +1,119 @@
+"""Opens files to read, and new ones to write, where anything may stand in their place: pipe, device, endless file.
+
+Nothing here waits: a pipe or a device is refused, and so is a file that is larger than the reader allows. What is wrong
+is an OSError whose `strerror` says it in words. Links are followed, since data sets are often made of links; it counts
+what they lead to. Imports nothing of ours.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import BinaryIO, Final
+
+OWN_DESCRIPTORS: Final = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")
+"""A path that begins so is a descriptor that the user gave to this process: a pipe in a shell's `<(command)`. It is
+read, whatever it is. No walk over a data set ever makes such a path."""
+BLOCK_BYTES: Final = 1 << 20
+"""Read at most this many bytes at once."""
+KINDS: Final = (
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+    (stat.S_ISSOCK, "a socket"),
+)
+
+
+def open_to_read(path: Path | str) -> int:
+    """Open a regular file; return its descriptor. Nothing is waited for.
+
+    Raises:
+        OSError: it cannot be opened, or is no regular file.
+    """
+    if str(path).startswith(OWN_DESCRIPTORS):
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    refuse_strange(Path(path).stat(), path)  # opening a device may do something
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    try:
+        refuse_strange(os.fstat(fd), path)  # it may be another one by now
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def read_whole(path: Path | str, most_bytes: int) -> bytes:
+    """Return what a regular file holds.
+
+    Raises:
+        OSError: it cannot be read, is no regular file, or holds more than `most_bytes`.
+    """
+    fd = open_to_read(path)
+    try:
+        check_size(os.fstat(fd).st_size, path, most_bytes)
+        blocks: list[bytes] = []
+        left = most_bytes + 1  # it may grow while it is read
+        while left and (block := os.read(fd, min(left, BLOCK_BYTES))):
+            blocks.append(block)
+            left -= len(block)
+    finally:
+        os.close(fd)
+    check_size(most_bytes + 1 - left, path, most_bytes)
+    return b"".join(blocks)
+
+
+def open_stream(path: Path | str, most_bytes: int) -> BinaryIO:
+    """Open a regular file for reading it part by part.
+
+    Raises:
+        OSError: it cannot be read, is no regular file, or holds more than `most_bytes`.
+    """
+    handle = os.fdopen(open_to_read(path), "rb")
+    try:
+        check_size(os.fstat(handle.fileno()).st_size, path, most_bytes)
+    except BaseException:
+        handle.close()
+        raise
+    return handle
+
+
+def open_new(path: Path | str, mode: int = 0o666) -> int:
+    """Make a file that was not there before, and return its descriptor; what had its name is removed.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    Path(path).unlink(missing_ok=True)
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+
+
+def open_to_append(path: Path | str, mode: int = 0o666) -> int:
+    """Open a regular file for writing at its end, made where it is missing; return its descriptor.
+
+    Raises:
+        OSError: it cannot be opened, or is no regular file.
+    """
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+    fd = os.open(path, flags, mode)
+    try:
+        refuse_strange(os.fstat(fd), path)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def refuse_strange(found: os.stat_result, path: Path | str) -> None:
+    """Raise OSError for what is no regular file."""
+    if not stat.S_ISREG(found.st_mode):
+        kind = next((name for is_kind, name in KINDS if is_kind(found.st_mode)), "something strange")
+        raise OSError(errno.EINVAL, f"this is {kind}, and no regular file", str(path))
+
+
+def check_size(size: int, path: Path | str, most_bytes: int) -> None:
+    """Raise OSError for a size that is larger than allowed."""
+    if size > most_bytes:
+        raise OSError(errno.EFBIG, f"it has more than {most_bytes:,} bytes", str(path))

@@ -1,0 +1,38 @@
+"""YAML whose aliases unfold to more than fits anywhere."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+
+from flashinfer_bench.files.yaml_text import parse_yaml
+
+
+def unfold(level):
+    """Ten times as many values a level, as `level` sees the one below it."""
+    lines = ["a0: &a0 {" + ", ".join(f"k{n}: {n}" for n in range(10)) + "}"]
+    return "\n".join(lines + [f"a{n}: &a{n}\n  {level(f'*a{n - 1}')}" for n in range(1, 12)])
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (unfold(lambda below: f"<<: [{', '.join([below] * 10)}]"), "unfolds to more than 100,000 values"),
+        (unfold(lambda below: f"[{', '.join([below] * 10)}]"), "unfolds to more than 100,000 values"),
+        ("a: &loop [*loop]", "contains itself"),
+        ("- " * 4000, "nested too deeply"),
+        ("a: " + "1" * 5000, "4300 digits"),
+        ("a: 2026-99-99", "month"),
+        ("? [a]\n: 1", "unhashable"),
+    ],
+    ids=["merge keys", "lists", "loop", "deep", "integer", "date", "key"],
+)
+def test_what_cannot_be_unfolded_is_refused(text, words):
+    with pytest.raises(yaml.YAMLError, match=words):
+        parse_yaml(text)
+
+
+def test_anchors_aliases_and_merge_keys_of_people_are_read():
+    text = "base: &base {rtol: 0.01, atol: 0.1}\nown:\n  <<: *base\n  atol: 0.2\n"
+    assert parse_yaml(text)[1]["own"] == {"rtol": 0.01, "atol": 0.2}
+    assert parse_yaml("# nothing\n") == (None, None)
