@@ -21,7 +21,7 @@ from statistics import median
 from typing import Any, Final, TypeVar
 
 from flashinfer_bench.bench.runner.workers.bounded_log import BoundedLog
-from flashinfer_bench.bench.runner.workers.cpu_time import tree_cpu_time_ns
+from flashinfer_bench.bench.runner.workers.cpu_time import end_account, keep_account, tree_cpu_time_ns
 from flashinfer_bench.errors import DeviceFault
 from flashinfer_bench.worker.linux import end_tree
 from flashinfer_bench.worker.protocol import BurstDone, Claim, ClockTraits, Collected, Failed, WorkerReady, check_answer
@@ -149,7 +149,7 @@ class WorkerProcess:
             os.close(out_write)
             os.close(err_write)
         self._reader = FrameReader(self._sock, max_bytes=MAX_ANSWER_BYTES, takes_fds=False)
-        self._guard_reader = FrameReader(self._guard, takes_fds=False)
+        self._guard_reader = FrameReader(self._guard)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._sock, selectors.EVENT_READ, self._on_answer)
         self._selector.register(self._guard, selectors.EVENT_READ, self._on_guard)
@@ -272,6 +272,7 @@ class WorkerProcess:
         self.exit = WorkerExit(None, signal.SIGKILL, 0, over_memory=False)
 
     def _close(self) -> None:
+        end_account(self.guard_pid)
         self._selector.close()
         self._sock.close()
         self._guard.close()
@@ -338,6 +339,8 @@ class WorkerProcess:
         while (message := self._guard_reader.pop()) is not None:
             if "started" in message:
                 self.pid, self.guard_pid = message["started"], message["guard"]
+                for counter in self._guard_reader.take_fds():
+                    keep_account(message["guard"], counter)
             elif "exit" in message:
                 self.exit = WorkerExit(**message["exit"])
 
