@@ -25,7 +25,7 @@ from flashinfer_bench.bench.runner.workers.bursts import BurstTimer, count_burst
 from flashinfer_bench.bench.runner.workers.claims import OutputSpec, check_returned
 from flashinfer_bench.bench.runner.workers.places import MOST_PLACES, CallPlaces, describe_inputs
 from flashinfer_bench.bench.runner.workers.process import WorkerGone, WorkerLate, WorkerProcess
-from flashinfer_bench.bench.runner.workers.readings import ReadingsAsked, check_trial
+from flashinfer_bench.bench.runner.workers.readings import ReadingsAsked, check_trial, raise_claim
 from flashinfer_bench.bench.runner.workers.remote_clock import ReadCall, Reader, RemoteClock, RemoteTrial
 from flashinfer_bench.bench.runner.workers.stillness import held_still
 from flashinfer_bench.compile import Artifact
@@ -208,6 +208,7 @@ class RemoteKernel:
         if remote is not None and self.task.plan.confirms and self.task.plan.facts is None:
             waits_inside = "waits_inside" in record.get("flags", [])
             record |= self._confirm(remote, chosen[-1], latency_ms, waits_inside=waits_inside)
+            latency_ms = raise_claim(latency_ms, record, self._arena.device.type)
         if remote is not None:
             add_flags(record, unconfirmed=record.get("confirmed") is False, same_inputs=not remote.contents.differs)
         return Measured(latency_ms, medians_ms, record)
