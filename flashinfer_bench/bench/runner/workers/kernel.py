@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
 from statistics import fmean
 from typing import Any, Final, TypeVar
 
@@ -27,7 +25,6 @@ from flashinfer_bench.bench.runner.workers.places import MOST_PLACES, CallPlaces
 from flashinfer_bench.bench.runner.workers.process import WorkerGone, WorkerLate, WorkerProcess
 from flashinfer_bench.bench.runner.workers.readings import ReadingsAsked, check_trial, raise_claim
 from flashinfer_bench.bench.runner.workers.remote_clock import ReadCall, Reader, RemoteClock, RemoteTrial
-from flashinfer_bench.bench.runner.workers.stillness import held_still
 from flashinfer_bench.compile import Artifact
 from flashinfer_bench.errors import SolutionFailure
 from flashinfer_bench.timing.measurement import Measured, Trial
@@ -181,6 +178,10 @@ class RemoteKernel:
         Raises:
             SolutionFailure: it failed, or its worker claims readings that the session's own clock rules out.
         """
+        with self.worker.resting():
+            return self._measure(input_sets)
+
+    def _measure(self, input_sets: list[list[Any]]) -> Measured:
         self._tools.quiesce()
         before, start = self._tools.readout.look(), self._now()
         chosen = input_sets[: self.task.plan.trials]
@@ -220,8 +221,8 @@ class RemoteKernel:
         reader = Reader(places, contents, plan.reads, self._check_inputs_intact)
         asked = ReadingsAsked(self._arena.device.type, plan.timing)
         returns = self.style != "dps" and bool(self.task.outputs)
-        still = partial(held_still, self.worker.guard_pid) if self._arena.device.type == "cpu" else nullcontext
-        return RemoteTrial(places, contents, reader, asked, self.worker.has_setup, returns=returns, still=still)
+        has_setup, hold = self.worker.has_setup, self.worker.rest_all
+        return RemoteTrial(places, contents, reader, asked, has_setup, returns=returns, hold_worker=hold)
 
     def _take_trial(self, remote: RemoteTrial, *, left: int) -> Trial:
         """Take one of the trials that are left, each with its share of the solution's time."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from statistics import median
 from types import TracebackType
@@ -289,8 +288,8 @@ class RemoteTrial:
     has_setup: bool
     returns: bool = True
     """What calls return is copied into their output slots."""
-    still: Callable[[], AbstractContextManager[None]] = nullcontext
-    """Holds the worker still while inputs are written."""
+    hold_worker: Callable[[], None] = lambda: None
+    """Makes sure that nothing of the worker's runs until it is asked again."""
     setup_samples: list[Sample] = field(default_factory=list)
     """Readings of `setup`, where the solution has one."""
     number: int = 0
@@ -301,11 +300,11 @@ class RemoteTrial:
         self.reader.check_unchanged()
         numbers = list(range(self.number, self.number + len(indices)))
         self.number += len(indices)
-        with self.still():
-            for index, number in zip(indices, numbers, strict=True):
-                self.contents.write(number, self.places.inputs(index))
-            self.places.poison(indices)
-            self.places.synchronize()
+        self.hold_worker()
+        for index, number in zip(indices, numbers, strict=True):
+            self.contents.write(number, self.places.inputs(index))
+        self.places.poison(indices)
+        self.places.synchronize()
         return numbers
 
     def moved_to(self, places: CallPlaces) -> RemoteTrial:

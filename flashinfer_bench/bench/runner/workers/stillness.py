@@ -1,16 +1,15 @@
-"""Holds a worker and all that it started still, while the session writes the inputs of calls into their shared memory.
+"""Holds a worker and all that it started still, while the session asks nothing of it.
 
-A thread of the solution could otherwise see the inputs of a row of calls as they come, and have the results ready when
-the first of the calls is due: that work would be done outside every reading and every burst.
+A thread of a solution could otherwise see the inputs of a row of calls as the session writes them, and have the results
+ready when the first of the calls is due; or go on computing after the answer, until the session looks at the outputs.
+Such work would be done outside every reading and every burst.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Final
 
 from flashinfer_bench.worker.linux import tree_below
@@ -19,28 +18,39 @@ MOST_ROUNDS: Final = 8
 """Look for processes that were started meanwhile at most this many times."""
 
 
-@contextmanager
-def held_still(guard_pid: int | None) -> Iterator[None]:
-    """Stop everything below a guard, and let it go on at the end. The guard itself goes on."""
-    stopped = stop_below(guard_pid) if guard_pid is not None and sys.platform == "linux" else []
-    try:
-        yield
-    finally:
-        for pid in stopped:
-            _signal(pid, signal.SIGCONT)
+class Stillness:
+    """Stops what is below a guard, and lets it go on. The guard itself always goes on.
 
+    Args:
+        guard_pid: the guard.
+        worker_pid: the worker below it.
+    """
 
-def stop_below(guard_pid: int) -> list[int]:
-    """Stop every process below a guard, those too that are started meanwhile; return them."""
-    stopped: list[int] = []
-    for _ in range(MOST_ROUNDS):
-        found = [pid for pid in tree_below(guard_pid) if pid not in stopped]
-        if not found:
-            break
-        stopped += found
-        for pid in stopped:  # the earlier ones again: one that ran until now may have woken them
+    def __init__(self, guard_pid: int, worker_pid: int) -> None:
+        self._guard_pid = guard_pid
+        self._known = [worker_pid]
+
+    def rest(self) -> None:
+        """Stop at once what is known to be there: it takes a microsecond or two."""
+        for pid in self._known:
             _signal(pid, signal.SIGSTOP)
-    return stopped
+
+    def rest_all(self) -> None:
+        """Stop every process below the guard, those too that were started meanwhile; they are known from now on."""
+        known: list[int] = []
+        for _ in range(MOST_ROUNDS):
+            found = [pid for pid in tree_below(self._guard_pid) if pid not in known]
+            if not found:
+                break
+            known += found
+            for pid in known:  # the earlier ones again: one that ran until now may have woken them
+                _signal(pid, signal.SIGSTOP)
+        self._known = known
+
+    def wake(self) -> None:
+        """Let all of them go on."""
+        for pid in self._known:
+            _signal(pid, signal.SIGCONT)
 
 
 def _signal(pid: int, number: int) -> None:
