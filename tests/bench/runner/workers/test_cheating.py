@@ -122,7 +122,7 @@ def run(x):
 
 @pytest.mark.parametrize("source", [LIES, SLOW_WATCH, IN_A_CHILD], ids=["answers", "watch", "in a child"])
 def test_a_latency_far_below_what_calls_cost_outside_is_refused_with_both_figures(open_kernel, source):
-    with open_kernel(WORK + source, declared=False) as kernel:
+    with open_kernel(WORK + source, declared=False, timeout_seconds=50.0) as kernel:
         kernel(X)
         with pytest.raises(SolutionFailure) as failure:
             kernel.measure([[X]])
