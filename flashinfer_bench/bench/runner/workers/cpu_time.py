@@ -46,10 +46,14 @@ class TreeAccount:
     def read(self) -> int:
         """Return the nanoseconds so far: since the last look, the larger of what the two accounts have grown by."""
         living = sum(cpu_time_ns(pid) or 0 for pid in tree_below(self._guard_pid))
-        now = (read_counter(self._counter), living)
+        now = (read_counter(self._counter) - self._own_ns(), living)
         self._total_ns += max(0, *(new - old for new, old in zip(now, self._seen, strict=True)))
         self._seen = now
         return self._total_ns
+
+    def _own_ns(self) -> int:
+        """Return what the guard itself took, which looks at memory and at the table of processes now and then."""
+        return cpu_time_ns(self._guard_pid) or 0
 
     def close(self) -> None:
         """Close the counter."""
