@@ -207,7 +207,8 @@ class WorkerProcess:
             of_processors = BurstOverhead.of(
                 [cpu_ns or 0.0 for _, cpu_ns in bare], [cpu_ns or 0.0 for _, cpu_ns in full]
             )
-            overhead = replace(overhead, processors=of_processors)
+            # What a busy machine adds to an empty call would be taken off each call of a solution.
+            overhead = replace(overhead, call=min(overhead.call, of_processors.call), processors=of_processors)
         self.overhead = overhead
 
     def _time_empty_burst(self, calls: int, limit_s: float) -> tuple[float, float | None]:
