@@ -10,12 +10,19 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from flashinfer_bench.bench.resume import PROTOCOL, read_fingerprint
 from flashinfer_bench.data import Evaluation
 from flashinfer_bench.data.measurement import Measurement, read_measurement
 from flashinfer_bench.report.verdict import to_one_line
 from flashinfer_bench.timing.flags import FLAGS
 from flashinfer_bench.timing.measurement import EVENTS_ASKED_FOR, reason_of_fallback
 
+MARKS: Final = {
+    "older_protocol": "the verdict is of an older way to call and time; run --resume judges it again",
+    "no_walls": "the solution was judged without walls, so it could reach what its user may",
+}
+"""Flags of verdicts, beside those of measurements, by the fingerprint; a trace without one has neither."""
+MEANINGS: Final = {**FLAGS, **MARKS}
 METHODS: Final = {"cupti": "CUPTI", "cuda_events": "CUDA events", "wall": "the wall clock"}
 """The names of clocks, as a reader knows them."""
 
@@ -62,9 +69,11 @@ class Timing:
 
 def read_timing(passed: Iterable[Evaluation]) -> Timing:
     """Count how passed evaluations were timed."""
-    records = [read_measurement(item) for item in passed if item.performance is not None]
+    timed = [item for item in passed if item.performance is not None]
+    records = [read_measurement(item) for item in timed]
     ways = Counter(_way(record) for record in records if record.method)
     flags = Counter(flag for record in records for flag in _flags(record))
+    flags.update(mark for item in timed for mark in marks_of(item))
     return Timing(
         ways=tuple(Way(*way, workloads=count) for way, count in ways.most_common()),
         unknown=len(records) - ways.total(),
@@ -108,7 +117,7 @@ def describe_flag(flag: str, timings: Iterable[Timing]) -> str:
     timings = list(timings)
     count = sum(timing.unknown + sum(way.workloads for way in timing.ways) for timing in timings)
     flagged = sum(timing.flags.get(flag, 0) for timing in timings)
-    meaning = FLAGS.get(flag)
+    meaning = MEANINGS.get(flag)
     return f"{flag}, {flagged} of {count}" + (f": {meaning}" if meaning else "")
 
 
@@ -132,11 +141,20 @@ def _way(record: Measurement) -> tuple[str, str, str, str]:
     return (to_one_line(record.method), to_one_line(record.cache_state), to_one_line(record.launch), reason)
 
 
+def marks_of(evaluation: Evaluation) -> list[str]:
+    """Return the marks of a verdict; none where its trace has no fingerprint, as another engine's."""
+    found = read_fingerprint(evaluation.extra)
+    if found is None:
+        return []
+    holds = (found.get("protocol") != str(PROTOCOL), found.get("sandbox") == "none")
+    return [mark for mark, held in zip(MARKS, holds, strict=True) if held]
+
+
 def _flags(record: Measurement) -> list[str]:
     """Return the flags; none where the time means nothing, since a flag would invite to measure again."""
     return [to_one_line(flag) for flag in record.flags] if record.meaningful else []
 
 
 def _rank(flag: str) -> tuple[int, str]:
-    known = list(FLAGS)
-    return (known.index(flag) if flag in FLAGS else len(known), flag)
+    known = list(MEANINGS)
+    return (known.index(flag) if flag in MEANINGS else len(known), flag)

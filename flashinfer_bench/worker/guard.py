@@ -3,7 +3,7 @@
 It adopts whatever the worker leaves behind, kills it, and tells the session how the worker ended. It speaks over
 one socket:
 
-    guard → session   {"started": pid, "guard": its own pid}
+    guard → session   {"started": pid, "guard": its own pid}, on a CPU with the counter of the worker's processor time
                       {"exit": {"code": int or null, "signal": int or null, "leftover": int, "over_memory": bool}}
     session → guard   any byte, or the end of the stream: end the worker now
 
@@ -18,7 +18,7 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from flashinfer_bench.worker.asked_calls import AskedCalls
@@ -32,6 +32,7 @@ from flashinfer_bench.worker.linux import (
     resident_memory,
 )
 from flashinfer_bench.worker.main import run_worker
+from flashinfer_bench.worker.processor_counter import open_counter
 from flashinfer_bench.worker.wire import send_frame
 
 POLL_S: Final = 0.05
@@ -51,6 +52,7 @@ def run_guard(order: dict[str, Any], fds: list[int], fork: Callable[[], int]) ->
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     ours, theirs = socket.socketpair()
+    counter = open_counter() if str(order.get("device", "")).startswith("cpu") else None
     pid = fork()
     if pid == 0:
         run_worker(order, (worker_fd, out_fd, err_fd), theirs)
@@ -58,7 +60,9 @@ def run_guard(order: dict[str, Any], fds: list[int], fork: Callable[[], int]) ->
         os.close(fd)
     theirs.close()
     session = socket.socket(fileno=guard_fd)
-    report(session, {"started": pid, "guard": os.getpid()})
+    report(session, {"started": pid, "guard": os.getpid()}, [] if counter is None else [counter])
+    if counter is not None:
+        os.close(counter)
     asked = AskedCalls(ours, (order.get("walls") or {}).get("writable", ()))
     watch = Watch(pid, int(order["memory_limit_bytes"]), asked)
     status = watch.until_end(session, wake_read)
@@ -69,10 +73,10 @@ def run_guard(order: dict[str, Any], fds: list[int], fork: Callable[[], int]) ->
     report(session, {"exit": ended})
 
 
-def report(session: socket.socket, message: dict[str, Any]) -> None:
+def report(session: socket.socket, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
     """Tell the session, if it is still there."""
     try:
-        send_frame(session, message)
+        send_frame(session, message, fds)
     except OSError:
         return
 

@@ -2,13 +2,14 @@
 
 import pytest
 
-from flashinfer_bench.bench.resume import Decision, JobLimits, RecordedJobs, fingerprint
+from flashinfer_bench.bench.resume import PROTOCOL, Decision, JobLimits, RecordedJobs, fingerprint
 from flashinfer_bench.bench.runner.workers.process import WorkerExit
 from flashinfer_bench.data.evaluation import Correctness, Environment, Evaluation, EvaluationStatus, Performance
 from flashinfer_bench.data.trace import Trace
 from flashinfer_bench.data.workload import Workload
 
-WANTED = fingerprint(definition="d", solution="s", workload="w", config="c", hardware="NVIDIA H200")
+MARKS = {"definition": "d", "solution": "s", "workload": "w", "config": "c", "protocol": PROTOCOL, "sandbox": "walls"}
+WANTED = fingerprint(**MARKS, hardware="NVIDIA H200")
 KEY = ("gemm", "fast", "uuid-1")
 
 
@@ -52,6 +53,12 @@ def test_workload_lines_record_nothing():
 @pytest.mark.parametrize("changed", list(WANTED))
 def test_whatever_changed_is_named(changed):
     assert decide(make_trace({**WANTED, changed: "old"})) == Decision("redo", f"{changed} changed")
+
+
+@pytest.mark.parametrize("mark", ["protocol", "sandbox"])
+def test_a_record_from_before_a_mark_was_kept_is_judged_again(mark):
+    old = {key: value for key, value in WANTED.items() if key != mark}
+    assert decide(make_trace(old)) == Decision("redo", f"{mark} changed")
 
 
 def test_all_that_changed_is_named():

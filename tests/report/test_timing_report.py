@@ -4,6 +4,7 @@ from dataclasses import asdict
 
 import pytest
 
+from flashinfer_bench.bench.resume import PROTOCOL
 from flashinfer_bench.report.best import best_by_workload
 from flashinfer_bench.report.summary import summarise
 from flashinfer_bench.report.timing import Burst, describe_flag, describe_ways, flags_of, read_timing
@@ -77,6 +78,24 @@ def test_every_flag_of_a_measurement_has_a_meaning():
     idle = Trial((Sample(span_ns=0, enqueue_ns=5, busy_ns=0, operations=0),), "count", {"method": "cupti"})
     added = {"unconfirmed", "same_inputs"}  # by the session: tests/bench/runner/workers/test_measuring.py
     assert busy | added | set(find_flags([idle], spread=0.0, before=None, after=None)) == set(FLAGS)
+
+
+@pytest.mark.parametrize(
+    ("fingerprint", "marks"),
+    [
+        (None, []),
+        ({"protocol": str(PROTOCOL), "sandbox": "walls"}, []),
+        ({"protocol": str(PROTOCOL - 1), "sandbox": "walls"}, ["older_protocol"]),
+        ({"hardware": "x"}, ["older_protocol"]),
+        ({"protocol": str(PROTOCOL), "sandbox": "none"}, ["no_walls"]),
+    ],
+)
+def test_verdicts_of_an_older_protocol_and_without_walls_are_marked(fingerprint, marks):
+    evaluation = timed(flags=["noisy"])
+    extra = {**evaluation.extra, "run": {"fingerprint": fingerprint}}
+    timing = read_timing([evaluation.model_copy(update={"extra": extra})])
+    assert list(timing.flags) == ["noisy", *marks]
+    assert all(": " in describe_flag(mark, [timing]) for mark in marks)
 
 
 def test_rows_carry_methods_and_flags():

@@ -3,13 +3,16 @@
 A solution that has seen an input before could answer from memory, so no call gets what another had. The content of a
 call comes from a set of inputs that the evaluator made, in one of four ways, by the input's rule (`rules.py`):
 
-    scaled   moved along by a secret number of elements, and multiplied by a secret factor; negated in half of the
-             calls where the input has both signs
+    scaled   moved along by a secret number of elements, and each multiplied by a factor of its own, from a table that
+             begins in a secret place; negated in half of the calls where the input has both signs
     rolled   moved along by a secret number of elements: bytes, packed floats, and numbers whose range means something
     redrawn  made anew by the input's rule: rows that have to add up to one, say; stored ones are moved along in rows
     fixed    as it is: integers that give structure (page tables, offsets), single numbers, tables of constants
 
 A pass over the input makes its content, so it costs about what a copy costs. The same number gives the same content.
+
+One factor for all elements would not do: who has once added up the stretches of an input then knows all sums over rows
+of the next one, wherever it was moved. With a factor for each element there are as many sums as pairs of places.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Final
 
 import torch
@@ -30,8 +34,9 @@ from flashinfer_bench.data import Definition, RandomInput, Workload
 
 LARGEST_FACTOR: Final = 1.25
 """Factors of scaled inputs lie between this and its inverse: outputs stay of the size that the tolerances are for."""
-FACTOR_STEPS: Final = 1 << 20
-"""Factors that there are: so many that small inputs, too, hardly come twice in a trial."""
+FACTORS: Final = (1 << 20) + 7
+"""Length of the table of factors, a prime: so long that small inputs, too, hardly come twice in a trial, and that no
+row is much longer, which could be added up by the factors' period."""
 MULTIPLIED: Final = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
 """The dtypes that torch multiplies in place; others are moved along only."""
 
@@ -140,13 +145,21 @@ class Contents:
             size = value.shape[dimension]
             target.copy_(torch.roll(value, 1 + secret % (size - 1), dims=dimension) if size > 1 else value)
         else:
-            factor = self._factor(secret, index) if varied.way == "scaled" else None
-            write_moved(value, target, by=choose_move(value, secret), factor=factor)
+            by = choose_move(value, secret)
+            if varied.way == "scaled" and value.dtype in MULTIPLIED:
+                is_negated = self._has_both_signs[index] and bool((secret >> 60) & 1)
+                write_scaled(value, target, by=by, start=(secret >> 40) % FACTORS, is_negated=is_negated)
+            else:
+                write_moved(value, target, by=by)
 
-    def _factor(self, secret: int, index: int) -> float:
-        share = (secret >> 40) % FACTOR_STEPS / (FACTOR_STEPS - 1)
-        factor = math.exp((2 * share - 1) * math.log(LARGEST_FACTOR))
-        return -factor if self._has_both_signs[index] and (secret >> 60) & 1 else factor
+
+@functools.cache
+def make_factors(dtype: torch.dtype, device: torch.device, *, is_negated: bool = False) -> torch.Tensor:
+    """Return the table of factors; it is no secret, but where a call begins in it is."""
+    generator = torch.Generator().manual_seed(FACTORS)
+    shares = 2 * torch.rand(FACTORS, generator=generator, dtype=torch.float64) - 1
+    factors = (shares * math.log(LARGEST_FACTOR)).exp()
+    return (-factors if is_negated else factors).to(device=device, dtype=dtype)
 
 
 def choose_move(value: torch.Tensor, secret: int) -> int:
@@ -161,24 +174,38 @@ def choose_move(value: torch.Tensor, secret: int) -> int:
     return move
 
 
-def write_moved(value: torch.Tensor, target: torch.Tensor, *, by: int, factor: float | None) -> None:
+def write_moved(value: torch.Tensor, target: torch.Tensor, *, by: int) -> None:
     """Write a tensor's elements into another one, moved along by a number of elements; what falls off comes first.
 
     Args:
         value: any tensor.
         target: contiguous, of its shape and dtype.
         by: how many elements.
-        factor: multiplies each element; None where the dtype cannot be multiplied or must not be.
     """
+    size = value.dtype.itemsize
+    flat, into = value.reshape(-1).view(torch.uint8), target.view(-1).view(torch.uint8)
+    left = flat.numel() - by * size
+    into[:left].copy_(flat[by * size :])
+    into[left:].copy_(flat[: by * size])
+
+
+def write_scaled(value: torch.Tensor, target: torch.Tensor, *, by: int, start: int, is_negated: bool) -> None:
+    """Write a tensor's elements moved along, each multiplied by a factor.
+
+    Args:
+        value: any tensor of a dtype in MULTIPLIED.
+        target: contiguous, of its shape and dtype.
+        by: how many elements it is moved.
+        start: where in the table of factors the target's first one stands; at its end the table begins again.
+        is_negated: the factors are negative.
+    """
+    factors = make_factors(value.dtype, value.device, is_negated=is_negated)
     flat, into = value.reshape(-1), target.view(-1)
-    if value.dtype not in MULTIPLIED:
-        size = value.dtype.itemsize
-        flat, into, by, factor = flat.view(torch.uint8), into.view(torch.uint8), by * size, None
-    for source, part in ((flat[by:], into[: flat.numel() - by]), (flat[:by], into[flat.numel() - by :])):
-        if factor is None:
-            part.copy_(source)
-        else:
-            torch.mul(source, factor, out=part)
+    count = flat.numel()
+    for begin, end in pairwise(sorted({0, count - by, count, *range(FACTORS - start, count, FACTORS)})):
+        source, factor = (begin + by) % count, (begin + start) % FACTORS
+        length = end - begin
+        torch.mul(flat[source : source + length], factors[factor : factor + length], out=into[begin:end])
 
 
 def _has_both_signs(value: torch.Tensor) -> bool:

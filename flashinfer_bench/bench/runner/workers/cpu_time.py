@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from flashinfer_bench.worker.linux import reaped_cpu_ticks, tree_below
+from flashinfer_bench.worker.processor_counter import read_counter
 
 ALL_THREADS: Final = 2
 """CPUCLOCK_SCHED of Linux. The id of a process's clock is ~pid shifted left by three bits, plus this."""
@@ -25,14 +26,67 @@ def cpu_time_ns(pid: int | None) -> int | None:
         return None
 
 
+class TreeAccount:
+    """The processor time of all that a guard has below it, by a counter that the guard opened before its worker.
+
+    The counter holds processes that have ended, whether or not somebody waited for them. What it counts no further (see
+    `worker/processor_counter.py`) is seen as long as it lives.
+
+    Args:
+        counter: its descriptor, which this object closes.
+        guard_pid: the guard.
+    """
+
+    def __init__(self, counter: int, guard_pid: int) -> None:
+        self._counter = counter
+        self._guard_pid = guard_pid
+        self._total_ns = 0
+        self._seen = (0, 0)
+
+    def read(self) -> int:
+        """Return the nanoseconds so far: since the last look, the larger of what the two accounts have grown by."""
+        living = sum(cpu_time_ns(pid) or 0 for pid in tree_below(self._guard_pid))
+        now = (read_counter(self._counter) - self._own_ns(), living)
+        self._total_ns += max(0, *(new - old for new, old in zip(now, self._seen, strict=True)))
+        self._seen = now
+        return self._total_ns
+
+    def _own_ns(self) -> int:
+        """Return what the guard itself took, which looks at memory and at the table of processes now and then."""
+        return cpu_time_ns(self._guard_pid) or 0
+
+    def close(self) -> None:
+        """Close the counter."""
+        os.close(self._counter)
+
+
+_ACCOUNTS: Final[dict[int, TreeAccount]] = {}
+"""Guard → its account, of the guards that live and sent a counter."""
+
+
+def keep_account(guard_pid: int, counter: int) -> None:
+    """Count the time below a guard by the counter that it sent, until `end_account`."""
+    _ACCOUNTS[guard_pid] = TreeAccount(counter, guard_pid)
+
+
+def end_account(guard_pid: int | None) -> None:
+    """Forget a guard that has ended."""
+    account = None if guard_pid is None else _ACCOUNTS.pop(guard_pid, None)
+    if account is not None:
+        account.close()
+
+
 def tree_cpu_time_ns(guard_pid: int | None) -> int | None:
     """Return the processor time of all processes below a guard, those too that have ended.
 
-    A guard adopts what its worker leaves behind, so its account of ended children holds all of them. The kernel tells
-    that account in ticks, of 10 ms as a rule; that of processes that run in nanoseconds.
+    Where the guard sent no counter: a guard adopts what its worker leaves behind, so its account of ended children
+    holds all of them that were waited for. The kernel tells that account in ticks, of 10 ms as a rule; that of
+    processes that run in nanoseconds.
     """
     if guard_pid is None or sys.platform != "linux":
         return None
+    if guard_pid in _ACCOUNTS:
+        return _ACCOUNTS[guard_pid].read()
     ended = reaped_cpu_ticks(guard_pid)
     if ended is None:
         return None

@@ -25,7 +25,7 @@ from flashinfer_bench.bench.runner.workers.bursts import BurstTimer, ClaimContra
 from flashinfer_bench.bench.runner.workers.claims import OutputSpec, check_returned
 from flashinfer_bench.bench.runner.workers.places import MOST_PLACES, CallPlaces, describe_inputs
 from flashinfer_bench.bench.runner.workers.process import WorkerGone, WorkerLate, WorkerProcess
-from flashinfer_bench.bench.runner.workers.readings import ReadingsAsked, check_trial
+from flashinfer_bench.bench.runner.workers.readings import ReadingsAsked, check_trial, raise_claim
 from flashinfer_bench.bench.runner.workers.regime_calls import RegimeCall, RegimeSchedule
 from flashinfer_bench.bench.runner.workers.remote_clock import ReadCall, Reader, RemoteClock, RemoteTrial
 from flashinfer_bench.compile import Artifact
@@ -190,10 +190,11 @@ class RemoteKernel:
         """
         self._tools.quiesce()
         chosen = input_sets[: self.task.plan.trials]
-        for attempt in range(MEASUREMENTS - 1):
-            with suppress(ClaimContradicted):
-                return self._measure(chosen, attempt * len(chosen))
-        return self._measure(chosen, (MEASUREMENTS - 1) * len(chosen))
+        with self.worker.resting():
+            for attempt in range(MEASUREMENTS - 1):
+                with suppress(ClaimContradicted):
+                    return self._measure(chosen, attempt * len(chosen))
+            return self._measure(chosen, (MEASUREMENTS - 1) * len(chosen))
 
     def _measure(self, chosen: list[list[Any]], first: int) -> Measured:
         """Take all trials and hold the latency against bursts; `first` is the number of the first trial.
@@ -227,6 +228,7 @@ class RemoteKernel:
         if remote is not None and self.task.plan.confirms and self.task.plan.facts is None:
             waits_inside = "waits_inside" in record.get("flags", [])
             record |= self._confirm(remote, chosen[-1], latency_ms, waits_inside=waits_inside)
+            latency_ms = raise_claim(latency_ms, record, self._arena.device.type)
         if remote is not None:
             add_flags(record, unconfirmed=record.get("confirmed") is False, same_inputs=not remote.contents.differs)
         return Measured(latency_ms, medians_ms, record)
@@ -238,7 +240,8 @@ class RemoteKernel:
         reader = Reader(places, contents, plan.reads, self._check_inputs_intact)
         asked = ReadingsAsked(self._arena.device.type, plan.timing)
         returns = self.style != "dps" and bool(self.task.outputs)
-        remote = RemoteTrial(places, contents, reader, asked, self.worker.has_setup, returns=returns)
+        has_setup, hold = self.worker.has_setup, self.worker.rest_all
+        remote = RemoteTrial(places, contents, reader, asked, has_setup, returns=returns, hold_worker=hold)
         if regimes is not None and any(regimes.free) and self.is_meaningful:
             chosen = regimes.choose(number % trials, trials)
             remote.schedule = RegimeSchedule(regimes, chosen, plan.warmup_runs + plan.iterations)

@@ -20,7 +20,7 @@ POISON_FLOAT: Final = 0xFF  # every floating-point format that torch has reads t
 POISON_OTHER: Final = 0xA5
 MOST_PLACES: Final = 8
 """Places that timed calls take in turn."""
-MOST_BURST_PLACES: Final = {"cpu": 32, "cuda": 128}
+MOST_BURST_PLACES: Final = {"cpu": 128, "cuda": 128}
 """Places of the calls of a burst, by the kind of device."""
 CPU_BYTES: Final = 32 << 20
 """All places together take no more on a CPU: they should stay in its last cache."""

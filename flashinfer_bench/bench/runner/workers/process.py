@@ -13,14 +13,15 @@ import selectors
 import signal
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any, Final, TypeVar
 
 from flashinfer_bench.bench.runner.workers.bounded_log import BoundedLog
-from flashinfer_bench.bench.runner.workers.cpu_time import tree_cpu_time_ns
+from flashinfer_bench.bench.runner.workers.cpu_time import end_account, keep_account, tree_cpu_time_ns
+from flashinfer_bench.bench.runner.workers.stillness import Stillness
 from flashinfer_bench.errors import DeviceFault
 from flashinfer_bench.files.trees import remove_tree
 from flashinfer_bench.worker.linux import end_tree
@@ -127,6 +128,7 @@ class WorkerProcess:
         self.chain_gap_ns = 0
         self.clock = NO_CLOCK
         """The clock that it uses; told before a solution is loaded."""
+        self._stillness: Stillness | None = None
         self.overhead = BurstOverhead()
         """What bursts take of themselves, measured before a solution is loaded."""
         self.is_loaded = False
@@ -151,7 +153,7 @@ class WorkerProcess:
             os.close(out_write)
             os.close(err_write)
         self._reader = FrameReader(self._sock, max_bytes=MAX_ANSWER_BYTES, takes_fds=False)
-        self._guard_reader = FrameReader(self._guard, takes_fds=False)
+        self._guard_reader = FrameReader(self._guard)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._sock, selectors.EVENT_READ, self._on_answer)
         self._selector.register(self._guard, selectors.EVENT_READ, self._on_guard)
@@ -197,16 +199,18 @@ class WorkerProcess:
         """
         bare: list[tuple[float, float | None]] = []
         full: list[tuple[float, float | None]] = []
-        for _ in range(EMPTY_BURSTS):
-            for calls, taken in ((0, bare), (EMPTY_CALLS, full)):
-                touch_device()
-                taken.append(self._time_empty_burst(calls, limit_s))
+        with self.resting():
+            for _ in range(EMPTY_BURSTS):
+                for calls, taken in ((0, bare), (EMPTY_CALLS, full)):
+                    touch_device()
+                    taken.append(self._time_empty_burst(calls, limit_s))
         overhead = BurstOverhead.of([wall_ns for wall_ns, _ in bare], [wall_ns for wall_ns, _ in full])
         if all(cpu_ns is not None for _, cpu_ns in (*bare, *full)):
             of_processors = BurstOverhead.of(
                 [cpu_ns or 0.0 for _, cpu_ns in bare], [cpu_ns or 0.0 for _, cpu_ns in full]
             )
-            overhead = replace(overhead, processors=of_processors)
+            # What a busy machine adds to an empty call would be taken off each call of a solution.
+            overhead = replace(overhead, call=min(overhead.call, of_processors.call), processors=of_processors)
         self.overhead = overhead
 
     def _time_empty_burst(self, calls: int, limit_s: float) -> tuple[float, float | None]:
@@ -233,12 +237,34 @@ class WorkerProcess:
         """
         deadline = self._now() + limit_s
         self._request_id += 1
+        if self._stillness is not None:
+            self._stillness.wake()
         try:
             send_frame(self._sock, {"verb": verb, "id": self._request_id, **fields}, fds)
         except OSError:
             self._await_exit(min(deadline, self._now() + END_LIMIT_S))
             raise WorkerGone(self.exit) from None
-        return check_answer(self._wait(deadline), self._request_id, expected)
+        message = self._wait(deadline)
+        if self._stillness is not None:
+            self._stillness.rest()
+        return check_answer(message, self._request_id, expected)
+
+    @contextlib.contextmanager
+    def resting(self) -> Iterator[None]:
+        """Hold the worker still whenever nothing is asked of it. One that uses a GPU goes on: there its work would."""
+        if self.guard_pid is not None and self.pid is not None and not self.clock.fills_queue:
+            self._stillness = Stillness(self.guard_pid, self.pid)
+        try:
+            yield
+        finally:
+            if self._stillness is not None:
+                self._stillness.wake()
+            self._stillness = None
+
+    def rest_all(self) -> None:
+        """Make sure that everything stands still that the worker has started, while it is resting."""
+        if self._stillness is not None:
+            self._stillness.rest_all()
 
     def begin_end(self) -> None:
         """Have the guard end the worker and everything it started; return at once. `end` waits."""
@@ -274,6 +300,7 @@ class WorkerProcess:
         self.exit = WorkerExit(None, signal.SIGKILL, 0, over_memory=False)
 
     def _close(self) -> None:
+        end_account(self.guard_pid)
         self._selector.close()
         self._sock.close()
         self._guard.close()
@@ -340,6 +367,8 @@ class WorkerProcess:
         while (message := self._guard_reader.pop()) is not None:
             if "started" in message:
                 self.pid, self.guard_pid = message["started"], message["guard"]
+                for counter in self._guard_reader.take_fds():
+                    keep_account(message["guard"], counter)
             elif "exit" in message:
                 self.exit = WorkerExit(**message["exit"])
 

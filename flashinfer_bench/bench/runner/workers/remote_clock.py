@@ -20,6 +20,7 @@ from flashinfer_bench.bench.evaluators.inputs.contents import Contents
 from flashinfer_bench.bench.runner.workers.places import CallPlaces, is_unwritten
 from flashinfer_bench.bench.runner.workers.readings import ReadingsAsked, check_clock, check_readings
 from flashinfer_bench.bench.runner.workers.regime_calls import RegimeSchedule
+from flashinfer_bench.errors import SolutionFailure
 from flashinfer_bench.timing.clocks import CaptureRefused, Clock, ClockLost, Launch, Lead
 from flashinfer_bench.timing.measurement import Facts, Sample
 from flashinfer_bench.worker.protocol import Called, ClockTraits, Started, Stopped
@@ -64,33 +65,71 @@ class Reader:
     check_inputs: Callable[[Sequence[Any], Sequence[torch.Tensor | None]], None]
     """Raises where a call has changed its inputs, given what they were and what they are."""
     chance: random.Random = field(default_factory=random.SystemRandom)
-    _kept: dict[int, ReadCall] = field(default_factory=dict)
+    _kept: dict[int, ReadCall | None] = field(default_factory=dict)
+    """The number of each call that is kept by chance; None until it has been read."""
     _odd: dict[int, ReadCall] = field(default_factory=dict)
     _base: ReadCall | None = None
     _seen: int = 0
     _looks: dict[tuple[bytes, ...], int] = field(default_factory=dict)
     _look_secret: int = field(default_factory=lambda: random.SystemRandom().getrandbits(32))
+    _latest: tuple[list[int], list[list[bytes]]] | None = None
+    """The places of the latest calls, and what was seen there when they were over."""
 
     def look(self, indices: Sequence[int], numbers: Sequence[int]) -> None:
         """Look at the calls that some places just had; keep what is to be compared before it is overwritten.
+
+        What is kept by chance is copied before anything else: a call is over when the worker answers, and a thread of
+        the solution may still be at work.
 
         Args:
             indices: the places.
             numbers: the number of each place's call.
         """
+        chosen = self._choose(indices, numbers)
+        copies = {index: self._copy_outputs(index) for index in chosen}
         looks = self.places.look(indices, self._look_secret)
+        self._latest = (list(indices), looks)
         for index, number, look in zip(indices, numbers, looks, strict=True):
-            if self.contents.base_number == number:
-                self._base = self._take(index, number)
+            is_base = number == self.contents.base_number
+            is_odd = not is_base and self._is_odd(look) and len(self._odd) < MOST_ODD
+            if index not in chosen and not is_odd:
                 continue
-            if self._is_odd(look) and len(self._odd) < MOST_ODD:
-                self._odd[number] = self._take(index, number)
+            read = self._read(index, number, copies.get(index) or self._copy_outputs(index))
+            if is_base:
+                self._base = read
+                continue
+            if is_odd:
+                self._odd[number] = read
+            if number in self._kept:
+                self._kept[number] = read
+
+    def check_unchanged(self) -> None:
+        """Hold what lies in the places against what lay there when the latest calls were over.
+
+        Raises:
+            SolutionFailure: RUNTIME_ERROR where an output has changed since.
+        """
+        latest, self._latest = self._latest, None
+        if latest is not None and self.places.look(latest[0], self._look_secret) != latest[1]:
+            raise SolutionFailure(
+                "RUNTIME_ERROR",
+                "an output was written after its call had ended; what a call starts has to be done when it returns",
+            )
+
+    def _choose(self, indices: Sequence[int], numbers: Sequence[int]) -> set[int]:
+        """Return the places whose calls are kept: the base, and some by chance, which may displace earlier ones."""
+        places = dict(zip(numbers, indices, strict=True))
+        chosen = {places[number] for number in numbers if number == self.contents.base_number}
+        for number in numbers:
+            if number == self.contents.base_number:
+                continue
             self._seen += 1
             if len(self._kept) < self.wanted:
-                self._kept[number] = self._take(index, number)
+                self._kept[number] = None
             elif self.wanted and self.chance.random() < self.wanted / self._seen:
                 del self._kept[self.chance.choice(list(self._kept))]
-                self._kept[number] = self._take(index, number)
+                self._kept[number] = None
+        return chosen | {places[number] for number in numbers if number in self._kept}
 
     def _is_odd(self, looks: list[bytes]) -> bool:
         """Say whether a call left outputs unwritten, or gave what another call with other inputs gave."""
@@ -100,15 +139,23 @@ class Reader:
         self._looks[key] = self._looks.get(key, 0) + 1
         return self._looks[key] > 1 and bool(looks) and self.contents.differs
 
-    def _take(self, index: int, number: int) -> ReadCall:
+    def _copy_outputs(self, index: int) -> list[torch.Tensor]:
+        return [output.clone() for output in self.places.outputs(index)]
+
+    def _read(self, index: int, number: int, outputs: list[torch.Tensor]) -> ReadCall:
         inputs = self.contents.make(number)
         self.check_inputs(inputs, self.places.inputs(index))
-        outputs = [output.clone() for output in self.places.outputs(index)]
         return ReadCall(inputs, outputs, number == self.contents.base_number)
 
     def reads(self) -> list[ReadCall]:
-        """Return the calls to compare, in a random order."""
-        found = [*self._kept.values(), *(call for number, call in self._odd.items() if number not in self._kept)]
+        """Return the calls to compare, in a random order.
+
+        Raises:
+            SolutionFailure: an output has changed since its call was over.
+        """
+        self.check_unchanged()
+        kept = [read for read in self._kept.values() if read is not None]
+        found = [*kept, *(call for number, call in self._odd.items() if number not in self._kept)]
         if self._base is not None:
             found.append(self._base)
         self.chance.shuffle(found)
@@ -251,6 +298,8 @@ class RemoteTrial:
     has_setup: bool
     returns: bool = True
     """What calls return is copied into their output slots."""
+    hold_worker: Callable[[], None] = lambda: None
+    """Makes sure that nothing of the worker's runs until it is asked again."""
     setup_samples: list[Sample] = field(default_factory=list)
     """Readings of `setup`, where the solution has one."""
     number: int = 0
@@ -260,8 +309,10 @@ class RemoteTrial:
 
     def write(self, indices: Sequence[int]) -> list[int]:
         """Write new content into some places, and poison their outputs; return the numbers of the calls."""
+        self.reader.check_unchanged()
         numbers = list(range(self.number, self.number + len(indices)))
         self.number += len(indices)
+        self.hold_worker()
         for index, number in zip(indices, numbers, strict=True):
             self.contents.write(number, self.places.inputs(index))
         self.places.poison(indices)

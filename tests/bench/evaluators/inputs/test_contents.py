@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from flashinfer_bench.bench.evaluators.inputs import contents as contents_module
 from flashinfer_bench.bench.evaluators.inputs.contents import LARGEST_FACTOR, Contents, VariedInput, find_varied
 from flashinfer_bench.bench.evaluators.inputs.make import InputMaker
 from tests.kit.make import make_definition, make_workload
@@ -70,6 +71,27 @@ def test_floats_are_scaled_within_the_factor(open_contents, dtype):
     for number in NUMBERS:
         factor = contents.make(number)[0].double().abs().sum() / base
         assert 0.99 / LARGEST_FACTOR < factor < 1.01 * LARGEST_FACTOR
+
+
+def test_sums_of_rows_are_no_sums_of_stretches_of_the_base(open_contents):
+    contents = open_contents({"x": "float32[n, m]"}, n=2, m=128)
+    flat = contents.base[0].reshape(-1).double().square()
+    sums = torch.cat((flat, flat)).cumsum(0)
+    known = sums[128:384] - sums[:256]  # of every stretch of a row's length
+    for number in NUMBERS:
+        made = contents.make(number)[0].double().square().sum(dim=1)
+        ratios = (made[0] / made[1], known / known.roll(128))
+        assert (ratios[1] / ratios[0] - 1).abs().min() > 1e-6
+
+
+def test_an_input_longer_than_the_table_of_factors_is_scaled_whole(monkeypatch):
+    monkeypatch.setattr(contents_module, "FACTORS", 7)
+    contents_module.make_factors.cache_clear()
+    contents = Contents([torch.ones(40)], [VariedInput("x", "scaled")], 7, BASE_NUMBER)
+    (made,) = contents.make(0)
+    contents_module.make_factors.cache_clear()
+    assert torch.equal(made[7:], made[:-7])
+    assert len(set(made.tolist())) == 7
 
 
 def test_an_input_of_both_signs_is_negated_in_some_calls_and_one_of_a_single_sign_in_none(open_contents):

@@ -110,7 +110,7 @@ IN_A_CHILD = """
 import os
 import flashinfer_bench.worker.main as main
 answer = main.answer_readings
-main.answer_readings = lambda samples: {**answer(samples), "span_ns": [1_000] * len(samples)}
+main.answer_readings = lambda samples: {**answer(samples), "span_ns": [20_000] * len(samples)}
 def run(x):
     if os.fork() == 0:
         work(x)
@@ -122,13 +122,13 @@ def run(x):
 
 @pytest.mark.parametrize("source", [LIES, SLOW_WATCH, IN_A_CHILD], ids=["answers", "watch", "in a child"])
 def test_a_latency_far_below_what_calls_cost_outside_is_refused_with_both_figures(open_kernel, source):
-    with open_kernel(WORK + source, declared=False) as kernel:
+    with open_kernel(WORK + source, declared=False, timeout_seconds=50.0) as kernel:
         kernel(X)
         with pytest.raises(SolutionFailure) as failure:
             kernel.measure([[X]])
     claimed, burst = (float(text.split(" ms")[0].split()[-1]) for text in failure.value.message.split("; "))
     assert failure.value.status == "RUNTIME_ERROR"
-    assert claimed <= 0.001
+    assert claimed <= 0.02
     assert burst >= 1.5
     assert "as timed from outside" in failure.value.message
 

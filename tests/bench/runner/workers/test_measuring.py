@@ -94,7 +94,7 @@ def test_a_latency_is_confirmed_by_bursts(open_kernel):
 
 def test_a_latency_that_bursts_cannot_resolve_is_flagged_and_not_blamed(open_kernel):
     with open_kernel("def run(x):\n    return x * 2") as kernel:
-        kernel.worker.overhead = BurstOverhead(request=1e6, noise=1e6)
+        kernel.worker.overhead = BurstOverhead(request=1e6, noise=1e9)
         record = kernel.measure([[X]]).record
     assert (record["confirmed"], "unconfirmed" in record["flags"]) == (False, True)
     assert record["not_confirmed"] == "the call is shorter than a burst resolves"

@@ -116,3 +116,34 @@ def test_no_two_calls_of_a_trial_have_the_same_inputs(arena):
         numbers = trial.write([0, 1, 2])
         seen |= {trial.places.inputs(index)[0].numpy().tobytes() for index in range(3)}
     assert (numbers, len(seen)) == ([27, 28, 29], 30)
+
+
+def test_an_output_that_is_written_after_its_call_is_refused(arena):
+    trial = make_trial(arena, wanted=0)
+    run_calls(trial, [0, 1])
+    trial.places.outputs(1)[0].fill_(3.0)
+    with pytest.raises(SolutionFailure, match="written after its call had ended"):
+        run_calls(trial, [0, 1])
+
+
+def test_an_output_that_is_written_after_the_last_call_is_refused(arena):
+    trial = make_trial(arena)
+    run_calls(trial, [0])
+    trial.places.outputs(0)[0].fill_(3.0)
+    with pytest.raises(SolutionFailure, match="written after its call had ended"):
+        trial.reader.reads()
+
+
+def test_what_is_compared_is_taken_before_anything_else_is_looked_at(arena):
+    trial = make_trial(arena, wanted=1)
+    make = trial.contents.make
+
+    def late(number):
+        trial.places.outputs(0)[0].fill_(3.0)
+        return make(number)
+
+    trial.contents.make = late
+    run_calls(trial, [0])
+    trial.reader._latest = None
+    (read,) = trial.reader.reads()
+    assert is_right(read)

@@ -8,6 +8,7 @@ from flashinfer_bench.bench.runner.workers.readings import (
     check_clock,
     check_readings,
     check_trial,
+    raise_claim,
 )
 from flashinfer_bench.errors import SolutionFailure
 from flashinfer_bench.timing.measurement import Sample, Trial
@@ -97,3 +98,19 @@ def test_a_latency_of_less_than_an_empty_call_is_refused(asked, span_ns):
         check_trial(trial, asked)
     honest = Trial((Sample(span_ns=EMPTY_CALL_NS, enqueue_ns=0),) * 3, "count")
     assert check_trial(honest, asked) is honest
+
+
+@pytest.mark.parametrize(
+    ("claimed_ms", "record", "device", "told_ms"),
+    [
+        (0.55, {"burst_ms": 1.0}, "cpu", 0.9),
+        (0.95, {"burst_ms": 1.0}, "cpu", 0.95),
+        (0.55, {}, "cpu", 0.55),
+        (0.55, {"burst_ms": 1.0}, "cuda", 0.55),
+    ],
+    ids=["below", "near", "not_resolved", "gpu"],
+)
+def test_a_claim_below_what_bursts_cost_earns_nothing_on_a_cpu(claimed_ms, record, device, told_ms):
+    record = dict(record)
+    assert raise_claim(claimed_ms, record, device) == told_ms
+    assert record.get("claimed_ms", told_ms) == claimed_ms
