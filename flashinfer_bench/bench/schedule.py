@@ -144,10 +144,13 @@ class BlockQueue:
         left = sum(costs.values())
         first = {job.solution.name for job in self._first}
         last = self._last.get(device)
-        order = sorted(
-            ready[definition],
-            key=lambda one: (one.solution.name not in first, last != (definition, one.solution.name), -costs[id(one)]),
-        )
+
+        def rank(one: _Open) -> tuple[float, ...]:
+            is_last = device_count > 1 and last == (definition, one.solution.name)
+            cost = costs[id(one)] if device_count > 1 else 0.0
+            return one.solution.name not in first, not is_last, -cost, min(job.index for job in one.jobs)
+
+        order = sorted(ready[definition], key=rank)
         chosen = order[0]
         if chosen.parts == 0:
             chosen.parts = math.ceil(round(costs[id(chosen)] * device_count / left, 3))

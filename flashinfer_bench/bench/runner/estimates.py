@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
+from typing import Final
 
 from flashinfer_bench.bench.plan import Job
 
-UNKNOWN_S = 1.0
+UNKNOWN_S: Final = 1.0
 """Seconds of a job while none has ended."""
+LEAST_S: Final = 0.001
+"""No job is expected to take fewer seconds: a share of the work cannot be nothing."""
 
 
 @dataclass
@@ -42,4 +45,6 @@ class JobTimes:
         """Return the seconds of a job: of those of its solution, else of its definition, else of all."""
         name = job.definition.name
         known = self._of_solution.get((name, job.solution.name)), self._of_definition.get(name), self._of_all
-        return next((mean.total / mean.count for mean in known if mean is not None and mean.count), UNKNOWN_S)
+        return next(
+            (max(mean.total / mean.count, LEAST_S) for mean in known if mean is not None and mean.count), UNKNOWN_S
+        )
