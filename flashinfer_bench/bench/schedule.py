@@ -1,27 +1,30 @@
-"""Deals jobs out to devices in blocks, so that all devices are busy until the end and few baselines are measured twice.
+"""Deals jobs out to devices in blocks of whole solutions, so that few workers are made and all devices stay busy.
 
-The jobs of a definition form a matrix of workloads and solutions. A block holds whole columns of it (a workload with
-all its solutions), so a baseline is measured once and speed-ups are compared on one device; a column is split only when
-there are fewer columns than devices, or while some of its solutions are still being built. Blocks shrink as the work
-runs out. Who runs a block, and where, is the runner's.
+A solution's jobs share a worker, and a worker costs up to a second to start. So a device gets all jobs of a solution,
+the costliest solution first; it stays with its definition, whose baselines it has. A solution is split only where there
+are fewer solutions left than devices. Blocks shrink as the work runs out. Who runs a block, and where, is the runner's.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from flashinfer_bench.bench.plan import Job
 from flashinfer_bench.data.solution import Solution
 
 BLOCKS_PER_DEVICE: Final = 2
-"""A block is the remaining work, divided by the devices and by this. So the first blocks are large and the last ones
-small, and all devices end at about the same time."""
-MAX_WORKLOADS: Final = 64
-"""Most workloads in a block where there is one device: its session keeps the baselines of a block in memory."""
+"""A block of several solutions is at most the remaining work, divided by the devices and by this. So all devices end at
+about the same time."""
+MOST_JOBS: Final = 4096
+"""Most jobs in a block of several solutions: its order is one message."""
+
+IsReady = Callable[[Solution], bool]
+Estimate = Callable[[Job], float]
+"""Tells about how many seconds a job takes, or any number in proportion to it; alike for all jobs of a solution."""
 
 
 @dataclass(frozen=True)
@@ -32,61 +35,67 @@ class Block:
     jobs: tuple[Job, ...]
 
 
-IsReady = Callable[[Solution], bool]
-Column = deque[Job]
-"""The jobs of one workload, by solution."""
+@dataclass
+class _Open:
+    """The jobs of one solution that nobody has taken."""
 
+    solution: Solution
+    jobs: list[Job] = field(default_factory=list)
+    parts: int = 0
+    """In how many parts it is dealt out from here on; 0 while nobody has looked."""
 
-class _Matrix:
-    """The jobs of one definition that nobody has taken."""
-
-    def __init__(self, definition: str, columns: Iterable[Iterable[Job]]) -> None:
-        self.definition = definition
-        self.columns: deque[Column] = deque(deque(sorted(column, key=lambda job: job.index)) for column in columns)
-        jobs = [job for column in self.columns for job in column]
-        self.solutions = {job.solution.name: job.solution for job in jobs}
-        self.open_jobs = Counter(job.solution.name for job in jobs)
-        """Solution → how many of its jobs are left; a solution with no jobs left is not in it."""
-
-    def count_out(self, jobs: Iterable[Job]) -> None:
-        """Note that jobs were taken."""
-        self.open_jobs -= Counter(job.solution.name for job in jobs)
+    def cost(self, estimate: Estimate) -> float:
+        """Return what its jobs cost together."""
+        return len(self.jobs) * estimate(self.jobs[0])
 
 
 class BlockQueue:
-    """The jobs that are still to be dealt out."""
+    """The jobs that are still to be dealt out.
 
-    def __init__(self, jobs: Iterable[Job]) -> None:
-        self._remaining = 0
+    Args:
+        jobs: all of them.
+        estimate: what a job costs; it may learn while the queue is in use. None: all cost the same.
+    """
+
+    def __init__(self, jobs: Iterable[Job], estimate: Estimate | None = None) -> None:
+        self._estimate = estimate or _alike
         self._taken: set[int] = set()
-        self._matrices: list[_Matrix] = []
-        self._fill(jobs)
+        self._open: dict[str, dict[str, _Open]] = {}
+        """Definition → solution → its open jobs; none of them is empty."""
+        self._last: dict[str, tuple[str, str]] = {}
+        """Device → definition and solution of the last job that it took."""
+        self._first: list[Job] = []
+        """Jobs of lost devices: they go before all others."""
+        self._remaining = 0
+        self._add(jobs)
 
     @property
     def remaining(self) -> int:
         """Return how many jobs nobody has taken."""
         return self._remaining
 
-    def take(self, device_count: int, is_ready: IsReady | None = None) -> Block | None:
+    def take(self, device_count: int, is_ready: IsReady | None = None, device: str = "") -> Block | None:
         """Take the next block for one of `device_count` devices that share the work; None when there is none to take.
 
         Args:
             device_count: how many devices there are.
-            is_ready: whether a solution is built; jobs of others are left. None: all are. A definition whose
-                solutions are all built goes before one of which only some are: its baselines stay on one device.
+            is_ready: whether a solution is built; jobs of others are left. None: all are.
+            device: the device that asks, by any name that stays the same.
         """
         if device_count < 1:
             raise ValueError(f"there must be a device to take a block for, not {device_count}")
-        matrix, waiting = self._choose(is_ready)
-        if matrix is None:
+        ready = {
+            definition: waiting
+            for definition, solutions in self._open.items()
+            if (waiting := [one for one in solutions.values() if is_ready is None or is_ready(one.solution)])
+        }
+        if not ready:
             return None
-        jobs = self._take_jobs(matrix, device_count, waiting)
-        matrix.count_out(jobs)
-        if not matrix.columns:
-            self._matrices.remove(matrix)
-        self._remaining -= len(jobs)
-        self._taken.update(job.index for job in jobs)
-        return Block(matrix.definition, _by_solution(jobs))
+        definition = self._choose_definition(ready, device_count, device)
+        jobs = self._choose_jobs(ready, definition, device_count, device)
+        self._remove(definition, jobs)
+        self._last[device] = definition, jobs[-1].solution.name
+        return Block(definition, _by_solution(jobs))
 
     def give_back(self, jobs: Iterable[Job]) -> None:
         """Put the unfinished jobs of a lost device in front of all others."""
@@ -95,60 +104,76 @@ class BlockQueue:
             if job.index not in self._taken:
                 raise ValueError(f"job {job.index} was not taken, or was given back already")
             self._taken.remove(job.index)
-        waiting = [job for matrix in self._matrices for column in matrix.columns for job in column]
-        self._fill([*returned, *waiting])
+        self._first = [*returned, *self._first]
+        self._add(returned)
 
-    def _fill(self, jobs: Iterable[Job]) -> None:
-        matrices: dict[str, dict[str, list[Job]]] = {}
+    def _add(self, jobs: Iterable[Job]) -> None:
         for job in jobs:
-            matrices.setdefault(job.definition.name, {}).setdefault(job.workload.uuid, []).append(job)
-        self._matrices = [_Matrix(name, columns.values()) for name, columns in matrices.items()]
-        self._remaining = sum(len(column) for matrix in self._matrices for column in matrix.columns)
+            solutions = self._open.setdefault(job.definition.name, {})
+            solutions.setdefault(job.solution.name, _Open(job.solution)).jobs.append(job)
+            self._remaining += 1
 
-    def _choose(self, is_ready: IsReady | None) -> tuple[_Matrix | None, set[str]]:
-        """Return the matrix to take from, and its solutions that are not built yet and have to wait."""
-        partly: tuple[_Matrix | None, set[str]] = None, set()
-        for matrix in self._matrices:
-            open_solutions = [matrix.solutions[name] for name in matrix.open_jobs]
-            waiting = set() if is_ready is None else {one.name for one in open_solutions if not is_ready(one)}
-            if not waiting:
-                return matrix, waiting
-            if partly[0] is None and len(waiting) < len(open_solutions):
-                partly = matrix, waiting
-        return partly
+    def _remove(self, definition: str, jobs: list[Job]) -> None:
+        indices = {job.index for job in jobs}
+        solutions = self._open[definition]
+        for name in {job.solution.name for job in jobs}:
+            solutions[name].jobs = [job for job in solutions[name].jobs if job.index not in indices]
+            if not solutions[name].jobs:
+                del solutions[name]
+        if not solutions:
+            del self._open[definition]
+        self._first = [job for job in self._first if job.index not in indices]
+        self._taken |= indices
+        self._remaining -= len(jobs)
 
-    def _take_jobs(self, matrix: _Matrix, device_count: int, waiting: set[str]) -> list[Job]:
-        if not waiting:
-            columns = sum(len(other.columns) for other in self._matrices)
-            return _take_columns(matrix.columns, device_count, open_jobs=self._remaining, open_columns=columns)
-        parts = (deque(job for job in column if job.solution.name not in waiting) for column in matrix.columns)
-        ready = deque(part for part in parts if part)
-        open_jobs = sum(len(part) for part in ready)
-        jobs = _take_columns(ready, device_count, open_jobs=open_jobs, open_columns=len(ready))
-        taken = {job.index for job in jobs}
-        left = (deque(job for job in column if job.index not in taken) for column in matrix.columns)
-        matrix.columns = deque(column for column in left if column)
+    def _choose_definition(self, ready: dict[str, list[_Open]], device_count: int, device: str) -> str:
+        """Return where a device works next: jobs given back, then where it is, then where most is left for a device."""
+        for job in self._first:
+            if any(one.solution.name == job.solution.name for one in ready.get(job.definition.name, [])):
+                return job.definition.name
+        definition = self._last.get(device, ("", ""))[0]
+        if definition in ready:
+            return definition
+        if device_count == 1:
+            return next(iter(ready))
+        there = Counter(last[0] for other, last in self._last.items() if other != device)
+        return max(ready, key=lambda name: sum(one.cost(self._estimate) for one in ready[name]) / (1 + there[name]))
+
+    def _choose_jobs(self, ready: dict[str, list[_Open]], definition: str, device_count: int, device: str) -> list[Job]:
+        costs = {id(one): one.cost(self._estimate) for solutions in ready.values() for one in solutions}
+        left = sum(costs.values())
+        first = {job.solution.name for job in self._first}
+        last = self._last.get(device)
+
+        def rank(one: _Open) -> tuple[float, ...]:
+            is_last = device_count > 1 and last == (definition, one.solution.name)
+            cost = costs[id(one)] if device_count > 1 else 0.0
+            return one.solution.name not in first, not is_last, -cost, min(job.index for job in one.jobs)
+
+        order = sorted(ready[definition], key=rank)
+        chosen = order[0]
+        if chosen.parts == 0:
+            chosen.parts = math.ceil(round(costs[id(chosen)] * device_count / left, 3))
+        if chosen.parts > 1:
+            chosen.parts -= 1
+            return chosen.jobs[: math.ceil(len(chosen.jobs) / (chosen.parts + 1))]
+        jobs, cost = list(chosen.jobs), costs[id(chosen)]
+        most = math.inf if device_count == 1 else left / (BLOCKS_PER_DEVICE * device_count)
+        for one in order[1:]:
+            cost += costs[id(one)]
+            if cost > most or len(jobs) + len(one.jobs) > MOST_JOBS:
+                break
+            jobs += one.jobs
         return jobs
 
 
-def _take_columns(columns: deque[Column], device_count: int, *, open_jobs: int, open_columns: int) -> list[Job]:
-    """Take whole columns from the front up to a share; take a part of one where there are more devices than columns."""
-    if device_count == 1:
-        return [job for _ in range(min(MAX_WORKLOADS, len(columns))) for job in columns.popleft()]
-    target = math.ceil(open_jobs / (BLOCKS_PER_DEVICE * device_count))
-    jobs: list[Job] = []
-    while columns and len(jobs) + len(columns[0]) <= target:
-        jobs.extend(columns.popleft())
-    if jobs:
-        return jobs
-    if open_columns >= device_count:
-        return list(columns.popleft())
-    return [columns[0].popleft() for _ in range(target)]
+def _alike(_job: Job) -> float:
+    return 1.0
 
 
 def _by_solution(jobs: Iterable[Job]) -> tuple[Job, ...]:
-    order: dict[str, int] = {}
-    listed = sorted(jobs, key=lambda job: job.index)
-    for job in listed:
-        order.setdefault(job.solution.name, len(order))
-    return tuple(sorted(listed, key=lambda job: order[job.solution.name]))
+    """Return jobs with those of a solution together, the solutions in the order in which they were chosen."""
+    grouped: dict[str, list[Job]] = {}
+    for job in jobs:
+        grouped.setdefault(job.solution.name, []).append(job)
+    return tuple(job for group in grouped.values() for job in sorted(group, key=lambda job: job.index))

@@ -1,4 +1,4 @@
-"""How jobs are dealt out: every job once, all devices busy, few baselines measured twice."""
+"""How jobs are dealt out: every job once, all devices busy, whole solutions as far as that goes."""
 
 from types import SimpleNamespace
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flashinfer_bench.bench.schedule import MAX_WORKLOADS, BlockQueue
+from flashinfer_bench.bench.schedule import MOST_JOBS, BlockQueue
 
 
 def make_jobs(*shapes):
@@ -35,8 +35,25 @@ def take_all(queue, device_count):
     return blocks
 
 
-def columns(blocks):
-    return [(block.definition, uuid) for block in blocks for uuid in {job.workload.uuid for job in block.jobs}]
+def rows(blocks):
+    return [(block.definition, name) for block in blocks for name in {job.solution.name for job in block.jobs}]
+
+
+def deal(jobs, device_count, cost_of=lambda job: 1.0, start=0.0):
+    """Play a run: each device takes a block when it is free. Return when each one ended, and each one's blocks.
+
+    Each job takes `cost_of(job)`, and a solution that a device did not have just before takes `start` more.
+    """
+    queue, free, had = BlockQueue(jobs, cost_of), dict.fromkeys(range(device_count), 0.0), {}
+    blocks = {device: [] for device in free}
+    while queue.remaining:
+        device = min(free, key=free.get)
+        block = queue.take(device_count, device=str(device))
+        blocks[device].append(block)
+        for job in block.jobs:
+            free[device] += cost_of(job) + start * (had.get(device) != job.solution.name)
+            had[device] = job.solution.name
+    return free, blocks
 
 
 SHAPES = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), max_size=5)
@@ -87,20 +104,28 @@ def test_as_many_devices_as_there_are_jobs_get_work_at_once(jobs, device_count):
 
 @settings(max_examples=80, deadline=None)
 @given(SHAPES.filter(bool), st.integers(2, 9))
-def test_only_the_last_columns_are_split(shapes, device_count):
-    seen = columns(take_all(BlockQueue(make_jobs(*shapes)), device_count))
-    split = {column for column in seen if seen.count(column) > 1}
-    assert len(split) < device_count
+def test_a_solution_is_split_only_where_fewer_are_left_than_devices(shapes, device_count):
+    seen = rows(take_all(BlockQueue(make_jobs(*shapes)), device_count))
+    largest = max(workloads for workloads, _ in shapes)
+    if all(workloads == largest for workloads, _ in shapes):
+        assert len({row for row in seen if seen.count(row) > 1}) < device_count
 
 
 @settings(max_examples=80, deadline=None)
 @given(JOBS, st.integers(2, 9))
-def test_no_block_is_larger_than_half_a_fair_share_unless_it_is_one_workload(jobs, device_count):
+def test_no_block_is_larger_than_half_a_fair_share_unless_it_is_one_solution(jobs, device_count):
     queue = BlockQueue(jobs)
     while queue.remaining:
-        half_share = -(-queue.remaining // (2 * device_count))
+        half_share = queue.remaining / (2 * device_count)
         block = queue.take(device_count)
-        assert len(block.jobs) <= half_share or len({job.workload.uuid for job in block.jobs}) == 1
+        assert len(block.jobs) <= half_share or len({job.solution.name for job in block.jobs}) == 1
+
+
+@settings(max_examples=80, deadline=None)
+@given(JOBS.filter(bool), st.integers(2, 9))
+def test_devices_end_at_about_the_same_time(jobs, device_count):
+    free, _ = deal(jobs, device_count)
+    assert max(free.values()) <= len(jobs) / device_count + 9  # a solution has nine jobs at the most
 
 
 @settings(max_examples=80, deadline=None)
@@ -118,14 +143,15 @@ def test_jobs_wait_for_their_own_solution_alone_and_all_are_dealt_out_once(jobs,
     assert sorted(done) == [job.index for job in jobs]
 
 
-def test_a_definition_whose_solutions_are_all_built_goes_before_one_of_which_some_are():
+def test_what_is_built_first_runs_first_and_a_device_stays_with_its_definition():
     queue = BlockQueue(make_jobs((2, 3), (2, 2)))
-    ready = {"s0", "s1"}
-    first, second = (queue.take(1, lambda solution: solution.name in ready) for _ in range(2))
-    assert (first.definition, len(first.jobs)) == ("d1", 4)
-    assert (second.definition, {job.solution.name for job in second.jobs}) == ("d0", ready)
+    ready = {"s0"}
+    first, second = (queue.take(1, lambda solution: solution.name in ready, "a") for _ in range(2))
+    assert [(block.definition, len(block.jobs)) for block in (first, second)] == [("d0", 2), ("d1", 2)]
     assert queue.take(1, lambda solution: solution.name in ready) is None
-    assert len(queue.take(1).jobs) == 2
+    ready |= {"s1", "s2"}
+    following = [queue.take(1, lambda solution: solution.name in ready, "a") for _ in range(2)]
+    assert [(block.definition, len(block.jobs)) for block in following] == [("d1", 2), ("d0", 4)]
 
 
 def test_one_solution_on_eight_devices_uses_eight():
@@ -135,14 +161,40 @@ def test_one_solution_on_eight_devices_uses_eight():
 
 def test_one_workload_with_many_solutions_uses_eight_devices():
     queue = BlockQueue(make_jobs((1, 100)))
-    sizes = [len(queue.take(8).jobs) for _ in range(8)]
+    sizes = [len(queue.take(8, device=str(device)).jobs) for device in range(8)]
     assert min(sizes) >= 4
     assert max(sizes) <= 7
 
 
 def test_one_device_gets_a_definition_at_a_time():
-    blocks = take_all(BlockQueue(make_jobs((3, 4), (MAX_WORKLOADS + 6, 2))), 1)
-    assert [len(block.jobs) for block in blocks] == [12, 2 * MAX_WORKLOADS, 12]
+    blocks = take_all(BlockQueue(make_jobs((3, 4), (MOST_JOBS // 2, 3))), 1)
+    assert [len(block.jobs) for block in blocks] == [12, MOST_JOBS // 2 * 2, MOST_JOBS // 2]
+
+
+def test_devices_take_definitions_of_their_own_as_long_as_there_are_enough():
+    _, blocks = deal(make_jobs(*[(4, 6)] * 4), 4)
+    assert all(len({block.definition for block in dealt}) == 1 for dealt in blocks.values())
+
+
+def test_the_costliest_solution_comes_first():
+    jobs = make_jobs((2, 4), (2, 4))
+    cost_of = {"s0": 1.0, "s1": 3.0, "s2": 2.0, "s3": 4.0}
+    queue = BlockQueue(jobs, lambda job: cost_of[job.solution.name])
+    taken = [job.solution.name for _ in range(3) for job in queue.take(2, device="a").jobs]
+    assert taken == [name for name in ("s3", "s1", "s2", "s0") for _ in range(2)]
+
+
+def test_four_devices_are_busy_to_the_end_of_many_solutions():
+    free, blocks = deal(make_jobs((32, 64)), 4, start=5.0)
+    assert sum(free.values()) == 64 * (32 + 5)  # no worker is made twice
+    assert max(free.values()) <= 1.02 * sum(free.values()) / 4
+    assert sum(map(len, blocks.values())) < 64
+
+
+def test_one_solution_is_split_in_as_many_parts_as_there_are_devices():
+    free, blocks = deal(make_jobs((32, 1)), 4, start=5.0)
+    assert set(free.values()) == {8 + 5.0}
+    assert all(len(dealt) == 1 for dealt in blocks.values())
 
 
 def test_the_jobs_of_a_block_go_solution_by_solution():
@@ -154,7 +206,7 @@ def test_the_jobs_of_a_block_go_solution_by_solution():
 
 def test_taking_is_deterministic_and_follows_the_plan():
     order = [[job.index for job in block.jobs] for block in take_all(BlockQueue(make_jobs((2, 2), (2, 1))), 2)]
-    assert order == [[0, 2], [1, 3], [4], [5]]
+    assert order == [[0, 1], [2, 3], [4], [5]]
 
 
 def test_jobs_given_back_come_first():
@@ -185,4 +237,4 @@ def test_a_hundred_thousand_jobs_are_dealt_out_in_blocks_that_shrink():
     sizes = [len(block.jobs) for block in take_all(BlockQueue(make_jobs((1000, 100))), 8)]
     assert sum(sizes) == 100_000
     assert len(sizes) < 200
-    assert sizes[0] == 6200
+    assert sizes[0] == 4000

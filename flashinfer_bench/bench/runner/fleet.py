@@ -19,6 +19,7 @@ from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.plan import Job
 from flashinfer_bench.bench.runner.client import SessionClient, SessionLost, SessionTimedOut
 from flashinfer_bench.bench.runner.device_lock import lock_device
+from flashinfer_bench.bench.runner.estimates import JobTimes
 from flashinfer_bench.bench.runner.protocol import (
     REFERENCE_PHASE,
     BlockJob,
@@ -96,6 +97,7 @@ class Fleet:
         self._blob_root_for = blob_root_for
         self._farm = farm
         self._seed_of = seed_of
+        self._times = JobTimes()
         self._tries: dict[int, int] = {}
         self._broken: dict[tuple[str, str], str] = {}
         """(definition, workload uuid) → why no device survives its reference."""
@@ -118,7 +120,7 @@ class Fleet:
     def run(self, jobs: Iterable[Job]) -> Iterator[Happening]:
         """Run the jobs; yields each one's fate as it is known. Closing the iterator and the fleet stops everything."""
         listed = list(jobs)
-        queue = BlockQueue(listed)
+        queue = BlockQueue(listed, self._times.estimate)
         self._farm.add({job.solution.name: job.solution for job in listed}.values())
         self._farm.poll()
         count = self._farm.open_builds
@@ -144,7 +146,7 @@ class Fleet:
         client = station.client
         while client is not None and client.is_ready and not station.open_jobs:
             alive = sum(other.client is not None for other in self._stations)
-            batch = queue.take(alive, lambda solution: self._may_run(station.device, solution))
+            batch = queue.take(alive, lambda solution: self._may_run(station.device, solution), station.device.label)
             if batch is None:
                 client.wait_forever()
                 return
@@ -232,6 +234,7 @@ class Fleet:
             verdict = JobVerdict.model_validate(message["verdict"])
             job = station.open_jobs.pop(verdict.job)
             station.current = None
+            self._times.add(job, verdict.seconds)
             yield Judged(job, station.device, Evaluation.model_validate(verdict.evaluation), verdict.seconds)
         elif "fault" in message:
             fault = JobFault.model_validate(message["fault"])
