@@ -92,6 +92,8 @@ class KernelTask:
     """Give the inputs by their names: how references are called."""
     may_write_inputs: bool = False
     """A call may change its inputs, as a reference may."""
+    is_ours: bool = False
+    """It is the reference, whose claims are believed."""
     regimes: Regimes | None = None
     """Change the inputs of some calls that are not timed; None where none is changed."""
 
@@ -283,7 +285,7 @@ class RemoteKernel:
         calls = count_burst_calls(latency_ms * 1e6, self._arena.device.type, self.worker.overhead)
         remote = remote.moved_to(self._lay_out(inputs, calls))
         timer = BurstTimer(self._ask, remote, self.worker.guard_pid, waits_inside=waits_inside)
-        confirmation = timer.confirm(latency_ms * 1e6, self.worker.overhead)
+        confirmation = timer.confirm(latency_ms * 1e6, self.worker.overhead, is_ours=self.task.is_ours)
         self.reads[-1] += remote.reader.reads()
         return confirmation.to_record()
 

@@ -106,12 +106,12 @@ def test_a_contradicted_measurement_is_made_again_on_new_content_and_the_last_on
 ):
     confirm, claims, contents = BurstTimer.confirm, [], []
 
-    def contradict(timer, claimed_ns, overhead):
+    def contradict(timer, claimed_ns, overhead, **more):
         claims.append(claimed_ns)
         contents.append(timer._trial.contents.make(99)[0].tolist())
         if len(claims) <= contradicted:
             raise ClaimContradicted("RUNTIME_ERROR", "too good")
-        return confirm(timer, claimed_ns, overhead)
+        return confirm(timer, claimed_ns, overhead, **more)
 
     monkeypatch.setattr(BurstTimer, "confirm", contradict)
     with open_kernel("def run(x):\n    return x * 2", plan=READ) as kernel:
