@@ -4,7 +4,7 @@
 VENV ?= .venv
 BIN := $(VENV)/bin
 EXPLOIT_FLAGS ?=
-TEST_FLAGS ?= -n 2 --dist worksteal
+TEST_FLAGS ?= -n 2 --dist loadfile
 DEMO_FLAGS ?= --warmup-runs 2 --iterations 10 --num-trials 1
 
 .PHONY: demo test check exploits clean

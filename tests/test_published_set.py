@@ -42,6 +42,9 @@ JUDGED = (
     "rmsnorm_h512",
     "rmsnorm_h7168",
 )
+HONEST_ONLY = ("gemm_n28672_k4096", "gemm_n4096_k14336")
+"""Each job of theirs takes a second or more, and smaller ones are judged by the same code."""
+FAULTY = tuple(name for name in JUDGED if name not in HONEST_ONLY)
 TOO_LARGE = ("moe_fp8_block_scale_ds_routing_topk8_ng8_kg4_e32_h7168_i2048",)
 """Its reference makes float32 copies of fp8 weights, 17 GB of them, whatever the workload."""
 WITHOUT_BLOBS = ("gqa_ragged_prefill_causal_h32_kv4_d128", "gqa_ragged_prefill_causal_h32_kv8_d128")
@@ -138,6 +141,8 @@ def honest_twins(definition):
 
 
 def all_twins(definition):
+    if definition.name in HONEST_ONLY:
+        return honest_twins(definition)
     wrong = [
         make_twin(definition, style=style, fault=fault)
         for style, faults in FAULTS.items()
@@ -210,13 +215,13 @@ def test_the_reference_passes_as_a_solution(judged, public_set, name, style):
 
 
 @pytest.mark.parametrize(("style", "fault"), [(style, fault) for style in FAULTS for fault in FAULTS[style]])
-@pytest.mark.parametrize("name", JUDGED)
+@pytest.mark.parametrize("name", FAULTY)
 def test_a_twin_with_one_fault_gets_the_status_of_that_fault(judged, public_set, name, style, fault):
     twin = make_twin(public_set.definitions[name], style=style, fault=fault).name
     assert judged.statuses[twin] == expected_status(style, fault), judged.logs[twin]
 
 
-@pytest.mark.parametrize("name", JUDGED)
+@pytest.mark.parametrize("name", FAULTY)
 def test_one_wrong_element_is_counted_as_one(judged, public_set, name):
     output = list(public_set.definitions[name].outputs)[-1]
     for style in FAULTS:
