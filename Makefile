@@ -4,7 +4,7 @@
 VENV ?= .venv
 BIN := $(VENV)/bin
 EXPLOIT_FLAGS ?=
-TEST_FLAGS ?= -n 2 --dist loadfile
+TEST_FLAGS ?= -n 2 --dist loadfile --no-loadscope-reorder
 DEMO_FLAGS ?= --warmup-runs 2 --iterations 10 --num-trials 1
 
 .PHONY: demo test check exploits clean

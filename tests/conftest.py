@@ -29,7 +29,9 @@ def published() -> Path:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip tests that need more GPUs than there are, with the reason."""
+    """Run slow files first, so that two processes end together; skip tests that need more GPUs than there are."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
     wanted = [(item, marker.kwargs.get("count", 1)) for item in items if (marker := item.get_closest_marker("gpu"))]
     if not wanted:
         return
