@@ -30,14 +30,16 @@ def wait_for(pids, is_wanted):
 
 def test_all_below_a_guard_stand_still_and_go_on():
     read, write = os.pipe()
-    if (child := os.fork()) == 0:
-        os.fork()
-        os.write(write, b"x")
+    if (guard := os.fork()) == 0:
+        if os.fork() == 0:
+            os.fork()
+            os.write(write, b"x")
         signal.pause()
     for _ in range(2):
         os.read(read, 1)
-    below = tree_below(os.getpid())
-    stillness = Stillness(os.getpid(), child)
+    below = tree_below(guard)
+    child = below[0]
+    stillness = Stillness(guard, child)
     stillness.rest()
     known = wait_for([child], {"T"}.__eq__)
     stillness.rest_all()
@@ -46,10 +48,11 @@ def test_all_below_a_guard_stand_still_and_go_on():
     resumed = wait_for(below, lambda states: "T" not in states)
     for pid in reversed(below):
         os.kill(pid, signal.SIGKILL)
-    os.waitpid(child, 0)
+    os.kill(guard, signal.SIGKILL)
+    os.waitpid(guard, 0)
     os.close(read)
     os.close(write)
-    assert len(below) >= 2
+    assert len(below) == 2
     assert known == stopped == {"T"}
     assert "T" not in resumed
 
