@@ -109,6 +109,7 @@ def run(trace_set: TraceSet) -> Finished:
         iterations=1,
         num_trials=1,
         profile_baseline=False,
+        power_rule=False,
         timeout_seconds=120.0,
         seed=1,
         worker_memory_gb=16.0,

@@ -13,7 +13,7 @@ from flashinfer_bench.bench import Benchmark, BenchmarkConfig
 from flashinfer_bench.data import Definition, TraceSet
 from tests.kit import make_definition, make_solution, make_trace, make_workload, write_trace_set
 
-pytestmark = [pytest.mark.cpu, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.cpu, pytest.mark.slow, pytest.mark.timeout(180)]
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "evaluators.md").read_text()
 FLAGS = ["--devices", "cpu", "--iterations", "1", "--warmup-runs", "0", "--num-trials", "2", "--format", "json"]
