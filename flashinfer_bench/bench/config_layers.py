@@ -61,6 +61,7 @@ NotBool = BeforeValidator(_refuse_bool)
 WarmupRuns = Annotated[int, NotBool, Field(ge=0)]
 Count = Annotated[int, NotBool, Field(ge=1)]
 Tolerance = Annotated[float, NotBool, Field(ge=0, allow_inf_nan=False)]
+Precision = Annotated[float, NotBool, Field(gt=0, le=0.5, allow_inf_nan=False)]
 Ratio = Annotated[float, NotBool, Field(gt=0, le=1)]
 Extra = Annotated[dict[str, JsonValue], BeforeValidator(_read_extra)]
 """Parameters of one evaluator. Values are JSON's: they cross to the process that judges."""
@@ -91,6 +92,9 @@ class EvalSettings(StrictModel):
     """Timed calls per trial."""
     num_trials: Count = 3
     """Independent trials, each with inputs of its own."""
+    precision: Precision = 0.01
+    """Share of its time to which a trial is to be known: a quick call that scatters gets more readings than
+    `iterations`, and a slow one, for which these would take too long, stops earlier."""
     rtol: Tolerance = 1e-2
     """Relative tolerance of an element."""
     atol: Tolerance = 1e-2
@@ -121,6 +125,7 @@ class EvalConfig(StrictModel):
     warmup_runs: WarmupRuns | None = None
     iterations: Count | None = None
     num_trials: Count | None = None
+    precision: Precision | None = None
     rtol: Tolerance | None = None
     atol: Tolerance | None = None
     required_matched_ratio: Ratio | None = None

@@ -34,6 +34,10 @@ class Measurement(BaseModel):
     """Why the time is not meaningful."""
     samples: float | None = None
     """Number of readings."""
+    precision: float | None = None
+    """Share of its time to which each trial was to be known."""
+    precision_reached: float | None = None
+    """Share to which the worst of them is known; None where there are too few readings to tell."""
     late: float | None = None
     """Number of readings that hold the host's time."""
     median_ms: float | None = None

@@ -33,7 +33,7 @@ from flashinfer_bench.errors import SolutionFailure
 from flashinfer_bench.timing.measurement import Measured, Trial
 from flashinfer_bench.timing.progress import Recipe
 from flashinfer_bench.timing.recipe import take_trial
-from flashinfer_bench.timing.settings import USUAL, TimingSettings
+from flashinfer_bench.timing.settings import PRECISION, USUAL, TimingSettings
 from flashinfer_bench.worker.protocol import Bound, Called, Claim, Failed, LaidOut, Loaded, Signature, Style
 from flashinfer_bench.worker.wire import WireError
 
@@ -65,6 +65,8 @@ class MeasurePlan:
     warmup_runs: int
     iterations: int
     budget_s: float
+    precision: float = PRECISION
+    """Share of its time to which a trial is to be known."""
     trials: int | None = None
     """The largest number of input sets that are measured; None for all."""
     timing: TimingSettings = USUAL
@@ -218,7 +220,7 @@ class RemoteKernel:
             self.regime_calls += self._finish_regimes(remote)
             if remote.setup_ns is not None:
                 setups_ns.append(remote.setup_ns)
-        measured = self._tools.readout.measured(trials, before)
+        measured = self._tools.readout.measured(trials, before, self.task.plan.precision)
         record = {**measured.record, **(self.task.plan.facts or {})}
         if self.worker.chain_gap_ns:
             record["chain_gap_ns"] = self.worker.chain_gap_ns
@@ -272,6 +274,7 @@ class RemoteKernel:
             warmup_runs=plan.warmup_runs,
             iterations=plan.iterations,
             budget_s=max(0.0, budget_s),
+            precision=plan.precision,
             cuda_graphs=plan.timing.cuda_graphs and not self.worker.has_setup,
             was_called=True,  # to be checked
         )
