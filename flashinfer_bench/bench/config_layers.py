@@ -6,7 +6,7 @@ reads files and merges overrides; nothing here touches the disk.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, Literal
 
@@ -28,6 +28,7 @@ from flashinfer_bench.bench.config_problems import ConfigProblem, to_validation_
 from flashinfer_bench.data.digest import digest_of
 
 DEFAULT_ORIGIN: Final = "default"
+QUICK_ORIGIN: Final = "quick"
 Owner = Literal["bundled", "set", "user"]
 """Whose word a source is: this package's, a trace set's about itself, or the user's."""
 EXTRA_DEPTH_LIMIT: Final = 20
@@ -252,6 +253,17 @@ class Source:
     def definition_keys(self) -> list[SectionKey]:
         """Return the keys of definition_config with their places."""
         return [SectionKey(self.place_of("definition_config", name), name) for name in self.definitions]
+
+
+QUICK: Final = EvalConfig(warmup_runs=3, iterations=10, num_trials=1, precision=0.05)
+"""What a quick look takes, but for what is said by the source that asks for one, and by those above it."""
+
+
+def with_quick_look(sources: Sequence[Source]) -> tuple[Source, ...]:
+    """Return the sources, with what a quick look takes right below the one that asks for it."""
+    at = max(index for index, source in enumerate(sources) if "quick" in source.given)
+    look = Source(QUICK_ORIGIN, frozenset(QUICK.given()), QUICK, {}, {})
+    return (*sources[:at], look, *sources[at:])
 
 
 def _layer(origin: str, config: EvalConfig) -> Layer:

@@ -23,6 +23,7 @@ RULE_FLAGS: Final = {
 """Flag without its `--no-` → what it does; each switches a rule beside the tolerance off."""
 EXIT_CODES: Final = "Exit codes: 0 all well, 1 something failed, 2 misuse."
 PRECISION_HELP: Final = "share of its time to which each trial is to be known; scatter gets more readings"
+QUICK_HELP: Final = "a first look: one trial, few readings; never the best, and --resume judges again"
 BUILD_JOBS_HELP: Final = "compilers at once (default: one less than there are cores; on a CPU as many)"
 
 
@@ -109,6 +110,7 @@ def add_setting(
 
 def _add_timing(group: argparse._ActionsContainer) -> None:
     absent = argparse.SUPPRESS
+    group.add_argument("--quick", action="store_true", default=absent, help=QUICK_HELP)
     group.add_argument("--l2-cache", choices=("cold", "warm"), default=absent, help="L2 before each timed GPU call")
     group.add_argument("--clock", choices=("auto", "cuda_events"), default=absent, help="auto: CUPTI where it works")
     group.add_argument(
