@@ -1,5 +1,6 @@
 """Bursts that the session times itself, and what they make of a claimed latency."""
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -23,6 +24,7 @@ from flashinfer_bench.bench.runner.workers.bursts import (
 )
 from flashinfer_bench.bench.runner.workers.places import MOST_PLACES
 from flashinfer_bench.bench.runner.workers.process import EMPTY_CALLS, BurstOverhead
+from flashinfer_bench.bench.runner.workers.readings import raise_claim
 from flashinfer_bench.errors import SolutionFailure
 from tests.kit.trials import ScriptedWorker, make_trial
 
@@ -52,6 +54,7 @@ def test_an_honest_latency_is_confirmed_with_what_a_burst_costs_a_call(open_time
         "confirmed": True,
         "burst_ms": pytest.approx(0.4, rel=0.01),
         "burst_resolution_ms": found.resolution_ns / 1e6,
+        "burst_calls": 2 * MOST_PLACES,
     }
 
 
@@ -101,11 +104,59 @@ def test_the_overhead_follows_from_bursts_without_calls_and_with_some():
 
 def test_quick_calls_get_many_bursts_and_slow_ones_a_single_one(open_timer):
     timer, worker = open_timer(worker={"call_ns": 50_000})
-    timer.confirm(50_000, OVERHEAD)
+    timer.confirm(0.8 * 50_000, OVERHEAD)
     assert worker.verbs() == ["burst", "collect"] * (1 + MOST_BURSTS)  # the first is not timed
     timer, worker = open_timer(most=1, worker={"call_ns": 10**9})
     timer.confirm(10**9, OVERHEAD)
     assert worker.verbs() == ["burst", "collect"]
+
+
+@pytest.mark.parametrize(
+    ("device_type", "share", "bursts_made"),
+    [("cpu", 0.91, 1), ("cpu", 0.89, 12), ("cuda", 0.7, 1), ("cuda", 0.67, 12)],
+)
+def test_the_first_burst_that_settles_a_claim_ends_the_series(open_timer, device_type, share, bursts_made):
+    timer, worker = open_timer(device_type=device_type, worker={"call_ns": 50_000})
+    found = timer.confirm(share * 50_000, OVERHEAD)
+    assert found.calls == MOST_PLACES * (1 + bursts_made)
+    assert len(worker.fields_of("burst")) == 1 + bursts_made
+
+
+def test_bursts_go_on_until_one_settles_the_claim(open_timer):
+    timer, worker = open_timer(worker={"call_ns": 2 * CALL_NS})
+
+    def recover(verb, *args, asks=worker.__call__, **fields):
+        if verb == "burst" and len(worker.fields_of("burst")) == 2:
+            worker.call_ns = CALL_NS
+        return asks(verb, *args, **fields)
+
+    timer._ask = recover
+    found = timer.confirm(CALL_NS, OVERHEAD)
+    assert (found.why_not, found.burst_ns) == (None, pytest.approx(CALL_NS, rel=0.01))
+    assert found.calls == MOST_PLACES * 3
+
+
+@pytest.mark.parametrize("device_type", ["cpu", "cuda"])
+def test_a_series_that_ends_early_says_what_the_whole_series_would_have_said(open_timer, device_type):
+    def confirm(costs_ns, *, ends_early):
+        timer, _ = open_timer(device_type=device_type)
+        take = timer._take_series
+        left = iter(costs_ns)
+        timer._time_one = lambda calls, overhead: (next(left) + START_NS[device_type]) * calls
+        if not ends_early:
+            timer._take_series = lambda calls, overhead, settling: take(calls, overhead, (float("inf"), 0.0))
+        try:
+            found = timer.confirm(CALL_NS, OVERHEAD)
+        except ClaimContradicted:
+            return "contradicted", None
+        record = found.to_record()
+        return record["confirmed"], raise_claim(CALL_NS / 1e6, record, device_type)
+
+    for seed in range(30):
+        chance = random.Random(seed)
+        middle = chance.choice([0.9, 1.1, 1.2, 1.4, 2.2, 3.0])
+        costs_ns = [CALL_NS * middle * chance.lognormvariate(0.0, 0.2) for _ in range(MOST_BURSTS * (1 + AGAIN))]
+        assert confirm(costs_ns, ends_early=True) == confirm(costs_ns, ends_early=False)
 
 
 def test_the_outputs_of_bursts_are_looked_at_and_their_inputs_are_new(open_timer):
