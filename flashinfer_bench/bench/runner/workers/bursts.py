@@ -18,6 +18,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 from typing import Any, Final
 
 import torch
@@ -76,6 +77,13 @@ SHORTER: Final = (1, 2, 4)
 content, the best of several short bursts is nearer to the usual call than the mean of a long one."""
 
 
+SLOW_NS: Final = 1_000_000
+"""A claim from this on may be settled without bursts, by the time that the session saw timed calls take. What a request
+takes beside its calls is little then."""
+FEWEST_SEEN: Final = 9
+"""Calls that this needs."""
+
+
 def noise_ns(overhead: BurstOverhead, device_type: str) -> float:
     """Return by how much bursts on a kind of device differ."""
     noises = [one.noise for one in (overhead, overhead.processors) if one is not None]
@@ -100,20 +108,46 @@ class Confirmation:
 
     burst_ns: float | None
     """What one call costs in a burst; None where bursts do not resolve it."""
-    resolution_ns: float
-    """What a burst cannot tell from nothing, for one call."""
+    resolution_ns: float | None
+    """What a burst cannot tell from nothing, for one call; None where no burst was made."""
     why_not: str | None = None
     """Why the latency is not confirmed; None where it is."""
     calls: int = 0
     """Calls that bursts made, the first burst's among them, which is not timed."""
+    request_ns: float | None = None
+    """What one timed call took from outside, where that settled the claim."""
 
     def to_record(self) -> dict[str, Any]:
         """Return it as fields of a measurement's record."""
-        record: dict[str, Any] = {"confirmed": self.why_not is None, "burst_resolution_ms": self.resolution_ns / 1e6}
-        record["burst_calls"] = self.calls
-        if self.burst_ns is not None:
-            record["burst_ms"] = self.burst_ns / 1e6
+        times_ns = {"burst": self.burst_ns, "burst_resolution": self.resolution_ns, "request": self.request_ns}
+        record: dict[str, Any] = {"confirmed": self.why_not is None, "burst_calls": self.calls}
+        record |= {f"{name}_ms": time_ns / 1e6 for name, time_ns in times_ns.items() if time_ns is not None}
         return record if self.why_not is None else {**record, "not_confirmed": self.why_not}
+
+
+def settle_by_requests(claimed_ns: float, costs_ns: Sequence[float], device_type: str) -> Confirmation | None:
+    """Hold a claimed latency against what the session saw timed calls take; None where only bursts can tell.
+
+    A request makes calls one by one, and its time holds all that goes before each, such as flush and spin, which a
+    worker may leave out. So nothing is taken off, and no call can cost more than its share. A claim that is near the
+    usual share is settled.
+
+    Args:
+        claimed_ns: latency of one call, `setup` included.
+        costs_ns: the share of each timed call.
+        device_type: cpu or cuda.
+    """
+    if claimed_ns < SLOW_NS or len(costs_ns) < FEWEST_SEEN:
+        return None
+    usual_ns = median(costs_ns)
+    if claimed_ns < least_share(device_type) * usual_ns:
+        return None
+    return Confirmation(None, None, request_ns=usual_ns)
+
+
+def least_share(device_type: str) -> float:
+    """Return the share of an outside time from which on a claim is confirmed, and is the latency that is told."""
+    return max(LEAST_SHARE, CREDITED_SHARE[device_type])
 
 
 @dataclass(frozen=True)
@@ -172,7 +206,7 @@ class BurstTimer:
     def _confirm(self, claimed_ns: float, overhead: BurstOverhead, *, is_ours: bool) -> Confirmation:
         calls, device_type = len(self._trial.places), self._trial.asked.device_type
         resolution_ns = RESOLVED * noise_ns(overhead, device_type) / calls
-        settling = (resolution_ns, claimed_ns / max(LEAST_SHARE, CREDITED_SHARE[device_type]))
+        settling = (resolution_ns, claimed_ns / least_share(device_type))
         if calls > 1:
             self._burst(list(range(calls)))  # it tells the worker whether results share memory; nobody reads it
         best = self._take_series(calls, overhead, settling)

@@ -11,6 +11,7 @@ from flashinfer_bench.bench.runner.workers.bursts import (
     AGAIN,
     BURST_NS,
     COPY_MARGIN,
+    FEWEST_SEEN,
     FORGED_SHARE,
     LEAST_NOISE_NS,
     LEAST_SHARE,
@@ -21,6 +22,7 @@ from flashinfer_bench.bench.runner.workers.bursts import (
     BurstTimer,
     ClaimContradicted,
     count_burst_calls,
+    settle_by_requests,
 )
 from flashinfer_bench.bench.runner.workers.places import MOST_PLACES
 from flashinfer_bench.bench.runner.workers.process import EMPTY_CALLS, BurstOverhead
@@ -56,6 +58,33 @@ def test_an_honest_latency_is_confirmed_with_what_a_burst_costs_a_call(open_time
         "burst_resolution_ms": found.resolution_ns / 1e6,
         "burst_calls": 2 * MOST_PLACES,
     }
+
+
+SEEN = [2_000_000.0] * 50 + [9_000_000.0] * 10
+
+
+@pytest.mark.parametrize(
+    ("device_type", "claimed_ns", "costs_ns", "settled"),
+    [
+        ("cpu", 1_810_000, SEEN, True),
+        ("cpu", 1_790_000, SEEN, False),
+        ("cuda", 1_510_000, SEEN, True),
+        ("cuda", 1_490_000, SEEN, False),
+        ("cpu", 2_000_000, SEEN[:FEWEST_SEEN], True),
+        ("cpu", 2_000_000, SEEN[: FEWEST_SEEN - 1], False),
+        ("cpu", 2_000_000, [200_000.0] * 20 + SEEN[:19], True),
+        ("cpu", 600_000, [200_000.0] * 60, False),
+    ],
+    ids=["near", "too low", "near on a GPU", "too low on a GPU", "enough", "too few", "fast ones", "quick calls"],
+)
+def test_a_slow_claim_that_is_near_what_timed_calls_took_outside_needs_no_bursts(
+    device_type, claimed_ns, costs_ns, settled
+):
+    found = settle_by_requests(claimed_ns, costs_ns, device_type)
+    assert (found is not None) is settled
+    if found is not None:
+        assert found.to_record().keys() == {"confirmed", "burst_calls", "request_ms"}
+        assert raise_claim(claimed_ns / 1e6, found.to_record(), device_type) == claimed_ns / 1e6
 
 
 @pytest.mark.parametrize(
