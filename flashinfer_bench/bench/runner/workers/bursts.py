@@ -69,8 +69,9 @@ SERIES_S: Final = 0.02
 """Seconds that a series of bursts takes where calls are quick."""
 FEWEST_BURSTS: Final = 3
 MOST_BURSTS: Final = 12
-"""Bursts of a series; a series of slow calls has one. A burst that settles the claim, or that does not resolve a call,
-ends it: the best of more bursts would be lower still, so they would change neither the verdict nor the latency."""
+"""Bursts of a series; a series of slow calls has one. A burst that confirms the claim ends it: the best of more bursts
+would be lower still, so they would change neither the verdict nor the latency. One that does not resolve a call ends
+nothing: such a claim may be forged, and each burst is one more look at outputs that were not computed in time."""
 SLOW_SERIES_S: Final = 0.5
 """Seconds after which a series ends with fewer bursts than that."""
 AGAIN: Final = 2
@@ -210,15 +211,15 @@ class BurstTimer:
     def _confirm(self, claimed_ns: float, overhead: BurstOverhead, *, is_ours: bool) -> Confirmation:
         calls, device_type = len(self._trial.places), self._trial.asked.device_type
         resolution_ns = RESOLVED * noise_ns(overhead, device_type) / calls
-        settling_ns = max(resolution_ns, claimed_ns / least_share(device_type))
+        settling = (resolution_ns, claimed_ns / least_share(device_type))
         if calls > 1:
             self._burst(list(range(calls)))  # it tells the worker whether results share memory; nobody reads it
-        best = self._take_series(calls, overhead, settling_ns)
+        best = self._take_series(calls, overhead, settling)
         series, again = 1, 0 if is_ours else AGAIN
         divisors = SHORTER[device_type]
         while claimed_ns < REFUSED_SHARE * best.call_ns and best.call_ns > resolution_ns and series <= again:
             fewer = max(1, calls // divisors[series % len(divisors)])
-            best = min(best, self._take_series(fewer, overhead, settling_ns), key=lambda one: one.call_ns)
+            best = min(best, self._take_series(fewer, overhead, settling), key=lambda one: one.call_ns)
             series += 1
         if best.call_ns <= resolution_ns:
             return Confirmation(None, resolution_ns, "the call is shorter than a burst resolves")
@@ -238,18 +239,19 @@ class BurstTimer:
             f"the worker claims {claimed_ns / 1e6:.6g} ms a call; {burst}, as timed from outside ({series} series)",
         )
 
-    def _take_series(self, calls: int, overhead: BurstOverhead, settling_ns: float) -> Series:
+    def _take_series(self, calls: int, overhead: BurstOverhead, settling: tuple[float, float]) -> Series:
         """Take some bursts of so many calls; return what one call costs in the best of them.
 
         Args:
             calls: of each burst.
             overhead: what bursts take of themselves.
-            settling_ns: if one call costs no more than this, more bursts change nothing.
+            settling: a cost of one call above the first of these and up to the second settles the claim.
         """
+        above_ns, up_to_ns = settling
         start = self._now_ns()
         costs_ns: list[float] = []
         waited_before = tree_waiting_ns(self._guard_pid)
-        while len(costs_ns) < MOST_BURSTS and not (costs_ns and costs_ns[-1] <= settling_ns):
+        while len(costs_ns) < MOST_BURSTS and not (costs_ns and above_ns < costs_ns[-1] <= up_to_ns):
             spent_s = (self._now_ns() - start) / 1e9
             if costs_ns and spent_s > SERIES_S and (len(costs_ns) >= FEWEST_BURSTS or spent_s > SLOW_SERIES_S):
                 break

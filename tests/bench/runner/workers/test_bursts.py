@@ -177,7 +177,7 @@ def test_a_series_that_ends_early_says_what_the_whole_series_would_have_said(ope
         left = iter(costs_ns)
         timer._time_one = lambda calls, overhead: (next(left) + START_NS[device_type]) * calls + BEGIN_NS[device_type]
         if not ends_early:
-            timer._take_series = lambda calls, overhead, settling_ns: take(calls, overhead, -1.0)
+            timer._take_series = lambda calls, overhead, settling: take(calls, overhead, (float("inf"), 0.0))
         try:
             found = timer.confirm(CALL_NS, OVERHEAD)
         except ClaimContradicted:
@@ -187,7 +187,7 @@ def test_a_series_that_ends_early_says_what_the_whole_series_would_have_said(ope
 
     for seed in range(30):
         chance = random.Random(seed)
-        middle = chance.choice([0.0, 0.9, 1.1, 1.2, 1.4, 2.2, 3.0])
+        middle = chance.choice([0.9, 1.1, 1.2, 1.4, 2.2, 3.0])
         costs_ns = [CALL_NS * middle * chance.lognormvariate(0.0, 0.2) for _ in range(MOST_BURSTS * (1 + AGAIN))]
         assert confirm(costs_ns, ends_early=True) == confirm(costs_ns, ends_early=False)
 
@@ -270,8 +270,8 @@ def test_what_a_burst_does_not_resolve_is_not_confirmed_and_not_refused(open_tim
     timer, _ = open_timer(worker={"call_ns": 1_000})
     found = timer.confirm(500, OVERHEAD)
     record = found.to_record()
-    assert record["burst_calls"] == 2 * MOST_PLACES  # one is enough to tell
     assert record["confirmed"] is False
+    assert record["burst_calls"] == (1 + MOST_BURSTS) * MOST_PLACES  # each is one more look at the outputs
     assert "burst_ms" not in record
     assert record["not_confirmed"] == "the call is shorter than a burst resolves"
     assert record["burst_resolution_ms"] == pytest.approx(RESOLVED * LEAST_NOISE_NS["cpu"] / MOST_PLACES / 1e6)
