@@ -37,9 +37,9 @@ power and is up to a quarter slower than one that rests before each call."""
 REFUSED_SHARE: Final = 0.5
 """Below this share it is refused. Honest calls of many operations came to 0.63 on a GPU, since the operations of a long
 graph start later than those of one call's graph; honest calls of several threads came to 0.67 on a busy CPU."""
-BEGIN_NS: Final = {"cpu": 0.0, "cuda": 150_000.0}
+BEGIN_NS: Final = {"cpu": 0.0, "cuda": 200_000.0}
 """Taken off a burst as a whole, by the kind of device: a GPU that comes back to a process has none of its addresses and
-programs at hand. Bursts of 2 to 128 calls took 60 to 250 us more than their calls and an empty burst (H200)."""
+programs at hand. Honest bursts of 8 to 128 calls took up to 500 us more than their calls and an empty burst (H200)."""
 START_NS: Final = {"cpu": 0.0, "cuda": 1_500.0}
 """Taken off each call of a burst, by the kind of device: in a graph of many calls each starts so long after the one
 before. So a claim of a few microseconds is hardly bounded."""
