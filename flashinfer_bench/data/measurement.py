@@ -53,7 +53,7 @@ class Measurement(BaseModel):
     confirmed: bool | None = None
     """Whether bursts, timed from outside, agree with the latency; None where none were made."""
     burst_ms: float | None = None
-    """What one call cost in a burst; None where bursts did not resolve it."""
+    """What one call cost in a burst; None where bursts did not resolve it, or where none were needed."""
     burst_resolution_ms: float | None = None
     """What a burst cannot tell from nothing, for one call."""
     not_confirmed: str = ""

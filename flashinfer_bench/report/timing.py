@@ -50,7 +50,7 @@ class Burst:
     confirmed: bool | None
     """None where no bursts were made."""
     burst_ms: float | None
-    """What one call cost in a burst; None where bursts did not resolve it."""
+    """What one call cost in a burst; None where bursts did not resolve it, or where none were needed."""
     burst_resolution_ms: float | None
     """What a burst cannot tell from nothing, for one call."""
     not_confirmed: str
