@@ -7,6 +7,8 @@ of the ratios within 1.5 % of 1 and none beyond 4 %. A kernel for which the GPU 
 
     python benchmarks/bench_repeatability.py --json out.json            (one GPU with CUPTI; about a minute)
     python benchmarks/bench_repeatability.py --workloads 4              each worker times each kernel four times
+    python benchmarks/bench_repeatability.py --precision 0.005 0.01 0.02        a table for each, and what each costs
+    python benchmarks/bench_repeatability.py --simulate --precision 0.01  no GPU: pairs of jobs on made-up readings
 """
 
 from __future__ import annotations
@@ -14,15 +16,24 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import random
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from operator import attrgetter
 from pathlib import Path
+from statistics import fmean, median
 
 from flashinfer_bench.bench import Benchmark, BenchmarkConfig
 from flashinfer_bench.bench.events import JobFinished
 from flashinfer_bench.data import Definition, Solution, Trace, TraceSet, Workload
+from flashinfer_bench.timing.recipe import EXTRA_SHARE
+from flashinfer_bench.timing.settings import PRECISION
+from flashinfer_bench.timing.stopping import StoppingRule
 
 WORKERS = 6
+SIMULATED_JOBS = 1000
+SCATTERS = (0.01, 0.02, 0.05, 0.07, 0.1)
+COSTS = attrgetter("readings"), attrgetter("reached"), attrgetter("seconds")
 RMS = "h = x.float()\nh = h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-5)\nreturn (h * h.sign()).to(x.dtype)"
 CHAIN = "y = x\nfor _ in range({count}):\n    y = y + 1\nreturn y"
 BRANCHES = """if not STREAMS:
@@ -73,6 +84,12 @@ class Row:
     flags: list[str]
     samples_ns: list[dict[str, list[list[int]]]]
     """Every reading of each worker, by trial, with the setting keep_samples."""
+    readings: list[int] = field(default_factory=list)
+    """Readings of each job, over its trials."""
+    reached: list[float] = field(default_factory=list)
+    """Share to which the worst trial of each job is known, where there are readings enough to tell."""
+    seconds: list[float] = field(default_factory=list)
+    """Wall time of each job but a worker's first, which holds its start."""
 
     @property
     def latency_spread(self) -> float:
@@ -159,6 +176,7 @@ def measure(names: list[str], workers: int, workloads: int, settings: dict[str, 
     config = BenchmarkConfig.default(profile_baseline=False, **settings)
     benchmark = Benchmark(make_trace_set(names, workers, workloads), config)
     rows: dict[str, Row] = {}
+    seen: set[str] = set()
     for event in benchmark.run(benchmark.plan(), save_results=False):
         if not isinstance(event, JobFinished):
             continue
@@ -172,14 +190,18 @@ def measure(names: list[str], workers: int, workloads: int, settings: dict[str, 
         row.samples_ns += [record["samples_ns"]] if "samples_ns" in record else []
         row.latency_us.append(evaluation.performance.latency_ms * 1e3)
         row.busy_us.append(record.get("busy_ms", 0.0) * 1e3)
+        row.readings.append(record["samples"])
+        row.reached += [record["precision_reached"]] if record["precision_reached"] is not None else []
+        row.seconds += [event.seconds] if event.job.solution.name in seen else []
+        seen.add(event.job.solution.name)
         print(f"{event.job.solution.name}: {record['trials_ms']} busy {record.get('busy_ms')}", file=sys.stderr)
     for fault in benchmark.faults:
         raise SystemExit(fault.message)
     return list(rows.values())
 
 
-def report(rows: list[Row]) -> bool:
-    """Print the table and say whether every goal is met."""
+def report(rows: list[Row], precision: float) -> bool:
+    """Print the table for one precision and say whether every goal is met."""
     print(f"{'kernel':16} {'ops':>3} {'launch':6} {'latency us':>10} {'spread':>7} {'busy us':>9} {'spread':>7}")
     for row in rows:
         print(
@@ -191,7 +213,45 @@ def report(rows: list[Row]) -> bool:
     within = sum(abs(ratio - 1) <= 0.015 for ratio in ratios) / len(ratios)
     worst = max(abs(ratio - 1) for ratio in ratios)
     print(f"{len(ratios)} ratios of identical solutions: {within:.1%} within 1.5 % of 1, the worst {worst:.2%} off")
+    readings, reached, seconds = ([value for row in rows for value in found(row)] for found in COSTS)
+    later = f", {median(seconds):.3f} s a job (median, without the first of a worker)" if seconds else ""
+    known = f"; trials known to {median(reached):.2%} (median), {max(reached):.2%} (worst)" if reached else ""
+    print(f"precision {precision:g}: {fmean(readings):.0f} readings a job (mean){later}{known}")
     return all(row.holds for row in held) and within >= 0.95 and worst <= 0.04
+
+
+def simulate(precision: float, scatter: float) -> tuple[float, list[float]]:
+    """Return readings a job (mean), and ratios of pairs of jobs whose readings are independent of each other.
+
+    Args:
+        precision: what is asked for.
+        scatter: standard deviation of the logarithm of a reading.
+    """
+    chance, rule = random.Random(0), StoppingRule(50, 1e9, 50 * EXTRA_SHARE, precision)
+    latencies, taken = [], 0
+    for _job in range(SIMULATED_JOBS):
+        medians = []
+        for _trial in range(3):
+            spans: list[int] = []
+            while rule.reason_to_stop(spans, spent_s=0.0, per_call_s=1e-6) is None:
+                batch = rule.next_batch(len(spans), spent_s=0.0, per_call_s=1e-6)
+                spans += [round(3e6 * chance.lognormvariate(0.0, scatter)) for _ in range(batch)]
+            medians.append(median(spans))
+            taken += len(spans)
+        latencies.append(fmean(medians))
+    return taken / SIMULATED_JOBS, [a / b for a, b in zip(latencies[::2], latencies[1::2], strict=True)]
+
+
+def report_simulated(precision: float) -> None:
+    """Print what a precision gives and costs for calls that scatter more and more."""
+    for scatter in SCATTERS:
+        readings, ratios = simulate(precision, scatter)
+        off = sorted(abs(ratio - 1) for ratio in ratios)
+        within = sum(one <= 0.015 for one in off) / len(off)
+        print(
+            f"precision {precision:5g}, scatter {scatter:4.0%}: {readings:5.0f} readings a job, {within:6.1%} of pairs"
+            f" within 1.5 %, 95 % within {off[int(0.95 * len(off))]:.2%}"
+        )
 
 
 def main() -> int:
@@ -200,15 +260,28 @@ def main() -> int:
     parser.add_argument("--kernels", nargs="+", choices=list(KERNELS), default=list(KERNELS))
     parser.add_argument("--workers", type=int, default=WORKERS, help="identical solutions (default: %(default)s)")
     parser.add_argument("--workloads", type=int, default=1, help="identical workloads (default: %(default)s)")
+    parser.add_argument(
+        "--precision", type=float, nargs="+", default=[PRECISION], metavar="P", help="try each of these"
+    )
+    parser.add_argument("--simulate", action="store_true", help="time nothing; take made-up readings by the same rule")
     parser.add_argument("--settings", type=json.loads, default={}, help='more settings, such as {"cuda_graphs": false}')
     parser.add_argument("--json", type=Path, help="write the rows here")
     args = parser.parse_args()
-    rows = measure(args.kernels, args.workers, args.workloads, args.settings)
-    if not rows:
-        raise SystemExit("nothing was measured; `flashinfer-bench doctor` says what this machine can time")
+    if args.simulate:
+        for precision in args.precision:
+            report_simulated(precision)
+        return 0
+    tables: dict[float, list[Row]] = {}
+    for precision in args.precision:
+        settings = {**args.settings, "precision": precision}
+        tables[precision] = measure(args.kernels, args.workers, args.workloads, settings)
+        if not tables[precision]:
+            raise SystemExit("nothing was measured; `flashinfer-bench doctor` says what this machine can time")
     if args.json:
-        args.json.write_text(json.dumps([asdict(row) for row in rows], indent=1))
-    return 0 if report(rows) else 1
+        written = {f"{precision:g}": [asdict(row) for row in rows] for precision, rows in tables.items()}
+        args.json.write_text(json.dumps(written, indent=1))
+    held = [report(rows, precision) for precision, rows in tables.items()]
+    return 0 if all(held) else 1
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.evaluators.built_in import mark_built_in
@@ -41,6 +41,8 @@ from flashinfer_bench.roofline.workloads import cost_of_workload, describe_time
 from flashinfer_bench.timing.settings import TimingSettings
 
 GIB = 1 << 30
+QUICK_SHARE: Final = 1 / 3
+"""A quick look may take this share of the time budgets: what one of the usual three trials may."""
 CACHE_FOLDERS = ("artifacts", "staging", "jit", "leases", "locks")
 
 
@@ -207,14 +209,15 @@ class Benchmark:
 
     def _hello(self, device: Device, *, needs_triton: bool) -> Hello:
         config = self.config
+        share = QUICK_SHARE if config.quick else 1.0
         return Hello(
             device=device.kind,
             hardware=device.name,
             isolated=config.use_isolated_runner,
             timeout_seconds=config.timeout_seconds,
             profile_baseline=config.profile_baseline,
-            time_budget_s=config.time_budget_s,
-            baseline_budget_s=config.baseline_budget_s,
+            time_budget_s=config.time_budget_s * share,
+            baseline_budget_s=config.baseline_budget_s * share,
             timing=TimingSettings(config.l2_cache, config.clock, config.cuda_graphs),
             keep_samples=config.keep_samples,
             gpu_uuid=device.uuid if device.kind == "cuda" else None,
@@ -245,6 +248,7 @@ class Benchmark:
             **self._seeds.describe(job),
             "device": {"kind": device.kind, "index": device.index, "uuid": device.uuid},
             "sandbox": self.sandbox.record(),
+            **({"quick": True} if self.config.quick else {}),
             "runner": "isolated" if self.config.use_isolated_runner else "persistent",
         }
         extra = {**(evaluation.extra or {}), "run": run, **self._roofline(job, device, evaluation)}

@@ -28,6 +28,7 @@ from flashinfer_bench.bench.config_layers import (
     none_to_empty,
     normalise_op_type,
     resolve_layers,
+    with_quick_look,
 )
 from flashinfer_bench.bench.config_problems import ConfigProblem, describe_problems, placed, to_validation_error
 from flashinfer_bench.bench.tolerances import FiledDefinitions, SetTolerances, find_tolerances
@@ -121,6 +122,9 @@ class BenchmarkConfig(EvalSettings):
     """A call of several GPU operations is timed as the replay of a CUDA graph, where it can be captured."""
     keep_samples: bool = False
     """Write every reading into the trace, not only what they come to."""
+    quick: bool = False
+    """A first look: one trial, few readings, a coarse precision. Its traces are marked, never best, never resumed from.
+    """
     sandbox: Literal["strict", "auto", "off"] = "auto"
     """How far workers are confined: all of it or no run, all that this machine gives, or not."""
     evaluator_modules: list[PlugInReference] = Field(default_factory=list)
@@ -167,13 +171,13 @@ class BenchmarkConfig(EvalSettings):
     def resolve_eval_config(self, definition: NamedDefinition) -> ResolvedEvalConfig:
         """Return the complete eval settings of a definition."""
         name, op_type = definition.name, definition.op_type
-        return resolve_layers(layer for source in self._sources for layer in source.layers(name, op_type))
+        return resolve_layers(layer for source in self._layered() for layer in source.layers(name, op_type))
 
     def origins(self) -> dict[str, str]:
         """Return where the value of each top-level field came from, by field name or "extra.<key>"."""
         sections = {"op_type_config", "definition_config", "extra"}
         found = {name: DEFAULT_ORIGIN for name in type(self).model_fields if name not in sections}
-        for source in self._sources:
+        for source in self._layered():
             found.update({name: source.origin for name in source.given if name in found})
             found.update({f"extra.{key}": source.origin for key in source.top.extra})
         return found
@@ -215,6 +219,7 @@ class BenchmarkConfig(EvalSettings):
     def timing_mark(self) -> str | None:
         """Return how this run's timing differs from the usual one, for a job's fingerprint; None where it does not."""
         marks = [
+            "quick" if self.quick else "",
             "warm L2" if self.l2_cache == "warm" else "",
             self.clock if self.clock != "auto" else "",
             "" if self.cuda_graphs else "no graphs",
@@ -232,6 +237,9 @@ class BenchmarkConfig(EvalSettings):
         """Return a copy; `update` is checked and counts as overrides (pydantic's own would miss the cascade)."""
         copy = super().model_copy(deep=deep)
         return copy.with_overrides(**update) if update else copy
+
+    def _layered(self) -> tuple[Source, ...]:
+        return with_quick_look(self._sources) if self.quick else self._sources
 
     @classmethod
     def _load(cls, path: Path, overrides: Mapping[str, Any], *, bundled: bool) -> BenchmarkConfig:

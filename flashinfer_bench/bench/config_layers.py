@@ -6,7 +6,7 @@ reads files and merges overrides; nothing here touches the disk.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, Literal
 
@@ -28,6 +28,7 @@ from flashinfer_bench.bench.config_problems import ConfigProblem, to_validation_
 from flashinfer_bench.data.digest import digest_of
 
 DEFAULT_ORIGIN: Final = "default"
+QUICK_ORIGIN: Final = "quick"
 Owner = Literal["bundled", "set", "user"]
 """Whose word a source is: this package's, a trace set's about itself, or the user's."""
 EXTRA_DEPTH_LIMIT: Final = 20
@@ -61,6 +62,7 @@ NotBool = BeforeValidator(_refuse_bool)
 WarmupRuns = Annotated[int, NotBool, Field(ge=0)]
 Count = Annotated[int, NotBool, Field(ge=1)]
 Tolerance = Annotated[float, NotBool, Field(ge=0, allow_inf_nan=False)]
+Precision = Annotated[float, NotBool, Field(gt=0, le=0.5, allow_inf_nan=False)]
 Ratio = Annotated[float, NotBool, Field(gt=0, le=1)]
 Extra = Annotated[dict[str, JsonValue], BeforeValidator(_read_extra)]
 """Parameters of one evaluator. Values are JSON's: they cross to the process that judges."""
@@ -91,6 +93,9 @@ class EvalSettings(StrictModel):
     """Timed calls per trial."""
     num_trials: Count = 3
     """Independent trials, each with inputs of its own."""
+    precision: Precision = 0.01
+    """Share of its time to which a trial is to be known: a quick call that scatters gets more readings than
+    `iterations`, and a slow one, for which these would take too long, stops earlier."""
     rtol: Tolerance = 1e-2
     """Relative tolerance of an element."""
     atol: Tolerance = 1e-2
@@ -121,6 +126,7 @@ class EvalConfig(StrictModel):
     warmup_runs: WarmupRuns | None = None
     iterations: Count | None = None
     num_trials: Count | None = None
+    precision: Precision | None = None
     rtol: Tolerance | None = None
     atol: Tolerance | None = None
     required_matched_ratio: Ratio | None = None
@@ -247,6 +253,17 @@ class Source:
     def definition_keys(self) -> list[SectionKey]:
         """Return the keys of definition_config with their places."""
         return [SectionKey(self.place_of("definition_config", name), name) for name in self.definitions]
+
+
+QUICK: Final = EvalConfig(warmup_runs=3, iterations=10, num_trials=1, precision=0.05)
+"""What a quick look takes, but for what is said by the source that asks for one, and by those above it."""
+
+
+def with_quick_look(sources: Sequence[Source]) -> tuple[Source, ...]:
+    """Return the sources, with what a quick look takes right below the one that asks for it."""
+    at = max(index for index, source in enumerate(sources) if "quick" in source.given)
+    look = Source(QUICK_ORIGIN, frozenset(QUICK.given()), QUICK, {}, {})
+    return (*sources[:at], look, *sources[at:])
 
 
 def _layer(origin: str, config: EvalConfig) -> Layer:

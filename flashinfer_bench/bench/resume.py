@@ -2,9 +2,11 @@
 
 The fingerprint stands in a trace under `evaluation.extra["run"]["fingerprint"]`: digests of the definition, the
 solution, the workload and the eval config, the hardware's name, the evaluator's class with its revision (of a plug-in
-the digest of its source too), the timing where it is not the usual one (a warm L2, CUDA events, no graphs), whether
-workers had walls, and the seed where the user gave one. A trace without a fingerprint (another engine's) proves
+the digest of its source too), the timing where it is not the usual one (quick, warm L2, CUDA events, no graphs),
+whether workers had walls, and the seed where the user gave one. A trace without a fingerprint (another engine's) proves
 nothing, nor does one from before evaluators had revisions.
+
+A quick look is never resumed from; where it failed, its job is done again though a whole verdict is recorded.
 
 Reports show the latest verdict of a job. So a recorded verdict stops counting when a later verdict on the same hardware
 was made with a changed solution, definition, workload or evaluator. Later verdicts under other settings change nothing.
@@ -18,7 +20,7 @@ from itertools import takewhile
 from typing import Any, Final, Literal
 
 from flashinfer_bench.data.evaluation import Evaluation, EvaluationStatus
-from flashinfer_bench.data.latest import in_order_of_time
+from flashinfer_bench.data.latest import JUDGED_KEYS, in_order_of_time
 from flashinfer_bench.data.trace import Trace
 
 FINGERPRINT_KEYS: Final = (
@@ -28,10 +30,10 @@ FINGERPRINT_KEYS: Final = (
 PROTOCOL: Final = 2
 """How solutions are called and timed. It is raised when a verdict or its time may change: traces of an older protocol
 are judged again. 2: each call has content of its own, and bursts confirm times."""
-JUDGED_KEYS: Final = ("definition", "solution", "workload", "evaluator")
-"""The keys that say what was judged, and by whom. The other keys say under which settings."""
 HARDWARE_JOINT: Final = " + "
 """Joins the names of the devices of one run."""
+QUICK_ONLY: Final = "it was a quick look"
+"""Why a job is done again whose latest verdict is not whole."""
 OVER_MEMORY: Final = "more host memory than a worker may"
 """Stands in the log of a worker that was ended because of its memory."""
 JobKey = tuple[str, str, str]
@@ -80,6 +82,9 @@ class RecordedJob:
     limits: JobLimits
     has_baseline: bool
     """False for a PASSED trace whose reference was not timed."""
+    is_quick: bool
+    """It is of a quick look, which records nothing for a resumed run."""
+    passed: bool
 
 
 @dataclass(frozen=True)
@@ -110,9 +115,12 @@ class RecordedJobs:
             return Decision("new")
         devices = wanted.get("hardware", "").split(HARDWARE_JOINT)
         shown = _newest_alike([record for record in records if record.hardware in devices], wanted)
-        same = [record for record in shown if is_same(record.fingerprint, wanted)]
+        same = [record for record in shown if is_same(record.fingerprint, wanted) and not record.is_quick]
         if not same:
-            return Decision("redo", _what_changed(records[-1].fingerprint, wanted))
+            last = records[-1]
+            return Decision("redo", QUICK_ONLY if last.is_quick else _what_changed(last.fingerprint, wanted))
+        if shown[-1].is_quick and not shown[-1].passed:
+            return Decision("redo", "failed in a quick look")
         if self.retry_timeouts and same[-1].timed_out:
             return Decision("redo", "timed out")
         if limits is not None and (reason := _what_was_short(same[-1], limits)):
@@ -162,6 +170,8 @@ def _read_record(evaluation: Evaluation) -> RecordedJob:
         over_memory=evaluation.status is EvaluationStatus.RUNTIME_ERROR and OVER_MEMORY in evaluation.log,
         limits=JobLimits(_number(run.get("timeout_seconds")), _number(run.get("worker_memory_gb"))),
         has_baseline=performance is None or performance.reference_latency_ms > 0,
+        is_quick=evaluation.is_quick,
+        passed=evaluation.status is EvaluationStatus.PASSED,
     )
 
 

@@ -22,7 +22,8 @@ from flashinfer_bench.report.summary import PairKey, SummaryRow, summarise
 NO_TRACES = "note: there are no traces to report; `flashinfer-bench run` makes them"
 
 NONE_PASSED = (
-    "note: there is no job whose latest verdict is PASSED; `flashinfer-bench report summary` says why each one failed"
+    "note: there is no job whose latest verdict is PASSED; quick looks do not count, and "
+    "`flashinfer-bench report summary` says why the others failed"
 )
 
 

@@ -22,6 +22,8 @@ RULE_FLAGS: Final = {
 }
 """Flag without its `--no-` → what it does; each switches a rule beside the tolerance off."""
 EXIT_CODES: Final = "Exit codes: 0 all well, 1 something failed, 2 misuse."
+PRECISION_HELP: Final = "share of its time to which each trial is to be known; scatter gets more readings"
+QUICK_HELP: Final = "a first look: one trial, few readings; never the best, and --resume judges again"
 BUILD_JOBS_HELP: Final = "compilers at once (default: one less than there are cores; on a CPU as many)"
 
 
@@ -71,6 +73,7 @@ def add_settings(parser: Parser) -> None:
     add_setting(group, "--warmup-runs", whole_number, "calls before timing")
     add_setting(group, "--iterations", whole_number, "timed calls per trial")
     add_setting(group, "--num-trials", whole_number, "trials, each with inputs of its own")
+    add_setting(group, "--precision", number, PRECISION_HELP)
     add_setting(group, "--rtol", number, "relative tolerance")
     add_setting(group, "--atol", number, "absolute tolerance")
     add_setting(group, "--required-matched-ratio", number, "share of elements that must match")
@@ -107,6 +110,7 @@ def add_setting(
 
 def _add_timing(group: argparse._ActionsContainer) -> None:
     absent = argparse.SUPPRESS
+    group.add_argument("--quick", action="store_true", default=absent, help=QUICK_HELP)
     group.add_argument("--l2-cache", choices=("cold", "warm"), default=absent, help="L2 before each timed GPU call")
     group.add_argument("--clock", choices=("auto", "cuda_events"), default=absent, help="auto: CUPTI where it works")
     group.add_argument(

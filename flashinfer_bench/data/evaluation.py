@@ -9,6 +9,7 @@ NaN and infinities are written as the strings "NaN", "Infinity" and "-Infinity".
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import Enum
 from typing import Annotated, Any, ClassVar, Final
 
@@ -93,6 +94,12 @@ class Evaluation(DataModel):
     """Present for PASSED."""
     extra: dict[str, Any] | None = None
     """What the public schema has no place for: seed, tolerances, digests, how time was taken."""
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether it is of a quick look (`--quick`): too few readings to compare it with others, or to keep it."""
+        run = (self.extra or {}).get("run")
+        return isinstance(run, Mapping) and run.get("quick") is True
 
     @model_validator(mode="after")
     def _parts_fit_status(self) -> Evaluation:

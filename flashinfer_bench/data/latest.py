@@ -1,17 +1,20 @@
 """Which trace counts where a job was judged more than once: the latest one, whatever file it is in.
 
+A quick look (`--quick`) that passed does not displace a whole verdict on the same definition, solution and workload.
 Look-ups, reports and resumed runs use this rule. Equal times, and times that are no ISO 8601, keep the files' order.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timezone
-from typing import Final
+from typing import Any, Final
 
 from flashinfer_bench.data.trace import Trace
 
+JUDGED_KEYS: Final = ("definition", "solution", "workload", "evaluator")
+"""The keys of a fingerprint that say what was judged, and by whom. The others say under which settings."""
 _FRACTION: Final = re.compile(r"\.(\d+)")
 _UNKNOWN: Final = datetime.min.replace(tzinfo=timezone.utc)
 
@@ -22,14 +25,33 @@ def in_order_of_time(traces: Iterable[Trace]) -> list[Trace]:
 
 
 def find_latest(traces: Iterable[Trace]) -> list[Trace]:
-    """Return the latest trace of each definition, solution, workload and hardware, the earliest first."""
+    """Return the trace that counts of each definition, solution, workload and hardware, the earliest first."""
     latest: dict[tuple[str, str | None, str, str], Trace] = {}
+    whole: dict[tuple[str, str | None, str, str], Trace] = {}
     for trace in in_order_of_time(traces):
         hardware = trace.evaluation.environment.hardware if trace.evaluation is not None else ""
         key = (trace.definition, trace.solution, trace.workload.uuid, hardware)
+        is_quick = trace.evaluation is not None and trace.evaluation.is_quick
+        if is_quick and trace.is_successful() and key in whole and not _differ(whole[key], trace):
+            latest[key] = whole[key]
+            continue
+        if not is_quick:
+            whole[key] = trace
         latest.pop(key, None)
         latest[key] = trace
     return list(latest.values())
+
+
+def _differ(*traces: Trace) -> bool:
+    """Tell whether it is known that two traces are of different things, by their fingerprints."""
+    judged = [_judged(trace) for trace in traces]
+    return None not in judged and judged[0] != judged[1]
+
+
+def _judged(trace: Trace) -> list[Any] | None:
+    run = (trace.evaluation.extra or {}).get("run") if trace.evaluation is not None else None
+    found = run.get("fingerprint") if isinstance(run, Mapping) else None
+    return [found.get(key) for key in JUDGED_KEYS] if isinstance(found, Mapping) else None
 
 
 def _time_of(trace: Trace) -> datetime:

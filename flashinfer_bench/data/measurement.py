@@ -34,6 +34,10 @@ class Measurement(BaseModel):
     """Why the time is not meaningful."""
     samples: float | None = None
     """Number of readings."""
+    precision: float | None = None
+    """Share of its time to which each trial was to be known."""
+    precision_reached: float | None = None
+    """Share to which the worst of them is known; None where there are too few readings to tell."""
     late: float | None = None
     """Number of readings that hold the host's time."""
     median_ms: float | None = None
@@ -49,7 +53,7 @@ class Measurement(BaseModel):
     confirmed: bool | None = None
     """Whether bursts, timed from outside, agree with the latency; None where none were made."""
     burst_ms: float | None = None
-    """What one call cost in a burst; None where bursts did not resolve it."""
+    """What one call cost in a burst; None where bursts did not resolve it, or where none were needed."""
     burst_resolution_ms: float | None = None
     """What a burst cannot tell from nothing, for one call."""
     not_confirmed: str = ""

@@ -148,7 +148,10 @@ class TraceSet:
         return find_latest(self.traces.get(definition, []))
 
     def filter_traces(self, definition: str, atol: float = DEFAULT_BOUND, rtol: float = DEFAULT_BOUND) -> list[Trace]:
-        """Return the latest traces that passed with max_absolute_error <= atol and max_relative_error <= rtol."""
+        """Return the latest traces that passed with max_absolute_error <= atol and max_relative_error <= rtol.
+
+        Quick looks are not among them.
+        """
         return [trace for trace in self._passed(definition) if _is_within(trace, atol, rtol)]
 
     def get_best_trace(
@@ -158,7 +161,7 @@ class TraceSet:
         max_abs_error: float = DEFAULT_BOUND,
         max_rel_error: float = DEFAULT_BOUND,
     ) -> Trace | None:
-        """Return the latest passing trace with the highest speed-up; None when there is none.
+        """Return the latest passing trace with the highest speed-up, no quick look; None when there is none.
 
         The judge fails an element only when its absolute and its relative error are both too large, and may allow some
         elements to fail: the largest relative error of a right answer can be huge near zero. So the verdict counts, and
@@ -187,7 +190,7 @@ class TraceSet:
         passed = [trace for trace in latest if trace.is_successful()]
         authors = {item.name: item.author for group in self.solutions.values() for item in group}
         op_types = {name: definition.op_type for name, definition in self.definitions.items()}
-        latencies = [-_rank(trace)[1] for trace in passed]
+        latencies = [-_rank(trace)[1] for trace in passed if not _is_quick(trace)]
         return {
             "definitions": len(self.definitions),
             "solutions": sum(map(len, self.solutions.values())),
@@ -242,7 +245,12 @@ class TraceSet:
         return moved
 
     def _passed(self, definition: str) -> list[Trace]:
-        return [trace for trace in self.latest_traces(definition) if trace.is_successful()]
+        """Return the latest traces that passed, without quick looks, which nothing is chosen by."""
+        return [trace for trace in self.latest_traces(definition) if trace.is_successful() and not _is_quick(trace)]
+
+
+def _is_quick(trace: Trace) -> bool:
+    return trace.evaluation is not None and trace.evaluation.is_quick
 
 
 def _is_within(trace: Trace, atol: float | None, rtol: float | None) -> bool:

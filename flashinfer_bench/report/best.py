@@ -1,6 +1,6 @@
 """The best passing solution of each workload, and of each definition.
 
-Numbers taken on different hardware are never compared.
+Numbers taken on different hardware are never compared. Quick looks (`--quick`) are not ranked.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ def best_by_workload(traces: Iterable[Trace]) -> list[BestRow]:
     """Pick the best passing trace of each workload: meaningful timings first, then speed-up, then latency."""
     contests: dict[tuple[str, str, str], list[Contestant]] = {}
     for trace, evaluation in judged(traces):
+        if evaluation.is_quick:
+            continue
         if evaluation.status is EvaluationStatus.PASSED and evaluation.performance is not None:
             key = (trace.definition, evaluation.environment.hardware, trace.workload.uuid)
             contests.setdefault(key, []).append((trace, evaluation, evaluation.performance))
@@ -52,7 +54,7 @@ def best_by_workload(traces: Iterable[Trace]) -> list[BestRow]:
 def best_by_definition(traces: Iterable[Trace]) -> list[SummaryRow]:
     """Pick the best solution of each definition: it passes the most workloads, then has the highest mean speed-up."""
     best: dict[tuple[str, str], SummaryRow] = {}
-    for row in summarise(traces):
+    for row in summarise(trace for trace, evaluation in judged(traces) if not evaluation.is_quick):
         key = (row.definition, row.hardware)
         if row.passed and (key not in best or _merit(row) > _merit(best[key])):
             best[key] = row

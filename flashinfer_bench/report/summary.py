@@ -9,7 +9,7 @@ from statistics import geometric_mean, median
 from typing import Final
 
 from flashinfer_bench.data import Evaluation, EvaluationStatus, Trace
-from flashinfer_bench.report.timing import Burst, Timing, read_burst, read_timing
+from flashinfer_bench.report.timing import QUICK, Burst, Timing, read_burst, read_timing
 from flashinfer_bench.report.verdict import caveat_of, judged, reason_of
 
 NUMBER: Final = re.compile(r"-?\d[\d.]*(?:e[-+]?\d+)?")
@@ -56,7 +56,7 @@ class SummaryRow:
 
 
 def summarise(traces: Iterable[Trace], expected: Mapping[PairKey, int] | None = None) -> list[SummaryRow]:
-    """Make the rows, ordered by definition, then from the most useful solution to the least.
+    """Make the rows, ordered by definition, then from the most useful solution to the least; quick looks come last.
 
     Args:
         traces: verdicts in the order in which they were recorded. The last one of a job counts.
@@ -123,7 +123,8 @@ def _failure_group(status: str, found: list[tuple[str, str]]) -> FailureGroup:
     return FailureGroup(status, reasons[0], tuple(uuid for _, uuid in found), is_exact=len(set(reasons)) == 1)
 
 
-def _rank(row: SummaryRow) -> tuple[str, bool, str, float, float, float, str]:
+def _rank(row: SummaryRow) -> tuple[str, bool, str, bool, float, float, float, str]:
     share = row.passed / row.judged if row.judged else -1.0
     latency = row.latency_ms if row.latency_ms is not None else float("inf")
-    return (row.definition, not row.hardware, row.hardware, -share, -(row.speedup or 0.0), latency, row.solution)
+    place = (row.definition, not row.hardware, row.hardware, QUICK in row.timing.flags)
+    return (*place, -share, -(row.speedup or 0.0), latency, row.solution)

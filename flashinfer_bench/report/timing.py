@@ -17,9 +17,11 @@ from flashinfer_bench.report.verdict import to_one_line
 from flashinfer_bench.timing.flags import FLAGS
 from flashinfer_bench.timing.measurement import EVENTS_ASKED_FOR, reason_of_fallback
 
+QUICK: Final = "quick"
 MARKS: Final = {
     "older_protocol": "the verdict is of an older way to call and time; run --resume judges it again",
     "no_walls": "the solution was judged without walls, so it could reach what its user may",
+    QUICK: "a quick look, with few readings: it is never the best, and run --resume judges again",
 }
 """Flags of verdicts, beside those of measurements, by the fingerprint; a trace without one has neither."""
 MEANINGS: Final = {**FLAGS, **MARKS}
@@ -48,7 +50,7 @@ class Burst:
     confirmed: bool | None
     """None where no bursts were made."""
     burst_ms: float | None
-    """What one call cost in a burst; None where bursts did not resolve it."""
+    """What one call cost in a burst; None where bursts did not resolve it, or where none were needed."""
     burst_resolution_ms: float | None
     """What a burst cannot tell from nothing, for one call."""
     not_confirmed: str
@@ -146,7 +148,7 @@ def marks_of(evaluation: Evaluation) -> list[str]:
     found = read_fingerprint(evaluation.extra)
     if found is None:
         return []
-    holds = (found.get("protocol") != str(PROTOCOL), found.get("sandbox") == "none")
+    holds = (found.get("protocol") != str(PROTOCOL), found.get("sandbox") == "none", evaluation.is_quick)
     return [mark for mark, held in zip(MARKS, holds, strict=True) if held]
 
 

@@ -9,6 +9,7 @@ from typing import Final
 
 from flashinfer_bench.timing.clocks import Clock, Launch, Lead
 from flashinfer_bench.timing.measurement import Sample
+from flashinfer_bench.timing.settings import PRECISION
 
 Supplier = Callable[[int], Launch]
 """Gives the launch of the i-th call of a trial, with arguments of its own. It runs outside of every reading."""
@@ -29,6 +30,8 @@ class Recipe:
     """Number of readings wanted."""
     budget_s: float
     """Wall time of the trial. A call that is too slow for it gets fewer readings, but at least one."""
+    precision: float = PRECISION
+    """Share of its time to which a call is to be known. A quick call that scatters gets more readings than wanted."""
     cuda_graphs: bool = True
     """Time a call of several operations as the replay of a CUDA graph, where the call can be captured."""
     was_called: bool = False

@@ -48,9 +48,10 @@ RETAKES: Final = 3
 """A batch is taken again at most this many times."""
 EXTRA_SHARE: Final = 10
 EXTRA_S: Final = 0.05
-"""If the span or busy time of a quick call is not known to 0.5 % after the wanted readings, more readings are taken: at
-most EXTRA_SHARE times the wanted number, and for at most EXTRA_S seconds. A kernel of a microsecond that misses the
-caches has two typical durations, 20 % apart; kernels of two streams overlap differently in each call (7 %)."""
+"""If the span or busy time of a quick call is not known to the precision that is asked for after the wanted readings,
+more are taken: at most EXTRA_SHARE times the wanted number, and for at most EXTRA_S seconds. A kernel of a microsecond
+that misses the caches has two typical durations, 20 % apart; kernels of two streams overlap differently in each call
+(7 %)."""
 
 
 def take_trial(supply: Supplier, clock: Clock, recipe: Recipe, *, now: Callable[[], float] = perf_counter) -> Trial:
@@ -88,7 +89,7 @@ def _take(trial: TrialUnderWay) -> Trial:
     warm_up(trial, deadline=deadline)
     check_lines(trial, deadline=deadline)
     calls = choose_calls(trial)
-    rule = StoppingRule(recipe.iterations, recipe.budget_s - (now() - start), count_extra(trial))
+    rule = StoppingRule(recipe.iterations, recipe.budget_s - (now() - start), count_extra(trial), recipe.precision)
     try:
         samples, stop = take_samples(trial, calls.supply, rule)
     except CaptureRefused as refused:  # of a later call: it does something else than the first

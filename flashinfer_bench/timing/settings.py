@@ -22,3 +22,6 @@ class TimingSettings:
 
 
 USUAL: Final = TimingSettings()
+PRECISION: Final = 0.01
+"""Half the interval of a trial's median, as a share of it, that a measurement aims at unless another is asked for. The
+mean of three such trials is known to 0.6 %, and two identical solutions differ by less than 0.9 % in 19 of 20 pairs."""

@@ -1,7 +1,7 @@
 """When to stop taking readings. Pure.
 
-Usually at the count that was asked for. A quick call whose readings scatter gets more. A slow call gets fewer: until
-its median is known well enough, or the time is spent.
+Usually at the count that was asked for. A quick call whose readings scatter gets more: until it is known to the
+precision that was asked for. A slow call gets fewer: until its median is known to it, or the time is spent.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Final
 
-from flashinfer_bench.timing.measurement import Stop
+from flashinfer_bench.timing.measurement import Stop, Trial
+from flashinfer_bench.timing.settings import PRECISION
 from flashinfer_bench.timing.statistics import Middle, relative_half_width, trimmed_mean
 
 STEP_NS: Final = 32
@@ -36,11 +37,9 @@ class StoppingRule:
     """Wall time, in seconds. Where all readings would take longer than what is left of it, fewer are taken."""
     extra: int = 0
     """The most readings beyond these. They are taken while median span and mean busy time are not known well enough."""
-    precision: float = 0.01
-    """A slow call stops early if half the interval of its median is at most this share of the median."""
-    extra_precision: float = 0.005
-    """A quick call gets extra readings until half the intervals of its median span and mean busy time are at most this
-    share of them."""
+    precision: float = PRECISION
+    """A call is known well enough if half the intervals of its median span and mean busy time are at most this share of
+    them. Then a quick call gets no more extra readings. A slow call stops early, there the span alone counts."""
 
     def reason_to_stop(
         self, spans_ns: Sequence[int], busy_ns: Sequence[int] = (), *, spent_s: float, per_call_s: float
@@ -88,16 +87,31 @@ class StoppingRule:
         batch_s = self.next_batch(taken, spent_s=spent_s, per_call_s=per_call_s) * per_call_s
         if spent_s + batch_s > self.budget_s:
             return "count"
-        widths = [_width_ns(spans_ns, median), _width_ns(busy_ns, trimmed_mean) if busy_ns else (0.0, 0.0)]
+        widths = _widths_ns(spans_ns, busy_ns)
         known = [(half_ns, time_ns) for half_ns, time_ns in widths if half_ns is not None]
         if len(known) < len(widths):
             return "count"
-        if all(half_ns <= max(self.extra_precision * time_ns, STEP_NS / 2) for half_ns, time_ns in known):
+        if all(half_ns <= max(self.precision * time_ns, STEP_NS / 2) for half_ns, time_ns in known):
             return "precision" if taken > self.iterations else "count"
         return None
 
     def _fits(self, taken: int, spent_s: float, per_call_s: float) -> bool:
         return spent_s + (self.iterations - taken) * per_call_s <= self.budget_s
+
+
+def reached_precision(trials: Sequence[Trial]) -> float | None:
+    """Return to which share a trial's times are known, that of the trial known worst; None where no trial tells."""
+    worst: list[float] = []
+    for trial in trials:
+        busy_ns = [sample.busy_ns for sample in trial.samples if sample.busy_ns is not None]
+        widths = _widths_ns(trial.spans_ns, busy_ns)
+        worst += [half_ns / time_ns for half_ns, time_ns in widths if half_ns is not None and time_ns > 0]
+    return max(worst, default=None)
+
+
+def _widths_ns(spans_ns: Sequence[int], busy_ns: Sequence[int]) -> list[tuple[float | None, float]]:
+    """Return half the interval and the middle of the spans, and of the busy times where the clock sees them."""
+    return [_width_ns(spans_ns, median), *([_width_ns(busy_ns, trimmed_mean)] if busy_ns else [])]
 
 
 def _width_ns(values: Sequence[int], middle: Middle) -> tuple[float | None, float]:

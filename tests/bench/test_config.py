@@ -8,6 +8,7 @@ from pydantic import ValidationError
 
 from flashinfer_bench.bench.config import BenchmarkConfig, EvalConfig, describe_problems
 from flashinfer_bench.errors import ConfigError
+from flashinfer_bench.timing.settings import PRECISION
 
 GEMM = SimpleNamespace(name="gemm_n4096", op_type="gemm")
 MOE = SimpleNamespace(name="moe_e8", op_type="moe")
@@ -35,6 +36,7 @@ def test_global_defaults_are_those_of_the_contract():
         "warmup_runs": 10,
         "iterations": 50,
         "num_trials": 3,
+        "precision": PRECISION,
         "rtol": 1e-2,
         "atol": 1e-2,
         "required_matched_ratio": None,
@@ -162,6 +164,11 @@ def test_the_constructor_names_the_nearest_key():
         {"iterations": 2.5},
         {"iterations": True},
         {"num_trials": 0},
+        {"precision": 0},
+        {"precision": -0.01},
+        {"precision": float("nan")},
+        {"precision": 0.51},
+        {"precision": True},
         {"rtol": -0.1},
         {"atol": float("nan")},
         {"atol": float("inf")},
@@ -184,7 +191,9 @@ def test_wrong_values_raise_a_validation_error(values):
     assert [name in problem for problem in problems_of(lambda: BenchmarkConfig(**values))] == [True]
 
 
-@pytest.mark.parametrize("values", [{"warmup_runs": 0}, {"rtol": 0, "atol": 0}, {"required_matched_ratio": 1}], ids=str)
+@pytest.mark.parametrize(
+    "values", [{"warmup_runs": 0}, {"rtol": 0, "atol": 0}, {"required_matched_ratio": 1}, {"precision": 0.5}], ids=str
+)
 def test_the_ends_of_ranges_are_accepted(values):
     assert BenchmarkConfig(**values).model_fields_set == set(values)
 

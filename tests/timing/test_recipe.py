@@ -355,6 +355,14 @@ def test_readings_that_scatter_get_more_of_them_and_it_is_said(gpu, warmup_runs)
     assert len(trial.samples) == 10 + trial.facts["extra_samples"] == 10 * (1 + EXTRA_SHARE)
 
 
+def test_a_coarser_precision_needs_fewer_of_them(gpu):
+    def readings(precision):
+        recipe = Recipe(10, 50, 10.0, precision)
+        return len(take_trial(lambda at: scattered(gpu, at), fake_cupti_clock(gpu)[0], recipe, now=gpu.seconds).samples)
+
+    assert readings(0.5) == 50 < readings(0.005)
+
+
 def test_extra_readings_of_a_slower_call_are_those_that_their_time_holds(gpu):
     trial = take_trial(
         lambda index: gpu.call(length_ns=random.Random(index).choice([5_000_000, 6_000_000])),

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flashinfer_bench.timing.statistics import relative_half_width
-from flashinfer_bench.timing.stopping import BATCH_SHARE, QUICK_S, SLOW_BATCH, StoppingRule
+from flashinfer_bench.timing.measurement import Sample, Trial
+from flashinfer_bench.timing.statistics import relative_half_width, trimmed_mean
+from flashinfer_bench.timing.stopping import BATCH_SHARE, QUICK_S, SLOW_BATCH, StoppingRule, reached_precision
 
 STEADY = [1_000_000] * 20
 SCATTERED = random.Random(3).choices([1_120, 1_312], k=60)
@@ -76,12 +77,26 @@ def test_busy_time_that_scatters_gets_extra_readings_too():
     assert rule.reason_to_stop(spans, [0] * 20, spent_s=0.1, per_call_s=0.005) == "count"  # no GPU work
 
 
-def test_a_quick_call_is_known_to_half_a_percent_and_a_slow_one_to_one():
+@pytest.mark.parametrize(("precision", "quick", "slow"), [(0.005, None, None), (0.01, "count", "precision")])
+def test_quick_calls_and_slow_ones_are_known_to_the_precision_that_is_asked_for(precision, quick, slow):
     times = [10_000 + 25 * value for value in random.Random(3).choices(range(-10, 11), k=40)]
-    half = relative_half_width(times)
-    assert 0.005 < half < 0.01
-    assert StoppingRule(40, 10.0, extra=40).reason_to_stop(times, spent_s=0.1, per_call_s=0.001) is None
-    assert StoppingRule(80, 10.0).reason_to_stop(times, spent_s=9.0, per_call_s=0.1) == "precision"
+    assert 0.005 < relative_half_width(times) < 0.01
+    rule = StoppingRule(40, 10.0, extra=40, precision=precision)
+    assert rule.reason_to_stop(times, spent_s=0.1, per_call_s=0.001) == quick
+    assert StoppingRule(80, 10.0, precision=precision).reason_to_stop(times, spent_s=9.0, per_call_s=0.1) == slow
+
+
+def test_what_was_reached_is_that_of_the_trial_known_worst():
+    def trial(spans_ns, busy_ns=None):
+        busy = busy_ns or [None] * len(spans_ns)
+        return Trial(tuple(Sample(span, 1_000, some) for span, some in zip(spans_ns, busy, strict=True)), "count")
+
+    steady, few = trial([9_000] * 40), trial(NOISY[:8])
+    assert reached_precision([few]) is None
+    assert reached_precision([steady, few]) == 0
+    assert reached_precision([steady, trial(SCATTERED)]) == relative_half_width(SCATTERED)
+    assert reached_precision([trial([9_000] * 60, SCATTERED)]) == relative_half_width(SCATTERED, trimmed_mean)
+    assert reached_precision([trial([9_000] * 40, [0] * 40)]) == 0  # no GPU work
 
 
 def test_busy_time_is_known_when_its_mean_is():
@@ -104,7 +119,7 @@ def test_extra_readings_end_at_their_count(iterations, extra, lengths):
 def test_readings_that_differ_by_a_step_of_the_clock_need_no_more_of_them():
     rule, steps = StoppingRule(iterations=50, budget_s=10.0, extra=100), random.Random(3)
     scattered, stepped = (steps.choices([low, high], k=50) for low, high in ((1_440, 1_632), (1_440, 1_472)))
-    assert relative_half_width(stepped) > rule.extra_precision / 2
+    assert relative_half_width(stepped) > rule.precision / 2
     assert rule.reason_to_stop(scattered, spent_s=0.0, per_call_s=1e-4) is None
     assert rule.reason_to_stop(stepped, spent_s=0.0, per_call_s=1e-4) == "count"
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from statistics import fmean
 
 from flashinfer_bench.timing.gpu_state import GpuState, read_gpu_state
 from flashinfer_bench.timing.measurement import Measured, Trial
+from flashinfer_bench.timing.stopping import reached_precision
 from flashinfer_bench.timing.summary import summarise
 
 
@@ -51,7 +53,15 @@ class Readout:
             return None
         return read_gpu_state(self._uuid, ours={os.getpid(), *self._our_processes()})
 
-    def measured(self, trials: Sequence[Trial], before: GpuState | None) -> Measured:
-        """Summarise trials that have just been taken, `before` being the look at the GPU before the first."""
-        gap_ns, after = self.launch_gap_ns, self.look()
-        return summarise(trials, launch_gap_ns=gap_ns, before=before, after=after, keep_samples=self._keep_samples)
+    def measured(self, trials: Sequence[Trial], before: GpuState | None, precision: float) -> Measured:
+        """Summarise trials that have just been taken.
+
+        Args:
+            trials: at least one.
+            before: the look at the GPU before the first.
+            precision: the share of its time to which each trial was to be known.
+        """
+        gap_ns, after, reached = self.launch_gap_ns, self.look(), reached_precision(trials)
+        summary = summarise(trials, launch_gap_ns=gap_ns, before=before, after=after, keep_samples=self._keep_samples)
+        told = {"precision": precision, "precision_reached": None if reached is None else round(reached, 6)}
+        return replace(summary, record={**summary.record, **told})

@@ -13,6 +13,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from flashinfer_bench.bench.config import BenchmarkConfig, EvalConfig, ResolvedEvalConfig, describe_problems
+from flashinfer_bench.bench.config_layers import EVAL_FIELDS, EvalSettings
 from flashinfer_bench.errors import ConfigError
 
 OVERRIDE: Final = re.compile(r"^override: (\w+)")
@@ -62,8 +63,10 @@ def given_overrides(args: argparse.Namespace) -> dict[str, Any]:
 
 def top_settings(config: BenchmarkConfig) -> list[Setting]:
     """Return every setting outside the sections, with `extra` key by key."""
+    resolved = config.resolve_eval_config(Subject("", ""))
     return [
-        Setting(name, _value_of(config, name), _tell_origin(origin)) for name, origin in sorted_fields(config).items()
+        Setting(name, _value_of(resolved if name in EVAL_FIELDS else config, name), _tell_origin(origin))
+        for name, origin in sorted_fields(config).items()
     ]
 
 
@@ -109,7 +112,7 @@ def format_value(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _value_of(config: BenchmarkConfig, name: str) -> Any:
+def _value_of(config: EvalSettings, name: str) -> Any:
     key = name.removeprefix("extra.")
     return config.extra[key] if key != name else getattr(config, name)
 

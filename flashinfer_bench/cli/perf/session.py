@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from pydantic import ValidationError
 
@@ -42,6 +42,9 @@ from flashinfer_bench.files.trees import temporary_folder
 from flashinfer_bench.report.verdict import to_one_line
 from flashinfer_bench.routines.case.materials import write_material
 from flashinfer_bench.routines.case.support import find_platform
+
+PRECISION: Final = 0.005
+"""Share of its time to which a case is to be known: it has one trial, and its only reading of a time is that one's."""
 
 
 def run_session(argv: Sequence[str], *, make_engine: Callable[..., Any] = Benchmark) -> int:
@@ -228,6 +231,7 @@ def make_config(group: Sequence[Request], session: argparse.Namespace) -> Benchm
         return BenchmarkConfig.default(
             definition_config=sections,
             num_trials=1,
+            precision=PRECISION,
             profile_baseline=False,
             seed=first.random_seed,
             timeout_seconds=session.timeout,

@@ -179,6 +179,7 @@ def _verdict(trace: Trace, evaluation: Evaluation) -> dict[str, Any]:
     performance, correctness = evaluation.performance, evaluation.correctness
     return {
         "status": evaluation.status.value,
+        "quick": evaluation.is_quick,
         "reason": None if performance is not None else reason_of(evaluation),
         "latency_ms": performance.latency_ms if performance is not None else None,
         "reference_latency_ms": (performance.reference_latency_ms or None) if performance is not None else None,

@@ -27,35 +27,35 @@ def test_the_launch_gap_is_the_mean_over_the_contexts_that_tell():
     for gap_ns in (1_000, 0, 1_300):
         readout.add_launch_gap(gap_ns)
     assert readout.launch_gap_ns == 1_150
-    assert readout.measured([cupti_trial()], None).latency_ms == pytest.approx(0.011150)
+    assert readout.measured([cupti_trial()], None, 0.01).latency_ms == pytest.approx(0.011150)
 
 
 def test_the_launch_gap_is_held_from_the_first_measurement_on():
     readout = Readout(None)
     readout.add_launch_gap(1_000)
-    first = readout.measured([cupti_trial()], None)
+    first = readout.measured([cupti_trial()], None, 0.01)
     readout.add_launch_gap(5_000)
-    assert readout.measured([cupti_trial()], None) == first
+    assert readout.measured([cupti_trial()], None, 0.01) == first
     assert first.record["launch_gap_ns"] == 1_000
 
 
 def test_contexts_that_do_not_tell_leave_no_gap():
     readout = Readout(None)
     readout.add_launch_gap(0)
-    assert readout.measured([cupti_trial()], None).latency_ms == 0.010
+    assert readout.measured([cupti_trial()], None, 0.01).latency_ms == 0.010
 
 
 def test_readings_that_hold_the_gap_already_get_none():
     readout = Readout(None)
     readout.add_launch_gap(1_000)
-    assert readout.measured([wall_trial()], None).latency_ms == 0.010
+    assert readout.measured([wall_trial()], None, 0.01).latency_ms == 0.010
 
 
 def test_a_cpu_has_no_state():
     readout = Readout(None)
     before = readout.look()
     assert before is None
-    assert not {"gpu", "flags"} & readout.measured([wall_trial()], before).record.keys()
+    assert not {"gpu", "flags"} & readout.measured([wall_trial()], before, 0.01).record.keys()
 
 
 def test_a_measurement_looks_at_the_gpu_after_the_last_trial(monkeypatch):
@@ -67,14 +67,21 @@ def test_a_measurement_looks_at_the_gpu_after_the_last_trial(monkeypatch):
 
     monkeypatch.setattr(module, "read_gpu_state", look)
     readout = Readout("GPU-1", our_processes=lambda: [7, 8])
-    record = readout.measured([cupti_trial()], IDLE).record
+    record = readout.measured([cupti_trial()], IDLE, 0.01).record
     assert looks == [("GPU-1", {os.getpid(), 7, 8})]
     assert record["gpu"]["sm_mhz"] == [1980, 1755]
     assert record["flags"] == ["throttled", "other_processes"]
 
 
 def test_every_reading_is_kept_on_request_only():
-    assert "samples_ns" not in Readout(None).measured([cupti_trial()], None).record
-    kept = Readout(None, keep_samples=True).measured([cupti_trial(), cupti_trial(7)], None).record["samples_ns"]
+    assert "samples_ns" not in Readout(None).measured([cupti_trial()], None, 0.01).record
+    kept = Readout(None, keep_samples=True).measured([cupti_trial(), cupti_trial(7)], None, 0.01).record["samples_ns"]
     assert kept["span"] == [[10_000] * 20, [7] * 20]
     assert kept["enqueue"] == [[2_000] * 20] * 2
+
+
+def test_a_record_says_which_precision_was_asked_for_and_which_was_reached():
+    few = Trial((Sample(10_000, 2_000),) * 3, "budget", {"method": "wall"})
+    for trials, reached in (([cupti_trial(), wall_trial()], 0.0), ([few], None)):
+        record = Readout(None).measured(trials, None, 0.02).record
+        assert (record["precision"], record["precision_reached"]) == (0.02, reached)

@@ -35,7 +35,7 @@ from flashinfer_bench.cli.perf.board import Board, counts_as_failed
 from flashinfer_bench.cli.perf.cases import read_requests
 from flashinfer_bench.cli.perf.files import COLUMNS, ResultFiles
 from flashinfer_bench.cli.perf.rows import make_row, read_timing
-from flashinfer_bench.cli.perf.session import make_config, make_trace_set
+from flashinfer_bench.cli.perf.session import PRECISION, make_config, make_trace_set
 from flashinfer_bench.cli.perf.text import introduce, perf_line, report, test_name
 from flashinfer_bench.data import SourceFile
 from flashinfer_bench.routines.ahead.call_once import call_once
@@ -238,7 +238,7 @@ def test_the_engine_is_told_counts_tolerance_and_what_to_time(flags, rejected):
     )
     resolved = config.resolve_eval_config(asked.material.definition)
     assert (resolved.iterations, resolved.warmup_runs, resolved.num_trials, config.seed) == (11, 3, 1, 5)
-    assert (config.timeout_seconds, resolved.rtol) == (9, asked.case.check.rtol)
+    assert (config.timeout_seconds, resolved.rtol, resolved.precision) == (9, asked.case.check.rtol, PRECISION)
     assert resolved.extra.get("measure_rejected") is rejected
 
 

@@ -262,7 +262,8 @@ class DeviceSession:
         if solution.language == "triton" and self._device.type == "cpu":
             return MeasurePlan(0, 1, 0.0, trials=1, facts=INTERPRETED)  # its time says nothing: one call will do
         per_trial_s = self._hello.time_budget_s / config.num_trials
-        return MeasurePlan(config.warmup_runs, config.iterations, per_trial_s, timing=self._hello.timing, reads=READS)
+        counts = config.warmup_runs, config.iterations
+        return MeasurePlan(*counts, per_trial_s, config.precision, timing=self._hello.timing, reads=READS)
 
     def _judge(self, job: JobContext, kernel: RemoteKernel) -> JobOutcome:
         """Make the expected outputs, compare, measure."""

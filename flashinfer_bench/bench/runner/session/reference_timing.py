@@ -64,6 +64,7 @@ class ReferenceTimer:
             config.warmup_runs,
             config.iterations,
             self.hello.baseline_budget_s / config.num_trials,
+            precision=config.precision,
             timing=self.hello.timing,
             confirms=self.hello.device == "cpu",  # there bursts may raise a latency, a solution's and so this one's
             total_s=self.hello.baseline_budget_s,

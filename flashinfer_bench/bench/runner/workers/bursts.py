@@ -17,7 +17,8 @@ import ctypes
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import median
 from typing import Any, Final
 
 import torch
@@ -25,6 +26,7 @@ import torch
 from flashinfer_bench.bench.runner.workers.cpu_time import tree_cpu_time_ns, tree_waiting_ns
 from flashinfer_bench.bench.runner.workers.places import MOST_BURST_PLACES
 from flashinfer_bench.bench.runner.workers.process import BurstOverhead
+from flashinfer_bench.bench.runner.workers.readings import CREDITED_SHARE
 from flashinfer_bench.bench.runner.workers.remote_clock import Ask, RemoteTrial
 from flashinfer_bench.errors import SolutionFailure
 from flashinfer_bench.worker.protocol import BurstDone, Collected
@@ -67,7 +69,9 @@ SERIES_S: Final = 0.02
 """Seconds that a series of bursts takes where calls are quick."""
 FEWEST_BURSTS: Final = 3
 MOST_BURSTS: Final = 12
-"""Bursts of a series; a series of slow calls has one."""
+"""Bursts of a series; a series of slow calls has one. A burst that confirms the claim ends it: the best of more bursts
+would be lower still, so they would change neither the verdict nor the latency. One that does not resolve a call ends
+nothing: such a claim may be forged, and each burst is one more look at outputs that were not computed in time."""
 SLOW_SERIES_S: Final = 0.5
 """Seconds after which a series ends with fewer bursts than that."""
 AGAIN: Final = 2
@@ -76,6 +80,13 @@ SHORTER: Final = {"cpu": (1, 2, 4), "cuda": (1,)}
 """Their bursts have the calls of the first series divided by one of these: where the cost of a call depends on its
 content, the best of several short bursts is nearer to the usual call than the mean of a long one. On a GPU a short
 burst is little but its own beginning."""
+
+
+SLOW_NS: Final = 1_000_000
+"""A claim from this on may be settled without bursts, by the time that the session saw timed calls take. What a request
+takes beside its calls is little then."""
+FEWEST_SEEN: Final = 9
+"""Calls that this needs."""
 
 
 def noise_ns(overhead: BurstOverhead, device_type: str) -> float:
@@ -102,17 +113,46 @@ class Confirmation:
 
     burst_ns: float | None
     """What one call costs in a burst; None where bursts do not resolve it."""
-    resolution_ns: float
-    """What a burst cannot tell from nothing, for one call."""
+    resolution_ns: float | None
+    """What a burst cannot tell from nothing, for one call; None where no burst was made."""
     why_not: str | None = None
     """Why the latency is not confirmed; None where it is."""
+    calls: int = 0
+    """Calls that bursts made, the first burst's among them, which is not timed."""
+    request_ns: float | None = None
+    """What one timed call took from outside, where that settled the claim."""
 
     def to_record(self) -> dict[str, Any]:
         """Return it as fields of a measurement's record."""
-        record: dict[str, Any] = {"confirmed": self.why_not is None, "burst_resolution_ms": self.resolution_ns / 1e6}
-        if self.burst_ns is not None:
-            record["burst_ms"] = self.burst_ns / 1e6
+        times_ns = {"burst": self.burst_ns, "burst_resolution": self.resolution_ns, "request": self.request_ns}
+        record: dict[str, Any] = {"confirmed": self.why_not is None, "burst_calls": self.calls}
+        record |= {f"{name}_ms": time_ns / 1e6 for name, time_ns in times_ns.items() if time_ns is not None}
         return record if self.why_not is None else {**record, "not_confirmed": self.why_not}
+
+
+def settle_by_requests(claimed_ns: float, costs_ns: Sequence[float], device_type: str) -> Confirmation | None:
+    """Hold a claimed latency against what the session saw timed calls take; None where only bursts can tell.
+
+    A request makes calls one by one, and its time holds all that goes before each, such as flush and spin, which a
+    worker may leave out. So nothing is taken off, and no call can cost more than its share. A claim that is near the
+    usual share is settled.
+
+    Args:
+        claimed_ns: latency of one call, `setup` included.
+        costs_ns: the share of each timed call.
+        device_type: cpu or cuda.
+    """
+    if claimed_ns < SLOW_NS or len(costs_ns) < FEWEST_SEEN:
+        return None
+    usual_ns = median(costs_ns)
+    if claimed_ns < least_share(device_type) * usual_ns:
+        return None
+    return Confirmation(None, None, request_ns=usual_ns)
+
+
+def least_share(device_type: str) -> float:
+    """Return the share of an outside time from which on a claim is confirmed, and is the latency that is told."""
+    return max(LEAST_SHARE, CREDITED_SHARE[device_type])
 
 
 @dataclass(frozen=True)
@@ -149,6 +189,7 @@ class BurstTimer:
         self._trial = trial
         self._guard_pid = guard_pid if trial.asked.device_type == "cpu" else None
         self._now_ns = now_ns
+        self._calls = 0
         self._together = trial.asked.device_type == "cuda" and not trial.has_setup and not waits_inside
         self.refused: str | None = "the call waits for the GPU" if waits_inside else None
         """Why the calls cannot be made as one graph."""
@@ -165,16 +206,20 @@ class BurstTimer:
             ClaimContradicted: RUNTIME_ERROR; bursts take longer than the claim allows, each time.
             SolutionFailure: the same, and far longer.
         """
-        calls = len(self._trial.places)
-        resolution_ns = RESOLVED * noise_ns(overhead, self._trial.asked.device_type) / calls
+        return replace(self._confirm(claimed_ns, overhead, is_ours=is_ours), calls=self._calls)
+
+    def _confirm(self, claimed_ns: float, overhead: BurstOverhead, *, is_ours: bool) -> Confirmation:
+        calls, device_type = len(self._trial.places), self._trial.asked.device_type
+        resolution_ns = RESOLVED * noise_ns(overhead, device_type) / calls
+        settling = (resolution_ns, claimed_ns / least_share(device_type))
         if calls > 1:
             self._burst(list(range(calls)))  # it tells the worker whether results share memory; nobody reads it
-        best = self._take_series(calls, overhead)
+        best = self._take_series(calls, overhead, settling)
         series, again = 1, 0 if is_ours else AGAIN
-        divisors = SHORTER[self._trial.asked.device_type]
+        divisors = SHORTER[device_type]
         while claimed_ns < REFUSED_SHARE * best.call_ns and best.call_ns > resolution_ns and series <= again:
             fewer = max(1, calls // divisors[series % len(divisors)])
-            best = min(best, self._take_series(fewer, overhead), key=lambda one: one.call_ns)
+            best = min(best, self._take_series(fewer, overhead, settling), key=lambda one: one.call_ns)
             series += 1
         if best.call_ns <= resolution_ns:
             return Confirmation(None, resolution_ns, "the call is shorter than a burst resolves")
@@ -194,12 +239,19 @@ class BurstTimer:
             f"the worker claims {claimed_ns / 1e6:.6g} ms a call; {burst}, as timed from outside ({series} series)",
         )
 
-    def _take_series(self, calls: int, overhead: BurstOverhead) -> Series:
-        """Take some bursts of so many calls; return what one call costs in the best of them."""
+    def _take_series(self, calls: int, overhead: BurstOverhead, settling: tuple[float, float]) -> Series:
+        """Take some bursts of so many calls; return what one call costs in the best of them.
+
+        Args:
+            calls: of each burst.
+            overhead: what bursts take of themselves.
+            settling: a cost of one call above the first of these and up to the second settles the claim.
+        """
+        above_ns, up_to_ns = settling
         start = self._now_ns()
         costs_ns: list[float] = []
         waited_before = tree_waiting_ns(self._guard_pid)
-        while len(costs_ns) < MOST_BURSTS:
+        while len(costs_ns) < MOST_BURSTS and not (costs_ns and above_ns < costs_ns[-1] <= up_to_ns):
             spent_s = (self._now_ns() - start) / 1e9
             if costs_ns and spent_s > SERIES_S and (len(costs_ns) >= FEWEST_BURSTS or spent_s > SLOW_SERIES_S):
                 break
@@ -230,6 +282,7 @@ class BurstTimer:
         """Make one burst; return the numbers of its calls, and the time of the wall and of processors that it took."""
         trial = self._trial
         numbers = trial.write(indices)
+        self._calls += len(indices)
         cpu_before, start = tree_cpu_time_ns(self._guard_pid), self._now_ns()
         if trial.has_setup:
             self._ask("burst", BurstDone, "the measurement", indices=indices, part="setup", together=False)

@@ -21,7 +21,13 @@ from flashinfer_bench.bench.evaluators.inputs.contents import Contents
 from flashinfer_bench.bench.evaluators.inputs.regimes import Regimes
 from flashinfer_bench.bench.runner.readout import Readout
 from flashinfer_bench.bench.runner.workers.arena import SharedArena, as_bytes
-from flashinfer_bench.bench.runner.workers.bursts import BurstTimer, ClaimContradicted, count_burst_calls
+from flashinfer_bench.bench.runner.workers.bursts import (
+    BurstTimer,
+    ClaimContradicted,
+    Confirmation,
+    count_burst_calls,
+    settle_by_requests,
+)
 from flashinfer_bench.bench.runner.workers.claims import OutputSpec, check_returned
 from flashinfer_bench.bench.runner.workers.places import MOST_PLACES, CallPlaces, describe_inputs
 from flashinfer_bench.bench.runner.workers.process import WorkerGone, WorkerLate, WorkerProcess
@@ -33,7 +39,7 @@ from flashinfer_bench.errors import SolutionFailure
 from flashinfer_bench.timing.measurement import Measured, Trial
 from flashinfer_bench.timing.progress import Recipe
 from flashinfer_bench.timing.recipe import take_trial
-from flashinfer_bench.timing.settings import USUAL, TimingSettings
+from flashinfer_bench.timing.settings import PRECISION, USUAL, TimingSettings
 from flashinfer_bench.worker.protocol import Bound, Called, Claim, Failed, LaidOut, Loaded, Signature, Style
 from flashinfer_bench.worker.wire import WireError
 
@@ -65,6 +71,8 @@ class MeasurePlan:
     warmup_runs: int
     iterations: int
     budget_s: float
+    precision: float = PRECISION
+    """Share of its time to which a trial is to be known."""
     trials: int | None = None
     """The largest number of input sets that are measured; None for all."""
     timing: TimingSettings = USUAL
@@ -209,6 +217,7 @@ class RemoteKernel:
         remote: RemoteTrial | None = None
         trials: list[Trial] = []
         setups_ns: list[float] = []
+        costs_ns: list[float] = []
         for at, inputs in enumerate(chosen):
             if trials and self.task.plan.total_s is not None and self._now() - start > self.task.plan.total_s:
                 break
@@ -216,9 +225,10 @@ class RemoteKernel:
             trials.append(self._take_trial(remote, left=len(chosen) - at))
             self.reads.append(remote.reader.reads())
             self.regime_calls += self._finish_regimes(remote)
+            costs_ns += remote.costs_ns
             if remote.setup_ns is not None:
                 setups_ns.append(remote.setup_ns)
-        measured = self._tools.readout.measured(trials, before)
+        measured = self._tools.readout.measured(trials, before, self.task.plan.precision)
         record = {**measured.record, **(self.task.plan.facts or {})}
         if self.worker.chain_gap_ns:
             record["chain_gap_ns"] = self.worker.chain_gap_ns
@@ -228,8 +238,10 @@ class RemoteKernel:
             record |= {"kernel_ms": latency_ms, "setup_ms": setup_ms}
             latency_ms, medians_ms = latency_ms + setup_ms, [value + setup_ms for value in medians_ms]
         if remote is not None and self.task.plan.confirms and self.task.plan.facts is None:
+            settled = settle_by_requests(latency_ms * 1e6, costs_ns, self._arena.device.type)
             waits_inside = "waits_inside" in record.get("flags", [])
-            record |= self._confirm(remote, chosen[-1], latency_ms, waits_inside=waits_inside)
+            found = settled or self._confirm(remote, chosen[-1], latency_ms, waits_inside=waits_inside)
+            record |= found.to_record()
             latency_ms = raise_claim(latency_ms, record, self._arena.device.type)
         if remote is not None:
             add_flags(record, unconfirmed=record.get("confirmed") is False, same_inputs=not remote.contents.differs)
@@ -272,6 +284,7 @@ class RemoteKernel:
             warmup_runs=plan.warmup_runs,
             iterations=plan.iterations,
             budget_s=max(0.0, budget_s),
+            precision=plan.precision,
             cuda_graphs=plan.timing.cuda_graphs and not self.worker.has_setup,
             was_called=True,  # to be checked
         )
@@ -280,14 +293,14 @@ class RemoteKernel:
 
     def _confirm(
         self, remote: RemoteTrial, inputs: Sequence[Any], latency_ms: float, *, waits_inside: bool
-    ) -> dict[str, Any]:
+    ) -> Confirmation:
         """Hold the latency against bursts; some of their calls are compared, too."""
         calls = count_burst_calls(latency_ms * 1e6, self._arena.device.type, self.worker.overhead)
         remote = remote.moved_to(self._lay_out(inputs, calls))
         timer = BurstTimer(self._ask, remote, self.worker.guard_pid, waits_inside=waits_inside)
         confirmation = timer.confirm(latency_ms * 1e6, self.worker.overhead, is_ours=self.task.is_ours)
         self.reads[-1] += remote.reader.reads()
-        return confirmation.to_record()
+        return confirmation
 
     def allow_again(self) -> None:
         """Give the solution its whole time once more: what follows is not its fault."""

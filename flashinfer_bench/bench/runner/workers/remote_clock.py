@@ -190,6 +190,7 @@ class RemoteClock:
         self._fall_back = fall_back
         self._take_traits(traits)
         self._facts: Facts = {}
+        self._spent_ns = 0.0
 
     def _take_traits(self, traits: ClockTraits) -> None:
         self._traits = traits
@@ -228,8 +229,10 @@ class RemoteClock:
         numbers = trial.write(indices)
         hidden = trial.hide(indices, numbers)
         fields = {"indices": indices, "lead": asdict(lead), "replay": launches[0].replay}
+        self._spent_ns = 0.0
         setups = self._call(part="setup", **fields) if trial.has_setup else []
         samples = self._call(part="run", **fields)
+        trial.costs_ns += [self._spent_ns / len(indices)] * len(indices)
         if hidden is None:
             trial.setup_samples += setups
             trial.reader.look(indices, numbers)
@@ -246,6 +249,7 @@ class RemoteClock:
         start = time.monotonic()
         called = self._ask("calls", Called, "the measurement", **fields)
         wall_ns = (time.monotonic() - start) * 1e9
+        self._spent_ns += wall_ns
         if called.lost is not None:
             raise ClockLost(called.lost)
         if called.refused is not None:
@@ -302,6 +306,9 @@ class RemoteTrial:
     """Makes sure that nothing of the worker's runs until it is asked again."""
     setup_samples: list[Sample] = field(default_factory=list)
     """Readings of `setup`, where the solution has one."""
+    costs_ns: list[float] = field(default_factory=list)
+    """What each call took by the session's clock, `setup` and all that goes before a call included: its share of the
+    time from a request to its answer."""
     number: int = 0
     """Number of the next call."""
     schedule: RegimeSchedule | None = None

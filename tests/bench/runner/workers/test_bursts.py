@@ -1,5 +1,6 @@
 """Bursts that the session times itself, and what they make of a claimed latency."""
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,7 @@ from flashinfer_bench.bench.runner.workers.bursts import (
     BEGIN_NS,
     BURST_NS,
     COPY_MARGIN,
+    FEWEST_SEEN,
     FORGED_SHARE,
     LEAST_NOISE_NS,
     LEAST_SHARE,
@@ -21,9 +23,11 @@ from flashinfer_bench.bench.runner.workers.bursts import (
     BurstTimer,
     ClaimContradicted,
     count_burst_calls,
+    settle_by_requests,
 )
 from flashinfer_bench.bench.runner.workers.places import MOST_PLACES
 from flashinfer_bench.bench.runner.workers.process import BurstOverhead
+from flashinfer_bench.bench.runner.workers.readings import raise_claim
 from flashinfer_bench.errors import SolutionFailure
 from tests.kit.trials import ScriptedWorker, make_trial
 
@@ -53,7 +57,35 @@ def test_an_honest_latency_is_confirmed_with_what_a_burst_costs_a_call(open_time
         "confirmed": True,
         "burst_ms": pytest.approx(0.4, rel=0.01),
         "burst_resolution_ms": found.resolution_ns / 1e6,
+        "burst_calls": 2 * MOST_PLACES,
     }
+
+
+SEEN = [2_000_000.0] * 50 + [9_000_000.0] * 10
+
+
+@pytest.mark.parametrize(
+    ("device_type", "claimed_ns", "costs_ns", "settled"),
+    [
+        ("cpu", 1_810_000, SEEN, True),
+        ("cpu", 1_790_000, SEEN, False),
+        ("cuda", 1_550_000, SEEN, True),
+        ("cuda", 1_530_000, SEEN, False),
+        ("cpu", 2_000_000, SEEN[:FEWEST_SEEN], True),
+        ("cpu", 2_000_000, SEEN[: FEWEST_SEEN - 1], False),
+        ("cpu", 2_000_000, [200_000.0] * 20 + SEEN[:19], True),
+        ("cpu", 600_000, [200_000.0] * 60, False),
+    ],
+    ids=["near", "too low", "near on a GPU", "too low on a GPU", "enough", "too few", "fast ones", "quick calls"],
+)
+def test_a_slow_claim_that_is_near_what_timed_calls_took_outside_needs_no_bursts(
+    device_type, claimed_ns, costs_ns, settled
+):
+    found = settle_by_requests(claimed_ns, costs_ns, device_type)
+    assert (found is not None) is settled
+    if found is not None:
+        assert found.to_record().keys() == {"confirmed", "burst_calls", "request_ms"}
+        assert raise_claim(claimed_ns / 1e6, found.to_record(), device_type) == claimed_ns / 1e6
 
 
 @pytest.mark.parametrize(
@@ -104,11 +136,60 @@ def test_the_overhead_follows_from_bursts_of_few_calls_and_of_many(few):
 
 def test_quick_calls_get_many_bursts_and_slow_ones_a_single_one(open_timer):
     timer, worker = open_timer(worker={"call_ns": 50_000})
-    timer.confirm(50_000, OVERHEAD)
+    timer.confirm(0.8 * 50_000, OVERHEAD)
     assert worker.verbs() == ["burst", "collect"] * (1 + MOST_BURSTS)  # the first is not timed
     timer, worker = open_timer(most=1, worker={"call_ns": 10**9})
     timer.confirm(10**9, OVERHEAD)
     assert worker.verbs() == ["burst", "collect"]
+
+
+@pytest.mark.parametrize(
+    ("device_type", "share", "bursts_made"),
+    [("cpu", 0.91, 1), ("cpu", 0.89, 12), ("cuda", 0.78, 1), ("cuda", 0.76, 12)],
+)
+def test_the_first_burst_that_settles_a_claim_ends_the_series(open_timer, device_type, share, bursts_made):
+    taken_off_ns = round(START_NS[device_type] + BEGIN_NS[device_type] / MOST_PLACES)
+    timer, worker = open_timer(device_type=device_type, worker={"call_ns": 50_000 + taken_off_ns})
+    found = timer.confirm(share * 50_000, OVERHEAD)
+    assert found.calls == MOST_PLACES * (1 + bursts_made)
+    assert len(worker.fields_of("burst")) == 1 + bursts_made
+
+
+def test_bursts_go_on_until_one_settles_the_claim(open_timer):
+    timer, worker = open_timer(worker={"call_ns": 2 * CALL_NS})
+
+    def recover(verb, *args, asks=worker.__call__, **fields):
+        if verb == "burst" and len(worker.fields_of("burst")) == 2:
+            worker.call_ns = CALL_NS
+        return asks(verb, *args, **fields)
+
+    timer._ask = recover
+    found = timer.confirm(CALL_NS, OVERHEAD)
+    assert (found.why_not, found.burst_ns) == (None, pytest.approx(CALL_NS, rel=0.01))
+    assert found.calls == MOST_PLACES * 3
+
+
+@pytest.mark.parametrize("device_type", ["cpu", "cuda"])
+def test_a_series_that_ends_early_says_what_the_whole_series_would_have_said(open_timer, device_type):
+    def confirm(costs_ns, *, ends_early):
+        timer, _ = open_timer(device_type=device_type)
+        take = timer._take_series
+        left = iter(costs_ns)
+        timer._time_one = lambda calls, overhead: (next(left) + START_NS[device_type]) * calls + BEGIN_NS[device_type]
+        if not ends_early:
+            timer._take_series = lambda calls, overhead, settling: take(calls, overhead, (float("inf"), 0.0))
+        try:
+            found = timer.confirm(CALL_NS, OVERHEAD)
+        except ClaimContradicted:
+            return "contradicted", None
+        record = found.to_record()
+        return record["confirmed"], raise_claim(CALL_NS / 1e6, record, device_type)
+
+    for seed in range(30):
+        chance = random.Random(seed)
+        middle = chance.choice([0.9, 1.1, 1.2, 1.4, 2.2, 3.0])
+        costs_ns = [CALL_NS * middle * chance.lognormvariate(0.0, 0.2) for _ in range(MOST_BURSTS * (1 + AGAIN))]
+        assert confirm(costs_ns, ends_early=True) == confirm(costs_ns, ends_early=False)
 
 
 def test_the_outputs_of_bursts_are_looked_at_and_their_inputs_are_new(open_timer):
@@ -190,6 +271,7 @@ def test_what_a_burst_does_not_resolve_is_not_confirmed_and_not_refused(open_tim
     found = timer.confirm(500, OVERHEAD)
     record = found.to_record()
     assert record["confirmed"] is False
+    assert record["burst_calls"] == (1 + MOST_BURSTS) * MOST_PLACES  # each is one more look at the outputs
     assert "burst_ms" not in record
     assert record["not_confirmed"] == "the call is shorter than a burst resolves"
     assert record["burst_resolution_ms"] == pytest.approx(RESOLVED * LEAST_NOISE_NS["cpu"] / MOST_PLACES / 1e6)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from flashinfer_bench.bench.runner.workers import bursts
 from flashinfer_bench.bench.runner.workers.bursts import BurstTimer, ClaimContradicted
 from flashinfer_bench.bench.runner.workers.kernel import MEASUREMENTS, MeasurePlan
 from flashinfer_bench.bench.runner.workers.process import BurstOverhead
@@ -82,13 +83,24 @@ def test_a_measurement_has_a_reading_per_iteration(open_kernel):
 
 
 def test_a_latency_is_confirmed_by_bursts(open_kernel):
-    source = f"{WORK}\ndef run(x):\n    work(0.002)\n    return x * 2"
+    source = f"{WORK}\ndef run(x):\n    work(0.0008)\n    return x * 2"
     with open_kernel(source, plan=READ) as kernel:
         record = kernel.measure([[X]]).record
     assert len({read.inputs[0].numpy().tobytes() for read in kernel.reads[0]}) == len(kernel.reads[0]) == 14
     assert record["confirmed"] is True
-    assert 1.9 < record["burst_ms"] < 3.0
+    assert 0.7 < record["burst_ms"] < 3.0
     assert 0 < record["burst_resolution_ms"] < record["burst_ms"]
+    assert "unconfirmed" not in record.get("flags", [])
+
+
+def test_a_slow_latency_is_confirmed_by_what_its_calls_took_outside(open_kernel, monkeypatch):
+    monkeypatch.setattr(BurstTimer, "confirm", None)  # nobody asks for bursts
+    monkeypatch.setattr(bursts, "least_share", lambda device_type: 0.01)  # however busy the machine is
+    source = f"{WORK}\ndef run(x):\n    work(0.01)\n    return x * 2"
+    with open_kernel(source, plan=READ) as kernel:
+        record = kernel.measure([[X]]).record
+    assert (record["confirmed"], record["burst_calls"], len(kernel.reads[0])) == (True, 0, 13)
+    assert record["request_ms"] > 9.0
     assert "unconfirmed" not in record.get("flags", [])
 
 

@@ -1,7 +1,10 @@
 """A worker's clock from the session's side: requests, content before each, a look after each, and what goes wrong."""
 
+from types import SimpleNamespace
+
 import pytest
 
+from flashinfer_bench.bench.runner.workers import remote_clock
 from flashinfer_bench.bench.runner.workers.places import MOST_PLACES
 from flashinfer_bench.bench.runner.workers.remote_clock import PlaceLaunch, RemoteClock
 from flashinfer_bench.errors import SolutionFailure
@@ -38,6 +41,17 @@ def test_a_request_holds_at_most_one_call_for_each_place(open_clock):
     ]
     assert len(samples) == 20
     assert worker.verbs() == ["start", "calls", "calls", "calls", "stop"]
+
+
+@pytest.mark.parametrize(("has_setup", "cost_ns"), [(False, 1_000), (True, 1_300)])
+def test_what_calls_take_outside_is_kept_a_share_for_each_call(open_clock, monkeypatch, has_setup, cost_ns):
+    trial, worker, clock = open_clock(has_setup=has_setup, worker={"call_ns": 1_000, "setup_ns": 300})
+    monkeypatch.setattr(remote_clock, "time", SimpleNamespace(monotonic=lambda: worker.now / 1e9))
+    worker.request_ns = 800
+    with clock:
+        clock.sample([trial.supply(index) for index in range(MOST_PLACES + 1)], Lead())
+    requests = 800 * (1 + has_setup)
+    assert trial.costs_ns == pytest.approx([cost_ns + requests / MOST_PLACES] * MOST_PLACES + [cost_ns + requests])
 
 
 def test_every_call_has_content_of_its_own_and_is_looked_at(open_clock):

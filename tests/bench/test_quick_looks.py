@@ -1,0 +1,186 @@
+"""Quick looks (`--quick`): what they take, how they are marked, and that nothing ranks them or resumes from them."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from flashinfer_bench.bench import Benchmark, BenchmarkConfig
+from flashinfer_bench.bench.config import EvalConfig
+from flashinfer_bench.bench.plan import make_plan
+from flashinfer_bench.bench.resume import QUICK_ONLY, Decision, RecordedJobs, fingerprint
+from flashinfer_bench.cli import main
+from flashinfer_bench.cli.given.recorded import find_resumed
+from flashinfer_bench.data import TraceSet
+from flashinfer_bench.data.latest import find_latest
+from flashinfer_bench.report.best import best_by_definition, best_by_workload
+from flashinfer_bench.report.summary import summarise
+from tests.cli.fake_engine import MACHINE, finished, write_small_set
+from tests.kit import make_definition, make_solution, make_trace, write_trace_set
+
+GEMM = SimpleNamespace(name="gemm_n4096", op_type="gemm")
+MARKS = {"definition": "d", "solution": "s", "workload": "w", "evaluator": "e", "hardware": "test device"}
+WHOLE, QUICK = fingerprint(**MARKS), fingerprint(**MARKS, timing="quick")
+KEY = ("double", "double_python", "w0")
+
+
+def counts(config):
+    found = config.resolve_eval_config(GEMM)
+    return (found.warmup_runs, found.iterations, found.num_trials, found.precision)
+
+
+def look(marks=QUICK, **parts):
+    """Return the trace of a quick look; those of other hours come later in the day."""
+    return make_trace(
+        extra={"run": {"fingerprint": marks, "quick": True}}, timestamp=_at(parts.pop("hour", 3)), **parts
+    )
+
+
+def whole(marks=WHOLE, **parts):
+    return make_trace(extra={"run": {"fingerprint": marks}}, timestamp=_at(parts.pop("hour", 1)), **parts)
+
+
+def _at(hour):
+    return f"2025-01-02T{hour:02d}:00:00Z"
+
+
+def test_a_quick_look_takes_one_trial_of_few_readings_to_a_coarse_precision():
+    config = BenchmarkConfig.default(quick=True)
+    assert counts(config) == (3, 10, 1, 0.05)
+    assert config.resolve_eval_config(GEMM).origins["num_trials"] == config.origins()["num_trials"] == "quick"
+    assert (config.origins()["quick"], config.origins()["rtol"]) == ("override", "default")
+
+
+def test_a_quick_look_beats_what_lies_below_it_and_what_is_said_beside_it_beats_the_look(tmp_path):
+    path = tmp_path / "my.yaml"
+    path.write_text("iterations: 200\ndefinition_config: {gemm_n4096: {num_trials: 7}}\n")
+    assert counts(BenchmarkConfig.from_yaml(path, quick=True)) == (3, 10, 1, 0.05)
+    assert counts(BenchmarkConfig.from_yaml(path, quick=True, iterations=30)) == (3, 30, 1, 0.05)
+    path.write_text("quick: true\niterations: 30\n")
+    assert counts(BenchmarkConfig.from_yaml(path)) == (3, 30, 1, 0.05)
+    assert counts(BenchmarkConfig.from_yaml(path, num_trials=2)) == (3, 30, 2, 0.05)
+    assert counts(BenchmarkConfig.from_yaml(path, quick=False)) == (10, 30, 3, 0.01)
+    section = {"gemm": EvalConfig(precision=0.2)}
+    assert counts(BenchmarkConfig(quick=True, op_type_config=section)) == (3, 10, 1, 0.2)
+
+
+def test_config_show_has_what_a_quick_look_takes(capsys, monkeypatch):
+    monkeypatch.delenv("FIB_DATASET_PATH", raising=False)
+    assert main(["config", "show", "--quick", "--format", "json"]) == 0
+    settings = json.loads(capsys.readouterr().out)["settings"]
+    assert settings["quick"] == {"value": True, "origin": "flag"}
+    assert settings["iterations"] == {"value": 10, "origin": "quick"}
+
+
+def test_a_quick_look_is_part_of_the_fingerprint(tmp_path):
+    trace_set = TraceSet.from_path(write_small_set(tmp_path))
+    (usual, quick) = (make_plan(trace_set, BenchmarkConfig(quick=quick), MACHINE).jobs[0] for quick in (False, True))
+    differ = {key for key in quick.fingerprint if usual.fingerprint.get(key) != quick.fingerprint[key]}
+    assert differ == {"config", "timing"}
+    told = BenchmarkConfig(quick=True, warmup_runs=10, iterations=50, num_trials=3, precision=0.01)
+    as_long = make_plan(trace_set, told, MACHINE).jobs[0]
+    assert as_long.fingerprint == {**usual.fingerprint, "timing": "quick"}
+
+
+OTHER, OTHER_QUICK = {**WHOLE, "solution": "x"}, {**QUICK, "solution": "x"}
+
+
+@pytest.mark.parametrize(
+    ("recorded", "wanted", "decision"),
+    [
+        ([look()], WHOLE, Decision("redo", QUICK_ONLY)),
+        ([look()], QUICK, Decision("redo", QUICK_ONLY)),
+        ([look(status="TIMEOUT")], WHOLE, Decision("redo", QUICK_ONLY)),
+        ([whole(), look()], WHOLE, Decision("skip")),
+        ([whole(), look()], QUICK, Decision("redo", QUICK_ONLY)),
+        ([whole(), look(status="TIMEOUT")], WHOLE, Decision("redo", "failed in a quick look")),
+        ([whole(), look(status="TIMEOUT"), look(hour=4)], WHOLE, Decision("skip")),
+        ([look(hour=0), whole()], WHOLE, Decision("skip")),
+        ([whole(), look(OTHER_QUICK)], WHOLE, Decision("redo", QUICK_ONLY)),
+    ],
+)
+def test_no_job_is_left_out_for_a_quick_look(recorded, wanted, decision):
+    assert RecordedJobs.from_traces(recorded).decide(KEY, wanted, needs_baseline=True) == decision
+
+
+def test_a_quick_look_is_no_record_of_a_job_that_a_resumed_run_leaves_out(tmp_path):
+    trace_set = TraceSet.from_path(write_small_set(tmp_path))
+    usual, quick = (make_plan(trace_set, BenchmarkConfig(quick=quick), MACHINE) for quick in (False, True))
+    early, late = finished(usual.jobs[0]).trace, finished(quick.jobs[0], speedup=99.0).trace
+    trace_set.add_traces([early, late])
+    assert find_resumed(usual, usual.with_jobs(usual.jobs[1:]), trace_set) == [early]
+
+
+@pytest.mark.parametrize(
+    ("traces", "shown"),
+    [
+        ([look()], 0),
+        ([whole(), look()], 0),
+        ([whole(status="TIMEOUT"), look()], 0),
+        ([whole(), look(status="TIMEOUT")], 1),
+        ([whole(), look(status="TIMEOUT"), look(hour=4)], 0),
+        ([whole(), look(OTHER_QUICK)], 1),
+        ([make_trace(timestamp=_at(1)), look()], 0),
+        ([look(hour=0), whole()], 1),
+        ([whole(), look(), whole(hour=5)], 2),
+    ],
+)
+def test_a_quick_look_that_passed_displaces_no_whole_verdict_on_the_same(traces, shown):
+    assert find_latest(traces) == [traces[shown]]
+
+
+def test_no_choice_falls_on_a_quick_look():
+    fast = look(solution="fast", speedup=99.0, latency_ms=0.01)
+    slow = whole(solution="slow", speedup=2.0)
+    trace_set = TraceSet(traces={"double": [slow, fast]})
+    assert trace_set.get_best_trace("double") == slow
+    assert trace_set.filter_traces("double") == [slow]
+    assert trace_set.summary()["min_latency_ms"] == 1.0
+    assert [(row.solution, row.contenders) for row in best_by_workload([slow, fast])] == [("slow", 1)]
+    assert [row.solution for row in best_by_definition([slow, fast])] == ["slow"]
+    assert best_by_workload([fast]) == best_by_definition([fast]) == []
+
+
+def test_what_was_changed_since_its_whole_verdict_has_no_place_until_it_has_another():
+    traces = [whole(OTHER, speedup=5.0), look()]
+    assert best_by_workload(traces) == best_by_definition(traces) == []
+    assert TraceSet(traces={"double": traces}).get_best_trace("double") is None
+
+
+def test_quick_looks_are_flagged_and_come_last_in_a_summary():
+    rows = summarise([look(solution="fast", speedup=99.0), whole(solution="slow")])
+    assert [(row.solution, dict(row.timing.flags).get("quick")) for row in rows] == [("slow", None), ("fast", 1)]
+
+
+def test_report_best_says_so_where_there_are_quick_looks_only(tmp_path, capsys):
+    root = write_trace_set(tmp_path, definitions=[make_definition()], solutions=[make_solution()], traces=[look()])
+    assert main(["report", "best", "--local", str(root)]) == 0
+    assert "quick looks do not count" in capsys.readouterr().err
+    assert main(["report", "summary", "--local", str(root)]) == 0
+    assert "a quick look, with few readings" in capsys.readouterr().out
+
+
+@pytest.mark.cpu
+@pytest.mark.timeout(180)
+def test_a_quick_run_marks_its_traces_and_is_run_again(tmp_path, capsys):
+    source = "def run(x):\n    return x * 2\n"
+    lines = [make_trace(solution=None)]
+    write_trace_set(
+        tmp_path,
+        {"workloads/test/double.jsonl": lines},
+        definitions=[make_definition()],
+        solutions=[make_solution(source=source)],
+    )
+    flags = ["run", "--local", str(tmp_path), "--devices", "cpu", "--quick", "--resume", "--format", "json"]
+    for runs in (1, 2):
+        assert main(flags) == 0
+        (job,) = json.loads(capsys.readouterr().out)["jobs"]
+        assert (job["status"], job["quick"], job["timing"]["flags"]["quick"]) == ("PASSED", True, 1)
+        found = TraceSet.from_path(tmp_path)
+        assert len(found.traces["double"]) == runs
+    extra = found.traces["double"][0].evaluation.extra
+    assert (extra["run"]["quick"], extra["run"]["fingerprint"]["timing"]) == (True, "quick")
+    record = extra["measurement"]
+    assert (record["trials"], record["samples"], record["precision"], "confirmed" in record) == (1, 10, 0.05, True)
+    whole_plan = Benchmark(found, BenchmarkConfig.default(devices=["cpu"])).plan(resume=True)
+    assert (len(whole_plan.jobs), dict(whole_plan.redone_reasons)) == (1, {QUICK_ONLY: 1})
