@@ -121,6 +121,8 @@ class BenchmarkConfig(EvalSettings):
     """A call of several GPU operations is timed as the replay of a CUDA graph, where it can be captured."""
     keep_samples: bool = False
     """Write every reading into the trace, not only what they come to."""
+    fresh_baselines: bool = False
+    """Time every reference in this run; otherwise what an earlier run kept of the same GPU is taken over."""
     sandbox: Literal["strict", "auto", "off"] = "auto"
     """How far workers are confined: all of it or no run, all that this machine gives, or not."""
     evaluator_modules: list[PlugInReference] = Field(default_factory=list)

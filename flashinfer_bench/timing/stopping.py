@@ -41,6 +41,8 @@ class StoppingRule:
     extra_precision: float = 0.005
     """A quick call gets extra readings until half the intervals of its median span and mean busy time are at most this
     share of them."""
+    stops_early: bool = False
+    """A call that is not quick may stop at its precision though all readings would fit into the budget."""
 
     def reason_to_stop(
         self, spans_ns: Sequence[int], busy_ns: Sequence[int] = (), *, spent_s: float, per_call_s: float
@@ -97,6 +99,8 @@ class StoppingRule:
         return None
 
     def _fits(self, taken: int, spent_s: float, per_call_s: float) -> bool:
+        if self.stops_early and per_call_s > QUICK_S:
+            return False
         return spent_s + (self.iterations - taken) * per_call_s <= self.budget_s
 
 
