@@ -235,7 +235,8 @@ class Benchmark:
         Not on a CPU, whose speed is another one every minute; not where workers have no walls, since they could write
         what is kept; and not where every reading is wanted, which nobody keeps.
         """
-        if device.kind == "cpu" or not self.sandbox.has_walls or self.config.keep_samples:
+        is_wanted = self.config.profile_baseline and not self.config.keep_samples
+        if device.kind == "cpu" or not self.sandbox.has_walls or not is_wanted:
             return "off"
         return "refresh" if self.config.fresh_baselines else "use"
 

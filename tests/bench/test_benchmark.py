@@ -29,10 +29,11 @@ def test_it_gives_back_the_set_that_it_runs(trace_set):
         ("cuda", True, {}, "use"),
         ("cuda", True, {"fresh_baselines": True}, "refresh"),
         ("cuda", True, {"keep_samples": True}, "off"),
+        ("cuda", True, {"profile_baseline": False}, "off"),
         ("cuda", False, {}, "off"),
         ("cpu", True, {}, "off"),
     ],
-    ids=["usual", "--fresh-baselines", "every reading is wanted", "no walls", "a CPU"],
+    ids=["usual", "--fresh-baselines", "every reading is wanted", "no baseline", "no walls", "a CPU"],
 )
 def test_times_of_references_are_kept_between_runs_on_a_gpu_and_behind_walls(
     trace_set, monkeypatch, kind, has_walls, settings, baselines

@@ -160,6 +160,10 @@ class BaselineCache:
 
     def trim(self, most: int = MOST_KEPT) -> None:
         """Remove the files that were not used for longest where there are too many, and what dead writers left."""
+        with contextlib.suppress(OSError):
+            names = os.listdir(self.folder)  # noqa: PTH208 - names alone: looking at each file takes seconds over a network
+            if len(names) <= most and not any(name.startswith(HALF_WRITTEN) for name in names):
+                return
         found = sorted(self._look(), key=lambda one: one[2])
         now = time.time()
         for path, _, used in found:
