@@ -66,6 +66,8 @@ class KeptRecord(BaseModel):
     busy_ms: Milliseconds | None = None
     operations: Count | None = None
     launch_gap_ns: Nanoseconds | None = None
+    precision: float | None = None
+    precision_reached: float | None = None
     flags: Annotated[list[Words], Field(max_length=64)] | None = None
 
 

@@ -21,6 +21,7 @@ from flashinfer_bench.bench.runner.baseline_cache import BaselineCache, KeptBase
 from flashinfer_bench.bench.runner.environments import PASSED_ON_PREFIXES
 from flashinfer_bench.bench.runner.protocol import Hello
 from flashinfer_bench.bench.runner.session.job import JobContext
+from flashinfer_bench.bench.runner.workers.kernel import MeasurePlan
 from flashinfer_bench.data import SafetensorsInput
 from flashinfer_bench.data.digest import digest_of
 from flashinfer_bench.timing.gpu_state import read_gpu_settings, read_gpu_state
@@ -54,17 +55,17 @@ class KeptBaselines:
     machine: Mapping[str, str]
     sm_mhz: int | None = None
 
-    def find(self, job: JobContext) -> Measured | None:
+    def find(self, job: JobContext, plan: MeasurePlan) -> Measured | None:
         """Return what the reference took on a job's workload, in an earlier run under the same conditions."""
         if self.hello.baselines != "use":
             return None
-        marks = self._marks(job)
+        marks = self._marks(job, plan)
         kept = None if marks is None else self.cache.read(marks)
         return kept.to_measured() if kept is not None and self._is_same_clock(kept.sm_mhz) else None
 
-    def keep(self, job: JobContext, measured: Measured) -> None:
+    def keep(self, job: JobContext, plan: MeasurePlan, measured: Measured) -> None:
         """Keep what the reference took, where that is known well and nothing disturbed it."""
-        marks = self._marks(job)
+        marks = self._marks(job, plan)
         if marks is None or PASSING & set(measured.record.get("flags", [])) or not is_known(measured):
             return
         try:
@@ -90,17 +91,13 @@ class KeptBaselines:
             return sm_mhz is self.sm_mhz
         return abs(sm_mhz - self.sm_mhz) <= SAME_CLOCK * self.sm_mhz
 
-    def _marks(self, job: JobContext) -> dict[str, str] | None:
+    def _marks(self, job: JobContext, plan: MeasurePlan) -> dict[str, str] | None:
         """Return what a baseline is kept under; None where that cannot be told."""
-        config, evaluator, hello = job.block.config, job.block.evaluator, self.hello
+        evaluator = job.block.evaluator
         if not evaluator.__module__.startswith(OWN_EVALUATORS):
             return None  # what its inputs are is known to its author
         blobs = read_blobs(job)
-        settings = {
-            "counts": [config.warmup_runs, config.iterations, config.num_trials],
-            "budget_s": hello.baseline_budget_s,
-            "timing": asdict(hello.timing),
-        }
+        settings = {**asdict(plan), "num_trials": job.block.config.num_trials}
         definition, workload = job.key
         own = {
             "definition": definition,

@@ -47,7 +47,7 @@ class ReferenceTimer:
     def recall(self, job: JobContext) -> Measured | None:
         """Return the reference's time on a job's workload where this run or an earlier one has taken it."""
         if job.key not in self._known and self.kept is not None:
-            found = self.kept.find(job)
+            found = self.kept.find(job, self._plan(job))
             if found is not None:
                 self._known[job.key] = found
         return self._known.get(job.key)
@@ -76,12 +76,13 @@ class ReferenceTimer:
                 raise DefinitionFault(f"reference of {name}, while it was timed: {failure.message}") from None
             self._known[job.key] = known
             if self.kept is not None and is_alone:
-                self.kept.keep(job, known)
+                self.kept.keep(job, self._plan(job), known)
         return move_to_gap(known, self.tools.readout.launch_gap_ns)
 
-    def _open_kernel(self, job: JobContext) -> RemoteKernel:
-        config, definition = job.block.config, job.block.definition
-        plan = MeasurePlan(
+    def _plan(self, job: JobContext) -> MeasurePlan:
+        """Return how a reference is measured; a time that was taken otherwise is no time of an earlier run."""
+        config = job.block.config
+        return MeasurePlan(
             config.warmup_runs,
             config.iterations,
             self.hello.baseline_budget_s / config.num_trials,
@@ -90,11 +91,14 @@ class ReferenceTimer:
             total_s=self.hello.baseline_budget_s,
             stops_early=True,
         )
+
+    def _open_kernel(self, job: JobContext) -> RemoteKernel:
+        definition = job.block.definition
         task = KernelTask(
             input_names=list(definition.inputs),
             outputs=job.output_specs(),  # they are put away as those of a solution are, and cost caches the same
             timeout_seconds=self.hello.timeout_seconds,
-            plan=plan,
+            plan=self._plan(job),
             vary=vary_secretly(job),
             by_keyword=job.block.reference.by_keyword,
             may_write_inputs=True,

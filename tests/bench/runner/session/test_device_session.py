@@ -54,8 +54,8 @@ def test_a_large_arena_is_given_back_between_blocks_after_its_worker(arena, size
 @pytest.mark.parametrize(("known", "lacks"), [(None, True), (Measured(2.0, [2.0], {}), False)], ids=["no", "yes"])
 def test_a_baseline_whose_time_is_known_from_an_earlier_run_is_made_beside_a_loaded_solution(arena, known, lacks):
     pool = FakePool(arena)
-    kept = SimpleNamespace(find=lambda job: known, keep=None)
-    hello = SimpleNamespace(isolated=False)
+    kept = SimpleNamespace(find=lambda job, plan: known, keep=None)
+    hello = SimpleNamespace(isolated=False, baseline_budget_s=2.0, timing=None, device="cpu")
     tools = SessionTools(arena, Readout(None), lambda: None)
     session = device_session.DeviceSession(hello, pool, tools, print, kept)
     definition = make_definition()

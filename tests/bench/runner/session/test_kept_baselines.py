@@ -15,6 +15,7 @@ from flashinfer_bench.bench.runner.session import kept_baselines
 from flashinfer_bench.bench.runner.session.job import BlockContext
 from flashinfer_bench.bench.runner.session.kept_baselines import KeptBaselines, move_to_gap, open_kept_baselines
 from flashinfer_bench.bench.runner.session.reference_timing import ReferenceTimer
+from flashinfer_bench.bench.runner.workers.kernel import MeasurePlan
 from flashinfer_bench.timing.gpu_state import GpuSettings, GpuState
 from flashinfer_bench.timing.measurement import Measured
 from flashinfer_bench.timing.settings import TimingSettings
@@ -23,6 +24,7 @@ from tests.kit import make_definition, make_workload
 
 pytestmark = pytest.mark.cpu
 STORED = {"x": {"type": "safetensors", "path": "blob/x.safetensors", "tensor_key": "x"}}
+PLAN = MeasurePlan(10, 50, 1.0, total_s=2.0)
 MEASURED = Measured(2.0, [2.0], RECORD)
 SETTINGS = GpuSettings(700.0, 1980, 3201, 1980, 3201)
 STATE = GpuState(1980, 3201, 400.0, 40, (), 0)
@@ -56,8 +58,8 @@ def make_job(here, *, reference="def run(x):\n    return x * 2\n", evaluator=Def
 
 
 def test_a_later_session_finds_what_an_earlier_one_kept(here):
-    make_kept(here).keep(make_job(here), MEASURED)
-    found = make_kept(here).find(make_job(here))
+    make_kept(here).keep(make_job(here), PLAN, MEASURED)
+    found = make_kept(here).find(make_job(here), PLAN)
     assert (found.latency_ms, found.trials, found.record["source"]) == (2.0, [2.0], "cached")
     assert {name: found.record[name] for name in RECORD} == RECORD
 
@@ -77,12 +79,11 @@ OTHER = {
     "definition": lambda here: (make_kept(here), make_job(here, reference="def run(x):\n    return x + x\n")),
     "workload": lambda here: (make_kept(here), make_job(here, axes={"n": 5})),
     "blob": write_blob_anew,
-    "iterations": lambda here: (make_kept(here), make_job(here, iterations=20)),
+    "iterations": lambda here: (make_kept(here), make_job(here), replace(PLAN, iterations=20)),
     "trials": lambda here: (make_kept(here), make_job(here, num_trials=1)),
-    "warm-up": lambda here: (make_kept(here), make_job(here, warmup_runs=1)),
     "evaluator": lambda here: (make_kept(here), make_job(here, evaluator=OtherEvaluator)),
-    "budget": lambda here: (make_kept(here, make_hello(here, baseline_budget_s=1.0)), make_job(here)),
-    "timing": lambda here: (make_kept(here, make_hello(here, timing=TimingSettings("warm"))), make_job(here)),
+    "budget": lambda here: (make_kept(here), make_job(here), replace(PLAN, total_s=1.0)),
+    "timing": lambda here: (make_kept(here), make_job(here), replace(PLAN, timing=TimingSettings("warm"))),
     "device": lambda here: (make_kept(here, device="GPU-2"), make_job(here)),
     "power limit": lambda here: (make_kept(here, gpu="300 W"), make_job(here)),
     "versions": lambda here: (make_kept(here, libraries="torch 2.12"), make_job(here)),
@@ -93,21 +94,21 @@ OTHER = {
 
 @pytest.mark.parametrize("change", OTHER.values(), ids=OTHER)
 def test_nothing_is_taken_over_where_something_differs(here, change):
-    make_kept(here).keep(make_job(here), MEASURED)
-    kept, job = change(here)
-    assert kept.find(job) is None
+    make_kept(here).keep(make_job(here), PLAN, MEASURED)
+    kept, job, plan = (*change(here), PLAN)[:3]
+    assert kept.find(job, plan) is None
 
 
 def test_a_clock_that_differs_a_little_is_the_same_setting(here):
-    make_kept(here).keep(make_job(here), MEASURED)
-    assert replace(make_kept(here), sm_mhz=1965).find(make_job(here)) is not None
+    make_kept(here).keep(make_job(here), PLAN, MEASURED)
+    assert replace(make_kept(here), sm_mhz=1965).find(make_job(here), PLAN) is not None
 
 
 def test_fresh_baselines_are_kept_in_the_place_of_older_ones(here):
-    make_kept(here).keep(make_job(here), MEASURED)
+    make_kept(here).keep(make_job(here), PLAN, MEASURED)
     fresh = make_kept(here, make_hello(here, baselines="refresh"))
-    fresh.keep(make_job(here), replace(MEASURED, latency_ms=2.01))
-    assert make_kept(here).find(make_job(here)).latency_ms == 2.01
+    fresh.keep(make_job(here), PLAN, replace(MEASURED, latency_ms=2.01))
+    assert make_kept(here).find(make_job(here), PLAN).latency_ms == 2.01
 
 
 @pytest.mark.parametrize(
@@ -122,8 +123,8 @@ def test_fresh_baselines_are_kept_in_the_place_of_older_ones(here):
     ids=["throttled", "not alone", "not known well", "too few readings", "strange"],
 )
 def test_what_was_disturbed_or_is_not_known_well_is_not_kept(here, changes):
-    make_kept(here).keep(make_job(here), replace(MEASURED, record={**RECORD, **changes}))
-    assert make_kept(here).find(make_job(here)) is None
+    make_kept(here).keep(make_job(here), PLAN, replace(MEASURED, record={**RECORD, **changes}))
+    assert make_kept(here).find(make_job(here), PLAN) is None
     assert not (here / "cache").exists()
 
 
@@ -131,8 +132,8 @@ def test_a_stored_input_that_is_missing_or_an_evaluator_from_outside_has_no_mark
     outside = type("Outside", (DefaultEvaluator,), {"__module__": "theirs"})
     (here / "blob" / "x.safetensors").rename(here / "blob" / "y.safetensors")
     for job in (make_job(here), make_job(here, evaluator=outside)):
-        make_kept(here).keep(job, MEASURED)
-        assert make_kept(here).find(job) is None
+        make_kept(here).keep(job, PLAN, MEASURED)
+        assert make_kept(here).find(job, PLAN) is None
     assert not (here / "cache").exists()
 
 
