@@ -43,8 +43,9 @@ REMOVE_LIMIT_S: Final = 20.0
 
 EMPTY_BURSTS: Final = 8
 """Bursts of calls that compute nothing, by which the session knows what a burst itself takes."""
-EMPTY_CALLS: Final = 8
-"""Calls of such a burst."""
+EMPTY_CALLS: Final = {"cpu": (0, 8), "cuda": (1, 65)}
+"""Calls of such a burst, few and many, by the kind of device. On a GPU the few are one: a request that launches nothing
+does not bring the GPU back to the worker, which takes longer than all else of a burst."""
 NO_CLOCK: Final = ClockTraits(method="wall", cache_state="warm", fills_queue=False, sees_operations=False)
 
 Answer = TypeVar("Answer", bound=Claim)
@@ -75,7 +76,7 @@ class BurstOverhead:
     """What a burst takes that has nothing to compute, in nanoseconds."""
 
     request: float = 0.0
-    """Its requests and their answers."""
+    """Its requests and their answers, and on a GPU its return to the worker."""
     call: float = 0.0
     """Each of its calls, for each output."""
     noise: float = 0.0
@@ -84,10 +85,11 @@ class BurstOverhead:
     """The same in processor time; None where nobody tells it."""
 
     @classmethod
-    def of(cls, bare_ns: Sequence[float], full_ns: Sequence[float]) -> BurstOverhead:
-        """Return what follows from times of bursts without calls, and with EMPTY_CALLS of them."""
-        call = max(0.0, min(full_ns) - min(bare_ns)) / EMPTY_CALLS
-        return cls(min(bare_ns), call, median(full_ns) - min(full_ns))
+    def of(cls, few_ns: Sequence[float], many_ns: Sequence[float], calls: tuple[int, int]) -> BurstOverhead:
+        """Return what follows from times of bursts of few calls and of many."""
+        few, many = calls
+        call = max(0.0, min(many_ns) - min(few_ns)) / (many - few)
+        return cls(max(0.0, min(few_ns) - few * call), call, median(many_ns) - min(many_ns))
 
 
 class WorkerGone(Exception):
@@ -197,17 +199,18 @@ class WorkerProcess:
         Raises:
             WorkerGone, WorkerLate: the worker does not answer; that is our fault or the machine's.
         """
-        bare: list[tuple[float, float | None]] = []
-        full: list[tuple[float, float | None]] = []
+        counts = EMPTY_CALLS["cuda" if self.clock.fills_queue else "cpu"]
+        few: list[tuple[float, float | None]] = []
+        many: list[tuple[float, float | None]] = []
         with self.resting():
             for _ in range(EMPTY_BURSTS):
-                for calls, taken in ((0, bare), (EMPTY_CALLS, full)):
+                for calls, taken in zip(counts, (few, many), strict=True):
                     touch_device()
                     taken.append(self._time_empty_burst(calls, limit_s))
-        overhead = BurstOverhead.of([wall_ns for wall_ns, _ in bare], [wall_ns for wall_ns, _ in full])
-        if all(cpu_ns is not None for _, cpu_ns in (*bare, *full)):
+        overhead = BurstOverhead.of([wall_ns for wall_ns, _ in few], [wall_ns for wall_ns, _ in many], counts)
+        if all(cpu_ns is not None for _, cpu_ns in (*few, *many)):
             of_processors = BurstOverhead.of(
-                [cpu_ns or 0.0 for _, cpu_ns in bare], [cpu_ns or 0.0 for _, cpu_ns in full]
+                [cpu_ns or 0.0 for _, cpu_ns in few], [cpu_ns or 0.0 for _, cpu_ns in many], counts
             )
             # What a busy machine adds to an empty call would be taken off each call of a solution.
             overhead = replace(overhead, call=min(overhead.call, of_processors.call), processors=of_processors)
