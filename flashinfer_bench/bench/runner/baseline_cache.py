@@ -155,6 +155,11 @@ class BaselineCache:
             self.trim()
         return True
 
+    def remove(self, marks: Mapping[str, str]) -> None:
+        """Remove the baseline with these marks, if there is one."""
+        if not self.folder.is_symlink():
+            remove_tree(self.place(marks))
+
     def files(self) -> list[KeptFile]:
         """Return what lies in the folder; the one with the latest use comes first."""
         found = [KeptFile(path, size, used, read_baseline(path)) for path, size, used in self._look()]

@@ -64,9 +64,12 @@ class KeptBaselines:
         return kept.to_measured() if kept is not None and self._is_same_clock(kept.sm_mhz) else None
 
     def keep(self, job: JobContext, plan: MeasurePlan, measured: Measured) -> None:
-        """Keep what the reference took, where that is known well and nothing disturbed it."""
+        """Keep what the reference took, where that is known well and nothing disturbed it; else nothing is kept of it."""
         marks = self._marks(job, plan)
-        if marks is None or PASSING & set(measured.record.get("flags", [])) or not is_known(measured):
+        if marks is None:
+            return
+        if PASSING & set(measured.record.get("flags", [])) or not is_known(measured):
+            self.cache.remove(marks)
             return
         try:
             kept = KeptBaseline.model_validate(

@@ -128,6 +128,13 @@ def test_what_was_disturbed_or_is_not_known_well_is_not_kept(here, changes):
     assert not (here / "cache").exists()
 
 
+def test_a_fresh_baseline_that_is_not_kept_leaves_no_older_one(here):
+    make_kept(here).keep(make_job(here), PLAN, MEASURED)
+    fresh = make_kept(here, make_hello(here, baselines="refresh"))
+    fresh.keep(make_job(here), PLAN, replace(MEASURED, record={**RECORD, "flags": ["throttled"]}))
+    assert make_kept(here).find(make_job(here), PLAN) is None
+
+
 def test_a_stored_input_that_is_missing_or_an_evaluator_from_outside_has_no_marks(here):
     outside = type("Outside", (DefaultEvaluator,), {"__module__": "theirs"})
     (here / "blob" / "x.safetensors").rename(here / "blob" / "y.safetensors")
