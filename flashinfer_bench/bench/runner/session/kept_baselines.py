@@ -64,7 +64,7 @@ class KeptBaselines:
         return kept.to_measured() if kept is not None and self._is_same_clock(kept.sm_mhz) else None
 
     def keep(self, job: JobContext, plan: MeasurePlan, measured: Measured) -> None:
-        """Keep what the reference took, where that is known well and nothing disturbed it; else nothing is kept of it."""
+        """Keep what the reference took, where that is known well and nothing disturbed it; else keep nothing."""
         marks = self._marks(job, plan)
         if marks is None:
             return
