@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.evaluators.built_in import mark_built_in
@@ -19,6 +19,7 @@ from flashinfer_bench.bench.job_seeds import JobSeeds, recorded_seeds
 from flashinfer_bench.bench.machine import Device, Machine, discover_devices
 from flashinfer_bench.bench.plan import Job, Plan, make_plan
 from flashinfer_bench.bench.resume import RecordedJobs
+from flashinfer_bench.bench.runner import baseline_cache
 from flashinfer_bench.bench.runner.fleet import Fleet, Judged
 from flashinfer_bench.bench.runner.lookup import look_up_evaluators
 from flashinfer_bench.bench.runner.protocol import Hello
@@ -43,7 +44,7 @@ from flashinfer_bench.timing.settings import TimingSettings
 GIB = 1 << 30
 QUICK_SHARE: Final = 1 / 3
 """A quick look may take this share of the time budgets: what one of the usual three trials may."""
-CACHE_FOLDERS = ("artifacts", "staging", "jit", "leases", "locks")
+CACHE_FOLDERS = ("artifacts", "staging", "jit", "leases", "locks", baseline_cache.FOLDER)
 
 
 class Benchmark:
@@ -220,6 +221,7 @@ class Benchmark:
             baseline_budget_s=config.baseline_budget_s * share,
             timing=TimingSettings(config.l2_cache, config.clock, config.cuda_graphs),
             keep_samples=config.keep_samples,
+            baselines=self._choose_baselines(device),
             gpu_uuid=device.uuid if device.kind == "cuda" else None,
             worker_memory_bytes=int(config.worker_memory_gb * GIB) if config.worker_memory_gb else None,
             needs_triton=needs_triton,
@@ -229,6 +231,17 @@ class Benchmark:
             sandbox_user=self.sandbox.user,
             hidden=self._hidden_folders(),
         )
+
+    def _choose_baselines(self, device: Device) -> Literal["use", "refresh", "off"]:
+        """Say whether times of references are kept between runs.
+
+        Not on a CPU, whose speed is another one every minute; not where workers have no walls, since they could write
+        what is kept; and not where every reading is wanted, which nobody keeps.
+        """
+        is_wanted = self.config.profile_baseline and not self.config.keep_samples
+        if device.kind == "cpu" or not self.sandbox.has_walls or not is_wanted:
+            return "off"
+        return "refresh" if self.config.fresh_baselines else "use"
 
     def _hidden_folders(self) -> list[str]:
         """Return what no worker reads, even where somebody has put it in a folder that workers need."""

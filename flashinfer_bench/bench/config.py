@@ -125,6 +125,8 @@ class BenchmarkConfig(EvalSettings):
     quick: bool = False
     """A first look: one trial, few readings, a coarse precision. Its traces are marked, never best, never resumed from.
     """
+    fresh_baselines: bool = False
+    """Time every reference in this run; otherwise what an earlier run kept of the same GPU is taken over."""
     sandbox: Literal["strict", "auto", "off"] = "auto"
     """How far workers are confined: all of it or no run, all that this machine gives, or not."""
     evaluator_modules: list[PlugInReference] = Field(default_factory=list)

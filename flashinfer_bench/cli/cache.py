@@ -1,4 +1,6 @@
-"""`cache show`, `cache clear`, `cache verify`: what is built, and whether it is still as it was built."""
+"""`cache show`, `clear`, `verify`: what is built, and whether it is still as it was built. `cache baselines`: what
+references took.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +11,20 @@ import sys
 import time
 from typing import Any, Final
 
+from flashinfer_bench.bench.runner.baseline_cache import BaselineCache, KeptBaseline, KeptFile
 from flashinfer_bench.cli.parser import Parser, number
 from flashinfer_bench.cli.screen.output import write_out
-from flashinfer_bench.cli.screen.tables import Column, available_width, count, render_table
+from flashinfer_bench.cli.screen.tables import Column, available_width, count, render_table, shorten_uuid
 from flashinfer_bench.cli.shared_flags import EXIT_CODES, PROGRAM, add_format
 from flashinfer_bench.compile.cache import ArtifactCache, Entry, cache_root, size_limit
 
 COLUMNS: Final = (
     *(Column("Solution"), Column("Language"), Column("Artifact")),
     *(Column("Size", True), Column("Build", True), Column("Last used", True)),
+)
+BASELINE_COLUMNS: Final = (
+    *(Column("Definition"), Column("Workload"), Column("GPU")),
+    *(Column("Latency", True), Column("Measured"), Column("Last used", True)),
 )
 SHOWN_DIGITS: Final = 12
 GIGABYTE: Final = 1e9
@@ -26,7 +33,8 @@ DAY_S: Final = 86400.0
 
 def declare_cache(parser: Parser) -> None:
     """Add the help and the sub-commands."""
-    parser.describe("List, remove or check what is built.", example=f"{PROGRAM} cache show")
+    text = "List, remove or check what is built, and the times of references."
+    parser.describe(text, example=f"{PROGRAM} cache show")
     commands = parser.add_commands()
     show = commands.add_parser("show", help="list what is built")
     show.describe(
@@ -51,7 +59,15 @@ def declare_cache(parser: Parser) -> None:
         execute=execute_verify,
     )
     verify.add_argument("--remove", action="store_true", help="remove what is damaged")
-    for command in (show, clear, verify):
+    baselines = commands.add_parser("baselines", help="list the times of references that runs have kept")
+    baselines.describe(
+        "List what references took on the GPUs of this machine. A later run on the same GPU, with the same versions\n"
+        f"and settings, takes these times over, unless --fresh-baselines is given. {EXIT_CODES}",
+        example=f"{PROGRAM} cache baselines",
+        execute=execute_baselines,
+    )
+    baselines.add_argument("--clear", action="store_true", help="remove them")
+    for command in (show, clear, verify, baselines):
         add_format(command)
 
 
@@ -124,8 +140,43 @@ def execute_verify(args: argparse.Namespace) -> int:
     return 1 if len(removed) < len(problems) else 0
 
 
+def execute_baselines(args: argparse.Namespace) -> int:
+    """List the kept times of references, the one that was used last first; or remove them."""
+    cache = BaselineCache(cache_root(os.environ).resolve())
+    if args.clear:
+        removed = cache.clear()
+        if args.format == "json":
+            _write_json({"baselines": str(cache.folder), "removed": removed})
+        else:
+            write_out(f"removed {count(removed, 'baseline')}\n")
+        return 0
+    files = cache.files()
+    size = sum(file.size_bytes for file in files)
+    if args.format == "json":
+        rows = [_baseline_document(file) for file in files]
+        _write_json({"baselines": str(cache.folder), "size_bytes": size, "entries": rows})
+        return 0
+    now = time.time()
+    cells = [_baseline_cells(file.baseline, now - file.last_used_s) for file in files if file.baseline is not None]
+    table = render_table(BASELINE_COLUMNS, cells, available_width(sys.stdout)) + "\n" if cells else ""
+    damaged = f", {len(files) - len(cells)} that cannot be used" if len(files) > len(cells) else ""
+    write_out(f"{table}{count(len(files), 'baseline')}{damaged}, {_bytes(size)}, in {cache.folder}\n")
+    return 0
+
+
 def _open() -> ArtifactCache:
     return ArtifactCache(cache_root(os.environ).resolve())
+
+
+def _baseline_cells(kept: KeptBaseline, age_s: float) -> list[str]:
+    latency = f"{kept.latency_ms:.4g} ms"
+    return [kept.definition, shorten_uuid(kept.workload), kept.hardware, latency, kept.taken, _age(age_s)]
+
+
+def _baseline_document(file: KeptFile) -> dict[str, Any]:
+    kept = file.baseline
+    facts = {"path": str(file.path), "size_bytes": file.size_bytes, "last_used": round(file.last_used_s, 3)}
+    return {**facts, **(kept.model_dump(mode="json", exclude_none=True) if kept is not None else {})}
 
 
 def _cells(entry: Entry, now: float) -> list[str]:

@@ -40,7 +40,7 @@ COMMANDS: Final = {
     "validate": Command("validate", "show everything wrong with a trace set"),
     "config": Command("config_show", "show settings", ("show",)),
     "report": Command("report", "make tables of traces", ("summary", "best")),
-    "cache": Command("cache", "look after what is built", ("show", "clear", "verify")),
+    "cache": Command("cache", "look after what is built", ("show", "clear", "verify", "baselines")),
     "build": Command("build", "compile solutions without running them"),
     "pack": Command("pack", "make a solution file of a folder of sources"),
     "unpack": Command("pack", "make a folder of sources of a solution file"),

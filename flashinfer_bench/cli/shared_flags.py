@@ -90,6 +90,8 @@ def add_settings(parser: Parser) -> None:
         )
     isolated = "a new process for every workload"
     group.add_argument("--use-isolated-runner", action="store_true", default=argparse.SUPPRESS, help=isolated)
+    fresh = "time every reference, also where an earlier run on this GPU kept its time"
+    group.add_argument("--fresh-baselines", action="store_true", default=argparse.SUPPRESS, help=fresh)
     group.add_argument(
         "--no-profile-baseline",
         dest="profile_baseline",

@@ -33,6 +33,18 @@ class GpuState:
     namespace, as it does in a container."""
 
 
+@dataclass(frozen=True)
+class GpuSettings:
+    """What a GPU is set to; None where the driver does not tell."""
+
+    power_limit_w: float | None
+    application_sm_mhz: int | None
+    """Clocks that programs are to run at, where somebody has set them. Locked clocks no driver tells."""
+    application_memory_mhz: int | None
+    most_sm_mhz: int | None
+    most_memory_mhz: int | None
+
+
 @cache
 def handle(uuid: str) -> Any:
     """Return NVML's handle of a GPU by its UUID, or None where NVML does not know it."""
@@ -66,6 +78,21 @@ def read_gpu_state(uuid: str, *, ours: Collection[int] = ()) -> GpuState | None:
         temperature_c=_ask(pynvml.nvmlDeviceGetTemperature, gpu, pynvml.NVML_TEMPERATURE_GPU),
         slowed_by=tuple(name for name, bit in SLOWED_BY.items() if reasons & bit),
         other_processes=None if processes is None else count_others([process.pid for process in processes], ours),
+    )
+
+
+def read_gpu_settings(uuid: str) -> GpuSettings | None:
+    """Return what a GPU is set to; None where NVML does not know it."""
+    gpu = handle(uuid)
+    if gpu is None:
+        return None
+    limit_mw = _ask(pynvml.nvmlDeviceGetEnforcedPowerLimit, gpu)
+    return GpuSettings(
+        power_limit_w=None if limit_mw is None else round(limit_mw / 1000, 1),
+        application_sm_mhz=_ask(pynvml.nvmlDeviceGetApplicationsClock, gpu, pynvml.NVML_CLOCK_SM),
+        application_memory_mhz=_ask(pynvml.nvmlDeviceGetApplicationsClock, gpu, pynvml.NVML_CLOCK_MEM),
+        most_sm_mhz=_ask(pynvml.nvmlDeviceGetMaxClockInfo, gpu, pynvml.NVML_CLOCK_SM),
+        most_memory_mhz=_ask(pynvml.nvmlDeviceGetMaxClockInfo, gpu, pynvml.NVML_CLOCK_MEM),
     )
 
 

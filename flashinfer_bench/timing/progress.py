@@ -38,6 +38,9 @@ class Recipe:
     """The call was made before, on these inputs. So a first call that is slow does not compile anything."""
     exact: bool = False
     """Take no more readings than are wanted, however widely they scatter."""
+    stops_early: bool = False
+    """Let a call that is not quick stop once its median is known well enough, also where the budget holds all readings
+    that are wanted."""
 
 
 @dataclass

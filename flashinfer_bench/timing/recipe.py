@@ -89,7 +89,9 @@ def _take(trial: TrialUnderWay) -> Trial:
     warm_up(trial, deadline=deadline)
     check_lines(trial, deadline=deadline)
     calls = choose_calls(trial)
-    rule = StoppingRule(recipe.iterations, recipe.budget_s - (now() - start), count_extra(trial), recipe.precision)
+    left_s = recipe.budget_s - (now() - start)
+    extra = count_extra(trial)
+    rule = StoppingRule(recipe.iterations, left_s, extra, recipe.precision, stops_early=recipe.stops_early)
     try:
         samples, stop = take_samples(trial, calls.supply, rule)
     except CaptureRefused as refused:  # of a later call: it does something else than the first

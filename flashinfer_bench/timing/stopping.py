@@ -40,6 +40,8 @@ class StoppingRule:
     precision: float = PRECISION
     """A call is known well enough if half the intervals of its median span and mean busy time are at most this share of
     them. Then a quick call gets no more extra readings. A slow call stops early, there the span alone counts."""
+    stops_early: bool = False
+    """A call that is not quick may stop at its precision though all readings would fit into the budget."""
 
     def reason_to_stop(
         self, spans_ns: Sequence[int], busy_ns: Sequence[int] = (), *, spent_s: float, per_call_s: float
@@ -96,6 +98,8 @@ class StoppingRule:
         return None
 
     def _fits(self, taken: int, spent_s: float, per_call_s: float) -> bool:
+        if self.stops_early and per_call_s > QUICK_S:
+            return False
         return spent_s + (self.iterations - taken) * per_call_s <= self.budget_s
 
 

@@ -26,6 +26,7 @@ targets = {
     "data set": glob.glob(DATASET + "/**/*.json*", recursive=True),
     "artifacts": glob.glob(CACHE + "/artifacts/*/*/files/*"),
     "caches": glob.glob(CACHE + "/jit/*/*"),
+    "baselines": glob.glob(CACHE + "/baselines/*"),
 }
 for kind, paths in targets.items():
     print("listed", kind, len(paths))
@@ -33,6 +34,8 @@ for act in (
     lambda: open(DATASET + "/definitions/new.json", "w"),
     lambda: os.chmod(DATASET + "/definitions", 0),
     lambda: os.mkdir(CACHE + "/jit/00"),
+    lambda: open(CACHE + "/baselines/forged.json", "w"),
+    lambda: os.rename(CACHE + "/baselines", os.environ["HOME"] + "/baselines"),
     lambda: open(os.path.dirname(os.path.abspath(__file__)) + "/main.py", "a"),
     lambda: open("/dev/shm/fib-left", "w"),
     lambda: socket.create_connection(("127.0.0.1", 9), 1),
@@ -88,11 +91,13 @@ def cache(tmp_path, monkeypatch):
 def test_what_a_solution_tries_against_others_is_refused_and_the_run_goes_on(tmp_path, cache):
     root = tmp_path / "set"
     source = f"DATASET, CACHE = {str(root)!r}, {str(cache)!r}\n{ATTACKS}{HONEST}"
+    (cache / "baselines").mkdir(parents=True)
+    (cache / "baselines" / "kept.json").write_text("{}")
     traces = run(root, {"attacker": source, "honest": HONEST})
     assert [trace.evaluation.log for trace in traces if trace.evaluation.status.value != "PASSED"] == []
     assert len(traces) == 4
     said = next(trace.evaluation.log for trace in traces if trace.solution == "attacker").splitlines()
-    assert [line.rsplit(" ", 1)[1] for line in said if line.startswith("listed")] == ["0", "0", "0"]
+    assert [line.rsplit(" ", 1)[1] for line in said if line.startswith("listed")] == ["0"] * 4
     assert [line for line in said if not line.startswith("listed")] != []
     assert {line for line in said if not line.startswith("listed")} <= {"refused 1", "refused 13"}
 

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from flashinfer_bench.bench.runner.baseline_cache import BaselineCache
 from flashinfer_bench.cli.build import choose_target
 from flashinfer_bench.cli.entry import run_command_line
 from flashinfer_bench.data import save_json_file
 from flashinfer_bench.errors import Misuse
+from tests.bench.runner.test_baseline_cache import make_kept
 from tests.kit.make import make_definition, make_solution
 
 DEFINITION = make_definition()
@@ -145,6 +147,21 @@ def test_the_cache_is_shown_and_cleared(here, capsys):
     code, document = call(capsys, "cache", "clear")
     assert (code, document["removed"], document["kept"]) == (0, 1, 0)
     assert document["removed_bytes"] == artifact["size_bytes"]
+
+
+def test_the_times_of_references_are_listed_and_removed(here, capsys):
+    assert call(capsys, "cache", "baselines")[1]["entries"] == []
+    cache = BaselineCache(here / "cache")
+    cache.write(make_kept())
+    (cache.folder / "strange").mkdir()
+    entries = call(capsys, "cache", "baselines")[1]["entries"]
+    assert {entry.get("definition"): entry.get("latency_ms") for entry in entries} == {"double": 2.0, None: None}
+    assert run_command_line(["cache", "baselines"]) == 0
+    text = capsys.readouterr().out
+    assert "double" in text
+    assert "2 baselines, 1 that cannot be used, " in text
+    assert call(capsys, "cache", "baselines", "--clear") == (0, {"baselines": str(cache.folder), "removed": 2})
+    assert cache.files() == []
 
 
 def test_a_damaged_artifact_is_found_and_removed(capsys):

@@ -11,7 +11,7 @@ from tests.conftest import CHECKOUT
 SET = CHECKOUT / "flashinfer-trace"
 RMSNORM = SET / "solutions" / "plain" / "rmsnorm" / "rmsnorm_h4096" / "plain_rmsnorm_h4096.json"
 OFFLINE = ("run", "list", "validate", "config show", "report summary", "report best")
-OF_THE_CACHE = ("cache show", "cache clear", "cache verify")
+OF_THE_CACHE = ("cache show", "cache clear", "cache verify", "cache baselines")
 
 
 @pytest.fixture(autouse=True)

@@ -150,6 +150,16 @@ def test_json_is_one_document(run):
     assert document["trace_files"][0].endswith("traces/alice/test/double.jsonl")
 
 
+def test_speed_ups_on_times_of_an_earlier_run_are_told(run):
+    records = [{"baseline": {"source": "cached"}}, {"baseline": {"method": "cupti"}}, {}, {}]
+    verdict_of = lambda job: {"extra": records[job.index]}  # noqa: E731
+    _, out, _, _ = run("--format", "json", verdict_of=verdict_of)
+    assert [job["baseline"] for job in json.loads(out)["jobs"]] == ["cached", "measured", None, None]
+    _, out, _, _ = run(verdict_of=verdict_of)
+    assert "baseline: cached for 1 of 2 speed-ups, by an earlier run on this GPU; --fresh-baselines" in out
+    assert "cached" not in run()[1]
+
+
 def test_json_has_no_bare_nan(run):
     wrong = {"status": "INCORRECT_NUMERICAL", "max_absolute_error": float("nan"), "max_relative_error": float("inf")}
     _, out, _, _ = run("--format", "json", verdict_of=lambda job: wrong)

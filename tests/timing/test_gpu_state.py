@@ -6,7 +6,7 @@ import pynvml
 import pytest
 
 from flashinfer_bench.timing import gpu_state
-from flashinfer_bench.timing.gpu_state import GpuState, read_gpu_state
+from flashinfer_bench.timing.gpu_state import GpuSettings, GpuState, read_gpu_settings, read_gpu_state
 
 UUID = "GPU-1"
 CLOCKS = {pynvml.NVML_CLOCK_SM: 1980, pynvml.NVML_CLOCK_MEM: 3201}
@@ -27,7 +27,11 @@ def nvml(monkeypatch):
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
         return "handle"
 
+    answers |= {"PowerLimit": 700_000, "ApplicationsClock": 1980}
     replaced = {
+        "nvmlDeviceGetEnforcedPowerLimit": lambda _gpu: answer("PowerLimit"),
+        "nvmlDeviceGetApplicationsClock": lambda _gpu, _kind: answer("ApplicationsClock"),
+        "nvmlDeviceGetMaxClockInfo": lambda _gpu, kind: CLOCKS[kind],
         "nvmlInit": lambda: None,
         "nvmlDeviceGetHandleByUUID": find,
         "nvmlDeviceGetClockInfo": lambda _gpu, kind: CLOCKS[kind],
@@ -91,8 +95,15 @@ def test_what_the_driver_does_not_tell_is_none(nvml):
     assert read_gpu_state(UUID, ours={7}) == GpuState(1980, 3201, None, None, (), None)
 
 
-def test_a_gpu_that_nvml_does_not_know_has_no_state(nvml):
+def test_a_gpu_tells_what_it_is_set_to(nvml):
+    assert read_gpu_settings(UUID) == GpuSettings(700.0, 1980, 1980, 1980, 3201)
+    nvml["ApplicationsClock"] = pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    assert read_gpu_settings(UUID) == GpuSettings(700.0, None, None, 1980, 3201)
+
+
+def test_a_gpu_that_nvml_does_not_know_has_no_state_and_no_settings(nvml):
     assert read_gpu_state("GPU-2") is None
+    assert read_gpu_settings("GPU-2") is None
 
 
 def test_a_machine_without_nvml_has_no_state(nvml, monkeypatch):

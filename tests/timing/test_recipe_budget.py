@@ -61,6 +61,23 @@ def test_a_steady_slow_call_stops_once_its_interval_is_narrow_and_says_so(gpu):
     assert (trial.stop, len(trial.samples)) == ("precision", 9)
 
 
+@pytest.mark.parametrize(
+    ("length_ns", "stops_early", "readings", "stop"),
+    [
+        (SECOND_NS // 200, True, 9, "precision"),
+        (SECOND_NS // 200, False, 50, "count"),
+        (SECOND_NS // 10_000, True, 50, "count"),
+    ],
+    ids=["5 ms", "5 ms, all readings wanted", "quick"],
+)
+def test_a_steady_call_that_is_not_quick_may_stop_early_where_all_readings_would_fit(
+    gpu, length_ns, stops_early, readings, stop
+):
+    recipe = Recipe(10, 50, budget_s=10.0, was_called=True, stops_early=stops_early)
+    trial = take(gpu, gpu.call(length_ns=length_ns, operations=2), recipe)
+    assert (len(trial.samples), trial.stop) == (readings, stop)
+
+
 def test_a_noisy_slow_call_goes_on_until_the_budget_is_spent(gpu):
     lengths = [SECOND_NS // 8, SECOND_NS // 4] * 100
     trial = take_trial(

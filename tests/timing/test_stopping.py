@@ -52,6 +52,24 @@ def test_why_sampling_stops(spans, spent_s, per_call_s, reason):
 
 
 @pytest.mark.parametrize(
+    ("spans", "per_call_s", "reason"),
+    [
+        (STEADY[:9], 0.005, "precision"),
+        (STEADY[:8], 0.005, None),
+        (NOISY, 0.005, None),
+        (STEADY[:9], QUICK_S, None),
+        (STEADY * 3, 0.005, "count"),
+    ],
+    ids=["known", "too few to tell", "noisy", "quick", "all taken"],
+)
+def test_a_call_that_is_not_quick_may_stop_early_though_all_readings_would_fit(spans, per_call_s, reason):
+    rule = StoppingRule(iterations=50, budget_s=10.0, stops_early=True)
+    assert rule.reason_to_stop(spans, spent_s=0.1, per_call_s=per_call_s) == reason
+    if reason is None and per_call_s > QUICK_S:
+        assert rule.next_batch(len(spans), spent_s=0.1, per_call_s=per_call_s) == SLOW_BATCH
+
+
+@pytest.mark.parametrize(
     ("spans", "spent_s", "per_call_s", "reason"),
     [
         (STEADY, 0.1, 0.005, "count"),

@@ -13,7 +13,7 @@ session → host      {"ready": SessionReady}
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict
 
@@ -46,6 +46,8 @@ class Hello(Frame):
     baseline_budget_s: float
     timing: TimingSettings = USUAL
     keep_samples: bool = False
+    baselines: Literal["use", "refresh", "off"] = "off"
+    """Whether times of references are taken over from earlier runs: yes; no, but kept for later ones; neither."""
     gpu_uuid: str | None = None
     worker_memory_bytes: int | None
     needs_triton: bool

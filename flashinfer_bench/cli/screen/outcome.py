@@ -25,6 +25,7 @@ from flashinfer_bench.report.verdict import caveat_of, reason_of, to_printable
 
 FORMAT_VERSION: Final = 1
 """Version of the JSON document. 1: the first."""
+CACHED: Final = "cached"
 SHOWN_JOBS: Final = 3
 FAULT_LINES: Final = 20
 
@@ -93,6 +94,7 @@ def render_outcome(outcome: RunOutcome, width: int) -> str:
     parts += ["\n".join([*skips, ""])] if skips else []
     blind = [wrap_line(f"warning: {output}", width) for output in find_blind(outcome.traces)]
     parts += ["\n".join([*blind, ""])] if blind else []
+    parts += _describe_cached(outcome, width)
     return "\n".join([*parts, wrap_line(_totals(outcome), width) + "\n"])
 
 
@@ -137,6 +139,25 @@ def _describe_faults(faults: Iterable[JobFaulted], width: int) -> list[str]:
         lines += [wrap_line(name, width, 2) for name in _some_jobs(jobs)]
         lines += [wrap_line(line.strip(), width, 4 + _indent(line)) for line in _bounded_lines(message)]
     return ["\n".join([*lines, ""])] if lines else []
+
+
+def source_of_baseline(evaluation: Evaluation) -> str | None:
+    """Say where the time of the reference comes from: "measured" in this run, or "cached"; None where it has none."""
+    record = (evaluation.extra or {}).get("baseline")
+    if not isinstance(record, dict):
+        return None
+    return CACHED if record.get("source") == CACHED else "measured"
+
+
+def _describe_cached(outcome: RunOutcome, width: int) -> list[str]:
+    """Say how many speed-ups of this run stand on times of earlier runs."""
+    evaluations = [event.trace.evaluation for event in outcome.finished]
+    sources = Counter(source_of_baseline(one) for one in evaluations if one is not None)
+    if not sources[CACHED]:
+        return []
+    total = sources[CACHED] + sources["measured"]
+    text = f"baseline: cached for {sources[CACHED]} of {count(total, 'speed-up')}, by an earlier run on this GPU"
+    return [wrap_line(f"{text}; --fresh-baselines times every reference", width) + "\n"]
 
 
 def _bounded_lines(message: str) -> list[str]:
@@ -186,6 +207,7 @@ def _verdict(trace: Trace, evaluation: Evaluation) -> dict[str, Any]:
         "speedup": measured_speedup(evaluation),
         "timing_caveat": caveat_of(evaluation) if performance is not None else None,
         "timing": asdict(read_timing([evaluation])) if performance is not None else None,
+        "baseline": source_of_baseline(evaluation),
         "burst": asdict(read_burst(trace.workload.uuid, evaluation)) if performance is not None else None,
         "correctness": correctness.to_dict() if correctness is not None else None,
     }

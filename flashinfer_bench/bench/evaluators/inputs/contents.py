@@ -107,6 +107,21 @@ class Contents:
         """Whether any input differs from call to call: zeros, constants and single bytes are what they were."""
         return any(self._changes(index) for index in range(len(self.base)))
 
+    def stands_for(self, input_sets: Sequence[Sequence[Any]]) -> bool:
+        """Tell whether calls of this trial get what calls of trials on other inputs would get.
+
+        They do where all that keeps its values in a trial is the same in all: fixed inputs, and integers that are moved
+        along, such as the experts of tokens.
+        """
+        keeps = [index for index, one in enumerate(self._varied) if self._keeps_values(one.way, self.base[index])]
+        return all(_is_same(self.base[index], inputs[index]) for inputs in input_sets for index in keeps)
+
+    @staticmethod
+    def _keeps_values(way: Way, value: Any) -> bool:
+        if not isinstance(value, torch.Tensor):
+            return True
+        return way == "fixed" or (way == "rolled" and not value.is_floating_point())
+
     def _changes(self, index: int) -> bool:
         value = self.base[index]
         if self._varied[index].way == "fixed" or not isinstance(value, torch.Tensor) or value.numel() == 0:
@@ -206,6 +221,12 @@ def write_scaled(value: torch.Tensor, target: torch.Tensor, *, by: int, start: i
         source, factor = (begin + by) % count, (begin + start) % FACTORS
         length = end - begin
         torch.mul(flat[source : source + length], factors[factor : factor + length], out=into[begin:end])
+
+
+def _is_same(value: Any, other: Any) -> bool:
+    if isinstance(value, torch.Tensor) and isinstance(other, torch.Tensor):
+        return value is other or torch.equal(*(one.reshape(-1).view(torch.uint8) for one in (value, other)))
+    return bool(value == other)
 
 
 def _has_both_signs(value: torch.Tensor) -> bool:

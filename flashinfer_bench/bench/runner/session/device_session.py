@@ -33,6 +33,7 @@ from flashinfer_bench.bench.runner.protocol import (
     Phase,
 )
 from flashinfer_bench.bench.runner.session.job import BaselineKey, BlockContext, JobContext, JobResult, MadeBaseline
+from flashinfer_bench.bench.runner.session.kept_baselines import KeptBaselines
 from flashinfer_bench.bench.runner.session.outcome import JobOutcome, Passed
 from flashinfer_bench.bench.runner.session.reference_timing import ReferenceTimer
 from flashinfer_bench.bench.runner.session.regimes import judge_regimes, plan_regimes
@@ -83,13 +84,21 @@ class DeviceSession:
         pool: where workers come from.
         tools: what it gives every kernel.
         tell: sends a phase to the host.
+        kept: times of references from earlier runs; None where none are taken over.
     """
 
-    def __init__(self, hello: Hello, pool: WorkerPool, tools: SessionTools, tell: Callable[[Phase], None]) -> None:
+    def __init__(
+        self,
+        hello: Hello,
+        pool: WorkerPool,
+        tools: SessionTools,
+        tell: Callable[[Phase], None],
+        kept: KeptBaselines | None = None,
+    ) -> None:
         self._hello = hello
         self._pool = pool
         self._tools = tools
-        self._timer = ReferenceTimer(hello, pool, tools)
+        self._timer = ReferenceTimer(hello, pool, tools, kept)
         self._device = tools.arena.device
         self._arena = tools.arena
         self._tell = tell
@@ -138,7 +147,9 @@ class DeviceSession:
             return False
         if job.solution.digest in self._broken_loads and not self._hello.isolated:
             return False
-        return job.workload.uuid not in self._broken_workloads and job.key not in self._sound
+        if job.workload.uuid in self._broken_workloads or job.key in self._sound:
+            return False
+        return self._timer.recall(job) is None  # where the time is known, nothing is left that a solution could disturb
 
     def end_workers(self) -> None:
         """End every worker that holds a solution, and give back the memory that it knows."""
@@ -331,28 +342,28 @@ class DeviceSession:
     ) -> Baseline:
         block = job.block
         self._say(job, phase)
-        context = replace(self._context(job), **changes)
+        context = replace(self._context(job, is_alone=phase == REFERENCE_PHASE), **changes)
         return block.evaluator.build_baseline(
             block.definition, job.workload, config or block.config, self._device, context=context
         )
 
-    def _context(self, job: JobContext) -> JudgeContext:
+    def _context(self, job: JobContext, *, is_alone: bool = False) -> JudgeContext:
         return JudgeContext(
             seed=job.order.seed,
             blob_root=Path(job.order.blob_root),
             reference=job.block.reference,
             profile_baseline=self._hello.profile_baseline,
-            measure_reference=partial(self._measure_reference, job),
+            measure_reference=partial(self._measure_reference, job, is_alone=is_alone),
             notes=job.notes,
         )
 
-    def _measure_reference(self, job: JobContext, input_sets: list[list[Any]]) -> Measured:
+    def _measure_reference(self, job: JobContext, input_sets: list[list[Any]], *, is_alone: bool) -> Measured:
         """Time the reference in a worker of its own, which finds nothing in the arena that another has left there."""
-        if self._arena_of is not None:
+        if self._arena_of is not None and self._timer.recall(job) is None:
             self._pool.finish_ending()
             self._arena.renew()
             self._arena_of = None
-        return self._timer.measure(job, input_sets)
+        return self._timer.measure(job, input_sets, is_alone=is_alone)
 
     def _hand_over_arena(self, worker: WorkerProcess) -> None:
         """Renew the arena for another worker, which must not see what the last one or the session has left there."""

@@ -36,6 +36,7 @@ from flashinfer_bench.bench.runner.protocol import (
 from flashinfer_bench.bench.runner.readout import Readout
 from flashinfer_bench.bench.runner.session.device_session import DeviceSession, utc_now
 from flashinfer_bench.bench.runner.session.job import BlockContext
+from flashinfer_bench.bench.runner.session.kept_baselines import open_kept_baselines
 from flashinfer_bench.bench.runner.session.outcome import make_evaluation
 from flashinfer_bench.bench.runner.workers.arena import SharedArena
 from flashinfer_bench.bench.runner.workers.enclosure import Enclosure
@@ -49,8 +50,12 @@ from flashinfer_bench.version import __version__
 from flashinfer_bench.worker.wire import FrameReader, WireClosed, send_frame
 
 REPORTED_PACKAGES: Final = ("triton", "flashinfer-python", "cupti-python", "numpy", "apache-tvm-ffi")
-AHEAD_S: Final = 60.0
-"""Spend at most this many seconds preparing the baselines of later jobs before a solution runs."""
+FIRST_PORTION_S: Final = 0.5
+"""Seconds after which the first portion of a block takes no further baseline. It has one at least, so that the first
+verdict waits for one workload's baseline and little else."""
+PORTION_GROWTH: Final = 4
+"""Each further portion of a block may last this many times as long as the one before. A portion costs two workers, the
+solution's and the reference's, so there have to be few of them."""
 
 
 def serve_host(fd: int) -> None:
@@ -89,7 +94,8 @@ def serve_host(fd: int) -> None:
         send_frame(host, {"ready": SessionReady(pid=os.getpid(), libs=libs).model_dump()})
         environment = Environment(hardware=hello.hardware, libs=libs)
         tools = SessionTools(SharedArena(device), readout, pool.quiesce)
-        session = DeviceSession(hello, pool, tools, lambda phase: send_phase(host, phase))
+        kept = open_kept_baselines(hello, libs, os.environ)
+        session = DeviceSession(hello, pool, tools, lambda phase: send_phase(host, phase), kept)
         try:
             while True:
                 message = reader.read()
@@ -116,18 +122,25 @@ def run_block(host: socket.socket, session: DeviceSession, block: BlockOrder, en
         for job in block.jobs:
             send_answer(host, JobFault(job=job.index, message=str(fault), retry=False))
         return
+    portion_s = FIRST_PORTION_S
     for at, job in enumerate(block.jobs):
         session.expect(shared, block.jobs[at:])
         if session.lacks_baseline(shared, job):
             session.end_workers()
-            prepare_ahead(host, session, shared, block.jobs[at:])
+            prepare_portion(host, session, shared, block.jobs[at:], portion_s)
+            portion_s *= PORTION_GROWTH
         with held_against(host, job):
             send_answer(host, judge(session, shared, job, environment))
 
 
-def prepare_ahead(host: socket.socket, session: DeviceSession, shared: BlockContext, jobs: list[BlockJob]) -> None:
-    """Prepare the baseline of the first job, and of later jobs until AHEAD_S is over: so workers are ended rarely."""
-    deadline = time.monotonic() + AHEAD_S
+def prepare_portion(
+    host: socket.socket, session: DeviceSession, shared: BlockContext, jobs: list[BlockJob], portion_s: float
+) -> None:
+    """Prepare the baseline of the first job, and of later jobs until so many seconds are over.
+
+    No worker holds a solution meanwhile: those that did are gone with all that they started.
+    """
+    deadline = time.monotonic() + portion_s
     for at, job in enumerate(jobs):
         if at > 0 and time.monotonic() > deadline:
             return

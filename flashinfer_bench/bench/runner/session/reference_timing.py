@@ -1,4 +1,5 @@
-"""Times the reference: once for each workload, as a solution is timed, in a worker of its own.
+"""Times the reference: once for each workload, as a solution is timed, in a worker of its own. What an earlier run has
+kept of the same GPU (`kept_baselines.py`) is not timed again.
 
 The reference is loaded into a worker from its source, and called there by the same launch path, on the same kind of
 content, with the same readings and bursts as a solution. So a solution that is the reference scores 1. The caller makes
@@ -13,6 +14,7 @@ from typing import Any, Final
 
 from flashinfer_bench.bench.runner.protocol import Hello
 from flashinfer_bench.bench.runner.session.job import BaselineKey, JobContext
+from flashinfer_bench.bench.runner.session.kept_baselines import KeptBaselines, move_to_gap
 from flashinfer_bench.bench.runner.session.variation import vary_secretly
 from flashinfer_bench.bench.runner.workers.kernel import (
     KernelMetadata,
@@ -38,29 +40,49 @@ class ReferenceTimer:
     hello: Hello
     pool: WorkerPool
     tools: SessionTools
+    kept: KeptBaselines | None = None
+    """What is known from earlier runs; None where nothing is."""
     _known: dict[BaselineKey, Measured] = field(default_factory=dict)
 
-    def measure(self, job: JobContext, input_sets: list[list[Any]]) -> Measured:
+    def recall(self, job: JobContext) -> Measured | None:
+        """Return the reference's time on a job's workload where this run or an earlier one has taken it."""
+        if job.key not in self._known and self.kept is not None:
+            found = self.kept.find(job, self._plan(job))
+            if found is not None:
+                self._known[job.key] = found
+        return self._known.get(job.key)
+
+    def measure(self, job: JobContext, input_sets: list[list[Any]], *, is_alone: bool) -> Measured:
         """Return the reference's time on a job's workload.
+
+        Args:
+            job: the job.
+            input_sets: the inputs of each trial.
+            is_alone: no worker holds a solution, so that later runs may have the time, too.
 
         Raises:
             DefinitionFault: the reference fails in its worker.
         """
-        if job.key not in self._known:
+        known = self.recall(job)
+        if known is None:
             kernel = self._open_kernel(job)
             try:
                 self._load(kernel, job.block.definition)
                 kernel.call_once(input_sets[0])  # what compiles at the first call is no part of a measurement
-                self._known[job.key] = kernel.measure(input_sets)
+                known = kernel.measure(input_sets)
             except SolutionFailure as failure:
                 self.pool.end_reference()
                 name = job.block.definition.name
                 raise DefinitionFault(f"reference of {name}, while it was timed: {failure.message}") from None
-        return self._known[job.key]
+            self._known[job.key] = known
+            if self.kept is not None and is_alone:
+                self.kept.keep(job, self._plan(job), known)
+        return move_to_gap(known, self.tools.readout.launch_gap_ns)
 
-    def _open_kernel(self, job: JobContext) -> RemoteKernel:
-        config, definition = job.block.config, job.block.definition
-        plan = MeasurePlan(
+    def _plan(self, job: JobContext) -> MeasurePlan:
+        """Return how a reference is measured; a time that was taken otherwise is no time of an earlier run."""
+        config = job.block.config
+        return MeasurePlan(
             config.warmup_runs,
             config.iterations,
             self.hello.baseline_budget_s / config.num_trials,
@@ -68,12 +90,16 @@ class ReferenceTimer:
             timing=self.hello.timing,
             confirms=self.hello.device == "cpu",  # there bursts may raise a latency, a solution's and so this one's
             total_s=self.hello.baseline_budget_s,
+            stops_early=True,
         )
+
+    def _open_kernel(self, job: JobContext) -> RemoteKernel:
+        definition = job.block.definition
         task = KernelTask(
             input_names=list(definition.inputs),
             outputs=job.output_specs(),  # they are put away as those of a solution are, and cost caches the same
             timeout_seconds=self.hello.timeout_seconds,
-            plan=plan,
+            plan=self._plan(job),
             vary=vary_secretly(job),
             by_keyword=job.block.reference.by_keyword,
             may_write_inputs=True,

@@ -84,6 +84,13 @@ class MeasurePlan:
     """Hold the latency against bursts that the session times."""
     total_s: float | None = None
     """Seconds after which no further trial is begun; None for no such limit."""
+    stops_early: bool = False
+    """A slow call gets no more readings than its median needs to be known, and no further trial that could not differ
+    (`Contents.stands_for`)."""
+
+    def is_enough(self, trial: Trial) -> bool:
+        """Tell whether a trial knows the median of a slow call."""
+        return self.stops_early and trial.stop == "precision" and len(trial.samples) < self.iterations
 
 
 @dataclass(frozen=True)
@@ -219,7 +226,7 @@ class RemoteKernel:
         setups_ns: list[float] = []
         costs_ns: list[float] = []
         for at, inputs in enumerate(chosen):
-            if trials and self.task.plan.total_s is not None and self._now() - start > self.task.plan.total_s:
+            if trials and self._is_done(trials[-1], remote, chosen, self._now() - start):
                 break
             remote = self._prepare_trial(first + at, inputs, trials=len(chosen))
             trials.append(self._take_trial(remote, left=len(chosen) - at))
@@ -240,12 +247,20 @@ class RemoteKernel:
         if remote is not None and self.task.plan.confirms and self.task.plan.facts is None:
             settled = settle_by_requests(latency_ms * 1e6, costs_ns, self._arena.device.type)
             waits_inside = "waits_inside" in record.get("flags", [])
-            found = settled or self._confirm(remote, chosen[-1], latency_ms, waits_inside=waits_inside)
+            contents = remote.contents.base
+            found = settled or self._confirm(remote, contents, latency_ms, waits_inside=waits_inside)
             record |= found.to_record()
             latency_ms = raise_claim(latency_ms, record, self._arena.device.type)
         if remote is not None:
             add_flags(record, unconfirmed=record.get("confirmed") is False, same_inputs=not remote.contents.differs)
         return Measured(latency_ms, medians_ms, record)
+
+    def _is_done(self, latest: Trial, remote: RemoteTrial | None, chosen: list[list[Any]], spent_s: float) -> bool:
+        """Tell whether the time for all trials is spent, or what is known of a slow call will do."""
+        plan = self.task.plan
+        if plan.total_s is not None and spent_s > plan.total_s:
+            return True
+        return plan.is_enough(latest) and remote is not None and remote.contents.stands_for(chosen)
 
     def _prepare_trial(self, number: int, inputs: list[Any], *, trials: int) -> RemoteTrial:
         plan, regimes = self.task.plan, self.task.regimes
@@ -287,6 +302,7 @@ class RemoteKernel:
             precision=plan.precision,
             cuda_graphs=plan.timing.cuda_graphs and not self.worker.has_setup,
             was_called=True,  # to be checked
+            stops_early=plan.stops_early,
         )
         trial = take_trial(remote.supply, RemoteClock(self._ask, self.worker.clock, remote), recipe)
         return check_trial(trial, remote.asked)

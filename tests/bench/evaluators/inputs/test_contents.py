@@ -205,6 +205,29 @@ def test_differs_says_whether_any_input_is_varied(open_contents, inputs, differs
     assert open_contents(inputs, n=8).differs is differs
 
 
+@pytest.mark.parametrize(
+    ("inputs", "stands"),
+    [
+        ({"x": "float32[n]", "w": "float8_e4m3fn[n]"}, True),
+        ({"x": "float32[n]", "indptr": "int32[n]"}, False),
+        ({"x": "float32[n]", "scale": "float32"}, False),
+    ],
+    ids=lambda value: "+".join(value) if isinstance(value, dict) else str(value),
+)
+def test_a_trial_stands_for_others_where_all_that_it_keeps_is_the_same(open_contents, inputs, stands):
+    contents = open_contents(inputs, n=8)
+    given = zip(inputs, contents.base, strict=True)
+    others = [value + 1 if name in ("indptr", "scale") else value for name, value in given]
+    assert contents.stands_for([contents.base, list(contents.base)])
+    assert contents.stands_for([contents.base, others]) is stands
+
+
+@pytest.mark.parametrize(("dtype", "stands"), [(torch.int32, False), (torch.float8_e4m3fn, True)])
+def test_integers_that_are_moved_along_keep_their_values_and_bytes_of_floats_do_not_matter(dtype, stands):
+    base, other = torch.zeros(4, dtype=torch.uint8).repeat(4).view(dtype), torch.ones(16, dtype=torch.uint8).view(dtype)
+    assert Contents([base], [VariedInput("x", "rolled")], 7, BASE_NUMBER).stands_for([[base], [other]]) is stands
+
+
 def test_empty_inputs_vary_nothing(open_contents):
     contents = open_contents({"x": "float32[n]"}, n=0)
     assert contents.make(1)[0].shape == (0,)

@@ -1,14 +1,17 @@
 """What a session keeps from one block to the next."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from flashinfer_bench.bench.config import BenchmarkConfig
-from flashinfer_bench.bench.runner.protocol import BlockJob, BlockOrder
+from flashinfer_bench.bench.runner.protocol import BlockJob, BlockOrder, BlockSolution
 from flashinfer_bench.bench.runner.readout import Readout
 from flashinfer_bench.bench.runner.session import device_session
 from flashinfer_bench.bench.runner.workers.arena import SharedArena
 from flashinfer_bench.bench.runner.workers.kernel import SessionTools
+from flashinfer_bench.timing.measurement import Measured
 from tests.kit import make_definition
 
 pytestmark = pytest.mark.cpu
@@ -46,6 +49,25 @@ def test_a_large_arena_is_given_back_between_blocks_after_its_worker(arena, size
     session.open_block(BlockOrder(definition=definition.model_dump(mode="json"), config=config, solutions={}, jobs=[]))
     assert pool.sizes == ([] if is_kept else [size])
     assert arena.size == (size if is_kept else 0)
+
+
+@pytest.mark.parametrize(("known", "lacks"), [(None, True), (Measured(2.0, [2.0], {}), False)], ids=["no", "yes"])
+def test_a_baseline_whose_time_is_known_from_an_earlier_run_is_made_beside_a_loaded_solution(arena, known, lacks):
+    pool = FakePool(arena)
+    kept = SimpleNamespace(find=lambda job, plan: known, keep=None)
+    hello = SimpleNamespace(isolated=False, baseline_budget_s=2.0, timing=None, device="cpu")
+    tools = SessionTools(arena, Readout(None), lambda: None)
+    session = device_session.DeviceSession(hello, pool, tools, print, kept)
+    definition = make_definition()
+    solution = {"name": "s", "language": "python", "declared_style": None, "digest": "1", "directory": "/", "entry": ""}
+    solution |= {"symbol": "", "kind": "python", "build_error": None}
+    order = BlockOrder(
+        definition=definition.model_dump(mode="json"),
+        config=BenchmarkConfig().resolve_eval_config(definition).values(),
+        solutions={"s": BlockSolution(**solution)},
+        jobs=[BlockJob(index=0, solution="s", workload={"uuid": "w0", "axes": {}}, blob_root="/", seed=1)],
+    )
+    assert session.lacks_baseline(session.open_block(order), order.jobs[0]) is lacks
 
 
 @pytest.mark.parametrize("error", device_session.OUT_OF_MEMORY, ids=lambda kind: kind.__name__)

@@ -8,6 +8,7 @@ from flashinfer_bench.bench.runner.workers.bursts import BurstTimer, ClaimContra
 from flashinfer_bench.bench.runner.workers.kernel import MEASUREMENTS, MeasurePlan
 from flashinfer_bench.bench.runner.workers.process import BurstOverhead
 from flashinfer_bench.errors import SolutionFailure
+from flashinfer_bench.timing.measurement import Sample, Trial
 from flashinfer_bench.timing.recipe import most_readings
 from tests.kit.trials import vary
 
@@ -136,6 +137,27 @@ def test_a_contradicted_measurement_is_made_again_on_new_content_and_the_last_on
             assert len(kernel.reads) == 2
     assert len(claims) == min(contradicted + 1, MEASUREMENTS)
     assert len({tuple(content) for content in contents}) == len(contents)
+
+
+@pytest.mark.parametrize(
+    ("way", "stop", "readings", "trials"),
+    [
+        ("scaled", "precision", 9, 1),
+        ("scaled", "budget", 9, 3),
+        ("scaled", "precision", 50, 3),
+        ("fixed", "precision", 9, 3),
+    ],
+    ids=["known", "not known", "a quick call with extra readings", "inputs that only trials vary"],
+)
+def test_a_slow_call_that_is_known_gets_no_further_trial_unless_that_could_differ(
+    open_kernel, monkeypatch, way, stop, readings, trials
+):
+    plan = MeasurePlan(2, 20, 1.0, stops_early=True, confirms=False)
+    with open_kernel("def run(x):\n    return x * 2", plan=plan, vary=vary(way=way)) as kernel:
+        facts = {"method": "wall", "cache_state": "warm", "calls": readings}
+        taken = Trial((Sample(20_000_000, 20_000_000),) * readings, stop, facts)
+        monkeypatch.setattr(kernel, "_take_trial", lambda remote, *, left: taken)
+        assert kernel.measure([[X], [X + 1], [X + 2]]).record["trials"] == trials
 
 
 @pytest.mark.parametrize(("way", "flagged"), [("fixed", True), ("scaled", False)])
