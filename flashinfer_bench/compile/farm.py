@@ -156,7 +156,7 @@ class BuildFarm:
         if not is_compiled(solution):
             building = self._make(solution)
             return building if isinstance(building, Built) else describe(solution, building, building.lay_out())
-        built = self._built[solution.digest()]
+        built = replace(self._built[solution.digest()], solution=solution)  # another's sources may be the same
         artifact = built.artifact
         if artifact is None or mark_of(artifact.directory / artifact.entry) == self._marks[solution.digest()]:
             return built

@@ -65,7 +65,6 @@ FITS = {
     "behind comments": make_torch(main=f'/* a\n */ // b\n\n  #  include "{HEADER}"\n{RESULT}'),
     "a macro that the header does not know": make_torch(compile_options={"cflags": ["-DOTHER=1"]}),
     "own headers": make_torch(main=f'{INCLUDE}#include "part.h"\n{RESULT}', headers={"part.h": "", "sub/x.h": ""}),
-    "included again": make_torch(main=f'{INCLUDE}#include "a.h"\n{RESULT}', headers={"a.h": INCLUDE}),
 }
 DOES_NOT = {
     "behind code": (make_torch(main=f"int a;\n{INCLUDE}{RESULT}"), "text"),
@@ -99,6 +98,14 @@ def test_a_build_that_begins_with_the_header_takes_it_precompiled(shelf, case):
 def test_a_build_for_which_the_header_would_mean_something_else_reads_its_text(shelf, case):
     solution, expected = DOES_NOT[case]
     assert answer(shelf, solution) == expected.encode()
+
+
+def test_a_file_may_include_the_header_a_second_time(tmp_path):
+    text = TEXT.format(answer='"answer: precompiled"').replace("#pragma once", "#pragma once\nstruct Once {};")
+    toolchain = pretend_torch(tmp_path, text, PARTS)
+    solution = make_torch(main=f'{INCLUDE}#include "a.h"\n{RESULT}', headers={"a.h": INCLUDE})
+    assert precompile(tmp_path / "cache", make_recipe(solution, toolchain, BuildTarget())) is not None
+    assert answer((tmp_path / "cache", toolchain), solution) == b"precompiled"
 
 
 def test_a_header_is_listed_with_the_builds_and_is_no_part_of_their_digests(shelf):

@@ -43,7 +43,7 @@ class Binding:
     versions: Mapping[str, str]
     """Package to its version. A new version gives the artifact another digest."""
     header: Path | None = None
-    """The header that is worth precompiling, below the first of `includes`; None where all are read quickly."""
+    """The header that is worth precompiling, as solutions include it; None where all are read quickly."""
 
 
 def tvm_ffi_binding(toolchain: Toolchain) -> Binding:

@@ -184,16 +184,16 @@ def _header_recipe(parts: CommandParts, readable: tuple[Path, ...]) -> BuildReci
     )
     parts = replace(parts, flags=Flags(cxx=kept))
     product = f"{header}.gch"
-    source = str(parts.binding.includes[0] / header)
+    source = f"{PRODUCTS}/{header}"  # stays beside the product, for files that include the header a second time
     command = (*_host_command(parts), "-MD", "-MF", f"{PRODUCTS}/{LIST}", "-x", "c++-header", source)
-    beside = {f"{PRODUCTS}/{header}": f"#include_next <{header}>\n".encode()}  # for whoever includes it a second time
+    text = {source: f"#include_next <{header}>\n".encode()}
     stages = ((BuildStep(f"precompile {header}", (*command, "-o", f"{PRODUCTS}/{product}")),),)
     return BuildRecipe(
         kind="header",
         entry=product,
         symbol="",
-        sources=beside,
-        made_from=_made_from(parts, beside, stages, parts.includes),
+        sources=text,
+        made_from=_made_from(parts, text, stages, parts.includes),
         products=(product, str(header), LIST),
         stages=stages,
         readable=readable,
