@@ -52,6 +52,14 @@ def test_what_is_guessed_to_take_longest_is_started_first(tmp_path, observed):
     assert observed["order"] == ["large", "middle", "small"]
 
 
+def test_where_several_are_begun_at_once_the_quickest_is_among_them_so_that_a_gpu_has_work_soon(tmp_path, observed):
+    toolchain = pretend_compiler(tmp_path)
+    solutions = [make_sized(f"s{size}", size) for size in (10, 90_000, 60_000, 40_000, 20_000)]
+    with BuildFarm(tmp_path / "cache", jobs=2, toolchain=toolchain) as farm:
+        assert all(built.artifact for built in farm.build_all(solutions))
+    assert observed["order"] == ["s10", "s90000", "s60000", "s40000", "s20000"]
+
+
 @pytest.mark.parametrize("jobs", [1, 3])
 def test_no_more_compilers_run_than_are_allowed(tmp_path, observed, jobs):
     solutions = [make_sized(f"s{number}", number) for number in range(5)]
