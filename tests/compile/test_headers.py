@@ -4,13 +4,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from flashinfer_bench.compile import BuildFarm, BuildTarget, building, find_toolchain
+from flashinfer_bench.compile import BuildFailure, BuildFarm, BuildTarget, building, find_toolchain
 from flashinfer_bench.compile import header_shelf as shelf_module
 from flashinfer_bench.compile.cache import ArtifactCache, Lease
 from flashinfer_bench.compile.header_shelf import HeaderShelf
 from flashinfer_bench.compile.headers import begins_with, read_names
 from flashinfer_bench.compile.step_process import StepLimits, StepProcess
 from flashinfer_bench.compile.table import make_recipe
+from flashinfer_bench.worker.walls import landlock
 from tests.kit.native import make_native, pretend_compiler, pretend_torch
 
 TOOLCHAIN = find_toolchain()
@@ -181,11 +182,18 @@ def test_a_compiler_that_breaks_down_over_a_header_reads_its_text_instead(tmp_pa
     assert steps[-2:] == [(COMPILE, True), (COMPILE, False)]
 
 
+@pytest.mark.skipif(landlock.version() < 1, reason="needs Landlock")
 def test_compilers_cannot_write_to_a_header(tmp_path, steps):
     toolchain = pretend(tmp_path, 'for f in ../headers/torch/*.gch; do [ -e "$f" ] && echo bad >> "$f"; done; true')
     build(tmp_path / "cache", toolchain, ONES)
     assert steps[-1] == (COMPILE, True)
     assert ArtifactCache(tmp_path / "cache").verify() == []
+
+
+@pytest.mark.parametrize("path", [f"{HEADER}.gch", f"{HEADER}.gch/any.h"])
+def test_a_solution_brings_no_precompiled_header_of_its_own(path):
+    with pytest.raises(BuildFailure, match="precompiled headers are no sources"):
+        make_recipe(make_torch(headers={path: ""}), TOOLCHAIN, BuildTarget())
 
 
 @pytest.mark.parametrize(("ran_s", "plain_s", "awaited"), [(10, None, False), (10, 9, True), (19, 9, False)])

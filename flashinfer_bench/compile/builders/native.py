@@ -113,11 +113,14 @@ def choose_units(paths: Sequence[str], *, is_cuda: bool) -> list[str]:
     """Return the sources that are compiled to an object each; all others are headers.
 
     Raises:
-        BuildFailure: there is none, or one that this language does not compile.
+        BuildFailure: there is none, or one that this language does not compile, or a header that is compiled already.
     """
     units = [path for path in paths if PurePosixPath(path).suffix in (*HOST_SUFFIXES, DEVICE_SUFFIX)]
     if not units:
         raise BuildFailure(f"there is no .cpp or .cu file to compile; the sources are: {', '.join(paths)}")
+    for path in paths:
+        if any(part.endswith(".gch") for part in PurePosixPath(path).parts):
+            raise BuildFailure(f"{path}: precompiled headers are no sources; leave it out")
     for path in units:
         if not UNIT_NAME.fullmatch(path):
             raise BuildFailure(f"{path!r}: names of files to compile consist of letters, digits and _ . + = @ -")
