@@ -191,6 +191,8 @@ class BuildFarm:
             else:
                 self._blocked.append(building)
         self._waiting, self._blocked = candidates, [*self._blocked, *reversed(held)]
+        if not self.open_builds:  # nothing that is measured from now on has a compiler beside it
+            self._headers.cancel()
         return finished
 
     def _choose(self, candidates: list[Building]) -> Building:

@@ -140,7 +140,7 @@ def steps(monkeypatch):
     return seen
 
 
-ONES = [make_torch(f"s{number}", f"{INCLUDE}// {number}\n") for number in range(6)]
+ONES = [make_torch(f"s{number}", f"{INCLUDE}// {number}\n") for number in range(5)]
 COMPILE, PRECOMPILE = "compile main.cpp", f"precompile {HEADER}"
 
 
@@ -163,7 +163,7 @@ def test_a_header_that_many_builds_want_is_made_beside_them_and_taken_by_those_t
 
 
 @pytest.mark.parametrize(
-    "solutions", [ONES[:3], [make_torch(f"s{n}", f"int a{n};\n{INCLUDE}") for n in range(6)]], ids=["few", "not first"]
+    "solutions", [ONES[:3], [make_torch(f"s{n}", f"int a{n};\n{INCLUDE}") for n in range(4)]], ids=["few", "not first"]
 )
 def test_no_header_is_made_where_it_would_save_nothing(tmp_path, steps, solutions):
     build(tmp_path / "cache", pretend(tmp_path), solutions)
@@ -172,20 +172,28 @@ def test_no_header_is_made_where_it_would_save_nothing(tmp_path, steps, solution
 
 def test_where_the_header_cannot_be_precompiled_every_build_reads_its_text(tmp_path, steps):
     toolchain = pretend(tmp_path, 'case "$*" in *c++-header*) echo "a.h:1: error: no"; exit 1;; esac')
-    assert all(one.error is None for one in build(tmp_path / "cache", toolchain, ONES))
-    assert steps == [(PRECOMPILE, False)] + [(COMPILE, False)] * 6
+    assert all(one.error is None for one in build(tmp_path / "cache", toolchain, ONES[:4]))
+    assert steps == [(PRECOMPILE, False)] + [(COMPILE, False)] * 4
+
+
+def test_a_header_that_takes_too_long_holds_nobody_up_and_is_given_up_after_the_last_build(tmp_path, steps):
+    toolchain = pretend(tmp_path, 'case "$*" in *c++-header*) sleep 1000;; esac')
+    with BuildFarm(tmp_path / "cache", jobs=2, toolchain=toolchain) as farm:
+        assert all(one.error is None for one in farm.build_all(ONES))
+        assert farm.processes() == []
+    assert steps == [(PRECOMPILE, False)] + [(COMPILE, False)] * 5
 
 
 def test_a_compiler_that_breaks_down_over_a_header_reads_its_text_instead(tmp_path, steps):
     action = '[ -e ../headers ] && echo "x.gch: internal compiler error: no" && exit 1'
-    assert all(one.error is None for one in build(tmp_path / "cache", pretend(tmp_path, action), ONES))
+    assert all(one.error is None for one in build(tmp_path / "cache", pretend(tmp_path, action), ONES[:4]))
     assert steps[-2:] == [(COMPILE, True), (COMPILE, False)]
 
 
 @pytest.mark.skipif(landlock.version() < 1, reason="needs Landlock")
 def test_compilers_cannot_write_to_a_header(tmp_path, steps):
     toolchain = pretend(tmp_path, 'for f in ../headers/torch/*.gch; do [ -e "$f" ] && echo bad >> "$f"; done; true')
-    build(tmp_path / "cache", toolchain, ONES)
+    build(tmp_path / "cache", toolchain, ONES[:4])
     assert steps[-1] == (COMPILE, True)
     assert ArtifactCache(tmp_path / "cache").verify() == []
 
