@@ -1,11 +1,16 @@
 """How well many CUDA builds share the cores, and whether a GPU measures meanwhile.
 
     python benchmarks/bench_build_farm.py [--count 24] [--seconds 20] [--jobs N] [--binding torch] [--compile-only]
+    python benchmarks/bench_build_farm.py --binding torch --count 96 --kernels 2 [--plain-headers]
 
-Generates CUDA solutions of y = 2 x that take about so many seconds each to compile (calibrated first), runs them with
-an empty cache on every visible GPU beside one solution in Python, then once more with the full cache. Goals: all are
-built within 1.5 x (sum of compile times / cores), a GPU has measured a job before the last is built, and the second run
-compiles nothing. Exits with 1 where a goal is missed. --compile-only needs no GPU. Nothing is saved.
+Generates CUDA solutions of y = 2 x that take about so many seconds each to compile (calibrated first, or of so many
+kernels), runs them with an empty cache on every visible GPU beside one solution in Python, then once more with the full
+cache. Goals: all are built within 1.5 x (sum of compile times / cores), a GPU has measured a job before the last is
+built, and the second run compiles nothing. Exits with 1 where a goal is missed. --compile-only needs no GPU. Nothing is
+saved.
+
+The second line is 96 small solutions as people write them: a .cpp file that begins with <torch/extension.h>, and a .cu
+file. --plain-headers never precompiles that header, --one-file puts all into the .cu file, where nothing helps.
 """
 
 import argparse
@@ -17,7 +22,8 @@ from pathlib import Path
 
 from flashinfer_bench.bench import Benchmark, BenchmarkConfig
 from flashinfer_bench.bench.events import JobFaulted, JobFinished, JobStarted, Notice
-from flashinfer_bench.compile import BuildFarm
+from flashinfer_bench.compile import BuildFarm, header_shelf
+from flashinfer_bench.compile.cache import ArtifactCache
 from flashinfer_bench.data import Definition, Solution, Trace, TraceSet, Workload
 
 GOAL = 1.5
@@ -72,7 +78,9 @@ TVM_FFI_DLL_EXPORT_TYPED_FUNC(run, run);
 """
 TORCH = """
 #include <torch/extension.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/cuda/CUDAStream.h>
+void launch(const float* x, float* y, long n, int which, cudaStream_t stream);
 void run(torch::Tensor x, torch::Tensor y) {
   launch(x.data_ptr<float>(), y.data_ptr<float>(), x.numel(), -1, c10::cuda::getCurrentCUDAStream());
 }
@@ -87,26 +95,39 @@ def main():
     parser.add_argument("--kernels", type=int, help="kernels of a solution, instead of finding out how many it takes")
     parser.add_argument("--jobs", type=int, help="compilers at once (default: one less than there are cores)")
     parser.add_argument("--binding", choices=("tvm-ffi", "torch"), default="tvm-ffi")
+    parser.add_argument(
+        "--one-file", action="store_true", help="with torch: one .cu file, in place of a .cpp and a .cu"
+    )
+    parser.add_argument("--plain-headers", action="store_true", help="precompile no header")
     parser.add_argument("--compile-only", action="store_true", help="run nothing on a GPU")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         os.environ["FIB_CACHE_PATH"] = folder
+        if arguments.plain_headers:
+            header_shelf.LEAST_BUILDS = sys.maxsize
         kernels = arguments.kernels
         if kernels is None:
             kernels, alone_s = calibrate(Path(folder) / "calibration", arguments)
             print(f"{kernels} kernels a solution; one compiled alone: about {alone_s:.1f} s", flush=True)
-        solutions = [make_solution(number, kernels, arguments.binding) for number in range(arguments.count)]
-        sys.exit(report(measure(solutions, Path(folder), arguments), arguments))
+        solutions = [make_solution(number, kernels, arguments) for number in range(arguments.count)]
+        seen = measure(solutions, Path(folder), arguments)
+        entries = ArtifactCache(Path(folder)).entries()
+        headers = [one.manifest.build_seconds for one in entries if one.manifest and one.manifest.kind == "header"]
+        sys.exit(report({**seen, "headers": headers}, arguments))
 
 
-def make_solution(number, kernels, binding):
+def make_solution(number, kernels, arguments):
     """Make a solution with so many kernels that nothing calls and one that does the work."""
     cases = "\n".join(
         f"    case {i}: heavy<{i + 1}><<<grid, 256, 0, stream>>>(x, y, n); break;" for i in range(kernels)
     )
-    source = KERNELS.format(number=number, cases=cases) + (TVM_FFI if binding == "tvm-ffi" else TORCH)
-    spec = {"language": "cuda", "binding": binding, "entry_point": "main.cu::run", "destination_passing_style": True}
-    return parse_solution(f"cuda_{number}", {"main.cu": source}, spec)
+    kernel, binding = KERNELS.format(number=number, cases=cases), arguments.binding
+    sources = {"main.cu": kernel + (TVM_FFI if binding == "tvm-ffi" else TORCH)}
+    if binding == "torch" and not arguments.one_file:
+        sources = {"main.cpp": f"// Solution number {number}.{TORCH}", "kernel.cu": kernel}
+    entry = f"{next(iter(sources))}::run"
+    spec = {"language": "cuda", "binding": binding, "entry_point": entry, "destination_passing_style": True}
+    return parse_solution(f"cuda_{number}", sources, spec)
 
 
 def parse_solution(name, sources, spec):
@@ -120,7 +141,7 @@ def calibrate(cache, arguments):
     seconds = []
     for kernels in CALIBRATION:
         with BuildFarm(cache, jobs=1) as farm:
-            (built,) = farm.build_all([make_solution(-1, kernels, arguments.binding)])
+            (built,) = farm.build_all([make_solution(-1, kernels, arguments)])
         if built.error is not None:
             sys.exit(f"the generated solution does not compile:\n{built.error}")
         seconds.append(built.seconds)
@@ -208,6 +229,8 @@ def report(seen, arguments):
         ("cores, compilers at once", f"{cores}, {arguments.jobs or max(1, cores - 1)}"),
         ("solutions built", f"{len(builds)} of {arguments.count}"),
         ("a build, mean", f"{total_s / max(1, len(builds)):.1f} s"),
+        ("headers precompiled", ", ".join(f"{seconds:.1f} s" for seconds in seen["headers"]) or "none"),
+        ("first build done after", f"{min((end for end, _ in builds), default=float('nan')):.1f} s"),
         ("sum of compile times / cores", f"{total_s / cores:.1f} s"),
         ("last build done after", f"{last_s:.1f} s"),
         ("ratio (goal: at most 1.5)", f"{ratio:.2f}"),

@@ -38,7 +38,8 @@ def declare_cache(parser: Parser) -> None:
     commands = parser.add_commands()
     show = commands.add_parser("show", help="list what is built")
     show.describe(
-        f"List the built solutions, where they lie and how much room they take. {EXIT_CODES}",
+        "List the built solutions, precompiled headers, and solutions that did not compile: where they lie and how\n"
+        f"much room they take. {EXIT_CODES}",
         example=f"{PROGRAM} cache show",
         execute=execute_show,
     )
@@ -48,7 +49,11 @@ def declare_cache(parser: Parser) -> None:
         example=f"{PROGRAM} cache clear --keep-gb 5",
         execute=execute_clear,
     )
-    clear.add_argument(
+    which = clear.add_mutually_exclusive_group()
+    which.add_argument(
+        "--failed", action="store_true", help="forget only what did not compile, so that it is tried again"
+    )
+    which.add_argument(
         "--keep-gb", type=number, metavar="F", help="remove what was not used for longest, until this much is left"
     )
     verify = commands.add_parser("verify", help="check what is built")
@@ -96,7 +101,9 @@ def execute_clear(args: argparse.Namespace) -> int:
     """Remove all artifacts, or those whose last use is the longest ago."""
     cache = _open()
     before = cache.entries()
-    if args.keep_gb is None:
+    if args.failed:
+        cache.forget_failures()
+    elif args.keep_gb is None:
         cache.clear()
     else:
         cache.evict(int(max(0.0, args.keep_gb) * GIGABYTE))
@@ -106,7 +113,7 @@ def execute_clear(args: argparse.Namespace) -> int:
         kept = {"kept": len(left), "kept_bytes": _size(left)}
         _write_json({"cache": str(cache.root), "removed": len(removed), "removed_bytes": _size(removed), **kept})
         return 0
-    in_use = "; a run uses them" if left and args.keep_gb is None else ""
+    in_use = "; a run uses them" if left and args.keep_gb is None and not args.failed else ""
     write_out(
         f"removed {count(len(removed), 'artifact')} ({_bytes(_size(removed))}), "
         f"{len(left)} left ({_bytes(_size(left))}){in_use}\n"
@@ -182,6 +189,7 @@ def _baseline_document(file: KeptFile) -> dict[str, Any]:
 def _cells(entry: Entry, now: float) -> list[str]:
     manifest = entry.manifest
     build = f"{manifest.build_seconds:.1f} s" if manifest is not None and manifest.build_seconds else ""
+    build = "failed" if entry.has_failed else build
     digest = entry.digest[:SHOWN_DIGITS]
     language = manifest.language if manifest is not None else ""
     name = _solution(entry) or "(damaged)"
@@ -198,6 +206,7 @@ def _document(entry: Entry) -> dict[str, Any]:
         "solution": _solution(entry),
         "language": manifest.language if manifest is not None else None,
         "build_seconds": manifest.build_seconds if manifest is not None else None,
+        "failure": manifest.failure if manifest is not None else None,
     }
 
 

@@ -9,8 +9,10 @@ from typing import Literal
 from flashinfer_bench.data import Solution
 from flashinfer_bench.errors import BuildFault
 
-Kind = Literal["python", "tvm-ffi", "torch"]
-"""How the worker loads the entry: a Python file, a shared library of tvm-ffi's, or an extension module of torch's."""
+Kind = Literal["python", "tvm-ffi", "torch", "header"]
+"""How the worker loads the entry: a Python file, a shared library of tvm-ffi's, or an extension module of torch's.
+
+A precompiled header is for compilers; no worker loads it."""
 
 
 @dataclass(frozen=True)
@@ -41,3 +43,12 @@ class Built:
     seconds: float
     """Seconds that the compilers took. For an artifact from the cache: seconds of the build that made it."""
     was_cached: bool
+
+
+def mark_of(path: Path) -> tuple[int, ...]:
+    """Return facts of a file that change whenever somebody writes to it; none where it is gone."""
+    try:
+        facts = path.stat()
+    except OSError:
+        return ()
+    return (facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns)

@@ -19,7 +19,15 @@ from typing import Final
 
 from flashinfer_bench.compile.artifact import Artifact, BuildFailure
 from flashinfer_bench.compile.cache import FILES, MOST_FILE_BYTES, ArtifactCache, Lease, Manifest, digest_file
-from flashinfer_bench.compile.diagnostics import describe_failure, other_architecture, ran_out_of_memory, why_machine
+from flashinfer_bench.compile.diagnostics import (
+    describe_failure,
+    fails_everywhere,
+    is_no_plain_error,
+    other_architecture,
+    ran_out_of_memory,
+    why_machine,
+)
+from flashinfer_bench.compile.headers import Header
 from flashinfer_bench.compile.includes import check_read_files
 from flashinfer_bench.compile.recipe import BuildRecipe
 from flashinfer_bench.compile.step_process import SYSTEM_FOLDERS, RunnerReport, StepLimits, StepProcess
@@ -34,6 +42,9 @@ PROBE_LIMIT_S: Final = 120.0
 GIB: Final = 1 << 30
 MOST_LOG_BYTES: Final = 64 << 20
 """A log of the process that runs the compilers is not told where it has more bytes."""
+REMEMBERED: Final = (
+    "It did not compile before, so it was not compiled again; `flashinfer-bench cache clear --failed` forgets that."
+)
 
 Outcome = Artifact | BuildFailure | BuildFault
 
@@ -42,7 +53,7 @@ class Building:
     """One build. Call `cancel` to give it up. A finished build holds neither lock nor process.
 
     Args:
-        solution: what is built.
+        solution: what is built; None for a header of ours.
         recipe: how it is built.
         cache: where the artifact goes.
         lease: gets the artifact's digest before its lock is given back.
@@ -50,11 +61,13 @@ class Building:
     """
 
     def __init__(
-        self, solution: Solution, recipe: BuildRecipe, cache: ArtifactCache, lease: Lease, limits: StepLimits
+        self, solution: Solution | None, recipe: BuildRecipe, cache: ArtifactCache, lease: Lease, limits: StepLimits
     ) -> None:
         self.solution = solution
         self.recipe = recipe
         self.process: StepProcess | None = None
+        self.header: Header | None = None
+        """The precompiled header that its compilers may take."""
         self.parallel = 1
         self.seconds = 0.0
         self.was_cached = False
@@ -64,6 +77,8 @@ class Building:
         self._held = ExitStack()
         self._folder = Path()
         self._failure: BuildFailure | None = None
+        self._stays = False
+        """Its failure is worth remembering."""
         self._blocked_since = 0.0
 
     def look_up(self) -> Outcome | None:
@@ -71,21 +86,26 @@ class Building:
         try:
             return self._find() if self._lock() else None
         except OSError as error:
-            return self._give_up(_disk_fault(self.solution, error))
+            return self._give_up(self._disk_fault(error))
         finally:
             self._held.close()
 
-    def begin(self, parallel: int = 1) -> Outcome | None:
+    def begin(self, parallel: int = 1, header: Header | None = None) -> Outcome | None:
         """Take the lock and find the artifact, or start the compilers.
+
+        Args:
+            parallel: how many compilers may run at once.
+            header: the precompiled header that they may take.
 
         Returns:
             The outcome where it is known at once. None: `process` is set and runs, or another process holds the lock
             and `begin` should be called again later.
         """
+        self.header = header
         try:
             return (self._find() or self._start(parallel)) if self._lock() else self._check_wait()
         except OSError as error:
-            return self._give_up(_disk_fault(self.solution, error))
+            return self._give_up(self._disk_fault(error))
 
     def lay_out(self) -> Outcome:
         """Find or make an artifact that needs no compiler. Waits where another process makes it."""
@@ -93,7 +113,7 @@ class Building:
             self._lock(wait=True)
             outcome = self._find() or self._start(1)
         except OSError as error:
-            outcome = self._give_up(_disk_fault(self.solution, error))
+            outcome = self._give_up(self._disk_fault(error))
         assert outcome is not None  # there are no commands to wait for
         return outcome
 
@@ -107,7 +127,7 @@ class Building:
         try:
             return self._conclude(report)
         except OSError as error:
-            return self._give_up(_disk_fault(self.solution, error))
+            return self._give_up(self._disk_fault(error))
 
     def check_deadline(self) -> Outcome | None:
         """End a build that takes too long, and return its outcome; None while there is time left."""
@@ -155,6 +175,8 @@ class Building:
         if not self.recipe.stages:
             known = {path: hashlib.sha256(content).hexdigest() for path, content in self.recipe.sources.items()}
         manifest = self._cache.read(self.recipe.digest, expected=known)
+        if manifest is not None and manifest.failure is not None:
+            return self._find_failure(manifest.failure)
         if manifest is None or set(manifest.files) != set(self.recipe.products):
             return None
         self.was_cached = True
@@ -169,15 +191,19 @@ class Building:
         write_files(self._folder / "src" if recipe.stages else self._products, recipe.sources)
         if not recipe.stages:
             return self._publish()
+        for path in recipe.products:
+            (self._products / path).parent.mkdir(parents=True, exist_ok=True)
         self.parallel = min(parallel, recipe.width)
-        self.process = StepProcess(
-            recipe.stages,
-            self._folder,
-            self._limits,
-            parallel=self.parallel,
-            readable=recipe.readable,
-        )
+        if self.header is not None:
+            (self._folder / "headers").symlink_to(self.header.directory)
+        self._compile()
         return None
+
+    def _compile(self) -> None:
+        readable = (*self.recipe.readable, *([self.header.directory] if self.header else []))
+        self.process = StepProcess(
+            self.recipe.stages, self._folder, self._limits, parallel=self.parallel, readable=readable
+        )
 
     def _conclude(self, report: RunnerReport | None) -> Outcome | None:
         """Return the outcome that follows from the compilers' report; None where the probe has to decide."""
@@ -192,13 +218,19 @@ class Building:
         reason = why_machine(failed)
         if reason is not None:
             return self._give_up(BuildFault(f"{failed.name}: {reason}\n{describe_failure(failed)}"))
+        if self.header is not None and is_no_plain_error(failed):
+            (self._folder / "headers").unlink()
+            self.header = None
+            self._compile()
+            return None
         needs = other_architecture(failed)
-        if needs is not None and not _chooses_architecture(self.solution):
+        if needs is not None and (self.solution is None or not _chooses_architecture(self.solution)):
             return self._give_up(BuildFault(f"the code needs another GPU than is here: {needs}"))
         message = describe_failure(failed)
         if ran_out_of_memory(failed):
             gib = self._limits.memory_bytes / GIB
             message = f"error: the compiler needed more than {gib:.1f} GiB of memory\n{message}"
+        self._stays = fails_everywhere(failed)
         return self._probe(BuildFailure(message))
 
     def _probe(self, failure: BuildFailure) -> Outcome | None:
@@ -216,6 +248,8 @@ class Building:
         failed = report.failed
         if failed is None:
             assert self._failure is not None  # the probe runs for it
+            if self._stays:
+                self._remember(str(self._failure))
             return self._give_up(self._failure)
         return self._give_up(
             BuildFault(f"the compiler of this machine fails on a source of one line:\n{describe_failure(failed)}")
@@ -224,6 +258,7 @@ class Building:
     def _accept(self) -> Outcome:
         """Check the files that the compilers read, then publish the products."""
         allowed = [*map(Path, SYSTEM_FOLDERS), *self.recipe.readable, self._folder]
+        allowed += [self.header.directory] if self.header is not None else []
         try:
             check_read_files((self._folder / "obj").glob("*.d"), self._folder / "src", allowed)
         except BuildFailure as failure:
@@ -231,18 +266,42 @@ class Building:
         return self._publish()
 
     def _publish(self) -> Artifact | BuildFailure:
+        manifest = self._manifest({path: digest_file(self._products / path) for path in self.recipe.products})
+        self._cache.publish(self.recipe.digest, self._folder / "artifact", manifest)
+        return self._finish(manifest)
+
+    def _remember(self, failure: str) -> None:
+        """Put a failure in the place of the artifact, so that the next run does not compile the same again."""
+        with contextlib.suppress(OSError):  # what cannot be kept is compiled again
+            remove_tree(self._products)
+            self._products.mkdir()
+            self._cache.publish(self.recipe.digest, self._folder / "artifact", self._manifest({}, failure))
+
+    def _find_failure(self, failure: str) -> BuildFailure:
+        self.was_cached = True
+        self._held.close()
+        return BuildFailure(f"{failure}\n{REMEMBERED}")
+
+    def _manifest(self, files: dict[str, str], failure: str | None = None) -> Manifest:
         recipe = self.recipe
-        manifest = Manifest(
+        return Manifest(
             kind=recipe.kind,
             entry=recipe.entry,
-            language=self.solution.spec.language.value,
-            solution=self.solution.name,
+            language=self.solution.spec.language.value if self.solution else "c++ header",
+            solution=self._name,
             build_seconds=self.seconds,
-            files={path: digest_file(self._products / path) for path in recipe.products},
+            files=files,
             made_from=dict(recipe.made_from),
+            failure=failure,
         )
-        self._cache.publish(recipe.digest, self._folder / "artifact", manifest)
-        return self._finish(manifest)
+
+    @property
+    def _name(self) -> str:
+        return self.solution.name if self.solution else self.recipe.entry
+
+    def _disk_fault(self, error: OSError) -> BuildFault:
+        advice = "; free some, or clear the cache" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+        return BuildFault(f"solution {self._name} cannot be built here: {error}{advice}")
 
     def _finish(self, manifest: Manifest) -> Artifact | BuildFailure:
         """Count the artifact as used, give the lock back, and check that the entry function is in it."""
@@ -287,8 +346,3 @@ def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
 def _chooses_architecture(solution: Solution) -> bool:
     options = solution.spec.compile_options
     return any("arch" in flag or "gencode" in flag for flag in (options.cuda_cflags if options else ()))
-
-
-def _disk_fault(solution: Solution, error: OSError) -> BuildFault:
-    advice = "; free some, or clear the cache" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
-    return BuildFault(f"solution {solution.name} cannot be built here: {error}{advice}")

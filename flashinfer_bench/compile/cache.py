@@ -38,6 +38,8 @@ MANIFEST: Final = "manifest.json"
 FILES: Final = "files"
 STAGING_LOCK: Final = ".lock"
 """Its builder holds this file of a staging folder. A folder whose lock is free belongs to a dead build."""
+MOST_FAILURES: Final = 2000
+"""Failures that are kept at most, each of some kilobytes; the oldest are forgotten."""
 YOUNG_S: Final = 60.0
 """Seconds for which a staging folder is never swept: its builder may be about to take the lock."""
 MOST_MANIFEST_BYTES: Final = 16 << 20
@@ -61,6 +63,8 @@ class Manifest(BaseModel):
     """Path below `files/` → sha256."""
     made_from: dict[str, Any]
     """The values of which the digest is made."""
+    failure: str | None = None
+    """Why the sources do not compile: the compilers' message. Then there are no files."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,11 @@ class Entry:
     """Seconds since the epoch."""
     manifest: Manifest | None
     """None where it cannot be read."""
+
+    @property
+    def has_failed(self) -> bool:
+        """Tell whether this is the memory of sources that do not compile."""
+        return self.manifest is not None and self.manifest.failure is not None
 
 
 @dataclass(frozen=True)
@@ -149,15 +158,14 @@ class ArtifactCache:
         Args:
             digest: its name.
             content: a folder on the cache's file system whose `files/` is complete; it is moved away.
-            manifest: written into it last.
+            manifest: written into it last; its digests are those of the files as they lie there.
 
         Raises:
             OSError: the disk is full, or what was written cannot be read back.
         """
         (content / MANIFEST).write_text(manifest.model_dump_json(), encoding="utf-8")
-        problem = find_problem(content, manifest.files)
-        if problem is not None or read_manifest(content) != manifest:
-            raise OSError(f"the artifact of {manifest.solution} was not written whole: {problem or 'its manifest'}")
+        if read_manifest(content) != manifest:
+            raise OSError(f"the manifest of {manifest.solution} was not written whole")
         place = self.place(digest)
         place.parent.mkdir(parents=True, exist_ok=True)
         remove_tree(place)  # the artifact that stands there failed its check
@@ -200,6 +208,11 @@ class ArtifactCache:
         """Remove an artifact, or what lies where no artifact would be looked for."""
         return self.remove(entry.digest) if entry.path == self.place(entry.digest) else remove_tree(entry.path)
 
+    def forget_failures(self, kept: int = 0) -> int:
+        """Remove the memory of failed builds, but for the latest; return how many were removed."""
+        failed = [entry for entry in self.entries() if entry.has_failed]
+        return sum(self._remove_entry(entry) for entry in failed[kept:])
+
     def clear(self) -> tuple[int, int]:
         """Remove every artifact that no run uses, and what dead builds left; return how many were removed and kept."""
         self.sweep()
@@ -212,6 +225,7 @@ class ArtifactCache:
 
     def evict(self, limit_bytes: int) -> int:
         """Remove the artifacts with the oldest use until `limit_bytes` are left at most; return the bytes freed."""
+        self.forget_failures(MOST_FAILURES)
         entries = self.entries()
         excess = sum(entry.size_bytes for entry in entries) - limit_bytes
         freed = 0

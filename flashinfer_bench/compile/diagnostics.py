@@ -33,6 +33,12 @@ KILLED: Final = re.compile(
 WRONG_ARCHITECTURE: Final = re.compile(
     r"^.*(?:(?:not supported on|requires) \.target|Unsupported gpu architecture).*$", re.M
 )
+NOT_PLAIN: Final = re.compile(
+    r"internal compiler error|\.gch\b|\bPCH\b|precompiled header|Segmentation fault|signal terminated program", re.I
+)
+"""Output that may come from the compiler's own failure, or from a precompiled header."""
+LACKING: Final = re.compile(r"No such file|Permission denied|cannot find|cannot open|could not open|too large", re.I)
+"""Output that another machine, or this one after an installation, need not give for the same source."""
 
 
 def describe_failure(step: StepReport) -> str:
@@ -75,6 +81,20 @@ def bound_log(text: str, limit: int = MAX_LOG) -> str:
 def ran_out_of_memory(step: StepReport) -> bool:
     """Tell whether the step failed because it took more memory than a compiler may."""
     return bool(OUT_OF_MEMORY.search(step.output))
+
+
+def is_no_plain_error(step: StepReport) -> bool:
+    """Tell whether a step may have failed by something else than an error in its source."""
+    return step.code < 0 or bool(NOT_PLAIN.search(step.output)) or first_error(step.output) is None
+
+
+def fails_everywhere(step: StepReport) -> bool:
+    """Tell whether a step failed by its source alone, so that it fails again with the same compilers.
+
+    A link may lack a library that is installed later. So does compiling where a file is missing.
+    """
+    lacks = LACKING.search(step.output) or OUT_OF_MEMORY.search(step.output)
+    return step.name.startswith("compile ") and not is_no_plain_error(step) and not lacks
 
 
 def why_machine(step: StepReport) -> str | None:

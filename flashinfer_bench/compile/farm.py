@@ -17,10 +17,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from flashinfer_bench.compile.artifact import Artifact, BuildFailure, Built
+from flashinfer_bench.compile.artifact import Artifact, BuildFailure, Built, mark_of
 from flashinfer_bench.compile.builders.native import native_recipe
 from flashinfer_bench.compile.building import GIB, Building, Outcome
 from flashinfer_bench.compile.cache import ArtifactCache, Lease, size_limit
+from flashinfer_bench.compile.header_shelf import HeaderShelf
 from flashinfer_bench.compile.recipe import BuildTarget
 from flashinfer_bench.compile.step_process import StepLimits, StepProcess
 from flashinfer_bench.compile.table import BUILDERS, make_recipe
@@ -77,6 +78,7 @@ class BuildFarm:
         self._toolchain = toolchain or find_toolchain()
         self._limits = limits or default_limits(self._jobs)
         self._lease = Lease(root)
+        self._headers = HeaderShelf(self._cache, self._lease, self._limits)
         self._built: dict[str, Built] = {}
         """Digest of a compiled solution → its artifact or error."""
         self._failed: dict[tuple[str, str], BuildFailure] = {}
@@ -85,7 +87,7 @@ class BuildFarm:
         self._waiting: list[Building] = []
         """Builds to come, the longest last."""
         self._blocked: list[Building] = []
-        """Builds whose artifact another process is making."""
+        """Builds whose artifact another process is making, or that wait for a precompiled header."""
         self._running: list[Building] = []
         self._has_grown = False
 
@@ -100,6 +102,7 @@ class BuildFarm:
     def __exit__(self, *exc_info: object) -> None:
         for building in (*self._running, *self._blocked, *self._waiting):
             building.cancel()
+        self._headers.cancel()
         self._running, self._blocked, self._waiting = [], [], []
         if self._has_grown:
             with contextlib.suppress(OSError):  # a cache that stays too large is worth no error at the end of a run
@@ -114,18 +117,23 @@ class BuildFarm:
     @property
     def wait_s(self) -> float | None:
         """Return the seconds after which the owner has to call `poll`; None where it may wait for ever."""
-        limits = [building.process.left_s for building in self._running if building.process is not None]
+        limits = [process.left_s for process in self.processes()]
         if self._blocked:
             limits.append(LOCK_POLL_S)
         return max(0.0, min(limits)) if limits else None
 
     def processes(self) -> list[StepProcess]:
         """Return the running processes. When one of them can be read, call `poll`."""
-        return [building.process for building in self._running if building.process is not None]
+        return [building.process for building in self._all_running() if building.process is not None]
+
+    def _all_running(self) -> list[Building]:
+        header = self._headers.building
+        return [*self._running, header] if header is not None else self._running
 
     def add(self, solutions: Iterable[Solution]) -> None:
         """Take solutions. Those in the cache are ready at once, the others are queued. Starts no compiler."""
-        queued = {building.solution.digest() for building in (*self._waiting, *self._blocked, *self._running)}
+        listed = (*self._waiting, *self._blocked, *self._running)
+        queued = {building.solution.digest() for building in listed if building.solution is not None}
         for solution in solutions:
             digest = solution.digest()
             if is_compiled(solution) and digest not in queued and digest not in self._built:
@@ -147,11 +155,12 @@ class BuildFarm:
         """Return the artifact or error of a solution that is ready. An artifact that was changed since is an error."""
         if not is_compiled(solution):
             building = self._make(solution)
-            return building if isinstance(building, Built) else describe(building, building.lay_out())
-        built = self._built[solution.digest()]
-        if built.artifact is None or self._mark(built.artifact) == self._marks[solution.digest()]:
+            return building if isinstance(building, Built) else describe(solution, building, building.lay_out())
+        built = replace(self._built[solution.digest()], solution=solution)  # another's sources may be the same
+        artifact = built.artifact
+        if artifact is None or mark_of(artifact.directory / artifact.entry) == self._marks[solution.digest()]:
             return built
-        message = f"the artifact of {solution.name} was changed while the run used it: {built.artifact.directory}"
+        message = f"the artifact of {solution.name} was changed while the run used it: {artifact.directory}"
         return Built(solution, None, BuildFault(message), built.seconds, built.was_cached)
 
     def poll(self) -> list[Built]:
@@ -163,19 +172,33 @@ class BuildFarm:
             if outcome is not None:
                 self._running.remove(building)
                 finished.append(self._keep(building, outcome))
-        candidates, self._waiting, self._blocked = [*self._blocked, *self._waiting], [], []
+        self._has_grown = self._headers.advance(is_readable=self._headers.building in readable) or self._has_grown
+        candidates, held, self._waiting, self._blocked = [*self._blocked, *self._waiting], [], [], []
+        if self._free > 0:
+            self._headers.begin((building.recipe for building in candidates), self._free)
         while candidates and self._free > 0:
-            building = candidates.pop()
+            building = self._choose(candidates)
+            if self._headers.is_awaited(building.recipe):
+                held.append(building)
+                continue
             known = self._failed.get((building.recipe.digest, building.recipe.symbol))
-            outcome = known or building.begin(max(1, self._free // (len(candidates) + 1)))
+            parallel = max(1, self._free // (len(candidates) + 1))
+            outcome = known or building.begin(parallel, self._headers.find(building.recipe))
             if outcome is not None:
                 finished.append(self._keep(building, outcome))
             elif building.process is not None:
                 self._running.append(building)
             else:
                 self._blocked.append(building)
-        self._waiting = candidates
+        self._waiting, self._blocked = candidates, [*self._blocked, *reversed(held)]
+        if not self.open_builds:  # nothing that is measured from now on has a compiler beside it
+            self._headers.cancel()
         return finished
+
+    def _choose(self, candidates: list[Building]) -> Building:
+        """Take the build that is started next: the longest, but first of all the shortest, so that a GPU has work."""
+        is_first = not self._built and not self._running and len(candidates) > self._free > 1
+        return candidates.pop(0 if is_first else -1)
 
     def build_all(self, solutions: Iterable[Solution]) -> Iterator[Built]:
         """Build solutions, and yield each with its artifact or error when it is known. Ready ones come first."""
@@ -203,7 +226,7 @@ class BuildFarm:
 
     @property
     def _free(self) -> int:
-        return self._jobs - sum(building.parallel for building in self._running)
+        return self._jobs - sum(building.parallel for building in self._all_running())
 
     def _make(self, solution: Solution) -> Building | Built:
         try:
@@ -213,32 +236,28 @@ class BuildFarm:
         return Building(solution, recipe, self._cache, self._lease, self._limits)
 
     def _readable(self) -> set[Building]:
-        if not self._running:
+        running = self._all_running()
+        if not running:
             return set()
         with selectors.DefaultSelector() as selector:
-            for building in self._running:
+            for building in running:
                 if building.process is not None:
                     selector.register(building.process, selectors.EVENT_READ, building)
             return {key.data for key, _ in selector.select(0)}
 
     def _keep(self, building: Building, outcome: Outcome) -> Built:
-        built = describe(building, outcome)
-        digest = building.solution.digest()
+        solution = building.solution
+        assert solution is not None  # headers are kept on their shelf
+        built = describe(solution, building, outcome)
+        digest = solution.digest()
+        self._headers.note(building)
         self._built[digest] = built
+        self._has_grown = self._has_grown or not built.was_cached
         if isinstance(outcome, BuildFailure):
             self._failed[building.recipe.digest, building.recipe.symbol] = outcome
         if built.artifact is not None:
-            self._marks[digest] = self._mark(built.artifact)
-            self._has_grown = self._has_grown or not built.was_cached
+            self._marks[digest] = mark_of(built.artifact.directory / built.artifact.entry)
         return built
-
-    def _mark(self, artifact: Artifact) -> tuple[int, ...]:
-        """Return file facts that change whenever somebody writes to a library."""
-        try:
-            facts = (artifact.directory / artifact.entry).stat()
-        except OSError:
-            return ()
-        return (facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns)
 
 
 def is_compiled(solution: Solution) -> bool:
@@ -246,10 +265,10 @@ def is_compiled(solution: Solution) -> bool:
     return BUILDERS[solution.spec.language] is native_recipe
 
 
-def describe(building: Building, outcome: Outcome) -> Built:
+def describe(solution: Solution, building: Building, outcome: Outcome) -> Built:
     """Return a build with its artifact or its error."""
     artifact, error = (outcome, None) if isinstance(outcome, Artifact) else (None, outcome)
-    return Built(building.solution, artifact, error, building.seconds, building.was_cached)
+    return Built(solution, artifact, error, building.seconds, building.was_cached)
 
 
 def build_solution(

@@ -61,8 +61,13 @@ def check_read_files(dependency_files: Iterable[Path], sources: Path, allowed: I
     """
     roots = [sources.resolve(), *(folder.resolve() for folder in allowed)]
     for dependency_file in dependency_files:
-        text = read_whole(dependency_file, MOST_LIST_BYTES).decode(errors="replace").replace("\\\n", " ")
-        for name in re.split(r"(?<!\\)\s+", text.partition(":")[2].strip()):
-            real = (sources / name.replace("\\ ", " ")).resolve()
-            if name and not any(real.is_relative_to(root) for root in roots):
+        for name in read_list(dependency_file):
+            real = (sources / name).resolve()
+            if not any(real.is_relative_to(root) for root in roots):
                 raise BuildFailure(f"error: {real} was read, which is neither a source nor part of the toolchain")
+
+
+def read_list(dependency_file: Path) -> list[str]:
+    """Return the files that a compiler read, from the list that it wrote in make's syntax."""
+    text = read_whole(dependency_file, MOST_LIST_BYTES).decode(errors="replace").replace("\\\n", " ")
+    return [name.replace("\\ ", " ") for name in re.split(r"(?<!\\)\s+", text.partition(":")[2].strip()) if name]

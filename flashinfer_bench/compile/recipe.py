@@ -19,6 +19,8 @@ FORMAT: Final = 1
 
 PRODUCTS: Final = "../artifact/files"
 """The folder of the products, seen from the folder of the sources."""
+HEADERS: Final = "../headers"
+"""The folder of precompiled headers, seen from there. Where there is none, compilers read the headers themselves."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,10 @@ class BuildRecipe:
     probe_sources: Mapping[str, bytes] = field(default_factory=dict)
     needs_symbol: str | None = None
     """The symbol that the library must export. Without it the entry point is wrong."""
+    header: BuildRecipe | None = None
+    """The header that its compilers would take precompiled. It decides how long they take and nothing else."""
+    include_folders: tuple[str, ...] = ()
+    """Folders of the sources in which compilers look for headers; `.` is all of them."""
     guessed_seconds: float = 0.0
     """How long compiling may take. It decides the order of builds and nothing else."""
 

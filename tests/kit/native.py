@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from flashinfer_bench.compile import Toolchain, find_toolchain
-from flashinfer_bench.compile.toolchain import find_cxx
+from flashinfer_bench.compile.toolchain import TorchFiles, find_cxx
 from flashinfer_bench.data.solution import Solution
 from tests.kit.make import make_solution
 
@@ -69,3 +69,23 @@ def processes_in(folder: Path) -> list[int]:
         if place.startswith(str(folder)):
             found.append(int(path.parent.name))
     return found
+
+
+def pretend_torch(folder: Path, header: str, parts: Mapping[str, str] | None = None) -> Toolchain:
+    """Return a toolchain with a torch of a few lines, whose libraries are empty.
+
+    Args:
+        folder: where it is put.
+        header: the text of its `torch/extension.h`.
+        parts: path → text of its other headers.
+    """
+    home = folder / "torch"
+    for path, text in {"torch/extension.h": header, **(parts or {})}.items():
+        place = home / "include" / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(text, encoding="utf-8")
+    (home / "lib").mkdir()
+    for name in ("c10", "torch_cpu", "torch", "torch_python"):
+        (home / "lib" / f"lib{name}.so").write_text("/* a linker script */\n", encoding="utf-8")
+    files = TorchFiles(home=home, version="1.0", standard=17, has_new_abi=True, has_cuda=False)
+    return replace(find_toolchain(), torch=files, python_include=folder)

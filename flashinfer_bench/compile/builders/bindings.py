@@ -42,6 +42,8 @@ class Binding:
     """Linking fails where a symbol stays undefined: all that the library uses is linked to it."""
     versions: Mapping[str, str]
     """Package to its version. A new version gives the artifact another digest."""
+    header: Path | None = None
+    """The header that is worth precompiling, as solutions include it; None where all are read quickly."""
 
 
 def tvm_ffi_binding(toolchain: Toolchain) -> Binding:
@@ -84,6 +86,7 @@ def torch_binding(toolchain: Toolchain) -> Binding:
         exports=lambda _symbol: f"PyInit_{MODULE}",
         links_whole=False,  # Python's own symbols come from the interpreter
         versions={"torch": files.version},
+        header=Path("torch/extension.h"),
     )
 
 

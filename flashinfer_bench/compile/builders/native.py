@@ -12,6 +12,7 @@ import re
 import sysconfig
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
@@ -19,8 +20,9 @@ from flashinfer_bench.compile.artifact import BuildFailure
 from flashinfer_bench.compile.builders.bindings import BINDINGS, MODULE, Binding
 from flashinfer_bench.compile.dependencies import cutlass_includes, wants_cutlass
 from flashinfer_bench.compile.flags import Flags, check_flags
+from flashinfer_bench.compile.headers import LIST, begins_with
 from flashinfer_bench.compile.includes import check_directives
-from flashinfer_bench.compile.recipe import PRODUCTS, BuildRecipe, BuildStep, BuildTarget
+from flashinfer_bench.compile.recipe import HEADERS, PRODUCTS, BuildRecipe, BuildStep, BuildTarget
 from flashinfer_bench.compile.toolchain import Compiler, CudaToolkit, Toolchain
 from flashinfer_bench.data import Solution, SupportedBindings
 
@@ -101,6 +103,8 @@ def native_recipe(solution: Solution, toolchain: Toolchain, target: BuildTarget)
         probe=make_stages(replace(parts, flags=Flags()), [probe_unit]),
         probe_sources={probe_unit: probe_content},
         needs_symbol=binding.exports(symbol),
+        header=_header_recipe(parts, readable) if _takes_header(parts, units, sources) else None,
+        include_folders=(".", *_folders_of(parts.flags.cxx)),
         guessed_seconds=_guess_seconds(parts, units, sources),
     )
 
@@ -109,11 +113,14 @@ def choose_units(paths: Sequence[str], *, is_cuda: bool) -> list[str]:
     """Return the sources that are compiled to an object each; all others are headers.
 
     Raises:
-        BuildFailure: there is none, or one that this language does not compile.
+        BuildFailure: there is none, or one that this language does not compile, or a header that is compiled already.
     """
     units = [path for path in paths if PurePosixPath(path).suffix in (*HOST_SUFFIXES, DEVICE_SUFFIX)]
     if not units:
         raise BuildFailure(f"there is no .cpp or .cu file to compile; the sources are: {', '.join(paths)}")
+    for path in paths:
+        if any(part.endswith(".gch") for part in PurePosixPath(path).parts):
+            raise BuildFailure(f"{path}: precompiled headers are no sources; leave it out")
     for path in units:
         if not UNIT_NAME.fullmatch(path):
             raise BuildFailure(f"{path!r}: names of files to compile consist of letters, digits and _ . + = @ -")
@@ -143,9 +150,64 @@ def _compile_step(parts: CommandParts, unit: str, output: str) -> BuildStep:
 
 def _host_command(parts: CommandParts) -> list[str]:
     own = ["-O3", f"-std=c++{parts.binding.standard}", "-fPIC"]
-    if "clang" not in parts.cxx.path.resolve().name:
+    if not _is_clang(parts.cxx):
         own += [f"-fmax-errors={MAX_ERRORS}", "-fdiagnostics-color=never"]
-    return [str(parts.cxx.path), *own, *parts.binding.macros, *parts.flags.cxx, "-I.", *_search(parts)]
+    headers = ["-isystem", HEADERS] if _can_precompile(parts) else []
+    return [str(parts.cxx.path), *own, *parts.binding.macros, *parts.flags.cxx, "-I.", *headers, *_search(parts)]
+
+
+def _is_clang(cxx: Compiler) -> bool:
+    return "clang" in cxx.path.resolve().name
+
+
+def _can_precompile(parts: CommandParts) -> bool:
+    return parts.binding.header is not None and not _is_clang(parts.cxx)  # clang takes none from an include folder
+
+
+def _takes_header(parts: CommandParts, units: Sequence[str], sources: dict[str, bytes]) -> bool:
+    """Tell whether one of the C++ files begins with the header that is worth precompiling."""
+    header = str(parts.binding.header)
+    return _can_precompile(parts) and any(
+        begins_with(sources[unit], header) for unit in units if not unit.endswith(DEVICE_SUFFIX)
+    )
+
+
+def _header_recipe(parts: CommandParts, readable: tuple[Path, ...]) -> BuildRecipe:
+    """Return how the binding's header is precompiled: from it alone, with the solution's flags but macros and folders.
+
+    g++ itself refuses a precompiled header where a macro differs that the header knows.
+    """
+    header = parts.binding.header
+    assert header is not None  # asked before
+    flags = parts.flags.cxx
+    folders = {index for index, word in enumerate(flags) if word == "-isystem"}
+    dropped = folders | {index + 1 for index in folders}
+    kept = tuple(
+        word for index, word in enumerate(flags) if index not in dropped and not word.startswith(("-D", "-U", "-I"))
+    )
+    parts = replace(parts, flags=Flags(cxx=kept))
+    product = f"{header}.gch"
+    source = f"{PRODUCTS}/{header}"  # stays beside the product, for files that include the header a second time
+    command = (*_host_command(parts), "-MD", "-MF", f"{PRODUCTS}/{LIST}", "-x", "c++-header", source)
+    text = {source: f"#include_next <{header}>\n".encode()}
+    stages = ((BuildStep(f"precompile {header}", (*command, "-o", f"{PRODUCTS}/{product}")),),)
+    return BuildRecipe(
+        kind="header",
+        entry=product,
+        symbol="",
+        sources=text,
+        made_from=_made_from(parts, text, stages, parts.includes),
+        products=(product, str(header), LIST),
+        stages=stages,
+        readable=readable,
+        include_folders=tuple(str(folder) for folder in parts.includes),
+    )
+
+
+def _folders_of(flags: Sequence[str]) -> list[str]:
+    """Return the folders that flags name, as `-Ifolder` or `-isystem folder`."""
+    given = [flag.removeprefix("-I") for flag in flags if flag.startswith("-I")]
+    return [*given, *(folder for flag, folder in pairwise(flags) if flag == "-isystem")]
 
 
 def _device_command(parts: CommandParts, cuda: CudaToolkit) -> list[str]:

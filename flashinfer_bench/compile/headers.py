@@ -1,0 +1,81 @@
+"""Headers that take a compiler long to read, compiled once for many builds (`torch/extension.h`).
+
+A precompiled header is an artifact of its own in the cache, made of the installed header and the flags alone: no source
+of a solution takes part. A build finds it in a folder that g++ searches first (`-isystem ../headers`). There g++ itself
+decides: it takes the header where nothing but comments, directives and macros that the header does not know came
+before, and else reads the text. So a build has the same result with and without.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Final
+
+from flashinfer_bench.compile.artifact import Artifact, mark_of
+from flashinfer_bench.compile.includes import read_list
+from flashinfer_bench.compile.recipe import BuildRecipe
+
+LIST: Final = "read.d"
+"""The product that lists the files of which a precompiled header was made."""
+
+
+def begins_with(source: bytes, header: str) -> bool:
+    """Tell whether the first thing in a source, but for comments, is the include of a header."""
+    text = source
+    while True:
+        text = text.lstrip()
+        if text.startswith(b"//"):
+            text = text.partition(b"\n")[2]
+        elif text.startswith(b"/*"):
+            text = text.partition(b"*/")[2]
+        else:
+            break
+    words = text.partition(b"\n")[0].replace(b" ", b"").replace(b"\t", b"")
+    name = header.encode()
+    return words.startswith((b"#include<" + name + b">", b'#include"' + name + b'"'))
+
+
+def read_names(listing: Path, folders: Sequence[str]) -> frozenset[str]:
+    """Return the names by which a header's own includes may have found the files that it was made of.
+
+    A file below one of `folders` has its path there as its name. Any other may have been found by any end of its path.
+    """
+    names: set[str] = set()
+    for path in read_list(listing):
+        normal = posixpath.normpath(path)
+        below = [normal.removeprefix(f"{folder}/") for folder in folders if normal.startswith(f"{folder}/")]
+        parts = PurePosixPath(normal).parts
+        names.update(below or ("/".join(parts[start:]) for start in range(1, len(parts))))
+    return frozenset(names)
+
+
+@dataclass(frozen=True)
+class Header:
+    """A precompiled header in the cache."""
+
+    directory: Path
+    """The folder that g++ searches."""
+    file: Path
+    names: frozenset[str]
+    mark: tuple[int, ...]
+    """Facts of the file when its content was checked."""
+
+    @classmethod
+    def of(cls, artifact: Artifact, recipe: BuildRecipe) -> Header:
+        """Return the header that an artifact holds."""
+        file = artifact.directory / artifact.entry
+        names = read_names(artifact.directory / LIST, recipe.include_folders)
+        return cls(artifact.directory, file, names, mark_of(file))
+
+    def fits(self, recipe: BuildRecipe) -> bool:
+        """Tell whether a build may take it: it is as it was made, and no source would be read in place of its parts."""
+        ours = (
+            posixpath.relpath(path, folder)
+            for path in recipe.sources
+            for folder in recipe.include_folders
+            if not posixpath.isabs(folder)
+        )
+        return self.names.isdisjoint(ours) and mark_of(self.file) == self.mark

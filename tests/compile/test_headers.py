@@ -1,0 +1,239 @@
+"""Precompiled headers: who takes one, that every build has the same result with and without, and when one is made."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from flashinfer_bench.compile import BuildFailure, BuildFarm, BuildTarget, building, find_toolchain
+from flashinfer_bench.compile import header_shelf as shelf_module
+from flashinfer_bench.compile.cache import ArtifactCache, Lease
+from flashinfer_bench.compile.header_shelf import HeaderShelf
+from flashinfer_bench.compile.headers import begins_with, read_names
+from flashinfer_bench.compile.step_process import StepLimits, StepProcess
+from flashinfer_bench.compile.table import make_recipe
+from flashinfer_bench.worker.walls import landlock
+from tests.kit.native import make_native, pretend_compiler, pretend_torch
+
+TOOLCHAIN = find_toolchain()
+pytestmark = pytest.mark.skipif(TOOLCHAIN.cxx is None or TOOLCHAIN.tvm_ffi is None, reason="needs g++ and tvm-ffi")
+HEADER = "torch/extension.h"
+INCLUDE = f"#include <{HEADER}>\n"
+RESULT = 'extern "C" const char PyInit_solution[] = ANSWER;\n'
+TEXT = """#pragma once
+#include <torch/part.h>
+#ifdef KNOWN
+#define ANSWER "answer: known"
+#else
+#define ANSWER {answer}
+#endif
+"""
+PARTS = {"torch/part.h": "#pragma once\ninline int part() { return 1; }\n"}
+
+
+def make_torch(name="one", main=INCLUDE + RESULT, **settings):
+    """Make a C++ solution with torch's binding."""
+    return make_native(name, main=main, binding="torch", **settings)
+
+
+def build(cache, toolchain, solutions, jobs=1):
+    """Build solutions, and return the outcomes."""
+    with BuildFarm(cache, jobs=jobs, toolchain=toolchain) as farm:
+        return list(farm.build_all(solutions))
+
+
+def precompile(cache, recipe):
+    """Make the header that a build would take; return it."""
+    with Lease(cache) as lease:
+        shelf = HeaderShelf(ArtifactCache(cache), lease, StepLimits(60, 4 << 30))
+        shelf.begin([recipe] * 3, free=0)
+        while shelf.building is not None:
+            shelf.advance(is_readable=True)
+        return shelf.find(recipe)
+
+
+@pytest.fixture(scope="module")
+def shelf(tmp_path_factory):
+    """A cache with a precompiled header, and a toolchain whose header has another text by now, which answers "text"."""
+    folder = tmp_path_factory.mktemp("headers")
+    toolchain = pretend_torch(folder, TEXT.format(answer='"answer: precompiled"'), PARTS)
+    precompile(folder / "cache", make_recipe(make_torch(), toolchain, BuildTarget()))
+    (toolchain.torch.home / "include" / HEADER).write_text(TEXT.format(answer='"answer: text"'))
+    return folder / "cache", toolchain
+
+
+FITS = {
+    "first": make_torch(),
+    "behind comments": make_torch(main=f'/* a\n */ // b\n\n  #  include "{HEADER}"\n{RESULT}'),
+    "a macro that the header does not know": make_torch(compile_options={"cflags": ["-DOTHER=1"]}),
+    "own headers": make_torch(main=f'{INCLUDE}#include "part.h"\n{RESULT}', headers={"part.h": "", "sub/x.h": ""}),
+}
+DOES_NOT = {
+    "behind code": (make_torch(main=f"int a;\n{INCLUDE}{RESULT}"), "text"),
+    "behind a header": (make_torch(main=f"#include <cstddef>\n{INCLUDE}{RESULT}"), "text"),
+    "a macro that the header knows": (make_torch(main=f"#define KNOWN\n{INCLUDE}{RESULT}"), "known"),
+    "such a macro as a flag": (make_torch(compile_options={"cflags": ["-DKNOWN"]}), "known"),
+    "a macro that is taken away": (make_torch(compile_options={"cflags": ["-U__linux__"]}), "text"),
+    "other flags": (make_torch(compile_options={"cflags": ["-O1"]}), "text"),
+    "a part of its own": (make_torch(headers={"torch/part.h": "#define KNOWN\n"}), "known"),
+    "a part in a folder": (
+        make_torch(headers={"sub/torch/part.h": "#define KNOWN\n"}, compile_options={"cflags": ["-I sub"]}),
+        "known",
+    ),
+    "a header of its own": (make_torch(headers={HEADER: '#define ANSWER "answer: own"\n'}), "own"),
+}
+
+
+def answer(shelf, solution):
+    """Build a solution; return which header its library was made with."""
+    (built,) = build(*shelf, [solution])
+    assert built.error is None, built.error
+    return (built.artifact.directory / built.artifact.entry).read_bytes().partition(b"answer: ")[2].split(b"\0")[0]
+
+
+@pytest.mark.parametrize("case", FITS)
+def test_a_build_that_begins_with_the_header_takes_it_precompiled(shelf, case):
+    assert answer(shelf, FITS[case]) == b"precompiled"
+
+
+@pytest.mark.parametrize("case", DOES_NOT)
+def test_a_build_for_which_the_header_would_mean_something_else_reads_its_text(shelf, case):
+    solution, expected = DOES_NOT[case]
+    assert answer(shelf, solution) == expected.encode()
+
+
+def test_a_file_may_include_the_header_a_second_time(tmp_path):
+    text = TEXT.format(answer='"answer: precompiled"').replace("#pragma once", "#pragma once\nstruct Once {};")
+    toolchain = pretend_torch(tmp_path, text, PARTS)
+    solution = make_torch(main=f'{INCLUDE}#include "a.h"\n{RESULT}', headers={"a.h": INCLUDE})
+    assert precompile(tmp_path / "cache", make_recipe(solution, toolchain, BuildTarget())) is not None
+    assert answer((tmp_path / "cache", toolchain), solution) == b"precompiled"
+
+
+def test_a_header_is_listed_with_the_builds_and_is_no_part_of_their_digests(shelf):
+    cache, toolchain = shelf
+    (header,) = [entry for entry in ArtifactCache(cache).entries() if entry.manifest.kind == "header"]
+    assert header.manifest.solution == f"{HEADER}.gch"
+    assert header.digest == make_recipe(make_torch(), toolchain, BuildTarget()).header.digest
+    assert ArtifactCache(cache).verify() == []
+
+
+def test_a_header_that_was_changed_is_not_taken(tmp_path):
+    toolchain = pretend_torch(tmp_path, TEXT.format(answer='"answer: text"'), PARTS)
+    recipe = make_recipe(make_torch(), toolchain, BuildTarget())
+    header = precompile(tmp_path / "cache", recipe)
+    assert header.fits(recipe)
+    header.file.write_bytes(b"something else")
+    assert not header.fits(recipe)
+
+
+@pytest.fixture
+def steps(monkeypatch):
+    """The first command of every process that runs compilers, and whether it finds a precompiled header."""
+    seen = []
+
+    class Observed(StepProcess):
+        def __init__(self, stages, folder, *args, **kwargs):
+            seen.append((stages[0][0].name, (folder / "headers").exists()))
+            super().__init__(stages, folder, *args, **kwargs)
+
+    monkeypatch.setattr(building, "StepProcess", Observed)
+    return seen
+
+
+ONES = [make_torch(f"s{number}", f"{INCLUDE}// {number}\n") for number in range(5)]
+COMPILE, PRECOMPILE = "compile main.cpp", f"precompile {HEADER}"
+
+
+def pretend(folder, action=""):
+    """Return a toolchain whose compiler makes a library that exports torch's symbol, by a script."""
+    toolchain = pretend_compiler(folder, action=action)
+    script = toolchain.cxx.path
+    script.write_text(script.read_text().replace("__tvm_ffi_run", "PyInit_solution"))
+    return toolchain
+
+
+def test_a_header_that_many_builds_want_is_made_beside_them_and_taken_by_those_that_begin_later(tmp_path, steps):
+    toolchain = pretend(tmp_path)
+    assert all(one.error is None for one in build(tmp_path / "cache", toolchain, ONES, jobs=2))
+    assert steps[:2] == [(PRECOMPILE, False), (COMPILE, False)]
+    assert sum(name == PRECOMPILE for name, _ in steps) == 1
+    assert steps[-1] == (COMPILE, True)
+    build(tmp_path / "cache", toolchain, [make_torch()])
+    assert steps[-1] == (COMPILE, True)
+
+
+@pytest.mark.parametrize(
+    "solutions", [ONES[:3], [make_torch(f"s{n}", f"int a{n};\n{INCLUDE}") for n in range(4)]], ids=["few", "not first"]
+)
+def test_no_header_is_made_where_it_would_save_nothing(tmp_path, steps, solutions):
+    build(tmp_path / "cache", pretend(tmp_path), solutions)
+    assert {name for name, _ in steps} == {COMPILE}
+
+
+def test_where_the_header_cannot_be_precompiled_every_build_reads_its_text(tmp_path, steps):
+    toolchain = pretend(tmp_path, 'case "$*" in *c++-header*) echo "a.h:1: error: no"; exit 1;; esac')
+    assert all(one.error is None for one in build(tmp_path / "cache", toolchain, ONES[:4]))
+    assert steps == [(PRECOMPILE, False)] + [(COMPILE, False)] * 4
+
+
+def test_a_header_that_takes_too_long_holds_nobody_up_and_is_given_up_after_the_last_build(tmp_path, steps):
+    toolchain = pretend(tmp_path, 'case "$*" in *c++-header*) sleep 1000;; esac')
+    with BuildFarm(tmp_path / "cache", jobs=2, toolchain=toolchain) as farm:
+        assert all(one.error is None for one in farm.build_all(ONES))
+        assert farm.processes() == []
+    assert steps == [(PRECOMPILE, False)] + [(COMPILE, False)] * 5
+
+
+def test_a_compiler_that_breaks_down_over_a_header_reads_its_text_instead(tmp_path, steps):
+    action = '[ -e ../headers ] && echo "x.gch: internal compiler error: no" && exit 1'
+    assert all(one.error is None for one in build(tmp_path / "cache", pretend(tmp_path, action), ONES[:4]))
+    assert steps[-2:] == [(COMPILE, True), (COMPILE, False)]
+
+
+@pytest.mark.skipif(landlock.version() < 1, reason="needs Landlock")
+def test_compilers_cannot_write_to_a_header(tmp_path, steps):
+    toolchain = pretend(tmp_path, 'for f in ../headers/torch/*.gch; do [ -e "$f" ] && echo bad >> "$f"; done; true')
+    build(tmp_path / "cache", toolchain, ONES[:4])
+    assert steps[-1] == (COMPILE, True)
+    assert ArtifactCache(tmp_path / "cache").verify() == []
+
+
+@pytest.mark.parametrize("path", [f"{HEADER}.gch", f"{HEADER}.gch/any.h"])
+def test_a_solution_brings_no_precompiled_header_of_its_own(path):
+    with pytest.raises(BuildFailure, match="precompiled headers are no sources"):
+        make_recipe(make_torch(headers={path: ""}), TOOLCHAIN, BuildTarget())
+
+
+@pytest.mark.parametrize(("ran_s", "plain_s", "awaited"), [(10, None, False), (10, 9, True), (19, 9, False)])
+def test_builds_wait_for_a_header_once_another_has_ended_without_it(tmp_path, monkeypatch, ran_s, plain_s, awaited):
+    recipe = make_recipe(make_torch(), pretend_torch(tmp_path, ""), BuildTarget())
+    monkeypatch.setattr(shelf_module, "time", SimpleNamespace(monotonic=lambda: 100.0 + ran_s))
+    shelf = HeaderShelf(None, None, None)
+    shelf.building = SimpleNamespace(recipe=recipe.header, process=SimpleNamespace(started=100.0))
+    if plain_s is not None:
+        shelf.note(SimpleNamespace(recipe=recipe, header=None, was_cached=False, seconds=plain_s))
+    assert shelf.is_awaited(recipe) is awaited
+    assert not shelf.is_awaited(make_recipe(make_native(), TOOLCHAIN, BuildTarget()))
+
+
+@pytest.mark.parametrize(
+    ("source", "does"),
+    [
+        (INCLUDE, True),
+        ('/**/ # include\t"torch/extension.h" // x', True),
+        ("// a", False),
+        ("/* never ends " + INCLUDE, False),
+        ("#pragma once\n" + INCLUDE, False),
+        ("#include <torch/extension.hpp>", False),
+        ("", False),
+    ],
+)
+def test_comments_may_stand_before_the_first_include(source, does):
+    assert begins_with(source.encode(), HEADER) is does
+
+
+def test_a_file_bears_the_name_by_which_it_was_included(tmp_path):
+    listing = tmp_path / "read.d"
+    listing.write_text("x.gch: /t/include/torch/a.h \\\n /t/include/torch/api/../b.h /usr/include/c++/12/cmath\n")
+    expected = {"torch/a.h", "torch/b.h", "cmath", "12/cmath", "c++/12/cmath", "include/c++/12/cmath"}
+    assert read_names(listing, ["/t/include"]) == expected | {"usr/include/c++/12/cmath"}
