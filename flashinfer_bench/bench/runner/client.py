@@ -129,8 +129,9 @@ class SessionClient:
         self._sock.close()
         if not self._process.wait(0.5 if self.is_ready else 0):
             self._process.kill()
-        ready, _, _ = select.select([self._lifeline], [], [], CLOSE_LIMIT_S)
         session = self._process.pid
+        # One that was never forked holds nothing; the lifeline's end is on its way to its starter.
+        ready, _, _ = select.select([self._lifeline], [], [], CLOSE_LIMIT_S if session is not None else 0)
         if not ready and session is not None:
             for left in session_members([session])[session]:  # the template, which adopts the rest
                 end_tree(left, FORCE_LIMIT_S)
