@@ -2,8 +2,8 @@
 
     python benchmarks/bench_isolated.py [--rounds 5] [--devices cpu] [--solutions 8] [--workloads 8]
 
-It makes a set of its own: Python solutions of one definition, times workloads. Nothing is saved. Prints the seconds from
-the first verdict to the last of each run, and the median ratio, isolated to persistent.
+It makes a set of its own: Python solutions of one definition, times workloads. Nothing is saved. Prints the seconds
+from the first verdict to the last of each run, and the median ratio, isolated to persistent.
 """
 
 from __future__ import annotations

@@ -218,6 +218,7 @@ class Benchmark:
             timing=TimingSettings(config.l2_cache, config.clock, config.cuda_graphs),
             keep_samples=config.keep_samples,
             gpu_uuid=device.uuid if device.kind == "cuda" else None,
+            gpu_index=device.pci_rank,
             worker_memory_bytes=int(config.worker_memory_gb * GIB) if config.worker_memory_gb else None,
             needs_triton=needs_triton,
             cache_root=str(self._cache_folder()),

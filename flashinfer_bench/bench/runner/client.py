@@ -76,8 +76,24 @@ class SessionClient:
         """Seconds until the session is taken for lost."""
         return self._deadline - time.monotonic()
 
-    def begin(self, block: BlockOrder) -> None:
-        """Hand a block over.
+    def send(self, block: BlockOrder) -> None:
+        """Send the next block; `begin` has the session run it, `drop` takes it back. One at a time may be on its way.
+
+        Raises:
+            SessionLost: it is not there any more.
+        """
+        self._send({"block": block.model_dump()})
+
+    def drop(self) -> None:
+        """Take back the block that was sent and not begun.
+
+        Raises:
+            SessionLost: it is not there any more.
+        """
+        self._send({"drop": True})
+
+    def begin(self) -> None:
+        """Have the block run that was sent; the one before has all its answers.
 
         Raises:
             SessionLost: it is not there any more.
@@ -85,7 +101,7 @@ class SessionClient:
         self._limit_s = START_LIMIT_S
         self._deadline = time.monotonic() + self._limit_s
         self.phase = "beginning a block"
-        self._send({"block": block.model_dump()})
+        self._send({"begin": True})
 
     def wait_forever(self) -> None:
         """Set no deadline: the session has no work."""

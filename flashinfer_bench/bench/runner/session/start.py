@@ -43,6 +43,8 @@ def start(fd: int, host_pid: int) -> None:
     hide_memory()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the host to handle
     serve = importlib.import_module("flashinfer_bench.bench.runner.session.main").serve_host
+    if os.environ.get("CUDA_VISIBLE_DEVICES"):
+        importlib.import_module("flashinfer_bench.timing.clocks").import_cupti()
     with socket.socket(fileno=fd) as host:
         Starter(host, serve).run()
 

@@ -24,8 +24,17 @@ from flashinfer_bench.bench.runner.workers.cpu_time import end_account, keep_acc
 from flashinfer_bench.bench.runner.workers.stillness import Stillness
 from flashinfer_bench.errors import DeviceFault
 from flashinfer_bench.files.trees import remove_tree
-from flashinfer_bench.worker.linux import end_tree
-from flashinfer_bench.worker.protocol import BurstDone, Claim, ClockTraits, Collected, Failed, WorkerReady, check_answer
+from flashinfer_bench.worker.linux import count_threads, end_tree, resident_memory, tree_below
+from flashinfer_bench.worker.protocol import (
+    BurstDone,
+    Claim,
+    ClockTraits,
+    Collected,
+    Failed,
+    Recovered,
+    WorkerReady,
+    check_answer,
+)
 from flashinfer_bench.worker.wire import FrameReader, WireClosed, WireError, send_frame
 
 MAX_ANSWER_BYTES: Final = 8 << 20
@@ -36,6 +45,11 @@ READY_LIMIT_S: Final = 60.0
 """Seconds that a new worker may take to start."""
 END_LIMIT_S: Final = 5.0
 """Seconds that the guard may take to end its worker; then the session ends both."""
+LIGHT_THREADS: Final = 1024
+LIGHT_BYTES: Final = 2 << 30
+"""A worker with more threads or memory is not light: what it takes of the machine, the next one could miss."""
+RECOVER_LIMIT_S: Final = 2.0
+"""Seconds that a worker may take to be ready again after an error; then another takes its place."""
 FORCE_LIMIT_S: Final = 60.0
 """Seconds until processes that the session kills have to be gone: a large context on a GPU takes seconds to go."""
 REMOVE_LIMIT_S: Final = 20.0
@@ -131,6 +145,9 @@ class WorkerProcess:
         self._stillness: Stillness | None = None
         self.overhead = BurstOverhead()
         """What bursts take of themselves, measured before a solution is loaded."""
+        self.gpu_uuid = ""
+        """Of the GPU that it found; empty on a CPU."""
+        self._gpu_uuid: str | None = order.get("gpu_uuid")
         self.is_loaded = False
         """A reference was loaded."""
         self.has_setup = False
@@ -175,12 +192,68 @@ class WorkerProcess:
             WorkerGone, WorkerLate: it cannot; that is our fault or the machine's.
             WireError: what it sent is no frame of the protocol.
         """
-        if self.is_ready:
-            return
-        ready = check_answer(self._wait(self._now() + limit_s), 0, WorkerReady)
+        if not self.is_ready:
+            self._take_ready(self._wait(self._now() + limit_s))
+
+    def look(self, deadline: float) -> bool:
+        """Say whether the worker can take work; wait for nothing.
+
+        Raises:
+            WorkerGone: it has ended.
+            WorkerLate: it cannot, and the deadline has passed.
+            WireError: what it sent is no frame of the protocol.
+        """
+        if not self.is_ready:
+            self.hear()
+            message = self._reader.pop()
+            if message is None and self.exit is not None:
+                self._last_words()
+                message = self._reader.pop()
+                if message is None:
+                    raise WorkerGone(self.exit)
+            if message is not None:
+                self._take_ready(message)
+            elif self._now() >= deadline:
+                raise WorkerLate
+        return self.is_ready
+
+    def hear(self) -> None:
+        """Take what the worker and its guard have sent and printed; wait for nothing."""
+        if self._selector.get_map():
+            self._turn(0)
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable where there is something to hear."""
+        return self._selector.fileno()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the worker and everything that it started are known to be gone: `end` waits for nothing."""
+        if self.exit is None:
+            with contextlib.suppress(WorkerGone):
+                self.hear()
+        return self.exit is not None
+
+    @property
+    def is_light(self) -> bool:
+        """Whether its end takes next to nothing: one process, with few threads and little memory."""
+        if self.guard_pid is None or self.pid is None:
+            return True
+        if any(pid != self.pid for pid in tree_below(self.guard_pid)):
+            return False
+        return count_threads(self.pid) <= LIGHT_THREADS and resident_memory(self.pid).private <= LIGHT_BYTES
+
+    @property
+    def is_on_another_gpu(self) -> bool:
+        """Whether the GPU that it found is not the one that it was to find."""
+        return self._gpu_uuid is not None and self.gpu_uuid != self._gpu_uuid
+
+    def _take_ready(self, message: dict[str, Any]) -> None:
+        ready = check_answer(message, 0, WorkerReady)
         if isinstance(ready, Failed):
             raise WireError("a new worker did not say that it is ready")
         self.launch_gap_ns, self.chain_gap_ns = ready.launch_gap_ns, ready.chain_gap_ns
+        self.gpu_uuid = ready.gpu_uuid
         self.clock = ready.clock
         self.is_ready = True
 
@@ -248,6 +321,13 @@ class WorkerProcess:
         if self._stillness is not None:
             self._stillness.rest()
         return check_answer(message, self._request_id, expected)
+
+    def recover(self, limit_s: float = RECOVER_LIMIT_S) -> bool:
+        """Have the worker forget a call that failed; say whether it can make others."""
+        try:
+            return isinstance(self.ask("recover", Recovered, limit_s), Recovered)
+        except (WorkerGone, WorkerLate, WireError):
+            return False
 
     @contextlib.contextmanager
     def resting(self) -> Iterator[None]:
