@@ -14,13 +14,13 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from typing import Any, Final, TypeVar
 
 from flashinfer_bench.bench.runner.workers.bounded_log import BoundedLog
 from flashinfer_bench.bench.runner.workers.cpu_time import end_account, keep_account, tree_cpu_time_ns
+from flashinfer_bench.bench.runner.workers.empty_bursts import BurstOverhead, take_overhead
 from flashinfer_bench.bench.runner.workers.stillness import Stillness
 from flashinfer_bench.errors import DeviceFault
 from flashinfer_bench.files.trees import remove_tree
@@ -55,10 +55,6 @@ FORCE_LIMIT_S: Final = 60.0
 REMOVE_LIMIT_S: Final = 20.0
 """Seconds for removing a worker's home. What is left goes with the session's folder, and holds no other job up."""
 
-EMPTY_BURSTS: Final = 8
-"""Bursts of calls that compute nothing, by which the session knows what a burst itself takes."""
-EMPTY_CALLS: Final = 8
-"""Calls of such a burst."""
 NO_CLOCK: Final = ClockTraits(method="wall", cache_state="warm", fills_queue=False, sees_operations=False)
 
 Answer = TypeVar("Answer", bound=Claim)
@@ -82,26 +78,6 @@ class WorkerExit:
             hint = "; the system may have run out of memory" if self.signal == signal.SIGKILL else ""
             return f"it was killed by {name}{hint}"
         return f"it ended with exit code {self.code}"
-
-
-@dataclass(frozen=True)
-class BurstOverhead:
-    """What a burst takes that has nothing to compute, in nanoseconds."""
-
-    request: float = 0.0
-    """Its requests and their answers."""
-    call: float = 0.0
-    """Each of its calls, for each output."""
-    noise: float = 0.0
-    """How much bursts differ."""
-    processors: BurstOverhead | None = None
-    """The same in processor time; None where nobody tells it."""
-
-    @classmethod
-    def of(cls, bare_ns: Sequence[float], full_ns: Sequence[float]) -> BurstOverhead:
-        """Return what follows from times of bursts without calls, and with EMPTY_CALLS of them."""
-        call = max(0.0, min(full_ns) - min(bare_ns)) / EMPTY_CALLS
-        return cls(min(bare_ns), call, median(full_ns) - min(full_ns))
 
 
 class WorkerGone(Exception):
@@ -270,21 +246,8 @@ class WorkerProcess:
         Raises:
             WorkerGone, WorkerLate: the worker does not answer; that is our fault or the machine's.
         """
-        bare: list[tuple[float, float | None]] = []
-        full: list[tuple[float, float | None]] = []
         with self.resting():
-            for _ in range(EMPTY_BURSTS):
-                for calls, taken in ((0, bare), (EMPTY_CALLS, full)):
-                    touch_device()
-                    taken.append(self._time_empty_burst(calls, limit_s))
-        overhead = BurstOverhead.of([wall_ns for wall_ns, _ in bare], [wall_ns for wall_ns, _ in full])
-        if all(cpu_ns is not None for _, cpu_ns in (*bare, *full)):
-            of_processors = BurstOverhead.of(
-                [cpu_ns or 0.0 for _, cpu_ns in bare], [cpu_ns or 0.0 for _, cpu_ns in full]
-            )
-            # What a busy machine adds to an empty call would be taken off each call of a solution.
-            overhead = replace(overhead, call=min(overhead.call, of_processors.call), processors=of_processors)
-        self.overhead = overhead
+            self.overhead = take_overhead(lambda calls: self._time_empty_burst(calls, limit_s), touch_device)
 
     def _time_empty_burst(self, calls: int, limit_s: float) -> tuple[float, float | None]:
         """Return the time of the wall and, on a CPU, of processors that a burst takes."""

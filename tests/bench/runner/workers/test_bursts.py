@@ -21,8 +21,8 @@ from flashinfer_bench.bench.runner.workers.bursts import (
     ClaimContradicted,
     count_burst_calls,
 )
+from flashinfer_bench.bench.runner.workers.empty_bursts import EMPTY_CALLS, BurstOverhead
 from flashinfer_bench.bench.runner.workers.places import MOST_PLACES
-from flashinfer_bench.bench.runner.workers.process import EMPTY_CALLS, BurstOverhead
 from flashinfer_bench.errors import SolutionFailure
 from tests.kit.trials import ScriptedWorker, make_trial
 

@@ -189,3 +189,16 @@ def test_a_worker_that_hangs_or_is_gone_does_not_recover(open_kernel):
         assert not kernel.worker.recover(0.1)
         os.kill(kernel.worker.pid, signal.SIGKILL)
         assert not kernel.worker.recover()
+
+
+def test_a_worker_imports_nothing_before_its_solution_that_its_template_has_not(open_kernel):
+    source = """
+import sys
+names = list(sys.modules)
+print(*names[names.index("flashinfer_bench.worker.template") + 1 :])
+def run(x):
+    return x
+"""
+    with open_kernel(source) as kernel:
+        kernel.worker.drain()
+        assert {name.partition(".")[0] for name in kernel.worker.log.take().split()} == {"flashinfer_bench_solution"}
