@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import selectors
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -152,21 +152,18 @@ class Fleet:
         client = station.client
         if client is None or not client.is_ready:
             return
-        try:
-            while not station.open_jobs:
-                if any(self._known_fault(job) for job in station.ahead.values()):
-                    take_back(station, queue)
-                if not station.ahead:
-                    yield from self._send(station, client, queue, splits=True)
-                if not station.ahead:
-                    client.wait_forever()
-                    return
-                station.open_jobs, station.ahead, station.is_blamed = station.ahead, {}, False
-                client.begin()
+        while not station.open_jobs:
+            if any(self._known_fault(job) for job in station.ahead.values()):
+                take_back(station, queue)
             if not station.ahead:
-                yield from self._send(station, client, queue, splits=False)
-        except SessionLost as lost:
-            yield from self._replace(station, queue, lost)
+                yield from self._send(station, client, queue, splits=True)
+            if not station.ahead:
+                client.wait_forever()
+                return
+            station.open_jobs, station.ahead, station.is_blamed = station.ahead, {}, False
+            client.begin()
+        if not station.ahead:
+            yield from self._send(station, client, queue, splits=False)
 
     def _send(
         self, station: Station, client: SessionClient, queue: BlockQueue, *, splits: bool
@@ -231,16 +228,19 @@ class Fleet:
         with selectors.DefaultSelector() as selector:
             clients = [(station, station.client) for station in self._stations if station.client is not None]
             for station, client in clients:
-                selector.register(client, selectors.EVENT_READ, station)
+                events = selectors.EVENT_READ | (selectors.EVENT_WRITE if client.has_unsent else 0)
+                selector.register(client, events, station)
             for process in self._farm.processes():
                 selector.register(process, selectors.EVENT_READ)
             limits = [POLL_S, *(max(0.0, client.left_s) for _, client in clients)]
             if self._farm.wait_s is not None:
                 limits.append(self._farm.wait_s)
-            readable = {id(key.data) for key, _ in selector.select(min(limits)) if key.data is not None}
+            found = {id(key.data): events for key, events in selector.select(min(limits)) if key.data is not None}
         for station, client in clients:
             try:
-                if id(station) in readable:
+                if found.get(id(station), 0) & selectors.EVENT_WRITE:
+                    client.flush()
+                if found.get(id(station), 0) & selectors.EVENT_READ:
                     for message in client.messages():
                         yield from self._hear(station, queue, message)
                 else:
@@ -336,8 +336,7 @@ def take_back(station: Station, queue: BlockQueue) -> None:
     jobs, station.ahead = list(station.ahead.values()), {}
     queue.give_back(jobs)
     if station.client is not None:
-        with suppress(SessionLost):  # the host hears of that when it listens to it
-            station.client.drop()
+        station.client.drop()
 
 
 def describe_solution(built: Built) -> BlockSolution:

@@ -48,7 +48,7 @@ class FakeFarm:
 class PlayedClient:
     """A session that does the next job of its block now and then, and sometimes ends; all play from one source."""
 
-    is_ready, left_s, phase = True, 100.0, "solution"
+    is_ready, has_unsent, left_s, phase = True, False, 100.0, "solution"
     chance, loss = random.Random(0), 0.0
     all: ClassVar[list] = []
     fleet = None

@@ -27,7 +27,7 @@ pytestmark = [
 class FakeClient:
     """A session that has a verdict for every job the moment it gets it."""
 
-    is_ready = True
+    is_ready, has_unsent = True, False
     left_s = 100.0
     phase = "solution"
     blocks: ClassVar[list] = []

@@ -61,4 +61,4 @@ class Orders:
             elif "drop" in message:
                 self.ahead = None
             elif "begin" in message:
-                self._is_begun = True
+                self._is_begun = self.ahead is not None
