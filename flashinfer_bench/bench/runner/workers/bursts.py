@@ -4,7 +4,7 @@ What the worker reads is precise, and a solution that has taken its worker over 
 coarse and true: the time from a request to its answer. A burst makes calls back to back, each on content of its own;
 then their outputs are brought into the slots, where some are compared like those of any other call:
 
-    one call = (burst + collect - the same for calls that compute nothing - copies) / calls - START_NS
+    one call = (burst + collect - the same for calls that compute nothing - copies - BEGIN_NS) / calls - START_NS
 
 What the copies of the outputs take the session measures itself. On a CPU the processor time of all that the worker has
 started counts too: a call costs the smaller of the two, since a busy machine makes the wall clock run on, and the
@@ -35,9 +35,12 @@ power and is up to a quarter slower than one that rests before each call."""
 REFUSED_SHARE: Final = 0.5
 """Below this share it is refused. Honest calls of many operations came to 0.63 on a GPU, since the operations of a long
 graph start later than those of one call's graph; honest calls of several threads came to 0.67 on a busy CPU."""
-START_NS: Final = {"cpu": 0.0, "cuda": 4_500.0}
-"""Taken off each call of a burst, by the kind of device: a call of one kernel took up to 5.5 us more than its reading
-(H100). So a claim of a few microseconds is hardly bounded."""
+BEGIN_NS: Final = {"cpu": 0.0, "cuda": 200_000.0}
+"""Taken off a burst as a whole, by the kind of device: a GPU that comes back to a process has none of its addresses and
+programs at hand. Honest bursts of 8 to 128 calls took up to 500 us more than their calls and an empty burst (H200)."""
+START_NS: Final = {"cpu": 0.0, "cuda": 1_500.0}
+"""Taken off each call of a burst, by the kind of device: in a graph of many calls each starts so long after the one
+before. So a claim of a few microseconds is hardly bounded."""
 BUSY_LEAST_SHARE: Final = 0.4
 """Below this share a claim is refused where other processes took the processors meanwhile: they hold up a burst more
 than a median reading."""
@@ -47,7 +50,7 @@ BUSY_SHARE: Final = 0.1
 """A worker was held up where its threads waited for a processor for this share of the time or longer."""
 RESOLVED: Final = 4.0
 """A burst resolves its calls when they take this many times what empty bursts differ by."""
-LEAST_NOISE_NS: Final = {"cpu": 5_000.0, "cuda": 20_000.0}
+LEAST_NOISE_NS: Final = {"cpu": 5_000.0, "cuda": 40_000.0}
 """Bursts on a kind of device differ by this at the least, however alike the empty ones were."""
 COPY_MARGIN: Final = 1.5
 """What a worker's copies of outputs may take, as a multiple of what the session's own take."""
@@ -69,9 +72,10 @@ SLOW_SERIES_S: Final = 0.5
 """Seconds after which a series ends with fewer bursts than that."""
 AGAIN: Final = 2
 """Series that are taken again before a claim is contradicted: a busy machine delays some."""
-SHORTER: Final = (1, 2, 4)
+SHORTER: Final = {"cpu": (1, 2, 4), "cuda": (1,)}
 """Their bursts have the calls of the first series divided by one of these: where the cost of a call depends on its
-content, the best of several short bursts is nearer to the usual call than the mean of a long one."""
+content, the best of several short bursts is nearer to the usual call than the mean of a long one. On a GPU a short
+burst is little but its own beginning."""
 
 
 def noise_ns(overhead: BurstOverhead, device_type: str) -> float:
@@ -166,10 +170,10 @@ class BurstTimer:
         if calls > 1:
             self._burst(list(range(calls)))  # it tells the worker whether results share memory; nobody reads it
         best = self._take_series(calls, overhead)
-        series = 1
-        again = 0 if is_ours else AGAIN
+        series, again = 1, 0 if is_ours else AGAIN
+        divisors = SHORTER[self._trial.asked.device_type]
         while claimed_ns < REFUSED_SHARE * best.call_ns and best.call_ns > resolution_ns and series <= again:
-            fewer = max(1, calls // SHORTER[series % len(SHORTER)])
+            fewer = max(1, calls // divisors[series % len(divisors)])
             best = min(best, self._take_series(fewer, overhead), key=lambda one: one.call_ns)
             series += 1
         if best.call_ns <= resolution_ns:
@@ -199,8 +203,9 @@ class BurstTimer:
             spent_s = (self._now_ns() - start) / 1e9
             if costs_ns and spent_s > SERIES_S and (len(costs_ns) >= FEWEST_BURSTS or spent_s > SLOW_SERIES_S):
                 break
-            cost_ns = self._time_one(calls, overhead) / calls
-            costs_ns.append(max(cost_ns - START_NS[self._trial.asked.device_type], 0.0))
+            device_type = self._trial.asked.device_type
+            cost_ns = (self._time_one(calls, overhead) - BEGIN_NS[device_type]) / calls
+            costs_ns.append(max(cost_ns - START_NS[device_type], 0.0))
         waited_ns = tree_waiting_ns(self._guard_pid) - waited_before
         return Series(min(costs_ns), waited_ns > BUSY_SHARE * (self._now_ns() - start))
 

@@ -24,7 +24,8 @@ MOST_BURST_PLACES: Final = {"cpu": 128, "cuda": 128}
 """Places of the calls of a burst, by the kind of device."""
 CPU_BYTES: Final = 32 << 20
 """All places together take no more on a CPU: they should stay in its last cache."""
-GPU_BYTES: Final = 512 << 20
+GPU_BYTES: Final = 1 << 30
+"""Nor more than this on a GPU: bursts of large calls need some of them to be told from what a burst takes."""
 FREE_SHARE: Final = 8
 """Nor do they take more than the free memory of a GPU divided by this."""
 RUN: Final = 16

@@ -8,6 +8,7 @@ import torch
 from flashinfer_bench.bench.runner.workers import bursts
 from flashinfer_bench.bench.runner.workers.bursts import (
     AGAIN,
+    BEGIN_NS,
     BURST_NS,
     COPY_MARGIN,
     FORGED_SHARE,
@@ -21,7 +22,7 @@ from flashinfer_bench.bench.runner.workers.bursts import (
     ClaimContradicted,
     count_burst_calls,
 )
-from flashinfer_bench.bench.runner.workers.empty_bursts import EMPTY_CALLS, BurstOverhead
+from flashinfer_bench.bench.runner.workers.empty_bursts import BurstOverhead
 from flashinfer_bench.bench.runner.workers.places import MOST_PLACES
 from flashinfer_bench.errors import SolutionFailure
 from tests.kit.trials import ScriptedWorker, make_trial
@@ -93,10 +94,12 @@ def test_copies_take_a_thread_the_longer_the_more_there_is_to_copy():
     assert bursts.time_copies_of_one_thread([]) >= 0
 
 
-def test_the_overhead_follows_from_bursts_without_calls_and_with_some():
-    bare, full = [60.0, 50.0, 90.0], [130.0, 170.0, 150.0]
-    assert BurstOverhead.of(bare, full) == BurstOverhead(request=50.0, call=80.0 / EMPTY_CALLS, noise=20.0)
-    assert BurstOverhead.of(full, bare).call == 0.0
+@pytest.mark.parametrize("few", [0, 1])
+def test_the_overhead_follows_from_bursts_of_few_calls_and_of_many(few):
+    less, more = [60.0, 50.0, 90.0], [130.0, 170.0, 150.0]
+    found = BurstOverhead.of(less, more, (few, few + 8))
+    assert found == BurstOverhead(request=50.0 - 10.0 * few, call=10.0, noise=20.0)
+    assert BurstOverhead.of(more, less, (few, few + 8)).call == 0.0
 
 
 def test_quick_calls_get_many_bursts_and_slow_ones_a_single_one(open_timer):
@@ -155,10 +158,11 @@ def test_a_claim_between_the_shares_is_not_confirmed(open_timer):
         assert found.to_record()["confirmed"] is False
 
 
-def test_on_a_gpu_what_a_call_of_a_burst_takes_to_start_is_taken_off(open_timer):
-    timer, _ = open_timer(device_type="cuda")
+def test_on_a_gpu_what_a_burst_and_each_call_of_it_take_to_start_is_taken_off(open_timer):
+    timer, worker = open_timer(device_type="cuda")
     found = timer.confirm(CALL_NS, OVERHEAD)
-    assert found.burst_ns == pytest.approx(CALL_NS - START_NS["cuda"], rel=0.001)
+    taken_off = START_NS["cuda"] + BEGIN_NS["cuda"] / len(worker.trial.places)
+    assert found.burst_ns == pytest.approx(CALL_NS - taken_off, rel=0.001)
 
 
 def test_a_call_that_waits_for_the_gpu_is_in_no_graph_and_not_refused(open_timer):

@@ -106,11 +106,13 @@ def test_a_latency_of_less_than_an_empty_call_is_refused(asked, span_ns):
         (0.55, {"burst_ms": 1.0}, "cpu", 0.9),
         (0.95, {"burst_ms": 1.0}, "cpu", 0.95),
         (0.55, {}, "cpu", 0.55),
-        (0.55, {"burst_ms": 1.0}, "cuda", 0.55),
+        (0.55, {"burst_ms": 1.2, "burst_resolution_ms": 0.2}, "cuda", 0.77),
+        (0.78, {"burst_ms": 1.2, "burst_resolution_ms": 0.2}, "cuda", 0.78),
+        (0.55, {"burst_resolution_ms": 2.0}, "cuda", 0.55),
     ],
-    ids=["below", "near", "not_resolved", "gpu"],
+    ids=["below", "near", "not_resolved", "gpu_below", "gpu_near", "gpu_not_resolved"],
 )
-def test_a_claim_below_what_bursts_cost_earns_nothing_on_a_cpu(claimed_ms, record, device, told_ms):
+def test_a_claim_below_what_bursts_cost_earns_nothing(claimed_ms, record, device, told_ms):
     record = dict(record)
-    assert raise_claim(claimed_ms, record, device) == told_ms
+    assert raise_claim(claimed_ms, record, device) == pytest.approx(told_ms)
     assert record.get("claimed_ms", told_ms) == claimed_ms
