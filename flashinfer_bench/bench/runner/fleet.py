@@ -148,9 +148,16 @@ class Fleet:
         station.client = SessionClient(station.device, self._hello_for(station.device))
 
     def _keep_busy(self, station: Station, queue: BlockQueue) -> Iterator[Happening]:
-        """Have a session run the block that it was sent, and send it the next one, which it may prepare for."""
+        """Have a session run the block that it was sent, and send it the next one, which it may prepare for.
+
+        One that is still starting gets its first block, too: its workers start while it makes its own context.
+        """
         client = station.client
-        if client is None or not client.is_ready:
+        if client is None:
+            return
+        if not client.is_ready:
+            if not station.ahead:
+                yield from self._send(station, client, queue, splits=True)
             return
         while not station.open_jobs:
             if any(self._known_fault(job) for job in station.ahead.values()):

@@ -48,7 +48,7 @@ class FakeFarm:
 class PlayedClient:
     """A session that does the next job of its block now and then, and sometimes ends; all play from one source."""
 
-    is_ready, has_unsent, left_s, phase = True, False, 100.0, "solution"
+    has_unsent, left_s, phase = False, 100.0, "solution"
     chance, loss = random.Random(0), 0.0
     all: ClassVar[list] = []
     fleet = None
@@ -56,7 +56,8 @@ class PlayedClient:
     def __init__(self, device, hello):
         self._ours, self._theirs = socket.socketpair()
         self.device, self.sent, self.todo, self.begun = device, None, [], []
-        self.sent_early = 0
+        self.sent_early, self.is_ready, self.sent_at_start = 0, False, False
+        self._theirs.send(b".")
         self.all.append(self)
 
     def fileno(self):
@@ -66,12 +67,14 @@ class PlayedClient:
         assert self.sent is None
         self.sent = block
         self.sent_early += bool(self.todo)
+        self.sent_at_start |= not self.is_ready
 
     def drop(self):
         assert self.sent is not None
         self.sent = None
 
     def begin(self):
+        assert self.is_ready
         assert not self.todo
         self.begun.append({job.solution for job in self.sent.jobs})
         self.todo, self.sent = [job.index for job in self.sent.jobs], None
@@ -86,6 +89,10 @@ class PlayedClient:
     def messages(self):
         if self.chance.random() < self.loss:
             raise SessionLost("it ended")
+        if not self.is_ready:
+            self.is_ready = bool(self._ours.recv(1))
+            yield {"ready": {}}
+            return
         if self.chance.random() < 0.5:
             evaluation = make_evaluation().model_dump(mode="json")
             yield {"verdict": {"job": self.todo.pop(0), "evaluation": evaluation, "seconds": self.chance.random()}}
@@ -127,7 +134,7 @@ def test_every_job_is_done_once_whatever_is_lost_and_taken_back(monkeypatch, dev
 
 def test_a_session_has_its_next_block_before_the_last_one_ends_and_solutions_stay_whole(monkeypatch):
     played = play(monkeypatch, (12, 3), devices=2)
-    assert all(session.sent_early >= 2 for session in played.sessions)
+    assert all(session.sent_at_start and session.sent_early for session in played.sessions)
     begun = [name for session in played.sessions for block in session.begun for name in block]
     assert len(begun) <= 12 + 2  # the last ones may be split, so that both end at the same time
     assert not [one for one in played.happenings if isinstance(one, JobFaulted)]

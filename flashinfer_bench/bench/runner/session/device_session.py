@@ -7,10 +7,9 @@ The reference runs in this process, which holds the inputs and the expected outp
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -134,23 +133,13 @@ class DeviceSession:
             orders: its jobs that are left.
             ahead: the block that comes after it, as far as that is known.
         """
-        wanted: list[SolutionFiles] = []
-        if self._hello.profile_baseline and orders and self.lacks_baseline(block, orders[0]):
-            wanted.append(SolutionFiles(reference_key(block.definition.digest())))
-        coming = chain(
-            ((block.solutions, order) for order in orders),
-            ((ahead.solutions, order) for order in ahead.jobs) if ahead is not None else (),
+        wanted = list_wanted(
+            [(block.solutions, orders), *([(ahead.solutions, ahead.jobs)] if ahead is not None else [])],
+            isolated=self._hello.isolated,
+            broken=() if self._hello.isolated else self._broken_loads,
         )
-        before = ""
-        for solutions, order in coming:
-            solution = solutions[order.solution]
-            is_next = self._hello.isolated or solution.digest != before  # one worker does all jobs that stand together
-            before = solution.digest
-            can_load = self._hello.isolated or solution.digest not in self._broken_loads
-            if is_next and can_load and solution.build_error is None:
-                wanted.append(files_of(solution))
-            if len(wanted) == EXPECTED_WORKERS:
-                break
+        if self._hello.profile_baseline and orders and self.lacks_baseline(block, orders[0]):
+            wanted.insert(0, SolutionFiles(reference_key(block.definition.digest())))
         self._pool.expect(wanted)
 
     def lacks_baseline(self, block: BlockContext, order: BlockJob) -> bool:
@@ -402,6 +391,36 @@ class DeviceSession:
                 torch.cuda.synchronize()
             except RuntimeError as error:
                 raise DeviceFault(f"the device is lost: {error}") from None
+
+
+def list_wanted(
+    blocks: Iterable[tuple[Mapping[str, BlockSolution], Sequence[BlockJob]]], *, isolated: bool, broken: Container[str]
+) -> list[SolutionFiles]:
+    """Return what the next workers are for, EXPECTED_WORKERS at the most.
+
+    Args:
+        blocks: solutions by name, and jobs, of the blocks that come.
+        isolated: each job wants a worker. Else one does all jobs of a solution that stand together.
+        broken: digests of solutions that want none any more.
+    """
+    wanted: list[SolutionFiles] = []
+    before = ""
+    for solution in (solutions[order.solution] for solutions, orders in blocks for order in orders):
+        is_next = isolated or solution.digest != before
+        before = solution.digest
+        if is_next and solution.build_error is None and solution.digest not in broken:
+            wanted.append(files_of(solution))
+            if len(wanted) == EXPECTED_WORKERS:
+                break
+    return wanted
+
+
+def list_first_wanted(hello: Hello, block: BlockOrder) -> list[SolutionFiles]:
+    """Return what the workers of a session's first block are for, that of the reference among them."""
+    wanted = list_wanted([(block.solutions, block.jobs)], isolated=hello.isolated, broken=())
+    if not hello.profile_baseline or not wanted:
+        return wanted
+    return [SolutionFiles(reference_key(Definition.model_validate(block.definition).digest())), *wanted]
 
 
 def files_of(solution: BlockSolution) -> SolutionFiles:

@@ -33,7 +33,7 @@ from flashinfer_bench.bench.runner.protocol import (
     SessionReady,
 )
 from flashinfer_bench.bench.runner.readout import Readout
-from flashinfer_bench.bench.runner.session.device_session import DeviceSession, utc_now
+from flashinfer_bench.bench.runner.session.device_session import DeviceSession, list_first_wanted, utc_now
 from flashinfer_bench.bench.runner.session.job import BlockContext
 from flashinfer_bench.bench.runner.session.orders import Orders
 from flashinfer_bench.bench.runner.session.outcome import make_evaluation
@@ -79,6 +79,10 @@ def serve_host(fd: int) -> None:
         enclosure=enclosure,
     ) as pool:
         pool.expect_any()
+        orders = Orders(host, reader)
+        orders.look()
+        if orders.ahead is not None:
+            pool.expect(list_first_wanted(hello, orders.ahead))
         if device.type == "cuda":
             torch.zeros(1, device=device)
             pool.timing_image = kernel_image()
@@ -91,7 +95,6 @@ def serve_host(fd: int) -> None:
         environment = Environment(hardware=hello.hardware, libs=libs)
         tools = SessionTools(SharedArena(device), readout, pool.quiesce)
         session = DeviceSession(hello, pool, tools, lambda phase: send_phase(host, phase))
-        orders = Orders(host, reader)
         try:
             while True:
                 run_block(host, session, orders, environment)
