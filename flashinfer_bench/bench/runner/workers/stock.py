@@ -33,6 +33,8 @@ MOST_STARTING: Final = 4
 """Most spares that make their contexts at once: the driver makes them one after the other, more would hold cores up."""
 FIRST_STARTING: Final = 2
 """As many at once until the first of all is up: it is waited for."""
+CORES_PER_START: Final = 4
+"""Cores of this machine for each spare that starts: a measurement beside it needs one at once whenever it launches."""
 CONTEXT_BYTES: Final = 768 << 20
 """What a spare is taken to hold on a GPU: its context, the timing kernels and the buffer that flushes the L2."""
 SPARES_SHARE: Final = 16
@@ -70,7 +72,7 @@ class StockLimits:
         """Return how many may start at once; `is_first` where none has started yet."""
         if not self._is_gpu:
             return self.spares(0)
-        return FIRST_STARTING if is_first else MOST_STARTING
+        return min(FIRST_STARTING if is_first else MOST_STARTING, max(1, usable_cores() // CORES_PER_START))
 
     def spares(self, held: int) -> int:
         """Return how many there may be in all, at least one; `held` of them are there."""
