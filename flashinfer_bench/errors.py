@@ -65,9 +65,12 @@ class SolutionFailure(FlashInferBenchError):
     Attributes:
         status: the name of an EvaluationStatus member, for example "RUNTIME_ERROR".
         message: one or more lines for the trace's log.
+        is_answer: the solution's process answered as it should, with an exception or with values that do not fit. It
+            may be asked again.
     """
 
-    def __init__(self, status: str, message: str) -> None:
+    def __init__(self, status: str, message: str, *, is_answer: bool = False) -> None:
         super().__init__(f"{status}: {message}")
         self.status: Final = status
         self.message: Final = message
+        self.is_answer: Final = is_answer

@@ -35,6 +35,9 @@ class Device:
     """What pins and locks it: NVML's uuid ("GPU-…", "MIG-…"), or "cpu"."""
     capability: tuple[int, int] | None = field(default=None, compare=False)
     """Compute capability, (9, 0) for Hopper; None for a CPU, or where NVML does not tell."""
+    pci_rank: int | None = field(default=None, compare=False)
+    """Position among all GPUs by PCI address. None for a CPU, for a MIG slice, where NVML does not tell, and where MIG
+    divides a GPU of this machine: CUDA counts otherwise there."""
 
     @property
     def label(self) -> str:
@@ -99,6 +102,12 @@ class Nvml(Protocol):
 
     def nvmlDeviceGetUUID(self, handle: Any) -> str | bytes:
         """Give a GPU's uuid."""
+
+    def nvmlDeviceGetPciInfo(self, handle: Any) -> Any:
+        """Give a GPU's PCI address, as `domain`, `bus` and `device`."""
+
+    def nvmlDeviceGetMigMode(self, handle: Any) -> Sequence[int]:
+        """Tell whether a GPU is divided by MIG, now and after the next start."""
 
     def nvmlDeviceGetCudaComputeCapability(self, handle: Any) -> Sequence[int]:
         """Give a GPU's compute capability."""
@@ -172,7 +181,9 @@ def _list_visible_gpus(nvml: Nvml | None, environment: Mapping[str, str]) -> tup
     except nvml.NVMLError:
         return ()
     try:
-        gpus = [_read_gpu(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
+        gpus = _rank(
+            [(_read_gpu(nvml, index), _read_address(nvml, index)) for index in range(nvml.nvmlDeviceGetCount())]
+        )
         slices = [_read_slice(nvml, entry) for entry in _entries(visible or "") if entry.startswith("MIG-")]
     except nvml.NVMLError:
         return ()
@@ -187,6 +198,29 @@ def _read_gpu(nvml: Nvml, index: int) -> Device:
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
     name, uuid = _text(nvml.nvmlDeviceGetName(handle)), _text(nvml.nvmlDeviceGetUUID(handle))
     return Device("cuda", index, name, uuid, _read_capability(nvml, handle))
+
+
+def _read_address(nvml: Nvml, index: int) -> tuple[int, int, int] | None:
+    """Return a GPU's PCI address; None where NVML does not tell, and for one that is divided by MIG."""
+    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    try:
+        if nvml.nvmlDeviceGetMigMode(handle)[0]:
+            return None
+    except nvml.NVMLError:
+        pass  # a GPU that knows no MIG
+    try:
+        found = nvml.nvmlDeviceGetPciInfo(handle)
+    except nvml.NVMLError:
+        return None
+    return int(found.domain), int(found.bus), int(found.device)
+
+
+def _rank(found: Sequence[tuple[Device, tuple[int, int, int] | None]]) -> list[Device]:
+    """Return GPUs with their positions by PCI address, where the addresses of all of them are known."""
+    addresses = sorted(address for _, address in found if address is not None)
+    if len(set(addresses)) < len(found):
+        return [gpu for gpu, _ in found]
+    return [replace(gpu, pci_rank=addresses.index(address)) for gpu, address in found if address is not None]
 
 
 def _read_capability(nvml: Nvml, handle: Any) -> tuple[int, int] | None:

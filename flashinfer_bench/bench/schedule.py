@@ -74,13 +74,17 @@ class BlockQueue:
         """Return how many jobs nobody has taken."""
         return self._remaining
 
-    def take(self, device_count: int, is_ready: IsReady | None = None, device: str = "") -> Block | None:
+    def take(
+        self, device_count: int, is_ready: IsReady | None = None, device: str = "", *, splits: bool = True
+    ) -> Block | None:
         """Take the next block for one of `device_count` devices that share the work; None when there is none to take.
 
         Args:
             device_count: how many devices there are.
             is_ready: whether a solution is built; jobs of others are left. None: all are.
             device: the device that asks, by any name that stays the same.
+            splits: may take a part of a solution. A device that has work and asks ahead gets nothing where a solution
+                would have to be split.
         """
         if device_count < 1:
             raise ValueError(f"there must be a device to take a block for, not {device_count}")
@@ -92,7 +96,9 @@ class BlockQueue:
         if not ready:
             return None
         definition = self._choose_definition(ready, device_count, device)
-        jobs = self._choose_jobs(ready, definition, device_count, device)
+        jobs = self._choose_jobs(ready, definition, device_count, device, splits=splits)
+        if not jobs:
+            return None
         self._remove(definition, jobs)
         self._last[device] = definition, jobs[-1].solution.name
         return Block(definition, _by_solution(jobs))
@@ -139,7 +145,10 @@ class BlockQueue:
         there = Counter(last[0] for other, last in self._last.items() if other != device)
         return max(ready, key=lambda name: sum(one.cost(self._estimate) for one in ready[name]) / (1 + there[name]))
 
-    def _choose_jobs(self, ready: dict[str, list[_Open]], definition: str, device_count: int, device: str) -> list[Job]:
+    def _choose_jobs(
+        self, ready: dict[str, list[_Open]], definition: str, device_count: int, device: str, *, splits: bool
+    ) -> list[Job]:
+        """Return the jobs of a block; none where a solution would have to be split that must not be."""
         costs = {id(one): one.cost(self._estimate) for solutions in ready.values() for one in solutions}
         left = sum(costs.values())
         first = {job.solution.name for job in self._first}
@@ -152,8 +161,10 @@ class BlockQueue:
 
         order = sorted(ready[definition], key=rank)
         chosen = order[0]
-        if chosen.parts == 0:
-            chosen.parts = math.ceil(round(costs[id(chosen)] * device_count / left, 3))
+        parts = chosen.parts or math.ceil(round(costs[id(chosen)] * device_count / left, 3))
+        if parts > 1 and not splits:
+            return []
+        chosen.parts = parts
         if chosen.parts > 1:
             chosen.parts -= 1
             return chosen.jobs[: math.ceil(len(chosen.jobs) / (chosen.parts + 1))]

@@ -119,6 +119,14 @@ def _owner(pid: int) -> int | None:
     return int(status.partition(b"\nUid:")[2].split(None, 1)[0])
 
 
+def count_threads(pid: int) -> int:
+    """Return how many threads a process has; 0 where it is gone."""
+    try:
+        return sum(1 for _ in os.scandir(f"/proc/{pid}/task"))
+    except OSError:
+        return 0
+
+
 def session_members(sessions: Iterable[int]) -> dict[int, dict[int, str]]:
     """Return of each session pid → state ("R" runs, "Z" has ended and is not reaped yet) of its processes."""
     found: dict[int, dict[int, str]] = {session: {} for session in sessions}

@@ -48,7 +48,7 @@ from flashinfer_bench.worker.walls.module_layer import link_modules
 from flashinfer_bench.worker.wire import FrameReader, WireClosed, send_frame
 
 KEPT_FRAMES: Final = 12
-VERBS: Final = ("load", "bind", "lay_out", "start", "calls", "burst", "collect", "stop")
+VERBS: Final = ("load", "bind", "lay_out", "start", "calls", "burst", "collect", "stop", "recover")
 """What a session may ask for, beside the end."""
 
 
@@ -110,7 +110,8 @@ class Worker:
         verbs = {name: getattr(self, name) for name in VERBS}
         gaps = {"launch_gap_ns": self.clock.launch_gap_ns(), "chain_gap_ns": self.clock.chain_gap_ns()}
         capture_first(self.device)
-        send_frame(self.sock, {"id": 0, "ready": True, **gaps, "clock": describe_clock(self.clock)})
+        found = {"clock": describe_clock(self.clock), "gpu_uuid": read_gpu_uuid(self.device)}
+        send_frame(self.sock, {"id": 0, "ready": True, **gaps, **found})
         while True:
             try:
                 request = self.reader.read()
@@ -235,6 +236,16 @@ class Worker:
         self._running.close()
         return {"stopped": True}
 
+    def recover(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Forget the calls of a job that failed. A broken context raises here."""
+        del request
+        self._running.close()
+        self._forget_calls()
+        self._synchronize()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        return {"recovered": True}
+
     def _launches(self, request: dict[str, Any]) -> list[CallLaunch | ReplayLaunch]:
         return [self._launch(index, request["part"], replay=request["replay"]) for index in request["indices"]]
 
@@ -271,6 +282,11 @@ def in_turn(launches: Sequence[CallLaunch], *, put_away: bool) -> Launch:
                 launch.put_away()
 
     return launch_all
+
+
+def read_gpu_uuid(device: torch.device) -> str:
+    """Return a GPU's UUID as NVML spells it; nothing for a CPU."""
+    return "" if device.type == "cpu" else f"GPU-{torch.cuda.get_device_properties(device).uuid}"
 
 
 def describe_clock(clock: Clock) -> dict[str, Any]:

@@ -4,7 +4,8 @@ The session asks, one frame at a time; the worker answers each with one frame th
 
     verb      fields                                          answer
     (none)    sent when the worker can take work              {"id": 0, "ready": true, "launch_gap_ns",
-                                                              "chain_gap_ns", "clock": ClockTraits}
+                                                              "chain_gap_ns", "clock": ClockTraits,
+                                                              "gpu_uuid"}
     load      directory, entry, symbol, kind, environment     {"id", "signature": Signature or null,
                                                               "has_setup"}
     bind      arena: {"kind": "memfd", "size"} + 1 fd, or     {"id", "bound": true}; the arena bound
@@ -18,6 +19,8 @@ The session asks, one frame at a time; the worker answers each with one frame th
     burst     indices, part, together                         {"id", "refused": reason or null, "copied"}
     collect   indices, part                                   {"id", "collected": true}
     stop      -                                               {"id", "stopped": true}
+    recover   -                                               {"id", "recovered": true}; after an error: the clock is
+                                                              off, no call is laid out, the device has done its work
     exit      -                                               none; the process ends
 
 There is one kind of call. A call has a place of its own (lay_out): inputs and output slots in the arena. `calls` makes
@@ -97,6 +100,8 @@ class WorkerReady(Claim):
     chain_gap_ns: Annotated[int, Field(ge=0, le=10**9)]
     """How fast this worker's context feeds the GPU; see `Clock.chain_gap_ns`."""
     clock: ClockTraits
+    gpu_uuid: ShortText = ""
+    """As CUDA tells it; empty on a CPU."""
 
 
 class Loaded(Claim):
@@ -239,6 +244,12 @@ class Stopped(Claim):
     """The clock is off."""
 
     stopped: Literal[True]
+
+
+class Recovered(Claim):
+    """The worker is as it was before a call failed, and its device still works."""
+
+    recovered: Literal[True]
 
 
 class WorkerError(Part):

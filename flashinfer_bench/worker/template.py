@@ -8,6 +8,7 @@ themselves. When the session's end closes, the template ends every guard that it
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import socket
@@ -54,6 +55,7 @@ def run_template(sock: socket.socket, run_directory: Path, *, with_triton: bool 
     try:
         if with_triton:
             prepare_triton()
+        gc.freeze()  # workers do not walk what is here, nor write to its pages, when they collect garbage
         with suppress(WireClosed):  # the session ended: so do we
             _serve_orders(sock, most_tasks)
     finally:

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -21,6 +22,7 @@ class FakeNvml:
     def __init__(self, uuids=("GPU-aaaa1111", "GPU-aaaa2222", "GPU-bbbb3333"), *, fails_at=None):
         self.uuids = uuids
         self.fails_at = fails_at
+        self.divided = ()
         self.opened = 0
 
     def _step(self, name):
@@ -53,6 +55,14 @@ class FakeNvml:
     def nvmlDeviceGetUUID(self, handle):
         return handle
 
+    def nvmlDeviceGetPciInfo(self, handle):
+        self._step("address")
+        return SimpleNamespace(domain=0, bus=0xFF - self.uuids.index(handle), device=0)
+
+    def nvmlDeviceGetMigMode(self, handle):
+        self._step("mig")
+        return [int(handle in self.divided)] * 2
+
     def nvmlDeviceGetCudaComputeCapability(self, handle):
         self._step("capability")
         return [9, 0]
@@ -80,6 +90,22 @@ def test_all_gpus_are_used_and_nvml_is_closed():
     assert devices[1] == Device("cuda", 1, "NVIDIA H200", "GPU-aaaa2222")
     assert [device.label for device in devices] == ["cuda:0", "cuda:1", "cuda:2"]
     assert nvml.opened == 0
+
+
+def test_gpus_are_numbered_by_their_pci_addresses_whatever_is_visible():
+    assert [device.pci_rank for device in discover()] == [2, 1, 0]
+    (device,) = discover(visible="GPU-aaaa2222")
+    assert (device.index, device.pci_rank) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("fails_at", "divided"), [("address", ()), ("mig", ("GPU-aaaa2222",)), (None, ("GPU-bbbb3333",))]
+)
+def test_gpus_have_no_numbers_where_cuda_may_count_otherwise(fails_at, divided):
+    nvml = FakeNvml(fails_at=fails_at)
+    nvml.divided = divided
+    numbers = [device.pci_rank for device in discover(nvml=nvml)]
+    assert numbers == ([2, 1, 0] if fails_at == "mig" else [None] * 3)  # NVML knows no MIG: nothing is divided
 
 
 @pytest.mark.parametrize("step", ["init", "count", "name"])

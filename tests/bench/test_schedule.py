@@ -197,6 +197,14 @@ def test_one_solution_is_split_in_as_many_parts_as_there_are_devices():
     assert all(len(dealt) == 1 for dealt in blocks.values())
 
 
+def test_a_device_that_asks_ahead_gets_whole_solutions_or_nothing():
+    queue = BlockQueue(make_jobs((4, 3)))
+    assert [len(queue.take(2, splits=False).jobs) for _ in range(2)] == [4, 4]
+    assert queue.take(2, splits=False) is None
+    assert queue.remaining == 4
+    assert [len(queue.take(2).jobs) for _ in range(2)] == [2, 2]
+
+
 def test_the_jobs_of_a_block_go_solution_by_solution():
     (block,) = take_all(BlockQueue(make_jobs((3, 2))), 1)
     assert [(job.solution.name, job.workload.uuid) for job in block.jobs] == [

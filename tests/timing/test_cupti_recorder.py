@@ -9,7 +9,7 @@ import torch
 from flashinfer_bench.timing import clocks
 from flashinfer_bench.timing.clocks import cupti_recorder, make_clock
 from flashinfer_bench.timing.clocks.cupti import RecordsLost
-from flashinfer_bench.timing.clocks.cupti_recorder import CuptiRecorder
+from flashinfer_bench.timing.clocks.cupti_recorder import CuptiRecorder, import_cupti
 from flashinfer_bench.timing.measurement import EVENTS_ASKED_FOR
 from flashinfer_bench.timing.timeline import Operation
 from tests.kit.fake_cupti import ActivityKind, FakeCupti, FakeCuptiError, describe
@@ -249,3 +249,17 @@ def test_a_buffer_whose_records_are_dropped_is_used_again(cupti):
         cupti.add(ActivityKind.CONCURRENT_KERNEL, 1, 2, 3, b"k")
         recorder.stop()
     assert len(cupti.library.buffers) == 1
+
+
+def test_missing_bindings_are_told_by_the_recorder_and_not_where_they_are_imported_ahead(monkeypatch):
+    asked = []
+
+    def find(name):
+        asked.append(name)
+        raise ModuleNotFoundError("No module named 'cupti'", name="cupti")
+
+    monkeypatch.setattr(importlib, "import_module", find)
+    import_cupti()
+    with pytest.raises(RecordsLost, match="CUPTI is not installed"):
+        CuptiRecorder()
+    assert asked == ["cupti.cupti"] * 2

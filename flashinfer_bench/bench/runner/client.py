@@ -6,7 +6,6 @@ end reports the end of the stream, no process of the session is left.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
 import socket
@@ -20,7 +19,7 @@ from flashinfer_bench.bench.runner.environments import session_environment
 from flashinfer_bench.bench.runner.protocol import BlockOrder, Hello
 from flashinfer_bench.bench.runner.starting import read_tail, starter_for
 from flashinfer_bench.worker.linux import end_tree, hide_memory, session_members
-from flashinfer_bench.worker.wire import FrameReader, WireClosed, WireError, send_frame
+from flashinfer_bench.worker.wire import FrameReader, WireClosed, WireError, encode_frame
 
 START_LIMIT_S: Final = 180.0
 CLOSE_LIMIT_S: Final = 3.0
@@ -65,6 +64,7 @@ class SessionClient:
             theirs.close()
             os.close(lifeline_write)
         self._reader = FrameReader(self._sock, max_bytes=1 << 28)
+        self._unsent = bytearray()
         self._send({"hello": hello.model_dump()})
 
     def fileno(self) -> int:
@@ -76,16 +76,20 @@ class SessionClient:
         """Seconds until the session is taken for lost."""
         return self._deadline - time.monotonic()
 
-    def begin(self, block: BlockOrder) -> None:
-        """Hand a block over.
+    def send(self, block: BlockOrder) -> None:
+        """Send the next block; `begin` has the session run it, `drop` takes it back."""
+        self._send({"block": block.model_dump()})
 
-        Raises:
-            SessionLost: it is not there any more.
-        """
+    def drop(self) -> None:
+        """Take back the block that was sent and not begun."""
+        self._send({"drop": True})
+
+    def begin(self) -> None:
+        """Have the block run that was sent; the one before has all its answers."""
         self._limit_s = START_LIMIT_S
         self._deadline = time.monotonic() + self._limit_s
         self.phase = "beginning a block"
-        self._send({"block": block.model_dump()})
+        self._send({"begin": True})
 
     def wait_forever(self) -> None:
         """Set no deadline: the session has no work."""
@@ -124,13 +128,13 @@ class SessionClient:
         """End the session and every process below it; returns when none is left."""
         if self._sock.fileno() < 0:
             return
-        with contextlib.suppress(OSError):
-            send_frame(self._sock, {"close": True})
+        self._send({"close": True})
         self._sock.close()
         if not self._process.wait(0.5 if self.is_ready else 0):
             self._process.kill()
-        ready, _, _ = select.select([self._lifeline], [], [], CLOSE_LIMIT_S)
         session = self._process.pid
+        # One that was never forked holds nothing; the lifeline's end is on its way to its starter.
+        ready, _, _ = select.select([self._lifeline], [], [], CLOSE_LIMIT_S if session is not None else 0)
         if not ready and session is not None:
             for left in session_members([session])[session]:  # the template, which adopts the rest
                 end_tree(left, FORCE_LIMIT_S)
@@ -138,11 +142,24 @@ class SessionClient:
         os.close(self._lifeline)
         self._stderr.close()
 
-    def _send(self, message: dict[str, Any]) -> None:
+    @property
+    def has_unsent(self) -> bool:
+        """Whether `flush` is to be called once the descriptor takes more: the session does not read while it judges."""
+        return bool(self._unsent)
+
+    def flush(self) -> None:
+        """Send what the session takes now, without waiting. Listening to it tells whether it is still there."""
         try:
-            send_frame(self._sock, message)
+            while self._unsent:
+                del self._unsent[: self._sock.send(self._unsent, socket.MSG_DONTWAIT)]
+        except BlockingIOError:
+            return
         except OSError:
-            self._raise_lost()
+            self._unsent.clear()
+
+    def _send(self, message: dict[str, Any]) -> None:
+        self._unsent += encode_frame(message)
+        self.flush()
 
     def _raise_lost(self) -> None:
         self._process.wait(CLOSE_LIMIT_S)

@@ -1,8 +1,10 @@
 """The host's loop over its device sessions: deal blocks out, pass on what comes back, replace a session that is lost.
 
 `compile/farm.py` compiles solutions meanwhile. A block holds only jobs whose solution is built, so a device waits for a
-compiler only when nothing else is left. A job whose session was lost runs once more on a fresh session; the second time
-it is a fault. This process has one thread with one select; sessions and compilers do the work. Nothing here judges.
+compiler only when nothing else is left. A session is sent its next block early, and begins it when it is told to; a
+block that was not begun is taken back where another device would idle. A job whose session was lost runs once more on a
+fresh session; the second time it is a fault. This process has one thread with one select; sessions and compilers do the
+work. Nothing here judges.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import selectors
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -63,6 +66,8 @@ class Station:
     client: SessionClient | None = None
     open_jobs: dict[int, Job] = field(default_factory=dict)
     """Jobs of its block without an answer yet, in order."""
+    ahead: dict[int, Job] = field(default_factory=dict)
+    """Jobs of the block that its session was sent, and has not begun."""
     current: int | None = None
     """The job that runs, or whose baseline is prepared. It is to blame where the session is lost."""
     started: int | None = None
@@ -130,7 +135,7 @@ class Fleet:
             for message in lock_device(station.device, self._locks):
                 yield Notice(message)
             self._start(station)
-        while queue.remaining or any(station.open_jobs for station in self._stations):
+        while queue.remaining or any(station.open_jobs or station.ahead for station in self._stations):
             if not any(station.client for station in self._stations):
                 yield from self._give_up(queue)
                 return
@@ -143,23 +148,50 @@ class Fleet:
         station.client = SessionClient(station.device, self._hello_for(station.device))
 
     def _keep_busy(self, station: Station, queue: BlockQueue) -> Iterator[Happening]:
+        """Have a session run the block that it was sent, and send it the next one, which it may prepare for.
+
+        One that is still starting gets its first block, too: its workers start while it makes its own context.
+        """
         client = station.client
-        while client is not None and client.is_ready and not station.open_jobs:
-            alive = sum(other.client is not None for other in self._stations)
-            batch = queue.take(alive, lambda solution: self._may_run(station.device, solution), station.device.label)
-            if batch is None:
+        if client is None:
+            return
+        if not client.is_ready:
+            if not station.ahead:
+                yield from self._send(station, client, queue, splits=True)
+            return
+        while not station.open_jobs:
+            if any(self._known_fault(job) for job in station.ahead.values()):
+                take_back(station, queue)
+            if not station.ahead:
+                yield from self._send(station, client, queue, splits=True)
+            if not station.ahead:
                 client.wait_forever()
                 return
+            station.open_jobs, station.ahead, station.is_blamed = station.ahead, {}, False
+            client.begin()
+        if not station.ahead:
+            yield from self._send(station, client, queue, splits=False)
+
+    def _send(
+        self, station: Station, client: SessionClient, queue: BlockQueue, *, splits: bool
+    ) -> Iterator[JobFaulted]:
+        """Send a session the next block, if there is one; one that has nothing else to do may split a solution."""
+        while not station.ahead:
+            alive = sum(other.client is not None for other in self._stations)
+            ready = partial(self._may_run, station.device)
+            batch = queue.take(alive, ready, station.device.label, splits=splits)
+            if batch is None:
+                others = [other for other in self._stations if other is not station and other.ahead]
+                if not splits or not others:
+                    return
+                take_back(max(others, key=lambda other: len(other.ahead)), queue)
+                continue
             block, faults = self._prepare(batch)
             yield from faults
-            station.open_jobs = {job.index: job for job in batch.jobs if any(job.index == b.index for b in block.jobs)}
-            station.is_blamed = False
-            if station.open_jobs:
-                try:
-                    client.begin(block)
-                except SessionLost as lost:
-                    yield from self._replace(station, queue, lost)
-                    return
+            wanted = {job.index for job in block.jobs}
+            station.ahead = {job.index: job for job in batch.jobs if job.index in wanted}
+            if station.ahead:
+                client.send(block)
 
     def _may_run(self, device: Device, solution: Solution) -> bool:
         """Tell whether a solution is built. On a CPU all have to be built: compilers would disturb the measurement."""
@@ -172,7 +204,7 @@ class Fleet:
         jobs: list[BlockJob] = []
         broken: dict[str, str] = {}
         for job in batch.jobs:
-            known = self._broken.get((job.definition.name, job.workload.uuid), self._endless(job))
+            known = self._known_fault(job)
             if known is not None:
                 faults.append(JobFaulted(job, known))
                 continue
@@ -203,16 +235,19 @@ class Fleet:
         with selectors.DefaultSelector() as selector:
             clients = [(station, station.client) for station in self._stations if station.client is not None]
             for station, client in clients:
-                selector.register(client, selectors.EVENT_READ, station)
+                events = selectors.EVENT_READ | (selectors.EVENT_WRITE if client.has_unsent else 0)
+                selector.register(client, events, station)
             for process in self._farm.processes():
                 selector.register(process, selectors.EVENT_READ)
             limits = [POLL_S, *(max(0.0, client.left_s) for _, client in clients)]
             if self._farm.wait_s is not None:
                 limits.append(self._farm.wait_s)
-            readable = {id(key.data) for key, _ in selector.select(min(limits)) if key.data is not None}
+            found = {id(key.data): events for key, events in selector.select(min(limits)) if key.data is not None}
         for station, client in clients:
             try:
-                if id(station) in readable:
+                if found.get(id(station), 0) & selectors.EVENT_WRITE:
+                    client.flush()
+                if found.get(id(station), 0) & selectors.EVENT_READ:
                     for message in client.messages():
                         yield from self._hear(station, queue, message)
                 else:
@@ -257,6 +292,10 @@ class Fleet:
             self._broken[job.definition.name, job.workload.uuid] = f"its reference ends the session: {message}"
         yield JobFaulted(job, message)
 
+    def _known_fault(self, job: Job) -> str | None:
+        """Say why a job cannot be judged, as far as the run has shown."""
+        return self._broken.get((job.definition.name, job.workload.uuid), self._endless(job))
+
     def _endless(self, job: Job) -> str | None:
         """Say why a definition is given up whose reference does not end."""
         hung = self._hung.get(job.definition.name, set())
@@ -267,17 +306,17 @@ class Fleet:
     def _replace(self, station: Station, queue: BlockQueue, lost: SessionLost) -> Iterator[Happening]:
         """Give a lost session's jobs back and start another, unless its device no longer lets one start."""
         reason = str(lost)
-        client, jobs = station.client, list(station.open_jobs.values())
+        client, jobs, ahead = station.client, list(station.open_jobs.values()), list(station.ahead.values())
         if client is None:
             return
         client.end()
-        station.client, station.open_jobs = None, {}
+        station.client, station.open_jobs, station.ahead = None, {}, {}
         current, station.current, station.started = station.current, None, None
         suspect = next((job for job in jobs if job.index == current), None)
         if suspect is None and jobs and client.is_ready and not station.is_blamed:
             suspect = jobs[0]
-        queue.give_back([job for job in jobs if job is not suspect])
-        yield Notice(f"{reason}; {len(jobs)} of its jobs go back to the queue")
+        queue.give_back([job for job in (*jobs, *ahead) if job is not suspect])
+        yield Notice(f"{reason}; {len(jobs) + len(ahead)} of its jobs go back to the queue")
         if suspect is not None and isinstance(lost, SessionTimedOut) and client.phase == REFERENCE_PHASE:
             # A second try would take as long and end the same way.
             name, uuid = suspect.definition.name, suspect.workload.uuid
@@ -297,6 +336,14 @@ class Fleet:
         while (batch := queue.take(1)) is not None:
             for job in batch.jobs:
                 yield JobFaulted(job, f"no device is left to run it: {self._last_words}")
+
+
+def take_back(station: Station, queue: BlockQueue) -> None:
+    """Take back the block that a session has not begun: it begins none that the host does not tell it to."""
+    jobs, station.ahead = list(station.ahead.values()), {}
+    queue.give_back(jobs)
+    if station.client is not None:
+        station.client.drop()
 
 
 def describe_solution(built: Built) -> BlockSolution:

@@ -1,7 +1,10 @@
 """The frames between the host and a device session. Both are ours, so the frames are trusted. They are JSON.
 
 host → session      {"hello": Hello}        once, first
-                    {"block": BlockOrder}   jobs of one definition, all of one solution together
+                    {"block": BlockOrder}   jobs of one definition, all of one solution together; one at a time is
+                                            sent ahead of its beginning
+                    {"begin": true}         run the block that was sent
+                    {"drop": true}          forget the block that was sent and not begun
                     {"close": true}
 session → host      {"ready": SessionReady}
                     {"phase": Phase}        what it does now, and how long that may take
@@ -49,6 +52,8 @@ class Hello(Frame):
     baselines: Literal["use", "refresh", "off"] = "off"
     """Whether times of references are taken over from earlier runs: yes; no, but kept for later ones; neither."""
     gpu_uuid: str | None = None
+    gpu_index: int | None = None
+    """Its number as CUDA counts GPUs by PCI address, by which a worker finds it sooner; None to go by its UUID."""
     worker_memory_bytes: int | None
     needs_triton: bool
     cache_root: str

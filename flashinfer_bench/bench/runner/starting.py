@@ -28,6 +28,9 @@ AT_IMPORT: Final = ("PYTHON", "OMP_", "GOMP_", "KMP_", "MKL_", "TORCH", "LD_", "
 """Variables that begin with one of these count when libraries are loaded. Sessions that differ in them have
 different starters."""
 STDERR_TAIL_BYTES: Final = 4096
+FORK_LIMIT_S: Final = 0.2
+"""Seconds in which a starter forks a session, or kills one that nobody wants. One that says nothing for longer is still
+importing: it will fork nothing for a session that is not wanted any more."""
 FORCE_LIMIT_S: Final = 30.0
 """Seconds that a killed session may take to be gone."""
 
@@ -124,28 +127,36 @@ class StartedSession:
         """Wait until it has ended; say whether it has."""
         deadline = time.monotonic() + limit_s
         while not self._has_ended:
-            readable, _, _ = select.select([self._told], [], [], max(0.0, deadline - time.monotonic()))
-            if not readable:
+            if not self._hear(max(0.0, deadline - time.monotonic())):
                 break
-            try:
-                self._reader.pump()
-            except WireClosed:  # its starter is gone, and so is it
-                self._has_ended = True
-            while (message := self._reader.pop()) is not None:
-                self._pid = message.get("pid", self._pid)
-                if "exit" in message:
-                    self.code, self._has_ended = message["exit"], True
         return self._has_ended
 
+    def _hear(self, limit_s: float) -> bool:
+        """Take what the starter tells next; say whether it told anything before the limit."""
+        readable, _, _ = select.select([self._told], [], [], limit_s)
+        if not readable:
+            return False
+        try:
+            self._reader.pump()
+        except WireClosed:  # its starter is gone, or has forked nothing: there is no session
+            self._has_ended = True
+        while (message := self._reader.pop()) is not None:
+            self._pid = message.get("pid", self._pid)
+            if "exit" in message:
+                self.code, self._has_ended = message["exit"], True
+        return True
+
     def kill(self) -> None:
-        """Kill it, and wait until it is gone. One that is not forked yet takes its starter along."""
-        if self.wait(0):
-            return
-        if self._pid is None:
-            self.starter.end()
+        """Kill it, and wait until it is gone. One that is not forked yet never will be; its starter goes on."""
+        with suppress(OSError):
+            self._told.shutdown(socket.SHUT_WR)  # the starter kills what it has forked for this, now or later
+        deadline = time.monotonic() + FORK_LIMIT_S
+        while self.pid is None and not self._has_ended and time.monotonic() < deadline:
+            self._hear(max(0.0, deadline - time.monotonic()))
+        if self._pid is None or self.wait(FORK_LIMIT_S):
             return
         with suppress(ProcessLookupError):
-            os.kill(self._pid, signal.SIGKILL)
+            os.kill(self._pid, signal.SIGKILL)  # its starter is stopped
         self.wait(FORCE_LIMIT_S)
 
     def close(self) -> None:

@@ -11,14 +11,24 @@ import torch
 from flashinfer_bench.timing.clocks.clock import CaptureRefused, Clock, ClockLost, Launch
 from flashinfer_bench.timing.clocks.cuda_events import CudaEventClock, Event
 from flashinfer_bench.timing.clocks.cupti import CuptiClock, RecordsLost
-from flashinfer_bench.timing.clocks.cupti_recorder import CuptiRecorder
+from flashinfer_bench.timing.clocks.cupti_recorder import CuptiRecorder, import_cupti
 from flashinfer_bench.timing.clocks.graphs import capture, capture_first
 from flashinfer_bench.timing.clocks.wall import WallClock
 from flashinfer_bench.timing.lane import GpuLane, Lane, Lead
 from flashinfer_bench.timing.measurement import EVENTS_ASKED_FOR, FALLING_BACK
 from flashinfer_bench.timing.settings import ClockChoice, L2Cache
 
-__all__ = ["CaptureRefused", "Clock", "ClockLost", "Launch", "Lead", "capture", "capture_first", "make_clock"]
+__all__ = [
+    "CaptureRefused",
+    "Clock",
+    "ClockLost",
+    "Launch",
+    "Lead",
+    "capture",
+    "capture_first",
+    "import_cupti",
+    "make_clock",
+]
 
 
 def make_clock(

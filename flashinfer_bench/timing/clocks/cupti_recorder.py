@@ -17,6 +17,7 @@ from typing import Any, Final
 from flashinfer_bench.timing.clocks.cupti import RecordsLost
 from flashinfer_bench.timing.timeline import Operation
 
+MODULE: Final = "cupti.cupti"
 INSTALL: Final = "CUPTI is not installed. Try 'pip install -U cupti-python'"
 BUFFER_BYTES: Final = 1 << 20
 """Size of each buffer that CUPTI fills with records."""
@@ -52,7 +53,7 @@ class CuptiRecorder:
 
     def __init__(self) -> None:
         try:
-            self._cupti: Any = importlib.import_module("cupti.cupti")
+            self._cupti: Any = importlib.import_module(MODULE)
         except ImportError as error:
             missing = getattr(error, "name", None) or ""
             raise RecordsLost(INSTALL if missing.startswith("cupti") else f"cupti-python: {error}") from None
@@ -194,6 +195,15 @@ class CuptiRecorder:
             text = ctypes.string_at(pointer) if pointer else b""
             self._names[pointer] = text.decode("utf-8", "replace")
         return self._names[pointer]
+
+
+def import_cupti() -> None:
+    """Import CUPTI's bindings where they are installed, in a process that others are forked from.
+
+    It takes 0.1 s or more. It starts no thread and touches no device: neither CUPTI nor the driver is loaded by it.
+    """
+    with contextlib.suppress(ImportError):  # a recorder will say what is missing
+        importlib.import_module(MODULE)
 
 
 def _ignore(*_arguments: object) -> None:

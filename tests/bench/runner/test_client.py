@@ -9,7 +9,7 @@ import pytest
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.runner import client as session_client
 from flashinfer_bench.bench.runner.client import SessionClient
-from flashinfer_bench.bench.runner.protocol import Hello
+from flashinfer_bench.bench.runner.protocol import BlockOrder, Hello
 from flashinfer_bench.worker.linux import descendants, is_alive, session_members
 
 pytestmark = [pytest.mark.cpu, pytest.mark.timeout(120)]
@@ -44,6 +44,18 @@ def wait_for(found, limit_s=10.0):
     while not found() and time.monotonic() < deadline:
         time.sleep(0.01)
     return found()
+
+
+def test_a_block_that_is_larger_than_the_channel_holds_up_nobody(client):
+    os.kill(client._process.pid, signal.SIGSTOP)
+    large = BlockOrder(definition={"text": "x" * (4 << 20)}, config={}, solutions={}, jobs=[])
+    client.send(large)
+    client.drop()
+    assert client.has_unsent
+    os.kill(client._process.pid, signal.SIGCONT)
+    assert wait_for(lambda: client.flush() or not client.has_unsent)
+    client.begin()  # nothing is there to begin: the session goes on to wait
+    client.end()
 
 
 def test_a_session_whose_template_and_guards_are_stopped_is_ended_with_all_below_it(client, monkeypatch):

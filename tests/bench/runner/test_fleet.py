@@ -27,7 +27,7 @@ pytestmark = [
 class FakeClient:
     """A session that has a verdict for every job the moment it gets it."""
 
-    is_ready = True
+    is_ready, has_unsent = True, False
     left_s = 100.0
     phase = "solution"
     blocks: ClassVar[list] = []
@@ -38,7 +38,14 @@ class FakeClient:
     def fileno(self):
         return self._ours.fileno()
 
-    def begin(self, block):
+    def send(self, block):
+        self.sent = block
+
+    def drop(self):
+        self.sent = None
+
+    def begin(self):
+        block, self.sent = self.sent, None
         self.blocks.append(block)
         for job in block.jobs:
             verdict = {"job": job.index, "evaluation": make_evaluation().model_dump(mode="json"), "seconds": 0.0}

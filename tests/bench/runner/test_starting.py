@@ -105,6 +105,32 @@ def test_a_killed_session_is_gone_and_its_lifeline_with_it(begin):
     session.kill()  # of no consequence
 
 
+def test_a_session_that_is_killed_before_it_is_forked_never_is_and_others_live_on(begin):
+    other, channel, _, _ = begin(GIVEN="a")
+    while other.pid is None:
+        other.wait(0.1)
+    os.kill(begin.starter.child, signal.SIGSTOP)
+    session, _, output, lifeline = begin(GIVEN="b")
+    session.kill()
+    assert session.pid is None
+    os.kill(begin.starter.child, signal.SIGCONT)
+    assert session.wait(10)
+    assert (session.pid, session.code, starting.read_tail(output)) == (None, None, "")
+    assert os.read(lifeline, 1) == b""
+    assert not other.wait(0)
+    channel.send(b"end")
+    assert other.wait(10)
+    assert other.code == 0
+
+
+def test_a_session_whose_host_has_closed_its_channel_is_killed(begin):
+    session, _, _, lifeline = begin()
+    while session.pid is None:
+        session.wait(0.1)
+    session.close()
+    assert os.read(lifeline, 1) == b""
+
+
 def test_sessions_end_with_their_starter(begin):
     session, _, _, lifeline = begin()
     while session.pid is None:

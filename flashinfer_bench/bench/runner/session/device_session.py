@@ -7,7 +7,7 @@ The reference runs in this process, which holds the inputs and the expected outp
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -47,8 +47,9 @@ from flashinfer_bench.bench.runner.workers.kernel import (
     RemoteKernel,
     SessionTools,
 )
-from flashinfer_bench.bench.runner.workers.pool import SolutionFiles, WorkerPool
+from flashinfer_bench.bench.runner.workers.pool import WorkerPool, reference_key
 from flashinfer_bench.bench.runner.workers.process import WorkerProcess
+from flashinfer_bench.bench.runner.workers.stock import MOST_SPARES, SolutionFiles
 from flashinfer_bench.data import Definition, EvaluationStatus
 from flashinfer_bench.errors import BuildFault, DefinitionFault, DeviceFault, SolutionFailure, WorkloadFault
 from flashinfer_bench.timing.measurement import Measured
@@ -68,8 +69,8 @@ LARGE_CACHE_BYTES: Final = 8 << 30
 """Above this torch's unused memory is freed before a solution runs, which may need it."""
 LARGE_ARENA_BYTES: Final = 1 << 30
 """A larger arena is freed before the next block, whose reference may need its memory."""
-EXPECTED_WORKERS: Final = 2
-"""Tell the pool of this many workers: the current job's and the next one."""
+EXPECTED_WORKERS: Final = MOST_SPARES + 2
+"""Tell the pool of this many workers: the reference's, the current job's, and as many as may be in stock."""
 KEPT_BYTES: Final = 4 << 30
 KEPT_SHARE: Final = 16
 """A baseline that is prepared is kept while all kept ones hold at most KEPT_BYTES, and at most the device's memory
@@ -133,12 +134,22 @@ class DeviceSession:
             solutions=block.solutions,
         )
 
-    def expect(self, block: BlockContext, orders: Sequence[BlockJob]) -> None:
-        """Tell the pool which solutions the next workers are for, beginning with that of the first job."""
-        wanted = [block.solutions[order.solution] for order in orders]
-        if not self._hello.isolated:  # one worker does all jobs of a solution that stand together
-            wanted = [one for at, one in enumerate(wanted) if at == 0 or one.digest != wanted[at - 1].digest]
-        self._pool.expect([files_of(one) for one in wanted[:EXPECTED_WORKERS] if one.build_error is None])
+    def expect(self, block: BlockContext, orders: Sequence[BlockJob], ahead: BlockOrder | None = None) -> None:
+        """Tell the pool which solutions the next workers are for, beginning with that of the first job.
+
+        Args:
+            block: the block that runs.
+            orders: its jobs that are left.
+            ahead: the block that comes after it, as far as that is known.
+        """
+        wanted = list_wanted(
+            [(block.solutions, orders), *([(ahead.solutions, ahead.jobs)] if ahead is not None else [])],
+            isolated=self._hello.isolated,
+            broken=() if self._hello.isolated else self._broken_loads,
+        )
+        if self._hello.profile_baseline and orders and self.lacks_baseline(block, orders[0]):
+            wanted.insert(0, SolutionFiles(reference_key(block.definition.digest())))
+        self._pool.expect(wanted)
 
     def lacks_baseline(self, block: BlockContext, order: BlockJob) -> bool:
         """Tell whether a job's baseline has to be made before any worker holds a solution."""
@@ -211,9 +222,13 @@ class DeviceSession:
         finally:
             block.kept.pop(order.index, None)
         printed = self._pool.take_output()
-        if self._hello.isolated or isinstance(outcome, SolutionFailure):
+        if self._hello.isolated or (isinstance(outcome, SolutionFailure) and not self._recovers(outcome)):
             self._pool.discard()
         return JobResult(outcome, printed, {"evaluator": block.evaluator.__name__, **job.notes})
+
+    def _recovers(self, failure: SolutionFailure) -> bool:
+        """Tell whether the worker can do its solution's next job: the solution merely raised, and all of it works."""
+        return failure.is_answer and self._pool.recover()
 
     def _give_memory_back(self) -> None:
         """Free what can be freed: the arena, the worker that maps it, torch's own cache."""
@@ -257,7 +272,7 @@ class DeviceSession:
 
     def _import(self, kernel: RemoteKernel, definition: Definition, solution: BlockSolution) -> None:
         """Have the worker import the solution, and find out how it is called."""
-        self._pool.finish_ending()  # an earlier worker can no longer change files
+        self._pool.await_writers()
         artifact = self._pool.hand_over(find_artifact(solution, self._pool.make_folder))
         signature = kernel.load(artifact, self._pool.solution_environment(solution.digest))
         style = choose_style(
@@ -360,7 +375,7 @@ class DeviceSession:
     def _measure_reference(self, job: JobContext, input_sets: list[list[Any]], *, is_alone: bool) -> Measured:
         """Time the reference in a worker of its own, which finds nothing in the arena that another has left there."""
         if self._arena_of is not None and self._timer.recall(job) is None:
-            self._pool.finish_ending()
+            self._pool.await_readers()
             self._arena.renew()
             self._arena_of = None
         return self._timer.measure(job, input_sets, is_alone=is_alone)
@@ -368,17 +383,18 @@ class DeviceSession:
     def _hand_over_arena(self, worker: WorkerProcess) -> None:
         """Renew the arena for another worker, which must not see what the last one or the session has left there."""
         if self._arena_of is not worker:
-            self._pool.finish_ending()
+            self._pool.await_readers()
             self._arena.renew()
             self._arena_of = worker
 
     def _trim_cache(self) -> None:
-        """Free device memory that the reference no longer needs; the solution may need it."""
+        """Free device memory that the reference and spare workers do not need; the solution may need it."""
         if (
             self._device.type == "cuda"
             and torch.cuda.memory_reserved() - torch.cuda.memory_allocated() > LARGE_CACHE_BYTES
         ):
             torch.cuda.empty_cache()
+        self._pool.make_room()
 
     def _check_device(self) -> None:
         """Raise DeviceFault where a failed reference has left the device unusable."""
@@ -387,6 +403,36 @@ class DeviceSession:
                 torch.cuda.synchronize()
             except RuntimeError as error:
                 raise DeviceFault(f"the device is lost: {error}") from None
+
+
+def list_wanted(
+    blocks: Iterable[tuple[Mapping[str, BlockSolution], Sequence[BlockJob]]], *, isolated: bool, broken: Container[str]
+) -> list[SolutionFiles]:
+    """Return what the next workers are for, EXPECTED_WORKERS at the most.
+
+    Args:
+        blocks: solutions by name, and jobs, of the blocks that come.
+        isolated: each job wants a worker. Else one does all jobs of a solution that stand together.
+        broken: digests of solutions that want none any more.
+    """
+    wanted: list[SolutionFiles] = []
+    before = ""
+    for solution in (solutions[order.solution] for solutions, orders in blocks for order in orders):
+        is_next = isolated or solution.digest != before
+        before = solution.digest
+        if is_next and solution.build_error is None and solution.digest not in broken:
+            wanted.append(files_of(solution))
+            if len(wanted) == EXPECTED_WORKERS:
+                break
+    return wanted
+
+
+def list_first_wanted(hello: Hello, block: BlockOrder) -> list[SolutionFiles]:
+    """Return what the workers of a session's first block are for, that of the reference among them."""
+    wanted = list_wanted([(block.solutions, block.jobs)], isolated=hello.isolated, broken=())
+    if not hello.profile_baseline or not wanted:
+        return wanted
+    return [SolutionFiles(reference_key(Definition.model_validate(block.definition).digest())), *wanted]
 
 
 def files_of(solution: BlockSolution) -> SolutionFiles:

@@ -26,7 +26,6 @@ import torch
 from flashinfer_bench.bench.evaluators.registry import register
 from flashinfer_bench.bench.runner.protocol import (
     BlockJob,
-    BlockOrder,
     Hello,
     JobFault,
     JobVerdict,
@@ -34,9 +33,10 @@ from flashinfer_bench.bench.runner.protocol import (
     SessionReady,
 )
 from flashinfer_bench.bench.runner.readout import Readout
-from flashinfer_bench.bench.runner.session.device_session import DeviceSession, utc_now
+from flashinfer_bench.bench.runner.session.device_session import DeviceSession, list_first_wanted, utc_now
 from flashinfer_bench.bench.runner.session.job import BlockContext
 from flashinfer_bench.bench.runner.session.kept_baselines import open_kept_baselines
+from flashinfer_bench.bench.runner.session.orders import Orders
 from flashinfer_bench.bench.runner.session.outcome import make_evaluation
 from flashinfer_bench.bench.runner.workers.arena import SharedArena
 from flashinfer_bench.bench.runner.workers.enclosure import Enclosure
@@ -44,7 +44,7 @@ from flashinfer_bench.bench.runner.workers.kernel import SessionTools
 from flashinfer_bench.bench.runner.workers.pool import WorkerPool, start_template
 from flashinfer_bench.data import Environment
 from flashinfer_bench.errors import WorkloadFault
-from flashinfer_bench.timing.clocks import capture_first, make_clock
+from flashinfer_bench.timing.clocks import capture_first, import_cupti, make_clock
 from flashinfer_bench.timing.lane import kernel_image
 from flashinfer_bench.version import __version__
 from flashinfer_bench.worker.wire import FrameReader, WireClosed, send_frame
@@ -65,6 +65,8 @@ def serve_host(fd: int) -> None:
     hello = Hello.model_validate(reader.read()["hello"])
     if hello.needs_triton:
         import triton  # noqa: F401 - so that every fork of the template has it
+    if hello.device == "cuda":
+        import_cupti()  # as above; the starter has done so where it knew of a GPU
     sys.dont_write_bytecode = True  # workers must not write into each other's artifacts
     run_directory = Path(tempfile.mkdtemp(prefix="flashinfer-bench-"))
     template = start_template(run_directory, not_for_it=host, with_triton=hello.needs_triton and hello.device == "cuda")
@@ -81,14 +83,18 @@ def serve_host(fd: int) -> None:
         on_ready=lambda worker: readout.add_launch_gap(worker.launch_gap_ns),
         enclosure=enclosure,
     ) as pool:
-        pool.prepare_spare()
+        pool.expect_any()
+        orders = Orders(host, reader)
+        orders.look()
+        if orders.ahead is not None:
+            pool.expect(list_first_wanted(hello, orders.ahead))
         if device.type == "cuda":
             os.environ["CUDA_CACHE_PATH"] = str(Path(hello.cache_root) / "judge" / "cuda")  # not in the user's HOME
             torch.zeros(1, device=device)
             pool.timing_image = kernel_image()
         clock = make_clock(device, l2_cache=hello.timing.l2_cache, clock=hello.timing.clock)
         readout.add_launch_gap(clock.launch_gap_ns())
-        pool.best_chain_ns = clock.chain_gap_ns() or None
+        pool.stock.best_chain_ns = clock.chain_gap_ns() or None
         capture_first(device)
         libs = library_versions()
         send_frame(host, {"ready": SessionReady(pid=os.getpid(), libs=libs).model_dump()})
@@ -98,10 +104,7 @@ def serve_host(fd: int) -> None:
         session = DeviceSession(hello, pool, tools, lambda phase: send_phase(host, phase), kept)
         try:
             while True:
-                message = reader.read()
-                if "close" in message:
-                    return
-                run_block(host, session, BlockOrder.model_validate(message["block"]), environment)
+                run_block(host, session, orders, environment)
                 send_frame(host, {"done": True})
         except (WireClosed, BrokenPipeError):
             return  # the host is gone
@@ -114,8 +117,9 @@ def send_phase(host: socket.socket, phase: Phase) -> None:
     send_frame(host, {"phase": phase.model_dump()})
 
 
-def run_block(host: socket.socket, session: DeviceSession, block: BlockOrder, environment: Environment) -> None:
-    """Judge a block's jobs in order and send what each came to."""
+def run_block(host: socket.socket, session: DeviceSession, orders: Orders, environment: Environment) -> None:
+    """Wait for the next block, judge its jobs in order, and send what each came to."""
+    block = orders.next_block()
     try:
         shared = session.open_block(block)
     except WorkloadFault as fault:
@@ -124,7 +128,8 @@ def run_block(host: socket.socket, session: DeviceSession, block: BlockOrder, en
         return
     portion_s = FIRST_PORTION_S
     for at, job in enumerate(block.jobs):
-        session.expect(shared, block.jobs[at:])
+        orders.look()
+        session.expect(shared, block.jobs[at:], orders.ahead)
         if session.lacks_baseline(shared, job):
             session.end_workers()
             prepare_portion(host, session, shared, block.jobs[at:], portion_s)

@@ -5,7 +5,8 @@ process behind. Then it imports what a session needs, once for all sessions of t
 session for each order. `starting.py` is the host's side.
 
 An order is a frame {"environment", "folder"} with four descriptors: the session's socket, the lifeline, the
-file for what it prints, and a socket on which this process tells how the session fares: {"pid"}, then {"exit"}.
+file for what it prints, and a socket on which this process tells how the session fares: {"pid"}, then {"exit"}. Where
+the host closes its end of that socket, nobody wants the session: it is killed, or not forked at all.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ def start(fd: int, host_pid: int) -> None:
     hide_memory()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the host to handle
     serve = importlib.import_module("flashinfer_bench.bench.runner.session.main").serve_host
+    if os.environ.get("CUDA_VISIBLE_DEVICES"):
+        importlib.import_module("flashinfer_bench.timing.clocks").import_cupti()
     with socket.socket(fileno=fd) as host:
         Starter(host, serve).run()
 
@@ -61,6 +64,8 @@ class Starter:
         self._fds: list[int] = []
         self._sessions: dict[int, socket.socket] = {}
         """Session's process → where its fate is told."""
+        self._killed: set[int] = set()
+        """Sessions that nobody wants any more, and that have not been reaped."""
         self._woken, self._wake = os.pipe()
 
     def run(self) -> None:
@@ -72,12 +77,14 @@ class Starter:
         while True:
             limit_s = None if self._sessions else IDLE_S
             sources = [self._host.fileno(), self._woken]
-            readable, _, _ = select.select(sources, [], [], limit_s)
+            watched = {control.fileno(): pid for pid, control in self._sessions.items() if pid not in self._killed}
+            readable, _, _ = select.select([*sources, *watched], [], [], limit_s)
             if not readable:
                 return
             if self._woken in readable:
                 with suppress(BlockingIOError):
                     os.read(self._woken, 1 << 12)
+            self._kill_unwanted([pid for control, pid in watched.items() if control in readable])
             self._reap()
             if sources[0] in readable:
                 try:
@@ -90,6 +97,10 @@ class Starter:
         while (order := self._reader.pop()) is not None:
             self._fds += self._reader.take_fds()
             given, self._fds = self._fds[:DESCRIPTORS], self._fds[DESCRIPTORS:]
+            if is_unwanted(given[-1]):
+                for fd in given:
+                    os.close(fd)
+                continue
             pid = fork()
             if pid == 0:
                 self._become_session(order, given)
@@ -99,6 +110,13 @@ class Starter:
             self._sessions[pid] = socket.socket(fileno=control)
             self._tell(pid, {"pid": pid})
 
+    def _kill_unwanted(self, sessions: list[int]) -> None:
+        """Kill sessions whose host has closed its end; none of them is reaped yet, so that the ids are theirs."""
+        for pid in sessions:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            self._killed.add(pid)
+
     def _reap(self) -> None:
         """Tell of sessions that have ended. Until it is told, a session's id is nobody else's."""
         for pid in list(self._sessions):
@@ -107,6 +125,7 @@ class Starter:
                 code = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
                 self._tell(pid, {"exit": code})
                 self._sessions.pop(pid).close()
+                self._killed.discard(pid)
                 os.waitpid(pid, 0)
 
     def _tell(self, pid: int, message: dict[str, Any]) -> None:
@@ -144,6 +163,12 @@ class Starter:
         self._host.close()
         for control in self._sessions.values():
             control.close()
+
+
+def is_unwanted(control: int) -> bool:
+    """Tell whether the host has closed its end of a session's socket; it sends nothing on it."""
+    readable, _, _ = select.select([control], [], [], 0)
+    return bool(readable)
 
 
 def enter(order: dict[str, Any], output: int) -> None:

@@ -24,8 +24,8 @@ from typing import Any, Final
 import torch
 
 from flashinfer_bench.bench.runner.workers.cpu_time import tree_cpu_time_ns, tree_waiting_ns
+from flashinfer_bench.bench.runner.workers.empty_bursts import BurstOverhead
 from flashinfer_bench.bench.runner.workers.places import MOST_BURST_PLACES
-from flashinfer_bench.bench.runner.workers.process import BurstOverhead
 from flashinfer_bench.bench.runner.workers.readings import CREDITED_SHARE
 from flashinfer_bench.bench.runner.workers.remote_clock import Ask, RemoteTrial
 from flashinfer_bench.errors import SolutionFailure

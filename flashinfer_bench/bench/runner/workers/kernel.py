@@ -48,6 +48,8 @@ MEASURED_SHARE: Final = 0.7
 MEASUREMENTS: Final = 4
 """Measurements, each with bursts of its own, that a solution gets until one is not contradicted. The speed of a busy
 machine may change threefold between readings and bursts; a forged claim is contradicted each time."""
+CALLING: Final = ("calls", "burst")
+"""Requests that run the solution: where one raises, its worker may do the solution's next job."""
 
 Answer = TypeVar("Answer", bound=Claim)
 
@@ -195,7 +197,10 @@ class RemoteKernel:
         # The session knows that what a reference returns fits.
         if self.style == "value" and self.task.outputs and not self.task.may_write_inputs:
             returned = called.returned or [[]]
-            check_returned(returned[0], self.task.outputs, self._arena.device.type)
+            try:
+                check_returned(returned[0], self.task.outputs, self._arena.device.type)
+            except SolutionFailure as failure:
+                raise SolutionFailure(failure.status, failure.message, is_answer=True) from None
         self._check_inputs_intact(inputs, places.inputs(0))
         return [output.clone() for output in places.outputs(0)]
 
@@ -395,7 +400,8 @@ class RemoteKernel:
             self._left_s -= self._now() - start
         if isinstance(answer, Failed):
             said = answer.error
-            raise SolutionFailure("RUNTIME_ERROR", f"{said.type} in {what}: {said.message}\n{said.traceback}".rstrip())
+            message = f"{said.type} in {what}: {said.message}\n{said.traceback}".rstrip()
+            raise SolutionFailure("RUNTIME_ERROR", message, is_answer=verb in CALLING)
         return answer
 
 

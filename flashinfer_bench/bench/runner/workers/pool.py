@@ -1,11 +1,12 @@
 """Which worker serves which solution: one for each solution (persistent), or one for each workload (isolated).
 
-No worker serves two solutions. A spare worker is forked early, so that it starts up while the session computes expected
-outputs. `quiesce` waits until the spare is up: no other process of ours uses the device during a measurement.
+No worker serves two solutions. Several are in stock (`stock.py`), and nothing waits for the end of the worker before:
+it ends in the background. `quiesce` waits for what would disturb a measurement. That is what is ending, and on a CPU
+also what is starting; on a GPU a context that is made beside a measurement does not move it (docs/measurements.md).
 
 A worker with walls is made for one solution from its start: walls cannot be changed, and they have to stand before a
-context on a GPU starts threads. So the session tells the pool which solutions come next (`expect`), and the spare is
-for one of them.
+context on a GPU starts threads. So the session tells the pool which solutions come next (`expect`), and the spares are
+for these.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import os
 import socket
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,6 +28,14 @@ from flashinfer_bench.bench.runner.environments import solution_environment, sol
 from flashinfer_bench.bench.runner.protocol import Hello
 from flashinfer_bench.bench.runner.workers.enclosure import Enclosure
 from flashinfer_bench.bench.runner.workers.process import WorkerGone, WorkerLate, WorkerProcess
+from flashinfer_bench.bench.runner.workers.stock import (
+    ANY_SOLUTION,
+    MOST_SPARES,
+    SolutionFiles,
+    Stock,
+    StockLimits,
+    start_fault,
+)
 from flashinfer_bench.compile import Artifact
 from flashinfer_bench.errors import DeviceFault
 from flashinfer_bench.host import usable_cores, usable_memory
@@ -35,11 +44,7 @@ from flashinfer_bench.worker.wire import WireError
 
 MEMORY_SHARE: Final = 0.6
 """Where the configuration sets no limit, a worker may hold this share of the machine's memory."""
-MOST_CONTEXTS: Final = 4
-"""Start at most this many workers to get one with a fast context; then take the last."""
-SLOW_CONTEXT: Final = 1.04
-"""A context is slow where a chain of empty kernels takes more than this times as long as in the best context."""
-MOST_ENDING: Final = 2
+MOST_ENDING: Final = 4
 """At most this many workers may be ending at once; each still holds descriptors, and a context on a GPU."""
 
 
@@ -65,28 +70,6 @@ def default_memory_limit() -> int:
     return int(usable_memory() * MEMORY_SHARE)
 
 
-@dataclass(frozen=True)
-class SolutionFiles:
-    """A solution that wants a worker, and where its files are."""
-
-    digest: str
-    """The solution's."""
-    artifact: Path | None = None
-    """The folder of its artifact; None where its sources are still to be written."""
-
-
-ANY_SOLUTION: Final = SolutionFiles("")
-
-
-@dataclass
-class Spare:
-    """A worker that has loaded no solution yet."""
-
-    worker: WorkerProcess
-    solution: SolutionFiles
-    """What its walls are for; ANY_SOLUTION where it has none."""
-
-
 def reference_key(definition_digest: str) -> str:
     """Return what a definition's reference has for a solution's digest: its worker has folders as a solution's has."""
     return hashlib.sha256(f"reference of {definition_digest}".encode()).hexdigest()
@@ -102,8 +85,7 @@ class WorkerPool:
         on_ready: told of each worker once it can take work.
         enclosure: makes the walls of workers; None where they have none.
 
-    `timing_image` is the machine code of the timing kernels, which workers then need not assemble; `best_chain_ns` is
-    the shortest `Clock.chain_gap_ns` that was seen.
+    `timing_image` is the machine code of the timing kernels, which workers then need not assemble.
     """
 
     def __init__(
@@ -116,20 +98,20 @@ class WorkerPool:
         enclosure: Enclosure | None = None,
     ) -> None:
         self._enclosure = enclosure
-        self._expected: list[SolutionFiles] = []
         self._given: dict[int, Path] = {}
         """Worker, by its object's id → the folder that it alone reads."""
         self.timing_image: bytes | None = None
-        self.best_chain_ns: int | None = None
-        self._on_ready = on_ready
         self._template = template
         self._run_directory = run_directory
         self._hello = hello
         self._numbers = itertools.count(1)
         self._current: tuple[str, WorkerProcess] | None = None
-        self._spare: Spare | None = None
         self._ending: list[WorkerProcess] = []
+        """Workers that have met code that is not ours, and are not known to be gone."""
+        self._ending_spares: list[WorkerProcess] = []
         self._reference: tuple[str, WorkerProcess] | None = None
+        self._gpu_index = hello.gpu_index
+        self.stock = Stock(self._spawn, self._retire_spare, on_ready=on_ready, limits=StockLimits(hello.device))
 
     def __enter__(self) -> WorkerPool:
         return self
@@ -137,10 +119,9 @@ class WorkerPool:
     def __exit__(self, *exc_info: object) -> None:
         self.discard()
         self.end_reference()
-        if self._spare is not None:
-            self._ending.append(self._spare.worker)
-            self._spare = None
+        self.stock.clear()
         self.finish_ending()
+        self._finish_spares()
         self._template.close()
 
     def worker_for(self, solution: SolutionFiles) -> tuple[WorkerProcess, bool]:
@@ -156,9 +137,7 @@ class WorkerPool:
             self.discard()
         worker = self._take_fresh(solution)
         self._current = (solution.digest, worker)
-        if solution in self._expected:
-            self._expected.remove(solution)
-        self.prepare_spare()
+        self.stock.tend()
         return worker, True
 
     def reference_worker(self, definition_digest: str) -> WorkerProcess:
@@ -172,7 +151,7 @@ class WorkerPool:
             self.end_reference()
         if self._reference is None:
             self._reference = (key, self._take_fresh(SolutionFiles(key)))
-            self.prepare_spare()
+            self.stock.tend()
         return self._reference[1]
 
     def end_reference(self) -> None:
@@ -180,37 +159,51 @@ class WorkerPool:
         if self._reference is not None:
             worker = self._reference[1]
             self._reference = None
-            worker.begin_end()
-            self._ending.append(worker)
+            self._retire(worker)
 
     def expect(self, solutions: Sequence[SolutionFiles]) -> None:
-        """Learn which solutions will want workers, the next one first; make the spare be for one of them."""
-        self._expected = list(solutions)
-        if self._current is not None and self._expected and self._expected[0].digest == self._current[0]:
-            del self._expected[0]
-        self.prepare_spare()
+        """Learn which solutions will want workers, the next one first; keep spares for them."""
+        held = [pair[0] for pair in (self._current, self._reference) if pair is not None]
+        wanted = list(solutions)
+        while wanted and wanted[0].digest in held:
+            held.remove(wanted.pop(0).digest)
+        self.stock.expect([self._made_for(one) for one in wanted])
+        self._reap()
 
-    def prepare_spare(self) -> None:
-        """Fork the next worker now, so that it has started when it is needed."""
+    def expect_any(self) -> None:
+        """Start spares before anything is known of what comes; with walls that is not possible."""
         if self._enclosure is None:
-            if self._spare is None:
-                self._spare = Spare(self._spawn(ANY_SOLUTION), ANY_SOLUTION)
-            return
-        if self._spare is not None and self._spare.solution not in self._expected and self._expected:
-            self._spare.worker.begin_end()
-            self._ending.append(self._spare.worker)
-            self._spare = None
-        if self._spare is None and self._expected:
-            self._spare = Spare(self._spawn(self._expected[0]), self._expected[0])
+            self.stock.expect([ANY_SOLUTION] * MOST_SPARES)
 
     def quiesce(self) -> None:
-        """Wait until earlier workers are gone and the spare is up. A spare that fails to start is dropped."""
-        if self._spare is not None:
-            try:
-                self._spare = replace(self._spare, worker=self._settle(self._spare.worker, self._spare.solution))
-            except DeviceFault:
-                self._spare = None
+        """Wait until earlier workers are gone, and on a CPU until all spares are up: a measurement begins."""
+        if self._hello.device != "cuda":
+            self.stock.settle()
         self.finish_ending()
+        self._finish_spares()
+
+    def make_room(self) -> None:
+        """End the spares that a GPU has no memory for, now that a solution is to get what it needs."""
+        if self._hello.device != "cuda":
+            return
+        before = len(self._ending_spares)
+        self.stock.tend()
+        if len(self._ending_spares) > before:
+            self._finish_spares()
+
+    def await_writers(self) -> None:
+        """Wait for earlier workers where they could change files of others: those that have no walls."""
+        if self._enclosure is None:
+            self.finish_ending()
+
+    def await_readers(self) -> None:
+        """Wait for earlier workers where the arena's memory is used again: they map it, and their kernels run on."""
+        if self._hello.device == "cuda":
+            self.finish_ending()
+
+    def recover(self) -> bool:
+        """Make the current worker fit for its solution's next job after an error; say whether it is."""
+        return self._current is not None and self._current[1].recover()
 
     def make_folder(self, worker: WorkerProcess | None = None) -> Path:
         """Return a new folder, which lasts as long as the session; a worker reads it, by default the current one."""
@@ -236,8 +229,8 @@ class WorkerPool:
     def process_ids(self) -> list[int]:
         """Return the ids of all workers that may hold a context on the device."""
         held = [pair[1] for pair in (self._current, self._reference) if pair is not None]
-        workers = [*self._ending, self._spare.worker if self._spare else None, *held]
-        return [worker.pid for worker in workers if worker is not None and worker.pid is not None]
+        workers = [*self._ending, *self._ending_spares, *self.stock.workers, *held]
+        return [worker.pid for worker in workers if worker.pid is not None]
 
     def take_output(self) -> str:
         """Return what the current worker printed since the last call."""
@@ -251,45 +244,44 @@ class WorkerPool:
         return worker.log.take()
 
     def discard(self) -> None:
-        """End the current worker and all that it started, without waiting for it."""
+        """End the current worker and all that it started. One is waited for whose end could disturb the next one."""
         if self._current is not None:
             worker = self._current[1]
             self._current = None
-            worker.begin_end()
-            self._ending.append(worker)
-            self.finish_ending(leave=MOST_ENDING)
+            leave = MOST_ENDING if worker.is_light else 0
+            self._retire(worker)
+            self._reap()
+            self.finish_ending(leave=leave)
 
     def finish_ending(self, *, leave: int = 0) -> None:
         """Wait until at most `leave` of the ending workers are left."""
         while len(self._ending) > leave:
             self._ending.pop(0).end()
 
-    def _settle(self, worker: WorkerProcess, solution: SolutionFiles) -> WorkerProcess:
-        """Wait until a worker is up; replace it, a few times at most, where its context is slow.
+    def _retire(self, worker: WorkerProcess) -> None:
+        worker.begin_end()
+        self._ending.append(worker)
 
-        A context feeds the GPU fast or slowly from its start to its end. On an H200 every second one is slow: work on
-        several streams takes 6 % longer there, which says nothing about a solution.
+    def _retire_spare(self, worker: WorkerProcess) -> None:
+        if worker.is_on_another_gpu:
+            self._gpu_index = None  # CUDA counts this machine's GPUs in another way: they are named by UUID from now on
+        worker.begin_end()
+        self._ending_spares.append(worker)
 
-        Raises:
-            DeviceFault: it, or the one in its place, does not start.
-        """
-        for attempt in range(MOST_CONTEXTS):
-            if worker.is_ready:
-                break
-            self._await(worker)
-            self._on_ready(worker)
-            if not self._is_slow(worker.chain_gap_ns) or attempt == MOST_CONTEXTS - 1:
-                break
-            worker.begin_end()
-            self._ending.append(worker)
-            worker = self._spawn(solution)
-        return worker
+    def _reap(self) -> None:
+        """Clean up behind the workers that have ended."""
+        for ending in (self._ending, self._ending_spares):
+            for worker in [one for one in ending if one.has_ended]:
+                ending.remove(worker)
+                worker.end()
 
-    def _is_slow(self, chain_gap_ns: int) -> bool:
-        if chain_gap_ns <= 0:
-            return False
-        self.best_chain_ns = min(self.best_chain_ns or chain_gap_ns, chain_gap_ns)
-        return chain_gap_ns > self.best_chain_ns * SLOW_CONTEXT
+    def _finish_spares(self) -> None:
+        while self._ending_spares:
+            self._ending_spares.pop(0).end()
+
+    def _made_for(self, solution: SolutionFiles) -> SolutionFiles:
+        """Return what a worker for a solution is made for: without walls, all are alike."""
+        return ANY_SOLUTION if self._enclosure is None else solution
 
     def _touch_device(self) -> None:
         """Use the device for a moment, so that it has to go back to the worker's context."""
@@ -297,29 +289,24 @@ class WorkerPool:
             torch.zeros(1, device="cuda")
             torch.cuda.synchronize()
 
-    def _await(self, worker: WorkerProcess) -> None:
+    def _take_fresh(self, solution: SolutionFiles) -> WorkerProcess:
+        """Return a worker that has loaded nothing, and is known by what empty bursts take in it."""
+        worker = self.stock.take(self._made_for(solution))
         try:
-            worker.wait_ready()
             worker.time_empty_bursts(self._touch_device)
         except (WorkerGone, WorkerLate, WireError) as error:
-            worker.end()
-            said = worker.log.take().strip()
-            raise DeviceFault(f"a new worker did not start: {error or type(error).__name__}\n{said}".rstrip()) from None
-
-    def _take_fresh(self, solution: SolutionFiles) -> WorkerProcess:
-        """Take the spare where it is for this solution, or for any; else start a worker, and leave the spare."""
-        spare, walled = self._spare, self._enclosure is not None
-        if spare is not None and (not walled or spare.solution == solution):
-            self._spare = None
-            return self._settle(spare.worker, spare.solution)
-        return self._settle(self._spawn(solution), solution)
+            raise start_fault(worker, error) from None
+        return worker
 
     def _spawn(self, solution: SolutionFiles) -> WorkerProcess:
         number = next(self._numbers)
         home = self._run_directory / f"worker-{number}"
         own = {"HOME": str(home), "TMPDIR": str(home)}
+        if self._gpu_index is not None:
+            own["CUDA_VISIBLE_DEVICES"] = str(self._gpu_index)
         order: dict[str, Any] = {
             "environment": worker_environment(os.environ, Path(self._hello.cache_root)) | own,
+            "gpu_uuid": self._hello.gpu_uuid if self._gpu_index is not None else None,
             "device": "cuda:0" if self._hello.device == "cuda" else "cpu",
             "threads": usable_cores(),
             "memory_limit_bytes": self._hello.worker_memory_bytes or default_memory_limit(),

@@ -14,18 +14,27 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from typing import Any, Final, TypeVar
 
 from flashinfer_bench.bench.runner.workers.bounded_log import BoundedLog
 from flashinfer_bench.bench.runner.workers.cpu_time import end_account, keep_account, tree_cpu_time_ns
+from flashinfer_bench.bench.runner.workers.empty_bursts import EMPTY_CALLS, BurstOverhead, take_overhead
 from flashinfer_bench.bench.runner.workers.stillness import Stillness
 from flashinfer_bench.errors import DeviceFault
 from flashinfer_bench.files.trees import remove_tree
-from flashinfer_bench.worker.linux import end_tree
-from flashinfer_bench.worker.protocol import BurstDone, Claim, ClockTraits, Collected, Failed, WorkerReady, check_answer
+from flashinfer_bench.worker.linux import count_threads, end_tree, resident_memory, tree_below
+from flashinfer_bench.worker.protocol import (
+    BurstDone,
+    Claim,
+    ClockTraits,
+    Collected,
+    Failed,
+    Recovered,
+    WorkerReady,
+    check_answer,
+)
 from flashinfer_bench.worker.wire import FrameReader, WireClosed, WireError, send_frame
 
 MAX_ANSWER_BYTES: Final = 8 << 20
@@ -36,16 +45,16 @@ READY_LIMIT_S: Final = 60.0
 """Seconds that a new worker may take to start."""
 END_LIMIT_S: Final = 5.0
 """Seconds that the guard may take to end its worker; then the session ends both."""
+LIGHT_THREADS: Final = 1024
+LIGHT_BYTES: Final = 2 << 30
+"""A worker with more threads or memory is not light: what it takes of the machine, the next one could miss."""
+RECOVER_LIMIT_S: Final = 2.0
+"""Seconds that a worker may take to be ready again after an error; then another takes its place."""
 FORCE_LIMIT_S: Final = 60.0
 """Seconds until processes that the session kills have to be gone: a large context on a GPU takes seconds to go."""
 REMOVE_LIMIT_S: Final = 20.0
 """Seconds for removing a worker's home. What is left goes with the session's folder, and holds no other job up."""
 
-EMPTY_BURSTS: Final = 8
-"""Bursts of calls that compute nothing, by which the session knows what a burst itself takes."""
-EMPTY_CALLS: Final = {"cpu": (0, 8), "cuda": (1, 65)}
-"""Calls of such a burst, few and many, by the kind of device. On a GPU the few are one: a request that launches nothing
-does not bring the GPU back to the worker, which takes longer than all else of a burst."""
 NO_CLOCK: Final = ClockTraits(method="wall", cache_state="warm", fills_queue=False, sees_operations=False)
 
 Answer = TypeVar("Answer", bound=Claim)
@@ -69,27 +78,6 @@ class WorkerExit:
             hint = "; the system may have run out of memory" if self.signal == signal.SIGKILL else ""
             return f"it was killed by {name}{hint}"
         return f"it ended with exit code {self.code}"
-
-
-@dataclass(frozen=True)
-class BurstOverhead:
-    """What a burst takes that has nothing to compute, in nanoseconds."""
-
-    request: float = 0.0
-    """Its requests and their answers, and on a GPU its return to the worker."""
-    call: float = 0.0
-    """Each of its calls, for each output."""
-    noise: float = 0.0
-    """How much bursts differ."""
-    processors: BurstOverhead | None = None
-    """The same in processor time; None where nobody tells it."""
-
-    @classmethod
-    def of(cls, few_ns: Sequence[float], many_ns: Sequence[float], calls: tuple[int, int]) -> BurstOverhead:
-        """Return what follows from times of bursts of few calls and of many."""
-        few, many = calls
-        call = max(0.0, min(many_ns) - min(few_ns)) / (many - few)
-        return cls(max(0.0, min(few_ns) - few * call), call, median(many_ns) - min(many_ns))
 
 
 class WorkerGone(Exception):
@@ -133,6 +121,9 @@ class WorkerProcess:
         self._stillness: Stillness | None = None
         self.overhead = BurstOverhead()
         """What bursts take of themselves, measured before a solution is loaded."""
+        self.gpu_uuid = ""
+        """Of the GPU that it found; empty on a CPU."""
+        self._gpu_uuid: str | None = order.get("gpu_uuid")
         self.is_loaded = False
         """A reference was loaded."""
         self.has_setup = False
@@ -177,12 +168,68 @@ class WorkerProcess:
             WorkerGone, WorkerLate: it cannot; that is our fault or the machine's.
             WireError: what it sent is no frame of the protocol.
         """
-        if self.is_ready:
-            return
-        ready = check_answer(self._wait(self._now() + limit_s), 0, WorkerReady)
+        if not self.is_ready:
+            self._take_ready(self._wait(self._now() + limit_s))
+
+    def look(self, deadline: float) -> bool:
+        """Say whether the worker can take work; wait for nothing.
+
+        Raises:
+            WorkerGone: it has ended.
+            WorkerLate: it cannot, and the deadline has passed.
+            WireError: what it sent is no frame of the protocol.
+        """
+        if not self.is_ready:
+            self.hear()
+            message = self._reader.pop()
+            if message is None and self.exit is not None:
+                self._last_words()
+                message = self._reader.pop()
+                if message is None:
+                    raise WorkerGone(self.exit)
+            if message is not None:
+                self._take_ready(message)
+            elif self._now() >= deadline:
+                raise WorkerLate
+        return self.is_ready
+
+    def hear(self) -> None:
+        """Take what the worker and its guard have sent and printed; wait for nothing."""
+        if self._selector.get_map():
+            self._turn(0)
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable where there is something to hear."""
+        return self._selector.fileno()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the worker and everything that it started are known to be gone: `end` waits for nothing."""
+        if self.exit is None:
+            with contextlib.suppress(WorkerGone):
+                self.hear()
+        return self.exit is not None
+
+    @property
+    def is_light(self) -> bool:
+        """Whether its end takes next to nothing: one process, with few threads and little memory."""
+        if self.guard_pid is None or self.pid is None:
+            return True
+        if any(pid != self.pid for pid in tree_below(self.guard_pid)):
+            return False
+        return count_threads(self.pid) <= LIGHT_THREADS and resident_memory(self.pid).private <= LIGHT_BYTES
+
+    @property
+    def is_on_another_gpu(self) -> bool:
+        """Whether the GPU that it found is not the one that it was to find."""
+        return self._gpu_uuid is not None and self.gpu_uuid != self._gpu_uuid
+
+    def _take_ready(self, message: dict[str, Any]) -> None:
+        ready = check_answer(message, 0, WorkerReady)
         if isinstance(ready, Failed):
             raise WireError("a new worker did not say that it is ready")
         self.launch_gap_ns, self.chain_gap_ns = ready.launch_gap_ns, ready.chain_gap_ns
+        self.gpu_uuid = ready.gpu_uuid
         self.clock = ready.clock
         self.is_ready = True
 
@@ -199,22 +246,9 @@ class WorkerProcess:
         Raises:
             WorkerGone, WorkerLate: the worker does not answer; that is our fault or the machine's.
         """
-        counts = EMPTY_CALLS["cuda" if self.clock.fills_queue else "cpu"]
-        few: list[tuple[float, float | None]] = []
-        many: list[tuple[float, float | None]] = []
         with self.resting():
-            for _ in range(EMPTY_BURSTS):
-                for calls, taken in zip(counts, (few, many), strict=True):
-                    touch_device()
-                    taken.append(self._time_empty_burst(calls, limit_s))
-        overhead = BurstOverhead.of([wall_ns for wall_ns, _ in few], [wall_ns for wall_ns, _ in many], counts)
-        if all(cpu_ns is not None for _, cpu_ns in (*few, *many)):
-            of_processors = BurstOverhead.of(
-                [cpu_ns or 0.0 for _, cpu_ns in few], [cpu_ns or 0.0 for _, cpu_ns in many], counts
-            )
-            # What a busy machine adds to an empty call would be taken off each call of a solution.
-            overhead = replace(overhead, call=min(overhead.call, of_processors.call), processors=of_processors)
-        self.overhead = overhead
+            counts = EMPTY_CALLS["cuda" if self.clock.fills_queue else "cpu"]
+            self.overhead = take_overhead(lambda calls: self._time_empty_burst(calls, limit_s), counts, touch_device)
 
     def _time_empty_burst(self, calls: int, limit_s: float) -> tuple[float, float | None]:
         """Return the time of the wall and, on a CPU, of processors that a burst takes."""
@@ -251,6 +285,13 @@ class WorkerProcess:
         if self._stillness is not None:
             self._stillness.rest()
         return check_answer(message, self._request_id, expected)
+
+    def recover(self, limit_s: float = RECOVER_LIMIT_S) -> bool:
+        """Have the worker forget a call that failed; say whether it can make others."""
+        try:
+            return isinstance(self.ask("recover", Recovered, limit_s), Recovered)
+        except (WorkerGone, WorkerLate, WireError):
+            return False
 
     @contextlib.contextmanager
     def resting(self) -> Iterator[None]:

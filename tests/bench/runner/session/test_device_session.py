@@ -11,8 +11,10 @@ from flashinfer_bench.bench.runner.readout import Readout
 from flashinfer_bench.bench.runner.session import device_session
 from flashinfer_bench.bench.runner.workers.arena import SharedArena
 from flashinfer_bench.bench.runner.workers.kernel import SessionTools
+from flashinfer_bench.bench.runner.workers.pool import reference_key
+from flashinfer_bench.errors import SolutionFailure
 from flashinfer_bench.timing.measurement import Measured
-from tests.kit import make_definition
+from tests.kit import make_definition, make_workload
 
 pytestmark = pytest.mark.cpu
 CPU = torch.device("cpu")
@@ -24,9 +26,19 @@ class FakePool:
     def __init__(self, arena):
         self.arena = arena
         self.sizes = []
+        self.recovers = True
 
     def discard(self):
         self.sizes.append(self.arena.size)
+
+    def expect(self, solutions):
+        self.expected = solutions
+
+    def take_output(self):
+        return ""
+
+    def recover(self):
+        return self.recovers
 
 
 @pytest.fixture
@@ -85,3 +97,64 @@ def test_want_of_memory_in_the_judge_is_a_fault_that_says_so_and_gives_the_arena
     fault = session.run_job(shared, job)
     assert (fault.job, fault.retry, arena.size) == (3, False, 0)
     assert "workload w0: the judge needs more memory" in fault.message
+
+
+@pytest.mark.parametrize(
+    ("isolated", "is_answer", "recovers", "is_kept"),
+    [(False, True, True, True), (False, True, False, False), (False, False, True, False), (True, True, True, False)],
+)
+def test_a_worker_whose_solution_merely_raised_is_kept_for_the_next_job_of_it(
+    arena, monkeypatch, isolated, is_answer, recovers, is_kept
+):
+    pool = FakePool(arena)
+    pool.recovers = recovers
+    session = _open_session(arena, pool)
+    session._hello = SimpleNamespace(isolated=isolated)
+    definition = make_definition()
+    config = BenchmarkConfig().resolve_eval_config(definition).values()
+    order = BlockOrder(definition=definition.model_dump(mode="json"), config=config, solutions={}, jobs=[])
+    shared = session.open_block(order)
+    failure = SolutionFailure("RUNTIME_ERROR", "as told", is_answer=is_answer)
+    monkeypatch.setattr(session, "_load", lambda *_arguments: (_ for _ in ()).throw(failure))
+    workload = {"uuid": "w0", "axes": {}, "inputs": {}}
+    result = session.run_job(shared, BlockJob(index=3, solution="s", workload=workload, blob_root="/", seed=1))
+    assert result.outcome is failure
+    assert pool.sizes == ([] if is_kept else [0])
+
+
+@pytest.mark.parametrize(
+    ("isolated", "expected"), [(False, ["ref", "a", "b", "c"]), (True, ["ref", "a", "a", "b", "c"])]
+)
+def test_the_pool_is_told_of_the_reference_of_all_solutions_and_of_the_next_block(arena, isolated, expected):
+    pool = FakePool(arena)
+    session = _open_session(arena, pool)
+    session._hello = SimpleNamespace(isolated=isolated, profile_baseline=True)
+    definition = make_definition()
+    block, ahead = (make_block(definition, names) for names in ("aab", "c"))
+    shared = session.open_block(block)
+    session.expect(shared, block.jobs, ahead)
+    reference = reference_key(definition.digest())
+    assert ["ref" if one.digest == reference else one.digest for one in pool.expected] == expected
+    session.expect(shared, block.jobs[2:])
+    assert [one.digest for one in pool.expected][1:] == ["b"]
+
+
+def make_block(definition, names):
+    """An order of one job for each name, on workloads of their own."""
+    parts = {
+        "language": "python",
+        "declared_style": None,
+        "directory": None,
+        "entry": "",
+        "symbol": "",
+        "kind": "python",
+    }
+    solutions = {name: BlockSolution(name=name, digest=name, build_error=None, **parts) for name in names}
+    jobs = [
+        BlockJob(
+            index=at, solution=name, workload=make_workload(f"w{at}").model_dump(mode="json"), blob_root="/", seed=1
+        )
+        for at, name in enumerate(names)
+    ]
+    config = BenchmarkConfig().resolve_eval_config(definition).values()
+    return BlockOrder(definition=definition.model_dump(mode="json"), config=config, solutions=solutions, jobs=jobs)

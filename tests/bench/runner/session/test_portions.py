@@ -22,7 +22,7 @@ class FakeSession:
     def open_block(self, block):
         return block
 
-    def expect(self, shared, orders):
+    def expect(self, shared, orders, ahead):
         pass
 
     def lacks_baseline(self, shared, order):
@@ -49,7 +49,9 @@ def run_block(monkeypatch, session, workloads, solutions=1):
     monkeypatch.setattr(main, "time", SimpleNamespace(monotonic=lambda: session.now))
     monkeypatch.setattr(main, "judge", lambda session, *_rest: session.judged())
     monkeypatch.setattr(main, "send_answer", lambda host, answer: None)
-    main.run_block(None, session, BlockOrder(definition={}, config={}, solutions={}, jobs=jobs), None)
+    block = BlockOrder(definition={}, config={}, solutions={}, jobs=jobs)
+    orders = SimpleNamespace(next_block=lambda: block, look=lambda: None, ahead=None)
+    main.run_block(None, session, orders, None)
     runs = []
     for word in session.log:
         if runs and runs[-1][0] == word:

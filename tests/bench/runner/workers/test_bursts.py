@@ -25,8 +25,8 @@ from flashinfer_bench.bench.runner.workers.bursts import (
     count_burst_calls,
     settle_by_requests,
 )
+from flashinfer_bench.bench.runner.workers.empty_bursts import BurstOverhead
 from flashinfer_bench.bench.runner.workers.places import MOST_PLACES
-from flashinfer_bench.bench.runner.workers.process import BurstOverhead
 from flashinfer_bench.bench.runner.workers.readings import raise_claim
 from flashinfer_bench.errors import SolutionFailure
 from tests.kit.trials import ScriptedWorker, make_trial

@@ -1,5 +1,7 @@
 """What comes of single calls of a solution in a worker, and of its import."""
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -157,3 +159,46 @@ def test_descriptors_that_a_worker_sends_do_not_reach_the_session(open_kernel):
         with pytest.raises(SolutionFailure, match="out of protocol"):
             kernel(X)
         assert count_descriptors() <= before + 2  # the arena and its mapping
+
+
+def test_after_an_exception_or_a_wrong_shape_the_worker_goes_on(open_kernel):
+    source = """
+seen = []
+def run(x):
+    seen.append(x)
+    if len(seen) == 1:
+        raise ValueError("not yet")
+    return x.new_zeros(3) if len(seen) == 2 else x * len(seen)
+"""
+    with open_kernel(source) as kernel:
+        for status in ("RUNTIME_ERROR", "INCORRECT_SHAPE"):
+            with pytest.raises(SolutionFailure) as failure:
+                kernel(torch.ones(4))
+            assert (failure.value.status, failure.value.is_answer) == (status, True)
+            assert kernel.worker.recover()
+            kernel._laid_out = None  # as a new job's
+        assert kernel(torch.ones(4))[0].tolist() == [3.0] * 4
+
+
+def test_a_worker_that_hangs_or_is_gone_does_not_recover(open_kernel):
+    source = "import os, signal\ndef run(x):\n    os.kill(os.getpid(), signal.SIGSTOP)"
+    with open_kernel(source, timeout_seconds=0.3) as kernel:
+        with pytest.raises(SolutionFailure, match="TIMEOUT") as failure:
+            kernel(X)
+        assert not failure.value.is_answer
+        assert not kernel.worker.recover(0.1)
+        os.kill(kernel.worker.pid, signal.SIGKILL)
+        assert not kernel.worker.recover()
+
+
+def test_a_worker_imports_nothing_before_its_solution_that_its_template_has_not(open_kernel):
+    source = """
+import sys
+names = list(sys.modules)
+print(*names[names.index("flashinfer_bench.worker.template") + 1 :])
+def run(x):
+    return x
+"""
+    with open_kernel(source) as kernel:
+        kernel.worker.drain()
+        assert {name.partition(".")[0] for name in kernel.worker.log.take().split()} == {"flashinfer_bench_solution"}

@@ -5,8 +5,8 @@ import torch
 
 from flashinfer_bench.bench.runner.workers import bursts
 from flashinfer_bench.bench.runner.workers.bursts import BurstTimer, ClaimContradicted
+from flashinfer_bench.bench.runner.workers.empty_bursts import BurstOverhead
 from flashinfer_bench.bench.runner.workers.kernel import MEASUREMENTS, MeasurePlan
-from flashinfer_bench.bench.runner.workers.process import BurstOverhead
 from flashinfer_bench.errors import SolutionFailure
 from flashinfer_bench.timing.measurement import Sample, Trial
 from flashinfer_bench.timing.recipe import most_readings

@@ -1,30 +1,45 @@
-"""Which worker gets a place: one whose context feeds the GPU slowly is replaced before it meets a solution."""
+"""Which worker gets a solution, how many are in stock, and which are ended before they meet one."""
+
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from flashinfer_bench.bench.runner.workers import pool as worker_pool
+from flashinfer_bench.bench.runner.workers import stock as worker_stock
 from flashinfer_bench.bench.runner.workers.bounded_log import BoundedLog
-from flashinfer_bench.bench.runner.workers.pool import MOST_CONTEXTS, SolutionFiles, WorkerPool
+from flashinfer_bench.bench.runner.workers.pool import SolutionFiles, WorkerPool
 from flashinfer_bench.bench.runner.workers.process import WorkerGone
+from flashinfer_bench.bench.runner.workers.stock import CONTEXT_BYTES, MOST_CONTEXTS, MOST_SPARES, StockLimits
 from flashinfer_bench.errors import DeviceFault
 
 pytestmark = pytest.mark.cpu
-FAST, SLOW, DEAD = 1600, 1750, -1
+FAST, SLOW, DEAD, COMING, ELSEWHERE = 1600, 1750, -1, -2, -3
+ONE, TWO, THREE, FOUR = map(SolutionFiles, ("one", "two", "three", "four"))
 
 
 class FakeWorker:
-    """A worker that starts with a given chain gap, or not at all."""
+    """A worker that starts with a given chain gap, late, on another GPU, or not at all."""
 
-    def __init__(self, chain_gap_ns):
+    def __init__(self, chain_gap_ns, solution):
         self.chain_gap_ns = chain_gap_ns
-        self.is_ready = self.is_ended = False
+        self.solution = solution
+        self.pid = None
+        self.is_ready = self.is_ended = self.is_reaped = self.has_ended = False
+        self.is_light = True
+        self.is_on_another_gpu = chain_gap_ns == ELSEWHERE
         self.log = BoundedLog()
 
-    def wait_ready(self):
+    def look(self, deadline):
         if self.chain_gap_ns == DEAD:
             self.log.add(b"no room for a context")
             raise WorkerGone(None)
-        self.is_ready = True
+        self.is_ready = self.chain_gap_ns != COMING
+        return self.is_ready
+
+    def fileno(self):
+        """Somebody waits for this one: it comes up."""
+        self.chain_gap_ns = FAST if self.chain_gap_ns == COMING else self.chain_gap_ns
 
     def time_empty_bursts(self, touch_device):
         assert self.is_ready
@@ -32,77 +47,194 @@ class FakeWorker:
     def begin_end(self):
         self.is_ended = True
 
-    end = begin_end
+    def end(self):
+        self.is_ended = self.is_reaped = True
+
+
+class Limits:
+    """Room for so many spares."""
+
+    room = 1
+
+    def starting(self, *, is_first):
+        return self.room
+
+    def spares(self, held):
+        return self.room
 
 
 @pytest.fixture
 def open_pool(monkeypatch):
     """Return a pool that starts workers with the given chain gaps, all of its workers, and those it heard of."""
 
-    def opened(*gaps):
+    def opened(*gaps, room=1, walled=True, device="cpu"):
         made, heard, coming = [], [], iter(gaps)
 
-        def spawn(_pool, _solution):
-            made.append(FakeWorker(next(coming)))
+        def spawn(_pool, solution):
+            made.append(FakeWorker(next(coming, FAST), solution))
             return made[-1]
 
         monkeypatch.setattr(worker_pool.WorkerPool, "_spawn", spawn)
-        return WorkerPool(None, None, None, on_ready=heard.append), made, heard
+        monkeypatch.setattr(worker_stock.select, "select", lambda waited, *_: [one.fileno() for one in waited])
+        limits = Limits()
+        limits.room = room
+        monkeypatch.setattr(worker_pool, "StockLimits", lambda device: limits)
+        hello = SimpleNamespace(device=device, gpu_index=1 if device == "cuda" else None)
+        pool = WorkerPool(None, None, hello, on_ready=heard.append, enclosure=object() if walled else None)
+        return pool, made, heard
 
     return opened
 
 
+def for_whom(made):
+    return [worker.solution.digest for worker in made if not worker.is_ended]
+
+
 def test_a_worker_of_the_slow_kind_is_replaced_and_ended(open_pool):
-    pool, made, heard = open_pool(SLOW, FAST, FAST)
-    pool.best_chain_ns = FAST
-    worker, is_fresh = pool.worker_for(SolutionFiles("a solution"))
+    pool, made, heard = open_pool(SLOW, FAST)
+    pool.stock.best_chain_ns = FAST
+    worker, is_fresh = pool.worker_for(ONE)
     assert (worker, is_fresh) == (made[1], True)
-    assert [one.is_ended for one in made] == [True, False, False]
+    assert [one.is_ended for one in made] == [True, False]
     assert heard == made[:2]
 
 
 def test_where_all_are_alike_or_nothing_is_known_the_first_is_taken(open_pool):
     for gap in (SLOW, 0):
         pool, made, _ = open_pool(gap, gap)
-        assert pool.worker_for(SolutionFiles("a solution"))[0] is made[0]
+        assert pool.worker_for(ONE)[0] is made[0]
 
 
 def test_after_a_few_tries_a_slow_one_will_do(open_pool):
     pool, made, _ = open_pool(*[SLOW] * (MOST_CONTEXTS + 1))
-    pool.best_chain_ns = FAST
-    assert pool.worker_for(SolutionFiles("a solution"))[0] is made[MOST_CONTEXTS - 1]
-
-
-def test_the_spare_is_settled_while_nothing_is_measured(open_pool):
-    pool, made, _ = open_pool(FAST, SLOW, FAST, FAST)
-    first, _ = pool.worker_for(SolutionFiles("one"))
-    pool.quiesce()
-    assert made[1].is_ended
-    assert pool.worker_for(SolutionFiles("two"))[0] is made[2]
-    assert first.is_ended
+    pool.stock.best_chain_ns = FAST
+    assert pool.worker_for(ONE)[0] is made[MOST_CONTEXTS - 1]
 
 
 def test_a_worker_that_does_not_start_is_a_fault_with_what_it_said(open_pool):
     pool, _, _ = open_pool(SLOW, DEAD)
-    pool.best_chain_ns = FAST
+    pool.stock.best_chain_ns = FAST
     with pytest.raises(DeviceFault, match="no room for a context"):
-        pool.worker_for(SolutionFiles("a solution"))
+        pool.worker_for(ONE)
 
 
 def test_a_spare_that_does_not_start_is_dropped_and_tried_again_when_wanted(open_pool):
-    pool, made, _ = open_pool(FAST, DEAD, FAST, FAST)
-    pool.worker_for(SolutionFiles("one"))
-    pool.quiesce()
-    assert pool.worker_for(SolutionFiles("two"))[0] is made[2]
+    pool, made, _ = open_pool(FAST, DEAD, FAST, room=2)
+    pool.expect([ONE, TWO, THREE])
+    assert pool.worker_for(ONE)[0] is made[0]
+    pool.expect([TWO, THREE])
+    assert made[1].is_ended
+    assert len(made) == 2  # nothing is started ahead while starting fails
+    assert pool.worker_for(TWO)[0] is made[2]
+    assert for_whom(made[3:]) == ["three"]
 
 
-def test_with_walls_the_spare_is_for_the_solution_that_comes_next(open_pool):
-    pool, made, _ = open_pool(FAST, FAST, FAST)
-    pool._enclosure = object()
-    one, two, three = map(SolutionFiles, ("one", "two", "three"))
-    pool.expect([one, two])
-    assert pool.worker_for(one)[0] is made[0]
-    assert len(made) == 2  # the second is for "two"
-    pool.expect([one, three])  # "two" is not wanted any more
-    assert [worker.is_ended for worker in made] == [False, True, False]
-    assert pool.worker_for(three)[0] is made[2]
+def test_a_worker_on_another_gpu_is_replaced_by_one_that_goes_by_the_uuid(open_pool):
+    pool, made, heard = open_pool(ELSEWHERE, FAST, device="cuda")
+    assert pool._gpu_index == 1
+    assert pool.worker_for(ONE)[0] is made[1]
+    assert made[0].is_ended
+    assert pool._gpu_index is None
+    assert heard == [made[1]]
+
+
+def test_spares_are_started_side_by_side_and_refilled_when_one_is_taken(open_pool):
+    pool, made, _ = open_pool(*[COMING] * 9, room=3)
+    pool.expect([ONE, TWO, THREE, FOUR])
+    assert for_whom(made) == ["one", "two", "three"]
+    assert pool.worker_for(ONE)[0] is made[0]
+    assert for_whom(made[3:]) == ["four"]
+
+
+def test_no_more_spares_are_made_than_there_are_jobs_for(open_pool):
+    pool, made, _ = open_pool(room=8)
+    pool.expect([ONE, ONE])
+    pool.worker_for(ONE)
+    pool.discard()
+    pool.expect([ONE])
+    pool.worker_for(ONE)
+    pool.expect([])
+    assert len(made) == 2
+
+
+def test_with_walls_spares_are_for_the_solutions_that_come_next(open_pool):
+    pool, made, _ = open_pool(room=2)
+    pool.expect([ONE, TWO, THREE])
+    assert pool.worker_for(ONE)[0] is made[0]
+    pool.expect([ONE, FOUR])  # its other jobs; "two" and "three" are not wanted any more
+    assert for_whom(made) == ["one", "four"]
+    assert pool.worker_for(FOUR)[0] is made[3]
+
+
+def test_without_walls_any_spare_will_do_and_none_serves_two_solutions(open_pool):
+    pool, made, _ = open_pool(room=2, walled=False)
+    pool.expect_any()
+    assert len(made) == 2
+    first, second = pool.worker_for(ONE)[0], pool.worker_for(TWO)[0]
+    assert [first, second] == made[:2]
+    assert first.is_ended
+
+
+def test_a_measurement_waits_on_a_cpu_for_what_starts_and_ends_and_on_a_gpu_for_what_ends(open_pool):
+    for device, is_up in (("cpu", True), ("cuda", False)):
+        pool, made, _ = open_pool(FAST, FAST, COMING, COMING, room=2, device=device)
+        pool.expect([ONE, TWO, THREE, FOUR])
+        pool.worker_for(ONE)
+        pool.worker_for(TWO)
+        assert [made[0].is_ended, made[0].is_reaped] == [True, False]  # nothing has waited for its end
+        pool.quiesce()
+        assert made[0].is_reaped
+        assert [worker.is_ready for worker in made[2:]] == [is_up] * 2
+
+
+def test_workers_that_have_ended_are_cleaned_up_behind_without_waiting_for_others(open_pool):
+    pool, made, _ = open_pool()
+    pool.worker_for(ONE)
+    pool.worker_for(TWO)
+    pool.discard()
+    made[1].has_ended = True
+    pool.expect([])
+    assert [worker.is_reaped for worker in made[:2]] == [False, True]
+
+
+def test_a_worker_that_has_started_others_is_gone_before_the_next_is_loaded(open_pool):
+    pool, made, _ = open_pool()
+    pool.worker_for(ONE)[0].is_light = False
+    pool.worker_for(TWO)
+    assert made[0].is_reaped
+
+
+def test_spares_that_the_device_has_no_memory_for_are_ended(open_pool):
+    pool, made, _ = open_pool(room=4, device="cuda")
+    pool.expect([ONE, TWO, THREE, FOUR])
+    pool.stock._limits.room = 1
+    pool.make_room()
+    assert [worker.is_reaped for worker in made] == [False, True, True, True]
+
+
+@pytest.mark.parametrize(
+    ("free", "total", "most"),
+    [(140 << 30, 141 << 30, MOST_SPARES), (30 << 30, 40 << 30, 3), (2 << 30, 141 << 30, 1), (0, 24 << 30, 1)],
+)
+def test_idle_contexts_hold_a_bounded_share_of_a_gpu(monkeypatch, free, total, most):
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free, total))
+    limits = StockLimits("cuda")
+    assert limits.spares(0) == most
+    assert most == 1 or most * CONTEXT_BYTES <= total / 16
+
+
+@pytest.mark.parametrize(("cores", "first", "later"), [(2, 1, 1), (8, 2, 2), (64, 2, 4)])
+def test_few_contexts_are_made_at_once_and_fewer_until_the_first_is_there(monkeypatch, cores, first, later):
+    monkeypatch.setattr(worker_stock, "usable_cores", lambda: cores)
+    limits = StockLimits("cuda")
+    assert [limits.starting(is_first=is_first) for is_first in (True, False)] == [first, later]
+
+
+@pytest.mark.parametrize(
+    ("cores", "memory", "most"), [(1, 64 << 30, 1), (2, 64 << 30, 2), (64, 64 << 30, 4), (8, 6 << 30, 1)]
+)
+def test_spares_of_a_cpu_are_bounded_by_cores_and_memory(monkeypatch, cores, memory, most):
+    monkeypatch.setattr(worker_stock, "usable_cores", lambda: cores)
+    monkeypatch.setattr(worker_stock, "usable_memory", lambda: memory)
+    assert StockLimits("cpu").spares(0) == most

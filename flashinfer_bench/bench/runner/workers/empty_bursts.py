@@ -1,0 +1,63 @@
+"""What a burst takes that has nothing to compute: it is measured in each worker before a solution is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Final
+
+EMPTY_BURSTS: Final = 8
+"""Bursts of calls that compute nothing, by which the session knows what a burst itself takes."""
+EMPTY_CALLS: Final = {"cpu": (0, 8), "cuda": (1, 65)}
+"""Calls of such a burst, few and many, by the kind of device. On a GPU the few are one: a request that launches nothing
+does not bring the GPU back to the worker, which takes longer than all else of a burst."""
+
+Times = tuple[float, float | None]
+"""What a burst took, in nanoseconds: by the wall, and of processors where that is told."""
+
+
+@dataclass(frozen=True)
+class BurstOverhead:
+    """What a burst takes that has nothing to compute, in nanoseconds."""
+
+    request: float = 0.0
+    """Its requests and their answers, and on a GPU its return to the worker."""
+    call: float = 0.0
+    """Each of its calls, for each output."""
+    noise: float = 0.0
+    """How much bursts differ."""
+    processors: BurstOverhead | None = None
+    """The same in processor time; None where nobody tells it."""
+
+    @classmethod
+    def of(cls, few_ns: Sequence[float], many_ns: Sequence[float], calls: tuple[int, int]) -> BurstOverhead:
+        """Return what follows from times of bursts of few calls and of many."""
+        few, many = calls
+        call = max(0.0, min(many_ns) - min(few_ns)) / (many - few)
+        return cls(max(0.0, min(few_ns) - few * call), call, median(many_ns) - min(many_ns))
+
+
+def take_overhead(
+    time_burst: Callable[[int], Times], counts: tuple[int, int], touch_device: Callable[[], object]
+) -> BurstOverhead:
+    """Return what bursts take of themselves.
+
+    Args:
+        time_burst: makes a burst of so many empty calls.
+        counts: few calls, and many.
+        touch_device: uses the device in this process, as writing the inputs of a burst does.
+    """
+    few: list[Times] = []
+    many: list[Times] = []
+    for _ in range(EMPTY_BURSTS):
+        for calls, taken in zip(counts, (few, many), strict=True):
+            touch_device()
+            taken.append(time_burst(calls))
+    overhead = BurstOverhead.of([wall_ns for wall_ns, _ in few], [wall_ns for wall_ns, _ in many], counts)
+    if any(cpu_ns is None for _, cpu_ns in (*few, *many)):
+        return overhead
+    few_ns, many_ns = ([cpu_ns or 0.0 for _, cpu_ns in taken] for taken in (few, many))
+    of_processors = BurstOverhead.of(few_ns, many_ns, counts)
+    # What a busy machine adds to an empty call would be taken off each call of a solution.
+    return replace(overhead, call=min(overhead.call, of_processors.call), processors=of_processors)

@@ -1,0 +1,257 @@
+"""Spare workers: forked ahead, started side by side, and replaced in the background when one is taken.
+
+A worker costs up to a second to start on a GPU, where it makes a context. So a session has several in stock, for the
+solutions that come next. The bound of their number is in `limits`: each idle context takes memory of its device, and
+on a CPU a worker that starts would disturb a measurement, so it is waited for.
+"""
+
+from __future__ import annotations
+
+import select
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from flashinfer_bench.bench.runner.workers.process import READY_LIMIT_S, WorkerGone, WorkerLate, WorkerProcess
+from flashinfer_bench.errors import DeviceFault
+from flashinfer_bench.host import usable_cores, usable_memory
+from flashinfer_bench.worker.wire import WireError
+
+MOST_CONTEXTS: Final = 4
+"""Start at most this many workers to get one with a fast context; then take the last."""
+SLOW_CONTEXT: Final = 1.04
+"""A context is slow where a chain of empty kernels takes more than this times as long as in the best context."""
+MOST_SPARES: Final = 8
+"""Most spares of a GPU: a short job in a worker of its own takes about an eighth of what a context takes to make."""
+MOST_SPARES_ON_CPU: Final = 4
+MOST_STARTING: Final = 4
+"""Most spares that make their contexts at once: the driver makes them one after the other, more would hold cores up."""
+FIRST_STARTING: Final = 2
+"""As many at once until the first of all is up: it is waited for."""
+CORES_PER_START: Final = 4
+"""Cores of this machine for each spare that starts: a measurement beside it needs one at once whenever it launches."""
+CONTEXT_BYTES: Final = 768 << 20
+"""What a spare is taken to hold on a GPU: its context, the timing kernels and the buffer that flushes the L2."""
+SPARES_SHARE: Final = 16
+"""All spares of a device may hold its memory divided by this."""
+FREE_SHARE: Final = 4
+"""All spares of a GPU may hold what is free there, and what they hold, divided by this."""
+WORKER_BYTES: Final = 256 << 20
+"""What a spare on a CPU is taken to hold of the machine's memory beside what all workers share."""
+
+
+@dataclass(frozen=True)
+class SolutionFiles:
+    """A solution that wants a worker, and where its files are."""
+
+    digest: str
+    """The solution's."""
+    artifact: Path | None = None
+    """The folder of its artifact; None where its sources are still to be written."""
+
+
+ANY_SOLUTION: Final = SolutionFiles("")
+
+
+class StockLimits:
+    """How many spares there may be.
+
+    Args:
+        device: "cuda" or "cpu".
+    """
+
+    def __init__(self, device: str) -> None:
+        self._is_gpu = device == "cuda"
+
+    def starting(self, *, is_first: bool) -> int:
+        """Return how many may start at once; `is_first` where none has started yet."""
+        if not self._is_gpu:
+            return self.spares(0)
+        return min(FIRST_STARTING if is_first else MOST_STARTING, max(1, usable_cores() // CORES_PER_START))
+
+    def spares(self, held: int) -> int:
+        """Return how many there may be in all, at least one; `held` of them are there."""
+        if not self._is_gpu:
+            return max(1, min(MOST_SPARES_ON_CPU, usable_cores(), usable_memory() // SPARES_SHARE // WORKER_BYTES))
+        if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            return FIRST_STARTING  # a look at the memory would make the session's own context first
+        free, total = torch.cuda.mem_get_info()
+        room = min(total // SPARES_SHARE, (free + held * CONTEXT_BYTES) // FREE_SHARE)
+        return max(1, min(MOST_SPARES, room // CONTEXT_BYTES))
+
+
+@dataclass(eq=False)
+class Spare:
+    """A worker that has loaded no solution yet."""
+
+    worker: WorkerProcess
+    solution: SolutionFiles
+    """What its walls are for; ANY_SOLUTION where it has none."""
+    deadline: float
+    """When it has to be up."""
+    attempt: int = 1
+    """Workers that were started to get this one with a fast context."""
+    is_awaited: bool = False
+    """It is started because somebody waits for it. Where it fails, that is told."""
+
+
+class Stock:
+    """Keeps spares for the solutions that come next.
+
+    Args:
+        spawn: starts a worker for a solution, and returns at once.
+        retire: ends a worker, and returns at once.
+        on_ready: told of each worker once it can take work.
+        limits: how many there may be.
+        now: monotonic seconds.
+
+    `best_chain_ns` is the shortest `Clock.chain_gap_ns` that was seen.
+    """
+
+    def __init__(
+        self,
+        spawn: Callable[[SolutionFiles], WorkerProcess],
+        retire: Callable[[WorkerProcess], object],
+        *,
+        on_ready: Callable[[WorkerProcess], object],
+        limits: StockLimits,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._spawn = spawn
+        self._retire = retire
+        self._on_ready = on_ready
+        self._limits = limits
+        self._now = now
+        self.best_chain_ns: int | None = None
+        self._spares: list[Spare] = []
+        self._wanted: list[SolutionFiles] = []
+        self._has_started = False
+        self._has_failed = False
+        """The latest spare that was to start did not. None is started ahead until another has started."""
+
+    @property
+    def workers(self) -> list[WorkerProcess]:
+        """All spares; what they have told of themselves was heard."""
+        for spare in self._spares:
+            with suppress(WorkerGone, WireError):  # it will be dropped when somebody looks after the stock
+                spare.worker.hear()
+        return [spare.worker for spare in self._spares]
+
+    def expect(self, wanted: Sequence[SolutionFiles]) -> None:
+        """Keep spares for these, the next one first, from now on. Where nothing is wanted, those that are there stay.
+
+        A spare that nobody wants, or for which there is no room any more, is ended.
+        """
+        self._wanted = list(wanted)
+        self.tend()
+
+    def tend(self) -> None:
+        """Hear who has started, replace who is of no use, start what is missing; wait for nothing."""
+        self._hear()
+        room = self._limits.spares(len(self._spares))
+        missing = self._wanted[:room]
+        for spare in list(self._spares) if self._wanted else ():
+            if spare.solution in missing:
+                missing.remove(spare.solution)
+            elif not spare.is_awaited:
+                self._drop(spare)
+        if self._has_failed:
+            return
+        starting = sum(not spare.worker.is_ready for spare in self._spares)
+        may_start = max(0, self._limits.starting(is_first=not self._has_started) - starting)
+        for solution in missing[: min(may_start, max(0, room - len(self._spares)))]:
+            self._start(solution)
+
+    def take(self, solution: SolutionFiles) -> WorkerProcess:
+        """Return a worker for a solution that is up: a spare, or one that is started now.
+
+        Raises:
+            DeviceFault: none starts.
+        """
+        while True:
+            self._hear()
+            found = [spare for spare in self._spares if spare.solution == solution]
+            for spare in found:
+                if spare.worker.is_ready:
+                    self._spares.remove(spare)
+                    if solution in self._wanted:
+                        self._wanted.remove(solution)
+                    return spare.worker
+            if found:
+                self._wait(found)
+            else:
+                self._start(solution, is_awaited=True)
+
+    def settle(self) -> None:
+        """Wait until no spare is starting. One that fails to start is dropped."""
+        while starting := [spare for spare in self._spares if not spare.worker.is_ready]:
+            self._wait(starting)
+            self._hear()
+
+    def clear(self) -> None:
+        """End all spares."""
+        for spare in list(self._spares):
+            self._drop(spare)
+
+    def _wait(self, spares: Sequence[Spare]) -> None:
+        """Wait until one of these has something to tell, or is late."""
+        limit_s = max(0.0, min(spare.deadline for spare in spares) - self._now())
+        select.select([spare.worker for spare in spares], [], [], limit_s)
+
+    def _start(self, solution: SolutionFiles, **fields: Any) -> None:
+        self._spares.append(Spare(self._spawn(solution), solution, self._now() + READY_LIMIT_S, **fields))
+
+    def _drop(self, spare: Spare) -> None:
+        self._spares.remove(spare)
+        self._retire(spare.worker)
+
+    def _hear(self) -> None:
+        """Hear which spares have started; replace those whose context is slow, or on another GPU.
+
+        A context feeds the GPU fast or slowly from its start to its end. On an H200 every second one is slow: work on
+        several streams takes 6 % longer there, which says nothing about a solution.
+
+        Raises:
+            DeviceFault: one that somebody waits for does not start.
+        """
+        for spare in [one for one in self._spares if not one.worker.is_ready]:
+            worker = spare.worker
+            try:
+                if not worker.look(spare.deadline):
+                    continue
+            except (WorkerGone, WorkerLate, WireError) as error:
+                self._spares.remove(spare)
+                self._has_failed = True
+                if spare.is_awaited:
+                    raise start_fault(worker, error) from None
+                self._retire(worker)
+                continue
+            self._has_started, self._has_failed = True, False
+            if worker.is_on_another_gpu:
+                self._replace(spare, spare.attempt)
+                continue
+            self._on_ready(worker)
+            if self._is_slow(worker.chain_gap_ns) and spare.attempt < MOST_CONTEXTS:
+                self._replace(spare, spare.attempt + 1)
+
+    def _replace(self, spare: Spare, attempt: int) -> None:
+        self._drop(spare)
+        self._start(spare.solution, attempt=attempt, is_awaited=spare.is_awaited)
+
+    def _is_slow(self, chain_gap_ns: int) -> bool:
+        if chain_gap_ns <= 0:
+            return False
+        self.best_chain_ns = min(self.best_chain_ns or chain_gap_ns, chain_gap_ns)
+        return chain_gap_ns > self.best_chain_ns * SLOW_CONTEXT
+
+
+def start_fault(worker: WorkerProcess, error: Exception) -> DeviceFault:
+    """End a worker that does not start; return the fault that says so, with what the worker printed."""
+    worker.end()
+    said = worker.log.take().strip()
+    return DeviceFault(f"a new worker did not start: {error or type(error).__name__}\n{said}".rstrip())
