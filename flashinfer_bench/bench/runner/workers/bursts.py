@@ -80,8 +80,6 @@ SHORTER: Final = {"cpu": (1, 2, 4), "cuda": (1,)}
 """Their bursts have the calls of the first series divided by one of these: where the cost of a call depends on its
 content, the best of several short bursts is nearer to the usual call than the mean of a long one. On a GPU a short
 burst is little but its own beginning."""
-
-
 SLOW_NS: Final = 1_000_000
 """A claim from this on may be settled without bursts, by the time that the session saw timed calls take. What a request
 takes beside its calls is little then."""
