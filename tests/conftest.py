@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests.kit.processes import set_mark
 from tests.kit.published import HINT, find_published
 
 settings.register_profile("untimed", settings(), deadline=None)
@@ -15,6 +16,7 @@ settings.load_profile("untimed")  # a machine that is busy makes no example wron
 
 for name in ("COLUMNS", "LINES"):
     os.environ.pop(name, None)  # tables are as wide as their text where nothing says how wide a screen is
+set_mark()
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 

@@ -17,6 +17,8 @@ README = (CHECKOUT / "README.md").read_text()
 def test_the_first_program_prints_a_performance(tmp_path):
     without_compilers = shutil.ignore_patterns("cpp", "cuda", "triton", "wrong", "traces")
     shutil.copytree(CHECKOUT / "flashinfer-trace", tmp_path / "flashinfer-trace", ignore=without_compilers)
+    workloads = tmp_path / "flashinfer-trace" / "workloads" / "rmsnorm" / "rmsnorm_h4096.jsonl"
+    workloads.write_text(workloads.read_text().splitlines(keepends=True)[0])  # one is enough to print a performance
     program = re.search(r"```python\n(.*?)```", README, re.DOTALL)[1]
     environment = {
         **os.environ,

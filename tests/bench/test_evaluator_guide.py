@@ -13,7 +13,7 @@ from flashinfer_bench.bench import Benchmark, BenchmarkConfig
 from flashinfer_bench.data import Definition, TraceSet
 from tests.kit import make_definition, make_solution, make_trace, make_workload, write_trace_set
 
-pytestmark = [pytest.mark.cpu, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.cpu, pytest.mark.slow, pytest.mark.timeout(180)]
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "evaluators.md").read_text()
 FLAGS = ["--devices", "cpu", "--iterations", "1", "--warmup-runs", "0", "--num-trials", "2", "--format", "json"]
@@ -73,7 +73,7 @@ def test_the_printed_files_and_commands_reach_a_verdict_in_an_empty_folder(tmp_p
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     assert "StochasticRoundingEvaluator" in run_printed("list", tmp_path).stdout
-    done = run_printed("run", tmp_path, "--devices", "cpu")
+    done = run_printed("run", tmp_path, "--devices", "cpu", "--iterations", "2", "--num-trials", "1")
     assert done.returncode == 0, done.stderr
     (trace,) = TraceSet.from_path(tmp_path / "SET").traces["stochastic_rounding_n256"]
     assert trace.is_successful()
@@ -100,7 +100,11 @@ def write_everything(folder):
     return write_trace_set(folder / "set", definitions=[rounding, spied], solutions=solutions, workloads=workloads)
 
 
-@pytest.fixture(scope="module", params=[[], ["--use-isolated-runner"]], ids=["persistent", "isolated"])
+PERSISTENT: list[str] = []
+ISOLATED = ["--use-isolated-runner"]
+
+
+@pytest.fixture(scope="module", params=[PERSISTENT, ISOLATED], ids=["persistent", "isolated"])
 def finished(request, tmp_path_factory):
     """Run the guide's command and return the folder, the traces by solution, and the runner's flag."""
     folder = tmp_path_factory.mktemp("guide")
@@ -143,6 +147,7 @@ def test_no_solution_code_is_in_the_process_that_judges_nor_the_judge_in_a_worke
         assert modules.strip() == ""
 
 
+@pytest.mark.parametrize("finished", [PERSISTENT], ids=["persistent"], indirect=True)
 def test_an_edited_evaluator_judges_again_and_the_others_do_not(finished, monkeypatch):
     folder, _ = finished
     monkeypatch.setenv("PYTHONPATH", str(folder))

@@ -1,6 +1,7 @@
 """Find every process that a run started, whoever its parent is now: all of them inherit a mark in their environment.
 
-The process that forks sessions stays, for the next run; it does not count.
+The mark is set before the first test and is never taken back: the process that forks sessions bears it, is used again
+by one run after another, and does not count.
 
 An ordinary user cannot read the environment of a process that hides its memory: one of a session that was not there
 before counts as marked.
@@ -12,27 +13,25 @@ import uuid
 from contextlib import contextmanager
 from pathlib import Path
 
-from flashinfer_bench.bench.runner import starting
 from flashinfer_bench.bench.runner.session import start
+from flashinfer_bench.bench.runner.starting import starter_ids
 
 VARIABLE = "FIB_TEST_MARK"
+MARK = uuid.uuid4().hex
+"""Of this process of pytest: what another one starts at the same time bears another."""
+
+
+def set_mark():
+    """Mark all that is started from now on."""
+    os.environ[VARIABLE] = MARK
 
 
 @contextmanager
 def marked():
-    """Mark what is started inside the block; yields a function that lists the marked processes that are alive."""
-    mark = uuid.uuid4().hex
-    starting.end_starters()  # one that was started before bears no mark, nor do its sessions
+    """Yield a function that lists the marked processes that were started inside the block and are alive."""
+    assert os.environ.get(VARIABLE) == MARK
     before = set(all_pids())
-    os.environ[VARIABLE] = mark
-    try:
-        yield lambda: [
-            pid
-            for pid in set(all_pids()) - starting.starter_ids()
-            if is_marked(pid, mark) or (pid not in before and is_hidden_session(pid))
-        ]
-    finally:
-        del os.environ[VARIABLE]
+    yield lambda: [pid for pid in set(all_pids()) - before - starter_ids() if is_marked(pid) or is_hidden_session(pid)]
 
 
 def all_pids():
@@ -56,9 +55,9 @@ def is_session(pid):
         return False
 
 
-def is_marked(pid, mark):
+def is_marked(pid):
     try:
-        return mark.encode() in Path(f"/proc/{pid}/environ").read_bytes()
+        return MARK.encode() in Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:
         return False
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 import shlex
 import subprocess
 import sys
@@ -51,15 +52,22 @@ def test_a_repro_command_begins_as_the_command_was_started(script, program, monk
 @pytest.mark.parametrize(
     ("started", "folder", "program"),
     [
-        ([SCRIPT], "benchmarks", f"python3 {SCRIPT}"),
-        ([f"benchmarks/{SCRIPT}"], ".", f"python3 benchmarks/{SCRIPT}"),
-        (["-m", "flashinfer_bench", "perf"], ".", "python3 -m flashinfer_bench perf"),
+        (SCRIPT, "benchmarks", f"python3 {SCRIPT}"),
+        (f"benchmarks/{SCRIPT}", ".", f"python3 benchmarks/{SCRIPT}"),
     ],
 )
-def test_a_repro_command_can_be_typed_where_the_command_was(started, folder, program):
-    command = [sys.executable, *started, *CASE.split(), *QUICK]
-    out = subprocess.run(command, cwd=ROOT / folder, capture_output=True, text=True, check=True).stdout
-    assert f"run the following command: {program} {CASE}" in out
+def test_a_repro_command_can_be_typed_where_the_command_was(started, folder, program, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT / folder)
+    monkeypatch.setattr(sys, "argv", [started, *CASE.split(), *QUICK])
+    with pytest.raises(SystemExit, match=r"^0$"):
+        runpy.run_path(started, run_name="__main__")
+    assert f"run the following command: {program} {CASE}" in capsys.readouterr().out
+
+
+def test_a_repro_command_of_a_module_can_be_typed_where_the_command_was():
+    command = [sys.executable, "-m", "flashinfer_bench", "perf", *CASE.split(), *QUICK]
+    out = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert f"run the following command: python3 -m flashinfer_bench perf {CASE}" in out
 
 
 def test_dtypes_are_named_as_torch_names_them():

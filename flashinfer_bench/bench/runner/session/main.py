@@ -84,6 +84,7 @@ def serve_host(fd: int) -> None:
         if orders.ahead is not None:
             pool.expect(list_first_wanted(hello, orders.ahead))
         if device.type == "cuda":
+            os.environ["CUDA_CACHE_PATH"] = str(Path(hello.cache_root) / "judge" / "cuda")  # not in the user's HOME
             torch.zeros(1, device=device)
             pool.timing_image = kernel_image()
         clock = make_clock(device, l2_cache=hello.timing.l2_cache, clock=hello.timing.clock)
