@@ -36,6 +36,7 @@ from flashinfer_bench.compile.cache import cache_root
 from flashinfer_bench.data import Evaluation, Trace, TraceSet
 from flashinfer_bench.data.store.layout import BLOB, DEFINITIONS, SOLUTIONS, TRACES, WORKLOADS
 from flashinfer_bench.data.store.record import TraceWriter
+from flashinfer_bench.data.store.trace_list import kept_of
 from flashinfer_bench.errors import DataSetError
 from flashinfer_bench.roofline.workloads import cost_of_workload, describe_time
 from flashinfer_bench.timing.settings import TimingSettings
@@ -109,7 +110,7 @@ class Benchmark:
         """
         recorded = None
         if resume:
-            traces = [trace for traces in self._trace_set.traces.values() for trace in traces]
+            traces = [trace for traces in self._trace_set.traces.values() for trace in kept_of(traces)]
             saved = [trace for file, traces in self._saved.items() if file.exists() for trace in traces]
             recorded = RecordedJobs.from_traces([*traces, *saved], retry_timeouts=retry_timeouts)
         evaluators = self._fingerprint_evaluators()

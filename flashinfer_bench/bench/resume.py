@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any, Final, Literal
 
-from flashinfer_bench.data.evaluation import Evaluation, EvaluationStatus
+from flashinfer_bench.data.evaluation import EvaluationStatus
 from flashinfer_bench.data.latest import in_order_of_time
-from flashinfer_bench.data.trace import Trace
+from flashinfer_bench.data.store.trace_lines import AnyEvaluation, AnyTrace
 
 FINGERPRINT_KEYS: Final = (
     *("definition", "solution", "workload", "config", "hardware", "evaluator", "timing"),
@@ -47,7 +47,10 @@ def is_same(recorded: Mapping[str, str] | None, wanted: Mapping[str, str]) -> bo
     """Tell whether a recorded fingerprint is the wanted one. Where no seed is asked for, any will do."""
     if recorded is None:
         return False
-    return {key: mark for key, mark in recorded.items() if key != "seed" or key in wanted} == dict(wanted)
+    counted = dict(recorded)
+    if "seed" not in wanted:
+        counted.pop("seed", None)
+    return counted == wanted
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,7 @@ class RecordedJobs:
     """Do a job again whose verdict was TIMEOUT."""
 
     @classmethod
-    def from_traces(cls, traces: Iterable[Trace], *, retry_timeouts: bool = False) -> RecordedJobs:
+    def from_traces(cls, traces: Iterable[AnyTrace], *, retry_timeouts: bool = False) -> RecordedJobs:
         """Read traces, the latest last; workload lines are passed over."""
         by_key: dict[JobKey, list[RecordedJob]] = {}
         for trace in in_order_of_time(traces):
@@ -129,7 +132,11 @@ def _newest_alike(records: Sequence[RecordedJob], wanted: Mapping[str, str]) -> 
 
 
 def _is_of_the_same(recorded: Mapping[str, str] | None, wanted: Mapping[str, str]) -> bool:
-    return recorded is not None and all(recorded.get(key) == wanted.get(key) for key in JUDGED_KEYS)
+    return recorded is not None and _judged_marks(recorded) == _judged_marks(wanted)
+
+
+def _judged_marks(marks: Mapping[str, str]) -> list[str | None]:
+    return list(map(marks.get, JUDGED_KEYS))
 
 
 def _what_was_short(record: RecordedJob, now: JobLimits) -> str | None:
@@ -151,13 +158,13 @@ def _is_larger(now: float | None, then: float | None) -> bool:
     return now != then if now is None or then is None else now > then
 
 
-def _read_record(evaluation: Evaluation) -> RecordedJob:
-    performance = evaluation.performance
-    run = (evaluation.extra or {}).get("run")
+def _read_record(evaluation: AnyEvaluation) -> RecordedJob:
+    performance, extra = evaluation.performance, evaluation.extra
+    run = (extra or {}).get("run")
     run = run if isinstance(run, Mapping) else {}
     return RecordedJob(
         hardware=evaluation.environment.hardware,
-        fingerprint=read_fingerprint(evaluation.extra),
+        fingerprint=read_fingerprint(extra),
         timed_out=evaluation.status is EvaluationStatus.TIMEOUT,
         over_memory=evaluation.status is EvaluationStatus.RUNTIME_ERROR and OVER_MEMORY in evaluation.log,
         limits=JobLimits(_number(run.get("timeout_seconds")), _number(run.get("worker_memory_gb"))),

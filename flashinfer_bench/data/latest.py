@@ -10,20 +10,20 @@ from collections.abc import Iterable
 from datetime import datetime, timezone
 from typing import Final
 
-from flashinfer_bench.data.trace import Trace
+from flashinfer_bench.data.store.trace_lines import AnyTrace
 
 _FRACTION: Final = re.compile(r"\.(\d+)")
 _UNKNOWN: Final = datetime.min.replace(tzinfo=timezone.utc)
 
 
-def in_order_of_time(traces: Iterable[Trace]) -> list[Trace]:
+def in_order_of_time(traces: Iterable[AnyTrace]) -> list[AnyTrace]:
     """Return the traces that hold a verdict, the earliest first."""
     return sorted((trace for trace in traces if trace.evaluation is not None), key=_time_of)
 
 
-def find_latest(traces: Iterable[Trace]) -> list[Trace]:
+def find_latest(traces: Iterable[AnyTrace]) -> list[AnyTrace]:
     """Return the latest trace of each definition, solution, workload and hardware, the earliest first."""
-    latest: dict[tuple[str, str | None, str, str], Trace] = {}
+    latest: dict[tuple[str, str | None, str, str], AnyTrace] = {}
     for trace in in_order_of_time(traces):
         hardware = trace.evaluation.environment.hardware if trace.evaluation is not None else ""
         key = (trace.definition, trace.solution, trace.workload.uuid, hardware)
@@ -32,12 +32,13 @@ def find_latest(traces: Iterable[Trace]) -> list[Trace]:
     return list(latest.values())
 
 
-def _time_of(trace: Trace) -> datetime:
+def _time_of(trace: AnyTrace) -> datetime:
     """Return the time of the verdict. A time without a zone is UTC; a text that is no time counts as the earliest."""
     text = trace.evaluation.timestamp.strip() if trace.evaluation is not None else ""
     if text[-1:] in ("Z", "z"):
         text = f"{text[:-1]}+00:00"
-    text = _FRACTION.sub(lambda found: f".{found[1][:6]:0<6}", text)
+    if "." in text:
+        text = _FRACTION.sub(lambda found: f".{found[1][:6]:0<6}", text)
     try:
         moment = datetime.fromisoformat(text)
         return moment.replace(tzinfo=timezone.utc) if moment.tzinfo is None else moment.astimezone(timezone.utc)

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from flashinfer_bench.bench.resume import PROTOCOL, read_fingerprint
-from flashinfer_bench.data import Evaluation
 from flashinfer_bench.data.measurement import Measurement, read_measurement
+from flashinfer_bench.data.store.trace_lines import AnyEvaluation
 from flashinfer_bench.report.verdict import to_one_line
 from flashinfer_bench.timing.flags import FLAGS
 from flashinfer_bench.timing.measurement import EVENTS_ASKED_FOR, reason_of_fallback
@@ -67,10 +67,15 @@ class Timing:
     """Number of workloads that have each flag. Workloads whose time means nothing are left out."""
 
 
-def read_timing(passed: Iterable[Evaluation]) -> Timing:
+def read_timing(passed: Iterable[AnyEvaluation]) -> Timing:
     """Count how passed evaluations were timed."""
-    timed = [item for item in passed if item.performance is not None]
-    records = [read_measurement(item) for item in timed]
+    return count_timing([(item, read_measurement(item)) for item in passed])
+
+
+def count_timing(passed: Iterable[tuple[AnyEvaluation, Measurement]]) -> Timing:
+    """Count how passed evaluations were timed, by what is read of their measurements already."""
+    pairs = [(item, record) for item, record in passed if item.performance is not None]
+    timed, records = [item for item, _ in pairs], [record for _, record in pairs]
     ways = Counter(_way(record) for record in records if record.method)
     flags = Counter(flag for record in records for flag in _flags(record))
     flags.update(mark for item in timed for mark in marks_of(item))
@@ -81,14 +86,13 @@ def read_timing(passed: Iterable[Evaluation]) -> Timing:
     )
 
 
-def read_burst(workload: str, evaluation: Evaluation) -> Burst:
-    """Return what bursts said of an evaluation's latency.
+def read_burst(workload: str, record: Measurement) -> Burst:
+    """Return what bursts said of a latency.
 
     Args:
         workload: the uuid of its workload.
-        evaluation: of a trace.
+        record: how it was measured.
     """
-    record = read_measurement(evaluation)
     why = to_one_line(record.not_confirmed)
     return Burst(workload, record.confirmed, record.burst_ms, record.burst_resolution_ms, why)
 
@@ -141,7 +145,7 @@ def _way(record: Measurement) -> tuple[str, str, str, str]:
     return (to_one_line(record.method), to_one_line(record.cache_state), to_one_line(record.launch), reason)
 
 
-def marks_of(evaluation: Evaluation) -> list[str]:
+def marks_of(evaluation: AnyEvaluation) -> list[str]:
     """Return the marks of a verdict; none where its trace has no fingerprint, as another engine's."""
     found = read_fingerprint(evaluation.extra)
     if found is None:
