@@ -55,10 +55,8 @@ def main():
         missed = seconds > most_s or (most_gb is not None and gigabytes > most_gb)
         is_missed = is_missed or missed
         goal = f"at most {most_s:g} s" + (f" and {most_gb:g} GB" if most_gb is not None else "")
-        print(
-            f"{step:20} {seconds:6.2f} s {cpu_seconds:6.2f} s CPU {gigabytes:6.2f} GB   {'MISSED' if missed else 'held'}: {goal}",
-            flush=True,
-        )
+        taken = f"{seconds:6.2f} s {cpu_seconds:6.2f} s CPU {gigabytes:6.2f} GB"
+        print(f"{step:20} {taken}   {'MISSED' if missed else 'held'}: {goal}", flush=True)
     return 1 if is_missed else 0
 
 

@@ -178,12 +178,20 @@ def _number(value: object) -> float | None:
 
 def read_fingerprint(extra: Mapping[str, Any] | None) -> dict[str, str] | None:
     """Return the fingerprint that stands in the `extra` of a verdict, with the seed of its run; None if none does."""
-    run = (extra or {}).get("run")
-    found = run.get("fingerprint") if isinstance(run, Mapping) else None
-    if not isinstance(run, Mapping) or not isinstance(found, Mapping):
+    run, found = find_fingerprint(extra)
+    if found is None:
         return None
     seed = {"seed": run["seed"]} if isinstance(run.get("seed"), int) else {}
     return {str(key): str(value) for key, value in {**seed, **found}.items()}
+
+
+def find_fingerprint(extra: Mapping[str, Any] | None) -> tuple[Mapping[str, Any], Mapping[str, Any] | None]:
+    """Return the record of the run in the `extra` of a verdict, and the fingerprint in it as it stands there."""
+    run = (extra or {}).get("run")
+    if not isinstance(run, Mapping):
+        return {}, None
+    found = run.get("fingerprint")
+    return run, found if isinstance(found, Mapping) else None
 
 
 def _what_changed(recorded: Mapping[str, str] | None, wanted: Mapping[str, str]) -> str:

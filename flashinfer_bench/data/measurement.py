@@ -7,6 +7,7 @@ record has had several forms. So nothing in it is trusted: a value of another fo
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -74,7 +75,12 @@ class Measurement(BaseModel):
 
 def read_measurement(evaluation: AnyEvaluation) -> Measurement:
     """Return how the solution was timed; all of it "not given" where the trace has no record."""
-    record = (evaluation.extra or {}).get("measurement")
+    return parse_measurement(evaluation.extra)
+
+
+def parse_measurement(extra: Mapping[str, Any] | None) -> Measurement:
+    """Return how the solution was timed, by the `extra` of its evaluation."""
+    record = (extra or {}).get("measurement")
     fields = dict(record) if isinstance(record, Mapping) else {}
     try:
         return Measurement.model_validate(fields)

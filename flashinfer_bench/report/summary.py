@@ -9,9 +9,8 @@ from statistics import geometric_mean, median
 from typing import Final
 
 from flashinfer_bench.data import EvaluationStatus
-from flashinfer_bench.data.measurement import read_measurement
 from flashinfer_bench.data.store.trace_lines import AnyEvaluation, AnyTrace
-from flashinfer_bench.report.timing import Burst, Timing, count_timing, read_burst
+from flashinfer_bench.report.timing import Burst, Timing, count_timing, read_burst, read_told
 from flashinfer_bench.report.verdict import caveat_in, judged, reason_of
 
 NUMBER: Final = re.compile(r"-?\d[\d.]*(?:e[-+]?\d+)?")
@@ -94,7 +93,7 @@ def measured_speedup(evaluation: AnyEvaluation) -> float | None:
 def _row(key: tuple[str, str, str], members: list[tuple[AnyTrace, AnyEvaluation]], expected: int) -> SummaryRow:
     passing = [(trace, evaluation) for trace, evaluation in members if evaluation.status is EvaluationStatus.PASSED]
     passed = [evaluation for _, evaluation in passing]
-    records = [read_measurement(evaluation) for evaluation in passed]
+    told = [read_told(evaluation) for evaluation in passed]
     latencies = [evaluation.performance.latency_ms for evaluation in passed if evaluation.performance is not None]
     speedups = [speedup for evaluation in passed if (speedup := measured_speedup(evaluation)) is not None]
     return SummaryRow(
@@ -104,10 +103,10 @@ def _row(key: tuple[str, str, str], members: list[tuple[AnyTrace, AnyEvaluation]
         pending=max(0, expected - len(members)),
         latency_ms=median(latencies) if latencies else None,
         speedup=geometric_mean(speedups) if speedups else None,
-        timing_caveat=next(filter(None, map(caveat_in, records)), None),
-        timing=count_timing(zip(passed, records, strict=True)),
+        timing_caveat=next(filter(None, (caveat_in(item.measurement) for item in told)), None),
+        timing=count_timing(told),
         bursts=tuple(
-            read_burst(trace.workload.uuid, record) for (trace, _), record in zip(passing, records, strict=True)
+            read_burst(trace.workload.uuid, item.measurement) for (trace, _), item in zip(passing, told, strict=True)
         ),
         failures=_failures(members),
     )

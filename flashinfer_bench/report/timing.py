@@ -6,12 +6,13 @@ Traces come from foreign files too, so nothing in a measurement is trusted to ha
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
 
-from flashinfer_bench.bench.resume import PROTOCOL, read_fingerprint
-from flashinfer_bench.data.measurement import Measurement, read_measurement
+from flashinfer_bench.bench.resume import PROTOCOL, find_fingerprint
+from flashinfer_bench.data.measurement import Measurement, parse_measurement
 from flashinfer_bench.data.store.trace_lines import AnyEvaluation
 from flashinfer_bench.report.verdict import to_one_line
 from flashinfer_bench.timing.flags import FLAGS
@@ -55,6 +56,13 @@ class Burst:
     """Why the latency is not confirmed; empty where it is."""
 
 
+class Told(NamedTuple):
+    """What an evaluation tells of how its time came about."""
+
+    measurement: Measurement
+    marks: list[str]
+
+
 @dataclass(frozen=True)
 class Timing:
     """How the passed workloads of a row were timed."""
@@ -69,16 +77,23 @@ class Timing:
 
 def read_timing(passed: Iterable[AnyEvaluation]) -> Timing:
     """Count how passed evaluations were timed."""
-    return count_timing([(item, read_measurement(item)) for item in passed])
+    return count_timing([read_told(item) for item in passed if item.performance is not None])
 
 
-def count_timing(passed: Iterable[tuple[AnyEvaluation, Measurement]]) -> Timing:
-    """Count how passed evaluations were timed, by what is read of their measurements already."""
-    pairs = [(item, record) for item, record in passed if item.performance is not None]
-    timed, records = [item for item, _ in pairs], [record for _, record in pairs]
-    ways = Counter(_way(record) for record in records if record.method)
+def read_told(evaluation: AnyEvaluation) -> Told:
+    """Return what an evaluation tells of its time: `extra` of a trace's line is parsed at each look."""
+    extra = evaluation.extra
+    return Told(parse_measurement(extra), marks_of(extra))
+
+
+def count_timing(told: Sequence[Told]) -> Timing:
+    """Count how evaluations were timed that have a performance."""
+    records = [item.measurement for item in told]
+    ways = Counter(
+        _way(record.method, record.cache_state, record.launch, record.fallback) for record in records if record.method
+    )
     flags = Counter(flag for record in records for flag in _flags(record))
-    flags.update(mark for item in timed for mark in marks_of(item))
+    flags.update(mark for item in told for mark in item.marks)
     return Timing(
         ways=tuple(Way(*way, workloads=count) for way, count in ways.most_common()),
         unknown=len(records) - ways.total(),
@@ -139,18 +154,19 @@ def _describe(kind: tuple[str, str, str], number: int, graphs: int, count: int) 
     return text if number == count else f"{number} of {count} {text}"
 
 
-def _way(record: Measurement) -> tuple[str, str, str, str]:
-    fallback = to_one_line(record.fallback)
+@lru_cache(64)
+def _way(method: str, cache_state: str, launch: str, why: str) -> tuple[str, str, str, str]:
+    fallback = to_one_line(why)
     reason = "" if fallback == EVENTS_ASKED_FOR else reason_of_fallback(fallback)
-    return (to_one_line(record.method), to_one_line(record.cache_state), to_one_line(record.launch), reason)
+    return (to_one_line(method), to_one_line(cache_state), to_one_line(launch), reason)
 
 
-def marks_of(evaluation: AnyEvaluation) -> list[str]:
-    """Return the marks of a verdict; none where its trace has no fingerprint, as another engine's."""
-    found = read_fingerprint(evaluation.extra)
+def marks_of(extra: Mapping[str, Any] | None) -> list[str]:
+    """Return the marks of a verdict, by its `extra`; none where it has no fingerprint, as another engine's."""
+    _, found = find_fingerprint(extra)
     if found is None:
         return []
-    holds = (found.get("protocol") != str(PROTOCOL), found.get("sandbox") == "none")
+    holds = (str(found.get("protocol")) != str(PROTOCOL), found.get("sandbox") == "none")
     return [mark for mark, held in zip(MARKS, holds, strict=True) if held]
 
 

@@ -97,8 +97,7 @@ class EvaluationLine(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     environment_text: msgspec.Raw = msgspec.field(name="environment")
     correctness: CorrectnessLine | None = None
     performance: PerformanceLine | None = None
-    extra_kept: msgspec.Raw = msgspec.field(name="extra", default=_NO_TABLE)
-    """The text of `extra`; once somebody has asked, what is read of it."""
+    extra_text: msgspec.Raw = msgspec.field(name="extra", default=_NO_TABLE)
 
     @property
     def environment(self) -> Environment:
@@ -107,15 +106,11 @@ class EvaluationLine(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 
     @property
     def extra(self) -> dict[str, Any] | None:
-        """The entries that `_Extra` names; all of them where one has another form."""
-        kept: Any = self.extra_kept
-        if isinstance(kept, msgspec.Raw):
-            try:
-                kept = _EXTRA.decode(kept)
-            except msgspec.MsgspecError:
-                kept = from_json(bytes(kept))
-            self.extra_kept = kept
-        return cast("dict[str, Any] | None", kept)
+        """What `_Extra` names; all of it where an entry has another form. It is parsed at each look."""
+        try:
+            return cast("dict[str, Any] | None", _EXTRA.decode(self.extra_text))
+        except msgspec.MsgspecError:
+            return cast("dict[str, Any] | None", from_json(bytes(self.extra_text)))
 
 
 class TraceLine(msgspec.Struct, gc=False):
@@ -161,7 +156,7 @@ def read_trace_line(text: bytes) -> TraceLine | None:
     is_whole = (
         (evaluation.correctness is not None) == (evaluation.status in HAS_CORRECTNESS)
         and (evaluation.performance is not None) == (evaluation.status in HAS_PERFORMANCE)
-        and memoryview(evaluation.extra_kept)[0] in _TABLE_OR_NULL
+        and memoryview(evaluation.extra_text)[0] in _TABLE_OR_NULL
     )
     return TraceLine(text, found.definition, found.solution, found.workload, evaluation) if is_whole else None
 
