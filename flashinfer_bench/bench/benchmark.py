@@ -13,6 +13,7 @@ from typing import Any
 
 from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.evaluators.built_in import mark_built_in
+from flashinfer_bench.bench.evaluators.compare.kernel_cache import JUDGE_FOLDER
 from flashinfer_bench.bench.evaluators.plug_ins import list_plug_ins
 from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, RunStarted
 from flashinfer_bench.bench.job_seeds import JobSeeds, recorded_seeds
@@ -42,7 +43,7 @@ from flashinfer_bench.roofline.workloads import cost_of_workload, describe_time
 from flashinfer_bench.timing.settings import TimingSettings
 
 GIB = 1 << 30
-CACHE_FOLDERS = ("artifacts", "staging", "jit", "leases", "locks")
+CACHE_FOLDERS = ("artifacts", "staging", "jit", "leases", "locks", JUDGE_FOLDER)
 
 
 class Benchmark:

@@ -23,6 +23,7 @@ from typing import Any, Final
 import pynvml
 import torch
 
+from flashinfer_bench.bench.evaluators.compare.kernel_cache import share_kernels
 from flashinfer_bench.bench.evaluators.registry import register
 from flashinfer_bench.bench.runner.protocol import (
     BlockJob,
@@ -66,6 +67,7 @@ def serve_host(fd: int) -> None:
     enclosure = Enclosure(hello, os.environ) if hello.has_walls else None
     if enclosure is not None:
         enclosure.open_to_workers(run_directory)
+        share_kernels(Path(hello.cache_root))
     register(hello.plug_ins)
     device = torch.device("cuda", 0) if hello.device == "cuda" else torch.device("cpu")
     readout = Readout(hello.gpu_uuid, our_processes=lambda: pool.process_ids(), keep_samples=hello.keep_samples)
