@@ -13,6 +13,7 @@ from typing import Any, Final, Literal
 
 from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.evaluators.built_in import mark_built_in
+from flashinfer_bench.bench.evaluators.compare.kernel_cache import JUDGE_FOLDER
 from flashinfer_bench.bench.evaluators.plug_ins import list_plug_ins
 from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, RunStarted
 from flashinfer_bench.bench.job_seeds import JobSeeds, recorded_seeds
@@ -37,6 +38,7 @@ from flashinfer_bench.compile.cache import cache_root
 from flashinfer_bench.data import Evaluation, Trace, TraceSet
 from flashinfer_bench.data.store.layout import BLOB, DEFINITIONS, SOLUTIONS, TRACES, WORKLOADS
 from flashinfer_bench.data.store.record import TraceWriter
+from flashinfer_bench.data.store.trace_list import kept_of
 from flashinfer_bench.errors import DataSetError
 from flashinfer_bench.roofline.workloads import cost_of_workload, describe_time
 from flashinfer_bench.timing.settings import TimingSettings
@@ -44,7 +46,7 @@ from flashinfer_bench.timing.settings import TimingSettings
 GIB = 1 << 30
 QUICK_SHARE: Final = 1 / 3
 """A quick look may take this share of the time budgets: what one of the usual three trials may."""
-CACHE_FOLDERS = ("artifacts", "staging", "jit", "leases", "locks", baseline_cache.FOLDER)
+CACHE_FOLDERS = ("artifacts", "staging", "jit", "leases", "locks", baseline_cache.FOLDER, JUDGE_FOLDER)
 
 
 class Benchmark:
@@ -112,7 +114,7 @@ class Benchmark:
         """
         recorded = None
         if resume:
-            traces = [trace for traces in self._trace_set.traces.values() for trace in traces]
+            traces = [trace for traces in self._trace_set.traces.values() for trace in kept_of(traces)]
             saved = [trace for file, traces in self._saved.items() if file.exists() for trace in traces]
             recorded = RecordedJobs.from_traces([*traces, *saved], retry_timeouts=retry_timeouts)
         evaluators = self._fingerprint_evaluators()

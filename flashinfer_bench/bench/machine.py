@@ -14,10 +14,12 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
-from flashinfer_bench.data.solution import Solution
 from flashinfer_bench.errors import ConfigError
+
+if TYPE_CHECKING:  # the command line asks for `guess_kind` before it imports models
+    from flashinfer_bench.data.solution import Solution
 
 CPU_INFO: Final = Path("/proc/cpuinfo")
 
@@ -161,6 +163,12 @@ def is_torch_cuda_build() -> bool:
     except OSError:
         return True
     return re.search(r"^cuda\b[^=]*=\s*None\b", text, re.MULTILINE) is None
+
+
+def guess_kind(devices: Path = Path("/dev")) -> Literal["cpu", "cuda"]:
+    """Guess, without asking the driver, what the devices of a run will be where nobody names one."""
+    has_gpu = any(devices.glob("nvidia[0-9]*")) or (devices / "dxg").exists()
+    return "cuda" if has_gpu and is_torch_cuda_build() else "cpu"
 
 
 def _import_nvml() -> Nvml | None:

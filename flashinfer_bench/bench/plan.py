@@ -169,19 +169,18 @@ def _jobs(
     for solution in selected.solutions:
         if why_not_here(solution, machine) is not None:
             continue
-        solution_digest = solution.digest()
+        marks = fingerprint(
+            **shared,
+            solution=solution.digest(),
+            workload="",
+            evaluator=evaluator,
+            timing=config.timing_mark(),
+            protocol=PROTOCOL,
+            sandbox=machine.sandbox,
+            seed=config.seed,
+        )
         for workload, workload_digest in workloads:
-            marks = fingerprint(
-                **shared,
-                solution=solution_digest,
-                workload=workload_digest,
-                evaluator=evaluator,
-                timing=config.timing_mark(),
-                protocol=PROTOCOL,
-                sandbox=machine.sandbox,
-                seed=config.seed,
-            )
-            yield Job(0, definition, workload, solution, resolved, marks)
+            yield Job(0, definition, workload, solution, resolved, {**marks, "workload": workload_digest})
 
 
 def _numbered(jobs: Iterable[Job]) -> Iterator[Job]:

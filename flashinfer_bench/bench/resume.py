@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any, Final, Literal
 
-from flashinfer_bench.data.evaluation import Evaluation, EvaluationStatus
+from flashinfer_bench.data.evaluation import EvaluationStatus
 from flashinfer_bench.data.latest import JUDGED_KEYS, in_order_of_time
-from flashinfer_bench.data.trace import Trace
+from flashinfer_bench.data.store.trace_lines import AnyEvaluation, AnyTrace
 
 FINGERPRINT_KEYS: Final = (
     *("definition", "solution", "workload", "config", "hardware", "evaluator", "timing"),
@@ -49,7 +49,10 @@ def is_same(recorded: Mapping[str, str] | None, wanted: Mapping[str, str]) -> bo
     """Tell whether a recorded fingerprint is the wanted one. Where no seed is asked for, any will do."""
     if recorded is None:
         return False
-    return {key: mark for key, mark in recorded.items() if key != "seed" or key in wanted} == dict(wanted)
+    counted = dict(recorded)
+    if "seed" not in wanted:
+        counted.pop("seed", None)
+    return counted == wanted
 
 
 @dataclass(frozen=True)
@@ -96,7 +99,7 @@ class RecordedJobs:
     """Do a job again whose verdict was TIMEOUT."""
 
     @classmethod
-    def from_traces(cls, traces: Iterable[Trace], *, retry_timeouts: bool = False) -> RecordedJobs:
+    def from_traces(cls, traces: Iterable[AnyTrace], *, retry_timeouts: bool = False) -> RecordedJobs:
         """Read traces, the latest last; workload lines are passed over."""
         by_key: dict[JobKey, list[RecordedJob]] = {}
         for trace in in_order_of_time(traces):
@@ -137,7 +140,11 @@ def _newest_alike(records: Sequence[RecordedJob], wanted: Mapping[str, str]) -> 
 
 
 def _is_of_the_same(recorded: Mapping[str, str] | None, wanted: Mapping[str, str]) -> bool:
-    return recorded is not None and all(recorded.get(key) == wanted.get(key) for key in JUDGED_KEYS)
+    return recorded is not None and _judged_marks(recorded) == _judged_marks(wanted)
+
+
+def _judged_marks(marks: Mapping[str, str]) -> list[str | None]:
+    return list(map(marks.get, JUDGED_KEYS))
 
 
 def _what_was_short(record: RecordedJob, now: JobLimits) -> str | None:
@@ -159,13 +166,13 @@ def _is_larger(now: float | None, then: float | None) -> bool:
     return now != then if now is None or then is None else now > then
 
 
-def _read_record(evaluation: Evaluation) -> RecordedJob:
-    performance = evaluation.performance
-    run = (evaluation.extra or {}).get("run")
+def _read_record(evaluation: AnyEvaluation) -> RecordedJob:
+    performance, extra = evaluation.performance, evaluation.extra
+    run = (extra or {}).get("run")
     run = run if isinstance(run, Mapping) else {}
     return RecordedJob(
         hardware=evaluation.environment.hardware,
-        fingerprint=read_fingerprint(evaluation.extra),
+        fingerprint=read_fingerprint(extra),
         timed_out=evaluation.status is EvaluationStatus.TIMEOUT,
         over_memory=evaluation.status is EvaluationStatus.RUNTIME_ERROR and OVER_MEMORY in evaluation.log,
         limits=JobLimits(_number(run.get("timeout_seconds")), _number(run.get("worker_memory_gb"))),
@@ -181,12 +188,20 @@ def _number(value: object) -> float | None:
 
 def read_fingerprint(extra: Mapping[str, Any] | None) -> dict[str, str] | None:
     """Return the fingerprint that stands in the `extra` of a verdict, with the seed of its run; None if none does."""
-    run = (extra or {}).get("run")
-    found = run.get("fingerprint") if isinstance(run, Mapping) else None
-    if not isinstance(run, Mapping) or not isinstance(found, Mapping):
+    run, found = find_fingerprint(extra)
+    if found is None:
         return None
     seed = {"seed": run["seed"]} if isinstance(run.get("seed"), int) else {}
     return {str(key): str(value) for key, value in {**seed, **found}.items()}
+
+
+def find_fingerprint(extra: Mapping[str, Any] | None) -> tuple[Mapping[str, Any], Mapping[str, Any] | None]:
+    """Return the record of the run in the `extra` of a verdict, and the fingerprint in it as it stands there."""
+    run = (extra or {}).get("run")
+    if not isinstance(run, Mapping):
+        return {}, None
+    found = run.get("fingerprint")
+    return run, found if isinstance(found, Mapping) else None
 
 
 def _what_changed(recorded: Mapping[str, str] | None, wanted: Mapping[str, str]) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
@@ -20,6 +21,9 @@ from flashinfer_bench.cli.shared_flags import PROGRAM
 from flashinfer_bench.errors import FlashInferBenchError, Misuse
 from flashinfer_bench.version import __version__
 
+RUN: Final = "run"
+NOTHING_RUNS: Final = {"-h", "--help", "--dry-run"}
+"""Arguments with which no session is started."""
 PERF: Final = "perf"
 """The command that parses its own arguments, because its flags depend on the routine."""
 
@@ -35,7 +39,7 @@ class Command(NamedTuple):
 
 
 COMMANDS: Final = {
-    "run": Command("run", "judge and time solutions"),
+    RUN: Command("run", "judge and time solutions"),
     "list": Command("list", "list the definitions of a trace set"),
     "validate": Command("validate", "show everything wrong with a trace set"),
     "config": Command("config_show", "show settings", ("show",)),
@@ -58,7 +62,7 @@ def run_command_line(argv: Sequence[str] | None = None) -> int:
     if not arguments:
         make_parser(arguments).print_help(sys.stderr)
         return Misuse.exit_code
-    return call(lambda: _run(arguments))
+    return call(lambda: _run(arguments, starts_ahead=argv is None))
 
 
 def call(command: Callable[[], int]) -> int:
@@ -109,11 +113,27 @@ def make_parser(argv: Sequence[str]) -> Parser:
     return parser
 
 
+def _start_ahead(argv: Sequence[str]) -> None:
+    """Start the process that imports torch, where sessions will be forked from it: nothing else takes as long.
+
+    It imports while this process imports its own part, reads the set and plans. Where the guess is wrong, as when the
+    arguments cannot be used, it ends with this process.
+    """
+    if argv[0] in (RUN, PERF) and not NOTHING_RUNS & set(argv):
+        from flashinfer_bench.bench.machine import guess_kind  # before anything that takes long to import
+        from flashinfer_bench.bench.runner.environments import starter_environment
+        from flashinfer_bench.bench.runner.starting import starter_for
+
+        starter_for(starter_environment(os.environ, "cpu" if "cpu" in argv else guess_kind()))
+
+
 def _import_command(word: str) -> ModuleType:
     return importlib.import_module(f"flashinfer_bench.cli.{COMMANDS[word].module}")
 
 
-def _run(argv: Sequence[str]) -> int:
+def _run(argv: Sequence[str], *, starts_ahead: bool) -> int:
+    if starts_ahead:
+        _start_ahead(argv)
     args = parse_command_line(argv)
     code: int = args.execute(args)
     return code

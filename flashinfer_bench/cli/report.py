@@ -15,7 +15,8 @@ from flashinfer_bench.cli.screen.output import write_err, write_out
 from flashinfer_bench.cli.screen.tables import available_width
 from flashinfer_bench.cli.screen.verdicts import render_best, render_summary
 from flashinfer_bench.cli.shared_flags import PROGRAM, add_filters, add_format, add_local
-from flashinfer_bench.data import Trace, TraceSet
+from flashinfer_bench.data import TraceSet
+from flashinfer_bench.data.store.trace_lines import AnyTrace
 from flashinfer_bench.report.best import BestRow, best_by_definition, best_by_workload
 from flashinfer_bench.report.summary import PairKey, SummaryRow, summarise
 
@@ -83,7 +84,7 @@ def execute_best(args: argparse.Namespace) -> int:
     return 0
 
 
-def _expected(trace_set: TraceSet, traces: Sequence[Trace]) -> dict[PairKey, int]:
+def _expected(trace_set: TraceSet, traces: Sequence[AnyTrace]) -> dict[PairKey, int]:
     pairs = {(trace.definition, trace.solution or "") for trace in traces if trace.evaluation is not None}
     return {pair: len(trace_set.workloads.get(pair[0], [])) for pair in pairs}
 

@@ -98,8 +98,7 @@ class Evaluation(DataModel):
     @property
     def is_quick(self) -> bool:
         """Whether it is of a quick look (`--quick`): too few readings to compare it with others, or to keep it."""
-        run = (self.extra or {}).get("run")
-        return isinstance(run, Mapping) and run.get("quick") is True
+        return says_quick((self.extra or {}).get("run"))
 
     @model_validator(mode="after")
     def _parts_fit_status(self) -> Evaluation:
@@ -111,3 +110,8 @@ class Evaluation(DataModel):
                 verb = "needs" if self.status in owners else "has no"
                 raise ValueError(f"status {self.status.value} {verb} {part}")
         return self
+
+
+def says_quick(run: object) -> bool:
+    """Tell whether `extra.run` of an evaluation says that it is of a quick look."""
+    return isinstance(run, Mapping) and run.get("quick") is True

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime, timezone
 from typing import Any, Final
 
-from flashinfer_bench.data.trace import Trace
+from flashinfer_bench.data.store.trace_lines import AnyTrace
 
 JUDGED_KEYS: Final = ("definition", "solution", "workload", "evaluator")
 """The keys of a fingerprint that say what was judged, and by whom. The others say under which settings."""
@@ -19,15 +19,15 @@ _FRACTION: Final = re.compile(r"\.(\d+)")
 _UNKNOWN: Final = datetime.min.replace(tzinfo=timezone.utc)
 
 
-def in_order_of_time(traces: Iterable[Trace]) -> list[Trace]:
+def in_order_of_time(traces: Iterable[AnyTrace]) -> list[AnyTrace]:
     """Return the traces that hold a verdict, the earliest first."""
     return sorted((trace for trace in traces if trace.evaluation is not None), key=_time_of)
 
 
-def find_latest(traces: Iterable[Trace]) -> list[Trace]:
+def find_latest(traces: Iterable[AnyTrace]) -> list[AnyTrace]:
     """Return the trace that counts of each definition, solution, workload and hardware, the earliest first."""
-    latest: dict[tuple[str, str | None, str, str], Trace] = {}
-    whole: dict[tuple[str, str | None, str, str], Trace] = {}
+    latest: dict[tuple[str, str | None, str, str], AnyTrace] = {}
+    whole: dict[tuple[str, str | None, str, str], AnyTrace] = {}
     for trace in in_order_of_time(traces):
         hardware = trace.evaluation.environment.hardware if trace.evaluation is not None else ""
         key = (trace.definition, trace.solution, trace.workload.uuid, hardware)
@@ -42,24 +42,25 @@ def find_latest(traces: Iterable[Trace]) -> list[Trace]:
     return list(latest.values())
 
 
-def _differ(*traces: Trace) -> bool:
+def _differ(*traces: AnyTrace) -> bool:
     """Tell whether it is known that two traces are of different things, by their fingerprints."""
     judged = [_judged(trace) for trace in traces]
     return None not in judged and judged[0] != judged[1]
 
 
-def _judged(trace: Trace) -> list[Any] | None:
+def _judged(trace: AnyTrace) -> list[Any] | None:
     run = (trace.evaluation.extra or {}).get("run") if trace.evaluation is not None else None
     found = run.get("fingerprint") if isinstance(run, Mapping) else None
     return [found.get(key) for key in JUDGED_KEYS] if isinstance(found, Mapping) else None
 
 
-def _time_of(trace: Trace) -> datetime:
+def _time_of(trace: AnyTrace) -> datetime:
     """Return the time of the verdict. A time without a zone is UTC; a text that is no time counts as the earliest."""
     text = trace.evaluation.timestamp.strip() if trace.evaluation is not None else ""
     if text[-1:] in ("Z", "z"):
         text = f"{text[:-1]}+00:00"
-    text = _FRACTION.sub(lambda found: f".{found[1][:6]:0<6}", text)
+    if "." in text:
+        text = _FRACTION.sub(lambda found: f".{found[1][:6]:0<6}", text)
     try:
         moment = datetime.fromisoformat(text)
         return moment.replace(tzinfo=timezone.utc) if moment.tzinfo is None else moment.astimezone(timezone.utc)

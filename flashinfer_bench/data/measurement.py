@@ -7,10 +7,11 @@ record has had several forms. So nothing in it is trusted: a value of another fo
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from flashinfer_bench.data.evaluation import Evaluation
+from flashinfer_bench.data.store.trace_lines import AnyEvaluation
 
 
 class Measurement(BaseModel):
@@ -26,7 +27,7 @@ class Measurement(BaseModel):
     """"stream" or "graph"; empty where the method knows no difference."""
     fallback: str = ""
     """Why no better clock was used."""
-    flags: list[str] = []
+    flags: list[str] = Field(default_factory=list)
     """What a reader should know before acting on the number; see `timing.flags`."""
     meaningful: bool = True
     """False where the time says nothing about the kernel, as under Triton's interpreter."""
@@ -58,9 +59,9 @@ class Measurement(BaseModel):
     """What a burst cannot tell from nothing, for one call."""
     not_confirmed: str = ""
     """Why the latency is not confirmed."""
-    trials_ms: list[float] = []
+    trials_ms: list[float] = Field(default_factory=list)
     """Median of each trial."""
-    samples_ns: list[float] | list[list[float]] = []
+    samples_ns: list[float] | list[list[float]] = Field(default_factory=list)
     """Every reading, in two older forms; the present form is a table, which no report reads."""
 
     @property
@@ -76,9 +77,14 @@ class Measurement(BaseModel):
         return (self.q75_ms - self.q25_ms) / self.median_ms
 
 
-def read_measurement(evaluation: Evaluation) -> Measurement:
+def read_measurement(evaluation: AnyEvaluation) -> Measurement:
     """Return how the solution was timed; all of it "not given" where the trace has no record."""
-    record = (evaluation.extra or {}).get("measurement")
+    return parse_measurement(evaluation.extra)
+
+
+def parse_measurement(extra: Mapping[str, Any] | None) -> Measurement:
+    """Return how the solution was timed, by the `extra` of its evaluation."""
+    record = (extra or {}).get("measurement")
     fields = dict(record) if isinstance(record, Mapping) else {}
     try:
         return Measurement.model_validate(fields)

@@ -19,6 +19,8 @@ from flashinfer_bench.data.solution import Solution
 from flashinfer_bench.data.store.checks import check_workload
 from flashinfer_bench.data.store.layout import TRACES, WORKLOADS
 from flashinfer_bench.data.store.read import read_files
+from flashinfer_bench.data.store.trace_lines import AnyTrace, to_trace
+from flashinfer_bench.data.store.trace_list import TraceList, kept_of
 from flashinfer_bench.data.trace import Trace
 from flashinfer_bench.data.workload import Workload
 from flashinfer_bench.errors import DataSetError
@@ -90,7 +92,7 @@ class TraceSet:
             definitions=found.definitions,
             solutions=found.solutions,
             workloads=found.workloads,
-            traces=found.traces,
+            traces=dict(found.traces),
             issues=found.issues,
             definition_files=found.definition_files,
             solution_files=found.solution_files,
@@ -118,7 +120,7 @@ class TraceSet:
             merged.issues.extend([issue for issue in fresh if not _is_settled(issue, merged)])
             _merge_workloads(merged, part)
             for name, traces in part.traces.items():
-                merged.traces.setdefault(name, []).extend(traces)
+                merged.traces.setdefault(name, TraceList()).extend(traces)
         return merged
 
     def to_dict(self) -> dict[str, Any]:
@@ -145,14 +147,14 @@ class TraceSet:
 
     def latest_traces(self, definition: str) -> list[Trace]:
         """Return the traces of a definition that count: of each solution, workload and hardware the latest one."""
-        return find_latest(self.traces.get(definition, []))
+        return [to_trace(trace) for trace in self._latest(definition)]
 
     def filter_traces(self, definition: str, atol: float = DEFAULT_BOUND, rtol: float = DEFAULT_BOUND) -> list[Trace]:
         """Return the latest traces that passed with max_absolute_error <= atol and max_relative_error <= rtol.
 
         Quick looks are not among them.
         """
-        return [trace for trace in self._passed(definition) if _is_within(trace, atol, rtol)]
+        return [to_trace(trace) for trace in self._passed(definition) if _is_within(trace, atol, rtol)]
 
     def get_best_trace(
         self,
@@ -182,11 +184,12 @@ class TraceSet:
             for trace in self._passed(definition)
             if wanted <= trace.workload.axes.items() and _is_within(trace, atol, rtol)
         ]
-        return max(fitting, key=_rank, default=None)
+        best = max(fitting, key=_rank, default=None)
+        return to_trace(best) if best is not None else None
 
     def summary(self) -> dict[str, Any]:
         """Count what is in the set, and its latest traces by status, definition, solution, author and op type."""
-        latest = [trace for name in self.traces for trace in self.latest_traces(name)]
+        latest = [trace for name in self.traces for trace in self._latest(name)]
         passed = [trace for trace in latest if trace.is_successful()]
         authors = {item.name: item.author for group in self.solutions.values() for item in group}
         op_types = {name: definition.op_type for name, definition in self.definitions.items()}
@@ -244,16 +247,19 @@ class TraceSet:
         self.traces = {}
         return moved
 
-    def _passed(self, definition: str) -> list[Trace]:
+    def _latest(self, definition: str) -> list[AnyTrace]:
+        return find_latest(kept_of(self.traces.get(definition, [])))
+
+    def _passed(self, definition: str) -> list[AnyTrace]:
         """Return the latest traces that passed, without quick looks, which nothing is chosen by."""
-        return [trace for trace in self.latest_traces(definition) if trace.is_successful() and not _is_quick(trace)]
+        return [trace for trace in self._latest(definition) if trace.is_successful() and not _is_quick(trace)]
 
 
-def _is_quick(trace: Trace) -> bool:
+def _is_quick(trace: AnyTrace) -> bool:
     return trace.evaluation is not None and trace.evaluation.is_quick
 
 
-def _is_within(trace: Trace, atol: float | None, rtol: float | None) -> bool:
+def _is_within(trace: AnyTrace, atol: float | None, rtol: float | None) -> bool:
     correctness = trace.evaluation.correctness if trace.evaluation else None
     return correctness is not None and (
         (atol is None or correctness.max_absolute_error <= atol)
@@ -261,7 +267,7 @@ def _is_within(trace: Trace, atol: float | None, rtol: float | None) -> bool:
     )
 
 
-def _rank(trace: Trace) -> tuple[float, float]:
+def _rank(trace: AnyTrace) -> tuple[float, float]:
     performance = trace.evaluation.performance if trace.evaluation else None
     return (performance.speedup_factor, -performance.latency_ms) if performance else (0.0, float("-inf"))
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from flashinfer_bench.data import Evaluation, EvaluationStatus, Performance, Trace
+from flashinfer_bench.data import EvaluationStatus, Performance
+from flashinfer_bench.data.measurement import read_measurement
+from flashinfer_bench.data.store.trace_lines import AnyEvaluation, AnyTrace, PerformanceLine
 from flashinfer_bench.report.summary import SummaryRow, measured_speedup, summarise
 from flashinfer_bench.report.timing import Burst, Timing, read_burst, read_timing
 from flashinfer_bench.report.verdict import caveat_of, judged
 
-Contestant = tuple[Trace, Evaluation, Performance]
+Contestant = tuple[AnyTrace, AnyEvaluation, Performance | PerformanceLine]
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class BestRow:
     """Passing solutions that this one was picked from."""
 
 
-def best_by_workload(traces: Iterable[Trace]) -> list[BestRow]:
+def best_by_workload(traces: Iterable[AnyTrace]) -> list[BestRow]:
     """Pick the best passing trace of each workload: meaningful timings first, then speed-up, then latency."""
     contests: dict[tuple[str, str, str], list[Contestant]] = {}
     for trace, evaluation in judged(traces):
@@ -51,7 +53,7 @@ def best_by_workload(traces: Iterable[Trace]) -> list[BestRow]:
     return [_winner(contestants) for _, contestants in ordered]
 
 
-def best_by_definition(traces: Iterable[Trace]) -> list[SummaryRow]:
+def best_by_definition(traces: Iterable[AnyTrace]) -> list[SummaryRow]:
     """Pick the best solution of each definition: it passes the most workloads, then has the highest mean speed-up."""
     best: dict[tuple[str, str], SummaryRow] = {}
     for row in summarise(trace for trace, evaluation in judged(traces) if not evaluation.is_quick):
@@ -73,7 +75,7 @@ def _winner(contestants: list[Contestant]) -> BestRow:
         speedup=measured_speedup(evaluation),
         timing_caveat=caveat_of(evaluation),
         timing=read_timing([evaluation]),
-        burst=read_burst(trace.workload.uuid, evaluation),
+        burst=read_burst(trace.workload.uuid, read_measurement(evaluation)),
         contenders=len(contestants),
     )
 

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from statistics import geometric_mean, median
 from typing import Final
 
-from flashinfer_bench.data import Evaluation, EvaluationStatus, Trace
-from flashinfer_bench.report.timing import QUICK, Burst, Timing, read_burst, read_timing
-from flashinfer_bench.report.verdict import caveat_of, judged, reason_of
+from flashinfer_bench.data import EvaluationStatus
+from flashinfer_bench.data.store.trace_lines import AnyEvaluation, AnyTrace
+from flashinfer_bench.report.timing import QUICK, Burst, Timing, count_timing, read_burst, read_told
+from flashinfer_bench.report.verdict import caveat_in, judged, reason_of
 
 NUMBER: Final = re.compile(r"-?\d[\d.]*(?:e[-+]?\d+)?")
 """Numbers in a reason. Failures whose reasons differ only in numbers are told as one."""
@@ -55,7 +56,7 @@ class SummaryRow:
     failures: tuple[FailureGroup, ...]
 
 
-def summarise(traces: Iterable[Trace], expected: Mapping[PairKey, int] | None = None) -> list[SummaryRow]:
+def summarise(traces: Iterable[AnyTrace], expected: Mapping[PairKey, int] | None = None) -> list[SummaryRow]:
     """Make the rows, ordered by definition, then from the most useful solution to the least; quick looks come last.
 
     Args:
@@ -63,7 +64,7 @@ def summarise(traces: Iterable[Trace], expected: Mapping[PairKey, int] | None = 
         expected: how many workloads each pair should have a verdict for; pairs without any verdict get a row too.
     """
     expected = expected or {}
-    grouped: dict[tuple[str, str, str], list[tuple[Trace, Evaluation]]] = {}
+    grouped: dict[tuple[str, str, str], list[tuple[AnyTrace, AnyEvaluation]]] = {}
     for trace, evaluation in judged(traces):
         key = (trace.definition, trace.solution or "", evaluation.environment.hardware)
         grouped.setdefault(key, []).append((trace, evaluation))
@@ -73,7 +74,7 @@ def summarise(traces: Iterable[Trace], expected: Mapping[PairKey, int] | None = 
     return sorted(rows, key=_rank)
 
 
-def count_statuses(traces: Iterable[Trace]) -> dict[str, int]:
+def count_statuses(traces: Iterable[AnyTrace]) -> dict[str, int]:
     """Count verdicts by status, in the order in which the statuses are declared."""
     counts = dict.fromkeys((status.value for status in EvaluationStatus), 0)
     for _, evaluation in judged(traces):
@@ -81,7 +82,7 @@ def count_statuses(traces: Iterable[Trace]) -> dict[str, int]:
     return {status: count for status, count in counts.items() if count}
 
 
-def measured_speedup(evaluation: Evaluation) -> float | None:
+def measured_speedup(evaluation: AnyEvaluation) -> float | None:
     """Give the speed-up over the reference; None when there is no latency or the reference was not measured."""
     performance = evaluation.performance
     if performance is None or performance.reference_latency_ms <= 0 or performance.latency_ms <= 0:
@@ -89,9 +90,10 @@ def measured_speedup(evaluation: Evaluation) -> float | None:
     return performance.reference_latency_ms / performance.latency_ms
 
 
-def _row(key: tuple[str, str, str], members: list[tuple[Trace, Evaluation]], expected: int) -> SummaryRow:
+def _row(key: tuple[str, str, str], members: list[tuple[AnyTrace, AnyEvaluation]], expected: int) -> SummaryRow:
     passing = [(trace, evaluation) for trace, evaluation in members if evaluation.status is EvaluationStatus.PASSED]
     passed = [evaluation for _, evaluation in passing]
+    told = [read_told(evaluation) for evaluation in passed]
     latencies = [evaluation.performance.latency_ms for evaluation in passed if evaluation.performance is not None]
     speedups = [speedup for evaluation in passed if (speedup := measured_speedup(evaluation)) is not None]
     return SummaryRow(
@@ -101,14 +103,16 @@ def _row(key: tuple[str, str, str], members: list[tuple[Trace, Evaluation]], exp
         pending=max(0, expected - len(members)),
         latency_ms=median(latencies) if latencies else None,
         speedup=geometric_mean(speedups) if speedups else None,
-        timing_caveat=next(filter(None, map(caveat_of, passed)), None),
-        timing=read_timing(passed),
-        bursts=tuple(read_burst(trace.workload.uuid, evaluation) for trace, evaluation in passing),
+        timing_caveat=next(filter(None, (caveat_in(item.measurement) for item in told)), None),
+        timing=count_timing(told),
+        bursts=tuple(
+            read_burst(trace.workload.uuid, item.measurement) for (trace, _), item in zip(passing, told, strict=True)
+        ),
         failures=_failures(members),
     )
 
 
-def _failures(members: list[tuple[Trace, Evaluation]]) -> tuple[FailureGroup, ...]:
+def _failures(members: list[tuple[AnyTrace, AnyEvaluation]]) -> tuple[FailureGroup, ...]:
     groups: dict[tuple[str, str], list[tuple[str, str]]] = {}
     for trace, evaluation in members:
         if evaluation.status is not EvaluationStatus.PASSED:

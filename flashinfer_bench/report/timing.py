@@ -6,13 +6,15 @@ Traces come from foreign files too, so nothing in a measurement is trusted to ha
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
 
-from flashinfer_bench.bench.resume import PROTOCOL, read_fingerprint
-from flashinfer_bench.data import Evaluation
-from flashinfer_bench.data.measurement import Measurement, read_measurement
+from flashinfer_bench.bench.resume import PROTOCOL, find_fingerprint
+from flashinfer_bench.data.evaluation import says_quick
+from flashinfer_bench.data.measurement import Measurement, parse_measurement
+from flashinfer_bench.data.store.trace_lines import AnyEvaluation
 from flashinfer_bench.report.verdict import to_one_line
 from flashinfer_bench.timing.flags import FLAGS
 from flashinfer_bench.timing.measurement import EVENTS_ASKED_FOR, reason_of_fallback
@@ -57,6 +59,13 @@ class Burst:
     """Why the latency is not confirmed; empty where it is."""
 
 
+class Told(NamedTuple):
+    """What an evaluation tells of how its time came about."""
+
+    measurement: Measurement
+    marks: list[str]
+
+
 @dataclass(frozen=True)
 class Timing:
     """How the passed workloads of a row were timed."""
@@ -69,13 +78,25 @@ class Timing:
     """Number of workloads that have each flag. Workloads whose time means nothing are left out."""
 
 
-def read_timing(passed: Iterable[Evaluation]) -> Timing:
+def read_timing(passed: Iterable[AnyEvaluation]) -> Timing:
     """Count how passed evaluations were timed."""
-    timed = [item for item in passed if item.performance is not None]
-    records = [read_measurement(item) for item in timed]
-    ways = Counter(_way(record) for record in records if record.method)
+    return count_timing([read_told(item) for item in passed if item.performance is not None])
+
+
+def read_told(evaluation: AnyEvaluation) -> Told:
+    """Return what an evaluation tells of its time: `extra` of a trace's line is parsed at each look."""
+    extra = evaluation.extra
+    return Told(parse_measurement(extra), marks_of(extra))
+
+
+def count_timing(told: Sequence[Told]) -> Timing:
+    """Count how evaluations were timed that have a performance."""
+    records = [item.measurement for item in told]
+    ways = Counter(
+        _way(record.method, record.cache_state, record.launch, record.fallback) for record in records if record.method
+    )
     flags = Counter(flag for record in records for flag in _flags(record))
-    flags.update(mark for item in timed for mark in marks_of(item))
+    flags.update(mark for item in told for mark in item.marks)
     return Timing(
         ways=tuple(Way(*way, workloads=count) for way, count in ways.most_common()),
         unknown=len(records) - ways.total(),
@@ -83,14 +104,13 @@ def read_timing(passed: Iterable[Evaluation]) -> Timing:
     )
 
 
-def read_burst(workload: str, evaluation: Evaluation) -> Burst:
-    """Return what bursts said of an evaluation's latency.
+def read_burst(workload: str, record: Measurement) -> Burst:
+    """Return what bursts said of a latency.
 
     Args:
         workload: the uuid of its workload.
-        evaluation: of a trace.
+        record: how it was measured.
     """
-    record = read_measurement(evaluation)
     why = to_one_line(record.not_confirmed)
     return Burst(workload, record.confirmed, record.burst_ms, record.burst_resolution_ms, why)
 
@@ -137,18 +157,20 @@ def _describe(kind: tuple[str, str, str], number: int, graphs: int, count: int) 
     return text if number == count else f"{number} of {count} {text}"
 
 
-def _way(record: Measurement) -> tuple[str, str, str, str]:
-    fallback = to_one_line(record.fallback)
+@lru_cache(64)
+def _way(method: str, cache_state: str, launch: str, why: str) -> tuple[str, str, str, str]:
+    fallback = to_one_line(why)
     reason = "" if fallback == EVENTS_ASKED_FOR else reason_of_fallback(fallback)
-    return (to_one_line(record.method), to_one_line(record.cache_state), to_one_line(record.launch), reason)
+    return (to_one_line(method), to_one_line(cache_state), to_one_line(launch), reason)
 
 
-def marks_of(evaluation: Evaluation) -> list[str]:
-    """Return the marks of a verdict; none where its trace has no fingerprint, as another engine's."""
-    found = read_fingerprint(evaluation.extra)
+def marks_of(extra: Mapping[str, Any] | None) -> list[str]:
+    """Return the marks of a verdict, by its `extra`; none where it has no fingerprint, as another engine's."""
+    _, found = find_fingerprint(extra)
     if found is None:
         return []
-    holds = (found.get("protocol") != str(PROTOCOL), found.get("sandbox") == "none", evaluation.is_quick)
+    run = (extra or {}).get("run")
+    holds = (str(found.get("protocol")) != str(PROTOCOL), found.get("sandbox") == "none", says_quick(run))
     return [mark for mark, held in zip(MARKS, holds, strict=True) if held]
 
 

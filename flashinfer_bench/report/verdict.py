@@ -8,16 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from flashinfer_bench.data import Evaluation, Trace
 from flashinfer_bench.data.latest import find_latest
-from flashinfer_bench.data.measurement import read_measurement
+from flashinfer_bench.data.measurement import Measurement, read_measurement
+from flashinfer_bench.data.store.trace_lines import AnyEvaluation, AnyTrace
 
 REASON_LIMIT: Final = 300
 """The most characters of a one-line reason. The trace's log has the whole text."""
 TRACEBACK: Final = "Traceback (most recent call last)"
 
 
-def reason_of(evaluation: Evaluation) -> str:
+def reason_of(evaluation: AnyEvaluation) -> str:
     """Give the line of the log that says why the solution failed; empty when the log is."""
     return first_reason(evaluation.log)
 
@@ -36,6 +36,8 @@ def first_reason(text: str) -> str:
 
 def to_one_line(text: str) -> str:
     """Make text safe for one line of a terminal: control characters shown as escapes, length bounded."""
+    if text.isidentifier():  # most are one word
+        return text if len(text) <= REASON_LIMIT else f"{text[: REASON_LIMIT - 1]}…"
     flat = to_printable(" ".join(text.split()))
     return flat if len(flat) <= REASON_LIMIT else flat[: REASON_LIMIT - 1] + "…"
 
@@ -47,15 +49,19 @@ def to_printable(text: str) -> str:
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
 
 
-def caveat_of(evaluation: Evaluation) -> str | None:
+def caveat_of(evaluation: AnyEvaluation) -> str | None:
     """Say why the latency means nothing, as under Triton's interpreter; None when it means something."""
-    measurement = read_measurement(evaluation)
+    return caveat_in(read_measurement(evaluation))
+
+
+def caveat_in(measurement: Measurement) -> str | None:
+    """Say why the latency means nothing, by its measurement."""
     if measurement.meaningful:
         return None
     return to_one_line(measurement.reason or "this time says nothing about the kernel")
 
 
-def judged(traces: Iterable[Trace]) -> list[tuple[Trace, Evaluation]]:
+def judged(traces: Iterable[AnyTrace]) -> list[tuple[AnyTrace, AnyEvaluation]]:
     """Keep the traces that hold a verdict; of a repeated solution, workload and hardware the latest one counts."""
     return [(trace, trace.evaluation) for trace in find_latest(traces) if trace.evaluation is not None]
 

@@ -6,7 +6,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from flashinfer_bench.bench.machine import Device, Machine, discover_devices, is_torch_cuda_build, read_cpu_name
+from flashinfer_bench.bench import machine
+from flashinfer_bench.bench.machine import (
+    Device,
+    Machine,
+    discover_devices,
+    guess_kind,
+    is_torch_cuda_build,
+    read_cpu_name,
+)
 from flashinfer_bench.errors import ConfigError
 
 
@@ -199,6 +207,16 @@ def test_the_build_of_torch_is_read_from_its_files(tmp_path, monkeypatch, line, 
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     assert is_torch_cuda_build() is expected
+
+
+@pytest.mark.parametrize(
+    ("node", "is_built", "kind"),
+    [("nvidia0", True, "cuda"), ("nvidia0", False, "cpu"), ("dxg", True, "cuda"), ("null", True, "cpu")],
+)
+def test_the_kind_of_devices_is_guessed_from_their_nodes(tmp_path, monkeypatch, node, is_built, kind):
+    monkeypatch.setattr(machine, "is_torch_cuda_build", lambda: is_built)
+    (tmp_path / node).touch()
+    assert guess_kind(tmp_path) == kind
 
 
 def test_a_machine_names_its_hardware_once():

@@ -109,3 +109,31 @@ runpy.run_module("flashinfer_bench", run_name="__main__")
 """
     ended = start(sys.executable, "-c", script)
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "interrupted\n")
+
+
+AHEAD = """
+import sys
+from flashinfer_bench.bench.runner import starting
+from flashinfer_bench.cli import entry
+
+def note(environment):
+    print("OMP_WAIT_POLICY" in environment, sorted({"torch", "pydantic", "rich", "yaml"} & set(sys.modules)))
+
+starting.starter_for = note
+sys.exit(entry.run_command_line())
+"""
+
+
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [
+        (("run", "--local", "none", "--devices", "cpu"), "True []\n"),
+        (("perf", "--devices", "cpu", "--routine", "none"), "True []\n"),
+        (("run", "--local", "none", "--dry-run"), ""),
+        (("report", "summary", "--local", "none"), ""),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else "",
+)
+def test_the_import_of_torch_is_started_before_anything_slow_is_imported(argv, told):
+    ended = start(sys.executable, "-c", AHEAD, *argv)
+    assert (ended.stdout, ended.returncode) == (told, 2), ended.stderr

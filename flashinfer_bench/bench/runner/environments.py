@@ -27,19 +27,26 @@ PASSED_ON_PREFIXES: Final = ("CUDA_", "NVCC_", "NVIDIA_", "OMP_", "MKL_", "TORCH
 
 def session_environment(environment: Mapping[str, str], device: Device, *, interpret_triton: bool) -> dict[str, str]:
     """Return the environment in which a session of this device is started."""
-    own = {name: value for name, value in environment.items() if not any(mark in name.upper() for mark in SECRET_MARKS)}
-    package_parent = str(PACKAGE.parent)
-    own["PYTHONPATH"] = os.pathsep.join(filter(None, [package_parent, environment.get("PYTHONPATH")]))
-    own["PYTHONSAFEPATH"] = "1"
+    own = starter_environment(environment, device.kind)
     if device.kind == "cuda":
         own["CUDA_VISIBLE_DEVICES"] = device.uuid
         own["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
         own.pop("TRITON_INTERPRET", None)
     else:
         own["CUDA_VISIBLE_DEVICES"] = ""
-        own.setdefault("OMP_WAIT_POLICY", "passive")  # threads that spin in the session would hold up the worker's
         if interpret_triton:
             own["TRITON_INTERPRET"] = "1"
+    return own
+
+
+def starter_environment(environment: Mapping[str, str], kind: str) -> dict[str, str]:
+    """Return the environment of the process that sessions for devices of this kind are forked from."""
+    own = {name: value for name, value in environment.items() if not any(mark in name.upper() for mark in SECRET_MARKS)}
+    package_parent = str(PACKAGE.parent)
+    own["PYTHONPATH"] = os.pathsep.join(filter(None, [package_parent, environment.get("PYTHONPATH")]))
+    own["PYTHONSAFEPATH"] = "1"
+    if kind == "cpu":
+        own.setdefault("OMP_WAIT_POLICY", "passive")  # threads that spin in the session would hold up the worker's
     return own
 
 

@@ -9,8 +9,10 @@ import argparse
 from collections.abc import Iterable, Iterator
 
 from flashinfer_bench.bench.config_layers import normalise_op_type
-from flashinfer_bench.data import Definition, Trace, TraceSet
+from flashinfer_bench.data import Definition, TraceSet
 from flashinfer_bench.data.names import did_you_mean
+from flashinfer_bench.data.store.trace_lines import AnyTrace
+from flashinfer_bench.data.store.trace_list import kept_of
 from flashinfer_bench.errors import DataSetError
 
 
@@ -34,10 +36,11 @@ def choose_definitions(trace_set: TraceSet, args: argparse.Namespace) -> list[De
     return sorted(kept, key=lambda item: (item.op_type, item.name))
 
 
-def choose_traces(trace_set: TraceSet, args: argparse.Namespace) -> list[Trace]:
+def choose_traces(trace_set: TraceSet, args: argparse.Namespace) -> list[AnyTrace]:
     """Return the traces of the chosen definitions that --solutions and --authors leave, in the order of the files."""
     authors = {item.name: item.author for group in trace_set.solutions.values() for item in group}
-    traces = [trace for item in choose_definitions(trace_set, args) for trace in trace_set.traces.get(item.name, [])]
+    chosen = [trace_set.traces.get(item.name, []) for item in choose_definitions(trace_set, args)]
+    traces = [trace for part in chosen for trace in kept_of(part)]
     known = {*authors, *(trace.solution or "" for trace in traces)}
     wanted, wanted_authors = getattr(args, "solutions", None), getattr(args, "authors", None)
     _refuse_unknown(

@@ -8,32 +8,34 @@ from flashinfer_bench.bench.plan import Job, Plan
 from flashinfer_bench.bench.resume import is_same, read_fingerprint
 from flashinfer_bench.data import Trace, TraceSet
 from flashinfer_bench.data.latest import in_order_of_time
+from flashinfer_bench.data.store.trace_lines import AnyTrace, to_trace
+from flashinfer_bench.data.store.trace_list import kept_of
 
 
 def find_resumed(full: Plan, plan: Plan, trace_set: TraceSet) -> list[Trace]:
     """Return the trace of each job that is in the full plan and not in the resumed one."""
     planned = {_key(job) for job in plan.jobs}
     left_out = {_key(job): job for job in full.jobs if _key(job) not in planned}
-    found: dict[tuple[str, str, str], Trace] = {}
+    found: dict[tuple[str, str, str], AnyTrace] = {}
     for name in {job.definition.name for job in left_out.values()}:
-        for trace in in_order_of_time(trace_set.traces.get(name, [])):
+        for trace in in_order_of_time(kept_of(trace_set.traces.get(name, []))):
             key = (trace.definition, trace.solution or "", trace.workload.uuid)
             if key in left_out and _is_record_of(trace, left_out[key]) and not _is_less(trace, found.get(key)):
                 found[key] = trace
-    return [found[key] for key in left_out if key in found]
+    return [to_trace(found[key]) for key in left_out if key in found]
 
 
-def _is_record_of(trace: Trace, job: Job) -> bool:
+def _is_record_of(trace: AnyTrace, job: Job) -> bool:
     evaluation = trace.evaluation
     return evaluation is not None and is_same(read_fingerprint(evaluation.extra), job.fingerprint)
 
 
-def _is_less(trace: Trace, known: Trace | None) -> bool:
+def _is_less(trace: AnyTrace, known: AnyTrace | None) -> bool:
     """Tell whether a verdict lacks the baseline that an earlier one has."""
     return known is not None and _has_baseline(known) and not _has_baseline(trace)
 
 
-def _has_baseline(trace: Trace) -> bool:
+def _has_baseline(trace: AnyTrace) -> bool:
     performance = trace.evaluation.performance if trace.evaluation is not None else None
     return performance is not None and performance.reference_latency_ms > 0
 

@@ -17,6 +17,7 @@ from flashinfer_bench.cli.screen.progress import describe_job
 from flashinfer_bench.cli.screen.tables import count, format_duration, wrap_line
 from flashinfer_bench.cli.screen.verdicts import render_summary
 from flashinfer_bench.data import Evaluation, Trace, TraceSet
+from flashinfer_bench.data.measurement import read_measurement
 from flashinfer_bench.data.store.layout import traces_path
 from flashinfer_bench.report.blind import find_blind
 from flashinfer_bench.report.summary import PairKey, count_statuses, measured_speedup, summarise
@@ -208,7 +209,9 @@ def _verdict(trace: Trace, evaluation: Evaluation) -> dict[str, Any]:
         "timing_caveat": caveat_of(evaluation) if performance is not None else None,
         "timing": asdict(read_timing([evaluation])) if performance is not None else None,
         "baseline": source_of_baseline(evaluation),
-        "burst": asdict(read_burst(trace.workload.uuid, evaluation)) if performance is not None else None,
+        "burst": asdict(read_burst(trace.workload.uuid, read_measurement(evaluation)))
+        if performance is not None
+        else None,
         "correctness": correctness.to_dict() if correctness is not None else None,
     }
 

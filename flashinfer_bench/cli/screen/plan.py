@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from flashinfer_bench.bench.config import BenchmarkConfig
+from flashinfer_bench.bench.config import BenchmarkConfig, ResolvedEvalConfig
 from flashinfer_bench.bench.extra_keys import find_misspelt_extras
 from flashinfer_bench.bench.machine import Machine
 from flashinfer_bench.bench.plan import Plan, Skip
@@ -48,8 +48,7 @@ def describe_resume(plan: Plan) -> list[str]:
 
 def describe_odd_keys(plan: Plan) -> list[str]:
     """Return a warning for each key of `extra` that is probably misspelt."""
-    configs = {job.definition.name: job.config for job in plan.jobs}
-    return [f"warning: {line}" for line in find_misspelt_extras(configs.values())]
+    return [f"warning: {line}" for line in find_misspelt_extras(_configs(plan).values())]
 
 
 def describe_skips(skips: Iterable[Skip]) -> list[str]:
@@ -74,7 +73,7 @@ def plan_document(plan: Plan, config: BenchmarkConfig, machine: Machine) -> dict
         "skipped": skip_documents(plan.skips),
         "settings": {
             "run": _as_values(_system_settings(config)),
-            "definitions": {job.definition.name: _as_values(resolved_settings(job.config)) for job in plan.jobs},
+            "definitions": {name: _as_values(resolved_settings(resolved)) for name, resolved in _configs(plan).items()},
         },
     }
 
@@ -102,11 +101,14 @@ def _describe_settings(plan: Plan, config: BenchmarkConfig) -> list[str]:
     """Return a line for the run and one for each set of settings that definitions share."""
     lines = [f"settings of the run: {_assignments(_system_settings(config))}"]
     groups: dict[str, list[str]] = {}
-    for job in plan.jobs:
-        names = groups.setdefault(_assignments(resolved_settings(job.config)), [])
-        if job.definition.name not in names:
-            names.append(job.definition.name)
+    for name, resolved in _configs(plan).items():
+        groups.setdefault(_assignments(resolved_settings(resolved)), []).append(name)
     return lines + [f"settings of {_some(names)}: {settings}" for settings, names in groups.items()]
+
+
+def _configs(plan: Plan) -> dict[str, ResolvedEvalConfig]:
+    """Return the settings of each definition that has jobs."""
+    return {job.definition.name: job.config for job in plan.jobs}
 
 
 def _system_settings(config: BenchmarkConfig) -> list[Setting]:

@@ -13,12 +13,12 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from threading import get_ident
-from typing import Final
+from typing import BinaryIO, Final
 
 from flashinfer_bench.data.store.json_text import MOST_JSON_BYTES
 from flashinfer_bench.errors import Fault
 from flashinfer_bench.files.locks import USUAL_LIMIT_S, open_locked
-from flashinfer_bench.files.reading import check_size, open_new, open_stream, open_to_append
+from flashinfer_bench.files.reading import BLOCK_BYTES, check_size, open_new, open_stream, open_to_append
 
 _BLOCK: Final = 65536
 _BOM: Final = b"\xef\xbb\xbf"
@@ -36,16 +36,31 @@ def read_lines(path: Path) -> Iterator[tuple[int, bytes, bool]]:
     Raises:
         OSError: the file cannot be read, is no regular file, or it or a line of it is too large.
     """
+    total = 0
     with open_stream(path, MOST_LINES_BYTES) as handle:
-        for number, line in enumerate(iter(lambda: handle.readline(MOST_JSON_BYTES + 1), b""), start=1):
-            check_size(handle.tell() if handle.seekable() else 0, path, MOST_LINES_BYTES)
+        for number, (line, is_ended) in enumerate(_split(handle), start=1):
+            total += len(line) + is_ended
+            check_size(total, path, MOST_LINES_BYTES)
             if number > MOST_LINES:
                 raise OSError(errno.EFBIG, f"it has more than {MOST_LINES:,} lines", str(path))
-            if len(line) > MOST_JSON_BYTES:
+            if len(line) + is_ended > MOST_JSON_BYTES:
                 raise OSError(errno.EFBIG, f"line {number} has more than {MOST_JSON_BYTES:,} bytes", str(path))
             text = line.strip().removeprefix(_BOM) if number == 1 else line.strip()
             if text:
-                yield number, text, line.endswith(b"\n")
+                yield number, text, is_ended
+
+
+def _split(handle: BinaryIO) -> Iterator[tuple[bytes, bool]]:
+    """Yield the bytes of each line, and whether a newline ends it; of a line that is too long as much as shows it."""
+    rest = b""
+    while block := handle.read(BLOCK_BYTES):
+        *lines, rest = (rest + block).split(b"\n")
+        for line in lines:
+            yield line, True
+        if len(rest) > MOST_JSON_BYTES:
+            break
+    if rest:
+        yield rest, False
 
 
 def append_line(path: Path, line: str) -> None:

@@ -22,6 +22,8 @@ from flashinfer_bench.data.store.checks import check_workload
 from flashinfer_bench.data.store.claims_to_names import Filed, settle_definitions, settle_solutions
 from flashinfer_bench.data.store.jsonl import read_lines
 from flashinfer_bench.data.store.parse import FileIssues, Place, parse_line, parse_objects
+from flashinfer_bench.data.store.trace_lines import AnyTrace, read_trace_line, to_trace
+from flashinfer_bench.data.store.trace_list import TraceList
 from flashinfer_bench.data.trace import Trace
 from flashinfer_bench.errors import DataSetError
 
@@ -34,7 +36,7 @@ class FoundFiles:
     definitions: dict[str, Definition] = field(default_factory=dict)
     solutions: dict[str, list[Solution]] = field(default_factory=dict)
     workloads: dict[str, list[Trace]] = field(default_factory=dict)
-    traces: dict[str, list[Trace]] = field(default_factory=dict)
+    traces: dict[str, TraceList] = field(default_factory=dict)
     definition_files: dict[str, Path] = field(default_factory=dict)
     """Definition name to its file."""
     solution_files: dict[str, Path] = field(default_factory=dict)
@@ -147,7 +149,7 @@ def _read_workloads(found: FoundFiles) -> None:
     for file in layout.find_files(folder, (".jsonl", ".json"), found.leave_out):
         names = _NamesOfFile(found, file, folder)
         for trace, place in _read_trace_file(file, found.issues):
-            workload = _accept_workload(found, trace, place, seen)
+            workload = _accept_workload(found, to_trace(trace), place, seen)
             if workload is not None:
                 found.workloads.setdefault(workload.definition, []).append(workload)
                 names.note(workload, place)
@@ -186,11 +188,11 @@ def _read_traces(found: FoundFiles) -> None:
     folder = found.root / layout.TRACES
     for file in layout.find_files(folder, (".jsonl", ".json"), found.leave_out):
         names = _NamesOfFile(found, file, folder)
-        for trace, place in _read_trace_file(file, found.issues):
+        for trace, place in _read_trace_file(file, found.issues, keeps_lines=True):
             if trace.solution is None:
                 found.issues.append(place.issue("error", f"has no evaluation; workloads stand in {layout.WORKLOADS}/"))
                 continue
-            found.traces.setdefault(trace.definition, []).append(trace)
+            found.traces.setdefault(trace.definition, TraceList()).append(trace)
             names.note(trace, place)
         names.report("traces")
 
@@ -205,7 +207,7 @@ class _NamesOfFile:
         self._first: dict[str, Place] = {}
         self._count: dict[str, int] = {}
 
-    def note(self, trace: Trace, place: Place) -> None:
+    def note(self, trace: AnyTrace, place: Place) -> None:
         """Take note of a line; compare the first line of each definition with the file's path."""
         name = trace.definition
         self._count[name] = self._count.get(name, 0) + 1
@@ -227,7 +229,10 @@ class _NamesOfFile:
                 _warn_of_missing(self._found, place, name, f"{count} {what if count > 1 else what[:-1]} of this file")
 
 
-def _read_trace_file(file: Path, issues: list[LoadIssue]) -> Iterator[tuple[Trace, Place]]:
+def _read_trace_file(
+    file: Path, issues: list[LoadIssue], *, keeps_lines: bool = False
+) -> Iterator[tuple[AnyTrace, Place]]:
+    """Yield what a file holds, with its place; a line that can be kept as it is, if those are wanted."""
     if file.suffix == ".json":
         yield from parse_objects(Trace, file, issues)
         return
@@ -235,6 +240,9 @@ def _read_trace_file(file: Path, issues: list[LoadIssue]) -> Iterator[tuple[Trac
     try:
         for number, line, is_ended in read_lines(file):
             place = Place(file, line=number)
+            if keeps_lines and (kept_line := read_trace_line(line)) is not None:
+                yield kept_line, place
+                continue
             before = len(issues)
             trace = parse_line(Trace, line, place, issues)
             if trace is not None:

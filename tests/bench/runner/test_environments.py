@@ -11,8 +11,10 @@ from flashinfer_bench.bench.runner.environments import (
     session_environment,
     solution_environment,
     solution_folder,
+    starter_environment,
     worker_environment,
 )
+from flashinfer_bench.bench.runner.starting import AT_IMPORT
 
 pytestmark = pytest.mark.cpu
 CPU = Device("cpu", 0, "a CPU", "cpu")
@@ -94,3 +96,12 @@ def test_each_solution_has_folders_of_its_own():
     first, second = (solution_environment(solution_folder(CACHE, digest)) for digest in ("ab12", "ab34"))
     assert not {*first.values()} & {*second.values()}
     assert all(Path(folder).is_relative_to(CACHE) for folder in first.values())
+
+
+@pytest.mark.parametrize("device", [CPU, GPU], ids=lambda device: device.kind)
+def test_a_starter_that_was_started_ahead_serves_the_sessions_of_its_kind(device):
+    own = {"OMP_NUM_THREADS": "2", "LD_PRELOAD": "x", "PYTHONPATH": "/mine", "HF_TOKEN": "x"}
+    ahead, session = starter_environment(own, device.kind), session_environment(own, device, interpret_triton=True)
+    at_import = [{name for name in found.items() if name[0].startswith(AT_IMPORT)} for found in (ahead, session)]
+    assert at_import[0] == at_import[1]
+    assert "HF_TOKEN" not in ahead

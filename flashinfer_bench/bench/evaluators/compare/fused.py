@@ -8,7 +8,6 @@ its end it writes one line of numbers. The elements after the last whole tile ar
 from __future__ import annotations
 
 import logging
-import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,9 +20,9 @@ import triton.language as tl
 from triton.errors import TritonError
 
 from flashinfer_bench.bench.evaluators.compare.chunks import measure_chunks
+from flashinfer_bench.bench.evaluators.compare.kernel_cache import own_kernels
 from flashinfer_bench.bench.evaluators.compare.packed import is_packed
 from flashinfer_bench.bench.evaluators.compare.rule import WINDOW, Findings, Tolerance
-from flashinfer_bench.files.trees import temporary_folder
 
 TILE: Final = 512
 """Elements in a tile. With four warps each thread has four elements; with eight elements, the registers that a thread
@@ -64,7 +63,7 @@ def _measure_tiles(expected: torch.Tensor, got: torch.Tensor, tolerance: Toleran
         table = _values_of_bytes(expected.dtype, expected.device)
         expected, got = expected.view(torch.uint8), got.view(torch.uint8)
     limits = torch.finfo(torch.float32)
-    with _own_kernels(), _on(expected.device):
+    with own_kernels(), _on(expected.device):
         _compare[(programs,)](
             expected,
             got,
@@ -218,21 +217,6 @@ def make_example(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor
     expected[: odd.numel() ** 2], got[: odd.numel() ** 2] = torch.cartesian_prod(odd, odd).T
     got[2 * TILE + 5 : 2 * TILE + 3 * WINDOW] = 0.25
     return expected.to(dtype).to(device), got.to(dtype).to(device)
-
-
-@contextmanager
-def _own_kernels() -> Iterator[None]:
-    """Let Triton compile into a new folder: a kernel that judges must not come from a cache that others write to."""
-    before = os.environ.get("TRITON_CACHE_DIR")
-    with temporary_folder("flashinfer-bench-") as folder:
-        os.environ["TRITON_CACHE_DIR"] = str(folder)
-        try:
-            yield
-        finally:
-            if before is None:
-                del os.environ["TRITON_CACHE_DIR"]
-            else:
-                os.environ["TRITON_CACHE_DIR"] = before
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from typing import Any, Final
 import pynvml
 import torch
 
+from flashinfer_bench.bench.evaluators.compare.kernel_cache import JUDGE_FOLDER, share_kernels
 from flashinfer_bench.bench.evaluators.registry import register
 from flashinfer_bench.bench.runner.protocol import (
     BlockJob,
@@ -73,6 +74,7 @@ def serve_host(fd: int) -> None:
     enclosure = Enclosure(hello, os.environ) if hello.has_walls else None
     if enclosure is not None:
         enclosure.open_to_workers(run_directory)
+        share_kernels(Path(hello.cache_root))
     register(hello.plug_ins)
     device = torch.device("cuda", 0) if hello.device == "cuda" else torch.device("cpu")
     readout = Readout(hello.gpu_uuid, our_processes=lambda: pool.process_ids(), keep_samples=hello.keep_samples)
@@ -89,7 +91,7 @@ def serve_host(fd: int) -> None:
         if orders.ahead is not None:
             pool.expect(list_first_wanted(hello, orders.ahead))
         if device.type == "cuda":
-            os.environ["CUDA_CACHE_PATH"] = str(Path(hello.cache_root) / "judge" / "cuda")  # not in the user's HOME
+            os.environ["CUDA_CACHE_PATH"] = str(Path(hello.cache_root, JUDGE_FOLDER, "cuda"))  # not in the user's HOME
             torch.zeros(1, device=device)
             pool.timing_image = kernel_image()
         clock = make_clock(device, l2_cache=hello.timing.l2_cache, clock=hello.timing.clock)

@@ -1,0 +1,210 @@
+"""Recorded traces as lines: what plans and reports ask for is parsed at once, the rest when somebody asks for it.
+
+A set may have 100,000 traces of 3 kB; as models they are gigabytes and many seconds. So a line of a traces file that is
+right in every respect is kept as its text and a few values: a `TraceLine`. It has the fields of a `Trace` as far as
+plans and reports read them; `to_trace` makes the whole model. `trace_list.TraceList` is the list that users see.
+
+`read_trace_line` takes no line that the models would refuse, or that is worth a remark: any other is for `parse_line`.
+msgspec passes over what is not asked for, and is strict in that, but for three things: text that is no UTF-8, integers
+that Python refuses, and depth. A line that may hold one of them is parsed by the models' own parser, too.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Annotated, Any, Final, TypedDict, TypeVar, cast
+
+import msgspec
+from pydantic_core import SchemaValidator, core_schema, from_json
+
+from flashinfer_bench.data.evaluation import (
+    HAS_CORRECTNESS,
+    HAS_PERFORMANCE,
+    Environment,
+    Evaluation,
+    EvaluationStatus,
+    says_quick,
+)
+from flashinfer_bench.data.model import DataModel
+from flashinfer_bench.data.store.json_text import DEEPEST
+from flashinfer_bench.data.trace import Trace
+from flashinfer_bench.data.workload import Workload
+
+PLAIN_BYTES: Final = 4000
+"""A line of more bytes is parsed twice: it may hold an integer of so many digits that Python refuses it (4,300)."""
+SHARED: Final = 1 << 16
+"""So many workloads, and environments, are kept for all lines that have them; further ones are parsed at each look."""
+
+Model = TypeVar("Model", bound=DataModel)
+Named = Annotated[str, msgspec.Meta(min_length=1)]
+NotNegative = Annotated[float, msgspec.Meta(ge=0)]
+_NO_TABLE: Final = msgspec.Raw(b"null")
+_TABLE_OR_NULL: Final = b"{n"
+"""JSON of a table, or null, begins with one of these, and no other JSON does."""
+
+
+class AnyTable(msgspec.Struct, gc=False):
+    """A table of which nothing is read."""
+
+
+class CorrectnessLine(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """What is read of a `Correctness`."""
+
+    max_relative_error: float = 0.0
+    max_absolute_error: float = 0.0
+    extra: AnyTable | None = None
+
+
+class PerformanceLine(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """A `Performance`."""
+
+    latency_ms: NotNegative = 0.0
+    reference_latency_ms: NotNegative = 0.0
+    speedup_factor: NotNegative = 0.0
+
+
+class _Run(TypedDict, total=False):
+    """What the plan of a resumed run, and reports, read of `extra.run`."""
+
+    fingerprint: Any
+    quick: Any
+    seed: Any
+    timeout_seconds: Any
+    worker_memory_gb: Any
+
+
+class _Measurement(TypedDict, total=False):
+    """What the tables of `report` read of `extra.measurement`."""
+
+    method: Any
+    cache_state: Any
+    launch: Any
+    fallback: Any
+    flags: Any
+    meaningful: Any
+    reason: Any
+    confirmed: Any
+    burst_ms: Any
+    burst_resolution_ms: Any
+    not_confirmed: Any
+
+
+class _Extra(TypedDict, total=False):
+    """What is read of an evaluation's `extra`."""
+
+    run: _Run
+    measurement: _Measurement
+
+
+class EvaluationLine(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """What is read of an `Evaluation`."""
+
+    status: EvaluationStatus
+    log: str
+    timestamp: str
+    environment_text: msgspec.Raw = msgspec.field(name="environment")
+    correctness: CorrectnessLine | None = None
+    performance: PerformanceLine | None = None
+    extra_text: msgspec.Raw = msgspec.field(name="extra", default=_NO_TABLE)
+
+    @property
+    def environment(self) -> Environment:
+        """Where it ran."""
+        return _read_environment(bytes(self.environment_text))
+
+    @property
+    def extra(self) -> dict[str, Any] | None:
+        """What `_Extra` names; all of it where an entry has another form. It is parsed at each look."""
+        try:
+            return cast("dict[str, Any] | None", _EXTRA.decode(self.extra_text))
+        except msgspec.MsgspecError:
+            return cast("dict[str, Any] | None", from_json(bytes(self.extra_text)))
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether it is of a quick look."""
+        return says_quick((self.extra or {}).get("run"))
+
+
+class TraceLine(msgspec.Struct, gc=False):
+    """A trace with an evaluation, as the line of a file; it has the fields of a `Trace`."""
+
+    text: bytes
+    """The line."""
+    definition: str
+    solution: str
+    workload_text: msgspec.Raw
+    evaluation: EvaluationLine
+
+    @property
+    def workload(self) -> Workload:
+        """What it was judged on."""
+        return _read_workload(bytes(self.workload_text))
+
+    def is_successful(self) -> bool:
+        """Tell whether the solution passed."""
+        return self.evaluation.status is EvaluationStatus.PASSED
+
+    def to_trace(self) -> Trace:
+        """Parse all of it."""
+        return Trace.model_validate_json(self.text)
+
+
+AnyTrace = Trace | TraceLine
+AnyEvaluation = Evaluation | EvaluationLine
+
+
+def read_trace_line(text: bytes) -> TraceLine | None:
+    """Make a line of a text that the models take without a remark; None where it is another one."""
+    is_plain = len(text) <= PLAIN_BYTES and text.isascii() and text.count(b"[") + text.count(b"{") < DEEPEST
+    try:
+        if not is_plain:
+            _ANY_TABLE.validate_json(text)
+        found = _LINE.decode(text)
+        evaluation = found.evaluation
+        _read_workload(bytes(found.workload))
+        _read_environment(bytes(evaluation.environment_text))
+    except (msgspec.MsgspecError, ValueError):
+        return None
+    is_whole = (
+        (evaluation.correctness is not None) == (evaluation.status in HAS_CORRECTNESS)
+        and (evaluation.performance is not None) == (evaluation.status in HAS_PERFORMANCE)
+        and memoryview(evaluation.extra_text)[0] in _TABLE_OR_NULL
+    )
+    return TraceLine(text, found.definition, found.solution, found.workload, evaluation) if is_whole else None
+
+
+def to_trace(kept: AnyTrace) -> Trace:
+    """Make a whole trace of what is kept of one."""
+    return kept.to_trace() if isinstance(kept, TraceLine) else kept
+
+
+class _Line(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """A line of a traces file."""
+
+    definition: Named
+    workload: msgspec.Raw
+    solution: Named
+    evaluation: EvaluationLine
+
+
+_LINE: Final = msgspec.json.Decoder(_Line)
+_EXTRA: Final = msgspec.json.Decoder(_Extra | None)
+_ANY_TABLE: Final = SchemaValidator(core_schema.typed_dict_schema({}, extra_behavior="ignore"))
+"""Parses JSON as the models do, and makes nothing of it."""
+
+
+@lru_cache(SHARED)
+def _read_workload(text: bytes) -> Workload:
+    return _without_remarks(Workload.model_validate_json(text))
+
+
+@lru_cache(SHARED)
+def _read_environment(text: bytes) -> Environment:
+    return _without_remarks(Environment.model_validate_json(text))
+
+
+def _without_remarks(model: Model) -> Model:
+    if model.has_unknown_keys():
+        raise ValueError("it has keys that may be misspelt")
+    return model

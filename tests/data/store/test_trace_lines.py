@@ -1,0 +1,228 @@
+"""Lines of traces: what is kept of them is what their models say, and a line that is odd in any way is no line."""
+
+from __future__ import annotations
+
+import json
+import operator
+import pickle
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flashinfer_bench.bench.resume import RecordedJobs
+from flashinfer_bench.data import Trace, TraceSet
+from flashinfer_bench.data.store import trace_lines
+from flashinfer_bench.data.store.parse import Place, parse_line
+from flashinfer_bench.data.store.trace_lines import TraceLine, read_trace_line
+from flashinfer_bench.data.store.trace_list import TraceList, kept_of
+from flashinfer_bench.report.best import best_by_workload
+from flashinfer_bench.report.summary import summarise
+from tests.kit import make_definition, make_trace, make_workload, write_trace_set
+
+RUN = {
+    "fingerprint": {"definition": "d", "solution": "s", "protocol": "1", "sandbox": "none"},
+    "seed": 1 << 61,
+    "timeout_seconds": 300,
+    "config": {"rtol": 0.01},
+}
+MEASUREMENT = {
+    "method": "cupti",
+    "cache_state": "cold",
+    "launch": "graph",
+    "flags": ["noisy"],
+    "confirmed": False,
+    "burst_ms": 1.5,
+    "burst_resolution_ms": 0.25,
+    "not_confirmed": "too short",
+    "trials_ms": [1.0, 2.0],
+}
+PASSED = make_trace(extra={"run": RUN, "measurement": MEASUREMENT, "reads": 10})
+FAILED = make_trace(solution="other", status="RUNTIME_ERROR", log="it broke: 1\n")
+OLD = make_trace(workload=make_workload("w1", inputs={"x": 2.5}), solution="old", extra=None)
+ODD = make_trace(solution="odd", extra={"run": "somebody's", "measurement": [1], "note": None})
+TRACES = [PASSED, FAILED, OLD, ODD]
+
+
+def _text(trace: Trace) -> bytes:
+    return trace.to_json().encode()
+
+
+def _lines(*traces: Trace) -> TraceList:
+    kept = TraceList()
+    for trace in traces or TRACES:
+        line = read_trace_line(_text(trace))
+        assert line is not None
+        kept.append(line)
+    return kept
+
+
+@pytest.mark.parametrize("trace", TRACES, ids=lambda trace: trace.solution)
+def test_a_line_says_what_its_trace_says(trace):
+    _check_alike(_lines(trace), trace)
+
+
+def _check_alike(lines: TraceList, trace: Trace) -> None:
+    (line,) = lines.as_kept()
+    ours, theirs = line.evaluation, trace.evaluation
+    assert isinstance(line, TraceLine)
+    assert line.to_trace() == trace
+    assert (line.definition, line.solution, line.workload) == (trace.definition, trace.solution, trace.workload)
+    for name in ("status", "log", "timestamp", "environment"):
+        assert getattr(ours, name) == getattr(theirs, name)
+    for name in ("correctness", "performance"):
+        part, whole = getattr(ours, name), getattr(theirs, name)
+        assert (part is None) == (whole is None)
+        fields = [field for field in getattr(part, "__struct_fields__", ()) if field != "extra"]
+        assert [getattr(part, field) for field in fields] == [getattr(whole, field) for field in fields]
+
+
+def test_what_is_left_out_of_extra_is_what_nobody_asks_a_line_for():
+    (line,) = _lines(PASSED).as_kept()
+    run = {key: value for key, value in RUN.items() if key != "config"}
+    measurement = {key: value for key, value in MEASUREMENT.items() if key != "trials_ms"}
+    assert line.evaluation.extra == {"run": run, "measurement": measurement}
+    assert [item.evaluation.extra for item in _lines(OLD, ODD).as_kept()] == [None, ODD.evaluation.extra]
+
+
+def test_tables_and_plans_of_lines_are_those_of_models():
+    lines = _lines()
+    assert summarise(lines.as_kept(), {("double", "old"): 3}) == summarise(TRACES, {("double", "old"): 3})
+    assert best_by_workload(lines.as_kept()) == best_by_workload(TRACES)
+    assert RecordedJobs.from_traces(lines.as_kept()) == RecordedJobs.from_traces(TRACES)
+
+
+def test_look_ups_in_a_set_of_lines_are_those_of_models(tmp_path):
+    loaded = TraceSet.from_path(write_trace_set(tmp_path, definitions=[make_definition()], traces=TRACES))
+    in_memory = TraceSet(definitions=loaded.definitions, traces={"double": TRACES})
+    assert all(isinstance(line, TraceLine) for line in kept_of(loaded.traces["double"]))
+    for look_up in (
+        lambda found: sorted(map(str, found.latest_traces("double"))),
+        lambda found: sorted(map(str, found.filter_traces("double"))),
+        lambda found: found.get_best_trace("double", axes={"n": 8}),
+        lambda found: found.summary(),
+    ):
+        assert look_up(loaded) == look_up(in_memory)
+    merged = TraceSet.merge([loaded, loaded]).traces["double"]
+    assert len(merged) == 2 * len(TRACES)
+    assert all(isinstance(line, TraceLine) for line in kept_of(merged))
+
+
+def _changed(**parts) -> bytes:
+    return json.dumps(PASSED.to_dict() | parts).encode()
+
+
+def _with_evaluation(**parts) -> bytes:
+    return _changed(evaluation=PASSED.to_dict()["evaluation"] | parts)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"[]",
+        _text(PASSED)[:-1],
+        _text(PASSED) + b"}",
+        _text(PASSED).replace(b'"reads":10', b'"reads":NaN'),
+        _text(PASSED).replace(b'"reads":10', b'"reads":01'),
+        _text(PASSED).replace(b'"reads":10', b'"reads":"\xff"'),
+        _text(PASSED).replace(b'"reads":10', b'"reads":"\\ud800"'),
+        _text(PASSED).replace(b'"reads":10', b'"reads":' + b"9" * 5000),
+        _text(PASSED).replace(b'"reads":10', b'"reads":' + b"[" * 300 + b"]" * 300),
+        _changed(definition=""),
+        _changed(solution=None, evaluation=None),
+        _changed(remark="hand-made"),
+        _changed(workload={"uuid": "w0", "axes": {"n": True}}),
+        _changed(workload={"uuid": "w0", "axes": {"n": 8}, "axis": 1}),
+        _changed(workload={"uuid": "w0", "axes": {"n": 8}, "cost": {"flops": -1}}),
+        _with_evaluation(status="passed"),
+        _with_evaluation(performance=None),
+        _with_evaluation(performance={"latency_ms": -1.0}),
+        _with_evaluation(correctness={"max_relative_error": "NaN"}),
+        _with_evaluation(correctness={"extra": []}),
+        _with_evaluation(environment={"device": "H100"}),
+        _with_evaluation(extra=[]),
+        _with_evaluation(log=None),
+    ],
+)
+def test_a_line_that_is_odd_is_for_the_models(text):
+    assert read_trace_line(text) is None
+
+
+PIECES = [
+    b'"',
+    b"\\",
+    b"{",
+    b"}",
+    b"[",
+    b"]",
+    b",",
+    b":",
+    b"1",
+    b"-",
+    b".",
+    b"e5",
+    b"null",
+    b"\xff",
+    b"\xc3\xa9",
+    b'"",',
+]
+CHANGES = st.lists(st.tuples(st.integers(0, 999), st.integers(0, 3), st.sampled_from(PIECES)), min_size=1, max_size=2)
+
+
+@settings(max_examples=150)
+@given(CHANGES)
+def test_no_line_is_kept_that_the_models_would_refuse_or_remark_on(changes):
+    text = _text(PASSED)
+    for place, gone, piece in changes:
+        place %= len(text)
+        text = text[:place] + piece + text[place + gone :]
+    line = read_trace_line(text)
+    if line is not None:
+        issues = []
+        trace = parse_line(Trace, text, Place(Path("traces.jsonl"), line=1), issues)
+        assert issues == []
+        _check_alike(TraceList([line]), trace)
+
+
+def test_the_last_of_two_equal_keys_counts_as_in_models():
+    text = _text(PASSED).replace(b'{"definition":', b'{"definition":"first","workload":{},"definition":', 1)
+    _check_alike(TraceList([read_trace_line(text)]), PASSED)
+
+
+def test_long_lines_and_other_alphabets_are_kept_too(monkeypatch):
+    named = make_trace(solution="größer", log="\N{SNOWMAN}")
+    monkeypatch.setattr(trace_lines, "PLAIN_BYTES", 10)
+    _check_alike(_lines(named), named)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        list,
+        len,
+        repr,
+        bool,
+        lambda traces: traces[1],
+        lambda traces: traces[-2:],
+        lambda traces: traces[::-1],
+        lambda traces: list(reversed(traces)),
+        lambda traces: [*traces, *traces],
+        lambda traces: operator.add(traces, [FAILED]),
+        lambda traces: operator.add([FAILED], traces),
+        lambda traces: traces * 2,
+        lambda traces: sorted(traces, key=lambda trace: trace.solution),
+        lambda traces: [traces.index(OLD), traces.count(OLD), OLD in traces, None in traces],
+        lambda traces: [traces.pop(), traces.pop(0), traces],
+        lambda traces: [traces.remove(OLD), traces],
+        lambda traces: [traces.sort(key=lambda trace: trace.solution), traces],
+        lambda traces: [traces.append(OLD), traces.extend([FAILED]), traces.insert(0, ODD), traces],
+        lambda traces: [traces.reverse(), traces.copy(), traces],
+        lambda traces: [traces == TRACES, traces != TRACES, traces == TRACES[1:], traces == tuple(TRACES)],
+        lambda traces: pickle.loads(pickle.dumps(traces)),
+        lambda traces: isinstance(traces, list),
+    ],
+)
+def test_a_list_of_lines_behaves_like_a_list_of_traces(use):
+    assert use(_lines()) == use(list(TRACES))
