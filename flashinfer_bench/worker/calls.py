@@ -21,6 +21,7 @@ from flashinfer_bench.worker.arena import Slot
 
 copy_into = torch.Tensor.copy_
 detached = torch.Tensor.detach
+storage_of = torch.Tensor.untyped_storage
 """Taken from the class before a solution is loaded: what a solution sets on a tensor of its own changes nothing."""
 
 
@@ -41,12 +42,19 @@ class LaidCall:
         arguments: views of the inputs in the arena, and numbers.
         outputs: views of the output slots.
         style: "dps", "value", or "keyword": returns values, and takes its inputs by name.
+        inputs_at: the address of the memory that inputs lie in, if no output may lie there, too; else 0.
     """
 
     def __init__(
-        self, function: SolutionFunctions, arguments: Mapping[str, Any], outputs: Sequence[torch.Tensor], style: str
+        self,
+        function: SolutionFunctions,
+        arguments: Mapping[str, Any],
+        outputs: Sequence[torch.Tensor],
+        style: str,
+        inputs_at: int = 0,
     ) -> None:
         self.outputs = outputs
+        self.inputs_at = inputs_at
         self.returns = style != "dps"
         inputs = list(arguments.values())
         given = inputs if self.returns else [*inputs, *outputs]
@@ -134,7 +142,7 @@ class CallLaunch:
     def put_away(self) -> None:
         """Bring what the call returned into its output slots."""
         if self.puts_away:
-            store_all(self._call.result, self._call.outputs)
+            store_all(self._call.result, self._call.outputs, self._call.inputs_at)
             self._shelf.keep(self._call.result)
 
     @property
@@ -201,12 +209,14 @@ def lay_out_calls(function: SolutionFunctions, block: torch.Tensor, request: Map
     def view(argument: Mapping[str, Any]) -> Any:
         return argument["scalar"] if "scalar" in argument else Slot.from_json(dict(argument)).view(block)
 
+    inputs_at = 0 if request["may_return_inputs"] else address_of(block)
     return [
         LaidCall(
             function,
             {name: view(argument) for name, argument in call["arguments"].items()},
             [view(slot) for slot in call["outputs"]],
             request["style"],
+            inputs_at,
         )
         for call in request["calls"]
     ]
@@ -229,12 +239,24 @@ def as_values(result: Any) -> list[Any]:
     return list(result) if isinstance(result, (tuple, list)) else [result]
 
 
-def store_all(result: Any, outputs: Sequence[torch.Tensor]) -> None:
-    """Bring returned values into their slots; one that does not fit is left out, for the session to judge."""
+def address_of(value: torch.Tensor) -> int:
+    """Return where a tensor's memory begins; 0 for one that has none of its own, such as a sparse one."""
+    try:
+        return storage_of(value).data_ptr()
+    except RuntimeError:
+        return 0
+
+
+def store_all(result: Any, outputs: Sequence[torch.Tensor], inputs_at: int = 0) -> None:
+    """Bring returned values into their slots; one that does not fit is left out, for the session to judge.
+
+    Left out is also what lies in the memory at `inputs_at`: a view of an input would leave the work to its reader.
+    """
     for value, slot in zip(as_values(result), outputs, strict=False):
         kind = type(value)
         if kind is torch.Tensor or kind is torch.nn.Parameter:
-            if value.shape == slot.shape and value.dtype == slot.dtype:
+            is_ours = inputs_at and address_of(value) == inputs_at
+            if value.shape == slot.shape and value.dtype == slot.dtype and not is_ours:
                 copy_into(slot, detached(value))
         elif kind in (int, float, bool) and slot.ndim == 0:
             slot.fill_(value)

@@ -36,6 +36,7 @@ from flashinfer_bench.worker.calls import (
     ReplayLaunch,
     Shelf,
     SolutionFunctions,
+    address_of,
     as_values,
     lay_out_calls,
     share_memory,
@@ -194,7 +195,7 @@ class Worker:
         for index, launch in zip(request["indices"], launches, strict=True):
             launch()
             values = as_values(self._laid[index].result) if launch.puts_away else []
-            returned.append([describe_value(value) for value in values])
+            returned.append([describe_value(value, self._laid[index].inputs_at) for value in values])
             launch.put_away()
         self._synchronize()
         return {"readings": None, "returned": returned if any(launch.puts_away for launch in launches) else None}
@@ -301,8 +302,8 @@ def flush_output() -> None:
             stream.flush()
 
 
-def describe_value(value: Any) -> dict[str, Any]:
-    """Say what a solution returned, without its content."""
+def describe_value(value: Any, inputs_at: int = 0) -> dict[str, Any]:
+    """Say what a solution returned, without its content, and whether it lies where no output may lie."""
     kind = type(value)
     if kind is torch.Tensor or kind is torch.nn.Parameter:
         device = value.device.type
@@ -312,6 +313,7 @@ def describe_value(value: Any) -> dict[str, Any]:
             "shape": list(value.shape),
             "dtype": str(value.dtype).removeprefix("torch."),
             "device": device,
+            "is_input": inputs_at != 0 and address_of(value) == inputs_at,
         }
     if kind in (int, float, bool):
         return {"kind": "scalar", "type": kind.__name__}

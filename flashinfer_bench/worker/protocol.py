@@ -10,7 +10,8 @@ The session asks, one frame at a time; the worker answers each with one frame th
                                                               "has_setup"}
     bind      arena: {"kind": "memfd", "size"} + 1 fd, or     {"id", "bound": true}; the arena bound
               {"kind": "cuda", "size", "handle"}              before is given up
-    lay_out   style, calls: [{"arguments", "outputs"}]        {"id", "laid_out": number of calls}
+    lay_out   style, may_return_inputs,
+              calls: [{"arguments", "outputs"}]               {"id", "laid_out": number of calls}
     start     fall_back: a reason, or null                    {"id", "clock": ClockTraits, "lost": reason or null}
     calls     indices, part, lead or null, replay             {"id", "readings": CallReadings or null,
                                                               "facts": ClockFacts or null,
@@ -139,6 +140,8 @@ class Returned(Part):
     shape: Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=64)] | None = None
     dtype: ShortText | None = None
     device: ShortText | None = None
+    is_input: bool = False
+    """It lies in the memory of the inputs, where the reference's does not."""
 
 
 class CallReadings(Part):

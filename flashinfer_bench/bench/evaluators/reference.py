@@ -9,7 +9,7 @@ import linecache
 import time
 import traceback
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, ValuesView
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -41,6 +41,8 @@ class Reference:
     run: Callable[..., Any]
     by_keyword: bool
     """Whether the parameters of `run` have the names of the inputs, maybe in another order."""
+    returns_inputs: bool | None = None
+    """Whether an output lay in the memory of an input; None before the first call."""
     mutates: frozenset[str] | None = None
     """Names of the inputs that the reference writes to; None before the first call."""
     broken: str | None = None
@@ -93,6 +95,7 @@ class Reference:
         if spoiled:
             why = "in some calls only, or without memory for a copy"
             raise _fault(self.definition, f"it writes to {', '.join(spoiled)}, {why}; it should clone what it changes")
+        self.returns_inputs = self.returns_inputs or _share_memory(returned, spared)
         return self._fit(returned, spared, inputs)
 
     def launch(self, inputs: Sequence[Any]) -> Any:
@@ -169,6 +172,17 @@ class Reference:
         # An output that shares memory with an input would change when the input does.
         owned = {value.untyped_storage().data_ptr() for value in spared if isinstance(value, torch.Tensor)}
         return [output.clone() if output.untyped_storage().data_ptr() in owned else output for output in outputs]
+
+
+def _share_memory(returned: Any, inputs: Sequence[Any]) -> bool:
+    """Tell whether anything that was returned lies in the memory of an input."""
+    values = returned.values() if isinstance(returned, Mapping) else returned
+    values = values if isinstance(values, (tuple, list, ValuesView)) else [values]
+    theirs, owned = (
+        {value.untyped_storage().data_ptr() for value in some if isinstance(value, torch.Tensor) and value.numel()}
+        for some in (values, inputs)
+    )
+    return bool(theirs & owned)
 
 
 def _explain(definition: Definition, error: BaseException) -> WorkloadFault:

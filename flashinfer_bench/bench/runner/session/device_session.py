@@ -259,6 +259,7 @@ class DeviceSession:
             plan=self._measure_plan(job.block.config, solution),
             vary=vary_secretly(job, derive_seed(job.order.seed, "contents")),
             regimes=plan_regimes(job),
+            may_return_inputs=job.block.reference.returns_inputs is not False,
         )
         metadata = KernelMetadata(solution.name, definition.name, self._styles.get(solution.digest, True))
         kernel = RemoteKernel(worker, self._tools, task, metadata)

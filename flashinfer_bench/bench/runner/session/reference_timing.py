@@ -103,6 +103,7 @@ class ReferenceTimer:
             vary=vary_secretly(job),
             by_keyword=job.block.reference.by_keyword,
             may_write_inputs=True,
+            may_return_inputs=True,
             is_ours=True,
         )
         worker = self.pool.reference_worker(definition.digest())

@@ -97,6 +97,17 @@ def check_returned(returned: list[Returned], outputs: list[OutputSpec], device_t
             )
 
 
+def check_memory(returned: list[Returned], outputs: list[OutputSpec]) -> None:
+    """Raise SolutionFailure where an output lies in the memory of an input, and must not."""
+    for value, output in zip(returned, outputs, strict=False):
+        if value.is_input:
+            raise SolutionFailure(
+                "INCORRECT_NUMERICAL",
+                f"output {output.name!r} lies in the memory of an input, which the reference's does not: whoever reads "
+                "it would do the work (return a tensor of its own)",
+            )
+
+
 def check_shape(value: Returned, output: OutputSpec) -> None:
     """Raise SolutionFailure where a returned value has another shape than the definition gives."""
     if value.kind == "tensor" and tuple(value.shape or ()) != output.shape:

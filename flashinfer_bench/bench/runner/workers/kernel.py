@@ -28,7 +28,7 @@ from flashinfer_bench.bench.runner.workers.bursts import (
     count_burst_calls,
     settle_by_requests,
 )
-from flashinfer_bench.bench.runner.workers.claims import OutputSpec, check_returned
+from flashinfer_bench.bench.runner.workers.claims import OutputSpec, check_memory, check_returned
 from flashinfer_bench.bench.runner.workers.places import MOST_PLACES, CallPlaces, describe_inputs
 from flashinfer_bench.bench.runner.workers.process import WorkerGone, WorkerLate, WorkerProcess
 from flashinfer_bench.bench.runner.workers.readings import ReadingsAsked, check_trial, raise_claim
@@ -109,6 +109,8 @@ class KernelTask:
     """Give the inputs by their names: how references are called."""
     may_write_inputs: bool = False
     """A call may change its inputs, as a reference may."""
+    may_return_inputs: bool = False
+    """An output may lie in the memory of an input, as one of the reference's does."""
     is_ours: bool = False
     """It is the reference, whose claims are believed."""
     regimes: Regimes | None = None
@@ -195,13 +197,14 @@ class RemoteKernel:
             self._ask("calls", Called, "setup", indices=[0], part="setup", lead=None, replay=False)
         called = self._ask("calls", Called, "the call", indices=[0], part="run", lead=None, replay=False)
         # The session knows that what a reference returns fits.
+        returned = (called.returned or [[]])[0]
         if self.style == "value" and self.task.outputs and not self.task.may_write_inputs:
-            returned = called.returned or [[]]
             try:
-                check_returned(returned[0], self.task.outputs, self._arena.device.type)
+                check_returned(returned, self.task.outputs, self._arena.device.type)
             except SolutionFailure as failure:
                 raise SolutionFailure(failure.status, failure.message, is_answer=True) from None
         self._check_inputs_intact(inputs, places.inputs(0))
+        check_memory(returned, self.task.outputs)
         return [output.clone() for output in places.outputs(0)]
 
     def measure(self, input_sets: list[list[Any]]) -> Measured:
@@ -346,7 +349,9 @@ class RemoteKernel:
             self._bound_generation, self._laid_out = self._arena.generation, None
         if self._laid_out is None:
             calls = places.describe(self.task.input_names, inputs)
-            self._ask("lay_out", LaidOut, "mapping its memory", style=self.style, calls=calls)
+            may_return = self.task.may_return_inputs or self.task.may_write_inputs
+            fields = {"style": self.style, "may_return_inputs": may_return, "calls": calls}
+            self._ask("lay_out", LaidOut, "mapping its memory", **fields)
             self._laid_out = signature
         return places
 
