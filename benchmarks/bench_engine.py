@@ -99,7 +99,7 @@ def take_rows(rows: tuple[Row, ...], devices: tuple[Device, ...], asked: argpars
 def take_row(row: Row, bench: Bench, rounds: int) -> dict[str, Any]:
     """Take a row, show it, and return its document: the round whose first value is the median."""
     tell(f"\n{row.name}: {row.about}")
-    taken = [row.take(bench) for _ in range(rounds)]
+    taken = [row.take_once(bench) for _ in range(rounds)]
     values = [first_value(one) for one in taken]
     chosen = taken[values.index(median_low(values))]
     for check in chosen.checks:

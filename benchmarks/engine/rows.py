@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from benchmarks.engine import sets
-from benchmarks.engine.command import RunTaken, run_command, run_script
+from benchmarks.engine.command import RunTaken, ScriptFailed, run_command, run_script
 from benchmarks.engine.goals import Check, hold_idle, hold_isolated, hold_scaling, hold_verdicts, within
 from benchmarks.engine.sets import MadeSet
 from benchmarks.engine.timeline import Timeline
@@ -106,6 +106,13 @@ class Row:
     needs: Literal["gpu", "gpus", "cpu"] = "gpu"
     """A GPU, several of one host, or a machine without GPUs."""
 
+    def take_once(self, bench: Bench) -> Taken:
+        """Take the row; one whose scripts fail is odd and has no figures."""
+        try:
+            return self.take(bench)
+        except ScriptFailed as error:
+            return Taken(odd=[str(error)]).close()
+
 
 def whole(make: Make, extra_s: float, *flags: str, on_all: bool = False) -> Take:
     """Return a row that is one command: held against the import and so many seconds, to its end.
@@ -141,9 +148,10 @@ def compare_runners(make: Make, extra_s: float | None) -> Take:
     def take(bench: Bench) -> Taken:
         taken, made = Taken(), make(bench, bench.folder_for("set"))
         cache, device = bench.folder_for("cache"), ("--devices", bench.devices[0])
-        if bench.has_gpus and not bench.is_cold:
-            taken.add("before", run_command(made.root, *device, cache=cache), made)
-        taken.figures["cache"] = "cold" if bench.is_cold else "warm"
+        if bench.has_gpus:  # what runs on a CPU is not compiled
+            if not bench.is_cold:
+                taken.add("before", run_command(made.root, *device, cache=cache), made)
+            taken.figures["cache"] = "cold" if bench.is_cold else "warm"
         persistent = run_command(made.root, *device, FRESH, cache=cache)
         cache = bench.folder_for("cache") if bench.is_cold else cache
         isolated = run_command(made.root, *device, FRESH, "--use-isolated-runner", cache=cache)
