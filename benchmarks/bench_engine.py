@@ -35,7 +35,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.engine.command import measure_import
 from benchmarks.engine.goals import Check
-from benchmarks.engine.rows import ROWS, SHOWN, Bench, Row, Taken, choose_rows, why_skipped
+from benchmarks.engine.rows import ROWS, SHOWN, Bench, Row, choose_rows, why_skipped
 from flashinfer_bench.bench.machine import Device, discover_devices
 from flashinfer_bench.host import usable_cores
 
@@ -100,11 +100,11 @@ def take_rows(rows: tuple[Row, ...], devices: tuple[Device, ...], asked: argpars
 
 
 def take_row(row: Row, bench: Bench, rounds: int) -> dict[str, Any]:
-    """Take a row, show it, and return its document: the round whose first value is the median."""
+    """Take a row, show it, and return its document: the round whose first value is the median, as a share of its limit."""
     tell(f"\n{row.name}: {row.about}")
     taken = [row.take_once(bench) for _ in range(rounds)]
-    values = [first_value(one) for one in taken]
-    chosen = taken[values.index(median_low(values))]
+    shares = [share_of_limit(one.checks[0]) for one in taken]
+    chosen = taken[shares.index(median_low(shares))]
     for check in chosen.checks:
         tell(render_check(check, is_trial=bench.is_trial))
     tell("  " + ", ".join(f"{name} {value}" for name, value in chosen.figures.items()))
@@ -118,14 +118,13 @@ def take_row(row: Row, bench: Bench, rounds: int) -> dict[str, Any]:
         "held": not odd and (bench.is_trial or all(check.is_held for check in chosen.checks)),
         "figures": chosen.figures,
         "odd": odd,
-        "rounds": [None if value == float("inf") else round(value, 3) for value in values],
+        "rounds": [one.checks[0].document() for one in taken],
     }
 
 
-def first_value(taken: Taken) -> float:
+def share_of_limit(check: Check) -> float:
     """Return what rounds are compared by."""
-    value = taken.checks[0].value
-    return float("inf") if value is None else value
+    return float("inf") if check.value is None else check.value / (check.limit or 1)
 
 
 def render_check(check: Check, *, is_trial: bool = False) -> str:

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from benchmarks.bench_engine import render_check
+from benchmarks.bench_engine import render_check, share_of_limit
 from benchmarks.engine import sets
 from benchmarks.engine.goals import hold_idle, hold_isolated, hold_scaling, hold_verdicts, within
 from benchmarks.engine.rows import ROWS, choose_rows, why_skipped
@@ -62,6 +62,7 @@ def test_isolated_may_take_one_and_a_half_times_as_long_or_what_its_contexts_tak
     assert hold_isolated(18.0, 10.0, 18.0).rule == "I + its contexts"
     assert hold_isolated(18.0, 10.0, 18.0).is_held
     assert not hold_isolated(18.0, 10.0, None).is_held
+    assert share_of_limit(hold_isolated(18.0, 10.0, None)) == pytest.approx(1.2)
 
 
 def test_scaling_idle_and_odd_verdicts():
