@@ -100,7 +100,7 @@ def take_rows(rows: tuple[Row, ...], devices: tuple[Device, ...], asked: argpars
 
 
 def take_row(row: Row, bench: Bench, rounds: int) -> dict[str, Any]:
-    """Take a row, show it, and return its document, that of the median round by the first check's share of its limit."""
+    """Take a row, show it, and return its document: of the median round, by the first check as a share of its limit."""
     tell(f"\n{row.name}: {row.about}")
     taken = [row.take_once(bench) for _ in range(rounds)]
     shares = [share_of_limit(one.checks[0]) for one in taken]
