@@ -49,7 +49,7 @@ from flashinfer_bench.worker.walls.module_layer import link_modules
 from flashinfer_bench.worker.wire import FrameReader, WireClosed, send_frame
 
 KEPT_FRAMES: Final = 12
-VERBS: Final = ("load", "bind", "lay_out", "start", "calls", "burst", "collect", "stop", "recover")
+VERBS: Final = ("load", "bind", "lay_out", "start", "calls", "burst", "collect", "stop", "recover", "unbind")
 """What a session may ask for, beside the end."""
 
 
@@ -246,6 +246,14 @@ class Worker:
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
         return {"recovered": True}
+
+    def unbind(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Give up the arena that is bound, and the memory that no call needs now."""
+        self.recover(request)
+        if self.arena is not None:
+            self.arena.release()
+            self.arena = None
+        return {"unbound": True}
 
     def _launches(self, request: dict[str, Any]) -> list[CallLaunch | ReplayLaunch]:
         return [self._launch(index, request["part"], replay=request["replay"]) for index in request["indices"]]

@@ -15,7 +15,7 @@ from typing import Final
 
 import torch
 
-from flashinfer_bench.bench.evaluators.inputs.contents import MULTIPLIED
+from flashinfer_bench.bench.evaluators.inputs.writer import MULTIPLIED
 from flashinfer_bench.bench.evaluators.inputs.make import bind_axes
 from flashinfer_bench.bench.evaluators.inputs.random_values import Blank
 from flashinfer_bench.bench.evaluators.inputs.rules import is_free

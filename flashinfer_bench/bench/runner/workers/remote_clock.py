@@ -17,6 +17,7 @@ from typing import Any, Final, Protocol
 import torch
 
 from flashinfer_bench.bench.evaluators.inputs.contents import Contents
+from flashinfer_bench.bench.evaluators.inputs.writer import open_writer
 from flashinfer_bench.bench.runner.workers.places import CallPlaces, is_unwritten
 from flashinfer_bench.bench.runner.workers.readings import ReadingsAsked, check_clock, check_readings
 from flashinfer_bench.bench.runner.workers.regime_calls import RegimeSchedule
@@ -320,9 +321,11 @@ class RemoteTrial:
         numbers = list(range(self.number, self.number + len(indices)))
         self.number += len(indices)
         self.hold_worker()
+        writer = open_writer(self.places.arena.device)
         for index, number in zip(indices, numbers, strict=True):
-            self.contents.write(number, self.places.inputs(index))
-        self.places.poison(indices)
+            self.contents.write(number, self.places.inputs(index), writer)
+        self.places.poison(indices, writer)
+        writer.finish()
         self.places.synchronize()
         return numbers
 
