@@ -174,9 +174,9 @@ class DefaultEvaluator(Evaluator):
         """Judge calls that were made while the solution was timed; all together first, as far as that is the same."""
         names = ("check_correctness", "judge_call")
         is_same = all(getattr(cls, name).__func__ is getattr(DefaultEvaluator, name).__func__ for name in names)
-        if is_same and cls.compares_elements(definition):
-            if surely_pass(calls, cls.tolerance(cfg), cls.norm_rule(definition, cfg)):
-                return Accepted(Correctness())
+        is_same = is_same and cls.compares_elements(definition)
+        if is_same and surely_pass(calls, cls.tolerance(cfg), cls.norm_rule(definition, cfg)):
+            return Accepted(Correctness())
         return super().judge_reads(definition, calls, cfg, context)
 
     @classmethod

@@ -127,9 +127,7 @@ class KernelWriter:
             self._held.append(value)  # until the kernel is launched: the stream keeps the order after that
         return value.data_ptr()
 
-    def _add(
-        self, kind: int, source: int, into: int, count: int, by: int = 0, table: int = 0, start: int = 0
-    ) -> None:
+    def _add(self, kind: int, source: int, into: int, count: int, by: int = 0, table: int = 0, start: int = 0) -> None:
         self._pieces.extend((self._tiles, kind, source, into, count, by, table, start))
         self._number += 1
         self._tiles += -(-count // TILE)

@@ -255,7 +255,11 @@ class BurstTimer:
         waited_before = tree_waiting_ns(self._guard_pid)
         while len(costs_ns) < most and not (costs_ns and above_ns < costs_ns[-1] <= up_to_ns):
             spent_s = (self._now_ns() - start) / 1e9
-            if costs_ns and spent_s > SERIES_S[self._trial.asked.device_type] and (len(costs_ns) >= FEWEST_BURSTS or spent_s > SLOW_SERIES_S):
+            if (
+                costs_ns
+                and spent_s > SERIES_S[self._trial.asked.device_type]
+                and (len(costs_ns) >= FEWEST_BURSTS or spent_s > SLOW_SERIES_S)
+            ):
                 break
             device_type = self._trial.asked.device_type
             cost_ns = (self._time_one(calls, overhead) - BEGIN_NS[device_type]) / calls

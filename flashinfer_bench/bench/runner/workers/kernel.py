@@ -29,7 +29,7 @@ from flashinfer_bench.bench.runner.workers.bursts import (
     settle_by_requests,
 )
 from flashinfer_bench.bench.runner.workers.claims import OutputSpec, check_memory, check_returned
-from flashinfer_bench.bench.runner.workers.places import MOST_PLACES, CallPlaces, describe_inputs
+from flashinfer_bench.bench.runner.workers.places import GPU_PLACES, MOST_PLACES, CallPlaces, describe_inputs
 from flashinfer_bench.bench.runner.workers.process import WorkerGone, WorkerLate, WorkerProcess
 from flashinfer_bench.bench.runner.workers.readings import ReadingsAsked, check_trial, raise_claim
 from flashinfer_bench.bench.runner.workers.regime_calls import RegimeCall, RegimeSchedule
@@ -336,8 +336,9 @@ class RemoteKernel:
         """Whether its times say anything."""
         return self.task.plan.facts is None
 
-    def _lay_out(self, inputs: Sequence[Any], most: int = MOST_PLACES) -> CallPlaces:
+    def _lay_out(self, inputs: Sequence[Any], most: int | None = None) -> CallPlaces:
         """Return the places of calls with inputs of these shapes, `most` at the most; the worker knows them."""
+        most = most or (GPU_PLACES if self._arena.device.type == "cuda" else MOST_PLACES)
         signature = (most, *describe_inputs(inputs))
         places = self._places
         if places is None or places.signature != signature or places.generation != self._arena.generation:

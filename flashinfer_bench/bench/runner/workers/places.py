@@ -21,6 +21,10 @@ POISON_FLOAT: Final = 0xFF  # every floating-point format that torch has reads t
 POISON_OTHER: Final = 0xA5
 MOST_PLACES: Final = 8
 """Places that timed calls take in turn."""
+GPU_PLACES: Final = 16
+"""The same on a GPU. A request makes so many calls at the most, and takes about a millisecond beside them."""
+GRAPH_PLACES: Final = 8
+"""Calls that are timed as replays take so many: each place has a graph of its own, which has to be captured."""
 MOST_BURST_PLACES: Final = {"cpu": 128, "cuda": 128}
 """Places of the calls of a burst, by the kind of device."""
 CPU_BYTES: Final = 32 << 20

@@ -165,9 +165,7 @@ class WorkerPool:
         """
         if self._reference is None or self._has_rested:
             return
-        self._has_rested = (
-            self._enclosure is not None and self._hello.device == "cuda" and self._reference[1].unbind()
-        )
+        self._has_rested = self._enclosure is not None and self._hello.device == "cuda" and self._reference[1].unbind()
         if not self._has_rested:
             self.end_reference()
 
