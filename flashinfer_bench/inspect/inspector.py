@@ -37,7 +37,7 @@ from flashinfer_bench.inspect.order import WORK, Inspected, InspectOrder, StepDo
 from flashinfer_bench.worker.linux import die_with_parent
 from flashinfer_bench.worker.protocol import Failed, Loaded
 from flashinfer_bench.worker.template import fork
-from flashinfer_bench.worker.walls.own_network import has_own_network
+from flashinfer_bench.worker.walls.own_view import has_own_network
 from flashinfer_bench.worker.walls.walled_calls import LOOPBACK, SHARED_MEMORY
 from flashinfer_bench.worker.wire import WireError
 

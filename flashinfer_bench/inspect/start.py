@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 import sys
@@ -97,11 +98,13 @@ def look(subject: Subject, plan: ToolPlan, site: Site, tell: Callable[[str], obj
         for line in lock_device(site.device, stack):
             tell(line)
         with BuildFarm(cache, target=_target(site.device)) as farm:  # it leases the artifact
-            built = _build(subject.solution, farm, site.device)
+            built = describe_solution(_build(subject.solution, farm, site.device))
+            # What it compiles while it runs is kept apart from that of runs: it has other flags.
+            own = hashlib.sha256(f"inspect {built.digest}".encode()).hexdigest()
             order = InspectOrder(
                 hello=hello,
                 definition=subject.definition.to_dict(),
-                solution=describe_solution(built),
+                solution=built.model_copy(update={"digest": own}),
                 workload=subject.workload.to_dict(),
                 blob_root=str(subject.blob_root.absolute()),
                 seed=_seed(subject) if site.seed is None else site.seed,

@@ -168,15 +168,18 @@ WALLED_ARGUMENTS: Final[dict[str, tuple[int, ...]]] = {"fcntl": (F_SETLEASE,), "
 LOOKED_AT: Final = ("socket", "socketpair", "connect", "sendto", "clone", "clone3", "unshare", "personality")
 
 LOOPBACK, STEERING, SHARED_MEMORY, LOCAL_SOCKETS = "loopback", "steering", "shared memory", "local sockets"
+CHILDREN: Final = "children"
 OPENINGS: Final[dict[str, tuple[str, ...]]] = {
     LOOPBACK: ("connect", "sendto"),
     STEERING: ("personality",),
     SHARED_MEMORY: ("shmget", "semget", "msgget", "mq_open"),
     LOCAL_SOCKETS: ("connect",),
+    CHILDREN: (),
 }
 """What a tool that looks at a solution may need → the calls that are let through for it. `socket` lets through the
 families of INTERNET for LOOPBACK, and local streams, which reach every service by its path, for LOCAL_SOCKETS alone.
-STEERING also lets through `STEERED`: Landlock keeps it to the processes inside the same walls."""
+STEERING also lets through `STEERED`: Landlock keeps it to the processes inside the same walls. CHILDREN is no matter of
+calls: programs that the tool starts use CUDA, which names their threads in files below /proc (`walls.py`)."""
 STEERED: Final = ("ptrace", "process_vm_readv", "process_vm_writev")
 INTERNET: Final = (2, 10, 16)
 """AF_INET, AF_INET6, and AF_NETLINK, by which a program asks which networks there are."""

@@ -13,11 +13,13 @@ from typing import Any, Final
 
 from flashinfer_bench.worker.privileges import CAP_DAC_READ_SEARCH, drop_capabilities
 from flashinfer_bench.worker.walls import landlock
-from flashinfer_bench.worker.walls.own_network import enter_own_network
-from flashinfer_bench.worker.walls.walled_calls import LOOPBACK
+from flashinfer_bench.worker.walls.own_view import enter_own_network, seal_proc
+from flashinfer_bench.worker.walls.walled_calls import CHILDREN, LOOPBACK
 
 OWN_THREADS: Final = "/proc/self/task"
 """CUDA gives each thread that it starts a name, in a file below this folder, and does not start where it cannot."""
+ALL_THREADS: Final = "/proc"
+"""The same for programs that are started later: nobody knows their folders yet. What a user may write there, it can."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,9 @@ class Walls:
         rules = [(path, landlock.READING) for path in self.readable]
         rules += [(path, own) for path in self.writable]
         rules += [(path, landlock.USING) for path in self.devices]
-        rules.append((OWN_THREADS, landlock.NAMING))
+        rules.append((ALL_THREADS if CHILDREN in self.openings else OWN_THREADS, landlock.NAMING))
+        if CHILDREN in self.openings and self.user is None and os.geteuid() == 0:
+            seal_proc()
         if LOOPBACK in self.openings:
             enter_own_network()  # where it cannot, the network stays open, which `inspect` has said
         landlock.enter(rules, keeps_tcp=LOOPBACK in self.openings)
