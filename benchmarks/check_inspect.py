@@ -23,10 +23,11 @@ from pathlib import Path
 from flashinfer_bench.bench import Benchmark, BenchmarkConfig
 from flashinfer_bench.bench.machine import discover_devices
 from flashinfer_bench.bench.runner.sandbox import find_sandbox
+from flashinfer_bench.compile import BuildFarm, BuildTarget
 from flashinfer_bench.data import Definition, Solution, Trace, TraceSet, Workload
 from flashinfer_bench.inspect.ncu import NcuOptions, plan_ncu, read_profile
-from flashinfer_bench.inspect.sanitizer import find_problems, plan_sanitizer, read_findings
-from flashinfer_bench.inspect.start import Site, Subject, look
+from flashinfer_bench.inspect.sanitizer import TYPES, find_problems, plan_sanitizer, read_findings
+from flashinfer_bench.inspect.start import Site, Subject, look, with_line_info
 from flashinfer_bench.inspect.summary import findings_document, profile_document, render_findings, render_profile
 from flashinfer_bench.inspect.tools import NCU, SANITIZER, find_tool
 from flashinfer_bench.worker.walls.own_view import has_own_network
@@ -279,7 +280,9 @@ def check_sanitizer(checks, subjects):
     program = find_tool(SANITIZER)
     for name, subject in subjects.items():
         type_, _, language = name.rpartition("_")
-        types = ["memcheck", "racecheck", "initcheck", "synccheck"] if type_ == "right" else [type_]
+        types = [type_]
+        if type_ == "right":
+            types = list(TYPES) if language == "cuda" else ["memcheck"]
         source = subject.solution.sources[0]
         marked = [number for number, line in enumerate(source.content.splitlines(), 1) if line.endswith("# here")]
         marked += [number for number, line in enumerate(source.content.splitlines(), 1) if line.endswith("// here")]
@@ -333,6 +336,11 @@ def main():
     faulty.append(make_solution("memcheck_triton", TRITON.format(more=" + 1"), language="triton"))
     trace_set, large = make_set(timed, {"double": {"n": 1 << 26}, "matmul": {"m": 4096}})
     _, small = make_set([timed[0], timed[1], *faulty], {"double": {"n": 1000}})
+    with BuildFarm(checks.cache, target=BuildTarget.of([checks.device.capability])) as farm:
+        for built in farm.build_all(
+            [one for solution in (*timed, *faulty) for one in (solution, with_line_info(solution))]
+        ):
+            checks.say(f"built {built.solution.name} in {built.seconds:.1f} s {built.error or ''}")
     steps = {
         "walls": lambda: check_walls(checks, small),
         "ncu": lambda: check_ncu(checks, trace_set, large),

@@ -77,7 +77,9 @@ def _declare_sanitizer(parser: Parser) -> None:
     )
     _add_subject(parser)
     group = parser.add_argument_group("what is checked")
-    group.add_argument("--checks", nargs="+", action=NameList, metavar="NAME", help=f"of {', '.join(TYPES)}")
+    group.add_argument(
+        "--checks", nargs="+", action=NameList, default=[], metavar="NAME", help=f"of {', '.join(TYPES)}"
+    )
     path = "the program (default: compute-sanitizer)"
     group.add_argument("--sanitizer-path", default=SANITIZER, metavar="PATH", help=path)
     _add_how(parser, SANITIZER_TIMEOUT_S)
@@ -138,13 +140,13 @@ def execute_sanitizer(args: argparse.Namespace) -> int:
     return 1 if findings or problems else 0
 
 
-def check_types(given: list[str] | None) -> list[str]:
+def check_types(given: list[str]) -> list[str]:
     """Return the checks to make: those that were named, or all.
 
     Raises:
         Misuse: one of them is unknown.
     """
-    unknown = [name for name in given or () if name not in TYPES]
+    unknown = [name for name in given if name not in TYPES]
     if unknown:
         raise Misuse(f"--checks: unknown {', '.join(unknown)}; known: {', '.join(TYPES)}")
     return list(dict.fromkeys(given or TYPES))

@@ -68,6 +68,7 @@ class NcuOptions:
 
     set: str = "detailed"
     sections: Sequence[str] = ()
+    """Further ones."""
     kernel_name: str | None = None
     page: str = "details"
     cache: Literal["cold", "warm"] = "cold"

@@ -61,6 +61,8 @@ class Site:
     """Of the inputs; None for one that follows from definition and workload."""
     openings: Sequence[str] | None = None
     """What is open in the walls; None for what the tool is known to need."""
+    temporary: Path | None = None
+    """A folder for the files of the moment; None for the system's."""
 
 
 def look(subject: Subject, plan: ToolPlan, site: Site, tell: Callable[[str], object] = lambda _: None) -> Inspected:
@@ -112,7 +114,7 @@ def look(subject: Subject, plan: ToolPlan, site: Site, tell: Callable[[str], obj
                 readable=tuple(plan.readable),
                 steps=tuple(plan.steps),
             )
-            done = _ask_inspector(order, site.device)
+            done = _ask_inspector(order, site)
     if done.problem:
         raise FlashInferBenchError(f"{subject.solution.name}: {done.problem}")
     missing = tuple(f"{part}: {why}" for part, why in sandbox.missing.items())
@@ -148,8 +150,10 @@ def _seed(subject: Subject) -> int:
     return seed_of(f"{subject.definition.digest()}|{subject.workload.digest()}|inspect")
 
 
-def _ask_inspector(order: InspectOrder, device: Device) -> Inspected:
-    environment = session_environment(os.environ, device, interpret_triton=device.kind == "cpu")
+def _ask_inspector(order: InspectOrder, site: Site) -> Inspected:
+    environment = session_environment(os.environ, site.device, interpret_triton=site.device.kind == "cpu")
+    if site.temporary is not None:
+        environment["TMPDIR"] = str(site.temporary)
     limit_s = sum(step.limit_s for step in order.steps) + order.hello.timeout_seconds + FURTHER_S
     # What a solution compiles while it runs gets its lines from here.
     environment["NVCC_APPEND_FLAGS"] = " ".join(filter(None, [environment.get("NVCC_APPEND_FLAGS"), LINE_INFO]))
