@@ -20,6 +20,7 @@ import time
 import traceback
 from pathlib import Path
 
+from flashinfer_bench import agents
 from flashinfer_bench.bench import Benchmark, BenchmarkConfig
 from flashinfer_bench.bench.machine import discover_devices
 from flashinfer_bench.bench.runner.sandbox import find_sandbox
@@ -317,6 +318,17 @@ def check_command(checks):
         done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
         checks.say(f"{' '.join(command[2:])}: exit code {done.returncode}\n{done.stdout[:3000]}{done.stderr[-1500:]}")
         checks.check(done.returncode == 0, f"inspect {tool}")
+    options = agents.flashinfer_bench_list_ncu_options()
+    checks.raw.write(options + "\n")
+    checks.check("WarpStateStats" in options, f"list_ncu_options: {len(options.splitlines())} lines")
+    text = agents.flashinfer_bench_run_ncu(given[3], given[5], trace_set_path=given[1], set="basic", max_lines=40)
+    checks.raw.write(text + "\n")
+    checks.check(not text.startswith("ERROR") and len(text.splitlines()) == 40, f"run_ncu: {text[:300]}")
+    text = agents.flashinfer_bench_run_sanitizer(
+        given[3], given[5], trace_set_path=given[1], sanitizer_types=["memcheck"]
+    )
+    checks.raw.write(text + "\n")
+    checks.check("memcheck: nothing found" in text, f"run_sanitizer: {text[:300]}")
 
 
 def main():

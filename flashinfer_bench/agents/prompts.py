@@ -55,11 +55,11 @@ What to know beside that:
   bfloat16 pointer is static_cast<__nv_bfloat16*>(t.data_ptr()), with <cuda_bf16.h>; half is __half, with <cuda_fp16.h>.
 - An optional input that a workload leaves out is None: take it as ffi::Optional<ffi::TensorView>.
 - To return values instead (destination_passing_style false), return ffi::Tensor, made by
-  ffi::Tensor::FromEnvAlloc(TVMFFIEnvTensorAlloc, shape, dtype, device); several of them as ffi::Tuple<...>.
+  ffi::Tensor::FromEnvAlloc(TVMFFIEnvTensorAlloc, shape, dtype, device); several of them as ffi::Tuple<...>,
+  with <tvm/ffi/container/tuple.h>.
 - Errors: TVM_FFI_CHECK(condition, ValueError) << "text", or TVM_FFI_THROW(ValueError) << "text". Both reach Python as
   exceptions.
 - Several source files are compiled one by one and linked; headers lie beside them. Export from one file only.
 - Flags go into the spec: "compile_options": {{"cuda_cflags": ["--use_fast_math"], "ld_flags": ["-lcublas"]}}.
 - Each call gets inputs of other values, and outputs may lie elsewhere in memory each time: keep nothing by content.
-- What may be prepared once for given inputs belongs into a second exported function, setup, which is timed too.
 """

@@ -117,7 +117,7 @@ def flashinfer_bench_run_sanitizer(
         max_lines: the answer has at most so many lines.
 
     Returns:
-        The findings, each with file and line, and then what compute-sanitizer printed; or a text that begins with ERROR.
+        The findings with file and line, and then what compute-sanitizer printed; or a text that begins with ERROR.
     """
 
     def check() -> str:

@@ -70,16 +70,15 @@ def _declare_sanitizer(parser: Parser) -> None:
     parser.describe(
         "Find accesses out of bounds (memcheck), races in shared memory (racecheck), reads of memory that nobody\n"
         "wrote (initcheck) and wrong barriers (synccheck) in one call, with file and line.\n"
-        f"{WALLS}\n{EXIT_CODES} Findings are 1, too.",
+        f"{WALLS}\n{EXIT_CODES} A finding is a failure.",
         usage="%(prog)s --solution S --workload U [--local PATH] [flags]",
         example=f"{PROGRAM} inspect sanitizer --local flashinfer-trace --solution cuda_rmsnorm_h4096 --workload rms-1",
         execute=execute_sanitizer,
     )
     _add_subject(parser)
     group = parser.add_argument_group("what is checked")
-    group.add_argument(
-        "--checks", nargs="+", action=NameList, default=[], metavar="NAME", help=f"of {', '.join(TYPES)}"
-    )
+    checks = f"of {', '.join(TYPES)} (default: all)"
+    group.add_argument("--checks", nargs="+", action=NameList, default=[], metavar="NAME", help=checks)
     path = "the program (default: compute-sanitizer)"
     group.add_argument("--sanitizer-path", default=SANITIZER, metavar="PATH", help=path)
     _add_how(parser, SANITIZER_TIMEOUT_S)
