@@ -28,7 +28,7 @@ from flashinfer_bench.compile import BuildFarm, BuildTarget
 from flashinfer_bench.data import Definition, Solution, Trace, TraceSet, Workload
 from flashinfer_bench.inspect.ncu import NcuOptions, plan_ncu, read_profile
 from flashinfer_bench.inspect.sanitizer import TYPES, find_problems, plan_sanitizer, read_findings
-from flashinfer_bench.inspect.start import Site, Subject, look, with_line_info
+from flashinfer_bench.inspect.start import InspectSite, InspectSubject, look, with_line_info
 from flashinfer_bench.inspect.summary import findings_document, profile_document, render_findings, render_profile
 from flashinfer_bench.inspect.tools import NCU, SANITIZER, find_tool
 from flashinfer_bench.worker.walls.own_view import has_own_network
@@ -146,7 +146,7 @@ def make_set(solutions, sizes):
         groups.setdefault(solution.definition, []).append(solution)
     trace_set = TraceSet(definitions=definitions, solutions=groups, workloads=workloads)
     subjects = {
-        one.name: Subject(
+        one.name: InspectSubject(
             definitions[one.definition], one, workloads[one.definition][0].workload, Path.cwd(), trace_set
         )
         for one in solutions
@@ -177,7 +177,7 @@ class Checks:
 
     def look(self, subject, plan, *, sandbox="auto", openings=None):
         start = time.monotonic()
-        site = Site(self.device, sandbox, self.cache, openings=openings)
+        site = InspectSite(self.device, sandbox, self.cache, openings=openings)
         done = look(subject, plan, site, self.say)
         self.raw.write(f"\n##### {subject.solution.name} {plan.program} {sandbox} {openings}\n")
         for step in done.steps:

@@ -20,8 +20,8 @@ EXEMPT = re.compile(
     r"|^routines/code/"
     r"|^agents/(packing|tools)\.py (pack_solution_from_files|flashinfer_bench_run_\w+)$"
 )
-"""Documented interfaces: the methods of an evaluator, `bench_gpu_time`, what scripts and models call. Code that is copied into solutions: its
-parameters are the inputs of a definition.
+"""Documented interfaces: the methods of an evaluator, `bench_gpu_time`, what scripts and models call by the names of
+their parameters. Code that is copied into solutions: its parameters are the inputs of a definition.
 """
 PLACES = {
     "flashinfer_bench.bench": ["Benchmark", "BenchmarkConfig", "EvalConfig", "ResolvedEvalConfig"],

@@ -12,7 +12,7 @@ from flashinfer_bench.data import Solution, TraceSet, Workload
 from flashinfer_bench.errors import FlashInferBenchError
 from flashinfer_bench.inspect.ncu import NcuOptions, plan_ncu, read_profile
 from flashinfer_bench.inspect.sanitizer import TYPES, find_problems, plan_sanitizer, read_findings
-from flashinfer_bench.inspect.start import Site, look
+from flashinfer_bench.inspect.start import InspectSite, look
 from flashinfer_bench.inspect.subject import resolve_subject
 from flashinfer_bench.inspect.summary import (
     findings_document,
@@ -84,7 +84,7 @@ def flashinfer_bench_run_ncu(
         options = NcuOptions(
             set=set, sections=sections or (), kernel_name=kernel_name, page=page, timeout_s=float(timeout)
         )
-        done = look(subject, plan_ncu(program, options), Site(gpu, temporary=_folder(tmpdir)))
+        done = look(subject, plan_ncu(program, options), InspectSite(gpu, temporary=_folder(tmpdir)))
         kernels, text = read_profile(done)
         return f"{render_profile(profile_document(subject, gpu, kernels, done))}\n{text}"
 
@@ -128,7 +128,7 @@ def flashinfer_bench_run_sanitizer(
         program, gpu = find_tool(SANITIZER, sanitizer_path), find_gpu(device)
         subject = resolve_subject(TraceSet.from_path(trace_set_path), solution, workload)
         plan = plan_sanitizer(program, types, float(timeout))
-        done = look(subject, plan, Site(gpu, temporary=_folder(tmpdir)))
+        done = look(subject, plan, InspectSite(gpu, temporary=_folder(tmpdir)))
         findings = read_findings(done, [source.path for source in subject.solution.sources])
         document = findings_document(subject, gpu, findings, find_problems(done, findings), done)
         said = "\n".join(f"{step.name}:\n{step.text}" for step in done.steps)

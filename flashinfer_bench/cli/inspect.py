@@ -13,7 +13,7 @@ from flashinfer_bench.cli.shared_flags import EXIT_CODES, PROGRAM, add_format, a
 from flashinfer_bench.errors import Misuse
 from flashinfer_bench.inspect.ncu import NcuOptions, plan_ncu, read_profile
 from flashinfer_bench.inspect.sanitizer import TYPES, find_problems, plan_sanitizer, read_findings
-from flashinfer_bench.inspect.start import Site, Subject, look
+from flashinfer_bench.inspect.start import InspectSite, InspectSubject, look
 from flashinfer_bench.inspect.subject import resolve_subject
 from flashinfer_bench.inspect.summary import (
     findings_document,
@@ -116,7 +116,7 @@ def execute_ncu(args: argparse.Namespace) -> int:
         warm_up_calls=args.warmup_runs,
         timeout_s=args.timeout,
     )
-    site = Site(device, args.sandbox, seed=args.seed)
+    site = InspectSite(device, args.sandbox, seed=args.seed)
     done = look(subject, plan_ncu(program, options), site, write_err)
     kernels, page = read_profile(done)
     document = profile_document(subject, device, kernels, done)
@@ -131,7 +131,7 @@ def execute_sanitizer(args: argparse.Namespace) -> int:
     device = find_gpu(args.device)
     subject = choose_subject(args)
     plan = plan_sanitizer(program, types, args.timeout)
-    done = look(subject, plan, Site(device, args.sandbox, seed=args.seed), write_err)
+    done = look(subject, plan, InspectSite(device, args.sandbox, seed=args.seed), write_err)
     findings = read_findings(done, [source.path for source in subject.solution.sources])
     problems = find_problems(done, findings)
     document = findings_document(subject, device, findings, problems, done)
@@ -151,7 +151,7 @@ def check_types(given: list[str]) -> list[str]:
     return list(dict.fromkeys(given or TYPES))
 
 
-def choose_subject(args: argparse.Namespace) -> Subject:
+def choose_subject(args: argparse.Namespace) -> InspectSubject:
     """Return what the flags name."""
     return resolve_subject(open_trace_set(args), args.solution, args.workload, args.definition)
 

@@ -38,7 +38,7 @@ OF_THE_TOOL: Final = re.compile(r"(?:Internal Sanitizer Error|Error: (?!Race)|Wa
 
 
 @dataclass(frozen=True)
-class Place:
+class CodePlace:
     """Where in the code."""
 
     kernel: str
@@ -50,13 +50,13 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Finding:
+class SanitizerFinding:
     """One thing that is wrong; many threads may have done it."""
 
     type: str
     """One of TYPES."""
     message: str
-    places: tuple[Place, ...] = ()
+    places: tuple[CodePlace, ...] = ()
     thread: str = ""
     block: str = ""
     """Of the first thread that did it."""
@@ -100,7 +100,7 @@ def plan_sanitizer(program: Path, types: Sequence[str], limit_s: float) -> ToolP
     return ToolPlan(program, steps, OPENINGS[SANITIZER])
 
 
-def read_findings(done: Inspected, sources: Iterable[str]) -> list[Finding]:
+def read_findings(done: Inspected, sources: Iterable[str]) -> list[SanitizerFinding]:
     """Return what all steps found, equal findings once.
 
     Args:
@@ -111,7 +111,7 @@ def read_findings(done: Inspected, sources: Iterable[str]) -> list[Finding]:
     return [finding for step in done.steps for finding in join_equal(parse_findings(step.name, step.text, paths))]
 
 
-def find_problems(done: Inspected, findings: Sequence[Finding]) -> list[str]:
+def find_problems(done: Inspected, findings: Sequence[SanitizerFinding]) -> list[str]:
     """Return a line for each step that did not do what it should; a crash that a finding explains is none."""
     problems = []
     for step in done.steps:
@@ -126,9 +126,9 @@ def find_problems(done: Inspected, findings: Sequence[Finding]) -> list[str]:
     return problems
 
 
-def parse_findings(type_: str, text: str, sources: Sequence[str]) -> Iterator[Finding]:
+def parse_findings(type_: str, text: str, sources: Sequence[str]) -> Iterator[SanitizerFinding]:
     """Yield the findings in what one type printed: a line with one space after the mark begins one, others go on."""
-    current: Finding | None = None
+    current: SanitizerFinding | None = None
     for line in text.splitlines():
         if not line.startswith(MARK):
             continue
@@ -139,16 +139,16 @@ def parse_findings(type_: str, text: str, sources: Sequence[str]) -> Iterator[Fi
             if current is not None:
                 yield current
             is_finding = words and not words.startswith(PASSED_OVER) and not OF_THE_TOOL.match(words)
-            current = Finding(type_, _message(words)) if is_finding else None
+            current = SanitizerFinding(type_, _message(words)) if is_finding else None
         if current is not None:
             current = _add(current, words, sources)
     if current is not None:
         yield current
 
 
-def join_equal(findings: Iterable[Finding]) -> list[Finding]:
+def join_equal(findings: Iterable[SanitizerFinding]) -> list[SanitizerFinding]:
     """Return findings of the same message and places once, with their count."""
-    joined: dict[tuple[str, tuple[Place, ...]], Finding] = {}
+    joined: dict[tuple[str, tuple[CodePlace, ...]], SanitizerFinding] = {}
     for finding in findings:
         key = (finding.message, finding.places)
         before = joined.get(key)
@@ -166,7 +166,7 @@ def _message(words: str) -> str:
     return "race between accesses to shared memory" if message.startswith("Race reported") else message
 
 
-def _add(finding: Finding, words: str, sources: Sequence[str]) -> Finding:
+def _add(finding: SanitizerFinding, words: str, sources: Sequence[str]) -> SanitizerFinding:
     """Add what a line of a finding tells: a place, or the thread."""
     thread = THREAD.search(words)
     if thread:
@@ -178,7 +178,7 @@ def _add(finding: Finding, words: str, sources: Sequence[str]) -> Finding:
     kernel = (place["kernel"] or place["old"] or "").strip()
     line = int(place["line"]) if place["line"] else None
     file = name_source(place["file"] or "", sources)
-    return replace(finding, places=(*finding.places, Place(kernel, file, line, access[1] if access else "")))
+    return replace(finding, places=(*finding.places, CodePlace(kernel, file, line, access[1] if access else "")))
 
 
 def name_source(file: str, sources: Sequence[str]) -> str:

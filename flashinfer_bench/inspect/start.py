@@ -37,7 +37,7 @@ FURTHER_S: Final = 600.0
 
 
 @dataclass(frozen=True)
-class Subject:
+class InspectSubject:
     """What is looked at."""
 
     definition: Definition
@@ -50,7 +50,7 @@ class Subject:
 
 
 @dataclass(frozen=True)
-class Site:
+class InspectSite:
     """Where and how it is looked at."""
 
     device: Device
@@ -65,7 +65,9 @@ class Site:
     """A folder for the files of the moment; None for the system's."""
 
 
-def look(subject: Subject, plan: ToolPlan, site: Site, tell: Callable[[str], object] = lambda _: None) -> Inspected:
+def look(
+    subject: InspectSubject, plan: ToolPlan, site: InspectSite, tell: Callable[[str], object] = lambda _: None
+) -> Inspected:
     """Run the steps of a tool on one call of the solution.
 
     Args:
@@ -146,11 +148,11 @@ def _build(solution: Solution, farm: BuildFarm, device: Device) -> Built:
     return built
 
 
-def _seed(subject: Subject) -> int:
+def _seed(subject: InspectSubject) -> int:
     return seed_of(f"{subject.definition.digest()}|{subject.workload.digest()}|inspect")
 
 
-def _ask_inspector(order: InspectOrder, site: Site) -> Inspected:
+def _ask_inspector(order: InspectOrder, site: InspectSite) -> Inspected:
     environment = session_environment(os.environ, site.device, interpret_triton=site.device.kind == "cpu")
     if site.temporary is not None:
         environment["TMPDIR"] = str(site.temporary)

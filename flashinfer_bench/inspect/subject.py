@@ -8,7 +8,7 @@ from typing import Final
 from flashinfer_bench.data import Definition, Solution, Trace, TraceSet, Workload, load_json_file
 from flashinfer_bench.data.names import did_you_mean
 from flashinfer_bench.errors import DataSetError
-from flashinfer_bench.inspect.start import Subject
+from flashinfer_bench.inspect.start import InspectSubject
 
 LEAST_PREFIX: Final = 4
 """The beginning of a uuid stands for it from so many characters on."""
@@ -17,7 +17,7 @@ SHOWN: Final = 8
 
 def resolve_subject(
     trace_set: TraceSet, solution: Solution | Path | str, workload: Workload | Path | str, definition: str | None = None
-) -> Subject:
+) -> InspectSubject:
     """Return what is looked at.
 
     Args:
@@ -37,7 +37,7 @@ def resolve_subject(
         raise DataSetError(f"the trace set has no definition {name!r}{did_you_mean(name, trace_set.definitions)}")
     chosen = workload if isinstance(workload, Workload) else find_workload(trace_set, name, workload)
     root = trace_set.blob_root(name, chosen.uuid) or trace_set.root or Path.cwd()
-    return Subject(trace_set.definitions[name], found, chosen, root, trace_set)
+    return InspectSubject(trace_set.definitions[name], found, chosen, root, trace_set)
 
 
 def find_solution(trace_set: TraceSet, named: Path | str, definition: str | None) -> Solution:

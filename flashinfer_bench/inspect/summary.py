@@ -9,8 +9,8 @@ from typing import Any, Final
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.inspect.ncu import KernelProfile
 from flashinfer_bench.inspect.order import Inspected
-from flashinfer_bench.inspect.sanitizer import Finding
-from flashinfer_bench.inspect.start import Subject
+from flashinfer_bench.inspect.sanitizer import SanitizerFinding
+from flashinfer_bench.inspect.start import InspectSubject
 from flashinfer_bench.roofline.workloads import cost_of_workload, describe_time
 
 CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -19,7 +19,7 @@ NOT_KNOWN: Final = "-"
 
 
 def profile_document(
-    subject: Subject, device: Device, kernels: Sequence[KernelProfile], done: Inspected
+    subject: InspectSubject, device: Device, kernels: Sequence[KernelProfile], done: Inspected
 ) -> dict[str, Any]:
     """Return a profile, beside the share of the roofline that its duration reaches."""
     durations = [kernel.values.get("duration_us") for kernel in kernels]
@@ -36,7 +36,11 @@ def profile_document(
 
 
 def findings_document(
-    subject: Subject, device: Device, findings: Sequence[Finding], problems: Sequence[str], done: Inspected
+    subject: InspectSubject,
+    device: Device,
+    findings: Sequence[SanitizerFinding],
+    problems: Sequence[str],
+    done: Inspected,
 ) -> dict[str, Any]:
     """Return the findings of compute-sanitizer."""
     return {
@@ -47,7 +51,7 @@ def findings_document(
     }
 
 
-def _head(tool: str, subject: Subject, device: Device, done: Inspected) -> dict[str, Any]:
+def _head(tool: str, subject: InspectSubject, device: Device, done: Inspected) -> dict[str, Any]:
     return {
         "tool": tool,
         "definition": subject.definition.name,
@@ -83,7 +87,7 @@ def render_profile(document: Mapping[str, Any]) -> str:
     return "\n".join([*lines, *_notes(document)]) + "\n"
 
 
-def render_findings(document: Mapping[str, Any], findings: Sequence[Finding]) -> str:
+def render_findings(document: Mapping[str, Any], findings: Sequence[SanitizerFinding]) -> str:
     """Return the findings as lines."""
     lines = [_title(document)]
     for type_ in document["types"]:
