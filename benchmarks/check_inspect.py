@@ -26,7 +26,7 @@ from flashinfer_bench.bench.machine import discover_devices
 from flashinfer_bench.bench.runner.sandbox import find_sandbox
 from flashinfer_bench.compile import BuildFarm, BuildTarget
 from flashinfer_bench.data import Definition, Solution, Trace, TraceSet, Workload
-from flashinfer_bench.inspect.ncu import NcuOptions, plan_ncu, read_profile
+from flashinfer_bench.inspect.ncu import NcuOptions, list_metrics, plan_ncu, read_profile
 from flashinfer_bench.inspect.sanitizer import TYPES, find_problems, plan_sanitizer, read_findings
 from flashinfer_bench.inspect.start import InspectSite, InspectSubject, look, with_line_info
 from flashinfer_bench.inspect.summary import findings_document, profile_document, render_findings, render_profile
@@ -247,6 +247,10 @@ def check_ncu(checks, trace_set, subjects):
         for fault in benchmark.faults:
             checks.say(f"fault: {fault}")
     program = find_tool(NCU)
+    known = list_metrics(program)
+    tensor = sorted(name for name in known if "tensor" in name)
+    checks.raw.write(f"{len(known)} metrics, of tensor cores: {tensor}\n")
+    checks.check(len(known) > 100, f"ncu knows {len(known)} metrics; {len(tensor)} of tensor cores")
     for traces in judged.traces.values():
         for trace in traces:
             evaluation = trace.evaluation
@@ -259,7 +263,7 @@ def check_ncu(checks, trace_set, subjects):
                 continue
             subject = subjects[trace.solution]
             try:
-                done = checks.look_at(NCU, subject, plan_ncu(program, NcuOptions()))
+                done = checks.look_at(NCU, subject, plan_ncu(program, NcuOptions(), known))
                 kernels, _ = read_profile(done)
             except Exception as error:
                 checks.check(False, f"{trace.solution}: {str(error)[:600]}")

@@ -10,7 +10,7 @@ from typing import Final
 
 from flashinfer_bench.data import Solution, TraceSet, Workload
 from flashinfer_bench.errors import FlashInferBenchError
-from flashinfer_bench.inspect.ncu import NcuOptions, plan_ncu, read_profile
+from flashinfer_bench.inspect.ncu import NcuOptions, list_metrics, plan_ncu, read_profile
 from flashinfer_bench.inspect.sanitizer import TYPES, find_problems, plan_sanitizer, read_findings
 from flashinfer_bench.inspect.start import InspectSite, look
 from flashinfer_bench.inspect.subject import resolve_subject
@@ -84,7 +84,9 @@ def flashinfer_bench_run_ncu(
         options = NcuOptions(
             set=set, sections=sections or (), kernel_name=kernel_name, page=page, timeout_s=float(timeout)
         )
-        done = look(subject, plan_ncu(program, options), InspectSite(gpu, temporary=_folder(tmpdir)))
+        done = look(
+            subject, plan_ncu(program, options, list_metrics(program)), InspectSite(gpu, temporary=_folder(tmpdir))
+        )
         kernels, text = read_profile(done)
         return f"{render_profile(profile_document(subject, gpu, kernels, done))}\n{text}"
 

@@ -11,7 +11,7 @@ from flashinfer_bench.cli.parser import NameList, Parser, number, whole_number
 from flashinfer_bench.cli.screen.output import write_err, write_out
 from flashinfer_bench.cli.shared_flags import EXIT_CODES, PROGRAM, add_format, add_local, add_sandbox
 from flashinfer_bench.errors import Misuse
-from flashinfer_bench.inspect.ncu import NcuOptions, plan_ncu, read_profile
+from flashinfer_bench.inspect.ncu import NcuOptions, list_metrics, plan_ncu, read_profile
 from flashinfer_bench.inspect.sanitizer import TYPES, find_problems, plan_sanitizer, read_findings
 from flashinfer_bench.inspect.start import InspectSite, InspectSubject, look
 from flashinfer_bench.inspect.subject import resolve_subject
@@ -117,7 +117,7 @@ def execute_ncu(args: argparse.Namespace) -> int:
         timeout_s=args.timeout,
     )
     site = InspectSite(device, args.sandbox, seed=args.seed)
-    done = look(subject, plan_ncu(program, options), site, write_err)
+    done = look(subject, plan_ncu(program, options, list_metrics(program)), site, write_err)
     kernels, page = read_profile(done)
     document = profile_document(subject, device, kernels, done)
     _write(args, document, f"{plain(page).rstrip()}\n\n{render_profile(document)}")

@@ -9,7 +9,8 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import subprocess
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -23,7 +24,9 @@ PROFILE, DETAILS, RAW = "profile", "details", "raw"
 """Names of the steps."""
 READ_LIMIT_S: Final = 120.0
 """Seconds that one reading of the report may take."""
-STALL_SECTION: Final = "WarpStateStats"
+OWN_SECTIONS: Final = ("SpeedOfLight", "LaunchStats", "Occupancy", "WarpStateStats")
+"""They have the metrics that cannot be asked for by name, and the reasons why warps wait."""
+METRIC: Final = re.compile(r"^([a-z0-9]+__\w+)", re.MULTILINE)
 DURATION: Final = "gpu__time_duration.sum"
 METRICS: Final[dict[str, tuple[str, ...]]] = {
     "duration_us": (DURATION,),
@@ -95,10 +98,28 @@ class KernelProfile:
         return {"name": self.name, "grid": self.grid, "block": self.block, **known, "stalls": stalls}
 
 
-def plan_ncu(program: Path, options: NcuOptions) -> ToolPlan:
-    """Return the steps: profile the call, then read the report twice."""
-    wanted = [name for names in METRICS.values() for name in names]
-    sections = [word for section in (*options.sections, STALL_SECTION) for word in ("--section", section)]
+def list_metrics(program: Path) -> frozenset[str]:
+    """Return the names of all metrics of the GPU here, without their roll-ups; none where ncu does not tell them."""
+    try:
+        done = subprocess.run(
+            [str(program), "--query-metrics"], capture_output=True, text=True, timeout=READ_LIMIT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError):
+        return frozenset()
+    return frozenset(METRIC.findall(done.stdout))
+
+
+def plan_ncu(program: Path, options: NcuOptions, known: Container[str] = ()) -> ToolPlan:
+    """Return the steps: profile the call, then read the report twice.
+
+    Args:
+        program: ncu.
+        options: what is profiled.
+        known: the metrics of the GPU. A kernel for which others are asked is not profiled at all.
+    """
+    wanted = [name for names in METRICS.values() for name in names if name.partition(".")[0] in known]
+    wanted = wanted or [DURATION]
+    sections = [word for section in (*options.sections, *OWN_SECTIONS) for word in ("--section", section)]
     kernels = ["--kernel-name", options.kernel_name] if options.kernel_name else []
     cache = "all" if options.cache == "cold" else "none"
     profile = [
