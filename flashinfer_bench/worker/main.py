@@ -54,7 +54,7 @@ VERBS: Final = ("load", "bind", "lay_out", "start", "calls", "burst", "collect",
 
 
 def run_worker(order: dict[str, Any], fds: Sequence[int], guard: socket.socket) -> None:
-    """Confine this process, serve the session, end the process.
+    """Confine this process, serve the session, end the process; or become the order's `program`, in the same walls.
 
     Args:
         order: from the session.
@@ -63,6 +63,8 @@ def run_worker(order: dict[str, Any], fds: Sequence[int], guard: socket.socket) 
     """
     try:
         confine(order, fds, guard)
+        if order.get("program"):
+            os.execve(order["program"][0], order["program"], os.environ)
         device = torch.device(order["device"])
         if device.type == "cuda":
             torch.zeros(1, device=device)
