@@ -26,6 +26,10 @@ KERNEL: Final = "flashinfer_bench_write"
 TILE: Final = 16_384
 """Elements of a piece that a block writes before it looks for the next ones; a multiple of eight."""
 THREADS: Final = 256
+PIECE_FIELDS: Final = 7
+"""Numbers of a piece, beside the tiles before it."""
+COUNT: Final = 3
+"""Which of them is the count."""
 BLOCKS_PER_PROCESSOR: Final = 8
 _log = logging.getLogger(__name__)
 
@@ -127,10 +131,11 @@ class KernelWriter:
             self._held.append(value)  # until the kernel is launched: the stream keeps the order after that
         return value.data_ptr()
 
-    def _add(self, kind: int, source: int, into: int, count: int, by: int = 0, table: int = 0, start: int = 0) -> None:
-        self._pieces.extend((self._tiles, kind, source, into, count, by, table, start))
+    def _add(self, *piece: int) -> None:
+        """Add a piece: kind, source, target, count; then the move, the table of factors and where it begins, or 0."""
+        self._pieces.extend((self._tiles, *piece, *(0,) * (PIECE_FIELDS - len(piece))))
         self._number += 1
-        self._tiles += -(-count // TILE)
+        self._tiles += -(-piece[COUNT] // TILE)
 
     def finish(self) -> None:
         """Launch the kernel."""
