@@ -1,5 +1,6 @@
 """The guard's answers to a worker's filtered calls (`call_filter.py`): free below the guard, refused everywhere else.
-What concerns the worker's own files the guard does itself (`asked_files.py`).
+What concerns the worker's own files the guard does itself (`asked_files.py`), and so it connects a tool's sockets
+(`asked_sockets.py`).
 
 The worker sends the guard the kernel's descriptor once, before it loads other code; it must not keep that descriptor.
 """
@@ -19,6 +20,7 @@ from typing import Final
 from flashinfer_bench.worker.call_filter import CALLS, NAMES_A_PROCESS
 from flashinfer_bench.worker.linux import parent_of, process_groups
 from flashinfer_bench.worker.walls.asked_files import change_file
+from flashinfer_bench.worker.walls.asked_sockets import connect_socket
 from flashinfer_bench.worker.walls.walled_calls import BY_THE_GUARD, WALLED_CALLS
 
 QUESTION: Final = struct.Struct("=QIIiIQ6Q")
@@ -69,6 +71,8 @@ class AskedCalls:
         name = self._names[call]
         if name in BY_THE_GUARD:
             error, flags = change_file(name, arguments, pid, self._folders), 0
+        elif name == "connect":
+            error, flags = connect_socket(arguments, pid), 0
         else:
             error = judge_call(name, arguments, os.getpid())
             flags = 0 if error else GO_ON
