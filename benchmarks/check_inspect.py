@@ -238,12 +238,26 @@ def check_walls(checks, subjects):
             found = f"{read_profile(done)[0][0].values.get('duration_us')} us"
         except Exception as error:
             checks.check(False, f"ncu with {openings or 'no walls'}: {str(error)[:600]}")
+            if sandbox == "off":
+                try_plain_ncu(checks)
             continue
         took = time.monotonic() - start
         checks.check(True, f"ncu works with {openings or 'no walls'}: {found}, {took:.1f} s; {done.notes}")
         checks.openings[NCU], checks.sandbox[NCU] = openings, sandbox
         if sandbox != "off":
             return
+
+
+def try_plain_ncu(checks):
+    """Run ncu as a user would, without this package."""
+    code = "import torch; print(torch.ones(1000, device='cuda').mul(2).sum().item())"
+    command = [str(find_tool(NCU)), "--clock-control", "none", "--set", "basic", sys.executable, "-c", code]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TRIAL_S, check=False)
+        said = f"exit code {done.returncode}\n{(done.stdout + done.stderr)[-1500:]}"
+    except subprocess.TimeoutExpired as error:
+        said = str(error)
+    checks.say(f"      plain ncu: {said}")
 
 
 def check_ncu(checks, trace_set, subjects):
