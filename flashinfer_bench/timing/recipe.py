@@ -22,7 +22,7 @@ from flashinfer_bench.timing.lines import check_lines
 from flashinfer_bench.timing.measurement import Facts, Sample, Stop, Trial
 from flashinfer_bench.timing.progress import CHECKS, SLOW_SHARE, Recipe, Supplier, TrialUnderWay
 from flashinfer_bench.timing.replays import Calls, choose_calls
-from flashinfer_bench.timing.stopping import StoppingRule
+from flashinfer_bench.timing.stopping import QUICK_S, StoppingRule
 
 PROBE_NS: Final = 2_000_000
 """Length of the spin that finds out whether a call waits for the GPU. A call does if the spin makes it slower on the
@@ -155,7 +155,12 @@ def _look_behind_spin(trial: TrialUnderWay, alone: Sample) -> None:
 
 
 def warm_up(trial: TrialUnderWay, *, deadline: float) -> None:
-    """Make the rest of the untimed calls, in growing batches, and size the spin by what the host needed."""
+    """Make the rest of the untimed calls, in growing batches, and size the spin by what the host needed.
+
+    A slow call that may stop early has been warmed up by the checks.
+    """
+    if trial.recipe.stops_early and trial.per_call_s > QUICK_S:
+        return
     while trial.calls < trial.recipe.warmup_runs and trial.now() < deadline:
         room = int((deadline - trial.now()) / trial.per_call_s) if trial.per_call_s else trial.calls
         samples = trial.time_calls(max(1, min(trial.calls, trial.recipe.warmup_runs - trial.calls, room)))
