@@ -86,8 +86,9 @@ def _take(trial: TrialUnderWay) -> Trial:
         calls = Calls(trial.supply, "stream", "the budget holds no more calls")
         return Trial((latest,), "budget", _facts(trial, calls))
     deadline = now() + recipe.budget_s / SLOW_SHARE - CHECKS * trial.per_call_s
-    warm_up(trial, deadline=deadline)
-    check_lines(trial, deadline=deadline)
+    if not (recipe.stops_early and trial.per_call_s > QUICK_S):  # else the checks have warmed it up
+        warm_up(trial, deadline=deadline)
+        check_lines(trial, deadline=deadline)
     calls = choose_calls(trial)
     left_s = recipe.budget_s - (now() - start)
     extra = count_extra(trial)
@@ -155,12 +156,7 @@ def _look_behind_spin(trial: TrialUnderWay, alone: Sample) -> None:
 
 
 def warm_up(trial: TrialUnderWay, *, deadline: float) -> None:
-    """Make the rest of the untimed calls, in growing batches, and size the spin by what the host needed.
-
-    A slow call that may stop early has been warmed up by the checks.
-    """
-    if trial.recipe.stops_early and trial.per_call_s > QUICK_S:
-        return
+    """Make the rest of the untimed calls, in growing batches, and size the spin by what the host needed."""
     while trial.calls < trial.recipe.warmup_runs and trial.now() < deadline:
         room = int((deadline - trial.now()) / trial.per_call_s) if trial.per_call_s else trial.calls
         samples = trial.time_calls(max(1, min(trial.calls, trial.recipe.warmup_runs - trial.calls, room)))
