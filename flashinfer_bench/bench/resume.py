@@ -14,14 +14,15 @@ was made with a changed solution, definition, workload or evaluator. Later verdi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import takewhile
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
-from flashinfer_bench.data.evaluation import EvaluationStatus
+import msgspec
+
+from flashinfer_bench.data.evaluation import EvaluationStatus, says_quick
 from flashinfer_bench.data.latest import JUDGED_KEYS, in_order_of_time
-from flashinfer_bench.data.store.trace_lines import AnyEvaluation, AnyTrace
+from flashinfer_bench.data.store.trace_lines import AnyEvaluation, AnyTrace, decode_extra
 
 FINGERPRINT_KEYS: Final = (
     *("definition", "solution", "workload", "config", "hardware", "evaluator", "timing"),
@@ -49,10 +50,9 @@ def is_same(recorded: Mapping[str, str] | None, wanted: Mapping[str, str]) -> bo
     """Tell whether a recorded fingerprint is the wanted one. Where no seed is asked for, any will do."""
     if recorded is None:
         return False
-    counted = dict(recorded)
-    if "seed" not in wanted:
-        counted.pop("seed", None)
-    return counted == wanted
+    if "seed" in recorded and "seed" not in wanted:
+        recorded = {key: mark for key, mark in recorded.items() if key != "seed"}
+    return recorded == wanted
 
 
 @dataclass(frozen=True)
@@ -64,16 +64,14 @@ class Decision:
     """Why a recorded job is done again: "solution changed", "timed out"."""
 
 
-@dataclass(frozen=True)
-class JobLimits:
+class JobLimits(NamedTuple):
     """What a solution may take; None where a run does not say."""
 
     timeout_seconds: float | None = None
     memory_gb: float | None = None
 
 
-@dataclass(frozen=True)
-class RecordedJob:
+class RecordedJob(NamedTuple):
     """What one trace says about the job that it records."""
 
     hardware: str
@@ -94,28 +92,29 @@ class RecordedJob:
 class RecordedJobs:
     """The jobs that a trace set has verdicts of."""
 
-    by_key: Mapping[JobKey, list[RecordedJob]] = field(default_factory=dict)
+    by_key: Mapping[JobKey, list[AnyEvaluation]] = field(default_factory=dict)
+    """The verdicts on each job, the latest last. What they record is read when somebody asks for the job."""
     retry_timeouts: bool = False
     """Do a job again whose verdict was TIMEOUT."""
 
     @classmethod
     def from_traces(cls, traces: Iterable[AnyTrace], *, retry_timeouts: bool = False) -> RecordedJobs:
         """Read traces, the latest last; workload lines are passed over."""
-        by_key: dict[JobKey, list[RecordedJob]] = {}
+        by_key: dict[JobKey, list[AnyEvaluation]] = {}
         for trace in in_order_of_time(traces):
             if trace.solution is None or trace.evaluation is None:
                 continue
             key = (trace.definition, trace.solution, trace.workload.uuid)
-            by_key.setdefault(key, []).append(_read_record(trace.evaluation))
+            by_key.setdefault(key, []).append(trace.evaluation)
         return cls(by_key, retry_timeouts)
 
     def decide(
         self, key: JobKey, wanted: Mapping[str, str], *, needs_baseline: bool, limits: JobLimits | None = None
     ) -> Decision:
         """Say whether a job with this fingerprint is recorded, has changed since, or is new."""
-        records = self.by_key.get(key)
+        records = [_read_record(evaluation) for evaluation in self.by_key.get(key, ())]
         if not records:
-            return Decision("new")
+            return _NEW
         devices = wanted.get("hardware", "").split(HARDWARE_JOINT)
         shown = _newest_alike([record for record in records if record.hardware in devices], wanted)
         same = [record for record in shown if is_same(record.fingerprint, wanted) and not record.is_quick]
@@ -130,17 +129,22 @@ class RecordedJobs:
             return Decision("redo", reason)
         if needs_baseline and not any(record.has_baseline for record in same):
             return Decision("redo", "baseline was not measured")
-        return Decision("skip")
+        return _SKIP
 
 
-def _newest_alike(records: Sequence[RecordedJob], wanted: Mapping[str, str]) -> list[RecordedJob]:
+_NEW: Final = Decision("new")
+_SKIP: Final = Decision("skip")
+
+
+def _newest_alike(records: list[RecordedJob], wanted: Mapping[str, str]) -> list[RecordedJob]:
     """Return the records since the last one that is of another solution, definition, workload or evaluator."""
-    alike = list(takewhile(lambda record: _is_of_the_same(record.fingerprint, wanted), reversed(records)))
-    return alike[::-1]
-
-
-def _is_of_the_same(recorded: Mapping[str, str] | None, wanted: Mapping[str, str]) -> bool:
-    return recorded is not None and _judged_marks(recorded) == _judged_marks(wanted)
+    judged = _judged_marks(wanted)
+    others = (
+        index
+        for index, record in enumerate(records)
+        if record.fingerprint is None or _judged_marks(record.fingerprint) != judged
+    )
+    return records[max(others, default=-1) + 1 :]
 
 
 def _judged_marks(marks: Mapping[str, str]) -> list[str | None]:
@@ -167,32 +171,66 @@ def _is_larger(now: float | None, then: float | None) -> bool:
 
 
 def _read_record(evaluation: AnyEvaluation) -> RecordedJob:
-    performance, extra = evaluation.performance, evaluation.extra
-    run = (extra or {}).get("run")
-    run = run if isinstance(run, Mapping) else {}
+    run, performance = _read_run(evaluation), evaluation.performance
     return RecordedJob(
         hardware=evaluation.environment.hardware,
-        fingerprint=read_fingerprint(extra),
+        fingerprint=_with_seed(run.fingerprint, run.seed),
         timed_out=evaluation.status is EvaluationStatus.TIMEOUT,
         over_memory=evaluation.status is EvaluationStatus.RUNTIME_ERROR and OVER_MEMORY in evaluation.log,
-        limits=JobLimits(_number(run.get("timeout_seconds")), _number(run.get("worker_memory_gb"))),
+        limits=JobLimits(run.timeout_seconds, run.worker_memory_gb),
         has_baseline=performance is None or performance.reference_latency_ms > 0,
-        is_quick=evaluation.is_quick,
+        is_quick=run.quick,
         passed=evaluation.status is EvaluationStatus.PASSED,
     )
+
+
+class _Run(msgspec.Struct, frozen=True, gc=False):
+    """What is read of the record of a run."""
+
+    fingerprint: dict[str, str] | None = None
+    quick: bool = False
+    seed: int | None = None
+    timeout_seconds: float | None = None
+    worker_memory_gb: float | None = None
+
+
+class _Extra(msgspec.Struct, gc=False):
+    """What is read of an evaluation's `extra`."""
+
+    run: _Run = _Run()
+
+
+_EXTRA: Final = msgspec.json.Decoder(_Extra)
+
+
+def _read_run(evaluation: AnyEvaluation) -> _Run:
+    found = decode_extra(evaluation, _EXTRA)
+    if found is not None:
+        return found.run
+    run, fingerprint = find_fingerprint(evaluation.extra)
+    return _Run(
+        fingerprint={str(key): str(value) for key, value in fingerprint.items()} if fingerprint is not None else None,
+        quick=says_quick(run),
+        seed=seed if isinstance(seed := run.get("seed"), int) else None,
+        timeout_seconds=_number(run.get("timeout_seconds")),
+        worker_memory_gb=_number(run.get("worker_memory_gb")),
+    )
+
+
+def _with_seed(fingerprint: dict[str, str] | None, seed: int | None) -> dict[str, str] | None:
+    if fingerprint is None or seed is None or "seed" in fingerprint:
+        return fingerprint
+    return {**fingerprint, "seed": str(seed)}
 
 
 def _number(value: object) -> float | None:
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 
-def read_fingerprint(extra: Mapping[str, Any] | None) -> dict[str, str] | None:
-    """Return the fingerprint that stands in the `extra` of a verdict, with the seed of its run; None if none does."""
-    run, found = find_fingerprint(extra)
-    if found is None:
-        return None
-    seed = {"seed": run["seed"]} if isinstance(run.get("seed"), int) else {}
-    return {str(key): str(value) for key, value in {**seed, **found}.items()}
+def read_fingerprint(evaluation: AnyEvaluation) -> dict[str, str] | None:
+    """Return the fingerprint of a verdict, with the seed of its run; None if it has none."""
+    run = _read_run(evaluation)
+    return _with_seed(run.fingerprint, run.seed)
 
 
 def find_fingerprint(extra: Mapping[str, Any] | None) -> tuple[Mapping[str, Any], Mapping[str, Any] | None]:

@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
+import msgspec
+
 from flashinfer_bench.bench.resume import PROTOCOL, find_fingerprint
 from flashinfer_bench.data.evaluation import says_quick
 from flashinfer_bench.data.measurement import Measurement, parse_measurement
-from flashinfer_bench.data.store.trace_lines import AnyEvaluation
+from flashinfer_bench.data.store.trace_lines import AnyEvaluation, decode_extra
 from flashinfer_bench.report.verdict import to_one_line
 from flashinfer_bench.timing.flags import FLAGS
 from flashinfer_bench.timing.measurement import EVENTS_ASKED_FOR, reason_of_fallback
@@ -63,7 +65,7 @@ class Told(NamedTuple):
     """What an evaluation tells of how its time came about."""
 
     measurement: Measurement
-    marks: list[str]
+    marks: Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -85,8 +87,12 @@ def read_timing(passed: Iterable[AnyEvaluation]) -> Timing:
 
 def read_told(evaluation: AnyEvaluation) -> Told:
     """Return what an evaluation tells of its time: `extra` of a trace's line is parsed at each look."""
-    extra = evaluation.extra
-    return Told(parse_measurement(extra), marks_of(extra))
+    found = decode_extra(evaluation, _EXTRA)
+    if found is None:
+        extra = evaluation.extra
+        return Told(parse_measurement(extra), marks_of(extra))
+    marks = found.run.fingerprint
+    return Told(found.measurement, _marks(marks.protocol, marks.sandbox, found.run.quick) if marks is not None else ())
 
 
 def count_timing(told: Sequence[Told]) -> Timing:
@@ -164,14 +170,40 @@ def _way(method: str, cache_state: str, launch: str, why: str) -> tuple[str, str
     return (to_one_line(method), to_one_line(cache_state), to_one_line(launch), reason)
 
 
-def marks_of(extra: Mapping[str, Any] | None) -> list[str]:
+def marks_of(extra: Mapping[str, Any] | None) -> Sequence[str]:
     """Return the marks of a verdict, by its `extra`; none where it has no fingerprint, as another engine's."""
-    _, found = find_fingerprint(extra)
-    if found is None:
-        return []
-    run = (extra or {}).get("run")
-    holds = (str(found.get("protocol")) != str(PROTOCOL), found.get("sandbox") == "none", says_quick(run))
-    return [mark for mark, held in zip(MARKS, holds, strict=True) if held]
+    run, found = find_fingerprint(extra)
+    return _marks(str(found.get("protocol")), str(found.get("sandbox")), says_quick(run)) if found is not None else ()
+
+
+@lru_cache(64)
+def _marks(protocol: str, sandbox: str, is_quick: bool) -> tuple[str, ...]:
+    holds = (protocol != str(PROTOCOL), sandbox == "none", is_quick)
+    return tuple(mark for mark, held in zip(MARKS, holds, strict=True) if held)
+
+
+class _Fingerprint(msgspec.Struct, gc=False):
+    """What is read of a fingerprint."""
+
+    protocol: str = ""
+    sandbox: str = ""
+
+
+class _Run(msgspec.Struct, frozen=True, gc=False):
+    """What is read of the record of a run."""
+
+    fingerprint: _Fingerprint | None = None
+    quick: bool = False
+
+
+class _Extra(msgspec.Struct, gc=False):
+    """What is read of an evaluation's `extra`."""
+
+    run: _Run = _Run()
+    measurement: Measurement = Measurement()
+
+
+_EXTRA: Final = msgspec.json.Decoder(_Extra)
 
 
 def _flags(record: Measurement) -> list[str]:

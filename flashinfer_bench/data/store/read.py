@@ -6,10 +6,8 @@ kept with a warning, since another set that is given beside this one may have th
 
 from __future__ import annotations
 
-import gc
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -26,6 +24,7 @@ from flashinfer_bench.data.store.trace_lines import AnyTrace, read_trace_line, t
 from flashinfer_bench.data.store.trace_list import TraceList
 from flashinfer_bench.data.trace import Trace
 from flashinfer_bench.errors import DataSetError
+from flashinfer_bench.host import collector_paused
 
 
 @dataclass
@@ -64,7 +63,7 @@ def read_files(root: Path) -> FoundFiles:
         what = known.get(type(error), f"cannot be read: {error.strerror}")
         raise DataSetError(f"trace set {str(root)!r} {what}; give the folder that holds definitions/") from error
     found = FoundFiles(root)
-    with _collector_paused():
+    with collector_paused():
         _read_definitions(found)
         _read_solutions(found)
         _read_workloads(found)
@@ -72,18 +71,6 @@ def read_files(root: Path) -> FoundFiles:
     if not found.definitions:
         found.issues.append(LoadIssue("warning", root, None, None, _describe_empty(root), missing_definition=""))
     return found
-
-
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    """Stop the garbage collector for a load: it would walk all that was read again and again, and triple the time."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _describe_empty(root: Path) -> str:

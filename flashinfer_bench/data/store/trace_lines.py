@@ -12,7 +12,7 @@ that Python refuses, and depth. A line that may hold one of them is parsed by th
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Annotated, Any, Final, TypedDict, TypeVar, cast
+from typing import Annotated, Any, Final, TypeVar, cast
 
 import msgspec
 from pydantic_core import SchemaValidator, core_schema, from_json
@@ -33,9 +33,10 @@ from flashinfer_bench.data.workload import Workload
 PLAIN_BYTES: Final = 4000
 """A line of more bytes is parsed twice: it may hold an integer of so many digits that Python refuses it (4,300)."""
 SHARED: Final = 1 << 16
-"""So many workloads, and environments, are kept for all lines that have them; further ones are parsed at each look."""
+"""So many workloads, and environments, are known again in further lines."""
 
 Model = TypeVar("Model", bound=DataModel)
+Read = TypeVar("Read")
 Named = Annotated[str, msgspec.Meta(min_length=1)]
 NotNegative = Annotated[float, msgspec.Meta(ge=0)]
 _NO_TABLE: Final = msgspec.Raw(b"null")
@@ -63,39 +64,6 @@ class PerformanceLine(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     speedup_factor: NotNegative = 0.0
 
 
-class _Run(TypedDict, total=False):
-    """What the plan of a resumed run, and reports, read of `extra.run`."""
-
-    fingerprint: Any
-    quick: Any
-    seed: Any
-    timeout_seconds: Any
-    worker_memory_gb: Any
-
-
-class _Measurement(TypedDict, total=False):
-    """What the tables of `report` read of `extra.measurement`."""
-
-    method: Any
-    cache_state: Any
-    launch: Any
-    fallback: Any
-    flags: Any
-    meaningful: Any
-    reason: Any
-    confirmed: Any
-    burst_ms: Any
-    burst_resolution_ms: Any
-    not_confirmed: Any
-
-
-class _Extra(TypedDict, total=False):
-    """What is read of an evaluation's `extra`."""
-
-    run: _Run
-    measurement: _Measurement
-
-
 class EvaluationLine(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     """What is read of an `Evaluation`."""
 
@@ -114,16 +82,14 @@ class EvaluationLine(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 
     @property
     def extra(self) -> dict[str, Any] | None:
-        """What `_Extra` names; all of it where an entry has another form. It is parsed at each look."""
-        try:
-            return cast("dict[str, Any] | None", _EXTRA.decode(self.extra_text))
-        except msgspec.MsgspecError:
-            return cast("dict[str, Any] | None", from_json(bytes(self.extra_text)))
+        """All of it, which is parsed at each look; who asks many lines calls `decode_extra`."""
+        return cast("dict[str, Any] | None", from_json(bytes(self.extra_text)))
 
     @property
     def is_quick(self) -> bool:
         """Whether it is of a quick look."""
-        return says_quick((self.extra or {}).get("run"))
+        found = decode_extra(self, _MARKS)
+        return says_quick((self.extra or {}).get("run")) if found is None else found.run.quick
 
 
 class TraceLine(msgspec.Struct, gc=False):
@@ -133,13 +99,9 @@ class TraceLine(msgspec.Struct, gc=False):
     """The line."""
     definition: str
     solution: str
-    workload_text: msgspec.Raw
+    workload: Workload
+    """What it was judged on; lines with the same one share it."""
     evaluation: EvaluationLine
-
-    @property
-    def workload(self) -> Workload:
-        """What it was judged on."""
-        return _read_workload(bytes(self.workload_text))
 
     def is_successful(self) -> bool:
         """Tell whether the solution passed."""
@@ -162,7 +124,7 @@ def read_trace_line(text: bytes) -> TraceLine | None:
             _ANY_TABLE.validate_json(text)
         found = _LINE.decode(text)
         evaluation = found.evaluation
-        _read_workload(bytes(found.workload))
+        workload = _read_workload(bytes(found.workload))
         _read_environment(bytes(evaluation.environment_text))
     except (msgspec.MsgspecError, ValueError):
         return None
@@ -171,12 +133,30 @@ def read_trace_line(text: bytes) -> TraceLine | None:
         and (evaluation.performance is not None) == (evaluation.status in HAS_PERFORMANCE)
         and memoryview(evaluation.extra_text)[0] in _TABLE_OR_NULL
     )
-    return TraceLine(text, found.definition, found.solution, found.workload, evaluation) if is_whole else None
+    return TraceLine(text, found.definition, found.solution, workload, evaluation) if is_whole else None
 
 
 def to_trace(kept: AnyTrace) -> Trace:
     """Make a whole trace of what is kept of one."""
     return kept.to_trace() if isinstance(kept, TraceLine) else kept
+
+
+def decode_extra(evaluation: AnyEvaluation, decoder: msgspec.json.Decoder[Read]) -> Read | None:
+    """Read from a line what a decoder asks for of `extra`; None for a model, and where an entry has another form."""
+    if not isinstance(evaluation, EvaluationLine):
+        return None
+    try:
+        return decoder.decode(evaluation.extra_text)
+    except msgspec.MsgspecError:
+        return None
+
+
+class _Run(msgspec.Struct, frozen=True, gc=False):
+    quick: bool = False
+
+
+class _Marks(msgspec.Struct, gc=False):
+    run: _Run = _Run()
 
 
 class _Line(msgspec.Struct, forbid_unknown_fields=True, gc=False):
@@ -189,7 +169,7 @@ class _Line(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 
 
 _LINE: Final = msgspec.json.Decoder(_Line)
-_EXTRA: Final = msgspec.json.Decoder(_Extra | None)
+_MARKS: Final = msgspec.json.Decoder(_Marks)
 _ANY_TABLE: Final = SchemaValidator(core_schema.typed_dict_schema({}, extra_behavior="ignore"))
 """Parses JSON as the models do, and makes nothing of it."""
 
