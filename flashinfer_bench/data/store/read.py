@@ -7,6 +7,7 @@ kept with a warning, since another set that is given beside this one may have th
 from __future__ import annotations
 
 import os
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -173,15 +174,17 @@ def _describe_repeated(trace: Trace, place: Place, digest: str, first: Path) -> 
 
 def _read_traces(found: FoundFiles) -> None:
     folder = found.root / layout.TRACES
+    kept: defaultdict[str, list[AnyTrace]] = defaultdict(list)
     for file in layout.find_files(folder, (".jsonl", ".json"), found.leave_out):
         names = _NamesOfFile(found, file, folder)
         for trace, place in _read_trace_file(file, found.issues, keeps_lines=True):
             if trace.solution is None:
                 found.issues.append(place.issue("error", f"has no evaluation; workloads stand in {layout.WORKLOADS}/"))
                 continue
-            found.traces.setdefault(trace.definition, TraceList()).append(trace)
+            kept[trace.definition].append(trace)
             names.note(trace, place)
         names.report("traces")
+    found.traces = {name: TraceList.of(traces) for name, traces in kept.items()}
 
 
 class _NamesOfFile:
@@ -192,12 +195,12 @@ class _NamesOfFile:
         self._file = file
         self._folder = folder
         self._first: dict[str, Place] = {}
-        self._count: dict[str, int] = {}
+        self._count: Counter[str] = Counter()
 
     def note(self, trace: AnyTrace, place: Place) -> None:
         """Take note of a line; compare the first line of each definition with the file's path."""
         name = trace.definition
-        self._count[name] = self._count.get(name, 0) + 1
+        self._count[name] += 1
         if name in self._first:
             return
         self._first[name] = place

@@ -118,7 +118,7 @@ AnyEvaluation = Evaluation | EvaluationLine
 
 def read_trace_line(text: bytes) -> TraceLine | None:
     """Make a line of a text that the models take without a remark; None where it is another one."""
-    is_plain = len(text) <= PLAIN_BYTES and text.isascii() and text.count(b"[") + text.count(b"{") < DEEPEST
+    is_plain = len(text) <= PLAIN_BYTES and text.isascii() and _count_openers(text) < DEEPEST
     try:
         if not is_plain:
             _ANY_TABLE.validate_json(text)
@@ -134,6 +134,11 @@ def read_trace_line(text: bytes) -> TraceLine | None:
         and memoryview(evaluation.extra_text)[0] in _TABLE_OR_NULL
     )
     return TraceLine(text, found.definition, found.solution, workload, evaluation) if is_whole else None
+
+
+def _count_openers(text: bytes) -> int:
+    """Count brackets and braces that open; `bytes.count` takes four times as long."""
+    return len(text) - len(text.replace(b"[", b"").replace(b"{", b""))
 
 
 def to_trace(kept: AnyTrace) -> Trace:
