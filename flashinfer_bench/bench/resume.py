@@ -71,21 +71,67 @@ class JobLimits(NamedTuple):
     memory_gb: float | None = None
 
 
+class _Run(msgspec.Struct, frozen=True, gc=False):
+    """What is read of the record of a run."""
+
+    fingerprint: dict[str, str] | None = None
+    quick: bool = False
+    seed: int | None = None
+    timeout_seconds: float | None = None
+    worker_memory_gb: float | None = None
+
+
+class _Extra(msgspec.Struct, gc=False):
+    """What is read of an evaluation's `extra`."""
+
+    run: _Run = _Run()
+
+
+_EXTRA: Final = msgspec.json.Decoder(_Extra)
+
+
 class RecordedJob(NamedTuple):
     """What one trace says about the job that it records."""
 
-    hardware: str
-    """The device that it ran on."""
-    fingerprint: Mapping[str, str] | None
-    timed_out: bool
-    over_memory: bool
-    """The worker was ended because of the memory that it took."""
-    limits: JobLimits
-    has_baseline: bool
-    """False for a PASSED trace whose reference was not timed."""
-    is_quick: bool
-    """It is of a quick look, which records nothing for a resumed run."""
-    passed: bool
+    evaluation: AnyEvaluation
+    run: _Run
+
+    @property
+    def hardware(self) -> str:
+        """The device that it ran on."""
+        return self.evaluation.environment.hardware
+
+    @property
+    def fingerprint(self) -> Mapping[str, str] | None:
+        """What decided the verdict, with the seed of its run; None where it does not say."""
+        marks, seed = self.run.fingerprint, self.run.seed
+        return marks if marks is None or seed is None else {"seed": str(seed), **marks}
+
+    @property
+    def passed(self) -> bool:
+        """Whether the solution passed."""
+        return self.evaluation.status is EvaluationStatus.PASSED
+
+    @property
+    def timed_out(self) -> bool:
+        """Whether the solution took too long."""
+        return self.evaluation.status is EvaluationStatus.TIMEOUT
+
+    @property
+    def over_memory(self) -> bool:
+        """Whether the worker was ended because of the memory that it took."""
+        return self.evaluation.status is EvaluationStatus.RUNTIME_ERROR and OVER_MEMORY in self.evaluation.log
+
+    @property
+    def has_baseline(self) -> bool:
+        """False for a PASSED trace whose reference was not timed."""
+        performance = self.evaluation.performance
+        return performance is None or performance.reference_latency_ms > 0
+
+    def is_plainly(self, wanted: Mapping[str, str]) -> bool:
+        """Tell whether it is a whole verdict of the wanted fingerprint that no limit of the run had a part in."""
+        is_whole = self.run.fingerprint == wanted and not self.run.quick and self.has_baseline
+        return is_whole and not self.timed_out and not self.over_memory
 
 
 @dataclass(frozen=True)
@@ -112,16 +158,19 @@ class RecordedJobs:
         self, key: JobKey, wanted: Mapping[str, str], *, needs_baseline: bool, limits: JobLimits | None = None
     ) -> Decision:
         """Say whether a job with this fingerprint is recorded, has changed since, or is new."""
-        records = [_read_record(evaluation) for evaluation in self.by_key.get(key, ())]
-        if not records:
+        evaluations = self.by_key.get(key)
+        if not evaluations:
             return _NEW
         devices = wanted.get("hardware", "").split(HARDWARE_JOINT)
+        last = _read_record(evaluations[-1])
+        if last.is_plainly(wanted) and last.hardware in devices:  # as most are: those before it cannot matter
+            return _SKIP
+        records = [*map(_read_record, evaluations[:-1]), last]
         shown = _newest_alike([record for record in records if record.hardware in devices], wanted)
-        same = [record for record in shown if is_same(record.fingerprint, wanted) and not record.is_quick]
+        same = [record for record in shown if is_same(record.fingerprint, wanted) and not record.run.quick]
         if not same:
-            last = records[-1]
-            return Decision("redo", QUICK_ONLY if last.is_quick else _what_changed(last.fingerprint, wanted))
-        if shown[-1].is_quick and not shown[-1].passed:
+            return Decision("redo", QUICK_ONLY if last.run.quick else _what_changed(last.fingerprint, wanted))
+        if shown[-1].run.quick and not shown[-1].passed:
             return Decision("redo", "failed in a quick look")
         if self.retry_timeouts and same[-1].timed_out:
             return Decision("redo", "timed out")
@@ -153,14 +202,14 @@ def _judged_marks(marks: Mapping[str, str]) -> list[str | None]:
 
 def _what_was_short(record: RecordedJob, now: JobLimits) -> str | None:
     """Say which limit ended a recorded job and is larger now."""
-    then = record.limits
+    then = record.run
     if (
         record.timed_out
         and None not in (now.timeout_seconds, then.timeout_seconds)
         and _is_larger(now.timeout_seconds, then.timeout_seconds)
     ):
         return "timed out under a shorter limit"
-    if record.over_memory and _is_larger(now.memory_gb, then.memory_gb):
+    if record.over_memory and _is_larger(now.memory_gb, then.worker_memory_gb):
         return "ended under a smaller limit of memory"
     return None
 
@@ -171,36 +220,7 @@ def _is_larger(now: float | None, then: float | None) -> bool:
 
 
 def _read_record(evaluation: AnyEvaluation) -> RecordedJob:
-    run, performance = _read_run(evaluation), evaluation.performance
-    return RecordedJob(
-        hardware=evaluation.environment.hardware,
-        fingerprint=_with_seed(run.fingerprint, run.seed),
-        timed_out=evaluation.status is EvaluationStatus.TIMEOUT,
-        over_memory=evaluation.status is EvaluationStatus.RUNTIME_ERROR and OVER_MEMORY in evaluation.log,
-        limits=JobLimits(run.timeout_seconds, run.worker_memory_gb),
-        has_baseline=performance is None or performance.reference_latency_ms > 0,
-        is_quick=run.quick,
-        passed=evaluation.status is EvaluationStatus.PASSED,
-    )
-
-
-class _Run(msgspec.Struct, frozen=True, gc=False):
-    """What is read of the record of a run."""
-
-    fingerprint: dict[str, str] | None = None
-    quick: bool = False
-    seed: int | None = None
-    timeout_seconds: float | None = None
-    worker_memory_gb: float | None = None
-
-
-class _Extra(msgspec.Struct, gc=False):
-    """What is read of an evaluation's `extra`."""
-
-    run: _Run = _Run()
-
-
-_EXTRA: Final = msgspec.json.Decoder(_Extra)
+    return RecordedJob(evaluation, _read_run(evaluation))
 
 
 def _read_run(evaluation: AnyEvaluation) -> _Run:
@@ -217,20 +237,13 @@ def _read_run(evaluation: AnyEvaluation) -> _Run:
     )
 
 
-def _with_seed(fingerprint: dict[str, str] | None, seed: int | None) -> dict[str, str] | None:
-    if fingerprint is None or seed is None or "seed" in fingerprint:
-        return fingerprint
-    return {**fingerprint, "seed": str(seed)}
-
-
 def _number(value: object) -> float | None:
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 
-def read_fingerprint(evaluation: AnyEvaluation) -> dict[str, str] | None:
+def read_fingerprint(evaluation: AnyEvaluation) -> Mapping[str, str] | None:
     """Return the fingerprint of a verdict, with the seed of its run; None if it has none."""
-    run = _read_run(evaluation)
-    return _with_seed(run.fingerprint, run.seed)
+    return _read_record(evaluation).fingerprint
 
 
 def find_fingerprint(extra: Mapping[str, Any] | None) -> tuple[Mapping[str, Any], Mapping[str, Any] | None]:

@@ -64,21 +64,17 @@ class PerformanceLine(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     speedup_factor: NotNegative = 0.0
 
 
-class EvaluationLine(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    """What is read of an `Evaluation`."""
+class EvaluationLine(msgspec.Struct, gc=False):
+    """What is kept of an `Evaluation`."""
 
     status: EvaluationStatus
     log: str
     timestamp: str
-    environment_text: msgspec.Raw = msgspec.field(name="environment")
-    correctness: CorrectnessLine | None = None
-    performance: PerformanceLine | None = None
-    extra_text: msgspec.Raw = msgspec.field(name="extra", default=_NO_TABLE)
-
-    @property
-    def environment(self) -> Environment:
-        """Where it ran."""
-        return _read_environment(bytes(self.environment_text))
+    environment: Environment
+    """Where it ran; lines with the same one share it."""
+    correctness: CorrectnessLine | None
+    performance: PerformanceLine | None
+    extra_text: msgspec.Raw
 
     @property
     def extra(self) -> dict[str, Any] | None:
@@ -123,17 +119,22 @@ def read_trace_line(text: bytes) -> TraceLine | None:
         if not is_plain:
             _ANY_TABLE.validate_json(text)
         found = _LINE.decode(text)
-        evaluation = found.evaluation
+        said = found.evaluation
         workload = _read_workload(bytes(found.workload))
-        _read_environment(bytes(evaluation.environment_text))
+        environment = _read_environment(bytes(said.environment))
     except (msgspec.MsgspecError, ValueError):
         return None
     is_whole = (
-        (evaluation.correctness is not None) == (evaluation.status in HAS_CORRECTNESS)
-        and (evaluation.performance is not None) == (evaluation.status in HAS_PERFORMANCE)
-        and memoryview(evaluation.extra_text)[0] in _TABLE_OR_NULL
+        (said.correctness is not None) == (said.status in HAS_CORRECTNESS)
+        and (said.performance is not None) == (said.status in HAS_PERFORMANCE)
+        and memoryview(said.extra)[0] in _TABLE_OR_NULL
     )
-    return TraceLine(text, found.definition, found.solution, workload, evaluation) if is_whole else None
+    if not is_whole:
+        return None
+    evaluation = EvaluationLine(
+        said.status, said.log, said.timestamp, environment, said.correctness, said.performance, said.extra
+    )
+    return TraceLine(text, found.definition, found.solution, workload, evaluation)
 
 
 def _count_openers(text: bytes) -> int:
@@ -164,13 +165,25 @@ class _Marks(msgspec.Struct, gc=False):
     run: _Run = _Run()
 
 
+class _Evaluation(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """What is read of an `Evaluation`."""
+
+    status: EvaluationStatus
+    log: str
+    timestamp: str
+    environment: msgspec.Raw
+    correctness: CorrectnessLine | None = None
+    performance: PerformanceLine | None = None
+    extra: msgspec.Raw = _NO_TABLE
+
+
 class _Line(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     """A line of a traces file."""
 
     definition: Named
     workload: msgspec.Raw
     solution: Named
-    evaluation: EvaluationLine
+    evaluation: _Evaluation
 
 
 _LINE: Final = msgspec.json.Decoder(_Line)
