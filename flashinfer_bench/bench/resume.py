@@ -71,7 +71,7 @@ class JobLimits(NamedTuple):
     memory_gb: float | None = None
 
 
-class _Run(msgspec.Struct, frozen=True, gc=False):
+class RecordedRun(msgspec.Struct, frozen=True, gc=False):
     """What is read of the record of a run."""
 
     fingerprint: dict[str, str] | None = None
@@ -81,20 +81,20 @@ class _Run(msgspec.Struct, frozen=True, gc=False):
     worker_memory_gb: float | None = None
 
 
-class _Extra(msgspec.Struct, gc=False):
+class _RecordedExtra(msgspec.Struct, gc=False):
     """What is read of an evaluation's `extra`."""
 
-    run: _Run = _Run()
+    run: RecordedRun = RecordedRun()
 
 
-_EXTRA: Final = msgspec.json.Decoder(_Extra)
+_EXTRA: Final = msgspec.json.Decoder(_RecordedExtra)
 
 
 class RecordedJob(NamedTuple):
     """What one trace says about the job that it records."""
 
     evaluation: AnyEvaluation
-    run: _Run
+    run: RecordedRun
 
     @property
     def hardware(self) -> str:
@@ -223,12 +223,12 @@ def _read_record(evaluation: AnyEvaluation) -> RecordedJob:
     return RecordedJob(evaluation, _read_run(evaluation))
 
 
-def _read_run(evaluation: AnyEvaluation) -> _Run:
+def _read_run(evaluation: AnyEvaluation) -> RecordedRun:
     found = decode_extra(evaluation, _EXTRA)
     if found is not None:
         return found.run
     run, fingerprint = find_fingerprint(evaluation.extra)
-    return _Run(
+    return RecordedRun(
         fingerprint={str(key): str(value) for key, value in fingerprint.items()} if fingerprint is not None else None,
         quick=says_quick(run),
         seed=seed if isinstance(seed := run.get("seed"), int) else None,

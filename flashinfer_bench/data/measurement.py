@@ -103,11 +103,11 @@ def _fits(name: str, value: object) -> bool:
     return True
 
 
-class _Extra(msgspec.Struct, gc=False):
+class _MeasuredExtra(msgspec.Struct, gc=False):
     """What is read of an evaluation's `extra`."""
 
     measurement: Measurement = Measurement()
 
 
-_EXTRA: Final = msgspec.json.Decoder(_Extra)
+_EXTRA: Final = msgspec.json.Decoder(_MeasuredExtra)
 _TYPES: Final = {field.name: field.type for field in msgspec.structs.fields(Measurement)}

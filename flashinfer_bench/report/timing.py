@@ -182,28 +182,28 @@ def _marks(protocol: str, sandbox: str, is_quick: bool) -> tuple[str, ...]:
     return tuple(mark for mark, held in zip(MARKS, holds, strict=True) if held)
 
 
-class _Fingerprint(msgspec.Struct, gc=False):
+class _ToldFingerprint(msgspec.Struct, gc=False):
     """What is read of a fingerprint."""
 
     protocol: str = ""
     sandbox: str = ""
 
 
-class _Run(msgspec.Struct, frozen=True, gc=False):
+class _ToldRun(msgspec.Struct, frozen=True, gc=False):
     """What is read of the record of a run."""
 
-    fingerprint: _Fingerprint | None = None
+    fingerprint: _ToldFingerprint | None = None
     quick: bool = False
 
 
-class _Extra(msgspec.Struct, gc=False):
+class _ToldExtra(msgspec.Struct, gc=False):
     """What is read of an evaluation's `extra`."""
 
-    run: _Run = _Run()
+    run: _ToldRun = _ToldRun()
     measurement: Measurement = Measurement()
 
 
-_EXTRA: Final = msgspec.json.Decoder(_Extra)
+_EXTRA: Final = msgspec.json.Decoder(_ToldExtra)
 
 
 def _flags(record: Measurement) -> list[str]:

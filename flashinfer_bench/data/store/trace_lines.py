@@ -84,7 +84,7 @@ class EvaluationLine(msgspec.Struct, gc=False):
     @property
     def is_quick(self) -> bool:
         """Whether it is of a quick look."""
-        found = decode_extra(self, _MARKS)
+        found = decode_extra(self, _QUICK)
         return says_quick((self.extra or {}).get("run")) if found is None else found.run.quick
 
 
@@ -157,15 +157,15 @@ def decode_extra(evaluation: AnyEvaluation, decoder: msgspec.json.Decoder[Read])
         return None
 
 
-class _Run(msgspec.Struct, frozen=True, gc=False):
+class _QuickRun(msgspec.Struct, frozen=True, gc=False):
     quick: bool = False
 
 
-class _Marks(msgspec.Struct, gc=False):
-    run: _Run = _Run()
+class _QuickExtra(msgspec.Struct, gc=False):
+    run: _QuickRun = _QuickRun()
 
 
-class _Evaluation(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+class _EvaluationText(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     """What is read of an `Evaluation`."""
 
     status: EvaluationStatus
@@ -177,17 +177,17 @@ class _Evaluation(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     extra: msgspec.Raw = _NO_TABLE
 
 
-class _Line(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+class _TraceText(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     """A line of a traces file."""
 
     definition: Named
     workload: msgspec.Raw
     solution: Named
-    evaluation: _Evaluation
+    evaluation: _EvaluationText
 
 
-_LINE: Final = msgspec.json.Decoder(_Line)
-_MARKS: Final = msgspec.json.Decoder(_Marks)
+_LINE: Final = msgspec.json.Decoder(_TraceText)
+_QUICK: Final = msgspec.json.Decoder(_QuickExtra)
 _ANY_TABLE: Final = SchemaValidator(core_schema.typed_dict_schema({}, extra_behavior="ignore"))
 """Parses JSON as the models do, and makes nothing of it."""
 
