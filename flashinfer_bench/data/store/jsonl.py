@@ -57,13 +57,12 @@ def _split(handle: BinaryIO, path: Path) -> Iterator[tuple[list[bytes], bool]]:
     while block := handle.read(BLOCK_BYTES):
         total += len(block)
         check_size(total, path, MOST_LINES_BYTES)  # it may grow while it is read
-        data = rest + block
         lines, start = [], 0
-        while (end := data.find(b"\n", start)) >= 0:  # `split` looks at each byte, and takes ten times as long
-            lines.append(data[start:end])
-            start = end + 1
+        while (end := block.find(b"\n", start)) >= 0:  # `split` looks at each byte, and takes ten times as long
+            lines.append(rest + block[start:end])
+            rest, start = b"", end + 1
         yield lines, True
-        rest = data[start:]
+        rest += block[start:]
         if len(rest) > MOST_JSON_BYTES:
             break
     if rest:
