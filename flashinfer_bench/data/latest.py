@@ -39,6 +39,8 @@ def latest_by_key(traces: Iterable[AnyTrace]) -> dict[JudgedKey, AnyTrace]:
     ordered = in_order_of_time(traces)
     keys = [_key_of(trace) for trace in ordered]
     times = Counter(keys)
+    if len(times) == len(keys):  # as where nothing was judged again
+        return dict(zip(keys, ordered, strict=True))
     for key, trace in zip(keys, ordered, strict=True):
         if times[key] == 1:  # as most are: whether it is a quick look need not be read
             latest[key] = trace

@@ -5,11 +5,12 @@ Traces come from foreign files too, so nothing in a measurement is trusted to ha
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Final, NamedTuple
+from typing import Final
 
 import msgspec
 
@@ -61,11 +62,31 @@ class Burst:
     """Why the latency is not confirmed; empty where it is."""
 
 
-class Told(NamedTuple):
-    """What an evaluation tells of how its time came about."""
+class ToldFingerprint(msgspec.Struct, frozen=True, gc=False):
+    """What is read of a fingerprint."""
 
-    measurement: Measurement
-    marks: Sequence[str]
+    protocol: str = ""
+    sandbox: str = ""
+
+
+class ToldRun(msgspec.Struct, frozen=True, gc=False):
+    """What is read of the record of a run."""
+
+    fingerprint: ToldFingerprint | None = None
+    quick: bool = False
+
+
+class Told(msgspec.Struct, frozen=True, gc=False):
+    """What an evaluation tells of how its time came about, in its `extra`."""
+
+    measurement: Measurement = Measurement()
+    run: ToldRun = ToldRun()
+
+    @property
+    def marks(self) -> Sequence[str]:
+        """The marks of the verdict; none where it has no fingerprint, as another engine's."""
+        found = self.run.fingerprint
+        return _marks(found.protocol, found.sandbox, self.run.quick) if found is not None else ()
 
 
 @dataclass(frozen=True)
@@ -87,22 +108,27 @@ def read_timing(passed: Iterable[AnyEvaluation]) -> Timing:
 
 def read_told(evaluation: AnyEvaluation) -> Told:
     """Return what an evaluation tells of its time: `extra` of a trace's line is parsed at each look."""
-    found = decode_extra(evaluation, _EXTRA)
-    if found is None:
-        extra = evaluation.extra
-        return Told(parse_measurement(extra), marks_of(extra))
-    marks = found.run.fingerprint
-    return Told(found.measurement, _marks(marks.protocol, marks.sandbox, found.run.quick) if marks is not None else ())
+    found = decode_extra(evaluation, _TOLD)
+    if found is not None:
+        return found
+    extra = evaluation.extra
+    run, marks = find_fingerprint(extra)
+    shown = ToldFingerprint(str(marks.get("protocol", "")), str(marks.get("sandbox", ""))) if marks is not None else None
+    return Told(parse_measurement(extra), ToldRun(shown, says_quick(run)))
 
 
 def count_timing(told: Sequence[Told]) -> Timing:
     """Count how evaluations were timed that have a performance."""
     records = [item.measurement for item in told]
-    ways = Counter(
-        _way(record.method, record.cache_state, record.launch, record.fallback) for record in records if record.method
-    )
-    flags = Counter(flag for record in records for flag in _flags(record))
-    flags.update(mark for item in told for mark in item.marks)
+    ways: Counter[tuple[str, str, str, str]] = Counter()
+    for way, count in Counter(
+        (record.method, record.cache_state, record.launch, record.fallback) for record in records if record.method
+    ).items():
+        ways[_way(*way)] += count
+    flags: Counter[str] = Counter()
+    for raised, count in Counter((tuple(_flags(item.measurement)), item.marks) for item in told).items():
+        for flag in itertools.chain(*raised):
+            flags[to_one_line(flag)] += count
     return Timing(
         ways=tuple(Way(*way, workloads=count) for way, count in ways.most_common()),
         unknown=len(records) - ways.total(),
@@ -170,45 +196,18 @@ def _way(method: str, cache_state: str, launch: str, why: str) -> tuple[str, str
     return (to_one_line(method), to_one_line(cache_state), to_one_line(launch), reason)
 
 
-def marks_of(extra: Mapping[str, Any] | None) -> Sequence[str]:
-    """Return the marks of a verdict, by its `extra`; none where it has no fingerprint, as another engine's."""
-    run, found = find_fingerprint(extra)
-    return _marks(str(found.get("protocol")), str(found.get("sandbox")), says_quick(run)) if found is not None else ()
-
-
 @lru_cache(64)
 def _marks(protocol: str, sandbox: str, is_quick: bool) -> tuple[str, ...]:
     holds = (protocol != str(PROTOCOL), sandbox == "none", is_quick)
     return tuple(mark for mark, held in zip(MARKS, holds, strict=True) if held)
 
 
-class _ToldFingerprint(msgspec.Struct, gc=False):
-    """What is read of a fingerprint."""
-
-    protocol: str = ""
-    sandbox: str = ""
-
-
-class _ToldRun(msgspec.Struct, frozen=True, gc=False):
-    """What is read of the record of a run."""
-
-    fingerprint: _ToldFingerprint | None = None
-    quick: bool = False
-
-
-class _ToldExtra(msgspec.Struct, gc=False):
-    """What is read of an evaluation's `extra`."""
-
-    run: _ToldRun = _ToldRun()
-    measurement: Measurement = Measurement()
-
-
-_EXTRA: Final = msgspec.json.Decoder(_ToldExtra)
-
-
 def _flags(record: Measurement) -> list[str]:
     """Return the flags; none where the time means nothing, since a flag would invite to measure again."""
-    return [to_one_line(flag) for flag in record.flags] if record.meaningful else []
+    return record.flags if record.meaningful else []
+
+
+_TOLD: Final = msgspec.json.Decoder(Told)
 
 
 def _rank(flag: str) -> tuple[int, str]:
