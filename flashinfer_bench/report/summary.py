@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from statistics import geometric_mean, median
@@ -69,10 +70,10 @@ def summarise(traces: Iterable[AnyTrace], expected: Mapping[PairKey, int] | None
         expected: how many workloads each pair should have a verdict for; pairs without any verdict get a row too.
     """
     expected = expected or {}
-    grouped: dict[tuple[str, str, str], list[Member]] = {}
+    grouped: defaultdict[tuple[str, str, str], list[Member]] = defaultdict(list)
     for (definition, solution, workload, hardware), trace in latest_by_key(traces).items():
         if trace.evaluation is not None:
-            grouped.setdefault((definition, solution or "", hardware), []).append((workload, trace.evaluation))
+            grouped[definition, solution or "", hardware].append((workload, trace.evaluation))
     rows = [_row(key, members, expected.get(key[:2], 0)) for key, members in grouped.items()]
     with_verdict = {key[:2] for key in grouped}
     rows += [_row((*pair, ""), [], count) for pair, count in expected.items() if pair not in with_verdict]

@@ -113,7 +113,9 @@ def read_told(evaluation: AnyEvaluation) -> Told:
         return found
     extra = evaluation.extra
     run, marks = find_fingerprint(extra)
-    shown = ToldFingerprint(str(marks.get("protocol", "")), str(marks.get("sandbox", ""))) if marks is not None else None
+    shown = (
+        ToldFingerprint(str(marks.get("protocol", "")), str(marks.get("sandbox", ""))) if marks is not None else None
+    )
     return Told(parse_measurement(extra), ToldRun(shown, says_quick(run)))
 
 

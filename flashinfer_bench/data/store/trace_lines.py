@@ -2,7 +2,8 @@
 
 A set may have 100,000 traces of 3 kB; as models they are gigabytes and many seconds. So a line of a traces file that is
 right in every respect is kept as its text and a few values: a `TraceLine`. It has the fields of a `Trace` as far as
-plans and reports read them; `to_trace` makes the whole model. `trace_list.TraceList` is the list that users see.
+plans and reports read them; `to_trace` makes the whole model. `trace_list.TraceList` is the list that users see. Who
+reads `extra` of many lines gives `decode_extra` a type that names what is wanted: the rest is only passed over.
 
 `read_trace_line` takes no line that the models would refuse, or that is worth a remark: any other is for `parse_line`.
 msgspec passes over what is not asked for, and is strict in that, but for three things: text that is no UTF-8, integers
