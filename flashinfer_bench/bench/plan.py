@@ -120,16 +120,20 @@ def make_plan(
     if wrong:
         raise ConfigError("\n".join(wrong))
     skips = [skip for item in selected for skip in _skips(item, machine)]
-    candidates = [job for item in selected for job in _jobs(item, config, machine, evaluators or {})]
-    decisions = [_decide(job, config, recorded) for job in candidates]
-    kept = [job for job, decision in zip(candidates, decisions, strict=True) if decision.action != "skip"]
-    reasons = Counter(decision.reason for decision in decisions if decision.action == "redo")
+    jobs: list[Job] = []
+    decisions: Counter[Decision] = Counter()
+    for job in (job for item in selected for job in _jobs(item, config, machine, evaluators or {})):
+        decision = _decide(job, config, recorded)
+        decisions[decision] += 1
+        if decision.action != "skip":
+            jobs.append(job)
+    reasons = {decision.reason: count for decision, count in decisions.items() if decision.action == "redo"}
     return Plan(
-        jobs=tuple(_numbered(kept)),
+        jobs=tuple(_numbered(jobs)),
         skips=tuple(skips),
-        resumed=len(candidates) - len(kept),
-        redone=reasons.total(),
-        redone_reasons=dict(reasons),
+        resumed=decisions.total() - len(jobs),
+        redone=sum(reasons.values()),
+        redone_reasons=reasons,
     )
 
 
