@@ -130,9 +130,6 @@ def _check_arity(solution: Solution, arity: Arity, definition: Definition) -> It
     declared = solution.spec.declared_style
     styles = [declared] if declared is not None else [True, False]
     symbol = solution.get_entry_symbol()
-    if declared is None and arity.maximum is None:
-        yield f"{symbol}({arity.text}) takes any number of arguments; set destination_passing_style"
-        return
     if any(arity.fits(counts[style]) for style in styles):
         return
     expected = " or ".join(ways[style] for style in styles)
