@@ -226,7 +226,7 @@ class Building:
         needs = other_architecture(failed)
         if needs is not None and (self.solution is None or not _chooses_architecture(self.solution)):
             return self._give_up(BuildFault(f"the code needs another GPU than is here: {needs}"))
-        message = describe_failure(failed)
+        message = describe_failure(failed, self.recipe.note)
         if ran_out_of_memory(failed):
             gib = self._limits.memory_bytes / GIB
             message = f"error: the compiler needed more than {gib:.1f} GiB of memory\n{message}"

@@ -41,12 +41,12 @@ LACKING: Final = re.compile(r"No such file|Permission denied|cannot find|cannot 
 """Output that another machine, or this one after an installation, need not give for the same source."""
 
 
-def describe_failure(step: StepReport) -> str:
-    """Return the message of a step that failed: its first error, then its bounded output."""
+def describe_failure(step: StepReport, note: str | None = None) -> str:
+    """Return the message of a step that failed: its first error, then a note on the build, then its bounded output."""
     ended = f"{step.name}: {describe_end(step.code)}"
     first = first_error(step.output)
     log = bound_log(step.output.strip())
-    parts = [first or ended, ended if first else "", f"--- compiler output ---\n{log}" if log else ""]
+    parts = [first or ended, ended if first else "", note or "", f"--- compiler output ---\n{log}" if log else ""]
     return "\n".join(part for part in parts if part)
 
 

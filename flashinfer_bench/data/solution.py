@@ -103,7 +103,7 @@ class BuildSpec(DataModel):
     destination_passing_style: bool = True
     """Outputs are passed in (true) or returned (false); see `declared_style`."""
     binding: SupportedBindings | None = None
-    """For cpp and cuda; null means tvm-ffi. Ignored for other languages."""
+    """For cpp and cuda; null means what the sources use (`entry.find_binding`). Ignored for other languages."""
     compile_options: CompileOptions | None = None
     """For cpp and cuda."""
 

@@ -7,6 +7,7 @@ a package (so `from .helper import f` works) and is first on the import path (so
 from __future__ import annotations
 
 import ast
+import ctypes
 import importlib.machinery
 import importlib.util
 import inspect
@@ -15,7 +16,7 @@ import os
 import sys
 import textwrap
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -101,18 +102,41 @@ def load_python(directory: Path, entry: str, symbol: str) -> LoadedEntry:
 
 
 def load_torch(directory: Path, entry: str, symbol: str) -> LoadedEntry:
-    """Import an extension module; torch, whose libraries it is linked to, is in memory already."""
-    name = Path(entry).stem
-    loader = importlib.machinery.ExtensionFileLoader(name, str(directory / entry))
-    spec = importlib.util.spec_from_loader(name, loader)
-    assert spec is not None  # the loader was given
-    module = importlib.util.module_from_spec(spec)
-    loader.exec_module(module)
-    function = find_callable(module, "the module", symbol)
+    """Load an extension module or torch's operators; torch, whose libraries it is linked to, is in memory already."""
+    name, path = Path(entry).stem, str(directory / entry)
+    known = frozenset(torch._C._dispatch_get_all_op_names())
+    has_module = hasattr(ctypes.CDLL(path), f"PyInit_{name}")
+    module = import_extension(name, path) if has_module else types.ModuleType(name)
+    operator = None if hasattr(module, symbol) else find_operator(symbol, known)
+    if operator is not None:
+        return LoadedEntry(operator, describe_signature(operator))
+    function = find_callable(module, "the module" if has_module else "the library", symbol)
     signature = read_pybind_signature(getattr(function, "__doc__", None) or "")
     setup = find_setup(module, function)
     takes = None if setup is None else read_pybind_signature(getattr(setup, "__doc__", None) or "")
     return LoadedEntry(function, leave_to_setup(signature, takes), setup, takes)
+
+
+def import_extension(name: str, path: str) -> types.ModuleType:
+    """Import a library as an extension module."""
+    loader = importlib.machinery.ExtensionFileLoader(name, path)
+    spec = importlib.util.spec_from_loader(name, loader)
+    assert spec is not None  # the loader was given
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    return module
+
+
+def find_operator(symbol: str, known: Container[str]) -> Function | None:
+    """Return torch's operator of that name that was not known before; None where there is none."""
+    names = [name for name in torch._C._dispatch_get_all_op_names() if name not in known]
+    found = next((name for name in names if name.partition("::")[2].partition(".")[0] == symbol), None)
+    if found is None:
+        return None
+    space, _, name = found.partition("::")
+    packet, _, overload = name.partition(".")
+    function: Function = getattr(getattr(getattr(torch.ops, space), packet), overload or "default")
+    return function
 
 
 def load_tvm_ffi(directory: Path, entry: str, symbol: str) -> LoadedEntry:
@@ -191,7 +215,7 @@ def describe_signature(
         KeywordRequired: it has to be given an argument by keyword, and nothing gives it one.
     """
     target = find_described(function)
-    schema = getattr(target, "schema", None)
+    schema = getattr(target, "schema", getattr(target, "_schema", None))
     if isinstance(schema, torch._C.FunctionSchema):
         return describe_schema(schema)
     try:
