@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+from collections.abc import Sequence
 from typing import Final
 
 from flashinfer_bench.compile.step_process import StepReport
@@ -23,6 +24,8 @@ ERRORS: Final = tuple(
         r"^(?P<what>.*\b(?:error|fatal)\b.*)$",
     )
 )
+BUILD_SYSTEM: Final = re.compile(r"^ninja: |^FAILED: |Error building extension|non-zero exit status", re.MULTILINE)
+"""What build systems say where a compiler has failed: extensions that a solution builds while it is imported."""
 OUT_OF_MEMORY: Final = re.compile(
     r"out of memory|virtual memory exhausted|bad_alloc|cannot allocate memory|memory exhausted|memory allocation", re.I
 )
@@ -50,15 +53,23 @@ def describe_failure(step: StepReport, note: str | None = None) -> str:
     return "\n".join(part for part in parts if part)
 
 
-def first_error(output: str) -> str | None:
+def first_error(output: str, patterns: Sequence[re.Pattern[str]] = ERRORS) -> str | None:
     """Return the first error as `file:line: error: what`; None where no line reads like one."""
-    for pattern in ERRORS:
+    for pattern in patterns:
         found = pattern.search(output)
         if found:
             groups = found.groupdict()
             place = f"{groups['file']}:{groups['line']}: error: " if groups.get("file") else "error: "
             return place + found["what"].strip().removeprefix("error: ")
     return None
+
+
+def lead_with_error(message: str) -> str:
+    """Return an error's message with the first error of a compiler in front, where a build system only quotes that."""
+    if not BUILD_SYSTEM.search(message):
+        return message
+    first = first_error(message, ERRORS[:-1])  # the last one takes any line with the word
+    return message if first is None else f"{first}\n{message}"
 
 
 def describe_end(code: int) -> str:

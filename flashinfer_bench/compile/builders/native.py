@@ -24,6 +24,7 @@ from flashinfer_bench.compile.headers import LIST, begins_with
 from flashinfer_bench.compile.includes import check_directives
 from flashinfer_bench.compile.recipe import HEADERS, PRODUCTS, BuildRecipe, BuildStep, BuildTarget
 from flashinfer_bench.compile.toolchain import Compiler, CudaToolkit, Toolchain
+from flashinfer_bench.compile.toolkit import toolkit_includes
 from flashinfer_bench.data import Solution
 from flashinfer_bench.data.entry import find_binding, registers_operators
 
@@ -106,6 +107,7 @@ def native_recipe(solution: Solution, toolchain: Toolchain, target: BuildTarget)
         probe_sources={probe_unit: probe_content},
         needs_symbol=None if registers_operators(solution) else binding.exports(symbol),
         note=found.note,
+        toolkit=cuda.version if cuda else None,
         header=_header_recipe(parts, readable) if _takes_header(parts, units, sources) else None,
         include_folders=(".", *_folders_of(parts.flags.cxx)),
         guessed_seconds=_guess_seconds(parts, units, sources),
@@ -276,9 +278,7 @@ def _library_includes(solution: Solution, toolchain: Toolchain, cuda: CudaToolki
     """Return the folders of headers: those of the solution's dependencies, then the toolkit's, for .cpp files too."""
     folders = cutlass_includes() if wants_cutlass(solution.spec.dependencies) else []
     if cuda is not None:
-        folders += [cuda.include, cuda.include / "cccl"]
-        if not (cuda.include / "cublas_v2.h").is_file():
-            folders += [package / "include" for package in toolchain.nvidia_packages]
+        folders += toolkit_includes(cuda, toolchain.nvidia_packages)
     return tuple(folder for folder in folders if folder.is_dir())
 
 

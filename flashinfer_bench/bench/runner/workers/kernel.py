@@ -36,6 +36,7 @@ from flashinfer_bench.bench.runner.workers.readings import ReadingsAsked, check_
 from flashinfer_bench.bench.runner.workers.regime_calls import RegimeCall, RegimeSchedule
 from flashinfer_bench.bench.runner.workers.remote_clock import ReadCall, Reader, RemoteClock, RemoteTrial
 from flashinfer_bench.compile import Artifact
+from flashinfer_bench.compile.diagnostics import lead_with_error
 from flashinfer_bench.errors import SolutionFailure
 from flashinfer_bench.timing.measurement import Measured, Trial
 from flashinfer_bench.timing.progress import Recipe
@@ -452,7 +453,7 @@ class RemoteKernel:
             self._left_s -= self._now() - start
         if isinstance(answer, Failed):
             said = answer.error
-            message = f"{said.type} in {what}: {said.message}\n{said.traceback}".rstrip()
+            message = lead_with_error(f"{said.type} in {what}: {said.message}\n{said.traceback}".rstrip())
             raise SolutionFailure("RUNTIME_ERROR", message, is_answer=verb in CALLING)
         return answer
 
