@@ -145,6 +145,28 @@ def test_a_dict_by_output_name_is_those_outputs(open_kernel):
         assert all(torch.equal(read.outputs[1], read.inputs[0] + 1) for read in kernel.reads[0])
 
 
+LAZY = """
+class Lazy({base}):
+    def __iter__(self):
+        yield self.x * 2
+    def __getitem__(self, key):
+        return self.x * 2
+    def items(self):
+        return [("y", self.x * 2)]
+def run(x):
+    made = Lazy({content})
+    made.x = x
+    return made
+"""
+
+
+@pytest.mark.parametrize(("base", "content"), [("tuple", ""), ("list", ""), ("dict", "y=None")])
+def test_nothing_is_computed_when_a_result_is_put_away(open_kernel, base, content):
+    with open_kernel(LAZY.format(base=base, content=content)) as kernel, pytest.raises(SolutionFailure) as failure:
+        kernel(torch.rand(4))
+    assert failure.value.status in ("INCORRECT_SHAPE", "INCORRECT_DTYPE")
+
+
 def test_a_view_of_an_input_in_a_dict_is_refused_too(open_kernel):
     with open_kernel("def run(x):\n    return {'y': x[:]}\n") as kernel, pytest.raises(SolutionFailure) as failure:
         kernel(torch.rand(4))
