@@ -26,6 +26,8 @@ ERRORS: Final = tuple(
 )
 BUILD_SYSTEM: Final = re.compile(r"^ninja: |^FAILED: |Error building extension|non-zero exit status", re.MULTILINE)
 """What build systems say where a compiler has failed: extensions that a solution builds while it is imported."""
+FOLDERS: Final = re.compile(r"^/[^\s:]*/(?=[^\s:/]+:\d+: )")
+"""The folders of an absolute path before a line's number: those of a worker are long, and mean nothing afterwards."""
 OUT_OF_MEMORY: Final = re.compile(
     r"out of memory|virtual memory exhausted|bad_alloc|cannot allocate memory|memory exhausted|memory allocation", re.I
 )
@@ -69,7 +71,7 @@ def lead_with_error(message: str) -> str:
     if not BUILD_SYSTEM.search(message):
         return message
     first = first_error(message, ERRORS[:-1])  # the last one takes any line with the word
-    return message if first is None else f"{first}\n{message}"
+    return message if first is None else f"{FOLDERS.sub('', first)}\n{message}"
 
 
 def describe_end(code: int) -> str:

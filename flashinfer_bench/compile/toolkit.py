@@ -74,7 +74,7 @@ def toolkit_includes(cuda: CudaToolkit, packages: Sequence[Path]) -> list[Path]:
 
 
 def find_missing_headers(sources: Mapping[str, str], toolchain: Toolchain) -> list[str]:
-    """Return a line for each header of the toolkit that a CUDA solution includes on any machine and that is not here.
+    """Return a line for each library of the toolkit whose header a CUDA solution includes anywhere, and that is not here.
 
     Args:
         sources: path → text. Of torch's headers that they include those are read, too, which use the toolkit.
@@ -95,21 +95,27 @@ def find_missing_headers(sources: Mapping[str, str], toolchain: Toolchain) -> li
         followed.update(left)
         paths = (folder / name for name in left for folder in torch)
         texts = (path.read_text(encoding="utf-8", errors="replace") for path in paths if path.is_file())
-        wanted.update(name for text in texts for name in read_includes(text))
-    missing = (name for name in sorted(wanted) if not is_in(name, folders) and not is_among(name, sources))
-    return [line for name in missing if (line := describe_missing(name, cuda.version)) is not None]
+        wanted.update(name for text in texts for name in read_includes(text, begins_with_guard=True))
+    missing = [name for name in sorted(wanted) if not is_in(name, folders) and not is_among(name, sources)]
+    lacking = {library.name: name for name in missing if (library := find_library(name)) is not None}
+    return [line for name in lacking.values() if (line := describe_missing(name, cuda.version)) is not None]
 
 
-def read_includes(text: str) -> Iterator[str]:
-    """Yield the headers that a source includes outside of `#if`; a guard around the whole file is no condition."""
+def read_includes(text: str, *, begins_with_guard: bool = False) -> Iterator[str]:
+    """Yield the headers that a source includes outside of `#if`; a guard around the whole file is no condition.
+
+    Args:
+        text: the source.
+        begins_with_guard: its first directive is a guard whatever it says, as in torch's headers.
+    """
     conditions: list[bool] = []
     guard = ""
-    for word, rest in DIRECTIVE.findall(COMMENT.sub(" ", text)):
+    for number, (word, rest) in enumerate(DIRECTIVE.findall(COMMENT.sub(" ", text))):
         if word == "define" and guard and rest.split()[:1] == [guard]:
             conditions[-1] = False
         guard = rest.strip() if word == "ifndef" else ""
         if word in ("if", "ifdef", "ifndef"):
-            conditions.append(True)
+            conditions.append(number > 0 or not begins_with_guard)
         elif word == "endif" and conditions:
             conditions.pop()
         elif word == "include" and not any(conditions) and (found := NAMED.match(rest)):
@@ -127,6 +133,15 @@ def is_among(header: str, paths: Iterable[str]) -> bool:
     return any(PurePosixPath(path).parts[-len(parts) :] == parts for path in paths)
 
 
+def find_library(name: str) -> ToolkitLibrary | None:
+    """Return the toolkit's library with a header as it is included, or of a name as the linker has it."""
+    for library in LIBRARIES:
+        below = tuple(header for header in library.headers if header.endswith("/"))
+        if name in (library.name, f"{library.name}Lt", *library.headers) or name.startswith(below):
+            return library
+    return None
+
+
 def describe_missing(name: str, version: tuple[int, int]) -> str | None:
     """Say that a header or library is missing here, and which package has it; None where it is none of the toolkit's.
 
@@ -134,14 +149,13 @@ def describe_missing(name: str, version: tuple[int, int]) -> str | None:
         name: a header as it is included, or a library's name without `lib`.
         version: the toolkit's.
     """
-    for library in LIBRARIES:
-        below = [header for header in library.headers if header.endswith("/")]
-        if name in (library.name, f"{library.name}Lt", *library.headers) or name.startswith(tuple(below)):
-            pip = library.pip.format(PIP_SUFFIX.get(version[0], ""))
-            apt = library.apt.format("-{}-{}".format(*version))
-            what = f"{name} of the CUDA toolkit's {library.name} is not installed"
-            return f"{what}; try: pip install {pip}, or apt-get install {apt}"
-    return None
+    library = find_library(name)
+    if library is None:
+        return None
+    pip = library.pip.format(PIP_SUFFIX.get(version[0], ""))
+    apt = library.apt.format("-{}-{}".format(*version))
+    what = f"{name} of the CUDA toolkit's {library.name} is not installed"
+    return f"{what}; try: pip install {pip}, or apt-get install {apt}"
 
 
 def why_toolkit(output: str, version: tuple[int, int]) -> str | None:

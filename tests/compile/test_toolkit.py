@@ -22,8 +22,11 @@ LACK = (
     "cusparse.h of the CUDA toolkit's cusparse is not installed; "
     "try: pip install nvidia-cusparse-cu12, or apt-get install libcusparse-dev-12-8"
 )
-CONTEXT = "#pragma once\n#include <ATen/cuda/CUDAContextLight.h>\n"
-LIGHT = "#pragma once\n#include <cusparse.h>\n#ifdef USE_SOLVER\n#include <cusolverDn.h>\n#endif\n"
+CONTEXT = "// words\n#pragma once\n#include <ATen/cuda/CUDAContextLight.h>\n"
+LIGHT = (
+    "#if !defined(TORCH_STABLE_ONLY)\n#pragma once\n#include <cusparse.h>\n"
+    "#ifdef USE_SOLVER\n#include <cusolverDn.h>\n#endif\n#else\n#error\n#endif\n"
+)
 
 
 @pytest.fixture
