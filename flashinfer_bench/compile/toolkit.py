@@ -74,7 +74,7 @@ def toolkit_includes(cuda: CudaToolkit, packages: Sequence[Path]) -> list[Path]:
 
 
 def find_missing_headers(sources: Mapping[str, str], toolchain: Toolchain) -> list[str]:
-    """Return a line for each library of the toolkit whose header a CUDA solution includes anywhere, and that is not here.
+    """Return a line for each library of the toolkit that a CUDA solution needs on any machine and that is not here.
 
     Args:
         sources: path → text. Of torch's headers that they include those are read, too, which use the toolkit.
