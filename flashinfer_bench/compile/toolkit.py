@@ -96,8 +96,9 @@ def find_missing_headers(sources: Mapping[str, str], toolchain: Toolchain) -> li
         paths = (folder / name for name in left for folder in torch)
         texts = (path.read_text(encoding="utf-8", errors="replace") for path in paths if path.is_file())
         wanted.update(name for text in texts for name in read_includes(text, begins_with_guard=True))
-    missing = [name for name in sorted(wanted) if not is_in(name, folders) and not is_among(name, sources)]
-    lacking = {library.name: name for name in missing if (library := find_library(name)) is not None}
+    of_toolkit = {name: library for name in sorted(wanted) if (library := find_library(name)) is not None}
+    missing = [name for name in of_toolkit if not is_in(name, folders) and not is_among(name, sources)]
+    lacking = {of_toolkit[name].name: name for name in missing}
     return [line for name in lacking.values() if (line := describe_missing(name, cuda.version)) is not None]
 
 
@@ -118,8 +119,14 @@ def read_includes(text: str, *, begins_with_guard: bool = False) -> Iterator[str
             conditions.append(number > 0 or not begins_with_guard)
         elif word == "endif" and conditions:
             conditions.pop()
-        elif word == "include" and not any(conditions) and (found := NAMED.match(rest)):
+        elif word == "include" and not any(conditions) and (found := NAMED.match(rest)) and _stays_inside(found[1]):
             yield found[1]
+
+
+def _stays_inside(header: str) -> bool:
+    """Tell whether a header lies below the folder that it is looked for in: a source may name any path."""
+    path = PurePosixPath(header)
+    return not path.is_absolute() and ".." not in path.parts
 
 
 def is_in(header: str, folders: Iterable[Path]) -> bool:

@@ -34,6 +34,7 @@ def here(tmp_path):
     """A toolchain whose toolkit has headers of cuBLAS alone, and whose torch needs cuSPARSE."""
     files = {
         "toolkit/include/cublas_v2.h": "",
+        "torch/outside.h": "#include <cusparse.h>\n",
         "torch/include/ATen/cuda/CUDAContext.h": CONTEXT,
         "torch/include/ATen/cuda/CUDAContextLight.h": LIGHT,
     }
@@ -52,6 +53,7 @@ INCLUDED = {
     "what is there": ("#include <cublas_v2.h>\n#include <cstdio>\n", []),
     "under a condition": ("#if __has_include(<cusparse.h>)\n#include <cusparse.h>\n#endif\n", []),
     "in a comment": ("// #include <cusparse.h>\n/*\n#include <curand.h>\n*/\n", []),
+    "outside": ("#include <ATen/cuda/../../../outside.h>\n#include <cub/../cusparse.h>\n#include </cusparse.h>\n", []),
     "what nobody knows": ("#include <my_cusparse.h>\n", []),
 }
 
