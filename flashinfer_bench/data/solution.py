@@ -117,7 +117,7 @@ class BuildSpec(DataModel):
 
     @property
     def declared_style(self) -> bool | None:
-        """`destination_passing_style` as the file says it; None when it does not, and the arity decides."""
+        """`destination_passing_style` as the file says it; None when it does not: then it is found out."""
         return self.destination_passing_style if "destination_passing_style" in self.model_fields_set else None
 
 
