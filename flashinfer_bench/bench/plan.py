@@ -119,7 +119,7 @@ def make_plan(
     wrong = find_wrong_extras(config.resolve_eval_config(item.definition) for item in selected)
     if wrong:
         raise ConfigError("\n".join(wrong))
-    skips = [skip for item in selected for skip in _skips(item, machine)]
+    skips = [skip for item in selected for skip in _skips(item, machine, interpret=config.interpret)]
     jobs: list[Job] = []
     decisions: Counter[Decision] = Counter()
     for job in (job for item in selected for job in _jobs(item, config, machine, evaluators or {})):
@@ -137,14 +137,14 @@ def make_plan(
     )
 
 
-def _skips(selected: Selected, machine: Machine) -> Iterator[Skip]:
+def _skips(selected: Selected, machine: Machine, *, interpret: bool) -> Iterator[Skip]:
     name = selected.definition.name
     reason = _why_no_jobs(selected)
     if reason is not None:
         yield Skip(name, None, None, reason)
         return
     for solution in selected.solutions:
-        reason = why_not_here(solution, machine)
+        reason = why_not_here(solution, machine, interpret=interpret)
         if reason is not None:
             yield Skip(name, solution.name, None, reason)
 
@@ -171,7 +171,7 @@ def _jobs(
     shared = {"definition": definition.digest(), "config": resolved.digest(), "hardware": machine.hardware}
     evaluator = evaluators.get(definition.name)
     for solution in selected.solutions:
-        if why_not_here(solution, machine) is not None:
+        if why_not_here(solution, machine, interpret=config.interpret) is not None:
             continue
         marks = fingerprint(
             **shared,
