@@ -34,11 +34,11 @@ from flashinfer_bench.compile import (
     find_unavailable_languages,
     why_not_buildable,
 )
-from flashinfer_bench.compile.cache import cache_root
 from flashinfer_bench.data import Evaluation, Trace, TraceSet
 from flashinfer_bench.data.store.layout import BLOB, DEFINITIONS, SOLUTIONS, TRACES, WORKLOADS
 from flashinfer_bench.data.store.record import TraceWriter
 from flashinfer_bench.data.store.trace_list import kept_of
+from flashinfer_bench.env import cache_root
 from flashinfer_bench.errors import DataSetError
 from flashinfer_bench.roofline.workloads import cost_of_workload, describe_time
 from flashinfer_bench.timing.settings import TimingSettings
@@ -165,7 +165,7 @@ class Benchmark:
         result = self._trace_set.without_traces()
         for event in self.run(self.plan(resume=resume), save_results=save_results):
             if isinstance(event, JobFinished):
-                result.add_traces([event.trace])
+                result.keep_traces([event.trace])
         return result
 
     def _fingerprint_evaluators(self) -> dict[str, str]:

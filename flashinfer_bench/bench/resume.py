@@ -20,7 +20,7 @@ from itertools import takewhile
 from typing import Any, Final, Literal
 
 from flashinfer_bench.data.evaluation import EvaluationStatus
-from flashinfer_bench.data.latest import JUDGED_KEYS, in_order_of_time
+from flashinfer_bench.data.sets.latest import JUDGED_KEYS, in_order_of_time
 from flashinfer_bench.data.store.trace_lines import AnyEvaluation, AnyTrace
 
 FINGERPRINT_KEYS: Final = (

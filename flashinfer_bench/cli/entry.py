@@ -14,12 +14,12 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Final, NamedTuple
 
+from flashinfer_bench import __version__
 from flashinfer_bench.cli.exit_codes import INTERRUPTED
 from flashinfer_bench.cli.parser import Parser, check_command, describe_unknown_arguments
 from flashinfer_bench.cli.screen.output import open_closed_streams, tolerate_narrow_encodings, write_err, write_problems
 from flashinfer_bench.cli.shared_flags import PROGRAM
 from flashinfer_bench.errors import FlashInferBenchError, Misuse
-from flashinfer_bench.version import __version__
 
 RUN: Final = "run"
 NOTHING_RUNS: Final = {"-h", "--help", "--dry-run"}

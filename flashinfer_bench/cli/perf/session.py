@@ -35,8 +35,8 @@ from flashinfer_bench.cli.screen.interrupt import one_interrupt
 from flashinfer_bench.cli.screen.output import write_err
 from flashinfer_bench.cli.screen.progress import describe_devices
 from flashinfer_bench.cli.screen.tables import count, format_duration
-from flashinfer_bench.compile.cache import cache_root
 from flashinfer_bench.data import Trace, TraceSet
+from flashinfer_bench.env import cache_root
 from flashinfer_bench.errors import ConfigError, Misuse
 from flashinfer_bench.files.trees import temporary_folder
 from flashinfer_bench.report.verdict import to_one_line

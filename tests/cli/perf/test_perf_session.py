@@ -19,7 +19,7 @@ import pytest
 from flashinfer_bench.bench import Benchmark
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.runner.environments import is_passed_on
-from flashinfer_bench.cli import main
+from flashinfer_bench.cli.main import cli as main
 from flashinfer_bench.cli.perf import session as perf_session
 from flashinfer_bench.cli.perf.ahead import (
     LOWER_PRIORITY,
