@@ -164,6 +164,8 @@ class ResolvedEvalConfig(EvalSettings):
 
     origins: dict[str, str] = Field(default_factory=dict, exclude=True, repr=False)
     """Where each value came from, by field or "extra.<key>": "default", "override", "my.yaml: op_type_config.moe"."""
+    profile_baseline: bool = Field(default=True, exclude=True, repr=False)
+    """Whether the run times references, for evaluators that ask; it is a setting of the run, and none of the values."""
 
     def values(self) -> dict[str, Any]:
         """Return the settings as JSON-able values, without origins."""

@@ -9,7 +9,7 @@ from flashinfer_bench.bench import Benchmark, BenchmarkConfig
 from flashinfer_bench.bench.config import EvalConfig
 from flashinfer_bench.bench.plan import make_plan
 from flashinfer_bench.bench.resume import QUICK_ONLY, Decision, RecordedJobs, fingerprint
-from flashinfer_bench.cli.given.recorded import find_resumed
+from flashinfer_bench.bench.runner.recorded import find_resumed
 from flashinfer_bench.cli.main import cli as main
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.data.sets.latest import find_latest
