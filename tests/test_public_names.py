@@ -10,7 +10,13 @@ from pathlib import Path
 
 import pytest
 
-PACKAGES = ["flashinfer_bench", "flashinfer_bench.bench", "flashinfer_bench.data", "flashinfer_bench.testing"]
+PACKAGES = [
+    "flashinfer_bench",
+    "flashinfer_bench.bench",
+    "flashinfer_bench.bench.evaluators",
+    "flashinfer_bench.data",
+    "flashinfer_bench.testing",
+]
 HEAVY = ["torch", "triton", "numpy", "pydantic"]
 
 
