@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -55,8 +56,8 @@ KNOWN_OP_TYPES: Final = ("dsa_paged", "lowbit", "moe", "sampling", "top_k")
 OLD_EXTRAS: Final = frozenset({"sampling_validation_trials", "sampling_tvd_threshold"})
 OLD_NAMES: Final = OLD_EXTRAS | {"log_dir"}
 """Settings that scripts give and that are none here: they are read, with a warning."""
-STACK_LEVEL: Final = 6
-"""From where an old name is read to the caller's line, through pydantic."""
+BETWEEN: Final = ("flashinfer_bench", "pydantic")
+"""Packages whose frames lie between the script that gives a setting and where it is read."""
 
 
 def _ints_to_text(value: Any) -> Any:
@@ -319,12 +320,22 @@ class BenchmarkConfig(EvalSettings):
 def _without_old_names(data: Mapping[Any, Any]) -> dict[Any, Any]:
     """Read keys of the public package that have another place here, and warn of each."""
     given = {key: value for key, value in data.items() if key not in OLD_NAMES}
+    level = _level_of_script()
     if "log_dir" in data:
-        warnings.warn("log_dir has no effect: each trace holds its log", DeprecationWarning, stacklevel=STACK_LEVEL)
+        warnings.warn("log_dir has no effect: each trace holds its log", DeprecationWarning, stacklevel=level)
     for key in sorted(OLD_EXTRAS & set(data)):
-        warnings.warn(f'{key} belongs into extra={{"{key}": ...}}', DeprecationWarning, stacklevel=STACK_LEVEL)
+        warnings.warn(f'{key} belongs into extra={{"{key}": ...}}', DeprecationWarning, stacklevel=level)
         given["extra"] = {key: data[key], **(given.get("extra") or {})}
     return given
+
+
+def _level_of_script() -> int:
+    """Return the stack level, seen from the caller, of the script that gave the settings."""
+    level, frame = 1, inspect.currentframe()
+    frame = frame.f_back if frame is not None else None
+    while frame is not None and str(frame.f_globals.get("__name__")).startswith(BETWEEN):
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 def _as_set_source(found: SetTolerances) -> Source:

@@ -62,6 +62,7 @@ class Builder:
         try:
             entry = load_entry(artifact.directory, artifact.entry, artifact.symbol, kind=artifact.kind)
         except (Exception, SystemExit) as error:
+            _forget_below(artifact.directory)
             raise BuildError(f"solution {solution.name} cannot be loaded: {type(error).__name__}: {error}") from error
         metadata = RunnableMetadata(
             build_type=artifact.kind,
