@@ -17,8 +17,8 @@ from typing import Final, NamedTuple
 
 from flashinfer_bench import __version__
 from flashinfer_bench.cli.exit_codes import INTERRUPTED
-from flashinfer_bench.cli.log_level import start_log
 from flashinfer_bench.cli.parser import Parser, check_command, describe_unknown_arguments
+from flashinfer_bench.cli.screen.log_level import start_log
 from flashinfer_bench.cli.screen.output import open_closed_streams, tolerate_narrow_encodings, write_err, write_problems
 from flashinfer_bench.cli.shared_flags import PROGRAM
 from flashinfer_bench.errors import FlashInferBenchError, Misuse

@@ -10,7 +10,7 @@ import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from flashinfer_bench.cli.log_level import add_log_level
+from flashinfer_bench.cli.screen.log_level import add_log_level
 from flashinfer_bench.cli.screen.output import write_out
 from flashinfer_bench.errors import Misuse
 

@@ -208,7 +208,10 @@ class Solution(DataModel):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Solution):
             return NotImplemented
-        return self is other or (self._names() == other._names() and self.digest() == other.digest())
+        if self is other:
+            return True
+        is_alike = self._names() == other._names() and self.__pydantic_extra__ == other.__pydantic_extra__
+        return is_alike and self.digest() == other.digest()
 
     def __hash__(self) -> int:
         return builtins.hash((self._names(), self.digest()))
