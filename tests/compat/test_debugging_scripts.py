@@ -163,3 +163,15 @@ def test_results_of_every_form_become_a_list_of_tensors():
 def test_a_runnable_is_timed(registry):
     with pytest.warns(UserWarning, match="no GPU") if not torch.cuda.is_available() else pytest.warns():
         assert time_runnable(registry.build_reference(DOUBLE), [X], 1, 3, "cpu") > 0
+
+
+@pytest.mark.gpu
+def test_a_script_on_a_gpu_builds_calls_and_times(registry):
+    torch.manual_seed(0)
+    inputs = gen_inputs(DOUBLE, make_workload(axes={"n": 1 << 20}), "cuda:0")
+    runnable = registry.build(DOUBLE, make_solution(source=DOUBLE_INTO, destination_passing_style=True))
+    outputs = allocate_outputs(DOUBLE, inputs, "cuda:0")
+    runnable(*inputs, *outputs)
+    assert torch.equal(outputs[0], inputs[0] * 2)
+    assert torch.equal(outputs[0], runnable.call_value_returning(*inputs))
+    assert 0 < time_runnable(runnable, [*inputs, *outputs], 3, 10, "cuda:0") < 10
