@@ -171,6 +171,10 @@ class ResolvedEvalConfig(EvalSettings):
         """Return the settings as JSON-able values, without origins."""
         return self.model_dump(mode="json")
 
+    def to_order(self) -> dict[str, Any]:
+        """Return all that an evaluator may ask for, as JSON-able values."""
+        return {**self.values(), "profile_baseline": self.profile_baseline}
+
     def digest(self) -> str:
         """Return the sha256 (hex) of the values."""
         return digest_of(self.values())

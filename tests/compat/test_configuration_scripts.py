@@ -3,7 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
-from flashinfer_bench.bench import BenchmarkConfig, EvalConfig
+from flashinfer_bench.bench import BenchmarkConfig, EvalConfig, ResolvedEvalConfig
 from tests.kit import make_definition
 
 GEMM = make_definition("gemm_n16", op_type="gemm")
@@ -61,3 +61,4 @@ def test_what_is_resolved_tells_whether_references_are_timed():
     assert resolved.profile_baseline is False
     assert resolved == BenchmarkConfig().resolve_eval_config(GEMM)
     assert "profile_baseline" not in resolved.values()
+    assert ResolvedEvalConfig.model_validate(resolved.to_order()).profile_baseline is False

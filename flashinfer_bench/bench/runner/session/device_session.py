@@ -128,7 +128,7 @@ class DeviceSession:
         self._broken_workloads.clear()
         return BlockContext(
             definition=definition,
-            config=ResolvedEvalConfig(**block.config, profile_baseline=self._hello.profile_baseline),
+            config=ResolvedEvalConfig.model_validate(block.config),
             evaluator=find_evaluator(definition),
             reference=Reference.compile(definition),
             solutions=block.solutions,
