@@ -164,10 +164,16 @@ class ResolvedEvalConfig(EvalSettings):
 
     origins: dict[str, str] = Field(default_factory=dict, exclude=True, repr=False)
     """Where each value came from, by field or "extra.<key>": "default", "override", "my.yaml: op_type_config.moe"."""
+    profile_baseline: bool = Field(default=True, exclude=True, repr=False)
+    """Whether the run times references, for evaluators that ask; it is a setting of the run, and none of the values."""
 
     def values(self) -> dict[str, Any]:
         """Return the settings as JSON-able values, without origins."""
         return self.model_dump(mode="json")
+
+    def to_order(self) -> dict[str, Any]:
+        """Return all that an evaluator may ask for, as JSON-able values."""
+        return {**self.values(), "profile_baseline": self.profile_baseline}
 
     def digest(self) -> str:
         """Return the sha256 (hex) of the values."""

@@ -25,6 +25,7 @@ from flashinfer_bench.data.workload import Workload
 from flashinfer_bench.errors import ConfigError
 
 # The same words for all definitions: skips are told together by reason.
+NO_DEFINITIONS: Final = "nothing was run: the set has no definitions"
 NO_WORKLOADS: Final = f"it has no workloads; write them to {WORKLOADS}/<op_type>/<definition>.jsonl, one a line"
 NO_SOLUTIONS: Final = (
     f"it has no solutions; write them to {SOLUTIONS}/<author>/<op_type>/<definition>/<solution>.json, one a file"
@@ -135,6 +136,13 @@ def make_plan(
         redone=sum(reasons.values()),
         redone_reasons=reasons,
     )
+
+
+def describe_nothing(plan: Plan) -> str:
+    """Say why a plan has no jobs: each reason with how many definitions, solutions or workloads it holds for."""
+    reasons = Counter(skip.reason for skip in plan.skips)
+    lines = [f"{reason} ({number} skipped)" for reason, number in reasons.items()]
+    return "\n  ".join(["nothing was run, since everything was skipped:", *lines]) if lines else NO_DEFINITIONS
 
 
 def _skips(selected: Selected, machine: Machine, *, interpret: bool) -> Iterator[Skip]:

@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Final, NamedTuple
 
+from flashinfer_bench import __version__
 from flashinfer_bench.cli.exit_codes import INTERRUPTED
 from flashinfer_bench.cli.parser import Parser, check_command, describe_unknown_arguments
+from flashinfer_bench.cli.screen.log_level import start_log
 from flashinfer_bench.cli.screen.output import open_closed_streams, tolerate_narrow_encodings, write_err, write_problems
 from flashinfer_bench.cli.shared_flags import PROGRAM
 from flashinfer_bench.errors import FlashInferBenchError, Misuse
-from flashinfer_bench.version import __version__
+
+_log = logging.getLogger(__name__)
 
 RUN: Final = "run"
 NOTHING_RUNS: Final = {"-h", "--help", "--dry-run"}
@@ -71,6 +75,7 @@ def call(command: Callable[[], int]) -> int:
     try:
         return command()
     except FlashInferBenchError as error:
+        _log.debug("what led to the error below", exc_info=True)
         write_problems(str(error))
         return error.exit_code
     except KeyboardInterrupt:
@@ -135,6 +140,7 @@ def _import_command(word: str) -> ModuleType:
 def _run(argv: Sequence[str], *, starts_ahead: bool) -> int:
     if starts_ahead:
         _start_ahead(argv)
+    start_log(argv)
     args = parse_command_line(argv)
     code: int = args.execute(args)
     return code

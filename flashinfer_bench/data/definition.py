@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BeforeValidator, Field, StringConstraints, ValidationError, field_validator, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from flashinfer_bench.data.digest import digest_of
-from flashinfer_bench.data.dtypes import check_dtype, torch_dtype
+from flashinfer_bench.data.dtypes import DType, check_dtype, torch_dtype
 from flashinfer_bench.data.expression import MAX_AXIS_VALUE, evaluate_axis, names_in, parse_expression
 from flashinfer_bench.data.model import DataModel
 from flashinfer_bench.data.names import did_you_mean
@@ -18,10 +18,27 @@ from flashinfer_bench.data.reference import parse_reference
 if TYPE_CHECKING:
     import torch
 
+Given = TypeVar("Given")
 NonEmpty = Annotated[str, StringConstraints(min_length=1)]
 """A text of at least one character."""
-Shape = tuple[int, ...] | None
-"""A shape with numbers in place of axes; None for a Python scalar."""
+
+
+class Sizes(tuple[int, ...]):
+    """A shape with numbers in place of axes: a tuple that equals a list of the same sizes, since scripts write both."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return super().__eq__(tuple(other) if isinstance(other, list) else other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = tuple.__hash__
+
+
+Shape = Sizes | None
+"""None for a Python scalar."""
 
 
 class AxisConst(DataModel):
@@ -67,8 +84,8 @@ class AxisExpr(DataModel):
         return text
 
 
-AxisSpec = Annotated[AxisConst | AxisVar | AxisExpr, Field(discriminator="type")]
-"""Any axis."""
+AxisSpec = AxisConst | AxisVar | AxisExpr
+"""Any axis; `isinstance` takes it."""
 
 
 def _dimension(value: object) -> object:
@@ -91,7 +108,7 @@ class TensorSpec(DataModel):
     @field_validator("dtype")
     @classmethod
     def _known(cls, name: str) -> str:
-        return check_dtype(name)
+        return check_dtype(name.value if isinstance(name, DType) else name)
 
 
 class Definition(DataModel):
@@ -104,7 +121,7 @@ class Definition(DataModel):
     """Unique in a set."""
     op_type: NonEmpty
     """The family (gemm, rmsnorm, moe, …); picks the evaluator."""
-    axes: dict[NonEmpty, AxisSpec]
+    axes: dict[NonEmpty, Annotated[AxisSpec, Field(discriminator="type")]]
     """Axis name to its kind."""
     inputs: dict[NonEmpty, TensorSpec]
     """Input name to its shape and dtype, in call order."""
@@ -149,6 +166,16 @@ class Definition(DataModel):
     def var_axes(self) -> list[str]:
         """The names of the axes that a workload binds, in order."""
         return [name for name, axis in self.axes.items() if isinstance(axis, AxisVar)]
+
+    @property
+    def var_axes_bindings(self) -> dict[str, tuple[str, int]]:
+        """Where each var axis can be read: the first input that has it, and which of its dimensions it is."""
+        found: dict[str, tuple[str, int]] = {}
+        for name, spec in self.inputs.items():
+            for dimension, axis in enumerate(spec.shape or ()):
+                if isinstance(self.axes.get(axis), AxisVar):
+                    found.setdefault(axis, (name, dimension))
+        return found
 
     @property
     def torch_input_dtypes(self) -> list[torch.dtype]:
@@ -222,24 +249,63 @@ class Definition(DataModel):
                 raise ValueError(f"input {name!r} of {self.name}: axis {axis!r} is {known}, got {size}")
         return {axis: bound[axis] for axis in self.var_axes}
 
-    def get_axes_values_from_inputs(self, values: Iterable[Any]) -> dict[str, int]:
-        """Bind the var axes from input values: anything with a `shape` is a tensor, all else a scalar."""
-        shapes = [getattr(value, "shape", None) for value in values]
+    def get_axes_values_from_inputs(
+        self, values: Iterable[Any] | None = None, *, inputs: Iterable[Any] | None = None
+    ) -> dict[str, int]:
+        """Bind the var axes from input values: anything with a `shape` is a tensor, all else a scalar.
+
+        Args:
+            values: one for each input, in order.
+            inputs: another name of it.
+        """
+        shapes = [getattr(value, "shape", None) for value in only_one(values, inputs) or ()]
         return self.get_axes_values([None if shape is None else tuple(shape) for shape in shapes])
 
-    def get_input_shapes(self, var_values: Mapping[str, int] | None = None) -> list[Shape]:
-        """Give the shape of each input, in order, from the sizes of the var axes; None for a Python scalar."""
-        return self._shapes(self.inputs, var_values or {})
+    def get_input_shapes(
+        self, var_values: Mapping[str, int] | None = None, *, var_axes_values: Mapping[str, int] | None = None
+    ) -> list[Shape]:
+        """Give the shape of each input, in order, from the sizes of the var axes; None for a Python scalar.
 
-    def get_output_shapes(self, var_values: Mapping[str, int] | None = None) -> list[Shape]:
-        """Give the shape of each output, in order, from the sizes of the var axes; None for a Python scalar."""
-        return self._shapes(self.outputs, var_values or {})
+        Args:
+            var_values: var axis → its size.
+            var_axes_values: another name of it.
+        """
+        return self._shapes(self.inputs, only_one(var_values, var_axes_values) or {})
+
+    def get_output_shapes(
+        self, var_values: Mapping[str, int] | None = None, *, var_axes_values: Mapping[str, int] | None = None
+    ) -> list[Shape]:
+        """Give the shape of each output, in order; see `get_input_shapes`."""
+        return self._shapes(self.outputs, only_one(var_values, var_axes_values) or {})
+
+    def merge_kwargs_to_args(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+        """Put arguments that are given by name behind those that are given by position: inputs, then outputs, in order.
+
+        Raises:
+            TypeError: a name is given twice or is none of the definition's, there are too many arguments, an input is
+                missing, or some outputs are given and others are not.
+        """
+        names = [*self.inputs, *self.outputs]
+        if len(args) > len(names):
+            raise TypeError(f"{self.name} takes {len(names)} arguments ({', '.join(names)}), got {len(args)}")
+        given = dict(zip(names, args, strict=False))
+        for name, value in kwargs.items():
+            if name not in names:
+                raise TypeError(f"{self.name} has no argument {name!r}{did_you_mean(name, names)}")
+            if name in given:
+                raise TypeError(f"{self.name}: argument {name!r} is given twice")
+            given[name] = value
+        wanted = names if any(name in given for name in self.outputs) else list(self.inputs)
+        missing = [name for name in wanted if name not in given]
+        if missing:
+            raise TypeError(f"{self.name}: no value for argument {', '.join(missing)}")
+        return tuple(given[name] for name in wanted)
 
     def _shapes(self, specs: Mapping[str, TensorSpec], var_values: Mapping[str, int]) -> list[Shape]:
         bound = {**var_values, **self.const_axes}
         self._require_bound(bound)
         return [
-            None if spec.shape is None else tuple(self._size(axis, bound) for axis in spec.shape)
+            None if spec.shape is None else Sizes(self._size(axis, bound) for axis in spec.shape)
             for spec in specs.values()
         ]
 
@@ -253,6 +319,13 @@ class Definition(DataModel):
         if spec is None:
             return int(axis)
         return evaluate_axis(spec.expression, bound) if isinstance(spec, AxisExpr) else bound[axis]
+
+
+def only_one(usual: Given | None, other: Given | None) -> Given | None:
+    """Return what was given under one of two names; raise TypeError where both were used."""
+    if usual is not None and other is not None:
+        raise TypeError("two names of one argument were given: use one of them")
+    return usual if usual is not None else other
 
 
 Disagreement = tuple[tuple[str, ...], object, str]

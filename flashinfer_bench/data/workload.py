@@ -56,10 +56,8 @@ class GeneratedInput(DataModel):
     type: Literal["generated"]
 
 
-InputSpec = Annotated[
-    RandomInput | ScalarInput | SafetensorsInput | CustomInput | GeneratedInput, Field(discriminator="type")
-]
-"""Where one input comes from."""
+InputSpec = RandomInput | ScalarInput | SafetensorsInput | CustomInput | GeneratedInput
+"""Where one input comes from; `isinstance` takes it."""
 
 Unit = Literal["fp64", "fp32", "tf32", "fp16", "fp8", "fp4"]
 """Units that do arithmetic; `roofline.peaks` knows how fast each is."""
@@ -91,7 +89,7 @@ class Workload(DataModel):
     """Unique among the workloads of a definition."""
     axes: dict[NonEmpty, AxisSize]
     """Var axis to its size."""
-    inputs: dict[NonEmpty, InputSpec] = Field(default_factory=dict)
+    inputs: dict[NonEmpty, Annotated[InputSpec, Field(discriminator="type")]] = Field(default_factory=dict)
     """Input name to where it comes from; an input that is not named is random."""
     cost: WorkloadCost | None = None
     """The roofline uses it in place of a guess from the definition. It decides no verdict."""

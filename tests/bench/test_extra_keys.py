@@ -6,7 +6,7 @@ from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.config_layers import ResolvedEvalConfig
 from flashinfer_bench.bench.evaluators.verdict import read_parameter
 from flashinfer_bench.bench.extra_keys import RULES, find_misspelt_extras, find_wrong_extras, why_wrong
-from flashinfer_bench.cli import main
+from flashinfer_bench.cli.main import cli as main
 from flashinfer_bench.errors import WorkloadFault
 from tests.kit import make_definition, make_solution, make_trace, write_trace_set
 

@@ -228,7 +228,7 @@ class Fleet:
                 )
             )
         first = batch.jobs[0]
-        definition, config = first.definition.model_dump(mode="json"), first.config.values()
+        definition, config = first.definition.model_dump(mode="json"), first.config.to_order()
         return BlockOrder(definition=definition, config=config, solutions=solutions, jobs=jobs), faults
 
     def _listen(self, queue: BlockQueue) -> Iterator[Happening]:

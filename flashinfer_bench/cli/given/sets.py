@@ -15,7 +15,7 @@ from flashinfer_bench.cli.screen.tables import count
 from flashinfer_bench.data import LoadIssue, TraceSet
 from flashinfer_bench.data.entry import check_entry
 from flashinfer_bench.data.store.layout import DEFINITIONS
-from flashinfer_bench.data.trace_set import DATASET_VARIABLE
+from flashinfer_bench.env import DATASET_VARIABLE
 from flashinfer_bench.errors import ConfigError, DataSetError, Misuse
 
 SHOWN_WARNINGS: Final = 20

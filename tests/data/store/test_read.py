@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from flashinfer_bench.cli import main
+from flashinfer_bench.cli.main import cli as main
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.errors import DataSetError
 from tests.kit import make_definition, make_solution, make_trace, make_workload, write_trace_set
