@@ -120,7 +120,7 @@ def _read_solutions(found: FoundFiles) -> None:
     ]
 
     def is_in_place(filed: Filed[Solution]) -> bool:
-        return layout.check_place(filed.file, folder, _names_above(found, filed.model)) is None
+        return layout.is_of_author(filed.file, folder, author=filed.model.author, name=filed.model.name)
 
     for solution, place, file in settle_solutions(read, is_in_place, found.issues):
         found.solutions.setdefault(solution.definition, []).append(solution)
@@ -137,9 +137,8 @@ def _read_solutions(found: FoundFiles) -> None:
 
 def _names_above(found: FoundFiles, solution: Solution) -> tuple[str, ...]:
     """Return the names of a solution's file and of the folders around it, innermost first, as far as they are known."""
-    name = solution.name.removesuffix(f"@{solution.author}")  # which it may have got where another has its name
     definition = found.definitions.get(solution.definition)
-    names = (name, solution.definition)
+    names = (solution.name, solution.definition)
     return (*names, definition.op_type, solution.author) if definition is not None else names
 
 
