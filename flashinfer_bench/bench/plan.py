@@ -1,7 +1,8 @@
 """The jobs of a run: definition by solution by workload; and what is skipped and why. Nothing is built or started here.
 
-Names are checked first (selection.py), then solutions that cannot run here are set aside (suitability.py), then jobs
-that are recorded already (resume.py). The order of the jobs is the set's: by definition, solution, workload.
+Names are checked first (selection.py). Workloads whose stored inputs are missing are set aside, and solutions that
+cannot run here (suitability.py). Then come jobs that are recorded already (resume.py). The order of the jobs is the
+set's: by definition, solution, workload.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Final
 
 from flashinfer_bench.bench.config import BenchmarkConfig, ResolvedEvalConfig
@@ -19,9 +21,10 @@ from flashinfer_bench.bench.selection import Selected, select
 from flashinfer_bench.bench.suitability import why_not_here
 from flashinfer_bench.data.definition import Definition
 from flashinfer_bench.data.solution import Solution
+from flashinfer_bench.data.store.blobs import BlobStore
 from flashinfer_bench.data.store.layout import SOLUTIONS, WORKLOADS
 from flashinfer_bench.data.trace_set import TraceSet
-from flashinfer_bench.data.workload import Workload
+from flashinfer_bench.data.workload import SafetensorsInput, Workload
 from flashinfer_bench.errors import ConfigError
 
 # The same words for all definitions: skips are told together by reason.
@@ -53,7 +56,7 @@ class Skip:
     solution: str | None
     """None when the whole definition is skipped."""
     workload: str | None
-    """The uuid; None when all workloads are skipped."""
+    """The uuid; None when all workloads are skipped, or those that the reason tells of."""
     reason: str
 
 
@@ -119,7 +122,9 @@ def make_plan(
     wrong = find_wrong_extras(config.resolve_eval_config(item.definition) for item in selected)
     if wrong:
         raise ConfigError("\n".join(wrong))
-    skips = [skip for item in selected for skip in _skips(item, machine)]
+    whole = [_set_missing_aside(item, trace_set) for item in selected]
+    selected = [item for item, _ in whole]
+    skips = [skip for item, gap in whole for skip in (*gap, *_skips(item, machine, has_gap=bool(gap)))]
     candidates = [job for item in selected for job in _jobs(item, config, machine, evaluators or {})]
     decisions = [_decide(job, config, recorded) for job in candidates]
     kept = [job for job, decision in zip(candidates, decisions, strict=True) if decision.action != "skip"]
@@ -133,9 +138,34 @@ def make_plan(
     )
 
 
-def _skips(selected: Selected, machine: Machine) -> Iterator[Skip]:
+def _set_missing_aside(selected: Selected, trace_set: TraceSet) -> tuple[Selected, list[Skip]]:
+    """Take out the workloads whose stored inputs are missing; return one skip for all of them, where there are any."""
+    name = selected.definition.name
+    missing: dict[str, Path] = {}
+    is_missing: dict[tuple[Path, str], bool] = {}
+    for workload in selected.workloads:
+        sources = [source for source in workload.inputs.values() if isinstance(source, SafetensorsInput)]
+        root = (trace_set.blob_root(name, workload.uuid) if sources else None) or Path()
+        for key in dict.fromkeys((root, source.path) for source in sources):
+            if key not in is_missing:
+                is_missing[key] = BlobStore(root).is_missing(key[1])
+            if is_missing[key]:
+                missing.setdefault(workload.uuid, root / key[1])
+    if not missing:
+        return selected, []
+    count = f"{len(missing)} of {len(selected.workloads)} workloads"
+    first = f"blob {next(iter(missing.values()))} is not there"
+    more = f", nor are those of {len(missing) - 1} more" if len(missing) > 1 else ""
+    reason = f"{count} lack their stored inputs: {first}{more}; download the blob/ folder of the data set"
+    left = tuple(workload for workload in selected.workloads if workload.uuid not in missing)
+    return replace(selected, workloads=left), [Skip(name, None, None, reason)]
+
+
+def _skips(selected: Selected, machine: Machine, *, has_gap: bool) -> Iterator[Skip]:
     name = selected.definition.name
     reason = _why_no_jobs(selected)
+    if has_gap and not selected.workloads:
+        return  # it is told already
     if reason is not None:
         yield Skip(name, None, None, reason)
         return

@@ -84,9 +84,10 @@ def execute_best(args: argparse.Namespace) -> int:
     return 0
 
 
-def _expected(trace_set: TraceSet, traces: Sequence[AnyTrace]) -> dict[PairKey, int]:
+def _expected(trace_set: TraceSet, traces: Sequence[AnyTrace]) -> dict[PairKey, list[str]]:
     pairs = {(trace.definition, trace.solution or "") for trace in traces if trace.evaluation is not None}
-    return {pair: len(trace_set.workloads.get(pair[0], [])) for pair in pairs}
+    uuids = {name: [trace.workload.uuid for trace in trace_set.workloads.get(name, [])] for name, _ in pairs}
+    return {pair: uuids[pair[0]] for pair in pairs}
 
 
 def _write_json(rows: Sequence[SummaryRow] | Sequence[BestRow]) -> None:
