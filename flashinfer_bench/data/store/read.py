@@ -47,7 +47,7 @@ class FoundFiles:
 
     def leave_out(self, path: Path, reason: str) -> None:
         """Take note of something on the disk that is not read."""
-        self.issues.append(LoadIssue("error", path, None, None, reason))
+        self.issues.append(LoadIssue("error", path, None, None, reason, is_about_place=True))
 
 
 def read_files(root: Path) -> FoundFiles:
@@ -264,4 +264,4 @@ def _warn_of_missing(found: FoundFiles, place: Place, name: str, what: str) -> N
 def _compare_place(found: FoundFiles, file: Path, folder: Path, names: tuple[str, ...]) -> None:
     reason = layout.check_place(file, folder, names)
     if reason is not None:
-        found.issues.append(LoadIssue("warning", file, None, None, reason))
+        found.issues.append(LoadIssue("warning", file, None, None, reason, is_about_place=True))

@@ -88,7 +88,7 @@ def test_what_is_left_out_of_extra_is_what_nobody_asks_a_line_for():
 
 def test_tables_and_plans_of_lines_are_those_of_models():
     lines = _lines()
-    assert summarise(lines.as_kept(), {("double", "old"): 3}) == summarise(TRACES, {("double", "old"): 3})
+    assert summarise(lines.as_kept(), {("double", "old"): ["w"]}) == summarise(TRACES, {("double", "old"): ["w"]})
     assert best_by_workload(lines.as_kept()) == best_by_workload(TRACES)
     assert RecordedJobs.from_traces(lines.as_kept()) == RecordedJobs.from_traces(TRACES)
 
