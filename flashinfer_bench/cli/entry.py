@@ -44,7 +44,7 @@ COMMANDS: Final = {
     "validate": Command("validate.command", "show everything wrong with a trace set"),
     "validate-render": Command("validate.render", "show a report of validate"),
     "config": Command("config_show", "show settings", ("show",)),
-    "report": Command("report", "make tables of traces", ("summary", "best")),
+    "report": Command("report", "make tables of traces", ("summary", "best", "merge")),
     "cache": Command("cache", "look after what is built", ("show", "clear", "verify", "baselines")),
     "build": Command("build", "compile solutions without running them"),
     "pack": Command("pack", "make a solution file of a folder of sources"),
