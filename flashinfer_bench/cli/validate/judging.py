@@ -32,10 +32,11 @@ from flashinfer_bench.data import (
     TraceSet,
 )
 from flashinfer_bench.data.issue import Severity
+from flashinfer_bench.errors import ConfigError, Fault
 from flashinfer_bench.report.verdict import first_reason, reason_of
 
 REFERENCE_AUTHOR: Final = "reference"
-JOB_LIMIT_S: Final = 60.0
+JOB_LIMIT_S: Final = 300.0
 """Seconds for one solution on one workload; a slower one is an error (TIMEOUT)."""
 CHECK_LIMIT_S: Final = 1800.0
 """Seconds for one check; jobs that are left then are told, and not judged."""
@@ -120,8 +121,12 @@ def _judge(check: Check, trace_set: TraceSet, config: BenchmarkConfig, make_engi
     pairs = {name for name in trace_set.definitions if trace_set.solutions.get(name) and trace_set.workloads.get(name)}
     if not pairs:
         return judged
-    engine = make_engine(_without_others(trace_set, pairs), config)
-    plan = engine.plan()
+    try:
+        engine = make_engine(_without_others(trace_set, pairs), config)
+        plan = engine.plan()
+    except ConfigError as error:  # what the set says of its tolerances: the check `definition` tells where
+        judged.issues += [_issue(check, trace_set, "not judged", line) for line in str(error).splitlines()]
+        return judged
     for skip in plan.skips:
         judged.issues.append(_issue(check, trace_set, skip.definition, f"not judged: {skip.reason}", "warning"))
     where = ", ".join(f"{device.label} ({device.name})" for device in engine.machine.devices)
@@ -133,6 +138,8 @@ def _judge(check: Check, trace_set: TraceSet, config: BenchmarkConfig, make_engi
             _take(event, check, trace_set, judged)
             if time.monotonic() > deadline:
                 break
+    except Fault as fault:
+        judged.issues += [_issue(check, trace_set, "given up", line) for line in str(fault).splitlines()]
     finally:
         if isinstance(events, Generator):
             events.close()
@@ -169,10 +176,10 @@ def _tell_left(check: Check, trace_set: TraceSet, plan: Plan, judged: JudgedSet)
     done = Counter(job.definition for job in judged.jobs)
     planned = Counter(job.definition.name for job in plan.jobs)
     for name, left in (planned - done).items():
-        reason = f"{left} of {count(planned[name], 'job')} not judged: the check took longer than {CHECK_LIMIT_S:.0f} s"
+        reason = f"{left} of {count(planned[name], 'job')} not judged; a check ends after {CHECK_LIMIT_S:.0f} s"
         yield _issue(check, trace_set, name, reason, "warning")
 
 
 def _issue(check: Check, trace_set: TraceSet, name: str, reason: str, severity: Severity = "error") -> CheckedIssue:
-    file = trace_set.definition_files.get(name, Path())
+    file = trace_set.definition_files.get(name, trace_set.root or Path())
     return CheckedIssue.of(check, LoadIssue(severity, file, None, None, f"{name}: {reason}"))

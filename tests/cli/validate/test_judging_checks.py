@@ -8,6 +8,7 @@ from flashinfer_bench.cli import main
 from flashinfer_bench.cli.validate import judging
 from flashinfer_bench.cli.validate.judging import judge_baselines, judge_references, pack_reference
 from flashinfer_bench.data import TraceSet
+from flashinfer_bench.errors import ConfigError, DeviceFault
 from tests.cli.fake_engine import FakeEngine, write_small_set
 from tests.kit.make import make_definition, make_solution, make_trace, make_workload, write_trace_set
 
@@ -39,7 +40,7 @@ def test_each_reference_is_judged_as_a_solution_on_every_workload_that_is_whole(
     assert (issue.check, issue.severity) == ("baseline", "warning")
     assert issue.reason.startswith("double: not judged: 1 of 2 workloads lack their stored inputs")
     assert made[0].config.devices == ["cpu"]
-    assert (made[0].config.timeout_seconds, made[0].saved, made[0].is_ended) == (60.0, False, True)
+    assert (made[0].config.timeout_seconds, made[0].saved, made[0].is_ended) == (300.0, False, True)
     assert capsys.readouterr().err == "baseline: 1 job on cpu (test device)\n"
 
 
@@ -70,7 +71,22 @@ def test_a_check_that_takes_too_long_ends_and_says_what_is_left(tmp_path, monkey
     judged = judge_references(TraceSet.from_path(write_small_set(tmp_path)), cpu_only=True, make_engine=make)
     (issue,) = judged.issues
     assert issue.severity == "warning"
-    assert "2 of 2 jobs not judged: the check took longer than" in issue.reason
+    assert "2 of 2 jobs not judged; a check ends after" in issue.reason
+    assert made[0].is_ended
+
+
+def test_what_ends_a_check_is_told_and_the_others_go_on(tmp_path, capsys):
+    def fail(trace_set, config):
+        raise ConfigError("tolerances.yaml: double.atol (line 3): wrong")
+
+    trace_set = TraceSet.from_path(write_small_set(tmp_path))
+    judged = judge_references(trace_set, cpu_only=True, make_engine=fail)
+    assert [issue.reason for issue in judged.issues] == ["not judged: tolerances.yaml: double.atol (line 3): wrong"]
+    make, made = engine(lambda job: DeviceFault("the device is lost"))
+    judged = judge_references(trace_set, cpu_only=True, make_engine=make)
+    told = [(issue.severity, issue.reason) for issue in judged.issues]
+    assert told[0] == ("error", "given up: the device is lost")
+    assert "2 of 2 jobs not judged" in told[1][1]
     assert made[0].is_ended
 
 
