@@ -58,13 +58,20 @@ def _check_of(issue: LoadIssue, trace_set: TraceSet) -> Check:
 
 
 def find_parameter_issues(trace_set: TraceSet) -> Iterator[LoadIssue]:
-    """Yield a warning for each parameter of a reference that is no input of its definition."""
+    """Yield a warning for each parameter of a reference that is no input, and an error where there are too few."""
     for name, definition in trace_set.definitions.items():
-        for parameter in definition.reference_parameters or ():
+        file = trace_set.definition_files.get(name, Path())
+        parameters = definition.reference_parameters
+        if parameters is None:
+            continue
+        for parameter in parameters:
             if parameter not in definition.inputs:
                 hint = did_you_mean(parameter, definition.inputs)
                 reason = f"parameter {parameter!r} of the reference's run is no input of {name}{hint}"
-                yield LoadIssue("warning", trace_set.definition_files.get(name, Path()), None, "reference", reason)
+                yield LoadIssue("warning", file, None, "reference", reason)
+        if len(parameters) < len(definition.inputs):
+            reason = f"the reference's run takes {len(parameters)} of {len(definition.inputs)} inputs; no call can work"
+            yield LoadIssue("error", file, None, "reference", reason)
 
 
 def find_axis_issues(trace_set: TraceSet) -> Iterator[LoadIssue]:

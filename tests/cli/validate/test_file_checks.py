@@ -76,6 +76,13 @@ def test_one_check_tells_its_own_findings_only(odd_set, capsys, check):
     assert found(report) == [(check, "warning")] * len(REASONS[check])
 
 
+def test_a_reference_with_fewer_parameters_than_inputs_is_an_error(tmp_path, capsys):
+    inputs = {"x": "float32[n]", "w": "float32[n]"}
+    code, report = told(capsys, write_trace_set(tmp_path, definitions=[make_definition(inputs=inputs)]))
+    assert (code, found(report)) == (1, [("definition", "error")])
+    assert report["issues"][0]["reason"] == "the reference's run takes 1 of 2 inputs; no call can work"
+
+
 def test_findings_of_other_definitions_are_left_out(odd_set, capsys):
     _, report = told(capsys, odd_set, "--definitions", "right")
     assert (found(report), report["definitions"], report["traces"]) == ([], 1, 1)
