@@ -22,14 +22,12 @@ def find_coverage(trace_set: TraceSet, jobs: Sequence[TriedJob], *, baseline_aut
     for traces in trace_set.traces.values():
         latest = find_latest(kept_of(traces))
         passed |= {(trace.definition, trace.workload.uuid) for trace in latest if trace.is_successful()}
-    uuids = {
-        name: [trace.workload.uuid for trace in trace_set.workloads.get(name, [])] for name in trace_set.definitions
-    }
+    uuids = {name: [trace.workload.uuid for trace in traces] for name, traces in trace_set.workloads.items()}
     not_passed = {name: [uuid for uuid in listed if (name, uuid) not in passed] for name, listed in uuids.items()}
     authors = {name: {item.author for item in trace_set.solutions.get(name, [])} for name in trace_set.definitions}
     return Coverage(
         baseline_author=baseline_author,
-        without_workloads=[name for name, listed in uuids.items() if not listed],
+        without_workloads=[name for name in trace_set.definitions if not uuids.get(name)],
         without_baseline=[name for name, found in authors.items() if baseline_author not in found],
         not_passed={name: listed for name, listed in not_passed.items() if listed},
     )
