@@ -10,21 +10,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Final
 
 from flashinfer_bench.bench.config import BenchmarkConfig, ResolvedEvalConfig
 from flashinfer_bench.bench.extra_keys import find_wrong_extras
 from flashinfer_bench.bench.machine import Machine
 from flashinfer_bench.bench.resume import PROTOCOL, Decision, JobLimits, RecordedJobs, fingerprint
-from flashinfer_bench.bench.selection import Selected, select
+from flashinfer_bench.bench.selection import Selected, select, set_missing_aside
 from flashinfer_bench.bench.suitability import why_not_here
 from flashinfer_bench.data.definition import Definition
 from flashinfer_bench.data.solution import Solution
-from flashinfer_bench.data.store.blobs import BlobStore
 from flashinfer_bench.data.store.layout import SOLUTIONS, WORKLOADS
 from flashinfer_bench.data.trace_set import TraceSet
-from flashinfer_bench.data.workload import SafetensorsInput, Workload
+from flashinfer_bench.data.workload import Workload
 from flashinfer_bench.errors import ConfigError
 
 # The same words for all definitions: skips are told together by reason.
@@ -118,54 +116,27 @@ def make_plan(
         ConfigError: the configuration names what the set does not have, its filters together leave nothing, or a
             parameter of a built-in evaluator has a wrong value.
     """
-    selected = select(trace_set, config)
+    selected, missing = set_missing_aside(select(trace_set, config), trace_set)
     wrong = find_wrong_extras(config.resolve_eval_config(item.definition) for item in selected)
     if wrong:
         raise ConfigError("\n".join(wrong))
-    whole = [_set_missing_aside(item, trace_set) for item in selected]
-    selected = [item for item, _ in whole]
-    skips = [skip for item, gap in whole for skip in (*gap, *_skips(item, machine, has_gap=bool(gap)))]
+    skips = [skip for item in selected for skip in _skips(item, machine)]
     candidates = [job for item in selected for job in _jobs(item, config, machine, evaluators or {})]
     decisions = [_decide(job, config, recorded) for job in candidates]
     kept = [job for job, decision in zip(candidates, decisions, strict=True) if decision.action != "skip"]
     reasons = Counter(decision.reason for decision in decisions if decision.action == "redo")
     return Plan(
         jobs=tuple(_numbered(kept)),
-        skips=tuple(skips),
+        skips=(*(Skip(name, None, None, reason) for name, reason in missing.items()), *skips),
         resumed=len(candidates) - len(kept),
         redone=reasons.total(),
         redone_reasons=dict(reasons),
     )
 
 
-def _set_missing_aside(selected: Selected, trace_set: TraceSet) -> tuple[Selected, list[Skip]]:
-    """Take out the workloads whose stored inputs are missing; return one skip for all of them, where there are any."""
-    name = selected.definition.name
-    missing: dict[str, Path] = {}
-    is_missing: dict[tuple[Path, str], bool] = {}
-    for workload in selected.workloads:
-        sources = [source for source in workload.inputs.values() if isinstance(source, SafetensorsInput)]
-        root = (trace_set.blob_root(name, workload.uuid) if sources else None) or Path()
-        for key in dict.fromkeys((root, source.path) for source in sources):
-            if key not in is_missing:
-                is_missing[key] = BlobStore(root).is_missing(key[1])
-            if is_missing[key]:
-                missing.setdefault(workload.uuid, root / key[1])
-    if not missing:
-        return selected, []
-    count = f"{len(missing)} of {len(selected.workloads)} workloads"
-    first = f"blob {next(iter(missing.values()))} is not there"
-    more = f", nor are those of {len(missing) - 1} more" if len(missing) > 1 else ""
-    reason = f"{count} lack their stored inputs: {first}{more}; download the blob/ folder of the data set"
-    left = tuple(workload for workload in selected.workloads if workload.uuid not in missing)
-    return replace(selected, workloads=left), [Skip(name, None, None, reason)]
-
-
-def _skips(selected: Selected, machine: Machine, *, has_gap: bool) -> Iterator[Skip]:
+def _skips(selected: Selected, machine: Machine) -> Iterator[Skip]:
     name = selected.definition.name
     reason = _why_no_jobs(selected)
-    if has_gap and not selected.workloads:
-        return  # it is told already
     if reason is not None:
         yield Skip(name, None, None, reason)
         return

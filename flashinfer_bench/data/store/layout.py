@@ -119,5 +119,7 @@ def is_of_author(file: Path, folder: Path, *, author: str, name: str) -> bool:
         folder: the folder of all solutions.
         author, name: what the file says.
     """
+    if not file.is_relative_to(folder):
+        return False
     outermost, *_, innermost = file.relative_to(folder).with_suffix("").parts
     return innermost in (name, path_part(name)) and outermost in (author, path_part(author))
