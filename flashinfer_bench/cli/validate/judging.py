@@ -40,6 +40,8 @@ JOB_LIMIT_S: Final = 300.0
 """Seconds for one solution on one workload; a slower one is an error (TIMEOUT)."""
 CHECK_LIMIT_S: Final = 1800.0
 """Seconds for one check; jobs that are left then are told, and not judged."""
+TOLD_EVERY_S: Final = 60.0
+"""Seconds between two lines that say how far a check is."""
 QUICKLY: Final = {
     "warmup_runs": 0,
     "iterations": 1,
@@ -131,13 +133,17 @@ def _judge(check: Check, trace_set: TraceSet, config: BenchmarkConfig, make_engi
         judged.issues.append(_issue(check, trace_set, skip.definition, f"not judged: {skip.reason}", "warning"))
     where = ", ".join(f"{device.label} ({device.name})" for device in engine.machine.devices)
     write_err(f"{check}: {count(len(plan.jobs), 'job')} on {where}")
-    deadline = time.monotonic() + CHECK_LIMIT_S
+    began = told = time.monotonic()
     events = engine.run(plan, save_results=False)
     try:
         for event in events:
             _take(event, check, trace_set, judged)
-            if time.monotonic() > deadline:
+            now = time.monotonic()
+            if now - began > CHECK_LIMIT_S:
                 break
+            if now - told > TOLD_EVERY_S:
+                write_err(f"{check}: {len(judged.jobs)} of {count(len(plan.jobs), 'job')}")
+                told = now
     except Fault as fault:
         judged.issues += [_issue(check, trace_set, "given up", line) for line in str(fault).splitlines()]
     finally:

@@ -75,6 +75,13 @@ def test_a_check_that_takes_too_long_ends_and_says_what_is_left(tmp_path, monkey
     assert made[0].is_ended
 
 
+def test_a_check_that_takes_long_says_how_far_it_is(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(judging, "TOLD_EVERY_S", -1.0)
+    make, _ = engine()
+    judge_references(TraceSet.from_path(write_small_set(tmp_path)), cpu_only=True, make_engine=make)
+    assert capsys.readouterr().err.splitlines()[-1] == "baseline: 2 of 2 jobs"
+
+
 def test_what_ends_a_check_is_told_and_the_others_go_on(tmp_path, capsys):
     def fail(trace_set, config):
         raise ConfigError("tolerances.yaml: double.atol (line 3): wrong")
