@@ -1,7 +1,8 @@
 """The jobs of a run: definition by solution by workload; and what is skipped and why. Nothing is built or started here.
 
-Names are checked first (selection.py), then solutions that cannot run here are set aside (suitability.py), then jobs
-that are recorded already (resume.py). The order of the jobs is the set's: by definition, solution, workload.
+Names are checked first (selection.py). Workloads whose stored inputs are missing are set aside, and solutions that
+cannot run here (suitability.py). Then come jobs that are recorded already (resume.py). The order of the jobs is the
+set's: by definition, solution, workload.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from flashinfer_bench.bench.config import BenchmarkConfig, ResolvedEvalConfig
 from flashinfer_bench.bench.extra_keys import find_wrong_extras
 from flashinfer_bench.bench.machine import Machine
 from flashinfer_bench.bench.resume import PROTOCOL, Decision, JobLimits, RecordedJobs, fingerprint
-from flashinfer_bench.bench.selection import Selected, select
+from flashinfer_bench.bench.selection import Selected, select, set_missing_aside
 from flashinfer_bench.bench.suitability import why_not_here
 from flashinfer_bench.data.definition import Definition
 from flashinfer_bench.data.solution import Solution
@@ -54,7 +55,7 @@ class Skip:
     solution: str | None
     """None when the whole definition is skipped."""
     workload: str | None
-    """The uuid; None when all workloads are skipped."""
+    """The uuid; None when all workloads are skipped, or those that the reason tells of."""
     reason: str
 
 
@@ -116,7 +117,7 @@ def make_plan(
         ConfigError: the configuration names what the set does not have, its filters together leave nothing, or a
             parameter of a built-in evaluator has a wrong value.
     """
-    selected = select(trace_set, config)
+    selected, missing = set_missing_aside(select(trace_set, config), trace_set)
     wrong = find_wrong_extras(config.resolve_eval_config(item.definition) for item in selected)
     if wrong:
         raise ConfigError("\n".join(wrong))
@@ -131,7 +132,7 @@ def make_plan(
     reasons = {decision.reason: count for decision, count in decisions.items() if decision.action == "redo"}
     return Plan(
         jobs=tuple(_numbered(jobs)),
-        skips=tuple(skips),
+        skips=(*(Skip(name, None, None, reason) for name, reason in missing.items()), *skips),
         resumed=decisions.total() - len(jobs),
         redone=sum(reasons.values()),
         redone_reasons=reasons,

@@ -44,6 +44,32 @@ def make_workloads(definition, *uuids):
     ]
 
 
+def test_workloads_whose_blobs_are_missing_are_one_skip_of_their_definition(trace_set, tmp_path):
+    (tmp_path / "there").write_text("tensors")
+    paths = {"one": "blob/gone", "two": "there", "three": "blob/gone", "four": "../outside", "five": "x" * 300}
+    trace_set.workloads["gemm_a"] = [
+        Trace(
+            definition="gemm_a",
+            workload=Workload(
+                uuid=uuid, axes={"n": 2}, inputs={"x": {"type": "safetensors", "path": path, "tensor_key": "x"}}
+            ),
+        )
+        for uuid, path in paths.items()
+    ]
+    trace_set.workload_roots["gemm_a"] = tmp_path
+    plan = make_plan(trace_set, BenchmarkConfig(definitions=["gemm_a"]), CPU)
+    assert [job.workload.uuid for job in plan.jobs] == ["two", "four"] * 2
+    (skip,) = plan.skips
+    assert (skip.definition, skip.solution, skip.workload) == ("gemm_a", None, None)
+    assert skip.reason == (
+        f"3 of 5 workloads lack their stored inputs: blob {tmp_path}/blob/gone is not there, nor are those of 2 more; "
+        "download the blob/ folder of the data set"
+    )
+    plan = make_plan(trace_set, BenchmarkConfig(definitions=["gemm_a"], workloads=["three"]), CPU)
+    assert (plan.jobs, len(plan.skips)) == ((), 1)
+    assert plan.skips[0].reason.startswith("1 of 1 workloads lack")
+
+
 @pytest.fixture
 def trace_set():
     definitions = [make_definition("gemm_a"), make_definition("gemm_b"), make_definition("dsa", "dsa_paged")]

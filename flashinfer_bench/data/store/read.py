@@ -47,7 +47,7 @@ class FoundFiles:
 
     def leave_out(self, path: Path, reason: str) -> None:
         """Take note of something on the disk that is not read."""
-        self.issues.append(LoadIssue("error", path, None, None, reason))
+        self.issues.append(LoadIssue("error", path, None, None, reason, is_about_place=True))
 
 
 def read_files(root: Path) -> FoundFiles:
@@ -108,7 +108,7 @@ def _read_solutions(found: FoundFiles) -> None:
     ]
 
     def is_in_place(filed: Filed[Solution]) -> bool:
-        return layout.check_place(filed.file, folder, _names_above(found, filed.model)) is None
+        return layout.is_of_author(filed.file, folder, author=filed.model.author, name=filed.model.name)
 
     for solution, place, file in settle_solutions(read, is_in_place, found.issues):
         found.solutions.setdefault(solution.definition, []).append(solution)
@@ -125,9 +125,8 @@ def _read_solutions(found: FoundFiles) -> None:
 
 def _names_above(found: FoundFiles, solution: Solution) -> tuple[str, ...]:
     """Return the names of a solution's file and of the folders around it, innermost first, as far as they are known."""
-    name = solution.name.removesuffix(f"@{solution.author}")  # which it may have got where another has its name
     definition = found.definitions.get(solution.definition)
-    names = (name, solution.definition)
+    names = (solution.name, solution.definition)
     return (*names, definition.op_type, solution.author) if definition is not None else names
 
 
@@ -255,4 +254,4 @@ def _warn_of_missing(found: FoundFiles, place: Place, name: str, what: str) -> N
 def _compare_place(found: FoundFiles, file: Path, folder: Path, names: tuple[str, ...]) -> None:
     reason = layout.check_place(file, folder, names)
     if reason is not None:
-        found.issues.append(LoadIssue("warning", file, None, None, reason))
+        found.issues.append(LoadIssue("warning", file, None, None, reason, is_about_place=True))
