@@ -19,9 +19,8 @@ from flashinfer_bench.bench.evaluators.inputs.memory import total_bytes
 from flashinfer_bench.bench.evaluators.inputs.random_values import Blank
 from flashinfer_bench.bench.evaluators.inputs.rules import make_number, make_tensor
 from flashinfer_bench.bench.evaluators.inputs.stored import make_scalar, read_stored
-from flashinfer_bench.data import AxisExpr, Definition, RandomInput, SafetensorsInput, ScalarInput, Workload
+from flashinfer_bench.data import Definition, RandomInput, SafetensorsInput, ScalarInput, Workload
 from flashinfer_bench.data.dtypes import DTYPES
-from flashinfer_bench.data.expression import evaluate_axis
 from flashinfer_bench.data.store.blobs import BlobStore
 from flashinfer_bench.errors import WorkloadFault
 
@@ -108,9 +107,7 @@ def bind_axes(
                 f"workload {workload.uuid} has {name}={workload.axes[name]}; {definition.name} has {size}"
             )
     try:
-        for name, axis in definition.axes.items():
-            if isinstance(axis, AxisExpr):
-                axes[name] = evaluate_axis(axis.expression, axes)
+        axes = definition.bind_axes(axes)
         shapes = definition.get_input_shapes(workload.axes)
     except ValueError as error:
         raise WorkloadFault(f"workload {workload.uuid}: {error}") from error

@@ -1,0 +1,109 @@
+"""Folders that hold definitions in another layout than ours: problems in folders of their own, and library dumps.
+
+    <problem>/definition.json      a problem; beside it workload.jsonl, reference.py and solutions with their sources
+    <group>/<problem>/…            a folder of problems, which may stand in groups
+    <name>.json                    a definition dumped from a library, with no other file
+
+A root with `definitions/` has our layout (`layout.py`), and nothing else is looked for. In any other root these are,
+down to DEEPEST folders; its `solutions/`, `workloads/`, `traces/` and `blob/` are read as everywhere.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Final
+
+from flashinfer_bench.data.store.json_text import MOST_JSON_BYTES
+from flashinfer_bench.data.store.layout import BLOB, DEFINITIONS, SOLUTIONS, TRACES, WORKLOADS
+from flashinfer_bench.data.store.variants.beside import USUAL_OP_TYPE
+from flashinfer_bench.files.reading import read_whole
+
+DEFINITION_FILE: Final = "definition.json"
+WORKLOAD_FILES: Final = ("workload.jsonl", "workloads.jsonl", "workload.json", "workloads.json")
+DEEPEST: Final = 4
+"""Problems are looked for in folders down to this depth below the root."""
+MOST_ENTRIES: Final = 100_000
+"""The search ends after so many files and folders: the root is no folder of problems."""
+MOST_FILES: Final = 2_000
+"""Files of one folder that are looked into, to see what they hold."""
+_STANDARD: Final = frozenset({DEFINITIONS, SOLUTIONS, WORKLOADS, TRACES, BLOB})
+_DEFINITION_KEYS: Final = frozenset({"axes", "inputs", "outputs"})
+_SOLUTION_KEYS: Final = frozenset({"sources", "spec"})
+
+
+@dataclass
+class Problem:
+    """One definition outside our layout, and the files that belong to it."""
+
+    definition: Path
+    op_type: str
+    """Of a definition that names none: the folder that holds its problem's, below the root, or the usual one."""
+    workloads: list[Path] = field(default_factory=list)
+    solutions: list[Path] = field(default_factory=list)
+
+
+def find_problems(root: Path) -> list[Problem]:
+    """Find the definitions of a root without `definitions/`; none where it has that folder."""
+    if (root / DEFINITIONS).is_dir():
+        return []
+    problems: list[Problem] = []
+    waiting, left = [(root, 0)], MOST_ENTRIES
+    while waiting and left > 0:
+        folder, depth = waiting.pop()
+        folders, files = _list(folder, left)
+        left -= len(folders) + len(files)
+        if (folder / DEFINITION_FILE) in files:
+            problems.append(_problem_of(folder, files, op_type=_group_of(folder, root)))
+            continue
+        problems += [Problem(file, USUAL_OP_TYPE) for file in _of_kind(files, _DEFINITION_KEYS)]
+        if depth < DEEPEST:
+            below = [path for path in folders if depth > 0 or path.name not in _STANDARD]
+            waiting += [(path, depth + 1) for path in reversed(below)]
+    return problems
+
+
+def _problem_of(folder: Path, files: list[Path], *, op_type: str) -> Problem:
+    others = [file for file in files if file.name not in (DEFINITION_FILE, *WORKLOAD_FILES)]
+    more = _list(folder / SOLUTIONS, MOST_FILES)[1] if (folder / SOLUTIONS).is_dir() else []
+    return Problem(
+        folder / DEFINITION_FILE,
+        op_type,
+        workloads=[file for file in files if file.name in WORKLOAD_FILES],
+        solutions=list(_of_kind([*others, *more], _SOLUTION_KEYS)),
+    )
+
+
+def _group_of(folder: Path, root: Path) -> str:
+    above = folder.relative_to(root).parts[:-1]
+    return above[-1] if above else USUAL_OP_TYPE
+
+
+def _list(folder: Path, most: int) -> tuple[list[Path], list[Path]]:
+    """Return the folders and the files of a folder, in order; links to folders and hidden names are passed over."""
+    folders: list[Path] = []
+    files: list[Path] = []
+    with suppress(OSError):
+        for path in sorted(islice(folder.iterdir(), most)):
+            if path.name.startswith("."):
+                continue
+            if path.is_dir():
+                folders += [] if path.is_symlink() else [path]
+            else:
+                files.append(path)
+    return folders, files
+
+
+def _of_kind(files: list[Path], keys: frozenset[str]) -> Iterator[Path]:
+    """Yield the JSON files that hold an object with these keys."""
+    for file in islice((file for file in files if file.suffix == ".json"), MOST_FILES):
+        try:
+            held = json.loads(read_whole(file, MOST_JSON_BYTES))
+        except (OSError, ValueError, RecursionError):
+            continue
+        if isinstance(held, dict) and keys <= held.keys():
+            yield file
