@@ -52,8 +52,14 @@ DTYPES: Final[Mapping[str, Dtype]] = MappingProxyType(
 )
 
 
+NOT_RECORDED: Final = "unknown"
+"""What a library dumps for a dtype that it did not see."""
+
+
 def check_dtype(name: str) -> str:
     """Return the name when the table has it; raise ValueError with the nearest one when not."""
+    if name == NOT_RECORDED:
+        raise ValueError(f"the dump did not record this dtype; write {', '.join(DTYPES)} in its place")
     if name not in DTYPES:
         raise ValueError(f"unknown dtype {name!r}{did_you_mean(name, DTYPES)} (known: {', '.join(DTYPES)})")
     return name

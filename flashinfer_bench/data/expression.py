@@ -127,7 +127,7 @@ def _evaluate(node: ast.expr, values: Mapping[str, int]) -> Number:
                 f"{ast.unparse(node)!r} is not allowed in an axis expression; use axes, numbers, "
                 f"+ - * // / % **, `a if b > c else d` and {', '.join(sorted(_CALLS))}"
             )
-    if abs(result) > MAX_AXIS_VALUE or Fraction(result).denominator > MAX_AXIS_VALUE:
+    if max(abs(result.numerator), result.denominator) > MAX_AXIS_VALUE:
         raise ValueError(f"{ast.unparse(node)!r} is larger than {MAX_AXIS_VALUE}")
     return result
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Final
 
 from flashinfer_bench.data.issue import LoadIssue
@@ -28,12 +29,17 @@ def join_alike(issues: list[LoadIssue], start: int) -> None:
     issues[start:] = [_count_lines(group) for group in groups.values()]
 
 
-def join_all(issues: list[LoadIssue], start: int) -> None:
-    """Make one issue of all those of a file: as severe as the worst of them, with its place."""
-    files: dict[object, list[LoadIssue]] = {}
-    for issue in issues[start:]:
-        files.setdefault(issue.file, []).append(issue)
-    issues[start:] = [_join(group) for group in files.values()]
+def join_all(issues: Sequence[LoadIssue], is_joined: Callable[[Path], bool]) -> list[LoadIssue]:
+    """Make one issue of all those of a file: as severe as the worst of them, with its place.
+
+    Args:
+        issues: of any files.
+        is_joined: whether this is done for a file.
+    """
+    groups: dict[Path | int, list[LoadIssue]] = {}
+    for number, issue in enumerate(issues):
+        groups.setdefault(issue.file if is_joined(issue.file) else number, []).append(issue)
+    return [_join(group) for group in groups.values()]
 
 
 def _count_lines(group: Sequence[LoadIssue]) -> LoadIssue:

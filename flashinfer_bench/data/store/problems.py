@@ -2,7 +2,7 @@
 
     <problem>/definition.json      a problem; beside it workload.jsonl, reference.py and solutions with their sources
     <group>/<problem>/…            a folder of problems, which may stand in groups
-    <name>.json                    a definition dumped from a library, with no other file
+    <name>.json                    a definition dumped from a library, alone; in the root or right below it
 
 A root with `definitions/` has our layout (`layout.py`), and nothing else is looked for. In any other root these are,
 down to DEEPEST folders; its `solutions/`, `workloads/`, `traces/` and `blob/` are read as everywhere.
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from flashinfer_bench.data.store.json_text import MOST_JSON_BYTES
-from flashinfer_bench.data.store.layout import BLOB, DEFINITIONS, SOLUTIONS, TRACES, WORKLOADS
+from flashinfer_bench.data.store.layout import DEFINITIONS, FOLDERS, SOLUTIONS
 from flashinfer_bench.data.store.variants.beside import USUAL_OP_TYPE
 from flashinfer_bench.files.reading import read_whole
 
@@ -31,7 +31,6 @@ MOST_ENTRIES: Final = 100_000
 """The search ends after so many files and folders: the root is no folder of problems."""
 MOST_FILES: Final = 2_000
 """Files of one folder that are looked into, to see what they hold."""
-_STANDARD: Final = frozenset({DEFINITIONS, SOLUTIONS, WORKLOADS, TRACES, BLOB})
 _DEFINITION_KEYS: Final = frozenset({"axes", "inputs", "outputs"})
 _SOLUTION_KEYS: Final = frozenset({"sources", "spec"})
 
@@ -60,9 +59,10 @@ def find_problems(root: Path) -> list[Problem]:
         if (folder / DEFINITION_FILE) in files:
             problems.append(_problem_of(folder, files, op_type=_group_of(folder, root)))
             continue
-        problems += [Problem(file, USUAL_OP_TYPE) for file in _of_kind(files, _DEFINITION_KEYS)]
+        if depth < 2:
+            problems += [Problem(file, USUAL_OP_TYPE) for file in _of_kind(files, _DEFINITION_KEYS)]
         if depth < DEEPEST:
-            below = [path for path in folders if depth > 0 or path.name not in _STANDARD]
+            below = [path for path in folders if depth > 0 or path.name not in FOLDERS]
             waiting += [(path, depth + 1) for path in reversed(below)]
     return problems
 

@@ -264,7 +264,7 @@ def test_a_path_that_contradicts_the_file_is_a_warning(tmp_path, models, file, w
         (make_workload(axes={"n": 1, "h": 5}), "workload.axes.h", "fixes axis 'h' at 4"),
         (make_workload(inputs={"y": "random"}), "workload.inputs.y", "has no input 'y'"),
         (make_workload(inputs={"x": 3}), "workload.inputs.x", "a scalar cannot fill it"),
-        (make_workload(inputs={"x": {"type": "custom"}}), "workload.inputs.x", "another engine"),
+        (make_workload(inputs={"x": {"type": "custom"}}), "workload.inputs.x", "no custom_inputs_entrypoint"),
         (make_workload(inputs={"x": {"type": "generated", "how": "?"}}), "workload.inputs.x", "another engine"),
         (
             make_workload(inputs={"x": {"type": "safetensors", "path": "../x", "tensor_key": "k"}}),

@@ -6,14 +6,15 @@ defaults     axes without their type, which the relative leaves out: `{}`, `{"va
 templates    a const axis without a value: read as a var axis
 problems     no `op_type`: the folder's; the reference in `reference.py` beside the file
 dumps        of a library (they have `init`, or a tag `fi_api:…`): the last function is the reference; an output
-             that has the name of an input, which is changed in place, gets one of its own
+             that has the name of an input, which is changed in place, gets one of its own; axes that only shapes name
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+from flashinfer_bench.data.dtypes import DTYPES, NOT_RECORDED
 from flashinfer_bench.data.names import KEY_CUTOFF, nearest_name
 from flashinfer_bench.data.reference import ENTRY_NAME, parse_reference
 from flashinfer_bench.data.store.variants.beside import Remark, Spot, read_beside
@@ -91,6 +92,8 @@ def _is_dump(new: Mapping[str, Any]) -> bool:
 def _upgrade_dump(new: dict[str, Any], remarks: list[Remark]) -> None:
     inputs, outputs, source = new.get("inputs"), new.get("outputs"), new.get("reference")
     if isinstance(inputs, dict) and isinstance(outputs, dict):
+        _fill_dtypes(new, inputs, outputs, remarks)
+        _add_axes(new, [*inputs.values(), *outputs.values()], remarks)
         shared = [name for name in outputs if name in inputs]
         new["outputs"] = {_own_name(name, inputs, outputs): spec for name, spec in outputs.items()}
         if shared:
@@ -105,6 +108,33 @@ def _upgrade_dump(new: dict[str, Any], remarks: list[Remark]) -> None:
     if not facts.has_run and facts.last_function is not None:
         new["reference"] = f"{source.rstrip()}\n\n\n{ENTRY_NAME} = {facts.last_function}\n"
         remarks.append(("reference", f"its last function, {facts.last_function!r}, is taken as {ENTRY_NAME!r}"))
+
+
+def _fill_dtypes(
+    new: dict[str, Any], inputs: Mapping[str, Any], outputs: Mapping[str, Any], remarks: list[Remark]
+) -> None:
+    """Give an input that was not recorded the dtype of the output that it becomes."""
+    new["inputs"] = dict(inputs)
+    for name, spec in inputs.items():
+        written = outputs.get(name)
+        if not isinstance(spec, dict) or spec.get("dtype") != NOT_RECORDED or not isinstance(written, dict):
+            continue
+        if written.get("dtype") in DTYPES:
+            new["inputs"][name] = {**spec, "dtype": written["dtype"]}
+            remarks.append((f"inputs.{name}.dtype", f"was not recorded; {written['dtype']}, the output's, is taken"))
+
+
+def _add_axes(new: dict[str, Any], specs: Iterable[Any], remarks: list[Remark]) -> None:
+    """Make var axes of the names in shapes that a dump does not list."""
+    shapes = [spec.get("shape") for spec in specs if isinstance(spec, dict)]
+    named = [axis for shape in shapes if isinstance(shape, list) for axis in shape if isinstance(axis, str)]
+    axes = new.get("axes")
+    missing = [
+        axis for axis in dict.fromkeys(named) if isinstance(axes, dict) and axis not in axes and axis.isidentifier()
+    ]
+    if missing:
+        new["axes"] = {**new["axes"], **{axis: {"type": "var"} for axis in missing}}
+        remarks.append(("axes", f"{', '.join(missing)}: not listed; read as var, so workloads give the size"))
 
 
 def _own_name(name: str, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> str:
