@@ -116,6 +116,11 @@ class Workload(DataModel):
     tolerance: WorkloadTolerance | None = None
     """Counts where the workload lies in the set of its definition."""
 
+    @property
+    def has_custom_inputs(self) -> bool:
+        """Whether code of the definition makes some of the inputs."""
+        return any(isinstance(source, CustomInput) for source in self.inputs.values())
+
     @model_validator(mode="after")
     def _inputs_are_not_misspelt(self) -> Workload:
         # Without an error all inputs would be drawn at random, and nobody would know.
