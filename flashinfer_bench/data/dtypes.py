@@ -59,7 +59,7 @@ NOT_RECORDED: Final = "unknown"
 def check_dtype(name: str) -> str:
     """Return the name when the table has it; raise ValueError with the nearest one when not."""
     if name == NOT_RECORDED:
-        raise ValueError(f"the dump did not record this dtype; write {', '.join(DTYPES)} in its place")
+        raise ValueError("the dump did not record this dtype; write its name there, such as bfloat16 or int32")
     if name not in DTYPES:
         raise ValueError(f"unknown dtype {name!r}{did_you_mean(name, DTYPES)} (known: {', '.join(DTYPES)})")
     return name

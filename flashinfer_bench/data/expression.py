@@ -12,10 +12,13 @@ import math
 import operator
 from collections.abc import Callable, Mapping
 from fractions import Fraction
+from functools import lru_cache
 from typing import Final
 
 MAX_EXPRESSION_LENGTH: Final = 10_000
 """A longer expression, in characters, is refused: no person wrote it."""
+PARSED: Final = 1024
+"""So many parsed expressions are kept: every workload of a definition needs those of its axes."""
 MAX_AXIS_VALUE: Final = 2**63 - 1
 """Largest value of an axis. It also limits the cost of `**` and `<<`."""
 
@@ -52,6 +55,7 @@ _MODULE: Final = "math"
 """`math.ceil` is read as `ceil`; nothing else of the module is there."""
 
 
+@lru_cache(maxsize=PARSED)
 def parse_expression(text: str) -> ast.expr:
     """Parse one Python expression; raise ValueError with the reason when it is none."""
     if len(text) > MAX_EXPRESSION_LENGTH:
@@ -62,10 +66,11 @@ def parse_expression(text: str) -> ast.expr:
         raise ValueError(f"not a Python expression: {error} in {text[:200]!r}") from error
 
 
-def names_in(text: str) -> set[str]:
+@lru_cache(maxsize=PARSED)
+def names_in(text: str) -> frozenset[str]:
     """Return the names that an expression uses, without those of known functions."""
     tree = parse_expression(text)
-    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} - {*_CALLS, _MODULE}
+    return frozenset(node.id for node in ast.walk(tree) if isinstance(node, ast.Name)) - {*_CALLS, _MODULE}
 
 
 def order_axes(expressions: Mapping[str, str]) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, StrictBool, StrictInt, StringConstraints, model_validator
 
@@ -98,6 +98,14 @@ class WorkloadTolerance(DataModel):
     """Share of the elements that must match."""
     max_error_cap: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """Largest absolute error that any element may have."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_short_names(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        short = {name: f"max_{name}" for name in ("atol", "rtol") if f"max_{name}" not in given}
+        return {short.get(key, key): value for key, value in given.items()}
 
 
 class Workload(DataModel):

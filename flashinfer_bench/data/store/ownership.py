@@ -6,7 +6,7 @@ the user judges by; those after it may come from anybody who wants to be judged.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -38,8 +38,18 @@ def is_of_first_root(trace_set: LaidOver, definition: str, uuid: str) -> bool:
     if file is None:
         return True
     first = trace_set.roots[0]
-    lies_inside = file.resolve().is_relative_to(first.resolve())
+    real = file.resolve()
+    lies_inside = any(real.is_relative_to(folder) for folder in own_folders(first))
     return lies_inside and _root_of(trace_set, file) == first == trace_set.blob_root(definition, uuid)
+
+
+def own_folders(root: Path) -> Iterator[Path]:
+    """Yield where files of a root may really lie: in it, or in the Hugging Face cache that it is a snapshot of."""
+    real = root.resolve()
+    yield real
+    for parent in (real, *real.parents):
+        if parent.parent.name == "snapshots":
+            yield parent.parent.parent / "blobs"
 
 
 def _root_of(trace_set: LaidOver, file: Path) -> Path | None:

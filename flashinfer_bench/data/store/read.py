@@ -30,6 +30,7 @@ from flashinfer_bench.data.store.trace_lines import AnyTrace, read_trace_line, t
 from flashinfer_bench.data.store.trace_list import TraceList
 from flashinfer_bench.data.store.variants.beside import USUAL_OP_TYPE, Spot
 from flashinfer_bench.data.trace import Trace
+from flashinfer_bench.data.workload import Workload
 from flashinfer_bench.errors import DataSetError
 
 
@@ -128,9 +129,8 @@ def _read_definitions(found: FoundFiles) -> None:
 
 
 def _op_type_of(file: Path, folder: Path) -> str:
-    """Return the op type that a file's place says: the folder below `definitions/`."""
-    below = file.relative_to(folder).parts
-    return below[0] if len(below) > 1 else USUAL_OP_TYPE
+    """Return the op type that a file's place says: the folder that it lies in, below `definitions/`."""
+    return file.parent.name if file.parent != folder else USUAL_OP_TYPE
 
 
 def _read_objects(model: type[Named], spots: Iterable[Spot], found: FoundFiles) -> Iterator[Filed[Named]]:
@@ -183,7 +183,7 @@ def _read_workloads(found: FoundFiles) -> None:
     for problem in found.problems:
         name = names.get(problem.definition, problem.definition.parent.name)
         spots += [Spot(file, definition=name, root=found.root) for file in problem.workloads]
-    seen: dict[tuple[str, str], tuple[str, Path]] = {}
+    seen: dict[tuple[str, str], tuple[Workload, Path]] = {}
     for spot in spots:
         start = len(found.issues)
         told = _NamesOfFile(found, spot.file, folder)
@@ -197,7 +197,7 @@ def _read_workloads(found: FoundFiles) -> None:
 
 
 def _accept_workload(
-    found: FoundFiles, trace: Trace, place: Place, seen: dict[tuple[str, str], tuple[str, Path]]
+    found: FoundFiles, trace: Trace, place: Place, seen: dict[tuple[str, str], tuple[Workload, Path]]
 ) -> Trace | None:
     """Check a workload against its definition and those before it; None, with issues, when it is left out."""
     if not trace.is_workload_trace():
@@ -212,13 +212,13 @@ def _accept_workload(
     found.issues.extend(place.issue("error", reason, steps) for steps, reason in findings)
     if findings:
         return None
-    seen[key] = (trace.workload.digest(), place.file)
+    seen[key] = (trace.workload, place.file)
     return trace
 
 
-def _describe_repeated(trace: Trace, place: Place, digest: str, first: Path) -> LoadIssue:
+def _describe_repeated(trace: Trace, place: Place, known: Workload, first: Path) -> LoadIssue:
     uuid = trace.workload.uuid
-    if trace.workload.digest() == digest:
+    if trace.workload.digest() == known.digest():
         return place.issue("warning", f"workload {uuid} stands twice, first in {first}; once is enough", ("workload",))
     reason = f"uuid {uuid} belongs to another workload of {trace.definition}, in {first}; this one is left out"
     return place.issue("error", reason, ("workload", "uuid"))

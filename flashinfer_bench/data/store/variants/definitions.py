@@ -1,12 +1,13 @@
 """Definitions of other dialects. Takes the parsed JSON of one, and returns it in today's form with remarks.
+Forms, and what they become:
 
-early 2025   `type` for `op_type`
-null lists   `constraints` and `tags` null
-defaults     axes without their type, which the relative leaves out: `{}`, `{"value": 4}`, `{"expression": "2 * n"}`
-templates    a const axis without a value: read as a var axis
-problems     no `op_type`: the folder's; the reference in `reference.py` beside the file
-dumps        of a library (they have `init`, or a tag `fi_api:…`): the last function is the reference; an output
-             that has the name of an input, which is changed in place, gets one of its own; axes that only shapes name
+    early 2025   `type` for `op_type`
+    null lists   `constraints` and `tags` null
+    defaults     axes without their type, which other engines leave out: `{}`, `{"value": 4}`, `{"expression": "2 * n"}`
+    templates    a const axis without a value: read as a var axis
+    problems     no `op_type`: the folder's; the reference in `reference.py` beside the file
+    dumps        of a library (they have `init`, or a tag `fi_api:…`): the last function is the reference; an output
+                 that has the name of an input, which is changed in place, gets one of its own; axes that only shapes name
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _DUMP_KEY: Final = "init"
 
 def upgrade_definition(raw: dict[str, Any], spot: Spot) -> tuple[dict[str, Any], list[Remark]]:
     """Bring a definition into today's form."""
-    new = without_null(raw, "tags", "constraints", "op_type")
+    new = without_null(raw, "tags", "constraints", "op_type", "reference")
     remarks: list[Remark] = []
     if "op_type" not in new and isinstance(new.get("type"), str):
         new["op_type"] = new.pop("type")

@@ -1,11 +1,11 @@
 """Lines of workloads and traces files in other dialects. Takes one as parsed JSON, and returns it in today's form.
+Forms, and what they become:
 
-early 2025   environment: `device` for `hardware`; evaluation: `log_file`
-bare         a workloads line that is a workload without the trace around it; no uuid; `solution` ""
-defaults     inputs without their type, which the relative leaves out: `{}` is random, `{"value": 3}` a scalar
-costs        a workload's `cost` that is none of ours: left out, since nothing but the roofline wants it
-tolerances   `atol` and `rtol` for `max_atol` and `max_rtol`
-problems     blob paths relative to the folder of the problem
+    early 2025   environment: `device` for `hardware`; evaluation: `log_file`
+    bare         a workloads line that is a workload without the trace around it; no uuid; `solution` ""
+    defaults     inputs without their type, which other engines leave out: `{}` is random, `{"value": 3}` a scalar
+    costs        a workload's `cost` that is none of ours: left out, since nothing but the roofline wants it
+    problems     blob paths relative to the folder of the problem
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from flashinfer_bench.data.workload import WorkloadCost
 
 _WORKLOAD_NAMESPACE: Final = uuid.UUID("6f1a3f0e-52a5-5b0e-9a55-3a7c1f0a9d11")
 """The namespace of uuids for workloads that have none. Equal workloads get equal uuids."""
-_TOLERANCES: Final = {"atol": "max_atol", "rtol": "max_rtol"}
 
 
 def upgrade_trace(raw: dict[str, Any], spot: Spot) -> tuple[dict[str, Any], list[Remark]]:
@@ -58,9 +57,6 @@ def _upgrade_workload(
         remarks.append(("workload.cost", f"left out, so that the cost is guessed from the definition: {reason}"))
     if isinstance(inputs := new.get("inputs"), dict):
         new["inputs"] = {name: _upgrade_input(source, spot) for name, source in inputs.items()}
-    if isinstance(tolerance := new.get("tolerance"), dict):
-        known = {old: name for old, name in _TOLERANCES.items() if old in tolerance and name not in tolerance}
-        new["tolerance"] = {known.get(key, key): value for key, value in tolerance.items()}
     return new
 
 

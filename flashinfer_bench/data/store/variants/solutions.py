@@ -1,9 +1,10 @@
 """Solutions of other dialects. Takes the parsed JSON of one, and returns it in today's form with remarks.
+Forms, and what they become:
 
-null lists   `dependencies` null
-languages    `spec.languages`, a list, instead of `spec.language`; capitals; sources as a dict; entry without "::"
-beside       a source without `content`: the file lies beside the solution's
-problems     name, definition or author left out, where the solution lies beside its definition
+    null lists   `dependencies` null
+    languages    `spec.languages`, a list, instead of `spec.language`; capitals; sources as a dict; entry without "::"
+    beside       a source without `content`: the file lies beside the solution's
+    problems     name, definition or author left out, where the solution lies beside its definition
 """
 
 from __future__ import annotations

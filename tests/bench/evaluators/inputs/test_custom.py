@@ -55,7 +55,8 @@ def test_the_function_gets_axes_and_numbers_as_it_asks_for_them(tmp_path, signat
 
 
 @pytest.mark.parametrize(
-    "made", ["(torch.ones(n), torch.zeros(n, dtype=torch.int32))", "[torch.ones(n), torch.zeros(n, dtype=torch.int32), 5]"]
+    "made",
+    ["(torch.ones(n), torch.zeros(n, dtype=torch.int32))", "[torch.ones(n), torch.zeros(n, dtype=torch.int32), 5]"],
 )
 def test_it_may_give_its_inputs_or_all_of_them_in_order(tmp_path, made):
     x, i, s = inputs_of(definition_with(made), tmp_path)
