@@ -7,6 +7,7 @@ A fault is not a verdict. It makes no trace; it is an event, and stands in `faul
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -37,6 +38,7 @@ from flashinfer_bench.compile import (
 from flashinfer_bench.compile.cache import cache_root
 from flashinfer_bench.data import Evaluation, Trace, TraceSet
 from flashinfer_bench.data.store.layout import BLOB, DEFINITIONS, SOLUTIONS, TRACES, WORKLOADS
+from flashinfer_bench.data.store.loose import find_loose_folders
 from flashinfer_bench.data.store.record import TraceWriter
 from flashinfer_bench.data.store.trace_list import kept_of
 from flashinfer_bench.errors import DataSetError
@@ -252,7 +254,14 @@ class Benchmark:
         roots = {*trace_set.solution_roots.values(), *trace_set.workload_roots.values(), *trace_set.blob_roots.values()}
         roots |= {trace_set.root} if trace_set.root is not None else set()
         in_sets = [root / name for root in sorted(roots) for name in (DEFINITIONS, SOLUTIONS, WORKLOADS, TRACES, BLOB)]
-        return [str(folder.absolute()) for folder in (*in_sets, *(cache / name for name in CACHE_FOLDERS))]
+        files = [*trace_set.definition_files.values(), *trace_set.solution_files.values()]
+        loose = find_loose_folders(files, trace_set.roots)
+        # What a worker needs may lie beside: then only the definitions are hidden.
+        needed = [Path(sys.prefix), Path(__file__)]
+        shut = [folder for folder in loose if not any(path.is_relative_to(folder.absolute()) for path in needed)]
+        shown = [file for file in trace_set.definition_files.values() if file.parent in loose - {*shut}]
+        own = (*in_sets, *shut, *shown, *(cache / name for name in CACHE_FOLDERS))
+        return [str(path.absolute()) for path in own]
 
     def _make_trace(self, job: Job, device: Device, evaluation: Evaluation) -> Trace:
         """Add what the verdict was reached under: settings, seed, digests, device."""

@@ -9,6 +9,7 @@ import pytest
 from flashinfer_bench.bench import Benchmark, BenchmarkConfig
 from flashinfer_bench.cli import main
 from flashinfer_bench.data import TraceSet
+from flashinfer_bench.data.store.loose import find_loose_folders
 from flashinfer_bench.data.workload import CustomInput
 from tests.compat.problems import HALF_A_PERCENT_OFF, INPUTS, RIGHT, STRICT, make_line, write_problem
 from tests.kit import make_definition, make_solution, make_trace, make_workload, write_trace_set
@@ -209,3 +210,21 @@ def test_custom_inputs_without_their_function_are_refused_in_one_line(tmp_path, 
     issue = only(issue for issue in loaded.issues if issue.severity == "error")
     assert words in issue.reason
     assert "so in 7 lines" in issue.reason
+
+
+def test_no_worker_reads_the_folder_of_a_problem(tmp_path):
+    problem = write_problem(tmp_path / "L1/p", answers={"right": RIGHT})
+    loaded = TraceSet.from_path(tmp_path)
+    files = [*loaded.definition_files.values(), *loaded.solution_files.values()]
+    assert find_loose_folders(files, loaded.roots) == {problem}
+    ours = TraceSet.from_path(write_trace_set(tmp_path / "set", definitions=[make_definition()]))
+    assert find_loose_folders(ours.definition_files.values(), ours.roots) == set()
+
+
+def test_a_definition_in_the_cache_that_its_set_is_a_snapshot_of_is_the_sets_own(tmp_path):
+    kept = write_problem(tmp_path / "blobs/p")
+    folder = write_problem(tmp_path / "snapshots/1a2b/p", answers={"right": RIGHT})
+    (folder / "definition.json").unlink()
+    (folder / "definition.json").symlink_to(kept / "definition.json")
+    loaded = TraceSet.from_path(tmp_path / "snapshots/1a2b")
+    assert len(Benchmark(loaded, BenchmarkConfig.default(**FEW)).plan().jobs) == 1

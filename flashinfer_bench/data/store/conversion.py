@@ -17,7 +17,7 @@ from flashinfer_bench.data.jsonfiles import append_jsonl_file, save_json_file
 from flashinfer_bench.data.solution import Solution
 from flashinfer_bench.data.store import layout
 from flashinfer_bench.data.store.blobs import BlobStore
-from flashinfer_bench.data.store.problems import DEFINITION_FILE, WORKLOAD_FILES
+from flashinfer_bench.data.store.loose import DEFINITION_FILE, WORKLOAD_FILES
 from flashinfer_bench.data.store.variants.beside import USUAL_OP_TYPE
 from flashinfer_bench.data.store.variants.definitions import REFERENCE_FILE
 from flashinfer_bench.data.store.variants.solutions import UNKNOWN_AUTHOR

@@ -1,6 +1,6 @@
 """Reading a whole set: walk the four folders, keep what is right, gather an issue for what is not.
 
-A root of another layout has problems (`problems.py`), whose files are read beside those of the four folders.
+A root of another layout has loose definitions (`loose.py`), whose files are read beside those of the four folders.
 
 The fields inside the files count; the folders are only compared with them. What belongs to an unknown definition is
 kept with a warning, since another set that is given beside this one may have the definition.
@@ -24,8 +24,8 @@ from flashinfer_bench.data.store.checks import check_workload
 from flashinfer_bench.data.store.claims_to_names import Filed, Named, settle_definitions, settle_solutions
 from flashinfer_bench.data.store.issue_groups import join_alike, join_all
 from flashinfer_bench.data.store.jsonl import read_lines
+from flashinfer_bench.data.store.loose import LooseDefinition, find_loose
 from flashinfer_bench.data.store.parse import FileIssues, Place, parse_line, parse_objects
-from flashinfer_bench.data.store.problems import Problem, find_problems
 from flashinfer_bench.data.store.trace_lines import AnyTrace, read_trace_line, to_trace
 from flashinfer_bench.data.store.trace_list import TraceList
 from flashinfer_bench.data.store.variants.beside import USUAL_OP_TYPE, Spot
@@ -39,7 +39,7 @@ class FoundFiles:
     """What the files of one root hold, and what is wrong with them."""
 
     root: Path
-    problems: list[Problem] = field(default_factory=list)
+    loose: list[LooseDefinition] = field(default_factory=list)
     """What lies in another layout than ours."""
     definitions: dict[str, Definition] = field(default_factory=dict)
     solutions: dict[str, list[Solution]] = field(default_factory=dict)
@@ -71,7 +71,7 @@ def read_files(root: Path) -> FoundFiles:
         known = {FileNotFoundError: "does not exist", NotADirectoryError: "is not a folder"}
         what = known.get(type(error), f"cannot be read: {error.strerror}")
         raise DataSetError(f"trace set {str(root)!r} {what}; give the folder that holds definitions/") from error
-    found = FoundFiles(root, find_problems(root))
+    found = FoundFiles(root, find_loose(root))
     with _collector_paused():
         _read_definitions(found)
         _read_solutions(found)
@@ -111,7 +111,7 @@ def _read_definitions(found: FoundFiles) -> None:
     folder = found.root / layout.DEFINITIONS
     files = layout.find_files(folder, (".json",), found.leave_out)
     spots = [Spot(file, _op_type_of(file, folder)) for file in files]
-    spots += [Spot(problem.definition, problem.op_type) for problem in found.problems]
+    spots += [Spot(loose.definition, loose.op_type) for loose in found.loose]
     read = []
     for filed in _read_objects(Definition, spots, found):
         read.append(filed)
@@ -148,8 +148,8 @@ def _read_solutions(found: FoundFiles) -> None:
     folder = found.root / layout.SOLUTIONS
     spots = [Spot(file) for file in layout.find_files(folder, (".json",), found.leave_out)]
     names = _name_definitions(found)
-    for problem in found.problems:
-        spots += [Spot(file, definition=names.get(problem.definition)) for file in problem.solutions]
+    for loose in found.loose:
+        spots += [Spot(file, definition=names.get(loose.definition)) for file in loose.solutions]
     read = list(_read_objects(Solution, spots, found))
 
     def is_in_place(filed: Filed[Solution]) -> bool:
@@ -180,9 +180,9 @@ def _read_workloads(found: FoundFiles) -> None:
     folder = found.root / layout.WORKLOADS
     spots = [Spot(file) for file in layout.find_files(folder, (".jsonl", ".json"), found.leave_out)]
     names = _name_definitions(found)
-    for problem in found.problems:
-        name = names.get(problem.definition, problem.definition.parent.name)
-        spots += [Spot(file, definition=name, root=found.root) for file in problem.workloads]
+    for loose in found.loose:
+        name = names.get(loose.definition, loose.definition.parent.name)
+        spots += [Spot(file, definition=name, root=found.root) for file in loose.workloads]
     seen: dict[tuple[str, str], tuple[Workload, Path]] = {}
     for spot in spots:
         start = len(found.issues)

@@ -5,9 +5,9 @@ Forms, and what they become:
     null lists   `constraints` and `tags` null
     defaults     axes without their type, which other engines leave out: `{}`, `{"value": 4}`, `{"expression": "2 * n"}`
     templates    a const axis without a value: read as a var axis
-    problems     no `op_type`: the folder's; the reference in `reference.py` beside the file
+    loose        no `op_type`: the folder's; the reference in `reference.py` beside the file
     dumps        of a library (they have `init`, or a tag `fi_api:…`): the last function is the reference; an output
-                 that has the name of an input, which is changed in place, gets one of its own; axes that only shapes name
+                 with the name of an input, which is changed in place, gets one of its own; axes that only shapes name
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ Forms, and what they become:
     bare         a workloads line that is a workload without the trace around it; no uuid; `solution` ""
     defaults     inputs without their type, which other engines leave out: `{}` is random, `{"value": 3}` a scalar
     costs        a workload's `cost` that is none of ours: left out, since nothing but the roofline wants it
-    problems     blob paths relative to the folder of the problem
+    loose        blob paths relative to the folder of the file
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Forms, and what they become:
     null lists   `dependencies` null
     languages    `spec.languages`, a list, instead of `spec.language`; capitals; sources as a dict; entry without "::"
     beside       a source without `content`: the file lies beside the solution's
-    problems     name, definition or author left out, where the solution lies beside its definition
+    loose        name, definition or author left out, where the solution lies beside its definition
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Folders that hold definitions in another layout than ours: problems in folders of their own, and library dumps.
+"""Loose definitions: those in another layout than ours, in a folder of their own or dumped from a library.
 
-    <problem>/definition.json      a problem; beside it workload.jsonl, reference.py and solutions with their sources
-    <group>/<problem>/…            a folder of problems, which may stand in groups
+    <name>/definition.json         SOL-ExecBench's problem; beside it workload.jsonl, reference.py and solutions with
+                                   their sources
+    <group>/<name>/…               several of them, which may stand in groups
     <name>.json                    a definition dumped from a library, alone; in the root or right below it
 
 A root with `definitions/` has our layout (`layout.py`), and nothing else is looked for. In any other root these are,
@@ -11,7 +12,7 @@ down to DEEPEST folders; its `solutions/`, `workloads/`, `traces/` and `blob/` a
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
@@ -26,9 +27,9 @@ from flashinfer_bench.files.reading import read_whole
 DEFINITION_FILE: Final = "definition.json"
 WORKLOAD_FILES: Final = ("workload.jsonl", "workloads.jsonl", "workload.json", "workloads.json")
 DEEPEST: Final = 4
-"""Problems are looked for in folders down to this depth below the root."""
+"""Loose definitions are looked for in folders down to this depth below the root."""
 MOST_ENTRIES: Final = 100_000
-"""The search ends after so many files and folders: the root is no folder of problems."""
+"""The search ends after so many files and folders: the root is no folder of definitions."""
 MOST_FILES: Final = 2_000
 """Files of one folder that are looked into, to see what they hold."""
 _DEFINITION_KEYS: Final = frozenset({"axes", "inputs", "outputs"})
@@ -36,41 +37,47 @@ _SOLUTION_KEYS: Final = frozenset({"sources", "spec"})
 
 
 @dataclass
-class Problem:
+class LooseDefinition:
     """One definition outside our layout, and the files that belong to it."""
 
     definition: Path
     op_type: str
-    """Of a definition that names none: the folder that holds its problem's, below the root, or the usual one."""
+    """Of a definition that names none: the name of its group, or the usual one."""
     workloads: list[Path] = field(default_factory=list)
     solutions: list[Path] = field(default_factory=list)
 
 
-def find_problems(root: Path) -> list[Problem]:
+def find_loose(root: Path) -> list[LooseDefinition]:
     """Find the definitions of a root without `definitions/`; none where it has that folder."""
-    if (root / DEFINITIONS).is_dir():
+    if (root / DEFINITIONS).is_dir() or root.absolute().name in FOLDERS:  # somebody named a folder of a set
         return []
-    problems: list[Problem] = []
+    found: list[LooseDefinition] = []
     waiting, left = [(root, 0)], MOST_ENTRIES
     while waiting and left > 0:
         folder, depth = waiting.pop()
         folders, files = _list(folder, left)
         left -= len(folders) + len(files)
         if (folder / DEFINITION_FILE) in files:
-            problems.append(_problem_of(folder, files, op_type=_group_of(folder, root)))
+            found.append(_read_folder(folder, files, op_type=_group_of(folder, root)))
             continue
         if depth < 2:
-            problems += [Problem(file, USUAL_OP_TYPE) for file in _of_kind(files, _DEFINITION_KEYS)]
+            found += [LooseDefinition(file, USUAL_OP_TYPE) for file in _of_kind(files, _DEFINITION_KEYS)]
         if depth < DEEPEST:
             below = [path for path in folders if depth > 0 or path.name not in FOLDERS]
             waiting += [(path, depth + 1) for path in reversed(below)]
-    return problems
+    return found
 
 
-def _problem_of(folder: Path, files: list[Path], *, op_type: str) -> Problem:
+def find_loose_folders(files: Iterable[Path], roots: Iterable[Path]) -> set[Path]:
+    """Return the folders of those files of sets that lie in none of the folders of our layout."""
+    ours = [root / name for root in roots for name in FOLDERS]
+    return {file.parent for file in files if not any(file.is_relative_to(folder) for folder in ours)}
+
+
+def _read_folder(folder: Path, files: list[Path], *, op_type: str) -> LooseDefinition:
     others = [file for file in files if file.name not in (DEFINITION_FILE, *WORKLOAD_FILES)]
     more = _list(folder / SOLUTIONS, MOST_FILES)[1] if (folder / SOLUTIONS).is_dir() else []
-    return Problem(
+    return LooseDefinition(
         folder / DEFINITION_FILE,
         op_type,
         workloads=[file for file in files if file.name in WORKLOAD_FILES],
