@@ -81,7 +81,7 @@ def _why_not_made(definition: Definition) -> str | None:
     entry = definition.custom_inputs_entrypoint
     if entry is None:
         return f"inputs of type 'custom' need a function: {definition.name} has no custom_inputs_entrypoint"
-    if entry not in parse_reference(definition.reference).functions:
+    if entry not in parse_reference(definition.reference).names:
         return f"inputs of type 'custom' need the function {entry!r}, which the reference of {definition.name} has not"
     return None
 

@@ -27,7 +27,7 @@ from typing import Any, Final
 
 import torch
 
-from flashinfer_bench.bench.evaluators.inputs.custom import CustomInputs, list_custom
+from flashinfer_bench.bench.evaluators.inputs.custom import SLOW_S, CustomInputs, list_custom
 from flashinfer_bench.bench.evaluators.inputs.make import bind_axes
 from flashinfer_bench.bench.evaluators.inputs.random_values import Blank
 from flashinfer_bench.bench.evaluators.inputs.rules import Way, find_way, make_tensor
@@ -84,16 +84,21 @@ def find_varied(definition: Definition, workload: Workload, device: torch.device
 
 
 def _vary_custom(custom: CustomInputs, ways: Mapping[str, Way]) -> dict[str, VariedInput]:
-    """Return how custom inputs differ: made anew where they can be, and the others fixed; else as stored ones do."""
-    drawn = custom.find_drawn([name for name in custom.names if ways[name] == "fixed"], seed=0)
-    if not drawn:
-        return {}
-    return {
-        name: VariedInput(name, "redrawn", _picker(custom, name), is_joint=True)
-        if name in drawn
-        else VariedInput(name, "fixed")
-        for name in custom.names
-    }
+    """Return how custom inputs differ, but for those that are varied as stored ones are.
+
+    Those that chance has no part in stay as they are, unless that holds for all. The others are made anew where that is
+    quick, and leaves integers that give structure alone.
+    """
+    differing, seconds = custom.compare_draws(seed=0)
+    changes_structure = any(ways[name] == "fixed" for name in differing)
+    is_drawn = seconds <= SLOW_S and not changes_structure
+    varied: dict[str, VariedInput] = {}
+    for name in custom.names if differing else ():
+        if name not in differing:
+            varied[name] = VariedInput(name, "fixed")
+        elif is_drawn:
+            varied[name] = VariedInput(name, "redrawn", _picker(custom, name), is_joint=True)
+    return varied
 
 
 def _picker(custom: CustomInputs, name: str) -> Remaker:

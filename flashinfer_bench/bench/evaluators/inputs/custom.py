@@ -13,9 +13,9 @@ import inspect
 import random
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 
@@ -30,10 +30,18 @@ from flashinfer_bench.errors import DefinitionFault
 
 DEVICE: Final = "device"
 """The parameter that gets the device, where there is one of this name."""
-SLOW_S: Final = 0.25
-"""A function that takes longer, in seconds, does not make the inputs of each call anew: they are varied as stored ones
-are."""
+SLOW_S: Final = 0.05
+"""A function that takes longer, in seconds, does not make the inputs of each call anew: a job has hundreds of calls."""
 _NUMPY_SEEDS: Final = 1 << 32
+
+
+class Draws(NamedTuple):
+    """What a function makes of two seeds."""
+
+    differing: frozenset[str]
+    """The inputs that differ."""
+    seconds: float
+    """How long one draw takes."""
 
 
 class CustomInputs:
@@ -80,20 +88,13 @@ class CustomInputs:
             self._last = seed, {name: self._fit(name, given[name]) for name in self.names}
         return self._last[1]
 
-    def find_drawn(self, structure: Collection[str], seed: int) -> frozenset[str]:
-        """Return which of them can be made anew for each call of a job; none where one of the structure would change.
-
-        Args:
-            structure: inputs that have to stay what they are while a job lasts, such as page tables.
-            seed: any.
-        """
+    def compare_draws(self, seed: int) -> Draws:
+        """Make them twice, and see what differs and how long it takes."""
         first = self.draw(derive_seed(seed, "first"))
         start = time.monotonic()
         second = self.draw(derive_seed(seed, "second"))
-        if time.monotonic() - start > SLOW_S:
-            return frozenset()
-        differing = frozenset(name for name in self.names if not _is_same(first[name], second[name]))
-        return frozenset() if differing & set(structure) else differing
+        seconds = time.monotonic() - start
+        return Draws(frozenset(name for name in self.names if not _is_same(first[name], second[name])), seconds)
 
     def _by_name(self, made: Any) -> Mapping[str, Any]:
         """Give what the function returned by the names of the inputs."""

@@ -113,6 +113,22 @@ def test_each_call_gets_inputs_that_the_function_made_together(tmp_path):
     assert contents.differs
 
 
+def test_what_chance_has_no_part_in_stays_as_it_is(tmp_path):
+    made = "{'x': torch.full((n,), 3.0), 'i': torch.randint(9, (n,)).int()}"  # integers of this name give structure
+    x, i, _ = contents_of(definition_with(made), tmp_path).make(1)
+    assert x.tolist() == [3.0] * 4
+    assert i.dtype == torch.int32
+
+
+def test_a_slow_function_is_called_once_a_trial(tmp_path, monkeypatch):
+    monkeypatch.setattr("flashinfer_bench.bench.evaluators.inputs.contents.SLOW_S", 0.0)
+    contents = contents_of(definition_with(DRAWN), tmp_path)
+    x, i, _ = contents.make(1)
+    ratios = sorted(abs(value / other) for value in x.tolist() for other in contents.base[0].tolist())
+    assert any(0.8 <= ratio <= 1.25 for ratio in ratios)  # scaled, as a stored input is
+    assert torch.equal(i, contents.base[1])
+
+
 @pytest.mark.parametrize(
     "made",
     [
@@ -126,3 +142,18 @@ def test_inputs_that_cannot_be_made_anew_are_varied_as_stored_ones(tmp_path, mad
     x, i, _ = contents.make(1)
     assert not torch.equal(x, contents.base[0])
     assert torch.equal(i, contents.base[1])
+
+
+@pytest.mark.gpu
+def test_a_function_draws_on_a_gpu_and_leaves_its_generator_alone(tmp_path):
+    cuda = torch.device("cuda")
+    torch.cuda.manual_seed(5)
+    expected = torch.rand(2, device=cuda)
+    torch.cuda.manual_seed(5)
+    definition = definition_with(DRAWN)
+    first, again = (InputMaker(definition, workload_with(), cuda, tmp_path).make(1) for _ in range(2))
+    assert torch.equal(first[0], again[0])
+    assert {first[0].device.type, first[1].device.type} == {"cuda"}
+    assert torch.equal(torch.rand(2, device=cuda), expected)
+    varied = find_varied(definition, workload_with(), cuda)
+    assert [one.is_joint for one in varied] == [True, False, False]
