@@ -53,7 +53,7 @@ class BlockContext:
         workload = Workload.model_validate(order.workload)
         if not order.settings:
             return JobContext(self, order, workload, self.config)
-        return JobContext(self, order, workload, ResolvedEvalConfig(**{**self.config.values(), **order.settings}))
+        return JobContext(self, order, workload, self.config.model_copy(update=order.settings))
 
 
 @dataclass(frozen=True)
