@@ -11,7 +11,7 @@ from flashinfer_bench.cli import main
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.data.store.loose import find_loose_folders
 from flashinfer_bench.data.workload import CustomInput
-from tests.compat.problems import HALF_A_PERCENT_OFF, INPUTS, RIGHT, STRICT, make_line, write_problem
+from tests.compat.problems import HALF_A_PERCENT_OFF, INPUTS, RIGHT, STRICT, make_answer, make_line, write_problem
 from tests.kit import make_definition, make_solution, make_trace, make_workload, write_trace_set
 
 pytestmark = pytest.mark.cpu
@@ -60,6 +60,18 @@ def test_a_solution_beside_its_problem_may_leave_out_whose_it_is(tmp_path):
     (folder / "solution_right.json").write_text(json.dumps({key: raw[key] for key in ("spec", "sources")}))
     solution = only(TraceSet.from_path(folder).solutions["scaled_cumsum"])
     assert (solution.name, solution.author) == ("solution_right", "unknown")
+
+
+def test_solutions_of_several_problems_may_have_one_name(tmp_path):
+    for name in ("first", "second"):
+        folder = write_problem(tmp_path / name, name=name)
+        answer = {**make_answer("kernel", definition=name), "name": "mine"}
+        (folder / "solution.json").write_text(json.dumps(answer))
+        (folder / "kernel.py").write_text(RIGHT)
+    loaded = TraceSet.from_path(tmp_path)
+    assert {name: only(group).name for name, group in loaded.solutions.items()} == {
+        "first": "first.mine", "second": "second.mine"}  # fmt: skip
+    assert len({issue.file for issue in loaded.issues}) == len(loaded.issues)
 
 
 def test_blobs_may_lie_in_the_folder_of_their_problem(tmp_path):

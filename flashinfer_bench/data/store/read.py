@@ -150,7 +150,7 @@ def _read_solutions(found: FoundFiles) -> None:
     names = _name_definitions(found)
     for loose in found.loose:
         spots += [Spot(file, definition=names.get(loose.definition)) for file in loose.solutions]
-    read = list(_read_objects(Solution, spots, found))
+    read = _with_own_names(list(_read_objects(Solution, spots, found)), found)
 
     def is_in_place(filed: Filed[Solution]) -> bool:
         return _describe_place(filed.file, folder, _names_above(found, filed.model)) is None
@@ -166,6 +166,23 @@ def _read_solutions(found: FoundFiles) -> None:
             _warn_of_missing(found, place, solution.definition, f"solution {solution.name!r}")
         else:
             _compare_place(found, file, folder, _names_above(found, solution))
+
+
+def _with_own_names(read: list[Filed[Solution]], found: FoundFiles) -> list[Filed[Solution]]:
+    """Tell apart solutions of loose definitions: each folder may have one of the same name."""
+    definitions: dict[str, set[str]] = {}
+    for filed in read:
+        definitions.setdefault(filed.model.name, set()).add(filed.model.definition)
+    named = []
+    for filed in read:
+        name = filed.model.name
+        if len(definitions[name]) == 1 or not _is_outside(filed.file, found.root):
+            named.append(filed)
+            continue
+        own = f"{filed.model.definition}.{name}"
+        found.issues.append(filed.place.issue("warning", f"others have the name {name!r}; this one counts as {own!r}"))
+        named.append(filed._replace(model=filed.model.model_copy(update={"name": own})))
+    return named
 
 
 def _names_above(found: FoundFiles, solution: Solution) -> tuple[str, ...]:
