@@ -36,6 +36,9 @@ def upgrade_definition(raw: dict[str, Any], spot: Spot) -> tuple[dict[str, Any],
         remarks.append(("op_type", f"not given; {spot.op_type!r} is taken"))
     if isinstance(axes := new.get("axes"), dict):
         new["axes"] = {name: _upgrade_axis(name, axis, remarks) for name, axis in axes.items()}
+    path, separator, function = str(new.get("custom_inputs_entrypoint", "")).partition("::")
+    if separator and path in (REFERENCE_FILE, new.get("reference")):
+        new["custom_inputs_entrypoint"] = function
     _find_reference(new, spot, remarks)
     if _is_dump(new):
         _upgrade_dump(new, remarks)
@@ -77,6 +80,7 @@ def _find_reference(new: dict[str, Any], spot: Spot, remarks: list[Remark]) -> N
         try:
             new["reference"] = read_beside(spot.file, path)
         except ValueError as error:
+            new["reference"] = ""
             remarks.append(("reference", str(error)))
         return
     if given is None and _is_dump(new) and _is_left_out("reference", new):
