@@ -7,6 +7,7 @@ A fault is not a verdict. It makes no trace; it is an event, and stands in `faul
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -38,6 +39,7 @@ from flashinfer_bench.compile import (
 )
 from flashinfer_bench.data import Evaluation, Trace, TraceSet
 from flashinfer_bench.data.store.layout import BLOB, DEFINITIONS, SOLUTIONS, TRACES, WORKLOADS
+from flashinfer_bench.data.store.loose import find_loose_folders
 from flashinfer_bench.data.store.record import TraceWriter
 from flashinfer_bench.data.store.trace_list import kept_of
 from flashinfer_bench.env import cache_root
@@ -312,4 +314,12 @@ def list_hidden_folders(trace_set: TraceSet, cache: Path) -> list[str]:
     roots = {*trace_set.solution_roots.values(), *trace_set.workload_roots.values(), *trace_set.blob_roots.values()}
     roots |= {trace_set.root} if trace_set.root is not None else set()
     in_sets = [root / name for root in sorted(roots) for name in (DEFINITIONS, SOLUTIONS, WORKLOADS, TRACES, BLOB)]
-    return [str(folder.absolute()) for folder in (*in_sets, *(cache / name for name in CACHE_FOLDERS))]
+    loose = find_loose_folders(
+        [*trace_set.definition_files.values(), *trace_set.solution_files.values()], trace_set.roots
+    )
+    # What a worker needs may lie beside: then only the definitions are hidden.
+    needed = [Path(sys.prefix), Path(__file__)]
+    shut = [folder for folder in loose if not any(path.is_relative_to(folder.absolute()) for path in needed)]
+    shown = [file for file in trace_set.definition_files.values() if file.parent in loose - {*shut}]
+    hidden = (*in_sets, *shut, *shown, *(cache / name for name in CACHE_FOLDERS))
+    return [str(path.absolute()) for path in hidden]

@@ -28,9 +28,11 @@ from pydantic_core import PydanticCustomError
 from flashinfer_bench.bench.config_file import read_config_file
 from flashinfer_bench.bench.config_layers import (
     DEFAULT_ORIGIN,
+    WORKLOAD_ORIGIN,
     Count,
     EvalConfig,
     EvalSettings,
+    Layer,
     NotBool,
     Owner,
     ResolvedEvalConfig,
@@ -159,6 +161,8 @@ class BenchmarkConfig(EvalSettings):
     """Time every reference in this run; otherwise what an earlier run kept of the same GPU is taken over."""
     sandbox: Literal["strict", "auto", "off"] = "auto"
     """How far workers are confined: all of it or no run, all that this machine gives, or not."""
+    trust_definitions: bool = False
+    """Make custom inputs by the code of definitions from any set, not from the first one's own files alone."""
     evaluator_modules: list[PlugInReference] = Field(default_factory=list)
     """Modules with evaluators of the user's own, asked before the built-in ones: `package.module` or `module:Class`."""
     op_type_config: Sections = Field(default_factory=dict)
@@ -205,10 +209,18 @@ class BenchmarkConfig(EvalSettings):
         """
         return cls._load(Path(path), overrides, bundled=False)
 
-    def resolve_eval_config(self, definition: NamedDefinition) -> ResolvedEvalConfig:
-        """Return the complete eval settings of a definition."""
+    def resolve_eval_config(
+        self, definition: NamedDefinition, tolerance: EvalConfig | None = None
+    ) -> ResolvedEvalConfig:
+        """Return the complete eval settings of a definition; with a workload's own tolerance, those of the workload."""
         name, op_type = definition.name, definition.op_type
-        resolved = resolve_layers(layer for source in self._layered() for layer in source.layers(name, op_type))
+        own = [] if tolerance is None else [Layer(WORKLOAD_ORIGIN, tolerance.given(), tolerance.extra)]
+        users = [source for source in self._layered() if source.owner == "user"]
+        others = [source for source in self._layered() if source.owner != "user"]
+        below, above = (
+            [layer for source in sources for layer in source.layers(name, op_type)] for sources in (others, users)
+        )
+        resolved = resolve_layers([*below, *own, *above])
         return resolved.model_copy(update={"profile_baseline": self.profile_baseline})
 
     def origins(self) -> dict[str, str]:

@@ -29,6 +29,7 @@ from flashinfer_bench.data.digest import digest_of
 
 DEFAULT_ORIGIN: Final = "default"
 QUICK_ORIGIN: Final = "quick"
+WORKLOAD_ORIGIN: Final = "the workload's tolerance"
 Owner = Literal["bundled", "set", "user"]
 """Whose word a source is: this package's, a trace set's about itself, or the user's."""
 EXTRA_DEPTH_LIMIT: Final = 20
@@ -174,6 +175,13 @@ class ResolvedEvalConfig(EvalSettings):
     def to_order(self) -> dict[str, Any]:
         """Return all that an evaluator may ask for, as JSON-able values."""
         return {**self.values(), "profile_baseline": self.profile_baseline}
+
+    def beyond(self, other: ResolvedEvalConfig) -> dict[str, Any]:
+        """Return the values in which these settings differ from others."""
+        if self is other:
+            return {}
+        theirs = other.values()
+        return {name: value for name, value in self.values().items() if value != theirs[name]}
 
     def digest(self) -> str:
         """Return the sha256 (hex) of the values."""

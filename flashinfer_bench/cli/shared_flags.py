@@ -88,6 +88,8 @@ def add_settings(parser: Parser) -> None:
         group.add_argument(
             f"--no-{name}", dest=f"{name.replace('-', '_')}", action="store_false", default=argparse.SUPPRESS, help=text
         )
+    trusted = "make custom inputs also by code that is not the first set's own"
+    group.add_argument("--trust-definitions", action="store_true", default=argparse.SUPPRESS, help=trusted)
     isolated = "a new process for every workload"
     group.add_argument("--use-isolated-runner", action="store_true", default=argparse.SUPPRESS, help=isolated)
     interpret = "without a GPU, run Triton solutions for GPUs in Triton's interpreter, too"

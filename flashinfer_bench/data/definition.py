@@ -10,7 +10,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from flashinfer_bench.data.digest import digest_of
 from flashinfer_bench.data.dtypes import DType, check_dtype, torch_dtype
-from flashinfer_bench.data.expression import MAX_AXIS_VALUE, evaluate_axis, names_in, parse_expression
+from flashinfer_bench.data.expression import MAX_AXIS_VALUE, evaluate_axis, names_in, order_axes, parse_expression
 from flashinfer_bench.data.model import DataModel
 from flashinfer_bench.data.names import did_you_mean
 from flashinfer_bench.data.reference import parse_reference
@@ -45,7 +45,7 @@ class AxisConst(DataModel):
     """An axis whose size belongs to the definition."""
 
     always_written: ClassVar[frozenset[str]] = frozenset({"type"})
-    known_extras: ClassVar[frozenset[str]] = frozenset({"parent"})
+    ignored_extras: ClassVar[frozenset[str]] = frozenset({"parent"})
 
     type: Literal["const"] = "const"
     value: Annotated[int, Field(strict=True, ge=0, le=MAX_AXIS_VALUE)]
@@ -58,7 +58,7 @@ class AxisVar(DataModel):
     """An axis whose size a workload gives."""
 
     always_written: ClassVar[frozenset[str]] = frozenset({"type"})
-    known_extras: ClassVar[frozenset[str]] = frozenset({"parent"})
+    ignored_extras: ClassVar[frozenset[str]] = frozenset({"parent"})
 
     type: Literal["var"] = "var"
     description: str | None = None
@@ -69,11 +69,11 @@ class AxisExpr(DataModel):
     """An axis whose size follows from other axes."""
 
     always_written: ClassVar[frozenset[str]] = frozenset({"type"})
-    known_extras: ClassVar[frozenset[str]] = frozenset({"parent"})
+    ignored_extras: ClassVar[frozenset[str]] = frozenset({"parent"})
 
     type: Literal["expr"] = "expr"
     expression: str
-    """Whole-number arithmetic over const and var axes."""
+    """Whole-number arithmetic over other axes."""
     description: str | None = None
     """For people."""
 
@@ -115,7 +115,7 @@ class Definition(DataModel):
     """What a kernel computes: the contract between a reference, its solutions and its workloads."""
 
     always_written: ClassVar[frozenset[str]] = frozenset({"tags", "constraints"})
-    known_extras: ClassVar[frozenset[str]] = frozenset({"init", "check", "custom_inputs_entrypoint", "hf_id"})
+    ignored_extras: ClassVar[frozenset[str]] = frozenset({"init", "check", "hf_id"})
 
     name: NonEmpty
     """Unique in a set."""
@@ -135,6 +135,8 @@ class Definition(DataModel):
     """Python expressions over axes and inputs that hold for every workload."""
     description: str | None = None
     """For people."""
+    custom_inputs_entrypoint: NonEmpty | None = None
+    """Function beside the reference that makes the inputs which a workload calls "custom"."""
 
     @field_validator("reference")
     @classmethod
@@ -220,8 +222,22 @@ class Definition(DataModel):
                 "outputs": [[name, spec.shape, spec.dtype, spec.optional] for name, spec in self.outputs.items()],
                 "reference": self.reference,
                 "constraints": self.constraints,
+                **({"custom_inputs": self.custom_inputs_entrypoint} if self.custom_inputs_entrypoint else {}),
             }
         )
+
+    def bind_axes(self, sizes: Mapping[str, int]) -> dict[str, int]:
+        """Give the size of every axis; raise ValueError where one has none.
+
+        Args:
+            sizes: of the var axes.
+        """
+        bound = {**sizes, **self.const_axes}
+        self._require_bound(bound)
+        expressions = {name: axis.expression for name, axis in self.axes.items() if isinstance(axis, AxisExpr)}
+        for name in order_axes(expressions):
+            bound[name] = evaluate_axis(expressions[name], bound)
+        return bound
 
     def get_axes_values(self, input_shapes: Iterable[Sequence[int] | None]) -> dict[str, int]:
         """Bind the var axes from the shapes of the inputs, in order; raise ValueError where they disagree.
@@ -243,9 +259,9 @@ class Definition(DataModel):
                 if isinstance(self.axes.get(axis), AxisVar):
                     bound.setdefault(axis, size)
                 expected.append((axis, size, name))
-        self._require_bound(bound)
+        bound = self.bind_axes(bound)
         for axis, size, name in expected:
-            if (known := self._size(axis, bound)) != size:
+            if (known := _size(axis, bound)) != size:
                 raise ValueError(f"input {name!r} of {self.name}: axis {axis!r} is {known}, got {size}")
         return {axis: bound[axis] for axis in self.var_axes}
 
@@ -302,11 +318,9 @@ class Definition(DataModel):
         return tuple(given[name] for name in wanted)
 
     def _shapes(self, specs: Mapping[str, TensorSpec], var_values: Mapping[str, int]) -> list[Shape]:
-        bound = {**var_values, **self.const_axes}
-        self._require_bound(bound)
+        bound = self.bind_axes(var_values)
         return [
-            None if spec.shape is None else Sizes(self._size(axis, bound) for axis in spec.shape)
-            for spec in specs.values()
+            None if spec.shape is None else Sizes(_size(axis, bound) for axis in spec.shape) for spec in specs.values()
         ]
 
     def _require_bound(self, bound: Mapping[str, int]) -> None:
@@ -314,11 +328,9 @@ class Definition(DataModel):
         if missing:
             raise ValueError(f"{self.name}: no value for axis {', '.join(missing)}")
 
-    def _size(self, axis: str, bound: Mapping[str, int]) -> int:
-        spec = self.axes.get(axis)
-        if spec is None:
-            return int(axis)
-        return evaluate_axis(spec.expression, bound) if isinstance(spec, AxisExpr) else bound[axis]
+
+def _size(axis: str, bound: Mapping[str, int]) -> int:
+    return bound[axis] if axis in bound else int(axis)
 
 
 def only_one(usual: Given | None, other: Given | None) -> Given | None:
@@ -353,19 +365,19 @@ def _name_faults(definition: Definition) -> Iterable[Disagreement]:
 
 
 def _expression_faults(definition: Definition) -> Iterable[Disagreement]:
-    sized = {name for name, axis in definition.axes.items() if not isinstance(axis, AxisExpr)}
-    for name, axis in definition.axes.items():
-        if isinstance(axis, AxisExpr):
-            for unknown in sorted(names_in(axis.expression) - sized):
-                yield (
-                    ("axes", name, "expression"),
-                    axis.expression,
-                    f"there is no const or var axis {unknown!r}{did_you_mean(unknown, sized)}",
-                )
+    expressions = {name: axis.expression for name, axis in definition.axes.items() if isinstance(axis, AxisExpr)}
+    for name, expression in expressions.items():
+        for unknown in sorted(names_in(expression) - definition.axes.keys()):
+            reason = f"there is no axis {unknown!r}{did_you_mean(unknown, definition.axes)}"
+            yield ("axes", name, "expression"), expression, reason
+    try:
+        order_axes(expressions)
+    except ValueError as error:
+        yield ("axes",), list(expressions), str(error)
     for index, constraint in enumerate(definition.constraints):
-        reason = _expression_fault(constraint)
-        if reason is not None:
-            yield ("constraints", str(index)), constraint, reason
+        fault = _expression_fault(constraint)
+        if fault is not None:
+            yield ("constraints", str(index)), constraint, fault
 
 
 def _expression_fault(text: str) -> str | None:

@@ -76,8 +76,14 @@ class DType(str, Enum):
     BOOL = "bool"
 
 
+NOT_RECORDED: Final = "unknown"
+"""What a library dumps for a dtype that it did not see."""
+
+
 def check_dtype(name: str) -> str:
     """Return the name when the table has it; raise ValueError with the nearest one when not."""
+    if name == NOT_RECORDED:
+        raise ValueError("the dump did not record this dtype; write its name there, such as bfloat16 or int32")
     if name not in DTYPES:
         raise ValueError(f"unknown dtype {name!r}{did_you_mean(name, DTYPES)} (known: {', '.join(DTYPES)})")
     return name

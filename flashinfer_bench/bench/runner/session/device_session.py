@@ -257,7 +257,7 @@ class DeviceSession:
             input_names=list(definition.inputs),
             outputs=job.output_specs(),
             timeout_seconds=self._hello.timeout_seconds,
-            plan=self._measure_plan(job.block.config, solution),
+            plan=self._measure_plan(job.config, solution),
             vary=vary_secretly(job, derive_seed(job.order.seed, "contents")),
             regimes=plan_regimes(job),
         )
@@ -308,11 +308,11 @@ class DeviceSession:
         verdict = self._check(job, kernel, baseline)
         measure = partial(evaluator.eval_performance, block.definition, kernel, baseline.inputs)
         if isinstance(verdict, Rejected):
-            if block.config.extra.get(MEASURE_REJECTED) and verdict.status is EvaluationStatus.INCORRECT_NUMERICAL:
+            if job.config.extra.get(MEASURE_REJECTED) and verdict.status is EvaluationStatus.INCORRECT_NUMERICAL:
                 # The verdict stays the same; the notes get the time.
-                measure(None, block.config, context=self._context(job))
+                measure(None, job.config, context=self._context(job))
             return verdict
-        performance = measure(baseline.mean_latency_ms, block.config, context=self._context(job))
+        performance = measure(baseline.mean_latency_ms, job.config, context=self._context(job))
         if baseline.measurement is not None:
             job.notes["baseline"] = baseline.measurement
         wrong = self._judge_reads(job, kernel, baseline)
@@ -339,7 +339,7 @@ class DeviceSession:
         """Call the solution on inputs and compare its outputs with what is expected."""
         block = job.block
         return block.evaluator.check_correctness(
-            block.definition, kernel, expected.inputs, expected.outputs, block.config, context=self._context(job)
+            block.definition, kernel, expected.inputs, expected.outputs, job.config, context=self._context(job)
         )
 
     def _judge_reads(self, job: JobContext, kernel: RemoteKernel, baseline: Baseline) -> Rejected | None:
@@ -364,7 +364,7 @@ class DeviceSession:
         if not calls:
             return None
         context = self._context(replace(job, notes={}))
-        verdict = block.evaluator.judge_reads(block.definition, calls, block.config, context)
+        verdict = block.evaluator.judge_reads(block.definition, calls, job.config, context)
         job.notes["reads"] = len(calls)
         if isinstance(verdict, Rejected):
             return replace(verdict, message=f"in a call that was timed: {verdict.message}")
@@ -377,7 +377,7 @@ class DeviceSession:
         self._say(job, phase)
         context = replace(self._context(job, is_alone=phase == REFERENCE_PHASE), **changes)
         return block.evaluator.build_baseline(
-            block.definition, job.workload, config or block.config, self._device, context=context
+            block.definition, job.workload, config or job.config, self._device, context=context
         )
 
     def _context(self, job: JobContext, *, is_alone: bool = False) -> JudgeContext:
