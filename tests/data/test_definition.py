@@ -26,7 +26,7 @@ def _faults(**parts):
         ({"reference": "def run(x:"}, "reference", "not Python"),
         ({"reference": "def run(x): pass\0"}, "reference", "not Python"),
         ({"constraints": ["n > 0", "n >"]}, "constraints.1", "not a Python expression"),
-        ({"axes": {"n": None, "m": "k + 1"}}, "axes.m.expression", "no const or var axis 'k'"),
+        ({"axes": {"n": None, "m": "k + 1"}}, "axes.m.expression", "there is no axis 'k'"),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
