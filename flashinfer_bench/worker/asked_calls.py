@@ -13,6 +13,7 @@ import os
 import platform
 import socket
 import struct
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
@@ -30,6 +31,8 @@ ANSWER: Final = struct.Struct("=QqiI")
 RECEIVE, SEND = 0xC0502100, 0xC0182101
 GO_ON: Final = 1
 PRIO_PGRP, IOPRIO_WHO_PGRP = 1, 2
+MOST_CONNECTS: Final = 64
+"""Sockets that the guard connects at one time; further calls are told to try again."""
 
 
 class AskedCalls:
@@ -43,6 +46,7 @@ class AskedCalls:
     def __init__(self, channel: socket.socket, folders: Sequence[str] = ()) -> None:
         self._channel: socket.socket | None = channel
         self._listener: int | None = None
+        self._connects = threading.BoundedSemaphore(MOST_CONNECTS)
         self._folders = [os.path.realpath(folder) for folder in folders]
         tables = (CALLS.get(platform.machine(), {}), WALLED_CALLS.get(platform.machine(), {}))
         self._names = {number: name for table in tables for name, number in table.items()}
@@ -70,14 +74,38 @@ class AskedCalls:
         number, pid, _, call, _, _, *arguments = QUESTION.unpack(question)
         name = self._names[call]
         if name in BY_THE_GUARD:
-            error, flags = change_file(name, arguments, pid, self._folders), 0
+            send_answer(listener, number, change_file(name, arguments, pid, self._folders))
         elif name == "connect":
-            error, flags = connect_socket(arguments, pid), 0
+            self._connect(listener, number, arguments, pid)
         else:
             error = judge_call(name, arguments, os.getpid())
-            flags = 0 if error else GO_ON
-        answer = ANSWER.pack(number, 0, -error, flags)
-        fcntl.ioctl(listener, SEND, bytearray(answer))
+            send_answer(listener, number, error, 0 if error else GO_ON)
+
+    def _connect(self, listener: int, number: int, arguments: Sequence[int], pid: int) -> None:
+        """Connect a socket in a thread of its own: a peer that never accepts holds up whoever asked, not the guard."""
+
+        def connect() -> None:
+            error = errno.EIO
+            try:
+                error = connect_socket(arguments, pid)
+            finally:
+                self._connects.release()
+                with suppress(OSError):  # whoever asked has ended
+                    send_answer(listener, number, error)
+
+        if not self._connects.acquire(blocking=False):
+            send_answer(listener, number, errno.EAGAIN)
+            return
+        try:
+            threading.Thread(target=connect, daemon=True).start()
+        except RuntimeError:  # no room for a thread
+            self._connects.release()
+            send_answer(listener, number, errno.EAGAIN)
+
+
+def send_answer(listener: int, number: int, error: int, flags: int = 0) -> None:
+    """Answer one question of the kernel's: the call's error, 0 for none."""
+    fcntl.ioctl(listener, SEND, bytearray(ANSWER.pack(number, 0, -error, flags)))
 
 
 def judge_call(name: str, arguments: list[int], guard: int) -> int:

@@ -30,6 +30,8 @@ ABSTRACT: Final = 0
 def connect_socket(arguments: Sequence[int], pid: int) -> int:
     """Connect a process's socket as its call asks; return the call's error, 0 where it is connected.
 
+    This takes as long as the call would: without end where the other side never accepts.
+
     Args:
         arguments: the call's: a descriptor, an address in memory, its length.
         pid: the thread that asks.
@@ -90,7 +92,7 @@ def _take_descriptor(pid: int, number: int) -> int:
 
 
 def _process_of(thread: int) -> int:
-    for line in Path(f"/proc/{thread}/status").read_text().splitlines():
-        if line.startswith("Tgid:"):
+    for line in Path(f"/proc/{thread}/status").read_bytes().splitlines():  # the name in it may be any bytes
+        if line.startswith(b"Tgid:"):
             return int(line.split()[1])
     raise OSError(errno.ESRCH, "the thread that asks")
