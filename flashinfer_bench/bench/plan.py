@@ -1,7 +1,8 @@
 """The jobs of a run: definition by solution by workload; and what is skipped and why. Nothing is built or started here.
 
-Names are checked first (selection.py), then solutions that cannot run here are set aside (suitability.py), then jobs
-that are recorded already (resume.py). The order of the jobs is the set's: by definition, solution, workload.
+Names are checked first (selection.py). Workloads whose stored inputs are missing are set aside, and solutions that
+cannot run here (suitability.py). Then come jobs that are recorded already (resume.py). The order of the jobs is the
+set's: by definition, solution, workload.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from flashinfer_bench.bench.config import BenchmarkConfig, ResolvedEvalConfig
 from flashinfer_bench.bench.extra_keys import find_wrong_extras
 from flashinfer_bench.bench.machine import Machine
 from flashinfer_bench.bench.resume import PROTOCOL, Decision, JobLimits, RecordedJobs, fingerprint
-from flashinfer_bench.bench.selection import Selected, select
+from flashinfer_bench.bench.selection import Selected, select, set_missing_aside
 from flashinfer_bench.bench.suitability import why_not_here
 from flashinfer_bench.data.definition import Definition
 from flashinfer_bench.data.solution import Solution
@@ -54,7 +55,7 @@ class Skip:
     solution: str | None
     """None when the whole definition is skipped."""
     workload: str | None
-    """The uuid; None when all workloads are skipped."""
+    """The uuid; None when all workloads are skipped, or those that the reason tells of."""
     reason: str
 
 
@@ -116,21 +117,25 @@ def make_plan(
         ConfigError: the configuration names what the set does not have, its filters together leave nothing, or a
             parameter of a built-in evaluator has a wrong value.
     """
-    selected = select(trace_set, config)
+    selected, missing = set_missing_aside(select(trace_set, config), trace_set)
     wrong = find_wrong_extras(config.resolve_eval_config(item.definition) for item in selected)
     if wrong:
         raise ConfigError("\n".join(wrong))
-    skips = [skip for item in selected for skip in _skips(item, machine)]
-    candidates = [job for item in selected for job in _jobs(item, config, machine, evaluators or {})]
-    decisions = [_decide(job, config, recorded) for job in candidates]
-    kept = [job for job, decision in zip(candidates, decisions, strict=True) if decision.action != "skip"]
-    reasons = Counter(decision.reason for decision in decisions if decision.action == "redo")
+    skips = [skip for item in selected for skip in _skips(item, machine, interpret=config.interpret)]
+    jobs: list[Job] = []
+    decisions: Counter[Decision] = Counter()
+    for job in (job for item in selected for job in _jobs(item, config, machine, evaluators or {})):
+        decision = _decide(job, config, recorded)
+        decisions[decision] += 1
+        if decision.action != "skip":
+            jobs.append(job)
+    reasons = {decision.reason: count for decision, count in decisions.items() if decision.action == "redo"}
     return Plan(
-        jobs=tuple(_numbered(kept)),
-        skips=tuple(skips),
-        resumed=len(candidates) - len(kept),
-        redone=reasons.total(),
-        redone_reasons=dict(reasons),
+        jobs=tuple(_numbered(jobs)),
+        skips=(*(Skip(name, None, None, reason) for name, reason in missing.items()), *skips),
+        resumed=decisions.total() - len(jobs),
+        redone=sum(reasons.values()),
+        redone_reasons=reasons,
     )
 
 
@@ -141,14 +146,14 @@ def describe_nothing(plan: Plan) -> str:
     return "\n  ".join(["nothing was run, since everything was skipped:", *lines]) if lines else NO_DEFINITIONS
 
 
-def _skips(selected: Selected, machine: Machine) -> Iterator[Skip]:
+def _skips(selected: Selected, machine: Machine, *, interpret: bool) -> Iterator[Skip]:
     name = selected.definition.name
     reason = _why_no_jobs(selected)
     if reason is not None:
         yield Skip(name, None, None, reason)
         return
     for solution in selected.solutions:
-        reason = why_not_here(solution, machine)
+        reason = why_not_here(solution, machine, interpret=interpret)
         if reason is not None:
             yield Skip(name, solution.name, None, reason)
 
@@ -175,7 +180,7 @@ def _jobs(
     shared = {"definition": definition.digest(), "config": resolved.digest(), "hardware": machine.hardware}
     evaluator = evaluators.get(definition.name)
     for solution in selected.solutions:
-        if why_not_here(solution, machine) is not None:
+        if why_not_here(solution, machine, interpret=config.interpret) is not None:
             continue
         marks = fingerprint(
             **shared,

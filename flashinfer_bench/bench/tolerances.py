@@ -12,11 +12,12 @@ beat the bundled settings; whatever the user says beats them.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+import yaml
 from pydantic import Field, TypeAdapter, ValidationError
 
 from flashinfer_bench.bench.config_file import read_config_file
@@ -79,6 +80,25 @@ def read_own_tolerances(root: Path, trace_set: FiledDefinitions) -> SetTolerance
         {name: section for name, section in sections.items() if name in own},
         tuple(name for name in sections if name not in own),
     )
+
+
+def merge_tolerances(trace_sets: Iterable[FiledDefinitions]) -> str:
+    """Return the text of a file that says what those of several sets say; empty where they say nothing.
+
+    Raises:
+        ConfigError: a file cannot be used, or two say different things of one definition.
+    """
+    said: dict[str, tuple[Path, dict[str, Any]]] = {}
+    problems = []
+    for found in (found for trace_set in trace_sets for found in find_tolerances(trace_set)):
+        for name, section in found.sections.items():
+            values = section.model_dump(exclude_unset=True)
+            file, known = said.setdefault(name, (found.file, values))
+            if known != values:
+                problems.append(f"{found.file}: {name}: {file} says something else")
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return yaml.safe_dump({name: values for name, (_, values) in said.items()}) if said else ""
 
 
 def has_tolerances(root: Path) -> bool:

@@ -45,9 +45,10 @@ class Command(NamedTuple):
 COMMANDS: Final = {
     RUN: Command("run", "judge and time solutions"),
     "list": Command("list", "list the definitions of a trace set"),
-    "validate": Command("validate", "show everything wrong with a trace set"),
+    "validate": Command("validate.command", "show everything wrong with a trace set"),
+    "validate-render": Command("validate.render", "show a report of validate"),
     "config": Command("config_show", "show settings", ("show",)),
-    "report": Command("report", "make tables of traces", ("summary", "best")),
+    "report": Command("report", "make tables of traces", ("summary", "best", "merge")),
     "cache": Command("cache", "look after what is built", ("show", "clear", "verify", "baselines")),
     "build": Command("build", "compile solutions without running them"),
     "pack": Command("pack", "make a solution file of a folder of sources"),
@@ -115,7 +116,7 @@ def make_parser(argv: Sequence[str]) -> Parser:
     for word, command in COMMANDS.items():
         added = commands.add_parser(word, help=command.help, add_help=word != PERF)
         if word == typed and word != PERF:
-            getattr(_import_command(word), f"declare_{word}")(added)
+            getattr(_import_command(word), f"declare_{word.replace('-', '_')}")(added)
     return parser
 
 

@@ -82,6 +82,13 @@ class BlobStore:
                 raise WorkloadFault(f"blob {file}{owner} cannot be fetched: {self.root}: {error.strerror}") from error
         return file
 
+    def is_missing(self, path: str) -> bool:
+        """Tell whether there is nothing at a blob path, which is looked at no further. Nothing is fetched."""
+        try:
+            return is_inside(path) and not _is_file(self.root / path) and not _is_strange(self.root / path)
+        except WorkloadFault:
+            return False  # nobody can say
+
     def why_not_ready(self, path: str) -> str | None:
         """Say why a blob could not be opened as it is now; None where it could. Nothing is fetched."""
         try:

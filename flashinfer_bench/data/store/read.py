@@ -6,10 +6,9 @@ kept with a warning, since another set that is given beside this one may have th
 
 from __future__ import annotations
 
-import gc
 import os
+from collections import Counter, defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -26,6 +25,7 @@ from flashinfer_bench.data.store.trace_lines import AnyTrace, read_trace_line, t
 from flashinfer_bench.data.store.trace_list import TraceList
 from flashinfer_bench.data.trace import Trace
 from flashinfer_bench.errors import DataSetError
+from flashinfer_bench.host import collector_paused
 
 
 @dataclass
@@ -47,7 +47,7 @@ class FoundFiles:
 
     def leave_out(self, path: Path, reason: str) -> None:
         """Take note of something on the disk that is not read."""
-        self.issues.append(LoadIssue("error", path, None, None, reason))
+        self.issues.append(LoadIssue("error", path, None, None, reason, is_about_place=True))
 
 
 def read_files(root: Path) -> FoundFiles:
@@ -64,7 +64,7 @@ def read_files(root: Path) -> FoundFiles:
         what = known.get(type(error), f"cannot be read: {error.strerror}")
         raise DataSetError(f"trace set {str(root)!r} {what}; give the folder that holds definitions/") from error
     found = FoundFiles(root)
-    with _collector_paused():
+    with collector_paused():
         _read_definitions(found)
         _read_solutions(found)
         _read_workloads(found)
@@ -72,18 +72,6 @@ def read_files(root: Path) -> FoundFiles:
     if not found.definitions:
         found.issues.append(LoadIssue("warning", root, None, None, _describe_empty(root), missing_definition=""))
     return found
-
-
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    """Stop the garbage collector for a load: it would walk all that was read again and again, and triple the time."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _describe_empty(root: Path) -> str:
@@ -120,7 +108,7 @@ def _read_solutions(found: FoundFiles) -> None:
     ]
 
     def is_in_place(filed: Filed[Solution]) -> bool:
-        return layout.check_place(filed.file, folder, _names_above(found, filed.model)) is None
+        return layout.is_of_author(filed.file, folder, author=filed.model.author, name=filed.model.name)
 
     for solution, place, file in settle_solutions(read, is_in_place, found.issues):
         found.solutions.setdefault(solution.definition, []).append(solution)
@@ -137,9 +125,8 @@ def _read_solutions(found: FoundFiles) -> None:
 
 def _names_above(found: FoundFiles, solution: Solution) -> tuple[str, ...]:
     """Return the names of a solution's file and of the folders around it, innermost first, as far as they are known."""
-    name = solution.name.removesuffix(f"@{solution.author}")  # which it may have got where another has its name
     definition = found.definitions.get(solution.definition)
-    names = (name, solution.definition)
+    names = (solution.name, solution.definition)
     return (*names, definition.op_type, solution.author) if definition is not None else names
 
 
@@ -186,15 +173,17 @@ def _describe_repeated(trace: Trace, place: Place, digest: str, first: Path) -> 
 
 def _read_traces(found: FoundFiles) -> None:
     folder = found.root / layout.TRACES
+    kept: defaultdict[str, list[AnyTrace]] = defaultdict(list)
     for file in layout.find_files(folder, (".jsonl", ".json"), found.leave_out):
         names = _NamesOfFile(found, file, folder)
         for trace, place in _read_trace_file(file, found.issues, keeps_lines=True):
             if trace.solution is None:
                 found.issues.append(place.issue("error", f"has no evaluation; workloads stand in {layout.WORKLOADS}/"))
                 continue
-            found.traces.setdefault(trace.definition, TraceList()).append(trace)
+            kept[trace.definition].append(trace)
             names.note(trace, place)
         names.report("traces")
+    found.traces = {name: TraceList.of(traces) for name, traces in kept.items()}
 
 
 class _NamesOfFile:
@@ -205,12 +194,12 @@ class _NamesOfFile:
         self._file = file
         self._folder = folder
         self._first: dict[str, Place] = {}
-        self._count: dict[str, int] = {}
+        self._count: Counter[str] = Counter()
 
     def note(self, trace: AnyTrace, place: Place) -> None:
         """Take note of a line; compare the first line of each definition with the file's path."""
         name = trace.definition
-        self._count[name] = self._count.get(name, 0) + 1
+        self._count[name] += 1
         if name in self._first:
             return
         self._first[name] = place
@@ -265,4 +254,4 @@ def _warn_of_missing(found: FoundFiles, place: Place, name: str, what: str) -> N
 def _compare_place(found: FoundFiles, file: Path, folder: Path, names: tuple[str, ...]) -> None:
     reason = layout.check_place(file, folder, names)
     if reason is not None:
-        found.issues.append(LoadIssue("warning", file, None, None, reason))
+        found.issues.append(LoadIssue("warning", file, None, None, reason, is_about_place=True))

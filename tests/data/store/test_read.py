@@ -212,15 +212,29 @@ def test_a_second_solution_of_one_name_is_left_out(tmp_path):
 
 
 def test_a_solution_that_bears_the_name_of_anothers_displaces_nobody(tmp_path):
-    thief = make_solution("s", author="aaa")
-    files = {"solutions/aaa/test/double/other.json": thief}
-    loaded, issues = _load(tmp_path / "elsewhere", files, solutions=[make_solution("s")])
+    files = {"solutions/aaa/test/double/other.json": make_solution("s", author="aaa")}
+    loaded, issues = _load(tmp_path, files, solutions=[make_solution("s")])
     _only(issues, "error", "solutions/aaa/test/double/other.json", 1, None, "solution 's' is in")
     assert loaded.solutions["double"] == [make_solution("s")]
-    loaded, issues = _load(tmp_path / "in_place", solutions=[make_solution("s"), thief])
-    assert [solution.name for solution in loaded.solutions["double"]] == ["s@aaa", "s@alice"]
-    assert [issue[0] for issue in issues] == ["error"] * 2
-    assert "several authors have a solution 's'; this one counts as 's@aaa'" in issues[0][-1]
+
+
+@pytest.mark.parametrize(
+    ("rival", "place", "words"),
+    [
+        ("aaa", "solutions/aaa/test/double/s.json", "each in the folder of its author"),
+        ("alice", "solutions/alice/test/s.json", "each in the folder of its author"),
+        ("aaa", "solutions/bob/test/double/s.json", "none in its author's folder"),
+    ],
+    ids=["two authors", "one author twice", "neither"],
+)
+def test_of_solutions_of_one_name_none_is_used_where_both_or_neither_lie_where_they_say(tmp_path, rival, place, words):
+    first = "solutions/alice/test/double/s.json" if "each" in words else "solutions/alice/test/double/t.json"
+    files = {first: make_solution("s"), place: make_solution("s", author=rival, description="another one")}
+    loaded, issues = _load(tmp_path, files)
+    assert loaded.solutions == {}
+    told = [reason for severity, *_, reason in issues if severity == "error"]
+    assert len(told) == 2
+    assert all(words in reason and first in reason and place in reason for reason in told)
 
 
 def test_things_of_an_unknown_definition_are_kept_with_a_warning_each_file(tmp_path):

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from flashinfer_bench.bench.evaluators.inputs.constraints import check_constraints
+from flashinfer_bench.bench.evaluators.inputs.constraints import check_constraints, find_broken_by_axes
 from flashinfer_bench.bench.evaluators.inputs.memory import total_bytes
 from flashinfer_bench.bench.evaluators.inputs.random_values import Blank
 from flashinfer_bench.bench.evaluators.inputs.rules import make_number, make_tensor
@@ -37,7 +37,7 @@ class InputMaker:
     blob_root: Path
     """Root of the trace set that holds the workload."""
     notes: dict[str, Any] = field(default_factory=dict)
-    """Gets "unchecked_constraints" where a constraint could not be checked."""
+    """Gets "broken_constraints" where the axes break some, and "unchecked_constraints" where some cannot be checked."""
     _stored: dict[str, Any] = field(default_factory=dict)
     """What was read from files, by the input's name: each file is read once."""
 
@@ -68,7 +68,11 @@ class InputMaker:
             if name not in made:
                 blank = Blank(name, definition, shape or (), axes, made, seed, device)
                 made[name] = make_number(blank) if shape is None else make_tensor(blank)
-        unchecked = check_constraints(definition.constraints, {**axes, **made})
+        broken = find_broken_by_axes(definition, self.workload)
+        if broken:
+            self.notes["broken_constraints"] = list(broken.values())
+        kept = [constraint for constraint in definition.constraints if constraint not in broken]
+        unchecked = check_constraints(kept, {**axes, **made})
         if unchecked:
             self.notes["unchecked_constraints"] = unchecked
         return [made[name] for name in definition.inputs]
