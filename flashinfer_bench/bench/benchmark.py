@@ -42,6 +42,7 @@ from flashinfer_bench.data.store.loose import find_loose_folders
 from flashinfer_bench.data.store.record import TraceWriter
 from flashinfer_bench.data.store.trace_list import kept_of
 from flashinfer_bench.errors import DataSetError
+from flashinfer_bench.host import collector_paused
 from flashinfer_bench.roofline.workloads import cost_of_workload, describe_time
 from flashinfer_bench.timing.settings import TimingSettings
 
@@ -103,6 +104,7 @@ class Benchmark:
     def close(self) -> None:
         """Do nothing: each run ends its own processes."""
 
+    @collector_paused()
     def plan(self, *, resume: bool = False, retry_timeouts: bool = False) -> Plan:
         """Return the jobs of a run and what is left out of it; nothing is started.
 

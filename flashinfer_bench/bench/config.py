@@ -127,6 +127,8 @@ class BenchmarkConfig(EvalSettings):
     quick: bool = False
     """A first look: one trial, few readings, a coarse precision. Its traces are marked, never best, never resumed from.
     """
+    interpret: bool = False
+    """Without a GPU, run Triton solutions that are for GPUs alone in Triton's interpreter; else they are skipped."""
     fresh_baselines: bool = False
     """Time every reference in this run; otherwise what an earlier run kept of the same GPU is taken over."""
     sandbox: Literal["strict", "auto", "off"] = "auto"

@@ -127,18 +127,22 @@ def make_plan(
     if wrong:
         raise ConfigError("\n".join(wrong))
     selected, skips = _set_foreign_aside(selected, trace_set, config)
-    skips += [skip for item in selected for skip in _skips(item, machine)]
+    skips += [skip for item in selected for skip in _skips(item, machine, interpret=config.interpret)]
     resolve = partial(_resolve, config, trace_set)
-    candidates = [job for item in selected for job in _jobs(item, config, machine, evaluators or {}, resolve)]
-    decisions = [_decide(job, config, recorded) for job in candidates]
-    kept = [job for job, decision in zip(candidates, decisions, strict=True) if decision.action != "skip"]
-    reasons = Counter(decision.reason for decision in decisions if decision.action == "redo")
+    jobs: list[Job] = []
+    decisions: Counter[Decision] = Counter()
+    for job in (job for item in selected for job in _jobs(item, config, machine, evaluators or {}, resolve)):
+        decision = _decide(job, config, recorded)
+        decisions[decision] += 1
+        if decision.action != "skip":
+            jobs.append(job)
+    reasons = {decision.reason: count for decision, count in decisions.items() if decision.action == "redo"}
     return Plan(
-        jobs=tuple(_numbered(kept)),
+        jobs=tuple(_numbered(jobs)),
         skips=tuple(skips),
-        resumed=len(candidates) - len(kept),
-        redone=reasons.total(),
-        redone_reasons=dict(reasons),
+        resumed=decisions.total() - len(jobs),
+        redone=sum(reasons.values()),
+        redone_reasons=reasons,
     )
 
 
@@ -172,14 +176,14 @@ def _resolve(
     return None if tolerance is None else config.resolve_eval_config(definition, tolerance)
 
 
-def _skips(selected: Selected, machine: Machine) -> Iterator[Skip]:
+def _skips(selected: Selected, machine: Machine, *, interpret: bool) -> Iterator[Skip]:
     name = selected.definition.name
     reason = _why_no_jobs(selected)
     if reason is not None:
         yield Skip(name, None, None, reason)
         return
     for solution in selected.solutions:
-        reason = why_not_here(solution, machine)
+        reason = why_not_here(solution, machine, interpret=interpret)
         if reason is not None:
             yield Skip(name, solution.name, None, reason)
 
@@ -215,7 +219,7 @@ def _jobs(
     shared = {"definition": definition.digest(), "config": resolved_digest, "hardware": machine.hardware}
     evaluator = evaluators.get(definition.name)
     for solution in selected.solutions:
-        if why_not_here(solution, machine) is not None:
+        if why_not_here(solution, machine, interpret=config.interpret) is not None:
             continue
         common = fingerprint(
             **shared,

@@ -274,14 +274,26 @@ class Lease:
 def leased_digests(root: Path) -> set[str]:
     """Return the digests that living runs use. The leases of dead runs are removed."""
     digests: set[str] = set()
+    for path in _living_leases(root):
+        with contextlib.suppress(OSError):  # its run ended at this moment, or this is no lease
+            digests.update(read_whole(path, MOST_MANIFEST_BYTES).decode("ascii", "replace").split())
+    return digests
+
+
+def is_in_use(root: Path) -> bool:
+    """Tell whether a run uses the cache at this moment. The leases of dead runs are removed."""
+    return bool(_living_leases(root))
+
+
+def _living_leases(root: Path) -> list[Path]:
+    living = []
     for path in (root / "leases").glob("*"):
         lock = FileLock(path)
         if _take(lock):
             lock.release()
-            continue
-        with contextlib.suppress(OSError):  # its run ended at this moment, or this is no lease
-            digests.update(read_whole(path, MOST_MANIFEST_BYTES).decode("ascii", "replace").split())
-    return digests
+        else:
+            living.append(path)
+    return living
 
 
 def _take(lock: FileLock) -> bool:
@@ -346,16 +358,22 @@ def digest_file(path: Path) -> str:
 
 
 def _read_entry(place: Path) -> Entry | None:
-    sizes: list[int] = []
-    for path in walk_files(place, lambda *_: None) if _is_folder(place) else ():
-        with contextlib.suppress(OSError):
-            sizes.append(path.lstat().st_size)
+    size = size_of_folder(place)
     try:
         manifest = place / MANIFEST
         used = (manifest if manifest.is_file() else place).lstat().st_mtime
     except OSError:
         return None  # it is being removed
-    return Entry(place.name, place, sum(sizes), used, read_manifest(place) if _is_folder(place) else None)
+    return Entry(place.name, place, size, used, read_manifest(place) if _is_folder(place) else None)
+
+
+def size_of_folder(folder: Path) -> int:
+    """Return the bytes of the files below a folder; 0 where it is none."""
+    sizes: list[int] = []
+    for path in walk_files(folder, lambda *_: None) if _is_folder(folder) else ():
+        with contextlib.suppress(OSError):  # it is being removed
+            sizes.append(path.lstat().st_size)
+    return sum(sizes)
 
 
 def _is_folder(path: Path) -> bool:

@@ -103,7 +103,7 @@ class BuildSpec(DataModel):
     destination_passing_style: bool = True
     """Outputs are passed in (true) or returned (false); see `declared_style`."""
     binding: SupportedBindings | None = None
-    """For cpp and cuda; null means tvm-ffi. Ignored for other languages."""
+    """For cpp and cuda; null means what the sources use (`entry.find_binding`). Ignored for other languages."""
     compile_options: CompileOptions | None = None
     """For cpp and cuda."""
 
@@ -117,7 +117,7 @@ class BuildSpec(DataModel):
 
     @property
     def declared_style(self) -> bool | None:
-        """`destination_passing_style` as the file says it; None when it does not, and the arity decides."""
+        """`destination_passing_style` as the file says it; None when it does not: then it is found out."""
         return self.destination_passing_style if "destination_passing_style" in self.model_fields_set else None
 
 

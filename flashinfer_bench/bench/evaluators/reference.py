@@ -78,9 +78,14 @@ class Reference:
             raise DefinitionFault(self.broken)
         spared = self.spare(inputs)
         before = [_version(value) for value in spared]
+        compares = self.mutates is None  # once: kernels of its own write without torch's knowing
         returned = self.launch(spared)
         steps = zip(self.definition.inputs, inputs, spared, before, strict=True)
-        written = {name: given is used for name, given, used, version in steps if _version(used) != version}
+        written = {
+            name: given is used
+            for name, given, used, version in steps
+            if _version(used) != version or (compares and _differs(given, used))
+        }
         self.mutates = (self.mutates or frozenset()) | frozenset(written)
         spoiled = [name for name, was_given in written.items() if was_given]
         if spoiled:
@@ -209,6 +214,13 @@ def _file_name(definition: str) -> str:
 def _version(value: Any) -> int:
     """Give torch's count of in-place writes to a tensor; 0 for other values."""
     return value._version if isinstance(value, torch.Tensor) else 0
+
+
+def _differs(given: Any, used: Any) -> bool:
+    """Tell whether a tensor and its clone hold other bytes."""
+    if given is used or not isinstance(given, torch.Tensor) or given.numel() == 0:
+        return False
+    return not torch.equal(*(value.reshape(-1).view(torch.uint8) for value in (given, used)))
 
 
 def _as_list(returned: Any, definition: Definition) -> list[Any]:

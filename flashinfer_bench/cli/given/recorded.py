@@ -27,7 +27,7 @@ def find_resumed(full: Plan, plan: Plan, trace_set: TraceSet) -> list[Trace]:
 
 def _is_record_of(trace: AnyTrace, job: Job) -> bool:
     evaluation = trace.evaluation
-    return evaluation is not None and is_same(read_fingerprint(evaluation.extra), job.fingerprint)
+    return evaluation is not None and is_same(read_fingerprint(evaluation), job.fingerprint)
 
 
 def _is_less(trace: AnyTrace, known: AnyTrace | None) -> bool:

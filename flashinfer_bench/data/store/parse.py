@@ -37,6 +37,8 @@ _LOOKED_UP: Final = 20
 class Place:
     """Where an object stands: file, line or text to look the line up in, and the path to it inside the file."""
 
+    __slots__ = ("_line", "_looks", "_prefix", "_text", "file", "spot")
+
     def __init__(
         self,
         file: Path,

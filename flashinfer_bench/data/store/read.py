@@ -8,10 +8,9 @@ kept with a warning, since another set that is given beside this one may have th
 
 from __future__ import annotations
 
-import gc
 import os
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -32,6 +31,7 @@ from flashinfer_bench.data.store.variants.beside import USUAL_OP_TYPE, Spot
 from flashinfer_bench.data.trace import Trace
 from flashinfer_bench.data.workload import Workload
 from flashinfer_bench.errors import DataSetError
+from flashinfer_bench.host import collector_paused
 
 
 @dataclass
@@ -72,7 +72,7 @@ def read_files(root: Path) -> FoundFiles:
         what = known.get(type(error), f"cannot be read: {error.strerror}")
         raise DataSetError(f"trace set {str(root)!r} {what}; give the folder that holds definitions/") from error
     found = FoundFiles(root, find_loose(root))
-    with _collector_paused():
+    with collector_paused():
         _read_definitions(found)
         _read_solutions(found)
         _read_workloads(found)
@@ -87,18 +87,6 @@ def _is_outside(file: Path, root: Path) -> bool:
     """Tell whether a file lies outside our layout: each of these has one issue at most."""
     below = file.relative_to(root).parts if file.is_relative_to(root) else ()
     return bool(below) and below[0] not in layout.FOLDERS
-
-
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    """Stop the garbage collector for a load: it would walk all that was read again and again, and triple the time."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _describe_empty(root: Path) -> str:
@@ -243,6 +231,7 @@ def _describe_repeated(trace: Trace, place: Place, known: Workload, first: Path)
 
 def _read_traces(found: FoundFiles) -> None:
     folder = found.root / layout.TRACES
+    kept: defaultdict[str, list[AnyTrace]] = defaultdict(list)
     for file in layout.find_files(folder, (".jsonl", ".json"), found.leave_out):
         start = len(found.issues)
         names = _NamesOfFile(found, file, folder)
@@ -250,10 +239,11 @@ def _read_traces(found: FoundFiles) -> None:
             if trace.solution is None:
                 found.issues.append(place.issue("error", f"has no evaluation; workloads stand in {layout.WORKLOADS}/"))
                 continue
-            found.traces.setdefault(trace.definition, TraceList()).append(trace)
+            kept[trace.definition].append(trace)
             names.note(trace, place)
         join_alike(found.issues, start)
         names.report("traces")
+    found.traces = {name: TraceList.of(traces) for name, traces in kept.items()}
 
 
 class _NamesOfFile:
@@ -264,12 +254,12 @@ class _NamesOfFile:
         self._file = file
         self._folder = folder
         self._first: dict[str, Place] = {}
-        self._count: dict[str, int] = {}
+        self._count: Counter[str] = Counter()
 
     def note(self, trace: AnyTrace, place: Place) -> None:
         """Take note of a line; compare the first line of each definition with the file's path."""
         name = trace.definition
-        self._count[name] = self._count.get(name, 0) + 1
+        self._count[name] += 1
         if name in self._first:
             return
         self._first[name] = place
