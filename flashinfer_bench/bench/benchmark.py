@@ -232,7 +232,7 @@ class Benchmark:
             plug_ins=self._plug_ins,
             has_walls=self.sandbox.has_walls,
             sandbox_user=self.sandbox.user,
-            hidden=self._hidden_folders(),
+            hidden=list_hidden_folders(self._trace_set, self._cache_folder()),
         )
 
     def _choose_baselines(self, device: Device) -> Literal["use", "refresh", "off"]:
@@ -245,14 +245,6 @@ class Benchmark:
         if device.kind == "cpu" or not self.sandbox.has_walls or not is_wanted:
             return "off"
         return "refresh" if self.config.fresh_baselines else "use"
-
-    def _hidden_folders(self) -> list[str]:
-        """Return what no worker reads, even where somebody has put it in a folder that workers need."""
-        trace_set, cache = self._trace_set, self._cache_folder()
-        roots = {*trace_set.solution_roots.values(), *trace_set.workload_roots.values(), *trace_set.blob_roots.values()}
-        roots |= {trace_set.root} if trace_set.root is not None else set()
-        in_sets = [root / name for root in sorted(roots) for name in (DEFINITIONS, SOLUTIONS, WORKLOADS, TRACES, BLOB)]
-        return [str(folder.absolute()) for folder in (*in_sets, *(cache / name for name in CACHE_FOLDERS))]
 
     def _make_trace(self, job: Job, device: Device, evaluation: Evaluation) -> Trace:
         """Add what the verdict was reached under: settings, seed, digests, device."""
@@ -296,3 +288,11 @@ class Benchmark:
                 "the trace set was not loaded from a folder, so there is nowhere to save: save_results=False"
             )
         return root
+
+
+def list_hidden_folders(trace_set: TraceSet, cache: Path) -> list[str]:
+    """Return what no worker reads, even where somebody has put it in a folder that workers need."""
+    roots = {*trace_set.solution_roots.values(), *trace_set.workload_roots.values(), *trace_set.blob_roots.values()}
+    roots |= {trace_set.root} if trace_set.root is not None else set()
+    in_sets = [root / name for root in sorted(roots) for name in (DEFINITIONS, SOLUTIONS, WORKLOADS, TRACES, BLOB)]
+    return [str(folder.absolute()) for folder in (*in_sets, *(cache / name for name in CACHE_FOLDERS))]

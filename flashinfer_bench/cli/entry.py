@@ -49,6 +49,7 @@ COMMANDS: Final = {
     "build": Command("build", "compile solutions without running them"),
     "pack": Command("pack", "make a solution file of a folder of sources"),
     "unpack": Command("pack", "make a folder of sources of a solution file"),
+    "inspect": Command("inspect", "look at one call of a solution with ncu or compute-sanitizer", ("ncu", "sanitizer")),
     "doctor": Command("doctor", "tell what this machine can measure"),
     PERF: Command("perf.command", "time FlashInfer's kernels"),
 }

@@ -49,12 +49,12 @@ from flashinfer_bench.worker.walls.module_layer import link_modules
 from flashinfer_bench.worker.wire import FrameReader, WireClosed, send_frame
 
 KEPT_FRAMES: Final = 12
-VERBS: Final = ("load", "bind", "lay_out", "start", "calls", "burst", "collect", "stop", "recover")
+VERBS: Final = ("load", "bind", "lay_out", "start", "calls", "burst", "collect", "stop", "recover", "unbind")
 """What a session may ask for, beside the end."""
 
 
 def run_worker(order: dict[str, Any], fds: Sequence[int], guard: socket.socket) -> None:
-    """Confine this process, serve the session, end the process.
+    """Confine this process, serve the session, end the process; or become the order's `program`, in the same walls.
 
     Args:
         order: from the session.
@@ -63,6 +63,8 @@ def run_worker(order: dict[str, Any], fds: Sequence[int], guard: socket.socket) 
     """
     try:
         confine(order, fds, guard)
+        if order.get("program"):
+            os.execve(order["program"][0], order["program"], os.environ)
         device = torch.device(order["device"])
         if device.type == "cuda":
             torch.zeros(1, device=device)
@@ -246,6 +248,14 @@ class Worker:
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
         return {"recovered": True}
+
+    def unbind(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Give up the arena that is bound, and the memory that no call needs now."""
+        self.recover(request)
+        if self.arena is not None:
+            self.arena.release()
+            self.arena = None
+        return {"unbound": True}
 
     def _launches(self, request: dict[str, Any]) -> list[CallLaunch | ReplayLaunch]:
         return [self._launch(index, request["part"], replay=request["replay"]) for index in request["indices"]]

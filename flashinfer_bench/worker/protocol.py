@@ -255,6 +255,12 @@ class Recovered(Claim):
     recovered: Literal[True]
 
 
+class Unbound(Claim):
+    """The worker maps no memory of the session any more, and has forgotten the calls that were laid out in it."""
+
+    unbound: Literal[True]
+
+
 class WorkerError(Part):
     """Solution code, or our loop on its behalf, raised."""
 

@@ -233,6 +233,7 @@ class DeviceSession:
     def _give_memory_back(self) -> None:
         """Free what can be freed: the arena, the worker that maps it, torch's own cache."""
         self._pool.discard()
+        self._pool.end_reference()
         self._arena.release()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
@@ -249,7 +250,7 @@ class DeviceSession:
         if broken is not None and not self._hello.isolated:
             raise broken
         self._say(job, "load")
-        self._pool.end_reference()
+        self._pool.rest_reference()
         worker, is_fresh = self._pool.worker_for(files_of(solution))
         definition = job.block.definition
         task = KernelTask(

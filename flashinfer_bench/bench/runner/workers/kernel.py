@@ -29,7 +29,7 @@ from flashinfer_bench.bench.runner.workers.bursts import (
     settle_by_requests,
 )
 from flashinfer_bench.bench.runner.workers.claims import OutputSpec, check_memory, check_returned
-from flashinfer_bench.bench.runner.workers.places import MOST_PLACES, CallPlaces, describe_inputs
+from flashinfer_bench.bench.runner.workers.places import GPU_PLACES, MOST_PLACES, CallPlaces, describe_inputs
 from flashinfer_bench.bench.runner.workers.process import WorkerGone, WorkerLate, WorkerProcess
 from flashinfer_bench.bench.runner.workers.readings import ReadingsAsked, check_trial, raise_claim
 from flashinfer_bench.bench.runner.workers.regime_calls import RegimeCall, RegimeSchedule
@@ -40,6 +40,7 @@ from flashinfer_bench.timing.measurement import Measured, Trial
 from flashinfer_bench.timing.progress import Recipe
 from flashinfer_bench.timing.recipe import take_trial
 from flashinfer_bench.timing.settings import PRECISION, USUAL, TimingSettings
+from flashinfer_bench.timing.stopping import trial_precision
 from flashinfer_bench.worker.protocol import Bound, Called, Claim, Failed, LaidOut, Loaded, Signature, Style
 from flashinfer_bench.worker.wire import WireError
 
@@ -74,7 +75,7 @@ class MeasurePlan:
     iterations: int
     budget_s: float
     precision: float = PRECISION
-    """Share of its time to which a trial is to be known."""
+    """Share of its time to which a call is to be known after all trials; where it stops early, after one."""
     trials: int | None = None
     """The largest number of input sets that are measured; None for all."""
     timing: TimingSettings = USUAL
@@ -237,7 +238,7 @@ class RemoteKernel:
             if trials and self._is_done(trials[-1], remote, chosen, self._now() - start):
                 break
             remote = self._prepare_trial(first + at, inputs, trials=len(chosen))
-            trials.append(self._take_trial(remote, left=len(chosen) - at))
+            trials.append(self._take_trial(remote, trials=len(chosen), left=len(chosen) - at))
             self.reads.append(remote.reader.reads())
             self.regime_calls += self._finish_regimes(remote)
             costs_ns += remote.costs_ns
@@ -299,15 +300,15 @@ class RemoteKernel:
             schedule.take(inputs, self.call_once(inputs))
         return schedule.made
 
-    def _take_trial(self, remote: RemoteTrial, *, left: int) -> Trial:
-        """Take one of the trials that are left, each with its share of the solution's time."""
+    def _take_trial(self, remote: RemoteTrial, *, trials: int, left: int) -> Trial:
+        """Take one of the trials, of which some are left, each with its share of the solution's time."""
         plan = self.task.plan
         budget_s = min(plan.budget_s, MEASURED_SHARE * self._left_s / left)
         recipe = Recipe(
             warmup_runs=plan.warmup_runs,
             iterations=plan.iterations,
             budget_s=max(0.0, budget_s),
-            precision=plan.precision,
+            precision=plan.precision if plan.stops_early else trial_precision(plan.precision, trials),
             cuda_graphs=plan.timing.cuda_graphs and not self.worker.has_setup,
             was_called=True,  # to be checked
             stops_early=plan.stops_early,
@@ -335,8 +336,9 @@ class RemoteKernel:
         """Whether its times say anything."""
         return self.task.plan.facts is None
 
-    def _lay_out(self, inputs: Sequence[Any], most: int = MOST_PLACES) -> CallPlaces:
+    def _lay_out(self, inputs: Sequence[Any], most: int | None = None) -> CallPlaces:
         """Return the places of calls with inputs of these shapes, `most` at the most; the worker knows them."""
+        most = most or (GPU_PLACES if self._arena.device.type == "cuda" else MOST_PLACES)
         signature = (most, *describe_inputs(inputs))
         places = self._places
         if places is None or places.signature != signature or places.generation != self._arena.generation:
