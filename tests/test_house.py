@@ -8,6 +8,7 @@ from collections import defaultdict
 import pytest
 
 import flashinfer_bench.agents
+import flashinfer_bench.bench.evaluators
 import flashinfer_bench.data
 from tests.conftest import CHECKOUT
 
@@ -25,13 +26,22 @@ their parameters. Code that is copied into solutions: its parameters are the inp
 """
 PLACES = {
     "flashinfer_bench.bench": ["Benchmark", "BenchmarkConfig", "EvalConfig", "ResolvedEvalConfig"],
+    "flashinfer_bench.bench.evaluators": flashinfer_bench.bench.evaluators.__all__,
     "flashinfer_bench.bench.evaluators.default": ["DefaultEvaluator"],
     "flashinfer_bench.bench.evaluators.evaluator": ["Accepted", "Evaluator", "Rejected"],
     "flashinfer_bench.bench.evaluators.registry": ["_EVALUATORS"],
+    "flashinfer_bench.bench.evaluators.utils": ["allocate_outputs", "normalize_result"],
     "flashinfer_bench.bench.evaluators.verdict": ["check_form"],
     "flashinfer_bench.agents": flashinfer_bench.agents.__all__,
-    "flashinfer_bench.compile": [],
+    "flashinfer_bench.bench.timing": ["time_runnable"],
+    "flashinfer_bench.bench.utils": ["gen_inputs", "load_safetensors"],
+    "flashinfer_bench.cli.main": ["cli"],
+    "flashinfer_bench.compile": ["Builder", "BuilderRegistry", "BuildError", "Runnable", "RunnableMetadata"],
     "flashinfer_bench.data": flashinfer_bench.data.__all__,
+    "flashinfer_bench.data.definition": ["DType"],
+    "flashinfer_bench.data.json_utils": ["load_json_file", "load_jsonl_file", "save_json_file", "save_jsonl_file"],
+    "flashinfer_bench.data.trace": ["Correctness", "Environment", "Evaluation", "EvaluationStatus", "Performance"],
+    "flashinfer_bench.env": ["get_fib_cache_path", "get_fib_dataset_path"],
     "flashinfer_bench.testing": ["bench_gpu_time"],
 }
 """Module to the names that users import from it."""

@@ -14,14 +14,15 @@ was made with a changed solution, definition, workload or evaluator. Later verdi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import takewhile
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
-from flashinfer_bench.data.evaluation import EvaluationStatus
-from flashinfer_bench.data.latest import JUDGED_KEYS, in_order_of_time
-from flashinfer_bench.data.store.trace_lines import AnyEvaluation, AnyTrace
+import msgspec
+
+from flashinfer_bench.data.evaluation import EvaluationStatus, says_quick
+from flashinfer_bench.data.sets.latest import JUDGED_KEYS, in_order_of_time
+from flashinfer_bench.data.store.trace_lines import AnyEvaluation, AnyTrace, decode_extra
 
 FINGERPRINT_KEYS: Final = (
     *("definition", "solution", "workload", "config", "hardware", "evaluator", "timing"),
@@ -49,10 +50,9 @@ def is_same(recorded: Mapping[str, str] | None, wanted: Mapping[str, str]) -> bo
     """Tell whether a recorded fingerprint is the wanted one. Where no seed is asked for, any will do."""
     if recorded is None:
         return False
-    counted = dict(recorded)
-    if "seed" not in wanted:
-        counted.pop("seed", None)
-    return counted == wanted
+    if "seed" in recorded and "seed" not in wanted:
+        recorded = {key: mark for key, mark in recorded.items() if key != "seed"}
+    return recorded == wanted
 
 
 @dataclass(frozen=True)
@@ -64,65 +64,113 @@ class Decision:
     """Why a recorded job is done again: "solution changed", "timed out"."""
 
 
-@dataclass(frozen=True)
-class JobLimits:
+class JobLimits(NamedTuple):
     """What a solution may take; None where a run does not say."""
 
     timeout_seconds: float | None = None
     memory_gb: float | None = None
 
 
-@dataclass(frozen=True)
-class RecordedJob:
+class RecordedRun(msgspec.Struct, frozen=True, gc=False):
+    """What is read of the record of a run."""
+
+    fingerprint: dict[str, str] | None = None
+    quick: bool = False
+    seed: int | None = None
+    timeout_seconds: float | None = None
+    worker_memory_gb: float | None = None
+
+
+class _RecordedExtra(msgspec.Struct, gc=False):
+    """What is read of an evaluation's `extra`."""
+
+    run: RecordedRun = RecordedRun()
+
+
+_EXTRA: Final = msgspec.json.Decoder(_RecordedExtra)
+
+
+class RecordedJob(NamedTuple):
     """What one trace says about the job that it records."""
 
-    hardware: str
-    """The device that it ran on."""
-    fingerprint: Mapping[str, str] | None
-    timed_out: bool
-    over_memory: bool
-    """The worker was ended because of the memory that it took."""
-    limits: JobLimits
-    has_baseline: bool
-    """False for a PASSED trace whose reference was not timed."""
-    is_quick: bool
-    """It is of a quick look, which records nothing for a resumed run."""
-    passed: bool
+    evaluation: AnyEvaluation
+    run: RecordedRun
+
+    @property
+    def hardware(self) -> str:
+        """The device that it ran on."""
+        return self.evaluation.environment.hardware
+
+    @property
+    def fingerprint(self) -> Mapping[str, str] | None:
+        """What decided the verdict, with the seed of its run; None where it does not say."""
+        marks, seed = self.run.fingerprint, self.run.seed
+        return marks if marks is None or seed is None else {"seed": str(seed), **marks}
+
+    @property
+    def passed(self) -> bool:
+        """Whether the solution passed."""
+        return self.evaluation.status is EvaluationStatus.PASSED
+
+    @property
+    def timed_out(self) -> bool:
+        """Whether the solution took too long."""
+        return self.evaluation.status is EvaluationStatus.TIMEOUT
+
+    @property
+    def over_memory(self) -> bool:
+        """Whether the worker was ended because of the memory that it took."""
+        return self.evaluation.status is EvaluationStatus.RUNTIME_ERROR and OVER_MEMORY in self.evaluation.log
+
+    @property
+    def has_baseline(self) -> bool:
+        """False for a PASSED trace whose reference was not timed."""
+        performance = self.evaluation.performance
+        return performance is None or performance.reference_latency_ms > 0
+
+    def is_plainly(self, wanted: Mapping[str, str]) -> bool:
+        """Tell whether it is a whole verdict of the wanted fingerprint that no limit of the run had a part in."""
+        is_whole = self.run.fingerprint == wanted and not self.run.quick and self.has_baseline
+        return is_whole and not self.timed_out and not self.over_memory
 
 
 @dataclass(frozen=True)
 class RecordedJobs:
     """The jobs that a trace set has verdicts of."""
 
-    by_key: Mapping[JobKey, list[RecordedJob]] = field(default_factory=dict)
+    by_key: Mapping[JobKey, list[AnyEvaluation]] = field(default_factory=dict)
+    """The verdicts on each job, the latest last. What they record is read when somebody asks for the job."""
     retry_timeouts: bool = False
     """Do a job again whose verdict was TIMEOUT."""
 
     @classmethod
     def from_traces(cls, traces: Iterable[AnyTrace], *, retry_timeouts: bool = False) -> RecordedJobs:
         """Read traces, the latest last; workload lines are passed over."""
-        by_key: dict[JobKey, list[RecordedJob]] = {}
+        by_key: dict[JobKey, list[AnyEvaluation]] = {}
         for trace in in_order_of_time(traces):
             if trace.solution is None or trace.evaluation is None:
                 continue
             key = (trace.definition, trace.solution, trace.workload.uuid)
-            by_key.setdefault(key, []).append(_read_record(trace.evaluation))
+            by_key.setdefault(key, []).append(trace.evaluation)
         return cls(by_key, retry_timeouts)
 
     def decide(
         self, key: JobKey, wanted: Mapping[str, str], *, needs_baseline: bool, limits: JobLimits | None = None
     ) -> Decision:
         """Say whether a job with this fingerprint is recorded, has changed since, or is new."""
-        records = self.by_key.get(key)
-        if not records:
-            return Decision("new")
+        evaluations = self.by_key.get(key)
+        if not evaluations:
+            return _NEW
         devices = wanted.get("hardware", "").split(HARDWARE_JOINT)
+        last = _read_record(evaluations[-1])
+        if last.is_plainly(wanted) and last.hardware in devices:  # as most are: those before it cannot matter
+            return _SKIP
+        records = [*map(_read_record, evaluations[:-1]), last]
         shown = _newest_alike([record for record in records if record.hardware in devices], wanted)
-        same = [record for record in shown if is_same(record.fingerprint, wanted) and not record.is_quick]
+        same = [record for record in shown if is_same(record.fingerprint, wanted) and not record.run.quick]
         if not same:
-            last = records[-1]
-            return Decision("redo", QUICK_ONLY if last.is_quick else _what_changed(last.fingerprint, wanted))
-        if shown[-1].is_quick and not shown[-1].passed:
+            return Decision("redo", QUICK_ONLY if last.run.quick else _what_changed(last.fingerprint, wanted))
+        if shown[-1].run.quick and not shown[-1].passed:
             return Decision("redo", "failed in a quick look")
         if self.retry_timeouts and same[-1].timed_out:
             return Decision("redo", "timed out")
@@ -130,17 +178,22 @@ class RecordedJobs:
             return Decision("redo", reason)
         if needs_baseline and not any(record.has_baseline for record in same):
             return Decision("redo", "baseline was not measured")
-        return Decision("skip")
+        return _SKIP
 
 
-def _newest_alike(records: Sequence[RecordedJob], wanted: Mapping[str, str]) -> list[RecordedJob]:
+_NEW: Final = Decision("new")
+_SKIP: Final = Decision("skip")
+
+
+def _newest_alike(records: list[RecordedJob], wanted: Mapping[str, str]) -> list[RecordedJob]:
     """Return the records since the last one that is of another solution, definition, workload or evaluator."""
-    alike = list(takewhile(lambda record: _is_of_the_same(record.fingerprint, wanted), reversed(records)))
-    return alike[::-1]
-
-
-def _is_of_the_same(recorded: Mapping[str, str] | None, wanted: Mapping[str, str]) -> bool:
-    return recorded is not None and _judged_marks(recorded) == _judged_marks(wanted)
+    judged = _judged_marks(wanted)
+    others = (
+        index
+        for index, record in enumerate(records)
+        if record.fingerprint is None or _judged_marks(record.fingerprint) != judged
+    )
+    return records[max(others, default=-1) + 1 :]
 
 
 def _judged_marks(marks: Mapping[str, str]) -> list[str | None]:
@@ -149,14 +202,14 @@ def _judged_marks(marks: Mapping[str, str]) -> list[str | None]:
 
 def _what_was_short(record: RecordedJob, now: JobLimits) -> str | None:
     """Say which limit ended a recorded job and is larger now."""
-    then = record.limits
+    then = record.run
     if (
         record.timed_out
         and None not in (now.timeout_seconds, then.timeout_seconds)
         and _is_larger(now.timeout_seconds, then.timeout_seconds)
     ):
         return "timed out under a shorter limit"
-    if record.over_memory and _is_larger(now.memory_gb, then.memory_gb):
+    if record.over_memory and _is_larger(now.memory_gb, then.worker_memory_gb):
         return "ended under a smaller limit of memory"
     return None
 
@@ -167,18 +220,20 @@ def _is_larger(now: float | None, then: float | None) -> bool:
 
 
 def _read_record(evaluation: AnyEvaluation) -> RecordedJob:
-    performance, extra = evaluation.performance, evaluation.extra
-    run = (extra or {}).get("run")
-    run = run if isinstance(run, Mapping) else {}
-    return RecordedJob(
-        hardware=evaluation.environment.hardware,
-        fingerprint=read_fingerprint(extra),
-        timed_out=evaluation.status is EvaluationStatus.TIMEOUT,
-        over_memory=evaluation.status is EvaluationStatus.RUNTIME_ERROR and OVER_MEMORY in evaluation.log,
-        limits=JobLimits(_number(run.get("timeout_seconds")), _number(run.get("worker_memory_gb"))),
-        has_baseline=performance is None or performance.reference_latency_ms > 0,
-        is_quick=evaluation.is_quick,
-        passed=evaluation.status is EvaluationStatus.PASSED,
+    return RecordedJob(evaluation, _read_run(evaluation))
+
+
+def _read_run(evaluation: AnyEvaluation) -> RecordedRun:
+    found = decode_extra(evaluation, _EXTRA)
+    if found is not None:
+        return found.run
+    run, fingerprint = find_fingerprint(evaluation.extra)
+    return RecordedRun(
+        fingerprint={str(key): str(value) for key, value in fingerprint.items()} if fingerprint is not None else None,
+        quick=says_quick(run),
+        seed=seed if isinstance(seed := run.get("seed"), int) else None,
+        timeout_seconds=_number(run.get("timeout_seconds")),
+        worker_memory_gb=_number(run.get("worker_memory_gb")),
     )
 
 
@@ -186,13 +241,9 @@ def _number(value: object) -> float | None:
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 
-def read_fingerprint(extra: Mapping[str, Any] | None) -> dict[str, str] | None:
-    """Return the fingerprint that stands in the `extra` of a verdict, with the seed of its run; None if none does."""
-    run, found = find_fingerprint(extra)
-    if found is None:
-        return None
-    seed = {"seed": run["seed"]} if isinstance(run.get("seed"), int) else {}
-    return {str(key): str(value) for key, value in {**seed, **found}.items()}
+def read_fingerprint(evaluation: AnyEvaluation) -> Mapping[str, str] | None:
+    """Return the fingerprint of a verdict, with the seed of its run; None if it has none."""
+    return _read_record(evaluation).fingerprint
 
 
 def find_fingerprint(extra: Mapping[str, Any] | None) -> tuple[Mapping[str, Any], Mapping[str, Any] | None]:

@@ -1,4 +1,4 @@
-"""What a trace set says of how its own definitions are judged: `tolerances.yaml` in its root.
+"""What a trace set says of how its own definitions are judged: `tolerances.yaml` in its root, tolerances of workloads.
 
     rmsnorm_h4096:
       rtol: 0.02
@@ -6,7 +6,8 @@
       required_matched_ratio: 0.98
 
 A set is trusted as its references are, which decide what is right. So its tolerances hold for its own definitions. They
-beat the bundled settings; whatever the user says beats them.
+beat the bundled settings; whatever the user says beats them. A workload's tolerance, which stands in its line, beats
+the file; it counts where the workload lies in the same root as its definition.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ from pydantic import Field, TypeAdapter, ValidationError
 from flashinfer_bench.bench.config_file import read_config_file
 from flashinfer_bench.bench.config_layers import EvalConfig, Extra, Ratio, StrictModel, Tolerance
 from flashinfer_bench.bench.config_problems import ConfigProblem, describe_problems, placed, to_validation_error
+from flashinfer_bench.bench.extra_keys import MAX_ABSOLUTE_ERROR
+from flashinfer_bench.data.store.ownership import LaidOver, is_of_one_root
+from flashinfer_bench.data.workload import Workload
 from flashinfer_bench.errors import ConfigError
 
 TOLERANCES_FILE: Final = "tolerances.yaml"
@@ -99,6 +103,16 @@ def merge_tolerances(trace_sets: Iterable[FiledDefinitions]) -> str:
     if problems:
         raise ConfigError("\n".join(problems))
     return yaml.safe_dump({name: values for name, (_, values) in said.items()}) if said else ""
+
+
+def own_tolerance(trace_set: LaidOver, definition: str, workload: Workload) -> EvalConfig | None:
+    """Return what a workload says of how it is judged; None where it says nothing, or is of another set."""
+    given = workload.tolerance
+    if given is None or not is_of_one_root(trace_set, definition, workload.uuid):
+        return None
+    values = {"rtol": given.max_rtol, "atol": given.max_atol, "required_matched_ratio": given.required_matched_ratio}
+    cap = {MAX_ABSOLUTE_ERROR: given.max_error_cap} if given.max_error_cap is not None else {}
+    return EvalConfig(**{name: value for name, value in values.items() if value is not None}, extra=cap)
 
 
 def has_tolerances(root: Path) -> bool:

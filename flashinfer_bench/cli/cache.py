@@ -11,12 +11,15 @@ import sys
 import time
 from typing import Any, Final
 
+from flashinfer_bench.bench.evaluators.compare.kernel_cache import JUDGE_FOLDER
 from flashinfer_bench.bench.runner.baseline_cache import BaselineCache, KeptBaseline, KeptFile
 from flashinfer_bench.cli.parser import Parser, number
 from flashinfer_bench.cli.screen.output import write_out
 from flashinfer_bench.cli.screen.tables import Column, available_width, count, render_table, shorten_uuid
 from flashinfer_bench.cli.shared_flags import EXIT_CODES, PROGRAM, add_format
-from flashinfer_bench.compile.cache import ArtifactCache, Entry, cache_root, size_limit
+from flashinfer_bench.compile.cache import ArtifactCache, Entry, is_in_use, size_limit, size_of_folder
+from flashinfer_bench.env import cache_root
+from flashinfer_bench.files.trees import remove_tree
 
 COLUMNS: Final = (
     *(Column("Solution"), Column("Language"), Column("Artifact")),
@@ -39,13 +42,14 @@ def declare_cache(parser: Parser) -> None:
     show = commands.add_parser("show", help="list what is built")
     show.describe(
         "List the built solutions, precompiled headers, and solutions that did not compile: where they lie and how\n"
-        f"much room they take. {EXIT_CODES}",
+        f"much room they take, and how much the kernels that judge. {EXIT_CODES}",
         example=f"{PROGRAM} cache show",
         execute=execute_show,
     )
     clear = commands.add_parser("clear", help="remove what is built")
     clear.describe(
-        f"Remove the built solutions; those that a run is using stay. {EXIT_CODES}",
+        "Remove the built solutions, and the kernels that judge, which sessions have compiled. What a run is using\n"
+        f"stays. {EXIT_CODES}",
         example=f"{PROGRAM} cache clear --keep-gb 5",
         execute=execute_clear,
     )
@@ -80,12 +84,14 @@ def execute_show(args: argparse.Namespace) -> int:
     """List the artifacts. The one that was used last comes first."""
     cache = _open()
     entries = cache.entries()
+    judge_bytes = size_of_folder(cache.root / JUDGE_FOLDER)
     if args.format == "json":
         _write_json(
             {
                 "cache": str(cache.root),
                 "limit_bytes": size_limit(),
                 "size_bytes": _size(entries),
+                "judge_bytes": judge_bytes,
                 "artifacts": [_document(entry) for entry in entries],
             }
         )
@@ -93,7 +99,8 @@ def execute_show(args: argparse.Namespace) -> int:
     now = time.time()
     table = render_table(COLUMNS, [_cells(entry, now) for entry in entries], available_width(sys.stdout)) + "\n"
     total = f"{count(len(entries), 'artifact')}, {_bytes(_size(entries))} of {_bytes(size_limit())}, in {cache.root}"
-    write_out((table if entries else "") + total + "\n")
+    judge = f"kernels that judge: {_bytes(judge_bytes)}\n" if judge_bytes else ""
+    write_out((table if entries else "") + total + "\n" + judge)
     return 0
 
 
@@ -101,23 +108,34 @@ def execute_clear(args: argparse.Namespace) -> int:
     """Remove all artifacts, or those whose last use is the longest ago."""
     cache = _open()
     before = cache.entries()
+    judge = cache.root / JUDGE_FOLDER
+    judge_bytes = size_of_folder(judge)
     if args.failed:
         cache.forget_failures()
     elif args.keep_gb is None:
         cache.clear()
+        if not is_in_use(cache.root):
+            remove_tree(judge)
     else:
         cache.evict(int(max(0.0, args.keep_gb) * GIGABYTE))
     left = cache.entries()
     removed = [entry for entry in before if entry.digest not in {kept.digest for kept in left}]
+    judge_left = size_of_folder(judge)
     if args.format == "json":
         kept = {"kept": len(left), "kept_bytes": _size(left)}
-        _write_json({"cache": str(cache.root), "removed": len(removed), "removed_bytes": _size(removed), **kept})
+        kernels = {"judge_removed_bytes": judge_bytes - judge_left, "judge_kept_bytes": judge_left}
+        facts = {"cache": str(cache.root), "removed": len(removed), "removed_bytes": _size(removed)}
+        _write_json({**facts, **kept, **kernels})
         return 0
-    in_use = "; a run uses them" if left and args.keep_gb is None and not args.failed else ""
+    clears_all = args.keep_gb is None and not args.failed
+    in_use = "; a run uses them" if left and clears_all else ""
     write_out(
         f"removed {count(len(removed), 'artifact')} ({_bytes(_size(removed))}), "
         f"{len(left)} left ({_bytes(_size(left))}){in_use}\n"
     )
+    if judge_bytes and clears_all:
+        end = f"stay ({_bytes(judge_left)}): a run uses them" if judge_left else f"are removed ({_bytes(judge_bytes)})"
+        write_out(f"the kernels that judge {end}\n")
     return 0
 
 

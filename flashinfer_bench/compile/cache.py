@@ -25,12 +25,12 @@ from typing import Any, Final
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from flashinfer_bench.compile.artifact import Kind
+from flashinfer_bench.env import CACHE_VARIABLE
 from flashinfer_bench.errors import ConfigError
 from flashinfer_bench.files.locks import USUAL_LIMIT_S, FileLock
 from flashinfer_bench.files.reading import open_stream, open_to_append, read_whole
 from flashinfer_bench.files.trees import remove_tree, walk_files
 
-CACHE_VARIABLE: Final = "FIB_CACHE_PATH"
 SIZE_VARIABLE: Final = "FIB_CACHE_GB"
 DEFAULT_SIZE_GB: Final = 20.0
 """Gigabytes of artifacts that are kept where $FIB_CACHE_GB says nothing."""
@@ -91,12 +91,6 @@ class DamagedArtifact:
 
     digest: str
     reason: str
-
-
-def cache_root(environment: Mapping[str, str]) -> Path:
-    """Return the cache's folder: $FIB_CACHE_PATH, else one below the home directory."""
-    configured = environment.get(CACHE_VARIABLE)
-    return Path(configured) if configured else Path.home() / ".cache" / "flashinfer_bench" / "cache"
 
 
 def size_limit(environment: Mapping[str, str] = os.environ) -> int:
@@ -274,14 +268,26 @@ class Lease:
 def leased_digests(root: Path) -> set[str]:
     """Return the digests that living runs use. The leases of dead runs are removed."""
     digests: set[str] = set()
+    for path in _living_leases(root):
+        with contextlib.suppress(OSError):  # its run ended at this moment, or this is no lease
+            digests.update(read_whole(path, MOST_MANIFEST_BYTES).decode("ascii", "replace").split())
+    return digests
+
+
+def is_in_use(root: Path) -> bool:
+    """Tell whether a run uses the cache at this moment. The leases of dead runs are removed."""
+    return bool(_living_leases(root))
+
+
+def _living_leases(root: Path) -> list[Path]:
+    living = []
     for path in (root / "leases").glob("*"):
         lock = FileLock(path)
         if _take(lock):
             lock.release()
-            continue
-        with contextlib.suppress(OSError):  # its run ended at this moment, or this is no lease
-            digests.update(read_whole(path, MOST_MANIFEST_BYTES).decode("ascii", "replace").split())
-    return digests
+        else:
+            living.append(path)
+    return living
 
 
 def _take(lock: FileLock) -> bool:
@@ -346,16 +352,22 @@ def digest_file(path: Path) -> str:
 
 
 def _read_entry(place: Path) -> Entry | None:
-    sizes: list[int] = []
-    for path in walk_files(place, lambda *_: None) if _is_folder(place) else ():
-        with contextlib.suppress(OSError):
-            sizes.append(path.lstat().st_size)
+    size = size_of_folder(place)
     try:
         manifest = place / MANIFEST
         used = (manifest if manifest.is_file() else place).lstat().st_mtime
     except OSError:
         return None  # it is being removed
-    return Entry(place.name, place, sum(sizes), used, read_manifest(place) if _is_folder(place) else None)
+    return Entry(place.name, place, size, used, read_manifest(place) if _is_folder(place) else None)
+
+
+def size_of_folder(folder: Path) -> int:
+    """Return the bytes of the files below a folder; 0 where it is none."""
+    sizes: list[int] = []
+    for path in walk_files(folder, lambda *_: None) if _is_folder(folder) else ():
+        with contextlib.suppress(OSError):  # it is being removed
+            sizes.append(path.lstat().st_size)
+    return sum(sizes)
 
 
 def _is_folder(path: Path) -> bool:

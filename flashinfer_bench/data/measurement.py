@@ -6,18 +6,20 @@ record has had several forms. So nothing in it is trusted: a value of another fo
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any, Final
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+import msgspec
 
-from flashinfer_bench.data.store.trace_lines import AnyEvaluation
+from flashinfer_bench.data.store.trace_lines import AnyEvaluation, decode_extra
+
+Number = Annotated[float, msgspec.Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
+"""Any but nan and the infinities."""
 
 
-class Measurement(BaseModel):
+class Measurement(msgspec.Struct, frozen=True, gc=False):
     """What a measurement's record says; an empty text, an empty list or None where it does not say."""
-
-    model_config = ConfigDict(frozen=True, strict=True, allow_inf_nan=False)
 
     method: str = ""
     """The clock: "cupti", "cuda_events" or "wall"."""
@@ -27,41 +29,41 @@ class Measurement(BaseModel):
     """"stream" or "graph"; empty where the method knows no difference."""
     fallback: str = ""
     """Why no better clock was used."""
-    flags: list[str] = Field(default_factory=list)
+    flags: list[str] = []
     """What a reader should know before acting on the number; see `timing.flags`."""
     meaningful: bool = True
     """False where the time says nothing about the kernel, as under Triton's interpreter."""
     reason: str = ""
     """Why the time is not meaningful."""
-    samples: float | None = None
+    samples: Number | None = None
     """Number of readings."""
-    precision: float | None = None
+    precision: Number | None = None
     """Share of its time to which each trial was to be known."""
-    precision_reached: float | None = None
+    precision_reached: Number | None = None
     """Share to which the worst of them is known; None where there are too few readings to tell."""
-    late: float | None = None
+    late: Number | None = None
     """Number of readings that hold the host's time."""
-    median_ms: float | None = None
-    q25_ms: float | None = None
-    q75_ms: float | None = None
-    std_ms: float | None = None
-    latency_ms: float | None = None
+    median_ms: Number | None = None
+    q25_ms: Number | None = None
+    q75_ms: Number | None = None
+    std_ms: Number | None = None
+    latency_ms: Number | None = None
     """What an older form has instead of `median_ms`."""
-    kernel_ms: float | None = None
+    kernel_ms: Number | None = None
     """Time of `run` alone, where the solution has a `setup`; the latency has both."""
-    setup_ms: float | None = None
+    setup_ms: Number | None = None
     """Time of `setup`."""
     confirmed: bool | None = None
     """Whether bursts, timed from outside, agree with the latency; None where none were made."""
-    burst_ms: float | None = None
+    burst_ms: Number | None = None
     """What one call cost in a burst; None where bursts did not resolve it, or where none were needed."""
-    burst_resolution_ms: float | None = None
+    burst_resolution_ms: Number | None = None
     """What a burst cannot tell from nothing, for one call."""
     not_confirmed: str = ""
     """Why the latency is not confirmed."""
-    trials_ms: list[float] = Field(default_factory=list)
+    trials_ms: list[Number] = []
     """Median of each trial."""
-    samples_ns: list[float] | list[list[float]] = Field(default_factory=list)
+    samples_ns: list[Number | list[Number]] = []
     """Every reading, in two older forms; the present form is a table, which no report reads."""
 
     @property
@@ -79,15 +81,33 @@ class Measurement(BaseModel):
 
 def read_measurement(evaluation: AnyEvaluation) -> Measurement:
     """Return how the solution was timed; all of it "not given" where the trace has no record."""
-    return parse_measurement(evaluation.extra)
+    found = decode_extra(evaluation, _EXTRA)
+    return parse_measurement(evaluation.extra) if found is None else found.measurement
 
 
 def parse_measurement(extra: Mapping[str, Any] | None) -> Measurement:
     """Return how the solution was timed, by the `extra` of its evaluation."""
     record = (extra or {}).get("measurement")
-    fields = dict(record) if isinstance(record, Mapping) else {}
+    fields = {name: record[name] for name in _TYPES if name in record} if isinstance(record, Mapping) else {}
     try:
-        return Measurement.model_validate(fields)
-    except ValidationError as error:
-        wrong = {problem["loc"][0] for problem in error.errors()}
-        return Measurement.model_validate({name: value for name, value in fields.items() if name not in wrong})
+        return msgspec.convert(fields, Measurement)
+    except msgspec.ValidationError:
+        return msgspec.convert({name: value for name, value in fields.items() if _fits(name, value)}, Measurement)
+
+
+def _fits(name: str, value: object) -> bool:
+    try:
+        msgspec.convert(value, _TYPES[name])
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
+class _MeasuredExtra(msgspec.Struct, gc=False):
+    """What is read of an evaluation's `extra`."""
+
+    measurement: Measurement = Measurement()
+
+
+_EXTRA: Final = msgspec.json.Decoder(_MeasuredExtra)
+_TYPES: Final = {field.name: field.type for field in msgspec.structs.fields(Measurement)}

@@ -22,7 +22,7 @@ import torch
 from flashinfer_bench.bench.evaluators.inputs.make import InputMaker
 from flashinfer_bench.bench.runner.environments import PACKAGE, solution_environment, worker_environment
 from flashinfer_bench.bench.runner.workers.artifacts import find_artifact
-from flashinfer_bench.bench.runner.workers.claims import choose_style
+from flashinfer_bench.bench.runner.workers.calling_style import CallingStyle, choose_style
 from flashinfer_bench.bench.runner.workers.enclosure import Enclosure
 from flashinfer_bench.bench.runner.workers.pool import default_memory_limit, start_template
 from flashinfer_bench.bench.runner.workers.process import WorkerGone, WorkerLate, WorkerProcess
@@ -89,7 +89,9 @@ class Inspector:
         artifact = find_artifact(self._order.solution, lambda: Path(tempfile.mkdtemp(dir=self._given)))
         if self._enclosure is not None:
             artifact = self._enclosure.hand_over(artifact, self._given)
-        call |= {"style": self._load(artifact), "device": self._device, "outcome": str(self._work / OUTCOME_FILE)}
+        style = self._load(artifact)
+        call |= {"style": style.style, "style_is_settled": style.is_settled}
+        call |= {"device": self._device, "outcome": str(self._work / OUTCOME_FILE)}
         call |= {"directory": str(artifact.directory), "entry": artifact.entry}
         call |= {"symbol": artifact.symbol, "kind": artifact.kind}
         import_path = self._given / "path"
@@ -108,7 +110,7 @@ class Inspector:
         maker = InputMaker(definition, workload, device, Path(order.blob_root))
         return write_inputs(maker, order.seed, self._given / "inputs")
 
-    def _load(self, artifact: Artifact) -> str:
+    def _load(self, artifact: Artifact) -> CallingStyle:
         """Have a worker import the solution; return how it is called.
 
         Raises:
@@ -128,8 +130,13 @@ class Inspector:
         if isinstance(answer, Failed):
             raise SolutionFailure("COMPILE_ERROR", answer.error.traceback or answer.error.message)
         definition = Definition.model_validate(order.definition)
-        counts = {"inputs": len(definition.inputs), "outputs": len(definition.outputs)}
-        return choose_style(answer.signature, declared=order.solution.declared_style, **counts)
+        return choose_style(
+            answer.signature,
+            inputs=list(definition.inputs),
+            outputs=list(definition.outputs),
+            declared=order.solution.declared_style,
+            is_python=artifact.kind == "python",
+        )
 
     def _run(self, step: ToolStep, call: dict[str, Any], import_path: Path) -> StepDone:
         home, outcome = next(self._homes), self._work / OUTCOME_FILE

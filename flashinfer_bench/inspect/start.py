@@ -20,9 +20,9 @@ from flashinfer_bench.bench.runner.fleet import describe_solution
 from flashinfer_bench.bench.runner.protocol import Hello
 from flashinfer_bench.bench.runner.sandbox import Level, find_sandbox
 from flashinfer_bench.compile import BuildFarm, BuildTarget, Built, find_toolchain, why_not_buildable
-from flashinfer_bench.compile.cache import cache_root
 from flashinfer_bench.data import CompileOptions, Definition, Solution, TraceSet, Workload
 from flashinfer_bench.data.digest import seed_of
+from flashinfer_bench.env import cache_root
 from flashinfer_bench.errors import DeviceFault, FlashInferBenchError
 from flashinfer_bench.inspect.order import Inspected, InspectOrder
 from flashinfer_bench.inspect.tools import ToolPlan

@@ -7,6 +7,7 @@ from typing import Final
 
 from flashinfer_bench.data import Definition, Solution, Trace, TraceSet, Workload, load_json_file
 from flashinfer_bench.data.names import did_you_mean
+from flashinfer_bench.data.store.ownership import is_of_first_root
 from flashinfer_bench.errors import DataSetError
 from flashinfer_bench.inspect.start import InspectSubject
 
@@ -27,7 +28,8 @@ def resolve_subject(
         definition: its name; None for the one that the solution is of.
 
     Raises:
-        DataSetError: something of it is not there, or does not fit.
+        DataSetError: something of it is not there, or does not fit, or inputs would be made by code of another set than
+            the first.
     """
     found = solution if isinstance(solution, Solution) else find_solution(trace_set, solution, definition)
     name = definition or found.definition
@@ -36,6 +38,10 @@ def resolve_subject(
     if name not in trace_set.definitions:
         raise DataSetError(f"the trace set has no definition {name!r}{did_you_mean(name, trace_set.definitions)}")
     chosen = workload if isinstance(workload, Workload) else find_workload(trace_set, name, workload)
+    if chosen.has_custom_inputs and not is_of_first_root(trace_set, name, chosen.uuid):
+        raise DataSetError(
+            f"the code that makes inputs of {name} is not the first set's own; name the set that has it first"
+        )
     root = trace_set.blob_root(name, chosen.uuid) or trace_set.root or Path.cwd()
     return InspectSubject(trace_set.definitions[name], found, chosen, root, trace_set)
 

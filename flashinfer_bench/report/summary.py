@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from statistics import geometric_mean, median
 from typing import Final
 
 from flashinfer_bench.data import EvaluationStatus
+from flashinfer_bench.data.sets.latest import latest_by_key
 from flashinfer_bench.data.store.trace_lines import AnyEvaluation, AnyTrace
+from flashinfer_bench.host import collector_paused
 from flashinfer_bench.report.timing import QUICK, Burst, Timing, count_timing, read_burst, read_told
 from flashinfer_bench.report.verdict import caveat_in, judged, reason_of
 
@@ -17,6 +20,8 @@ NUMBER: Final = re.compile(r"-?\d[\d.]*(?:e[-+]?\d+)?")
 """Numbers in a reason. Failures whose reasons differ only in numbers are told as one."""
 PairKey = tuple[str, str]
 """Definition and solution, by name."""
+Member = tuple[str, AnyEvaluation]
+"""A workload's uuid, and the verdict on it."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,7 @@ class SummaryRow:
     failures: tuple[FailureGroup, ...]
 
 
+@collector_paused()
 def summarise(
     traces: Iterable[AnyTrace], expected: Mapping[PairKey, Collection[str]] | None = None
 ) -> list[SummaryRow]:
@@ -66,10 +72,10 @@ def summarise(
         expected: the workloads that each pair should have a verdict for, by uuid; pairs without any get a row too.
     """
     expected = expected or {}
-    grouped: dict[tuple[str, str, str], list[tuple[AnyTrace, AnyEvaluation]]] = {}
-    for trace, evaluation in judged(traces):
-        key = (trace.definition, trace.solution or "", evaluation.environment.hardware)
-        grouped.setdefault(key, []).append((trace, evaluation))
+    grouped: defaultdict[tuple[str, str, str], list[Member]] = defaultdict(list)
+    for (definition, solution, workload, hardware), trace in latest_by_key(traces).items():
+        if trace.evaluation is not None:
+            grouped[definition, solution or "", hardware].append((workload, trace.evaluation))
     rows = [_row(key, members, expected.get(key[:2], ())) for key, members in grouped.items()]
     with_verdict = {key[:2] for key in grouped}
     rows += [_row((*pair, ""), [], uuids) for pair, uuids in expected.items() if pair not in with_verdict]
@@ -92,10 +98,10 @@ def measured_speedup(evaluation: AnyEvaluation) -> float | None:
     return performance.reference_latency_ms / performance.latency_ms
 
 
-def _row(
-    key: tuple[str, str, str], members: list[tuple[AnyTrace, AnyEvaluation]], expected: Collection[str]
-) -> SummaryRow:
-    passing = [(trace, evaluation) for trace, evaluation in members if evaluation.status is EvaluationStatus.PASSED]
+def _row(key: tuple[str, str, str], members: list[Member], expected: Collection[str]) -> SummaryRow:
+    passing = [
+        (workload, evaluation) for workload, evaluation in members if evaluation.status is EvaluationStatus.PASSED
+    ]
     passed = [evaluation for _, evaluation in passing]
     told = [read_told(evaluation) for evaluation in passed]
     latencies = [evaluation.performance.latency_ms for evaluation in passed if evaluation.performance is not None]
@@ -104,25 +110,23 @@ def _row(
         *key,
         passed=len(passed),
         judged=len(members),
-        pending=len(set(expected).difference(trace.workload.uuid for trace, _ in members)),
+        pending=len(set(expected).difference(workload for workload, _ in members)),
         latency_ms=median(latencies) if latencies else None,
         speedup=geometric_mean(speedups) if speedups else None,
         timing_caveat=next(filter(None, (caveat_in(item.measurement) for item in told)), None),
         timing=count_timing(told),
-        bursts=tuple(
-            read_burst(trace.workload.uuid, item.measurement) for (trace, _), item in zip(passing, told, strict=True)
-        ),
+        bursts=tuple(read_burst(workload, item.measurement) for (workload, _), item in zip(passing, told, strict=True)),
         failures=_failures(members),
     )
 
 
-def _failures(members: list[tuple[AnyTrace, AnyEvaluation]]) -> tuple[FailureGroup, ...]:
+def _failures(members: list[Member]) -> tuple[FailureGroup, ...]:
     groups: dict[tuple[str, str], list[tuple[str, str]]] = {}
-    for trace, evaluation in members:
+    for workload, evaluation in members:
         if evaluation.status is not EvaluationStatus.PASSED:
             reason = reason_of(evaluation)
             alike = (evaluation.status.value, NUMBER.sub("#", reason))
-            groups.setdefault(alike, []).append((reason, trace.workload.uuid))
+            groups.setdefault(alike, []).append((reason, workload))
     return tuple(_failure_group(status, found) for (status, _), found in groups.items())
 
 

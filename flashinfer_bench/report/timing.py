@@ -5,16 +5,19 @@ Traces come from foreign files too, so nothing in a measurement is trusted to ha
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Final, NamedTuple
+from typing import Final
+
+import msgspec
 
 from flashinfer_bench.bench.resume import PROTOCOL, find_fingerprint
 from flashinfer_bench.data.evaluation import says_quick
 from flashinfer_bench.data.measurement import Measurement, parse_measurement
-from flashinfer_bench.data.store.trace_lines import AnyEvaluation
+from flashinfer_bench.data.store.trace_lines import AnyEvaluation, decode_extra
 from flashinfer_bench.report.verdict import to_one_line
 from flashinfer_bench.timing.flags import FLAGS
 from flashinfer_bench.timing.measurement import EVENTS_ASKED_FOR, reason_of_fallback
@@ -59,11 +62,31 @@ class Burst:
     """Why the latency is not confirmed; empty where it is."""
 
 
-class Told(NamedTuple):
-    """What an evaluation tells of how its time came about."""
+class ToldFingerprint(msgspec.Struct, frozen=True, gc=False):
+    """What is read of a fingerprint."""
 
-    measurement: Measurement
-    marks: list[str]
+    protocol: str = ""
+    sandbox: str = ""
+
+
+class ToldRun(msgspec.Struct, frozen=True, gc=False):
+    """What is read of the record of a run."""
+
+    fingerprint: ToldFingerprint | None = None
+    quick: bool = False
+
+
+class Told(msgspec.Struct, frozen=True, gc=False):
+    """What an evaluation tells of how its time came about, in its `extra`."""
+
+    measurement: Measurement = Measurement()
+    run: ToldRun = ToldRun()
+
+    @property
+    def marks(self) -> Sequence[str]:
+        """The marks of the verdict; none where it has no fingerprint, as another engine's."""
+        found = self.run.fingerprint
+        return _marks(found.protocol, found.sandbox, self.run.quick) if found is not None else ()
 
 
 @dataclass(frozen=True)
@@ -85,18 +108,29 @@ def read_timing(passed: Iterable[AnyEvaluation]) -> Timing:
 
 def read_told(evaluation: AnyEvaluation) -> Told:
     """Return what an evaluation tells of its time: `extra` of a trace's line is parsed at each look."""
+    found = decode_extra(evaluation, _TOLD)
+    if found is not None:
+        return found
     extra = evaluation.extra
-    return Told(parse_measurement(extra), marks_of(extra))
+    run, marks = find_fingerprint(extra)
+    shown = (
+        ToldFingerprint(str(marks.get("protocol", "")), str(marks.get("sandbox", ""))) if marks is not None else None
+    )
+    return Told(parse_measurement(extra), ToldRun(shown, says_quick(run)))
 
 
 def count_timing(told: Sequence[Told]) -> Timing:
     """Count how evaluations were timed that have a performance."""
     records = [item.measurement for item in told]
-    ways = Counter(
-        _way(record.method, record.cache_state, record.launch, record.fallback) for record in records if record.method
-    )
-    flags = Counter(flag for record in records for flag in _flags(record))
-    flags.update(mark for item in told for mark in item.marks)
+    ways: Counter[tuple[str, str, str, str]] = Counter()
+    for way, count in Counter(
+        (record.method, record.cache_state, record.launch, record.fallback) for record in records if record.method
+    ).items():
+        ways[_way(*way)] += count
+    flags: Counter[str] = Counter()
+    for raised, count in Counter((tuple(_flags(item.measurement)), item.marks) for item in told).items():
+        for flag in itertools.chain(*raised):
+            flags[to_one_line(flag)] += count
     return Timing(
         ways=tuple(Way(*way, workloads=count) for way, count in ways.most_common()),
         unknown=len(records) - ways.total(),
@@ -164,19 +198,18 @@ def _way(method: str, cache_state: str, launch: str, why: str) -> tuple[str, str
     return (to_one_line(method), to_one_line(cache_state), to_one_line(launch), reason)
 
 
-def marks_of(extra: Mapping[str, Any] | None) -> list[str]:
-    """Return the marks of a verdict, by its `extra`; none where it has no fingerprint, as another engine's."""
-    _, found = find_fingerprint(extra)
-    if found is None:
-        return []
-    run = (extra or {}).get("run")
-    holds = (str(found.get("protocol")) != str(PROTOCOL), found.get("sandbox") == "none", says_quick(run))
-    return [mark for mark, held in zip(MARKS, holds, strict=True) if held]
+@lru_cache(64)
+def _marks(protocol: str, sandbox: str, is_quick: bool) -> tuple[str, ...]:
+    holds = (protocol != str(PROTOCOL), sandbox == "none", is_quick)
+    return tuple(mark for mark, held in zip(MARKS, holds, strict=True) if held)
 
 
 def _flags(record: Measurement) -> list[str]:
     """Return the flags; none where the time means nothing, since a flag would invite to measure again."""
-    return [to_one_line(flag) for flag in record.flags] if record.meaningful else []
+    return record.flags if record.meaningful else []
+
+
+_TOLD: Final = msgspec.json.Decoder(Told)
 
 
 def _rank(flag: str) -> tuple[int, str]:

@@ -37,7 +37,6 @@ from flashinfer_bench.worker.calls import (
     Shelf,
     SolutionFunctions,
     address_of,
-    as_values,
     lay_out_calls,
     share_memory,
 )
@@ -196,7 +195,7 @@ class Worker:
         returned = []
         for index, launch in zip(request["indices"], launches, strict=True):
             launch()
-            values = as_values(self._laid[index].result) if launch.puts_away else []
+            values = self._laid[index].values() if launch.puts_away else []
             returned.append([describe_value(value, self._laid[index].inputs_at) for value in values])
             launch.put_away()
         self._synchronize()
@@ -280,7 +279,7 @@ class Worker:
 def make_no_call(device: torch.device) -> LaidCall:
     """Return a call that computes nothing, and gives back one number that is copied."""
     given, slot = torch.zeros(1, device=device), torch.zeros(1, device=device)
-    return LaidCall(SolutionFunctions(lambda: given, None), {}, (slot,), "value")
+    return LaidCall(SolutionFunctions(lambda: given, None), {}, {"": slot}, "value")
 
 
 def in_turn(launches: Sequence[CallLaunch], *, put_away: bool) -> Launch:
@@ -327,7 +326,8 @@ def describe_value(value: Any, inputs_at: int = 0) -> dict[str, Any]:
         }
     if kind in (int, float, bool):
         return {"kind": "scalar", "type": kind.__name__}
-    return {"kind": "other", "type": escape_surrogates(f"{kind.__module__}.{kind.__qualname__}")[:500]}
+    names = f" with the keys {', '.join(map(str, value))}" if kind is dict else ""
+    return {"kind": "other", "type": escape_surrogates(f"{kind.__module__}.{kind.__qualname__}{names}")[:500]}
 
 
 def describe_error(error: BaseException) -> dict[str, str]:

@@ -26,11 +26,16 @@ def call_solution(order: Mapping[str, Any]) -> None:
     """Load the solution, and call it as often as the order says; the last call is in the profiler's range."""
     device = torch.device(order["device"])
     arguments = {name: read_argument(one, device) for name, one in order["arguments"].items()}
-    outputs = [torch.empty(one["shape"], dtype=getattr(torch, one["dtype"]), device=device) for one in order["outputs"]]
+    outputs = {
+        str(number): torch.empty(one["shape"], dtype=getattr(torch, one["dtype"]), device=device)
+        for number, one in enumerate(order["outputs"])
+    }
     loaded = load_entry(Path(order["directory"]), order["entry"], order["symbol"], kind=order["kind"])
     takes = loaded.setup_signature
     functions = SolutionFunctions(loaded.function, loaded.setup, None if takes is None else takes.maximum)
     call = LaidCall(functions, arguments, outputs, order["style"])
+    if not order["style_is_settled"] and not returns_value(call, device, has_setup=loaded.setup is not None):
+        call = LaidCall(functions, arguments, outputs, "dps")
     for _ in range(order["warm_up_calls"]):
         call_once(call, device, has_setup=loaded.setup is not None)
     if device.type != "cuda":
@@ -42,6 +47,13 @@ def call_solution(order: Mapping[str, Any]) -> None:
         call_once(call, device, has_setup=loaded.setup is not None)
     finally:
         runtime.cudaProfilerStop()
+
+
+def returns_value(call: LaidCall, device: torch.device, *, has_setup: bool) -> bool:
+    """Tell whether a call with the inputs alone gives something."""
+    with suppress(Exception):
+        call_once(call, device, has_setup=has_setup)
+    return call.result is not None
 
 
 def call_once(call: LaidCall, device: torch.device, *, has_setup: bool) -> None:

@@ -234,11 +234,11 @@ def test_definitions_that_cannot_be_run_are_skipped_with_the_reason(trace_set):
         ("python", ["NVIDIA H100", "B200"], "target_hardware is NVIDIA H100, B200; the device here is EPYC", None),
         ("python", ["cuda", "cpu"], None, None),
         ("python", ["LOCAL"], None, None),
-        ("python", [], None, None),
-        ("triton", ["cuda"], None, None),
+        ("triton", ["cuda", "cpu"], None, None),
+        ("triton", ["any"], None, None),
         ("triton", ["cpu"], None, "target_hardware is cpu; the device here is NVIDIA H200"),
         ("cuda", ["cuda"], *["language cuda is not available here: there is no nvcc"] * 2),
-        ("tilelang", [], *["language tilelang has no builder"] * 2),
+        ("tilelang", ["cuda", "cpu"], *["language tilelang has no builder"] * 2),
     ],
 )
 def test_solutions_that_cannot_run_here_are_skipped_with_the_reason(
@@ -249,6 +249,16 @@ def test_solutions_that_cannot_run_here_are_skipped_with_the_reason(
         plan = make_plan(trace_set, BenchmarkConfig(definitions=["gemm_b"]), machine)
         assert plan.skips == (() if reason is None else (Skip("gemm_b", "odd", None, reason),))
         assert len(plan.jobs) == (2 if reason is None else 0)
+
+
+def test_triton_for_gpus_alone_runs_without_one_only_where_it_is_to_be_interpreted(trace_set):
+    trace_set.solutions["gemm_b"] = [make_solution("odd", "gemm_b", "me", "triton", ["NVIDIA H100"])]
+    asked = {"definitions": ["gemm_b"]}
+    [skip] = make_plan(trace_set, BenchmarkConfig(**asked), CPU).skips
+    assert skip.reason.startswith("target_hardware is NVIDIA H100; the device here is EPYC (--interpret")
+    assert make_plan(trace_set, BenchmarkConfig(**asked, interpret=True), CPU).skips == ()
+    trace_set.solutions["gemm_b"] = [make_solution("odd", "gemm_b", "me", "python", ["NVIDIA H100"])]
+    assert make_plan(trace_set, BenchmarkConfig(**asked, interpret=True), CPU).jobs == ()
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from flashinfer_bench.bench.benchmark import Benchmark
 from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.tolerances import TOLERANCES_FILE, read_tolerances
-from flashinfer_bench.cli import main
+from flashinfer_bench.cli.main import cli as main
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.errors import ConfigError
 from tests.kit.make import make_definition, write_trace_set

@@ -10,6 +10,7 @@ import pytest
 from flashinfer_bench.bench.runner.baseline_cache import BaselineCache
 from flashinfer_bench.cli.build import choose_target
 from flashinfer_bench.cli.entry import run_command_line
+from flashinfer_bench.compile.cache import Lease
 from flashinfer_bench.data import save_json_file
 from flashinfer_bench.errors import Misuse
 from tests.bench.runner.test_baseline_cache import make_kept
@@ -147,6 +148,23 @@ def test_the_cache_is_shown_and_cleared(here, capsys):
     code, document = call(capsys, "cache", "clear")
     assert (code, document["removed"], document["kept"]) == (0, 1, 0)
     assert document["removed_bytes"] == artifact["size_bytes"]
+
+
+def test_the_kernels_that_judge_are_shown_and_cleared_but_not_under_a_run(here, capsys):
+    kernel = here / "cache" / "judge" / "triton-3" / "kernel.cubin"
+    kernel.parent.mkdir(parents=True)
+    kernel.write_bytes(b"x" * 1500)
+    assert call(capsys, "cache", "show")[1]["judge_bytes"] == 1500
+    assert run_command_line(["cache", "show"]) == 0
+    assert "kernels that judge: 1.5 kB" in capsys.readouterr().out
+    with Lease(here / "cache"):
+        assert call(capsys, "cache", "clear")[1]["judge_kept_bytes"] == 1500
+        assert run_command_line(["cache", "clear"]) == 0
+        assert "the kernels that judge stay (1.5 kB): a run uses them" in capsys.readouterr().out
+    for narrow in (["--failed"], ["--keep-gb", "0"]):
+        assert call(capsys, "cache", "clear", *narrow)[1]["judge_removed_bytes"] == 0
+    assert call(capsys, "cache", "clear")[1]["judge_removed_bytes"] == 1500
+    assert not (here / "cache" / "judge").exists()
 
 
 def test_the_times_of_references_are_listed_and_removed(here, capsys):

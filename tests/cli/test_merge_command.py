@@ -2,7 +2,7 @@
 
 import pytest
 
-from flashinfer_bench.cli import main
+from flashinfer_bench.cli.main import cli as main
 from flashinfer_bench.data import TraceSet
 from tests.kit.make import make_definition, make_evaluation, make_solution, make_trace, make_workload, write_trace_set
 

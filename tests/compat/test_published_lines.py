@@ -7,7 +7,7 @@ import json
 import pytest
 
 from flashinfer_bench import Benchmark, BenchmarkConfig, TraceSet
-from flashinfer_bench.cli import main
+from flashinfer_bench.cli.main import cli as main
 from tests.kit.make import make_definition, make_solution, make_trace, make_workload, write_trace_set
 
 TOPK = 64

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from flashinfer_bench.cli import main
+from flashinfer_bench.cli.main import cli as main
 from tests.kit.make import make_definition, make_solution, make_trace, make_workload, write_trace_set
 
 CHECKS = "layout,definition,workload,solution,trace,baseline,benchmark"

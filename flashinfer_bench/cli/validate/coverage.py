@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from flashinfer_bench.cli.validate.validation import PASSED, Coverage, TriedJob
 from flashinfer_bench.data import TraceSet
-from flashinfer_bench.data.latest import find_latest
+from flashinfer_bench.data.sets.latest import find_latest
 from flashinfer_bench.data.store.trace_list import kept_of
 
 

@@ -15,6 +15,7 @@ from typing import Final
 
 from flashinfer_bench.data.store.checks import is_inside
 from flashinfer_bench.data.store.layout import BLOB
+from flashinfer_bench.data.store.ownership import own_folders
 from flashinfer_bench.errors import WorkloadFault
 from flashinfer_bench.files.locks import locked_folder
 from flashinfer_bench.files.reading import open_to_read, refuse_strange
@@ -112,12 +113,8 @@ class BlobStore:
 
     def _own_folders(self) -> Iterator[Path]:
         """Yield where files of the set may lie: a blob/ folder on another disk and a Hugging Face cache are links."""
-        root = self.root.resolve()
-        yield root
+        yield from own_folders(self.root)
         yield (self.root / BLOB).resolve()
-        for parent in (root, *root.parents):
-            if parent.parent.name == "snapshots":
-                yield parent.parent.parent / "blobs"
 
     def _fetch_pointer(self, file: Path, path: str, owner: str) -> None:
         """Put the file in the place of a pointer; the caller holds the folder's lock."""

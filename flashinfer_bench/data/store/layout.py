@@ -27,6 +27,8 @@ SOLUTIONS: Final = "solutions"
 WORKLOADS: Final = "workloads"
 TRACES: Final = "traces"
 BLOB: Final = "blob"
+FOLDERS: Final = frozenset({DEFINITIONS, SOLUTIONS, WORKLOADS, TRACES, BLOB})
+"""The folders of a root."""
 
 MAX_PART: Final = 200
 """Longest plain name, in characters. It leaves room for a suffix: file systems allow 255 bytes."""

@@ -2,7 +2,8 @@
 
 A set may have 100,000 traces of 3 kB; as models they are gigabytes and many seconds. So a line of a traces file that is
 right in every respect is kept as its text and a few values: a `TraceLine`. It has the fields of a `Trace` as far as
-plans and reports read them; `to_trace` makes the whole model. `trace_list.TraceList` is the list that users see.
+plans and reports read them; `to_trace` makes the whole model. `trace_list.TraceList` is the list that users see. Who
+reads `extra` of many lines gives `decode_extra` a type that names what is wanted: the rest is only passed over.
 
 `read_trace_line` takes no line that the models would refuse, or that is worth a remark: any other is for `parse_line`.
 msgspec passes over what is not asked for, and is strict in that, but for three things: text that is no UTF-8, integers
@@ -12,7 +13,7 @@ that Python refuses, and depth. A line that may hold one of them is parsed by th
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Annotated, Any, Final, TypedDict, TypeVar, cast
+from typing import Annotated, Any, Final, TypeVar, cast
 
 import msgspec
 from pydantic_core import SchemaValidator, core_schema, from_json
@@ -33,9 +34,10 @@ from flashinfer_bench.data.workload import Workload
 PLAIN_BYTES: Final = 4000
 """A line of more bytes is parsed twice: it may hold an integer of so many digits that Python refuses it (4,300)."""
 SHARED: Final = 1 << 16
-"""So many workloads, and environments, are kept for all lines that have them; further ones are parsed at each look."""
+"""So many workloads, and environments, are known again in further lines."""
 
 Model = TypeVar("Model", bound=DataModel)
+Read = TypeVar("Read")
 Named = Annotated[str, msgspec.Meta(min_length=1)]
 NotNegative = Annotated[float, msgspec.Meta(ge=0)]
 _NO_TABLE: Final = msgspec.Raw(b"null")
@@ -63,67 +65,28 @@ class PerformanceLine(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     speedup_factor: NotNegative = 0.0
 
 
-class _Run(TypedDict, total=False):
-    """What the plan of a resumed run, and reports, read of `extra.run`."""
-
-    fingerprint: Any
-    quick: Any
-    seed: Any
-    timeout_seconds: Any
-    worker_memory_gb: Any
-
-
-class _Measurement(TypedDict, total=False):
-    """What the tables of `report` read of `extra.measurement`."""
-
-    method: Any
-    cache_state: Any
-    launch: Any
-    fallback: Any
-    flags: Any
-    meaningful: Any
-    reason: Any
-    confirmed: Any
-    burst_ms: Any
-    burst_resolution_ms: Any
-    not_confirmed: Any
-
-
-class _Extra(TypedDict, total=False):
-    """What is read of an evaluation's `extra`."""
-
-    run: _Run
-    measurement: _Measurement
-
-
-class EvaluationLine(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    """What is read of an `Evaluation`."""
+class EvaluationLine(msgspec.Struct, gc=False):
+    """What is kept of an `Evaluation`."""
 
     status: EvaluationStatus
     log: str
     timestamp: str
-    environment_text: msgspec.Raw = msgspec.field(name="environment")
-    correctness: CorrectnessLine | None = None
-    performance: PerformanceLine | None = None
-    extra_text: msgspec.Raw = msgspec.field(name="extra", default=_NO_TABLE)
-
-    @property
-    def environment(self) -> Environment:
-        """Where it ran."""
-        return _read_environment(bytes(self.environment_text))
+    environment: Environment
+    """Where it ran; lines with the same one share it."""
+    correctness: CorrectnessLine | None
+    performance: PerformanceLine | None
+    extra_text: msgspec.Raw
 
     @property
     def extra(self) -> dict[str, Any] | None:
-        """What `_Extra` names; all of it where an entry has another form. It is parsed at each look."""
-        try:
-            return cast("dict[str, Any] | None", _EXTRA.decode(self.extra_text))
-        except msgspec.MsgspecError:
-            return cast("dict[str, Any] | None", from_json(bytes(self.extra_text)))
+        """All of it, which is parsed at each look; who asks many lines calls `decode_extra`."""
+        return cast("dict[str, Any] | None", from_json(bytes(self.extra_text)))
 
     @property
     def is_quick(self) -> bool:
         """Whether it is of a quick look."""
-        return says_quick((self.extra or {}).get("run"))
+        found = decode_extra(self, _QUICK)
+        return says_quick((self.extra or {}).get("run")) if found is None else found.run.quick
 
 
 class TraceLine(msgspec.Struct, gc=False):
@@ -133,13 +96,9 @@ class TraceLine(msgspec.Struct, gc=False):
     """The line."""
     definition: str
     solution: str
-    workload_text: msgspec.Raw
+    workload: Workload
+    """What it was judged on; lines with the same one share it."""
     evaluation: EvaluationLine
-
-    @property
-    def workload(self) -> Workload:
-        """What it was judged on."""
-        return _read_workload(bytes(self.workload_text))
 
     def is_successful(self) -> bool:
         """Tell whether the solution passed."""
@@ -156,22 +115,32 @@ AnyEvaluation = Evaluation | EvaluationLine
 
 def read_trace_line(text: bytes) -> TraceLine | None:
     """Make a line of a text that the models take without a remark; None where it is another one."""
-    is_plain = len(text) <= PLAIN_BYTES and text.isascii() and text.count(b"[") + text.count(b"{") < DEEPEST
+    is_plain = len(text) <= PLAIN_BYTES and text.isascii() and _count_openers(text) < DEEPEST
     try:
         if not is_plain:
             _ANY_TABLE.validate_json(text)
         found = _LINE.decode(text)
-        evaluation = found.evaluation
-        _read_workload(bytes(found.workload))
-        _read_environment(bytes(evaluation.environment_text))
+        said = found.evaluation
+        workload = _read_workload(bytes(found.workload))
+        environment = _read_environment(bytes(said.environment))
     except (msgspec.MsgspecError, ValueError):
         return None
     is_whole = (
-        (evaluation.correctness is not None) == (evaluation.status in HAS_CORRECTNESS)
-        and (evaluation.performance is not None) == (evaluation.status in HAS_PERFORMANCE)
-        and memoryview(evaluation.extra_text)[0] in _TABLE_OR_NULL
+        (said.correctness is not None) == (said.status in HAS_CORRECTNESS)
+        and (said.performance is not None) == (said.status in HAS_PERFORMANCE)
+        and memoryview(said.extra)[0] in _TABLE_OR_NULL
     )
-    return TraceLine(text, found.definition, found.solution, found.workload, evaluation) if is_whole else None
+    if not is_whole:
+        return None
+    evaluation = EvaluationLine(
+        said.status, said.log, said.timestamp, environment, said.correctness, said.performance, said.extra
+    )
+    return TraceLine(text, found.definition, found.solution, workload, evaluation)
+
+
+def _count_openers(text: bytes) -> int:
+    """Count brackets and braces that open; `bytes.count` takes four times as long."""
+    return len(text) - len(text.replace(b"[", b"").replace(b"{", b""))
 
 
 def to_trace(kept: AnyTrace) -> Trace:
@@ -179,17 +148,47 @@ def to_trace(kept: AnyTrace) -> Trace:
     return kept.to_trace() if isinstance(kept, TraceLine) else kept
 
 
-class _Line(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+def decode_extra(evaluation: AnyEvaluation, decoder: msgspec.json.Decoder[Read]) -> Read | None:
+    """Read from a line what a decoder asks for of `extra`; None for a model, and where an entry has another form."""
+    if not isinstance(evaluation, EvaluationLine):
+        return None
+    try:
+        return decoder.decode(evaluation.extra_text)
+    except msgspec.MsgspecError:
+        return None
+
+
+class _QuickRun(msgspec.Struct, frozen=True, gc=False):
+    quick: bool = False
+
+
+class _QuickExtra(msgspec.Struct, gc=False):
+    run: _QuickRun = _QuickRun()
+
+
+class _EvaluationText(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """What is read of an `Evaluation`."""
+
+    status: EvaluationStatus
+    log: str
+    timestamp: str
+    environment: msgspec.Raw
+    correctness: CorrectnessLine | None = None
+    performance: PerformanceLine | None = None
+    extra: msgspec.Raw = _NO_TABLE
+
+
+class _TraceText(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     """A line of a traces file."""
 
     definition: Named
     workload: msgspec.Raw
     solution: Named
-    evaluation: EvaluationLine
+    evaluation: _EvaluationText
 
 
-_LINE: Final = msgspec.json.Decoder(_Line)
-_EXTRA: Final = msgspec.json.Decoder(_Extra | None)
+_LINE: Final = msgspec.json.Decoder(_TraceText)
+_QUICK: Final = msgspec.json.Decoder(_QuickExtra)
 _ANY_TABLE: Final = SchemaValidator(core_schema.typed_dict_schema({}, extra_behavior="ignore"))
 """Parses JSON as the models do, and makes nothing of it."""
 

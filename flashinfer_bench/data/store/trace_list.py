@@ -18,6 +18,11 @@ class TraceList(list[Trace]):
     So a program that looks at every trace of a big set does not hold them all, unless it keeps them.
     """
 
+    @classmethod
+    def of(cls, kept: list[AnyTrace]) -> TraceList:
+        """Make the list of what is kept of traces."""
+        return cls(cast("list[Trace]", kept))
+
     def as_kept(self) -> Iterator[AnyTrace]:
         """Give what is kept of each trace."""
         return cast("Iterator[AnyTrace]", super().__iter__())

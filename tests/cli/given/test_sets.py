@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from flashinfer_bench.cli import main
 from flashinfer_bench.cli.given.sets import describe_issues
+from flashinfer_bench.cli.main import cli as main
 from flashinfer_bench.data import LoadIssue
 from tests.cli.fake_engine import write_small_set
 from tests.kit import make_definition, make_solution, write_trace_set

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from flashinfer_bench.cli import main
+from flashinfer_bench.cli.main import cli as main
 from flashinfer_bench.cli.validate import judging
 from flashinfer_bench.cli.validate.judging import judge_baselines, judge_references, pack_reference
 from flashinfer_bench.data import TraceSet

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from flashinfer_bench.cli import main
+from flashinfer_bench.cli.main import cli as main
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.errors import DataSetError
 from tests.kit import make_definition, make_solution, make_trace, make_workload, write_trace_set
@@ -134,7 +134,7 @@ def test_every_wrong_field_is_an_issue_with_its_line(tmp_path):
     raw = make_definition("bad").to_dict()
     raw["inputs"]["x"]["dtype"] = "float3"
     raw["axes"]["n"] = {"type": "const", "value": -1}
-    del raw["op_type"]
+    raw["op_type"] = ""
     _, issues = _load(tmp_path, {"definitions/test/bad.json": json.dumps(raw, indent=1)})
     lines = json.dumps(raw, indent=1).splitlines()
     for severity, _, line, field, _ in issues:
@@ -278,7 +278,7 @@ def test_a_path_that_contradicts_the_file_is_a_warning(tmp_path, models, file, w
         (make_workload(axes={"n": 1, "h": 5}), "workload.axes.h", "fixes axis 'h' at 4"),
         (make_workload(inputs={"y": "random"}), "workload.inputs.y", "has no input 'y'"),
         (make_workload(inputs={"x": 3}), "workload.inputs.x", "a scalar cannot fill it"),
-        (make_workload(inputs={"x": {"type": "custom"}}), "workload.inputs.x", "another engine"),
+        (make_workload(inputs={"x": {"type": "custom"}}), "workload.inputs.x", "no custom_inputs_entrypoint"),
         (make_workload(inputs={"x": {"type": "generated", "how": "?"}}), "workload.inputs.x", "another engine"),
         (
             make_workload(inputs={"x": {"type": "safetensors", "path": "../x", "tensor_key": "k"}}),
@@ -314,7 +314,7 @@ def test_misspelt_inputs_are_not_taken_for_inputs_that_are_left_out(tmp_path):
 def test_an_expression_axis_that_a_workload_breaks_is_an_issue(tmp_path):
     definition = make_definition(axes={"n": None, "m": "n / 3"}, outputs={"y": "float32[m]"})
     _, issues = _load(tmp_path, definitions=[definition], workloads=[make_trace(solution=None)])
-    _only(issues, "error", WORKLOADS, 1, "workload.axes", "8 / 3 is not whole")
+    _only(issues, "error", WORKLOADS, 1, "workload.axes", "which is not whole")
 
 
 def test_a_uuid_of_two_workloads_is_an_error_and_of_a_repeated_one_a_warning(tmp_path):

@@ -11,14 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flashinfer_bench.bench.resume import RecordedJobs
+from flashinfer_bench.bench.resume import JobLimits, RecordedJobs, read_fingerprint
 from flashinfer_bench.data import Trace, TraceSet
+from flashinfer_bench.data.measurement import read_measurement
 from flashinfer_bench.data.store import trace_lines
 from flashinfer_bench.data.store.parse import Place, parse_line
 from flashinfer_bench.data.store.trace_lines import TraceLine, read_trace_line
 from flashinfer_bench.data.store.trace_list import TraceList, kept_of
 from flashinfer_bench.report.best import best_by_workload
 from flashinfer_bench.report.summary import summarise
+from flashinfer_bench.report.timing import read_told
 from tests.kit import make_definition, make_trace, make_workload, write_trace_set
 
 RUN = {
@@ -78,19 +80,47 @@ def _check_alike(lines: TraceList, trace: Trace) -> None:
         assert [getattr(part, field) for field in fields] == [getattr(whole, field) for field in fields]
 
 
-def test_what_is_left_out_of_extra_is_what_nobody_asks_a_line_for():
-    (line,) = _lines(PASSED).as_kept()
-    run = {key: value for key, value in RUN.items() if key != "config"}
-    measurement = {key: value for key, value in MEASUREMENT.items() if key != "trials_ms"}
-    assert line.evaluation.extra == {"run": run, "measurement": measurement}
-    assert [item.evaluation.extra for item in _lines(OLD, ODD).as_kept()] == [None, ODD.evaluation.extra]
+ODD_EXTRAS = [
+    None,
+    {},
+    {"run": None, "measurement": None},
+    {"run": {"fingerprint": None}, "measurement": {}},
+    {"run": {**RUN, "fingerprint": {"protocol": 1, "sandbox": None}}, "measurement": {**MEASUREMENT, "flags": "noisy"}},
+    {"run": {**RUN, "quick": True}, "measurement": {**MEASUREMENT, "method": None, "samples": 3, "median_ms": True}},
+    {"run": {**RUN, "quick": 1, "seed": True}, "measurement": {**MEASUREMENT, "flags": ["noisy", 1]}},
+    {"run": {**RUN, "seed": "1", "timeout_seconds": False}, "measurement": {**MEASUREMENT, "confirmed": 0}},
+    {"run": {**RUN, "timeout_seconds": "300", "worker_memory_gb": 2}, "measurement": [MEASUREMENT]},
+    {"run": {**RUN, "seed": 1 << 200}, "measurement": {**MEASUREMENT, "samples_ns": [[1, 2.5], [3]]}},
+]
+
+
+@pytest.mark.parametrize("extra", ODD_EXTRAS, ids=range(len(ODD_EXTRAS)))
+def test_what_is_read_of_extra_is_the_same_of_a_line_and_of_a_model(extra):
+    trace = make_trace(extra=extra)
+    (line,) = _lines(trace).as_kept()
+    assert line.evaluation.extra == extra
+    assert line.evaluation.is_quick == trace.evaluation.is_quick
+    for read in (read_measurement, read_told, read_fingerprint):
+        assert read(line.evaluation) == read(trace.evaluation)
+    assert _decisions([line]) == _decisions([trace])
 
 
 def test_tables_and_plans_of_lines_are_those_of_models():
     lines = _lines()
     assert summarise(lines.as_kept(), {("double", "old"): ["w"]}) == summarise(TRACES, {("double", "old"): ["w"]})
     assert best_by_workload(lines.as_kept()) == best_by_workload(TRACES)
-    assert RecordedJobs.from_traces(lines.as_kept()) == RecordedJobs.from_traces(TRACES)
+    assert _decisions(lines.as_kept()) == _decisions(TRACES)
+
+
+def _decisions(traces):
+    recorded = RecordedJobs.from_traces(traces)
+    wanted = [
+        RUN["fingerprint"] | {"hardware": "test device"} | more for more in ({}, {"seed": "1"}, {"solution": "x"})
+    ]
+    limits = JobLimits(timeout_seconds=301)
+    return [
+        recorded.decide(key, marks, needs_baseline=True, limits=limits) for key in recorded.by_key for marks in wanted
+    ]
 
 
 def test_look_ups_in_a_set_of_lines_are_those_of_models(tmp_path):

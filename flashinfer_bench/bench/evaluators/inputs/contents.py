@@ -6,7 +6,8 @@ call comes from a set of inputs that the evaluator made, in one of four ways, by
     scaled   moved along by a secret number of elements, and each multiplied by a factor of its own, from a table that
              begins in a secret place; negated in half of the calls where the input has both signs
     rolled   moved along by a secret number of elements: bytes, packed floats, and numbers whose range means something
-    redrawn  made anew by the input's rule: rows that have to add up to one, say; stored ones are moved along in rows
+    redrawn  made anew by the input's rule: rows that have to add up to one, say; stored ones are moved along in rows;
+             custom ones by the definition's own function, all of a call together
     fixed    as it is: integers that give structure (page tables, offsets), single numbers, tables of constants
 
 A pass over the input makes its content, so it costs about what a copy costs. The same number gives the same content.
@@ -19,12 +20,13 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
 
+from flashinfer_bench.bench.evaluators.inputs.custom import SLOW_S, CustomInputs, list_custom
 from flashinfer_bench.bench.evaluators.inputs.make import bind_axes
 from flashinfer_bench.bench.evaluators.inputs.random_values import Blank
 from flashinfer_bench.bench.evaluators.inputs.rules import Way, find_way, make_tensor
@@ -52,7 +54,9 @@ class VariedInput:
     name: str
     way: Way
     remake: Remaker | None = None
-    """Makes a "redrawn" input that is random in its workload."""
+    """Makes a "redrawn" input that is random in its workload, or custom."""
+    is_joint: bool = False
+    """Whether it is made together with other inputs of its call, from one seed."""
 
 
 def find_varied(definition: Definition, workload: Workload, device: torch.device) -> list[VariedInput]:
@@ -62,17 +66,40 @@ def find_varied(definition: Definition, workload: Workload, device: torch.device
         WorkloadFault: an axis of the workload has no size.
     """
     axes, shapes = bind_axes(definition, workload)
-    varied = []
-    for name in definition.inputs:
-        source, shape = workload.inputs.get(name), shapes[name]
-        if shape is None:
-            varied.append(VariedInput(name, "fixed"))
-            continue
-        is_random = source is None or isinstance(source, RandomInput)
-        blank = Blank(name, definition, shape, axes, {}, 0, device)
-        remake = _remaker(blank) if is_random else None
-        varied.append(VariedInput(name, find_way(blank), remake))
+    blanks = {name: Blank(name, definition, shape or (), axes, {}, 0, device) for name, shape in shapes.items()}
+    ways: dict[str, Way] = {
+        name: "fixed" if shapes[name] is None else find_way(blank) for name, blank in blanks.items()
+    }
+    varied = {name: VariedInput(name, way) for name, way in ways.items()}
+    for name, shape in shapes.items():
+        if shape is not None and isinstance(workload.inputs.get(name), RandomInput | None):
+            varied[name] = VariedInput(name, ways[name], _remaker(blanks[name]))
+    if list_custom(workload):
+        custom = CustomInputs(definition, workload, axes, shapes, device)
+        varied.update(_vary_custom(custom, ways))
+    return list(varied.values())
+
+
+def _vary_custom(custom: CustomInputs, ways: Mapping[str, Way]) -> dict[str, VariedInput]:
+    """Return how custom inputs differ, but for those that are varied as stored ones are.
+
+    Those that chance has no part in stay as they are, unless that holds for all. The others are made anew where that is
+    quick, and leaves integers that give structure alone.
+    """
+    differing, seconds = custom.compare_draws(seed=0)
+    changes_structure = any(ways[name] == "fixed" for name in differing)
+    is_drawn = seconds <= SLOW_S and not changes_structure
+    varied: dict[str, VariedInput] = {}
+    for name in custom.names if differing else ():
+        if name not in differing:
+            varied[name] = VariedInput(name, "fixed")
+        elif is_drawn:
+            varied[name] = VariedInput(name, "redrawn", _picker(custom, name), is_joint=True)
     return varied
+
+
+def _picker(custom: CustomInputs, name: str) -> Remaker:
+    return lambda seed: custom.draw(seed)[name]
 
 
 def _remaker(blank: Blank) -> Remaker:
@@ -160,7 +187,7 @@ class Contents:
 
     def _write_one(self, number: int, index: int, target: torch.Tensor, writer: Writer) -> None:
         value, varied = self.base[index], self._varied[index]
-        secret = derive_seed(self._seed, "content", number, index)
+        secret = derive_seed(self._seed, "content", number, *(() if varied.is_joint else (index,)))
         if varied.way == "redrawn" and varied.remake is not None:
             target.copy_(varied.remake(secret))
         elif varied.way == "redrawn":

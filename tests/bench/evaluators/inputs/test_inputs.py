@@ -280,9 +280,9 @@ def test_inputs_that_no_device_holds_are_a_fault_before_they_are_tried():
         inputs_of(definition_with(x="float32[n]"), n=total_bytes(CPU))
 
 
-@pytest.mark.parametrize("kind", ["custom", "generated"])
-def test_inputs_that_foreign_code_would_make_are_a_fault(kind):
-    with pytest.raises(WorkloadFault, match=kind):
+@pytest.mark.parametrize(("kind", "words"), [("custom", "no custom_inputs_entrypoint"), ("generated", "generated")])
+def test_inputs_that_nobody_here_can_make_are_a_fault(kind, words):
+    with pytest.raises(WorkloadFault, match=words):
         inputs_of(definition_with(x="float32[n]"), make_workload(axes={"n": 2}, inputs={"x": {"type": kind}}))
 
 

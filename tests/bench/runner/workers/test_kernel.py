@@ -213,3 +213,11 @@ def run(x):
     with open_kernel(source) as kernel:
         kernel.worker.drain()
         assert {name.partition(".")[0] for name in kernel.worker.log.take().split()} == {"flashinfer_bench_solution"}
+
+
+def test_the_compilers_error_comes_first_where_an_import_builds_an_extension(open_kernel):
+    said = "Error building extension 'mine'\nFAILED: main.o\nmain.cpp:7:1: error: no such type\nninja: build stopped"
+    with pytest.raises(SolutionFailure) as failure, open_kernel(f"raise RuntimeError({said!r})"):
+        pass
+    assert failure.value.status == "COMPILE_ERROR"
+    assert failure.value.message.startswith("main.cpp:7: error: no such type\nRuntimeError in the import: ")

@@ -7,7 +7,7 @@ from __future__ import annotations
 from flashinfer_bench.bench.plan import Job, Plan
 from flashinfer_bench.bench.resume import is_same, read_fingerprint
 from flashinfer_bench.data import Trace, TraceSet
-from flashinfer_bench.data.latest import in_order_of_time
+from flashinfer_bench.data.sets.latest import in_order_of_time
 from flashinfer_bench.data.store.trace_lines import AnyTrace, to_trace
 from flashinfer_bench.data.store.trace_list import kept_of
 
@@ -27,7 +27,7 @@ def find_resumed(full: Plan, plan: Plan, trace_set: TraceSet) -> list[Trace]:
 
 def _is_record_of(trace: AnyTrace, job: Job) -> bool:
     evaluation = trace.evaluation
-    return evaluation is not None and is_same(read_fingerprint(evaluation.extra), job.fingerprint)
+    return evaluation is not None and is_same(read_fingerprint(evaluation), job.fingerprint)
 
 
 def _is_less(trace: AnyTrace, known: AnyTrace | None) -> bool:

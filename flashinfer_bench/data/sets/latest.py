@@ -7,12 +7,15 @@ Look-ups, reports and resumed runs use this rule. Equal times, and times that ar
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timezone
 from typing import Any, Final
 
 from flashinfer_bench.data.store.trace_lines import AnyTrace
 
+JudgedKey = tuple[str, str | None, str, str]
+"""Names of definition and solution, the workload's uuid, and the hardware."""
 JUDGED_KEYS: Final = ("definition", "solution", "workload", "evaluator")
 """The keys of a fingerprint that say what was judged, and by whom. The others say under which settings."""
 _FRACTION: Final = re.compile(r"\.(\d+)")
@@ -26,11 +29,22 @@ def in_order_of_time(traces: Iterable[AnyTrace]) -> list[AnyTrace]:
 
 def find_latest(traces: Iterable[AnyTrace]) -> list[AnyTrace]:
     """Return the trace that counts of each definition, solution, workload and hardware, the earliest first."""
-    latest: dict[tuple[str, str | None, str, str], AnyTrace] = {}
-    whole: dict[tuple[str, str | None, str, str], AnyTrace] = {}
-    for trace in in_order_of_time(traces):
-        hardware = trace.evaluation.environment.hardware if trace.evaluation is not None else ""
-        key = (trace.definition, trace.solution, trace.workload.uuid, hardware)
+    return list(latest_by_key(traces).values())
+
+
+def latest_by_key(traces: Iterable[AnyTrace]) -> dict[JudgedKey, AnyTrace]:
+    """Return the traces that count, as `find_latest` does, each by what it is of."""
+    latest: dict[JudgedKey, AnyTrace] = {}
+    whole: dict[JudgedKey, AnyTrace] = {}
+    ordered = in_order_of_time(traces)
+    keys = [_key_of(trace) for trace in ordered]
+    times = Counter(keys)
+    if len(times) == len(keys):  # as where nothing was judged again
+        return dict(zip(keys, ordered, strict=True))
+    for key, trace in zip(keys, ordered, strict=True):
+        if times[key] == 1:  # as most are: whether it is a quick look need not be read
+            latest[key] = trace
+            continue
         is_quick = trace.evaluation is not None and trace.evaluation.is_quick
         if is_quick and trace.is_successful() and key in whole and not _differ(whole[key], trace):
             latest[key] = whole[key]
@@ -39,7 +53,12 @@ def find_latest(traces: Iterable[AnyTrace]) -> list[AnyTrace]:
             whole[key] = trace
         latest.pop(key, None)
         latest[key] = trace
-    return list(latest.values())
+    return latest
+
+
+def _key_of(trace: AnyTrace) -> JudgedKey:
+    hardware = trace.evaluation.environment.hardware if trace.evaluation is not None else ""
+    return (trace.definition, trace.solution, trace.workload.uuid, hardware)
 
 
 def _differ(*traces: AnyTrace) -> bool:
