@@ -57,24 +57,27 @@ class SummaryRow:
     timing: Timing
     """How the passed workloads were timed."""
     bursts: tuple[Burst, ...]
-    """What bursts said of the latency on each of them."""
+    """What bursts said of the latency on each of them; empty where nobody asked."""
     failures: tuple[FailureGroup, ...]
 
 
 @collector_paused()
-def summarise(traces: Iterable[AnyTrace], expected: Mapping[PairKey, int] | None = None) -> list[SummaryRow]:
+def summarise(
+    traces: Iterable[AnyTrace], expected: Mapping[PairKey, int] | None = None, *, with_bursts: bool = True
+) -> list[SummaryRow]:
     """Make the rows, ordered by definition, then from the most useful solution to the least; quick looks come last.
 
     Args:
         traces: verdicts in the order in which they were recorded. The last one of a job counts.
         expected: how many workloads each pair should have a verdict for; pairs without any verdict get a row too.
+        with_bursts: say what bursts said, which no table shows.
     """
     expected = expected or {}
     grouped: defaultdict[tuple[str, str, str], list[Member]] = defaultdict(list)
     for (definition, solution, workload, hardware), trace in latest_by_key(traces).items():
         if trace.evaluation is not None:
             grouped[definition, solution or "", hardware].append((workload, trace.evaluation))
-    rows = [_row(key, members, expected.get(key[:2], 0)) for key, members in grouped.items()]
+    rows = [_row(key, members, expected.get(key[:2], 0), with_bursts=with_bursts) for key, members in grouped.items()]
     with_verdict = {key[:2] for key in grouped}
     rows += [_row((*pair, ""), [], count) for pair, count in expected.items() if pair not in with_verdict]
     return sorted(rows, key=_rank)
@@ -96,7 +99,7 @@ def measured_speedup(evaluation: AnyEvaluation) -> float | None:
     return performance.reference_latency_ms / performance.latency_ms
 
 
-def _row(key: tuple[str, str, str], members: list[Member], expected: int) -> SummaryRow:
+def _row(key: tuple[str, str, str], members: list[Member], expected: int, *, with_bursts: bool = True) -> SummaryRow:
     passing = [
         (workload, evaluation) for workload, evaluation in members if evaluation.status is EvaluationStatus.PASSED
     ]
@@ -113,7 +116,11 @@ def _row(key: tuple[str, str, str], members: list[Member], expected: int) -> Sum
         speedup=geometric_mean(speedups) if speedups else None,
         timing_caveat=next(filter(None, (caveat_in(item.measurement) for item in told)), None),
         timing=count_timing(told),
-        bursts=tuple(read_burst(workload, item.measurement) for (workload, _), item in zip(passing, told, strict=True)),
+        bursts=tuple(
+            read_burst(workload, item.measurement)
+            for (workload, _), item in zip(passing, told, strict=True)
+            if with_bursts
+        ),
         failures=_failures(members),
     )
 
