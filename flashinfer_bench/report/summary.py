@@ -18,6 +18,7 @@ from flashinfer_bench.report.verdict import caveat_in, judged, reason_of
 
 NUMBER: Final = re.compile(r"-?\d[\d.]*(?:e[-+]?\d+)?")
 """Numbers in a reason. Failures whose reasons differ only in numbers are told as one."""
+_PASSED: Final = EvaluationStatus.PASSED  # a look at a member of an Enum takes ten times as long
 PairKey = tuple[str, str]
 """Definition and solution, by name."""
 Member = tuple[str, AnyEvaluation]
@@ -100,9 +101,7 @@ def measured_speedup(evaluation: AnyEvaluation) -> float | None:
 
 
 def _row(key: tuple[str, str, str], members: list[Member], expected: int, *, with_bursts: bool = True) -> SummaryRow:
-    passing = [
-        (workload, evaluation) for workload, evaluation in members if evaluation.status is EvaluationStatus.PASSED
-    ]
+    passing = [(workload, evaluation) for workload, evaluation in members if evaluation.status is _PASSED]
     passed = [evaluation for _, evaluation in passing]
     told = [read_told(evaluation) for evaluation in passed]
     latencies = [evaluation.performance.latency_ms for evaluation in passed if evaluation.performance is not None]
@@ -128,7 +127,7 @@ def _row(key: tuple[str, str, str], members: list[Member], expected: int, *, wit
 def _failures(members: list[Member]) -> tuple[FailureGroup, ...]:
     groups: dict[tuple[str, str], list[tuple[str, str]]] = {}
     for workload, evaluation in members:
-        if evaluation.status is not EvaluationStatus.PASSED:
+        if evaluation.status is not _PASSED:
             reason = reason_of(evaluation)
             alike = (evaluation.status.value, NUMBER.sub("#", reason))
             groups.setdefault(alike, []).append((reason, workload))
