@@ -6,7 +6,7 @@ python3 benchmarks/flashinfer_benchmark.py --testlist benchmarks/samples/sample_
 
 import sys
 
-from flashinfer_bench.cli import main
+from flashinfer_bench.cli.main import cli
 
 if __name__ == "__main__":
-    sys.exit(main(["perf", *sys.argv[1:]]))
+    sys.exit(cli(["perf", *sys.argv[1:]]))

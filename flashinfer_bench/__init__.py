@@ -5,10 +5,9 @@ The names below are the public ones; each is imported when it is first asked for
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from flashinfer_bench.lazy import lazy_names
-from flashinfer_bench.version import __version__
 
 if TYPE_CHECKING:
     from flashinfer_bench.bench.benchmark import Benchmark
@@ -34,8 +33,13 @@ if TYPE_CHECKING:
         Workload,
     )
 
+__version__ = "0.1.0"
+"""Read by the build, by `--version`, and written into every trace."""
+__version_tuple__ = (0, 1, 0)
+"""The same, to compare."""
+
 __all__ = [
-    "__version__",
+    "__version__", "__version_tuple__",
     "Benchmark", "BenchmarkConfig",
     "AxisConst", "AxisVar", "Definition", "TensorSpec",
     "BuildSpec", "Solution", "SourceFile", "SupportedLanguages",
@@ -43,8 +47,23 @@ __all__ = [
     "Correctness", "Environment", "Evaluation", "EvaluationStatus", "Performance", "Trace", "TraceSet",
 ]  # fmt: skip
 
+LEFT_OUT: Final = ("apply", "enable_apply", "disable_apply", "enable_tracing", "disable_tracing", "integration")
+LEFT_OUT_PREFIXES: Final = ("ApplyConfig", "TracingConfig")
+"""Beginnings of the names of classes that are left out."""
+
+
+def _why_left_out(name: str) -> str | None:
+    if name not in LEFT_OUT and not name.startswith(LEFT_OUT_PREFIXES):
+        return None
+    return (
+        "this package judges and times kernels, and puts none of them into a running program, nor records its calls; "
+        "docs/migration.md says what to do instead"
+    )
+
+
 __getattr__, __dir__ = lazy_names(
     __name__,
     __all__,
     {"bench.benchmark": ["Benchmark"], "bench.config": ["BenchmarkConfig"], "data": __all__},
+    left_out=_why_left_out,
 )

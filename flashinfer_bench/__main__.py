@@ -2,7 +2,7 @@
 
 import sys
 
-from flashinfer_bench.cli import main
+from flashinfer_bench.cli.main import cli
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(cli())

@@ -8,20 +8,33 @@ from typing import Any
 
 
 def lazy_names(
-    package: str, public: Sequence[str], homes: Mapping[str, Sequence[str]]
+    package: str,
+    public: Sequence[str],
+    homes: Mapping[str, Sequence[str]],
+    *,
+    left_out: Callable[[str], str | None] | None = None,
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return the `__getattr__` and the `__dir__` of a package.
 
     Args:
         package: its full name.
         public: its `__all__`.
-        homes: module below the package → names that it defines. Where two list a name, the first one has it.
+        homes: module below the package, or beside it with its full name → names that it defines. Where two list a name,
+            the first one has it.
+        left_out: says why there is no such name, where people expect one; gives None for other names.
     """
 
     def find(name: str) -> Any:
         home = next((home for home, names in homes.items() if name in names), None)
-        if home is None:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(import_module(f"{package}.{home}"), name)
+        if home is not None:
+            return getattr(import_module(home if home.startswith(ROOT) else f"{package}.{home}"), name)
+        reason = left_out(name) if left_out is not None else None
+        if reason is not None:
+            raise ImportError(f"{package} has no {name}: {reason}", name=package)
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
     return find, lambda: sorted(public)
+
+
+ROOT = f"{__name__.partition('.')[0]}."
+"""A home that begins with this is a full name."""

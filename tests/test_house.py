@@ -7,6 +7,8 @@ from collections import defaultdict
 
 import pytest
 
+import flashinfer_bench.agents
+import flashinfer_bench.bench.evaluators
 import flashinfer_bench.data
 from tests.conftest import CHECKOUT
 
@@ -17,18 +19,29 @@ EXEMPT = re.compile(
     r"Evaluator\.(build_baseline|check_correctness|eval_performance)$"
     r"|^testing/gpu_time\.py bench_gpu_time$"
     r"|^routines/code/"
+    r"|^agents/(packing|tools)\.py (pack_solution_from_files|flashinfer_bench_run_\w+)$"
 )
-"""Documented interfaces: the methods of an evaluator, and `bench_gpu_time`. Code that is copied into solutions: its
-parameters are the inputs of a definition.
+"""Documented interfaces: the methods of an evaluator, `bench_gpu_time`, what scripts and models call by the names of
+their parameters. Code that is copied into solutions: its parameters are the inputs of a definition.
 """
 PLACES = {
     "flashinfer_bench.bench": ["Benchmark", "BenchmarkConfig", "EvalConfig", "ResolvedEvalConfig"],
+    "flashinfer_bench.bench.evaluators": flashinfer_bench.bench.evaluators.__all__,
     "flashinfer_bench.bench.evaluators.default": ["DefaultEvaluator"],
     "flashinfer_bench.bench.evaluators.evaluator": ["Accepted", "Evaluator", "Rejected"],
     "flashinfer_bench.bench.evaluators.registry": ["_EVALUATORS"],
+    "flashinfer_bench.bench.evaluators.utils": ["allocate_outputs", "normalize_result"],
     "flashinfer_bench.bench.evaluators.verdict": ["check_form"],
-    "flashinfer_bench.compile": [],
+    "flashinfer_bench.agents": flashinfer_bench.agents.__all__,
+    "flashinfer_bench.bench.timing": ["time_runnable"],
+    "flashinfer_bench.bench.utils": ["gen_inputs", "load_safetensors"],
+    "flashinfer_bench.cli.main": ["cli"],
+    "flashinfer_bench.compile": ["Builder", "BuilderRegistry", "BuildError", "Runnable", "RunnableMetadata"],
     "flashinfer_bench.data": flashinfer_bench.data.__all__,
+    "flashinfer_bench.data.definition": ["DType"],
+    "flashinfer_bench.data.json_utils": ["load_json_file", "load_jsonl_file", "save_json_file", "save_jsonl_file"],
+    "flashinfer_bench.data.trace": ["Correctness", "Environment", "Evaluation", "EvaluationStatus", "Performance"],
+    "flashinfer_bench.env": ["get_fib_cache_path", "get_fib_dataset_path"],
     "flashinfer_bench.testing": ["bench_gpu_time"],
 }
 """Module to the names that users import from it."""
@@ -76,7 +89,10 @@ def read_imports(text):
 
 def test_no_folder_shows_more_entries_than_a_reader_takes_in():
     folders = [PACKAGE, *(path for path in PACKAGE.rglob("*") if path.is_dir() and path.name != "__pycache__")]
-    entries = {str(folder): sum(path.name != "__pycache__" for path in folder.iterdir()) for folder in folders}
+    entries = {
+        str(folder): sum(path.name not in ("__pycache__", "py.typed") for path in folder.iterdir())
+        for folder in folders
+    }
     assert {folder: count for folder, count in entries.items() if count > MOST_ENTRIES} == {}
 
 

@@ -7,6 +7,8 @@ A fault is not a verdict. It makes no trace; it is an event, and stands in `faul
 from __future__ import annotations
 
 import os
+import sys
+import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -16,14 +18,15 @@ from flashinfer_bench.bench.evaluators.built_in import mark_built_in
 from flashinfer_bench.bench.evaluators.compare.kernel_cache import JUDGE_FOLDER
 from flashinfer_bench.bench.evaluators.plug_ins import list_plug_ins
 from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, RunStarted
-from flashinfer_bench.bench.job_seeds import JobSeeds, recorded_seeds
 from flashinfer_bench.bench.machine import Device, Machine, discover_devices
-from flashinfer_bench.bench.plan import Job, Plan, make_plan
+from flashinfer_bench.bench.plan import Job, Plan, describe_nothing, make_plan
 from flashinfer_bench.bench.resume import RecordedJobs
 from flashinfer_bench.bench.runner import baseline_cache
 from flashinfer_bench.bench.runner.fleet import Fleet, Judged
+from flashinfer_bench.bench.runner.job_seeds import JobSeeds, recorded_seeds
 from flashinfer_bench.bench.runner.lookup import look_up_evaluators
 from flashinfer_bench.bench.runner.protocol import Hello
+from flashinfer_bench.bench.runner.recorded import find_resumed
 from flashinfer_bench.bench.runner.sandbox import find_sandbox
 from flashinfer_bench.bench.selection import select
 from flashinfer_bench.compile import (
@@ -34,11 +37,12 @@ from flashinfer_bench.compile import (
     find_unavailable_languages,
     why_not_buildable,
 )
-from flashinfer_bench.compile.cache import cache_root
 from flashinfer_bench.data import Evaluation, Trace, TraceSet
 from flashinfer_bench.data.store.layout import BLOB, DEFINITIONS, SOLUTIONS, TRACES, WORKLOADS
+from flashinfer_bench.data.store.loose import find_loose_folders
 from flashinfer_bench.data.store.record import TraceWriter
 from flashinfer_bench.data.store.trace_list import kept_of
+from flashinfer_bench.env import cache_root
 from flashinfer_bench.errors import DataSetError
 from flashinfer_bench.host import collector_paused
 from flashinfer_bench.roofline.workloads import cost_of_workload, describe_time
@@ -78,8 +82,9 @@ class Benchmark:
         self.machine = self._look_around()
         self._seeds = JobSeeds(self.config.seed)
         self.faults: list[JobFaulted] = []
-        self._saved: dict[Path, list[Trace]] = {}
-        """File → the traces that this object appended to it, which the set in memory lacks."""
+        self._unsaved: dict[int, Trace] = {}
+        """The traces of this object's runs that the set has in memory only, by their identity: nothing is resumed from
+        them."""
         self._plug_ins = list_plug_ins(self.config.evaluator_modules)
         self._evaluators: dict[str, str] | None = None
         """Definition → fingerprint of the evaluator that judges it; None until somebody asks."""
@@ -107,7 +112,7 @@ class Benchmark:
         """Return the jobs of a run and what is left out of it; nothing is started.
 
         Args:
-            resume: leave out jobs that a trace of the set, or one that this object saved, records unchanged.
+            resume: leave out jobs that a trace of the set records unchanged, but for traces that were not to be saved.
             retry_timeouts: with `resume`, do jobs again that timed out.
 
         Raises:
@@ -117,13 +122,15 @@ class Benchmark:
         recorded = None
         if resume:
             traces = [trace for traces in self._trace_set.traces.values() for trace in kept_of(traces)]
-            saved = [trace for file, traces in self._saved.items() if file.exists() for trace in traces]
-            recorded = RecordedJobs.from_traces([*traces, *saved], retry_timeouts=retry_timeouts)
+            saved = [trace for trace in traces if id(trace) not in self._unsaved]
+            recorded = RecordedJobs.from_traces(saved, retry_timeouts=retry_timeouts)
         evaluators = self._fingerprint_evaluators()
         return make_plan(self._trace_set, self.config, self.machine, recorded=recorded, evaluators=evaluators)
 
     def run(self, plan: Plan, *, save_results: bool = True) -> Iterator[Event]:
         """Run a plan; yields what happens as it happens. Closing the iterator stops every process of the run.
+
+        The set gets each trace in memory, before its event is yielded.
 
         Args:
             plan: from `plan()`.
@@ -146,28 +153,39 @@ class Benchmark:
                     trace = self._make_trace(happening.job, happening.device, happening.evaluation)
                     if save_results:
                         self._save(writers, happening.job, trace)
+                    else:
+                        self._unsaved[id(trace)] = trace
+                    self._trace_set.keep_traces([trace])
                     yield JobFinished(happening.job, trace, happening.device, happening.seconds)
                     continue
                 if isinstance(happening, JobFaulted):
                     self.faults.append(happening)
                 yield happening
 
-    def run_all(self, save_results: bool = True, resume: bool = False) -> TraceSet:
+    def run_all(self, save_results: bool = True, resume: bool = False, *, dump_traces: bool | None = None) -> TraceSet:
         """Run every job of the set and return a new TraceSet.
 
-        It has the input's definitions, solutions and workloads, and this run's traces only.
+        It has the input's definitions, solutions and workloads, and this run's traces only; with `resume` also those
+        that record the jobs that were left out. The input set gets the new traces, too. Where everything was skipped, a
+        warning says why.
 
         Args:
             save_results: append each trace to the set on disk the moment its job ends.
             resume: leave out jobs that are already recorded, unchanged.
+            dump_traces: another name of `save_results`; where it is given, it counts.
 
         Raises:
             ConfigError: as for `plan`. Jobs that could not be judged raise nothing: they stand in `faults`.
         """
+        plan = self.plan(resume=resume)
         result = self._trace_set.without_traces()
-        for event in self.run(self.plan(resume=resume), save_results=save_results):
+        if plan.resumed:
+            result.keep_traces(find_resumed(self.plan(), plan, self._trace_set))
+        elif not plan.jobs:
+            warnings.warn(describe_nothing(plan), stacklevel=2)
+        for event in self.run(plan, save_results=save_results if dump_traces is None else dump_traces):
             if isinstance(event, JobFinished):
-                result.add_traces([event.trace])
+                result.keep_traces([event.trace])
         return result
 
     def _fingerprint_evaluators(self) -> dict[str, str]:
@@ -234,7 +252,7 @@ class Benchmark:
             plug_ins=self._plug_ins,
             has_walls=self.sandbox.has_walls,
             sandbox_user=self.sandbox.user,
-            hidden=self._hidden_folders(),
+            hidden=list_hidden_folders(self._trace_set, self._cache_folder()),
         )
 
     def _choose_baselines(self, device: Device) -> Literal["use", "refresh", "off"]:
@@ -247,14 +265,6 @@ class Benchmark:
         if device.kind == "cpu" or not self.sandbox.has_walls or not is_wanted:
             return "off"
         return "refresh" if self.config.fresh_baselines else "use"
-
-    def _hidden_folders(self) -> list[str]:
-        """Return what no worker reads, even where somebody has put it in a folder that workers need."""
-        trace_set, cache = self._trace_set, self._cache_folder()
-        roots = {*trace_set.solution_roots.values(), *trace_set.workload_roots.values(), *trace_set.blob_roots.values()}
-        roots |= {trace_set.root} if trace_set.root is not None else set()
-        in_sets = [root / name for root in sorted(roots) for name in (DEFINITIONS, SOLUTIONS, WORKLOADS, TRACES, BLOB)]
-        return [str(folder.absolute()) for folder in (*in_sets, *(cache / name for name in CACHE_FOLDERS))]
 
     def _make_trace(self, job: Job, device: Device, evaluation: Evaluation) -> Trace:
         """Add what the verdict was reached under: settings, seed, digests, device."""
@@ -288,8 +298,7 @@ class Benchmark:
         """Append a trace to the set that the solution came from."""
         root = self._result_root(job)
         writer = writers.setdefault(root, TraceWriter(root))
-        file = writer.append(trace, author=job.solution.author, op_type=job.definition.op_type)
-        self._saved.setdefault(file, []).append(trace)
+        writer.append(trace, author=job.solution.author, op_type=job.definition.op_type)
 
     def _result_root(self, job: Job) -> Path:
         root = self._trace_set.solution_roots.get(job.solution.name) or self._trace_set.root
@@ -298,3 +307,19 @@ class Benchmark:
                 "the trace set was not loaded from a folder, so there is nowhere to save: save_results=False"
             )
         return root
+
+
+def list_hidden_folders(trace_set: TraceSet, cache: Path) -> list[str]:
+    """Return what no worker reads, even where somebody has put it in a folder that workers need."""
+    roots = {*trace_set.solution_roots.values(), *trace_set.workload_roots.values(), *trace_set.blob_roots.values()}
+    roots |= {trace_set.root} if trace_set.root is not None else set()
+    in_sets = [root / name for root in sorted(roots) for name in (DEFINITIONS, SOLUTIONS, WORKLOADS, TRACES, BLOB)]
+    loose = find_loose_folders(
+        [*trace_set.definition_files.values(), *trace_set.solution_files.values()], trace_set.roots
+    )
+    # What a worker needs may lie beside: then only the definitions are hidden.
+    needed = [Path(sys.prefix), Path(__file__)]
+    shut = [folder for folder in loose if not any(path.is_relative_to(folder.absolute()) for path in needed)]
+    shown = [file for file in trace_set.definition_files.values() if file.parent in loose - {*shut}]
+    hidden = (*in_sets, *shut, *shown, *(cache / name for name in CACHE_FOLDERS))
+    return [str(path.absolute()) for path in hidden]

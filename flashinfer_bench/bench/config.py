@@ -7,19 +7,32 @@
 
 from __future__ import annotations
 
+import inspect
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Protocol
 
-from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, ValidationError, field_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from flashinfer_bench.bench.config_file import read_config_file
 from flashinfer_bench.bench.config_layers import (
     DEFAULT_ORIGIN,
+    WORKLOAD_ORIGIN,
     Count,
     EvalConfig,
     EvalSettings,
+    Layer,
     NotBool,
     Owner,
     ResolvedEvalConfig,
@@ -40,6 +53,13 @@ OVERRIDE_ORIGIN: Final = "override"
 CONSTRUCTOR_ORIGIN: Final = "BenchmarkConfig"
 KNOWN_OP_TYPES: Final = ("dsa_paged", "lowbit", "moe", "sampling", "top_k")
 """Op types that the bundled file or a built-in evaluator names. op_type_config may name them though no set has them."""
+
+
+OLD_EXTRAS: Final = frozenset({"sampling_validation_trials", "sampling_tvd_threshold"})
+OLD_NAMES: Final = OLD_EXTRAS | {"log_dir"}
+"""Settings that scripts give and that are none here: they are read, with a warning."""
+BETWEEN: Final = ("flashinfer_bench", "pydantic")
+"""Packages whose frames lie between the script that gives a setting and where it is read."""
 
 
 def _ints_to_text(value: Any) -> Any:
@@ -84,7 +104,17 @@ class NamedDefinition(Protocol):
 
 
 class BenchmarkConfig(EvalSettings):
-    """Everything that decides how a run goes. Frozen; a wrong value or key raises pydantic's ValidationError."""
+    """Everything that decides how a run goes. A wrong value or key raises pydantic's ValidationError.
+
+    A value that is assigned (`config.iterations = 20`) is an override: it beats every section, as a flag does.
+    """
+
+    model_config = ConfigDict(frozen=False)
+
+    rtol: PositiveNumber = 1e-2
+    """As in `EvalSettings`, but not 0."""
+    atol: PositiveNumber = 1e-2
+    """As in `EvalSettings`, but not 0."""
 
     use_isolated_runner: bool = False
     """A new worker process for each workload instead of one for each solution."""
@@ -125,10 +155,14 @@ class BenchmarkConfig(EvalSettings):
     quick: bool = False
     """A first look: one trial, few readings, a coarse precision. Its traces are marked, never best, never resumed from.
     """
+    interpret: bool = False
+    """Without a GPU, run Triton solutions that are for GPUs alone in Triton's interpreter; else they are skipped."""
     fresh_baselines: bool = False
     """Time every reference in this run; otherwise what an earlier run kept of the same GPU is taken over."""
     sandbox: Literal["strict", "auto", "off"] = "auto"
     """How far workers are confined: all of it or no run, all that this machine gives, or not."""
+    trust_definitions: bool = False
+    """Make custom inputs by the code of definitions from any set, not from the first one's own files alone."""
     evaluator_modules: list[PlugInReference] = Field(default_factory=list)
     """Modules with evaluators of the user's own, asked before the built-in ones: `package.module` or `module:Class`."""
     op_type_config: Sections = Field(default_factory=dict)
@@ -138,6 +172,11 @@ class BenchmarkConfig(EvalSettings):
 
     _sources: tuple[Source, ...] = PrivateAttr(default=())
     """Lowest first; each one beats the whole of those before it."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_old_names(cls, data: Any) -> Any:
+        return _without_old_names(data) if isinstance(data, Mapping) and not OLD_NAMES.isdisjoint(data) else data
 
     @field_validator("op_type_config")
     @classmethod
@@ -170,10 +209,19 @@ class BenchmarkConfig(EvalSettings):
         """
         return cls._load(Path(path), overrides, bundled=False)
 
-    def resolve_eval_config(self, definition: NamedDefinition) -> ResolvedEvalConfig:
-        """Return the complete eval settings of a definition."""
+    def resolve_eval_config(
+        self, definition: NamedDefinition, tolerance: EvalConfig | None = None
+    ) -> ResolvedEvalConfig:
+        """Return the complete eval settings of a definition; with a workload's own tolerance, those of the workload."""
         name, op_type = definition.name, definition.op_type
-        return resolve_layers(layer for source in self._layered() for layer in source.layers(name, op_type))
+        own = [] if tolerance is None else [Layer(WORKLOAD_ORIGIN, tolerance.given(), tolerance.extra)]
+        users = [source for source in self._layered() if source.owner == "user"]
+        others = [source for source in self._layered() if source.owner != "user"]
+        below, above = (
+            [layer for source in sources for layer in source.layers(name, op_type)] for sources in (others, users)
+        )
+        resolved = resolve_layers([*below, *own, *above])
+        return resolved.model_copy(update={"profile_baseline": self.profile_baseline})
 
     def origins(self) -> dict[str, str]:
         """Return where the value of each top-level field came from, by field name or "extra.<key>"."""
@@ -240,6 +288,14 @@ class BenchmarkConfig(EvalSettings):
         copy = super().model_copy(deep=deep)
         return copy.with_overrides(**update) if update else copy
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("_"):
+            super().__setattr__(name, value)
+            return
+        changed = self.with_overrides(**{name: value})
+        for part in ("__dict__", "__pydantic_fields_set__", "__pydantic_private__"):
+            object.__setattr__(self, part, getattr(changed, part))
+
     def _layered(self) -> tuple[Source, ...]:
         return with_quick_look(self._sources) if self.quick else self._sources
 
@@ -273,6 +329,27 @@ class BenchmarkConfig(EvalSettings):
         config = type(self)(**merged)
         config._sources = (*self._sources, source)
         return config
+
+
+def _without_old_names(data: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Read keys of the public package that have another place here, and warn of each."""
+    given = {key: value for key, value in data.items() if key not in OLD_NAMES}
+    level = _level_of_script()
+    if "log_dir" in data:
+        warnings.warn("log_dir has no effect: each trace holds its log", DeprecationWarning, stacklevel=level)
+    for key in sorted(OLD_EXTRAS & set(data)):
+        warnings.warn(f'{key} belongs into extra={{"{key}": ...}}', DeprecationWarning, stacklevel=level)
+        given["extra"] = {key: data[key], **(given.get("extra") or {})}
+    return given
+
+
+def _level_of_script() -> int:
+    """Return the stack level, seen from the caller, of the script that gave the settings."""
+    level, frame = 1, inspect.currentframe()
+    frame = frame.f_back if frame is not None else None
+    while frame is not None and str(frame.f_globals.get("__name__")).startswith(BETWEEN):
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 def _as_set_source(found: SetTolerances) -> Source:

@@ -29,6 +29,7 @@ from flashinfer_bench.data.digest import digest_of
 
 DEFAULT_ORIGIN: Final = "default"
 QUICK_ORIGIN: Final = "quick"
+WORKLOAD_ORIGIN: Final = "the workload's tolerance"
 Owner = Literal["bundled", "set", "user"]
 """Whose word a source is: this package's, a trace set's about itself, or the user's."""
 EXTRA_DEPTH_LIMIT: Final = 20
@@ -164,10 +165,23 @@ class ResolvedEvalConfig(EvalSettings):
 
     origins: dict[str, str] = Field(default_factory=dict, exclude=True, repr=False)
     """Where each value came from, by field or "extra.<key>": "default", "override", "my.yaml: op_type_config.moe"."""
+    profile_baseline: bool = Field(default=True, exclude=True, repr=False)
+    """Whether the run times references, for evaluators that ask; it is a setting of the run, and none of the values."""
 
     def values(self) -> dict[str, Any]:
         """Return the settings as JSON-able values, without origins."""
         return self.model_dump(mode="json")
+
+    def to_order(self) -> dict[str, Any]:
+        """Return all that an evaluator may ask for, as JSON-able values."""
+        return {**self.values(), "profile_baseline": self.profile_baseline}
+
+    def beyond(self, other: ResolvedEvalConfig) -> dict[str, Any]:
+        """Return the values in which these settings differ from others."""
+        if self is other:
+            return {}
+        theirs = other.values()
+        return {name: value for name, value in self.values().items() if value != theirs[name]}
 
     def digest(self) -> str:
         """Return the sha256 (hex) of the values."""

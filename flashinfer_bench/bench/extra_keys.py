@@ -17,6 +17,8 @@ TRIALS: Final = "sampling_validation_trials"
 TVD_THRESHOLD: Final = "sampling_tvd_threshold"
 FALSE_ALARM_RATE: Final = "sampling_false_alarm_rate"
 MAX_ERROR_CAP: Final = "max_error_cap"
+MAX_ABSOLUTE_ERROR: Final = "max_absolute_error"
+"""Largest error of any element, whatever the other tolerances allow."""
 MAX_ERROR_NORM: Final = "max_error_norm"
 """Limit of the rules `norm`, `lost_rows` and `regimes`, as a share of the reference's norm."""
 LEAST_SHIFT: Final = "sampling_least_shift"
@@ -50,6 +52,7 @@ RULES: Final[dict[str, ExtraKeyRule]] = {
         "a number above 0, in multiples of the largest value",
         lambda value: _is_number(value) and value > 0,
     ),
+    MAX_ABSOLUTE_ERROR: ExtraKeyRule("a number above 0", lambda value: _is_number(value) and value > 0),
     MAX_ERROR_NORM: ExtraKeyRule("a number above 0", lambda value: _is_number(value) and value > 0),
     LEAST_SHIFT: ExtraKeyRule("a number from 0.001 to 0.5", lambda value: _is_number(value) and 1e-3 <= value <= 0.5),
     DSA_TOLERANCE: ExtraKeyRule("a number from 0 to 1, 1 excluded", lambda value: _is_number(value) and 0 <= value < 1),

@@ -21,7 +21,7 @@ from typing import Any, Final, Literal, NamedTuple
 import msgspec
 
 from flashinfer_bench.data.evaluation import EvaluationStatus, says_quick
-from flashinfer_bench.data.latest import JUDGED_KEYS, in_order_of_time
+from flashinfer_bench.data.sets.latest import JUDGED_KEYS, in_order_of_time
 from flashinfer_bench.data.store.trace_lines import AnyEvaluation, AnyTrace, decode_extra
 
 FINGERPRINT_KEYS: Final = (

@@ -6,7 +6,8 @@ All wrong names are told at once, each with its place and the nearest known name
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Final
 
 from flashinfer_bench.bench.config import KNOWN_OP_TYPES, BenchmarkConfig
@@ -14,8 +15,9 @@ from flashinfer_bench.bench.config_layers import normalise_op_type
 from flashinfer_bench.data.definition import Definition
 from flashinfer_bench.data.names import did_you_mean
 from flashinfer_bench.data.solution import Solution
+from flashinfer_bench.data.store.blobs import BlobStore
 from flashinfer_bench.data.trace_set import TraceSet
-from flashinfer_bench.data.workload import Workload
+from flashinfer_bench.data.workload import SafetensorsInput, Workload
 from flashinfer_bench.errors import ConfigError
 
 MIN_PREFIX: Final = 4
@@ -53,6 +55,41 @@ def select(trace_set: TraceSet, config: BenchmarkConfig) -> list[Selected]:
     ]
     _check_something_is_left(config, selected)
     return [item for item in selected if not _is_filtered_out(config, item)]
+
+
+def set_missing_aside(selected: Sequence[Selected], trace_set: TraceSet) -> tuple[list[Selected], dict[str, str]]:
+    """Take out the workloads whose stored inputs are missing.
+
+    Returns:
+        What is left, without definitions that have no workload any more; and definition → what was taken out, and why.
+    """
+    left, reasons = [], {}
+    for item in selected:
+        missing = _find_missing(item, trace_set)
+        kept = tuple(workload for workload in item.workloads if workload.uuid not in missing)
+        if missing:
+            first = f"blob {next(iter(missing.values()))} is not there"
+            more = f", nor are those of {len(missing) - 1} more" if len(missing) > 1 else ""
+            lack = f"{len(missing)} of {len(item.workloads)} workloads lack their stored inputs: {first}{more}"
+            reasons[item.definition.name] = f"{lack}; download the blob/ folder of the data set"
+        if kept or not missing:
+            left.append(replace(item, workloads=kept))
+    return left, reasons
+
+
+def _find_missing(selected: Selected, trace_set: TraceSet) -> dict[str, Path]:
+    """Return the uuid of each workload that has a missing blob, with the first one."""
+    missing: dict[str, Path] = {}
+    looked_at: dict[tuple[Path, str], bool] = {}
+    for workload in selected.workloads:
+        paths = [source.path for source in workload.inputs.values() if isinstance(source, SafetensorsInput)]
+        root = (trace_set.blob_root(selected.definition.name, workload.uuid) if paths else None) or Path()
+        for path in paths:
+            if (root, path) not in looked_at:
+                looked_at[root, path] = BlobStore(root).is_missing(path)
+            if looked_at[root, path]:
+                missing.setdefault(workload.uuid, root / path)
+    return missing
 
 
 def check_names(trace_set: TraceSet, config: BenchmarkConfig) -> None:

@@ -17,12 +17,19 @@ GPU_WORDS: Final = frozenset(
     {"gpu", "gpus", "cuda", "nvidia", "rtx", "sm", "ampere", "ada", "hopper", "blackwell", "rubin"}
 )
 NEEDS_GPU: Final = frozenset({SupportedLanguages.CUDA, SupportedLanguages.TILELANG})
+INTERPRET_HINT: Final = " (--interpret runs it in Triton's interpreter, whose times say nothing)"
 GPU_MODEL: Final = re.compile(r"(?:[abhlvt]|gb|gh|rtx|sm|mi)\d{2,4}[a-z]{0,2}")
 """Names of GPUs, for example H100, GB200, L40S, RTX5090, sm90 or MI300X."""
 
 
-def why_not_here(solution: Solution, machine: Machine) -> str | None:
-    """Return why a solution cannot run on this machine, or None when it can."""
+def why_not_here(solution: Solution, machine: Machine, *, interpret: bool = False) -> str | None:
+    """Return why a solution cannot run on this machine, or None when it can.
+
+    Args:
+        solution: what is to run.
+        machine: where.
+        interpret: Triton's interpreter runs kernels that are for GPUs alone, where there is no GPU.
+    """
     language = solution.spec.language
     if language.value not in machine.languages:
         return f"language {language.value} has no builder"
@@ -37,10 +44,11 @@ def why_not_here(solution: Solution, machine: Machine) -> str | None:
     kinds = read_target_kinds(solution.spec.target_hardware)
     if not kinds or machine.kind in kinds:
         return None
-    if machine.kind == "cpu" and language is SupportedLanguages.TRITON:
-        return None  # Triton's interpreter runs it
     wanted = ", ".join(solution.spec.target_hardware)
-    return f"target_hardware is {wanted}; the device here is {machine.hardware}"
+    reason = f"target_hardware is {wanted}; the device here is {machine.hardware}"
+    if machine.kind == "cpu" and language is SupportedLanguages.TRITON:
+        return None if interpret else f"{reason}{INTERPRET_HINT}"
+    return reason
 
 
 def read_target_kinds(target_hardware: Iterable[str]) -> frozenset[Literal["cpu", "cuda"]]:

@@ -1,4 +1,4 @@
-"""What a trace set says of how its own definitions are judged: `tolerances.yaml` in its root.
+"""What a trace set says of how its own definitions are judged: `tolerances.yaml` in its root, tolerances of workloads.
 
     rmsnorm_h4096:
       rtol: 0.02
@@ -6,22 +6,27 @@
       required_matched_ratio: 0.98
 
 A set is trusted as its references are, which decide what is right. So its tolerances hold for its own definitions. They
-beat the bundled settings; whatever the user says beats them.
+beat the bundled settings; whatever the user says beats them. A workload's tolerance, which stands in its line, beats
+the file; it counts where the workload lies in the same root as its definition.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+import yaml
 from pydantic import Field, TypeAdapter, ValidationError
 
 from flashinfer_bench.bench.config_file import read_config_file
 from flashinfer_bench.bench.config_layers import EvalConfig, Extra, Ratio, StrictModel, Tolerance
 from flashinfer_bench.bench.config_problems import ConfigProblem, describe_problems, placed, to_validation_error
+from flashinfer_bench.bench.extra_keys import MAX_ABSOLUTE_ERROR
+from flashinfer_bench.data.store.ownership import LaidOver, is_of_one_root
+from flashinfer_bench.data.workload import Workload
 from flashinfer_bench.errors import ConfigError
 
 TOLERANCES_FILE: Final = "tolerances.yaml"
@@ -79,6 +84,35 @@ def read_own_tolerances(root: Path, trace_set: FiledDefinitions) -> SetTolerance
         {name: section for name, section in sections.items() if name in own},
         tuple(name for name in sections if name not in own),
     )
+
+
+def merge_tolerances(trace_sets: Iterable[FiledDefinitions]) -> str:
+    """Return the text of a file that says what those of several sets say; empty where they say nothing.
+
+    Raises:
+        ConfigError: a file cannot be used, or two say different things of one definition.
+    """
+    said: dict[str, tuple[Path, dict[str, Any]]] = {}
+    problems = []
+    for found in (found for trace_set in trace_sets for found in find_tolerances(trace_set)):
+        for name, section in found.sections.items():
+            values = section.model_dump(exclude_unset=True)
+            file, known = said.setdefault(name, (found.file, values))
+            if known != values:
+                problems.append(f"{found.file}: {name}: {file} says something else")
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return yaml.safe_dump({name: values for name, (_, values) in said.items()}) if said else ""
+
+
+def own_tolerance(trace_set: LaidOver, definition: str, workload: Workload) -> EvalConfig | None:
+    """Return what a workload says of how it is judged; None where it says nothing, or is of another set."""
+    given = workload.tolerance
+    if given is None or not is_of_one_root(trace_set, definition, workload.uuid):
+        return None
+    values = {"rtol": given.max_rtol, "atol": given.max_atol, "required_matched_ratio": given.required_matched_ratio}
+    cap = {MAX_ABSOLUTE_ERROR: given.max_error_cap} if given.max_error_cap is not None else {}
+    return EvalConfig(**{name: value for name, value in values.items() if value is not None}, extra=cap)
 
 
 def has_tolerances(root: Path) -> bool:

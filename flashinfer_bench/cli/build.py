@@ -33,10 +33,10 @@ from flashinfer_bench.cli.screen.tables import available_width
 from flashinfer_bench.cli.shared_flags import EXIT_CODES, PROGRAM, add_format, add_local, add_names, add_setting
 from flashinfer_bench.compile import BuildFailure, BuildFarm, BuildTarget, Built, find_toolchain, why_not_buildable
 from flashinfer_bench.compile.architectures import FIRST_TOOLKIT, NAMED
-from flashinfer_bench.compile.cache import cache_root
 from flashinfer_bench.data import Definition, Solution, load_json_file
 from flashinfer_bench.data.entry import COMPILED, check_entry
 from flashinfer_bench.data.names import did_you_mean
+from flashinfer_bench.env import cache_root
 from flashinfer_bench.errors import DataSetError, Misuse
 from flashinfer_bench.host import usable_cores
 

@@ -17,7 +17,8 @@ from flashinfer_bench.cli.parser import Parser, number
 from flashinfer_bench.cli.screen.output import write_out
 from flashinfer_bench.cli.screen.tables import Column, available_width, count, render_table, shorten_uuid
 from flashinfer_bench.cli.shared_flags import EXIT_CODES, PROGRAM, add_format
-from flashinfer_bench.compile.cache import ArtifactCache, Entry, cache_root, is_in_use, size_limit, size_of_folder
+from flashinfer_bench.compile.cache import ArtifactCache, Entry, is_in_use, size_limit, size_of_folder
+from flashinfer_bench.env import cache_root
 from flashinfer_bench.files.trees import remove_tree
 
 COLUMNS: Final = (

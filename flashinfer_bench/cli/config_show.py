@@ -10,6 +10,7 @@ from typing import Any
 
 from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.selection import check_names
+from flashinfer_bench.bench.tolerances import own_tolerance
 from flashinfer_bench.cli.given.choice import describe_unknown
 from flashinfer_bench.cli.given.sets import is_set_named, open_trace_set
 from flashinfer_bench.cli.given.settings import (
@@ -23,7 +24,7 @@ from flashinfer_bench.cli.given.settings import (
 )
 from flashinfer_bench.cli.parser import Parser
 from flashinfer_bench.cli.screen.output import write_out
-from flashinfer_bench.cli.screen.tables import Column, Row, available_width, render_table
+from flashinfer_bench.cli.screen.tables import Column, Row, available_width, count, render_table
 from flashinfer_bench.cli.shared_flags import PROGRAM, add_format, add_local, add_selection, add_settings
 from flashinfer_bench.data import Definition, TraceSet
 from flashinfer_bench.errors import ConfigError, Misuse
@@ -52,18 +53,21 @@ def declare_config(parser: Parser) -> None:
 
 def execute(args: argparse.Namespace) -> int:
     """Print the settings."""
-    groups = _groups(args, read_config(args))
+    groups, by_workload = _groups(args, read_config(args))
     if args.format == "json":
-        write_out(json.dumps(_document(args.definition, groups), indent=2) + "\n")
+        write_out(json.dumps(_document(args.definition, groups, by_workload), indent=2) + "\n")
     else:
-        write_out(_text(groups, available_width(sys.stdout)))
+        write_out(_text({**groups, **_join_workloads(by_workload)}, available_width(sys.stdout)))
     return 0
 
 
-def _groups(args: argparse.Namespace, config: BenchmarkConfig) -> Groups:
-    """Return settings by heading. Where a set is named, check that it has what the configuration names."""
+def _groups(args: argparse.Namespace, config: BenchmarkConfig) -> tuple[Groups, Groups]:
+    """Return settings by heading, and what workloads of the definition say themselves, by uuid.
+
+    Where a set is named, check that it has what the configuration names.
+    """
     if args.definition is None and not args.local:
-        return {"": top_settings(config), **dict(section_settings(config))}
+        return {"": top_settings(config), **dict(section_settings(config))}, {}
     if not is_set_named(args, os.environ):
         raise Misuse("--definition needs the trace set that has it: give --local PATH")
     trace_set = open_trace_set(args)
@@ -72,12 +76,37 @@ def _groups(args: argparse.Namespace, config: BenchmarkConfig) -> Groups:
         check_names(trace_set, config)
     if args.definition is None:
         op_types = {name: definition.op_type for name, definition in trace_set.definitions.items()}
-        return {"": top_settings(config), **dict(section_settings(config, op_types))}
+        return {"": top_settings(config), **dict(section_settings(config, op_types))}, {}
     definition = _find(trace_set, args.definition)
     own = resolved_settings(config.resolve_eval_config(definition))
     settled = {setting.name for setting in own}
     general = [setting for setting in top_settings(config) if setting.name not in settled]
-    return {"": general, f"{definition.name} (op type {definition.op_type})": own}
+    heading = f"{definition.name} (op type {definition.op_type})"
+    return {"": general, heading: own}, _workload_settings(trace_set, config, definition)
+
+
+def _workload_settings(trace_set: TraceSet, config: BenchmarkConfig, definition: Definition) -> Groups:
+    """Return the settings that workloads state in their lines, by uuid, with what they come to."""
+    found: Groups = {}
+    for line in trace_set.workloads.get(definition.name, []):
+        tolerance = own_tolerance(trace_set, definition.name, line.workload)
+        if tolerance is not None:
+            settings = resolved_settings(config.resolve_eval_config(definition, tolerance))
+            stated = {*tolerance.given(), *(f"extra.{key}" for key in tolerance.extra)}
+            found[line.workload.uuid] = [setting for setting in settings if setting.name in stated]
+    return found
+
+
+def _join_workloads(by_workload: Groups) -> Groups:
+    """Put workloads of equal settings under one heading."""
+    alike: dict[tuple[Setting, ...], list[str]] = {}
+    for uuid, settings in by_workload.items():
+        alike.setdefault(tuple(settings), []).append(uuid)
+    joined: Groups = {}
+    for settings_of_all, uuids in alike.items():
+        others = f" and {count(len(uuids) - 1, 'other')}" if len(uuids) > 1 else ""
+        joined[f"workload {uuids[0]}{others}"] = list(settings_of_all)
+    return joined
 
 
 def _find(trace_set: TraceSet, name: str) -> Definition:
@@ -95,16 +124,20 @@ def _text(groups: Groups, width: int) -> str:
     return render_table([Column("Setting"), Column("Value"), Column("From")], rows, width)
 
 
-def _document(definition: str | None, groups: Groups) -> dict[str, Any]:
-    told = {
-        heading or "settings": {
-            setting.name: {"value": setting.value, "origin": setting.origin} for setting in settings
+def _document(definition: str | None, groups: Groups, by_workload: Groups) -> dict[str, Any]:
+    told, workloads = (
+        {
+            heading or "settings": {
+                setting.name: {"value": setting.value, "origin": setting.origin} for setting in settings
+            }
+            for heading, settings in some.items()
         }
-        for heading, settings in groups.items()
-    }
+        for some in (groups, by_workload)
+    )
     if definition is None:
         return {"definition": None, "settings": told.pop("settings"), "sections": told}
     return {
         "definition": definition,
         "settings": {name: item for group in told.values() for name, item in group.items()},
+        "workloads": workloads,
     }

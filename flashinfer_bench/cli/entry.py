@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Final, NamedTuple
 
+from flashinfer_bench import __version__
 from flashinfer_bench.cli.exit_codes import INTERRUPTED
 from flashinfer_bench.cli.parser import Parser, check_command, describe_unknown_arguments
+from flashinfer_bench.cli.screen.log_level import start_log
 from flashinfer_bench.cli.screen.output import open_closed_streams, tolerate_narrow_encodings, write_err, write_problems
 from flashinfer_bench.cli.shared_flags import PROGRAM
 from flashinfer_bench.errors import FlashInferBenchError, Misuse
-from flashinfer_bench.version import __version__
+
+_log = logging.getLogger(__name__)
 
 RUN: Final = "run"
 NOTHING_RUNS: Final = {"-h", "--help", "--dry-run"}
@@ -41,13 +45,16 @@ class Command(NamedTuple):
 COMMANDS: Final = {
     RUN: Command("run", "judge and time solutions"),
     "list": Command("list", "list the definitions of a trace set"),
-    "validate": Command("validate", "show everything wrong with a trace set"),
+    "validate": Command("validate.command", "show everything wrong with a trace set"),
+    "validate-render": Command("validate.render", "show a report of validate"),
     "config": Command("config_show", "show settings", ("show",)),
-    "report": Command("report", "make tables of traces", ("summary", "best")),
+    "report": Command("report", "make tables of traces", ("summary", "best", "merge")),
     "cache": Command("cache", "look after what is built", ("show", "clear", "verify", "baselines")),
     "build": Command("build", "compile solutions without running them"),
     "pack": Command("pack", "make a solution file of a folder of sources"),
     "unpack": Command("pack", "make a folder of sources of a solution file"),
+    "convert": Command("convert", "write a set of another layout in the standard one"),
+    "inspect": Command("inspect", "look at one call of a solution with ncu or compute-sanitizer", ("ncu", "sanitizer")),
     "doctor": Command("doctor", "tell what this machine can measure"),
     PERF: Command("perf.command", "time FlashInfer's kernels"),
 }
@@ -70,6 +77,7 @@ def call(command: Callable[[], int]) -> int:
     try:
         return command()
     except FlashInferBenchError as error:
+        _log.debug("what led to the error below", exc_info=True)
         write_problems(str(error))
         return error.exit_code
     except KeyboardInterrupt:
@@ -109,7 +117,7 @@ def make_parser(argv: Sequence[str]) -> Parser:
     for word, command in COMMANDS.items():
         added = commands.add_parser(word, help=command.help, add_help=word != PERF)
         if word == typed and word != PERF:
-            getattr(_import_command(word), f"declare_{word}")(added)
+            getattr(_import_command(word), f"declare_{word.replace('-', '_')}")(added)
     return parser
 
 
@@ -134,6 +142,7 @@ def _import_command(word: str) -> ModuleType:
 def _run(argv: Sequence[str], *, starts_ahead: bool) -> int:
     if starts_ahead:
         _start_ahead(argv)
+    start_log(argv)
     args = parse_command_line(argv)
     code: int = args.execute(args)
     return code

@@ -10,6 +10,7 @@ import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
+from flashinfer_bench.cli.screen.log_level import add_log_level
 from flashinfer_bench.cli.screen.output import write_out
 from flashinfer_bench.errors import Misuse
 
@@ -34,6 +35,7 @@ class Parser(argparse.ArgumentParser):
         self.epilog = f"example:\n  {example}" if example else None
         if execute is not None:
             self.set_defaults(execute=execute, parser=self)
+            add_log_level(self)
 
     def add_commands(self) -> argparse._SubParsersAction[Parser]:
         """Give the parser sub-commands, and return the object to add them to."""

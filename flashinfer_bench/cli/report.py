@@ -1,22 +1,28 @@
-"""`report summary` and `report best`: tables of the traces that a set holds."""
+"""`report summary` and `report best`: tables of the traces that a set holds. `report merge`: several sets in one."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 
+from flashinfer_bench.bench.tolerances import TOLERANCES_FILE, merge_tolerances
+from flashinfer_bench.cli.exit_codes import FAILED, RAN
 from flashinfer_bench.cli.given.choice import choose_traces
-from flashinfer_bench.cli.given.sets import open_trace_set
+from flashinfer_bench.cli.given.sets import describe_issues, has_nothing, named_folders, open_trace_set
 from flashinfer_bench.cli.parser import Parser
 from flashinfer_bench.cli.screen.output import write_err, write_out
-from flashinfer_bench.cli.screen.tables import available_width
+from flashinfer_bench.cli.screen.tables import available_width, count
 from flashinfer_bench.cli.screen.verdicts import render_best, render_summary
 from flashinfer_bench.cli.shared_flags import PROGRAM, add_filters, add_format, add_local
 from flashinfer_bench.data import TraceSet
+from flashinfer_bench.data.store.merging import merge_sets
 from flashinfer_bench.data.store.trace_lines import AnyTrace
+from flashinfer_bench.errors import DataSetError
 from flashinfer_bench.report.best import BestRow, best_by_definition, best_by_workload
 from flashinfer_bench.report.summary import PairKey, SummaryRow, summarise
 
@@ -51,6 +57,15 @@ def declare_report(parser: Parser) -> None:
         add_local(command)
         add_filters(command)
         add_format(command)
+    merge = commands.add_parser("merge", help="several sets in one")
+    merge.describe(
+        "Write several trace sets as one, into a new folder. What is the same in two is written once; where they\n"
+        "contradict each other, nothing is written. Exit codes: 0 all well, 1 files or blobs are missing, 2 misuse.",
+        example=f"{PROGRAM} report merge --local flashinfer-trace --local flashinfer-trace/wrong --output merged",
+        execute=execute_merge,
+    )
+    add_local(merge)
+    merge.add_argument("--output", metavar="DIR", required=True, help="the folder to write: a new or an empty one")
 
 
 def execute_summary(args: argparse.Namespace) -> int:
@@ -84,9 +99,27 @@ def execute_best(args: argparse.Namespace) -> int:
     return 0
 
 
-def _expected(trace_set: TraceSet, traces: Sequence[AnyTrace]) -> dict[PairKey, int]:
+def execute_merge(args: argparse.Namespace) -> int:
+    """Write the sets as one; return 1 if something of them could not be read."""
+    parts = [TraceSet.from_path(folder) for folder in named_folders(args, os.environ)]
+    errors = [issue for part in parts for issue in part.issues if issue.severity == "error"]
+    for line in describe_issues(errors):
+        write_err(line)
+    if all(map(has_nothing, parts)):
+        raise DataSetError("\n".join(f"{part.root}: there is nothing to merge" for part in parts))
+    tolerances = merge_tolerances(parts)
+    done = merge_sets(parts, Path(args.output), {TOLERANCES_FILE: tolerances} if tolerances else {})
+    for lost in done.lost:
+        write_err(f"not carried over: {lost}")
+    nouns = ("definition", "solution", "workload", "trace", "blob")
+    write_out(f"{done.output}: {', '.join(count(getattr(done, f'{noun}s'), noun) for noun in nouns)}\n")
+    return FAILED if errors or done.lost else RAN
+
+
+def _expected(trace_set: TraceSet, traces: Sequence[AnyTrace]) -> dict[PairKey, list[str]]:
     pairs = {(trace.definition, trace.solution or "") for trace in traces if trace.evaluation is not None}
-    return {pair: len(trace_set.workloads.get(pair[0], [])) for pair in pairs}
+    uuids = {name: [trace.workload.uuid for trace in trace_set.workloads.get(name, [])] for name, _ in pairs}
+    return {pair: uuids[pair[0]] for pair in pairs}
 
 
 def _write_json(rows: Sequence[SummaryRow] | Sequence[BestRow]) -> None:

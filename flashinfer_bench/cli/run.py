@@ -14,8 +14,8 @@ from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.events import Event
 from flashinfer_bench.bench.machine import Machine
 from flashinfer_bench.bench.plan import Plan
+from flashinfer_bench.bench.runner.recorded import find_resumed
 from flashinfer_bench.cli.given.blob_issues import find_blob_issues
-from flashinfer_bench.cli.given.recorded import find_resumed
 from flashinfer_bench.cli.given.replay import choose_replayed, keep_replayed, read_replay
 from flashinfer_bench.cli.given.sets import describe_issues, describe_tolerances, open_trace_set
 from flashinfer_bench.cli.given.settings import naming_flags, read_config
@@ -74,7 +74,9 @@ def declare_run(parser: Parser) -> None:
     results = parser.add_argument_group("results")
     results.add_argument("--resume", action="store_true", help="skip what is recorded and unchanged")
     results.add_argument("--retry-timeouts", action="store_true", help="with --resume: run recorded TIMEOUTs again")
-    results.add_argument("--no-save-results", action="store_true", help="write no traces")
+    saving = results.add_mutually_exclusive_group()
+    saving.add_argument("--save-results", action="store_true", help="append each trace to the set: done anyway")
+    saving.add_argument("--no-save-results", action="store_true", help="write no traces")
     results.add_argument("--replay", metavar="TRACE", help="judge again what FILE.jsonl[:LINE] records, on its inputs")
     results.add_argument("--dry-run", action="store_true", help="print the plan and run nothing")
     results.add_argument("--require-passed", action="store_true", help="exit with 1 unless every job passed")

@@ -88,8 +88,12 @@ def add_settings(parser: Parser) -> None:
         group.add_argument(
             f"--no-{name}", dest=f"{name.replace('-', '_')}", action="store_false", default=argparse.SUPPRESS, help=text
         )
+    trusted = "make custom inputs also by code that is not the first set's own"
+    group.add_argument("--trust-definitions", action="store_true", default=argparse.SUPPRESS, help=trusted)
     isolated = "a new process for every workload"
     group.add_argument("--use-isolated-runner", action="store_true", default=argparse.SUPPRESS, help=isolated)
+    interpret = "without a GPU, run Triton solutions for GPUs in Triton's interpreter, too"
+    group.add_argument("--interpret", action="store_true", default=argparse.SUPPRESS, help=interpret)
     fresh = "time every reference, also where an earlier run on this GPU kept its time"
     group.add_argument("--fresh-baselines", action="store_true", default=argparse.SUPPRESS, help=fresh)
     group.add_argument(

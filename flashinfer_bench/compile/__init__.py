@@ -1,6 +1,12 @@
-"""Build: sources become an artifact, which is files. Nothing here imports what it builds."""
+"""Build: sources become an artifact, which is files. Nothing here imports what it builds.
+
+The last names of `__all__` are for debugging: they load what was built into the caller's process, where nothing is
+isolated. They are another package's (`testing`), and are imported when they are first asked for.
+"""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from flashinfer_bench.compile.artifact import Artifact, BuildFailure, Built
 from flashinfer_bench.compile.farm import BuildFarm, build_solution, default_jobs
@@ -8,6 +14,11 @@ from flashinfer_bench.compile.recipe import BuildTarget
 from flashinfer_bench.compile.table import find_unavailable_languages, why_not_buildable
 from flashinfer_bench.compile.toolchain import Toolchain, find_toolchain
 from flashinfer_bench.errors import BuildFault
+from flashinfer_bench.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from flashinfer_bench.testing.builders import Builder, BuilderRegistry, BuildError
+    from flashinfer_bench.testing.runnable import Runnable, RunnableMetadata
 
 __all__ = [
     "Artifact",
@@ -23,7 +34,21 @@ __all__ = [
     "find_unavailable_languages",
     "unavailable_languages",
     "why_not_buildable",
+    "BuildError",
+    "Builder",
+    "BuilderRegistry",
+    "Runnable",
+    "RunnableMetadata",
 ]
+
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    __all__,
+    {
+        "flashinfer_bench.testing.builders": ("BuildError", "Builder", "BuilderRegistry"),
+        "flashinfer_bench.testing.runnable": ("Runnable", "RunnableMetadata"),
+    },
+)
 
 
 def unavailable_languages() -> dict[str, str | None]:

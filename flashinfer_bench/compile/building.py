@@ -31,6 +31,7 @@ from flashinfer_bench.compile.headers import Header
 from flashinfer_bench.compile.includes import check_read_files
 from flashinfer_bench.compile.recipe import BuildRecipe
 from flashinfer_bench.compile.step_process import SYSTEM_FOLDERS, RunnerReport, StepLimits, StepProcess
+from flashinfer_bench.compile.toolkit import why_toolkit
 from flashinfer_bench.data import Solution
 from flashinfer_bench.errors import BuildFault
 from flashinfer_bench.files.locks import USUAL_LIMIT_S
@@ -215,7 +216,8 @@ class Building:
         failed = report.failed
         if failed is None:
             return self._accept()
-        reason = why_machine(failed)
+        lacks = why_toolkit(failed.output, self.recipe.toolkit) if self.recipe.toolkit is not None else None
+        reason = why_machine(failed) or lacks
         if reason is not None:
             return self._give_up(BuildFault(f"{failed.name}: {reason}\n{describe_failure(failed)}"))
         if self.header is not None and is_no_plain_error(failed):
@@ -226,7 +228,7 @@ class Building:
         needs = other_architecture(failed)
         if needs is not None and (self.solution is None or not _chooses_architecture(self.solution)):
             return self._give_up(BuildFault(f"the code needs another GPU than is here: {needs}"))
-        message = describe_failure(failed)
+        message = describe_failure(failed, self.recipe.note)
         if ran_out_of_memory(failed):
             gib = self._limits.memory_bytes / GIB
             message = f"error: the compiler needed more than {gib:.1f} GiB of memory\n{message}"

@@ -25,12 +25,12 @@ from typing import Any, Final
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from flashinfer_bench.compile.artifact import Kind
+from flashinfer_bench.env import CACHE_VARIABLE
 from flashinfer_bench.errors import ConfigError
 from flashinfer_bench.files.locks import USUAL_LIMIT_S, FileLock
 from flashinfer_bench.files.reading import open_stream, open_to_append, read_whole
 from flashinfer_bench.files.trees import remove_tree, walk_files
 
-CACHE_VARIABLE: Final = "FIB_CACHE_PATH"
 SIZE_VARIABLE: Final = "FIB_CACHE_GB"
 DEFAULT_SIZE_GB: Final = 20.0
 """Gigabytes of artifacts that are kept where $FIB_CACHE_GB says nothing."""
@@ -91,12 +91,6 @@ class DamagedArtifact:
 
     digest: str
     reason: str
-
-
-def cache_root(environment: Mapping[str, str]) -> Path:
-    """Return the cache's folder: $FIB_CACHE_PATH, else one below the home directory."""
-    configured = environment.get(CACHE_VARIABLE)
-    return Path(configured) if configured else Path.home() / ".cache" / "flashinfer_bench" / "cache"
 
 
 def size_limit(environment: Mapping[str, str] = os.environ) -> int:

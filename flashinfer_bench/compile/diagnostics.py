@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+from collections.abc import Sequence
 from typing import Final
 
 from flashinfer_bench.compile.step_process import StepReport
@@ -23,6 +24,10 @@ ERRORS: Final = tuple(
         r"^(?P<what>.*\b(?:error|fatal)\b.*)$",
     )
 )
+BUILD_SYSTEM: Final = re.compile(r"^ninja: |^FAILED: |Error building extension|non-zero exit status", re.MULTILINE)
+"""What build systems say where a compiler has failed: extensions that a solution builds while it is imported."""
+FOLDERS: Final = re.compile(r"^/[^\s:]*/(?=[^\s:/]+:\d+: )")
+"""The folders of an absolute path before a line's number: those of a worker are long, and mean nothing afterwards."""
 OUT_OF_MEMORY: Final = re.compile(
     r"out of memory|virtual memory exhausted|bad_alloc|cannot allocate memory|memory exhausted|memory allocation", re.I
 )
@@ -41,24 +46,32 @@ LACKING: Final = re.compile(r"No such file|Permission denied|cannot find|cannot 
 """Output that another machine, or this one after an installation, need not give for the same source."""
 
 
-def describe_failure(step: StepReport) -> str:
-    """Return the message of a step that failed: its first error, then its bounded output."""
+def describe_failure(step: StepReport, note: str | None = None) -> str:
+    """Return the message of a step that failed: its first error, then a note on the build, then its bounded output."""
     ended = f"{step.name}: {describe_end(step.code)}"
     first = first_error(step.output)
     log = bound_log(step.output.strip())
-    parts = [first or ended, ended if first else "", f"--- compiler output ---\n{log}" if log else ""]
+    parts = [first or ended, ended if first else "", note or "", f"--- compiler output ---\n{log}" if log else ""]
     return "\n".join(part for part in parts if part)
 
 
-def first_error(output: str) -> str | None:
+def first_error(output: str, patterns: Sequence[re.Pattern[str]] = ERRORS) -> str | None:
     """Return the first error as `file:line: error: what`; None where no line reads like one."""
-    for pattern in ERRORS:
+    for pattern in patterns:
         found = pattern.search(output)
         if found:
             groups = found.groupdict()
             place = f"{groups['file']}:{groups['line']}: error: " if groups.get("file") else "error: "
             return place + found["what"].strip().removeprefix("error: ")
     return None
+
+
+def lead_with_error(message: str) -> str:
+    """Return an error's message with the first error of a compiler in front, where a build system only quotes that."""
+    if not BUILD_SYSTEM.search(message):
+        return message
+    first = first_error(message, ERRORS[:-1])  # the last one takes any line with the word
+    return message if first is None else f"{FOLDERS.sub('', first)}\n{message}"
 
 
 def describe_end(code: int) -> str:

@@ -78,6 +78,10 @@ class BuildRecipe:
     """The header that its compilers would take precompiled. It decides how long they take and nothing else."""
     include_folders: tuple[str, ...] = ()
     """Folders of the sources in which compilers look for headers; `.` is all of them."""
+    note: str | None = None
+    """A line about how it is built that its log has."""
+    toolkit: tuple[int, int] | None = None
+    """The version of the CUDA toolkit that it uses; None where it uses none."""
     guessed_seconds: float = 0.0
     """How long compiling may take. It decides the order of builds and nothing else."""
 

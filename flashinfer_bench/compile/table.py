@@ -17,7 +17,9 @@ from flashinfer_bench.compile.dependencies import find_missing
 from flashinfer_bench.compile.flags import check_flags
 from flashinfer_bench.compile.recipe import BuildRecipe, BuildTarget
 from flashinfer_bench.compile.toolchain import CudaToolkit, Toolchain
+from flashinfer_bench.compile.toolkit import find_missing_headers
 from flashinfer_bench.data import Solution, SupportedBindings, SupportedLanguages
+from flashinfer_bench.data.entry import find_binding
 
 Builder = Callable[[Solution, Toolchain, BuildTarget], BuildRecipe]
 IsInstalled = Callable[[str], bool]
@@ -96,10 +98,11 @@ def why_not_buildable(
         return "; ".join(missing)
     if BUILDERS[language] is not native_recipe:
         return None
-    reason = _lacks_binding(solution.spec.binding or SupportedBindings.TVM_FFI, toolchain)
+    reason = _lacks_binding(find_binding(solution).binding, toolchain)
     if reason is not None or language is SupportedLanguages.CPP or toolchain.cuda is None:
         return reason
-    return _why_wrong_architecture(solution, toolchain.cuda, target, capabilities)
+    absent = find_missing_headers({source.path: source.content for source in solution.sources}, toolchain)
+    return "; ".join(absent) or _why_wrong_architecture(solution, toolchain.cuda, target, capabilities)
 
 
 def _lacks_binding(binding: SupportedBindings, toolchain: Toolchain) -> str | None:

@@ -13,13 +13,15 @@ if TYPE_CHECKING:
     from flashinfer_bench.data.definition import AxisConst, AxisExpr, AxisSpec, AxisVar, Definition, TensorSpec
     from flashinfer_bench.data.evaluation import Correctness, Environment, Evaluation, EvaluationStatus, Performance
     from flashinfer_bench.data.issue import LoadIssue
-    from flashinfer_bench.data.jsonfiles import (
+    from flashinfer_bench.data.json_utils import (
         append_jsonl_file,
         load_json_file,
         load_jsonl_file,
         save_json_file,
         save_jsonl_file,
     )
+    from flashinfer_bench.data.sets.scores import SpeedupMetrics
+    from flashinfer_bench.data.sets.summary import TraceSetSummary
     from flashinfer_bench.data.solution import (
         BuildSpec,
         CompileOptions,
@@ -37,7 +39,7 @@ __all__ = [
     "BuildSpec", "CompileOptions", "Solution", "SourceFile", "SupportedBindings", "SupportedLanguages",
     "InputSpec", "RandomInput", "SafetensorsInput", "ScalarInput", "Workload",
     "Correctness", "Environment", "Evaluation", "EvaluationStatus", "Performance", "Trace",
-    "LoadIssue", "TraceSet",
+    "LoadIssue", "SpeedupMetrics", "TraceSet", "TraceSetSummary",
     "append_jsonl_file", "load_json_file", "load_jsonl_file", "save_json_file", "save_jsonl_file",
 ]  # fmt: skip
 
@@ -49,6 +51,8 @@ _HOMES = {
     "trace": ("Trace",),
     "issue": ("LoadIssue",),
     "trace_set": ("TraceSet",),
-    "jsonfiles": ("append_jsonl_file", "load_json_file", "load_jsonl_file", "save_json_file", "save_jsonl_file"),
+    "sets.scores": ("SpeedupMetrics",),
+    "sets.summary": ("TraceSetSummary",),
+    "json_utils": ("append_jsonl_file", "load_json_file", "load_jsonl_file", "save_json_file", "save_jsonl_file"),
 }
 __getattr__, __dir__ = lazy_names(__name__, __all__, _HOMES)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, TypeVar
 
 from pydantic import BeforeValidator, Field, StringConstraints, ValidationError, field_validator, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from flashinfer_bench.data.digest import digest_of
-from flashinfer_bench.data.dtypes import check_dtype, torch_dtype
-from flashinfer_bench.data.expression import MAX_AXIS_VALUE, evaluate_axis, names_in, parse_expression
+from flashinfer_bench.data.dtypes import DType, check_dtype, torch_dtype
+from flashinfer_bench.data.expression import MAX_AXIS_VALUE, evaluate_axis, names_in, order_axes, parse_expression
 from flashinfer_bench.data.model import DataModel
 from flashinfer_bench.data.names import did_you_mean
 from flashinfer_bench.data.reference import parse_reference
@@ -18,17 +18,38 @@ from flashinfer_bench.data.reference import parse_reference
 if TYPE_CHECKING:
     import torch
 
+Given = TypeVar("Given")
 NonEmpty = Annotated[str, StringConstraints(min_length=1)]
 """A text of at least one character."""
-Shape = tuple[int, ...] | None
-"""A shape with numbers in place of axes; None for a Python scalar."""
+
+
+class Sizes(tuple[int, ...]):
+    """A shape with numbers in place of axes: a tuple that equals a list of the same sizes, since scripts write both."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return super().__eq__(tuple(other) if isinstance(other, list) else other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = tuple.__hash__
+
+
+Shape = Sizes | None
+"""None for a Python scalar."""
+
+
+MOST_EXPRESSIONS: Final = 256
+"""Axes of one definition that may be expressions: each is evaluated for every workload."""
 
 
 class AxisConst(DataModel):
     """An axis whose size belongs to the definition."""
 
     always_written: ClassVar[frozenset[str]] = frozenset({"type"})
-    known_extras: ClassVar[frozenset[str]] = frozenset({"parent"})
+    ignored_extras: ClassVar[frozenset[str]] = frozenset({"parent"})
 
     type: Literal["const"] = "const"
     value: Annotated[int, Field(strict=True, ge=0, le=MAX_AXIS_VALUE)]
@@ -41,7 +62,7 @@ class AxisVar(DataModel):
     """An axis whose size a workload gives."""
 
     always_written: ClassVar[frozenset[str]] = frozenset({"type"})
-    known_extras: ClassVar[frozenset[str]] = frozenset({"parent"})
+    ignored_extras: ClassVar[frozenset[str]] = frozenset({"parent"})
 
     type: Literal["var"] = "var"
     description: str | None = None
@@ -52,11 +73,11 @@ class AxisExpr(DataModel):
     """An axis whose size follows from other axes."""
 
     always_written: ClassVar[frozenset[str]] = frozenset({"type"})
-    known_extras: ClassVar[frozenset[str]] = frozenset({"parent"})
+    ignored_extras: ClassVar[frozenset[str]] = frozenset({"parent"})
 
     type: Literal["expr"] = "expr"
     expression: str
-    """Whole-number arithmetic over const and var axes."""
+    """Whole-number arithmetic over other axes."""
     description: str | None = None
     """For people."""
 
@@ -67,8 +88,8 @@ class AxisExpr(DataModel):
         return text
 
 
-AxisSpec = Annotated[AxisConst | AxisVar | AxisExpr, Field(discriminator="type")]
-"""Any axis."""
+AxisSpec = AxisConst | AxisVar | AxisExpr
+"""Any axis; `isinstance` takes it."""
 
 
 def _dimension(value: object) -> object:
@@ -91,20 +112,20 @@ class TensorSpec(DataModel):
     @field_validator("dtype")
     @classmethod
     def _known(cls, name: str) -> str:
-        return check_dtype(name)
+        return check_dtype(name.value if isinstance(name, DType) else name)
 
 
 class Definition(DataModel):
     """What a kernel computes: the contract between a reference, its solutions and its workloads."""
 
     always_written: ClassVar[frozenset[str]] = frozenset({"tags", "constraints"})
-    known_extras: ClassVar[frozenset[str]] = frozenset({"init", "check", "custom_inputs_entrypoint", "hf_id"})
+    ignored_extras: ClassVar[frozenset[str]] = frozenset({"init", "check", "hf_id"})
 
     name: NonEmpty
     """Unique in a set."""
     op_type: NonEmpty
     """The family (gemm, rmsnorm, moe, …); picks the evaluator."""
-    axes: dict[NonEmpty, AxisSpec]
+    axes: dict[NonEmpty, Annotated[AxisSpec, Field(discriminator="type")]]
     """Axis name to its kind."""
     inputs: dict[NonEmpty, TensorSpec]
     """Input name to its shape and dtype, in call order."""
@@ -118,6 +139,8 @@ class Definition(DataModel):
     """Python expressions over axes and inputs that hold for every workload."""
     description: str | None = None
     """For people."""
+    custom_inputs_entrypoint: NonEmpty | None = None
+    """Function beside the reference that makes the inputs which a workload calls "custom"."""
 
     @field_validator("reference")
     @classmethod
@@ -149,6 +172,16 @@ class Definition(DataModel):
     def var_axes(self) -> list[str]:
         """The names of the axes that a workload binds, in order."""
         return [name for name, axis in self.axes.items() if isinstance(axis, AxisVar)]
+
+    @property
+    def var_axes_bindings(self) -> dict[str, tuple[str, int]]:
+        """Where each var axis can be read: the first input that has it, and which of its dimensions it is."""
+        found: dict[str, tuple[str, int]] = {}
+        for name, spec in self.inputs.items():
+            for dimension, axis in enumerate(spec.shape or ()):
+                if isinstance(self.axes.get(axis), AxisVar):
+                    found.setdefault(axis, (name, dimension))
+        return found
 
     @property
     def torch_input_dtypes(self) -> list[torch.dtype]:
@@ -193,8 +226,22 @@ class Definition(DataModel):
                 "outputs": [[name, spec.shape, spec.dtype, spec.optional] for name, spec in self.outputs.items()],
                 "reference": self.reference,
                 "constraints": self.constraints,
+                **({"custom_inputs": self.custom_inputs_entrypoint} if self.custom_inputs_entrypoint else {}),
             }
         )
+
+    def bind_axes(self, sizes: Mapping[str, int]) -> dict[str, int]:
+        """Give the size of every axis; raise ValueError where one has none.
+
+        Args:
+            sizes: of the var axes.
+        """
+        bound = {**sizes, **self.const_axes}
+        self._require_bound(bound)
+        expressions = {name: axis.expression for name, axis in self.axes.items() if isinstance(axis, AxisExpr)}
+        for name in order_axes(expressions):
+            bound[name] = evaluate_axis(expressions[name], bound)
+        return bound
 
     def get_axes_values(self, input_shapes: Iterable[Sequence[int] | None]) -> dict[str, int]:
         """Bind the var axes from the shapes of the inputs, in order; raise ValueError where they disagree.
@@ -216,31 +263,68 @@ class Definition(DataModel):
                 if isinstance(self.axes.get(axis), AxisVar):
                     bound.setdefault(axis, size)
                 expected.append((axis, size, name))
-        self._require_bound(bound)
+        bound = self.bind_axes(bound)
         for axis, size, name in expected:
-            if (known := self._size(axis, bound)) != size:
+            if (known := _size(axis, bound)) != size:
                 raise ValueError(f"input {name!r} of {self.name}: axis {axis!r} is {known}, got {size}")
         return {axis: bound[axis] for axis in self.var_axes}
 
-    def get_axes_values_from_inputs(self, values: Iterable[Any]) -> dict[str, int]:
-        """Bind the var axes from input values: anything with a `shape` is a tensor, all else a scalar."""
-        shapes = [getattr(value, "shape", None) for value in values]
+    def get_axes_values_from_inputs(
+        self, values: Iterable[Any] | None = None, *, inputs: Iterable[Any] | None = None
+    ) -> dict[str, int]:
+        """Bind the var axes from input values: anything with a `shape` is a tensor, all else a scalar.
+
+        Args:
+            values: one for each input, in order.
+            inputs: another name of it.
+        """
+        shapes = [getattr(value, "shape", None) for value in only_one(values, inputs) or ()]
         return self.get_axes_values([None if shape is None else tuple(shape) for shape in shapes])
 
-    def get_input_shapes(self, var_values: Mapping[str, int] | None = None) -> list[Shape]:
-        """Give the shape of each input, in order, from the sizes of the var axes; None for a Python scalar."""
-        return self._shapes(self.inputs, var_values or {})
+    def get_input_shapes(
+        self, var_values: Mapping[str, int] | None = None, *, var_axes_values: Mapping[str, int] | None = None
+    ) -> list[Shape]:
+        """Give the shape of each input, in order, from the sizes of the var axes; None for a Python scalar.
 
-    def get_output_shapes(self, var_values: Mapping[str, int] | None = None) -> list[Shape]:
-        """Give the shape of each output, in order, from the sizes of the var axes; None for a Python scalar."""
-        return self._shapes(self.outputs, var_values or {})
+        Args:
+            var_values: var axis → its size.
+            var_axes_values: another name of it.
+        """
+        return self._shapes(self.inputs, only_one(var_values, var_axes_values) or {})
+
+    def get_output_shapes(
+        self, var_values: Mapping[str, int] | None = None, *, var_axes_values: Mapping[str, int] | None = None
+    ) -> list[Shape]:
+        """Give the shape of each output, in order; see `get_input_shapes`."""
+        return self._shapes(self.outputs, only_one(var_values, var_axes_values) or {})
+
+    def merge_kwargs_to_args(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+        """Put arguments that are given by name behind those that are given by position: inputs, then outputs, in order.
+
+        Raises:
+            TypeError: a name is given twice or is none of the definition's, there are too many arguments, an input is
+                missing, or some outputs are given and others are not.
+        """
+        names = [*self.inputs, *self.outputs]
+        if len(args) > len(names):
+            raise TypeError(f"{self.name} takes {len(names)} arguments ({', '.join(names)}), got {len(args)}")
+        given = dict(zip(names, args, strict=False))
+        for name, value in kwargs.items():
+            if name not in names:
+                raise TypeError(f"{self.name} has no argument {name!r}{did_you_mean(name, names)}")
+            if name in given:
+                raise TypeError(f"{self.name}: argument {name!r} is given twice")
+            given[name] = value
+        wanted = names if any(name in given for name in self.outputs) else list(self.inputs)
+        missing = [name for name in wanted if name not in given]
+        if missing:
+            raise TypeError(f"{self.name}: no value for argument {', '.join(missing)}")
+        return tuple(given[name] for name in wanted)
 
     def _shapes(self, specs: Mapping[str, TensorSpec], var_values: Mapping[str, int]) -> list[Shape]:
-        bound = {**var_values, **self.const_axes}
-        self._require_bound(bound)
+        bound = self.bind_axes(var_values)
         return [
-            None if spec.shape is None else tuple(self._size(axis, bound) for axis in spec.shape)
-            for spec in specs.values()
+            None if spec.shape is None else Sizes(_size(axis, bound) for axis in spec.shape) for spec in specs.values()
         ]
 
     def _require_bound(self, bound: Mapping[str, int]) -> None:
@@ -248,11 +332,16 @@ class Definition(DataModel):
         if missing:
             raise ValueError(f"{self.name}: no value for axis {', '.join(missing)}")
 
-    def _size(self, axis: str, bound: Mapping[str, int]) -> int:
-        spec = self.axes.get(axis)
-        if spec is None:
-            return int(axis)
-        return evaluate_axis(spec.expression, bound) if isinstance(spec, AxisExpr) else bound[axis]
+
+def _size(axis: str, bound: Mapping[str, int]) -> int:
+    return bound[axis] if axis in bound else int(axis)
+
+
+def only_one(usual: Given | None, other: Given | None) -> Given | None:
+    """Return what was given under one of two names; raise TypeError where both were used."""
+    if usual is not None and other is not None:
+        raise TypeError("two names of one argument were given: use one of them")
+    return usual if usual is not None else other
 
 
 Disagreement = tuple[tuple[str, ...], object, str]
@@ -280,19 +369,21 @@ def _name_faults(definition: Definition) -> Iterable[Disagreement]:
 
 
 def _expression_faults(definition: Definition) -> Iterable[Disagreement]:
-    sized = {name for name, axis in definition.axes.items() if not isinstance(axis, AxisExpr)}
-    for name, axis in definition.axes.items():
-        if isinstance(axis, AxisExpr):
-            for unknown in sorted(names_in(axis.expression) - sized):
-                yield (
-                    ("axes", name, "expression"),
-                    axis.expression,
-                    f"there is no const or var axis {unknown!r}{did_you_mean(unknown, sized)}",
-                )
+    expressions = {name: axis.expression for name, axis in definition.axes.items() if isinstance(axis, AxisExpr)}
+    for name, expression in expressions.items():
+        for unknown in sorted(names_in(expression) - definition.axes.keys()):
+            reason = f"there is no axis {unknown!r}{did_you_mean(unknown, definition.axes)}"
+            yield ("axes", name, "expression"), expression, reason
+    if len(expressions) > MOST_EXPRESSIONS:
+        yield ("axes",), len(expressions), f"more than {MOST_EXPRESSIONS} axes are expressions"
+    try:
+        order_axes(expressions)
+    except ValueError as error:
+        yield ("axes",), list(expressions), str(error)
     for index, constraint in enumerate(definition.constraints):
-        reason = _expression_fault(constraint)
-        if reason is not None:
-            yield ("constraints", str(index)), constraint, reason
+        fault = _expression_fault(constraint)
+        if fault is not None:
+            yield ("constraints", str(index)), constraint, fault
 
 
 def _expression_fault(text: str) -> str | None:

@@ -6,6 +6,7 @@ float4_e2m1 is stored packed, two elements to a byte; its storage type is torch.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import Enum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
@@ -52,8 +53,37 @@ DTYPES: Final[Mapping[str, Dtype]] = MappingProxyType(
 )
 
 
+class DType(str, Enum):
+    """The names of `DTYPES`, for scripts that write them as members; a model keeps the plain name."""
+
+    FLOAT64 = "float64"
+    FLOAT32 = "float32"
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
+    FLOAT8_E4M3FN = "float8_e4m3fn"
+    FLOAT8_E5M2 = "float8_e5m2"
+    FLOAT8_E8M0FNU = "float8_e8m0fnu"
+    FLOAT4_E2M1 = "float4_e2m1"
+    FLOAT4_E2M1FN_X2 = "float4_e2m1fn_x2"
+    INT64 = "int64"
+    INT32 = "int32"
+    INT16 = "int16"
+    INT8 = "int8"
+    UINT64 = "uint64"
+    UINT32 = "uint32"
+    UINT16 = "uint16"
+    UINT8 = "uint8"
+    BOOL = "bool"
+
+
+NOT_RECORDED: Final = "unknown"
+"""What a library dumps for a dtype that it did not see."""
+
+
 def check_dtype(name: str) -> str:
     """Return the name when the table has it; raise ValueError with the nearest one when not."""
+    if name == NOT_RECORDED:
+        raise ValueError("the dump did not record this dtype; write its name there, such as bfloat16 or int32")
     if name not in DTYPES:
         raise ValueError(f"unknown dtype {name!r}{did_you_mean(name, DTYPES)} (known: {', '.join(DTYPES)})")
     return name

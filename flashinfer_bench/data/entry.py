@@ -1,4 +1,5 @@
-"""Checks that a solution's entry function is there and takes what its definition gives. No source is run.
+"""Checks that a solution's entry function is there and takes what its definition gives; finds its binding. No source is
+run.
 
 Python is parsed; C++ and CUDA are searched for the line that exports the function. What cannot be known this way
 passes: then the build and the first call decide.
@@ -31,6 +32,46 @@ MOST_NAMED: Final = 20
 """A message names this many functions."""
 MODULE: Final = re.compile(r"\bPYBIND11_MODULE\s*\(")
 MODULE_FUNCTION: Final = re.compile(r'\bdef\s*\(\s*"(\w+)"')
+OPERATORS: Final = re.compile(r"\bTORCH_LIBRARY(?:_FRAGMENT)?\s*\(")
+"""What registers functions as torch's operators."""
+TORCH_HEADER: Final = re.compile(r'^[ \t]*#[ \t]*include[ \t]*[<"]((?:torch|ATen|c10)/[^>"\n]+)', re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class FoundBinding:
+    """The binding of a compiled solution."""
+
+    binding: SupportedBindings
+    told_by: str | None
+    """What in its sources tells it; None where its spec says it, or nothing does."""
+
+    @property
+    def note(self) -> str | None:
+        """A line for the build's log; None where the spec says it, or the format's default holds."""
+        return f"binding {self.binding.value}: the spec names none, and {self.told_by}" if self.told_by else None
+
+
+def find_binding(solution: Solution) -> FoundBinding:
+    """Return a C++ or CUDA solution's binding: from its spec, else from what its sources use, else tvm-ffi."""
+    declared = solution.spec.binding
+    if declared is not None or solution.spec.language not in COMPILED:
+        return FoundBinding(declared or SupportedBindings.TVM_FFI, None)
+    texts = {source.path: COMMENT.sub(" ", source.content) for source in solution.sources}
+    for pattern, binding, what in (
+        (MODULE, SupportedBindings.TORCH, "PYBIND11_MODULE"),
+        (TVM_FFI_EXPORT, SupportedBindings.TVM_FFI, None),
+        (OPERATORS, SupportedBindings.TORCH, "TORCH_LIBRARY"),
+        (TORCH_HEADER, SupportedBindings.TORCH, "#include <{}>"),
+    ):
+        for path, text in texts.items():
+            if found := pattern.search(text):
+                return FoundBinding(binding, f"{path} has {what.format(*found.groups())}" if what else None)
+    return FoundBinding(SupportedBindings.TVM_FFI, None)
+
+
+def registers_operators(solution: Solution) -> bool:
+    """Tell whether a solution's sources register functions as torch's operators, and not only a module's functions."""
+    return any(OPERATORS.search(COMMENT.sub(" ", source.content)) for source in solution.sources)
 
 
 @dataclass(frozen=True)
@@ -130,9 +171,6 @@ def _check_arity(solution: Solution, arity: Arity, definition: Definition) -> It
     declared = solution.spec.declared_style
     styles = [declared] if declared is not None else [True, False]
     symbol = solution.get_entry_symbol()
-    if declared is None and arity.maximum is None:
-        yield f"{symbol}({arity.text}) takes any number of arguments; set destination_passing_style"
-        return
     if any(arity.fits(counts[style]) for style in styles):
         return
     expected = " or ".join(ways[style] for style in styles)
@@ -147,8 +185,10 @@ def _check_export(solution: Solution) -> Iterator[str]:
     lines = text.replace("\\\n", " ").split("\n")
     if any(DEFINE.match(line) and EXPORT.search(line) for line in lines):
         return  # a macro of its own exports; what it makes of the name is the compiler's to say
-    if solution.spec.binding is SupportedBindings.TORCH:
+    if find_binding(solution).binding is SupportedBindings.TORCH:
         names = MODULE_FUNCTION.findall(text)
+        if registers_operators(solution):
+            return  # an operator may be registered under any name; the load decides
         if not MODULE.search(text):
             yield "no source defines a module; bind with PYBIND11_MODULE(TORCH_EXTENSION_NAME, m)"
         elif symbol not in names:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Annotated, Any, ClassVar, Final
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
 from flashinfer_bench.data.model import DataModel
 
@@ -36,14 +36,24 @@ HAS_PERFORMANCE: Final = frozenset({EvaluationStatus.PASSED})
 """Statuses whose evaluations carry a `Performance`."""
 
 
+def _refuse_negative(value: float) -> float:
+    if value < 0:
+        raise ValueError("an error is not negative")
+    return value
+
+
+NotNegative = Annotated[float, AfterValidator(_refuse_negative)]
+"""A size of an error; it may be nan."""
+
+
 class Correctness(DataModel):
     """How far the outputs were from the expected ones."""
 
     always_written: ClassVar[frozenset[str]] = frozenset({"max_relative_error", "max_absolute_error", "extra"})
 
-    max_relative_error: float = 0.0
+    max_relative_error: NotNegative = 0.0
     """Largest |got - expected| / |expected| of an element; can be huge near zero."""
-    max_absolute_error: float = 0.0
+    max_absolute_error: NotNegative = 0.0
     """Largest |got - expected| of an element."""
     extra: dict[str, Any] | None = None
     """What the evaluator found beside these."""
@@ -68,7 +78,7 @@ class Environment(DataModel):
     always_written: ClassVar[frozenset[str]] = frozenset({"libs"})
     known_extras: ClassVar[frozenset[str]] = frozenset({"device"})
 
-    hardware: str
+    hardware: Annotated[str, StringConstraints(min_length=1)]
     """Name of the device."""
     libs: dict[str, str] = Field(default_factory=dict)
     """Package or driver to its version."""
@@ -77,12 +87,12 @@ class Environment(DataModel):
 class Evaluation(DataModel):
     """The verdict on one solution for one workload."""
 
-    always_written: ClassVar[frozenset[str]] = frozenset({"correctness", "performance"})
+    always_written: ClassVar[frozenset[str]] = frozenset({"log", "correctness", "performance"})
     known_extras: ClassVar[frozenset[str]] = frozenset({"log_file"})
 
     status: EvaluationStatus
     """The verdict."""
-    log: str
+    log: str = ""
     """What the solution printed, and why it failed."""
     timestamp: str
     """When, in ISO 8601."""

@@ -1,100 +1,155 @@
 """Small expressions in definitions: the syntax of constraints, and the value of an axis given as an expression.
 
-Axis expressions are evaluated here over integers only, by walking the syntax tree: no code of a data set is run.
+Axis expressions are evaluated here over integers and exact fractions, by walking the syntax tree: no code of a data set
+is run. An axis is whole: a division has to come out even, or be rounded by `//`, `int`, `ceil` or `floor`.
 Constraints are only parsed here; they may speak of tensors, so the judge checks them when the inputs exist.
 """
 
 from __future__ import annotations
 
 import ast
+import math
 import operator
 from collections.abc import Callable, Mapping
+from fractions import Fraction
+from functools import lru_cache
+from graphlib import CycleError, TopologicalSorter
 from typing import Final
 
 MAX_EXPRESSION_LENGTH: Final = 10_000
 """A longer expression, in characters, is refused: no person wrote it."""
+PARSED: Final = 1024
+"""So many parsed expressions are kept: every workload of a definition needs those of its axes."""
+SHORT: Final = 200
+"""A longer expression, in characters, is not kept: its tree takes megabytes."""
 MAX_AXIS_VALUE: Final = 2**63 - 1
 """Largest value of an axis. It also limits the cost of `**` and `<<`."""
 
-_BINARY: Final[Mapping[type[ast.operator], Callable[[int, int], int]]] = {
+Number = int | Fraction
+"""What a part of an expression comes to; nothing is rounded unless the expression says so."""
+
+_BINARY: Final[Mapping[type[ast.operator], Callable[[Number, Number], Number]]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
+    ast.Div: lambda left, right: Fraction(left) / right,
     ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod,
 }
-_CALLS: Final[Mapping[str, Callable[..., int]]] = {
-    "min": min,
-    "max": max,
+_COMPARED: Final[Mapping[type[ast.cmpop], Callable[[Number, Number], bool]]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+}
+_CALLS: Final[Mapping[str, Callable[..., Number]]] = {
+    "min": lambda *values: min(values),
+    "max": lambda *values: max(values),
     "abs": abs,
     "int": int,
+    "ceil": math.ceil,
+    "floor": math.floor,
     "ceil_div": lambda value, by: -(-value // by),
     "cdiv": lambda value, by: -(-value // by),
 }
+_MODULE: Final = "math"
+"""`math.ceil` is read as `ceil`; nothing else of the module is there."""
 
 
 def parse_expression(text: str) -> ast.expr:
     """Parse one Python expression; raise ValueError with the reason when it is none."""
     if len(text) > MAX_EXPRESSION_LENGTH:
         raise ValueError(f"longer than {MAX_EXPRESSION_LENGTH} characters")
+    return _parse_kept(text) if len(text) <= SHORT else _parse(text)
+
+
+def _parse(text: str) -> ast.expr:
     try:
         return ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ValueError(f"not a Python expression: {error} in {text[:200]!r}") from error
 
 
-def names_in(text: str) -> set[str]:
+_parse_kept = lru_cache(maxsize=PARSED)(_parse)
+
+
+@lru_cache(maxsize=PARSED)
+def names_in(text: str) -> frozenset[str]:
     """Return the names that an expression uses, without those of known functions."""
     tree = parse_expression(text)
-    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} - _CALLS.keys()
+    return frozenset(node.id for node in ast.walk(tree) if isinstance(node, ast.Name)) - {*_CALLS, _MODULE}
+
+
+def order_axes(expressions: Mapping[str, str]) -> list[str]:
+    """Return the names of axes that are expressions, each after those that its own expression uses.
+
+    Raises:
+        ValueError: some use each other in a circle.
+    """
+    uses = {name: names_in(text) & expressions.keys() for name, text in expressions.items()}
+    try:
+        return list(TopologicalSorter(uses).static_order())
+    except CycleError as error:
+        circle = ", ".join(sorted(set(error.args[1])))
+        raise ValueError(f"the axes {circle} are made of each other, so none has a size") from None
 
 
 def evaluate_axis(text: str, values: Mapping[str, int]) -> int:
-    """Evaluate an axis expression over known axes; raise ValueError where it is not whole-number arithmetic."""
+    """Evaluate an axis expression over known axes; raise ValueError where it is no whole number of elements."""
     try:
         value = _evaluate(parse_expression(text), values)
     except (ZeroDivisionError, TypeError, RecursionError) as error:
         raise ValueError(f"axis expression {text!r} cannot be evaluated: {error}") from error
+    if isinstance(value, Fraction) and value.denominator != 1:
+        raise ValueError(f"axis expression {text!r} gives {value}, which is not whole; use // or ceil_div")
     if value < 0:
         raise ValueError(f"axis expression {text!r} gives {value}; an axis is not negative")
-    return value
+    return int(value)
 
 
-def _evaluate(node: ast.expr, values: Mapping[str, int]) -> int:
+def _evaluate(node: ast.expr, values: Mapping[str, int]) -> Number:
     match node:
-        case ast.Constant(value=int() as value):
-            result = int(value)
+        case ast.Constant(value=int() | float() as value):
+            result: Number = value if isinstance(value, int) else _read_decimal(node, value)
         case ast.Name(id=name):
             if name not in values:
                 raise ValueError(f"axis {name!r} has no value")
             result = values[name]
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             result = -_evaluate(operand, values)
-        case ast.BinOp(left=left, op=ast.Div(), right=right):
-            result = _divide_exactly(_evaluate(left, values), _evaluate(right, values))
         case ast.BinOp(left=left, op=ast.Pow(), right=right):
             result = _power(_evaluate(left, values), _evaluate(right, values))
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
             result = _BINARY[type(op)](_evaluate(left, values), _evaluate(right, values))
-        case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]) if name in _CALLS:
+        case ast.IfExp(test=ast.Compare(left=left, ops=[op], comparators=[right]), body=body, orelse=orelse) if (
+            type(op) in _COMPARED
+        ):
+            holds = _COMPARED[type(op)](_evaluate(left, values), _evaluate(right, values))
+            result = _evaluate(body if holds else orelse, values)
+        case ast.Call(
+            func=ast.Name(id=name) | ast.Attribute(value=ast.Name(id="math"), attr=name), args=arguments, keywords=[]
+        ) if name in _CALLS:
             result = _CALLS[name](*(_evaluate(argument, values) for argument in arguments))
         case _:
             raise ValueError(
-                f"{ast.unparse(node)!r} is not allowed in an axis expression; use axes, whole numbers, "
-                f"+ - * // / % ** and {', '.join(sorted(_CALLS))}"
+                f"{ast.unparse(node)!r} is not allowed in an axis expression; use axes, numbers, "
+                f"+ - * // / % **, `a if b > c else d` and {', '.join(sorted(_CALLS))}"
             )
-    if abs(result) > MAX_AXIS_VALUE:
+    if max(abs(result.numerator), result.denominator) > MAX_AXIS_VALUE:
         raise ValueError(f"{ast.unparse(node)!r} is larger than {MAX_AXIS_VALUE}")
     return result
 
 
-def _divide_exactly(left: int, right: int) -> int:
-    if left % right:
-        raise ValueError(f"{left} / {right} is not whole; use // or ceil_div")
-    return left // right
+def _read_decimal(node: ast.expr, value: float) -> Fraction:
+    if not math.isfinite(value):
+        raise ValueError(f"{ast.unparse(node)!r} is no number of elements")
+    return Fraction(repr(value))  # 0.1 is a tenth
 
 
-def _power(base: int, exponent: int) -> int:
-    if not 0 <= exponent < 64:
-        raise ValueError(f"exponent {exponent} is not between 0 and 63")
-    return int(base**exponent)
+def _power(base: Number, exponent: Number) -> Number:
+    if not isinstance(exponent, int) or not 0 <= exponent < 64:
+        raise ValueError(f"exponent {exponent} is not a whole number between 0 and 63")
+    result: Number = base**exponent
+    return result

@@ -27,6 +27,8 @@ class LoadIssue:
     """Dotted path of the field; None when it is about the whole object."""
     reason: str
     """What is wrong, and what to do where that is known."""
+    is_about_place: bool = False
+    """Whether it is about where a file lies, not what it holds."""
     missing_definition: str | None = None
     """A definition that the set lacks. Another set that has it settles the issue. "" means any definition."""
 

@@ -23,7 +23,11 @@ class DataModel(BaseModel):
     always_written: ClassVar[frozenset[str]] = frozenset()
     """Fields with a default that the format requires: written even when nobody set them."""
     known_extras: ClassVar[frozenset[str]] = frozenset()
-    """Keys of public files that have no meaning here. They are kept, and not reported as misspelt."""
+    """Keys of public files whose meaning is in other fields by now. They are kept, and nothing is said of them."""
+    ignored_extras: ClassVar[frozenset[str]] = frozenset()
+    """Keys of public files that have no effect here. They are kept, and reading a file with one says so."""
+    tells_unknown_keys: ClassVar[bool] = False
+    """Whether any unknown key is worth a warning, since it would decide something."""
 
     fields_of_models: ClassVar[tuple[str, ...]] = ()
     """Fields whose values are models, or dicts or lists of them; found from the annotations."""

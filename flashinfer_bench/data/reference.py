@@ -22,6 +22,8 @@ class ReferenceFacts(NamedTuple):
     """Names of the parameters of `run` in order; None when `run` cannot be called by keyword from them."""
     last_function: str | None
     """The last top-level function: the reference of definitions that were dumped from a library."""
+    names: frozenset[str]
+    """All names that are bound at the top level."""
 
 
 def parse_module(source: str) -> ast.Module:
@@ -49,6 +51,7 @@ def parse_reference(source: str) -> ReferenceFacts:
         has_run=ENTRY_NAME in bound,
         parameters=_parameters(runs[-1]) if runs else None,
         last_function=functions[-1].name if functions else None,
+        names=frozenset(bound),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import re
 from enum import Enum
 from pathlib import Path, PurePosixPath
@@ -22,6 +23,8 @@ MAX_PATH: Final = 1000
 """The path of a source may have this many bytes: file systems take some 4,000 with the folders above."""
 MOST_SOURCES: Final = 4096
 """A solution with more sources is refused."""
+_UNIQUE_DIGITS: Final = 8
+"""A unique name has this many hexadecimal digits."""
 _SHOWN_PATHS: Final = 20
 """A message lists this many sources."""
 _NOT_IN_PATHS: Final = re.compile(r"[\x00-\x1f\x7f\\]")
@@ -94,7 +97,7 @@ class BuildSpec(DataModel):
 
     language: SupportedLanguages
     """What it is written in; picks the builder."""
-    target_hardware: list[str]
+    target_hardware: Annotated[list[str], Field(min_length=1)]
     """Free text, such as NVIDIA H100 or cpu."""
     entry_point: str
     """file::function."""
@@ -103,7 +106,7 @@ class BuildSpec(DataModel):
     destination_passing_style: bool = True
     """Outputs are passed in (true) or returned (false); see `declared_style`."""
     binding: SupportedBindings | None = None
-    """For cpp and cuda; null means tvm-ffi. Ignored for other languages."""
+    """For cpp and cuda; null means what the sources use (`entry.find_binding`). Ignored for other languages."""
     compile_options: CompileOptions | None = None
     """For cpp and cuda."""
 
@@ -111,13 +114,13 @@ class BuildSpec(DataModel):
     @classmethod
     def _has_two_parts(cls, entry_point: str) -> str:
         path, separator, symbol = entry_point.partition("::")
-        if not (path and separator and symbol):
+        if not (path and separator and symbol) or "::" in symbol:
             raise ValueError(f"{entry_point[:200]!r} should read file::function, for example main.py::run")
         return f"{check_source_path(path)}::{symbol}"
 
     @property
     def declared_style(self) -> bool | None:
-        """`destination_passing_style` as the file says it; None when it does not, and the arity decides."""
+        """`destination_passing_style` as the file says it; None when it does not: then it is found out."""
         return self.destination_passing_style if "destination_passing_style" in self.model_fields_set else None
 
 
@@ -197,3 +200,21 @@ class Solution(DataModel):
     def hash(self) -> str:
         """Give `digest()` under the name that existing scripts use."""
         return self.digest()
+
+    def with_unique_name(self) -> Solution:
+        """Return a copy whose name ends with the beginning of its digest, so that other contents have other names."""
+        return self.model_copy(update={"name": f"{self.name}_{self.digest()[:_UNIQUE_DIGITS]}"})
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Solution):
+            return NotImplemented
+        if self is other:
+            return True
+        is_alike = self._names() == other._names() and self.__pydantic_extra__ == other.__pydantic_extra__
+        return is_alike and self.digest() == other.digest()
+
+    def __hash__(self) -> int:
+        return builtins.hash((self._names(), self.digest()))
+
+    def _names(self) -> tuple[str | None, ...]:
+        return (self.name, self.author, self.description)

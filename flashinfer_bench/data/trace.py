@@ -6,9 +6,11 @@ from typing import Annotated, ClassVar
 
 from pydantic import StringConstraints, model_validator
 
-from flashinfer_bench.data.evaluation import Evaluation, EvaluationStatus
+from flashinfer_bench.data.evaluation import Correctness, Environment, Evaluation, EvaluationStatus, Performance
 from flashinfer_bench.data.model import DataModel
 from flashinfer_bench.data.workload import Workload
+
+__all__ = ["Correctness", "Environment", "Evaluation", "EvaluationStatus", "Performance", "Trace"]
 
 NonEmpty = Annotated[str, StringConstraints(min_length=1)]
 

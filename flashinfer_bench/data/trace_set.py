@@ -4,29 +4,35 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from flashinfer_bench.data.definition import Definition
+from flashinfer_bench.data.definition import Definition, only_one
 from flashinfer_bench.data.issue import LoadIssue
-from flashinfer_bench.data.latest import find_latest
 from flashinfer_bench.data.model import DataModel
+from flashinfer_bench.data.sets import scores, writing
+from flashinfer_bench.data.sets.best import find_best, is_within, passed_of
+from flashinfer_bench.data.sets.latest import find_latest
+from flashinfer_bench.data.sets.merging import is_settled, merge_definitions, merge_solutions, merge_workloads
+from flashinfer_bench.data.sets.scores import Ranking, SetFilter, SpeedupMetrics
+from flashinfer_bench.data.sets.summary import TraceSetSummary, count_set
 from flashinfer_bench.data.solution import Solution
-from flashinfer_bench.data.store.checks import check_workload
-from flashinfer_bench.data.store.layout import TRACES, WORKLOADS
+from flashinfer_bench.data.store.layout import BLOB, DEFINITIONS, SOLUTIONS, TRACES, WORKLOADS
 from flashinfer_bench.data.store.read import read_files
 from flashinfer_bench.data.store.trace_lines import AnyTrace, to_trace
 from flashinfer_bench.data.store.trace_list import TraceList, kept_of
 from flashinfer_bench.data.trace import Trace
-from flashinfer_bench.data.workload import Workload
+from flashinfer_bench.env import DATASET_VARIABLE, dataset_root
 from flashinfer_bench.errors import DataSetError
 
-DATASET_VARIABLE: Final = "FIB_DATASET_PATH"
-"""Environment variable with the default data set."""
+if TYPE_CHECKING:
+    import torch
+
+BASELINE: Final = "baseline"
+"""The author whose solutions others are scored against, where no other is named."""
 DEFAULT_BOUND: Final = 1e-2
 """Default error bounds of the look-ups; existing scripts expect this value."""
 
@@ -72,20 +78,23 @@ class TraceSet:
             self.workload_roots.setdefault(name, self.root)
 
     @classmethod
-    def from_path(cls, path: Path | str | None = None, *, environment: Mapping[str, str] = os.environ) -> TraceSet:
+    def from_path(cls, path: Path | str | None = None, *, environment: Mapping[str, str] | None = None) -> TraceSet:
         """Load the set under a folder; what is wrong in it is in `issues`, and the rest is usable.
 
         Args:
-            path: the folder; None for the one that $FIB_DATASET_PATH names.
-            environment: where that variable is looked up.
+            path: the folder; None for the one that $FIB_DATASET_PATH names, else ~/.cache/flashinfer_bench/dataset.
+            environment: where that variable is looked up; None for this process's own.
 
         Raises:
-            DataSetError: no folder was given, or it is not there.
+            DataSetError: the folder is not there; or none was given, and the default one is not there.
         """
         if path is None:
-            path = environment.get(DATASET_VARIABLE) or None
-        if path is None:
-            raise DataSetError(f"no trace set was given; give its folder, or set {DATASET_VARIABLE}")
+            given = os.environ if environment is None else environment
+            path = dataset_root(given)
+            if not given.get(DATASET_VARIABLE) and not path.exists():
+                raise DataSetError(
+                    f"no trace set was given, and there is none in {path}; give its folder, or set {DATASET_VARIABLE}"
+                )
         found = read_files(Path(path).expanduser())
         return cls(
             root=found.root,
@@ -97,6 +106,43 @@ class TraceSet:
             definition_files=found.definition_files,
             solution_files=found.solution_files,
         )
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the set; raise DataSetError for one that lives in memory."""
+        if self.root is None:
+            raise DataSetError("the trace set lives in memory, so it has no folders: give it a root")
+        return self.root
+
+    @property
+    def definitions_path(self) -> Path:
+        """The folder of the definitions."""
+        return self.folder / DEFINITIONS
+
+    @property
+    def solutions_path(self) -> Path:
+        """The folder of the solutions."""
+        return self.folder / SOLUTIONS
+
+    @property
+    def workloads_path(self) -> Path:
+        """The folder of the workloads."""
+        return self.folder / WORKLOADS
+
+    @property
+    def traces_path(self) -> Path:
+        """The folder of the traces."""
+        return self.folder / TRACES
+
+    @property
+    def blob_path(self) -> Path:
+        """The folder of stored inputs."""
+        return self.folder / BLOB
+
+    @property
+    def blob_workloads_path(self) -> Path:
+        """The folder of the stored inputs of workloads."""
+        return self.blob_path / WORKLOADS
 
     @classmethod
     def merge(cls, trace_sets: Sequence[TraceSet]) -> TraceSet:
@@ -111,14 +157,14 @@ class TraceSet:
             raise DataSetError("no trace set was given; give at least one folder")
         roots = list(dict.fromkeys(root for part in trace_sets for root in part.roots))
         merged = cls(root=trace_sets[0].root, roots=roots)
-        clashes = [clash for part in trace_sets for clash in _merge_definitions(merged, part)]
-        clashes += [clash for part in trace_sets for clash in _merge_solutions(merged, part)]
+        clashes = [clash for part in trace_sets for clash in merge_definitions(merged, part)]
+        clashes += [clash for part in trace_sets for clash in merge_solutions(merged, part)]
         if clashes:
             raise DataSetError("the trace sets contradict each other:\n  " + "\n  ".join(clashes))
         for part in trace_sets:
             fresh = (issue for issue in part.issues if issue not in merged.issues)
-            merged.issues.extend([issue for issue in fresh if not _is_settled(issue, merged)])
-            _merge_workloads(merged, part)
+            merged.issues.extend([issue for issue in fresh if not is_settled(issue, merged)])
+            merge_workloads(merged, part)
             for name, traces in part.traces.items():
                 merged.traces.setdefault(name, TraceList()).extend(traces)
         return merged
@@ -149,19 +195,29 @@ class TraceSet:
         """Return the traces of a definition that count: of each solution, workload and hardware the latest one."""
         return [to_trace(trace) for trace in self._latest(definition)]
 
-    def filter_traces(self, definition: str, atol: float = DEFAULT_BOUND, rtol: float = DEFAULT_BOUND) -> list[Trace]:
+    def filter_traces(
+        self,
+        definition: str | None = None,
+        atol: float = DEFAULT_BOUND,
+        rtol: float = DEFAULT_BOUND,
+        *,
+        def_name: str | None = None,
+    ) -> list[Trace]:
         """Return the latest traces that passed with max_absolute_error <= atol and max_relative_error <= rtol.
 
-        Quick looks are not among them.
+        Quick looks are not among them. `def_name` is another name of `definition`.
         """
-        return [to_trace(trace) for trace in self._passed(definition) if _is_within(trace, atol, rtol)]
+        latest = self._latest(_name_of(definition, def_name))
+        return [to_trace(trace) for trace in passed_of(latest) if is_within(trace, atol, rtol)]
 
     def get_best_trace(
         self,
-        definition: str,
+        definition: str | None = None,
         axes: Mapping[str, int] | None = None,
         max_abs_error: float = DEFAULT_BOUND,
         max_rel_error: float = DEFAULT_BOUND,
+        *,
+        def_name: str | None = None,
     ) -> Trace | None:
         """Return the latest passing trace with the highest speed-up, no quick look; None when there is none.
 
@@ -175,54 +231,112 @@ class TraceSet:
             axes: only workloads with these sizes.
             max_abs_error: bound on max_absolute_error.
             max_rel_error: bound on max_relative_error.
+            def_name: another name of `definition`.
         """
         atol = None if max_abs_error == DEFAULT_BOUND else max_abs_error
         rtol = None if max_rel_error == DEFAULT_BOUND else max_rel_error
-        wanted = (axes or {}).items()
-        fitting = [
-            trace
-            for trace in self._passed(definition)
-            if wanted <= trace.workload.axes.items() and _is_within(trace, atol, rtol)
-        ]
-        best = max(fitting, key=_rank, default=None)
+        best = find_best(self._latest(_name_of(definition, def_name)), axes or {}, atol, rtol)
         return to_trace(best) if best is not None else None
 
-    def summary(self) -> dict[str, Any]:
-        """Count what is in the set, and its latest traces by status, definition, solution, author and op type."""
-        latest = [trace for name in self.traces for trace in self._latest(name)]
-        passed = [trace for trace in latest if trace.is_successful()]
-        authors = {item.name: item.author for group in self.solutions.values() for item in group}
-        op_types = {name: definition.op_type for name, definition in self.definitions.items()}
-        latencies = [-_rank(trace)[1] for trace in passed if not _is_quick(trace)]
-        return {
-            "definitions": len(self.definitions),
-            "solutions": sum(map(len, self.solutions.values())),
-            "workloads": sum(map(len, self.workloads.values())),
-            "traces": sum(map(len, self.traces.values())),
-            "total": len(latest),
-            "passed": len(passed),
-            "failed": len(latest) - len(passed),
-            "min_latency_ms": min(latencies, default=None),
-            "max_latency_ms": max(latencies, default=None),
-            "avg_latency_ms": sum(latencies) / len(latencies) if latencies else None,
-            "by_status": _count(trace.evaluation.status.value for trace in latest if trace.evaluation),
-            "by_definition": _count(trace.definition for trace in latest),
-            "by_solution": _count(trace.solution or "" for trace in latest),
-            "by_author": _count(authors.get(trace.solution or "", "unknown") for trace in latest),
-            "by_op_type": _count(op_types.get(trace.definition, "unknown") for trace in latest),
-        }
+    def summary(
+        self, baseline_author: str = BASELINE, op_type: str | None = None, definition_name: str | None = None
+    ) -> TraceSetSummary:
+        """Count what is in the set, and its latest traces by status, definition, solution, author and op type.
 
-    def add_traces(self, traces: Iterable[Trace]) -> None:
-        """Add traces in memory; `TraceWriter` is what puts them on disk.
+        The counts are of the whole set; the arguments choose what `rankings` compares, as in `rank_authors`.
 
         Raises:
+            ValueError: something else than the default ranking is asked for, and it cannot be made. The default one is
+                made when it is looked at.
+        """
+        chosen = SetFilter(op_type, definition_name)
+        found = TraceSetSummary(count_set(self), lambda: scores.rank_authors(self, baseline_author, chosen))
+        if chosen != SetFilter() or baseline_author != BASELINE:
+            _ = found.rankings
+        return found
+
+    def rank_authors(
+        self, baseline_author: str = BASELINE, op_type: str | None = None, definition_name: str | None = None
+    ) -> Ranking:
+        """Return the other authors with their scores against the baseline author's solutions, the highest first.
+
+        Raises:
+            ValueError: the baseline author has no solution, or several, of a definition that counts.
+        """
+        return scores.rank_authors(self, baseline_author, SetFilter(op_type, definition_name))
+
+    def get_author_score(
+        self,
+        author: str,
+        baseline_author: str = BASELINE,
+        op_type: str | None = None,
+        definition_name: str | None = None,
+    ) -> SpeedupMetrics:
+        """Score an author by the best solution of each definition; `data/sets/scores.py` says how.
+
+        Raises:
+            ValueError: the author has no solution that counts, or the baseline author not exactly one.
+        """
+        return scores.score_author(self, author, baseline_author, SetFilter(op_type, definition_name))
+
+    def get_solution_score(self, name: str, baseline_author: str = BASELINE) -> SpeedupMetrics:
+        """Score one solution against the baseline author's solution of its definition.
+
+        Raises:
+            ValueError: there is no such solution, or the baseline author has not exactly one.
+        """
+        return scores.score_solution(self, name, baseline_author)
+
+    def add_traces(self, traces: Iterable[Trace]) -> None:
+        """Add traces, and append them to the files of the set where it has a folder.
+
+        Raises:
+            ValueError: one is of an unknown definition or solution; none was added.
             DataSetError: one has no evaluation; none was added.
+            Fault: a file cannot be written.
         """
         added = list(traces)
+        writing.check_traces(self, added)
+        writing.write_traces(self, added)
+        self.keep_traces(added)
+
+    def add_workload_traces(self, traces: Iterable[Trace]) -> None:
+        """Add workloads (traces without a solution), and append them to the files of the set where it has a folder.
+
+        Raises:
+            ValueError: one is of an unknown definition, does not fit it, has a known uuid, or is no workload; none was
+                added.
+            Fault: a file cannot be written.
+        """
+        added = list(traces)
+        writing.check_workloads(self, added)
+        writing.write_workloads(self, added)
         for trace in added:
-            if trace.solution is None:
-                raise DataSetError(f"workload {trace.workload.uuid} of {trace.definition} has no evaluation to add")
-        for trace in added:
+            self.workloads.setdefault(trace.definition, []).append(trace)
+            if self.root is not None and self.workload_roots.setdefault(trace.definition, self.root) != self.root:
+                self.blob_roots[trace.definition, trace.workload.uuid] = self.root
+
+    def add_workload_blob_tensor(self, def_name: str, workload_uuid: str, tensors: Mapping[str, torch.Tensor]) -> str:
+        """Store the tensors of a workload in its file, over what was there; return the path for `SafetensorsInput`.
+
+        Raises:
+            ValueError: there is no such definition.
+            DataSetError: the set has no folder.
+        """
+        return writing.write_tensors(self, def_name, workload_uuid, tensors)
+
+    def get_workload_blob_tensor(self, path: str | Path) -> dict[str, torch.Tensor]:
+        """Read the tensors of a file that a workload names, by their keys.
+
+        Raises:
+            WorkloadFault: the file is not there, or not in the set.
+            DataSetError: the set has no folder.
+        """
+        return writing.read_tensors(self, path)
+
+    def keep_traces(self, traces: Iterable[Trace]) -> None:
+        """Add traces in memory only, unchecked: they were written, or are not to be."""
+        for trace in traces:
             self.traces.setdefault(trace.definition, []).append(trace)
 
     def without_traces(self) -> TraceSet:
@@ -242,7 +356,7 @@ class TraceSet:
         moved = []
         for root in self.roots:
             if (root / TRACES).is_dir():
-                target = _free_name(root / f"{TRACES}_backup_{stamp}")
+                target = _free_name(root / f"{TRACES}_bak_{stamp}")
                 moved.append((root / TRACES).rename(target))
         self.traces = {}
         return moved
@@ -250,97 +364,14 @@ class TraceSet:
     def _latest(self, definition: str) -> list[AnyTrace]:
         return find_latest(kept_of(self.traces.get(definition, [])))
 
-    def _passed(self, definition: str) -> list[AnyTrace]:
-        """Return the latest traces that passed, without quick looks, which nothing is chosen by."""
-        return [trace for trace in self._latest(definition) if trace.is_successful() and not _is_quick(trace)]
 
-
-def _is_quick(trace: AnyTrace) -> bool:
-    return trace.evaluation is not None and trace.evaluation.is_quick
-
-
-def _is_within(trace: AnyTrace, atol: float | None, rtol: float | None) -> bool:
-    correctness = trace.evaluation.correctness if trace.evaluation else None
-    return correctness is not None and (
-        (atol is None or correctness.max_absolute_error <= atol)
-        and (rtol is None or correctness.max_relative_error <= rtol)
-    )
-
-
-def _rank(trace: AnyTrace) -> tuple[float, float]:
-    performance = trace.evaluation.performance if trace.evaluation else None
-    return (performance.speedup_factor, -performance.latency_ms) if performance else (0.0, float("-inf"))
-
-
-def _count(words: Iterable[str]) -> dict[str, int]:
-    return dict(sorted(Counter(words).items()))
+def _name_of(definition: str | None, def_name: str | None) -> str:
+    name = only_one(definition, def_name)
+    if name is None:
+        raise TypeError("the name of a definition is missing")
+    return name
 
 
 def _free_name(path: Path) -> Path:
     candidates = (path if index == 0 else path.with_name(f"{path.name}_{index}") for index in itertools.count())
     return next(candidate for candidate in candidates if not candidate.exists())
-
-
-def _merge_definitions(merged: TraceSet, part: TraceSet) -> Iterator[str]:
-    for name, definition in part.definitions.items():
-        known = merged.definitions.setdefault(name, definition)
-        file = part.definition_files.get(name)
-        if file is not None:
-            merged.definition_files.setdefault(name, file)
-        if known.digest() != definition.digest():
-            first = merged.definition_files.get(name, "a set in memory")
-            yield f"definition {name!r} differs between {first} and {file or 'a set in memory'}"
-
-
-def _merge_solutions(merged: TraceSet, part: TraceSet) -> Iterator[str]:
-    known = {item.name: item for group in merged.solutions.values() for item in group}
-    for name, group in part.solutions.items():
-        for solution in group:
-            file = part.solution_files.get(solution.name)
-            if solution.name not in known:
-                known[solution.name] = solution
-                merged.solutions.setdefault(name, []).append(solution)
-                if file is not None:
-                    merged.solution_files[solution.name] = file
-                if (root := part.solution_roots.get(solution.name, part.root)) is not None:
-                    merged.solution_roots[solution.name] = root
-            elif known[solution.name].digest() != solution.digest():
-                first = merged.solution_files.get(solution.name, "a set in memory")
-                yield f"solution {solution.name!r} differs between {first} and {file or 'a set in memory'}"
-
-
-def _merge_workloads(merged: TraceSet, part: TraceSet) -> None:
-    for name, workloads in part.workloads.items():
-        known = {trace.workload.uuid: trace.workload for trace in merged.workloads.get(name, [])}
-        is_new = name in merged.definitions and name not in part.definitions
-        for trace in workloads:
-            root = part.blob_root(name, trace.workload.uuid)
-            reasons = _workload_faults(merged, trace, known.get(trace.workload.uuid), is_checked=not is_new)
-            file = (root or Path()) / WORKLOADS
-            owner = f"workload {trace.workload.uuid} of {name}"
-            merged.issues.extend(LoadIssue("error", file, None, None, f"{owner}: {reason}") for reason in reasons)
-            if reasons or trace.workload.uuid in known:
-                continue
-            merged.workloads.setdefault(name, []).append(trace)
-            if root is not None and merged.workload_roots.setdefault(name, root) != root:
-                merged.blob_roots[name, trace.workload.uuid] = root
-
-
-def _workload_faults(merged: TraceSet, trace: Trace, same: Workload | None, *, is_checked: bool) -> list[str]:
-    """Say why a workload cannot be merged: its uuid is taken, or a definition that came only now does not fit it."""
-    if same is not None and same.digest() != trace.workload.digest():
-        return ["its uuid belongs to another workload in another set; this one is left out"]
-    if same is not None or is_checked:
-        return []
-    return [
-        f"{'.'.join(place)}: {reason}"
-        for place, reason in check_workload(merged.definitions[trace.definition], trace.workload)
-    ]
-
-
-def _is_settled(issue: LoadIssue, merged: TraceSet) -> bool:
-    if issue.missing_definition is None:
-        return False
-    return (
-        bool(merged.definitions) if issue.missing_definition == "" else issue.missing_definition in merged.definitions
-    )

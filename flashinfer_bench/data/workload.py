@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, StrictBool, StrictInt, StringConstraints, model_validator
 
@@ -45,7 +45,7 @@ class SafetensorsInput(DataModel):
 
 
 class CustomInput(DataModel):
-    """An input that code of the data set would make; kept in traces, refused in workloads to run."""
+    """An input that a function of the definition makes: the one that its `custom_inputs_entrypoint` names."""
 
     type: Literal["custom"]
 
@@ -56,10 +56,8 @@ class GeneratedInput(DataModel):
     type: Literal["generated"]
 
 
-InputSpec = Annotated[
-    RandomInput | ScalarInput | SafetensorsInput | CustomInput | GeneratedInput, Field(discriminator="type")
-]
-"""Where one input comes from."""
+InputSpec = RandomInput | ScalarInput | SafetensorsInput | CustomInput | GeneratedInput
+"""Where one input comes from; `isinstance` takes it."""
 
 Unit = Literal["fp64", "fp32", "tf32", "fp16", "fp8", "fp4"]
 """Units that do arithmetic; `roofline.peaks` knows how fast each is."""
@@ -81,20 +79,53 @@ class WorkloadCost(DataModel):
     """What the operations run on."""
 
 
+Allowed = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+"""A limit of an error."""
+
+
+class WorkloadTolerance(DataModel):
+    """How far off an output may be on one workload; what is not given is the definition's."""
+
+    tells_unknown_keys: ClassVar[bool] = True
+
+    max_atol: Allowed | None = None
+    """Absolute tolerance of an element: `atol`."""
+    max_rtol: Allowed | None = None
+    """Relative tolerance of an element: `rtol`."""
+    required_matched_ratio: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Share of the elements that must match."""
+    max_error_cap: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """Largest absolute error that any element may have."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_short_names(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        short = {name: f"max_{name}" for name in ("atol", "rtol") if f"max_{name}" not in given}
+        return {short.get(key, key): value for key, value in given.items()}
+
+
 class Workload(DataModel):
     """One set of sizes and inputs that a definition is judged on."""
 
     always_written: ClassVar[frozenset[str]] = frozenset({"inputs"})
-    known_extras: ClassVar[frozenset[str]] = frozenset({"tolerance"})
 
     uuid: NonEmpty
     """Unique among the workloads of a definition."""
     axes: dict[NonEmpty, AxisSize]
     """Var axis to its size."""
-    inputs: dict[NonEmpty, InputSpec] = Field(default_factory=dict)
+    inputs: dict[NonEmpty, Annotated[InputSpec, Field(discriminator="type")]] = Field(default_factory=dict)
     """Input name to where it comes from; an input that is not named is random."""
     cost: WorkloadCost | None = None
     """The roofline uses it in place of a guess from the definition. It decides no verdict."""
+    tolerance: WorkloadTolerance | None = None
+    """Counts where the workload lies in the set of its definition."""
+
+    @property
+    def has_custom_inputs(self) -> bool:
+        """Whether code of the definition makes some of the inputs."""
+        return any(isinstance(source, CustomInput) for source in self.inputs.values())
 
     @model_validator(mode="after")
     def _inputs_are_not_misspelt(self) -> Workload:
@@ -105,6 +136,7 @@ class Workload(DataModel):
         return self
 
     def digest(self) -> str:
-        """Digest what decides a verdict: axes and inputs, neither the uuid nor the cost."""
+        """Digest what decides a verdict: axes, inputs and tolerance, neither the uuid nor the cost."""
         inputs = {name: source.to_dict() for name, source in self.inputs.items()}
-        return digest_of({"axes": self.axes, "inputs": inputs})
+        tolerance = {"tolerance": self.tolerance.to_dict()} if self.tolerance is not None else {}
+        return digest_of({"axes": self.axes, "inputs": inputs, **tolerance})

@@ -11,12 +11,12 @@ from typing import Any, Final
 
 import pynvml
 
+from flashinfer_bench import __version__
 from flashinfer_bench.bench.machine import Device, is_torch_cuda_build
 from flashinfer_bench.bench.runner.sandbox import Sandbox, find_sandbox
 from flashinfer_bench.compile import Toolchain, find_toolchain, find_unavailable_languages
-from flashinfer_bench.compile.cache import cache_root
+from flashinfer_bench.env import cache_root
 from flashinfer_bench.timing.gpu_state import GpuState, read_gpu_state
-from flashinfer_bench.version import __version__
 
 PACKAGES: Final = ("torch", "triton", "flashinfer-python", "cupti-python", "apache-tvm-ffi")
 """Distributions whose versions times depend on."""

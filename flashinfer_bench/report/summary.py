@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from statistics import geometric_mean, median
 from typing import Final
 
 from flashinfer_bench.data import EvaluationStatus
-from flashinfer_bench.data.latest import latest_by_key
+from flashinfer_bench.data.sets.latest import latest_by_key
 from flashinfer_bench.data.store.trace_lines import AnyEvaluation, AnyTrace
 from flashinfer_bench.host import collector_paused
 from flashinfer_bench.report.timing import QUICK, Burst, Timing, count_timing, read_burst, read_told
@@ -48,7 +48,7 @@ class SummaryRow:
     passed: int
     judged: int
     pending: int
-    """Workloads without a verdict: not run yet, interrupted, or faulted."""
+    """Workloads of the set without a verdict: not run yet, interrupted, or faulted."""
     latency_ms: float | None
     """Median over the passed workloads; None when none passed."""
     speedup: float | None
@@ -64,13 +64,16 @@ class SummaryRow:
 
 @collector_paused()
 def summarise(
-    traces: Iterable[AnyTrace], expected: Mapping[PairKey, int] | None = None, *, with_bursts: bool = True
+    traces: Iterable[AnyTrace],
+    expected: Mapping[PairKey, Collection[str]] | None = None,
+    *,
+    with_bursts: bool = True,
 ) -> list[SummaryRow]:
     """Make the rows, ordered by definition, then from the most useful solution to the least; quick looks come last.
 
     Args:
         traces: verdicts in the order in which they were recorded. The last one of a job counts.
-        expected: how many workloads each pair should have a verdict for; pairs without any verdict get a row too.
+        expected: the workloads that each pair should have a verdict for, by uuid; pairs without any get a row too.
         with_bursts: say what bursts said, which no table shows.
     """
     expected = expected or {}
@@ -78,9 +81,9 @@ def summarise(
     for (definition, solution, workload, hardware), trace in latest_by_key(traces).items():
         if trace.evaluation is not None:
             grouped[definition, solution or "", hardware].append((workload, trace.evaluation))
-    rows = [_row(key, members, expected.get(key[:2], 0), with_bursts=with_bursts) for key, members in grouped.items()]
+    rows = [_row(key, members, expected.get(key[:2], ()), with_bursts=with_bursts) for key, members in grouped.items()]
     with_verdict = {key[:2] for key in grouped}
-    rows += [_row((*pair, ""), [], count) for pair, count in expected.items() if pair not in with_verdict]
+    rows += [_row((*pair, ""), [], uuids) for pair, uuids in expected.items() if pair not in with_verdict]
     return sorted(rows, key=_rank)
 
 
@@ -100,7 +103,9 @@ def measured_speedup(evaluation: AnyEvaluation) -> float | None:
     return performance.reference_latency_ms / performance.latency_ms
 
 
-def _row(key: tuple[str, str, str], members: list[Member], expected: int, *, with_bursts: bool = True) -> SummaryRow:
+def _row(
+    key: tuple[str, str, str], members: list[Member], expected: Collection[str], *, with_bursts: bool = True
+) -> SummaryRow:
     passing = [(workload, evaluation) for workload, evaluation in members if evaluation.status is _PASSED]
     passed = [evaluation for _, evaluation in passing]
     told = [read_told(evaluation) for evaluation in passed]
@@ -110,7 +115,7 @@ def _row(key: tuple[str, str, str], members: list[Member], expected: int, *, wit
         *key,
         passed=len(passed),
         judged=len(members),
-        pending=max(0, expected - len(members)),
+        pending=len(set(expected).difference(workload for workload, _ in members)),
         latency_ms=median(latencies) if latencies else None,
         speedup=geometric_mean(speedups) if speedups else None,
         timing_caveat=next(filter(None, (caveat_in(item.measurement) for item in told)), None),

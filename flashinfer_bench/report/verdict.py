@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from flashinfer_bench.data.latest import find_latest
 from flashinfer_bench.data.measurement import Measurement, read_measurement
+from flashinfer_bench.data.sets.latest import find_latest
 from flashinfer_bench.data.store.trace_lines import AnyEvaluation, AnyTrace
 
 REASON_LIMIT: Final = 300

@@ -15,9 +15,8 @@ from math import prod
 from pathlib import Path
 from typing import Any, Final
 
-from flashinfer_bench.data.definition import AxisExpr, Definition
+from flashinfer_bench.data.definition import Definition
 from flashinfer_bench.data.dtypes import DTYPES
-from flashinfer_bench.data.expression import evaluate_axis
 from flashinfer_bench.data.store.blobs import BlobStore
 from flashinfer_bench.data.workload import SafetensorsInput, Workload
 from flashinfer_bench.errors import WorkloadFault
@@ -39,14 +38,9 @@ def cost_of_workload(definition: Definition, workload: Workload, blob_root: Path
     """Return what one call costs: as the workload states it, else counted from its definition; None where unknown."""
     if workload.cost is not None:
         return Cost(workload.cost.flops, workload.cost.bytes, workload.cost.unit)
-    axes = {**workload.axes, **definition.const_axes}
     try:
-        for name, axis in definition.axes.items():
-            if isinstance(axis, AxisExpr):
-                axes[name] = evaluate_axis(axis.expression, axes)
-    except (ValueError, KeyError):
-        return None
-    if any(axis not in axes for axis in definition.axes):
+        axes = definition.bind_axes(workload.axes)
+    except ValueError:
         return None
     return find_cost(definition, axes, _read_values(definition, workload, blob_root))
 

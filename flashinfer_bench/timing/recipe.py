@@ -22,7 +22,7 @@ from flashinfer_bench.timing.lines import check_lines
 from flashinfer_bench.timing.measurement import Facts, Sample, Stop, Trial
 from flashinfer_bench.timing.progress import CHECKS, SLOW_SHARE, Recipe, Supplier, TrialUnderWay
 from flashinfer_bench.timing.replays import Calls, choose_calls
-from flashinfer_bench.timing.stopping import StoppingRule
+from flashinfer_bench.timing.stopping import QUICK_S, StoppingRule
 
 PROBE_NS: Final = 2_000_000
 """Length of the spin that finds out whether a call waits for the GPU. A call does if the spin makes it slower on the
@@ -86,8 +86,9 @@ def _take(trial: TrialUnderWay) -> Trial:
         calls = Calls(trial.supply, "stream", "the budget holds no more calls")
         return Trial((latest,), "budget", _facts(trial, calls))
     deadline = now() + recipe.budget_s / SLOW_SHARE - CHECKS * trial.per_call_s
-    warm_up(trial, deadline=deadline)
-    check_lines(trial, deadline=deadline)
+    if not (recipe.stops_early and trial.per_call_s > QUICK_S):  # else the checks have warmed it up
+        warm_up(trial, deadline=deadline)
+        check_lines(trial, deadline=deadline)
     calls = choose_calls(trial)
     left_s = recipe.budget_s - (now() - start)
     extra = count_extra(trial)

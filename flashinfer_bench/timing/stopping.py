@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
+from math import sqrt
+from statistics import fmean, median
 from typing import Final
 
 from flashinfer_bench.timing.measurement import Stop, Trial
@@ -103,14 +104,32 @@ class StoppingRule:
         return spent_s + (self.iterations - taken) * per_call_s <= self.budget_s
 
 
+def trial_precision(precision: float, trials: int) -> float:
+    """Return the precision of each of several trials by which the mean of their medians has a wanted one.
+
+    Errors of independent trials add up as squares: the mean of n has an interval 1 / sqrt(n) as wide.
+    """
+    return precision * sqrt(trials)
+
+
 def reached_precision(trials: Sequence[Trial]) -> float | None:
-    """Return to which share a trial's times are known, that of the trial known worst; None where no trial tells."""
-    worst: list[float] = []
-    for trial in trials:
-        busy_ns = [sample.busy_ns for sample in trial.samples if sample.busy_ns is not None]
-        widths = _widths_ns(trial.spans_ns, busy_ns)
-        worst += [half_ns / time_ns for half_ns, time_ns in widths if half_ns is not None and time_ns > 0]
-    return max(worst, default=None)
+    """Return to which share the mean of the trials' times is known: spans or busy times, whichever is known worse.
+
+    None where no trial tells. Trials that do not tell are taken to be known as the others are.
+    """
+    found: list[float] = []
+    for kind in zip(*(_trial_widths(trial) for trial in trials), strict=False):
+        known = [share for share in kind if share is not None]
+        if known:
+            found.append(sqrt(fmean([share * share for share in known]) / len(trials)))
+    return max(found, default=None)
+
+
+def _trial_widths(trial: Trial) -> list[float | None]:
+    """Return half the intervals of a trial's spans and busy times, as shares of these times."""
+    busy_ns = [sample.busy_ns for sample in trial.samples if sample.busy_ns is not None]
+    widths = _widths_ns(trial.spans_ns, busy_ns)
+    return [None if half_ns is None or time_ns <= 0 else half_ns / time_ns for half_ns, time_ns in widths]
 
 
 def _widths_ns(spans_ns: Sequence[int], busy_ns: Sequence[int]) -> list[tuple[float | None, float]]:

@@ -31,7 +31,7 @@ from flashinfer_bench.worker.filter_steps import (
     Step,
 )
 from flashinfer_bench.worker.linux import system_call
-from flashinfer_bench.worker.walls.walled_calls import WALLED_ARGUMENTS, wall_steps
+from flashinfer_bench.worker.walls.walled_calls import STEERED, STEERING, WALLED_ARGUMENTS, wall_steps
 
 SET_MODE_FILTER: Final = 1
 SPEC_ALLOW, NEW_LISTENER = 1 << 2, 1 << 3
@@ -122,13 +122,16 @@ REFUSED_WITH: Final = {
 """Call → an argument, and its refused values. They reach all processes of a user, or make a descriptor send signals."""
 
 
-def install_filter(ancestors: Iterable[int], *, walled: bool = False, has_own_user: bool = False) -> int | None:
+def install_filter(
+    ancestors: Iterable[int], *, walled: bool = False, has_own_user: bool = False, openings: Sequence[str] = ()
+) -> int | None:
     """Filter this process's calls from here on; call it before there are threads.
 
     Args:
         ancestors: processes above this one, protected where the kernel cannot ask.
         walled: refuse what leads out of a worker's walls, too.
         has_own_user: its user owns no file but the worker's own.
+        openings: what is let through of that, as `walled_calls.OPENINGS` says.
 
     Returns:
         The descriptor by which the guard is asked; None where it is not.
@@ -139,14 +142,14 @@ def install_filter(ancestors: Iterable[int], *, walled: bool = False, has_own_us
             raise OSError(f"there is no filter on system calls for {machine}")
         return None
     if can_ask(platform.release()):
-        walls = [] if not walled else wall_steps(machine, ALLOW if has_own_user else ASK)
-        asking = make_program(machine, own=os.getpid(), ancestors=None, walls=walls)
+        walls = [] if not walled else wall_steps(machine, ALLOW if has_own_user else ASK, openings)
+        asking = make_program(machine, own=os.getpid(), ancestors=None, walls=walls, steers=STEERING in openings)
         listener = _install(asking, machine, SPEC_ALLOW | NEW_LISTENER)
         if listener >= 0:
             return listener
     nearest = list(ancestors)[:MOST_ANCESTORS]
-    walls = [] if not walled else wall_steps(machine, ALLOW if has_own_user else REFUSE)
-    refusing = make_program(machine, own=os.getpid(), ancestors=nearest, walls=walls)
+    walls = [] if not walled else wall_steps(machine, ALLOW if has_own_user else REFUSE, openings)
+    refusing = make_program(machine, own=os.getpid(), ancestors=nearest, walls=walls, steers=STEERING in openings)
     if _install(refusing, machine, SPEC_ALLOW) != 0 and walled:
         raise OSError("the kernel takes no filter on system calls")
     return None
@@ -170,15 +173,17 @@ def can_ask(release: str) -> bool:
     return numbers is not None and (int(numbers[1]), int(numbers[2])) >= ASKING_KERNEL
 
 
-def make_program(machine: str, *, own: int, ancestors: list[int] | None, walls: Sequence[Step] = ()) -> list[Step]:
+def make_program(
+    machine: str, *, own: int, ancestors: list[int] | None, walls: Sequence[Step] = (), steers: bool = False
+) -> list[Step]:
     """Return the filter of a worker; without ancestors it asks about every process but the caller itself.
 
-    `walls` are the steps of `walled_calls.py`, where the worker has walls.
+    `walls` are the steps of `walled_calls.py`, where the worker has walls; with `steers` it may trace what is in them.
     """
     calls = CALLS[machine]
     program = [Step(LOAD, ARCHITECTURE_OFFSET), Step(JUMP_IF_EQUAL, ARCHITECTURES[machine], 1), Step(RETURN, REFUSE)]
     program += [Step(LOAD, NUMBER_OFFSET), Step(JUMP_IF_AT_LEAST, X32_CALLS, 0, 1), Step(RETURN, REFUSE)]
-    for name in REFUSED:
+    for name in (name for name in REFUSED if not (steers and name in STEERED)):
         program += [Step(JUMP_IF_EQUAL, calls[name], 0, 1), Step(RETURN, REFUSE)]
     for name in {**REFUSED_WITH, **NAMES_A_PROCESS}:
         body = _judge_call(name, own, ancestors, walled=bool(walls))

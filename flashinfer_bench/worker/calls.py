@@ -19,6 +19,9 @@ from flashinfer_bench.timing.clocks import Launch
 from flashinfer_bench.timing.places import held_bytes
 from flashinfer_bench.worker.arena import Slot
 
+elements_of_tuple = tuple.__iter__
+elements_of_list = list.__iter__
+items_of = dict.items
 copy_into = torch.Tensor.copy_
 detached = torch.Tensor.detach
 storage_of = torch.Tensor.untyped_storage
@@ -40,7 +43,7 @@ class LaidCall:
     Args:
         function: the entry function, and the solution's `setup`.
         arguments: views of the inputs in the arena, and numbers.
-        outputs: views of the output slots.
+        outputs: name → view of the output slot.
         style: "dps", "value", or "keyword": returns values, and takes its inputs by name.
         inputs_at: the address of the memory that inputs lie in, if no output may lie there, too; else 0.
     """
@@ -49,15 +52,16 @@ class LaidCall:
         self,
         function: SolutionFunctions,
         arguments: Mapping[str, Any],
-        outputs: Sequence[torch.Tensor],
+        outputs: Mapping[str, torch.Tensor],
         style: str,
         inputs_at: int = 0,
     ) -> None:
-        self.outputs = outputs
+        self.outputs = list(outputs.values())
+        self._names = list(outputs)
         self.inputs_at = inputs_at
         self.returns = style != "dps"
         inputs = list(arguments.values())
-        given = inputs if self.returns else [*inputs, *outputs]
+        given = inputs if self.returns else [*inputs, *self.outputs]
         self._setup: Callable[[], Any] | None = None
         if function.setup is not None:
             takes_all = function.most_for_setup is None or function.most_for_setup >= len(given)
@@ -76,6 +80,22 @@ class LaidCall:
         if not isinstance(prepared, Mapping) or not all(isinstance(name, str) for name in prepared):
             raise TypeError(f"setup must return a dict with the names of run's keyword arguments, not {type(prepared)}")
         self.run = partial(self._function, **prepared)
+
+    def values(self) -> list[Any]:
+        """Return what the latest call returned as a list of values; a dict by output name in the outputs' order.
+
+        No method of the solution's runs here, after the reading: elements and items are the built-in types' own.
+        """
+        result = self.result
+        if isinstance(result, tuple):
+            return list(elements_of_tuple(result))
+        if isinstance(result, list):
+            return list(elements_of_list(result))
+        if isinstance(result, dict):
+            named = {key: value for key, value in items_of(result) if type(key) is str}
+            if set(named) == set(self._names):
+                return [named[name] for name in self._names]
+        return [result]
 
 
 def bind_by_name(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Callable[..., Any]:
@@ -142,8 +162,9 @@ class CallLaunch:
     def put_away(self) -> None:
         """Bring what the call returned into its output slots."""
         if self.puts_away:
-            store_all(self._call.result, self._call.outputs, self._call.inputs_at)
-            self._shelf.keep(self._call.result)
+            values = self._call.values()
+            store_all(values, self._call.outputs, self._call.inputs_at)
+            self._shelf.keep(values)
 
     @property
     def result(self) -> Any:
@@ -214,7 +235,7 @@ def lay_out_calls(function: SolutionFunctions, block: torch.Tensor, request: Map
         LaidCall(
             function,
             {name: view(argument) for name, argument in call["arguments"].items()},
-            [view(slot) for slot in call["outputs"]],
+            {name: view(slot) for name, slot in zip(request["outputs"], call["outputs"], strict=True)},
             request["style"],
             inputs_at,
         )
@@ -226,17 +247,12 @@ def share_memory(calls: Sequence[LaidCall]) -> bool:
     """Tell whether the latest results of several calls lie in the same memory: a buffer that is returned each time."""
     seen: set[int] = set()
     for call in calls:
-        values = as_values(call.result) if call.returns else []
+        values = call.values() if call.returns else []
         own = {value.untyped_storage().data_ptr() for value in values if type(value) is torch.Tensor and value.numel()}
         if own & seen:
             return True
         seen |= own
     return False
-
-
-def as_values(result: Any) -> list[Any]:
-    """Return what a call returned as a list of values."""
-    return list(result) if isinstance(result, (tuple, list)) else [result]
 
 
 def address_of(value: torch.Tensor) -> int:
@@ -247,12 +263,12 @@ def address_of(value: torch.Tensor) -> int:
         return 0
 
 
-def store_all(result: Any, outputs: Sequence[torch.Tensor], inputs_at: int = 0) -> None:
+def store_all(values: Sequence[Any], outputs: Sequence[torch.Tensor], inputs_at: int = 0) -> None:
     """Bring returned values into their slots; one that does not fit is left out, for the session to judge.
 
     Left out is also what lies in the memory at `inputs_at`: a view of an input would leave the work to its reader.
     """
-    for value, slot in zip(as_values(result), outputs, strict=False):
+    for value, slot in zip(values, outputs, strict=False):
         kind = type(value)
         if kind is torch.Tensor or kind is torch.nn.Parameter:
             is_ours = inputs_at and address_of(value) == inputs_at

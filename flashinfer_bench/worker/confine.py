@@ -59,7 +59,7 @@ def confine(order: dict[str, Any], fds: Sequence[int], guard: socket.socket) -> 
         walls = Walls.from_json(order["walls"])
         walls.raise_up()
         die_with_parent(signal.SIGKILL)  # a process that becomes another user forgets it
-        listener = install_filter(above, walled=True, has_own_user=walls.user is not None)
+        listener = install_filter(above, walled=True, has_own_user=walls.user is not None, openings=walls.openings)
     if listener is not None:
         socket.send_fds(guard, [b"x"], [listener])
     guard.detach()

@@ -6,26 +6,29 @@ a package (so `from .helper import f` works) and is first on the import path (so
 
 from __future__ import annotations
 
+import ast
+import ctypes
 import importlib.machinery
 import importlib.util
 import inspect
 import json
 import os
 import sys
+import textwrap
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import torch
 from torch.utils.dlpack import from_dlpack
 
-from flashinfer_bench.worker.protocol import Signature
+from flashinfer_bench.worker.protocol import MAX_RETURNED, Signature
 
 PACKAGE: Final = "flashinfer_bench_solution"
 POSITIONAL: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 NOTHING: Final = "None"
-"""tvm-ffi's word for a function that returns nothing."""
+"""Python's and tvm-ffi's word for what a function returns that returns nothing."""
 TENSOR_BRIDGE: Final = "__dlpack_c_exchange_api__"
 """An attribute by which tvm-ffi reads and returns torch's tensors directly. Older releases of torch lack it."""
 SHOWN: Final = 20
@@ -99,18 +102,41 @@ def load_python(directory: Path, entry: str, symbol: str) -> LoadedEntry:
 
 
 def load_torch(directory: Path, entry: str, symbol: str) -> LoadedEntry:
-    """Import an extension module; torch, whose libraries it is linked to, is in memory already."""
-    name = Path(entry).stem
-    loader = importlib.machinery.ExtensionFileLoader(name, str(directory / entry))
-    spec = importlib.util.spec_from_loader(name, loader)
-    assert spec is not None  # the loader was given
-    module = importlib.util.module_from_spec(spec)
-    loader.exec_module(module)
-    function = find_callable(module, "the module", symbol)
+    """Load an extension module or torch's operators; torch, whose libraries it is linked to, is in memory already."""
+    name, path = Path(entry).stem, str(directory / entry)
+    known = frozenset(torch._C._dispatch_get_all_op_names())
+    has_module = hasattr(ctypes.CDLL(path), f"PyInit_{name}")
+    module = import_extension(name, path) if has_module else types.ModuleType(name)
+    operator = None if hasattr(module, symbol) else find_operator(symbol, known)
+    if operator is not None:
+        return LoadedEntry(operator, describe_signature(operator))
+    function = find_callable(module, "the module" if has_module else "the library", symbol)
     signature = read_pybind_signature(getattr(function, "__doc__", None) or "")
     setup = find_setup(module, function)
     takes = None if setup is None else read_pybind_signature(getattr(setup, "__doc__", None) or "")
     return LoadedEntry(function, leave_to_setup(signature, takes), setup, takes)
+
+
+def import_extension(name: str, path: str) -> types.ModuleType:
+    """Import a library as an extension module."""
+    loader = importlib.machinery.ExtensionFileLoader(name, path)
+    spec = importlib.util.spec_from_loader(name, loader)
+    assert spec is not None  # the loader was given
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    return module
+
+
+def find_operator(symbol: str, known: Container[str]) -> Function | None:
+    """Return torch's operator of that name that was not known before; None where there is none."""
+    names = [name for name in torch._C._dispatch_get_all_op_names() if name not in known]
+    found = next((name for name in names if name.partition("::")[2].partition(".")[0] == symbol), None)
+    if found is None:
+        return None
+    space, _, name = found.partition("::")
+    packet, _, overload = name.partition(".")
+    function: Function = getattr(getattr(getattr(torch.ops, space), packet), overload or "default")
+    return function
 
 
 def load_tvm_ffi(directory: Path, entry: str, symbol: str) -> LoadedEntry:
@@ -189,7 +215,7 @@ def describe_signature(
         KeywordRequired: it has to be given an argument by keyword, and nothing gives it one.
     """
     target = find_described(function)
-    schema = getattr(target, "schema", None)
+    schema = getattr(target, "schema", getattr(target, "_schema", None))
     if isinstance(schema, torch._C.FunctionSchema):
         return describe_schema(schema)
     try:
@@ -208,7 +234,13 @@ def describe_signature(
     required = sum(p.default is inspect.Parameter.empty for p in positional)
     endless = any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters)
     text = "(" + ", ".join(str(p) for p in parameters) + ")"
-    found = Signature(text=text[:500], minimum=required, maximum=None if endless else len(positional))
+    found = Signature(
+        text=text[:500],
+        minimum=required,
+        maximum=None if endless else len(positional),
+        names=[p.name[:500] for p in positional[:MAX_RETURNED]],
+        returns=returns_value(target) if endless else None,
+    )
     # Where there are parameters for keywords alone, those are what setup gives.
     return found if keywords else leave_to_setup(found, prepared_for)
 
@@ -217,6 +249,29 @@ def find_described(function: Function) -> Any:
     """Return what tells a callable's parameters: of a module, compiled by torch or not, its `forward`."""
     module = getattr(function, "_orig_mod", function)
     return module.forward if isinstance(module, torch.nn.Module) else function
+
+
+def returns_value(function: Any) -> bool | None:
+    """Tell from its text whether a `return` in a function's own body has a value; None where that cannot be told.
+
+    A function that wraps another may return what that one does not, so nothing is told of a wrapped one without any.
+    """
+    plain = inspect.unwrap(function)
+    target = plain if inspect.isroutine(plain) else type(plain).__call__
+    try:
+        found = ast.parse(textwrap.dedent(inspect.getsource(target))).body
+    except (OSError, TypeError, ValueError, SyntaxError, RecursionError, MemoryError):
+        return None
+    if not found or not isinstance(found[0], ast.FunctionDef):
+        return None
+    left: list[ast.AST] = list(found[0].body)
+    while left:
+        node = left.pop()
+        if isinstance(node, ast.Return) and getattr(node.value, "value", node.value) is not None:
+            return True
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            left += ast.iter_child_nodes(node)
+    return False if plain is function else None
 
 
 def describe_schema(schema: torch._C.FunctionSchema) -> Signature:
@@ -238,7 +293,8 @@ def read_pybind_signature(doc: str) -> Signature | None:
     positional = [parameter for parameter in parameters if not parameter.startswith("*")]
     required = sum(" = " not in parameter for parameter in positional)
     text = f"({', '.join(parameters)})"
-    return Signature(text=text[:500], minimum=required, maximum=None if endless else len(positional))
+    returns = False if line[closed:] == f") -> {NOTHING}" else None
+    return Signature(text=text[:500], minimum=required, maximum=None if endless else len(positional), returns=returns)
 
 
 def split_parameters(text: str) -> Iterable[str]:

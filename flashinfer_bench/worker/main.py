@@ -37,7 +37,6 @@ from flashinfer_bench.worker.calls import (
     Shelf,
     SolutionFunctions,
     address_of,
-    as_values,
     lay_out_calls,
     share_memory,
 )
@@ -49,12 +48,12 @@ from flashinfer_bench.worker.walls.module_layer import link_modules
 from flashinfer_bench.worker.wire import FrameReader, WireClosed, send_frame
 
 KEPT_FRAMES: Final = 12
-VERBS: Final = ("load", "bind", "lay_out", "start", "calls", "burst", "collect", "stop", "recover")
+VERBS: Final = ("load", "bind", "lay_out", "start", "calls", "burst", "collect", "stop", "recover", "unbind")
 """What a session may ask for, beside the end."""
 
 
 def run_worker(order: dict[str, Any], fds: Sequence[int], guard: socket.socket) -> None:
-    """Confine this process, serve the session, end the process.
+    """Confine this process, serve the session, end the process; or become the order's `program`, in the same walls.
 
     Args:
         order: from the session.
@@ -63,6 +62,8 @@ def run_worker(order: dict[str, Any], fds: Sequence[int], guard: socket.socket) 
     """
     try:
         confine(order, fds, guard)
+        if order.get("program"):
+            os.execve(order["program"][0], order["program"], os.environ)
         device = torch.device(order["device"])
         if device.type == "cuda":
             torch.zeros(1, device=device)
@@ -194,7 +195,7 @@ class Worker:
         returned = []
         for index, launch in zip(request["indices"], launches, strict=True):
             launch()
-            values = as_values(self._laid[index].result) if launch.puts_away else []
+            values = self._laid[index].values() if launch.puts_away else []
             returned.append([describe_value(value, self._laid[index].inputs_at) for value in values])
             launch.put_away()
         self._synchronize()
@@ -247,6 +248,14 @@ class Worker:
             torch.cuda.empty_cache()
         return {"recovered": True}
 
+    def unbind(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Give up the arena that is bound, and the memory that no call needs now."""
+        self.recover(request)
+        if self.arena is not None:
+            self.arena.release()
+            self.arena = None
+        return {"unbound": True}
+
     def _launches(self, request: dict[str, Any]) -> list[CallLaunch | ReplayLaunch]:
         return [self._launch(index, request["part"], replay=request["replay"]) for index in request["indices"]]
 
@@ -270,7 +279,7 @@ class Worker:
 def make_no_call(device: torch.device) -> LaidCall:
     """Return a call that computes nothing, and gives back one number that is copied."""
     given, slot = torch.zeros(1, device=device), torch.zeros(1, device=device)
-    return LaidCall(SolutionFunctions(lambda: given, None), {}, (slot,), "value")
+    return LaidCall(SolutionFunctions(lambda: given, None), {}, {"": slot}, "value")
 
 
 def in_turn(launches: Sequence[CallLaunch], *, put_away: bool) -> Launch:
@@ -317,7 +326,8 @@ def describe_value(value: Any, inputs_at: int = 0) -> dict[str, Any]:
         }
     if kind in (int, float, bool):
         return {"kind": "scalar", "type": kind.__name__}
-    return {"kind": "other", "type": escape_surrogates(f"{kind.__module__}.{kind.__qualname__}")[:500]}
+    names = f" with the keys {', '.join(map(str, value))}" if kind is dict else ""
+    return {"kind": "other", "type": escape_surrogates(f"{kind.__module__}.{kind.__qualname__}{names}")[:500]}
 
 
 def describe_error(error: BaseException) -> dict[str, str]:

@@ -10,7 +10,7 @@ The session asks, one frame at a time; the worker answers each with one frame th
                                                               "has_setup"}
     bind      arena: {"kind": "memfd", "size"} + 1 fd, or     {"id", "bound": true}; the arena bound
               {"kind": "cuda", "size", "handle"}              before is given up
-    lay_out   style, may_return_inputs,
+    lay_out   style, may_return_inputs, outputs: names,
               calls: [{"arguments", "outputs"}]               {"id", "laid_out": number of calls}
     start     fall_back: a reason, or null                    {"id", "clock": ClockTraits, "lost": reason or null}
     calls     indices, part, lead or null, replay             {"id", "readings": CallReadings or null,
@@ -79,6 +79,10 @@ class Signature(Part):
     """How the entry function may be called; `maximum` is null where it takes any number."""
 
     text: ShortText
+    names: Annotated[list[ShortText], Field(max_length=MAX_RETURNED)] = []
+    """Its positional parameters in order, as far as they are known."""
+    returns: bool | None = None
+    """Whether a `return` in its own body has a value; null where that cannot be told."""
     minimum: Annotated[int, Field(ge=0, le=10_000)]
     maximum: Annotated[int, Field(ge=0, le=10_000)] | None
 
@@ -253,6 +257,12 @@ class Recovered(Claim):
     """The worker is as it was before a call failed, and its device still works."""
 
     recovered: Literal[True]
+
+
+class Unbound(Claim):
+    """The worker maps no memory of the session any more, and has forgotten the calls that were laid out in it."""
+
+    unbound: Literal[True]
 
 
 class WorkerError(Part):

@@ -6,7 +6,7 @@ from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.config_layers import ResolvedEvalConfig
 from flashinfer_bench.bench.evaluators.verdict import read_parameter
 from flashinfer_bench.bench.extra_keys import RULES, find_misspelt_extras, find_wrong_extras, why_wrong
-from flashinfer_bench.cli import main
+from flashinfer_bench.cli.main import cli as main
 from flashinfer_bench.errors import WorkloadFault
 from tests.kit import make_definition, make_solution, make_trace, write_trace_set
 
@@ -15,6 +15,7 @@ RIGHT = {
     "sampling_tvd_threshold": [0, 0.2, 1],
     "sampling_false_alarm_rate": [0, 1e-9],
     "sampling_least_shift": [0.001, 0.06, 0.5],
+    "max_absolute_error": [1, 0.5, float("inf")],
     "max_error_cap": [1, 0.5, float("inf")],
     "max_error_norm": [0.05, 1, 2.5],
     "dsa_score_tolerance": [0, 0.5],
@@ -25,6 +26,7 @@ WRONG = {
     "sampling_tvd_threshold": ["abc", -1, 1.5, None, float("nan")],
     "sampling_false_alarm_rate": [2, []],
     "sampling_least_shift": [0, 0.6, True, "abc"],
+    "max_absolute_error": ["abc", 0, -1, True],
     "max_error_cap": ["abc", 0, False, float("nan")],
     "max_error_norm": [0, -1, "abc", True],
     "dsa_score_tolerance": [1, {}],

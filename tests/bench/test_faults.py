@@ -28,14 +28,17 @@ def write_set(root, *, references, workloads=2, solutions=("double_python",)):
     return TraceSet.from_path(root)
 
 
-def run(trace_set, *, devices=None, **overrides):
-    """Run a set on the CPU; return its events by type."""
+def run(trace_set, *, devices=None, lost_blobs=(), **overrides):
+    """Run a set on the CPU; return its events by type. Some blobs are lost after the plan is made."""
     config = BenchmarkConfig.default(devices=["cpu"], warmup_runs=1, iterations=2, num_trials=1, **overrides)
     benchmark = Benchmark(trace_set, config)
     if devices:
         benchmark.machine = Machine(devices, benchmark.machine.languages)
+    plan = benchmark.plan()
+    for lost in lost_blobs:
+        (trace_set.root / lost).unlink()
     with marked() as alive:
-        events = list(benchmark.run(benchmark.plan(), save_results=False))
+        events = list(benchmark.run(plan, save_results=False))
         assert not alive()
     return {kind: [event for event in events if isinstance(event, kind)] for kind in (JobFinished, JobFaulted, Notice)}
 
@@ -68,18 +71,19 @@ def run(x):
 
 @pytest.fixture(scope="module")
 def mixed(tmp_path_factory):
-    """Return the events of a run over two bad references, an honest one, and a workload whose blob is missing."""
+    """Return the events of a run over two bad references, an honest one, and a workload whose blob goes missing."""
     references = {
         "bad": "def run(x):\n    raise ValueError('no such axis')\n",
         "random": "import torch\ndef run(x):\n    return torch.rand_like(x)\n",
         "good": HONEST,
     }
     trace_set = write_set(tmp_path_factory.mktemp("set"), references=references, solutions=("a", "b"))
-    blob = {"type": "safetensors", "path": "blob/none.safetensors", "tensor_key": "x"}
+    blob = {"type": "safetensors", "path": "none.safetensors", "tensor_key": "x"}
+    (trace_set.root / "none.safetensors").touch()
     trace_set.workloads["good"].append(
         make_trace(definition="good", workload=make_workload("lost", inputs={"x": blob}), solution=None)
     )
-    return run(trace_set)
+    return run(trace_set, lost_blobs=["none.safetensors"])
 
 
 def faults_of(events, name):

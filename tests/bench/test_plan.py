@@ -44,6 +44,32 @@ def make_workloads(definition, *uuids):
     ]
 
 
+def test_workloads_whose_blobs_are_missing_are_one_skip_of_their_definition(trace_set, tmp_path):
+    (tmp_path / "there").write_text("tensors")
+    paths = {"one": "blob/gone", "two": "there", "three": "blob/gone", "four": "../outside", "five": "x" * 300}
+    trace_set.workloads["gemm_a"] = [
+        Trace(
+            definition="gemm_a",
+            workload=Workload(
+                uuid=uuid, axes={"n": 2}, inputs={"x": {"type": "safetensors", "path": path, "tensor_key": "x"}}
+            ),
+        )
+        for uuid, path in paths.items()
+    ]
+    trace_set.workload_roots["gemm_a"] = tmp_path
+    plan = make_plan(trace_set, BenchmarkConfig(definitions=["gemm_a"]), CPU)
+    assert [job.workload.uuid for job in plan.jobs] == ["two", "four"] * 2
+    (skip,) = plan.skips
+    assert (skip.definition, skip.solution, skip.workload) == ("gemm_a", None, None)
+    assert skip.reason == (
+        f"3 of 5 workloads lack their stored inputs: blob {tmp_path}/blob/gone is not there, nor are those of 2 more; "
+        "download the blob/ folder of the data set"
+    )
+    plan = make_plan(trace_set, BenchmarkConfig(definitions=["gemm_a"], workloads=["three"]), CPU)
+    assert (plan.jobs, len(plan.skips)) == ((), 1)
+    assert plan.skips[0].reason.startswith("1 of 1 workloads lack")
+
+
 @pytest.fixture
 def trace_set():
     definitions = [make_definition("gemm_a"), make_definition("gemm_b"), make_definition("dsa", "dsa_paged")]
@@ -208,11 +234,11 @@ def test_definitions_that_cannot_be_run_are_skipped_with_the_reason(trace_set):
         ("python", ["NVIDIA H100", "B200"], "target_hardware is NVIDIA H100, B200; the device here is EPYC", None),
         ("python", ["cuda", "cpu"], None, None),
         ("python", ["LOCAL"], None, None),
-        ("python", [], None, None),
-        ("triton", ["cuda"], None, None),
+        ("triton", ["cuda", "cpu"], None, None),
+        ("triton", ["any"], None, None),
         ("triton", ["cpu"], None, "target_hardware is cpu; the device here is NVIDIA H200"),
         ("cuda", ["cuda"], *["language cuda is not available here: there is no nvcc"] * 2),
-        ("tilelang", [], *["language tilelang has no builder"] * 2),
+        ("tilelang", ["cuda", "cpu"], *["language tilelang has no builder"] * 2),
     ],
 )
 def test_solutions_that_cannot_run_here_are_skipped_with_the_reason(
@@ -223,6 +249,16 @@ def test_solutions_that_cannot_run_here_are_skipped_with_the_reason(
         plan = make_plan(trace_set, BenchmarkConfig(definitions=["gemm_b"]), machine)
         assert plan.skips == (() if reason is None else (Skip("gemm_b", "odd", None, reason),))
         assert len(plan.jobs) == (2 if reason is None else 0)
+
+
+def test_triton_for_gpus_alone_runs_without_one_only_where_it_is_to_be_interpreted(trace_set):
+    trace_set.solutions["gemm_b"] = [make_solution("odd", "gemm_b", "me", "triton", ["NVIDIA H100"])]
+    asked = {"definitions": ["gemm_b"]}
+    [skip] = make_plan(trace_set, BenchmarkConfig(**asked), CPU).skips
+    assert skip.reason.startswith("target_hardware is NVIDIA H100; the device here is EPYC (--interpret")
+    assert make_plan(trace_set, BenchmarkConfig(**asked, interpret=True), CPU).skips == ()
+    trace_set.solutions["gemm_b"] = [make_solution("odd", "gemm_b", "me", "python", ["NVIDIA H100"])]
+    assert make_plan(trace_set, BenchmarkConfig(**asked, interpret=True), CPU).jobs == ()
 
 
 @pytest.mark.parametrize(

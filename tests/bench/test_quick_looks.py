@@ -9,10 +9,10 @@ from flashinfer_bench.bench import Benchmark, BenchmarkConfig
 from flashinfer_bench.bench.config import EvalConfig
 from flashinfer_bench.bench.plan import make_plan
 from flashinfer_bench.bench.resume import QUICK_ONLY, Decision, RecordedJobs, fingerprint
-from flashinfer_bench.cli import main
-from flashinfer_bench.cli.given.recorded import find_resumed
+from flashinfer_bench.bench.runner.recorded import find_resumed
+from flashinfer_bench.cli.main import cli as main
 from flashinfer_bench.data import TraceSet
-from flashinfer_bench.data.latest import find_latest
+from flashinfer_bench.data.sets.latest import find_latest
 from flashinfer_bench.report.best import best_by_definition, best_by_workload
 from flashinfer_bench.report.summary import summarise
 from tests.cli.fake_engine import MACHINE, finished, write_small_set
@@ -107,7 +107,7 @@ def test_a_quick_look_is_no_record_of_a_job_that_a_resumed_run_leaves_out(tmp_pa
     trace_set = TraceSet.from_path(write_small_set(tmp_path))
     usual, quick = (make_plan(trace_set, BenchmarkConfig(quick=quick), MACHINE) for quick in (False, True))
     early, late = finished(usual.jobs[0]).trace, finished(quick.jobs[0], speedup=99.0).trace
-    trace_set.add_traces([early, late])
+    trace_set.keep_traces([early, late])
     assert find_resumed(usual, usual.with_jobs(usual.jobs[1:]), trace_set) == [early]
 
 

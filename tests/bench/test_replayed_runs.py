@@ -2,9 +2,10 @@
 
 import pytest
 
-from flashinfer_bench.bench import Benchmark, BenchmarkConfig, job_seeds
+from flashinfer_bench.bench import Benchmark, BenchmarkConfig
 from flashinfer_bench.bench.events import JobFinished
-from flashinfer_bench.cli import main
+from flashinfer_bench.bench.runner import job_seeds
+from flashinfer_bench.cli.main import cli as main
 from flashinfer_bench.data import TraceSet
 from tests.kit import make_definition, make_solution, make_trace, make_workload, write_trace_set
 

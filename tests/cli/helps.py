@@ -2,8 +2,8 @@
 
 import pytest
 
-from flashinfer_bench.cli import main
 from flashinfer_bench.cli.entry import COMMANDS, PERF
+from flashinfer_bench.cli.main import cli as main
 
 ALL_COMMANDS = [
     f"{word} {child}".strip() for word, item in COMMANDS.items() if word != PERF for child in item.children or ("",)

@@ -2,9 +2,9 @@
 
 import pytest
 
-from flashinfer_bench.cli import main
 from flashinfer_bench.cli.entry import COMMANDS, parse_command_line
 from flashinfer_bench.cli.given.settings import given_overrides
+from flashinfer_bench.cli.main import cli as main
 from flashinfer_bench.errors import Misuse
 from tests.cli.helps import ALL_COMMANDS, example_of
 
@@ -45,7 +45,7 @@ def test_local_may_be_given_more_than_once():
         ("run --iteratons 5", "unknown flag --iteratons; did you mean --iterations?"),
         ("run --iteratons=5", "unknown flag --iteratons; did you mean --iterations?"),
         ("run --use_isolated_runner", "unknown flag --use_isolated_runner; did you mean --use-isolated-runner?"),
-        ("run --iter 5", "unknown flag --iter; did you mean --iterations?"),
+        ("run --itera 5", "unknown flag --itera; did you mean --iterations?"),
         ("run --zzz", "unknown flag --zzz; see flashinfer-bench run --help"),
         ("run path", "unexpected argument path; see flashinfer-bench run --help"),
         ("run --iterations", "--iterations: expected one argument; see flashinfer-bench run --help"),
@@ -54,7 +54,7 @@ def test_local_may_be_given_more_than_once():
         ("run --definitions ,", "--definitions: expected at least one name; see flashinfer-bench run --help"),
         ("rnu", "unknown command rnu; did you mean run?"),
         ("zzz", f"unknown command zzz; known: {', '.join(COMMANDS)}"),
-        ("report", "report needs a command: summary or best"),
+        ("report", "report needs a command: summary or best or merge"),
         ("report bset", "unknown report command bset; did you mean best?"),
         ("--zzz", "unknown flag --zzz; see flashinfer-bench --help"),
     ],

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from flashinfer_bench.cli import main
+from flashinfer_bench.cli.main import cli as main
 from tests.cli.fake_engine import write_small_set
 from tests.kit import make_trace, make_workload
 

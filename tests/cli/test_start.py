@@ -10,7 +10,7 @@ from tests.cli.fake_engine import write_small_set
 
 PROBE = """
 import sys
-from flashinfer_bench.cli import main
+from flashinfer_bench.cli.main import cli as main
 try:
     code = main(sys.argv[2:])
 except SystemExit as end:

@@ -2,7 +2,7 @@
 
 import json
 
-from flashinfer_bench.cli import main
+from flashinfer_bench.cli.main import cli as main
 from flashinfer_bench.cli.screen.tables import UNLIMITED
 from flashinfer_bench.cli.screen.verdicts import render_best, render_summary
 from flashinfer_bench.report.best import best_by_workload

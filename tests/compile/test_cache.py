@@ -7,7 +7,8 @@ import pytest
 
 from flashinfer_bench.compile import BuildFarm, BuildFault, build_solution
 from flashinfer_bench.compile import cache as cache_module
-from flashinfer_bench.compile.cache import YOUNG_S, ArtifactCache, Lease, cache_root, leased_digests, size_limit
+from flashinfer_bench.compile.cache import YOUNG_S, ArtifactCache, Lease, leased_digests, size_limit
+from flashinfer_bench.env import cache_root
 from tests.kit.make import make_solution
 
 

@@ -7,6 +7,7 @@ from flashinfer_bench.compile.diagnostics import (
     describe_end,
     describe_failure,
     first_error,
+    lead_with_error,
     other_architecture,
     ran_out_of_memory,
     why_machine,
@@ -92,3 +93,22 @@ def test_memory_and_architecture_are_told_apart_from_other_errors():
     words = "Instruction 'wgmma.fence' not supported on .target 'sm_80'"
     assert other_architecture(report(f"one\n{line}\ntwo")) == words
     assert other_architecture(report("a.cpp:1:1: error: x")) is None
+
+
+NINJA = """RuntimeError in the import: Error building extension 'mine': [1/2] c++ -MMD -c main.cpp -o main.o
+FAILED: [code=1] main.o
+c++ -MMD -DERROR=error -c main.cpp -o main.o
+In file included from main.cpp:1:
+mine.h:3:5: error: 'x' was not declared in this scope
+ninja: build stopped: subcommand failed.
+"""
+
+
+def test_what_a_build_system_only_quotes_comes_first():
+    assert lead_with_error(NINJA.replace("mine.h:3", "/tmp/home/mine.h:3")).startswith("mine.h:3: error: 'x' was")
+    assert lead_with_error(NINJA) == f"mine.h:3: error: 'x' was not declared in this scope\n{NINJA}"
+
+
+@pytest.mark.parametrize("message", ["ValueError: a.py:3: error: mine", "ninja: build stopped: an error\n"])
+def test_other_messages_stay_as_they_are(message):
+    assert lead_with_error(message) == message

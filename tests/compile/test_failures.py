@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from flashinfer_bench.cli import main
+from flashinfer_bench.cli.main import cli as main
 from flashinfer_bench.compile import BuildFailure, BuildFarm, find_toolchain
 from flashinfer_bench.compile import cache as cache_module
 from flashinfer_bench.compile.cache import ArtifactCache

@@ -137,6 +137,14 @@ def test_what_does_not_compile_is_the_solutions_fault_with_the_first_error_first
     assert left <= ({"manifest.json", "solution.so"} if twin == "entry name" else {"manifest.json"})
 
 
+def test_a_binding_that_was_found_in_the_sources_stands_in_the_log(tmp_path):
+    built = build(tmp_path, make_native(main="PYBIND11_MODULE(solution, m) {}\n"))
+    first, ended, note, *_ = str(built.error).splitlines()
+    assert first.startswith("main.cpp:1: error: ")
+    assert ended.startswith("compile main.cpp")
+    assert note == "binding torch: the spec names none, and main.cpp has PYBIND11_MODULE"
+
+
 @pytest.mark.parametrize(
     ("line", "refusal"),
     [

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flashinfer_bench.cli import main
+from flashinfer_bench.cli.main import cli as main
 from flashinfer_bench.compile import BuildFarm, BuildFault, build_solution
 from flashinfer_bench.compile import building as building_module
 from flashinfer_bench.compile import cache as cache_module

@@ -3,7 +3,7 @@
 import pytest
 
 from flashinfer_bench.data import BuildSpec, Solution, SourceFile
-from flashinfer_bench.data.entry import check_entry
+from flashinfer_bench.data.entry import check_entry, find_binding
 from tests.kit.make import make_definition
 
 DEFINITION = make_definition()
@@ -62,9 +62,8 @@ def test_what_is_nested_deeply_passes(content):
     assert check_entry(solution_of(content, destination_passing_style=True), DEFINITION) == []
 
 
-def test_any_number_of_arguments_needs_a_declared_style():
-    [problem] = check_entry(solution_of("def run(*args): ..."), DEFINITION)
-    assert problem == "run(*args) takes any number of arguments; set destination_passing_style"
+def test_any_number_of_arguments_needs_no_declared_style():
+    assert check_entry(solution_of("def run(*args): ..."), DEFINITION) == []
 
 
 def test_a_required_keyword_is_refused():
@@ -124,3 +123,27 @@ def test_an_export_is_found(name):
 def test_a_missing_export_is_told_with_the_line_to_write(content, binding, advice):
     [problem] = check_entry(solution_of(content, language="cuda", path="a.cu", binding=binding))
     assert advice in problem
+
+
+UNNAMED = {
+    "a module": ('PYBIND11_MODULE(x, m) { m.def("run", &run); }', "torch", "PYBIND11_MODULE"),
+    "operators": ('TORCH_LIBRARY(mine, m) { m.def("run(Tensor x) -> Tensor", &run); }', "torch", "TORCH_LIBRARY"),
+    "torch's headers": ("#include <torch/extension.h>\n", "torch", "#include <torch/extension.h>"),
+    "ATen's headers": ('  #  include "ATen/ATen.h"\n', "torch", "#include <ATen/ATen.h>"),
+    "nothing": ("void run() {}", "tvm-ffi", None),
+    "in a comment": ("/* PYBIND11_MODULE(x, m) */ // #include <torch/all.h>", "tvm-ffi", None),
+    "an export, and torch's headers": (f"#include <ATen/ATen.h>\n{EXPORTS['tvm-ffi']}", "tvm-ffi", None),
+}
+
+
+@pytest.mark.parametrize(("content", "binding", "told_by"), UNNAMED.values(), ids=UNNAMED)
+def test_a_binding_that_no_spec_names_is_found_in_the_sources(content, binding, told_by):
+    found = find_binding(solution_of(content, language="cuda", path="a.cu"))
+    assert found.binding.value == binding
+    assert found.note == (told_by and f"binding torch: the spec names none, and a.cu has {told_by}")
+    assert find_binding(solution_of(content, language="cuda", path="a.cu", binding="tvm-ffi")).note is None
+
+
+def test_operators_may_have_any_name_and_a_module_without_a_binding_is_searched():
+    assert check_entry(solution_of(UNNAMED["operators"][0], language="cpp", path="a.cpp")) == []
+    assert check_entry(solution_of(UNNAMED["a module"][0], language="cpp", path="a.cpp")) == []

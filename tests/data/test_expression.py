@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from flashinfer_bench.data.expression import evaluate_axis, names_in, parse_expression
+from flashinfer_bench.data.expression import evaluate_axis, names_in, order_axes, parse_expression
 
 
 @pytest.mark.parametrize(
     ("text", "value"),
     [("n + 1", 9), ("n * 2 - 3", 13), ("n // 3", 2), ("n / 4", 2), ("n % 3", 2), ("2 ** n", 256), ("min(n, 3)", 3),
-     ("max(n, 3)", 8), ("ceil_div(n, 3)", 3), ("-(-n // 3)", 3)],
+     ("max(n, 3)", 8), ("ceil_div(n, 3)", 3), ("-(-n // 3)", 3), ("n / 3 * 6", 16), ("int(n * 0.3)", 2),
+     ("math.ceil(n / 3)", 3), ("floor(n / 3)", 2), ("n if n > 3 else 1", 8), ("n if n == 3 else 0.5 * n", 4)],
 )  # fmt: skip
 def test_an_expression_has_its_value(text, value):
     assert evaluate_axis(text, {"n": 8}) == value
@@ -19,7 +20,8 @@ def test_an_expression_has_its_value(text, value):
 @pytest.mark.parametrize(
     "text",
     ["n / 3", "n // 0", "n - 9", "m", "2 ** (2 ** n)", "9 ** 63 * 9 ** 63", "__import__('os')", "n.bit_length()",
-     "[n][0]", "min(n, key=n)", "ceil_div(n)", "n if n else 1", "1.5", "n @ n"],
+     "[n][0]", "min(n, key=n)", "ceil_div(n)", "n if n else 1", "1.5", "n @ n",
+     "1e999", "min(n)()", "n ** 0.5", "(n / 7) ** 63", "math.sqrt(n)", "n and 1", "1 < n < 3"],
 )  # fmt: skip
 def test_anything_else_is_refused(text):
     with pytest.raises(ValueError, match=r"\w"):
@@ -38,3 +40,12 @@ def test_text_without_end_is_refused():
 
 def test_names_leave_known_functions_out():
     assert names_in("max(n, m) + 1") == {"n", "m"}
+    assert names_in("math.ceil(n / m)") == {"n", "m"}
+
+
+def test_axes_are_ordered_by_what_they_are_made_of():
+    assert order_axes({"c": "b + a", "b": "a * n", "a": "n + 1"}) == ["a", "b", "c"]
+    with pytest.raises(ValueError, match="a, b are made of each other"):
+        order_axes({"a": "b + 1", "b": "a", "c": "n"})
+    chain = {f"a{number}": f"a{number + 1} + 1" for number in range(2_000)}
+    assert order_axes(chain)[-1] == "a0"

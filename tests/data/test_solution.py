@@ -42,7 +42,7 @@ def test_no_source_is_refused():
         make_solution(sources={})
 
 
-@pytest.mark.parametrize("entry_point", ["main.py", "::run", "main.py::", "../main.py::run"])
+@pytest.mark.parametrize("entry_point", ["main.py", "::run", "main.py::", "../main.py::run", "main.py::a::run"])
 def test_an_entry_point_needs_file_and_function(entry_point):
     with pytest.raises(ValidationError, match=r"spec\.entry_point"):
         make_solution(entry_point=entry_point)

@@ -17,9 +17,10 @@ def _set_of(*traces):
     return TraceSet(definitions={"double": make_definition()}, traces={"double": list(traces)})
 
 
-def test_the_path_may_come_from_the_environment(tmp_path):
+def test_the_path_may_come_from_the_environment(tmp_path, monkeypatch):
     write_trace_set(tmp_path, definitions=[make_definition()])
     assert list(TraceSet.from_path(environment={"FIB_DATASET_PATH": str(tmp_path)}).definitions) == ["double"]
+    monkeypatch.setenv("HOME", str(tmp_path / "nobody"))
     for environment in ({}, {"FIB_DATASET_PATH": ""}):
         with pytest.raises(DataSetError, match="FIB_DATASET_PATH"):
             TraceSet.from_path(environment=environment)
@@ -121,9 +122,9 @@ def test_an_empty_set_has_a_summary():
     assert (summary["total"], summary["min_latency_ms"], summary["by_status"]) == (0, None, {})
 
 
-def test_traces_are_added_in_memory_and_only_with_an_evaluation(tmp_path):
-    trace_set = TraceSet(root=tmp_path)
-    trace_set.add_traces([make_trace(), make_trace()])
+def test_traces_are_added_all_or_none_and_only_with_an_evaluation(tmp_path):
+    trace_set = TraceSet(tmp_path, {"double": make_definition()}, {"double": [make_solution()]})
+    trace_set.keep_traces([make_trace(), make_trace()])
     with pytest.raises(DataSetError, match="no evaluation"):
         trace_set.add_traces([make_trace(), make_trace(solution=None)])
     assert len(trace_set.traces["double"]) == 2
@@ -133,7 +134,7 @@ def test_traces_are_added_in_memory_and_only_with_an_evaluation(tmp_path):
 def test_a_set_without_traces_shares_nothing_that_can_be_added_to():
     first = _set_of(make_trace())
     second = first.without_traces()
-    second.add_traces([make_trace(), make_trace()])
+    second.keep_traces([make_trace(), make_trace()])
     second.definitions.clear()
     assert (len(first.traces["double"]), len(first.definitions)) == (1, 1)
 
@@ -147,7 +148,7 @@ def test_traces_are_moved_aside_and_never_over_older_ones(tmp_path):
         assert (moved / "alice/test/double.jsonl").is_file()
         assert trace_set.traces == TraceSet.from_path(tmp_path).traces == {}
     names = sorted(path.name for path in tmp_path.glob("traces*"))
-    assert names == ["traces_backup_20250102_030405", "traces_backup_20250102_030405_1"]
+    assert names == ["traces_bak_20250102_030405", "traces_bak_20250102_030405_1"]
     assert trace_set.backup_traces() == []
 
 

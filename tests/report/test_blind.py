@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from flashinfer_bench.cli import main
+from flashinfer_bench.cli.main import cli as main
 from flashinfer_bench.report.blind import find_blind
 from tests.kit.make import make_definition, make_solution, make_trace, make_workload, write_trace_set
 

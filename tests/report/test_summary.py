@@ -56,7 +56,8 @@ def test_reasons_that_differ_in_numbers_only_are_one_group():
 
 
 def test_expected_verdicts_that_are_missing_are_pending():
-    rows = summarise([on("a")], {("double", "double_python"): 3, ("double", "never_run"): 2})
+    pairs = {("double", "double_python"): ["a", "b", "c"], ("double", "never_run"): ["a", "b"]}
+    rows = summarise([on("a")], pairs)
     assert [(row.solution, row.judged, row.pending) for row in rows] == [("double_python", 1, 2), ("never_run", 0, 2)]
 
 
@@ -74,3 +75,8 @@ def test_hardware_has_rows_of_its_own():
 def test_statuses_are_counted_once_a_job():
     traces = [on("a", status="TIMEOUT"), on("a"), on("b", status="TIMEOUT")]
     assert count_statuses(traces) == {"PASSED": 1, "TIMEOUT": 1}
+
+
+def test_verdicts_on_workloads_that_the_set_does_not_have_stand_for_no_other():
+    (row,) = summarise([on("gone"), on("a"), on("old")], {("double", "double_python"): ["a", "b"]})
+    assert (row.judged, row.pending) == (3, 1)

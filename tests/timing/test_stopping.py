@@ -8,7 +8,14 @@ from hypothesis import strategies as st
 
 from flashinfer_bench.timing.measurement import Sample, Trial
 from flashinfer_bench.timing.statistics import relative_half_width, trimmed_mean
-from flashinfer_bench.timing.stopping import BATCH_SHARE, QUICK_S, SLOW_BATCH, StoppingRule, reached_precision
+from flashinfer_bench.timing.stopping import (
+    BATCH_SHARE,
+    QUICK_S,
+    SLOW_BATCH,
+    StoppingRule,
+    reached_precision,
+    trial_precision,
+)
 
 STEADY = [1_000_000] * 20
 SCATTERED = random.Random(3).choices([1_120, 1_312], k=60)
@@ -112,8 +119,14 @@ def test_what_was_reached_is_that_of_the_trial_known_worst():
     steady, few = trial([9_000] * 40), trial(NOISY[:8])
     assert reached_precision([few]) is None
     assert reached_precision([steady, few]) == 0
-    assert reached_precision([steady, trial(SCATTERED)]) == relative_half_width(SCATTERED)
-    assert reached_precision([trial([9_000] * 60, SCATTERED)]) == relative_half_width(SCATTERED, trimmed_mean)
+    half = relative_half_width(SCATTERED)
+    assert reached_precision([trial(SCATTERED)]) == pytest.approx(half)
+    assert reached_precision([trial(SCATTERED)] * 4) == pytest.approx(half / 2)
+    assert reached_precision([steady, trial(SCATTERED)]) == pytest.approx(half / 2)
+    assert trial_precision(reached_precision([trial(SCATTERED)] * 4), 4) == pytest.approx(half)
+    assert reached_precision([trial([9_000] * 60, SCATTERED)]) == pytest.approx(
+        relative_half_width(SCATTERED, trimmed_mean)
+    )
     assert reached_precision([trial([9_000] * 40, [0] * 40)]) == 0  # no GPU work
 
 

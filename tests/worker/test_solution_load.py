@@ -9,6 +9,7 @@ import torch
 from flashinfer_bench.worker.load import (
     KeywordRequired,
     describe_signature,
+    find_operator,
     load_entry,
     read_pybind_signature,
     read_tvm_schema,
@@ -27,6 +28,7 @@ PLAIN = '{"type":"ffi.Function","args":[{"type":"ffi.Array","args":[{"type":"ffi
         ("run() -> None", (0, 0)),
         ("run(x: Tuple[int, List[int]], y: int = 3, z: str = 'a') -> Dict[str, int]\n\nWords.", (1, 3)),
         ("run(x: int, *args, **kwargs) -> object", (1, None)),
+        ("run(*args) -> None", (0, None)),
     ],
 )
 def test_a_docstring_of_pybind11_tells_how_many_arguments(doc, counts):
@@ -37,6 +39,16 @@ def test_a_docstring_of_pybind11_tells_how_many_arguments(doc, counts):
 @pytest.mark.parametrize("doc", ["", "words", "run(*args, **kwargs) -> x\nOverloaded function.\n\n1. run(a: int) -> x"])
 def test_other_docstrings_tell_nothing(doc):
     assert read_pybind_signature(doc) is None
+
+
+def test_an_operator_that_a_library_registers_is_found_with_its_arguments():
+    library = torch.library.Library("fib_load_test", "DEF")
+    known = frozenset(torch._C._dispatch_get_all_op_names())
+    library.define("twice(Tensor x, Tensor(a!) y) -> ()")
+    signature = describe_signature(find_operator("twice", known))
+    assert (signature.minimum, signature.maximum) == (2, 2)
+    assert find_operator("twice", [*known, "fib_load_test::twice"]) is None
+    assert find_operator("add", known) is None
 
 
 def test_both_forms_of_tvm_ffis_metadata_are_read():

@@ -1,1 +1,34 @@
-"""The judge: makes inputs, asks the reference, compares, decides. No solution code runs in its process. Needs torch."""
+"""The judge: evaluators decide whether a solution is right. They run in the device session, never beside a solution.
+
+The names below are for scripts that debug in a process of their own, where nothing is isolated; each is imported when
+it is first asked for.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from flashinfer_bench.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from flashinfer_bench.bench.evaluators.default import DefaultEvaluator
+    from flashinfer_bench.bench.evaluators.lowbit import LowBitEvaluator
+    from flashinfer_bench.bench.evaluators.sampling.evaluator import SamplingEvaluator
+    from flashinfer_bench.bench.evaluators.utils import (
+        DsaSparseAttentionEvaluator,
+        DsaTopkIndexerEvaluator,
+        resolve_evaluator,
+    )
+
+__all__ = [
+    "DefaultEvaluator", "DsaSparseAttentionEvaluator", "DsaTopkIndexerEvaluator", "LowBitEvaluator",
+    "SamplingEvaluator", "resolve_evaluator",
+]  # fmt: skip
+
+_HOMES = {
+    "default": ("DefaultEvaluator",),
+    "lowbit": ("LowBitEvaluator",),
+    "sampling.evaluator": ("SamplingEvaluator",),
+    "utils": ("DsaSparseAttentionEvaluator", "DsaTopkIndexerEvaluator", "resolve_evaluator"),
+}
+__getattr__, __dir__ = lazy_names(__name__, __all__, _HOMES)

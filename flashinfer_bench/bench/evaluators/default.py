@@ -6,7 +6,7 @@ It is the template of the other evaluators: they override one of its hooks (`tol
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Final
 
@@ -29,6 +29,7 @@ from flashinfer_bench.bench.evaluators.integrity.norm_rule import (
     measure_outputs,
 )
 from flashinfer_bench.bench.evaluators.integrity.stability import REGIME_ROUNDING, Stability
+from flashinfer_bench.bench.evaluators.integrity.sure import surely_pass
 from flashinfer_bench.bench.evaluators.reference import Reference
 from flashinfer_bench.bench.evaluators.verdict import (
     Accepted,
@@ -165,6 +166,18 @@ class DefaultEvaluator(Evaluator):
             ref_outputs,
             judge=lambda trial: cls.judge_call(definition, trial, cfg, context),
         )
+
+    @classmethod
+    def judge_reads(
+        cls, definition: Definition, calls: Sequence[JudgedCall], cfg: ResolvedEvalConfig, context: JudgeContext
+    ) -> Verdict:
+        """Judge calls that were made while the solution was timed; all together first, as far as that is the same."""
+        ours = (DefaultEvaluator.check_correctness.__func__, DefaultEvaluator.judge_call.__func__)  # type: ignore[attr-defined]
+        theirs = tuple(getattr(one, "__func__", None) for one in (cls.check_correctness, cls.judge_call))
+        is_same = ours == theirs and cls.compares_elements(definition)
+        if is_same and surely_pass(calls, cls.tolerance(cfg), cls.norm_rule(definition, cfg)):
+            return Accepted(Correctness())
+        return super().judge_reads(definition, calls, cfg, context)
 
     @classmethod
     def eval_performance(

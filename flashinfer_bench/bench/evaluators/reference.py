@@ -62,20 +62,11 @@ class Reference:
         reason = definition.not_runnable_reason
         if reason is not None:
             raise DefinitionFault(f"{definition.name}: {reason}")
-        file_name = _file_name(definition)
-        # Tracebacks, inspect and triton.jit look for the source under the name of its file.
-        linecache.cache[file_name] = (
-            len(definition.reference),
-            None,
-            definition.reference.splitlines(keepends=True),
-            file_name,
-        )
-        module = types.ModuleType(f"reference of {definition.name}")
-        with Blame(partial(_explain, definition)):
-            exec(compile(definition.reference, file_name, "exec"), module.__dict__)
+        with Blame(partial(explain_error, definition)):
+            names = execute_reference(definition.name, definition.reference)
         parameters = definition.reference_parameters
         by_keyword = parameters is not None and set(definition.inputs) <= set(parameters)
-        return cls(definition, module.__dict__["run"], by_keyword)
+        return cls(definition, names["run"], by_keyword)
 
     def __call__(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
         """Call the reference with inputs in the order of the definition; the inputs are not changed.
@@ -87,9 +78,14 @@ class Reference:
             raise DefinitionFault(self.broken)
         spared = self.spare(inputs)
         before = [_version(value) for value in spared]
+        compares = self.mutates is None  # once: kernels of its own write without torch's knowing
         returned = self.launch(spared)
         steps = zip(self.definition.inputs, inputs, spared, before, strict=True)
-        written = {name: given is used for name, given, used, version in steps if _version(used) != version}
+        written = {
+            name: given is used
+            for name, given, used, version in steps
+            if _version(used) != version or (compares and _differs(given, used))
+        }
         self.mutates = (self.mutates or frozenset()) | frozenset(written)
         spoiled = [name for name, was_given in written.items() if was_given]
         if spoiled:
@@ -104,7 +100,7 @@ class Reference:
         Raises:
             DefinitionFault: the reference fails.
         """
-        with Blame(partial(_explain, self.definition)), torch.no_grad():
+        with Blame(partial(explain_error, self.definition)), torch.no_grad():
             if self.by_keyword:
                 return self.run(**dict(zip(self.definition.inputs, inputs, strict=True)))
             return self.run(*inputs)
@@ -185,9 +181,19 @@ def _share_memory(returned: Any, inputs: Sequence[Any]) -> bool:
     return bool(theirs & owned)
 
 
-def _explain(definition: Definition, error: BaseException) -> WorkloadFault:
-    """Make a fault that names the reference's line: the workload's where memory is short, else the definition's."""
+def execute_reference(definition: str, source: str) -> dict[str, Any]:
+    """Execute the source of a definition's reference, and return what it defines."""
     file_name = _file_name(definition)
+    # Tracebacks, inspect and triton.jit look for the source under the name of its file.
+    linecache.cache[file_name] = (len(source), None, source.splitlines(keepends=True), file_name)
+    module = types.ModuleType(f"reference of {definition}")
+    exec(compile(source, file_name, "exec"), module.__dict__)
+    return module.__dict__
+
+
+def explain_error(definition: Definition, error: BaseException) -> WorkloadFault:
+    """Make a fault that names the reference's line: the workload's where memory is short, else the definition's."""
+    file_name = _file_name(definition.name)
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file_name]
     where = f" (line {frames[-1].lineno}: `{frames[-1].line}`)" if frames else ""
     text = str(error).strip()[:MAX_ERROR_TEXT]
@@ -201,13 +207,20 @@ def _fault(definition: Definition, reason: str) -> DefinitionFault:
     return DefinitionFault(f"reference of {definition.name}: {reason}")
 
 
-def _file_name(definition: Definition) -> str:
-    return f"{definition.name}.reference.py"
+def _file_name(definition: str) -> str:
+    return f"{definition}.reference.py"
 
 
 def _version(value: Any) -> int:
     """Give torch's count of in-place writes to a tensor; 0 for other values."""
     return value._version if isinstance(value, torch.Tensor) else 0
+
+
+def _differs(given: Any, used: Any) -> bool:
+    """Tell whether a tensor and its clone hold other bytes."""
+    if given is used or not isinstance(given, torch.Tensor) or given.numel() == 0:
+        return False
+    return not torch.equal(*(value.reshape(-1).view(torch.uint8) for value in (given, used)))
 
 
 def _as_list(returned: Any, definition: Definition) -> list[Any]:

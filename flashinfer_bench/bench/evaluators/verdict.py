@@ -15,7 +15,7 @@ import torch
 from flashinfer_bench.bench.config import ResolvedEvalConfig
 from flashinfer_bench.bench.evaluators.compare.outputs import compare
 from flashinfer_bench.bench.evaluators.compare.rule import Comparison, Tolerance
-from flashinfer_bench.bench.extra_keys import MAX_ERROR_CAP, why_wrong
+from flashinfer_bench.bench.extra_keys import MAX_ABSOLUTE_ERROR, MAX_ERROR_CAP, why_wrong
 from flashinfer_bench.data import Correctness, Definition, EvaluationStatus
 from flashinfer_bench.errors import WorkloadFault
 
@@ -71,12 +71,14 @@ def resolve_tolerance(cfg: ResolvedEvalConfig, *, default_ratio: float) -> Toler
     """Give the tolerance that a configuration asks for.
 
     Args:
-        cfg: the resolved configuration; `extra["max_error_cap"]` sets the cap on the largest error.
+        cfg: the resolved configuration; `extra["max_error_cap"]` and `extra["max_absolute_error"]` are caps on the
+            largest error.
         default_ratio: the required matched ratio where the configuration gives none.
     """
     ratio = default_ratio if cfg.required_matched_ratio is None else cfg.required_matched_ratio
     cap = read_parameter(cfg, MAX_ERROR_CAP, Tolerance.max_error_cap)
-    return Tolerance(cfg.rtol, cfg.atol, ratio, cap)
+    largest = read_parameter(cfg, MAX_ABSOLUTE_ERROR, Tolerance.max_absolute_error)
+    return Tolerance(cfg.rtol, cfg.atol, ratio, cap, max_absolute_error=largest)
 
 
 def check_form(

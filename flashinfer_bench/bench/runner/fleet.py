@@ -203,6 +203,7 @@ class Fleet:
         faults: list[JobFaulted] = []
         jobs: list[BlockJob] = []
         broken: dict[str, str] = {}
+        first = batch.jobs[0]
         for job in batch.jobs:
             known = self._known_fault(job)
             if known is not None:
@@ -225,10 +226,10 @@ class Fleet:
                     workload=job.workload.model_dump(mode="json"),
                     blob_root=str(self._blob_root_for(job)),
                     seed=self._seed_of(job),
+                    settings=job.config.beyond(first.config),
                 )
             )
-        first = batch.jobs[0]
-        definition, config = first.definition.model_dump(mode="json"), first.config.values()
+        definition, config = first.definition.model_dump(mode="json"), first.config.to_order()
         return BlockOrder(definition=definition, config=config, solutions=solutions, jobs=jobs), faults
 
     def _listen(self, queue: BlockQueue) -> Iterator[Happening]:

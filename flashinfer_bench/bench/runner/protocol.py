@@ -94,6 +94,8 @@ class BlockJob(Frame):
     workload: dict[str, Any]
     blob_root: str
     seed: int
+    settings: dict[str, Any] = {}
+    """Eval settings in which the job differs from its block: those of its workload's own tolerance."""
 
 
 class BlockOrder(Frame):

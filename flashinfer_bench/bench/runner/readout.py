@@ -59,7 +59,7 @@ class Readout:
         Args:
             trials: at least one.
             before: the look at the GPU before the first.
-            precision: the share of its time to which each trial was to be known.
+            precision: the share of its time to which the call was to be known after all trials.
         """
         gap_ns, after, reached = self.launch_gap_ns, self.look(), reached_precision(trials)
         summary = summarise(trials, launch_gap_ns=gap_ns, before=before, after=after, keep_samples=self._keep_samples)

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from flashinfer_bench.cli.parser import NameList, Parser, describe_unknown_arguments, number, whole_number
+from flashinfer_bench.cli.screen.log_level import add_log_level
 from flashinfer_bench.cli.screen.output import write_out
 from flashinfer_bench.cli.shared_flags import add_sandbox
 from flashinfer_bench.errors import Misuse
@@ -207,6 +208,7 @@ def _add_session_flags(parser: Parser) -> None:
     group.add_argument(
         "--timeout", type=finite_number, default=300, metavar="S", help="seconds for a backend of a case"
     )
+    add_log_level(group, "--log_level")
 
 
 def _add_case_flags(parser: Parser, routine: Routine | None) -> None:

@@ -18,10 +18,10 @@ from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, Notice
 from flashinfer_bench.bench.extra_keys import MEASURE_REJECTED
 from flashinfer_bench.bench.machine import Device, discover_devices
 from flashinfer_bench.bench.plan import Plan
+from flashinfer_bench.bench.runner.recorded import find_resumed
 from flashinfer_bench.bench.runner.sandbox import find_sandbox
 from flashinfer_bench.bench.tolerances import read_tolerances
 from flashinfer_bench.cli.exit_codes import INTERRUPTED
-from flashinfer_bench.cli.given.recorded import find_resumed
 from flashinfer_bench.cli.perf.ahead import AheadCall, AheadSite, compile_ahead, list_calls, usual_parallel
 from flashinfer_bench.cli.perf.board import Board
 from flashinfer_bench.cli.perf.cases import Request, in_groups, read_requests
@@ -35,8 +35,8 @@ from flashinfer_bench.cli.screen.interrupt import one_interrupt
 from flashinfer_bench.cli.screen.output import write_err
 from flashinfer_bench.cli.screen.progress import describe_devices
 from flashinfer_bench.cli.screen.tables import count, format_duration
-from flashinfer_bench.compile.cache import cache_root
 from flashinfer_bench.data import Trace, TraceSet
+from flashinfer_bench.env import cache_root
 from flashinfer_bench.errors import ConfigError, Misuse
 from flashinfer_bench.files.trees import temporary_folder
 from flashinfer_bench.report.verdict import to_one_line

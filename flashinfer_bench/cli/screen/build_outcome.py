@@ -9,8 +9,8 @@ from typing import Any, Final, Literal
 
 from flashinfer_bench.cli.screen.tables import Column, count, format_duration, render_table, wrap_line
 from flashinfer_bench.compile import BuildTarget
-from flashinfer_bench.data import Solution, SupportedBindings, SupportedLanguages
-from flashinfer_bench.data.entry import COMPILED
+from flashinfer_bench.data import Solution, SupportedLanguages
+from flashinfer_bench.data.entry import COMPILED, find_binding
 from flashinfer_bench.report.verdict import to_printable
 
 FORMAT_VERSION: Final = 1
@@ -44,8 +44,12 @@ class BuildRow:
     @property
     def binding(self) -> str | None:
         """The binding that connects it to Python; None for a solution in Python."""
-        spec = self.solution.spec
-        return (spec.binding or SupportedBindings.TVM_FFI).value if spec.language in COMPILED else None
+        return find_binding(self.solution).binding.value if self.solution.spec.language in COMPILED else None
+
+    @property
+    def note(self) -> str | None:
+        """How its binding was found, where its spec names none."""
+        return find_binding(self.solution).note
 
 
 @dataclass
@@ -68,7 +72,7 @@ def describe_row(row: BuildRow) -> str:
     """Return a line of progress."""
     first = to_printable(row.message.partition("\n")[0])
     tail = f": {first}" if first else f" in {row.seconds:.1f} s" if row.result == "built" and row.seconds else ""
-    return f"{row.solution.name}: {WORDS[row.result]}{tail}"
+    return f"{row.solution.name}: {WORDS[row.result]}{tail}" + (f"\n  {to_printable(row.note)}" if row.note else "")
 
 
 def render_outcome(outcome: BuildOutcome, width: int) -> str:
@@ -134,6 +138,7 @@ def _document(row: BuildRow) -> dict[str, Any]:
         "author": row.solution.author,
         "language": row.solution.spec.language.value,
         "binding": row.binding,
+        "note": row.note,
         "result": row.result,
         "seconds": round(row.seconds, 3),
         "message": row.message or None,

@@ -117,10 +117,13 @@ def outcome_document(outcome: RunOutcome, files: Iterable[Path]) -> dict[str, An
     }
 
 
-def _expected(outcome: RunOutcome) -> dict[PairKey, int]:
-    pairs = Counter((job.definition.name, job.solution.name) for job in outcome.plan.jobs)
-    pairs.update((trace.definition, trace.solution or "") for trace in outcome.resumed)
-    return dict(pairs)
+def _expected(outcome: RunOutcome) -> dict[PairKey, list[str]]:
+    uuids: dict[PairKey, list[str]] = {}
+    for job in outcome.plan.jobs:
+        uuids.setdefault((job.definition.name, job.solution.name), []).append(job.workload.uuid)
+    for trace in outcome.resumed:
+        uuids.setdefault((trace.definition, trace.solution or ""), []).append(trace.workload.uuid)
+    return uuids
 
 
 def _trace_file(job: Job, trace_set: TraceSet) -> Path | None:

@@ -24,7 +24,9 @@ from flashinfer_bench.compile.headers import LIST, begins_with
 from flashinfer_bench.compile.includes import check_directives
 from flashinfer_bench.compile.recipe import HEADERS, PRODUCTS, BuildRecipe, BuildStep, BuildTarget
 from flashinfer_bench.compile.toolchain import Compiler, CudaToolkit, Toolchain
-from flashinfer_bench.data import Solution, SupportedBindings
+from flashinfer_bench.compile.toolkit import toolkit_includes
+from flashinfer_bench.data import Solution
+from flashinfer_bench.data.entry import find_binding, registers_operators
 
 READABLE_VARIABLE: Final = "FIB_BUILD_READABLE"
 """Variable with further folders that compilers may read, for a toolchain in an unusual place."""
@@ -76,7 +78,8 @@ def native_recipe(solution: Solution, toolchain: Toolchain, target: BuildTarget)
     if not IDENTIFIER.fullmatch(symbol):
         raise BuildFailure(f"the entry point names {symbol!r}, which is no name of an exported function")
     check_directives(sources)
-    binding = BINDINGS[(solution.spec.binding or SupportedBindings.TVM_FFI).value](toolchain)
+    found = find_binding(solution)
+    binding = BINDINGS[found.binding.value](toolchain)
     cuda = toolchain.cuda if is_cuda else None
     libraries = _library_includes(solution, toolchain, cuda)
     readable = _readable(toolchain, cuda, binding, libraries)
@@ -102,7 +105,9 @@ def native_recipe(solution: Solution, toolchain: Toolchain, target: BuildTarget)
         readable=readable,
         probe=make_stages(replace(parts, flags=Flags()), [probe_unit]),
         probe_sources={probe_unit: probe_content},
-        needs_symbol=binding.exports(symbol),
+        needs_symbol=None if registers_operators(solution) else binding.exports(symbol),
+        note=found.note,
+        toolkit=cuda.version if cuda else None,
         header=_header_recipe(parts, readable) if _takes_header(parts, units, sources) else None,
         include_folders=(".", *_folders_of(parts.flags.cxx)),
         guessed_seconds=_guess_seconds(parts, units, sources),
@@ -273,9 +278,7 @@ def _library_includes(solution: Solution, toolchain: Toolchain, cuda: CudaToolki
     """Return the folders of headers: those of the solution's dependencies, then the toolkit's, for .cpp files too."""
     folders = cutlass_includes() if wants_cutlass(solution.spec.dependencies) else []
     if cuda is not None:
-        folders += [cuda.include, cuda.include / "cccl"]
-        if not (cuda.include / "cublas_v2.h").is_file():
-            folders += [package / "include" for package in toolchain.nvidia_packages]
+        folders += toolkit_includes(cuda, toolchain.nvidia_packages)
     return tuple(folder for folder in folders if folder.is_dir())
 
 

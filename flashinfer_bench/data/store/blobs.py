@@ -15,6 +15,7 @@ from typing import Final
 
 from flashinfer_bench.data.store.checks import is_inside
 from flashinfer_bench.data.store.layout import BLOB
+from flashinfer_bench.data.store.ownership import own_folders
 from flashinfer_bench.errors import WorkloadFault
 from flashinfer_bench.files.locks import locked_folder
 from flashinfer_bench.files.reading import open_to_read, refuse_strange
@@ -82,6 +83,13 @@ class BlobStore:
                 raise WorkloadFault(f"blob {file}{owner} cannot be fetched: {self.root}: {error.strerror}") from error
         return file
 
+    def is_missing(self, path: str) -> bool:
+        """Tell whether there is nothing at a blob path, which is looked at no further. Nothing is fetched."""
+        try:
+            return is_inside(path) and not _is_file(self.root / path) and not _is_strange(self.root / path)
+        except WorkloadFault:
+            return False  # nobody can say
+
     def why_not_ready(self, path: str) -> str | None:
         """Say why a blob could not be opened as it is now; None where it could. Nothing is fetched."""
         try:
@@ -105,12 +113,8 @@ class BlobStore:
 
     def _own_folders(self) -> Iterator[Path]:
         """Yield where files of the set may lie: a blob/ folder on another disk and a Hugging Face cache are links."""
-        root = self.root.resolve()
-        yield root
+        yield from own_folders(self.root)
         yield (self.root / BLOB).resolve()
-        for parent in (root, *root.parents):
-            if parent.parent.name == "snapshots":
-                yield parent.parent.parent / "blobs"
 
     def _fetch_pointer(self, file: Path, path: str, owner: str) -> None:
         """Put the file in the place of a pointer; the caller holds the folder's lock."""

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from flashinfer_bench.data.definition import AxisConst, AxisExpr, Definition
 from flashinfer_bench.data.names import did_you_mean
+from flashinfer_bench.data.reference import parse_reference
 from flashinfer_bench.data.workload import CustomInput, GeneratedInput, SafetensorsInput, ScalarInput, Workload
 
 
@@ -45,10 +46,14 @@ def _check_expressions(definition: Definition, workload: Workload) -> Iterator[W
     if not any(isinstance(axis, AxisExpr) for axis in definition.axes.values()):
         return
     try:
-        definition.get_input_shapes(workload.axes)
-        definition.get_output_shapes(workload.axes)
+        sizes = definition.bind_axes(workload.axes)
     except ValueError as error:
         yield WorkloadFinding(("workload", "axes"), str(error))
+        return
+    for name, value in workload.axes.items():
+        if isinstance(definition.axes.get(name), AxisExpr) and value != sizes[name]:
+            reason = f"{definition.name} makes axis {name!r} {sizes[name]} of the others, this says {value}"
+            yield WorkloadFinding(("workload", "axes", name), reason)
 
 
 def _check_inputs(definition: Definition, workload: Workload) -> Iterator[WorkloadFinding]:
@@ -60,12 +65,25 @@ def _check_inputs(definition: Definition, workload: Workload) -> Iterator[Worklo
             yield WorkloadFinding(place, f"{definition.name} has no input {name!r}{hint}")
         elif isinstance(source, ScalarInput) and spec.shape:
             yield WorkloadFinding(place, f"input {name!r} has shape {spec.shape}; a scalar cannot fill it")
-        elif isinstance(source, (CustomInput, GeneratedInput)):
+        elif isinstance(source, GeneratedInput):
             reason = f"inputs of type {source.type!r} need code of another engine; use random, scalar or safetensors"
             yield WorkloadFinding(place, reason)
+        elif isinstance(source, CustomInput):
+            if (why := _why_not_made(definition)) is not None:
+                yield WorkloadFinding(place, why)
         elif isinstance(source, SafetensorsInput) and not is_inside(source.path):
             reason = f"{source.path[:200]!r} leads out of the set; blob paths are relative to its root"
             yield WorkloadFinding((*place, "path"), reason)
+
+
+def _why_not_made(definition: Definition) -> str | None:
+    """Say why a definition cannot make the inputs that a workload calls custom; None where it can."""
+    entry = definition.custom_inputs_entrypoint
+    if entry is None:
+        return f"inputs of type 'custom' need a function: {definition.name} has no custom_inputs_entrypoint"
+    if entry not in parse_reference(definition.reference).names:
+        return f"inputs of type 'custom' need the function {entry!r}, which the reference of {definition.name} has not"
+    return None
 
 
 def is_inside(path: str) -> bool:

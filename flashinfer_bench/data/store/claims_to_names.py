@@ -1,7 +1,7 @@
 """Which of several files counts that claim one name. A file that lies where its content says beats one that does not.
 
-Nobody displaces anybody: solutions of several authors stay, each as `name@author`. Of definitions that differ none
-stays.
+Nobody displaces anybody: of solutions of one name the only one counts that lies in its author's folder under its name.
+Where several do, or none, none counts. Of definitions that differ none counts.
 """
 
 from __future__ import annotations
@@ -46,22 +46,18 @@ def settle_definitions(
 def settle_solutions(
     read: Sequence[Filed[Solution]], is_in_place: Callable[[Filed[Solution]], bool], issues: list[LoadIssue]
 ) -> Iterator[Filed[Solution]]:
-    """Yield the solutions that count, each under a name of its own, with an issue for each that does not as it is."""
+    """Yield the solutions that count, with an issue for each that does not; every file that claims a name is named."""
     for group in _group(read):
-        by_author: dict[str, Filed[Solution]] = {}
-        for filed in _find_best(group, is_in_place):
-            by_author.setdefault(filed.model.author, filed)
-        kept = list(by_author.values())
-        for filed in group:
-            if filed not in kept:
-                issues.append(filed.place.issue("error", _describe_left_out("solution", kept[0])))
-            elif len(kept) == 1:
-                yield filed
-            else:
-                name = f"{filed.model.name}@{filed.model.author}"
-                reason = f"several authors have a solution {filed.model.name!r}; this one counts as {name!r}"
-                issues.append(filed.place.issue("error", reason))
-                yield filed._replace(model=filed.model.model_copy(update={"name": name}))
+        in_place = [filed for filed in group if is_in_place(filed)]
+        kept = group if len(group) == 1 else in_place
+        if len(kept) == 1:
+            yield kept[0]
+            reason = _describe_left_out("solution", kept[0])
+        else:
+            files = " and ".join(str(filed.file) for filed in group)
+            where = "each in the folder of its author" if kept else "none in its author's folder under its name"
+            reason = f"solution {group[0].model.name!r} is in {files}, {where}; none is used until one is left"
+        issues += [filed.place.issue("error", reason) for filed in group if len(kept) != 1 or filed is not kept[0]]
 
 
 def _group(read: Sequence[Filed[Named]]) -> list[list[Filed[Named]]]:

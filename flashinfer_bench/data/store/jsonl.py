@@ -97,12 +97,17 @@ def append_lines(path: Path, lines: Iterable[str]) -> None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file so that a reader sees the old one or the new one, never half."""
+    """Write a file of text so that a reader sees the old one or the new one, never half."""
+    write_whole_bytes(path, text.encode())
+
+
+def write_whole_bytes(path: Path, content: bytes) -> None:
+    """Write a file so that a reader sees the old one or the new one, never half; folders are made."""
     path.parent.mkdir(parents=True, exist_ok=True)
     staging = path.with_name(f".{path.name[:_STAGED]}.{os.getpid()}.{get_ident()}.tmp")
     try:
-        with os.fdopen(open_new(staging), "w", encoding="utf-8", newline="\n") as handle:
-            handle.write(text)
+        with os.fdopen(open_new(staging), "wb") as handle:
+            handle.write(content)
         staging.replace(path)
     finally:
         staging.unlink(missing_ok=True)

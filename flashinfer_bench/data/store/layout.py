@@ -27,6 +27,8 @@ SOLUTIONS: Final = "solutions"
 WORKLOADS: Final = "workloads"
 TRACES: Final = "traces"
 BLOB: Final = "blob"
+FOLDERS: Final = frozenset({DEFINITIONS, SOLUTIONS, WORKLOADS, TRACES, BLOB})
+"""The folders of a root."""
 
 MAX_PART: Final = 200
 """Longest plain name, in characters. It leaves room for a suffix: file systems allow 255 bytes."""
@@ -109,3 +111,17 @@ def check_place(file: Path, folder: Path, expected: tuple[str, ...]) -> str | No
         if found not in (name, path_part(name)):
             return f"the path says {found!r}, the file {name!r}; the file is believed"
     return None
+
+
+def is_of_author(file: Path, folder: Path, *, author: str, name: str) -> bool:
+    """Tell whether a solution's file has its name, and lies in the folder of its author.
+
+    Args:
+        file: the file.
+        folder: the folder of all solutions.
+        author, name: what the file says.
+    """
+    if not file.is_relative_to(folder):
+        return False
+    outermost, *_, innermost = file.relative_to(folder).with_suffix("").parts
+    return innermost in (name, path_part(name)) and outermost in (author, path_part(author))

@@ -18,7 +18,8 @@ from flashinfer_bench.data.issue import LoadIssue, Severity
 from flashinfer_bench.data.model import DataModel
 from flashinfer_bench.data.names import KEY_CUTOFF, nearest_name
 from flashinfer_bench.data.store.json_text import MOST_JSON_BYTES, MOST_VALUES, find_line, parse_json
-from flashinfer_bench.data.store.variants import UPGRADES
+from flashinfer_bench.data.store.variants.beside import Spot
+from flashinfer_bench.data.store.variants.table import UPGRADES
 from flashinfer_bench.files.reading import read_whole
 
 Model = TypeVar("Model", bound=DataModel)
@@ -36,10 +37,19 @@ _LOOKED_UP: Final = 20
 class Place:
     """Where an object stands: file, line or text to look the line up in, and the path to it inside the file."""
 
-    __slots__ = ("_line", "_looks", "_prefix", "_text", "file")
+    __slots__ = ("_line", "_looks", "_prefix", "_text", "file", "spot")
 
-    def __init__(self, file: Path, *, line: int | None = None, text: str = "", prefix: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        file: Path,
+        *,
+        line: int | None = None,
+        text: str = "",
+        prefix: tuple[str, ...] = (),
+        spot: Spot | None = None,
+    ) -> None:
         self.file = file
+        self.spot = spot or Spot(file)
         self._line = line
         self._text = text
         self._prefix = prefix
@@ -58,8 +68,17 @@ class Place:
         self._text = ""
 
 
-def parse_objects(model: type[Model], file: Path, issues: list[LoadIssue]) -> Iterator[tuple[Model, Place]]:
-    """Yield the object of a JSON file, or each of the list that it holds."""
+def parse_objects(
+    model: type[Model], file: Path, issues: list[LoadIssue], spot: Spot | None = None
+) -> Iterator[tuple[Model, Place]]:
+    """Yield the object of a JSON file, or each of the list that it holds.
+
+    Args:
+        model: what the objects are.
+        file: the file.
+        issues: gets what is wrong.
+        spot: what the file's place says of what its objects leave out.
+    """
     try:
         text = read_whole(file, MOST_JSON_BYTES).decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -81,7 +100,7 @@ def parse_objects(model: type[Model], file: Path, issues: list[LoadIssue]) -> It
     issues.extend(LoadIssue("warning", file, None, key, twice) for key in repeated[:MOST_ISSUES])
     for index, raw in enumerate(parsed if isinstance(parsed, list) else [parsed]):
         prefix = (str(index),) if isinstance(parsed, list) else ()
-        place = Place(file, text=text if kept.count < _LOOKED_UP else "", prefix=prefix)
+        place = Place(file, text=text if kept.count < _LOOKED_UP else "", prefix=prefix, spot=spot)
         built = parse_raw(model, raw, place, issues)
         if built is not None:
             yield built, place
@@ -120,11 +139,12 @@ def parse_line(model: type[Model], line: bytes, place: Place, issues: list[LoadI
     if line.count(b",") > MOST_VALUES:
         issues.append(place.issue("error", f"not JSON of ours: it has more than {MOST_VALUES:,} values"))
         return None
-    with suppress(ValidationError):  # the slow way below finds the places of what is wrong
-        built = model.model_validate_json(line)
-        if built.has_unknown_keys():
-            _warn_of_misspelt_keys(built, _parse_plainly(line), place, issues)
-        return built
+    if place.spot.root is None:  # else blob paths may have to be upgraded
+        with suppress(ValidationError):  # the slow way below finds the places of what is wrong
+            built = model.model_validate_json(line)
+            if built.has_unknown_keys():
+                _warn_of_misspelt_keys(built, _parse_plainly(line), place, issues)
+            return built
     try:
         raw, _ = parse_json(line.decode("utf-8"))
     except ValueError as error:
@@ -140,7 +160,7 @@ def parse_raw(model: type[Model], raw: object, place: Place, issues: list[LoadIs
         return None
     given = raw
     if model in UPGRADES:
-        raw, remarks = UPGRADES[model](raw, place.file)
+        raw, remarks = UPGRADES[model](raw, place.spot)
         issues.extend(place.issue("warning", text, field.split(".")) for field, text in remarks)
     try:
         built = model.model_validate(raw)
@@ -152,8 +172,14 @@ def parse_raw(model: type[Model], raw: object, place: Place, issues: list[LoadIs
 
 
 def _warn_of_misspelt_keys(built: DataModel, given: object, place: Place, issues: list[LoadIssue]) -> None:
-    """Warn of unknown keys that are nearly one that the file does not give."""
+    """Warn of keys that have no effect here, and of unknown ones that are nearly one that the file does not give."""
+    ignored: dict[str, None] = {}
     for steps, owner in islice(built.unknown_keys(), MOST_ISSUES):
+        value = (owner.__pydantic_extra__ or {}).get(steps[-1])
+        if steps[-1] in owner.ignored_extras or (owner.tells_unknown_keys and value is not None):
+            if value is not None:
+                ignored[steps[-1]] = None
+            continue
         holder = _find_holder(given, steps[:-1])
         there = owner.model_fields_set if holder is None else holder.keys()
         free = [name for name in type(owner).model_fields if name not in there]
@@ -161,6 +187,8 @@ def _warn_of_misspelt_keys(built: DataModel, given: object, place: Place, issues
         if nearest is not None:
             reason = f"unknown key, kept without effect; did you mean {nearest!r}?"
             issues.append(place.issue("warning", reason, steps))
+    if ignored:
+        issues.append(place.issue("warning", f"kept without effect: {', '.join(sorted(ignored))}"))
 
 
 def describe_missing(nearest: str | None) -> str:

@@ -1,5 +1,7 @@
 """Reading a whole set: walk the four folders, keep what is right, gather an issue for what is not.
 
+A root of another layout has loose definitions (`loose.py`), whose files are read beside those of the four folders.
+
 The fields inside the files count; the folders are only compared with them. What belongs to an unknown definition is
 kept with a warning, since another set that is given beside this one may have the definition.
 """
@@ -8,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -18,12 +20,16 @@ from flashinfer_bench.data.names import did_you_mean
 from flashinfer_bench.data.solution import Solution
 from flashinfer_bench.data.store import layout
 from flashinfer_bench.data.store.checks import check_workload
-from flashinfer_bench.data.store.claims_to_names import Filed, settle_definitions, settle_solutions
+from flashinfer_bench.data.store.claims_to_names import Filed, Named, settle_definitions, settle_solutions
+from flashinfer_bench.data.store.issue_groups import join_alike, join_all
 from flashinfer_bench.data.store.jsonl import read_lines
+from flashinfer_bench.data.store.loose import LooseDefinition, find_loose
 from flashinfer_bench.data.store.parse import FileIssues, Place, parse_line, parse_objects
 from flashinfer_bench.data.store.trace_lines import AnyTrace, read_trace_line, to_trace
 from flashinfer_bench.data.store.trace_list import TraceList
+from flashinfer_bench.data.store.variants.beside import USUAL_OP_TYPE, Spot
 from flashinfer_bench.data.trace import Trace
+from flashinfer_bench.data.workload import Workload
 from flashinfer_bench.errors import DataSetError
 from flashinfer_bench.host import collector_paused
 
@@ -33,6 +39,8 @@ class FoundFiles:
     """What the files of one root hold, and what is wrong with them."""
 
     root: Path
+    loose: list[LooseDefinition] = field(default_factory=list)
+    """What lies in another layout than ours."""
     definitions: dict[str, Definition] = field(default_factory=dict)
     solutions: dict[str, list[Solution]] = field(default_factory=dict)
     workloads: dict[str, list[Trace]] = field(default_factory=dict)
@@ -47,7 +55,7 @@ class FoundFiles:
 
     def leave_out(self, path: Path, reason: str) -> None:
         """Take note of something on the disk that is not read."""
-        self.issues.append(LoadIssue("error", path, None, None, reason))
+        self.issues.append(LoadIssue("error", path, None, None, reason, is_about_place=True))
 
 
 def read_files(root: Path) -> FoundFiles:
@@ -63,15 +71,22 @@ def read_files(root: Path) -> FoundFiles:
         known = {FileNotFoundError: "does not exist", NotADirectoryError: "is not a folder"}
         what = known.get(type(error), f"cannot be read: {error.strerror}")
         raise DataSetError(f"trace set {str(root)!r} {what}; give the folder that holds definitions/") from error
-    found = FoundFiles(root)
+    found = FoundFiles(root, find_loose(root))
     with collector_paused():
         _read_definitions(found)
         _read_solutions(found)
         _read_workloads(found)
         _read_traces(found)
+    found.issues = join_all(found.issues, lambda file: _is_outside(file, root))
     if not found.definitions:
         found.issues.append(LoadIssue("warning", root, None, None, _describe_empty(root), missing_definition=""))
     return found
+
+
+def _is_outside(file: Path, root: Path) -> bool:
+    """Tell whether a file lies outside our layout: each of these has one issue at most."""
+    below = file.relative_to(root).parts if file.is_relative_to(root) else ()
+    return bool(below) and below[0] not in layout.FOLDERS
 
 
 def _describe_empty(root: Path) -> str:
@@ -82,16 +97,18 @@ def _describe_empty(root: Path) -> str:
 
 def _read_definitions(found: FoundFiles) -> None:
     folder = found.root / layout.DEFINITIONS
+    files = layout.find_files(folder, (".json",), found.leave_out)
+    spots = [Spot(file, _op_type_of(file, folder)) for file in files]
+    spots += [Spot(loose.definition, loose.op_type) for loose in found.loose]
     read = []
-    for file in layout.find_files(folder, (".json",), found.leave_out):
-        for definition, place in parse_objects(Definition, file, found.issues):
-            read.append(Filed(definition, place, file))
-            if definition.not_runnable_reason is not None:
-                reason = f"kept, but nothing is judged against it: {definition.not_runnable_reason}"
-                found.issues.append(place.issue("warning", reason, ("reference",)))
+    for filed in _read_objects(Definition, spots, found):
+        read.append(filed)
+        if filed.model.not_runnable_reason is not None:
+            reason = f"kept, but nothing is judged against it: {filed.model.not_runnable_reason}"
+            found.issues.append(filed.place.issue("warning", reason, ("reference",)))
 
     def is_in_place(filed: Filed[Definition]) -> bool:
-        return layout.check_place(filed.file, folder, (filed.model.name, filed.model.op_type)) is None
+        return _describe_place(filed.file, folder, (filed.model.name, filed.model.op_type)) is None
 
     for definition, _, file in settle_definitions(read, is_in_place, found.issues):
         found.definitions[definition.name] = definition
@@ -99,16 +116,34 @@ def _read_definitions(found: FoundFiles) -> None:
         _compare_place(found, file, folder, (definition.name, definition.op_type))
 
 
+def _op_type_of(file: Path, folder: Path) -> str:
+    """Return the op type that a file's place says: the folder that it lies in, below `definitions/`."""
+    return file.parent.name if file.parent != folder else USUAL_OP_TYPE
+
+
+def _read_objects(model: type[Named], spots: Iterable[Spot], found: FoundFiles) -> Iterator[Filed[Named]]:
+    for spot in spots:
+        for read, place in parse_objects(model, spot.file, found.issues, spot):
+            yield Filed(read, place, spot.file)
+
+
+def _name_definitions(found: FoundFiles) -> dict[Path, str]:
+    """Return the file of each definition that was read, with the definition's name."""
+    return {file: name for name, file in found.definition_files.items()}
+
+
 def _read_solutions(found: FoundFiles) -> None:
     folder = found.root / layout.SOLUTIONS
-    read = [
-        Filed(solution, place, file)
-        for file in layout.find_files(folder, (".json",), found.leave_out)
-        for solution, place in parse_objects(Solution, file, found.issues)
-    ]
+    spots = [Spot(file) for file in layout.find_files(folder, (".json",), found.leave_out)]
+    names = _name_definitions(found)
+    for loose in found.loose:
+        spots += [Spot(file, definition=names.get(loose.definition)) for file in loose.solutions]
+    read = _with_own_names(list(_read_objects(Solution, spots, found)), found)
 
     def is_in_place(filed: Filed[Solution]) -> bool:
-        return layout.check_place(filed.file, folder, _names_above(found, filed.model)) is None
+        if not filed.file.is_relative_to(folder):
+            return True  # beside its definition
+        return layout.is_of_author(filed.file, folder, author=filed.model.author, name=filed.model.name)
 
     for solution, place, file in settle_solutions(read, is_in_place, found.issues):
         found.solutions.setdefault(solution.definition, []).append(solution)
@@ -123,29 +158,52 @@ def _read_solutions(found: FoundFiles) -> None:
             _compare_place(found, file, folder, _names_above(found, solution))
 
 
+def _with_own_names(read: list[Filed[Solution]], found: FoundFiles) -> list[Filed[Solution]]:
+    """Tell apart solutions of loose definitions: each folder may have one of the same name."""
+    definitions: dict[str, set[str]] = {}
+    for filed in read:
+        definitions.setdefault(filed.model.name, set()).add(filed.model.definition)
+    named = []
+    for filed in read:
+        name = filed.model.name
+        if len(definitions[name]) == 1 or not _is_outside(filed.file, found.root):
+            named.append(filed)
+            continue
+        own = f"{filed.model.definition}.{name}"
+        found.issues.append(filed.place.issue("warning", f"others have the name {name!r}; this one counts as {own!r}"))
+        named.append(filed._replace(model=filed.model.model_copy(update={"name": own})))
+    return named
+
+
 def _names_above(found: FoundFiles, solution: Solution) -> tuple[str, ...]:
     """Return the names of a solution's file and of the folders around it, innermost first, as far as they are known."""
-    name = solution.name.removesuffix(f"@{solution.author}")  # which it may have got where another has its name
     definition = found.definitions.get(solution.definition)
-    names = (name, solution.definition)
+    names = (solution.name, solution.definition)
     return (*names, definition.op_type, solution.author) if definition is not None else names
 
 
 def _read_workloads(found: FoundFiles) -> None:
     folder = found.root / layout.WORKLOADS
-    seen: dict[tuple[str, str], tuple[str, Path]] = {}
-    for file in layout.find_files(folder, (".jsonl", ".json"), found.leave_out):
-        names = _NamesOfFile(found, file, folder)
-        for trace, place in _read_trace_file(file, found.issues):
+    spots = [Spot(file) for file in layout.find_files(folder, (".jsonl", ".json"), found.leave_out)]
+    names = _name_definitions(found)
+    for loose in found.loose:
+        name = names.get(loose.definition, loose.definition.parent.name)
+        spots += [Spot(file, definition=name, root=found.root) for file in loose.workloads]
+    seen: dict[tuple[str, str], tuple[Workload, Path]] = {}
+    for spot in spots:
+        start = len(found.issues)
+        told = _NamesOfFile(found, spot.file, folder)
+        for trace, place in _read_trace_file(spot, found.issues):
             workload = _accept_workload(found, to_trace(trace), place, seen)
             if workload is not None:
                 found.workloads.setdefault(workload.definition, []).append(workload)
-                names.note(workload, place)
-        names.report("workloads")
+                told.note(workload, place)
+        join_alike(found.issues, start)
+        told.report("workloads")
 
 
 def _accept_workload(
-    found: FoundFiles, trace: Trace, place: Place, seen: dict[tuple[str, str], tuple[str, Path]]
+    found: FoundFiles, trace: Trace, place: Place, seen: dict[tuple[str, str], tuple[Workload, Path]]
 ) -> Trace | None:
     """Check a workload against its definition and those before it; None, with issues, when it is left out."""
     if not trace.is_workload_trace():
@@ -160,13 +218,13 @@ def _accept_workload(
     found.issues.extend(place.issue("error", reason, steps) for steps, reason in findings)
     if findings:
         return None
-    seen[key] = (trace.workload.digest(), place.file)
+    seen[key] = (trace.workload, place.file)
     return trace
 
 
-def _describe_repeated(trace: Trace, place: Place, digest: str, first: Path) -> LoadIssue:
+def _describe_repeated(trace: Trace, place: Place, known: Workload, first: Path) -> LoadIssue:
     uuid = trace.workload.uuid
-    if trace.workload.digest() == digest:
+    if trace.workload.digest() == known.digest():
         return place.issue("warning", f"workload {uuid} stands twice, first in {first}; once is enough", ("workload",))
     reason = f"uuid {uuid} belongs to another workload of {trace.definition}, in {first}; this one is left out"
     return place.issue("error", reason, ("workload", "uuid"))
@@ -176,13 +234,15 @@ def _read_traces(found: FoundFiles) -> None:
     folder = found.root / layout.TRACES
     kept: defaultdict[str, list[AnyTrace]] = defaultdict(list)
     for file in layout.find_files(folder, (".jsonl", ".json"), found.leave_out):
+        start = len(found.issues)
         names = _NamesOfFile(found, file, folder)
-        for trace, place in _read_trace_file(file, found.issues, keeps_lines=True):
+        for trace, place in _read_trace_file(Spot(file), found.issues, keeps_lines=True):
             if trace.solution is None:
                 found.issues.append(place.issue("error", f"has no evaluation; workloads stand in {layout.WORKLOADS}/"))
                 continue
             kept[trace.definition].append(trace)
             names.note(trace, place)
+        join_alike(found.issues, start)
         names.report("traces")
     found.traces = {name: TraceList.of(traces) for name, traces in kept.items()}
 
@@ -205,7 +265,7 @@ class _NamesOfFile:
             return
         self._first[name] = place
         definition = self._found.definitions.get(name)
-        if definition is not None and self._file.suffix == ".jsonl":
+        if definition is not None and self._file.suffix == ".jsonl" and self._file.is_relative_to(self._folder):
             author = self._found.authors.get(trace.solution or "")
             _compare_place(
                 self._found, self._file, self._folder, (name, definition.op_type, *([author] if author else []))
@@ -220,16 +280,17 @@ class _NamesOfFile:
 
 
 def _read_trace_file(
-    file: Path, issues: list[LoadIssue], *, keeps_lines: bool = False
+    spot: Spot, issues: list[LoadIssue], *, keeps_lines: bool = False
 ) -> Iterator[tuple[AnyTrace, Place]]:
     """Yield what a file holds, with its place; a line that can be kept as it is, if those are wanted."""
+    file = spot.file
     if file.suffix == ".json":
-        yield from parse_objects(Trace, file, issues)
+        yield from parse_objects(Trace, file, issues, spot)
         return
     kept = FileIssues(file, issues)
     try:
         for number, line, is_ended in read_lines(file):
-            place = Place(file, line=number)
+            place = Place(file, line=number, spot=spot)
             if keeps_lines and (kept_line := read_trace_line(line)) is not None:
                 yield kept_line, place
                 continue
@@ -252,7 +313,12 @@ def _warn_of_missing(found: FoundFiles, place: Place, name: str, what: str) -> N
     found.issues.append(replace(issue, field="definition", missing_definition=name))
 
 
+def _describe_place(file: Path, folder: Path, names: tuple[str, ...]) -> str | None:
+    """Say what differs between a path and the names inside the file; nothing can where the file lies elsewhere."""
+    return layout.check_place(file, folder, names) if file.is_relative_to(folder) else None
+
+
 def _compare_place(found: FoundFiles, file: Path, folder: Path, names: tuple[str, ...]) -> None:
-    reason = layout.check_place(file, folder, names)
+    reason = _describe_place(file, folder, names)
     if reason is not None:
-        found.issues.append(LoadIssue("warning", file, None, None, reason))
+        found.issues.append(LoadIssue("warning", file, None, None, reason, is_about_place=True))

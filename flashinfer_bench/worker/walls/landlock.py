@@ -54,19 +54,20 @@ def owning(kernel: int) -> int:
     return known_file_rights(kernel) & ~(MAKE_CHARACTER_DEVICE | MAKE_BLOCK_DEVICE)
 
 
-def enter(rules: Iterable[tuple[str, int]]) -> None:
+def enter(rules: Iterable[tuple[str, int]], *, keeps_tcp: bool = False) -> None:
     """Refuse this process from here on every file that no rule names, TCP, and whom it did not start.
 
     Call it before there are threads: the kernel restricts the calling one only.
 
     Args:
         rules: path, and the rights on it. A path that is not there needs no rule, and gets none.
+        keeps_tcp: do not refuse TCP.
 
     Raises:
         OSError: the kernel does not do it.
     """
     kernel = version()
-    ruleset = _make_ruleset(kernel)
+    ruleset = _make_ruleset(kernel, keeps_tcp=keeps_tcp)
     try:
         for path, rights in rules:
             with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
@@ -76,8 +77,8 @@ def enter(rules: Iterable[tuple[str, int]]) -> None:
         os.close(ruleset)
 
 
-def _make_ruleset(kernel: int) -> int:
-    network = TCP_BIND_AND_CONNECT if kernel >= TCP_VERSION else 0
+def _make_ruleset(kernel: int, *, keeps_tcp: bool) -> int:
+    network = TCP_BIND_AND_CONNECT if kernel >= TCP_VERSION and not keeps_tcp else 0
     scopes = SCOPE_ABSTRACT_SOCKETS | SCOPE_SIGNALS if kernel >= SCOPE_VERSION else 0
     words = [known_file_rights(kernel), network, scopes]
     while words[-1] == 0:

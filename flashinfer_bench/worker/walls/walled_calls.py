@@ -10,6 +10,7 @@ is refused.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from flashinfer_bench.worker.filter_steps import (
@@ -166,17 +167,41 @@ WALLED_ARGUMENTS: Final[dict[str, tuple[int, ...]]] = {"fcntl": (F_SETLEASE,), "
 
 LOOKED_AT: Final = ("socket", "socketpair", "connect", "sendto", "clone", "clone3", "unshare", "personality")
 
+LOOPBACK, STEERING, SHARED_MEMORY, LOCAL_SOCKETS = "loopback", "steering", "shared memory", "local sockets"
+CHILDREN: Final = "children"
+OPENINGS: Final[dict[str, tuple[str, ...]]] = {
+    LOOPBACK: ("connect", "sendto"),
+    STEERING: ("personality",),
+    SHARED_MEMORY: ("shmget", "semget", "msgget", "mq_open"),
+    LOCAL_SOCKETS: ("connect",),
+    CHILDREN: (),
+}
+"""What a tool that looks at a solution may need → the calls that are let through for it. `socket` lets through the
+families of INTERNET for LOOPBACK, and local streams, which reach every service by its path, for LOCAL_SOCKETS alone.
+STEERING also lets through `STEERED`: Landlock keeps it to the processes inside the same walls. CHILDREN is no matter of
+calls: programs that the tool starts use CUDA, which names their threads in files below /proc (`walls.py`)."""
+STEERED: Final = ("ptrace", "process_vm_readv", "process_vm_writev")
+INTERNET: Final = (2, 10, 16)
+"""AF_INET, AF_INET6, and AF_NETLINK, by which a program asks which networks there are."""
 
-def wall_steps(machine: str, by_the_guard: int) -> list[Step]:
+
+def wall_steps(machine: str, by_the_guard: int, openings: Sequence[str] = ()) -> list[Step]:
     """Return the steps that judge these calls; the call's number is loaded before, and after where none was meant.
 
     Args:
         machine: a key of WALLED_CALLS.
         by_the_guard: the verdict on the calls of BY_THE_GUARD.
+        openings: keys of OPENINGS.
     """
     program: list[Step] = []
+    open_calls = {name for opening in openings for name in OPENINGS[opening]}
     for name, number in WALLED_CALLS[machine].items():
-        body = _judge(name, by_the_guard)
+        if name in open_calls:
+            body = [Step(RETURN, ALLOW)]
+        elif name == "socket" and LOOPBACK in openings:
+            body = _families(INTERNET, others=_local_streams() if LOCAL_SOCKETS in openings else [])
+        else:
+            body = _judge(name, by_the_guard)
         program += [Step(JUMP_IF_EQUAL, number, 0, len(body)), *body]
     return program
 
@@ -198,6 +223,14 @@ def _judge(name: str, by_the_guard: int) -> list[Step]:
         "unshare": _without_flags(NAMESPACES | TIME_NAMESPACE),
         "personality": _one_of((0, ASK_FOR_PERSONALITY)),
     }[name]
+
+
+def _families(allowed: Sequence[int], others: list[Step]) -> list[Step]:
+    """Let through sockets of some families; judge the others by further steps, or refuse them."""
+    steps = [Step(LOAD, ARGUMENTS_OFFSET)]
+    for family in allowed:
+        steps += [Step(JUMP_IF_EQUAL, family, 0, 1), Step(RETURN, ALLOW)]
+    return [*steps, *(others or [Step(RETURN, NO_ACCESS)])]
 
 
 def _local_streams() -> list[Step]:

@@ -13,9 +13,13 @@ from typing import Any, Final
 
 from flashinfer_bench.worker.privileges import CAP_DAC_READ_SEARCH, drop_capabilities
 from flashinfer_bench.worker.walls import landlock
+from flashinfer_bench.worker.walls.own_view import enter_own_network, seal_proc
+from flashinfer_bench.worker.walls.walled_calls import CHILDREN, LOOPBACK
 
 OWN_THREADS: Final = "/proc/self/task"
 """CUDA gives each thread that it starts a name, in a file below this folder, and does not start where it cannot."""
+ALL_THREADS: Final = "/proc"
+"""The same for programs that are started later: nobody knows their folders yet. What a user may write there, it can."""
 
 
 @dataclass(frozen=True)
@@ -34,11 +38,13 @@ class Walls:
     """Root that keeps its right to read files of other owners, since the environment belongs to one."""
     shared_modules: str | None = None
     """FlashInfer's folder of compiled modules, which is among what it reads."""
+    openings: tuple[str, ...] = ()
+    """Keys of `walled_calls.OPENINGS`: what a tool needs that looks at a solution. None for what is judged."""
 
     @classmethod
     def from_json(cls, told: Mapping[str, Any]) -> Walls:
         """Return what `to_json` described."""
-        lists = {name: tuple(told[name]) for name in ("readable", "writable", "devices")}
+        lists = {name: tuple(told[name]) for name in ("readable", "writable", "devices", "openings")}
         return cls(**{**told, **lists})
 
     def to_json(self) -> dict[str, Any]:
@@ -55,8 +61,12 @@ class Walls:
         rules = [(path, landlock.READING) for path in self.readable]
         rules += [(path, own) for path in self.writable]
         rules += [(path, landlock.USING) for path in self.devices]
-        rules.append((OWN_THREADS, landlock.NAMING))
-        landlock.enter(rules)
+        rules.append((ALL_THREADS if CHILDREN in self.openings else OWN_THREADS, landlock.NAMING))
+        if CHILDREN in self.openings and self.user is None and os.geteuid() == 0:
+            seal_proc()
+        if LOOPBACK in self.openings:
+            enter_own_network()  # where it cannot, the network stays open, which `inspect` has said
+        landlock.enter(rules, keeps_tcp=LOOPBACK in self.openings)
         if self.user is not None:
             os.setgroups([])
             os.setresgid(self.user, self.user, self.user)

@@ -41,7 +41,7 @@ def test_a_raised_revision_is_judged_again(tmp_path, monkeypatch):
     trace_set = TraceSet.from_path(write_small_set(tmp_path))
     jobs = Benchmark(trace_set, config).plan().jobs
     events = [finished(job, environment={"hardware": job.fingerprint["hardware"], "libs": {}}) for job in jobs]
-    trace_set.add_traces([event.trace for event in events if isinstance(event, JobFinished)])
+    trace_set.keep_traces([event.trace for event in events if isinstance(event, JobFinished)])
     assert Benchmark(trace_set, config).plan(resume=True).resumed == len(jobs) > 0
     raised = (replace(DEFAULT, revision=DEFAULT.revision + 1),)
     monkeypatch.setattr(benchmark_module, "mark_built_in", lambda definition: mark_built_in(definition, raised))

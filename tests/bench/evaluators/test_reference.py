@@ -85,6 +85,19 @@ def test_inputs_that_it_writes_to_stay_as_they_were():
     assert called.mutates == {"x"}
 
 
+def test_inputs_that_it_writes_to_without_torchs_knowing_are_found_too():
+    called = Reference.compile(
+        make_definition(
+            inputs={"x": "float32[n]", "w": "float32[n]"},
+            reference="def run(x, w):\n    y = x * w\n    w.numpy()[0] = 7\n    return y\n",
+        )
+    )
+    given = [torch.ones(3), torch.ones(3)]
+    called(given)
+    assert called.mutates == {"w"}
+    assert torch.equal(called(given)[0], torch.ones(3))
+
+
 def test_writing_in_some_calls_only_is_a_fault():
     called = reference("if x[0] > 1:\n    x += 1\nreturn x * 2")
     called([torch.ones(2)])

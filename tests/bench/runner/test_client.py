@@ -20,7 +20,7 @@ def client(tmp_path):
     """A session that is up."""
     hello = Hello(
         device="cpu",
-        hardware="",
+        hardware="cpu",
         isolated=False,
         timeout_seconds=5.0,
         profile_baseline=False,

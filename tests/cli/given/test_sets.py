@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from flashinfer_bench.cli import main
 from flashinfer_bench.cli.given.sets import describe_issues
+from flashinfer_bench.cli.main import cli as main
 from flashinfer_bench.data import LoadIssue
 from tests.cli.fake_engine import write_small_set
 from tests.kit import make_definition, make_solution, write_trace_set
@@ -95,11 +95,11 @@ def test_an_error_of_one_file_leaves_the_rest_usable(capsys, tmp_path):
     assert "broken.json" in err
 
 
-def test_validate_exits_with_2_on_errors_only(capsys, tmp_path):
+def test_validate_exits_with_1_on_errors_only(capsys, tmp_path):
     assert main(["validate", "--local", str(write_small_set(tmp_path / "good"))]) == 0
     assert capsys.readouterr().out.endswith("0 errors, 0 warnings\n")
     root = write_trace_set(write_small_set(tmp_path / "bad"), {"definitions/test/broken.json": "{"})
-    assert main(["validate", "--local", str(root)]) == 2
+    assert main(["validate", "--local", str(root)]) == 1
     assert "broken.json" in capsys.readouterr().out
 
 
@@ -110,7 +110,7 @@ def test_validate_takes_a_set_of_solutions_only_with_warnings(capsys, tmp_path):
 
 
 def test_validate_refuses_a_folder_with_nothing_in_it(capsys, tmp_path):
-    assert main(["validate", "--local", str(tmp_path)]) == 2
+    assert main(["validate", "--local", str(tmp_path)]) == 1
     out = capsys.readouterr().out
     assert out.startswith(f"error: {tmp_path}: the set has no definitions")
     assert out.endswith("1 error, 0 warnings\n")
@@ -134,7 +134,7 @@ def test_validate_warns_of_what_can_only_fail_to_compile(source, said, capsys, t
 
 def test_validate_in_json_lists_every_issue(capsys, tmp_path):
     root = write_small_set(tmp_path, files={"definitions/test/broken.json": "{"})
-    assert main(["validate", "--format", "json", "--local", str(root)]) == 2
+    assert main(["validate", "--format", "json", "--local", str(root)]) == 1
     (issue,) = json.loads(capsys.readouterr().out)["issues"]
     assert issue["severity"] == "error"
     assert issue["file"].endswith("broken.json")

@@ -6,7 +6,7 @@ import shlex
 
 import pytest
 
-from flashinfer_bench.cli import main
+from flashinfer_bench.cli.main import cli as main
 from flashinfer_bench.cli.perf.cases import read_requests
 from flashinfer_bench.cli.perf.flags import finite_number
 from flashinfer_bench.errors import Misuse

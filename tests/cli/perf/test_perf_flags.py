@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from flashinfer_bench.cli import main
+from flashinfer_bench.cli.main import cli as main
 from flashinfer_bench.cli.perf import flags as perf_flags
 from flashinfer_bench.cli.perf.cases import in_groups, read_requests
 from flashinfer_bench.cli.perf.flags import CASE_FLAGS, parse_case, split_session

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from flashinfer_bench.bench.tolerances import TOLERANCES_FILE
-from flashinfer_bench.cli import main
+from flashinfer_bench.cli.main import cli as main
 from flashinfer_bench.cli.perf.cases import read_requests
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.routines.case.materials import write_material

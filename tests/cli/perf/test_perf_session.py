@@ -19,7 +19,7 @@ import pytest
 from flashinfer_bench.bench import Benchmark
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.runner.environments import is_passed_on
-from flashinfer_bench.cli import main
+from flashinfer_bench.cli.main import cli as main
 from flashinfer_bench.cli.perf import session as perf_session
 from flashinfer_bench.cli.perf.ahead import (
     LOWER_PRIORITY,
@@ -244,7 +244,7 @@ def test_the_engine_is_told_counts_tolerance_and_what_to_time(flags, rejected):
 
 def test_the_script_is_the_command():
     text = (Path(__file__).parents[3] / "benchmarks" / "flashinfer_benchmark.py").read_text(encoding="utf-8")
-    assert 'main(["perf", *sys.argv[1:]])' in text
+    assert 'cli(["perf", *sys.argv[1:]])' in text
 
 
 def test_library_solutions_are_compiled_ahead_once_and_on_every_device(tmp_path):

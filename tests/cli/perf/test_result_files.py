@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from flashinfer_bench.cli import main
+from flashinfer_bench.cli.main import cli as main
 from flashinfer_bench.cli.perf.cases import read_requests
 from flashinfer_bench.cli.perf.files import ResultFiles, check_paths
 from flashinfer_bench.cli.perf.rows import make_failed

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from flashinfer_bench.cli import main
+from flashinfer_bench.cli.main import cli as main
 from flashinfer_bench.cli.perf.cases import read_requests
 from flashinfer_bench.cli.perf.flags import make_session_parser
 from flashinfer_bench.cli.perf.text import introduce
@@ -95,7 +95,7 @@ def test_flags_of_the_session_in_a_line_are_warned_of_and_its_case_runs(tmp_path
 def test_every_flag_of_the_session_is_warned_of_in_a_line(tmp_path):
     flags = make_session_parser().flags()
     path = tmp_path / "list.txt"
-    values = {"--resume": "", "--retry_timeouts": "", "--sandbox": "off"}
+    values = {"--resume": "", "--retry_timeouts": "", "--sandbox": "off", "--log-level": "info", "--log_level": "INFO"}
     path.write_text("\n".join(f"{RMSNORM} {flag} {values.get(flag, 1)}" for flag in flags))
     for flag, request in zip(flags, read_requests([], str(path), CPU), strict=True):
         assert request.problem is None

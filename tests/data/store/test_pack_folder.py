@@ -54,7 +54,7 @@ def test_every_bundled_solution_survives_the_round_trip(tmp_path):
     declared=st.sampled_from([None, True, False]),
 )
 def test_manifest_and_sources_make_the_same_solution(paths, content, own, language, declared):
-    spec = {"language": "python", "target_hardware": [], "entry_point": f"{paths[0]}::run", **own}
+    spec = {"language": "python", "target_hardware": ["any"], "entry_point": f"{paths[0]}::run", **own}
     spec.update({} if declared is None else {"destination_passing_style": declared})
     raw = {"name": "n", "definition": "d", "author": "a", "spec": spec, **({"language": "x"} if language else {})}
     sources = [{"path": path, "content": content + path} for path in paths]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from flashinfer_bench.cli import main
+from flashinfer_bench.cli.main import cli as main
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.errors import DataSetError
 from tests.kit import make_definition, make_solution, make_trace, make_workload, write_trace_set
@@ -134,7 +134,7 @@ def test_every_wrong_field_is_an_issue_with_its_line(tmp_path):
     raw = make_definition("bad").to_dict()
     raw["inputs"]["x"]["dtype"] = "float3"
     raw["axes"]["n"] = {"type": "const", "value": -1}
-    del raw["op_type"]
+    raw["op_type"] = ""
     _, issues = _load(tmp_path, {"definitions/test/bad.json": json.dumps(raw, indent=1)})
     lines = json.dumps(raw, indent=1).splitlines()
     for severity, _, line, field, _ in issues:
@@ -212,15 +212,29 @@ def test_a_second_solution_of_one_name_is_left_out(tmp_path):
 
 
 def test_a_solution_that_bears_the_name_of_anothers_displaces_nobody(tmp_path):
-    thief = make_solution("s", author="aaa")
-    files = {"solutions/aaa/test/double/other.json": thief}
-    loaded, issues = _load(tmp_path / "elsewhere", files, solutions=[make_solution("s")])
+    files = {"solutions/aaa/test/double/other.json": make_solution("s", author="aaa")}
+    loaded, issues = _load(tmp_path, files, solutions=[make_solution("s")])
     _only(issues, "error", "solutions/aaa/test/double/other.json", 1, None, "solution 's' is in")
     assert loaded.solutions["double"] == [make_solution("s")]
-    loaded, issues = _load(tmp_path / "in_place", solutions=[make_solution("s"), thief])
-    assert [solution.name for solution in loaded.solutions["double"]] == ["s@aaa", "s@alice"]
-    assert [issue[0] for issue in issues] == ["error"] * 2
-    assert "several authors have a solution 's'; this one counts as 's@aaa'" in issues[0][-1]
+
+
+@pytest.mark.parametrize(
+    ("rival", "place", "words"),
+    [
+        ("aaa", "solutions/aaa/test/double/s.json", "each in the folder of its author"),
+        ("alice", "solutions/alice/test/s.json", "each in the folder of its author"),
+        ("aaa", "solutions/bob/test/double/s.json", "none in its author's folder"),
+    ],
+    ids=["two authors", "one author twice", "neither"],
+)
+def test_of_solutions_of_one_name_none_is_used_where_both_or_neither_lie_where_they_say(tmp_path, rival, place, words):
+    first = "solutions/alice/test/double/s.json" if "each" in words else "solutions/alice/test/double/t.json"
+    files = {first: make_solution("s"), place: make_solution("s", author=rival, description="another one")}
+    loaded, issues = _load(tmp_path, files)
+    assert loaded.solutions == {}
+    told = [reason for severity, *_, reason in issues if severity == "error"]
+    assert len(told) == 2
+    assert all(words in reason and first in reason and place in reason for reason in told)
 
 
 def test_things_of_an_unknown_definition_are_kept_with_a_warning_each_file(tmp_path):
@@ -264,7 +278,7 @@ def test_a_path_that_contradicts_the_file_is_a_warning(tmp_path, models, file, w
         (make_workload(axes={"n": 1, "h": 5}), "workload.axes.h", "fixes axis 'h' at 4"),
         (make_workload(inputs={"y": "random"}), "workload.inputs.y", "has no input 'y'"),
         (make_workload(inputs={"x": 3}), "workload.inputs.x", "a scalar cannot fill it"),
-        (make_workload(inputs={"x": {"type": "custom"}}), "workload.inputs.x", "another engine"),
+        (make_workload(inputs={"x": {"type": "custom"}}), "workload.inputs.x", "no custom_inputs_entrypoint"),
         (make_workload(inputs={"x": {"type": "generated", "how": "?"}}), "workload.inputs.x", "another engine"),
         (
             make_workload(inputs={"x": {"type": "safetensors", "path": "../x", "tensor_key": "k"}}),
@@ -300,7 +314,7 @@ def test_misspelt_inputs_are_not_taken_for_inputs_that_are_left_out(tmp_path):
 def test_an_expression_axis_that_a_workload_breaks_is_an_issue(tmp_path):
     definition = make_definition(axes={"n": None, "m": "n / 3"}, outputs={"y": "float32[m]"})
     _, issues = _load(tmp_path, definitions=[definition], workloads=[make_trace(solution=None)])
-    _only(issues, "error", WORKLOADS, 1, "workload.axes", "8 / 3 is not whole")
+    _only(issues, "error", WORKLOADS, 1, "workload.axes", "which is not whole")
 
 
 def test_a_uuid_of_two_workloads_is_an_error_and_of_a_repeated_one_a_warning(tmp_path):

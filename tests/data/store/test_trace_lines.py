@@ -107,7 +107,7 @@ def test_what_is_read_of_extra_is_the_same_of_a_line_and_of_a_model(extra):
 
 def test_tables_and_plans_of_lines_are_those_of_models():
     lines = _lines()
-    assert summarise(lines.as_kept(), {("double", "old"): 3}) == summarise(TRACES, {("double", "old"): 3})
+    assert summarise(lines.as_kept(), {("double", "old"): ["w"]}) == summarise(TRACES, {("double", "old"): ["w"]})
     assert best_by_workload(lines.as_kept()) == best_by_workload(TRACES)
     assert _decisions(lines.as_kept()) == _decisions(TRACES)
 

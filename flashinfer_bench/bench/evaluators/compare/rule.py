@@ -36,6 +36,8 @@ class Tolerance:
     values between -M and M differ by at most 2 M. Rounding errors and near ties stay below this; garbage does not."""
     ignores_shared_zeros: bool = False
     """Whether the ratio must also be reached without the elements that are zero on both sides or nan on both sides."""
+    max_absolute_error: float = math.inf
+    """Largest error allowed anywhere, whatever else is."""
 
     @property
     def by_ratio(self) -> bool:
@@ -159,6 +161,8 @@ class Comparison:
             return f"{self.nonfinite_mismatched} of {self.elements} elements are nan or infinite unlike the reference"
         if self.matched_ratio < tolerance.required_matched_ratio:
             return f"{self.mismatched} of {self.elements} elements differ"
+        if self.max_abs_error > tolerance.max_absolute_error:
+            return f"the largest error, {self.max_abs_error:.6g}, is over {tolerance.max_absolute_error:g}"
         if not tolerance.by_ratio:
             return None
         if self.counted_ratio < tolerance.required_matched_ratio:

@@ -2,19 +2,22 @@
 
 A constraint may use axes, inputs, numbers, arithmetic, comparisons, and/or/not, subscripts, `.shape`, `.ndim`, `len`
 and the methods in `METHODS`. Any other constraint cannot be checked: it is noted, and the workload is
-used nevertheless.
+used nevertheless. So it is with a constraint that the axes of a workload break, whatever the inputs are: its author
+chose these sizes, and published references cope with them. Imports no torch: `validate` tells of such workloads, too.
 """
 
 from __future__ import annotations
 
 import ast
+import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
-import torch
-
-from flashinfer_bench.data.expression import parse_expression
+from flashinfer_bench.data.definition import AxisExpr, Definition
+from flashinfer_bench.data.expression import evaluate_axis, parse_expression
+from flashinfer_bench.data.workload import Workload
 from flashinfer_bench.errors import WorkloadFault
 
 METHODS: Final = frozenset({"item", "max", "min", "sum", "all", "any", "numel", "dim"})
@@ -42,6 +45,69 @@ class Uncheckable(Exception):
     """The constraint has an expression that is not supported here, or uses an input that is not given."""
 
 
+_FAILURES: Final = (Uncheckable, TypeError, IndexError, ZeroDivisionError, RuntimeError, ValueError)
+
+
+@dataclass(frozen=True, eq=False)
+class Shape:
+    """Stands for a tensor of which only the shape is known: whatever asks for its values raises."""
+
+    shape: tuple[int, ...]
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions."""
+        return len(self.shape)
+
+    def dim(self) -> int:
+        """Return the number of dimensions."""
+        return len(self.shape)
+
+    def numel(self) -> int:
+        """Return the number of elements."""
+        return math.prod(self.shape)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __bool__(self) -> bool:
+        raise Uncheckable("its values are not known")
+
+    def __eq__(self, other: object) -> bool:
+        raise Uncheckable("its values are not known")
+
+    __hash__ = None  # type: ignore[assignment]  # as of all that is equal to nothing
+
+
+def find_broken_by_axes(definition: Definition, workload: Workload) -> dict[str, str]:
+    """Return the constraints that the axes of a workload break, whatever the inputs are, each with what to tell.
+
+    Axes that cannot be bound break none: they are told elsewhere.
+    """
+    if not definition.constraints:
+        return {}
+    values: dict[str, Any] = {**workload.axes, **definition.const_axes}
+    try:
+        for name, axis in definition.axes.items():
+            if isinstance(axis, AxisExpr):
+                values[name] = evaluate_axis(axis.expression, values)
+        shapes = definition.get_input_shapes(workload.axes)
+    except ValueError:
+        return {}
+    for (name, spec), shape in zip(definition.inputs.items(), shapes, strict=True):
+        if shape is not None and not (spec.optional and name not in workload.inputs):
+            values.setdefault(name, Shape(shape))
+    broken = {}
+    for constraint in definition.constraints:
+        try:
+            tree = parse_expression(constraint)
+            if not _is_true(_evaluate(tree, values)):
+                broken[constraint] = _describe_broken(constraint, tree, values)
+        except _FAILURES:
+            continue
+    return broken
+
+
 def check_constraints(constraints: Sequence[str], values: Mapping[str, Any]) -> list[str]:
     """Check constraints; return those that cannot be checked, each with the reason.
 
@@ -57,8 +123,8 @@ def check_constraints(constraints: Sequence[str], values: Mapping[str, Any]) -> 
         try:
             tree = parse_expression(constraint)
             if not _is_true(_evaluate(tree, values)):
-                broken.append(f"{constraint!r} does not hold{_sides(tree, values)}")
-        except (Uncheckable, TypeError, IndexError, ZeroDivisionError, RuntimeError, ValueError) as error:
+                broken.append(_describe_broken(constraint, tree, values))
+        except _FAILURES as error:
             unchecked.append(f"{constraint!r}: {error}")
     if broken:
         raise WorkloadFault(f"the inputs break the definition's constraints: {'; '.join(broken)}")
@@ -74,9 +140,9 @@ def _evaluate(node: ast.expr, values: Mapping[str, Any]) -> Any:
                 raise Uncheckable(f"{name} is no axis and no input that is given")
             return values[name]
         case ast.Attribute(value=owner, attr=attribute) if attribute in ATTRIBUTES:
-            return getattr(_tensor(_evaluate(owner, values), attribute), attribute)
+            return getattr(_check_tensor(_evaluate(owner, values), attribute), attribute)
         case ast.Call(func=ast.Attribute(value=owner, attr=method), args=[], keywords=[]) if method in METHODS:
-            return getattr(_tensor(_evaluate(owner, values), method), method)()
+            return _bound_method(_evaluate(owner, values), method)()
         case ast.Call(func=ast.Name(id="len"), args=[argument], keywords=[]):
             return len(_evaluate(argument, values))
         case ast.Subscript(value=owner, slice=index):
@@ -97,10 +163,17 @@ def _evaluate(node: ast.expr, values: Mapping[str, Any]) -> Any:
     raise Uncheckable(f"{ast.unparse(node)!r} is not understood in a constraint")
 
 
-def _tensor(value: Any, what: str) -> torch.Tensor:
-    if not isinstance(value, torch.Tensor):
+def _check_tensor(value: Any, what: str) -> Any:
+    if not hasattr(value, "shape"):
         raise Uncheckable(f"a {type(value).__name__} has no {what}")
     return value
+
+
+def _bound_method(value: Any, name: str) -> Callable[[], Any]:
+    method: Callable[[], Any] | None = getattr(_check_tensor(value, name), name, None)
+    if method is None:
+        raise Uncheckable(f"the values that {name}() needs are not known")
+    return method
 
 
 def _index(node: ast.expr, values: Mapping[str, Any]) -> Any:
@@ -113,15 +186,16 @@ def _index(node: ast.expr, values: Mapping[str, Any]) -> Any:
 
 def _is_true(value: Any) -> bool:
     """Tell whether a result is true; a tensor is true where all its elements are."""
-    return bool(value.all()) if isinstance(value, torch.Tensor) else bool(value)
+    return bool(value.all()) if hasattr(value, "all") else bool(value)
 
 
-def _sides(tree: ast.expr, values: Mapping[str, Any]) -> str:
-    """Give both sides of a comparison as text; empty where they are not single numbers."""
+def _describe_broken(constraint: str, tree: ast.expr, values: Mapping[str, Any]) -> str:
+    """Say that a constraint does not hold, with both sides of a comparison where they are single numbers."""
+    told = f"{constraint!r} does not hold"
     if not isinstance(tree, ast.Compare) or len(tree.ops) != 1:
-        return ""
+        return told
     sides = [_evaluate(side, values) for side in (tree.left, tree.comparators[0])]
-    if any(isinstance(side, torch.Tensor) and side.numel() != 1 for side in sides):
-        return ""
-    left, right = (side.item() if isinstance(side, torch.Tensor) else side for side in sides)
-    return f" ({left} and {right})"
+    if any(hasattr(side, "numel") and side.numel() != 1 for side in sides):
+        return told
+    left, right = (side.item() if hasattr(side, "item") else side for side in sides)
+    return f"{told} ({left} and {right})"

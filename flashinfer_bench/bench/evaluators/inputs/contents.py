@@ -6,7 +6,8 @@ call comes from a set of inputs that the evaluator made, in one of four ways, by
     scaled   moved along by a secret number of elements, and each multiplied by a factor of its own, from a table that
              begins in a secret place; negated in half of the calls where the input has both signs
     rolled   moved along by a secret number of elements: bytes, packed floats, and numbers whose range means something
-    redrawn  made anew by the input's rule: rows that have to add up to one, say; stored ones are moved along in rows
+    redrawn  made anew by the input's rule: rows that have to add up to one, say; stored ones are moved along in rows;
+             custom ones by the definition's own function, all of a call together
     fixed    as it is: integers that give structure (page tables, offsets), single numbers, tables of constants
 
 A pass over the input makes its content, so it costs about what a copy costs. The same number gives the same content.
@@ -19,17 +20,18 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, Final
 
 import torch
 
+from flashinfer_bench.bench.evaluators.inputs.custom import SLOW_S, CustomInputs, list_custom
 from flashinfer_bench.bench.evaluators.inputs.make import bind_axes
 from flashinfer_bench.bench.evaluators.inputs.random_values import Blank
 from flashinfer_bench.bench.evaluators.inputs.rules import Way, find_way, make_tensor
 from flashinfer_bench.bench.evaluators.inputs.seeds import derive_seed
+from flashinfer_bench.bench.evaluators.inputs.writer import MULTIPLIED, TorchWriter, Writer, open_writer
 from flashinfer_bench.data import Definition, RandomInput, Workload
 
 LARGEST_FACTOR: Final = 1.25
@@ -37,9 +39,6 @@ LARGEST_FACTOR: Final = 1.25
 FACTORS: Final = (1 << 20) + 7
 """Length of the table of factors, a prime: so long that small inputs, too, hardly come twice in a trial, and that no
 row is much longer, which could be added up by the factors' period."""
-MULTIPLIED: Final = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
-"""The dtypes that torch multiplies in place; others are moved along only."""
-
 PROBES: Final = range(-3, 0)
 """Numbers that no call has: their contents tell whether an input can differ at all. A single value may come again once
 by chance."""
@@ -55,7 +54,9 @@ class VariedInput:
     name: str
     way: Way
     remake: Remaker | None = None
-    """Makes a "redrawn" input that is random in its workload."""
+    """Makes a "redrawn" input that is random in its workload, or custom."""
+    is_joint: bool = False
+    """Whether it is made together with other inputs of its call, from one seed."""
 
 
 def find_varied(definition: Definition, workload: Workload, device: torch.device) -> list[VariedInput]:
@@ -65,17 +66,40 @@ def find_varied(definition: Definition, workload: Workload, device: torch.device
         WorkloadFault: an axis of the workload has no size.
     """
     axes, shapes = bind_axes(definition, workload)
-    varied = []
-    for name in definition.inputs:
-        source, shape = workload.inputs.get(name), shapes[name]
-        if shape is None:
-            varied.append(VariedInput(name, "fixed"))
-            continue
-        is_random = source is None or isinstance(source, RandomInput)
-        blank = Blank(name, definition, shape, axes, {}, 0, device)
-        remake = _remaker(blank) if is_random else None
-        varied.append(VariedInput(name, find_way(blank), remake))
+    blanks = {name: Blank(name, definition, shape or (), axes, {}, 0, device) for name, shape in shapes.items()}
+    ways: dict[str, Way] = {
+        name: "fixed" if shapes[name] is None else find_way(blank) for name, blank in blanks.items()
+    }
+    varied = {name: VariedInput(name, way) for name, way in ways.items()}
+    for name, shape in shapes.items():
+        if shape is not None and isinstance(workload.inputs.get(name), RandomInput | None):
+            varied[name] = VariedInput(name, ways[name], _remaker(blanks[name]))
+    if list_custom(workload):
+        custom = CustomInputs(definition, workload, axes, shapes, device)
+        varied.update(_vary_custom(custom, ways))
+    return list(varied.values())
+
+
+def _vary_custom(custom: CustomInputs, ways: Mapping[str, Way]) -> dict[str, VariedInput]:
+    """Return how custom inputs differ, but for those that are varied as stored ones are.
+
+    Those that chance has no part in stay as they are, unless that holds for all. The others are made anew where that is
+    quick, and leaves integers that give structure alone.
+    """
+    differing, seconds = custom.compare_draws(seed=0)
+    changes_structure = any(ways[name] == "fixed" for name in differing)
+    is_drawn = seconds <= SLOW_S and not changes_structure
+    varied: dict[str, VariedInput] = {}
+    for name in custom.names if differing else ():
+        if name not in differing:
+            varied[name] = VariedInput(name, "fixed")
+        elif is_drawn:
+            varied[name] = VariedInput(name, "redrawn", _picker(custom, name), is_joint=True)
     return varied
+
+
+def _picker(custom: CustomInputs, name: str) -> Remaker:
+    return lambda seed: custom.draw(seed)[name]
 
 
 def _remaker(blank: Blank) -> Remaker:
@@ -97,6 +121,7 @@ class Contents:
         self.base_number = base_number
         self._varied = list(varied)
         self._seed = seed
+        self._device = next((value.device for value in base if isinstance(value, torch.Tensor)), torch.device("cpu"))
         self._has_both_signs = [
             _has_both_signs(value) if one.way == "scaled" and isinstance(value, torch.Tensor) else False
             for value, one in zip(base, varied, strict=True)
@@ -128,8 +153,9 @@ class Contents:
             return False
         target = torch.empty_like(value, memory_format=torch.contiguous_format)
         base = value.reshape(-1).view(torch.uint8)
+        writer = TorchWriter()
         for number in PROBES:
-            self._write_one(number, index, target)
+            self._write_one(number, index, target, writer)
             if not torch.equal(target.view(-1).view(torch.uint8), base):
                 return True
         return False
@@ -140,19 +166,28 @@ class Contents:
         self.write(number, [value if isinstance(value, torch.Tensor) else None for value in made])
         return made
 
-    def write(self, number: int, into: Sequence[torch.Tensor | None]) -> None:
-        """Write the inputs of a call into contiguous tensors of their shapes and dtypes; None for what is no tensor."""
+    def write(self, number: int, into: Sequence[torch.Tensor | None], writer: Writer | None = None) -> None:
+        """Write the inputs of a call.
+
+        Args:
+            number: the call's.
+            into: contiguous tensors of the inputs' shapes and dtypes; None for what is no tensor.
+            writer: is told what to write, and has to be finished by the caller; where none is given, all is launched.
+        """
+        told = writer or open_writer(self._device)
         for index, (value, target) in enumerate(zip(self.base, into, strict=True)):
             if target is None or value.numel() == 0:
                 continue
             if number == self.base_number or self._varied[index].way == "fixed":
-                target.copy_(value)
+                told.move(value, target, 0)
             else:
-                self._write_one(number, index, target)
+                self._write_one(number, index, target, told)
+        if writer is None:
+            told.finish()
 
-    def _write_one(self, number: int, index: int, target: torch.Tensor) -> None:
+    def _write_one(self, number: int, index: int, target: torch.Tensor, writer: Writer) -> None:
         value, varied = self.base[index], self._varied[index]
-        secret = derive_seed(self._seed, "content", number, index)
+        secret = derive_seed(self._seed, "content", number, *(() if varied.is_joint else (index,)))
         if varied.way == "redrawn" and varied.remake is not None:
             target.copy_(varied.remake(secret))
         elif varied.way == "redrawn":
@@ -163,9 +198,10 @@ class Contents:
             by = choose_move(value, secret)
             if varied.way == "scaled" and value.dtype in MULTIPLIED:
                 is_negated = self._has_both_signs[index] and bool((secret >> 60) & 1)
-                write_scaled(value, target, by=by, start=(secret >> 40) % FACTORS, is_negated=is_negated)
+                factors = make_factors(value.dtype, value.device, is_negated=is_negated)
+                writer.scale(value, target, by, factors, (secret >> 40) % FACTORS)
             else:
-                write_moved(value, target, by=by)
+                writer.move(value, target, by)
 
 
 @functools.cache
@@ -187,40 +223,6 @@ def choose_move(value: torch.Tensor, secret: int) -> int:
     if columns > 1 and move % columns == 0:
         move = move - 1 if move > 1 else move + 1
     return move
-
-
-def write_moved(value: torch.Tensor, target: torch.Tensor, *, by: int) -> None:
-    """Write a tensor's elements into another one, moved along by a number of elements; what falls off comes first.
-
-    Args:
-        value: any tensor.
-        target: contiguous, of its shape and dtype.
-        by: how many elements.
-    """
-    size = value.dtype.itemsize
-    flat, into = value.reshape(-1).view(torch.uint8), target.view(-1).view(torch.uint8)
-    left = flat.numel() - by * size
-    into[:left].copy_(flat[by * size :])
-    into[left:].copy_(flat[: by * size])
-
-
-def write_scaled(value: torch.Tensor, target: torch.Tensor, *, by: int, start: int, is_negated: bool) -> None:
-    """Write a tensor's elements moved along, each multiplied by a factor.
-
-    Args:
-        value: any tensor of a dtype in MULTIPLIED.
-        target: contiguous, of its shape and dtype.
-        by: how many elements it is moved.
-        start: where in the table of factors the target's first one stands; at its end the table begins again.
-        is_negated: the factors are negative.
-    """
-    factors = make_factors(value.dtype, value.device, is_negated=is_negated)
-    flat, into = value.reshape(-1), target.view(-1)
-    count = flat.numel()
-    for begin, end in pairwise(sorted({0, count - by, count, *range(FACTORS - start, count, FACTORS)})):
-        source, factor = (begin + by) % count, (begin + start) % FACTORS
-        length = end - begin
-        torch.mul(flat[source : source + length], factors[factor : factor + length], out=into[begin:end])
 
 
 def _is_same(value: Any, other: Any) -> bool:

@@ -1,4 +1,5 @@
-"""The inputs of a workload: numbers and stored tensors as given, all others random. An equal seed gives equal inputs.
+"""The inputs of a workload: numbers and stored tensors as given, custom ones by the definition's own function, all
+others random. An equal seed gives equal inputs.
 
 Each input has a generator of its own, seeded by a sha256 of the seed and the input's name. So an input's values do not
 depend on which inputs were made before it. `rules` says which random values an input gets.
@@ -14,15 +15,17 @@ from typing import Any
 
 import torch
 
-from flashinfer_bench.bench.evaluators.inputs.constraints import check_constraints
+from flashinfer_bench.bench.evaluators.inputs.constraints import check_constraints, find_broken_by_axes
+from flashinfer_bench.bench.evaluators.inputs.custom import CustomInputs, list_custom
 from flashinfer_bench.bench.evaluators.inputs.memory import total_bytes
 from flashinfer_bench.bench.evaluators.inputs.random_values import Blank
 from flashinfer_bench.bench.evaluators.inputs.rules import make_number, make_tensor
+from flashinfer_bench.bench.evaluators.inputs.seeds import derive_seed
 from flashinfer_bench.bench.evaluators.inputs.stored import make_scalar, read_stored
-from flashinfer_bench.data import AxisExpr, Definition, RandomInput, SafetensorsInput, ScalarInput, Workload
+from flashinfer_bench.data import Definition, RandomInput, SafetensorsInput, ScalarInput, Workload
 from flashinfer_bench.data.dtypes import DTYPES
-from flashinfer_bench.data.expression import evaluate_axis
 from flashinfer_bench.data.store.blobs import BlobStore
+from flashinfer_bench.data.workload import CustomInput
 from flashinfer_bench.errors import WorkloadFault
 
 
@@ -37,7 +40,7 @@ class InputMaker:
     blob_root: Path
     """Root of the trace set that holds the workload."""
     notes: dict[str, Any] = field(default_factory=dict)
-    """Gets "unchecked_constraints" where a constraint could not be checked."""
+    """Gets "broken_constraints" where the axes break some, and "unchecked_constraints" where some cannot be checked."""
     _stored: dict[str, Any] = field(default_factory=dict)
     """What was read from files, by the input's name: each file is read once."""
 
@@ -45,12 +48,14 @@ class InputMaker:
         """Make a set of inputs, in the order of the definition; an optional input that the workload leaves out is None.
 
         Raises:
-            WorkloadFault: a file, a number, an axis or a constraint is not as it should be.
+            WorkloadFault: a file, a number, an axis, a constraint or the definition's function is not as it should be.
         """
         definition, device = self.definition, self.device
         axes, shapes = bind_axes(definition, self.workload)
         _check_size(definition, shapes, device)
         made: dict[str, Any] = {}
+        if list_custom(self.workload):
+            made.update(CustomInputs(definition, self.workload, axes, shapes, device).draw(derive_seed(seed, "custom")))
         for name, spec in definition.inputs.items():
             match self.workload.inputs.get(name):
                 case ScalarInput(value=value):
@@ -59,7 +64,7 @@ class InputMaker:
                     made[name] = self._read(name, source, shapes[name])
                 case None if spec.optional:
                     made[name] = None
-                case None | RandomInput():
+                case None | RandomInput() | CustomInput():
                     pass
                 case source:
                     what = f"input {name!r} of workload {self.workload.uuid} is of type {source.type!r}"
@@ -68,7 +73,11 @@ class InputMaker:
             if name not in made:
                 blank = Blank(name, definition, shape or (), axes, made, seed, device)
                 made[name] = make_number(blank) if shape is None else make_tensor(blank)
-        unchecked = check_constraints(definition.constraints, {**axes, **made})
+        broken = find_broken_by_axes(definition, self.workload)
+        if broken:
+            self.notes["broken_constraints"] = list(broken.values())
+        kept = [constraint for constraint in definition.constraints if constraint not in broken]
+        unchecked = check_constraints(kept, {**axes, **made})
         if unchecked:
             self.notes["unchecked_constraints"] = unchecked
         return [made[name] for name in definition.inputs]
@@ -108,9 +117,7 @@ def bind_axes(
                 f"workload {workload.uuid} has {name}={workload.axes[name]}; {definition.name} has {size}"
             )
     try:
-        for name, axis in definition.axes.items():
-            if isinstance(axis, AxisExpr):
-                axes[name] = evaluate_axis(axis.expression, axes)
+        axes = definition.bind_axes(axes)
         shapes = definition.get_input_shapes(workload.axes)
     except ValueError as error:
         raise WorkloadFault(f"workload {workload.uuid}: {error}") from error

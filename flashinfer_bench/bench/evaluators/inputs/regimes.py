@@ -15,11 +15,11 @@ from typing import Final
 
 import torch
 
-from flashinfer_bench.bench.evaluators.inputs.contents import MULTIPLIED
 from flashinfer_bench.bench.evaluators.inputs.make import bind_axes
 from flashinfer_bench.bench.evaluators.inputs.random_values import Blank
 from flashinfer_bench.bench.evaluators.inputs.rules import is_free
 from flashinfer_bench.bench.evaluators.inputs.seeds import derive_seed, make_generator
+from flashinfer_bench.bench.evaluators.inputs.writer import MULTIPLIED
 from flashinfer_bench.data import Definition, RandomInput, Workload
 from flashinfer_bench.data.dtypes import DTYPES
 

@@ -14,9 +14,9 @@ from typing import Any, Final
 
 import torch
 
-from flashinfer_bench.bench.evaluators.inputs.contents import MULTIPLIED
 from flashinfer_bench.bench.evaluators.inputs.memory import free_bytes
 from flashinfer_bench.bench.evaluators.inputs.seeds import derive_seed, make_generator
+from flashinfer_bench.bench.evaluators.inputs.writer import MULTIPLIED
 from flashinfer_bench.bench.evaluators.integrity.norms import measure_norms
 
 MOST_DRAWS: Final = 16

@@ -39,7 +39,7 @@ from flashinfer_bench.bench.runner.session.reference_timing import ReferenceTime
 from flashinfer_bench.bench.runner.session.regimes import judge_regimes, plan_regimes
 from flashinfer_bench.bench.runner.session.variation import vary_secretly
 from flashinfer_bench.bench.runner.workers.artifacts import find_artifact
-from flashinfer_bench.bench.runner.workers.claims import choose_style
+from flashinfer_bench.bench.runner.workers.calling_style import CallingStyle, choose_style
 from flashinfer_bench.bench.runner.workers.kernel import (
     KernelMetadata,
     KernelTask,
@@ -108,7 +108,7 @@ class DeviceSession:
         """Workloads whose baseline was made while no worker held a solution."""
         self._broken_loads: dict[str, SolutionFailure] = {}
         self._broken_workloads: dict[str, str] = {}
-        self._styles: dict[str, bool] = {}
+        self._styles: dict[str, CallingStyle] = {}
 
     def close(self) -> None:
         """Give the shared memory back."""
@@ -233,6 +233,7 @@ class DeviceSession:
     def _give_memory_back(self) -> None:
         """Free what can be freed: the arena, the worker that maps it, torch's own cache."""
         self._pool.discard()
+        self._pool.end_reference()
         self._arena.release()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
@@ -249,26 +250,25 @@ class DeviceSession:
         if broken is not None and not self._hello.isolated:
             raise broken
         self._say(job, "load")
-        self._pool.end_reference()
+        self._pool.rest_reference()
         worker, is_fresh = self._pool.worker_for(files_of(solution))
         definition = job.block.definition
         task = KernelTask(
             input_names=list(definition.inputs),
             outputs=job.output_specs(),
             timeout_seconds=self._hello.timeout_seconds,
-            plan=self._measure_plan(job.block.config, solution),
+            plan=self._measure_plan(job.config, solution),
             vary=vary_secretly(job, derive_seed(job.order.seed, "contents")),
             regimes=plan_regimes(job),
-            may_return_inputs=job.block.reference.returns_inputs is not False,
         )
-        metadata = KernelMetadata(solution.name, definition.name, self._styles.get(solution.digest, True))
-        kernel = RemoteKernel(worker, self._tools, task, metadata)
+        kernel = RemoteKernel(worker, self._tools, task, KernelMetadata(solution.name, definition.name, True))
         if is_fresh:
             try:
                 self._import(kernel, definition, solution)
             except SolutionFailure as failure:
                 self._broken_loads[solution.digest] = failure
                 raise
+        kernel.calling_style = self._styles[solution.digest]
         return kernel
 
     def _import(self, kernel: RemoteKernel, definition: Definition, solution: BlockSolution) -> None:
@@ -278,12 +278,13 @@ class DeviceSession:
         signature = kernel.load(artifact, self._pool.solution_environment(solution.digest))
         style = choose_style(
             signature,
-            inputs=len(definition.inputs),
-            outputs=len(definition.outputs),
+            inputs=list(definition.inputs),
+            outputs=list(definition.outputs),
             declared=solution.declared_style,
+            is_python=solution.kind == "python",
         )
-        self._styles[solution.digest] = style == "dps"
-        kernel.metadata = replace(kernel.metadata, destination_passing_style=style == "dps")
+        known = self._styles.get(solution.digest)
+        self._styles[solution.digest] = known if known is not None and not style.is_settled else style
 
     def _measure_plan(self, config: ResolvedEvalConfig, solution: BlockSolution) -> MeasurePlan:
         if solution.language == "triton" and self._device.type == "cpu":
@@ -303,26 +304,42 @@ class DeviceSession:
             baseline = self._make_baseline(job, EXPECTED_PHASE)
         self._trim_cache()
         self._hand_over_arena(kernel.worker)
+        self._settle_task(job, kernel, baseline)
         verdict = self._check(job, kernel, baseline)
         measure = partial(evaluator.eval_performance, block.definition, kernel, baseline.inputs)
         if isinstance(verdict, Rejected):
-            if block.config.extra.get(MEASURE_REJECTED) and verdict.status is EvaluationStatus.INCORRECT_NUMERICAL:
+            if job.config.extra.get(MEASURE_REJECTED) and verdict.status is EvaluationStatus.INCORRECT_NUMERICAL:
                 # The verdict stays the same; the notes get the time.
-                measure(None, block.config, context=self._context(job))
+                measure(None, job.config, context=self._context(job))
             return verdict
-        performance = measure(baseline.mean_latency_ms, block.config, context=self._context(job))
+        performance = measure(baseline.mean_latency_ms, job.config, context=self._context(job))
         if baseline.measurement is not None:
             job.notes["baseline"] = baseline.measurement
         wrong = self._judge_reads(job, kernel, baseline)
         wrong = wrong or judge_regimes(job, kernel.regime_calls, baseline, self._context(job))
         return wrong or Passed(verdict.correctness, performance)
 
+    def _settle_task(self, job: JobContext, kernel: RemoteKernel, baseline: Baseline) -> None:
+        """Take into the task what the reference's calls have shown, and find out how the solution is called."""
+        reference = job.block.reference
+        written = reference.mutates or frozenset()
+        kernel.task = replace(
+            kernel.task, may_return_inputs=reference.returns_inputs is not False, in_out_inputs=written
+        )
+        if written:
+            job.notes["in_out_inputs"] = sorted(written)
+        self._say(job, "solution")
+        kernel.settle_style(baseline.inputs[0])
+        self._styles[job.solution.digest] = kernel.calling_style
+        note = kernel.calling_style.to_note()
+        if note is not None:
+            job.notes["calling_style"] = note
+
     def _check(self, job: JobContext, kernel: RemoteKernel, expected: Baseline) -> Verdict:
         """Call the solution on inputs and compare its outputs with what is expected."""
         block = job.block
-        self._say(job, "solution")
         return block.evaluator.check_correctness(
-            block.definition, kernel, expected.inputs, expected.outputs, block.config, context=self._context(job)
+            block.definition, kernel, expected.inputs, expected.outputs, job.config, context=self._context(job)
         )
 
     def _judge_reads(self, job: JobContext, kernel: RemoteKernel, baseline: Baseline) -> Rejected | None:
@@ -347,7 +364,7 @@ class DeviceSession:
         if not calls:
             return None
         context = self._context(replace(job, notes={}))
-        verdict = block.evaluator.judge_reads(block.definition, calls, block.config, context)
+        verdict = block.evaluator.judge_reads(block.definition, calls, job.config, context)
         job.notes["reads"] = len(calls)
         if isinstance(verdict, Rejected):
             return replace(verdict, message=f"in a call that was timed: {verdict.message}")
@@ -360,7 +377,7 @@ class DeviceSession:
         self._say(job, phase)
         context = replace(self._context(job, is_alone=phase == REFERENCE_PHASE), **changes)
         return block.evaluator.build_baseline(
-            block.definition, job.workload, config or block.config, self._device, context=context
+            block.definition, job.workload, config or job.config, self._device, context=context
         )
 
     def _context(self, job: JobContext, *, is_alone: bool = False) -> JudgeContext:

@@ -50,7 +50,10 @@ class BlockContext:
 
     def open_job(self, order: BlockJob) -> JobContext:
         """Return what the steps of one job share."""
-        return JobContext(self, order, Workload.model_validate(order.workload))
+        workload = Workload.model_validate(order.workload)
+        if not order.settings:
+            return JobContext(self, order, workload, self.config)
+        return JobContext(self, order, workload, self.config.model_copy(update=order.settings))
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,8 @@ class JobContext:
     block: BlockContext
     order: BlockJob
     workload: Workload
+    config: ResolvedEvalConfig
+    """The block's, with what the workload says of itself."""
     notes: dict[str, Any] = field(default_factory=dict)
     """What evaluators and measurements add to the trace; it grows while the job is judged."""
 

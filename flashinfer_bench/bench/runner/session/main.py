@@ -23,6 +23,7 @@ from typing import Any, Final
 import pynvml
 import torch
 
+from flashinfer_bench import __version__
 from flashinfer_bench.bench.evaluators.compare.kernel_cache import JUDGE_FOLDER, share_kernels
 from flashinfer_bench.bench.evaluators.registry import register
 from flashinfer_bench.bench.runner.protocol import (
@@ -47,7 +48,6 @@ from flashinfer_bench.data import Environment
 from flashinfer_bench.errors import WorkloadFault
 from flashinfer_bench.timing.clocks import capture_first, import_cupti, make_clock
 from flashinfer_bench.timing.lane import kernel_image
-from flashinfer_bench.version import __version__
 from flashinfer_bench.worker.wire import FrameReader, WireClosed, send_frame
 
 REPORTED_PACKAGES: Final = ("triton", "flashinfer-python", "cupti-python", "numpy", "apache-tvm-ffi")

@@ -22,7 +22,7 @@ PATIENCE_S: Final = 1.0
 def plan_regimes(job: JobContext) -> Regimes | None:
     """Return what changes inputs of a job's calls; None where its evaluator judges usual inputs only."""
     block = job.block
-    if not block.evaluator.takes_regimes(block.definition, block.config):
+    if not block.evaluator.takes_regimes(block.definition, job.config):
         return None
     return Regimes(block.definition, job.workload, job.order.seed)
 
@@ -50,7 +50,7 @@ def judge_regimes(
             told[call.regime] = "left out: the reference is not finite"
             continue
         judged = JudgedCall(call.inputs, call.outputs, expected)
-        verdict = block.evaluator.judge_regime(block.definition, call.regime, judged, block.config, context)
+        verdict = block.evaluator.judge_regime(block.definition, call.regime, judged, job.config, context)
         told[call.regime] = "judged"
         if isinstance(verdict, Rejected):
             break

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, Final
 
 import torch
 
-from flashinfer_bench.bench.evaluators.inputs.contents import Contents, find_varied
+from flashinfer_bench.bench.evaluators.inputs.contents import Contents, VariedInput, find_varied
 from flashinfer_bench.bench.runner.session.job import JobContext
 from flashinfer_bench.bench.runner.workers.kernel import Vary
 
@@ -26,10 +27,14 @@ def vary_secretly(job: JobContext, seed: int | None = None) -> Vary:
     secret = secrets.randbits(62) if seed is None else seed
     definition, workload = job.block.definition, job.workload
 
+    @cache
+    def find(device: torch.device) -> list[VariedInput]:
+        return find_varied(definition, workload, device)
+
     def vary(trial: int, inputs: Sequence[Any]) -> Contents:
         tensor = next((value for value in inputs if isinstance(value, torch.Tensor)), None)
         device = torch.device("cpu") if tensor is None else tensor.device
         base_number = secrets.randbelow(FIRST_CALLS)
-        return Contents(inputs, find_varied(definition, workload, device), secret + trial, base_number)
+        return Contents(inputs, find(device), secret + trial, base_number)
 
     return vary

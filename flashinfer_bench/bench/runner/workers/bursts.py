@@ -54,6 +54,8 @@ RESOLVED: Final = 4.0
 """A burst resolves its calls when they take this many times what empty bursts differ by."""
 LEAST_NOISE_NS: Final = {"cpu": 5_000.0, "cuda": 40_000.0}
 """Bursts on a kind of device differ by this at the least, however alike the empty ones were."""
+COPIED_BYTES: Final = 256 << 20
+"""Bytes that the session copies at the most to learn what copies take."""
 COPY_MARGIN: Final = 1.5
 """What a worker's copies of outputs may take, as a multiple of what the session's own take."""
 BURST_NS: Final = {"cpu": 0, "cuda": 1_000_000}
@@ -65,10 +67,11 @@ FEWEST_CALLS: Final = 8
 """And this many at least: the first call after a pause is slower, for threads sleep and caches are cold."""
 LONGEST_NS: Final = 50_000_000
 """But no more than take this long: slow calls hardly notice a pause."""
-SERIES_S: Final = 0.02
-"""Seconds that a series of bursts takes where calls are quick."""
+SERIES_S: Final = {"cpu": 0.02, "cuda": 0.04}
+"""Seconds that a series of bursts takes where calls are quick, by the kind of device. On a GPU a burst begins sooner or
+later, and the best of many tells what its calls take."""
 FEWEST_BURSTS: Final = 3
-MOST_BURSTS: Final = 12
+MOST_BURSTS: Final = {"cpu": 12, "cuda": 32}
 """Bursts of a series; a series of slow calls has one. A burst that confirms the claim ends it: the best of more bursts
 would be lower still, so they would change neither the verdict nor the latency. One that does not resolve a call ends
 nothing: such a claim may be forged, and each burst is one more look at outputs that were not computed in time."""
@@ -246,12 +249,17 @@ class BurstTimer:
             settling: a cost of one call above the first of these and up to the second settles the claim.
         """
         above_ns, up_to_ns = settling
+        most = MOST_BURSTS[self._trial.asked.device_type]
         start = self._now_ns()
         costs_ns: list[float] = []
         waited_before = tree_waiting_ns(self._guard_pid)
-        while len(costs_ns) < MOST_BURSTS and not (costs_ns and above_ns < costs_ns[-1] <= up_to_ns):
+        while len(costs_ns) < most and not (costs_ns and above_ns < costs_ns[-1] <= up_to_ns):
             spent_s = (self._now_ns() - start) / 1e9
-            if costs_ns and spent_s > SERIES_S and (len(costs_ns) >= FEWEST_BURSTS or spent_s > SLOW_SERIES_S):
+            if (
+                costs_ns
+                and spent_s > SERIES_S[self._trial.asked.device_type]
+                and (len(costs_ns) >= FEWEST_BURSTS or spent_s > SLOW_SERIES_S)
+            ):
                 break
             device_type = self._trial.asked.device_type
             cost_ns = (self._time_one(calls, overhead) - BEGIN_NS[device_type]) / calls
@@ -304,13 +312,14 @@ class BurstTimer:
         if self._trial.asked.device_type == "cpu":
             return COPY_MARGIN * time_copies_of_one_thread(outputs)
         # In one piece: what each copy takes to start is known from empty bursts.
-        source = torch.empty(sum(output.nbytes for output in outputs), dtype=torch.uint8, device=outputs[0].device)
+        size = sum(output.nbytes for output in outputs)
+        source = torch.empty(min(size, COPIED_BYTES), dtype=torch.uint8, device=outputs[0].device)
         target = torch.empty_like(source)
         self._trial.places.synchronize()
         start = self._now_ns()
         target.copy_(source)
         self._trial.places.synchronize()
-        return COPY_MARGIN * (self._now_ns() - start)
+        return COPY_MARGIN * (self._now_ns() - start) * max(1.0, size / COPIED_BYTES)
 
 
 def time_copies_of_one_thread(tensors: Sequence[torch.Tensor]) -> float:

@@ -1,4 +1,4 @@
-"""What a solution claims of itself, compared with the definition: its signature, and what it returned.
+"""What a solution claims to have returned, compared with the definition.
 
 Pure. A claim that does not fit raises a SolutionFailure with its status.
 """
@@ -11,12 +11,11 @@ from typing import Final
 
 import torch
 
+from flashinfer_bench.bench.runner.workers.calling_style import NOTHING
 from flashinfer_bench.errors import SolutionFailure
-from flashinfer_bench.worker.protocol import Returned, Signature, Style
+from flashinfer_bench.worker.protocol import Returned
 
 SCALARS_FOR: Final = {"float": ("float", "int"), "int": ("int",), "bool": ("bool",)}
-NOTHING: Final = "builtins.NoneType"
-"""The type of None, as a worker tells it."""
 
 
 @dataclass(frozen=True)
@@ -33,46 +32,6 @@ class OutputSpec:
         return prod(self.shape) * self.dtype.itemsize
 
 
-def choose_style(signature: Signature | None, *, inputs: int, outputs: int, declared: bool | None) -> Style:
-    """Return how a solution is called: as it declares, or by its arity where it declares nothing.
-
-    Where it declares nothing and both styles fit, the parameters after the inputs have defaults, such as `eps=1e-6`.
-    Then they are no outputs.
-
-    Raises:
-        SolutionFailure: COMPILE_ERROR in two cases. The entry function cannot be called in this style: the message
-            shows both signatures. Or the solution declares no style, and the function takes any number of arguments.
-    """
-    if declared is None and signature is None:
-        return "dps"
-    if declared is None and signature is not None and signature.maximum is None:
-        raise SolutionFailure(
-            "COMPILE_ERROR",
-            f"run{signature.text} takes any number of arguments, which does not tell how it is called; "
-            "set destination_passing_style in the solution's spec",
-        )
-
-    def fits(count: int) -> bool:
-        if signature is None:
-            return True
-        return signature.minimum <= count and (signature.maximum is None or count <= signature.maximum)
-
-    wanted: list[tuple[Style, int]] = [("value", inputs), ("dps", inputs + outputs)]
-    if declared is not None:
-        wanted = wanted[1:] if declared else wanted[:1]
-    for style, count in wanted:
-        if fits(count):
-            return style
-    takes = signature.text if signature else "(...)"
-    names = {"dps": f"destination-passing: {inputs} inputs + {outputs} outputs = {inputs + outputs} arguments"}
-    names["value"] = f"value-returning: {inputs} arguments"
-    expected = "; or ".join(names[style] for style, _ in wanted)
-    raise SolutionFailure(
-        "COMPILE_ERROR",
-        f"the entry function does not take the definition's arguments\n  expected {expected}\n  found run{takes}",
-    )
-
-
 def check_returned(returned: list[Returned], outputs: list[OutputSpec], device_type: str) -> None:
     """Compare what a value-returning solution returned with the definition: count, then shapes, then dtypes.
 
@@ -84,6 +43,8 @@ def check_returned(returned: list[Returned], outputs: list[OutputSpec], device_t
         values = "1 value" if len(returned) == 1 else f"{len(returned)} values"
         if [value.type for value in returned] == [NOTHING]:
             values = "nothing (None)"
+        elif len(returned) == 1 and returned[0].kind == "other":
+            values = f"a {returned[0].type}"
         raise SolutionFailure(
             "INCORRECT_SHAPE", f"returned {values}; the definition has {len(outputs)} outputs: {names}"
         )

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any, Final, TypeVar
 
@@ -28,19 +28,22 @@ from flashinfer_bench.bench.runner.workers.bursts import (
     count_burst_calls,
     settle_by_requests,
 )
+from flashinfer_bench.bench.runner.workers.calling_style import FORMAT_DEFAULT, CallingStyle, settled_by
 from flashinfer_bench.bench.runner.workers.claims import OutputSpec, check_memory, check_returned
-from flashinfer_bench.bench.runner.workers.places import MOST_PLACES, CallPlaces, describe_inputs
+from flashinfer_bench.bench.runner.workers.places import GPU_PLACES, MOST_PLACES, CallPlaces, describe_inputs
 from flashinfer_bench.bench.runner.workers.process import WorkerGone, WorkerLate, WorkerProcess
 from flashinfer_bench.bench.runner.workers.readings import ReadingsAsked, check_trial, raise_claim
 from flashinfer_bench.bench.runner.workers.regime_calls import RegimeCall, RegimeSchedule
 from flashinfer_bench.bench.runner.workers.remote_clock import ReadCall, Reader, RemoteClock, RemoteTrial
 from flashinfer_bench.compile import Artifact
+from flashinfer_bench.compile.diagnostics import lead_with_error
 from flashinfer_bench.errors import SolutionFailure
 from flashinfer_bench.timing.measurement import Measured, Trial
 from flashinfer_bench.timing.progress import Recipe
 from flashinfer_bench.timing.recipe import take_trial
 from flashinfer_bench.timing.settings import PRECISION, USUAL, TimingSettings
-from flashinfer_bench.worker.protocol import Bound, Called, Claim, Failed, LaidOut, Loaded, Signature, Style
+from flashinfer_bench.timing.stopping import trial_precision
+from flashinfer_bench.worker.protocol import Bound, Called, Claim, Failed, LaidOut, Loaded, Returned, Signature, Style
 from flashinfer_bench.worker.wire import WireError
 
 MEASURED_SHARE: Final = 0.7
@@ -74,7 +77,7 @@ class MeasurePlan:
     iterations: int
     budget_s: float
     precision: float = PRECISION
-    """Share of its time to which a trial is to be known."""
+    """Share of its time to which a call is to be known after all trials; where it stops early, after one."""
     trials: int | None = None
     """The largest number of input sets that are measured; None for all."""
     timing: TimingSettings = USUAL
@@ -109,6 +112,8 @@ class KernelTask:
     """Give the inputs by their names: how references are called."""
     may_write_inputs: bool = False
     """A call may change its inputs, as a reference may."""
+    in_out_inputs: frozenset[str] = frozenset()
+    """Inputs that the reference writes to, as the session's own calls of it have shown: a call may change these."""
     may_return_inputs: bool = False
     """An output may lie in the memory of an input, as one of the reference's does."""
     is_ours: bool = False
@@ -140,7 +145,8 @@ class RemoteKernel:
     """
 
     def __init__(self, worker: WorkerProcess, tools: SessionTools, task: KernelTask, metadata: KernelMetadata) -> None:
-        self.metadata = metadata
+        self._metadata = metadata
+        self._style = CallingStyle("dps" if metadata.destination_passing_style else "value", FORMAT_DEFAULT)
         self.worker = worker
         self.task = task
         self.reads: list[list[ReadCall]] = []
@@ -156,11 +162,24 @@ class RemoteKernel:
         self._bound_generation = -1
 
     @property
+    def metadata(self) -> KernelMetadata:
+        """What an evaluator may know of the solution."""
+        return self._metadata
+
+    @property
+    def calling_style(self) -> CallingStyle:
+        """How the solution is called, and how that was found out."""
+        return self._style
+
+    @calling_style.setter
+    def calling_style(self, style: CallingStyle) -> None:
+        self._style, self._laid_out = style, None
+        self._metadata = replace(self._metadata, destination_passing_style=style.is_dps)
+
+    @property
     def style(self) -> Style:
         """The calling style, as a word of the protocol."""
-        if self.task.by_keyword:
-            return "keyword"
-        return "dps" if self.metadata.destination_passing_style else "value"
+        return "keyword" if self.task.by_keyword else self._style.style
 
     def __call__(self, *args: Any) -> list[torch.Tensor]:
         """Call the solution once on copies of the inputs.
@@ -185,8 +204,31 @@ class RemoteKernel:
             target.copy_(result)
         return results
 
-    def call_once(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
-        """Make one call, on copies of the inputs; return the outputs."""
+    def settle_style(self, inputs: Sequence[Any]) -> None:
+        """Find out how the solution is called, where nothing has told it yet: by a call with its inputs alone.
+
+        Where that call raises, outputs are passed in, too.
+
+        Raises:
+            SolutionFailure: both calls failed, or the first one did otherwise than by raising.
+        """
+        if self._style.is_settled:
+            return
+        try:
+            _, returned = self._make_call(inputs)
+            self.calling_style = settled_by(returned, [output.name for output in self.task.outputs])
+        except SolutionFailure as failure:
+            if not failure.is_answer:
+                raise
+            undecided, self.calling_style = self._style, CallingStyle("dps", "a call with its inputs alone failed")
+            try:
+                self._make_call(inputs)
+            except SolutionFailure:
+                self.calling_style = undecided
+                raise failure from None
+
+    def _make_call(self, inputs: Sequence[Any]) -> tuple[CallPlaces, list[Returned]]:
+        """Make one call, on copies of the inputs; return where its outputs lie, and what it claims to have returned."""
         places = self._lay_out(inputs)
         for value, slot in zip(inputs, places.inputs(0), strict=True):
             if slot is not None:
@@ -196,8 +238,12 @@ class RemoteKernel:
         if self.worker.has_setup:
             self._ask("calls", Called, "setup", indices=[0], part="setup", lead=None, replay=False)
         called = self._ask("calls", Called, "the call", indices=[0], part="run", lead=None, replay=False)
+        return places, (called.returned or [[]])[0]
+
+    def call_once(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
+        """Make one call, on copies of the inputs; return the outputs."""
+        places, returned = self._make_call(inputs)
         # The session knows that what a reference returns fits.
-        returned = (called.returned or [[]])[0]
         if self.style == "value" and self.task.outputs and not self.task.may_write_inputs:
             try:
                 check_returned(returned, self.task.outputs, self._arena.device.type)
@@ -237,7 +283,7 @@ class RemoteKernel:
             if trials and self._is_done(trials[-1], remote, chosen, self._now() - start):
                 break
             remote = self._prepare_trial(first + at, inputs, trials=len(chosen))
-            trials.append(self._take_trial(remote, left=len(chosen) - at))
+            trials.append(self._take_trial(remote, trials=len(chosen), left=len(chosen) - at))
             self.reads.append(remote.reader.reads())
             self.regime_calls += self._finish_regimes(remote)
             costs_ns += remote.costs_ns
@@ -299,15 +345,15 @@ class RemoteKernel:
             schedule.take(inputs, self.call_once(inputs))
         return schedule.made
 
-    def _take_trial(self, remote: RemoteTrial, *, left: int) -> Trial:
-        """Take one of the trials that are left, each with its share of the solution's time."""
+    def _take_trial(self, remote: RemoteTrial, *, trials: int, left: int) -> Trial:
+        """Take one of the trials, of which some are left, each with its share of the solution's time."""
         plan = self.task.plan
         budget_s = min(plan.budget_s, MEASURED_SHARE * self._left_s / left)
         recipe = Recipe(
             warmup_runs=plan.warmup_runs,
             iterations=plan.iterations,
             budget_s=max(0.0, budget_s),
-            precision=plan.precision,
+            precision=plan.precision if plan.stops_early else trial_precision(plan.precision, trials),
             cuda_graphs=plan.timing.cuda_graphs and not self.worker.has_setup,
             was_called=True,  # to be checked
             stops_early=plan.stops_early,
@@ -335,8 +381,9 @@ class RemoteKernel:
         """Whether its times say anything."""
         return self.task.plan.facts is None
 
-    def _lay_out(self, inputs: Sequence[Any], most: int = MOST_PLACES) -> CallPlaces:
+    def _lay_out(self, inputs: Sequence[Any], most: int | None = None) -> CallPlaces:
         """Return the places of calls with inputs of these shapes, `most` at the most; the worker knows them."""
+        most = most or (GPU_PLACES if self._arena.device.type == "cuda" else MOST_PLACES)
         signature = (most, *describe_inputs(inputs))
         places = self._places
         if places is None or places.signature != signature or places.generation != self._arena.generation:
@@ -350,7 +397,8 @@ class RemoteKernel:
         if self._laid_out is None:
             calls = places.describe(self.task.input_names, inputs)
             may_return = self.task.may_return_inputs or self.task.may_write_inputs
-            fields = {"style": self.style, "may_return_inputs": may_return, "calls": calls}
+            names = [output.name for output in self.task.outputs]
+            fields = {"style": self.style, "may_return_inputs": may_return, "outputs": names, "calls": calls}
             self._ask("lay_out", LaidOut, "mapping its memory", **fields)
             self._laid_out = signature
         return places
@@ -359,7 +407,9 @@ class RemoteKernel:
         if self.task.may_write_inputs:
             return
         for name, value, slot in zip(self.task.input_names, inputs, now, strict=True):
-            if slot is not None and not torch.equal(as_bytes(slot), as_bytes(value)):
+            if name in self.task.in_out_inputs or slot is None:
+                continue
+            if not torch.equal(as_bytes(slot), as_bytes(value)):
                 raise SolutionFailure(
                     "INCORRECT_NUMERICAL",
                     f"input {name!r} was changed by the call; a solution may write to its outputs only "
@@ -405,7 +455,7 @@ class RemoteKernel:
             self._left_s -= self._now() - start
         if isinstance(answer, Failed):
             said = answer.error
-            message = f"{said.type} in {what}: {said.message}\n{said.traceback}".rstrip()
+            message = lead_with_error(f"{said.type} in {what}: {said.message}\n{said.traceback}".rstrip())
             raise SolutionFailure("RUNTIME_ERROR", message, is_answer=verb in CALLING)
         return answer
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import torch
 
+from flashinfer_bench.bench.evaluators.inputs.writer import TorchWriter, Writer, open_writer
 from flashinfer_bench.bench.runner.workers.arena import SharedArena, lay_out
 from flashinfer_bench.bench.runner.workers.claims import OutputSpec
 from flashinfer_bench.worker.arena import Slot
@@ -20,12 +21,17 @@ POISON_FLOAT: Final = 0xFF  # every floating-point format that torch has reads t
 POISON_OTHER: Final = 0xA5
 MOST_PLACES: Final = 8
 """Places that timed calls take in turn."""
+GPU_PLACES: Final = 16
+"""The same on a GPU. A request makes so many calls at the most, and takes about a millisecond beside them."""
+GRAPH_PLACES: Final = 8
+"""Calls that are timed as replays take so many: each place has a graph of its own, which has to be captured."""
 MOST_BURST_PLACES: Final = {"cpu": 128, "cuda": 128}
 """Places of the calls of a burst, by the kind of device."""
 CPU_BYTES: Final = 32 << 20
 """All places together take no more on a CPU: they should stay in its last cache."""
-GPU_BYTES: Final = 1 << 30
-"""Nor more than this on a GPU: bursts of large calls need some of them to be told from what a burst takes."""
+GPU_BYTES: Final = 4 << 30
+"""Nor more than this on a GPU: bursts of large calls need many of them to be told from what a burst takes. Bursts of 31
+calls of 11 us came to 15 to 22 us a call (H100)."""
 FREE_SHARE: Final = 8
 """Nor do they take more than the free memory of a GPU divided by this."""
 RUN: Final = 16
@@ -121,17 +127,22 @@ class CallPlaces:
         """Return a place's output slots as views of the arena."""
         return self._outputs[index]
 
-    def poison(self, indices: Sequence[int]) -> None:
-        """Fill the output slots of some places with what no honest kernel leaves there."""
+    def poison(self, indices: Sequence[int], writer: Writer | None = None) -> None:
+        """Fill the output slots of some places with what no honest kernel leaves there.
+
+        Args:
+            indices: the places.
+            writer: is told what to write, and has to be finished by the caller; where none is given, all is launched.
+        """
+        told = writer or open_writer(self.arena.device)
         for output, held in zip(self._outputs[0], self._bytes, strict=True):
             if held is None:
                 continue
-            value = poison_of(output.dtype)
-            if len(indices) == len(self):
-                held.fill_(value)
-                continue
-            for index in indices:
-                held[index].fill_(value)
+            is_one = isinstance(told, TorchWriter) and len(indices) == len(self)
+            for slot in [held] if is_one else [held[index] for index in indices]:
+                told.fill(slot, poison_of(output.dtype))
+        if writer is None:
+            told.finish()
 
     def synchronize(self) -> None:
         """Wait until what was written is there for the worker."""

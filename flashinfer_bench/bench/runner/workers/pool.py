@@ -110,6 +110,8 @@ class WorkerPool:
         """Workers that have met code that is not ours, and are not known to be gone."""
         self._ending_spares: list[WorkerProcess] = []
         self._reference: tuple[str, WorkerProcess] | None = None
+        self._has_rested = False
+        """The worker that holds a reference maps nothing of the session's."""
         self._gpu_index = hello.gpu_index
         self.stock = Stock(self._spawn, self._retire_spare, on_ready=on_ready, limits=StockLimits(hello.device))
 
@@ -147,12 +149,25 @@ class WorkerPool:
             DeviceFault: no worker can be started.
         """
         key = reference_key(definition_digest)
-        if self._reference is not None and self._reference[0] != key:
+        if self._reference is not None and (self._reference[0] != key or self._reference[1].has_ended):
             self.end_reference()
         if self._reference is None:
             self._reference = (key, self._take_fresh(SolutionFiles(key)))
             self.stock.tend()
+        self._has_rested = False
         return self._reference[1]
+
+    def rest_reference(self) -> None:
+        """Have the worker that holds a reference give up the session's memory: a solution is to get that.
+
+        On a GPU it is kept for the next portion of baselines, since another one would cost a context. One that has no
+        walls, or does not answer, is ended.
+        """
+        if self._reference is None or self._has_rested:
+            return
+        self._has_rested = self._enclosure is not None and self._hello.device == "cuda" and self._reference[1].unbind()
+        if not self._has_rested:
+            self.end_reference()
 
     def end_reference(self) -> None:
         """End the worker that holds a reference, without waiting for it."""

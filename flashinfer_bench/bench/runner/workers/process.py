@@ -32,6 +32,7 @@ from flashinfer_bench.worker.protocol import (
     Collected,
     Failed,
     Recovered,
+    Unbound,
     WorkerReady,
     check_answer,
 )
@@ -290,6 +291,13 @@ class WorkerProcess:
         """Have the worker forget a call that failed; say whether it can make others."""
         try:
             return isinstance(self.ask("recover", Recovered, limit_s), Recovered)
+        except (WorkerGone, WorkerLate, WireError):
+            return False
+
+    def unbind(self, limit_s: float = RECOVER_LIMIT_S) -> bool:
+        """Have the worker give up the session's memory; say whether it has."""
+        try:
+            return isinstance(self.ask("unbind", Unbound, limit_s), Unbound)
         except (WorkerGone, WorkerLate, WireError):
             return False
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from dataclasses import asdict, dataclass, field, replace
 from statistics import median
 from types import TracebackType
@@ -17,7 +17,8 @@ from typing import Any, Final, Protocol
 import torch
 
 from flashinfer_bench.bench.evaluators.inputs.contents import Contents
-from flashinfer_bench.bench.runner.workers.places import CallPlaces, is_unwritten
+from flashinfer_bench.bench.evaluators.inputs.writer import open_writer
+from flashinfer_bench.bench.runner.workers.places import GRAPH_PLACES, CallPlaces, is_unwritten
 from flashinfer_bench.bench.runner.workers.readings import ReadingsAsked, check_clock, check_readings
 from flashinfer_bench.bench.runner.workers.regime_calls import RegimeSchedule
 from flashinfer_bench.errors import SolutionFailure
@@ -174,6 +175,11 @@ class PlaceLaunch:
         raise AssertionError("a remote call is launched by its worker")
 
 
+def count_taken(places: Sized, *, replay: bool) -> int:
+    """Return how many of a trial's places its calls take in turn."""
+    return min(len(places), GRAPH_PLACES) if replay else len(places)
+
+
 class RemoteClock:
     """The clock of one worker for one trial. It takes the calls of a request together, each in another place.
 
@@ -217,10 +223,10 @@ class RemoteClock:
     def sample(self, launches: list[Launch], lead: Lead) -> list[Sample]:
         """Have the worker make the calls; no two of a request lie in one place."""
         samples: list[Sample] = []
-        most = len(self._trial.places)
-        for start in range(0, len(launches), most):
-            chosen = [launch for launch in launches[start : start + most] if isinstance(launch, PlaceLaunch)]
-            samples += self._sample_together(chosen, lead)
+        chosen = [launch for launch in launches if isinstance(launch, PlaceLaunch)]
+        most = count_taken(self._trial.places, replay=chosen[0].replay) if chosen else 1
+        for start in range(0, len(chosen), most):
+            samples += self._sample_together(chosen[start : start + most], lead)
         return samples
 
     def _sample_together(self, launches: Sequence[PlaceLaunch], lead: Lead) -> list[Sample]:
@@ -265,10 +271,10 @@ class RemoteClock:
         if not self.sees_operations:
             return supply
 
+        places = count_taken(self._trial.places, replay=True)
+
         def give(index: int) -> Launch:
-            launch = supply(index)
-            assert isinstance(launch, PlaceLaunch)
-            return PlaceLaunch(launch.index, replay=True)
+            return PlaceLaunch(index % places, replay=True)
 
         return give
 
@@ -320,9 +326,11 @@ class RemoteTrial:
         numbers = list(range(self.number, self.number + len(indices)))
         self.number += len(indices)
         self.hold_worker()
+        writer = open_writer(self.places.arena.device)
         for index, number in zip(indices, numbers, strict=True):
-            self.contents.write(number, self.places.inputs(index))
-        self.places.poison(indices)
+            self.contents.write(number, self.places.inputs(index), writer)
+        self.places.poison(indices, writer)
+        writer.finish()
         self.places.synchronize()
         return numbers
 

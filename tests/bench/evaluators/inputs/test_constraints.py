@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flashinfer_bench.bench.evaluators.inputs.constraints import check_constraints
+from flashinfer_bench.bench.evaluators.inputs.constraints import check_constraints, find_broken_by_axes
 from flashinfer_bench.errors import WorkloadFault
+from tests.kit.make import make_definition, make_workload
 
 pytestmark = pytest.mark.cpu
 
@@ -62,3 +63,41 @@ def test_all_broken_constraints_are_named():
     assert "'n == 5'" in str(fault.value)
     assert "'m == 9'" in str(fault.value)
     assert "'n == 4'" not in str(fault.value)
+
+
+@pytest.mark.parametrize(
+    ("constraint", "told"),
+    [
+        ("n >= 8", "'n >= 8' does not hold (4 and 8)"),
+        ("m == 9", "'m == 9' does not hold (8 and 9)"),
+        ("len(x) == n + 1", "'len(x) == n + 1' does not hold (4 and 5)"),
+        ("x.numel() == n", "'x.numel() == n' does not hold (12 and 4)"),
+        ("x.dim() == x.ndim + 1", "'x.dim() == x.ndim + 1' does not hold (2 and 3)"),
+        ("n == 5 and x.max() < 3", "'n == 5 and x.max() < 3' does not hold"),
+        ("n == 5 or x.max() < 3", None),
+        ("x == 5", None),
+        ("not x", None),
+        ("x[0] == 5", None),
+        ("x.sum().item() == 5", None),
+        ("scale == 5", None),
+        ("left_out.shape[0] == 5", None),
+        ("n == 4", None),
+    ],
+)
+def test_what_axes_alone_break_is_told_from_what_needs_values(constraint, told):
+    definition = make_definition(
+        axes={"n": None, "m": "2 * n"},
+        inputs={
+            "x": "float32[n, 3]",
+            "scale": "float32",
+            "left_out": {"shape": ["n"], "dtype": "float32", "optional": True},
+        },
+        constraints=[constraint],
+    )
+    found = find_broken_by_axes(definition, make_workload(axes={"n": 4}, inputs={}))
+    assert found == ({constraint: told} if told else {})
+
+
+def test_axes_without_a_size_break_nothing():
+    definition = make_definition(constraints=["n == 5"])
+    assert find_broken_by_axes(definition, make_workload(axes={})) == {}

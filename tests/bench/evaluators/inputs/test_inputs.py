@@ -251,10 +251,21 @@ def test_axes_that_follow_from_others_are_worked_out():
     assert tuple(inputs_of(definition, n=4)["x"].shape) == (9, 3)
 
 
-def test_a_broken_constraint_is_a_fault_with_both_sides():
-    definition = definition_with(constraints=["n == m"], x="float32[n]", w="float32[m]")
-    with pytest.raises(WorkloadFault, match=r"'n == m' does not hold \(2 and 3\)"):
-        inputs_of(definition, n=2, m=3)
+def test_a_constraint_that_an_input_breaks_is_a_fault_with_both_sides():
+    definition = definition_with(constraints=["n == m", "scale < n"], x="float32[n, m]", scale="float32")
+    with pytest.raises(WorkloadFault, match=r"'scale < n' does not hold \(5.0 and 2\)") as fault:
+        inputs_of(definition, make_workload(axes={"n": 2, "m": 3}, inputs={"scale": 5.0}))
+    assert "n == m" not in str(fault.value)
+
+
+def test_a_constraint_that_axes_alone_break_is_noted_and_the_others_are_kept():
+    constraints = ["topk <= w * 4", "x.shape[0] == 3", "n == indptr[-1].item()"]
+    definition = definition_with(constraints=constraints, x="float32[n, topk, w]", indptr="int32[b]")
+    maker = InputMaker(definition, make_workload(axes={"n": 9, "w": 1, "topk": 8, "b": 4}), CPU, Path("nowhere"))
+    assert maker.make(seed=1)[1][-1] == 9
+    assert maker.notes == {
+        "broken_constraints": ["'topk <= w * 4' does not hold (8 and 4)", "'x.shape[0] == 3' does not hold (9 and 3)"]
+    }
 
 
 def test_a_constraint_that_cannot_be_checked_is_noted():
@@ -269,9 +280,9 @@ def test_inputs_that_no_device_holds_are_a_fault_before_they_are_tried():
         inputs_of(definition_with(x="float32[n]"), n=total_bytes(CPU))
 
 
-@pytest.mark.parametrize("kind", ["custom", "generated"])
-def test_inputs_that_foreign_code_would_make_are_a_fault(kind):
-    with pytest.raises(WorkloadFault, match=kind):
+@pytest.mark.parametrize(("kind", "words"), [("custom", "no custom_inputs_entrypoint"), ("generated", "generated")])
+def test_inputs_that_nobody_here_can_make_are_a_fault(kind, words):
+    with pytest.raises(WorkloadFault, match=words):
         inputs_of(definition_with(x="float32[n]"), make_workload(axes={"n": 2}, inputs={"x": {"type": kind}}))
 
 

@@ -37,6 +37,9 @@ class FakePool:
     def take_output(self):
         return ""
 
+    def end_reference(self):
+        pass
+
     def recover(self):
         return self.recovers
 

@@ -1,14 +1,14 @@
 """Shared memory on a CPU, and kernels in real workers."""
 
 from contextlib import contextmanager
-from dataclasses import replace
 
 import pytest
 import torch
 
 from flashinfer_bench.bench.runner.readout import Readout
 from flashinfer_bench.bench.runner.workers.arena import SharedArena
-from flashinfer_bench.bench.runner.workers.claims import OutputSpec, choose_style
+from flashinfer_bench.bench.runner.workers.calling_style import choose_style
+from flashinfer_bench.bench.runner.workers.claims import OutputSpec
 from flashinfer_bench.bench.runner.workers.kernel import (
     KernelMetadata,
     KernelTask,
@@ -60,8 +60,10 @@ def open_kernel(template, tmp_path):
             asked = KernelTask(["x"], list(outputs), **fields)
             kernel = RemoteKernel(worker, tools, asked, KernelMetadata("s", "d", True))
             signature = kernel.load(Artifact(folder, "main.py", "run"), {"OWN_FOLDER": str(tmp_path)})
-            style = choose_style(signature, inputs=1, outputs=len(outputs), declared=declared)
-            kernel.metadata = replace(kernel.metadata, destination_passing_style=style == "dps")
+            names = [output.name for output in outputs]
+            kernel.calling_style = choose_style(
+                signature, inputs=["x"], outputs=names, declared=declared, is_python=True
+            )
             yield kernel
 
     return opened

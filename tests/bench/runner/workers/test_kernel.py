@@ -180,6 +180,17 @@ def run(x):
         assert kernel(torch.ones(4))[0].tolist() == [3.0] * 4
 
 
+def test_a_worker_that_has_given_the_memory_up_maps_it_again_for_its_next_calls(open_kernel):
+    with open_kernel("def run(x):\n    return x * 2") as kernel:
+        assert kernel(torch.ones(4))[0].tolist() == [2.0] * 4
+        assert kernel.worker.unbind()
+        with pytest.raises(SolutionFailure, match="before load and bind"):
+            kernel._laid_out = None
+            kernel(torch.ones(4))
+        kernel._bound_generation = -1  # as a new job's
+        assert kernel(torch.full((4,), 3.0))[0].tolist() == [6.0] * 4
+
+
 def test_a_worker_that_hangs_or_is_gone_does_not_recover(open_kernel):
     source = "import os, signal\ndef run(x):\n    os.kill(os.getpid(), signal.SIGSTOP)"
     with open_kernel(source, timeout_seconds=0.3) as kernel:
@@ -202,3 +213,11 @@ def run(x):
     with open_kernel(source) as kernel:
         kernel.worker.drain()
         assert {name.partition(".")[0] for name in kernel.worker.log.take().split()} == {"flashinfer_bench_solution"}
+
+
+def test_the_compilers_error_comes_first_where_an_import_builds_an_extension(open_kernel):
+    said = "Error building extension 'mine'\nFAILED: main.o\nmain.cpp:7:1: error: no such type\nninja: build stopped"
+    with pytest.raises(SolutionFailure) as failure, open_kernel(f"raise RuntimeError({said!r})"):
+        pass
+    assert failure.value.status == "COMPILE_ERROR"
+    assert failure.value.message.startswith("main.cpp:7: error: no such type\nRuntimeError in the import: ")

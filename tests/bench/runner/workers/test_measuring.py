@@ -156,7 +156,7 @@ def test_a_slow_call_that_is_known_gets_no_further_trial_unless_that_could_diffe
     with open_kernel("def run(x):\n    return x * 2", plan=plan, vary=vary(way=way)) as kernel:
         facts = {"method": "wall", "cache_state": "warm", "calls": readings}
         taken = Trial((Sample(20_000_000, 20_000_000),) * readings, stop, facts)
-        monkeypatch.setattr(kernel, "_take_trial", lambda remote, *, left: taken)
+        monkeypatch.setattr(kernel, "_take_trial", lambda remote, *, trials, left: taken)
         assert kernel.measure([[X], [X + 1], [X + 2]]).record["trials"] == trials
 
 

@@ -27,6 +27,7 @@ class FakeWorker:
         self.pid = None
         self.is_ready = self.is_ended = self.is_reaped = self.has_ended = False
         self.is_light = True
+        self.unbound, self.is_deaf = 0, False
         self.is_on_another_gpu = chain_gap_ns == ELSEWHERE
         self.log = BoundedLog()
 
@@ -43,6 +44,10 @@ class FakeWorker:
 
     def time_empty_bursts(self, touch_device):
         assert self.is_ready
+
+    def unbind(self):
+        self.unbound += 1
+        return not self.is_deaf
 
     def begin_end(self):
         self.is_ended = True
@@ -164,6 +169,37 @@ def test_with_walls_spares_are_for_the_solutions_that_come_next(open_pool):
     pool.expect([ONE, FOUR])  # its other jobs; "two" and "three" are not wanted any more
     assert for_whom(made) == ["one", "four"]
     assert pool.worker_for(FOUR)[0] is made[3]
+
+
+def test_the_worker_of_a_reference_rests_on_a_gpu_while_solutions_run(open_pool):
+    pool, _, _ = open_pool(device="cuda")
+    kept = pool.reference_worker("gemm")
+    for _ in range(2):
+        pool.rest_reference()
+        pool.rest_reference()  # it rests already
+        assert pool.reference_worker("gemm") is kept
+    assert kept.unbound == 2
+    assert not kept.is_ended
+    assert pool.reference_worker("rmsnorm") is not kept
+    assert kept.is_ended
+
+
+@pytest.mark.parametrize("given", [{"device": "cpu"}, {"device": "cuda", "walled": False}, {"device": "cuda"}])
+def test_it_is_ended_where_it_may_not_or_does_not_rest(open_pool, given):
+    pool, _, _ = open_pool(**given)
+    worker = pool.reference_worker("gemm")
+    worker.is_deaf = True
+    pool.rest_reference()
+    assert worker.is_ended
+    assert pool.reference_worker("gemm") is not worker
+
+
+def test_one_that_has_died_while_it_rested_is_replaced(open_pool):
+    pool, _, _ = open_pool(device="cuda")
+    worker = pool.reference_worker("gemm")
+    pool.rest_reference()
+    worker.has_ended = True
+    assert pool.reference_worker("gemm") is not worker
 
 
 def test_without_walls_any_spare_will_do_and_none_serves_two_solutions(open_pool):

@@ -7,7 +7,7 @@ from __future__ import annotations
 from flashinfer_bench.bench.plan import Job, Plan
 from flashinfer_bench.bench.resume import is_same, read_fingerprint
 from flashinfer_bench.data import Trace, TraceSet
-from flashinfer_bench.data.latest import in_order_of_time
+from flashinfer_bench.data.sets.latest import in_order_of_time
 from flashinfer_bench.data.store.trace_lines import AnyTrace, to_trace
 from flashinfer_bench.data.store.trace_list import kept_of
 

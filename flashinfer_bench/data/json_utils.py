@@ -1,6 +1,7 @@
 """Models to and from single files, for scripts: JSON with one object, JSONL with one object a line.
 
-Reading accepts the same dialects as loading a set, and refuses with one DataSetError that lists everything wrong.
+Any pydantic model will do. Reading models of the format accepts the same dialects as loading a set. A file is refused
+with one DataSetError that lists everything wrong.
 """
 
 from __future__ import annotations
@@ -9,18 +10,22 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TypeVar
 
+from pydantic import BaseModel, ValidationError
+
 from flashinfer_bench.data.issue import LoadIssue
 from flashinfer_bench.data.model import DataModel
+from flashinfer_bench.data.store.json_text import MOST_JSON_BYTES
 from flashinfer_bench.data.store.jsonl import append_lines, read_lines, write_whole
 from flashinfer_bench.data.store.parse import Place, parse_line, parse_objects
 from flashinfer_bench.errors import DataSetError
+from flashinfer_bench.files.reading import read_whole
 
-Model = TypeVar("Model", bound=DataModel)
+Model = TypeVar("Model", bound=BaseModel)
 
 
-def save_json_file(model: DataModel, path: Path | str) -> None:
+def save_json_file(model: BaseModel, path: Path | str) -> None:
     """Write a model to a file of its own, whole; folders are made."""
-    write_whole(Path(path), model.to_json(indent=2) + "\n")
+    write_whole(Path(path), _to_json(model, indent=2) + "\n")
 
 
 def load_json_file(model_class: type[Model], path: Path | str) -> Model:
@@ -32,6 +37,8 @@ def load_json_file(model_class: type[Model], path: Path | str) -> Model:
     file = Path(path)
     if not file.exists():
         raise DataSetError(f"{file} cannot be read: there is no such file")
+    if not issubclass(model_class, DataModel):
+        return _parse(model_class, _read(file), str(file))
     issues: list[LoadIssue] = []
     found = [model for model, _ in parse_objects(model_class, file, issues)]
     _raise_errors(file, issues)
@@ -40,9 +47,9 @@ def load_json_file(model_class: type[Model], path: Path | str) -> Model:
     return found[0]
 
 
-def save_jsonl_file(models: Iterable[DataModel], path: Path | str) -> None:
+def save_jsonl_file(models: Iterable[BaseModel], path: Path | str) -> None:
     """Write models to a file, one a line, in place of what was there."""
-    write_whole(Path(path), "".join(f"{model.to_json()}\n" for model in models))
+    write_whole(Path(path), "".join(f"{_to_json(model)}\n" for model in models))
 
 
 def load_jsonl_file(model_class: type[Model], path: Path | str) -> list[Model]:
@@ -54,18 +61,38 @@ def load_jsonl_file(model_class: type[Model], path: Path | str) -> list[Model]:
     file = Path(path)
     issues: list[LoadIssue] = []
     try:
-        parsed = [
-            parse_line(model_class, line, Place(file, line=number), issues) for number, line, _ in read_lines(file)
-        ]
+        lines = [(number, line) for number, line, _ in read_lines(file)]
     except OSError as error:
         raise DataSetError(f"{file} cannot be read: {error.strerror}") from error
+    if not issubclass(model_class, DataModel):
+        return [_parse(model_class, line, f"{file}:{number}") for number, line in lines]
+    parsed = [parse_line(model_class, line, Place(file, line=number), issues) for number, line in lines]
     _raise_errors(file, issues)
     return [model for model in parsed if model is not None]
 
 
-def append_jsonl_file(models: Iterable[DataModel], path: Path | str) -> None:
+def append_jsonl_file(models: Iterable[BaseModel], path: Path | str) -> None:
     """Append models to a file, one a line: all of them or none; other processes may append at the same time."""
-    append_lines(Path(path), [model.to_json() for model in models])
+    append_lines(Path(path), [_to_json(model) for model in models])
+
+
+def _to_json(model: BaseModel, *, indent: int | None = None) -> str:
+    return model.to_json(indent=indent) if isinstance(model, DataModel) else model.model_dump_json(indent=indent)
+
+
+def _read(file: Path) -> bytes:
+    try:
+        return read_whole(file, MOST_JSON_BYTES)
+    except OSError as error:
+        raise DataSetError(f"{file} cannot be read: {error.strerror}") from error
+
+
+def _parse(model_class: type[Model], text: bytes, where: str) -> Model:
+    """Read a model that is none of the format's."""
+    try:
+        return model_class.model_validate_json(text)
+    except ValidationError as error:
+        raise DataSetError(f"{where} cannot be used:\n  {error}") from error
 
 
 def _raise_errors(file: Path, issues: list[LoadIssue]) -> None:

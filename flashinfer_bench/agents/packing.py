@@ -1,0 +1,92 @@
+"""A folder of sources to a solution and back, from a script."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from flashinfer_bench.data import BuildSpec, Solution, SourceFile
+from flashinfer_bench.data.manifest import MANIFEST_NAMES, is_passed_over, sort_sources
+from flashinfer_bench.data.solution import check_source_path
+from flashinfer_bench.data.store.variants.beside import MOST_SOURCE_BYTES
+from flashinfer_bench.errors import DataSetError
+from flashinfer_bench.files.reading import read_whole
+from flashinfer_bench.files.trees import walk_files
+
+
+def pack_solution_from_files(
+    path: str | Path,
+    spec: BuildSpec | Mapping[str, Any],
+    name: str,
+    definition: str,
+    author: str,
+    description: str = "",
+) -> Solution:
+    """Make a solution of all sources in a folder; a manifest among them is left out.
+
+    Args:
+        path: the folder.
+        spec: how the solution is built and called.
+        name: its name.
+        definition: the name of its definition.
+        author: who wrote it.
+        description: what a reader should know.
+
+    Raises:
+        ValueError: there is no such folder, no source in it, or something that is no solution.
+    """
+    folder = Path(path)
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is no folder")
+    problems: list[str] = []
+    found = walk_files(folder, lambda file, reason: problems.append(f"{file}: {reason}"), passes_over=is_passed_over)
+    names = sort_sources(file.relative_to(folder).as_posix() for file in found if file.is_file())
+    sources = [_read(folder, one, problems) for one in names if one not in MANIFEST_NAMES]
+    if problems or not sources:
+        raise ValueError("; ".join(problems) or f"{folder} holds no source")
+    try:
+        return Solution(
+            name=name,
+            definition=definition,
+            author=author,
+            description=description or None,
+            spec=spec if isinstance(spec, BuildSpec) else BuildSpec.model_validate(spec),
+            sources=[source for source in sources if source is not None],
+        )
+    except ValidationError as error:
+        raise ValueError(str(error)) from None
+
+
+def extract_solution_to_files(solution: Solution, base_path: str | Path) -> str:
+    """Write the sources of a solution into a folder, which is made; return its path.
+
+    Files that are there already are replaced. A source never lands outside of the folder.
+
+    Raises:
+        ValueError: a file cannot be written.
+    """
+    base = Path(base_path)
+    for source in solution.sources:
+        target = base / check_source_path(source.path)
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if not target.parent.resolve().is_relative_to(base.resolve()) or target.is_symlink():
+                raise ValueError(f"{target} is a link, and leads out of {base}")
+            target.write_bytes(source.content.encode("utf-8"))
+        except OSError as error:
+            raise ValueError(f"{target} cannot be written: {error.strerror}") from None
+    base.mkdir(parents=True, exist_ok=True)
+    return str(base)
+
+
+def _read(folder: Path, path: str, problems: list[str]) -> SourceFile | None:
+    try:
+        return SourceFile(path=path, content=read_whole(folder / path, MOST_SOURCE_BYTES).decode("utf-8"))
+    except UnicodeDecodeError:
+        problems.append(f"{path}: is not UTF-8")
+    except (OSError, ValueError, DataSetError) as error:
+        problems.append(f"{path}: {error}")
+    return None

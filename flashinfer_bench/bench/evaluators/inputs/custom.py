@@ -1,0 +1,191 @@
+"""Inputs that a workload calls "custom": a function beside the definition's reference makes them.
+
+Its code is trusted as the reference is, and runs in the judge's process, too. An error in it is the definition's fault.
+It is called with the sizes of all axes and the workload's numbers, as a dict or by their names, and with the device; it
+gives a dict by name, or the inputs in order. Its random values come from torch's own generators, and from those of
+Python and numpy, which are seeded before each call. So an equal seed gives equal inputs.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final, NamedTuple
+
+import torch
+
+from flashinfer_bench.bench.evaluators.blame import Blame
+from flashinfer_bench.bench.evaluators.compare.packed import storage_shape
+from flashinfer_bench.bench.evaluators.inputs.seeds import derive_seed
+from flashinfer_bench.bench.evaluators.reference import execute_reference, explain_error
+from flashinfer_bench.data import Definition, Workload
+from flashinfer_bench.data.dtypes import torch_dtype
+from flashinfer_bench.data.workload import CustomInput, ScalarInput
+from flashinfer_bench.errors import DefinitionFault
+
+DEVICE: Final = "device"
+"""The parameter that gets the device, where there is one of this name."""
+SLOW_S: Final = 0.05
+"""A function that takes longer, in seconds, does not make the inputs of each call anew: a job has hundreds of calls."""
+_NUMPY_SEEDS: Final = 1 << 32
+
+
+class Draws(NamedTuple):
+    """What a function makes of two seeds."""
+
+    differing: frozenset[str]
+    """The inputs that differ."""
+    seconds: float
+    """How long one draw takes."""
+
+
+class CustomInputs:
+    """The custom inputs of one workload.
+
+    Args:
+        definition: names the function.
+        workload: says which inputs it makes.
+        axes: the size of every axis.
+        shapes: of all inputs, by name.
+        device: where the tensors are put.
+
+    Raises:
+        DefinitionFault: there is no such function, or its source fails.
+    """
+
+    def __init__(
+        self,
+        definition: Definition,
+        workload: Workload,
+        axes: Mapping[str, int],
+        shapes: Mapping[str, tuple[int, ...] | None],
+        device: torch.device,
+    ) -> None:
+        self.names = list_custom(workload)
+        self._definition = definition
+        self._shapes = shapes
+        self._device = device
+        numbers = {name: item.value for name, item in workload.inputs.items() if isinstance(item, ScalarInput)}
+        self._call = _bind(_find_function(definition), {**axes, **numbers}, device)
+        self._last: tuple[int, dict[str, Any]] | None = None
+
+    def draw(self, seed: int) -> dict[str, Any]:
+        """Make all of them; those of the last seed are kept.
+
+        Raises:
+            DefinitionFault: the function fails, or what it gives does not fit the definition.
+            WorkloadFault: there is not enough memory.
+        """
+        if self._last is None or self._last[0] != seed:
+            with Blame(functools.partial(explain_error, self._definition)), _seeded(seed, self._device):
+                made = self._call()
+            given = self._by_name(made)
+            self._last = seed, {name: self._fit(name, given[name]) for name in self.names}
+        return self._last[1]
+
+    def compare_draws(self, seed: int) -> Draws:
+        """Make them twice, and see what differs and how long it takes."""
+        first = self.draw(derive_seed(seed, "first"))
+        start = time.monotonic()
+        second = self.draw(derive_seed(seed, "second"))
+        seconds = time.monotonic() - start
+        return Draws(frozenset(name for name in self.names if not _is_same(first[name], second[name])), seconds)
+
+    def _by_name(self, made: Any) -> Mapping[str, Any]:
+        """Give what the function returned by the names of the inputs."""
+        if isinstance(made, Mapping):
+            missing = [name for name in self.names if name not in made]
+            if missing:
+                raise self._fault(f"it gives {', '.join(map(str, made))}; {', '.join(missing)} is wanted")
+            return made
+        values = list(made) if isinstance(made, (tuple, list)) else [made]
+        everything = list(self._definition.inputs)
+        for names in (everything, [name for name in everything if name in self.names]):
+            if len(values) == len(names):
+                return dict(zip(names, values, strict=True))
+        raise self._fault(f"it gives {len(values)} values; {', '.join(self.names)} are wanted")
+
+    def _fit(self, name: str, value: Any) -> Any:
+        """Give one value as the definition has it: a tensor of its shape and dtype, or a number."""
+        spec, shape = self._definition.inputs[name], self._shapes[name]
+        if shape is None:
+            return value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
+        if value is None and spec.optional:
+            return None
+        dtype, expected = torch_dtype(spec.dtype), storage_shape(shape, spec.dtype)
+        if not isinstance(value, torch.Tensor):
+            raise self._fault(f"input {name!r} is a {type(value).__name__}, not a tensor")
+        if value.dtype != dtype or tuple(value.shape) != expected:
+            what = f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+            raise self._fault(f"input {name!r} is {what}; it should be {spec.dtype}{list(expected)}")
+        return value.detach().to(self._device).contiguous()
+
+    def _fault(self, reason: str) -> DefinitionFault:
+        entry = self._definition.custom_inputs_entrypoint
+        return DefinitionFault(f"{entry} of {self._definition.name}, which makes custom inputs: {reason}")
+
+
+def list_custom(workload: Workload) -> list[str]:
+    """Return the names of a workload's custom inputs."""
+    return [name for name, source in workload.inputs.items() if isinstance(source, CustomInput)]
+
+
+@functools.lru_cache(maxsize=4)
+def _execute(name: str, reference: str, entry: str) -> Any:
+    return execute_reference(name, reference).get(entry)
+
+
+def _find_function(definition: Definition) -> Callable[..., Any]:
+    entry = definition.custom_inputs_entrypoint
+    if entry is None:
+        raise DefinitionFault(f"{definition.name} has no custom_inputs_entrypoint; its workloads want custom inputs")
+    with Blame(functools.partial(explain_error, definition)):
+        function = _execute(definition.name, definition.reference, entry)
+    if not callable(function):
+        raise DefinitionFault(f"the reference of {definition.name} has no function {entry!r}, which makes its inputs")
+    found: Callable[..., Any] = function
+    return found
+
+
+def _bind(function: Callable[..., Any], values: Mapping[str, Any], device: torch.device) -> Callable[[], Any]:
+    """Give the call of a function: by the names of axes and numbers where it asks for them, else with all in a dict."""
+    parameters = inspect.signature(function).parameters.values()
+    named = [one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
+    wanted = [one.name for one in parameters if one.name in named and one.default is one.empty]
+    to_device = {DEVICE: device} if DEVICE in named else {}
+    if all(name in values or name == DEVICE for name in wanted) and (not wanted or set(named) & values.keys()):
+        given = {name: values[name] for name in named if name in values and name != DEVICE}
+        return functools.partial(function, **given, **to_device)
+    if wanted == [DEVICE]:
+        return functools.partial(function, **to_device)
+    second = [] if to_device or len(wanted) < 2 else [device]
+    return functools.partial(function, dict(values), *second, **to_device)
+
+
+@contextmanager
+def _seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Seed the generators that a function may draw from, and give them back as they were."""
+    python, numpy = random.getstate(), sys.modules.get("numpy")
+    numpy_state = numpy.random.get_state() if numpy is not None else None
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else [], device_type="cuda"):
+        torch.manual_seed(seed)
+        random.seed(seed)
+        if numpy is not None:
+            numpy.random.seed(seed % _NUMPY_SEEDS)
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            if numpy is not None:
+                numpy.random.set_state(numpy_state)
+
+
+def _is_same(value: Any, other: Any) -> bool:
+    if isinstance(value, torch.Tensor) and isinstance(other, torch.Tensor):
+        return torch.equal(*(one.reshape(-1).view(torch.uint8) for one in (value, other)))
+    return bool(value == other)

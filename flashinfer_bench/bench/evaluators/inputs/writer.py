@@ -1,0 +1,190 @@
+"""Writes tensors that other tensors are made of: as they are, moved along, multiplied by factors, or filled.
+
+`TorchWriter` does each at once. `KernelWriter` collects them, and writes all of them in one launch on a GPU
+(`content_kernel.cu`): a call has several tensors, and a row of calls has many; with torch each takes three launches or
+more, which cost the host more time than the GPU. Both write the same bits, where factors and values are finite.
+"""
+
+from __future__ import annotations
+
+import logging
+from array import array
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Final, Protocol
+
+import torch
+
+from flashinfer_bench.timing import driver
+
+MULTIPLIED: Final = {torch.bfloat16: 2, torch.float16: 3, torch.float32: 4, torch.float64: 5}
+"""The dtypes that can be multiplied → the kernel's number for it; others are moved along only."""
+FILL: Final = 0
+MOVE: Final = 1
+KERNEL: Final = "flashinfer_bench_write"
+TILE: Final = 16_384
+"""Elements of a piece that a block writes before it looks for the next ones; a multiple of eight."""
+THREADS: Final = 256
+PIECE_FIELDS: Final = 7
+"""Numbers of a piece, beside the tiles before it."""
+COUNT: Final = 3
+"""Which of them is the count."""
+BLOCKS_PER_PROCESSOR: Final = 8
+_log = logging.getLogger(__name__)
+
+
+class Writer(Protocol):
+    """Writes tensors. What it was told is written after `finish`; all tensors are contiguous and on one device."""
+
+    def fill(self, into: torch.Tensor, byte: int) -> None:
+        """Fill bytes."""
+
+    def move(self, value: torch.Tensor, into: torch.Tensor, by: int) -> None:
+        """Write a tensor's elements moved along by a number of them; what falls off comes first."""
+
+    def scale(self, value: torch.Tensor, into: torch.Tensor, by: int, factors: torch.Tensor, start: int) -> None:
+        """Write a tensor's elements moved along, each multiplied by a factor.
+
+        Args:
+            value: of a dtype in MULTIPLIED.
+            into: of its shape and dtype.
+            by: how many elements it is moved.
+            factors: a table of its dtype, shared by all that is written.
+            start: where in it the target's first element stands; at its end the table begins again.
+        """
+
+    def finish(self) -> None:
+        """Launch what is left to be written. Nobody waits for it."""
+
+
+class TorchWriter:
+    """Writes at once, with torch, on every device."""
+
+    def fill(self, into: torch.Tensor, byte: int) -> None:
+        """Fill bytes."""
+        into.fill_(byte)
+
+    def move(self, value: torch.Tensor, into: torch.Tensor, by: int) -> None:
+        """Write a tensor's elements moved along."""
+        if not by:
+            into.copy_(value)
+            return
+        size = value.dtype.itemsize
+        source, target = value.reshape(-1).view(torch.uint8), into.view(-1).view(torch.uint8)
+        left = source.numel() - by * size
+        target[:left].copy_(source[by * size :])
+        target[left:].copy_(source[: by * size])
+
+    def scale(self, value: torch.Tensor, into: torch.Tensor, by: int, factors: torch.Tensor, start: int) -> None:
+        """Write a tensor's elements moved along, each multiplied by a factor."""
+        source, target = value.reshape(-1), into.view(-1)
+        count, period = source.numel(), factors.numel()
+        for begin, end in pairwise(sorted({0, count - by, count, *range(period - start, count, period)})):
+            place, factor = (begin + by) % count, (begin + start) % period
+            length = end - begin
+            torch.mul(source[place : place + length], factors[factor : factor + length], out=target[begin:end])
+
+    def finish(self) -> None:
+        """Do nothing: all is written."""
+
+
+class KernelWriter:
+    """Collects what is to be written on a GPU, and writes it in one launch.
+
+    Args:
+        device: where all tensors lie.
+        launch: launches the kernel on a stream.
+    """
+
+    def __init__(self, device: torch.device, launch: driver.Launcher) -> None:
+        self._device = device
+        self._launch = launch
+        self._pieces = array("Q")
+        self._number = 0
+        self._tiles = 0
+        self._period = 1
+        self._held: list[torch.Tensor] = []
+
+    def fill(self, into: torch.Tensor, byte: int) -> None:
+        """Fill bytes."""
+        if into.data_ptr() % 8:
+            into.fill_(byte)
+            return
+        self._add(FILL, byte, into.data_ptr(), into.numel())
+
+    def move(self, value: torch.Tensor, into: torch.Tensor, by: int) -> None:
+        """Write a tensor's elements moved along."""
+        size = value.dtype.itemsize
+        self._add(MOVE, self._address(value), into.data_ptr(), value.numel() * size, by * size)
+
+    def scale(self, value: torch.Tensor, into: torch.Tensor, by: int, factors: torch.Tensor, start: int) -> None:
+        """Write a tensor's elements moved along, each multiplied by a factor."""
+        self._period = factors.numel()
+        assert self._period > THREADS, "the kernel goes round the table once a block at the most"
+        kind, table = MULTIPLIED[value.dtype], factors.data_ptr()
+        self._add(kind, self._address(value), into.data_ptr(), value.numel(), by, table, start)
+
+    def _address(self, value: torch.Tensor) -> int:
+        if not value.is_contiguous():
+            value = value.contiguous()
+            self._held.append(value)  # until the kernel is launched: the stream keeps the order after that
+        return value.data_ptr()
+
+    def _add(self, *piece: int) -> None:
+        """Add a piece: kind, source, target, count; then the move, the table of factors and where it begins, or 0."""
+        self._pieces.extend((self._tiles, *piece, *(0,) * (PIECE_FIELDS - len(piece))))
+        self._number += 1
+        self._tiles += -(-piece[COUNT] // TILE)
+
+    def finish(self) -> None:
+        """Launch the kernel."""
+        if not self._number:
+            return
+        pieces = torch.frombuffer(self._pieces, dtype=torch.int64).to(self._device)
+        stream = torch.cuda.current_stream(self._device).cuda_stream
+        self._launch(stream, pieces.data_ptr(), self._number, self._tiles, TILE, self._period)
+        self._pieces, self._number, self._tiles = array("Q"), 0, 0
+        self._held.clear()
+
+
+def open_writer(device: torch.device) -> Writer:
+    """Return a writer for a device."""
+    launch = find_kernel(device) if device.type == "cuda" else None
+    return TorchWriter() if launch is None else KernelWriter(device, launch)
+
+
+@cache
+def find_kernel(device: torch.device) -> driver.Launcher | None:
+    """Return what launches the kernel on a GPU; None where it does not write what torch writes there."""
+    try:
+        torch.cuda.current_stream(device)
+        module = driver.Module(driver.assemble(Path(__file__).with_name("content_kernel.ptx").read_bytes()))
+        blocks = int(torch.cuda.get_device_properties(device).multi_processor_count) * BLOCKS_PER_PROCESSOR
+        launch = driver.Launcher(module.kernel(KERNEL), blocks=blocks, threads=THREADS, arguments=5)
+    except (OSError, driver.DriverError) as error:
+        _log.warning("inputs of calls are written by torch, which takes longer: %s", error)
+        return None
+    if not all(torch.equal(*write_example(dtype, launch, device)) for dtype in (*MULTIPLIED, torch.uint8)):
+        _log.warning("inputs of calls are written by torch, which takes longer: our kernel writes something else here")
+        return None
+    return launch
+
+
+def write_example(dtype: torch.dtype, launch: driver.Launcher, device: torch.device) -> tuple[torch.Tensor, ...]:
+    """Write the same with both writers; return what each wrote, as bytes."""
+    count, period = 3 * TILE + 5, 1_009
+    value = (torch.arange(count, device=device) * 37 % 251 - 125).to(dtype)
+    factors = torch.linspace(0.8, 1.25, period, device=device).to(dtype)
+    written = []
+    for writer in (TorchWriter(), KernelWriter(device, launch)):
+        into = torch.zeros(4 * count, dtype=dtype, device=device)
+        parts = into.view(4, count)
+        writer.move(value, parts[0], 0)
+        writer.move(value, parts[1], 1_001)
+        if dtype in MULTIPLIED:
+            writer.scale(value, parts[2], 20_011, factors, 1_000)
+        writer.fill(parts[3].view(torch.uint8), 0xA5)
+        writer.finish()
+        written.append(into.view(torch.uint8))
+    return tuple(written)

@@ -1,0 +1,112 @@
+"""How a solution is called: with inputs alone, and it returns the outputs ("value"), or with outputs to fill ("dps").
+
+A solution may declare it. Else its signature tells it; where that takes any number of arguments, the names of its
+parameters or its `return` statements do. Where nothing tells, it is called once with its inputs alone. Either way its
+outputs are judged alike, so nothing is trusted here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from flashinfer_bench.errors import SolutionFailure
+from flashinfer_bench.worker.protocol import Returned, Signature, Style
+
+DECLARED: Final = "the solution's spec"
+FORMAT_DEFAULT: Final = "the format's default"
+NOTHING: Final = "builtins.NoneType"
+"""The type of None, as a worker tells it."""
+
+
+@dataclass(frozen=True)
+class CallingStyle:
+    """A calling style, and how it was found out."""
+
+    style: Style
+    told_by: str
+    """Who or what told it, for the trace."""
+    is_settled: bool = True
+    """False where nothing told it: a call has to show it (`RemoteKernel.settle_style`)."""
+
+    @property
+    def is_dps(self) -> bool:
+        """Whether outputs to fill are passed in."""
+        return self.style == "dps"
+
+    def to_note(self) -> dict[str, str] | None:
+        """Return it for a trace; None where the solution declares it."""
+        return None if self.told_by == DECLARED else {"style": self.style, "told_by": self.told_by}
+
+
+def choose_style(
+    signature: Signature | None,
+    *,
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    declared: bool | None,
+    is_python: bool,
+) -> CallingStyle:
+    """Return how a solution is called, as far as that can be told without calling it.
+
+    Where it declares nothing and both styles fit, the parameters after the inputs have defaults, such as `eps=1e-6`.
+    Then they are no outputs.
+
+    Args:
+        signature: the entry function's; None where nobody can tell it.
+        inputs: the definition's names.
+        outputs: the definition's names.
+        declared: `destination_passing_style`; None where the solution does not say.
+        is_python: the entry function is no compiled one. Of these the format's default holds where nothing is known.
+
+    Raises:
+        SolutionFailure: COMPILE_ERROR; the entry function cannot be called in this style. The message shows both
+            signatures.
+    """
+    if declared is None and signature is None and not is_python:
+        return CallingStyle("dps", FORMAT_DEFAULT)
+
+    def fits(count: int) -> bool:
+        if signature is None:
+            return True
+        return signature.minimum <= count and (signature.maximum is None or count <= signature.maximum)
+
+    counts: dict[Style, int] = {"value": len(inputs), "dps": len(inputs) + len(outputs)}
+    wanted: list[Style] = ["value", "dps"] if declared is None else ["dps"] if declared else ["value"]
+    fitting = [style for style in wanted if fits(counts[style])]
+    if not fitting:
+        raise SolutionFailure("COMPILE_ERROR", _describe_misfit(signature, wanted, counts, len(inputs), len(outputs)))
+    if declared is not None:
+        return CallingStyle(fitting[0], DECLARED)
+    if signature is not None and (signature.maximum is not None or len(fitting) == 1):
+        return CallingStyle(fitting[0], "the number of its parameters")
+    return _find_open_style(signature, list(inputs), list(outputs))
+
+
+def _find_open_style(signature: Signature | None, inputs: list[str], outputs: list[str]) -> CallingStyle:
+    """Return the style of a function that takes any number of arguments."""
+    if signature is not None and signature.names == [*inputs, *outputs]:
+        return CallingStyle("dps", "its parameters are the inputs and outputs")
+    if signature is not None and signature.names == inputs:
+        return CallingStyle("value", "its parameters are the inputs")
+    if signature is not None and signature.returns is not None:
+        return CallingStyle(*(("value", "it returns a value") if signature.returns else ("dps", "it returns no value")))
+    return CallingStyle("value", "nothing yet", is_settled=False)
+
+
+def settled_by(returned: Sequence[Returned], outputs: Sequence[str]) -> CallingStyle:
+    """Return the style that a call with the inputs alone shows."""
+    if outputs and [value.type for value in returned] == [NOTHING]:
+        return CallingStyle("dps", "a call with its inputs alone returned nothing")
+    return CallingStyle("value", "a call with its inputs alone returned a value")
+
+
+def _describe_misfit(
+    signature: Signature | None, wanted: Sequence[Style], counts: dict[Style, int], inputs: int, outputs: int
+) -> str:
+    takes = signature.text if signature else "(...)"
+    names = {"dps": f"destination-passing: {inputs} inputs + {outputs} outputs = {counts['dps']} arguments"}
+    names["value"] = f"value-returning: {counts['value']} arguments"
+    expected = "; or ".join(names[style] for style in reversed(wanted))
+    return f"the entry function does not take the definition's arguments\n  expected {expected}\n  found run{takes}"

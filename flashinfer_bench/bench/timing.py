@@ -1,0 +1,35 @@
+"""The time of a callable in this process, for debugging: NOTHING IS ISOLATED, so what is timed could forge it.
+
+`flashinfer_bench.testing.bench_gpu_time` tells more: every reading, and how it was taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+
+from flashinfer_bench.testing.gpu_time import bench_gpu_time
+
+
+def time_runnable(
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    warmup: int = 10,
+    iters: int = 50,
+    device: torch.device | str | None = None,
+) -> float:
+    """Time `fn(*args)` by the engine's recipe, with a cold L2 on a GPU, and return the median in milliseconds.
+
+    Args:
+        fn: what is called, for example a Runnable.
+        args: its arguments.
+        warmup: calls before the timed ones.
+        iters: timed calls.
+        device: the GPU that is current meanwhile; None for that of the arguments.
+    """
+    where = None if device is None else torch.device(device)
+    with torch.cuda.device(where) if where is not None and where.type == "cuda" else nullcontext():
+        return bench_gpu_time(fn, tuple(args), num_iters=iters, dry_run_iters=warmup).median_ms

@@ -1,0 +1,20 @@
+"""The door to the command line: `cli()`, which scripts and the installed command call.
+
+Importing this imports nothing else: `--help` must answer at once.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+
+def cli(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code: 0 ran, 1 failed, 2 misuse, 130 interrupted."""
+    try:
+        from flashinfer_bench.cli.entry import run_command_line
+    except KeyboardInterrupt:  # in the first moments, before the command line can say so itself
+        os.write(2, b"interrupted\n")
+        return 130
+
+    return run_command_line(argv)

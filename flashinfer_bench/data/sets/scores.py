@@ -1,0 +1,166 @@
+"""Scores over a whole set: how much faster a solution, or the best ones of an author, are than a baseline author's.
+
+The speed-up on a workload is the baseline's latency over the solution's. Of each, the lowest latency of a trace that
+passed counts, and only workloads that the baseline passed. All traces count, not only the latest: a solution with any
+failed trace scores 0, until its traces are moved aside. Quick looks (`--quick`) count for nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from flashinfer_bench.data.names import did_you_mean
+from flashinfer_bench.data.solution import Solution
+from flashinfer_bench.data.store.trace_lines import AnyTrace
+from flashinfer_bench.data.store.trace_list import kept_of
+
+if TYPE_CHECKING:
+    from flashinfer_bench.data.trace_set import TraceSet
+
+
+@dataclass(frozen=True)
+class SpeedupMetrics:
+    """How one solution, or one author, did against a baseline."""
+
+    avg_speedup: float = 0.0
+    """Mean speed-up over the workloads of a solution; of an author, the mean over definitions of the best solution."""
+    definitions: int = 0
+    """Definitions that count."""
+    workloads: int = 0
+    """Workloads that both passed."""
+    success_rate: float = 0.0
+    """Share of the traces that passed."""
+    win_rate: float = 0.0
+    """Share of the workloads on which it was faster than the baseline."""
+
+
+Ranking = list[tuple[str, SpeedupMetrics]]
+"""Author and score, the highest first."""
+
+
+@dataclass(frozen=True)
+class SetFilter:
+    """Which definitions count; None: all."""
+
+    op_type: str | None = None
+    definition_name: str | None = None
+
+    def choose(self, trace_set: TraceSet) -> list[str]:
+        """Return the names of the definitions that count; raise ValueError where there is none of that name."""
+        names = trace_set.definitions
+        if self.definition_name is not None and self.definition_name not in names:
+            raise ValueError(f"no definition {self.definition_name!r}{did_you_mean(self.definition_name, names)}")
+        return [
+            name
+            for name, definition in names.items()
+            if self.definition_name in (None, name) and self.op_type in (None, definition.op_type)
+        ]
+
+
+def rank_authors(trace_set: TraceSet, baseline_author: str, chosen: SetFilter) -> Ranking:
+    """Return every other author of a solution that counts with their score, the highest first."""
+    names = chosen.choose(trace_set)
+    authors = dict.fromkeys(item.author for name in names for item in trace_set.solutions.get(name, []))
+    authors.pop(baseline_author, None)
+    ranking = [(author, score_author(trace_set, author, baseline_author, chosen)) for author in authors]
+    return sorted(ranking, key=lambda entry: entry[1].avg_speedup, reverse=True)
+
+
+def score_author(trace_set: TraceSet, author: str, baseline_author: str, chosen: SetFilter) -> SpeedupMetrics:
+    """Score an author: of each definition the best solution.
+
+    Raises:
+        ValueError: the author has no solution of a definition that counts, or the baseline author not exactly one.
+    """
+    best = []
+    for name in chosen.choose(trace_set):
+        own = [item for item in trace_set.solutions.get(name, []) if item.author == author]
+        if own:
+            baseline = _baseline_of(trace_set, name, baseline_author)
+            scores = [_Score.of(trace_set, item, baseline) for item in own]
+            best.append(max(scores, key=lambda score: (score.avg_speedup, score.passed)))
+    if not best:
+        known = {item.author for group in trace_set.solutions.values() for item in group}
+        raise ValueError(f"author {author!r} has no solution of the chosen definitions{did_you_mean(author, known)}")
+    return _sum_up([score for score in best if score.passed + score.failed])
+
+
+def score_solution(trace_set: TraceSet, name: str, baseline_author: str) -> SpeedupMetrics:
+    """Score one solution.
+
+    Raises:
+        ValueError: there is no such solution, or the baseline author has not exactly one of its definition.
+    """
+    solution = trace_set.get_solution(name)
+    if solution is None:
+        known = [item.name for group in trace_set.solutions.values() for item in group]
+        raise ValueError(f"no solution {name!r}{did_you_mean(name, known)}")
+    baseline = _baseline_of(trace_set, solution.definition, baseline_author)
+    score = _Score.of(trace_set, solution, baseline)
+    return _sum_up([score] if score.passed + score.failed else [])
+
+
+@dataclass(frozen=True)
+class _Score:
+    """One solution against the baseline."""
+
+    speedups: Sequence[float]
+    """One for each workload that both passed."""
+    passed: int
+    failed: int
+
+    @property
+    def avg_speedup(self) -> float:
+        return fmean(self.speedups) if self.speedups and not self.failed else 0.0
+
+    @classmethod
+    def of(cls, trace_set: TraceSet, solution: Solution, baseline: Solution) -> _Score:
+        own, theirs = (_traces_of(trace_set, item) for item in (solution, baseline))
+        mine, base = _lowest_latencies(own), _lowest_latencies(theirs)
+        passed = sum(trace.is_successful() for trace in own)
+        speedups = [base[uuid] / mine[uuid] for uuid in base if mine.get(uuid)]
+        return cls(speedups, passed, len(own) - passed)
+
+
+def _sum_up(scores: Sequence[_Score]) -> SpeedupMetrics:
+    if not scores:
+        return SpeedupMetrics()
+    traces = sum(score.passed + score.failed for score in scores)
+    speedups = [speedup for score in scores for speedup in score.speedups]
+    return SpeedupMetrics(
+        avg_speedup=fmean(score.avg_speedup for score in scores),
+        definitions=len(scores),
+        workloads=len(speedups),
+        success_rate=sum(score.passed for score in scores) / traces,
+        win_rate=sum(speedup > 1 for speedup in speedups) / len(speedups) if speedups else 0.0,
+    )
+
+
+def _baseline_of(trace_set: TraceSet, definition: str, author: str) -> Solution:
+    found = [item for item in trace_set.solutions.get(definition, []) if item.author == author]
+    if len(found) != 1:
+        has = ", ".join(item.name for item in found) or "none"
+        raise ValueError(f"baseline author {author!r} needs exactly one solution of {definition}, and has {has}")
+    return found[0]
+
+
+def _traces_of(trace_set: TraceSet, solution: Solution) -> list[AnyTrace]:
+    return [
+        trace
+        for trace in kept_of(trace_set.traces.get(solution.definition, []))
+        if trace.solution == solution.name and trace.evaluation is not None and not trace.evaluation.is_quick
+    ]
+
+
+def _lowest_latencies(traces: Sequence[AnyTrace]) -> dict[str, float]:
+    """Return the lowest latency of each workload that was passed, by its uuid."""
+    lowest: dict[str, float] = {}
+    for trace in traces:
+        performance = trace.evaluation.performance if trace.evaluation is not None else None
+        if performance is not None and trace.is_successful():
+            uuid = trace.workload.uuid
+            lowest[uuid] = min(performance.latency_ms, lowest.get(uuid, performance.latency_ms))
+    return lowest

@@ -1,0 +1,1 @@
+"""Turns files of other dialects, and old files, into today's format. Only this room knows those forms."""

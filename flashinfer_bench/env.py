@@ -1,0 +1,38 @@
+"""Where data and caches lie: two environment variables, else folders of the user's. Imports nothing of ours."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+DATASET_VARIABLE: Final = "FIB_DATASET_PATH"
+"""Environment variable with the folder of the default data set."""
+CACHE_VARIABLE: Final = "FIB_CACHE_PATH"
+"""Environment variable with the folder for what is built."""
+
+
+def dataset_root(environment: Mapping[str, str]) -> Path:
+    """Return the folder of the default data set: $FIB_DATASET_PATH, else one below the home directory."""
+    return _choose(environment, DATASET_VARIABLE, "dataset")
+
+
+def cache_root(environment: Mapping[str, str]) -> Path:
+    """Return the cache's folder: $FIB_CACHE_PATH, else one below the home directory."""
+    return _choose(environment, CACHE_VARIABLE, "cache")
+
+
+def get_fib_dataset_path() -> Path:
+    """Return the folder of the default data set in this process's environment; nothing is made or looked up there."""
+    return dataset_root(os.environ)
+
+
+def get_fib_cache_path() -> Path:
+    """Return the folder for what is built in this process's environment; nothing is made or looked up there."""
+    return cache_root(os.environ)
+
+
+def _choose(environment: Mapping[str, str], variable: str, folder: str) -> Path:
+    configured = environment.get(variable)
+    return Path(configured) if configured else Path.home() / ".cache" / "flashinfer_bench" / folder

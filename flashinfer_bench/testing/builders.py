@@ -1,0 +1,165 @@
+"""Builds solutions and loads them into this process, for debugging: NOTHING IS ISOLATED (see `runnable.py`).
+
+The builds are the engine's, in throw-away processes, kept in its cache. Only what they made is loaded here.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flashinfer_bench.bench.evaluators.reference import Reference
+from flashinfer_bench.bench.machine import discover_devices
+from flashinfer_bench.bench.runner.workers.calling_style import choose_style
+from flashinfer_bench.compile import BuildFailure, BuildTarget, build_solution, find_toolchain, why_not_buildable
+from flashinfer_bench.data import Definition, Solution
+from flashinfer_bench.env import cache_root
+from flashinfer_bench.errors import Fault, FlashInferBenchError, SolutionFailure
+from flashinfer_bench.testing.runnable import Runnable, RunnableMetadata
+from flashinfer_bench.worker.load import PACKAGE, LoadedEntry, load_entry
+
+
+class BuildError(FlashInferBenchError):
+    """A solution could not be built or loaded; the message says why, and whose fault it is."""
+
+
+class Builder:
+    """Builds solutions in any language that this machine can build, and loads them here, unisolated.
+
+    Args:
+        cache: the folder of what is built; the user's cache where it is left out.
+    """
+
+    def __init__(self, cache: Path | None = None) -> None:
+        self._cache = (cache or cache_root(os.environ)).resolve()
+
+    def can_build(self, solution: Solution) -> bool:
+        """Tell whether this machine has what the solution's language needs."""
+        capabilities = _capabilities()
+        return why_not_buildable(solution, find_toolchain(), BuildTarget.of(capabilities), capabilities) is None
+
+    def build(self, definition: Definition, solution: Solution) -> Runnable:
+        """Build a solution and load it into this process.
+
+        Modules of a solution that was loaded before are forgotten, since two may have modules of one name. What such a
+        solution imports only when it is called may then be another's.
+
+        Raises:
+            BuildError: it cannot be built or loaded.
+        """
+        if solution.definition != definition.name:
+            raise BuildError(f"solution {solution.name} is one of {solution.definition}, not of {definition.name}")
+        try:
+            artifact = build_solution(solution, self._cache, target=BuildTarget.of(_capabilities()))
+        except (BuildFailure, Fault) as error:
+            raise BuildError(f"solution {solution.name} cannot be built: {error}") from error
+        _forget_below(self._cache)
+        try:
+            entry = load_entry(artifact.directory, artifact.entry, artifact.symbol, kind=artifact.kind)
+        except (Exception, SystemExit) as error:
+            _forget_below(artifact.directory)
+            raise BuildError(f"solution {solution.name} cannot be loaded: {type(error).__name__}: {error}") from error
+        try:
+            style = choose_style(
+                entry.signature,
+                inputs=list(definition.inputs),
+                outputs=list(definition.outputs),
+                declared=solution.spec.declared_style,
+                is_python=artifact.kind == "python",
+            )
+        except SolutionFailure as failure:
+            _forget_below(artifact.directory)
+            raise BuildError(f"solution {solution.name}: {failure.message}") from failure
+        metadata = RunnableMetadata(
+            build_type=artifact.kind,
+            definition_name=definition.name,
+            solution_name=solution.name,
+            destination_passing_style=style.is_dps,
+            definition=definition,
+        )
+        return Runnable(_with_setup(entry), metadata, partial(_forget_below, artifact.directory))
+
+
+class BuilderRegistry:
+    """Builds each solution once, and keeps the runnables of this process, unisolated."""
+
+    def __init__(self, builders: Sequence[Builder] = ()) -> None:
+        self._builders = tuple(builders) or (Builder(),)
+        self._kept: dict[tuple[str, ...], Runnable] = {}
+
+    @classmethod
+    def get_instance(cls) -> BuilderRegistry:
+        """Return the registry of this process."""
+        return _get_registry()
+
+    def build(self, definition: Definition, solution: Solution) -> Runnable:
+        """Return the solution as a runnable.
+
+        Raises:
+            BuildError: it cannot be built or loaded.
+        """
+        key = (definition.digest(), solution.digest(), solution.name)
+        if key not in self._kept:
+            builder = next((one for one in self._builders if one.can_build(solution)), self._builders[0])
+            self._kept[key] = builder.build(definition, solution)
+        return self._kept[key]
+
+    def build_reference(self, definition: Definition) -> Runnable:
+        """Return the definition's reference as a runnable that takes inputs in the definition's order.
+
+        Raises:
+            BuildError: it cannot be compiled.
+        """
+        try:
+            reference = Reference.compile(definition)
+        except Fault as error:
+            raise BuildError(str(error)) from error
+        metadata = RunnableMetadata("reference", definition.name, "reference", False, definition)
+        return Runnable(lambda *inputs: reference.launch(inputs), metadata)
+
+    def cleanup(self) -> None:
+        """Forget all runnables, and what was imported for them."""
+        for runnable in self._kept.values():
+            runnable.cleanup()
+        self._kept.clear()
+
+
+@cache
+def _get_registry() -> BuilderRegistry:
+    return BuilderRegistry()
+
+
+@cache
+def _capabilities() -> list[tuple[int, int]]:
+    if not torch.cuda.is_available():
+        return []
+    return sorted({device.capability for device in discover_devices(None) if device.capability is not None})
+
+
+def _with_setup(entry: LoadedEntry) -> Callable[..., Any]:
+    """Return the entry function; where there is a `setup`, it is called before, and what it returns is passed on."""
+    setup, takes = entry.setup, entry.setup_signature
+    if setup is None:
+        return entry.function
+    most = takes.maximum if takes is not None else None
+
+    def call(*args: Any) -> Any:
+        return entry.function(*args, **setup(*args[:most]))
+
+    return call
+
+
+def _forget_below(folder: Path) -> None:
+    """Forget the modules whose files lie below a folder, and take its folders off the import path."""
+    inside = f"{folder}{os.sep}"
+    sys.path[:] = [path for path in sys.path if path != str(folder) and not path.startswith(inside)]
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None) or ""
+        if file.startswith(inside) or name == PACKAGE or name.startswith(f"{PACKAGE}."):
+            del sys.modules[name]

@@ -1,0 +1,191 @@
+"""How a solution is called that does not say it, from its signature, its text, or a call that shows it."""
+
+import pytest
+import torch
+
+from flashinfer_bench.bench.runner.workers.calling_style import choose_style
+from flashinfer_bench.bench.runner.workers.claims import OutputSpec
+from flashinfer_bench.errors import SolutionFailure
+from flashinfer_bench.worker.load import describe_signature
+from flashinfer_bench.worker.protocol import Signature
+
+pytestmark = pytest.mark.cpu
+NAMES = {"inputs": ["a", "b"], "outputs": ["y"]}
+
+
+def sign(minimum, maximum):
+    return Signature(text="(...)", minimum=minimum, maximum=maximum)
+
+
+@pytest.mark.parametrize(
+    ("signature", "declared", "style"),
+    [
+        (sign(3, 3), None, "dps"),
+        (sign(2, 2), None, "value"),
+        (sign(2, 3), None, "value"),
+        (sign(0, 9), None, "value"),
+        (sign(0, None), False, "value"),
+        (sign(0, None), True, "dps"),
+        (sign(3, None), None, "dps"),
+        (sign(2, 3), False, "value"),
+        (sign(3, 3), True, "dps"),
+        (None, None, "dps"),
+        (None, False, "value"),
+    ],
+)
+def test_the_declared_style_decides_and_else_the_arity(signature, declared, style):
+    chosen = choose_style(signature, **NAMES, declared=declared, is_python=False)
+    assert chosen.is_settled
+    assert chosen.style == style
+    assert (chosen.to_note() is None) == (declared is not None)
+
+
+@pytest.mark.parametrize(("signature", "declared"), [(sign(2, 2), True), (sign(3, 3), False), (sign(4, 5), None)])
+def test_a_signature_that_fits_no_style_shows_both(signature, declared):
+    with pytest.raises(SolutionFailure, match=r"(?s)expected .* arguments.*found run\(\.\.\.\)"):
+        choose_style(signature, **NAMES, declared=declared, is_python=True)
+
+
+def returns(*args, **kwargs):
+    if not args:
+        return None
+    return args[0]
+
+
+def fills(*args, **kwargs):
+    def unused():
+        return 1
+
+    if unused():
+        return
+    args[2].copy_(1)
+    return
+
+
+def takes_inputs(a, b, *args, **kwargs):
+    args[0].fill_(1)
+
+
+def takes_all(a, b, y, *args, **kwargs):
+    return y
+
+
+def takes_others(first, second, *more):
+    return first + second
+
+
+class Called:
+    def __call__(self, *args):
+        return args[0]
+
+
+OPEN = {
+    "a return with a value": (returns, "value", "it returns a value"),
+    "no return with a value": (fills, "dps", "it returns no value"),
+    "the inputs by name": (takes_inputs, "value", "its parameters are the inputs"),
+    "inputs and outputs by name": (takes_all, "dps", "the number of its parameters"),
+    "other names": (takes_others, "value", "it returns a value"),
+    "decorated": (torch.no_grad()(returns), "value", "it returns a value"),
+    "an object": (Called(), "value", "it returns a value"),
+}
+
+
+@pytest.mark.parametrize(("function", "style", "told_by"), OPEN.values(), ids=OPEN)
+def test_any_number_of_arguments_leaves_it_to_names_and_returns(function, style, told_by):
+    chosen = choose_style(describe_signature(function), **NAMES, declared=None, is_python=True)
+    assert chosen.is_settled
+    assert chosen.to_note() == {"style": style, "told_by": told_by}
+
+
+UNKNOWN = {"a lambda": lambda *args: args[0], "wrapped, without a return": torch.no_grad()(fills)}
+
+
+@pytest.mark.parametrize("function", UNKNOWN.values(), ids=UNKNOWN)
+def test_where_nothing_tells_a_call_has_to(function):
+    assert not choose_style(describe_signature(function), **NAMES, declared=None, is_python=True).is_settled
+
+
+TRIED = {
+    "it returns a value": ("run = lambda *args: args[0] * 2", "value", "returned a value"),
+    "it returns nothing": (
+        "run = lambda *args: [args[1].copy_(args[0] * 2)] and None if args[1:] else None",
+        "dps",
+        "nothing",
+    ),
+    "it raises": ("def fill(x, y):\n    y.copy_(x * 2)\nrun = lambda *args: fill(*args)", "dps", "failed"),
+}
+
+
+@pytest.mark.parametrize(("source", "style", "told_by"), TRIED.values(), ids=TRIED)
+def test_a_call_with_the_inputs_alone_shows_the_style(open_kernel, source, style, told_by):
+    x = torch.rand(4)
+    with open_kernel(source) as kernel:
+        assert not kernel.calling_style.is_settled
+        kernel.settle_style([x])
+        assert kernel.calling_style.style == style
+        assert told_by in kernel.calling_style.told_by
+        assert kernel.metadata.destination_passing_style == (style == "dps")
+        assert torch.equal(kernel(x)[0], x * 2)
+
+
+def test_a_solution_that_fails_either_way_is_told_what_its_first_call_did(open_kernel):
+    source = "def fail(*args):\n    raise ValueError(len(args))\nrun = lambda *args: fail(*args)"
+    with open_kernel(source) as kernel, pytest.raises(SolutionFailure, match="ValueError in the call: 1"):
+        kernel.settle_style([torch.rand(4)])
+
+
+def test_a_dict_by_output_name_is_those_outputs(open_kernel):
+    outputs = [OutputSpec(name, (4,), torch.float32) for name in ("y", "z")]
+    x = torch.rand(4)
+    with open_kernel("def run(x):\n    return {'z': x + 1, 'y': x * 2}\n", outputs=outputs) as kernel:
+        y, z = kernel(x)
+        assert torch.equal(y, x * 2)
+        assert torch.equal(z, x + 1)
+        kernel.measure([[x]])
+        assert all(torch.equal(read.outputs[1], read.inputs[0] + 1) for read in kernel.reads[0])
+
+
+LAZY = """
+class Lazy({base}):
+    def __iter__(self):
+        yield self.x * 2
+    def __getitem__(self, key):
+        return self.x * 2
+    def items(self):
+        return [("y", self.x * 2)]
+def run(x):
+    made = Lazy({content})
+    made.x = x
+    return made
+"""
+
+
+@pytest.mark.parametrize(("base", "content"), [("tuple", ""), ("list", ""), ("dict", "y=None")])
+def test_nothing_is_computed_when_a_result_is_put_away(open_kernel, base, content):
+    with open_kernel(LAZY.format(base=base, content=content)) as kernel, pytest.raises(SolutionFailure) as failure:
+        kernel(torch.rand(4))
+    assert failure.value.status in ("INCORRECT_SHAPE", "INCORRECT_DTYPE")
+
+
+def test_a_view_of_an_input_in_a_dict_is_refused_too(open_kernel):
+    with open_kernel("def run(x):\n    return {'y': x[:]}\n") as kernel, pytest.raises(SolutionFailure) as failure:
+        kernel(torch.rand(4))
+    assert "lies in the memory of an input" in failure.value.message
+
+
+WRITES = "def run(x):\n    y = x * 2\n    x += 1\n    return y\n"
+
+
+def test_an_input_that_the_reference_writes_may_be_changed_and_is_fresh_in_each_call(open_kernel):
+    x = torch.rand(4)
+    with open_kernel(WRITES, in_out_inputs=frozenset(["x"])) as kernel:
+        assert torch.equal(kernel(x)[0], x * 2)
+        kernel.measure([[x]])
+        assert all(torch.equal(read.outputs[0], read.inputs[0] * 2) for read in kernel.reads[0])
+    assert kernel.reads[0]
+
+
+def test_an_input_that_the_reference_leaves_alone_may_not_be_changed(open_kernel):
+    with open_kernel(WRITES, in_out_inputs=frozenset(["y"])) as kernel, pytest.raises(SolutionFailure) as failure:
+        kernel(torch.rand(4))
+    assert "input 'x' was changed" in failure.value.message

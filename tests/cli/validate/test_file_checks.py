@@ -1,0 +1,181 @@
+"""What `validate` finds by reading a set, and which flags choose what is told."""
+
+import json
+
+import pytest
+
+from flashinfer_bench.cli.main import cli as main
+from tests.cli.fake_engine import write_small_set
+from tests.kit.make import make_definition, make_evaluation, make_solution, make_trace, make_workload, write_trace_set
+
+
+def told(capsys, root, *flags):
+    """Return the exit code, and the report in JSON."""
+    code = main(["validate", "--dataset", str(root), "--format", "json", *flags])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def found(report):
+    return [(issue["check"], issue["severity"]) for issue in report["issues"]]
+
+
+@pytest.fixture
+def odd_set(tmp_path):
+    """A set with one thing to find for each check that reads."""
+    definition = make_definition(
+        reference="def run(x, eps=1e-6):\n    return x * 2\n", constraints=["n >= 16"], op_type="odd"
+    )
+    return write_trace_set(
+        tmp_path,
+        {
+            "solutions/bob/odd/double/misplaced.json": make_solution("misplaced"),
+            "tolerances.yaml": "unknown:\n  rtol: 0.1\n",
+        },
+        definitions=[definition, make_definition("right")],
+        solutions=[make_solution(source="def rum(x):\n    return x\n"), make_solution("fine", definition="right")],
+        workloads=[make_trace(solution=None), make_trace(definition="right", solution=None)],
+        traces=[
+            make_trace(solution="gone", workload=make_workload("w0", axes={"n": 4})),
+            make_trace(workload=make_workload("lost"), evaluation=make_evaluation(latency_ms=0.0)),
+            make_trace(definition="right", solution="fine"),
+        ],
+    )
+
+
+REASONS = {
+    "layout": ["the path says 'bob', the file 'alice'"],
+    "definition": [
+        "this set has no such definition",
+        "parameter 'eps' of the reference's run is no input of double",
+    ],
+    "workload": ["workload w0 of double: constraint 'n >= 16' does not hold (8 and 16): it is judged nevertheless"],
+    "solution": ["there is no function 'run'; did you mean 'rum'?"],
+    "trace": [
+        "double: 1 trace of solution 'gone', not there for this definition",
+        "double: 1 trace of workload 'lost', not there for this definition",
+        "double: 1 trace has other sizes than the workload of the same uuid has now",
+        "double: 1 trace has PASSED with a latency of 0, which no call has: double_python",
+    ],
+}
+
+
+def test_each_check_warns_of_what_is_its_own(odd_set, capsys):
+    code, report = told(capsys, odd_set)
+    assert (code, report["checks"]) == (0, list(REASONS))
+    for check, reasons in REASONS.items():
+        issues = [issue for issue in report["issues"] if issue["check"] == check]
+        assert len(issues) == len(reasons)
+        assert all(reason in issue["reason"] for reason, issue in zip(reasons, issues, strict=True))
+    files = {issue["check"]: issue["file"] for issue in report["issues"]}
+    assert files["workload"].endswith("workloads/odd/double.jsonl")
+
+
+@pytest.mark.parametrize("check", REASONS)
+def test_one_check_tells_its_own_findings_only(odd_set, capsys, check):
+    _, report = told(capsys, odd_set, "--checks", check)
+    assert found(report) == [(check, "warning")] * len(REASONS[check])
+
+
+def test_a_reference_with_fewer_parameters_than_inputs_is_an_error(tmp_path, capsys):
+    inputs = {"x": "float32[n]", "w": "float32[n]"}
+    code, report = told(capsys, write_trace_set(tmp_path, definitions=[make_definition(inputs=inputs)]))
+    assert (code, found(report)) == (1, [("definition", "error")])
+    assert report["issues"][0]["reason"] == "the reference's run takes 1 of 2 inputs; no call can work"
+
+
+def test_findings_of_other_definitions_are_left_out(odd_set, capsys):
+    _, report = told(capsys, odd_set, "--definitions", "right")
+    assert (found(report), report["definitions"], report["traces"]) == ([], 1, 1)
+    _, report = told(capsys, odd_set, "--op-types", "odd", "--checks", "trace,layout")
+    assert found(report) == [("layout", "warning"), *[("trace", "warning")] * 4]
+
+
+def test_a_definition_that_cannot_be_read_may_be_asked_for(tmp_path, capsys):
+    root = write_small_set(tmp_path, files={"definitions/test/broken.json": "{"})
+    code, report = told(capsys, root, "--definitions", "broken")
+    assert (code, found(report), report["definitions"]) == (1, [("definition", "error")], 0)
+    assert told(capsys, root, "--definitions", "double")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--checks", "layuot"], "error: --checks: unknown 'layuot'; did you mean 'layout'?"),
+        (["--outputs", "html"], "error: --outputs: unknown 'html'; known: stdout, json, text"),
+        (["--outputs", "stdout,json"], "error: --outputs json and text are files: give --output-folder, too"),
+        (["--definitions", "duoble"], "error: --definitions: the trace set has no definition 'duoble'"),
+        (["--output-folder", "{root}/tolerances.yaml"], "error: --output-folder: "),
+    ],
+)
+def test_misuse_is_exit_code_2(odd_set, capsys, flags, said):
+    assert main(["validate", "--local", str(odd_set), *(flag.format(root=odd_set) for flag in flags)]) == 2
+    assert capsys.readouterr().err.startswith(said)
+
+
+def test_coverage_names_what_a_set_lacks(tmp_path, capsys):
+    root = write_trace_set(
+        tmp_path,
+        definitions=[make_definition(), make_definition("bare")],
+        solutions=[make_solution(author="baseline")],
+        workloads=[make_trace(solution=None, workload=make_workload(uuid)) for uuid in ("a", "b", "c")],
+        traces=[make_trace(workload=make_workload("a")), make_trace(workload=make_workload("b"), status="TIMEOUT")],
+    )
+    code, report = told(capsys, root)
+    assert (code, report["coverage"]) == (
+        0,
+        {
+            "baseline_author": "baseline",
+            "without_workloads": ["bare"],
+            "without_baseline": ["bare"],
+            "not_passed": {"double": ["b", "c"]},
+        },
+    )
+    assert main(["validate", "--dataset", str(root)]) == 0
+    assert capsys.readouterr().out.splitlines()[:3] == [
+        "coverage: 1 of 2 definitions without workloads: bare",
+        "coverage: 1 of 2 definitions without a solution of author 'baseline': bare",
+        "coverage: 2 of 3 workloads that no solution passed: double (2)",
+    ]
+
+
+def test_a_report_is_written_and_shown_again(odd_set, tmp_path, capsys):
+    folder = tmp_path / "new" / "folder"
+    assert main(["validate", "--dataset", str(odd_set), "--output-folder", str(folder)]) == 0
+    out, err = capsys.readouterr()
+    assert (folder / "report.txt").read_text() == out
+    assert err.splitlines() == [f"report: {folder / 'report.json'}", f"report: {folder / 'report.txt'}"]
+    assert main(["validate-render", str(folder / "report.json")]) == 0
+    assert capsys.readouterr().out == out
+    outputs = ["--outputs", "json", "--output-folder", str(tmp_path / "json")]
+    assert main(["validate", "--dataset", str(odd_set), *outputs]) == 0
+    assert capsys.readouterr().out == ""
+    assert [file.name for file in (tmp_path / "json").iterdir()] == ["report.json"]
+
+
+def test_a_report_with_errors_is_exit_code_1_when_it_is_shown_again(tmp_path, capsys):
+    root = write_small_set(tmp_path / "set", files={"definitions/test/broken.json": "{"})
+    assert main(["validate", "--dataset", str(root), "--output-folder", str(tmp_path)]) == 1
+    capsys.readouterr()
+    assert main(["validate-render", str(tmp_path / "report.json")]) == 1
+    assert "error: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [(None, "cannot be read: No such file"), ("[]", "no report of `validate`"), ("{}", "roots: Field required")],
+    ids=["none", "another form", "incomplete"],
+)
+def test_what_is_no_report_is_misuse(tmp_path, capsys, text, said):
+    if text is not None:
+        (tmp_path / "report.json").write_text(text)
+    assert main(["validate-render", str(tmp_path / "report.json")]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_report_steers_no_terminal(odd_set, tmp_path, capsys):
+    assert main(["validate", "--dataset", str(odd_set), "--output-folder", str(tmp_path)]) == 0
+    file = tmp_path / "report.json"
+    file.write_text(file.read_text().replace("this set has", "\\u001b[2Jthis set has"))
+    capsys.readouterr()
+    assert main(["validate-render", str(file)]) == 0
+    assert "\\x1b[2Jthis set has" in capsys.readouterr().out

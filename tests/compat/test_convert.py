@@ -1,0 +1,101 @@
+"""`convert` writes a set of any layout in the standard one, and says what it could not carry over."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from flashinfer_bench.cli.main import cli as main
+from flashinfer_bench.data import TraceSet
+from tests.compat.problems import INPUTS, RIGHT, STRICT, make_line, write_problem
+from tests.compat.test_dumps import dumped
+from tests.kit import make_definition, make_solution, make_trace, make_workload, write_trace_set
+
+pytestmark = pytest.mark.cpu
+
+
+def convert(source, output, capsys, *, code=0):
+    assert main(["convert", str(source), "--output", str(output), "--format", "json"]) == code
+    told = capsys.readouterr()
+    return json.loads(told.out), told.err
+
+
+def test_problems_become_a_set_with_all_they_have(tmp_path, capsys):
+    stored = {"type": "safetensors", "path": "./x.safetensors", "tensor_key": "x"}
+    lines = [make_line("w0", tolerance=STRICT), make_line("w1", inputs={**INPUTS, "x": stored})]
+    problem = write_problem(tmp_path / "all/L1/p", lines=lines, answers={"right": RIGHT})
+    save_file({"x": torch.zeros(8, 64)}, problem / "x.safetensors")
+    (problem / "README.md").write_text("words")
+    document, told = convert(tmp_path / "all", tmp_path / "out", capsys)
+    assert {key: document[key] for key in ("definitions", "solutions", "workloads", "blobs", "lost")} == {
+        "definitions": 1, "solutions": 1, "workloads": 2, "blobs": 1, "lost": []}  # fmt: skip
+    assert "1 file that is no part of a set" in told
+    assert document["passed_over"] == [str(problem / "README.md")]
+    read = TraceSet.from_path(tmp_path / "out")
+    assert [issue.reason for issue in read.issues] == ["kept without effect: hf_id"]
+    assert read.definitions["scaled_cumsum"].op_type == "L1"
+    first, second = (line.workload for line in read.workloads["scaled_cumsum"])
+    assert first.tolerance.max_rtol == 1e-6
+    assert second.inputs["x"].path == "blob/workloads/L1/scaled_cumsum/x.safetensors"
+    assert (tmp_path / "out" / second.inputs["x"].path).is_file()
+    assert read.solutions["scaled_cumsum"][0].get_entry_source().content == RIGHT
+    assert (tmp_path / "out/solutions/somebody/L1/scaled_cumsum/right.json").is_file()
+
+
+def test_our_own_layout_stays_as_it_is(tmp_path, capsys):
+    source = write_trace_set(
+        tmp_path / "set",
+        {"tolerances.yaml": "double:\n  rtol: 0.5\n"},
+        definitions=[make_definition()],
+        solutions=[make_solution()],
+        workloads=[make_trace(solution=None, workload=make_workload())],
+        traces=[make_trace(), make_trace(solution="somebody_elses")],
+    )
+    document, _ = convert(source, tmp_path / "out", capsys)
+    assert (document["traces"], document["read_otherwise"]) == (2, [])
+    first, again = TraceSet.from_path(source), TraceSet.from_path(tmp_path / "out")
+    assert (again.definitions, again.solutions, again.workloads) == (
+        first.definitions,
+        first.solutions,
+        first.workloads,
+    )
+    assert len(again.traces["double"]) == 2
+    assert (tmp_path / "out/tolerances.yaml").read_text() == (source / "tolerances.yaml").read_text()
+
+
+def test_what_is_lost_is_told_and_the_exit_code_is_1(tmp_path, capsys):
+    stored = {"type": "safetensors", "path": "blob/absent.safetensors", "tensor_key": "x"}
+    write_problem(tmp_path / "all/p", lines=[make_line("w0", inputs={**INPUTS, "x": stored})])
+    (tmp_path / "all/dump.json").write_text(json.dumps(dumped("a", inputs={"x": {"shape": ["n"], "dtype": "unknown"}})))
+    document, told = convert(tmp_path / "all", tmp_path / "out", capsys, code=1)
+    assert (document["definitions"], document["workloads"], len(document["lost"])) == (1, 1, 2)
+    assert "not carried over: blob" in told
+    assert "not carried over: what the 1 error above is about" in told
+
+
+def test_a_dump_becomes_a_set(tmp_path, capsys):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/a.json").write_text(json.dumps(dumped("a")))
+    convert(tmp_path / "in", tmp_path / "out", capsys)
+    assert TraceSet.from_path(tmp_path / "out").definitions["a"].is_runnable
+
+
+@pytest.mark.parametrize(
+    ("source", "output", "words"),
+    [
+        ("absent", "out", "does not exist"),
+        ("empty", "out", "nothing that can be converted"),
+        ("p", "p/out", "write to another folder"),
+        ("p", "full", "new or empty"),
+    ],
+)
+def test_a_place_that_cannot_be_used_is_misuse(tmp_path, capsys, source, output, words):
+    write_problem(tmp_path / "p")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/file").touch()
+    assert main(["convert", str(tmp_path / source), "--output", str(tmp_path / output)]) == 2
+    assert words in capsys.readouterr().err

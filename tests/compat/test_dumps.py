@@ -1,0 +1,92 @@
+"""Definitions that a library dumps: what can be read is read, and of the rest it is said what to add."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from flashinfer_bench.bench.evaluators.reference import Reference
+from flashinfer_bench.data import TraceSet
+from tests.kit import make_definition
+
+pytestmark = pytest.mark.cpu
+
+
+def dumped(name: str, **changes: Any) -> dict[str, Any]:
+    """Return a definition as a library dumps it."""
+    raw = make_definition(name).to_dict()
+    reference = (
+        "import torch\n\ndef helper(x):\n    return x\n\n@torch.no_grad()\ndef _double_reference(x, **_unused):\n"
+    )
+    raw |= {
+        "tags": ["fi_api:lib.double"],
+        "init": "def init(): ...",
+        "reference": f"{reference}    return helper(x) * 2\n",
+    }
+    return {key: value for key, value in {**raw, **changes}.items() if value is not ...}
+
+
+def load(tmp_path, *definitions):
+    for raw in definitions:
+        (tmp_path / f"{raw['name']}.json").write_text(json.dumps(raw, indent=1))
+    return TraceSet.from_path(tmp_path)
+
+
+def test_the_last_function_of_a_dump_is_its_reference(tmp_path):
+    import torch
+
+    loaded = load(tmp_path, dumped("a"))
+    definition = loaded.definitions["a"]
+    assert definition.is_runnable
+    (y,) = Reference.compile(definition)([torch.ones(4)])
+    assert y.tolist() == [2.0] * 4
+    (issue,) = loaded.issues
+    assert "'_double_reference', is taken as 'run'" in issue.reason
+    assert "kept without effect: init" in issue.reason
+
+
+@pytest.mark.parametrize("reference", [..., None, ""])
+def test_a_dump_without_reference_loads_and_says_what_to_add(tmp_path, reference):
+    loaded = load(tmp_path, dumped("a", reference=reference))
+    assert not loaded.definitions["a"].is_runnable
+    (issue,) = loaded.issues
+    assert issue.severity == "warning"
+    assert "no top-level function 'run'" in issue.reason
+
+
+def test_an_output_that_is_an_input_gets_a_name_and_the_dtype_that_is_known(tmp_path):
+    inputs = {"x": {"shape": ["n"], "dtype": "unknown"}}
+    outputs = {"x": {"shape": ["n"], "dtype": "float32"}}
+    definition = load(tmp_path, dumped("a", inputs=inputs, outputs=outputs)).definitions["a"]
+    assert list(definition.outputs) == ["x_out"]
+    assert definition.inputs["x"].dtype == "float32"
+
+
+def test_axes_that_have_no_value_or_are_not_listed_are_given_by_workloads(tmp_path):
+    axes = {"n": {"type": "var"}, "page": {"type": "const"}}
+    inputs = {"x": {"shape": ["n", "page", "block"], "dtype": "float32", "optional": True}}
+    loaded = load(tmp_path, dumped("a", axes=axes, inputs=inputs))
+    assert loaded.definitions["a"].var_axes == ["n", "page", "block"]
+    assert loaded.definitions["a"].inputs["x"].optional
+    (issue,) = loaded.issues
+    assert "block: not listed" in issue.reason
+
+
+def test_a_dtype_that_nobody_knows_is_told_in_one_line_for_the_file(tmp_path):
+    inputs = {name: {"shape": ["n"], "dtype": "unknown"} for name in ("x", "i")}
+    loaded = load(tmp_path, dumped("a", inputs=inputs), dumped("b"))
+    assert list(loaded.definitions) == ["b"]
+    (error,) = (issue for issue in loaded.issues if issue.severity == "error")
+    assert (error.file.name, error.field) == ("a.json", "inputs.x.dtype")
+    assert "write its name there" in error.reason
+    assert "inputs.i.dtype" in error.reason
+
+
+def test_a_definition_that_is_no_dump_keeps_its_own_names(tmp_path):
+    reference = "def double(x):\n    return x * 2\n"
+    raw = {**make_definition("a").to_dict(), "reference": reference}
+    definition = load(tmp_path, raw).definitions["a"]
+    assert not definition.is_runnable
+    assert definition.reference == reference

@@ -1,0 +1,106 @@
+"""Sets that other engines save in our layout: defaults left out, bare lines, solutions of other languages."""
+
+from __future__ import annotations
+
+import pytest
+
+from flashinfer_bench.data import AxisConst, AxisExpr, AxisVar, TraceSet
+from flashinfer_bench.data.workload import RandomInput, SafetensorsInput, ScalarInput
+from tests.kit import make_definition, make_evaluation, make_solution, make_trace, make_workload, write_trace_set
+
+pytestmark = pytest.mark.cpu
+
+
+def test_axes_and_inputs_may_leave_out_their_type(tmp_path):
+    raw = make_definition(inputs={"x": "float32[n]", "s": "float32", "t": "float32[n]"}).to_dict()
+    raw["axes"] = {"n": {}, "k": {"value": 4}, "m": {"expression": "n * k"}, "v": {"type": None, "value": None}}
+    stored = {"path": "blob/x.safetensors", "tensor_key": "t"}
+    inputs = {"x": {}, "s": {"value": 3}, "t": stored}
+    line = {"definition": "double", "workload": {"uuid": "w", "axes": {"n": 2, "v": 1}, "inputs": inputs}}
+    trace = {**line, "solution": "s", "evaluation": make_evaluation().to_dict()}
+    files = {
+        "definitions/test/double.json": raw,
+        "workloads/test/double.jsonl": [line],
+        "traces/test/double.jsonl": [trace],
+    }
+    loaded = TraceSet.from_path(write_trace_set(tmp_path, files))
+    assert loaded.issues == []
+    kinds = [type(axis) for axis in loaded.definitions["double"].axes.values()]
+    assert kinds == [AxisVar, AxisConst, AxisExpr, AxisVar]
+    for group in (loaded.workloads, loaded.traces):
+        (read,) = group["double"]
+        assert [type(source) for source in read.workload.inputs.values()] == [
+            RandomInput,
+            ScalarInput,
+            SafetensorsInput,
+        ]
+
+
+@pytest.mark.parametrize(
+    ("folder", "op_type"), [("definitions/norm", "norm"), ("definitions/deep/norm", "norm"), ("definitions", "custom")]
+)
+def test_an_op_type_that_is_left_out_is_the_folders(tmp_path, folder, op_type):
+    raw = {key: value for key, value in make_definition().to_dict().items() if key != "op_type"}
+    loaded = TraceSet.from_path(write_trace_set(tmp_path, {f"{folder}/double.json": raw}))
+    assert loaded.definitions["double"].op_type == op_type
+    assert [(issue.severity, issue.field) for issue in loaded.issues] == [("warning", "op_type")]
+
+
+@pytest.mark.parametrize(
+    ("languages", "entry", "language", "dependencies"),
+    [
+        (["pytorch"], "main.py::run", "python", []),
+        (["triton", "pytorch"], "main.py::run", "triton", []),
+        (["cute_dsl"], "main.py::run", "python", ["cute-dsl"]),
+        (["cutile", "cublas"], "main.py::run", "python", ["cutile"]),
+        (["cuda_cpp", "cutlass"], "main.cu::run", "cuda", ["cutlass"]),
+        (["cuda_cpp", "cudnn", "cublas"], "main.cpp::run", "cuda", ["cudnn", "cublas"]),
+    ],
+)
+def test_languages_choose_a_builder_and_name_what_they_need(tmp_path, languages, entry, language, dependencies):
+    spec = {"languages": languages, "target_hardware": ["LOCAL"], "entry_point": entry}
+    spec["compile_options"] = {"cuda_cflags": ["-O3"], "cflags": None} if language == "cuda" else None
+    path = entry.partition("::")[0]
+    solution = {"name": "s", "definition": "double", "author": "a", "spec": spec, "sources": [{"path": path}]}
+    files = {"solutions/a/test/double/s.json": solution, f"solutions/a/test/double/{path}": "text"}
+    loaded = TraceSet.from_path(write_trace_set(tmp_path, files, definitions=[make_definition()]))
+    (read,) = loaded.solutions["double"]
+    assert (read.spec.language.value, read.spec.dependencies) == (language, dependencies)
+    assert read.get_entry_source().content == "text"
+    if language == "cuda":
+        assert read.spec.compile_options.cuda_cflags == ["-O3"]
+    assert {issue.severity for issue in loaded.issues} <= {"warning"}
+
+
+def test_what_is_known_and_has_no_effect_is_always_told(tmp_path):
+    raw = make_definition(axes={"n": {"type": "var", "parent": "batch"}}).to_dict() | {"hf_id": "org/m", "check": "x"}
+    workload = make_workload().to_dict() | {"tolerance": {"rtol": 0.5, "allow_negative_inf": True}}
+    solution = make_solution().to_dict()
+    solution["spec"] |= {"binding": "torch", "compile_options": {"cflags": ["-O3"]}}
+    files = {
+        "definitions/test/double.json": raw,
+        "workloads/test/double.jsonl": [{"definition": "double", "workload": workload}],
+        "solutions/alice/test/double/double_python.json": solution,
+    }
+    loaded = TraceSet.from_path(write_trace_set(tmp_path, files))
+    assert loaded.workloads["double"][0].workload.tolerance.max_rtol == 0.5
+    assert [issue.severity for issue in loaded.issues] == ["warning"] * 3
+    told = " ".join(issue.reason for issue in loaded.issues)
+    assert all(word in told for word in ("check, hf_id, parent", "binding, compile_options", "allow_negative_inf"))
+
+
+@pytest.mark.parametrize("tolerance", [{"max_atol": -1}, {"max_rtol": "small"}, {"required_matched_ratio": 0}, 3])
+def test_a_tolerance_that_cannot_be_obeyed_leaves_its_workload_out(tmp_path, tolerance):
+    line = make_trace(solution=None, workload=make_workload()).to_dict()
+    line["workload"]["tolerance"] = tolerance
+    files = {"workloads/test/double.jsonl": [line]}
+    loaded = TraceSet.from_path(write_trace_set(tmp_path, files, definitions=[make_definition()]))
+    assert loaded.workloads == {}
+    (issue,) = loaded.issues
+    assert issue.severity == "error"
+    assert issue.field.startswith("workload.tolerance")
+
+
+def test_workloads_that_differ_in_tolerance_are_different():
+    usual, strict = make_workload(), make_workload(tolerance={"max_rtol": 1e-6})
+    assert usual.digest() != strict.digest()
