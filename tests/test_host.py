@@ -1,10 +1,11 @@
 """Cores and memory by the limits of a container, on made-up systems."""
 
+import gc
 import os
 
 import pytest
 
-from flashinfer_bench.host import usable_cores, usable_memory
+from flashinfer_bench.host import collector_paused, usable_cores, usable_memory
 
 pytestmark = pytest.mark.cpu
 GIB = 1 << 30
@@ -52,3 +53,15 @@ def test_a_system_without_control_groups_has_all_of_both(tmp_path):
 def test_a_quota_of_time_counts_in_whole_cores(tmp_path, text, expected):
     cores = usable_cores(make_system(tmp_path, "0::/a\n", {"a/cpu.max": text}))
     assert cores == (expected or len(os.sched_getaffinity(0)))
+
+
+@pytest.mark.parametrize("was_enabled", [True, False])
+def test_the_collector_is_paused_for_a_step_and_is_then_as_it_was(was_enabled):
+    (gc.enable if was_enabled else gc.disable)()
+    try:
+        with collector_paused(), pytest.raises(ValueError, match="wrong"), collector_paused():
+            assert not gc.isenabled()
+            raise ValueError("wrong")
+        assert gc.isenabled() == was_enabled
+    finally:
+        gc.enable()

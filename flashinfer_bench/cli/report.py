@@ -72,7 +72,7 @@ def execute_summary(args: argparse.Namespace) -> int:
     """Print one row a solution that has traces."""
     trace_set = open_trace_set(args)
     traces = choose_traces(trace_set, args)
-    rows = summarise(traces, _expected(trace_set, traces))
+    rows = summarise(traces, _expected(trace_set, traces), with_bursts=args.format == "json")
     if args.format == "json":
         _write_json(rows)
     elif rows:

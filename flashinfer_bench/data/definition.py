@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, TypeVar
 
 from pydantic import BeforeValidator, Field, StringConstraints, ValidationError, field_validator, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
@@ -39,6 +39,10 @@ class Sizes(tuple[int, ...]):
 
 Shape = Sizes | None
 """None for a Python scalar."""
+
+
+MOST_EXPRESSIONS: Final = 256
+"""Axes of one definition that may be expressions: each is evaluated for every workload."""
 
 
 class AxisConst(DataModel):
@@ -370,6 +374,8 @@ def _expression_faults(definition: Definition) -> Iterable[Disagreement]:
         for unknown in sorted(names_in(expression) - definition.axes.keys()):
             reason = f"there is no axis {unknown!r}{did_you_mean(unknown, definition.axes)}"
             yield ("axes", name, "expression"), expression, reason
+    if len(expressions) > MOST_EXPRESSIONS:
+        yield ("axes",), len(expressions), f"more than {MOST_EXPRESSIONS} axes are expressions"
     try:
         order_axes(expressions)
     except ValueError as error:

@@ -13,12 +13,15 @@ import operator
 from collections.abc import Callable, Mapping
 from fractions import Fraction
 from functools import lru_cache
+from graphlib import CycleError, TopologicalSorter
 from typing import Final
 
 MAX_EXPRESSION_LENGTH: Final = 10_000
 """A longer expression, in characters, is refused: no person wrote it."""
 PARSED: Final = 1024
 """So many parsed expressions are kept: every workload of a definition needs those of its axes."""
+SHORT: Final = 200
+"""A longer expression, in characters, is not kept: its tree takes megabytes."""
 MAX_AXIS_VALUE: Final = 2**63 - 1
 """Largest value of an axis. It also limits the cost of `**` and `<<`."""
 
@@ -55,15 +58,21 @@ _MODULE: Final = "math"
 """`math.ceil` is read as `ceil`; nothing else of the module is there."""
 
 
-@lru_cache(maxsize=PARSED)
 def parse_expression(text: str) -> ast.expr:
     """Parse one Python expression; raise ValueError with the reason when it is none."""
     if len(text) > MAX_EXPRESSION_LENGTH:
         raise ValueError(f"longer than {MAX_EXPRESSION_LENGTH} characters")
+    return _parse_kept(text) if len(text) <= SHORT else _parse(text)
+
+
+def _parse(text: str) -> ast.expr:
     try:
         return ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ValueError(f"not a Python expression: {error} in {text[:200]!r}") from error
+
+
+_parse_kept = lru_cache(maxsize=PARSED)(_parse)
 
 
 @lru_cache(maxsize=PARSED)
@@ -79,16 +88,12 @@ def order_axes(expressions: Mapping[str, str]) -> list[str]:
     Raises:
         ValueError: some use each other in a circle.
     """
-    waiting = {name: names_in(text) & expressions.keys() for name, text in expressions.items()}
-    ordered: list[str] = []
-    while waiting:
-        ready = [name for name, uses in waiting.items() if uses.isdisjoint(waiting)]
-        if not ready:
-            raise ValueError(f"the axes {', '.join(sorted(waiting))} are made of each other, so none has a size")
-        ordered += ready
-        for name in ready:
-            del waiting[name]
-    return ordered
+    uses = {name: names_in(text) & expressions.keys() for name, text in expressions.items()}
+    try:
+        return list(TopologicalSorter(uses).static_order())
+    except CycleError as error:
+        circle = ", ".join(sorted(set(error.args[1])))
+        raise ValueError(f"the axes {circle} are made of each other, so none has a size") from None
 
 
 def evaluate_axis(text: str, values: Mapping[str, int]) -> int:

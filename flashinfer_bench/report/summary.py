@@ -18,6 +18,7 @@ from flashinfer_bench.report.verdict import caveat_in, judged, reason_of
 
 NUMBER: Final = re.compile(r"-?\d[\d.]*(?:e[-+]?\d+)?")
 """Numbers in a reason. Failures whose reasons differ only in numbers are told as one."""
+_PASSED: Final = EvaluationStatus.PASSED  # a look at a member of an Enum takes ten times as long
 PairKey = tuple[str, str]
 """Definition and solution, by name."""
 Member = tuple[str, AnyEvaluation]
@@ -57,26 +58,30 @@ class SummaryRow:
     timing: Timing
     """How the passed workloads were timed."""
     bursts: tuple[Burst, ...]
-    """What bursts said of the latency on each of them."""
+    """What bursts said of the latency on each of them; empty where nobody asked."""
     failures: tuple[FailureGroup, ...]
 
 
 @collector_paused()
 def summarise(
-    traces: Iterable[AnyTrace], expected: Mapping[PairKey, Collection[str]] | None = None
+    traces: Iterable[AnyTrace],
+    expected: Mapping[PairKey, Collection[str]] | None = None,
+    *,
+    with_bursts: bool = True,
 ) -> list[SummaryRow]:
     """Make the rows, ordered by definition, then from the most useful solution to the least; quick looks come last.
 
     Args:
         traces: verdicts in the order in which they were recorded. The last one of a job counts.
         expected: the workloads that each pair should have a verdict for, by uuid; pairs without any get a row too.
+        with_bursts: say what bursts said, which no table shows.
     """
     expected = expected or {}
     grouped: defaultdict[tuple[str, str, str], list[Member]] = defaultdict(list)
     for (definition, solution, workload, hardware), trace in latest_by_key(traces).items():
         if trace.evaluation is not None:
             grouped[definition, solution or "", hardware].append((workload, trace.evaluation))
-    rows = [_row(key, members, expected.get(key[:2], ())) for key, members in grouped.items()]
+    rows = [_row(key, members, expected.get(key[:2], ()), with_bursts=with_bursts) for key, members in grouped.items()]
     with_verdict = {key[:2] for key in grouped}
     rows += [_row((*pair, ""), [], uuids) for pair, uuids in expected.items() if pair not in with_verdict]
     return sorted(rows, key=_rank)
@@ -98,10 +103,10 @@ def measured_speedup(evaluation: AnyEvaluation) -> float | None:
     return performance.reference_latency_ms / performance.latency_ms
 
 
-def _row(key: tuple[str, str, str], members: list[Member], expected: Collection[str]) -> SummaryRow:
-    passing = [
-        (workload, evaluation) for workload, evaluation in members if evaluation.status is EvaluationStatus.PASSED
-    ]
+def _row(
+    key: tuple[str, str, str], members: list[Member], expected: Collection[str], *, with_bursts: bool = True
+) -> SummaryRow:
+    passing = [(workload, evaluation) for workload, evaluation in members if evaluation.status is _PASSED]
     passed = [evaluation for _, evaluation in passing]
     told = [read_told(evaluation) for evaluation in passed]
     latencies = [evaluation.performance.latency_ms for evaluation in passed if evaluation.performance is not None]
@@ -115,7 +120,11 @@ def _row(key: tuple[str, str, str], members: list[Member], expected: Collection[
         speedup=geometric_mean(speedups) if speedups else None,
         timing_caveat=next(filter(None, (caveat_in(item.measurement) for item in told)), None),
         timing=count_timing(told),
-        bursts=tuple(read_burst(workload, item.measurement) for (workload, _), item in zip(passing, told, strict=True)),
+        bursts=tuple(
+            read_burst(workload, item.measurement)
+            for (workload, _), item in zip(passing, told, strict=True)
+            if with_bursts
+        ),
         failures=_failures(members),
     )
 
@@ -123,7 +132,7 @@ def _row(key: tuple[str, str, str], members: list[Member], expected: Collection[
 def _failures(members: list[Member]) -> tuple[FailureGroup, ...]:
     groups: dict[tuple[str, str], list[tuple[str, str]]] = {}
     for workload, evaluation in members:
-        if evaluation.status is not EvaluationStatus.PASSED:
+        if evaluation.status is not _PASSED:
             reason = reason_of(evaluation)
             alike = (evaluation.status.value, NUMBER.sub("#", reason))
             groups.setdefault(alike, []).append((reason, workload))

@@ -16,10 +16,11 @@ import torch
 
 from flashinfer_bench.bench.evaluators.reference import Reference
 from flashinfer_bench.bench.machine import discover_devices
+from flashinfer_bench.bench.runner.workers.calling_style import choose_style
 from flashinfer_bench.compile import BuildFailure, BuildTarget, build_solution, find_toolchain, why_not_buildable
 from flashinfer_bench.data import Definition, Solution
 from flashinfer_bench.env import cache_root
-from flashinfer_bench.errors import Fault, FlashInferBenchError
+from flashinfer_bench.errors import Fault, FlashInferBenchError, SolutionFailure
 from flashinfer_bench.testing.runnable import Runnable, RunnableMetadata
 from flashinfer_bench.worker.load import PACKAGE, LoadedEntry, load_entry
 
@@ -64,11 +65,22 @@ class Builder:
         except (Exception, SystemExit) as error:
             _forget_below(artifact.directory)
             raise BuildError(f"solution {solution.name} cannot be loaded: {type(error).__name__}: {error}") from error
+        try:
+            style = choose_style(
+                entry.signature,
+                inputs=list(definition.inputs),
+                outputs=list(definition.outputs),
+                declared=solution.spec.declared_style,
+                is_python=artifact.kind == "python",
+            )
+        except SolutionFailure as failure:
+            _forget_below(artifact.directory)
+            raise BuildError(f"solution {solution.name}: {failure.message}") from failure
         metadata = RunnableMetadata(
             build_type=artifact.kind,
             definition_name=definition.name,
             solution_name=solution.name,
-            destination_passing_style=_takes_outputs(definition, solution, entry),
+            destination_passing_style=style.is_dps,
             definition=definition,
         )
         return Runnable(_with_setup(entry), metadata, partial(_forget_below, artifact.directory))
@@ -128,13 +140,6 @@ def _capabilities() -> list[tuple[int, int]]:
     if not torch.cuda.is_available():
         return []
     return sorted({device.capability for device in discover_devices(None) if device.capability is not None})
-
-
-def _takes_outputs(definition: Definition, solution: Solution, entry: LoadedEntry) -> bool:
-    """Tell whether outputs are passed in: as the solution declares, else if inputs alone would not be enough."""
-    if solution.spec.declared_style is not None:
-        return solution.spec.declared_style
-    return entry.signature is None or entry.signature.minimum > len(definition.inputs)
 
 
 def _with_setup(entry: LoadedEntry) -> Callable[..., Any]:

@@ -51,7 +51,11 @@ def test_there_is_one_registry_of_the_process():
     assert BuilderRegistry.get_instance() is BuilderRegistry.get_instance()
 
 
-@pytest.mark.parametrize("source", ["def run(x):\n    return x * 2\n", DOUBLE_INTO], ids=["value", "destination"])
+@pytest.mark.parametrize(
+    "source",
+    ["def run(x):\n    return x * 2\n", "def run(*args):\n    return args[0] * 2\n", DOUBLE_INTO],
+    ids=["value", "open", "destination"],
+)
 def test_a_solution_is_called_with_inputs_alone_whatever_its_style(registry, source):
     solution = make_solution(source=source)
     runnable = registry.build(DOUBLE, solution)
@@ -99,9 +103,10 @@ def test_several_outputs_come_as_a_tuple_from_a_dict_too(registry):
     [
         (make_solution(source="import no_such_module\n\ndef run(x):\n    return x\n"), "no_such_module"),
         (make_solution(source="def other(x):\n    return x\n"), "other"),
+        (make_solution(source="def run():\n    return 1\n"), "destination-passing: 1 inputs"),
         (make_solution(definition="triple"), "not of double"),
     ],
-    ids=["import", "entry", "definition"],
+    ids=["import", "entry", "arity", "definition"],
 )
 def test_what_cannot_be_built_is_a_build_error(registry, solution, words):
     with pytest.raises(BuildError, match=words):

@@ -158,3 +158,9 @@ def test_what_is_written_reads_back_equal_and_invents_nothing():
         "name", "op_type", "axes", "inputs", "outputs", "reference", "tags", "constraints", "vendor_key",
     ]  # fmt: skip
     assert definition.to_dict()["inputs"]["x"] == {"shape": ["n"], "dtype": "float32"}
+
+
+def test_so_many_expressions_that_no_person_wrote_them_are_refused():
+    axes = {"n": None, **{f"a{number}": "n + 1" for number in range(300)}}
+    with pytest.raises(ValidationError, match="more than 256 axes are expressions"):
+        make_definition(axes=axes)

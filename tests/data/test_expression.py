@@ -47,3 +47,5 @@ def test_axes_are_ordered_by_what_they_are_made_of():
     assert order_axes({"c": "b + a", "b": "a * n", "a": "n + 1"}) == ["a", "b", "c"]
     with pytest.raises(ValueError, match="a, b are made of each other"):
         order_axes({"a": "b + 1", "b": "a", "c": "n"})
+    chain = {f"a{number}": f"a{number + 1} + 1" for number in range(2_000)}
+    assert order_axes(chain)[-1] == "a0"

@@ -1,6 +1,6 @@
 """How times came about, counted and in words."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -121,3 +121,4 @@ def test_rows_say_what_bursts_said_of_each_latency():
     bursts = (Burst("a", True, 0.9, 0.01, ""), Burst("b", False, None, 0.01, "the call is short"))
     assert row.bursts == (*bursts, Burst("c", None, None, None, ""))
     assert tuple(best.burst for best in best_by_workload(traces)) == row.bursts
+    assert summarise(traces, with_bursts=False) == [replace(row, bursts=())]

@@ -172,9 +172,9 @@ class DefaultEvaluator(Evaluator):
         cls, definition: Definition, calls: Sequence[JudgedCall], cfg: ResolvedEvalConfig, context: JudgeContext
     ) -> Verdict:
         """Judge calls that were made while the solution was timed; all together first, as far as that is the same."""
-        names = ("check_correctness", "judge_call")
-        is_same = all(getattr(cls, name).__func__ is getattr(DefaultEvaluator, name).__func__ for name in names)
-        is_same = is_same and cls.compares_elements(definition)
+        ours = (DefaultEvaluator.check_correctness.__func__, DefaultEvaluator.judge_call.__func__)  # type: ignore[attr-defined]
+        theirs = tuple(getattr(one, "__func__", None) for one in (cls.check_correctness, cls.judge_call))
+        is_same = ours == theirs and cls.compares_elements(definition)
         if is_same and surely_pass(calls, cls.tolerance(cfg), cls.norm_rule(definition, cfg)):
             return Accepted(Correctness())
         return super().judge_reads(definition, calls, cfg, context)

@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timezone
+from functools import lru_cache
 from typing import Any, Final
 
 from flashinfer_bench.data.store.trace_lines import AnyTrace
@@ -74,8 +75,16 @@ def _judged(trace: AnyTrace) -> list[Any] | None:
 
 
 def _time_of(trace: AnyTrace) -> datetime:
-    """Return the time of the verdict. A time without a zone is UTC; a text that is no time counts as the earliest."""
-    text = trace.evaluation.timestamp.strip() if trace.evaluation is not None else ""
+    return _parse_time(trace.evaluation.timestamp) if trace.evaluation is not None else _UNKNOWN
+
+
+@lru_cache(1 << 16)
+def _parse_time(text: str) -> datetime:
+    """Return the time of a verdict. A time without a zone is UTC; a text that is no time counts as the earliest.
+
+    Times are told to the second, so many verdicts share one.
+    """
+    text = text.strip()
     if text[-1:] in ("Z", "z"):
         text = f"{text[:-1]}+00:00"
     if "." in text:

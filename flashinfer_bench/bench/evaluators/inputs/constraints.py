@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from flashinfer_bench.data.definition import AxisExpr, Definition
-from flashinfer_bench.data.expression import evaluate_axis, parse_expression
+from flashinfer_bench.data.definition import Definition
+from flashinfer_bench.data.expression import parse_expression
 from flashinfer_bench.data.workload import Workload
 from flashinfer_bench.errors import WorkloadFault
 
@@ -86,11 +86,8 @@ def find_broken_by_axes(definition: Definition, workload: Workload) -> dict[str,
     """
     if not definition.constraints:
         return {}
-    values: dict[str, Any] = {**workload.axes, **definition.const_axes}
     try:
-        for name, axis in definition.axes.items():
-            if isinstance(axis, AxisExpr):
-                values[name] = evaluate_axis(axis.expression, values)
+        values: dict[str, Any] = {**definition.bind_axes(workload.axes)}
         shapes = definition.get_input_shapes(workload.axes)
     except ValueError:
         return {}

@@ -56,7 +56,8 @@ def _look(expected: torch.Tensor, got: torch.Tensor, tolerance: Tolerance, rule:
     work = torch.float64 if expected.dtype == torch.float64 else torch.float32
     wanted, limits = expected.to(work), torch.finfo(work)
     error = got.to(work).sub_(wanted) if got.dtype != work else got - wanted
-    bound = (wanted.abs() * tolerance.rtol).clamp_(max(tolerance.atol, limits.tiny), limits.max)
+    most_error = min(tolerance.max_absolute_error, limits.max)
+    bound = (wanted.abs() * tolerance.rtol).clamp_(max(tolerance.atol, limits.tiny), most_error)
     yield (error.abs() <= bound).all()
     columns = row_length(expected)
     if not rule.is_on or columns is None or expected.dtype in NO_VALUE_SCALES:

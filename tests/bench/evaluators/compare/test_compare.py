@@ -320,3 +320,11 @@ def test_a_scale_that_is_a_power_of_two_counts_as_zero_as_a_byte_of_0():
     got[:5] = 128
     types = [value.view(torch.float8_e8m0fnu) for value in (expected, got)]
     assert compare(types[0], types[1], Tolerance(0.1, 0.1, 0.9, ignores_shared_zeros=True)).shared_zeros == 90
+
+
+@pytest.mark.parametrize("ratio", [1.0, 0.5])
+def test_a_cap_on_the_largest_error_holds_whatever_else_is_allowed(ratio):
+    expected, got = vector(100.0, 1.0), vector(100.5, 1.0)
+    capped = Tolerance(1e-2, 1e-2, ratio, max_absolute_error=0.4)
+    assert "the largest error, 0.5, is over 0.4" in (compare(expected, got, capped).problem() or "")
+    assert compare(expected, got, Tolerance(1e-2, 1e-2, ratio, max_absolute_error=0.6)).problem() is None

@@ -86,7 +86,7 @@ def test_all_broken_constraints_are_named():
 )
 def test_what_axes_alone_break_is_told_from_what_needs_values(constraint, told):
     definition = make_definition(
-        axes={"n": None, "m": "2 * n"},
+        axes={"n": None, "m": "half * 4", "half": "n // 2"},
         inputs={
             "x": "float32[n, 3]",
             "scale": "float32",

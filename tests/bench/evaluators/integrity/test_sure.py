@@ -66,6 +66,14 @@ def test_zeros_for_small_values_and_lost_rows_do_not():
     assert passes(small, lost, loose, NormRule(0.1, judges_output=False, row_rule=None))
 
 
+def test_an_error_above_the_cap_is_left_to_others():
+    got = ROWS * 1.005
+    assert passes(ROWS, got, TOLERANCE)
+    largest = float((got - ROWS).abs().max())
+    assert not passes(ROWS, got, Tolerance(0.01, 0.01, max_absolute_error=largest * 0.9))
+    assert passes(ROWS, got, Tolerance(0.01, 0.01, max_absolute_error=largest * 1.1))
+
+
 def test_a_ratio_and_a_wrong_number_of_outputs_are_left_to_others():
     assert not passes(ROWS, ROWS.clone(), Tolerance(0.01, 0.01, required_matched_ratio=0.9))
     assert not surely_pass([JudgedCall([], [], [ROWS])], TOLERANCE, RULE)
