@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import json
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,10 +16,12 @@ from flashinfer_bench.bench.machine import discover_devices
 from flashinfer_bench.cli import inspect as command
 from flashinfer_bench.cli.main import cli
 from flashinfer_bench.errors import FlashInferBenchError
-from flashinfer_bench.inspect import tools
+from flashinfer_bench.inspect import inspector, tools
 from flashinfer_bench.inspect.ncu import NcuOptions, parse_raw, plan_ncu, read_profile
 from flashinfer_bench.inspect.order import Inspected, StepDone
 from flashinfer_bench.inspect.sanitizer import CodePlace, find_problems, join_equal, parse_findings
+from flashinfer_bench.inspect.tools import NCU, OPENINGS
+from flashinfer_bench.worker.walls.own_view import has_own_network
 from tests.kit import make_definition, make_solution, make_trace, make_workload, write_trace_set
 from tests.kit.vendor_tools import CSV, write_tools
 
@@ -164,7 +167,8 @@ def test_a_profile_as_json(root, capsys):
 @pytest.mark.slow
 @pytest.mark.usefixtures("programs", "_cpu_is_a_gpu")
 def test_findings_as_text_with_file_and_line(root, capsys):
-    assert cli(words(root, "sanitizer", "--checks", "memcheck", "initcheck", "--sandbox", "off")) == 1
+    sandbox = "auto" if has_own_network() else "off"
+    assert cli(words(root, "sanitizer", "--checks", "memcheck", "initcheck", "--sandbox", sandbox)) == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[1] == (
         "memcheck: kernels/main.cu:7: Invalid __global__ write of size 4 bytes in "
@@ -181,6 +185,12 @@ def test_a_solution_that_raises_is_told_with_its_words_and_no_traceback_of_ours(
     assert "the solution failed while ncu looked at it" in errors
     assert "ValueError: not today" in errors
     assert "inspector.py" not in errors
+
+
+def test_a_tool_gets_no_walls_without_a_network_of_its_own(monkeypatch):
+    monkeypatch.setattr(inspector, "has_own_network", lambda: False)
+    order = SimpleNamespace(hello=SimpleNamespace(has_walls=True), openings=OPENINGS[NCU])
+    assert "--sandbox off" in inspector.inspect(order).problem
 
 
 def test_the_plan_of_ncu_asks_only_for_metrics_that_the_gpu_has(tmp_path):
