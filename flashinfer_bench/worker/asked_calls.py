@@ -11,6 +11,7 @@ import errno
 import fcntl
 import os
 import platform
+import signal
 import socket
 import struct
 import threading
@@ -86,6 +87,7 @@ class AskedCalls:
 
         def connect() -> None:
             error = errno.EIO
+            signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # else the end of a child interrupts it
             try:
                 error = connect_socket(arguments, pid)
             finally:
