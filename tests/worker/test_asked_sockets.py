@@ -48,6 +48,17 @@ closed = socket.socket(); closed.bind(("127.0.0.1", 0))
 attempt("nobody listens", lambda: socket.socket().connect(closed.getsockname()))
 attempt("way out", lambda: socket.socket().connect(("192.0.2.1", 80)))
 """
+NAMES = """
+def name():
+    with open(f"/proc/{os.getpid()}/task/{os.getpid()}/comm", "w") as file:
+        return file.write("name")
+child = os.fork()
+if child == 0:
+    attempt("thread of a child", name)
+    os._exit(0)
+os.waitpid(child, 0)
+attempt("system", lambda: open("/proc/sys/kernel/core_pattern", "r+").close())
+"""
 STALLS = """
 child = os.fork()
 if child == 0:
@@ -187,3 +198,14 @@ def test_programs_in_the_walls_speak_with_each_other_and_with_nothing_else(cell)
 
 def test_a_peer_that_never_accepts_holds_up_no_guard(cell):
     assert read(cell.run(TRIAL + STALLS, openings=OPENINGS)) == {"another question": "None", "waiting": "3"}
+
+
+def test_children_name_their_threads_and_the_system_is_not_steered(cell):
+    said = read(cell.run(TRIAL + NAMES, openings=OPENINGS))
+    assert said["thread of a child"] == "4"
+    assert int(said["system"]) in (errno.EACCES, errno.EROFS, errno.ENOENT)
+
+
+def test_without_openings_nothing_of_that_is_open(cell):
+    said = read(cell.run(TRIAL + NAMES + "attempt('local', lambda: local('\\0nobody'))\n"))
+    assert said["thread of a child"] == said["system"] == said["local"] == str(errno.EACCES)
