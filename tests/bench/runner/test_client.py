@@ -62,7 +62,7 @@ def test_a_session_whose_template_and_guards_are_stopped_is_ended_with_all_below
     monkeypatch.setattr(session_client, "CLOSE_LIMIT_S", 0.2)
     session = client._process.pid
     below = wait_for(lambda: below if len(below := descendants(session)) >= 3 else [])
-    (template,) = set(session_members([session])[session]) - {session}
+    template = min(set(session_members([session])[session]) - {session})  # a guard leaves it soon after its fork
     for pid in below:
         os.kill(pid, signal.SIGSTOP)
     client.end()
