@@ -1,11 +1,12 @@
 """Check `inspect` on a machine with an NVIDIA GPU, ncu and compute-sanitizer.
 
-    python -m benchmarks.check_inspect [--raw FILE] [--only walls ncu sanitizer command]
+    python -m benchmarks.check_inspect [--raw FILE] [--limit SECONDS] [--only walls sanitizer ncu command]
 
-It finds out which openings the tools need in the walls, from the closest to none; holds ncu's duration of three kernels
-against our busy time (within 5 %); has planted faults found with their lines: a write out of bounds, a race, a read of
-memory that nobody wrote. Prints a line for each, and exits with 1 where one is wrong. Everything that the tools said
-goes to FILE. Run it from the root of the repository.
+It runs ncu without walls, then in the closest ones, and in further ones only where these do not do. A tool that hangs
+is looked at before it is ended (`benchmarks/hanging.py`). It has planted faults found with their lines: a write out of
+bounds, a race, a read of memory that nobody wrote. It holds ncu's duration of three kernels against our busy time
+(within 5 %). Prints a line for each, and exits with 1 where one is wrong or was left out. All that the tools said goes
+to FILE. Run it from the root of the repository, with nothing else on the GPU.
 """
 
 import argparse
@@ -16,34 +17,35 @@ import platform
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from benchmarks.hanging import HangWatch
 from flashinfer_bench import agents
 from flashinfer_bench.bench import Benchmark, BenchmarkConfig
 from flashinfer_bench.bench.machine import discover_devices
 from flashinfer_bench.bench.runner.sandbox import find_sandbox
 from flashinfer_bench.compile import BuildFarm, BuildTarget
 from flashinfer_bench.data import Definition, Solution, Trace, TraceSet, Workload
+from flashinfer_bench.inspect import start as inspect_start
 from flashinfer_bench.inspect.ncu import NcuOptions, list_metrics, plan_ncu, read_profile
 from flashinfer_bench.inspect.sanitizer import TYPES, find_problems, plan_sanitizer, read_findings
 from flashinfer_bench.inspect.start import InspectSite, InspectSubject, look, with_line_info
 from flashinfer_bench.inspect.summary import findings_document, profile_document, render_findings, render_profile
-from flashinfer_bench.inspect.tools import NCU, SANITIZER, find_tool
+from flashinfer_bench.inspect.tools import NCU, OPENINGS, SANITIZER, find_tool
 from flashinfer_bench.worker.walls.own_view import has_own_network
 from flashinfer_bench.worker.walls.walled_calls import CHILDREN, LOCAL_SOCKETS, LOOPBACK, SHARED_MEMORY, STEERING
 
-LADDER = (
-    (LOOPBACK, CHILDREN),
-    (LOOPBACK, CHILDREN, STEERING),
-    (LOOPBACK, CHILDREN, SHARED_MEMORY),
-    (LOOPBACK, CHILDREN, STEERING, SHARED_MEMORY),
+FURTHER = (
     (LOOPBACK, CHILDREN, LOCAL_SOCKETS),
-    (LOOPBACK, CHILDREN, STEERING, SHARED_MEMORY, LOCAL_SOCKETS),
-    None,
+    (LOOPBACK, CHILDREN, LOCAL_SOCKETS, STEERING, SHARED_MEMORY),
 )
-"""Openings, the fewest first; None is --sandbox off."""
+"""Openings that are tried where those of `tools.OPENINGS` do not do."""
+TRIAL_S = 30
+"""Seconds that a tool has in each of these."""
 WITHIN = 0.05
 
 TVM_FFI = """
@@ -157,35 +159,50 @@ def make_set(solutions, sizes):
 class Checks:
     """Prints and counts; what the tools said goes to a file."""
 
-    def __init__(self, raw, device):
+    def __init__(self, raw, device, limit_s):
         self.raw = raw.open("w", encoding="utf-8")
         self.device = device
+        self.deadline = time.monotonic() + limit_s
         self.wrong = 0
         self.cache = Path(tempfile.mkdtemp(prefix="check-inspect-"))
         self.cache.chmod(0o755)
-        self.openings = {NCU: None, SANITIZER: None}
+        self.openings = dict(OPENINGS)
         self.sandbox = {NCU: "auto", SANITIZER: "auto"}
+        self.lock = threading.Lock()
 
     def say(self, text):
-        print(text, flush=True)
-        self.raw.write(text + "\n")
-        self.raw.flush()
+        with self.lock:
+            print(text, flush=True)
+        self.write(text + "\n")
+
+    def write(self, text):
+        with self.lock:
+            self.raw.write(text)
+            self.raw.flush()
 
     def check(self, is_right, text):
         self.wrong += not is_right
         self.say(f"{'ok   ' if is_right else 'WRONG'} {text}")
+        return is_right
+
+    def has_time(self, what, seconds):
+        """Say whether so much is left; what is left out counts as wrong."""
+        left = self.deadline - time.monotonic()
+        return left >= seconds or self.check(False, f"{what} was left out: {left:.0f} s are left")
 
     def look(self, subject, plan, *, sandbox="auto", openings=None):
         start = time.monotonic()
         site = InspectSite(self.device, sandbox, self.cache, openings=openings)
-        done = look(subject, plan, site, self.say)
-        self.raw.write(f"\n##### {subject.solution.name} {plan.program} {sandbox} {openings}\n")
+        with HangWatch(plan.program, after_s=plan.steps[0].limit_s - 5) as watch:
+            done = look(subject, plan, site, self.say)
+        text = f"\n##### {subject.solution.name} {plan.program} {sandbox} {openings}\n"
         for step in done.steps:
-            self.raw.write(f"##### step {step.name} code {step.code} ended {step.ended!r} error {step.error!r}\n")
-            self.raw.write(f"##### argv {' '.join(next(one.argv for one in plan.steps if one.name == step.name))}\n")
-            self.raw.write(step.text + "\n")
-        self.raw.write(f"##### notes {done.notes}, {time.monotonic() - start:.1f} s\n")
-        self.raw.flush()
+            text += f"##### step {step.name} code {step.code} ended {step.ended!r} error {step.error!r}\n"
+            text += f"##### argv {' '.join(next(one.argv for one in plan.steps if one.name == step.name))}\n"
+            text += step.text + "\n"
+        self.write(f"{text}##### notes {done.notes}, {time.monotonic() - start:.1f} s\n{watch.found}")
+        if watch.found:
+            self.say(f"      it hung:\n{watch.summary}")
         return done
 
     def look_at(self, tool, subject, plan):
@@ -198,7 +215,7 @@ def tell_machine(checks):
     for command in (["ncu", "--version"], ["compute-sanitizer", "--version"], ["nvcc", "--version"], ["nvidia-smi"]):
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-            checks.raw.write(f"{command}: {done.stdout}{done.stderr}\n")
+            checks.write(f"{command}: {done.stdout}{done.stderr}\n")
             line = [one for one in done.stdout.splitlines() if "ersion" in one]
             checks.say(f"{command[0]}: {line[0].strip() if line else done.stdout[:200]}")
         except OSError as error:
@@ -210,33 +227,37 @@ def tell_machine(checks):
 
 
 def check_walls(checks, subjects):
-    """Find the fewest openings with which each tool does its work."""
-    programs = {NCU: find_tool(NCU), SANITIZER: find_tool(SANITIZER)}
-    plans = {
-        NCU: plan_ncu(programs[NCU], NcuOptions(set="basic", timeout_s=90)),
-        SANITIZER: plan_sanitizer(programs[SANITIZER], ["memcheck"], 90),
-    }
-    for tool, plan in plans.items():
-        for rung in LADDER:
-            sandbox, openings = ("off", ()) if rung is None else ("auto", rung)
-            try:
-                done = checks.look(subjects["right_cuda"], plan, sandbox=sandbox, openings=openings)
-                if tool == NCU:
-                    works = f"{read_profile(done)[0][0].values.get('duration_us')} us"
-                else:
-                    problems = find_problems(done, read_findings(done, ["main.cu"]))
-                    if problems or "ERROR SUMMARY: 0 errors" not in done.steps[0].text:
-                        checks.say(f"      {tool} with {rung or 'no walls'}: {problems} {done.steps[0].text[-300:]}")
-                        continue
-                    works = "0 errors"
-            except Exception as error:
-                checks.say(f"      {tool} with {rung or 'no walls'}: {str(error)[:400]}")
-                continue
-            checks.check(rung == LADDER[0], f"{tool} works with {rung or 'no walls'}: {works}; {done.notes}")
-            checks.openings[tool], checks.sandbox[tool] = openings, sandbox
-            break
-        else:
-            checks.check(False, f"{tool} works with nothing that was tried")
+    """Profile a kernel without walls, then in the closest walls; stop at the first that work."""
+    plan = plan_ncu(find_tool(NCU), NcuOptions(set="basic", timeout_s=TRIAL_S))
+    for sandbox, openings in (("off", ()), *(("auto", one) for one in (OPENINGS[NCU], *FURTHER))):
+        if not checks.has_time(f"ncu with {openings or 'no walls'}", 20):
+            return
+        start = time.monotonic()
+        try:
+            done = checks.look(subjects["right_cuda"], plan, sandbox=sandbox, openings=openings)
+            found = f"{read_profile(done)[0][0].values.get('duration_us')} us"
+        except Exception as error:
+            checks.check(False, f"ncu with {openings or 'no walls'}: {str(error)[:600]}")
+            if sandbox == "off":
+                try_plain_ncu(checks)
+            continue
+        took = time.monotonic() - start
+        checks.check(True, f"ncu works with {openings or 'no walls'}: {found}, {took:.1f} s; {done.notes}")
+        checks.openings[NCU], checks.sandbox[NCU] = openings, sandbox
+        if sandbox != "off":
+            return
+
+
+def try_plain_ncu(checks):
+    """Run ncu as a user would, without this package."""
+    code = "import torch; print(torch.ones(1000, device='cuda').mul(2).sum().item())"
+    command = [str(find_tool(NCU)), "--clock-control", "none", "--set", "basic", sys.executable, "-c", code]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TRIAL_S, check=False)
+        said = f"exit code {done.returncode}\n{(done.stdout + done.stderr)[-1500:]}"
+    except subprocess.TimeoutExpired as error:
+        said = str(error)
+    checks.say(f"      plain ncu: {said}")
 
 
 def check_ncu(checks, trace_set, subjects):
@@ -245,23 +266,25 @@ def check_ncu(checks, trace_set, subjects):
     with Benchmark(trace_set, config, cache=checks.cache) as benchmark:
         judged = benchmark.run_all(save_results=False)
         for fault in benchmark.faults:
-            checks.say(f"fault: {fault}")
+            checks.check(False, f"fault: {fault}")
     program = find_tool(NCU)
     known = list_metrics(program)
     tensor = sorted(name for name in known if "tensor" in name)
-    checks.raw.write(f"{len(known)} metrics, of tensor cores: {tensor}\n")
+    checks.write(f"{len(known)} metrics, of tensor cores: {tensor}\n")
     checks.check(len(known) > 100, f"ncu knows {len(known)} metrics; {len(tensor)} of tensor cores")
     for traces in judged.traces.values():
         for trace in traces:
             evaluation = trace.evaluation
             measurement = (evaluation.extra or {}).get("measurement", {})
             busy_ms = measurement.get("busy_ms")
-            checks.raw.write(f"{trace.solution}: {json.dumps(measurement)}\n{evaluation.log}\n")
+            checks.write(f"{trace.solution}: {json.dumps(measurement)}\n{evaluation.log}\n")
             if busy_ms is None:
                 latency = evaluation.performance.latency_ms if evaluation.performance else None
                 checks.check(False, f"{trace.solution}: {evaluation.status}, no busy time; latency {latency}")
                 continue
             subject = subjects[trace.solution]
+            if not checks.has_time(f"ncu of {trace.solution}", 15):
+                continue
             try:
                 done = checks.look_at(NCU, subject, plan_ncu(program, NcuOptions(), known))
                 kernels, _ = read_profile(done)
@@ -269,7 +292,7 @@ def check_ncu(checks, trace_set, subjects):
                 checks.check(False, f"{trace.solution}: {str(error)[:600]}")
                 continue
             document = profile_document(subject, checks.device, kernels, done)
-            checks.raw.write(json.dumps(document, indent=1) + "\n")
+            checks.write(json.dumps(document, indent=1) + "\n")
             ratio = (document["duration_us"] or 0) / 1e3 / busy_ms
             text = f"{trace.solution}: ncu {document['duration_us']} us, busy {busy_ms * 1e3:.2f} us, ratio {ratio:.4f}"
             checks.check(abs(ratio - 1) <= WITHIN, text)
@@ -281,32 +304,49 @@ def check_ncu(checks, trace_set, subjects):
 
 
 def check_sanitizer(checks, subjects):
-    """Have planted faults found, and nothing in a right solution."""
-    program = find_tool(SANITIZER)
-    for name, subject in subjects.items():
-        type_, _, language = name.rpartition("_")
-        types = [type_]
-        if type_ == "right":
-            types = list(TYPES) if language == "cuda" else ["memcheck"]
-        source = subject.solution.sources[0]
-        marked = [number for number, line in enumerate(source.content.splitlines(), 1) if line.endswith("# here")]
-        marked += [number for number, line in enumerate(source.content.splitlines(), 1) if line.endswith("// here")]
-        try:
-            done = checks.look_at(SANITIZER, subject, plan_sanitizer(program, types, 180))
-        except Exception as error:
-            checks.check(False, f"{name}: {str(error)[:600]}")
-            continue
-        findings = read_findings(done, [source.path])
-        problems = find_problems(done, findings)
-        document = findings_document(subject, checks.device, findings, problems, done)
-        checks.say(render_findings(document, findings[:6]).rstrip())
-        if type_ == "right":
-            checks.check(not findings and not problems, f"{name}: nothing found")
-            continue
-        places = [(place.file, place.line) for finding in findings for place in finding.places]
-        wanted = [(source.path, line) for line in marked]
-        text = f"{name}: lines {marked}, found {sorted(set(places), key=str)[:8]} in {language}"
-        checks.check(all(one in places for one in wanted), text)
+    """Have planted faults found, and nothing in a right solution; nothing is timed, so all run side by side."""
+    for openings in (OPENINGS[SANITIZER], *FURTHER):
+        if not checks.has_time(f"compute-sanitizer with {openings}", 20):
+            return
+        checks.openings[SANITIZER] = openings
+        if check_planted(checks, "memcheck_cuda", subjects["memcheck_cuda"]):
+            break
+    else:
+        checks.sandbox[SANITIZER] = "off"
+        if not checks.has_time("compute-sanitizer without walls", 20):
+            return
+        check_planted(checks, "memcheck_cuda", subjects["memcheck_cuda"])
+    checks.say(f"compute-sanitizer with {checks.sandbox[SANITIZER]} {checks.openings[SANITIZER]}")
+    if not checks.has_time("the other planted faults", 20):
+        return
+    inspect_start.lock_device = lambda *_: ()  # nothing else is on the GPU
+    rest = {name: subject for name, subject in subjects.items() if name != "memcheck_cuda"}
+    with ThreadPoolExecutor(len(rest)) as threads:
+        list(threads.map(lambda item: check_planted(checks, *item), rest.items()))
+
+
+def check_planted(checks, name, subject):
+    """Check one solution; tell whether that is found which was planted."""
+    type_, _, language = name.rpartition("_")
+    types = [type_]
+    if type_ == "right":
+        types = list(TYPES) if language == "cuda" else ["memcheck"]
+    source = subject.solution.sources[0]
+    marked = [n for n, line in enumerate(source.content.splitlines(), 1) if line.endswith(("# here", "// here"))]
+    limit_s = TRIAL_S if name == "memcheck_cuda" else 60
+    try:
+        done = checks.look_at(SANITIZER, subject, plan_sanitizer(find_tool(SANITIZER), types, limit_s))
+    except Exception as error:
+        return checks.check(False, f"{name}: {str(error)[:600]}")
+    findings = read_findings(done, [source.path])
+    problems = find_problems(done, findings)
+    document = findings_document(subject, checks.device, findings, problems, done)
+    checks.say(render_findings(document, findings[:6]).rstrip())
+    if type_ == "right":
+        return checks.check(not findings and not problems, f"{name}: nothing found")
+    places = [(place.file, place.line) for finding in findings for place in finding.places]
+    text = f"{name}: lines {marked}, found {sorted(set(places), key=str)[:8]} in {language}"
+    return checks.check(all((source.path, line) in places for line in marked), text)
 
 
 def check_command(checks):
@@ -318,30 +358,35 @@ def check_command(checks):
     names = [one.name for one in trace_set.solutions["rmsnorm_h4096"] if one.spec.language.value == "triton"]
     given[3], given[5] = (names or [given[3]])[0], workloads[-1]
     for tool, more in (("ncu", ["--format", "json"]), ("sanitizer", ["--checks", "memcheck"])):
+        if not checks.has_time(f"inspect {tool}", 20):
+            continue
         command = [*base, tool, *given, *more]
         done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
         checks.say(f"{' '.join(command[2:])}: exit code {done.returncode}\n{done.stdout[:3000]}{done.stderr[-1500:]}")
         checks.check(done.returncode == 0, f"inspect {tool}")
+    if not checks.has_time("agents", 60):
+        return
     options = agents.flashinfer_bench_list_ncu_options()
-    checks.raw.write(options + "\n")
+    checks.write(options + "\n")
     checks.check("WarpStateStats" in options, f"list_ncu_options: {len(options.splitlines())} lines")
     text = agents.flashinfer_bench_run_ncu(given[3], given[5], trace_set_path=given[1], set="basic", max_lines=40)
-    checks.raw.write(text + "\n")
+    checks.write(text + "\n")
     checks.check(not text.startswith("ERROR") and len(text.splitlines()) == 40, f"run_ncu: {text[:300]}")
     text = agents.flashinfer_bench_run_sanitizer(
         given[3], given[5], trace_set_path=given[1], sanitizer_types=["memcheck"]
     )
-    checks.raw.write(text + "\n")
+    checks.write(text + "\n")
     checks.check("memcheck: nothing found" in text, f"run_sanitizer: {text[:300]}")
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--raw", type=Path, default=Path("check_inspect.txt"), help="file for all that the tools say")
-    parts = ("walls", "ncu", "sanitizer", "command")
+    parser.add_argument("--limit", type=float, default=140, help="nothing is begun after so many seconds (140)")
+    parts = ("walls", "sanitizer", "ncu", "command")
     parser.add_argument("--only", nargs="+", choices=parts, default=parts)
     args = parser.parse_args()
-    checks = Checks(args.raw, discover_devices(None)[0])
+    checks = Checks(args.raw, discover_devices(None)[0], args.limit)
     tell_machine(checks)
     timed = [
         make_solution("right_cuda", RIGHT, language="cuda"),

@@ -25,8 +25,9 @@ from flashinfer_bench.inspect.summary import (
 from flashinfer_bench.inspect.tools import NCU, SANITIZER, find_gpu, find_tool
 
 WALLS: Final = (
-    "The tool and the solution run in the walls of a worker, with a loopback of their own: they speak over\n"
-    "it. What comes out is a lead and no verdict, since a solution could forge it. An NVIDIA GPU is needed."
+    "The tool and the solution run in the walls of a worker. Open for them: a loopback and local sockets in a\n"
+    "network of their own, and the names of threads below /proc. What comes out is a lead and no verdict, since\n"
+    "a solution could forge it. An NVIDIA GPU is needed (docs/inspect.md)."
 )
 SANITIZER_TIMEOUT_S: Final = 300.0
 
@@ -35,7 +36,7 @@ def declare_inspect(parser: Parser) -> None:
     """Add the help and the sub-commands."""
     parser.describe(
         "Look at one call of a solution with Nsight Compute or compute-sanitizer.",
-        example=f"{PROGRAM} inspect ncu --local flashinfer-trace --solution cuda_rmsnorm_h4096 --workload rms-1",
+        example=f"{PROGRAM} inspect ncu --local flashinfer-trace --solution cuda_rmsnorm_h4096 --workload d01172",
     )
     commands = parser.add_commands()
     _declare_ncu(commands.add_parser("ncu", help="profile its kernels with Nsight Compute"))
@@ -49,7 +50,7 @@ def _declare_ncu(parser: Parser) -> None:
         "wait; beside them the share of the roofline, where the cost of the workload is known.\n"
         f"{WALLS}\n{EXIT_CODES}",
         usage="%(prog)s --solution S --workload U [--local PATH] [flags]",
-        example=f"{PROGRAM} inspect ncu --local flashinfer-trace --solution cuda_rmsnorm_h4096 --workload rms-1",
+        example=f"{PROGRAM} inspect ncu --local flashinfer-trace --solution cuda_rmsnorm_h4096 --workload d01172",
         execute=execute_ncu,
     )
     _add_subject(parser)
@@ -72,7 +73,7 @@ def _declare_sanitizer(parser: Parser) -> None:
         "wrote (initcheck) and wrong barriers (synccheck) in one call, with file and line.\n"
         f"{WALLS}\n{EXIT_CODES} A finding is a failure.",
         usage="%(prog)s --solution S --workload U [--local PATH] [flags]",
-        example=f"{PROGRAM} inspect sanitizer --local flashinfer-trace --solution cuda_rmsnorm_h4096 --workload rms-1",
+        example=f"{PROGRAM} inspect sanitizer --local flashinfer-trace --solution cuda_rmsnorm_h4096 --workload d01172",
         execute=execute_sanitizer,
     )
     _add_subject(parser)

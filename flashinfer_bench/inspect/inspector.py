@@ -44,8 +44,9 @@ from flashinfer_bench.worker.wire import WireError
 CALLER: Final = "flashinfer_bench.worker.one_call"
 CALL_FILE, OUTCOME_FILE = "call.json", "outcome.json"
 MOST_OUTCOME_BYTES: Final = 1 << 20
-OPEN_NETWORK: Final = (
-    "a process cannot have a network of its own here, so the network is open to the solution while the tool looks at it"
+NO_NETWORK: Final = (
+    "the programs of the tool speak over a network of their own, and a process cannot have one here; with "
+    "--sandbox off they use the machine's, and the solution has no walls"
 )
 
 
@@ -220,8 +221,8 @@ def read_error(file: Path) -> str:
 
 def inspect(order: InspectOrder) -> Inspected:
     """Carry out an order; leaves no process and no file behind."""
-    is_open = order.hello.has_walls and LOOPBACK in order.openings and not has_own_network()
-    notes = (OPEN_NETWORK,) if is_open else ()
+    if order.hello.has_walls and LOOPBACK in order.openings and not has_own_network():
+        return Inspected(problem=NO_NETWORK)
     if order.hello.needs_triton:
         import triton  # noqa: F401 - so that every fork of the template has it
     sys.dont_write_bytecode = True
@@ -233,11 +234,11 @@ def inspect(order: InspectOrder) -> Inspected:
         stack.callback(template.close)  # then the template ends what is left, and removes the folder
         stack.callback(ours.close)
         try:
-            return Inspected(steps=Inspector(order, template, run_directory).look(), notes=notes)
+            return Inspected(steps=Inspector(order, template, run_directory).look())
         except SolutionFailure as failure:
-            return Inspected(problem=failure.message, notes=notes)
+            return Inspected(problem=failure.message)
         except FlashInferBenchError as error:
-            return Inspected(problem=str(error), notes=notes)
+            return Inspected(problem=str(error))
 
 
 def main() -> int:

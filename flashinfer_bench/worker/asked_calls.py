@@ -1,5 +1,6 @@
 """The guard's answers to a worker's filtered calls (`call_filter.py`): free below the guard, refused everywhere else.
-What concerns the worker's own files the guard does itself (`asked_files.py`).
+What concerns the worker's own files the guard does itself (`asked_files.py`), and so it connects a tool's sockets
+(`asked_sockets.py`).
 
 The worker sends the guard the kernel's descriptor once, before it loads other code; it must not keep that descriptor.
 """
@@ -10,8 +11,10 @@ import errno
 import fcntl
 import os
 import platform
+import signal
 import socket
 import struct
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
@@ -19,6 +22,7 @@ from typing import Final
 from flashinfer_bench.worker.call_filter import CALLS, NAMES_A_PROCESS
 from flashinfer_bench.worker.linux import parent_of, process_groups
 from flashinfer_bench.worker.walls.asked_files import change_file
+from flashinfer_bench.worker.walls.asked_sockets import connect_socket
 from flashinfer_bench.worker.walls.walled_calls import BY_THE_GUARD, WALLED_CALLS
 
 QUESTION: Final = struct.Struct("=QIIiIQ6Q")
@@ -28,6 +32,8 @@ ANSWER: Final = struct.Struct("=QqiI")
 RECEIVE, SEND = 0xC0502100, 0xC0182101
 GO_ON: Final = 1
 PRIO_PGRP, IOPRIO_WHO_PGRP = 1, 2
+MOST_CONNECTS: Final = 64
+"""Sockets that the guard connects at one time; further calls are told to try again."""
 
 
 class AskedCalls:
@@ -41,6 +47,7 @@ class AskedCalls:
     def __init__(self, channel: socket.socket, folders: Sequence[str] = ()) -> None:
         self._channel: socket.socket | None = channel
         self._listener: int | None = None
+        self._connects = threading.BoundedSemaphore(MOST_CONNECTS)
         self._folders = [os.path.realpath(folder) for folder in folders]
         tables = (CALLS.get(platform.machine(), {}), WALLED_CALLS.get(platform.machine(), {}))
         self._names = {number: name for table in tables for name, number in table.items()}
@@ -68,12 +75,39 @@ class AskedCalls:
         number, pid, _, call, _, _, *arguments = QUESTION.unpack(question)
         name = self._names[call]
         if name in BY_THE_GUARD:
-            error, flags = change_file(name, arguments, pid, self._folders), 0
+            send_answer(listener, number, change_file(name, arguments, pid, self._folders))
+        elif name == "connect":
+            self._connect(listener, number, arguments, pid)
         else:
             error = judge_call(name, arguments, os.getpid())
-            flags = 0 if error else GO_ON
-        answer = ANSWER.pack(number, 0, -error, flags)
-        fcntl.ioctl(listener, SEND, bytearray(answer))
+            send_answer(listener, number, error, 0 if error else GO_ON)
+
+    def _connect(self, listener: int, number: int, arguments: Sequence[int], pid: int) -> None:
+        """Connect a socket in a thread of its own: a peer that never accepts holds up whoever asked, not the guard."""
+
+        def connect() -> None:
+            error = errno.EIO
+            signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # else the end of a child interrupts it
+            try:
+                error = connect_socket(arguments, pid)
+            finally:
+                self._connects.release()
+                with suppress(OSError):  # whoever asked has ended
+                    send_answer(listener, number, error)
+
+        if not self._connects.acquire(blocking=False):
+            send_answer(listener, number, errno.EAGAIN)
+            return
+        try:
+            threading.Thread(target=connect, daemon=True).start()
+        except RuntimeError:  # no room for a thread
+            self._connects.release()
+            send_answer(listener, number, errno.EAGAIN)
+
+
+def send_answer(listener: int, number: int, error: int, flags: int = 0) -> None:
+    """Answer one question of the kernel's: the call's error, 0 for none."""
+    fcntl.ioctl(listener, SEND, bytearray(ANSWER.pack(number, 0, -error, flags)))
 
 
 def judge_call(name: str, arguments: list[int], guard: int) -> int:

@@ -4,6 +4,7 @@ import pytest
 
 from flashinfer_bench.cli.build import choose_solutions
 from flashinfer_bench.cli.entry import COMMANDS, parse_command_line
+from flashinfer_bench.cli.inspect import choose_subject
 from flashinfer_bench.cli.main import cli as main
 from tests.cli.helps import example_of
 from tests.conftest import CHECKOUT
@@ -36,6 +37,12 @@ def test_the_examples_of_the_cache_work_as_printed(command, capsys):
 def test_the_example_of_build_names_solutions_of_the_bundled_set(capsys):
     items = choose_solutions(parse_command_line(example_of("build", capsys)))
     assert {item.solution.author for item in items} == {"cuda"}
+
+
+@pytest.mark.parametrize("tool", ["ncu", "sanitizer"])
+def test_the_examples_of_inspect_name_a_solution_and_a_workload_of_the_bundled_set(tool, capsys):
+    subject = choose_subject(parse_command_line(example_of(f"inspect {tool}", capsys)))
+    assert subject.solution.definition == subject.definition.name
 
 
 def test_the_examples_of_unpack_and_pack_work_as_printed(tmp_path, capsys):

@@ -135,9 +135,9 @@ def _read_times(name: str, address: int, pid: int) -> Times | None:
     if address == 0:
         return None
     if name == "utime":
-        access, change = struct.unpack("qq", _read_memory(pid, address, 16))
+        access, change = struct.unpack("qq", read_memory(pid, address, 16))
         return access * SECOND_NS, change * SECOND_NS
-    first, part, second, other = struct.unpack("qqqq", _read_memory(pid, address, 32))
+    first, part, second, other = struct.unpack("qqqq", read_memory(pid, address, 32))
     if name != "utimensat":
         return first * SECOND_NS + part * 1000, second * SECOND_NS + other * 1000
     if part == other == NOW:
@@ -161,11 +161,16 @@ def _read_path(pid: int, address: int) -> str:
             raise OSError(errno.ENAMETOOLONG, "path")
         # A page at a time: the next one may not be there.
         here = address + len(found)
-        found += _read_memory(pid, here, 4096 - here % 4096)
+        found += read_memory(pid, here, 4096 - here % 4096)
     return os.fsdecode(found[: found.index(b"\0")])
 
 
-def _read_memory(pid: int, address: int, size: int) -> bytes:
+def read_memory(pid: int, address: int, size: int) -> bytes:
+    """Read a process's memory.
+
+    Raises:
+        OSError: there is none.
+    """
     with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory, suppress(OverflowError):
         memory.seek(address)
         data = memory.read(size)

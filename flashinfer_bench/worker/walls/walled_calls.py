@@ -17,6 +17,7 @@ from flashinfer_bench.worker.filter_steps import (
     ALLOW,
     AND,
     ARGUMENTS_OFFSET,
+    ASK,
     JUMP_IF_ANY_BIT,
     JUMP_IF_EQUAL,
     LOAD,
@@ -168,16 +169,18 @@ WALLED_ARGUMENTS: Final[dict[str, tuple[int, ...]]] = {"fcntl": (F_SETLEASE,), "
 LOOKED_AT: Final = ("socket", "socketpair", "connect", "sendto", "clone", "clone3", "unshare", "personality")
 
 LOOPBACK, STEERING, SHARED_MEMORY, LOCAL_SOCKETS = "loopback", "steering", "shared memory", "local sockets"
-CHILDREN: Final = "children"
+ABSTRACT_SOCKETS, CHILDREN = "abstract sockets", "children"
 OPENINGS: Final[dict[str, tuple[str, ...]]] = {
     LOOPBACK: ("connect", "sendto"),
     STEERING: ("personality",),
     SHARED_MEMORY: ("shmget", "semget", "msgget", "mq_open"),
     LOCAL_SOCKETS: ("connect",),
+    ABSTRACT_SOCKETS: (),
     CHILDREN: (),
 }
 """What a tool that looks at a solution may need → the calls that are let through for it. `socket` lets through the
-families of INTERNET for LOOPBACK, and local streams, which reach every service by its path, for LOCAL_SOCKETS alone.
+families of INTERNET for LOOPBACK, and local streams, which reach every service by its path, for LOCAL_SOCKETS. With
+ABSTRACT_SOCKETS it lets them through, too, and the guard connects them, to no path (`asked_sockets.py`).
 STEERING also lets through `STEERED`: Landlock keeps it to the processes inside the same walls. CHILDREN is no matter of
 calls: programs that the tool starts use CUDA, which names their threads in files below /proc (`walls.py`)."""
 STEERED: Final = ("ptrace", "process_vm_readv", "process_vm_writev")
@@ -196,10 +199,13 @@ def wall_steps(machine: str, by_the_guard: int, openings: Sequence[str] = ()) ->
     program: list[Step] = []
     open_calls = {name for opening in openings for name in OPENINGS[opening]}
     for name, number in WALLED_CALLS[machine].items():
-        if name in open_calls:
+        if name == "connect" and ABSTRACT_SOCKETS in openings:
+            body = [Step(RETURN, ASK)]
+        elif name in open_calls:
             body = [Step(RETURN, ALLOW)]
         elif name == "socket" and LOOPBACK in openings:
-            body = _families(INTERNET, others=_local_streams() if LOCAL_SOCKETS in openings else [])
+            has_local = LOCAL_SOCKETS in openings or ABSTRACT_SOCKETS in openings
+            body = _families(INTERNET, others=_local_streams() if has_local else [])
         else:
             body = _judge(name, by_the_guard)
         program += [Step(JUMP_IF_EQUAL, number, 0, len(body)), *body]

@@ -64,8 +64,8 @@ class Walls:
         rules.append((ALL_THREADS if CHILDREN in self.openings else OWN_THREADS, landlock.NAMING))
         if CHILDREN in self.openings and self.user is None and os.geteuid() == 0:
             seal_proc()
-        if LOOPBACK in self.openings:
-            enter_own_network()  # where it cannot, the network stays open, which `inspect` has said
+        if LOOPBACK in self.openings and not enter_own_network():
+            raise OSError("a process cannot have a network of its own here")
         landlock.enter(rules, keeps_tcp=LOOPBACK in self.openings)
         if self.user is not None:
             os.setgroups([])
