@@ -95,8 +95,8 @@ class EvalSettings(StrictModel):
     num_trials: Count = 3
     """Independent trials, each with inputs of its own."""
     precision: Precision = 0.01
-    """Share of its time to which a trial is to be known: a quick call that scatters gets more readings than
-    `iterations`, and a slow one, for which these would take too long, stops earlier."""
+    """Share of its time to which a call is to be known after all trials. If it scatters, it gets more readings than
+    `iterations`; a slow one, for which these would take too long, stops earlier."""
     rtol: Tolerance = 1e-2
     """Relative tolerance of an element."""
     atol: Tolerance = 1e-2

@@ -22,7 +22,7 @@ RULE_FLAGS: Final = {
 }
 """Flag without its `--no-` → what it does; each switches a rule beside the tolerance off."""
 EXIT_CODES: Final = "Exit codes: 0 all well, 1 something failed, 2 misuse."
-PRECISION_HELP: Final = "share of its time to which each trial is to be known; scatter gets more readings"
+PRECISION_HELP: Final = "share of its time to which a call is to be known; scatter gets more readings"
 QUICK_HELP: Final = "a first look: one trial, few readings; never the best, and --resume judges again"
 BUILD_JOBS_HELP: Final = "compilers at once (default: one less than there are cores; on a CPU as many)"
 

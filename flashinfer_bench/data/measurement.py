@@ -38,9 +38,9 @@ class Measurement(msgspec.Struct, frozen=True, gc=False):
     samples: Number | None = None
     """Number of readings."""
     precision: Number | None = None
-    """Share of its time to which each trial was to be known."""
+    """Share of its time to which the call was to be known after all trials."""
     precision_reached: Number | None = None
-    """Share to which the worst of them is known; None where there are too few readings to tell."""
+    """Share to which it is known, by the interval of the mean of all trials; None where too few readings tell."""
     late: Number | None = None
     """Number of readings that hold the host's time."""
     median_ms: Number | None = None

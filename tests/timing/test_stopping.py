@@ -111,7 +111,7 @@ def test_quick_calls_and_slow_ones_are_known_to_the_precision_that_is_asked_for(
     assert StoppingRule(80, 10.0, precision=precision).reason_to_stop(times, spent_s=9.0, per_call_s=0.1) == slow
 
 
-def test_what_was_reached_is_that_of_the_trial_known_worst():
+def test_what_was_reached_is_that_of_the_mean_of_all_trials():
     def trial(spans_ns, busy_ns=None):
         busy = busy_ns or [None] * len(spans_ns)
         return Trial(tuple(Sample(span, 1_000, some) for span, some in zip(spans_ns, busy, strict=True)), "count")
