@@ -36,8 +36,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.engine.command import measure_import
 from benchmarks.engine.goals import Check
 from benchmarks.engine.rows import ROWS, SHOWN, Bench, Row, choose_rows, why_skipped
+from flashinfer_bench.base.host import usable_cores
 from flashinfer_bench.bench.machine import Device, discover_devices
-from flashinfer_bench.host import usable_cores
 
 
 def main() -> int:

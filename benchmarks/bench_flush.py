@@ -18,7 +18,7 @@ from statistics import median
 
 import torch
 
-from flashinfer_bench.doctor.probe import make_reader
+from flashinfer_bench.examine.doctor.probe import make_reader
 from flashinfer_bench.timing import driver, lane
 from flashinfer_bench.timing.clocks import event_clock
 from flashinfer_bench.timing.clocks.cupti import CuptiClock

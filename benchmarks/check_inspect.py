@@ -30,12 +30,17 @@ from flashinfer_bench.bench.machine import discover_devices
 from flashinfer_bench.bench.runner.sandbox import find_sandbox
 from flashinfer_bench.compile import BuildFarm, BuildTarget
 from flashinfer_bench.data import Definition, Solution, Trace, TraceSet, Workload
-from flashinfer_bench.inspect import start as inspect_start
-from flashinfer_bench.inspect.ncu import NcuOptions, list_metrics, plan_ncu, read_profile
-from flashinfer_bench.inspect.sanitizer import TYPES, find_problems, plan_sanitizer, read_findings
-from flashinfer_bench.inspect.start import InspectSite, InspectSubject, look, with_line_info
-from flashinfer_bench.inspect.summary import findings_document, profile_document, render_findings, render_profile
-from flashinfer_bench.inspect.tools import NCU, OPENINGS, SANITIZER, find_tool
+from flashinfer_bench.examine.inspect import start as inspect_start
+from flashinfer_bench.examine.inspect.ncu import NcuOptions, list_metrics, plan_ncu, read_profile
+from flashinfer_bench.examine.inspect.sanitizer import TYPES, find_problems, plan_sanitizer, read_findings
+from flashinfer_bench.examine.inspect.start import InspectSite, InspectSubject, look, with_line_info
+from flashinfer_bench.examine.inspect.summary import (
+    findings_document,
+    profile_document,
+    render_findings,
+    render_profile,
+)
+from flashinfer_bench.examine.inspect.tools import NCU, OPENINGS, SANITIZER, find_tool
 from flashinfer_bench.worker.walls.own_view import has_own_network
 from flashinfer_bench.worker.walls.walled_calls import CHILDREN, LOCAL_SOCKETS, LOOPBACK, SHARED_MEMORY, STEERING
 

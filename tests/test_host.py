@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from flashinfer_bench.host import collector_paused, usable_cores, usable_memory
+from flashinfer_bench.base.host import collector_paused, usable_cores, usable_memory
 
 pytestmark = pytest.mark.cpu
 GIB = 1 << 30

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from flashinfer_bench.lazy import lazy_names
+from flashinfer_bench.base.lazy import lazy_names
 
 if TYPE_CHECKING:
     from flashinfer_bench.agents.packing import extract_solution_to_files, pack_solution_from_files

@@ -8,13 +8,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from flashinfer_bench.base.files.reading import read_whole
+from flashinfer_bench.base.files.trees import walk_files
 from flashinfer_bench.data import BuildSpec, Solution, SourceFile
 from flashinfer_bench.data.manifest import MANIFEST_NAMES, is_passed_over, sort_sources
 from flashinfer_bench.data.solution import check_source_path
 from flashinfer_bench.data.store.variants.beside import MOST_SOURCE_BYTES
 from flashinfer_bench.errors import DataSetError
-from flashinfer_bench.files.reading import read_whole
-from flashinfer_bench.files.trees import walk_files
 
 
 def pack_solution_from_files(

@@ -10,18 +10,18 @@ from typing import Final
 
 from flashinfer_bench.data import Solution, TraceSet, Workload
 from flashinfer_bench.errors import FlashInferBenchError
-from flashinfer_bench.inspect.ncu import NcuOptions, list_metrics, plan_ncu, read_profile
-from flashinfer_bench.inspect.sanitizer import TYPES, find_problems, plan_sanitizer, read_findings
-from flashinfer_bench.inspect.start import InspectSite, look
-from flashinfer_bench.inspect.subject import resolve_subject
-from flashinfer_bench.inspect.summary import (
+from flashinfer_bench.examine.inspect.ncu import NcuOptions, list_metrics, plan_ncu, read_profile
+from flashinfer_bench.examine.inspect.sanitizer import TYPES, find_problems, plan_sanitizer, read_findings
+from flashinfer_bench.examine.inspect.start import InspectSite, look
+from flashinfer_bench.examine.inspect.subject import resolve_subject
+from flashinfer_bench.examine.inspect.summary import (
     findings_document,
     plain,
     profile_document,
     render_findings,
     render_profile,
 )
-from flashinfer_bench.inspect.tools import NCU, SANITIZER, find_gpu, find_tool
+from flashinfer_bench.examine.inspect.tools import NCU, SANITIZER, find_gpu, find_tool
 
 ERROR: Final = "ERROR"
 LIST_LIMIT_S: Final = 60.0

@@ -13,14 +13,16 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from flashinfer_bench.base.host import collector_paused
 from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.evaluators.built_in import mark_built_in
 from flashinfer_bench.bench.evaluators.compare.kernel_cache import JUDGE_FOLDER
 from flashinfer_bench.bench.evaluators.plug_ins import list_plug_ins
 from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, RunStarted
 from flashinfer_bench.bench.machine import Device, Machine, discover_devices
-from flashinfer_bench.bench.plan import Job, Plan, describe_nothing, make_plan
-from flashinfer_bench.bench.resume import RecordedJobs
+from flashinfer_bench.bench.planning.plan import Job, Plan, describe_nothing, make_plan
+from flashinfer_bench.bench.planning.resume import RecordedJobs
+from flashinfer_bench.bench.planning.selection import select
 from flashinfer_bench.bench.runner import baseline_cache
 from flashinfer_bench.bench.runner.fleet import Fleet, Judged
 from flashinfer_bench.bench.runner.job_seeds import JobSeeds, recorded_seeds
@@ -28,7 +30,6 @@ from flashinfer_bench.bench.runner.lookup import look_up_evaluators
 from flashinfer_bench.bench.runner.protocol import Hello
 from flashinfer_bench.bench.runner.recorded import find_resumed
 from flashinfer_bench.bench.runner.sandbox import find_sandbox
-from flashinfer_bench.bench.selection import select
 from flashinfer_bench.compile import (
     BuildFarm,
     BuildTarget,
@@ -44,7 +45,6 @@ from flashinfer_bench.data.store.record import TraceWriter
 from flashinfer_bench.data.store.trace_list import kept_of
 from flashinfer_bench.env import cache_root
 from flashinfer_bench.errors import DataSetError
-from flashinfer_bench.host import collector_paused
 from flashinfer_bench.roofline.workloads import cost_of_workload, describe_time
 from flashinfer_bench.timing.settings import TimingSettings
 

@@ -9,9 +9,9 @@ from typing import Any, Final
 
 import yaml
 
+from flashinfer_bench.base.files.reading import read_whole
+from flashinfer_bench.base.files.yaml_text import MOST_YAML_BYTES, parse_yaml
 from flashinfer_bench.errors import ConfigError
-from flashinfer_bench.files.reading import read_whole
-from flashinfer_bench.files.yaml_text import MOST_YAML_BYTES, parse_yaml
 
 DEPTH_LIMIT: Final = 5
 """Look for lines of keys to this depth, which no key of ours exceeds."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from flashinfer_bench.bench.plan import Job
+from flashinfer_bench.bench.planning.plan import Job
 from flashinfer_bench.data.solution import Solution
 
 BLOCKS_PER_DEVICE: Final = 2

@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 from flashinfer_bench.bench.config import BenchmarkConfig
-from flashinfer_bench.bench.selection import check_names
+from flashinfer_bench.bench.planning.selection import check_names
 from flashinfer_bench.bench.tolerances import own_tolerance
 from flashinfer_bench.cli.given.choice import describe_unknown
 from flashinfer_bench.cli.given.sets import is_set_named, open_trace_set

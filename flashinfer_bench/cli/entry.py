@@ -44,18 +44,20 @@ class Command(NamedTuple):
 
 COMMANDS: Final = {
     RUN: Command("run", "judge and time solutions"),
-    "list": Command("list", "list the definitions of a trace set"),
-    "validate": Command("validate.command", "show everything wrong with a trace set"),
-    "validate-render": Command("validate.render", "show a report of validate"),
+    "list": Command("sets.list", "list the definitions of a trace set"),
+    "validate": Command("sets.validate.command", "show everything wrong with a trace set"),
+    "validate-render": Command("sets.validate.render", "show a report of validate"),
     "config": Command("config_show", "show settings", ("show",)),
     "report": Command("report", "make tables of traces", ("summary", "best", "merge")),
-    "cache": Command("cache", "look after what is built", ("show", "clear", "verify", "baselines")),
-    "build": Command("build", "compile solutions without running them"),
-    "pack": Command("pack", "make a solution file of a folder of sources"),
-    "unpack": Command("pack", "make a folder of sources of a solution file"),
-    "convert": Command("convert", "write a set of another layout in the standard one"),
-    "inspect": Command("inspect", "look at one call of a solution with ncu or compute-sanitizer", ("ncu", "sanitizer")),
-    "doctor": Command("doctor", "tell what this machine can measure"),
+    "cache": Command("machine.cache", "look after what is built", ("show", "clear", "verify", "baselines")),
+    "build": Command("machine.build", "compile solutions without running them"),
+    "pack": Command("sets.pack", "make a solution file of a folder of sources"),
+    "unpack": Command("sets.pack", "make a folder of sources of a solution file"),
+    "convert": Command("sets.convert", "write a set of another layout in the standard one"),
+    "inspect": Command(
+        "machine.inspect", "look at one call of a solution with ncu or compute-sanitizer", ("ncu", "sanitizer")
+    ),
+    "doctor": Command("machine.doctor", "tell what this machine can measure"),
     PERF: Command("perf.command", "time FlashInfer's kernels"),
 }
 """The first word of each command, in the order of the help."""

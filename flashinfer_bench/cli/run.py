@@ -13,7 +13,7 @@ from flashinfer_bench.bench.benchmark import Benchmark
 from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.events import Event
 from flashinfer_bench.bench.machine import Machine
-from flashinfer_bench.bench.plan import Plan
+from flashinfer_bench.bench.planning.plan import Plan
 from flashinfer_bench.bench.runner.recorded import find_resumed
 from flashinfer_bench.cli.given.blob_issues import find_blob_issues
 from flashinfer_bench.cli.given.replay import choose_replayed, keep_replayed, read_replay

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from flashinfer_bench.base.lazy import lazy_names
 from flashinfer_bench.compile.artifact import Artifact, BuildFailure, Built
 from flashinfer_bench.compile.farm import BuildFarm, build_solution, default_jobs
 from flashinfer_bench.compile.recipe import BuildTarget
 from flashinfer_bench.compile.table import find_unavailable_languages, why_not_buildable
 from flashinfer_bench.compile.toolchain import Toolchain, find_toolchain
 from flashinfer_bench.errors import BuildFault
-from flashinfer_bench.lazy import lazy_names
 
 if TYPE_CHECKING:
     from flashinfer_bench.testing.builders import Builder, BuilderRegistry, BuildError

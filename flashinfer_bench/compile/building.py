@@ -17,6 +17,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
+from flashinfer_bench.base.files.locks import USUAL_LIMIT_S
+from flashinfer_bench.base.files.reading import read_whole
+from flashinfer_bench.base.files.trees import remove_tree
 from flashinfer_bench.compile.artifact import Artifact, BuildFailure
 from flashinfer_bench.compile.cache import FILES, MOST_FILE_BYTES, ArtifactCache, Lease, Manifest, digest_file
 from flashinfer_bench.compile.diagnostics import (
@@ -34,9 +37,6 @@ from flashinfer_bench.compile.step_process import SYSTEM_FOLDERS, RunnerReport, 
 from flashinfer_bench.compile.toolkit import why_toolkit
 from flashinfer_bench.data import Solution
 from flashinfer_bench.errors import BuildFault
-from flashinfer_bench.files.locks import USUAL_LIMIT_S
-from flashinfer_bench.files.reading import read_whole
-from flashinfer_bench.files.trees import remove_tree
 
 PROBE_LIMIT_S: Final = 120.0
 """Seconds for compiling a source of one line. A compiler that takes longer is broken: the machine is at fault."""

@@ -24,12 +24,12 @@ from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from flashinfer_bench.base.files.locks import USUAL_LIMIT_S, FileLock
+from flashinfer_bench.base.files.reading import open_stream, open_to_append, read_whole
+from flashinfer_bench.base.files.trees import remove_tree, walk_files
 from flashinfer_bench.compile.artifact import Kind
 from flashinfer_bench.env import CACHE_VARIABLE
 from flashinfer_bench.errors import ConfigError
-from flashinfer_bench.files.locks import USUAL_LIMIT_S, FileLock
-from flashinfer_bench.files.reading import open_stream, open_to_append, read_whole
-from flashinfer_bench.files.trees import remove_tree, walk_files
 
 SIZE_VARIABLE: Final = "FIB_CACHE_GB"
 DEFAULT_SIZE_GB: Final = 20.0

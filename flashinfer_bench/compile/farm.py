@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from flashinfer_bench.base.host import usable_cores, usable_memory
 from flashinfer_bench.compile.artifact import Artifact, BuildFailure, Built, mark_of
 from flashinfer_bench.compile.builders.native import native_recipe
 from flashinfer_bench.compile.building import GIB, Building, Outcome
@@ -28,7 +29,6 @@ from flashinfer_bench.compile.table import BUILDERS, make_recipe
 from flashinfer_bench.compile.toolchain import Toolchain, find_toolchain
 from flashinfer_bench.data import Solution
 from flashinfer_bench.errors import BuildFault
-from flashinfer_bench.host import usable_cores, usable_memory
 
 BUILD_LIMIT_S: Final = 900.0
 """Seconds that all commands of one build may take together. A build that takes longer has failed."""

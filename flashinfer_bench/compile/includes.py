@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
+from flashinfer_bench.base.files.reading import read_whole
 from flashinfer_bench.compile.artifact import BuildFailure
-from flashinfer_bench.files.reading import read_whole
 
 DIRECTIVE: Final = re.compile(
     rb"^[ \t]*#[ \t]*(?:include|include_next|import|embed)[ \t]*[<\"]([^>\"\n]+)[>\"]", re.MULTILINE

@@ -12,13 +12,13 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from flashinfer_bench.base.files.reading import read_whole
 from flashinfer_bench.data.issue import LoadIssue
 from flashinfer_bench.data.model import DataModel
 from flashinfer_bench.data.store.json_text import MOST_JSON_BYTES
 from flashinfer_bench.data.store.jsonl import append_lines, read_lines, write_whole
 from flashinfer_bench.data.store.parse import Place, parse_line, parse_objects
 from flashinfer_bench.errors import DataSetError
-from flashinfer_bench.files.reading import read_whole
 
 Model = TypeVar("Model", bound=BaseModel)
 

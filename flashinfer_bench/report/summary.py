@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from statistics import geometric_mean, median
 from typing import Final
 
+from flashinfer_bench.base.host import collector_paused
 from flashinfer_bench.data import EvaluationStatus
 from flashinfer_bench.data.sets.latest import latest_by_key
 from flashinfer_bench.data.store.trace_lines import AnyEvaluation, AnyTrace
-from flashinfer_bench.host import collector_paused
 from flashinfer_bench.report.timing import QUICK, Burst, Timing, count_timing, read_burst, read_told
 from flashinfer_bench.report.verdict import caveat_in, judged, reason_of
 

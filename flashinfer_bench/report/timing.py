@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from flashinfer_bench.bench.resume import PROTOCOL, find_fingerprint
+from flashinfer_bench.bench.planning.resume import PROTOCOL, find_fingerprint
 from flashinfer_bench.data.evaluation import says_quick
 from flashinfer_bench.data.measurement import Measurement, parse_measurement
 from flashinfer_bench.data.store.trace_lines import AnyEvaluation, decode_extra

@@ -15,12 +15,12 @@ from math import prod
 from pathlib import Path
 from typing import Any, Final
 
+from flashinfer_bench.base.files.reading import open_to_read
 from flashinfer_bench.data.definition import Definition
 from flashinfer_bench.data.dtypes import DTYPES
 from flashinfer_bench.data.store.blobs import BlobStore
 from flashinfer_bench.data.workload import SafetensorsInput, Workload
 from flashinfer_bench.errors import WorkloadFault
-from flashinfer_bench.files.reading import open_to_read
 from flashinfer_bench.roofline.attainable import find_attainable
 from flashinfer_bench.roofline.cost import Cost
 from flashinfer_bench.roofline.definitions import find_cost

@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from flashinfer_bench.files.trees import remove_tree
+from flashinfer_bench.base.files.trees import remove_tree
 from flashinfer_bench.worker.guard import run_guard
 from flashinfer_bench.worker.linux import adopt_orphans, count_own_tasks, hide_memory, kill_below
 from flashinfer_bench.worker.triton_start import prepare_triton

@@ -9,9 +9,9 @@ import pytest
 from flashinfer_bench.bench.config import BUNDLED_FILE, KNOWN_OP_TYPES, BenchmarkConfig, EvalConfig
 from flashinfer_bench.bench.evaluators import built_in
 from flashinfer_bench.bench.machine import Device, Machine
-from flashinfer_bench.bench.plan import PlanRow, Skip, make_plan
-from flashinfer_bench.bench.resume import RecordedJobs
-from flashinfer_bench.bench.suitability import read_target_kinds
+from flashinfer_bench.bench.planning.plan import PlanRow, Skip, make_plan
+from flashinfer_bench.bench.planning.resume import RecordedJobs
+from flashinfer_bench.bench.planning.suitability import read_target_kinds
 from flashinfer_bench.data.definition import Definition
 from flashinfer_bench.data.evaluation import Environment, Evaluation, EvaluationStatus
 from flashinfer_bench.data.solution import BuildSpec, Solution, SourceFile

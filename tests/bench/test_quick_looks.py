@@ -7,8 +7,8 @@ import pytest
 
 from flashinfer_bench.bench import Benchmark, BenchmarkConfig
 from flashinfer_bench.bench.config import EvalConfig
-from flashinfer_bench.bench.plan import make_plan
-from flashinfer_bench.bench.resume import QUICK_ONLY, Decision, RecordedJobs, fingerprint
+from flashinfer_bench.bench.planning.plan import make_plan
+from flashinfer_bench.bench.planning.resume import QUICK_ONLY, Decision, RecordedJobs, fingerprint
 from flashinfer_bench.bench.runner.recorded import find_resumed
 from flashinfer_bench.cli.main import cli as main
 from flashinfer_bench.data import TraceSet

@@ -2,7 +2,7 @@
 
 import pytest
 
-from flashinfer_bench.bench.resume import PROTOCOL, Decision, JobLimits, RecordedJobs, fingerprint
+from flashinfer_bench.bench.planning.resume import PROTOCOL, Decision, JobLimits, RecordedJobs, fingerprint
 from flashinfer_bench.bench.runner.workers.process import WorkerExit
 from flashinfer_bench.data.evaluation import Correctness, Environment, Evaluation, EvaluationStatus, Performance
 from flashinfer_bench.data.trace import Trace

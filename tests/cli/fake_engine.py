@@ -3,8 +3,8 @@
 from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.events import JobFaulted, JobFinished, JobStarted, RunStarted
 from flashinfer_bench.bench.machine import Device, Machine
-from flashinfer_bench.bench.plan import make_plan
-from flashinfer_bench.bench.resume import RecordedJobs
+from flashinfer_bench.bench.planning.plan import make_plan
+from flashinfer_bench.bench.planning.resume import RecordedJobs
 from flashinfer_bench.data import TraceSet
 from tests.kit import make_definition, make_solution, make_trace, make_workload, write_trace_set
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from flashinfer_bench.bench.runner.baseline_cache import BaselineCache
-from flashinfer_bench.cli.build import choose_target
 from flashinfer_bench.cli.entry import run_command_line
+from flashinfer_bench.cli.machine.build import choose_target
 from flashinfer_bench.compile.cache import Lease
 from flashinfer_bench.data import save_json_file
 from flashinfer_bench.errors import Misuse

@@ -2,9 +2,9 @@
 
 import pytest
 
-from flashinfer_bench.cli.build import choose_solutions
 from flashinfer_bench.cli.entry import COMMANDS, parse_command_line
-from flashinfer_bench.cli.inspect import choose_subject
+from flashinfer_bench.cli.machine.build import choose_solutions
+from flashinfer_bench.cli.machine.inspect import choose_subject
 from flashinfer_bench.cli.main import cli as main
 from tests.cli.helps import example_of
 from tests.conftest import CHECKOUT

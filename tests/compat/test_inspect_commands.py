@@ -13,14 +13,14 @@ from types import SimpleNamespace
 import pytest
 
 from flashinfer_bench.bench.machine import discover_devices
-from flashinfer_bench.cli import inspect as command
+from flashinfer_bench.cli.machine import inspect as command
 from flashinfer_bench.cli.main import cli
 from flashinfer_bench.errors import FlashInferBenchError
-from flashinfer_bench.inspect import inspector, tools
-from flashinfer_bench.inspect.ncu import NcuOptions, parse_raw, plan_ncu, read_profile
-from flashinfer_bench.inspect.order import Inspected, StepDone
-from flashinfer_bench.inspect.sanitizer import CodePlace, find_problems, join_equal, parse_findings
-from flashinfer_bench.inspect.tools import NCU, OPENINGS
+from flashinfer_bench.examine.inspect import inspector, tools
+from flashinfer_bench.examine.inspect.ncu import NcuOptions, parse_raw, plan_ncu, read_profile
+from flashinfer_bench.examine.inspect.order import Inspected, StepDone
+from flashinfer_bench.examine.inspect.sanitizer import CodePlace, find_problems, join_equal, parse_findings
+from flashinfer_bench.examine.inspect.tools import NCU, OPENINGS
 from flashinfer_bench.worker.walls.own_view import has_own_network
 from tests.kit import make_definition, make_solution, make_trace, make_workload, write_trace_set
 from tests.kit.vendor_tools import CSV, write_tools

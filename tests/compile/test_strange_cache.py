@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from flashinfer_bench.base.files.locks import open_locked
+from flashinfer_bench.base.files.trees import remove_tree
 from flashinfer_bench.cli.main import cli as main
 from flashinfer_bench.compile import BuildFarm, BuildFault, build_solution
 from flashinfer_bench.compile import building as building_module
 from flashinfer_bench.compile import cache as cache_module
 from flashinfer_bench.compile.cache import ArtifactCache, Lease, find_stranger, leased_digests
-from flashinfer_bench.files.locks import open_locked
-from flashinfer_bench.files.trees import remove_tree
 from tests.kit.make import make_solution
 from tests.kit.native import make_native, pretend_compiler
 from tests.kit.strange import STRANGE

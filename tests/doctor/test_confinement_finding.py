@@ -3,7 +3,7 @@
 import pytest
 
 from flashinfer_bench.bench.runner.sandbox import Sandbox
-from flashinfer_bench.doctor.diagnosis import find_confinement
+from flashinfer_bench.examine.doctor.diagnosis import find_confinement
 
 GAP = {"files": "this kernel's Landlock is of version 0"}
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from flashinfer_bench.doctor.diagnosis import (
+from flashinfer_bench.examine.doctor.diagnosis import (
     find_agreement,
     find_clock,
     find_cold,
@@ -15,7 +15,7 @@ from flashinfer_bench.doctor.diagnosis import (
     find_rates,
     summarise_findings,
 )
-from flashinfer_bench.doctor.readings import CacheCheck, Rates, Readings
+from flashinfer_bench.examine.doctor.readings import CacheCheck, Rates, Readings
 from tests.doctor.visits import AT_REST, CPU, UNDER_LOAD, agreement, machine, readings
 
 NOT_INSTALLED = "CUPTI is not installed. Try 'pip install -U cupti-python'. Falling back to CUDA events."

@@ -3,7 +3,7 @@
 import pytest
 
 from flashinfer_bench.bench.machine import discover_devices
-from flashinfer_bench.doctor.examination import examine
+from flashinfer_bench.examine.doctor.examination import examine
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.timeout(400)]
 

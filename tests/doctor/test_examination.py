@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import pytest
 
 from flashinfer_bench.bench.runner.device_lock import lock_device
-from flashinfer_bench.doctor.examination import NOTHING_ASKED, Asked, Instruments, examine
-from flashinfer_bench.doctor.machine import read_machine
-from flashinfer_bench.doctor.probe_process import ProbeFailed
 from flashinfer_bench.errors import DeviceFault
+from flashinfer_bench.examine.doctor.examination import NOTHING_ASKED, Asked, Instruments, examine
+from flashinfer_bench.examine.doctor.machine import read_machine
+from flashinfer_bench.examine.doctor.probe_process import ProbeFailed
 from tests.doctor.visits import CPU, GPU, agreement, machine, readings
 
 

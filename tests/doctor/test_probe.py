@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
-from flashinfer_bench.doctor.probe_process import ProbeFailed, run_probe
-from flashinfer_bench.doctor.readings import Readings, readings_from_json
+from flashinfer_bench.examine.doctor.probe_process import ProbeFailed, run_probe
+from flashinfer_bench.examine.doctor.readings import Readings, readings_from_json
 from tests.doctor.visits import CPU, GPU, readings
 
 

@@ -5,8 +5,8 @@ import pytest
 from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.events import JobFaulted, JobFinished
 from flashinfer_bench.bench.machine import Machine, discover_devices
-from flashinfer_bench.bench.plan import make_plan
-from flashinfer_bench.doctor.self_check import compare_twins, make_twins, run_self_check
+from flashinfer_bench.bench.planning.plan import make_plan
+from flashinfer_bench.examine.doctor.self_check import compare_twins, make_twins, run_self_check
 from tests.doctor.visits import CPU
 from tests.kit import make_trace, make_workload
 

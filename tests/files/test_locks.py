@@ -8,10 +8,10 @@ import threading
 
 import pytest
 
+from flashinfer_bench.base.files.locks import FileLock, locked, locked_folder, open_locked
 from flashinfer_bench.data.store import jsonl
 from flashinfer_bench.data.store.blobs import BlobStore
 from flashinfer_bench.errors import Fault, WorkloadFault
-from flashinfer_bench.files.locks import FileLock, locked, locked_folder, open_locked
 
 
 @contextlib.contextmanager
@@ -30,7 +30,7 @@ def test_a_wait_ends_at_its_limit_and_names_the_file_and_its_holder(tmp_path):
 
 
 def test_a_holder_that_the_system_does_not_name_is_another_process(tmp_path, monkeypatch):
-    monkeypatch.setattr("flashinfer_bench.files.locks.LOCK_TABLE", tmp_path / "none")
+    monkeypatch.setattr("flashinfer_bench.base.files.locks.LOCK_TABLE", tmp_path / "none")
     with _held(tmp_path / "a"), pytest.raises(TimeoutError, match="held by another process"):
         open_locked(tmp_path / "a", 0.0)
 

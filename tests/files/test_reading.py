@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from flashinfer_bench.files.reading import open_new, open_stream, open_to_append, read_whole
+from flashinfer_bench.base.files.reading import open_new, open_stream, open_to_append, read_whole
 from tests.kit.strange import STRANGE
 
 
@@ -48,7 +48,9 @@ def test_a_file_that_is_swapped_between_two_looks_is_refused(tmp_path, monkeypat
 
 
 def test_a_pipe_that_the_user_gives_as_a_descriptor_is_read():
-    code = "from flashinfer_bench.files.reading import read_whole as r; print(r('/dev/stdin', 9), r('/dev/fd/0', 9))"
+    code = (
+        "from flashinfer_bench.base.files.reading import read_whole as r; print(r('/dev/stdin', 9), r('/dev/fd/0', 9))"
+    )
     said = subprocess.run([sys.executable, "-c", code], input=b"given", capture_output=True, check=True).stdout
     assert said == b"b'given' b''\n"
 

@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from flashinfer_bench.files import trees
-from flashinfer_bench.files.trees import remove_tree, walk_files
+from flashinfer_bench.base.files import trees
+from flashinfer_bench.base.files.trees import remove_tree, walk_files
 
 DEPTH, NAME = 1100, "d" * 100
 

@@ -4,7 +4,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from flashinfer_bench.bench.resume import PROTOCOL
+from flashinfer_bench.bench.planning.resume import PROTOCOL
 from flashinfer_bench.report.best import best_by_workload
 from flashinfer_bench.report.summary import summarise
 from flashinfer_bench.report.timing import Burst, describe_flag, describe_ways, flags_of, read_timing

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from flashinfer_bench.base.files.trees import remove_tree
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.runner import client as session_client
 from flashinfer_bench.bench.runner.protocol import Hello
@@ -22,7 +23,6 @@ from flashinfer_bench.bench.runner.workers import process as worker_process
 from flashinfer_bench.bench.runner.workers.arena import SharedArena
 from flashinfer_bench.bench.runner.workers.process import WorkerGone, WorkerProcess
 from flashinfer_bench.errors import DeviceFault
-from flashinfer_bench.files.trees import remove_tree
 from flashinfer_bench.worker import confine, guard
 from flashinfer_bench.worker.arena import Slot
 from flashinfer_bench.worker.asked_calls import AskedCalls

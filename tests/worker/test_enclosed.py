@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from flashinfer_bench.inspect.enclosed import run_enclosed
+from flashinfer_bench.examine.inspect.enclosed import run_enclosed
 from tests.kit.workers import running_template, worker_order
 
 pytestmark = [pytest.mark.cpu, pytest.mark.skipif(sys.platform != "linux", reason="workers are Linux's")]

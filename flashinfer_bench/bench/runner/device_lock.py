@@ -10,10 +10,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
+from flashinfer_bench.base.files.locks import try_lock
+from flashinfer_bench.base.files.reading import refuse_strange
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.errors import DeviceFault
-from flashinfer_bench.files.locks import try_lock
-from flashinfer_bench.files.reading import refuse_strange
 
 WAIT_LIMIT_S: Final = 3600.0
 """Wait this many seconds for another run to end before this run fails."""

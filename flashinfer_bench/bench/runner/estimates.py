@@ -6,7 +6,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Final
 
-from flashinfer_bench.bench.plan import Job
+from flashinfer_bench.bench.planning.plan import Job
 
 UNKNOWN_S: Final = 1.0
 """Seconds of a job while none has ended."""

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from flashinfer_bench.bench.events import JobFaulted, JobStarted, Notice
 from flashinfer_bench.bench.machine import Device
-from flashinfer_bench.bench.plan import Job
+from flashinfer_bench.bench.planning.plan import Job
 from flashinfer_bench.bench.runner.client import SessionClient, SessionLost, SessionTimedOut
 from flashinfer_bench.bench.runner.device_lock import lock_device
 from flashinfer_bench.bench.runner.estimates import JobTimes

@@ -11,8 +11,8 @@ import secrets
 from collections.abc import Iterable
 from typing import Any
 
-from flashinfer_bench.bench.plan import Job
-from flashinfer_bench.bench.resume import JobKey
+from flashinfer_bench.bench.planning.plan import Job
+from flashinfer_bench.bench.planning.resume import JobKey
 from flashinfer_bench.data import Trace
 from flashinfer_bench.data.digest import seed_of
 from flashinfer_bench.errors import Misuse

@@ -4,8 +4,8 @@ They count in the table of the run, and for --require-passed."""
 
 from __future__ import annotations
 
-from flashinfer_bench.bench.plan import Job, Plan
-from flashinfer_bench.bench.resume import is_same, read_fingerprint
+from flashinfer_bench.bench.planning.plan import Job, Plan
+from flashinfer_bench.bench.planning.resume import is_same, read_fingerprint
 from flashinfer_bench.data import Trace, TraceSet
 from flashinfer_bench.data.sets.latest import in_order_of_time
 from flashinfer_bench.data.store.trace_lines import AnyTrace, to_trace

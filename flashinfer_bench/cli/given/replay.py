@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from flashinfer_bench.bench.config import BenchmarkConfig
-from flashinfer_bench.bench.plan import Plan
+from flashinfer_bench.bench.planning.plan import Plan
 from flashinfer_bench.data import Trace, load_jsonl_file
 from flashinfer_bench.errors import Misuse
 

@@ -20,12 +20,12 @@ from itertools import cycle
 from pathlib import Path
 from typing import IO, Final
 
+from flashinfer_bench.base.host import usable_cores, usable_memory
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.runner.environments import ahead_environment
 from flashinfer_bench.cli.perf.cases import Request
 from flashinfer_bench.data import Definition, Solution, Workload
 from flashinfer_bench.env import cache_root
-from flashinfer_bench.host import usable_cores, usable_memory
 from flashinfer_bench.routines.case.spec import TORCH
 from flashinfer_bench.worker.linux import kill_session, session_members
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from flashinfer_bench.base.files.reading import read_whole
 from flashinfer_bench.cli.given.typed_command import typed_program
 from flashinfer_bench.cli.perf.flags import (
     check_outer,
@@ -23,7 +24,6 @@ from flashinfer_bench.cli.perf.flags import (
     split_session,
 )
 from flashinfer_bench.errors import Misuse
-from flashinfer_bench.files.reading import read_whole
 from flashinfer_bench.report.verdict import to_one_line
 from flashinfer_bench.routines.case.materials import Material, make_material
 from flashinfer_bench.routines.case.spec import Case, Routine

@@ -12,12 +12,13 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
+from flashinfer_bench.base.files.trees import temporary_folder
 from flashinfer_bench.bench.benchmark import Benchmark
 from flashinfer_bench.bench.config import BenchmarkConfig, describe_problems
 from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, Notice
 from flashinfer_bench.bench.extra_keys import MEASURE_REJECTED
 from flashinfer_bench.bench.machine import Device, discover_devices
-from flashinfer_bench.bench.plan import Plan
+from flashinfer_bench.bench.planning.plan import Plan
 from flashinfer_bench.bench.runner.recorded import find_resumed
 from flashinfer_bench.bench.runner.sandbox import find_sandbox
 from flashinfer_bench.bench.tolerances import read_tolerances
@@ -38,7 +39,6 @@ from flashinfer_bench.cli.screen.tables import count, format_duration
 from flashinfer_bench.data import Trace, TraceSet
 from flashinfer_bench.env import cache_root
 from flashinfer_bench.errors import ConfigError, Misuse
-from flashinfer_bench.files.trees import temporary_folder
 from flashinfer_bench.report.verdict import to_one_line
 from flashinfer_bench.routines.case.materials import write_material
 from flashinfer_bench.routines.case.support import find_platform

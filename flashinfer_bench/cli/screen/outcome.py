@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, RunStarted
 from flashinfer_bench.bench.machine import Device
-from flashinfer_bench.bench.plan import Job, Plan
+from flashinfer_bench.bench.planning.plan import Job, Plan
 from flashinfer_bench.cli.exit_codes import FAILED, INTERRUPTED, RAN
 from flashinfer_bench.cli.screen.plan import describe_skips, plan_counts, skip_documents
 from flashinfer_bench.cli.screen.progress import describe_job

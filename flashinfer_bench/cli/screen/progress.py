@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, Notice
-from flashinfer_bench.bench.plan import Job
+from flashinfer_bench.bench.planning.plan import Job
 from flashinfer_bench.cli.screen.heartbeat import Heartbeat
 from flashinfer_bench.cli.screen.output import write_err
 from flashinfer_bench.cli.screen.tables import count, format_duration, format_latency, format_speedup, shorten_uuid

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, JobStarted, Notice, RunStarted
-from flashinfer_bench.bench.plan import Job
+from flashinfer_bench.bench.planning.plan import Job
 
 
 @dataclass

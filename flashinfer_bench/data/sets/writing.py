@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from flashinfer_bench.base.files.reading import open_to_read
 from flashinfer_bench.data.names import did_you_mean
 from flashinfer_bench.data.store import layout
 from flashinfer_bench.data.store.blobs import BlobStore
@@ -15,7 +16,6 @@ from flashinfer_bench.data.store.jsonl import append_lines, write_whole_bytes
 from flashinfer_bench.data.store.record import TraceWriter
 from flashinfer_bench.data.trace import Trace
 from flashinfer_bench.errors import DataSetError
-from flashinfer_bench.files.reading import open_to_read
 
 if TYPE_CHECKING:
     import torch

@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
+from flashinfer_bench.base.files.locks import locked_folder
+from flashinfer_bench.base.files.reading import open_to_read, refuse_strange
 from flashinfer_bench.data.store.checks import is_inside
 from flashinfer_bench.data.store.layout import BLOB
 from flashinfer_bench.data.store.ownership import own_folders
 from flashinfer_bench.errors import WorkloadFault
-from flashinfer_bench.files.locks import locked_folder
-from flashinfer_bench.files.reading import open_to_read, refuse_strange
 
 _POINTER_START: Final = b"version https://git-lfs.github.com/spec/v1"
 _POINTER_MAX_BYTES: Final = 1024

@@ -13,6 +13,7 @@ from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Final
 
+from flashinfer_bench.base.files.trees import walk_files
 from flashinfer_bench.data.json_utils import append_jsonl_file, save_json_file
 from flashinfer_bench.data.solution import Solution
 from flashinfer_bench.data.store import layout
@@ -25,7 +26,6 @@ from flashinfer_bench.data.trace import Trace
 from flashinfer_bench.data.trace_set import TraceSet
 from flashinfer_bench.data.workload import SafetensorsInput
 from flashinfer_bench.errors import DataSetError, Fault, WorkloadFault
-from flashinfer_bench.files.trees import walk_files
 
 TOLERANCES_FILE: Final = "tolerances.yaml"
 MOST_LINES: Final = 1000

@@ -15,10 +15,10 @@ from pathlib import Path
 from threading import get_ident
 from typing import BinaryIO, Final
 
+from flashinfer_bench.base.files.locks import USUAL_LIMIT_S, open_locked
+from flashinfer_bench.base.files.reading import BLOCK_BYTES, check_size, open_new, open_stream, open_to_append
 from flashinfer_bench.data.store.json_text import MOST_JSON_BYTES
 from flashinfer_bench.errors import Fault
-from flashinfer_bench.files.locks import USUAL_LIMIT_S, open_locked
-from flashinfer_bench.files.reading import BLOCK_BYTES, check_size, open_new, open_stream, open_to_append
 
 _BLOCK: Final = 65536
 _BOM: Final = b"\xef\xbb\xbf"

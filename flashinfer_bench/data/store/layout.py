@@ -19,8 +19,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from flashinfer_bench.files.reading import refuse_strange
-from flashinfer_bench.files.trees import Tell, walk_files
+from flashinfer_bench.base.files.reading import refuse_strange
+from flashinfer_bench.base.files.trees import Tell, walk_files
 
 DEFINITIONS: Final = "definitions"
 SOLUTIONS: Final = "solutions"

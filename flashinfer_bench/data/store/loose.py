@@ -19,10 +19,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
+from flashinfer_bench.base.files.reading import read_whole
 from flashinfer_bench.data.store.json_text import MOST_JSON_BYTES
 from flashinfer_bench.data.store.layout import DEFINITIONS, FOLDERS, SOLUTIONS
 from flashinfer_bench.data.store.variants.beside import USUAL_OP_TYPE
-from flashinfer_bench.files.reading import read_whole
 
 DEFINITION_FILE: Final = "definition.json"
 WORKLOAD_FILES: Final = ("workload.jsonl", "workloads.jsonl", "workload.json", "workloads.json")

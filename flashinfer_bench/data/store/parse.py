@@ -14,13 +14,13 @@ from typing import Any, Final, TypeVar
 
 from pydantic import ValidationError
 
+from flashinfer_bench.base.files.reading import read_whole
 from flashinfer_bench.data.issue import LoadIssue, Severity
 from flashinfer_bench.data.model import DataModel
 from flashinfer_bench.data.names import KEY_CUTOFF, nearest_name
 from flashinfer_bench.data.store.json_text import MOST_JSON_BYTES, MOST_VALUES, find_line, parse_json
 from flashinfer_bench.data.store.variants.beside import Spot
 from flashinfer_bench.data.store.variants.table import UPGRADES
-from flashinfer_bench.files.reading import read_whole
 
 Model = TypeVar("Model", bound=DataModel)
 MISSING: Final = "is missing"

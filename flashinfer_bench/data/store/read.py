@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from flashinfer_bench.base.host import collector_paused
 from flashinfer_bench.data.definition import Definition
 from flashinfer_bench.data.issue import LoadIssue
 from flashinfer_bench.data.names import did_you_mean
@@ -31,7 +32,6 @@ from flashinfer_bench.data.store.variants.beside import USUAL_OP_TYPE, Spot
 from flashinfer_bench.data.trace import Trace
 from flashinfer_bench.data.workload import Workload
 from flashinfer_bench.errors import DataSetError
-from flashinfer_bench.host import collector_paused
 
 
 @dataclass

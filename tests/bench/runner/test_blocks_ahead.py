@@ -11,7 +11,7 @@ import pytest
 from flashinfer_bench.bench import BenchmarkConfig
 from flashinfer_bench.bench.events import JobFaulted
 from flashinfer_bench.bench.machine import Device
-from flashinfer_bench.bench.plan import Job
+from flashinfer_bench.bench.planning.plan import Job
 from flashinfer_bench.bench.runner import fleet as fleet_module
 from flashinfer_bench.bench.runner.client import SessionLost
 from flashinfer_bench.bench.runner.fleet import Fleet, Judged

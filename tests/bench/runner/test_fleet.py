@@ -10,7 +10,7 @@ import pytest
 from flashinfer_bench.bench import BenchmarkConfig
 from flashinfer_bench.bench.events import JobFaulted, JobStarted, Notice
 from flashinfer_bench.bench.machine import Device
-from flashinfer_bench.bench.plan import Job
+from flashinfer_bench.bench.planning.plan import Job
 from flashinfer_bench.bench.runner import fleet as fleet_module
 from flashinfer_bench.bench.runner.fleet import Fleet, Judged
 from flashinfer_bench.compile import BuildFarm, find_toolchain

@@ -3,7 +3,7 @@
 import pytest
 
 from flashinfer_bench.bench import BenchmarkConfig
-from flashinfer_bench.bench.plan import Job
+from flashinfer_bench.bench.planning.plan import Job
 from flashinfer_bench.bench.runner.job_seeds import SECRET_BITS, JobSeeds, recorded_seeds
 from flashinfer_bench.errors import Misuse
 from tests.kit import make_definition, make_solution, make_trace, make_workload

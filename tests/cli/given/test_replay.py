@@ -5,7 +5,7 @@ import json
 import pytest
 
 from flashinfer_bench.bench.config import BenchmarkConfig
-from flashinfer_bench.bench.plan import make_plan
+from flashinfer_bench.bench.planning.plan import make_plan
 from flashinfer_bench.cli.entry import call, parse_command_line
 from flashinfer_bench.cli.given.replay import choose_replayed, keep_replayed, read_replay
 from flashinfer_bench.cli.run import execute

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from flashinfer_bench.cli.main import cli as main
-from flashinfer_bench.cli.validate import judging
-from flashinfer_bench.cli.validate.judging import judge_baselines, judge_references, pack_reference
+from flashinfer_bench.cli.sets.validate import judging
+from flashinfer_bench.cli.sets.validate.judging import judge_baselines, judge_references, pack_reference
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.errors import ConfigError, DeviceFault
 from tests.cli.fake_engine import FakeEngine, write_small_set

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flashinfer_bench.bench.resume import JobLimits, RecordedJobs, read_fingerprint
+from flashinfer_bench.bench.planning.resume import JobLimits, RecordedJobs, read_fingerprint
 from flashinfer_bench.data import Trace, TraceSet
 from flashinfer_bench.data.measurement import read_measurement
 from flashinfer_bench.data.store import trace_lines

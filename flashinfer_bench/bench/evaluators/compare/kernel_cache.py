@@ -16,7 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final
 
-from flashinfer_bench.files.trees import temporary_folder
+from flashinfer_bench.base.files.trees import temporary_folder
 
 JUDGE_FOLDER: Final = "judge"
 """Below the cache's root. No worker reads or writes it."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from flashinfer_bench.host import usable_memory
+from flashinfer_bench.base.host import usable_memory
 
 
 def total_bytes(device: torch.device) -> int:

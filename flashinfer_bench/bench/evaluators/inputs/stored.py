@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
+from flashinfer_bench.base.files.reading import open_to_read
 from flashinfer_bench.bench.evaluators.compare.packed import is_packed, storage_shape
 from flashinfer_bench.data import TensorSpec
 from flashinfer_bench.data.dtypes import DTYPES, torch_dtype
 from flashinfer_bench.errors import WorkloadFault
-from flashinfer_bench.files.reading import open_to_read
 
 
 def make_scalar(name: str, spec: TensorSpec, value: bool | float, *, device: torch.device) -> Any:

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from flashinfer_bench.bench.resume import PROTOCOL
+from flashinfer_bench.bench.planning.resume import PROTOCOL
 from flashinfer_bench.bench.runner.baseline_cache import BaselineCache, KeptBaseline
 from flashinfer_bench.bench.runner.environments import PASSED_ON_PREFIXES
 from flashinfer_bench.bench.runner.protocol import Hello

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from flashinfer_bench.base.files.reading import read_whole
+from flashinfer_bench.base.files.trees import walk_files
 from flashinfer_bench.bench.runner.environments import library_folder, solution_environment
 from flashinfer_bench.bench.runner.own_user import choose_user, find_barrier
 from flashinfer_bench.bench.runner.protocol import Hello
 from flashinfer_bench.bench.runner.workers.reach import find_devices, find_readable, keep_reachable
 from flashinfer_bench.compile import Artifact
 from flashinfer_bench.compile.cache import MOST_FILE_BYTES
-from flashinfer_bench.files.reading import read_whole
-from flashinfer_bench.files.trees import walk_files
 from flashinfer_bench.worker.walls.module_layer import LIBRARY
 from flashinfer_bench.worker.walls.walls import Walls
 

@@ -24,6 +24,7 @@ from typing import Any, Final
 
 import torch
 
+from flashinfer_bench.base.host import usable_cores, usable_memory
 from flashinfer_bench.bench.runner.environments import solution_environment, solution_folder, worker_environment
 from flashinfer_bench.bench.runner.protocol import Hello
 from flashinfer_bench.bench.runner.workers.enclosure import Enclosure
@@ -38,7 +39,6 @@ from flashinfer_bench.bench.runner.workers.stock import (
 )
 from flashinfer_bench.compile import Artifact
 from flashinfer_bench.errors import DeviceFault
-from flashinfer_bench.host import usable_cores, usable_memory
 from flashinfer_bench.worker.template import fork, run_template
 from flashinfer_bench.worker.wire import WireError
 

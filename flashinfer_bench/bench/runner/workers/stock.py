@@ -17,9 +17,9 @@ from typing import Any, Final
 
 import torch
 
+from flashinfer_bench.base.host import usable_cores, usable_memory
 from flashinfer_bench.bench.runner.workers.process import READY_LIMIT_S, WorkerGone, WorkerLate, WorkerProcess
 from flashinfer_bench.errors import DeviceFault
-from flashinfer_bench.host import usable_cores, usable_memory
 from flashinfer_bench.worker.wire import WireError
 
 MOST_CONTEXTS: Final = 4

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from flashinfer_bench.base.files.reading import read_whole
 from flashinfer_bench.data.solution import check_source_path
-from flashinfer_bench.files.reading import read_whole
 
 Remark = tuple[str, str]
 """The field, and what was made of it."""

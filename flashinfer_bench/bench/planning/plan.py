@@ -1,0 +1,256 @@
+"""The jobs of a run: definition by solution by workload; and what is skipped and why. Nothing is built or started here.
+
+Names are checked first (selection.py). Workloads whose stored inputs are missing are set aside, and solutions that
+cannot run here (suitability.py). Then come jobs that are recorded already (resume.py). The order of the jobs is the
+set's: by definition, solution, workload.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Final
+
+from flashinfer_bench.bench.config import BenchmarkConfig, ResolvedEvalConfig
+from flashinfer_bench.bench.extra_keys import find_wrong_extras
+from flashinfer_bench.bench.machine import Machine
+from flashinfer_bench.bench.planning.resume import PROTOCOL, Decision, JobLimits, RecordedJobs, fingerprint
+from flashinfer_bench.bench.planning.selection import Selected, select, set_missing_aside
+from flashinfer_bench.bench.planning.suitability import why_not_here
+from flashinfer_bench.bench.tolerances import own_tolerance
+from flashinfer_bench.data.definition import Definition
+from flashinfer_bench.data.solution import Solution
+from flashinfer_bench.data.store.layout import SOLUTIONS, WORKLOADS
+from flashinfer_bench.data.store.ownership import is_of_first_root
+from flashinfer_bench.data.trace_set import TraceSet
+from flashinfer_bench.data.workload import Workload
+from flashinfer_bench.errors import ConfigError
+
+# The same words for all definitions: skips are told together by reason.
+NO_DEFINITIONS: Final = "nothing was run: the set has no definitions"
+NO_WORKLOADS: Final = f"it has no workloads; write them to {WORKLOADS}/<op_type>/<definition>.jsonl, one a line"
+NO_SOLUTIONS: Final = (
+    f"it has no solutions; write them to {SOLUTIONS}/<author>/<op_type>/<definition>/<solution>.json, one a file"
+)
+FOREIGN_CODE: Final = (
+    "its custom inputs are made by code that is not the first set's own; --trust-definitions lets it run, as freely as "
+    "a reference"
+)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One solution on one workload of its definition."""
+
+    index: int
+    """Position in the plan."""
+    definition: Definition
+    workload: Workload
+    solution: Solution
+    config: ResolvedEvalConfig
+    fingerprint: Mapping[str, str]
+    """What decides the verdict, as digests; it is recorded with the verdict."""
+
+
+@dataclass(frozen=True)
+class Skip:
+    """Something selected that is not run."""
+
+    definition: str
+    solution: str | None
+    """None when the whole definition is skipped."""
+    workload: str | None
+    """The uuid; None when all workloads are skipped, or those that the reason tells of."""
+    reason: str
+
+
+@dataclass(frozen=True)
+class PlanRow:
+    """The jobs of one solution, for a table."""
+
+    definition: str
+    op_type: str
+    solution: str
+    author: str
+    workloads: int
+    """How many of them are to be run."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run is going to do."""
+
+    jobs: tuple[Job, ...]
+    skips: tuple[Skip, ...] = ()
+    resumed: int = 0
+    """Jobs left out because an equal one is recorded."""
+    redone: int = 0
+    """Jobs that are recorded and yet in the plan: something changed."""
+    redone_reasons: Mapping[str, int] = field(default_factory=dict)
+    """Reason → how many jobs: "solution changed", "timed out"."""
+
+    def with_jobs(self, jobs: Iterable[Job]) -> Plan:
+        """Return the plan with some of its jobs, numbered anew."""
+        return replace(self, jobs=tuple(_numbered(jobs)))
+
+    def rows(self) -> list[PlanRow]:
+        """Return one row per definition and solution, with the number of workloads to run."""
+        counts = Counter(
+            (job.definition.name, job.definition.op_type, job.solution.name, job.solution.author) for job in self.jobs
+        )
+        return [PlanRow(*names, workloads) for names, workloads in counts.items()]
+
+
+def make_plan(
+    trace_set: TraceSet,
+    config: BenchmarkConfig,
+    machine: Machine,
+    *,
+    recorded: RecordedJobs | None = None,
+    evaluators: Mapping[str, str] | None = None,
+) -> Plan:
+    """Return the plan of a run; with `recorded`, without the jobs that are recorded and unchanged.
+
+    Args:
+        trace_set: what is run.
+        config: what is chosen of it, and how it is judged.
+        machine: where.
+        recorded: what a resumed run need not do again.
+        evaluators: definition → fingerprint of the evaluator that judges it.
+
+    Raises:
+        ConfigError: the configuration names what the set does not have, its filters together leave nothing, or a
+            parameter of a built-in evaluator has a wrong value.
+    """
+    selected, missing = set_missing_aside(select(trace_set, config), trace_set)
+    wrong = find_wrong_extras(config.resolve_eval_config(item.definition) for item in selected)
+    if wrong:
+        raise ConfigError("\n".join(wrong))
+    selected, skips = _set_foreign_aside(selected, trace_set, config)
+    skips += [skip for item in selected for skip in _skips(item, machine, interpret=config.interpret)]
+    resolve = partial(_resolve, config, trace_set)
+    jobs: list[Job] = []
+    decisions: Counter[Decision] = Counter()
+    for job in (job for item in selected for job in _jobs(item, config, machine, evaluators or {}, resolve)):
+        decision = _decide(job, config, recorded)
+        decisions[decision] += 1
+        if decision.action != "skip":
+            jobs.append(job)
+    reasons = {decision.reason: count for decision, count in decisions.items() if decision.action == "redo"}
+    return Plan(
+        jobs=tuple(_numbered(jobs)),
+        skips=(*(Skip(name, None, None, reason) for name, reason in missing.items()), *skips),
+        resumed=decisions.total() - len(jobs),
+        redone=sum(reasons.values()),
+        redone_reasons=reasons,
+    )
+
+
+def describe_nothing(plan: Plan) -> str:
+    """Say why a plan has no jobs: each reason with how many definitions, solutions or workloads it holds for."""
+    reasons = Counter(skip.reason for skip in plan.skips)
+    lines = [f"{reason} ({number} skipped)" for reason, number in reasons.items()]
+    return "\n  ".join(["nothing was run, since everything was skipped:", *lines]) if lines else NO_DEFINITIONS
+
+
+def _set_foreign_aside(
+    selected: Iterable[Selected], trace_set: TraceSet, config: BenchmarkConfig
+) -> tuple[list[Selected], list[Skip]]:
+    """Set workloads aside whose inputs would be made by code of another set than the first, unless that is trusted."""
+    kept, skips = [], []
+    for item in selected:
+        name = item.definition.name
+        foreign = [
+            workload
+            for workload in item.workloads
+            if workload.has_custom_inputs and not is_of_first_root(trace_set, name, workload.uuid)
+        ]
+        if config.trust_definitions or not foreign:
+            kept.append(item)
+        elif len(foreign) == len(item.workloads):
+            skips.append(Skip(name, None, None, FOREIGN_CODE))
+        else:
+            kept.append(replace(item, workloads=tuple(one for one in item.workloads if one not in foreign)))
+            skips += [Skip(name, None, workload.uuid, FOREIGN_CODE) for workload in foreign]
+    return kept, skips
+
+
+def _resolve(
+    config: BenchmarkConfig, trace_set: TraceSet, definition: Definition, workload: Workload
+) -> ResolvedEvalConfig | None:
+    """Return the settings of a workload that says something of its own; None for those of its definition."""
+    tolerance = own_tolerance(trace_set, definition.name, workload)
+    return None if tolerance is None else config.resolve_eval_config(definition, tolerance)
+
+
+def _skips(selected: Selected, machine: Machine, *, interpret: bool) -> Iterator[Skip]:
+    name = selected.definition.name
+    reason = _why_no_jobs(selected)
+    if reason is not None:
+        yield Skip(name, None, None, reason)
+        return
+    for solution in selected.solutions:
+        reason = why_not_here(solution, machine, interpret=interpret)
+        if reason is not None:
+            yield Skip(name, solution.name, None, reason)
+
+
+def _why_no_jobs(selected: Selected) -> str | None:
+    definition = selected.definition
+    if not definition.is_runnable:
+        return definition.not_runnable_reason or "its reference cannot be run"
+    if not selected.workloads:
+        return NO_WORKLOADS
+    if not selected.solutions:
+        return NO_SOLUTIONS
+    return None
+
+
+def _jobs(
+    selected: Selected,
+    config: BenchmarkConfig,
+    machine: Machine,
+    evaluators: Mapping[str, str],
+    resolve: Callable[[Definition, Workload], ResolvedEvalConfig | None],
+) -> Iterator[Job]:
+    definition = selected.definition
+    if _why_no_jobs(selected) is not None:
+        return
+    resolved = config.resolve_eval_config(definition)
+    resolved_digest = resolved.digest()
+    workloads = []
+    for workload in selected.workloads:
+        own = resolve(definition, workload) or resolved
+        marks = {"workload": workload.digest(), "config": own.digest() if own is not resolved else resolved_digest}
+        workloads.append((workload, own, marks))
+    shared = {"definition": definition.digest(), "config": resolved_digest, "hardware": machine.hardware}
+    evaluator = evaluators.get(definition.name)
+    for solution in selected.solutions:
+        if why_not_here(solution, machine, interpret=config.interpret) is not None:
+            continue
+        common = fingerprint(
+            **shared,
+            solution=solution.digest(),
+            workload="",
+            evaluator=evaluator,
+            timing=config.timing_mark(),
+            protocol=PROTOCOL,
+            sandbox=machine.sandbox,
+            seed=config.seed,
+        )
+        for workload, own, marks in workloads:
+            yield Job(0, definition, workload, solution, own, {**common, **marks})
+
+
+def _numbered(jobs: Iterable[Job]) -> Iterator[Job]:
+    return (replace(job, index=index) for index, job in enumerate(jobs))
+
+
+def _decide(job: Job, config: BenchmarkConfig, recorded: RecordedJobs | None) -> Decision:
+    if recorded is None:
+        return Decision("new")
+    key = (job.definition.name, job.solution.name, job.workload.uuid)
+    limits = JobLimits(config.timeout_seconds, config.worker_memory_gb)
+    return recorded.decide(key, job.fingerprint, needs_baseline=config.profile_baseline, limits=limits)

@@ -1,0 +1,254 @@
+"""`cache show`, `clear`, `verify`: what is built, and whether it is still as it was built. `cache baselines`: what
+references took.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from typing import Any, Final
+
+from flashinfer_bench.base.files.trees import remove_tree
+from flashinfer_bench.bench.evaluators.compare.kernel_cache import JUDGE_FOLDER
+from flashinfer_bench.bench.runner.baseline_cache import BaselineCache, KeptBaseline, KeptFile
+from flashinfer_bench.cli.parser import Parser, number
+from flashinfer_bench.cli.screen.output import write_out
+from flashinfer_bench.cli.screen.tables import Column, available_width, count, render_table, shorten_uuid
+from flashinfer_bench.cli.shared_flags import EXIT_CODES, PROGRAM, add_format
+from flashinfer_bench.compile.cache import ArtifactCache, Entry, is_in_use, size_limit, size_of_folder
+from flashinfer_bench.env import cache_root
+
+COLUMNS: Final = (
+    *(Column("Solution"), Column("Language"), Column("Artifact")),
+    *(Column("Size", True), Column("Build", True), Column("Last used", True)),
+)
+BASELINE_COLUMNS: Final = (
+    *(Column("Definition"), Column("Workload"), Column("GPU")),
+    *(Column("Latency", True), Column("Measured"), Column("Last used", True)),
+)
+SHOWN_DIGITS: Final = 12
+GIGABYTE: Final = 1e9
+DAY_S: Final = 86400.0
+
+
+def declare_cache(parser: Parser) -> None:
+    """Add the help and the sub-commands."""
+    text = "List, remove or check what is built, and the times of references."
+    parser.describe(text, example=f"{PROGRAM} cache show")
+    commands = parser.add_commands()
+    show = commands.add_parser("show", help="list what is built")
+    show.describe(
+        "List the built solutions, precompiled headers, and solutions that did not compile: where they lie and how\n"
+        f"much room they take, and how much the kernels that judge. {EXIT_CODES}",
+        example=f"{PROGRAM} cache show",
+        execute=execute_show,
+    )
+    clear = commands.add_parser("clear", help="remove what is built")
+    clear.describe(
+        "Remove the built solutions, and the kernels that judge, which sessions have compiled. What a run is using\n"
+        f"stays. {EXIT_CODES}",
+        example=f"{PROGRAM} cache clear --keep-gb 5",
+        execute=execute_clear,
+    )
+    which = clear.add_mutually_exclusive_group()
+    which.add_argument(
+        "--failed", action="store_true", help="forget only what did not compile, so that it is tried again"
+    )
+    which.add_argument(
+        "--keep-gb", type=number, metavar="F", help="remove what was not used for longest, until this much is left"
+    )
+    verify = commands.add_parser("verify", help="check what is built")
+    verify.describe(
+        "Hold every built file against the digest that was noted when it was built. What is damaged is\n"
+        f"built again when it is next needed. {EXIT_CODES}",
+        example=f"{PROGRAM} cache verify --remove",
+        execute=execute_verify,
+    )
+    verify.add_argument("--remove", action="store_true", help="remove what is damaged")
+    baselines = commands.add_parser("baselines", help="list the times of references that runs have kept")
+    baselines.describe(
+        "List what references took on the GPUs of this machine. A later run on the same GPU, with the same versions\n"
+        f"and settings, takes these times over, unless --fresh-baselines is given. {EXIT_CODES}",
+        example=f"{PROGRAM} cache baselines",
+        execute=execute_baselines,
+    )
+    baselines.add_argument("--clear", action="store_true", help="remove them")
+    for command in (show, clear, verify, baselines):
+        add_format(command)
+
+
+def execute_show(args: argparse.Namespace) -> int:
+    """List the artifacts. The one that was used last comes first."""
+    cache = _open()
+    entries = cache.entries()
+    judge_bytes = size_of_folder(cache.root / JUDGE_FOLDER)
+    if args.format == "json":
+        _write_json(
+            {
+                "cache": str(cache.root),
+                "limit_bytes": size_limit(),
+                "size_bytes": _size(entries),
+                "judge_bytes": judge_bytes,
+                "artifacts": [_document(entry) for entry in entries],
+            }
+        )
+        return 0
+    now = time.time()
+    table = render_table(COLUMNS, [_cells(entry, now) for entry in entries], available_width(sys.stdout)) + "\n"
+    total = f"{count(len(entries), 'artifact')}, {_bytes(_size(entries))} of {_bytes(size_limit())}, in {cache.root}"
+    judge = f"kernels that judge: {_bytes(judge_bytes)}\n" if judge_bytes else ""
+    write_out((table if entries else "") + total + "\n" + judge)
+    return 0
+
+
+def execute_clear(args: argparse.Namespace) -> int:
+    """Remove all artifacts, or those whose last use is the longest ago."""
+    cache = _open()
+    before = cache.entries()
+    judge = cache.root / JUDGE_FOLDER
+    judge_bytes = size_of_folder(judge)
+    if args.failed:
+        cache.forget_failures()
+    elif args.keep_gb is None:
+        cache.clear()
+        if not is_in_use(cache.root):
+            remove_tree(judge)
+    else:
+        cache.evict(int(max(0.0, args.keep_gb) * GIGABYTE))
+    left = cache.entries()
+    removed = [entry for entry in before if entry.digest not in {kept.digest for kept in left}]
+    judge_left = size_of_folder(judge)
+    if args.format == "json":
+        kept = {"kept": len(left), "kept_bytes": _size(left)}
+        kernels = {"judge_removed_bytes": judge_bytes - judge_left, "judge_kept_bytes": judge_left}
+        facts = {"cache": str(cache.root), "removed": len(removed), "removed_bytes": _size(removed)}
+        _write_json({**facts, **kept, **kernels})
+        return 0
+    clears_all = args.keep_gb is None and not args.failed
+    in_use = "; a run uses them" if left and clears_all else ""
+    write_out(
+        f"removed {count(len(removed), 'artifact')} ({_bytes(_size(removed))}), "
+        f"{len(left)} left ({_bytes(_size(left))}){in_use}\n"
+    )
+    if judge_bytes and clears_all:
+        end = f"stay ({_bytes(judge_left)}): a run uses them" if judge_left else f"are removed ({_bytes(judge_bytes)})"
+        write_out(f"the kernels that judge {end}\n")
+    return 0
+
+
+def execute_verify(args: argparse.Namespace) -> int:
+    """Compare every artifact with its manifest; return 1 if a damaged one is still there afterwards."""
+    cache = _open()
+    entries = {entry.digest: entry for entry in cache.entries()}
+    problems = cache.verify()
+    removed = {problem.digest for problem in problems if args.remove and cache.remove(problem.digest)}
+    if args.format == "json":
+        found = [
+            {
+                "artifact": problem.digest,
+                "solution": _solution(entries.get(problem.digest)),
+                "reason": problem.reason,
+                "removed": problem.digest in removed,
+            }
+            for problem in problems
+        ]
+        _write_json({"cache": str(cache.root), "checked": len(entries), "problems": found})
+    else:
+        for problem in problems:
+            end = "; removed" if problem.digest in removed else ""
+            name = _solution(entries.get(problem.digest)) or "unknown solution"
+            write_out(f"{problem.digest[:SHOWN_DIGITS]} {name}: {problem.reason}{end}\n")
+        write_out(f"{count(len(entries), 'artifact')} checked, {len(problems)} damaged, in {cache.root}\n")
+    return 1 if len(removed) < len(problems) else 0
+
+
+def execute_baselines(args: argparse.Namespace) -> int:
+    """List the kept times of references, the one that was used last first; or remove them."""
+    cache = BaselineCache(cache_root(os.environ).resolve())
+    if args.clear:
+        removed = cache.clear()
+        if args.format == "json":
+            _write_json({"baselines": str(cache.folder), "removed": removed})
+        else:
+            write_out(f"removed {count(removed, 'baseline')}\n")
+        return 0
+    files = cache.files()
+    size = sum(file.size_bytes for file in files)
+    if args.format == "json":
+        rows = [_baseline_document(file) for file in files]
+        _write_json({"baselines": str(cache.folder), "size_bytes": size, "entries": rows})
+        return 0
+    now = time.time()
+    cells = [_baseline_cells(file.baseline, now - file.last_used_s) for file in files if file.baseline is not None]
+    table = render_table(BASELINE_COLUMNS, cells, available_width(sys.stdout)) + "\n" if cells else ""
+    damaged = f", {len(files) - len(cells)} that cannot be used" if len(files) > len(cells) else ""
+    write_out(f"{table}{count(len(files), 'baseline')}{damaged}, {_bytes(size)}, in {cache.folder}\n")
+    return 0
+
+
+def _open() -> ArtifactCache:
+    return ArtifactCache(cache_root(os.environ).resolve())
+
+
+def _baseline_cells(kept: KeptBaseline, age_s: float) -> list[str]:
+    latency = f"{kept.latency_ms:.4g} ms"
+    return [kept.definition, shorten_uuid(kept.workload), kept.hardware, latency, kept.taken, _age(age_s)]
+
+
+def _baseline_document(file: KeptFile) -> dict[str, Any]:
+    kept = file.baseline
+    facts = {"path": str(file.path), "size_bytes": file.size_bytes, "last_used": round(file.last_used_s, 3)}
+    return {**facts, **(kept.model_dump(mode="json", exclude_none=True) if kept is not None else {})}
+
+
+def _cells(entry: Entry, now: float) -> list[str]:
+    manifest = entry.manifest
+    build = f"{manifest.build_seconds:.1f} s" if manifest is not None and manifest.build_seconds else ""
+    build = "failed" if entry.has_failed else build
+    digest = entry.digest[:SHOWN_DIGITS]
+    language = manifest.language if manifest is not None else ""
+    name = _solution(entry) or "(damaged)"
+    return [name, language, digest, _bytes(entry.size_bytes), build, _age(now - entry.last_used_s)]
+
+
+def _document(entry: Entry) -> dict[str, Any]:
+    manifest = entry.manifest
+    return {
+        "artifact": entry.digest,
+        "path": str(entry.path),
+        "size_bytes": entry.size_bytes,
+        "last_used": round(entry.last_used_s, 3),
+        "solution": _solution(entry),
+        "language": manifest.language if manifest is not None else None,
+        "build_seconds": manifest.build_seconds if manifest is not None else None,
+        "failure": manifest.failure if manifest is not None else None,
+    }
+
+
+def _solution(entry: Entry | None) -> str | None:
+    return entry.manifest.solution if entry is not None and entry.manifest is not None else None
+
+
+def _size(entries: list[Entry]) -> int:
+    return sum(entry.size_bytes for entry in entries)
+
+
+def _bytes(size: int) -> str:
+    for limit, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if size >= limit:
+            return f"{size / limit:.1f} {unit}"
+    return f"{size} B"
+
+
+def _age(seconds: float) -> str:
+    for length, unit in ((DAY_S, "d"), (3600.0, "h"), (60.0, "min")):
+        if seconds >= length:
+            return f"{seconds / length:.0f} {unit} ago"
+    return "now"
+
+
+def _write_json(document: dict[str, Any]) -> None:
+    write_out(json.dumps(document, indent=2) + "\n")

@@ -1,0 +1,140 @@
+"""The process that measures for the doctor: clocks, launch gap, flush and rates of the one device that it sees.
+
+    python -m flashinfer_bench.examine.doctor.probe cuda|cpu         one JSON line on stdout: Readings
+
+`probe_process` starts it; whatever is printed meanwhile goes to stderr.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from flashinfer_bench.examine.doctor.readings import CacheCheck, Rates, Readings
+from flashinfer_bench.testing.gpu_time import bench_gpu_time
+from flashinfer_bench.testing.site import GpuSite, gpu_site
+from flashinfer_bench.timing import driver, lane
+from flashinfer_bench.timing.clocks import event_clock
+from flashinfer_bench.timing.gpu_state import GpuState
+from flashinfer_bench.timing.measurement import EVENTS_ASKED_FOR
+
+ITERATIONS: Final = 30
+"""Timed calls of each measurement."""
+LARGEST_BYTES: Final = 1 << 30
+MEMORY_SHARE: Final = 8
+"""A buffer takes at most LARGEST_BYTES, and at most the free memory divided by MEMORY_SHARE."""
+L2_SHARE: Final = 3
+"""The data that has to fit the L2 is the L2's size divided by this. It fits, too, where the L2 has two halves that hold
+the same lines."""
+MATMUL_SIZE: Final = 8192
+MATMULS: Final = 200
+"""Number of matmuls under load. They take about a third of a second on an H200: long enough for a power cap to show."""
+READER: Final = "flashinfer_bench_reader"
+"""Name of the flush's kernel where it is the call that is timed."""
+
+
+def main() -> None:
+    """Measure, and write what was found."""
+    with os.fdopen(os.dup(1), "w", encoding="utf-8") as out:
+        os.dup2(2, 1)
+        warnings.simplefilter("ignore")  # what they say of fall-backs stands in the readings
+        out.write(f"{(probe_gpu() if sys.argv[1] == 'cuda' else probe_cpu()).to_json()}\n")
+
+
+def probe_cpu() -> Readings:
+    """Measure what the wall clock reads of a call that does nothing."""
+    timed = bench_gpu_time(lambda: None, num_iters=ITERATIONS)
+    return Readings(method=timed.method, empty_call_ns=round(timed.median_ms * 1e6))
+
+
+def probe_gpu() -> Readings:
+    """Measure the GPU that this process sees."""
+    device = torch.device("cuda", 0)
+    small = torch.ones(4096, device=device)  # fails here, with CUDA's own words, where CUDA does not work
+    site = gpu_site(device, clock="auto")
+    simple = bench_gpu_time(torch.add, args=(small, 1), num_iters=ITERATIONS).measurement
+    fallback = str(simple.get("fallback", ""))
+    free, _ = torch.cuda.mem_get_info(device)
+    size = min(LARGEST_BYTES, free // MEMORY_SHARE) // 4096 * 4096
+    source = torch.randint(0, 255, (size,), dtype=torch.uint8, device=device)
+    rates = measure_rates(source)
+    return Readings(
+        method=str(simple["method"]),
+        fallback="" if fallback == EVENTS_ASKED_FOR else fallback,
+        cuda=torch.version.cuda,
+        l2_bytes=site.l2_bytes,
+        processors=int(torch.cuda.get_device_properties(device).multi_processor_count),
+        launch_gap_ns=site.launch_gap_ns(site.clock("cold")),
+        empty_pair_ns=measure_empty_pair_ns(device),
+        rates=rates,
+        under_load=look_under_load(site),
+        cache=check_cache(source, site.l2_bytes),
+    )
+
+
+def measure_empty_pair_ns(device: torch.device) -> int:
+    """Return what two CUDA events with nothing between them read."""
+    clock = event_clock(lane.GpuLane(device), EVENTS_ASKED_FOR)
+    with clock:
+        return int(clock.facts()["empty_pair_ns"])
+
+
+def measure_rates(source: torch.Tensor) -> Rates:
+    """Copy a buffer, then multiply matrices."""
+    target = torch.empty_like(source)
+    copy_ms, _ = bench_gpu_time(target.copy_, args=(source,), num_iters=ITERATIONS)
+    left, right = (torch.randn(MATMUL_SIZE, MATMUL_SIZE, device=source.device, dtype=torch.bfloat16) for _ in range(2))
+    product = torch.empty_like(left)
+    matmul_ms, _ = bench_gpu_time(torch.mm, args=(left, right), kwargs={"out": product}, num_iters=MATMULS)
+    return Rates(2 * source.nbytes / copy_ms / 1e9, 2 * MATMUL_SIZE**3 / matmul_ms / 1e9)
+
+
+def look_under_load(site: GpuSite) -> GpuState | None:
+    """Look at a GPU while it multiplies matrices, half of them done."""
+    left, right = (torch.randn(MATMUL_SIZE, MATMUL_SIZE, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    product = torch.empty_like(left)
+    half_done = torch.cuda.Event()  # type: ignore[no-untyped-call] # torch's own lack
+    for index in range(MATMULS):
+        torch.mm(left, right, out=product)
+        if index == MATMULS // 2:
+            half_done.record()
+    half_done.synchronize()
+    state = site.look()
+    torch.cuda.synchronize()
+    return state
+
+
+def check_cache(source: torch.Tensor, l2_bytes: int) -> CacheCheck | None:
+    """Time reads of data that fits the L2, warm and flushed, and of data that does not.
+
+    Returns:
+        None where there is too little memory for that.
+    """
+    if source.nbytes < 2 * l2_bytes:
+        return None
+    data = source[: l2_bytes // L2_SHARE // 4096 * 4096].clone()
+
+    def rate(tensor: torch.Tensor, *, cold: bool) -> float:
+        read_ms, _ = bench_gpu_time(make_reader(tensor), num_iters=ITERATIONS, cold_l2_cache=cold)
+        return tensor.nbytes / read_ms / 1e9
+
+    return CacheCheck(data.nbytes, rate(data, cold=False), rate(data, cold=True), rate(source, cold=True))
+
+
+def make_reader(data: torch.Tensor) -> Callable[[], None]:
+    """Return a call that reads a tensor and writes nothing: the flush's kernel under a name that is timed."""
+    text = Path(lane.__file__).with_name("gpu_kernels.ptx").read_bytes()
+    module = driver.Module(text.replace(lane.FLUSH_KERNEL.encode(), READER.encode()))
+    blocks = int(torch.cuda.get_device_properties(data.device).multi_processor_count) * lane.BLOCKS_PER_PROCESSOR
+    launch = driver.Launcher(module.kernel(READER), blocks=blocks, threads=lane.FLUSH_THREADS, arguments=2)
+    return lambda: launch(torch.cuda.current_stream().cuda_stream, data.data_ptr(), data.nbytes)
+
+
+if __name__ == "__main__":
+    main()
