@@ -1,0 +1,1 @@
+"""Says what a run does: names, machine and records become jobs. Nothing is started here."""
