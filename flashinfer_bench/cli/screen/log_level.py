@@ -15,6 +15,8 @@ USUAL: Final = "WARNING"
 LOG_HELP: Final = f"log from this level on: {', '.join(LEVELS)}; DEBUG shows tracebacks, too (default: {USUAL})"
 ROOT: Final = "flashinfer_bench"
 """The logger that all of the package's are below."""
+HANDLER: Final = "flashinfer-bench command line"
+"""The name of the handler that a command adds; a caller of `cli()` who has one of its own keeps it alone."""
 
 
 def add_log_level(group: argparse._ActionsContainer, *spellings: str) -> None:
@@ -29,8 +31,12 @@ def start_log(argv: Sequence[str]) -> None:
     found = str(probe.parse_known_args(list(argv))[0].log_level).upper()
     logger = logging.getLogger(ROOT)
     logger.setLevel(found if found in LEVELS else USUAL)
-    if not logger.handlers:
+    ours = next((handler for handler in logger.handlers if handler.name == HANDLER), None)
+    if ours is not None:  # an earlier command of this process: stderr may be another one since
+        logger.removeHandler(ours)
+    if ours is not None or not logger.handlers:
         handler = logging.StreamHandler()
+        handler.set_name(HANDLER)
         handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
         logger.addHandler(handler)
 
