@@ -46,8 +46,9 @@ from flashinfer_bench.bench.runner.workers.kernel import (
     MeasurePlan,
     RemoteKernel,
     SessionTools,
+    SlowContext,
 )
-from flashinfer_bench.bench.runner.workers.pool import WorkerPool, reference_key
+from flashinfer_bench.bench.runner.workers.pool import WorkerPool, reference_files
 from flashinfer_bench.bench.runner.workers.process import WorkerProcess
 from flashinfer_bench.bench.runner.workers.stock import MOST_SPARES, SolutionFiles
 from flashinfer_bench.data import Definition, EvaluationStatus
@@ -148,7 +149,7 @@ class DeviceSession:
             broken=() if self._hello.isolated else self._broken_loads,
         )
         if self._hello.profile_baseline and orders and self.lacks_baseline(block, orders[0]):
-            wanted.insert(0, SolutionFiles(reference_key(block.definition.digest())))
+            wanted.insert(0, reference_files(block.definition.digest()))
         self._pool.expect(wanted)
 
     def lacks_baseline(self, block: BlockContext, order: BlockJob) -> bool:
@@ -205,7 +206,7 @@ class DeviceSession:
             return JobFault(job=order.index, message=known, retry=False)
         outcome: JobOutcome
         try:
-            outcome = self._judge(job, self._load(job))
+            outcome = self._judge_in_fast_context(job)
         except SolutionFailure as failure:
             outcome = failure
         except OUT_OF_MEMORY as error:
@@ -293,6 +294,14 @@ class DeviceSession:
         counts = config.warmup_runs, config.iterations
         return MeasurePlan(*counts, per_trial_s, config.precision, timing=self._hello.timing, reads=READS)
 
+    def _judge_in_fast_context(self, job: JobContext) -> JobOutcome:
+        """Judge the solution; once more, in another worker, where a slow context makes its calls slower."""
+        try:
+            return self._judge(job, self._load(job))
+        except SlowContext:
+            self._pool.end_slow()
+            return self._judge(job, self._load(job))
+
     def _judge(self, job: JobContext, kernel: RemoteKernel) -> JobOutcome:
         """Make the expected outputs, compare, measure."""
         block, evaluator = job.block, job.block.evaluator
@@ -312,7 +321,11 @@ class DeviceSession:
                 # The verdict stays the same; the notes get the time.
                 measure(None, job.config, context=self._context(job))
             return verdict
-        performance = measure(baseline.mean_latency_ms, job.config, context=self._context(job))
+        try:
+            performance = measure(baseline.mean_latency_ms, job.config, context=self._context(job))
+        except SlowContext:
+            block.kept[job.order.index] = MadeBaseline(baseline, dict(job.notes))
+            raise
         if baseline.measurement is not None:
             job.notes["baseline"] = baseline.measurement
         wrong = self._judge_reads(job, kernel, baseline)
@@ -450,7 +463,7 @@ def list_first_wanted(hello: Hello, block: BlockOrder) -> list[SolutionFiles]:
     wanted = list_wanted([(block.solutions, block.jobs)], isolated=hello.isolated, broken=())
     if not hello.profile_baseline or not wanted:
         return wanted
-    return [SolutionFiles(reference_key(Definition.model_validate(block.definition).digest())), *wanted]
+    return [reference_files(Definition.model_validate(block.definition).digest()), *wanted]
 
 
 def files_of(solution: BlockSolution) -> SolutionFiles:

@@ -70,9 +70,9 @@ def default_memory_limit() -> int:
     return int(usable_memory() * MEMORY_SHARE)
 
 
-def reference_key(definition_digest: str) -> str:
-    """Return what a definition's reference has for a solution's digest: its worker has folders as a solution's has."""
-    return hashlib.sha256(f"reference of {definition_digest}".encode()).hexdigest()
+def reference_files(definition_digest: str) -> SolutionFiles:
+    """Return what the worker of a definition's reference is made for: it has a digest and folders as a solution has."""
+    return SolutionFiles(hashlib.sha256(f"reference of {definition_digest}".encode()).hexdigest(), wants_fast=True)
 
 
 class WorkerPool:
@@ -106,6 +106,8 @@ class WorkerPool:
         self._hello = hello
         self._numbers = itertools.count(1)
         self._current: tuple[str, WorkerProcess] | None = None
+        self._want_fast: set[str] = set()
+        """Digests of solutions that a slow context would make slower."""
         self._ending: list[WorkerProcess] = []
         """Workers that have met code that is not ours, and are not known to be gone."""
         self._ending_spares: list[WorkerProcess] = []
@@ -148,11 +150,11 @@ class WorkerPool:
         Raises:
             DeviceFault: no worker can be started.
         """
-        key = reference_key(definition_digest)
-        if self._reference is not None and (self._reference[0] != key or self._reference[1].has_ended):
+        files = reference_files(definition_digest)
+        if self._reference is not None and (self._reference[0] != files.digest or self._reference[1].has_ended):
             self.end_reference()
         if self._reference is None:
-            self._reference = (key, self._take_fresh(SolutionFiles(key)))
+            self._reference = (files.digest, self._take_fresh(files))
             self.stock.tend()
         self._has_rested = False
         return self._reference[1]
@@ -215,6 +217,21 @@ class WorkerPool:
         """Wait for earlier workers where the arena's memory is used again: they map it, and their kernels run on."""
         if self._hello.device == "cuda":
             self.finish_ending()
+
+    def excess_gap_ns(self, worker: WorkerProcess) -> int:
+        """Return how much longer each gap between a call's operations is in a solution's worker than it has to be.
+
+        0 where a fast context was asked for: then none is to be had.
+        """
+        if self._current is None or self._current[1] is not worker or self._current[0] in self._want_fast:
+            return 0
+        return self.stock.excess_ns(worker)
+
+    def end_slow(self) -> None:
+        """End the current worker; those of its solution have fast contexts from now on."""
+        if self._current is not None:
+            self._want_fast.add(self._current[0])
+            self.discard()
 
     def recover(self) -> bool:
         """Make the current worker fit for its solution's next job after an error; say whether it is."""
@@ -296,7 +313,9 @@ class WorkerPool:
 
     def _made_for(self, solution: SolutionFiles) -> SolutionFiles:
         """Return what a worker for a solution is made for: without walls, all are alike."""
-        return ANY_SOLUTION if self._enclosure is None else solution
+        if self._enclosure is None:
+            return ANY_SOLUTION
+        return replace(solution, wants_fast=True) if solution.digest in self._want_fast else solution
 
     def _touch_device(self) -> None:
         """Use the device for a moment, so that it has to go back to the worker's context."""
