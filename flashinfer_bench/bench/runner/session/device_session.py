@@ -467,8 +467,9 @@ def list_first_wanted(hello: Hello, block: BlockOrder) -> list[SolutionFiles]:
 
 
 def files_of(solution: BlockSolution) -> SolutionFiles:
-    """Return what a worker for a solution is made for."""
-    return SolutionFiles(solution.digest, Path(solution.directory) if solution.directory else None)
+    """Return what a worker for a solution is made for. Python that calls torch mostly launches several operations."""
+    artifact = Path(solution.directory) if solution.directory else None
+    return SolutionFiles(solution.digest, artifact, wants_fast=solution.language == "python")
 
 
 def utc_now() -> str:

@@ -106,6 +106,8 @@ class WorkerPool:
         self._hello = hello
         self._numbers = itertools.count(1)
         self._current: tuple[str, WorkerProcess] | None = None
+        self._has_fast = False
+        """The current worker's context is as fast as could be had."""
         self._want_fast: set[str] = set()
         """Digests of solutions that a slow context would make slower."""
         self._ending: list[WorkerProcess] = []
@@ -141,6 +143,7 @@ class WorkerPool:
             self.discard()
         worker = self._take_fresh(solution)
         self._current = (solution.digest, worker)
+        self._has_fast = self._made_for(solution).wants_fast
         self.stock.tend()
         return worker, True
 
@@ -223,7 +226,7 @@ class WorkerPool:
 
         0 where a fast context was asked for: then none is to be had.
         """
-        if self._current is None or self._current[1] is not worker or self._current[0] in self._want_fast:
+        if self._current is None or self._current[1] is not worker or self._has_fast:
             return 0
         return self.stock.excess_ns(worker)
 
