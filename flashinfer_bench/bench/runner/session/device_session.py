@@ -205,7 +205,10 @@ class DeviceSession:
             return JobFault(job=order.index, message=known, retry=False)
         outcome: JobOutcome
         try:
-            outcome = self._judge(job, self._load(job))
+            kernel = self._load(job)
+            with kernel.worker.resting():
+                kernel.worker.rest_all()
+                outcome = self._judge(job, kernel)
         except SolutionFailure as failure:
             outcome = failure
         except OUT_OF_MEMORY as error:
@@ -348,6 +351,7 @@ class DeviceSession:
         if not kernel.is_meaningful:
             return None
         self._say(job, EXPECTED_PHASE)
+        kernel.worker.rest_all()  # nothing that it has started meanwhile slows the reference down
         calls: list[JudgedCall] = []
         spent_s = 0.0
         for trial, reads in enumerate(kernel.reads):

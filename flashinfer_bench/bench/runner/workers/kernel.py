@@ -22,6 +22,7 @@ from flashinfer_bench.bench.evaluators.inputs.regimes import Regimes
 from flashinfer_bench.bench.runner.readout import Readout
 from flashinfer_bench.bench.runner.workers.arena import SharedArena, as_bytes
 from flashinfer_bench.bench.runner.workers.bursts import (
+    READ_CALLS,
     BurstTimer,
     ClaimContradicted,
     Confirmation,
@@ -299,7 +300,9 @@ class RemoteKernel:
             record |= {"kernel_ms": latency_ms, "setup_ms": setup_ms}
             latency_ms, medians_ms = latency_ms + setup_ms, [value + setup_ms for value in medians_ms]
         if remote is not None and self.task.plan.confirms and self.task.plan.facts is None:
-            settled = settle_by_requests(latency_ms * 1e6, costs_ns, self._arena.device.type)
+            # A request with setup makes all its calls' setups first, and threads of these may work side by side.
+            known_ns = [] if remote.has_setup else costs_ns
+            settled = settle_by_requests(latency_ms * 1e6, known_ns, self._arena.device.type)
             waits_inside = "waits_inside" in record.get("flags", [])
             contents = remote.contents.base
             found = settled or self._confirm(remote, contents, latency_ms, waits_inside=waits_inside)
@@ -366,7 +369,7 @@ class RemoteKernel:
     ) -> Confirmation:
         """Hold the latency against bursts; some of their calls are compared, too."""
         calls = count_burst_calls(latency_ms * 1e6, self._arena.device.type, self.worker.overhead)
-        remote = remote.moved_to(self._lay_out(inputs, calls))
+        remote = remote.moved_to(self._lay_out(inputs, calls), READ_CALLS)
         timer = BurstTimer(self._ask, remote, self.worker.guard_pid, waits_inside=waits_inside)
         confirmation = timer.confirm(latency_ms * 1e6, self.worker.overhead, is_ours=self.task.is_ours)
         self.reads[-1] += remote.reader.reads()
