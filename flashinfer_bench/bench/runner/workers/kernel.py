@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any, Final, TypeVar
 
 import torch
@@ -34,11 +34,12 @@ from flashinfer_bench.bench.runner.workers.claims import OutputSpec, check_memor
 from flashinfer_bench.bench.runner.workers.places import GPU_PLACES, MOST_PLACES, CallPlaces, describe_inputs
 from flashinfer_bench.bench.runner.workers.process import WorkerGone, WorkerLate, WorkerProcess
 from flashinfer_bench.bench.runner.workers.readings import ReadingsAsked, check_trial, raise_claim
-from flashinfer_bench.bench.runner.workers.regime_calls import RegimeCall, RegimeSchedule
+from flashinfer_bench.bench.runner.workers.regime_calls import UNTOUCHED, RegimeCall, RegimeSchedule
 from flashinfer_bench.bench.runner.workers.remote_clock import ReadCall, Reader, RemoteClock, RemoteTrial
 from flashinfer_bench.compile import Artifact
 from flashinfer_bench.compile.diagnostics import lead_with_error
 from flashinfer_bench.errors import SolutionFailure
+from flashinfer_bench.timing.clocks import ClockLost, Lead
 from flashinfer_bench.timing.measurement import Measured, Trial
 from flashinfer_bench.timing.progress import Recipe
 from flashinfer_bench.timing.recipe import take_trial
@@ -52,6 +53,8 @@ MEASURED_SHARE: Final = 0.7
 MEASUREMENTS: Final = 4
 """Measurements, each with bursts of its own, that a solution gets until one is not contradicted. The speed of a busy
 machine may change threefold between readings and bursts; a forged claim is contradicted each time."""
+QUICK_CALL_NS: Final = 5_000_000
+"""Calls up to this are made up for where a trial ended before calls on other regimes were due: some dozens of them."""
 CALLING: Final = ("calls", "burst")
 """Requests that run the solution: where one raises, its worker may do the solution's next job."""
 
@@ -285,6 +288,8 @@ class RemoteKernel:
                 break
             remote = self._prepare_trial(first + at, inputs, trials=len(chosen))
             trials.append(self._take_trial(remote, trials=len(chosen), left=len(chosen) - at))
+            if remote.schedule is not None and median(trials[-1].spans_ns) <= QUICK_CALL_NS:
+                self._make_up_for_regimes(remote, remote.schedule)
             self.reads.append(remote.reader.reads())
             self.regime_calls += self._finish_regimes(remote)
             costs_ns += remote.costs_ns
@@ -347,6 +352,21 @@ class RemoteKernel:
             remote.number += 1
             schedule.take(inputs, self.call_once(inputs))
         return schedule.made
+
+    def _make_up_for_regimes(self, remote: RemoteTrial, schedule: RegimeSchedule) -> None:
+        """Where a trial of quick calls was short, since one of them was slow, make timed calls as at its beginning.
+
+        Those on inputs of other regimes that are left are hidden among them.
+        """
+        if not schedule.left:
+            return
+        kept = len(remote.costs_ns), len(remote.setup_samples)
+        count = len(remote.places)
+        schedule.hide_among(range(remote.number + UNTOUCHED, remote.number + UNTOUCHED + count))
+        with suppress(ClockLost), RemoteClock(self._ask, self.worker.clock, remote) as clock:
+            for calls in (*[1] * UNTOUCHED, *[count] * len(schedule.left)):
+                clock.sample([remote.supply(index) for index in range(calls)], Lead())
+        del remote.costs_ns[kept[0] :], remote.setup_samples[kept[1] :]
 
     def _take_trial(self, remote: RemoteTrial, *, trials: int, left: int) -> Trial:
         """Take one of the trials, of which some are left, each with its share of the solution's time."""
