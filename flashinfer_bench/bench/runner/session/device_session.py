@@ -6,6 +6,7 @@ The reference runs in this process, which holds the inputs and the expected outp
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -297,10 +298,17 @@ class DeviceSession:
     def _judge_in_fast_context(self, job: JobContext) -> JobOutcome:
         """Judge the solution; once more, in another worker, where a slow context makes its calls slower."""
         try:
-            return self._judge(job, self._load(job))
+            return self._judge_at_rest(job)
         except SlowContext:
             self._pool.end_slow()
-            return self._judge(job, self._load(job))
+            return self._judge_at_rest(job)
+
+    def _judge_at_rest(self, job: JobContext) -> JobOutcome:
+        """Judge the solution, whose worker rests while nothing is asked of it."""
+        kernel = self._load(job)
+        with kernel.worker.resting():
+            kernel.worker.rest_all()
+            return self._judge(job, kernel)
 
     def _judge(self, job: JobContext, kernel: RemoteKernel) -> JobOutcome:
         """Make the expected outputs, compare, measure."""
@@ -361,19 +369,21 @@ class DeviceSession:
         if not kernel.is_meaningful:
             return None
         self._say(job, EXPECTED_PHASE)
+        kernel.worker.rest_all()  # nothing that it has started meanwhile slows the reference down
         calls: list[JudgedCall] = []
         spent_s = 0.0
-        for trial, reads in enumerate(kernel.reads):
-            for read in reads:
-                if read.is_base:
-                    expected = baseline.outputs[trial]
-                elif spent_s > SLOW_REFERENCE_S * len(kernel.reads) and calls:
-                    continue
-                else:
-                    start = time.monotonic()
-                    expected = block.reference(read.inputs)
-                    spent_s += time.monotonic() - start
-                calls.append(JudgedCall(read.inputs, read.outputs, expected))
+        found = [(trial, read) for trial, reads in enumerate(kernel.reads) for read in reads]
+        random.SystemRandom().shuffle(found)  # where not all can be compared, chance decides which are
+        for trial, read in found:
+            if read.is_base:
+                expected = baseline.outputs[trial]
+            elif spent_s > SLOW_REFERENCE_S * len(kernel.reads) and calls:
+                continue
+            else:
+                start = time.monotonic()
+                expected = block.reference(read.inputs)
+                spent_s += time.monotonic() - start
+            calls.append(JudgedCall(read.inputs, read.outputs, expected))
         if not calls:
             return None
         context = self._context(replace(job, notes={}))
