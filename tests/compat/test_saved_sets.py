@@ -53,6 +53,7 @@ def test_an_op_type_that_is_left_out_is_the_folders(tmp_path, folder, op_type):
         (["triton", "pytorch"], "main.py::run", "triton", []),
         (["cute_dsl"], "main.py::run", "python", ["cute-dsl"]),
         (["cutile", "cublas"], "main.py::run", "python", ["cutile"]),
+        (["cudnn_frontend"], "main.py::run", "python", ["cudnn"]),
         (["cuda_cpp", "cutlass"], "main.cu::run", "cuda", ["cutlass"]),
         (["cuda_cpp", "cudnn", "cublas"], "main.cpp::run", "cuda", ["cudnn", "cublas"]),
     ],
@@ -70,6 +71,19 @@ def test_languages_choose_a_builder_and_name_what_they_need(tmp_path, languages,
     if language == "cuda":
         assert read.spec.compile_options.cuda_cflags == ["-O3"]
     assert {issue.severity for issue in loaded.issues} <= {"warning"}
+
+
+def test_an_input_that_is_null_is_left_out(tmp_path):
+    bias = {"dtype": "float32", "shape": ["n"], "optional": True}
+    definition = make_definition(inputs={"x": "float32[n]", "bias": bias}, reference="def run(x, bias): return x * 2\n")
+    line = make_trace(solution=None, workload=make_workload()).to_dict()
+    line["workload"]["inputs"]["bias"] = None
+    loaded = TraceSet.from_path(
+        write_trace_set(tmp_path, {"workloads/test/double.jsonl": [line]}, definitions=[definition])
+    )
+    assert list(loaded.workloads["double"][0].workload.inputs) == ["x"]
+    (issue,) = loaded.issues
+    assert (issue.severity, issue.field) == ("warning", "workload.inputs.bias")
 
 
 def test_what_is_known_and_has_no_effect_is_always_told(tmp_path):

@@ -101,7 +101,7 @@ def pack_reference(definition: Definition) -> Solution:
     parameters = definition.reference_parameters
     inputs = tuple(definition.inputs)
     sources = {"main.py": definition.reference}
-    if parameters is not None and set(inputs) <= set(parameters) and tuple(parameters[: len(inputs)]) != inputs:
+    if parameters is not None and set(inputs) <= set(parameters) and not definition.takes_inputs_in_order:
         sources = {"reference.py": definition.reference, "main.py": BY_KEYWORD.format(inputs=inputs)}
     return Solution(
         name=f"{definition.name}__{REFERENCE_AUTHOR}",
