@@ -103,6 +103,33 @@ def test_what_is_known_and_has_no_effect_is_always_told(tmp_path):
     assert all(word in told for word in ("check, hf_id, parent", "binding, compile_options", "allow_negative_inf"))
 
 
+def test_a_key_that_nobody_knows_is_told_wherever_it_stands(tmp_path):
+    raw = make_definition(strange_1=1, inputs={"x": {"dtype": "float32", "shape": ["n"], "strange_2": 2}}).to_dict()
+    line = make_trace(solution=None, workload=make_workload(strange_3=3)).to_dict() | {"strange_4": 4, "absent": None}
+    solution = make_solution(strange_5=5).to_dict() | {"strange_6": 6}
+    verdict = make_trace(environment={"hardware": "h", "libs": {}, "strange_7": 7}, strange_8=8)
+    files = {"definitions/test/double.json": raw, "solutions/s.json": solution, "workloads/test/double.jsonl": [line]}
+    issues = TraceSet.from_path(write_trace_set(tmp_path, files, traces=[verdict])).issues
+    told = {issue.file.name: issue.reason for issue in issues if "strange" in issue.reason}
+    assert {name: reason.partition(": ")[2] for name, reason in told.items()} == {
+        "double.json": "strange_1, strange_2",
+        "double.jsonl": "strange_3, strange_4",
+        "s.json": "strange_5, strange_6",
+    }
+
+
+@pytest.mark.parametrize("names", [("a", "b"), ("a", "a")])
+def test_solutions_may_lie_right_in_their_folder(tmp_path, names):
+    solutions = [make_solution(name, author="me").to_dict() for name in names]
+    files = {"solutions/a.json": solutions[0], "solutions/other.json": solutions[1]}
+    loaded = TraceSet.from_path(write_trace_set(tmp_path, files, definitions=[make_definition()]))
+    is_clash = names[0] == names[1]
+    assert len(loaded.solutions.get("double", [])) == (0 if is_clash else 2)
+    assert ["none is used" in issue.reason for issue in loaded.issues if issue.severity == "error"] == [
+        True
+    ] * 2 * is_clash
+
+
 @pytest.mark.parametrize("tolerance", [{"max_atol": -1}, {"max_rtol": "small"}, {"required_matched_ratio": 0}, 3])
 def test_a_tolerance_that_cannot_be_obeyed_leaves_its_workload_out(tmp_path, tolerance):
     line = make_trace(solution=None, workload=make_workload()).to_dict()

@@ -123,5 +123,6 @@ def is_of_author(file: Path, folder: Path, *, author: str, name: str) -> bool:
     """
     if not file.is_relative_to(folder):
         return False
-    outermost, *_, innermost = file.relative_to(folder).with_suffix("").parts
+    *folders, innermost = file.relative_to(folder).with_suffix("").parts
+    outermost = folders[0] if folders else None
     return innermost in (name, path_part(name)) and outermost in (author, path_part(author))
