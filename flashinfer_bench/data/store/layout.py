@@ -21,6 +21,7 @@ from typing import Final
 
 from flashinfer_bench.base.files.reading import refuse_strange
 from flashinfer_bench.base.files.trees import Tell, walk_files
+from flashinfer_bench.errors import DataSetError
 
 DEFINITIONS: Final = "definitions"
 SOLUTIONS: Final = "solutions"
@@ -111,6 +112,12 @@ def check_place(file: Path, folder: Path, expected: tuple[str, ...]) -> str | No
         if found not in (name, path_part(name)):
             return f"the path says {found!r}, the file {name!r}; the file is believed"
     return None
+
+
+def refuse_used(folder: Path) -> None:
+    """Raise DataSetError where a whole set cannot be written to a folder, since something is there."""
+    if folder.is_symlink() or (folder.exists() and (not folder.is_dir() or any(folder.iterdir()))):
+        raise DataSetError(f"{folder} is there already; give a folder that is new or empty")
 
 
 def is_of_author(file: Path, folder: Path, *, author: str, name: str) -> bool:

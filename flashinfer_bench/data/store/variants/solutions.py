@@ -98,7 +98,8 @@ def _upgrade_spec(raw: Mapping[str, Any], sources: object, remarks: list[Remark]
         chosen = _choose_language(languages, str(spec.get("entry_point", "")), paths)
         if chosen is not None:
             spec["language"] = chosen.value
-            remarks.append(("spec", f"language {', '.join(languages)} is built as {chosen.value}"))
+            if languages != [chosen.value]:
+                remarks.append(("spec", f"language {', '.join(languages)} is built as {chosen.value}"))
             _add_dependencies(spec, languages, chosen)
     elif isinstance(language, str):
         spec["language"] = language.lower()
