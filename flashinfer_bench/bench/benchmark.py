@@ -16,7 +16,7 @@ from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, RunSta
 from flashinfer_bench.bench.planning.plan import Plan, describe_nothing, make_plan
 from flashinfer_bench.bench.planning.resume import RecordedJobs
 from flashinfer_bench.bench.planning.selection import select
-from flashinfer_bench.bench.resident.recorder import Recorder
+from flashinfer_bench.bench.resident.recorder import TraceRecorder
 from flashinfer_bench.bench.resident.workshop import Workshop
 from flashinfer_bench.bench.runner.fleet import FleetRules, Judged
 from flashinfer_bench.bench.runner.job_seeds import JobSeeds, recorded_seeds
@@ -111,7 +111,7 @@ class Benchmark:
         if not plan.jobs:
             return
         seeds = self._seeds.anew()
-        recorder = Recorder(self.workshop, seeds)
+        recorder = TraceRecorder(self.workshop, seeds)
         if save_results:
             for solution in {id(job.solution): job.solution for job in plan.jobs}.values():
                 recorder.root_of(solution)

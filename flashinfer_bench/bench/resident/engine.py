@@ -31,13 +31,13 @@ from typing import Final
 from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, JobStarted, RunStarted
 from flashinfer_bench.bench.planning.plan import Job
-from flashinfer_bench.bench.resident.fair_queue import FairQueue, LaneKey
+from flashinfer_bench.bench.resident.fair_queue import FairQueue, Precedence
 from flashinfer_bench.bench.resident.open_jobs import OpenJob, OpenJobs
-from flashinfer_bench.bench.resident.recorder import Recorder
+from flashinfer_bench.bench.resident.recorder import TraceRecorder
 from flashinfer_bench.bench.resident.state import EngineLimits, EngineState
 from flashinfer_bench.bench.resident.submission import Submissions
 from flashinfer_bench.bench.resident.task import Task, TaskOrder
-from flashinfer_bench.bench.resident.watch import Watch
+from flashinfer_bench.bench.resident.watch import EngineWatch
 from flashinfer_bench.bench.resident.workshop import Workshop
 from flashinfer_bench.bench.runner.estimates import JobTimes
 from flashinfer_bench.bench.runner.fleet import Fleet, FleetRules, Happening, Judged
@@ -79,13 +79,13 @@ class Engine:
         self.workshop = Workshop(trace_set, config, cache)
         self._submissions = Submissions(self.workshop)
         self._seeds = JobSeeds(self.workshop.config.seed)
-        self._recorder = Recorder(self.workshop, self._seeds)
+        self._recorder = TraceRecorder(self.workshop, self._seeds)
         self._lock = threading.RLock()
         self._open = OpenJobs()
         self._notes: deque[Callable[[Fleet], object]] = deque()
         """What other threads want done in the engine's thread."""
         self._subscribers: list[Callable[[Event], object]] = []
-        self._watch = Watch(self.workshop.machine.devices)
+        self._watch = EngineWatch(self.workshop.machine.devices)
         self._is_closed = False
         self._is_stopping = threading.Event()
         self._woken, self._wake = os.pipe()
@@ -255,11 +255,11 @@ class Engine:
         return now if idle_since is None else idle_since
 
     def _make_queue(self, times: JobTimes) -> FairQueue:
-        return FairQueue(times.estimate, self._lane_of)
+        return FairQueue(times.estimate, self._precedence_of)
 
-    def _lane_of(self, job: Job) -> LaneKey:
+    def _precedence_of(self, job: Job) -> Precedence:
         with self._lock:
-            return self._open.lane_of(job)
+            return self._open.precedence_of(job)
 
     def _deal(self, fleet: Fleet, new: list[Job], raised: list[Job]) -> None:
         """Give jobs to the loop, in place of what it would have begun next."""
@@ -315,7 +315,7 @@ class Engine:
 
     def _close(self, job: Job) -> OpenJob:
         with self._lock:
-            return self._open.close(job.index) or OpenJob(job, LaneKey())
+            return self._open.close(job.index) or OpenJob(job, Precedence())
 
     def _fail_open(self, reason: str) -> None:
         """Fail every open job: the loop that had them is gone."""
