@@ -40,7 +40,7 @@ from flashinfer_bench.bench.resident.task import Task, TaskOrder
 from flashinfer_bench.bench.resident.watch import EngineWatch
 from flashinfer_bench.bench.resident.workshop import Workshop
 from flashinfer_bench.bench.runner.estimates import JobTimes
-from flashinfer_bench.bench.runner.fleet import Fleet, FleetRules, Happening, Judged
+from flashinfer_bench.bench.runner.fleet import POLL_S, Fleet, FleetRules, Happening, Judged
 from flashinfer_bench.bench.runner.job_seeds import JobSeeds
 from flashinfer_bench.bench.runner.starting import end_starters_of_thread
 from flashinfer_bench.data import Solution, Trace, TraceSet
@@ -236,7 +236,10 @@ class Engine:
             while not self._is_stopping.is_set():
                 while self._notes:
                     self._notes.popleft()(fleet)
-                for happening in fleet.turn(self._woken):
+                left_s = POLL_S
+                if idle_since is not None and fleet.is_awake:
+                    left_s = max(0.0, min(POLL_S, idle_since + self.limits.idle_s - time.monotonic()))
+                for happening in fleet.turn(self._woken, left_s):
                     self._hear(happening)
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._woken, 4096)

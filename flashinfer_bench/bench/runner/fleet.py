@@ -35,7 +35,7 @@ from flashinfer_bench.data import Evaluation, Solution
 from flashinfer_bench.errors import DeviceFault
 
 POLL_S: Final = 1.0
-"""The longest that one turn of the loop waits, in seconds."""
+"""The longest that one turn of the loop waits, in seconds, unless its caller says otherwise."""
 FAILED_STARTS: Final = 2
 """Give a device up after this many sessions that did not start."""
 
@@ -183,11 +183,12 @@ class Fleet:
             station.free()
         self._retries.forget_references()
 
-    def turn(self, wake: int | None = None) -> Iterator[Happening]:
-        """Go once round the loop: give every device work, then wait until something happens, at most `POLL_S`.
+    def turn(self, wake: int | None = None, limit_s: float = POLL_S) -> Iterator[Happening]:
+        """Go once round the loop: give every device work, then wait until something happens.
 
         Args:
             wake: a descriptor that ends the wait where it can be read.
+            limit_s: wait no longer than this.
         """
         notices, self._notices = self._notices, []
         yield from notices
@@ -197,7 +198,7 @@ class Fleet:
             return
         for station in self._stations:
             yield from self._keep_busy(station)
-        yield from self._listen(wake)
+        yield from self._listen(wake, limit_s)
         self._farm.poll()
 
     def _usable(self) -> list[Station]:
@@ -308,7 +309,7 @@ class Fleet:
         self._retries.forget_jobs([job.index])
         self.queue.forget([job.index])
 
-    def _listen(self, wake: int | None) -> Iterator[Happening]:
+    def _listen(self, wake: int | None, limit_s: float) -> Iterator[Happening]:
         with selectors.DefaultSelector() as selector:
             clients = [(station, station.client) for station in self._stations if station.client is not None]
             for station, client in clients:
@@ -318,7 +319,7 @@ class Fleet:
                 selector.register(process, selectors.EVENT_READ)
             if wake is not None:
                 selector.register(wake, selectors.EVENT_READ)
-            limits = [POLL_S, *(max(0.0, client.left_s) for _, client in clients)]
+            limits = [limit_s, *(max(0.0, client.left_s) for _, client in clients)]
             limits += [LOCK_POLL_S] if any(station.asking for station in self._stations) else []
             limits += [self._farm.wait_s] if self._farm.wait_s is not None else []
             found = {id(key.data): events for key, events in selector.select(min(limits)) if key.data is not None}
