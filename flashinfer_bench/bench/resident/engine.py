@@ -47,6 +47,8 @@ from flashinfer_bench.data import Solution, Trace, TraceSet
 from flashinfer_bench.errors import EngineClosed, FlashInferBenchError, QueueFull
 
 LOG: Final = logging.getLogger(__name__)
+RESTART_S: Final = 1.0
+"""Seconds after which the loop over the devices is started anew where it failed."""
 
 
 class Engine:
@@ -216,6 +218,7 @@ class Engine:
                 except Exception as error:  # round one device loop: what is open has no verdict, the engine goes on
                     LOG.exception("the loop over the devices failed, and is started anew")
                     self._fail_open(f"the engine failed: {type(error).__name__}: {error}")
+                    self._is_stopping.wait(RESTART_S)
         finally:
             end_starters_of_thread()
             with self._lock:
@@ -228,7 +231,7 @@ class Engine:
 
     def _serve(self) -> None:
         """Drive the loop over the devices until the engine is closed."""
-        rules = FleetRules(self._make_queue, self.limits.retry_device_s)
+        rules = FleetRules(self._make_queue, self.limits.retry_device_s, self.limits.build_turn_s)
         needs_triton = self.workshop.machine.languages.get("triton", "none") is None
         with self.workshop.make_fleet(self._seeds, rules, needs_triton=needs_triton) as fleet:
             self._tell(RunStarted(self.workshop.machine.devices, 0))
@@ -277,7 +280,8 @@ class Engine:
         removed = [job.index for job in fleet.remove(unwanted)]
         with self._lock:
             for index in removed:
-                self._open.close(index)
+                if (entry := self._open.close(index)) is not None:
+                    self._seeds.forget(entry.job)
         self._watch.count("CANCELLED", len(removed))
 
     def _hear(self, happening: Happening) -> None:
