@@ -173,6 +173,11 @@ class Fleet:
         self._retries.forget_jobs(job.index for job in removed)
         return removed
 
+    def forget_solution(self, job: Job) -> None:
+        """Forget what is known of a job's solution, of which no job is open."""
+        self._farm.forget(job.solution)
+        self.times.forget(job)
+
     def recall(self, is_meant: Callable[[Job], bool]) -> None:
         """Take blocks back that hold such a job and were not begun, since the order of the queue has changed."""
         for station in self._stations:
