@@ -107,7 +107,7 @@ class PlayedClient:
 def play(monkeypatch, shape, *, devices=1, loss=0.0, seed=0):
     """Run jobs (solutions, workloads) on devices; return what happened, and all sessions."""
     monkeypatch.setattr(fleet_module, "SessionClient", PlayedClient)
-    monkeypatch.setattr(fleet_module, "lock_device", lambda *_: [])
+    monkeypatch.setattr(fleet_module, "ask_for_device", lambda *_: [])
     for name, value in {"chance": random.Random(seed), "loss": loss, "all": []}.items():
         monkeypatch.setattr(PlayedClient, name, value)
     solutions, workloads = shape
