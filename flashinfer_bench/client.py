@@ -262,7 +262,7 @@ class Client:
         pause = FIRST_PAUSE_S
         while True:
             try:
-                answer = self._client.request(
+                answer: httpx.Response = self._client.request(
                     method, path, json=body, params=query, headers=others.get("headers"), timeout=REQUEST_S + wait_s
                 )
             except self._httpx.TransportError as error:

@@ -173,11 +173,11 @@ def _body_of(schema: dict[str, Any]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
-async def _answer_refusal(request: Request, error: Exception) -> Response:
+async def _answer_refusal(_request: Request, error: Exception) -> Response:
     if not isinstance(error, Refusal):
         raise error
     return JSONResponse({"detail": error.reason}, status_code=error.status, headers=error.headers())
 
 
-async def _answer_failure(request: Request, error: Exception) -> Response:
+async def _answer_failure(_request: Request, error: Exception) -> Response:
     return JSONResponse({"detail": f"the server failed: {error}"}, status_code=500)

@@ -36,7 +36,7 @@ SHUTDOWN_PATH: Final = "/shutdown"
 BUSY_RETRY_S: Final = 2
 """A client whose body finds no room is asked to come again after so many seconds."""
 DROPPED_BYTES: Final = 256 << 20
-"""Of a body that is too large so much is read and dropped, so that its client hears the answer; then the line is cut."""
+"""Of a body that is too large so much is read and dropped: its client hears the answer. Then the line is cut."""
 DROPPED_S: Final = 10.0
 """For as long as this, in seconds."""
 DEADLINE_WORDS: Final = "the body took more than {limit:g} s to arrive"

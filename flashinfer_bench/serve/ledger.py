@@ -171,7 +171,7 @@ class Ledger:
         return next(iter(self._many(COLUMNS, where, values)), None)
 
     def _many(self, columns: str, where: str, values: tuple[Any, ...]) -> list[TaskRow]:
-        found = self._database.execute(f"SELECT {columns} FROM tasks WHERE {where}", values)  # noqa: S608 - ours alone
+        found = self._database.execute(f"SELECT {columns} FROM tasks WHERE {where}", values)
         return [_row(item) for item in found]
 
 

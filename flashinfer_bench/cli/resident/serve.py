@@ -76,8 +76,7 @@ def execute(args: argparse.Namespace) -> int:
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
         raise Misuse(f"serve needs {' and '.join(missing)}: pip install 'flashinfer-bench[serve]'")
-    from flashinfer_bench.bench.resident.engine import Engine
-    from flashinfer_bench.bench.resident.state import EngineLimits
+    from flashinfer_bench import Engine, EngineLimits
     from flashinfer_bench.serve.server import Address, choose_home, serve
     from flashinfer_bench.serve.token_file import read_token
 
