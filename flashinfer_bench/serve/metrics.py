@@ -92,7 +92,7 @@ def _by(label: str, counts: Mapping[str, int]) -> Samples:
 
 def _family(name: str, kind: str, text: str, samples: Samples) -> list[str]:
     heads = [f"# HELP {PREFIX}_{name} {text}", f"# TYPE {PREFIX}_{name} {kind}"]
-    return [*heads, *(f"{PREFIX}_{name}{_labels(labels)} {value:g}" for labels, value in samples)]
+    return [*heads, *(f"{PREFIX}_{name}{_labels(labels)} {_number(value)}" for labels, value in samples)]
 
 
 def _histogram(name: str, text: str, buckets: list[int], total: float) -> list[str]:
@@ -100,13 +100,17 @@ def _histogram(name: str, text: str, buckets: list[int], total: float) -> list[s
     sums = [sum(buckets[: index + 1]) for index in range(len(buckets))]
     lines = [f'{PREFIX}_{name}_bucket{{le="{bound}"}} {number}' for bound, number in zip(bounds, sums, strict=True)]
     heads = [f"# HELP {PREFIX}_{name} {text}", f"# TYPE {PREFIX}_{name} histogram"]
-    return [*heads, *lines, f"{PREFIX}_{name}_sum {total:g}", f"{PREFIX}_{name}_count {sums[-1]}"]
+    return [*heads, *lines, f"{PREFIX}_{name}_sum {_number(total)}", f"{PREFIX}_{name}_count {sums[-1]}"]
 
 
 def _labels(labels: Mapping[str, str]) -> str:
     if not labels:
         return ""
     return "{" + ",".join(f'{name}="{_escape(value)}"' for name, value in labels.items()) + "}"
+
+
+def _number(value: float) -> str:
+    return str(int(value)) if value == int(value) else repr(value)
 
 
 def _escape(text: str) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
-import logging
 import os
 import resource
 import signal
@@ -33,7 +32,6 @@ from flashinfer_bench.serve.limits import ServeLimits
 from flashinfer_bench.serve.metrics import Metrics
 from flashinfer_bench.serve.service import TaskService
 
-_log = logging.getLogger(__name__)
 FOLDER: Final = ".serve"
 """The folder of a set's root that holds the ledger."""
 CACHE_FOLDER: Final = "serve"
@@ -106,38 +104,49 @@ def choose_home(trace_set: TraceSet, cache: Path) -> Home:
     return Home(folder, folder, [f"note: {root} cannot be written; tasks and traces go to {folder}"])
 
 
-def serve(
-    engine: ServedEngine,
-    trace_set: TraceSet,
-    home: Home,
-    address: Address,
-    limits: ServeLimits,
-    announce: Callable[[str], None],
-) -> None:
+@dataclass(frozen=True)
+class ServerSettings:
+    """What a server is told."""
+
+    home: Home
+    address: Address
+    limits: ServeLimits
+
+
+def serve(engine: ServedEngine, trace_set: TraceSet, settings: ServerSettings, announce: Callable[[str], None]) -> None:
     """Serve until a signal or /shutdown ends it. The engine is closed in the end.
+
+    Args:
+        engine: judges.
+        trace_set: what tasks are about.
+        settings: where, for whom, and how much.
+        announce: gets lines for people.
 
     Raises:
         ConfigError: others reach the address and there is no token.
         DataSetError: another server has the tasks of this set.
         Fault: the address cannot be used, or the disk fails.
     """
-    address.check()
-    connections = _raise_file_limit() - KEPT_FILES
+    home, address = settings.home, settings.address
     with contextlib.ExitStack() as stack:
         stack.callback(engine.close)
+        address.check()
+        connections = max(FEWEST_CONNECTIONS, _raise_file_limit() - KEPT_FILES)
         listener = stack.enter_context(contextlib.closing(_listen(address)))
-        service = TaskService(engine, trace_set, Ledger(home.ledger), home.records, limits)
+        service = TaskService(engine, trace_set, Ledger(home.ledger), home.records, settings.limits)
         stack.callback(service.close)
         metrics = Metrics(engine)
-        most = max(FEWEST_CONNECTIONS, connections)
-        asyncio.run(_Server(service, metrics, address, most).run(listener, announce))
+        asyncio.run(_Server(service, metrics, (address, connections), announce).run(listener))
 
 
 class _Server:
-    def __init__(self, service: TaskService, metrics: Metrics, address: Address, connections: int) -> None:
+    def __init__(
+        self, service: TaskService, metrics: Metrics, settings: tuple[Address, int], announce: Callable[[str], None]
+    ) -> None:
+        address, connections = settings
         self._service = service
-        self._address = address
         self._ending: asyncio.Task[None] | None = None
+        self._announce = announce
         self._uvicorn = _Quiet(
             uvicorn.Config(
                 make_app(service, metrics, address.admission(), self.end),
@@ -152,14 +161,14 @@ class _Server:
             )
         )
 
-    async def run(self, listener: socket.socket, announce: Callable[[str], None]) -> None:
+    async def run(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         with _handled(loop, self._on_signal):
             left = await self._service.start()
             if left:
-                announce(f"note: going on with {left} tasks of an earlier server")
+                self._announce(f"note: going on with {left} tasks of an earlier server")
             host, port = listener.getsockname()[:2]
-            announce(f"serving on http://{f'[{host}]' if ':' in host else host}:{port}")
+            self._announce(f"serving on http://{f'[{host}]' if ':' in host else host}:{port}")
             await self._uvicorn.serve([listener])
             if self._ending is not None:
                 await self._ending
@@ -170,8 +179,9 @@ class _Server:
             self._ending = asyncio.get_running_loop().create_task(self._drain())
 
     async def _drain(self) -> None:
+        self._announce("draining: no new tasks; once more ends it at once")
         left = await self._service.drain(self._service.limits.drain_s)
-        _log.warning("drained; %d tasks are left for the next server", left)
+        self._announce(f"drained; {left} tasks are left for the next server")
         self._uvicorn.should_exit = True
 
     def _on_signal(self) -> None:

@@ -77,7 +77,7 @@ def execute(args: argparse.Namespace) -> int:
     if missing:
         raise Misuse(f"serve needs {' and '.join(missing)}: pip install 'flashinfer-bench[serve]'")
     from flashinfer_bench import Engine, EngineLimits
-    from flashinfer_bench.serve.server import Address, choose_home, serve
+    from flashinfer_bench.serve.server import Address, ServerSettings, choose_home, serve
     from flashinfer_bench.serve.token_file import read_token
 
     limits = read_limits(args)
@@ -92,7 +92,7 @@ def execute(args: argparse.Namespace) -> int:
     room = EngineLimits(queue=MOST_JOBS, tasks_per_submitter=limits.open_tasks)
     with naming_flags(args):
         engine = Engine(trace_set, config, limits=room)
-    serve(engine, trace_set, home, address, limits, write_err)
+    serve(engine, trace_set, ServerSettings(home, address, limits), write_err)
     return 0
 
 

@@ -28,7 +28,7 @@ _ESCAPED: Final = re.compile(r"\\(.)")
 
 
 @dataclass(frozen=True)
-class Sample:
+class MetricSample:
     """One value of a server's metrics."""
 
     name: str
@@ -96,11 +96,11 @@ def read_overview(client: Client) -> Overview:
     return make_overview(read_samples(client.metrics()), client.tasks())
 
 
-def read_samples(text: str) -> list[Sample]:
+def read_samples(text: str) -> list[MetricSample]:
     """Parse the samples of Prometheus' text format that are ours."""
     found = (_SAMPLE.fullmatch(line) for line in text.splitlines())
     return [
-        Sample(
+        MetricSample(
             match[1],
             {name: _ESCAPED.sub(_unescape, value) for name, value in _LABEL.findall(match[2] or "")},
             float(match[3]),
@@ -110,7 +110,7 @@ def read_samples(text: str) -> list[Sample]:
     ]
 
 
-def make_overview(samples: list[Sample], tasks: list[TaskReport]) -> Overview:
+def make_overview(samples: list[MetricSample], tasks: list[TaskReport]) -> Overview:
     """Put what was read together."""
 
     def one(name: str) -> float:
