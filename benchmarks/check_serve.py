@@ -53,6 +53,8 @@ DEFINITION = {
 FLOOD_TASKS, QUIET_CLIENTS, QUIET_TASKS = 105, 19, 5
 KILLS = 10
 POLLS = 1000
+LARGE_BYTES = 1_000_000
+"""An answer of this size does not fit in a connection whose client reads nothing."""
 MIB = 1 << 20
 
 problems: list[str] = []
@@ -67,7 +69,8 @@ def check(holds: bool, what: str) -> None:
 
 def write_set(root: Path) -> Path:
     """Write a set with one definition and two workloads."""
-    files = {"definitions/check/double.json": json.dumps(DEFINITION)}
+    large = {**DEFINITION, "name": "large", "description": "x" * LARGE_BYTES}
+    files = {"definitions/check/double.json": json.dumps(DEFINITION), "definitions/check/large.json": json.dumps(large)}
     inputs = {"x": {"type": "random"}}
     lines = [
         {"definition": "double", "workload": {"uuid": uuid, "axes": {"n": 256}, "inputs": inputs}} for uuid in WORKLOADS
@@ -288,9 +291,16 @@ def ask_wrongly(server: Server) -> None:
             check(got == status, f"{what}: {got} in {time.monotonic() - started:.2f} s")
 
 
-async def open_raw(server: Server, request: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Open a connection and send some text."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1024)
+async def open_raw(
+    server: Server, request: str, receives: int | None = None
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Open a connection, which takes few bytes before somebody reads, and send some text."""
+    line = socket.socket()
+    if receives is not None:
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receives)
+    line.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(line, ("127.0.0.1", server.port))
+    reader, writer = await asyncio.open_connection(sock=line, limit=1024)
     writer.write(request.encode())
     await writer.drain()
     return reader, writer
@@ -307,7 +317,7 @@ async def ask_much(server: Server, honest: Client) -> None:
     started = time.monotonic()
     poll = f"GET /tasks/{task}?timeout=60 HTTP/1.1\r\n{known}\r\n"
     polls = [await open_raw(server, poll) for _ in range(POLLS)]
-    readers = [await open_raw(server, f"GET /tasks HTTP/1.1\r\n{known}\r\n" * 50) for _ in range(50)]
+    readers = [await open_raw(server, f"GET /definitions/large HTTP/1.1\r\n{known}\r\n", 4096) for _ in range(50)]
     writers = [
         await open_raw(server, f"POST /evaluate HTTP/1.1\r\n{known}Content-Length: 4000000\r\n\r\n{{") for _ in range(50)
     ]

@@ -103,9 +103,12 @@ class Client:
         self._httpx = _import_httpx()
         headers = {} if token is None else {"authorization": f"Bearer {token}"}
         try:
-            self._client = self._httpx.Client(base_url=url, headers=headers, transport=transport, trust_env=False)
+            parsed = self._httpx.URL(url)
         except self._httpx.InvalidURL as error:
             raise Misuse(f"{url!r} is no URL of a server: {error}") from error
+        if parsed.scheme not in ("http", "https") or not parsed.host:
+            raise Misuse(f"{url!r} is no URL of a server, such as {DEFAULT_URL}")
+        self._client = self._httpx.Client(base_url=parsed, headers=headers, transport=transport, trust_env=False)
         self.url: Final = url
         self._submitter = submitter
         self._retry_s = retry_s
