@@ -16,7 +16,7 @@ from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, RunSta
 from flashinfer_bench.bench.planning.plan import Plan, describe_nothing, make_plan
 from flashinfer_bench.bench.planning.resume import RecordedJobs
 from flashinfer_bench.bench.planning.selection import select
-from flashinfer_bench.bench.resident.recorder import Recorder
+from flashinfer_bench.bench.resident.recorder import TraceRecorder
 from flashinfer_bench.bench.resident.workshop import Workshop
 from flashinfer_bench.bench.runner.fleet import FleetRules, Judged
 from flashinfer_bench.bench.runner.job_seeds import JobSeeds, recorded_seeds
@@ -48,8 +48,8 @@ class Benchmark:
         self._trace_set = trace_set
         self.workshop = Workshop(trace_set, config, cache)
         self.config = self.workshop.config
-        self.sandbox = self.workshop.sandbox
         self.machine = self.workshop.machine
+        self.sandbox = self.workshop.sandbox
         self._seeds = JobSeeds(self.config.seed)
         self.faults: list[JobFaulted] = []
         self._unsaved: dict[int, Trace] = {}
@@ -111,7 +111,7 @@ class Benchmark:
         if not plan.jobs:
             return
         seeds = self._seeds.anew()
-        recorder = Recorder(self.workshop, seeds)
+        recorder = TraceRecorder(self.workshop, seeds)
         if save_results:
             for solution in {id(job.solution): job.solution for job in plan.jobs}.values():
                 recorder.root_of(solution)

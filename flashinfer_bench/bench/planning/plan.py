@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Final
 
 from flashinfer_bench.bench.config import BenchmarkConfig, ResolvedEvalConfig
@@ -57,7 +57,7 @@ class Job:
     fingerprint: Mapping[str, str]
     """What decides the verdict, as digests; it is recorded with the verdict."""
 
-    @property
+    @cached_property
     def solution_key(self) -> str:
         """What tells its solution from all others: the name is not enough, since two submitters may use one."""
         digest = self.fingerprint.get("solution")

@@ -31,22 +31,24 @@ from typing import Final
 from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, JobStarted, RunStarted
 from flashinfer_bench.bench.planning.plan import Job
-from flashinfer_bench.bench.resident.fair_queue import FairQueue, LaneKey
+from flashinfer_bench.bench.resident.fair_queue import FairQueue, Precedence
 from flashinfer_bench.bench.resident.open_jobs import OpenJob, OpenJobs
-from flashinfer_bench.bench.resident.recorder import Recorder
+from flashinfer_bench.bench.resident.recorder import TraceRecorder
 from flashinfer_bench.bench.resident.state import EngineLimits, EngineState
 from flashinfer_bench.bench.resident.submission import Submissions
 from flashinfer_bench.bench.resident.task import Task, TaskOrder
-from flashinfer_bench.bench.resident.watch import Watch
+from flashinfer_bench.bench.resident.watch import EngineWatch
 from flashinfer_bench.bench.resident.workshop import Workshop
 from flashinfer_bench.bench.runner.estimates import JobTimes
-from flashinfer_bench.bench.runner.fleet import Fleet, FleetRules, Happening, Judged
+from flashinfer_bench.bench.runner.fleet import POLL_S, Fleet, FleetRules, Happening, Judged
 from flashinfer_bench.bench.runner.job_seeds import JobSeeds
 from flashinfer_bench.bench.runner.starting import end_starters_of_thread
 from flashinfer_bench.data import Solution, Trace, TraceSet
 from flashinfer_bench.errors import EngineClosed, FlashInferBenchError, QueueFull
 
 LOG: Final = logging.getLogger(__name__)
+RESTART_S: Final = 1.0
+"""Seconds after which the loop over the devices is started anew where it failed."""
 
 
 class Engine:
@@ -79,13 +81,13 @@ class Engine:
         self.workshop = Workshop(trace_set, config, cache)
         self._submissions = Submissions(self.workshop)
         self._seeds = JobSeeds(self.workshop.config.seed)
-        self._recorder = Recorder(self.workshop, self._seeds)
+        self._recorder = TraceRecorder(self.workshop, self._seeds)
         self._lock = threading.RLock()
         self._open = OpenJobs()
         self._notes: deque[Callable[[Fleet], object]] = deque()
         """What other threads want done in the engine's thread."""
         self._subscribers: list[Callable[[Event], object]] = []
-        self._watch = Watch(self.workshop.machine.devices)
+        self._watch = EngineWatch(self.workshop.machine.devices)
         self._is_closed = False
         self._is_stopping = threading.Event()
         self._woken, self._wake = os.pipe()
@@ -216,6 +218,7 @@ class Engine:
                 except Exception as error:  # round one device loop: what is open has no verdict, the engine goes on
                     LOG.exception("the loop over the devices failed, and is started anew")
                     self._fail_open(f"the engine failed: {type(error).__name__}: {error}")
+                    self._is_stopping.wait(RESTART_S)
         finally:
             end_starters_of_thread()
             with self._lock:
@@ -228,7 +231,7 @@ class Engine:
 
     def _serve(self) -> None:
         """Drive the loop over the devices until the engine is closed."""
-        rules = FleetRules(self._make_queue, self.limits.retry_device_s)
+        rules = FleetRules(self._make_queue, self.limits.retry_device_s, self.limits.build_turn_s)
         needs_triton = self.workshop.machine.languages.get("triton", "none") is None
         with self.workshop.make_fleet(self._seeds, rules, needs_triton=needs_triton) as fleet:
             self._tell(RunStarted(self.workshop.machine.devices, 0))
@@ -236,7 +239,10 @@ class Engine:
             while not self._is_stopping.is_set():
                 while self._notes:
                     self._notes.popleft()(fleet)
-                for happening in fleet.turn(self._woken):
+                left_s = POLL_S
+                if idle_since is not None and fleet.is_awake:
+                    left_s = max(0.0, min(POLL_S, idle_since + self.limits.idle_s - time.monotonic()))
+                for happening in fleet.turn(self._woken, left_s):
                     self._hear(happening)
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._woken, 4096)
@@ -255,11 +261,11 @@ class Engine:
         return now if idle_since is None else idle_since
 
     def _make_queue(self, times: JobTimes) -> FairQueue:
-        return FairQueue(times.estimate, self._lane_of)
+        return FairQueue(times.estimate, self._precedence_of)
 
-    def _lane_of(self, job: Job) -> LaneKey:
+    def _precedence_of(self, job: Job) -> Precedence:
         with self._lock:
-            return self._open.lane_of(job)
+            return self._open.precedence_of(job)
 
     def _deal(self, fleet: Fleet, new: list[Job], raised: list[Job]) -> None:
         """Give jobs to the loop, in place of what it would have begun next."""
@@ -274,7 +280,8 @@ class Engine:
         removed = [job.index for job in fleet.remove(unwanted)]
         with self._lock:
             for index in removed:
-                self._open.close(index)
+                if (entry := self._open.close(index)) is not None:
+                    self._seeds.forget(entry.job)
         self._watch.count("CANCELLED", len(removed))
 
     def _hear(self, happening: Happening) -> None:
@@ -315,7 +322,7 @@ class Engine:
 
     def _close(self, job: Job) -> OpenJob:
         with self._lock:
-            return self._open.close(job.index) or OpenJob(job, LaneKey())
+            return self._open.close(job.index) or OpenJob(job, Precedence())
 
     def _fail_open(self, reason: str) -> None:
         """Fail every open job: the loop that had them is gone."""

@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 
 from flashinfer_bench.bench.planning.plan import Job
-from flashinfer_bench.bench.resident.fair_queue import LaneKey
+from flashinfer_bench.bench.resident.fair_queue import Precedence
 from flashinfer_bench.bench.resident.task import Task
 
 JobMark = tuple[str, str, tuple[tuple[str, str], ...]]
@@ -21,7 +21,7 @@ class OpenJob:
     """A job without a verdict."""
 
     job: Job
-    lane: LaneKey
+    precedence: Precedence
     waiting: list[tuple[Task, Job]] = field(default_factory=list)
     """The tasks, each with the job as it would be if it were that task's alone: with its own solution."""
 
@@ -55,7 +55,7 @@ class OpenJobs:
         Returns:
             Those that have to be dealt out, numbered; and open ones that are more urgent now than they were.
         """
-        lane = LaneKey(task.order.priority, task.order.submitter)
+        precedence = Precedence(task.order.priority, task.order.submitter)
         new: list[Job] = []
         raised: list[Job] = []
         if jobs:
@@ -64,21 +64,21 @@ class OpenJobs:
             mark = mark_job(job)
             entry = self._by_mark.get(mark)
             if entry is None:
-                entry = OpenJob(replace(job, index=self._next), lane)
+                entry = OpenJob(replace(job, index=self._next), precedence)
                 self._next += 1
                 self._by_index[entry.job.index] = self._by_mark[mark] = entry
                 new.append(entry.job)
-            elif lane.priority > entry.lane.priority:
-                entry.lane = lane
+            elif precedence.priority > entry.precedence.priority:
+                entry.precedence = precedence
                 raised.append(entry.job)
             entry.waiting.append((task, replace(job, index=entry.job.index)))
             self._left[task.id] += 1
         return new, raised
 
-    def lane_of(self, job: Job) -> LaneKey:
+    def precedence_of(self, job: Job) -> Precedence:
         """Return where a job waits."""
         entry = self._by_index.get(job.index)
-        return entry.lane if entry is not None else LaneKey()
+        return entry.precedence if entry is not None else Precedence()
 
     def find(self, index: int) -> OpenJob | None:
         """Return an open job; None where nobody waits for it any more."""

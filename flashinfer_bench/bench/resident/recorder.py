@@ -15,7 +15,7 @@ from flashinfer_bench.errors import DataSetError
 from flashinfer_bench.roofline.workloads import cost_of_workload, describe_time
 
 
-class Recorder:
+class TraceRecorder:
     """Makes traces of verdicts, and appends them to the set that the solution came from.
 
     Args:

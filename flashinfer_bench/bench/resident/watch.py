@@ -16,7 +16,7 @@ RATE_S: Final = 60.0
 NO_VERDICT: Final = ("FAULT", "CANCELLED")
 
 
-class Watch:
+class EngineWatch:
     """Counts what ends, and notes what each device does.
 
     Args:
