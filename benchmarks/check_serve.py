@@ -3,7 +3,7 @@
     python benchmarks/check_serve.py                     # all; about five minutes on two cores
     python benchmarks/check_serve.py --only kills --seed 7
 
-crowd   200 tasks of 20 clients, one of which floods: every verdict right, none lost, none twice; how the others' wait grows
+crowd   200 tasks of 20 clients, one of which floods: all verdicts right, none lost or twice; how the others' wait grows
 kills   kill -9 at ten random moments, then a restart: every accepted task is recorded exactly once
 abuse   bodies of 100 MB, broken JSON, unknown names, wrong tokens, slow readers and writers, 1,000 open long polls:
         right status codes, bounded memory, no effect on others
@@ -240,7 +240,7 @@ def kills(folder: Path, seed: int) -> None:
             print(f"  after {KILLS} kills the rest took {time.monotonic() - started:.1f} s")
         ended = Counter(report.status for report in reports)
         check(ended == {"completed": len(accepted)}, f"{len(accepted)} accepted tasks ended: {dict(ended)}")
-        torn = [file for file in (server.root / "traces").rglob("*.torn")]
+        torn = list((server.root / "traces").rglob("*.torn"))
         print(f"  lines that were cut off and written again: {len(torn)} files")
         check_exactly_once(server, accepted, WORKLOADS)
 
@@ -278,7 +278,11 @@ def ask_wrongly(server: Server) -> None:
         ("an unknown definition", 404, {"json": {"solution": {**solution, "definition": "none"}}, "headers": headers}),
         ("no token", 401, {"json": {"solution": solution}}),
         ("a wrong token", 401, {"json": {"solution": solution}, "headers": {"authorization": "Bearer wrong"}}),
-        ("a page's Origin", 403, {"json": {"solution": solution}, "headers": {**headers, "origin": "http://a.example"}}),
+        (
+            "a page's Origin",
+            403,
+            {"json": {"solution": solution}, "headers": {**headers, "origin": "http://a.example"}},
+        ),
         ("another Host", 403, {"json": {"solution": solution}, "headers": {**headers, "host": "a.example"}}),
     ]
     with httpx.Client(base_url=server.url, timeout=60, trust_env=False) as client:
@@ -319,7 +323,8 @@ async def ask_much(server: Server, honest: Client) -> None:
     polls = [await open_raw(server, poll) for _ in range(POLLS)]
     readers = [await open_raw(server, f"GET /definitions/large HTTP/1.1\r\n{known}\r\n", 4096) for _ in range(50)]
     writers = [
-        await open_raw(server, f"POST /evaluate HTTP/1.1\r\n{known}Content-Length: 4000000\r\n\r\n{{") for _ in range(50)
+        await open_raw(server, f"POST /evaluate HTTP/1.1\r\n{known}Content-Length: 4000000\r\n\r\n{{")
+        for _ in range(50)
     ]
     opened = time.monotonic() - started
     busy = await probe(server)

@@ -23,6 +23,7 @@ import uvicorn
 
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.data.digest import digest_of
+from flashinfer_bench.data.store.layout import SERVED
 from flashinfer_bench.errors import ConfigError, Fault
 from flashinfer_bench.serve.app import make_app
 from flashinfer_bench.serve.door import ServedEngine
@@ -32,8 +33,6 @@ from flashinfer_bench.serve.limits import ServeLimits
 from flashinfer_bench.serve.metrics import Metrics
 from flashinfer_bench.serve.service import TaskService
 
-FOLDER: Final = ".serve"
-"""The folder of a set's root that holds the ledger."""
 CACHE_FOLDER: Final = "serve"
 """The folder of the cache that holds ledgers and traces of sets that cannot be written."""
 WANTED_FILES: Final = 16_384
@@ -99,7 +98,7 @@ def choose_home(trace_set: TraceSet, cache: Path) -> Home:
     """Return the folders of a server: beside the set, or in the cache where the set cannot be written."""
     root = trace_set.folder.resolve()
     if os.access(root, os.W_OK):
-        return Home(root / FOLDER, root)
+        return Home(root / SERVED, root)
     folder = cache / CACHE_FOLDER / digest_of(str(root))[:16]
     return Home(folder, folder, [f"note: {root} cannot be written; tasks and traces go to {folder}"])
 

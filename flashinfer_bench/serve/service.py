@@ -145,12 +145,12 @@ class TaskService:
             self._live[row.id] = live
             try:
                 await self._submit(live, asked.solution)
-            except (QueueFull, Misuse) as error:
+            except FlashInferBenchError as error:
                 del self._live[row.id]
                 await self._on_disk(self._ledger.forget, row.id)
-                if isinstance(error, QueueFull):
-                    raise Refusal(503, str(error), retry_after_s=FULL_RETRY_S) from error
-                raise Refusal(422, str(error)) from error
+                if isinstance(error, Misuse):
+                    raise Refusal(422, str(error)) from error
+                raise Refusal(503, str(error), retry_after_s=FULL_RETRY_S) from error
         return row
 
     async def read(self, task: str) -> dict[str, Any]:
@@ -290,11 +290,11 @@ class TaskService:
             handle.cancel()
         if live.is_over or (live.is_given_back and live.missing):
             return
+        if not live.missing:
+            await self._end(live, "completed", None)
+            return
         faults = list(dict.fromkeys(str(fault.message) for fault in handle.faults))
-        error = error or "\n".join(faults) or None
-        if error is None and live.missing and not live.is_cancelled:
-            error = f"{len(live.missing)} workloads have no verdict"
-        await self._end(live, "failed" if error else "completed", error)
+        await self._end(live, "failed", "\n".join(faults) or error or f"no verdict for {len(live.missing)} workloads")
 
     async def _record(self, live: LiveTask, solution: Solution, trace: Trace) -> None:
         if trace.workload.uuid not in live.missing or live.is_over:

@@ -11,6 +11,8 @@ import time
 import pytest
 
 from flashinfer_bench.client import Client
+from flashinfer_bench.worker.call_filter import filters_calls
+from flashinfer_bench.worker.walls import landlock
 from tests.conftest import CHECKOUT
 from tests.kit import make_solution
 from tests.serve.small_engine import write_set
@@ -18,14 +20,15 @@ from tests.serve.small_engine import write_set
 pytestmark = [pytest.mark.cpu, pytest.mark.slow, pytest.mark.timeout(180)]
 pytest.importorskip("fastapi")
 pytest.importorskip("httpx")
+HAS_WALLS = sys.platform == "linux" and landlock.version() >= 3 and filters_calls()
 FLAGS = ["--devices", "cpu", "--quick", "--iterations", "5", "--no-profile-baseline", "--port", "0", "--drain", "1"]
 
 
 class Process:
     """A `serve` of a set, started until it says where it serves."""
 
-    def __init__(self, root, cache):
-        argv = [sys.executable, "-m", "flashinfer_bench", "serve", "--local", str(root), *FLAGS]
+    def __init__(self, root, cache, *flags):
+        argv = [sys.executable, "-m", "flashinfer_bench", "serve", "--local", str(root), *FLAGS, *flags]
         environment = {**os.environ, "PYTHONPATH": str(CHECKOUT), "FIB_CACHE_PATH": str(cache)}
         self.process = subprocess.Popen(argv, stderr=subprocess.PIPE, text=True, env=environment)
         self.said = []
@@ -76,3 +79,42 @@ def test_a_server_judges_outlives_a_kill_and_drains(tmp_path):
 
     assert len(verdicts(root)) == len(set(verdicts(root)))
     assert {task for task, _ in verdicts(root)} >= set(left)
+
+
+PRYING = """
+import os, socket
+tried = []
+def attempt(what, act):
+    try:
+        tried.append(f"{what} worked: {act()!r}")
+    except OSError as error:
+        tried.append(f"{what} refused")
+attempt("connect", lambda: socket.create_connection(("127.0.0.1", PORT), 2))
+attempt("ledger", lambda: open("LEDGER", "rb").read(10))
+attempt("token", lambda: open("TOKEN", "rb").read(10))
+for name in range(3, 200):
+    try:
+        tried.append(os.readlink(f"/proc/self/fd/{name}"))
+    except OSError:
+        pass
+raise RuntimeError("; ".join(tried))
+"""
+
+
+@pytest.mark.skipif(not HAS_WALLS, reason="this kernel has no walls")
+def test_a_solution_reaches_neither_the_server_nor_what_it_keeps(tmp_path):
+    root = write_set(tmp_path / "set")
+    token = tmp_path / "token"
+    token.write_text("a-token-that-nobody-guesses")
+    token.chmod(0o600)
+    server = Process(root, tmp_path / "cache", "--token-file", str(token))
+    port = server.url.rpartition(":")[2]
+    source = PRYING.replace("PORT", port).replace("LEDGER", str(root / ".serve" / "tasks.sqlite"))
+    prying = make_solution("prying", source=source.replace("TOKEN", str(token)))
+    try:
+        with Client(server.url, token.read_text()) as client:
+            log = client.evaluate(prying, ["w0"])[0].evaluation.log
+    finally:
+        server.end(signal.SIGTERM)
+    assert "connect refused; ledger refused; token refused" in log
+    assert "sqlite" not in log.partition("token refused")[2]

@@ -57,7 +57,7 @@ def test_an_address_that_others_reach_needs_a_token(host):
 def test_a_port_that_is_taken_is_a_fault():
     with _listen(Address(port=0)) as first:
         first.listen()
-        with pytest.raises(Fault, match="cannot listen on 127.0.0.1"):
+        with pytest.raises(Fault, match=r"cannot listen on 127\.0\.0\.1"):
             _listen(Address(port=first.getsockname()[1]))
 
 
