@@ -10,6 +10,7 @@ of its own, so that one that is sent twice is one task.
 from __future__ import annotations
 
 import json
+import logging
 import random
 import time
 import uuid
@@ -24,6 +25,7 @@ from flashinfer_bench.errors import Fault, Misuse
 if TYPE_CHECKING:
     import httpx
 
+_log = logging.getLogger(__name__)
 DEFAULT_URL: Final = "http://127.0.0.1:8000"
 POLL_S: Final = 30.0
 """A long poll asks the server to wait for so many seconds, and then asks again."""
@@ -272,12 +274,16 @@ class Client:
                 if time.monotonic() >= deadline:
                     raise ServerFault(f"{self.url} does not answer: {error or type(error).__name__}") from error
                 asked = 0.0
+                why = f"does not answer ({error or type(error).__name__})"
             else:
                 if answer.is_success:
                     return answer
                 if answer.status_code not in COME_AGAIN or time.monotonic() >= deadline:
                     self._refuse(answer)
                 asked = _retry_after(answer.headers.get("retry-after", ""))
+                why = f"asks to come again ({answer.status_code})"
+            if pause == FIRST_PAUSE_S:
+                _log.warning("%s %s; trying again for up to %.0f s", self.url, why, self._retry_s)
             left = max(0.0, deadline - time.monotonic())
             self._sleep(min(max(asked, pause * random.uniform(0.5, 1.0)), left))
             pause = min(2 * pause, LONGEST_PAUSE_S)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Annotated, Any, Final
 
 from fastapi import FastAPI, Query, Request
@@ -100,17 +100,16 @@ def _add_tasks(app: FastAPI, service: TaskService) -> None:
     async def read_batch(request: Request) -> Response:
         """Return several tasks; with a timeout, as soon as all of them are over."""
         tasks, timeout = parse_batch(await request.body(), service.limits)
-        documents = [await service.read(task) for task in tasks] if timeout == 0 else []
-        if timeout:
-            await service.wait(tasks, timeout)
-            documents = [await service.read(task) for task in tasks]
-        return JSONResponse({"tasks": documents})
+        for task in tasks:
+            await service.read(task)  # an unknown one is refused before anything is waited for
+        await _wait(request, service.wait(tasks, timeout))
+        return JSONResponse({"tasks": [await service.read(task) for task in tasks]})
 
     @app.get("/tasks/{task_id}")
     async def read_task(request: Request, task_id: str, timeout: Timeout = 0.0) -> Response:
         """Return a task with the traces so far; with a timeout, as soon as it is over."""
         request.state.task_id = check_task_id(task_id)
-        await service.wait([task_id], timeout)
+        await _wait(request, service.wait([task_id], timeout))
         return JSONResponse(await service.read(task_id))
 
     @app.delete("/tasks/{task_id}")
@@ -167,6 +166,24 @@ async def _stream(service: TaskService, task: str) -> AsyncIterator[str]:
                 yield ": waiting\n\n"
             else:
                 yield f"event: {event['event']}\ndata: {json.dumps(event)}\n\n"
+
+
+async def _wait(request: Request, waiting: Coroutine[Any, Any, None]) -> None:
+    """Wait as long as the client does: one that has gone makes room for others."""
+    work = asyncio.ensure_future(waiting)
+    gone = asyncio.ensure_future(_see_it_go(request))
+    try:
+        await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if work.done():
+            work.result()
+    finally:
+        for future in (work, gone):
+            future.cancel()
+
+
+async def _see_it_go(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 def _body_of(schema: dict[str, Any]) -> dict[str, Any]:

@@ -44,7 +44,7 @@ class Site:
         app = make_app(service, metrics, Admission(token), stop)
         transport = httpx.ASGITransport(app, raise_app_exceptions=True)
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-            client.engine, client.service = engine, service
+            client.engine, client.service, client.app = engine, service, app
             try:
                 yield client
             finally:

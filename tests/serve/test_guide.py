@@ -32,7 +32,8 @@ def server(tmp_path_factory):
     process = Process(folder / SET, folder / "cache")
     process.folder = folder
     yield process
-    process.end(signal.SIGTERM)
+    code, said = process.end(signal.SIGTERM)
+    assert (code, "drained; 0 tasks are left" in said) == (0, True), said
 
 
 def run_printed(server, argv):

@@ -181,3 +181,31 @@ def test_too_many_waiting_requests_are_refused_and_stop_nobody(site):
             assert [(await poll).status_code for poll in polls].count(200) == 50
 
     run(talk())
+
+
+def test_a_client_that_goes_makes_room_for_others(site):
+    async def talk():
+        async with site.serve(is_open=False, limits=ServeLimits(polls=1)) as client:
+            task = (await submit(client))["task_id"]
+            gone = asyncio.Event()
+            heard = iter([{"type": "http.request", "body": b"", "more_body": False}])
+
+            async def receive():
+                for message in heard:
+                    return message
+                await gone.wait()
+                return {"type": "http.disconnect"}
+
+            async def send(message):
+                pass
+
+            scope = {"type": "http", "method": "GET", "path": f"/tasks/{task}", "query_string": b"timeout=15"}
+            scope |= {"headers": [(b"host", b"localhost")], "http_version": "1.1", "scheme": "http"}
+            poll = asyncio.create_task(client.app(scope, receive, send))
+            await asyncio.sleep(0.05)
+            assert (await client.get(f"/tasks/{task}?timeout=1")).status_code == 429
+            gone.set()
+            await poll
+            assert (await client.get(f"/tasks/{task}?timeout=0.01")).status_code == 200
+
+    run(talk())
