@@ -144,11 +144,6 @@ class Fleet:
         """Whether any job has no answer yet."""
         return bool(self.queue.remaining or any(station.jobs for station in self._stations))
 
-    @property
-    def is_awake(self) -> bool:
-        """Whether it holds any device."""
-        return any(station.client is not None or station.is_locked for station in self._stations)
-
     def run(self, jobs: Iterable[Job]) -> Iterator[Happening]:
         """Run the jobs; yields each one's fate as it is known. Closing the iterator and the fleet stops everything."""
         self.add(list(jobs))
@@ -183,13 +178,6 @@ class Fleet:
         for station in self._stations:
             if any(map(is_meant, station.ahead.values())):
                 take_back(station, self.queue)
-
-    def rest(self) -> None:
-        """End all sessions, and let other runs have the devices. No job may be open; the next one starts anew."""
-        for station in self._stations:
-            station.end_session()
-            station.free()
-        self._retries.forget_references()
 
     def turn(self, wake: int | None = None, limit_s: float = POLL_S) -> Iterator[Happening]:
         """Go once round the loop: give every device work, then wait until something happens.
@@ -371,7 +359,6 @@ class Fleet:
             verdict = JobVerdict.model_validate(message["verdict"])
             job = station.open_jobs.pop(verdict.job)
             station.current = None
-            station.done += 1
             self.times.add(job, verdict.seconds)
             self._forget(job)
             yield Judged(job, station.device, Evaluation.model_validate(verdict.evaluation), verdict.seconds)
