@@ -130,19 +130,17 @@ def serve(engine: ServedEngine, trace_set: TraceSet, settings: ServerSettings, a
     with contextlib.ExitStack() as stack:
         stack.callback(engine.close)
         address.check()
-        connections = max(FEWEST_CONNECTIONS, _raise_file_limit() - KEPT_FILES)
         listener = stack.enter_context(contextlib.closing(_listen(address)))
         service = TaskService(engine, trace_set, Ledger(home.ledger), home.records, settings.limits)
         stack.callback(service.close)
         metrics = Metrics(engine)
-        asyncio.run(_Server(service, metrics, (address, connections), announce).run(listener))
+        asyncio.run(_Server(service, metrics, address, announce).run(listener))
 
 
 class _Server:
     def __init__(
-        self, service: TaskService, metrics: Metrics, settings: tuple[Address, int], announce: Callable[[str], None]
+        self, service: TaskService, metrics: Metrics, address: Address, announce: Callable[[str], None]
     ) -> None:
-        address, connections = settings
         self._service = service
         self._ending: asyncio.Task[None] | None = None
         self._announce = announce
@@ -154,7 +152,7 @@ class _Server:
                 access_log=False,
                 server_header=False,
                 proxy_headers=False,
-                limit_concurrency=connections,
+                limit_concurrency=max(FEWEST_CONNECTIONS, _raise_file_limit() - KEPT_FILES),
                 timeout_graceful_shutdown=CLOSE_S,
                 backlog=BACKLOG,
             )
