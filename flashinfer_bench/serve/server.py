@@ -31,6 +31,7 @@ from flashinfer_bench.serve.gate import Admission
 from flashinfer_bench.serve.ledger import Ledger
 from flashinfer_bench.serve.limits import ServeLimits
 from flashinfer_bench.serve.metrics import Metrics
+from flashinfer_bench.serve.records import TaskRecords
 from flashinfer_bench.serve.service import TaskService
 
 CACHE_FOLDER: Final = "serve"
@@ -131,7 +132,8 @@ def serve(engine: ServedEngine, trace_set: TraceSet, settings: ServerSettings, a
         stack.callback(engine.close)
         address.check()
         listener = stack.enter_context(contextlib.closing(_listen(address)))
-        service = TaskService(engine, trace_set, Ledger(home.ledger), home.records, settings.limits)
+        records = TaskRecords(Ledger(home.ledger), trace_set, home.records)
+        service = TaskService(engine, trace_set, records, settings.limits)
         stack.callback(service.close)
         metrics = Metrics(engine)
         asyncio.run(_Server(service, metrics, address, announce).run(listener))
@@ -177,9 +179,11 @@ class _Server:
 
     async def _drain(self) -> None:
         self._announce("draining: no new tasks; once more ends it at once")
-        left = await self._service.drain(self._service.limits.drain_s)
-        self._announce(f"drained; {left} tasks are left for the next server")
-        self._uvicorn.should_exit = True
+        try:
+            left = await self._service.drain(self._service.limits.drain_s)
+            self._announce(f"drained; {left} tasks are left for the next server")
+        finally:
+            self._uvicorn.should_exit = True
 
     def _on_signal(self) -> None:
         if self._ending is not None:
@@ -217,6 +221,7 @@ def _listen(address: Address) -> socket.socket:
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(name)
+            listener.listen(BACKLOG)  # whoever is told the address can connect
         except OSError:
             listener.close()
             raise

@@ -4,9 +4,7 @@
                      ▲                                                            │
                      └── the next server, where this one ends before the task ◀───┘
 
-A verdict is a line first, with the task's id, then a row of the ledger. A server that starts reads the lines of tasks
-that are open, so what happened between the two is neither lost nor written twice. The disk is used from one thread;
-everything else belongs to the event loop.
+`records.py` has the disk's side. Everything here belongs to the event loop; the engine is handed tasks in a thread.
 """
 
 from __future__ import annotations
@@ -14,29 +12,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
-import sqlite3
 import time
 import uuid
-from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from flashinfer_bench.base.files.reading import open_to_read
 from flashinfer_bench.data import Solution, Trace, TraceSet
-from flashinfer_bench.data.store.layout import traces_path
-from flashinfer_bench.data.store.record import TraceWriter
 from flashinfer_bench.errors import EngineClosed, Fault, FlashInferBenchError, Misuse, QueueFull
 from flashinfer_bench.serve.bodies import Submission
 from flashinfer_bench.serve.documents import END, end_event, task_document, verdict_event
 from flashinfer_bench.serve.door import ServedEngine
-from flashinfer_bench.serve.ledger import OPEN, Ledger, TaskRow
+from flashinfer_bench.serve.ledger import OPEN, TaskRow
 from flashinfer_bench.serve.limits import ServeLimits
 from flashinfer_bench.serve.live import CANCELLED, LiveTask
-from flashinfer_bench.serve.recorded import find_recorded, with_task
+from flashinfer_bench.serve.records import TaskRecords
 from flashinfer_bench.serve.refusal import Refusal
 
 _log = logging.getLogger(__name__)
@@ -47,8 +39,6 @@ RESUBMIT_S: Final = 1.0
 """A task of an earlier server that found the engine's queue full is tried again after so many seconds."""
 CLEAN_S: Final = 3600.0
 """Tasks that are over are looked through this often, in seconds, for those that are too old."""
-RECENT_LINES: Final = 256
-"""A trace is known for one that has its line already among so many of the latest."""
 GIVE_BACK_S: Final = 10.0
 """After the drain, cancelled jobs have so many seconds to leave the engine."""
 
@@ -59,14 +49,11 @@ class TaskService:
     Args:
         engine: judges.
         trace_set: what tasks are about.
-        ledger: where they are kept.
-        record_root: the root that traces are appended to.
+        records: where they are kept.
         limits: what is refused.
     """
 
-    def __init__(
-        self, engine: ServedEngine, trace_set: TraceSet, ledger: Ledger, record_root: Path, limits: ServeLimits
-    ) -> None:
+    def __init__(self, engine: ServedEngine, trace_set: TraceSet, records: TaskRecords, limits: ServeLimits) -> None:
         self.engine = engine
         self.trace_set = trace_set
         self.limits = limits
@@ -78,15 +65,11 @@ class TaskService:
         """Tasks by how they ended, since this server started."""
         self.verdicts: Counter[str] = Counter()
         """Recorded verdicts by status, since this server started."""
-        self._ledger = ledger
-        self._writer = TraceWriter(record_root)
+        self._records = records
         self._live: dict[str, LiveTask] = {}
         self._accepting: Counter[str] = Counter()
         """Submissions by submitter that are on their way to the ledger."""
-        self._written: deque[tuple[Trace, str]] = deque(maxlen=RECENT_LINES)
-        """The latest traces with their lines; the disk's thread alone looks at it."""
         self._waiting = 0
-        self._disk = ThreadPoolExecutor(1, thread_name_prefix="serve-disk")
         self._submitting = ThreadPoolExecutor(1, thread_name_prefix="serve-submit")
         self._loops: list[asyncio.Task[None]] = []
 
@@ -94,12 +77,10 @@ class TaskService:
 
     async def start(self) -> int:
         """Go on with the tasks that an earlier server left open; return how many."""
-        rows = await self._on_disk(self._reconcile)
-        for row in rows:
-            live = LiveTask(row, await self._on_disk(self._missing, row))
-            self._live[row.id] = live
+        found = await self._records.find_open()
+        self._live = {row.id: LiveTask(row, missing) for row, missing in found}
         self._loops = [asyncio.create_task(self._resubmit()), asyncio.create_task(self._clean())]
-        return len(rows)
+        return len(found)
 
     async def drain(self, limit_s: float) -> int:
         """Take no more tasks, let jobs that run end within the limit, and give the rest back; return how many."""
@@ -123,8 +104,7 @@ class TaskService:
     def close(self) -> None:
         """Close the ledger, after everything that is on its way there."""
         self._submitting.shutdown()
-        self._disk.submit(self._ledger.close).result()
-        self._disk.shutdown()
+        self._records.close()
 
     # What requests ask for
 
@@ -136,7 +116,7 @@ class TaskService:
         """
         with self._room_for(asked.submitter):
             row = _make_row(asked, time.time())
-            kept = await self._on_disk(self._ledger.accept, row)
+            kept = await self._records.accept(row)
             if kept.id != row.id:
                 if kept.request != row.request:
                     raise Refusal(422, "this Idempotency-Key belongs to another request")
@@ -147,7 +127,7 @@ class TaskService:
                 await self._submit(live, asked.solution)
             except FlashInferBenchError as error:
                 del self._live[row.id]
-                await self._on_disk(self._ledger.forget, row.id)
+                await self._records.forget(row.id)
                 if isinstance(error, Misuse):
                     raise Refusal(422, str(error)) from error
                 raise Refusal(503, str(error), retry_after_s=FULL_RETRY_S) from error
@@ -160,7 +140,7 @@ class TaskService:
             Refusal: there is no such task.
         """
         live = self._live.get(task)
-        row, traces = await self._on_disk(self._read, task)
+        row, traces = await self._records.read(task)
         if row is None:
             raise Refusal(404, f"there is no task {task}; old ones are forgotten")
         status = row.state if row.state != OPEN else live.status if live is not None else "pending"
@@ -194,7 +174,7 @@ class TaskService:
             if live.changed is changed and not await _wait_event(changed, self.limits.poll_s / 4):
                 yield None
         if live is None:
-            row, traces = await self._on_disk(self._read, task)
+            row, traces = await self._records.read(task)
             if row is None:
                 raise Refusal(404, f"there is no task {task}; old ones are forgotten")
             for trace in traces.values():
@@ -214,7 +194,7 @@ class TaskService:
 
     async def list_tasks(self, submitter: str | None) -> list[dict[str, Any]]:
         """Return the latest tasks, without their traces."""
-        rows = await self._on_disk(self._ledger.list_tasks, submitter, self.limits.listed)
+        rows = await self._records.list_tasks(submitter, self.limits.listed)
         return [task_document(row, self.status_of(row), None) for row in rows]
 
     def status_of(self, row: TaskRow) -> str:
@@ -299,32 +279,16 @@ class TaskService:
     async def _record(self, live: LiveTask, solution: Solution, trace: Trace) -> None:
         if trace.workload.uuid not in live.missing or live.is_over:
             return
-        await self._on_disk(self._write, live.row, trace, solution.author)
+        await self._records.record(live.row, trace, solution.author)
         live.missing.remove(trace.workload.uuid)
         if trace.evaluation is not None:
             self.verdicts[trace.evaluation.status.value] += 1
         live.tell(verdict_event(trace))
 
-    def _write(self, row: TaskRow, trace: Trace, author: str) -> None:
-        """Append a trace to the set, then tell the ledger. What the engine judged for two tasks is one line."""
-        line = next((told for known, told in self._written if known is trace), None)
-        if line is None:
-            told = with_task(trace, row.id)
-            line = told.to_json()
-            op_type = self.trace_set.definitions[row.definition].op_type
-            path = self._writer.append(told, author=author, op_type=op_type)
-            descriptor = open_to_read(path)
-            try:
-                os.fsync(descriptor)  # before the ledger says that it is there
-            finally:
-                os.close(descriptor)
-            self._written.append((trace, line))
-        self._ledger.keep_verdict(row.id, trace.workload.uuid, line)
-
     async def _end(self, live: LiveTask, state: str, error: str | None) -> None:
         live.is_over = True
         try:
-            await self._on_disk(self._ledger.end, live.row.id, state, error, time.time())
+            await self._records.end(live.row.id, state, error, time.time())
         except Fault:
             _log.exception("task %s: how it ended could not be kept; the next server goes on with it", live.row.id)
         self.ended[state] += 1
@@ -336,28 +300,6 @@ class TaskService:
         live.is_given_back = True
         if live.handle is not None:
             live.handle.cancel()
-
-    def _reconcile(self) -> list[TaskRow]:
-        """Bring the ledger up to what the set has, and return the tasks that are open."""
-        rows = self._ledger.open_tasks()
-        files = {self._file_of(row) for row in rows}
-        for task, lines in find_recorded(sorted(files), rows).items():
-            for workload, line in lines.items():
-                self._ledger.keep_verdict(task, workload, line)
-        return rows
-
-    def _file_of(self, row: TaskRow) -> Path:
-        solution = Solution.model_validate_json(row.solution)
-        definition = self.trace_set.definitions.get(row.definition)
-        op_type = definition.op_type if definition is not None else ""
-        return traces_path(self._writer.root, author=solution.author, op_type=op_type, definition=row.definition)
-
-    def _missing(self, row: TaskRow) -> list[str]:
-        done = self._ledger.verdicts(row.id)
-        return [workload for workload in row.workloads if workload not in done]
-
-    def _read(self, task: str) -> tuple[TaskRow | None, dict[str, str]]:
-        return self._ledger.find(task), self._ledger.verdicts(task)
 
     async def _resubmit(self) -> None:
         """Give the engine what an earlier server left, in the order of then."""
@@ -375,16 +317,10 @@ class TaskService:
 
     async def _clean(self) -> None:
         while True:
-            gone = await self._on_disk(self._ledger.clean, time.time() - self.limits.keep_days * 86400)
+            gone = await self._records.clean(time.time() - self.limits.keep_days * 86400)
             if gone:
                 _log.info("%d old tasks were forgotten", gone)
             await asyncio.sleep(CLEAN_S)
-
-    async def _on_disk(self, work: Callable[..., Value], *values: Any) -> Value:
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._disk, work, *values)
-        except (sqlite3.Error, OSError) as error:
-            raise Fault(f"the disk failed the server: {error}") from error
 
 
 def _make_row(asked: Submission, now: float) -> TaskRow:

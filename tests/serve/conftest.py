@@ -9,6 +9,7 @@ import pytest
 from flashinfer_bench.serve.ledger import Ledger
 from flashinfer_bench.serve.limits import ServeLimits
 from flashinfer_bench.serve.metrics import Metrics
+from flashinfer_bench.serve.records import TaskRecords
 from flashinfer_bench.serve.service import TaskService
 from tests.kit import make_solution
 from tests.serve.small_engine import SmallEngine, write_set
@@ -32,9 +33,8 @@ class Site:
 
         before = asyncio.all_tasks()
         engine = SmallEngine(self.root, **engine_parts)
-        service = TaskService(
-            engine, engine.trace_set, Ledger(self.root / ".serve"), self.root, limits or ServeLimits()
-        )
+        records = TaskRecords(Ledger(self.root / ".serve"), engine.trace_set, self.root)
+        service = TaskService(engine, engine.trace_set, records, limits or ServeLimits())
         metrics = Metrics(engine)
         await service.start()
 
@@ -44,7 +44,7 @@ class Site:
         app = make_app(service, metrics, Admission(token), stop)
         transport = httpx.ASGITransport(app, raise_app_exceptions=True)
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-            client.engine, client.service, client.app = engine, service, app
+            client.engine, client.service, client.app, client.records = engine, service, app, records
             try:
                 yield client
             finally:

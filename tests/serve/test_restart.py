@@ -102,9 +102,8 @@ def test_old_tasks_are_forgotten_and_their_traces_stay(site):
         async with site.serve() as client:
             task = (await submit(client))["task_id"]
             ended = (await client.get(f"/tasks/{task}?timeout=10")).json()["ended_at"]
-            clean = client.service._ledger.clean
-            assert await client.service._on_disk(clean, ended) == 0
-            assert await client.service._on_disk(clean, ended + 1) == 1
+            assert await client.records.clean(ended) == 0
+            assert await client.records.clean(ended + 1) == 1
             assert (await client.get(f"/tasks/{task}")).status_code == 404
 
     run(talk())
