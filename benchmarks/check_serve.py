@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import logging
 import os
 import random
 import resource
@@ -364,6 +365,7 @@ def main() -> int:
     parser.add_argument("--only", choices=PARTS, nargs="+", default=list(PARTS))
     parser.add_argument("--seed", type=int, default=int(time.time()))
     args = parser.parse_args()
+    logging.getLogger("flashinfer_bench.client").setLevel(logging.ERROR)  # it says that it tries again
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
     print(f"seed {args.seed}")
     for name in args.only:
