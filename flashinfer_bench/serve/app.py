@@ -123,7 +123,8 @@ def _add_tasks(app: FastAPI, service: TaskService) -> None:
         """Stream what happens to a task as server-sent events: each verdict, then its end."""
         request.state.task_id = check_task_id(task_id)
         await service.read(task_id)
-        return StreamingResponse(_stream(service, task_id), media_type="text/event-stream")
+        with service.place_to_wait():  # refused before the answer begins
+            return StreamingResponse(_stream(service, task_id), media_type="text/event-stream")
 
 
 def _add_server(app: FastAPI, service: TaskService, metrics: Metrics, stop: Callable[[], None]) -> None:

@@ -204,6 +204,7 @@ def test_a_client_that_goes_makes_room_for_others(site):
             poll = asyncio.create_task(client.app(scope, receive, send))
             await asyncio.sleep(0.05)
             assert (await client.get(f"/tasks/{task}?timeout=1")).status_code == 429
+            assert (await client.get(f"/tasks/{task}/events")).status_code == 429
             gone.set()
             await poll
             assert (await client.get(f"/tasks/{task}?timeout=0.01")).status_code == 200
