@@ -14,9 +14,6 @@ from flashinfer_bench.serve.service import TaskService
 from tests.kit import make_solution
 from tests.serve.small_engine import SmallEngine, write_set
 
-httpx = pytest.importorskip("httpx")
-pytest.importorskip("fastapi")
-
 
 class Site:
     """A set on disk, and servers of it, one after the other."""
@@ -28,6 +25,8 @@ class Site:
     @asynccontextmanager
     async def serve(self, *, limits=None, token=None, drains=True, **engine_parts):
         """Start a server; without `drains` it ends as if it was killed."""
+        import httpx
+
         from flashinfer_bench.serve.app import make_app
         from flashinfer_bench.serve.gate import Admission
 
@@ -63,6 +62,8 @@ class Site:
 
 @pytest.fixture
 def site(tmp_path):
+    for extra in ("httpx", "fastapi", "uvicorn"):
+        pytest.importorskip(extra)
     return Site(tmp_path / "set")
 
 

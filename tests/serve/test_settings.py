@@ -4,6 +4,9 @@ import os
 
 import pytest
 
+pytest.importorskip("uvicorn")
+pytest.importorskip("fastapi")
+
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.errors import ConfigError, Fault
 from flashinfer_bench.serve.server import Address, _listen, choose_home
