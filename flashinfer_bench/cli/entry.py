@@ -58,6 +58,9 @@ COMMANDS: Final = {
         "machine.inspect", "look at one call of a solution with ncu or compute-sanitizer", ("ncu", "sanitizer")
     ),
     "doctor": Command("machine.doctor", "tell what this machine can measure"),
+    "serve": Command("resident.serve", "judge what clients submit over HTTP"),
+    "submit": Command("resident.submit", "submit a solution to a server"),
+    "top": Command("resident.top", "show what a server is doing"),
     PERF: Command("perf.command", "time FlashInfer's kernels"),
 }
 """The first word of each command, in the order of the help."""

@@ -32,7 +32,7 @@ from flashinfer_bench.compile import (
     why_not_buildable,
 )
 from flashinfer_bench.data import Definition, TraceSet
-from flashinfer_bench.data.store.layout import BLOB, DEFINITIONS, SOLUTIONS, TRACES, WORKLOADS
+from flashinfer_bench.data.store.layout import BLOB, DEFINITIONS, SERVED, SOLUTIONS, TRACES, WORKLOADS
 from flashinfer_bench.data.store.loose import find_loose_folders
 from flashinfer_bench.env import cache_root
 from flashinfer_bench.timing.settings import TimingSettings
@@ -40,7 +40,7 @@ from flashinfer_bench.timing.settings import TimingSettings
 GIB: Final = 1 << 30
 QUICK_SHARE: Final = 1 / 3
 """A quick look may take this share of the time budgets: what one of the usual three trials may."""
-CACHE_FOLDERS: Final = ("artifacts", "staging", "jit", "leases", "locks", baseline_cache.FOLDER, JUDGE_FOLDER)
+CACHE_FOLDERS: Final = ("serve", "artifacts", "staging", "jit", "leases", "locks", baseline_cache.FOLDER, JUDGE_FOLDER)
 
 
 class Workshop:
@@ -154,7 +154,9 @@ def list_hidden_folders(trace_set: TraceSet, cache: Path) -> list[str]:
     """Return what no worker reads, even where somebody has put it in a folder that workers need."""
     roots = {*trace_set.solution_roots.values(), *trace_set.workload_roots.values(), *trace_set.blob_roots.values()}
     roots |= {trace_set.root} if trace_set.root is not None else set()
-    in_sets = [root / name for root in sorted(roots) for name in (DEFINITIONS, SOLUTIONS, WORKLOADS, TRACES, BLOB)]
+    in_sets = [
+        root / name for root in sorted(roots) for name in (DEFINITIONS, SOLUTIONS, WORKLOADS, TRACES, BLOB, SERVED)
+    ]
     loose = find_loose_folders(
         [*trace_set.definition_files.values(), *trace_set.solution_files.values()], trace_set.roots
     )
