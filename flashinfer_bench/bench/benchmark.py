@@ -30,6 +30,7 @@ from flashinfer_bench.bench.runner.lookup import look_up_evaluators
 from flashinfer_bench.bench.runner.protocol import Hello
 from flashinfer_bench.bench.runner.recorded import find_resumed
 from flashinfer_bench.bench.runner.sandbox import find_sandbox
+from flashinfer_bench.cluster.settings import ClusterSettings, join_cluster
 from flashinfer_bench.compile import (
     BuildFarm,
     BuildTarget,
@@ -44,7 +45,7 @@ from flashinfer_bench.data.store.loose import find_loose_folders
 from flashinfer_bench.data.store.record import TraceWriter
 from flashinfer_bench.data.store.trace_list import kept_of
 from flashinfer_bench.env import cache_root
-from flashinfer_bench.errors import DataSetError
+from flashinfer_bench.errors import ConfigError, DataSetError
 from flashinfer_bench.roofline.workloads import cost_of_workload, describe_time
 from flashinfer_bench.timing.settings import TimingSettings
 
@@ -78,8 +79,13 @@ class Benchmark:
         self._cache = cache
         self.config = (config if config is not None else BenchmarkConfig.default()).for_set(trace_set)
         self._toolchain = find_toolchain()
-        self.sandbox = find_sandbox(self.config.sandbox, self._cache_folder())
-        self.machine = self._look_around()
+        self._cluster = join_cluster(self._cluster_settings()) if self.config.cluster is not None else None
+        """Where the run takes place, if not on this machine."""
+        if self._cluster is None:
+            self.sandbox = find_sandbox(self.config.sandbox, self._cache_folder())
+            self.machine = self._look_around()
+        else:
+            self.sandbox, self.machine = self._cluster.sandbox, self._cluster.machine
         self._seeds = JobSeeds(self.config.seed)
         self.faults: list[JobFaulted] = []
         self._unsaved: dict[int, Trace] = {}
@@ -105,7 +111,9 @@ class Benchmark:
         self._seeds = JobSeeds(self.config.seed if run_seed is None else run_seed, recorded)
 
     def close(self) -> None:
-        """Do nothing: each run ends its own processes."""
+        """Leave the cluster, and end its actors; each run has ended its own processes."""
+        if self._cluster is not None:
+            self._cluster.close()
 
     @collector_paused()
     def plan(self, *, resume: bool = False, retry_timeouts: bool = False) -> Plan:
@@ -125,6 +133,8 @@ class Benchmark:
             saved = [trace for trace in traces if id(trace) not in self._unsaved]
             recorded = RecordedJobs.from_traces(saved, retry_timeouts=retry_timeouts)
         evaluators = self._fingerprint_evaluators()
+        if self._cluster is not None:
+            self._cluster.survey(one for item in select(self._trace_set, self.config) for one in item.solutions)
         return make_plan(self._trace_set, self.config, self.machine, recorded=recorded, evaluators=evaluators)
 
     def run(self, plan: Plan, *, save_results: bool = True) -> Iterator[Event]:
@@ -215,16 +225,32 @@ class Benchmark:
     def _fleet(self, plan: Plan) -> Fleet:
         needs_triton = any(job.solution.spec.language.value == "triton" for job in plan.jobs)
         return Fleet(
-            self.machine.devices,
+            self.machine.devices if self._cluster is None else self._cluster,
             hello_for=lambda device: self._hello(device, needs_triton=needs_triton),
             blob_root_for=lambda job: self._trace_set.blob_root(job.definition.name, job.workload.uuid) or Path.cwd(),
-            farm=BuildFarm(
-                self._cache_folder(),
-                jobs=self.config.build_jobs or default_jobs(spared_cores=0 if self.machine.kind == "cpu" else 1),
-                target=BuildTarget.of(self.machine.capabilities),
-                toolchain=self._toolchain,
-            ),
+            farm=self._cluster.sources if self._cluster is not None else self._make_farm(),
             seed_of=self._seeds.of,
+        )
+
+    def _make_farm(self) -> BuildFarm:
+        return BuildFarm(
+            self._cache_folder(),
+            jobs=self.config.build_jobs or default_jobs(spared_cores=0 if self.machine.kind == "cpu" else 1),
+            target=BuildTarget.of(self.machine.capabilities),
+            toolchain=self._toolchain,
+        )
+
+    def _cluster_settings(self) -> ClusterSettings:
+        devices = self.config.devices
+        if devices is not None and set(devices) != {"cpu"}:
+            raise ConfigError("devices: Ray chooses the GPUs of a cluster; only cpu can be asked for with --cluster")
+        return ClusterSettings(
+            address=self.config.cluster_address,
+            kind="cpu" if devices is not None else None,
+            sandbox=self.config.sandbox,
+            cache=str(self._cache) if self._cache is not None else None,
+            has_shared_blobs=self.config.shared_blobs,
+            hidden=CACHE_FOLDERS,
         )
 
     def _cache_folder(self) -> Path:
@@ -274,8 +300,8 @@ class Benchmark:
             "timeout_seconds": self.config.timeout_seconds,
             "worker_memory_gb": self.config.worker_memory_gb,
             **self._seeds.describe(job),
-            "device": {"kind": device.kind, "index": device.index, "uuid": device.uuid},
-            "sandbox": self.sandbox.record(),
+            "device": describe_device(device),
+            "sandbox": (self.sandbox if self._cluster is None else self._cluster.sandbox_of(device)).record(),
             **({"quick": True} if self.config.quick else {}),
             "runner": "isolated" if self.config.use_isolated_runner else "persistent",
         }
@@ -307,6 +333,12 @@ class Benchmark:
                 "the trace set was not loaded from a folder, so there is nowhere to save: save_results=False"
             )
         return root
+
+
+def describe_device(device: Device) -> dict[str, Any]:
+    """Return what a trace tells of the device that judged it."""
+    on_node = {"node": device.node} if device.node is not None else {}
+    return {"kind": device.kind, "index": device.index, "uuid": device.uuid, **on_node}
 
 
 def list_hidden_folders(trace_set: TraceSet, cache: Path) -> list[str]:

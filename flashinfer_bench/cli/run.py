@@ -104,6 +104,7 @@ def execute(args: argparse.Namespace, *, make_engine: BenchmarkFactory = Benchma
         for line in (*describe_tolerances(trace_set), *describe_odd_keys(plan), *_describe_blobs(plan, trace_set)):
             write_err(line)
         write_out(_render_dry_run(args, plan, config, engine.machine))
+        engine.close()
         return 0
     outcome = RunOutcome(plan, find_resumed(engine.plan(), plan, trace_set) if plan.resumed else [])
     if not args.quiet:

@@ -23,6 +23,7 @@ from flashinfer_bench.bench.planning.plan import Job
 from flashinfer_bench.bench.runner.client import SessionClient, SessionLost, SessionTimedOut
 from flashinfer_bench.bench.runner.device_lock import lock_device
 from flashinfer_bench.bench.runner.estimates import JobTimes
+from flashinfer_bench.bench.runner.places import Builds, LocalPlaces, Places, Session
 from flashinfer_bench.bench.runner.protocol import (
     REFERENCE_PHASE,
     BlockJob,
@@ -33,7 +34,7 @@ from flashinfer_bench.bench.runner.protocol import (
     JobVerdict,
 )
 from flashinfer_bench.bench.schedule import Block, BlockQueue
-from flashinfer_bench.compile import BuildFarm, BuildFault, Built
+from flashinfer_bench.compile import BuildFault, Built
 from flashinfer_bench.data import Evaluation, Solution
 
 POLL_S: Final = 1.0
@@ -63,7 +64,7 @@ class Station:
     """One device's place in the loop."""
 
     device: Device
-    client: SessionClient | None = None
+    client: Session | None = None
     open_jobs: dict[int, Job] = field(default_factory=dict)
     """Jobs of its block without an answer yet, in order."""
     ahead: dict[int, Job] = field(default_factory=dict)
@@ -81,7 +82,7 @@ class Fleet:
     """Runs jobs on all devices of a run; a context manager that leaves no process behind.
 
     Args:
-        devices: the devices, each of which gets a session.
+        places: where sessions run, one on each; devices are places of this machine.
         hello_for: the settings of a device's session.
         blob_root_for: the root of the set that holds a job's workload.
         farm: builds the solutions; the fleet ends it.
@@ -90,14 +91,17 @@ class Fleet:
 
     def __init__(
         self,
-        devices: Iterable[Device],
+        places: Places | Iterable[Device],
         *,
         hello_for: Callable[[Device], Hello],
         blob_root_for: Callable[[Job], Path],
-        farm: BuildFarm,
+        farm: Builds,
         seed_of: Callable[[Job], int],
     ) -> None:
-        self._stations = [Station(device) for device in devices]
+        if isinstance(places, Iterable):
+            places = LocalPlaces(places, lock_device, SessionClient)
+        self._places = places
+        self._stations = [Station(device) for device in self._places.devices]
         self._hello_for = hello_for
         self._blob_root_for = blob_root_for
         self._farm = farm
@@ -132,10 +136,9 @@ class Fleet:
         if count:
             yield Notice(f"compiling {count} {'solution' if count == 1 else 'solutions'}, {self._farm.jobs} at once")
         for station in self._stations[: max(1, queue.remaining)]:
-            for message in lock_device(station.device, self._locks):
-                yield Notice(message)
-            self._start(station)
+            yield from self._lock_and_start(station)
         while queue.remaining or any(station.open_jobs or station.ahead for station in self._stations):
+            yield from self._welcome(queue)
             if not any(station.client for station in self._stations):
                 yield from self._give_up(queue)
                 return
@@ -144,8 +147,25 @@ class Fleet:
             yield from self._listen(queue)
             self._farm.poll()
 
+    def _lock_and_start(self, station: Station) -> Iterator[Notice]:
+        for message in self._places.lock(station.device, self._locks):
+            yield Notice(message)
+        self._start(station)
+
     def _start(self, station: Station) -> None:
-        station.client = SessionClient(station.device, self._hello_for(station.device))
+        station.client = self._places.open(station.device, self._hello_for(station.device))
+
+    def _welcome(self, queue: BlockQueue) -> Iterator[Notice]:
+        """Take up the places that have come meanwhile, where something is left for them."""
+        news = self._places.look()
+        for message in news.notices:
+            yield Notice(message)
+        for device in news.joined:
+            station = Station(device)
+            self._stations.append(station)
+            if queue.remaining:
+                yield Notice(f"{device.label} ({device.name}) is used from now on")
+                yield from self._lock_and_start(station)
 
     def _keep_busy(self, station: Station, queue: BlockQueue) -> Iterator[Happening]:
         """Have a session run the block that it was sent, and send it the next one, which it may prepare for.
@@ -172,9 +192,7 @@ class Fleet:
         if not station.ahead:
             yield from self._send(station, client, queue, splits=False)
 
-    def _send(
-        self, station: Station, client: SessionClient, queue: BlockQueue, *, splits: bool
-    ) -> Iterator[JobFaulted]:
+    def _send(self, station: Station, client: Session, queue: BlockQueue, *, splits: bool) -> Iterator[JobFaulted]:
         """Send a session the next block, if there is one; one that has nothing else to do may split a solution."""
         while not station.ahead:
             alive = sum(other.client is not None for other in self._stations)
@@ -327,7 +345,10 @@ class Fleet:
         elif suspect is not None:
             yield from self._retry_or_fault(queue, suspect, reason, retry=True, phase=client.phase)
         station.failed_starts += 0 if client.is_ready else 1
-        if station.failed_starts < FAILED_STARTS:
+        if not self._places.has(station.device):
+            yield Notice(f"{station.device.label} is not used any more: it is gone")
+            self._last_words = reason
+        elif station.failed_starts < FAILED_STARTS:
             self._start(station)
         else:
             yield Notice(f"{station.device.label} is not used any more: its session does not start")

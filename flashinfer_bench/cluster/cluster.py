@@ -1,0 +1,414 @@
+"""The places of a Ray cluster: an actor for each GPU or, where no node has one, for each node's CPU.
+
+Ray places the actors and tells which are lost. The table looks at Ray's list of nodes every few seconds: a node that
+comes gets its actors, and they are places as soon as they have told their facts. What does not fit the run is left
+out, with a notice: another version of this package, workers without walls beside workers with walls, a node that cannot
+build what the others can.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import numpy
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from flashinfer_bench import __version__
+from flashinfer_bench.bench.machine import Device, Machine
+from flashinfer_bench.bench.runner.places import News
+from flashinfer_bench.bench.runner.protocol import Hello
+from flashinfer_bench.bench.runner.sandbox import Sandbox
+from flashinfer_bench.cluster.actor import GROUPS, PlaceActor
+from flashinfer_bench.cluster.far_session import FarSession, PlaceLost
+from flashinfer_bench.cluster.parcels import Packer, TravellingSources
+from flashinfer_bench.cluster.settings import ClusterSettings
+from flashinfer_bench.cluster.words import PlaceFacts
+from flashinfer_bench.data import Solution
+from flashinfer_bench.errors import ConfigError
+
+LOOK_S: Final = 2.0
+"""Seconds between two looks at Ray's list of nodes."""
+FIRST_LIMIT_S: Final = 60.0
+"""Seconds in which the first place has to come."""
+OTHERS_LIMIT_S: Final = 20.0
+"""Seconds for which a run waits for the other places of the cluster before it begins; later ones join it."""
+MOST_LOSSES: Final = 3
+"""Actors that a node may lose before it is not used any more."""
+END_LIMIT_S: Final = 70.0
+"""Seconds that an actor may take to end a session; then it is killed, and the session with it."""
+ASK_LIMIT_S: Final = 20.0
+"""Seconds that an actor may take to say what its node can build."""
+OFFERED_BYTES: Final = 4 << 30
+"""Bytes of blobs that stay in Ray's object store; the oldest go first, and come again where they are needed again."""
+
+
+class RayPost:
+    """The way to one actor.
+
+    Args:
+        actor: its handle.
+    """
+
+    def __init__(self, actor: Any) -> None:
+        self._actor = actor
+        self._number = 0
+        self.is_lost = False
+
+    def start(self, hello: dict[str, Any]) -> None:
+        """Start a session."""
+        self._number = self._get(self._actor.start.remote(hello))
+
+    def give(self, order: dict[str, Any], blobs: Mapping[str, Any]) -> None:
+        """Give it an order, with references to the blobs of its block."""
+        self._actor.give.remote(self._number, order, dict(blobs))
+
+    def take(self) -> list[dict[str, Any]] | None:
+        """Wait for what it says."""
+        found: list[dict[str, Any]] | None = self._get(self._actor.take.remote(self._number))
+        return found
+
+    def end(self) -> None:
+        """End it; an actor that does not is killed."""
+        if self.is_lost:
+            return
+        try:
+            ray.get(self._actor.end.remote(self._number), timeout=END_LIMIT_S)
+        except GetTimeoutError:
+            self.is_lost = True
+            ray.kill(self._actor)
+        except RayError as error:
+            self._lose(error)
+
+    def _get(self, answer: Any) -> Any:
+        try:
+            return ray.get(answer)
+        except RayActorError as error:
+            self._lose(error)
+
+    def _lose(self, error: RayError) -> None:
+        self.is_lost = True
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        raise PlaceLost(f"the place is lost: {lines[0] if lines else type(error).__name__}") from None
+
+
+@dataclass
+class Place:
+    """One actor, and what is known of it."""
+
+    node: str
+    """Ray's id of the node."""
+    actor: Any
+    asked: Any
+    """Reference to the facts that it was asked for."""
+    post: RayPost
+    device: Device | None = None
+    """None until its facts have come."""
+
+
+@dataclass
+class _Nodes:
+    """What is remembered of nodes."""
+
+    losses: Counter[str] = field(default_factory=Counter)
+    refused: set[str] = field(default_factory=set)
+    names: dict[str, str] = field(default_factory=dict)
+    """Ray's id → the name that people read."""
+    last_words: dict[str, str] = field(default_factory=dict)
+
+
+class Cluster:
+    """The table of a cluster's places. `close` ends their actors; Ray does so where this process ends before.
+
+    Args:
+        settings: which cluster, and what for.
+
+    Raises:
+        ConfigError: no cluster answers, or it has no place for this run.
+    """
+
+    def __init__(self, settings: ClusterSettings) -> None:
+        self._settings = settings
+        self._places: list[Place] = []
+        self._nodes = _Nodes()
+        self._facts: dict[Device, PlaceFacts] = {}
+        """Also of places that are lost: their last verdicts may still be on their way into traces."""
+        self._posts: dict[Device, RayPost] = {}
+        self._next_look_s = 0.0
+        self._notices: list[str] = []
+        self._blobs: OrderedDict[str, tuple[Any, int]] = OrderedDict()
+        """Digest → reference and bytes of what is in Ray's object store."""
+        self._offering = threading.Lock()
+        self._surveyed: dict[str, Solution] = {}
+        self._lacks: dict[str, str | None] = {}
+        self._mark: str | None = None
+        self._is_guest = ray.is_initialized()
+        self.sources = TravellingSources()
+        self._packer = Packer(self.sources, self._offer, has_shared_blobs=settings.has_shared_blobs)
+        if not self._is_guest:
+            connect(settings.address)
+        self._kind: Literal["cpu", "cuda"] = settings.kind or choose_kind(ray.nodes())
+        try:
+            self._await_first()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """The devices of all places that can be used now."""
+        return tuple(place.device for place in self._places if place.device is not None and not place.post.is_lost)
+
+    @property
+    def machine(self) -> Machine:
+        """The cluster as one machine: what is missing on one of its places is missing."""
+        languages: dict[str, str | None] = {}
+        for device in self.devices:
+            for language, reason in self._facts[device].languages.items():
+                if languages.get(language) is None:
+                    languages[language] = None if reason is None else f"{device.node}: {reason}"
+        return Machine(self.devices, languages, self.why_not_buildable, self._mark)
+
+    @property
+    def sandbox(self) -> Sandbox:
+        """How far workers are confined on its first place; all have walls, or none has."""
+        return self.sandbox_of(self.devices[0])
+
+    def sandbox_of(self, device: Device) -> Sandbox:
+        """Return how far workers are confined on a place."""
+        facts = self._facts[device]
+        return read_sandbox(facts)
+
+    def survey(self, solutions: Iterable[Solution]) -> None:
+        """Ask all places at once what they lack for solutions."""
+        asked = [solution for solution in solutions if solution.digest() not in self._lacks]
+        unique = list({solution.digest(): solution for solution in asked}.values())
+        if not unique:
+            return
+        for place in self._places:
+            if place.device is not None and not place.post.is_lost:
+                for solution, reason in zip(unique, self._ask(place, unique), strict=False):
+                    digest = solution.digest()
+                    if self._lacks.get(digest) is None:
+                        self._lacks[digest] = None if reason is None else f"{self._nodes.names[place.node]}: {reason}"
+        self._surveyed.update({solution.digest(): solution for solution in unique})
+
+    def why_not_buildable(self, solution: Solution) -> str | None:
+        """Return what the places lack for a solution; None where all can build it."""
+        self.survey([solution])
+        return self._lacks.get(solution.digest())
+
+    def look(self) -> News:
+        """Say which places have come since the last look."""
+        now = time.monotonic()
+        if now < self._next_look_s:
+            return News()
+        self._next_look_s = now + LOOK_S
+        self._forget_lost()
+        self._start_actors()
+        joined = tuple(self._hear_facts())
+        notices, self._notices = tuple(self._notices), []
+        return News(joined, notices)
+
+    def has(self, device: Device) -> bool:
+        """Tell whether a place is still there."""
+        return device in self.devices
+
+    def lock(self, _device: Device, _held: ExitStack) -> Iterator[str]:
+        """Do nothing: Ray gives a GPU to one actor, and the node takes its lock before the first session."""
+        yield from ()
+
+    def open(self, device: Device, hello: Hello) -> FarSession:
+        """Start a session on a place."""
+        fitted = fit_hello(hello, self._facts[device], self.sandbox_of(device))
+        return FarSession(device, fitted, self._posts[device], self._packer.pack)
+
+    def close(self) -> None:
+        """End all actors, and leave the cluster where this table has joined it."""
+        for place in self._places:
+            with contextlib.suppress(RayError):
+                ray.kill(place.actor)
+        self._places.clear()
+        self._blobs.clear()
+        if not self._is_guest and ray.is_initialized():
+            ray.shutdown()
+
+    def _await_first(self) -> None:
+        """Wait for the first place, and a little for the others that the cluster could have."""
+        start = time.monotonic()
+        while True:
+            self._next_look_s = 0.0
+            self.look_for_all()
+            waited_s = time.monotonic() - start
+            pending = [place for place in self._places if place.device is None]
+            if self.devices and (not pending or waited_s > OTHERS_LIMIT_S):
+                return
+            if not pending or waited_s > FIRST_LIMIT_S:
+                reasons = "; ".join(self._notices) or "its actors do not start: is everything in use by others?"
+                raise ConfigError(f"cluster: no place for a {self._kind} session: {reasons}")
+            ray.wait([place.asked for place in pending], num_returns=1, timeout=LOOK_S)
+
+    def look_for_all(self) -> None:
+        """Look once, and keep what is to be told for the next look."""
+        news = self.look()
+        self._notices.extend(news.notices)
+
+    def _forget_lost(self) -> None:
+        for place in [place for place in self._places if place.post.is_lost]:
+            self._places.remove(place)
+            self._nodes.losses[place.node] += 1
+            if self._nodes.losses[place.node] == MOST_LOSSES:
+                words = self._nodes.last_words.get(place.node, "its actors are lost again and again")
+                self._notices.append(f"node {self._nodes.names[place.node]} is not used any more: {words}")
+            with contextlib.suppress(RayError):
+                ray.kill(place.actor)
+
+    def _start_actors(self) -> None:
+        """Start the actors that are missing: one for each GPU of each node, or one for its CPU."""
+        there = Counter(place.node for place in self._places)
+        alive = [node for node in ray.nodes() if node["Alive"]]
+        for node in alive:
+            name = node["NodeID"]
+            if name in self._nodes.refused or self._nodes.losses[name] >= MOST_LOSSES:
+                continue
+            self._name_node(node, alive)
+            for _ in range(count_places(node["Resources"], self._kind) - there[name]):
+                self._places.append(self._start_actor(node))
+
+    def _start_actor(self, node: Mapping[str, Any]) -> Place:
+        share = {"num_gpus": 1, "num_cpus": 0} if self._kind == "cuda" else {"num_cpus": node["Resources"]["CPU"]}
+        pinned = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        remote = ray.remote(concurrency_groups=GROUPS)(PlaceActor).options(
+            **share, scheduling_strategy=pinned, max_restarts=0, max_task_retries=0
+        )
+        actor = remote.remote(self._kind)
+        settings = self._settings
+        asked = actor.describe.remote(settings.sandbox, settings.cache, list(settings.hidden))
+        return Place(node["NodeID"], actor, asked, RayPost(actor))
+
+    def _name_node(self, node: Mapping[str, Any], alive: Sequence[Mapping[str, Any]]) -> None:
+        """Name a node after its host, with the start of its id where several nodes are on one."""
+        host, known = node["NodeManagerHostname"], self._nodes.names
+        if node["NodeID"] not in known:
+            is_alone = sum(other["NodeManagerHostname"] == host for other in alive) == 1 and host not in known.values()
+            known[node["NodeID"]] = host if is_alone else f"{host}-{node['NodeID'][:6]}"
+
+    def _hear_facts(self) -> Iterator[Device]:
+        """Take up the places whose facts have come, where they fit."""
+        pending = [place for place in self._places if place.device is None]
+        if not pending:
+            return
+        ready, _ = ray.wait([place.asked for place in pending], num_returns=len(pending), timeout=0)
+        for place in [place for place in pending if place.asked in ready]:
+            name = self._nodes.names[place.node]
+            try:
+                facts = PlaceFacts.model_validate(ray.get(place.asked))
+                device = facts.device(name)
+                reason = self._why_unfit(place, facts)
+            except RayActorError as error:
+                self._lose(place, error)  # another one is started, so long as its node has not lost too many
+                continue
+            except RayError as error:
+                facts, device, reason = None, None, str(getattr(error, "cause", None) or error).strip()
+            if reason is not None:
+                self._notices.append(f"node {name} is not used: {reason}")
+                self._nodes.refused.add(place.node)
+                self._places.remove(place)
+                ray.kill(place.actor)
+                continue
+            if facts is not None and device is not None:
+                place.device, self._facts[device], self._posts[device] = device, facts, place.post
+                yield device
+
+    def _why_unfit(self, place: Place, facts: PlaceFacts) -> str | None:
+        """Say why a place cannot be used beside the others."""
+        if facts.version != __version__:
+            return f"it has flashinfer_bench {facts.version}, and this run is of {__version__}"
+        mark = read_sandbox(facts).mark
+        if self._mark is not None and mark != self._mark:
+            return f"its workers would have {'walls' if mark == 'walls' else 'no walls'}, unlike those of other nodes"
+        buildable = [one for digest, one in self._surveyed.items() if self._lacks.get(digest) is None]
+        lacks = [reason for reason in self._ask(place, buildable) if reason is not None] if buildable else []
+        if lacks:
+            return f"it cannot build what the others can: {lacks[0]}"
+        self._mark = mark
+        return None
+
+    def _ask(self, place: Place, solutions: list[Solution]) -> list[str | None]:
+        """Ask a place what it lacks for solutions; nothing where it is lost meanwhile."""
+        told = [solution.model_dump(mode="json", exclude_unset=True) for solution in solutions]
+        try:
+            answers: list[str | None] = ray.get(place.actor.why_not_built.remote(told), timeout=ASK_LIMIT_S)
+        except RayError as error:
+            self._lose(place, error)
+            return []
+        return answers
+
+    def _lose(self, place: Place, error: RayError) -> None:
+        place.post.is_lost = True
+        self._nodes.last_words[place.node] = str(getattr(error, "cause", None) or error).strip()
+
+    def _offer(self, digest: str, file: Path) -> Any:
+        """Have a file in Ray's object store, and let the oldest ones go that no block on its way holds."""
+        with self._offering:
+            if digest not in self._blobs:
+                content = numpy.fromfile(file, dtype=numpy.uint8)
+                self._blobs[digest] = ray.put(content), content.nbytes
+            self._blobs.move_to_end(digest)
+            while len(self._blobs) > 1 and sum(size for _, size in self._blobs.values()) > OFFERED_BYTES:
+                self._blobs.popitem(last=False)
+            return self._blobs[digest][0]
+
+
+def connect(address: str | None) -> None:
+    """Join a running cluster.
+
+    Raises:
+        ConfigError: none answers there.
+    """
+    if address is not None and address.startswith("ray://"):
+        raise ConfigError(
+            "cluster: run this on a node of the cluster (by `ray job submit`, for example), not through ray://"
+        )
+    try:
+        ray.init(address=address or "auto", log_to_driver=False, logging_level="ERROR", configure_logging=False)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        why = str(error).strip().splitlines()[0]
+        raise ConfigError(f"cluster: no Ray cluster answers at {address or 'this machine'}: {why}") from None
+
+
+def choose_kind(nodes: Iterable[Mapping[str, Any]]) -> Literal["cpu", "cuda"]:
+    """Return what a run uses: GPUs, where any node has one."""
+    return "cuda" if any(node["Alive"] and node["Resources"].get("GPU", 0) >= 1 for node in nodes) else "cpu"
+
+
+def count_places(resources: Mapping[str, float], kind: Literal["cpu", "cuda"]) -> int:
+    """Return how many places a node has: its GPUs, or one for its CPU."""
+    return int(resources.get("GPU", 0)) if kind == "cuda" else int(resources.get("CPU", 0) >= 1)
+
+
+def read_sandbox(facts: PlaceFacts) -> Sandbox:
+    """Return how far a place confines workers."""
+    return Sandbox(**{**facts.sandbox, "notes": tuple(facts.sandbox["notes"])})
+
+
+def fit_hello(hello: Hello, facts: PlaceFacts, sandbox: Sandbox) -> Hello:
+    """Return a session's settings as they are right on the node of a place."""
+    return hello.model_copy(
+        update={
+            "cache_root": facts.cache_root,
+            "has_walls": sandbox.has_walls,
+            "sandbox_user": sandbox.user,
+            "hidden": [*hello.hidden, *facts.hidden],
+            "baselines": hello.baselines if sandbox.has_walls else "off",
+        }
+    )
