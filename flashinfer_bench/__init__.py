@@ -12,6 +12,9 @@ from flashinfer_bench.base.lazy import lazy_names
 if TYPE_CHECKING:
     from flashinfer_bench.bench.benchmark import Benchmark
     from flashinfer_bench.bench.config import BenchmarkConfig
+    from flashinfer_bench.bench.resident.engine import Engine
+    from flashinfer_bench.bench.resident.state import EngineLimits, EngineState
+    from flashinfer_bench.bench.resident.task import Task
     from flashinfer_bench.data import (
         AxisConst,
         AxisVar,
@@ -41,6 +44,7 @@ __version_tuple__ = (0, 1, 0)
 __all__ = [
     "__version__", "__version_tuple__",
     "Benchmark", "BenchmarkConfig",
+    "Engine", "EngineLimits", "EngineState", "Task",
     "AxisConst", "AxisVar", "Definition", "TensorSpec",
     "BuildSpec", "Solution", "SourceFile", "SupportedLanguages",
     "RandomInput", "SafetensorsInput", "Workload",
@@ -64,6 +68,13 @@ def _why_left_out(name: str) -> str | None:
 __getattr__, __dir__ = lazy_names(
     __name__,
     __all__,
-    {"bench.benchmark": ["Benchmark"], "bench.config": ["BenchmarkConfig"], "data": __all__},
+    {
+        "bench.benchmark": ["Benchmark"],
+        "bench.config": ["BenchmarkConfig"],
+        "bench.resident.engine": ["Engine"],
+        "bench.resident.state": ["EngineLimits", "EngineState"],
+        "bench.resident.task": ["Task"],
+        "data": __all__,
+    },
     left_out=_why_left_out,
 )

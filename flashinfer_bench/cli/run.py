@@ -42,7 +42,9 @@ from flashinfer_bench.errors import Fault, Misuse
 class RunnableBenchmark(Protocol):
     """The part of a Benchmark that `run` uses."""
 
-    machine: Machine
+    @property
+    def machine(self) -> Machine:
+        """Where they run."""
 
     def plan(self, *, resume: bool = False, retry_timeouts: bool = False) -> Plan:
         """Return the jobs."""

@@ -144,6 +144,8 @@ class Cluster:
         """Also of places that are lost: their last verdicts may still be on their way into traces."""
         self._posts: dict[Device, RayPost] = {}
         self._next_look_s = 0.0
+        self._last_place_s = time.monotonic()
+        """When there was a place that could be used."""
         self._notices: list[str] = []
         self._blobs: OrderedDict[str, tuple[Any, int]] = OrderedDict()
         """Digest → reference and bytes of what is in Ray's object store."""
@@ -213,6 +215,8 @@ class Cluster:
         if now < self._next_look_s:
             return News()
         self._next_look_s = now + LOOK_S
+        if self.devices:
+            self._last_place_s = now
         self._forget_lost()
         self._start_actors()
         joined = tuple(self._hear_facts())
@@ -223,7 +227,13 @@ class Cluster:
         """Tell whether a place is still there."""
         return device in self.devices
 
-    def lock(self, _device: Device, _held: ExitStack) -> Iterator[str]:
+    @property
+    def expects_more(self) -> bool:
+        """Whether an actor is on its way, or one that was lost is to be replaced; but not for longer than a minute."""
+        is_coming = any(place.device is None or place.post.is_lost for place in self._places)
+        return is_coming and time.monotonic() - self._last_place_s < FIRST_LIMIT_S
+
+    def lock(self, _device: Device, _held: ExitStack) -> Iterator[str | None]:
         """Do nothing: Ray gives a GPU to one actor, and the node takes its lock before the first session."""
         yield from ()
 

@@ -132,8 +132,12 @@ class Places(Protocol):
     def has(self, device: Device) -> bool:
         """Tell whether a place is still there: where it is not, no session can be started on it."""
 
-    def lock(self, device: Device, held: ExitStack) -> Iterator[str]:
-        """Keep other runs off a device until `held` is closed; yields what a person should know meanwhile."""
+    @property
+    def expects_more(self) -> bool:
+        """Whether a place may come soon: a loop that has lost all others waits for it."""
+
+    def lock(self, device: Device, held: ExitStack) -> Iterator[str | None]:
+        """Keep other runs off a device until `held` is closed; see `device_lock.ask_for_device`."""
 
     def open(self, device: Device, hello: Hello) -> Session:
         """Start a session on a place."""
@@ -151,7 +155,7 @@ class LocalPlaces:
     def __init__(
         self,
         devices: Iterable[Device],
-        lock: Callable[[Device, ExitStack], Iterator[str]],
+        lock: Callable[[Device, ExitStack], Iterator[str | None]],
         start: Callable[[Device, Hello], Session],
     ) -> None:
         self.devices = tuple(devices)
@@ -166,7 +170,12 @@ class LocalPlaces:
         """Say that a device is there: a session that does not start is what tells otherwise."""
         return device in self.devices
 
-    def lock(self, device: Device, held: ExitStack) -> Iterator[str]:
+    @property
+    def expects_more(self) -> bool:
+        """Say no: a machine gets no further device."""
+        return False
+
+    def lock(self, device: Device, held: ExitStack) -> Iterator[str | None]:
         """Take a GPU's lock."""
         yield from self._lock(device, held)
 

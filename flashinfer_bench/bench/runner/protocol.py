@@ -91,6 +91,7 @@ class BlockJob(Frame):
 
     index: int
     solution: str
+    """Its key in the block's solutions."""
     workload: dict[str, Any]
     blob_root: str
     seed: int
@@ -104,6 +105,7 @@ class BlockOrder(Frame):
     definition: dict[str, Any]
     config: dict[str, Any]
     solutions: dict[str, BlockSolution]
+    """By key (`Job.solution_key`): two solutions may have one name."""
     jobs: list[BlockJob]
 
 

@@ -13,6 +13,7 @@ from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.planning.plan import Job
 from flashinfer_bench.bench.runner import fleet as fleet_module
 from flashinfer_bench.bench.runner.fleet import Fleet, Judged
+from flashinfer_bench.bench.runner.host.block_orders import OrderMaker
 from flashinfer_bench.compile import BuildFarm, find_toolchain
 from tests.kit.make import make_definition, make_evaluation, make_solution, make_workload
 from tests.kit.native import EXPORT, make_native, pretend_compiler
@@ -80,9 +81,7 @@ def run(monkeypatch, tmp_path):
         farm = BuildFarm(tmp_path / "cache", jobs=1, toolchain=pretend_compiler(tmp_path, action=action))
         settings = {
             "hello_for": lambda device: None,
-            "blob_root_for": lambda job: tmp_path,
-            "farm": farm,
-            "seed_of": lambda job: 1,
+            "orders": OrderMaker(farm, blob_root_for=lambda job: tmp_path, seed_of=lambda job: 1),
         }
         with Fleet([device], **settings) as fleet:
             return [(happening, farm.open_builds) for happening in fleet.run(jobs)]
@@ -94,9 +93,7 @@ def settings_with(farm):
     """Return what a fleet needs beside its devices; where files lie, and the seeds, do not matter here."""
     return {
         "hello_for": lambda device: None,
-        "blob_root_for": lambda job: Path("nowhere"),
-        "farm": farm,
-        "seed_of": lambda job: 1,
+        "orders": OrderMaker(farm, blob_root_for=lambda job: Path("nowhere"), seed_of=lambda job: 1),
     }
 
 
@@ -136,17 +133,15 @@ def test_a_reference_is_blamed_for_a_lost_session_only_where_no_solution_was_loa
     farm = BuildFarm(tmp_path / "cache", jobs=1)
     settings = {
         "hello_for": lambda device: None,
-        "blob_root_for": lambda job: tmp_path,
-        "farm": farm,
-        "seed_of": lambda job: 1,
+        "orders": OrderMaker(farm, blob_root_for=lambda job: tmp_path, seed_of=lambda job: 1),
     }
     with Fleet([], **settings) as fleet:
-        queue = fleet_module.BlockQueue([job])
+        fleet.queue.add([job])
         for _ in range(2):
-            queue.take(1)
-            told = list(fleet._retry_or_fault(queue, job, "it is gone", retry=True, phase=phase))
+            fleet.queue.take(1)
+            told = list(fleet._retry_or_fault(job, "it is gone", retry=True, phase=phase))
         assert [type(one) for one in told] == [JobFaulted]
-        assert bool(fleet._broken) == is_blamed
+        assert bool(fleet._retries.broken) == is_blamed
 
 
 def test_making_a_baseline_ahead_is_not_the_start_of_a_job(tmp_path):
@@ -156,13 +151,11 @@ def test_making_a_baseline_ahead_is_not_the_start_of_a_job(tmp_path):
     farm = BuildFarm(tmp_path / "cache", jobs=1)
     settings = {
         "hello_for": lambda device: None,
-        "blob_root_for": lambda job: tmp_path,
-        "farm": farm,
-        "seed_of": lambda job: 1,
+        "orders": OrderMaker(farm, blob_root_for=lambda job: tmp_path, seed_of=lambda job: 1),
     }
     with Fleet([], **settings) as fleet:
         told = [
-            (name, list(fleet._hear(station, None, {"phase": {"job": 3, "name": name, "limit_s": 1.0}})))
+            (name, list(fleet._hear(station, {"phase": {"job": 3, "name": name, "limit_s": 1.0}})))
             for name in ("reference", "load", "expected", "solution")
         ]
     assert [name for name, events in told if events] == ["load"]
