@@ -20,7 +20,7 @@ from typing import Any, Final, Literal
 
 import numpy
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayError
+from ray.exceptions import RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from flashinfer_bench import __version__
@@ -29,8 +29,10 @@ from flashinfer_bench.bench.runner.places import News
 from flashinfer_bench.bench.runner.protocol import Hello
 from flashinfer_bench.bench.runner.sandbox import Sandbox
 from flashinfer_bench.cluster.actor import GROUPS, PlaceActor
-from flashinfer_bench.cluster.far_session import FarSession, PlaceLost
+from flashinfer_bench.cluster.far_session import FarSession
+from flashinfer_bench.cluster.joining import choose_kind, connect, count_places
 from flashinfer_bench.cluster.parcels import Packer, TravellingSources
+from flashinfer_bench.cluster.ray_post import RayPost
 from flashinfer_bench.cluster.settings import ClusterSettings
 from flashinfer_bench.cluster.words import PlaceFacts
 from flashinfer_bench.data import Solution
@@ -44,65 +46,14 @@ OTHERS_LIMIT_S: Final = 20.0
 """Seconds for which a run waits for the other places of the cluster before it begins; later ones join it."""
 MOST_LOSSES: Final = 3
 """Actors that a node may lose before it is not used any more."""
-END_LIMIT_S: Final = 70.0
-"""Seconds that an actor may take to end a session; then it is killed, and the session with it."""
 ASK_LIMIT_S: Final = 20.0
 """Seconds that an actor may take to say what its node can build."""
 OFFERED_BYTES: Final = 4 << 30
 """Bytes of blobs that stay in Ray's object store; the oldest go first, and come again where they are needed again."""
 
 
-class RayPost:
-    """The way to one actor.
-
-    Args:
-        actor: its handle.
-    """
-
-    def __init__(self, actor: Any) -> None:
-        self._actor = actor
-        self._number = 0
-        self.is_lost = False
-
-    def start(self, hello: dict[str, Any]) -> None:
-        """Start a session."""
-        self._number = self._get(self._actor.start.remote(hello))
-
-    def give(self, order: dict[str, Any], blobs: Mapping[str, Any]) -> None:
-        """Give it an order, with references to the blobs of its block."""
-        self._actor.give.remote(self._number, order, dict(blobs))
-
-    def take(self) -> list[dict[str, Any]] | None:
-        """Wait for what it says."""
-        found: list[dict[str, Any]] | None = self._get(self._actor.take.remote(self._number))
-        return found
-
-    def end(self) -> None:
-        """End it; an actor that does not is killed."""
-        if self.is_lost:
-            return
-        try:
-            ray.get(self._actor.end.remote(self._number), timeout=END_LIMIT_S)
-        except GetTimeoutError:
-            self.is_lost = True
-            ray.kill(self._actor)
-        except RayError as error:
-            self._lose(error)
-
-    def _get(self, answer: Any) -> Any:
-        try:
-            return ray.get(answer)
-        except RayActorError as error:
-            self._lose(error)
-
-    def _lose(self, error: RayError) -> None:
-        self.is_lost = True
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        raise PlaceLost(f"the place is lost: {lines[0] if lines else type(error).__name__}") from None
-
-
 @dataclass
-class Place:
+class ActorPlace:
     """One actor, and what is known of it."""
 
     node: str
@@ -138,7 +89,7 @@ class Cluster:
 
     def __init__(self, settings: ClusterSettings) -> None:
         self._settings = settings
-        self._places: list[Place] = []
+        self._places: list[ActorPlace] = []
         self._nodes = _Nodes()
         self._facts: dict[Device, PlaceFacts] = {}
         """Also of places that are lost: their last verdicts may still be on their way into traces."""
@@ -294,7 +245,7 @@ class Cluster:
             for _ in range(count_places(node["Resources"], self._kind) - there[name]):
                 self._places.append(self._start_actor(node))
 
-    def _start_actor(self, node: Mapping[str, Any]) -> Place:
+    def _start_actor(self, node: Mapping[str, Any]) -> ActorPlace:
         share = {"num_gpus": 1, "num_cpus": 0} if self._kind == "cuda" else {"num_cpus": node["Resources"]["CPU"]}
         pinned = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
         remote = ray.remote(concurrency_groups=GROUPS)(PlaceActor).options(
@@ -303,7 +254,7 @@ class Cluster:
         actor = remote.remote(self._kind)
         settings = self._settings
         asked = actor.describe.remote(settings.sandbox, settings.cache, list(settings.hidden))
-        return Place(node["NodeID"], actor, asked, RayPost(actor))
+        return ActorPlace(node["NodeID"], actor, asked, RayPost(actor))
 
     def _name_node(self, node: Mapping[str, Any], alive: Sequence[Mapping[str, Any]]) -> None:
         """Name a node after its host, with the start of its id where several nodes are on one."""
@@ -339,7 +290,7 @@ class Cluster:
                 place.device, self._facts[device], self._posts[device] = device, facts, place.post
                 yield device
 
-    def _why_unfit(self, place: Place, facts: PlaceFacts) -> str | None:
+    def _why_unfit(self, place: ActorPlace, facts: PlaceFacts) -> str | None:
         """Say why a place cannot be used beside the others."""
         if facts.version != __version__:
             return f"it has flashinfer_bench {facts.version}, and this run is of {__version__}"
@@ -353,7 +304,7 @@ class Cluster:
         self._mark = mark
         return None
 
-    def _ask(self, place: Place, solutions: list[Solution]) -> list[str | None]:
+    def _ask(self, place: ActorPlace, solutions: list[Solution]) -> list[str | None]:
         """Ask a place what it lacks for solutions; nothing where it is lost meanwhile."""
         told = [solution.model_dump(mode="json", exclude_unset=True) for solution in solutions]
         try:
@@ -363,7 +314,7 @@ class Cluster:
             return []
         return answers
 
-    def _lose(self, place: Place, error: RayError) -> None:
+    def _lose(self, place: ActorPlace, error: RayError) -> None:
         place.post.is_lost = True
         self._nodes.last_words[place.node] = str(getattr(error, "cause", None) or error).strip()
 
@@ -377,33 +328,6 @@ class Cluster:
             while len(self._blobs) > 1 and sum(size for _, size in self._blobs.values()) > OFFERED_BYTES:
                 self._blobs.popitem(last=False)
             return self._blobs[digest][0]
-
-
-def connect(address: str | None) -> None:
-    """Join a running cluster.
-
-    Raises:
-        ConfigError: none answers there.
-    """
-    if address is not None and address.startswith("ray://"):
-        raise ConfigError(
-            "cluster: run this on a node of the cluster (by `ray job submit`, for example), not through ray://"
-        )
-    try:
-        ray.init(address=address or "auto", log_to_driver=False, logging_level="ERROR", configure_logging=False)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        why = str(error).strip().splitlines()[0]
-        raise ConfigError(f"cluster: no Ray cluster answers at {address or 'this machine'}: {why}") from None
-
-
-def choose_kind(nodes: Iterable[Mapping[str, Any]]) -> Literal["cpu", "cuda"]:
-    """Return what a run uses: GPUs, where any node has one."""
-    return "cuda" if any(node["Alive"] and node["Resources"].get("GPU", 0) >= 1 for node in nodes) else "cpu"
-
-
-def count_places(resources: Mapping[str, float], kind: Literal["cpu", "cuda"]) -> int:
-    """Return how many places a node has: its GPUs, or one for its CPU."""
-    return int(resources.get("GPU", 0)) if kind == "cuda" else int(resources.get("CPU", 0) >= 1)
 
 
 def read_sandbox(facts: PlaceFacts) -> Sandbox:
