@@ -122,6 +122,11 @@ class Cluster:
         return tuple(place.device for place in self._places if place.device is not None and not place.post.is_lost)
 
     @property
+    def least_shares(self) -> int:
+        """Say that a node may come at any time."""
+        return 2
+
+    @property
     def machine(self) -> Machine:
         """The cluster as one machine: what is missing on one of its places is missing."""
         languages: dict[str, str | None] = {}

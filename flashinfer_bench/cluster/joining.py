@@ -36,7 +36,7 @@ def connect(address: str | None) -> None:
 def keep_off_stdout() -> None:
     """Have Ray log what it would print: it tells of lost nodes on stdout, where a run's result goes."""
     with contextlib.suppress(ImportError):  # of another version of Ray, which is not told here how to be quiet
-        worker = importlib.import_module("ray._private.worker")
+        worker: Any = importlib.import_module("ray._private.worker")
         if hasattr(worker, "print_to_stdstream"):
             worker.print_to_stdstream = log_lines
 

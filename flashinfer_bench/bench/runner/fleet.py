@@ -289,6 +289,7 @@ class Fleet:
         """Send a session the next block, if there is one; one that has nothing else to do may split a solution."""
         while not station.ahead:
             alive = sum(other.client is not None for other in self._stations)
+            alive = max(alive, self._places.least_shares)
             ready = partial(self._may_run, station.device)
             batch = self.queue.take(alive, ready, station.device.label, splits=splits)
             if batch is None:

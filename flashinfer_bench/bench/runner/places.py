@@ -126,6 +126,10 @@ class Places(Protocol):
     def devices(self) -> Sequence[Device]:
         """The devices of all places that can be used now."""
 
+    @property
+    def least_shares(self) -> int:
+        """Deal blocks as for this many places at least, so that something is left for one that comes."""
+
     def look(self) -> News:
         """Say which places have come since the last look. It is called often, and waits for nothing."""
 
@@ -161,6 +165,11 @@ class LocalPlaces:
         self.devices = tuple(devices)
         self._lock = lock
         self._start = start
+
+    @property
+    def least_shares(self) -> int:
+        """Say that one device may have all there is."""
+        return 1
 
     def look(self) -> News:
         """Say that nothing has changed: the devices of a machine stay."""
