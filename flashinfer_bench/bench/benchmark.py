@@ -13,7 +13,6 @@ from pathlib import Path
 from flashinfer_bench.base.host import collector_paused
 from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, RunStarted
-from flashinfer_bench.bench.machine import Machine
 from flashinfer_bench.bench.planning.plan import Plan, describe_nothing, make_plan
 from flashinfer_bench.bench.planning.resume import RecordedJobs
 from flashinfer_bench.bench.planning.selection import select
@@ -22,7 +21,6 @@ from flashinfer_bench.bench.resident.workshop import Workshop
 from flashinfer_bench.bench.runner.fleet import FleetRules, Judged
 from flashinfer_bench.bench.runner.job_seeds import JobSeeds, recorded_seeds
 from flashinfer_bench.bench.runner.recorded import find_resumed
-from flashinfer_bench.bench.runner.sandbox import Sandbox
 from flashinfer_bench.data import Trace, TraceSet
 from flashinfer_bench.data.store.trace_list import kept_of
 
@@ -50,6 +48,8 @@ class Benchmark:
         self._trace_set = trace_set
         self.workshop = Workshop(trace_set, config, cache)
         self.config = self.workshop.config
+        self.machine = self.workshop.machine
+        self.sandbox = self.workshop.sandbox
         self._seeds = JobSeeds(self.config.seed)
         self.faults: list[JobFaulted] = []
         self._unsaved: dict[int, Trace] = {}
@@ -61,16 +61,6 @@ class Benchmark:
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
-
-    @property
-    def machine(self) -> Machine:
-        """The devices, and what can be built for them."""
-        return self.workshop.machine
-
-    @property
-    def sandbox(self) -> Sandbox:
-        """The walls that workers get."""
-        return self.workshop.sandbox
 
     def get_trace_set(self) -> TraceSet:
         """Return the trace set that is run."""

@@ -44,6 +44,17 @@ class TravellingSources:
         """Say that nothing has to be done later."""
         return None
 
+    @property
+    def is_held(self) -> bool:
+        """Say that no compiler is held still."""
+        return False
+
+    def hold(self) -> None:
+        """Do nothing: there is no compiler."""
+
+    def release(self) -> None:
+        """Do nothing, as above."""
+
     def add(self, solutions: Iterable[Solution]) -> None:
         """Take solutions: they are built where they run."""
 

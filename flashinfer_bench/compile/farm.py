@@ -90,6 +90,8 @@ class BuildFarm:
         """Builds whose artifact another process is making, or that wait for a precompiled header."""
         self._running: list[Building] = []
         self._has_grown = False
+        self.is_held = False
+        """Whether compilers are held still, and none is started."""
 
     def __enter__(self) -> BuildFarm:
         return self
@@ -163,9 +165,24 @@ class BuildFarm:
         message = f"the artifact of {solution.name} was changed while the run used it: {artifact.directory}"
         return Built(solution, None, BuildFault(message), built.seconds, built.was_cached)
 
+    def hold(self) -> None:
+        """Hold all compilers still until `release`: something is measured on the cores that they need."""
+        self.is_held = True
+        for process in self.processes():
+            process.hold()
+
+    def release(self) -> None:
+        """Let the compilers go on."""
+        if self.is_held:
+            self.is_held = False
+            for process in self.processes():
+                process.release()
+
     def poll(self) -> list[Built]:
         """Read what compilers say, start the next ones, and return the builds that ended. Never waits."""
         finished: list[Built] = []
+        if self.is_held:
+            self.hold()
         readable = self._readable()
         for building in list(self._running):
             outcome = building.advance() if building in readable else building.check_deadline()
@@ -226,7 +243,7 @@ class BuildFarm:
 
     @property
     def _free(self) -> int:
-        return self._jobs - sum(building.parallel for building in self._all_running())
+        return 0 if self.is_held else self._jobs - sum(building.parallel for building in self._all_running())
 
     def _make(self, solution: Solution) -> Building | Built:
         try:

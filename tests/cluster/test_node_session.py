@@ -50,11 +50,17 @@ class SlowFarm:
     wait_s = None
 
     def __init__(self, broken=()):
-        self.waiting, self.ready, self.broken = [], [], broken
+        self.waiting, self.ready, self.broken, self.is_held = [], [], broken, False
 
     @property
     def open_builds(self):
         return len(self.waiting)
+
+    def hold(self):
+        self.is_held = True
+
+    def release(self):
+        self.is_held = False
 
     def add(self, solutions):
         self.waiting += [one.name for one in solutions if one.name.startswith("slow")]
@@ -162,9 +168,11 @@ def test_nothing_is_compiled_on_a_cpu_while_a_block_runs_there_and_on_a_gpu_it_i
         session.obey(make_order("slow"))
         assert list(session.advance()) == []
         assert session._farm.ready == ready
+        assert session._farm.is_held == (device is CPU)
         say(client, session, {"done": True})
         list(session.advance())
         assert session._farm.ready == ["slow"]
+        assert not session._farm.is_held
 
 
 def test_a_block_begins_when_the_one_before_is_done():

@@ -21,6 +21,7 @@ import atexit
 import contextlib
 import logging
 import os
+import select
 import threading
 import time
 from collections import deque
@@ -29,7 +30,7 @@ from pathlib import Path
 from typing import Final
 
 from flashinfer_bench.bench.config import BenchmarkConfig
-from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, JobStarted, RunStarted
+from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, JobStarted
 from flashinfer_bench.bench.planning.plan import Job
 from flashinfer_bench.bench.resident.fair_queue import FairQueue, Precedence
 from flashinfer_bench.bench.resident.open_jobs import OpenJob, OpenJobs
@@ -40,13 +41,15 @@ from flashinfer_bench.bench.resident.task import Task, TaskOrder
 from flashinfer_bench.bench.resident.watch import EngineWatch
 from flashinfer_bench.bench.resident.workshop import Workshop
 from flashinfer_bench.bench.runner.estimates import JobTimes
-from flashinfer_bench.bench.runner.fleet import Fleet, FleetRules, Happening, Judged
+from flashinfer_bench.bench.runner.fleet import POLL_S, Fleet, FleetRules, Happening, Judged
 from flashinfer_bench.bench.runner.job_seeds import JobSeeds
 from flashinfer_bench.bench.runner.starting import end_starters_of_thread
 from flashinfer_bench.data import Solution, Trace, TraceSet
 from flashinfer_bench.errors import EngineClosed, FlashInferBenchError, QueueFull
 
 LOG: Final = logging.getLogger(__name__)
+RESTART_S: Final = 1.0
+"""Seconds after which the loop over the devices is started anew where it failed."""
 
 
 class Engine:
@@ -211,12 +214,14 @@ class Engine:
 
     def _drive(self) -> None:
         try:
-            while not self._is_stopping.is_set():
+            while self._sleep():
                 try:
                     self._serve()
                 except Exception as error:  # round one device loop: what is open has no verdict, the engine goes on
                     LOG.exception("the loop over the devices failed, and is started anew")
                     self._fail_open(f"the engine failed: {type(error).__name__}: {error}")
+                    self._is_stopping.wait(RESTART_S)
+                end_starters_of_thread()
         finally:
             end_starters_of_thread()
             with self._lock:
@@ -227,33 +232,39 @@ class Engine:
             for fd in (self._woken, self._wake):
                 os.close(fd)
 
+    def _sleep(self) -> bool:
+        """Wait, holding no device, until there is something to do; say whether the engine goes on."""
+        while not self._notes and not self._is_stopping.is_set():
+            select.select([self._woken], [], [])
+            self._hush()
+        return not self._is_stopping.is_set()
+
+    def _hush(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._woken, 4096)
+
     def _serve(self) -> None:
-        """Drive the loop over the devices until the engine is closed."""
-        rules = FleetRules(self._make_queue, self.limits.retry_device_s)
+        """Drive the loop over the devices until the engine is closed, or had no job for a while."""
+        rules = FleetRules(self._make_queue, self.limits.retry_device_s, self.limits.build_turn_s)
         needs_triton = self.workshop.machine.languages.get("triton", "none") is None
-        with self.workshop.make_fleet(self._seeds, rules, needs_triton=needs_triton) as fleet:
-            self._tell(RunStarted(self.workshop.machine.devices, 0))
-            idle_since: float | None = time.monotonic()
+        fleet = self.workshop.make_fleet(self._seeds, rules, needs_triton=needs_triton)
+        try:
+            idle_since: float | None = None
             while not self._is_stopping.is_set():
                 while self._notes:
                     self._notes.popleft()(fleet)
-                for happening in fleet.turn(self._woken):
+                is_idle = not fleet.has_open_jobs
+                idle_since = (idle_since or time.monotonic()) if is_idle else None
+                left_s = POLL_S if idle_since is None else idle_since + self.limits.idle_s - time.monotonic()
+                if left_s <= 0:
+                    return
+                for happening in fleet.turn(self._woken, min(POLL_S, left_s)):
                     self._hear(happening)
-                with contextlib.suppress(BlockingIOError):
-                    os.read(self._woken, 4096)
+                self._hush()
                 self._watch.look(fleet.stations)
-                idle_since = self._rest(fleet, idle_since)
-
-    def _rest(self, fleet: Fleet, idle_since: float | None) -> float | None:
-        """Give the devices back after a while without jobs; return since when there are none."""
-        if fleet.has_open_jobs or self._notes:
-            return None
-        now = time.monotonic()
-        if idle_since is not None and now - idle_since >= self.limits.idle_s and fleet.is_awake:
-            fleet.rest()
-            end_starters_of_thread()
+        finally:
+            fleet.__exit__()
             self._watch.look(fleet.stations)
-        return now if idle_since is None else idle_since
 
     def _make_queue(self, times: JobTimes) -> FairQueue:
         return FairQueue(times.estimate, self._precedence_of)
@@ -275,7 +286,8 @@ class Engine:
         removed = [job.index for job in fleet.remove(unwanted)]
         with self._lock:
             for index in removed:
-                self._open.close(index)
+                if (entry := self._open.close(index)) is not None:
+                    self._seeds.forget(entry.job)
         self._watch.count("CANCELLED", len(removed))
 
     def _hear(self, happening: Happening) -> None:
@@ -295,6 +307,7 @@ class Engine:
     def _record(self, judged: Judged) -> None:
         """Make a trace for each solution that a job stands for, save it, and give it to the tasks that wait for it."""
         entry = self._close(judged.job)
+        self._watch.count_verdict(judged.device)
         self._watch.count(judged.evaluation.status.value if entry.waiting else "CANCELLED")
         made: dict[tuple[str, str], Trace | JobFaulted] = {}
         for task, job in sorted(entry.waiting, key=lambda pair: not pair[0].order.save_results):

@@ -81,6 +81,10 @@ class FairQueue:
         self._drop_idle()
         return removed
 
+    def has_ready(self, is_ready: IsReady | None) -> bool:
+        """Tell whether any open job's solution is built."""
+        return any(queue.jobs.has_ready(is_ready) for queue in self._queues.values())
+
     def take(
         self, device_count: int, is_ready: IsReady | None = None, device: str = "", *, splits: bool = True
     ) -> Block | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from functools import partial
+from typing import Final
 
 from flashinfer_bench.bench.extra_keys import find_wrong_extras
 from flashinfer_bench.bench.planning.plan import (
@@ -28,6 +29,9 @@ from flashinfer_bench.errors import ConfigError
 
 Recorded = dict[tuple[str, str], list[AnyTrace]]
 """Uuid of a workload and digest of a solution → traces, the latest last."""
+MOST_KEPT: Final = 10_000
+"""The engine answers from this many of its own traces; older ones only after the set is read anew. A line has some
+6 KB."""
 
 
 class Submissions:
@@ -41,6 +45,8 @@ class Submissions:
         self._workshop = workshop
         self._makers: dict[str, JobMaker] = {}
         self._recorded: dict[str, Recorded] = {}
+        self._own: dict[tuple[str, str], str] = {}
+        """The latest lines that the engine has recorded, by workload and solution, the oldest first."""
         self._lock = threading.Lock()
 
     def find(self, solution: Solution | str) -> Solution:
@@ -94,18 +100,23 @@ class Submissions:
         recorded = self._recorded_of(jobs[0].definition.name)
         found: dict[str, Trace] = {}
         for job in jobs:
-            kept = recorded.get((job.workload.uuid, job.fingerprint["solution"]), [])
-            named = [to_trace(trace).model_copy(update={"solution": job.solution.name}) for trace in kept]
+            mark = (job.workload.uuid, job.fingerprint["solution"])
+            traces = list(map(to_trace, recorded.get(mark, [])))
+            if (own := self._own.get(mark)) is not None:
+                traces.append(Trace.model_validate_json(own))
+            named = [trace.model_copy(update={"solution": job.solution.name}) for trace in traces]
             if named and decide(job, config, RecordedJobs.from_traces(named)).action == "skip":
                 found[job.workload.uuid] = named[-1]
         return found
 
     def keep(self, job: Job, trace: Trace) -> None:
-        """Take note of a trace that was recorded."""
+        """Take note of a trace that the engine has recorded."""
+        mark = (job.workload.uuid, job.fingerprint["solution"])
         with self._lock:
-            known = self._recorded.get(job.definition.name)
-            if known is not None:
-                known.setdefault((job.workload.uuid, job.fingerprint["solution"]), []).append(trace)
+            self._own.pop(mark, None)
+            self._own[mark] = trace.to_json()
+            while len(self._own) > MOST_KEPT:
+                del self._own[next(iter(self._own))]
 
     def _recorded_of(self, definition: str) -> Recorded:
         """Return the recorded traces of a definition; they are looked through once."""

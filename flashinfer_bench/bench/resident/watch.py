@@ -13,7 +13,6 @@ from flashinfer_bench.bench.runner.host.station import Station
 
 RATE_S: Final = 60.0
 """The rate is that of so many seconds before now, or since the engine began."""
-NO_VERDICT: Final = ("FAULT", "CANCELLED")
 
 
 class EngineWatch:
@@ -26,6 +25,8 @@ class EngineWatch:
     def __init__(self, devices: Sequence[Device]) -> None:
         self._began = time.monotonic()
         self._counts: Counter[str] = Counter()
+        self._done: Counter[str] = Counter()
+        """Device → its verdicts."""
         self._ends: deque[float] = deque()
         now = _utc_now()
         self._devices = tuple(
@@ -38,13 +39,19 @@ class EngineWatch:
         """Count jobs that ended."""
         if jobs:
             self._counts[status] += jobs
-        if status not in NO_VERDICT:
-            self._ends.append(time.monotonic())
+
+    def count_verdict(self, device: Device) -> None:
+        """Count a verdict that was reached on a device."""
+        self._done[device.label] += 1
+        self._ends.append(time.monotonic())
         self._trim()
 
     def look(self, stations: Iterable[Station]) -> None:
         """Note what each device does."""
-        self._devices = tuple(map(_describe, stations, self._devices))
+        self._devices = tuple(
+            _describe(station, before, self._done[before.label])
+            for station, before in zip(stations, self._devices, strict=True)
+        )
 
     def describe(self, open_jobs: int, open_tasks: dict[str, int], *, is_closed: bool) -> EngineState:
         """Return all that is known."""
@@ -66,13 +73,13 @@ class EngineWatch:
             self._ends.popleft()
 
 
-def _describe(station: Station, before: DeviceState) -> DeviceState:
+def _describe(station: Station, before: DeviceState, done: int) -> DeviceState:
     condition = _condition_of(station)
     job = station.open_jobs.get(station.current) if station.current is not None else None
     label = job and JobLabel(
         index=job.index, definition=job.definition.name, solution=job.solution.name, workload=job.workload.uuid
     )
-    if (condition, label, station.done) == (before.condition, before.job, before.jobs_done):
+    if (condition, label, done) == (before.condition, before.job, before.jobs_done):
         return before
     return before.model_copy(
         update={
@@ -80,7 +87,7 @@ def _describe(station: Station, before: DeviceState) -> DeviceState:
             "condition": condition,
             "since": before.since if condition == before.condition else _utc_now(),
             "job": label,
-            "jobs_done": station.done,
+            "jobs_done": done,
         }
     )
 

@@ -29,6 +29,7 @@ from flashinfer_bench.bench.runner.estimates import JobTimes
 from flashinfer_bench.bench.runner.host.block_orders import OrderMaker
 from flashinfer_bench.bench.runner.host.retries import Retries
 from flashinfer_bench.bench.runner.host.station import Station
+from flashinfer_bench.bench.runner.host.turns import BuildTurns
 from flashinfer_bench.bench.runner.places import LocalPlaces, Places, Session
 from flashinfer_bench.bench.runner.protocol import REFERENCE_PHASE, Hello, JobFault, JobVerdict
 from flashinfer_bench.bench.schedule import Block, BlockQueue, IsReady
@@ -36,7 +37,7 @@ from flashinfer_bench.data import Evaluation, Solution
 from flashinfer_bench.errors import DeviceFault
 
 POLL_S: Final = 1.0
-"""The longest that one turn of the loop waits, in seconds."""
+"""The longest that one turn of the loop waits, in seconds, unless its caller says otherwise."""
 FAILED_STARTS: Final = 2
 """Give a device up after this many sessions that did not start."""
 
@@ -67,6 +68,9 @@ class JobQueue(Protocol):
     def remove(self, indices: Iterable[int]) -> list[Job]:
         """Take out those of these jobs that nobody has taken, and return them."""
 
+    def has_ready(self, is_ready: IsReady | None) -> bool:
+        """Tell whether any open job's solution is built."""
+
     def take(
         self, device_count: int, is_ready: IsReady | None = None, device: str = "", *, splits: bool = True
     ) -> Block | None:
@@ -87,6 +91,8 @@ class FleetRules:
     retry_device_s: float | None = None
     """Try a device that was given up again after this many seconds; None: never, and where none is left, a lock that
     another run holds too long is an error."""
+    build_turn_s: float | None = None
+    """On a CPU compilers and jobs have turns of this many seconds; None: all builds end before the first job."""
 
 
 class Fleet:
@@ -118,6 +124,7 @@ class Fleet:
         self.times = JobTimes()
         self.queue = self._rules.make_queue(self.times)
         self._retries = Retries()
+        self._turns = BuildTurns(self._farm, self._rules.build_turn_s)
         self._notices: list[Notice] = []
         self._last_words = "no device could be used"
 
@@ -141,11 +148,6 @@ class Fleet:
         """Whether any job has no answer yet."""
         return bool(self.queue.remaining or any(station.jobs for station in self._stations))
 
-    @property
-    def is_awake(self) -> bool:
-        """Whether it holds any device."""
-        return any(station.client is not None or station.is_locked for station in self._stations)
-
     def run(self, jobs: Iterable[Job]) -> Iterator[Happening]:
         """Run the jobs; yields each one's fate as it is known. Closing the iterator and the fleet stops everything."""
         self.add(list(jobs))
@@ -155,6 +157,7 @@ class Fleet:
     def add(self, jobs: list[Job]) -> None:
         """Take further jobs. Where no device is left, each is tried again."""
         before = self._farm.open_builds
+        self._turns.begin_builds(is_busy=any(one.open_jobs for one in self._stations if one.device.kind == "cpu"))
         self._farm.add({job.solution_key: job.solution for job in jobs}.values())
         self._farm.poll()
         self.queue.add(jobs)
@@ -180,18 +183,12 @@ class Fleet:
             if any(map(is_meant, station.ahead.values())):
                 take_back(station, self.queue)
 
-    def rest(self) -> None:
-        """End all sessions, and let other runs have the devices. No job may be open; the next one starts anew."""
-        for station in self._stations:
-            station.end_session()
-            station.free()
-        self._retries.forget_references()
-
-    def turn(self, wake: int | None = None) -> Iterator[Happening]:
-        """Go once round the loop: give every device work, then wait until something happens, at most `POLL_S`.
+    def turn(self, wake: int | None = None, limit_s: float = POLL_S) -> Iterator[Happening]:
+        """Go once round the loop: give every device work, then wait until something happens.
 
         Args:
             wake: a descriptor that ends the wait where it can be read.
+            limit_s: wait no longer than this.
         """
         notices, self._notices = self._notices, []
         yield from notices
@@ -200,10 +197,24 @@ class Fleet:
         if self.has_open_jobs and not self._usable() and not self._places.expects_more:
             yield from self._give_up()
             return
+        self._share_processor()
         for station in self._stations:
             yield from self._keep_busy(station)
-        yield from self._listen(wake)
+        yield from self._listen(wake, limit_s)
         self._farm.poll()
+
+    def _share_processor(self) -> None:
+        """Give the processors of a CPU device to compilers or to jobs."""
+        on_cpu = [station for station in self._stations if station.device.kind == "cpu"]
+        if not on_cpu or not self._farm.open_builds:
+            self._turns.update(is_busy=False, is_waiting=False)
+            return
+        is_waiting = any(station.ahead for station in on_cpu) or self.queue.has_ready(self._farm.is_ready)
+        self._turns.update(is_busy=any(station.open_jobs for station in on_cpu), is_waiting=is_waiting)
+        if not self._turns.may_measure:
+            for station in on_cpu:
+                if station.ahead:
+                    take_back(station, self.queue)
 
     def _usable(self) -> list[Station]:
         return [station for station in self._stations if station.given_up_at is None]
@@ -311,8 +322,8 @@ class Fleet:
                 client.send(order)
 
     def _may_run(self, device: Device, solution: Solution) -> bool:
-        """Tell whether a solution is built. On a CPU all have to be built: compilers would disturb the measurement."""
-        return self._farm.is_ready(solution) and (device.kind != "cpu" or not self._farm.open_builds)
+        """Tell whether a solution is built. On a CPU compilers would disturb the measurement."""
+        return self._farm.is_ready(solution) and (device.kind != "cpu" or self._turns.may_measure)
 
     def _fault(self, job: Job, message: str) -> JobFaulted:
         self._forget(job)
@@ -323,7 +334,7 @@ class Fleet:
         self._retries.forget_jobs([job.index])
         self.queue.forget([job.index])
 
-    def _listen(self, wake: int | None) -> Iterator[Happening]:
+    def _listen(self, wake: int | None, limit_s: float) -> Iterator[Happening]:
         with selectors.DefaultSelector() as selector:
             clients = [(station, station.client) for station in self._stations if station.client is not None]
             for station, client in clients:
@@ -333,7 +344,7 @@ class Fleet:
                 selector.register(process, selectors.EVENT_READ)
             if wake is not None:
                 selector.register(wake, selectors.EVENT_READ)
-            limits = [POLL_S, *(max(0.0, client.left_s) for _, client in clients)]
+            limits = [limit_s, *(max(0.0, client.left_s) for _, client in clients)]
             limits += [LOCK_POLL_S] if any(station.asking for station in self._stations) else []
             limits += [self._farm.wait_s] if self._farm.wait_s is not None else []
             found = {id(key.data): events for key, events in selector.select(min(limits)) if key.data is not None}
@@ -363,7 +374,6 @@ class Fleet:
             verdict = JobVerdict.model_validate(message["verdict"])
             job = station.open_jobs.pop(verdict.job)
             station.current = None
-            station.done += 1
             self.times.add(job, verdict.seconds)
             self._forget(job)
             yield Judged(job, station.device, Evaluation.model_validate(verdict.evaluation), verdict.seconds)

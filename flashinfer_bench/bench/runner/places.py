@@ -87,6 +87,16 @@ class Builds(Protocol):
     def wait_s(self) -> float | None:
         """Seconds after which `poll` has to be called; None for never."""
 
+    @property
+    def is_held(self) -> bool:
+        """Whether compilers are held still."""
+
+    def hold(self) -> None:
+        """Hold compilers still."""
+
+    def release(self) -> None:
+        """Let them go on."""
+
     def add(self, solutions: Iterable[Solution]) -> None:
         """Take solutions."""
 

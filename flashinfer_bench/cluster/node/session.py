@@ -83,6 +83,7 @@ class NodeSession:
         for message in self.client.messages():
             if "done" in message:
                 self._is_busy = False
+                self._farm.release()
             if "ready" in message or "done" in message:
                 self.client.wait_forever()  # the next block may have to be built
             yield message
@@ -117,6 +118,8 @@ class NodeSession:
         self._faults = []
         if self._jobs:
             self._is_busy = True
+            if not self._may_build:
+                self._farm.hold()  # compilers of a block that was taken back
             self.client.begin()
         else:
             yield {"done": True}

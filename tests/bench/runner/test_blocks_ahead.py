@@ -25,7 +25,7 @@ pytestmark = pytest.mark.cpu
 class FakeFarm:
     """Has built everything."""
 
-    open_builds, jobs, wait_s = 0, 1, None
+    open_builds, jobs, wait_s, is_held = 0, 1, None, False
 
     def add(self, solutions):
         pass

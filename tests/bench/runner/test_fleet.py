@@ -2,7 +2,6 @@
 
 import json
 import socket
-from pathlib import Path
 from typing import ClassVar
 
 import pytest
@@ -12,7 +11,7 @@ from flashinfer_bench.bench.events import JobFaulted, JobStarted, Notice
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.planning.plan import Job
 from flashinfer_bench.bench.runner import fleet as fleet_module
-from flashinfer_bench.bench.runner.fleet import Fleet, Judged
+from flashinfer_bench.bench.runner.fleet import Fleet, FleetRules, Judged
 from flashinfer_bench.bench.runner.host.block_orders import OrderMaker
 from flashinfer_bench.compile import BuildFarm, find_toolchain
 from tests.kit.make import make_definition, make_evaluation, make_solution, make_workload
@@ -23,6 +22,7 @@ pytestmark = [
     pytest.mark.cpu,
     pytest.mark.skipif(TOOLCHAIN.cxx is None or TOOLCHAIN.tvm_ffi is None, reason="needs g++ and tvm-ffi"),
 ]
+IN_TURNS = FleetRules(build_turn_s=0.05)
 
 
 class FakeClient:
@@ -73,7 +73,7 @@ def run(monkeypatch, tmp_path):
     monkeypatch.setattr(fleet_module, "SessionClient", FakeClient)
     monkeypatch.setattr(FakeClient, "blocks", [])
 
-    def go(solutions, *, kind, action="sleep 0.3", workloads=2):
+    def go(solutions, *, kind, action="sleep 0.3", workloads=2, rules=None):
         config = BenchmarkConfig().resolve_eval_config(make_definition())
         pairs = [(one, make_workload(f"w{number}")) for one in solutions for number in range(workloads)]
         jobs = [Job(index, make_definition(), uuid, one, config, {}) for index, (one, uuid) in enumerate(pairs)]
@@ -83,18 +83,20 @@ def run(monkeypatch, tmp_path):
             "hello_for": lambda device: None,
             "orders": OrderMaker(farm, blob_root_for=lambda job: tmp_path, seed_of=lambda job: 1),
         }
-        with Fleet([device], **settings) as fleet:
-            return [(happening, farm.open_builds) for happening in fleet.run(jobs)]
+        with Fleet([device], rules=rules, **settings) as fleet:
+            told = ((happening, farm.open_builds) for happening in fleet.run(jobs))
+            return list(told) if rules is None else list(until_judged(told, workloads))
 
     return go
 
 
-def settings_with(farm):
-    """Return what a fleet needs beside its devices; where files lie, and the seeds, do not matter here."""
-    return {
-        "hello_for": lambda device: None,
-        "orders": OrderMaker(farm, blob_root_for=lambda job: Path("nowhere"), seed_of=lambda job: 1),
-    }
+def until_judged(told, count):
+    """Yield what happens until so many jobs have their verdict."""
+    for happening, open_builds in told:
+        yield happening, open_builds
+        count -= isinstance(happening, Judged)
+        if not count:
+            return
 
 
 def judged(happenings):
@@ -113,6 +115,11 @@ def test_a_cpu_measures_nothing_while_compilers_run_on_it(run):
     assert {open_builds for _, open_builds in judged(happenings)} == {0}
     assert len(FakeClient.blocks) == 1
     assert "compiling 1 solution" in next(one.message for one, _ in happenings if isinstance(one, Notice))
+
+
+def test_a_build_that_never_ends_keeps_no_other_solution_from_a_cpu_that_stays(run):
+    happenings = run([make_native(), make_solution()], kind="cpu", action="sleep 30", rules=IN_TURNS)
+    assert judged(happenings) == [("double_python", 1)] * 2
 
 
 def test_what_does_not_compile_is_judged_and_what_cannot_be_built_here_is_a_fault(run):

@@ -64,8 +64,3 @@ class Retries:
         """Forget jobs that have ended."""
         for index in indices:
             self._tries.pop(index, None)
-
-    def forget_references(self) -> None:
-        """Try every reference again: what hung may have met a busy machine."""
-        self._broken.clear()
-        self._hung.clear()

@@ -36,8 +36,6 @@ class Station:
     """Gives the device's lock back."""
     given_up_at: float | None = None
     """When it was given up, in monotonic seconds; None while it is in use."""
-    done: int = 0
-    """Jobs that have their verdict."""
 
     @property
     def jobs(self) -> list[Job]:
