@@ -40,10 +40,12 @@ class PlaceActor:
 
     Args:
         kind: "cpu" or "cuda"; Ray has given this process one GPU.
+        build_jobs: compilers at once; None for the node's default.
     """
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, build_jobs: int | None) -> None:
         self._kind = kind
+        self._build_jobs = build_jobs
         self._blobs: deque[Mapping[str, Any]] = deque(maxlen=KEPT_ORDERS)
         """Digest → reference to what is in Ray's object store, of each of the last orders."""
 
@@ -54,7 +56,7 @@ class PlaceActor:
         if self._kind == "cuda":
             os.environ.pop("OMP_NUM_THREADS", None)  # Ray's; a session beside a GPU computes as it does without Ray
         self._device = find_device(self._kind, int(gpus[0]) if gpus and str(gpus[0]).isdigit() else None)
-        self._relay = Relay(self._device, self._fetch)
+        self._relay = Relay(self._device, self._fetch, build_jobs=self._build_jobs)
         return describe_place(self._device, level, cache, hidden).model_dump()
 
     @in_group("orders")

@@ -256,8 +256,8 @@ class Cluster:
         remote = ray.remote(concurrency_groups=GROUPS)(PlaceActor).options(
             **share, scheduling_strategy=pinned, max_restarts=0, max_task_retries=0
         )
-        actor = remote.remote(self._kind)
         settings = self._settings
+        actor = remote.remote(self._kind, settings.build_jobs)
         asked = actor.describe.remote(settings.sandbox, settings.cache, list(settings.hidden))
         return ActorPlace(node["NodeID"], actor, asked, RayPost(actor))
 

@@ -26,6 +26,8 @@ class ClusterSettings:
     """The folder for what is built, on every node; None for each node's own."""
     has_shared_blobs: bool = False
     """All nodes see the host's files under the same paths."""
+    build_jobs: int | None = None
+    """Compilers at once on each node; None for the node's default."""
     hidden: tuple[str, ...] = ()
     """Names of folders of the cache that no worker reads."""
 

@@ -5,6 +5,7 @@ One cluster serves all tests of this file. What disturbs a cluster is in `benchm
 
 import importlib.util
 import os
+import re
 import sys
 import time
 from pathlib import Path
@@ -17,6 +18,7 @@ from flashinfer_bench.data import TraceSet
 from flashinfer_bench.errors import ConfigError
 from flashinfer_bench.worker.call_filter import filters_calls
 from flashinfer_bench.worker.walls import landlock
+from tests.conftest import CHECKOUT
 from tests.kit.make import make_definition, make_solution, make_trace, make_workload, write_trace_set
 
 pytestmark = [
@@ -187,6 +189,16 @@ def test_what_cannot_be_had_is_said_in_one_line(ray_cluster, trace_set):
         Benchmark(trace_set, make_config(ray_cluster, devices=["0"]))
     with pytest.raises(ConfigError, match="not through ray://"):
         Benchmark(trace_set, BenchmarkConfig.default(cluster="ray", cluster_address="ray://10.0.0.1:10001"))
+
+
+def test_the_program_of_the_guide_judges_on_a_node(ray_cluster, monkeypatch, tmp_path, capsys):
+    program = re.search(r"```python\n(.*?)```", (CHECKOUT / "docs" / "cluster.md").read_text(), re.DOTALL)[1]
+    (tmp_path / "flashinfer-trace").symlink_to(CHECKOUT / "flashinfer-trace")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RAY_ADDRESS", ray_cluster.address)
+    exec(program, {})
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[1:] for line in lines] == [["d011721d-a06f-50f4-978f-04236347ca88", "PASSED"]]
 
 
 def test_ray_prints_nothing_where_results_go(ray_cluster, capsys):

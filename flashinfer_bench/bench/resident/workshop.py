@@ -158,6 +158,7 @@ class Workshop:
             sandbox=self.config.sandbox,
             cache=str(self.cache) if self._own_cache else None,
             has_shared_blobs=self.config.shared_blobs,
+            build_jobs=self.config.build_jobs,
             hidden=CACHE_FOLDERS,
         )
 

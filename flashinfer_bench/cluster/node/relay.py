@@ -48,9 +48,13 @@ class Relay:
         device: the place's.
         fetch: gets blobs by their digest.
         start: starts a session on this machine.
+        build_jobs: compilers at once; None for as many as the cores allow.
     """
 
-    def __init__(self, device: Device, fetch: Fetch, start: Start = SessionClient) -> None:
+    def __init__(
+        self, device: Device, fetch: Fetch, start: Start = SessionClient, *, build_jobs: int | None = None
+    ) -> None:
+        self._build_jobs = build_jobs or default_jobs(spared_cores=0 if device.kind == "cpu" else 1)
         self._device = device
         self._start = start
         self._folder = Path(tempfile.mkdtemp(prefix="flashinfer-bench-place-"))
@@ -154,10 +158,9 @@ class Relay:
     def _serve(self, number: int, hello: Hello, held: ExitStack) -> None:
         """Run one session to its end."""
         capabilities = [self._device.capability] if self._device.capability is not None else []
-        jobs = default_jobs(spared_cores=0 if self._device.kind == "cpu" else 1)
         try:
             self._take_device(number, held)
-            with BuildFarm(Path(hello.cache_root), jobs=jobs, target=BuildTarget.of(capabilities)) as farm:
+            with BuildFarm(Path(hello.cache_root), jobs=self._build_jobs, target=BuildTarget.of(capabilities)) as farm:
                 client = self._start(self._device, hello)
                 try:
                     self._relay(number, NodeSession(client, self._device, farm, self._shelf))
