@@ -30,7 +30,8 @@ from flashinfer_bench.bench.runner.protocol import Hello
 from flashinfer_bench.bench.runner.sandbox import Sandbox
 from flashinfer_bench.cluster.actor import GROUPS, PlaceActor
 from flashinfer_bench.cluster.far_session import FarSession
-from flashinfer_bench.cluster.joining import choose_kind, connect, count_places
+from flashinfer_bench.cluster.joining import connect
+from flashinfer_bench.cluster.nodes import choose_kind, count_places, fit_hello, read_sandbox
 from flashinfer_bench.cluster.parcels import Packer, TravellingSources
 from flashinfer_bench.cluster.ray_post import RayPost
 from flashinfer_bench.cluster.settings import ClusterSettings
@@ -333,21 +334,3 @@ class Cluster:
             while len(self._blobs) > 1 and sum(size for _, size in self._blobs.values()) > OFFERED_BYTES:
                 self._blobs.popitem(last=False)
             return self._blobs[digest][0]
-
-
-def read_sandbox(facts: PlaceFacts) -> Sandbox:
-    """Return how far a place confines workers."""
-    return Sandbox(**{**facts.sandbox, "notes": tuple(facts.sandbox["notes"])})
-
-
-def fit_hello(hello: Hello, facts: PlaceFacts, sandbox: Sandbox) -> Hello:
-    """Return a session's settings as they are right on the node of a place."""
-    return hello.model_copy(
-        update={
-            "cache_root": facts.cache_root,
-            "has_walls": sandbox.has_walls,
-            "sandbox_user": sandbox.user,
-            "hidden": [*hello.hidden, *facts.hidden],
-            "baselines": hello.baselines if sandbox.has_walls else "off",
-        }
-    )

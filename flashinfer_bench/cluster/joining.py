@@ -1,12 +1,12 @@
-"""Joins a Ray cluster, and says what its nodes could be used for."""
+"""Joins a Ray cluster, and keeps it off stdout."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib
 import logging
-from collections.abc import Iterable, Mapping
-from typing import Any, Final, Literal
+from collections.abc import Mapping
+from typing import Any, Final
 
 import ray
 
@@ -44,13 +44,3 @@ def keep_off_stdout() -> None:
 def log_lines(data: Mapping[str, Any], *_: object, **__: object) -> None:
     """Log what Ray would print."""
     LOG.debug("ray: %s", data.get("lines"))
-
-
-def choose_kind(nodes: Iterable[Mapping[str, Any]]) -> Literal["cpu", "cuda"]:
-    """Return what a run uses: GPUs, where any node has one."""
-    return "cuda" if any(node["Alive"] and node["Resources"].get("GPU", 0) >= 1 for node in nodes) else "cpu"
-
-
-def count_places(resources: Mapping[str, float], kind: Literal["cpu", "cuda"]) -> int:
-    """Return how many places a node has: its GPUs, or one for its CPU."""
-    return int(resources.get("GPU", 0)) if kind == "cuda" else int(resources.get("CPU", 0) >= 1)

@@ -6,7 +6,9 @@ One cluster serves all tests of this file. What disturbs a cluster is in `benchm
 import importlib.util
 import os
 import re
+import shutil
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -67,7 +69,7 @@ def read_memory():
 attempt("port", lambda: knock(PORT))
 attempt("raylet", lambda: call(SOCKETS + "/raylet"))
 attempt("store", lambda: call(SOCKETS + "/plasma_store"))
-attempt("folder", lambda: os.listdir("/tmp/ray"))
+attempt("folder", lambda: os.listdir(SOCKETS + "/../.."))
 attempt("shared memory", lambda: os.listdir("/dev/shm"))
 attempt("processes", read_memory)
 print("variables", sorted(name for name in os.environ if name.startswith("RAY")))
@@ -84,10 +86,12 @@ def ray_cluster():
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     from ray.cluster_utils import Cluster
 
-    cluster = Cluster(initialize_head=True, head_node_args={**SIZE, "include_dashboard": False})
+    folder = tempfile.mkdtemp(prefix="fib-ray-")  # a short path: sockets lie in it
+    cluster = Cluster(initialize_head=True, head_node_args={**SIZE, "include_dashboard": False, "temp_dir": folder})
     cluster.add_node(**SIZE)
     yield cluster
     cluster.shutdown()
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture

@@ -224,7 +224,10 @@ class Fleet:
         news = self._places.look()
         for message in news.notices:
             yield Notice(message)
+        known = {station.device for station in self._stations}
         for device in news.joined:
+            if device in known:
+                continue  # an actor of a place that was lost, before its session has told so: it is started anew
             self._stations.append(Station(device))
             yield Notice(f"{device.label} ({device.name}) is used from now on")
 
