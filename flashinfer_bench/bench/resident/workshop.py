@@ -105,7 +105,9 @@ class Workshop:
         farm = self._make_farm() if self._cluster is None else self._cluster.sources
         return Fleet(
             self.machine.devices if self._cluster is None else self._cluster,
-            hello_for=lambda device: self.greet(device, needs_triton=needs_triton),
+            hello_for=lambda device: self.greet(
+                device, needs_triton=needs_triton, stays=rules.retry_device_s is not None
+            ),
             orders=OrderMaker(farm, blob_root_for=self.blob_root_for, seed_of=seeds.of),
             rules=rules,
         )
@@ -114,8 +116,8 @@ class Workshop:
         """Return the folder below which the stored inputs of a job lie."""
         return self.trace_set.blob_root(job.definition.name, job.workload.uuid) or Path.cwd()
 
-    def greet(self, device: Device, *, needs_triton: bool) -> Hello:
-        """Return the settings of a session."""
+    def greet(self, device: Device, *, needs_triton: bool, stays: bool = False) -> Hello:
+        """Return the settings of a session, which may be one that stays for what comes."""
         config = self.config
         share = QUICK_SHARE if config.quick else 1.0
         return Hello(
@@ -136,6 +138,7 @@ class Workshop:
             cache_root=str(self.cache),
             plug_ins=self._plug_ins,
             has_walls=self.sandbox.has_walls,
+            has_early_workers=stays and not config.use_isolated_runner,
             sandbox_user=self.sandbox.user,
             hidden=list_hidden_folders(self.trace_set, self.cache),
         )

@@ -63,6 +63,8 @@ class Hello(Frame):
     """Who a worker is; see `sandbox.User`."""
     hidden: list[str] = []
     """Folders that no worker reads, wherever they lie."""
+    has_early_workers: bool = False
+    """Workers with walls are made ahead for solutions that nobody has sent yet."""
     plug_ins: list[PlugIn] = []
     """Evaluators from outside the package, which the session imports and no worker does."""
 

@@ -18,7 +18,40 @@ from tests.kit.processes import all_pids, marked, wait_until_gone
 
 pytestmark = [pytest.mark.cpu, pytest.mark.slow]
 LIMIT_S = 60.0
+LOOKS = """
+# {number}
+import os
+from pathlib import Path
+
+mine = Path(os.environ["TRITON_CACHE_DIR"])
+mine.mkdir(parents=True, exist_ok=True)
+(mine / "compiled").write_text("{number}")
+print("mine:", mine)
+for path in (mine.parents[2], mine.parents[1], Path(__file__).parents[2]):
+    try:
+        print("sees:", *os.listdir(path))
+    except PermissionError:
+        print("sees nothing")
+def run(x):
+    return x * 2
+"""
 WAITS = "import time\ndef run(x):\n    time.sleep(0.3)\n    return x * 2\n"
+
+
+def statuses(task):
+    return [trace.evaluation.status.value for trace in task.result(LIMIT_S)]
+
+
+def test_no_process_of_a_session_is_left_when_there_is_nothing_to_do(tmp_path):
+    config = BenchmarkConfig.default(devices=["cpu"], warmup_runs=1, iterations=2, num_trials=1)
+    limits = EngineLimits(idle_s=0.0)
+    with marked() as alive, Engine(write_set(tmp_path), config, cache=tmp_path / "cache", limits=limits) as engine:
+        assert statuses(engine.submit(make_solution(), ["d0"])) == ["PASSED"]
+        assert wait_until_gone(alive) == []
+        deadline = time.monotonic() + LIMIT_S
+        while engine.state().devices[0].condition != "resting" and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert engine.state().devices[0].condition == "resting"
 
 
 @pytest.fixture(scope="module")
@@ -33,10 +66,6 @@ def engine(tmp_path_factory):
     assert "flashinfer-bench engine" not in {thread.name for thread in threading.enumerate()}
 
 
-def statuses(task):
-    return [trace.evaluation.status.value for trace in task.result(LIMIT_S)]
-
-
 def test_right_and_wrong_solutions_of_one_name_in_one_block_get_their_own_verdicts(engine):
     texts = {
         "def run(x):\n    return x * 2\n": ["PASSED"] * 2,
@@ -46,6 +75,23 @@ def test_right_and_wrong_solutions_of_one_name_in_one_block_get_their_own_verdic
     }
     tasks = [engine.submit(make_solution("same", source=text)) for text in texts]
     assert [statuses(task) for task in tasks] == list(texts.values())
+
+
+def test_a_worker_that_was_made_ahead_has_a_folder_of_its_own_and_sees_no_other(engine):
+    if not engine.workshop.sandbox.has_walls:
+        pytest.skip("this machine gives workers no walls")
+    seen = []
+    for number in (1, 2, 1):
+        (trace,) = engine.submit(
+            make_solution(f"looks_{number}", source=LOOKS.replace("{number}", str(number))), ["d0"]
+        ).result(LIMIT_S)
+        assert trace.evaluation.status.value == "PASSED"
+        seen.append(trace.evaluation.log.splitlines()[:4])
+    folders = [Path(lines[0].removeprefix("mine: ")) for lines in seen]
+    assert [lines[1:] for lines in seen] == [["sees nothing"] * 3] * 3
+    assert len(set(folders)) == 3, "the second time, a solution has the folder that bears its digest"
+    engine.submit(make_solution("next"), ["d0"]).result(LIMIT_S)
+    assert [(folder / "compiled").exists() for folder in folders] == [False, False, True]
 
 
 def test_definitions_take_turns_in_one_session(engine):
@@ -79,15 +125,3 @@ def children_of(parents):
             parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
             found += [pid] if parent in parents else []
     return found
-
-
-def test_no_process_of_a_session_is_left_when_there_is_nothing_to_do(tmp_path):
-    config = BenchmarkConfig.default(devices=["cpu"], warmup_runs=1, iterations=2, num_trials=1)
-    limits = EngineLimits(idle_s=0.0)
-    with marked() as alive, Engine(write_set(tmp_path), config, cache=tmp_path / "cache", limits=limits) as engine:
-        assert statuses(engine.submit(make_solution(), ["d0"])) == ["PASSED"]
-        assert wait_until_gone(alive) == []
-        deadline = time.monotonic() + LIMIT_S
-        while engine.state().devices[0].condition != "resting" and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert engine.state().devices[0].condition == "resting"

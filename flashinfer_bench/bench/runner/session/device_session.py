@@ -110,6 +110,10 @@ class DeviceSession:
         self._broken_workloads: dict[str, str] = {}
         self._styles: dict[str, CallingStyle] = {}
 
+    def prepare_for_any(self) -> bool:
+        """Have workers made for what may come, since nothing is to be done now; say whether they are still starting."""
+        return self._pool.expect_unknown()
+
     def close(self) -> None:
         """Give the shared memory back."""
         self._arena.release()
@@ -274,7 +278,7 @@ class DeviceSession:
     def _import(self, kernel: RemoteKernel, definition: Definition, solution: BlockSolution) -> None:
         """Have the worker import the solution, and find out how it is called."""
         self._pool.await_writers()
-        artifact = self._pool.hand_over(find_artifact(solution, self._pool.make_folder))
+        artifact = self._pool.hand_over(find_artifact(solution, self._pool.make_folder, anew=self._pool.is_early))
         signature = kernel.load(artifact, self._pool.solution_environment(solution.digest))
         style = choose_style(
             signature,
@@ -455,7 +459,8 @@ def list_first_wanted(hello: Hello, block: BlockOrder) -> list[SolutionFiles]:
 
 def files_of(solution: BlockSolution) -> SolutionFiles:
     """Return what a worker for a solution is made for."""
-    return SolutionFiles(solution.digest, Path(solution.directory) if solution.directory else None)
+    directory = Path(solution.directory) if solution.directory else None
+    return SolutionFiles(solution.digest, directory, is_text=bool(solution.sources))
 
 
 def utc_now() -> str:
