@@ -46,6 +46,7 @@ class PlaceActor:
     def __init__(self, kind: str, build_jobs: int | None) -> None:
         self._kind = kind
         self._build_jobs = build_jobs
+        self._relay: Relay | None = None
         self._blobs: deque[Mapping[str, Any]] = deque(maxlen=KEPT_ORDERS)
         """Digest → reference to what is in Ray's object store, of each of the last orders."""
 
@@ -67,29 +68,35 @@ class PlaceActor:
     @in_group("orders")
     def start(self, hello: dict[str, Any]) -> int:
         """Start a session; return its number."""
-        return self._relay.start(hello)
+        return self._sessions.start(hello)
 
     @in_group("orders")
     def give(self, number: int, order: dict[str, Any], blobs: Mapping[str, Any]) -> None:
         """Give a session an order, with references to the blobs that it needs."""
         if blobs:
             self._blobs.append(blobs)
-        self._relay.give(number, order)
+        self._sessions.give(number, order)
 
     @in_group("words")
     def take(self, number: int) -> list[dict[str, Any]] | None:
         """Return what a session has said, once it has said something."""
-        return self._relay.take(number, TAKE_S)
+        return self._sessions.take(number, TAKE_S)
 
     @in_group("orders")
     def end(self, number: int) -> None:
         """End a session; returns when none of its processes is left."""
-        self._relay.end(number)
+        self._sessions.end(number)
 
     @in_group("orders")
     def close(self) -> None:
-        """End everything."""
-        self._relay.close()
+        """End everything, and remove what was laid out."""
+        if self._relay is not None:
+            self._relay.close()
+
+    @property
+    def _sessions(self) -> Relay:
+        assert self._relay is not None  # the host asks for facts first
+        return self._relay
 
     def _fetch(self, digest: str) -> Any:
         """Get a blob from Ray's object store."""

@@ -47,6 +47,12 @@ OTHERS_LIMIT_S: Final = 20.0
 """Seconds for which a run waits for the other places of the cluster before it begins; later ones join it."""
 MOST_LOSSES: Final = 3
 """Actors that a node may lose before it is not used any more."""
+CLOSE_LIMIT_S: Final = 5.0
+"""Seconds that actors may take to remove what they have laid out; then they are killed."""
+MOST_SURVEYED: Final = 8192
+"""Solutions that a node which comes later is asked about: those that were seen last."""
+MOST_ANSWERS: Final = 100_000
+"""Solutions of which the table remembers whether the places can build them."""
 ASK_LIMIT_S: Final = 20.0
 """Seconds that an actor may take to say what its node can build."""
 OFFERED_BYTES: Final = 4 << 30
@@ -149,17 +155,20 @@ class Cluster:
 
     def survey(self, solutions: Iterable[Solution]) -> None:
         """Ask all places at once what they lack for solutions."""
-        asked = [solution for solution in solutions if solution.digest() not in self._lacks]
-        unique = list({solution.digest(): solution for solution in asked}.values())
+        unasked = [solution for solution in solutions if solution.digest() not in self._lacks]
+        unique = list({solution.digest(): solution for solution in unasked}.values())
         if not unique:
             return
-        for place in self._places:
-            if place.device is not None and not place.post.is_lost:
-                for solution, reason in zip(unique, self._ask(place, unique), strict=False):
-                    digest = solution.digest()
-                    if self._lacks.get(digest) is None:
-                        self._lacks[digest] = None if reason is None else f"{self._nodes.names[place.node]}: {reason}"
+        there = [place for place in self._places if place.device is not None and not place.post.is_lost]
+        asked = [self._ask(place, unique) for place in there]
+        for place, answer in zip(there, asked, strict=True):
+            for solution, reason in zip(unique, self._hear_answer(place, answer), strict=False):
+                digest = solution.digest()
+                if self._lacks.get(digest) is None:
+                    self._lacks[digest] = None if reason is None else f"{self._nodes.names[place.node]}: {reason}"
         self._surveyed.update({solution.digest(): solution for solution in unique})
+        forget_first(self._surveyed, MOST_SURVEYED)
+        forget_first(self._lacks, MOST_ANSWERS)
 
     def why_not_buildable(self, solution: Solution) -> str | None:
         """Return what the places lack for a solution; None where all can build it."""
@@ -201,6 +210,9 @@ class Cluster:
 
     def close(self) -> None:
         """End all actors, and leave the cluster where this table has joined it."""
+        ending = [place.actor.close.remote() for place in self._places if not place.post.is_lost]
+        if ending:
+            ray.wait(ending, num_returns=len(ending), timeout=CLOSE_LIMIT_S)
         for place in self._places:
             with contextlib.suppress(RayError):
                 ray.kill(place.actor)
@@ -304,17 +316,23 @@ class Cluster:
         if self._mark is not None and mark != self._mark:
             return f"its workers would have {'walls' if mark == 'walls' else 'no walls'}, unlike those of other nodes"
         buildable = [one for digest, one in self._surveyed.items() if self._lacks.get(digest) is None]
-        lacks = [reason for reason in self._ask(place, buildable) if reason is not None] if buildable else []
+        answers = self._hear_answer(place, self._ask(place, buildable)) if buildable else []
+        lacks = [reason for reason in answers if reason is not None]
         if lacks:
             return f"it cannot build what the others can: {lacks[0]}"
         self._mark = mark
         return None
 
-    def _ask(self, place: ActorPlace, solutions: list[Solution]) -> list[str | None]:
-        """Ask a place what it lacks for solutions; nothing where it is lost meanwhile."""
-        told = [solution.model_dump(mode="json", exclude_unset=True) for solution in solutions]
+    def _ask(self, place: ActorPlace, solutions: list[Solution]) -> Any:
+        """Ask a place what it lacks for solutions; `_hear_answer` waits for what it says."""
+        return place.actor.why_not_built.remote(
+            [solution.model_dump(mode="json", exclude_unset=True) for solution in solutions]
+        )
+
+    def _hear_answer(self, place: ActorPlace, asked: Any) -> list[str | None]:
+        """Return what a place lacks; nothing where it is lost meanwhile."""
         try:
-            answers: list[str | None] = ray.get(place.actor.why_not_built.remote(told), timeout=ASK_LIMIT_S)
+            answers: list[str | None] = ray.get(asked, timeout=ASK_LIMIT_S)
         except RayError as error:
             self._lose(place, error)
             return []
@@ -334,3 +352,9 @@ class Cluster:
             while len(self._blobs) > 1 and sum(size for _, size in self._blobs.values()) > OFFERED_BYTES:
                 self._blobs.popitem(last=False)
             return self._blobs[digest][0]
+
+
+def forget_first(known: dict[str, Any], most: int) -> None:
+    """Keep this many entries at most, those that came last."""
+    while len(known) > most:
+        del known[next(iter(known))]

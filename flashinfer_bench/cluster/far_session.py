@@ -156,6 +156,7 @@ class FarSession:
             return
         self._has_ended.set()
         self._orders.put(None)
+        self._has_started.wait(FAR_GRACE_S)  # what has not started yet could not be named
         with suppress(PlaceLost):
             self._post.end()
         self._ours.close()  # a thread that writes to the other end is let go

@@ -224,6 +224,21 @@ def test_a_session_that_cannot_start_says_why_and_its_place_is_given_up(hello):
     assert "out of memory" in told[-1]
 
 
+def test_a_session_that_is_ended_while_it_is_being_started_is_ended_there_too(hello):
+    places = RelayPlaces([gpu(0)], PlayedSession)
+    post = places.posts[gpu(0)]
+    start, may_start = post.start, threading.Event()
+    post.start = lambda told: may_start.wait(10) and start(told)
+    session = places.open(gpu(0), hello)
+    ending = threading.Thread(target=session.end)
+    ending.start()
+    may_start.set()
+    ending.join(10)
+    assert post.relay._is_over
+    assert post.relay._is_idle.is_set()
+    places.close()
+
+
 def test_what_a_place_leaves_is_removed(hello):
     places = RelayPlaces([gpu(0)], PlayedSession)
     folder = places.posts[gpu(0)].relay._folder
