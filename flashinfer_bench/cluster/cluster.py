@@ -108,6 +108,7 @@ class Cluster:
         self._blobs: OrderedDict[str, tuple[Any, int]] = OrderedDict()
         """Digest → reference and bytes of what is in Ray's object store."""
         self._offering = threading.Lock()
+        self._surveying = threading.Lock()
         self._surveyed: dict[str, Solution] = {}
         self._lacks: dict[str, str | None] = {}
         self._mark: str | None = None
@@ -150,11 +151,14 @@ class Cluster:
 
     def sandbox_of(self, device: Device) -> Sandbox:
         """Return how far workers are confined on a place."""
-        facts = self._facts[device]
-        return read_sandbox(facts)
+        return read_sandbox(self._facts[device])
 
     def survey(self, solutions: Iterable[Solution]) -> None:
-        """Ask all places at once what they lack for solutions."""
+        """Ask all places at once what they lack for solutions. Usable from any thread."""
+        with self._surveying:
+            self._survey(solutions)
+
+    def _survey(self, solutions: Iterable[Solution]) -> None:
         unasked = [solution for solution in solutions if solution.digest() not in self._lacks]
         unique = list({solution.digest(): solution for solution in unasked}.values())
         if not unique:
@@ -315,7 +319,8 @@ class Cluster:
         mark = read_sandbox(facts).mark
         if self._mark is not None and mark != self._mark:
             return f"its workers would have {'walls' if mark == 'walls' else 'no walls'}, unlike those of other nodes"
-        buildable = [one for digest, one in self._surveyed.items() if self._lacks.get(digest) is None]
+        with self._surveying:
+            buildable = [one for digest, one in self._surveyed.items() if self._lacks.get(digest) is None]
         answers = self._hear_answer(place, self._ask(place, buildable)) if buildable else []
         lacks = [reason for reason in answers if reason is not None]
         if lacks:
