@@ -60,12 +60,10 @@ class BlockQueue:
     Args:
         jobs: all of them.
         estimate: what a job costs; it may learn while the queue is in use. None: all cost the same.
-        most_cost: a block of several solutions costs at most this much; 0 for blocks of one solution.
     """
 
-    def __init__(self, jobs: Iterable[Job], estimate: Estimate | None = None, *, most_cost: float = math.inf) -> None:
+    def __init__(self, jobs: Iterable[Job], estimate: Estimate | None = None) -> None:
         self._estimate = estimate or _alike
-        self._most_cost = most_cost
         self._taken: set[int] = set()
         self._open: dict[str, dict[str, _Open]] = {}
         """Definition → solution's key → its open jobs; none of them is empty."""
@@ -80,11 +78,6 @@ class BlockQueue:
     def remaining(self) -> int:
         """Return how many jobs nobody has taken."""
         return self._remaining
-
-    @property
-    def open_solutions(self) -> int:
-        """Return how many solutions have a job that nobody has taken."""
-        return sum(map(len, self._open.values()))
 
     def has_ready(self, is_ready: IsReady | None) -> bool:
         """Tell whether any open job's solution is built."""
@@ -206,7 +199,6 @@ class BlockQueue:
             return chosen.jobs[: math.ceil(len(chosen.jobs) / (chosen.parts + 1))]
         jobs, cost = list(chosen.jobs), costs[id(chosen)]
         most = math.inf if device_count == 1 else left / (BLOCKS_PER_DEVICE * device_count)
-        most = min(most, self._most_cost)
         for one in order[1:]:
             cost += costs[id(one)]
             if cost > most or len(jobs) + len(one.jobs) > MOST_JOBS:
