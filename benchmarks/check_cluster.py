@@ -33,7 +33,7 @@ from flashinfer_bench.bench import Benchmark, BenchmarkConfig
 from flashinfer_bench.bench.events import JobFinished, JobStarted, Notice
 from flashinfer_bench.data import TraceSet
 
-os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_raylet_start_wait_time_s": "120"}  # a busy machine takes a while
 ROOT = Path(__file__).resolve().parents[1]
 STORE_BYTES = 100 << 20
 SLICE = (

@@ -83,7 +83,10 @@ def run(x):
 
 @pytest.fixture(scope="module")
 def ray_cluster():
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    os.environ |= {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_raylet_start_wait_time_s": "100",
+    }  # a busy machine takes a while
     from ray.cluster_utils import Cluster
 
     folder = tempfile.mkdtemp(prefix="fib-ray-")  # a short path: sockets lie in it
