@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -51,16 +50,16 @@ def running_cluster(nodes: int) -> Iterator[Any]:
     from ray.cluster_utils import Cluster
 
     size = {"num_cpus": 1, "object_store_memory": STORE_BYTES}
-    folder = tempfile.mkdtemp(prefix="fib-ray-")  # a short path: sockets lie in it
-    head = {**size, "include_dashboard": False, "temp_dir": folder}
-    cluster = Cluster(initialize_head=True, head_node_args=head)
-    try:
-        for _ in range(nodes - 1):
-            cluster.add_node(**size)
-        yield cluster
-    finally:
-        cluster.shutdown()
-        shutil.rmtree(folder, ignore_errors=True)
+    # A short path: sockets lie in it.
+    with tempfile.TemporaryDirectory(prefix="fib-ray-", ignore_cleanup_errors=True) as folder:
+        head = {**size, "include_dashboard": False, "temp_dir": folder}
+        cluster = Cluster(initialize_head=True, head_node_args=head)
+        try:
+            for _ in range(nodes - 1):
+                cluster.add_node(**size)
+            yield cluster
+        finally:
+            cluster.shutdown()
 
 
 def make_config(args: argparse.Namespace, **settings: Any) -> BenchmarkConfig:

@@ -6,7 +6,6 @@ One cluster serves all tests of this file. What disturbs a cluster is in `benchm
 import importlib.util
 import os
 import re
-import shutil
 import sys
 import tempfile
 import time
@@ -83,18 +82,16 @@ def run(x):
 
 @pytest.fixture(scope="module")
 def ray_cluster():
-    os.environ |= {
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_raylet_start_wait_time_s": "100",
-    }  # a busy machine takes a while
+    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_raylet_start_wait_time_s": "100"}
     from ray.cluster_utils import Cluster
 
-    folder = tempfile.mkdtemp(prefix="fib-ray-")  # a short path: sockets lie in it
-    cluster = Cluster(initialize_head=True, head_node_args={**SIZE, "include_dashboard": False, "temp_dir": folder})
-    cluster.add_node(**SIZE)
-    yield cluster
-    cluster.shutdown()
-    shutil.rmtree(folder, ignore_errors=True)
+    # A short path: sockets lie in it.
+    with tempfile.TemporaryDirectory(prefix="fib-ray-", ignore_cleanup_errors=True) as folder:
+        head = {**SIZE, "include_dashboard": False, "temp_dir": folder}
+        cluster = Cluster(initialize_head=True, head_node_args=head)
+        cluster.add_node(**SIZE)
+        yield cluster
+        cluster.shutdown()
 
 
 @pytest.fixture
