@@ -58,6 +58,9 @@ class TravellingSources:
     def add(self, solutions: Iterable[Solution]) -> None:
         """Take solutions: they are built where they run."""
 
+    def forget(self, solution: Solution) -> None:
+        """Do nothing: a block that holds it may still have to be packed; others push it out."""
+
     def poll(self) -> list[Built]:
         """Say that nothing was built."""
         return []

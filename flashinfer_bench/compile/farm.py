@@ -149,6 +149,11 @@ class BuildFarm:
                     self._waiting.append(building)
         self._waiting.sort(key=lambda building: building.recipe.guessed_seconds)
 
+    def forget(self, solution: Solution) -> None:
+        """Forget what came of a solution; where it comes again, it is in the cache."""
+        self._built.pop(solution.digest(), None)
+        self._marks.pop(solution.digest(), None)
+
     def is_ready(self, solution: Solution) -> bool:
         """Tell whether `built` answers at once."""
         return not is_compiled(solution) or solution.digest() in self._built

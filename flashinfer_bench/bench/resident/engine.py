@@ -261,6 +261,10 @@ class Engine:
                 for happening in fleet.turn(self._woken, min(POLL_S, left_s)):
                     self._hear(happening)
                 self._hush()
+                with self._lock:
+                    ended = self._open.take_ended()
+                for job in ended:
+                    fleet.forget_solution(job)
                 self._watch.look(fleet.stations)
         finally:
             fleet.__exit__()
@@ -277,9 +281,9 @@ class Engine:
         """Give jobs to the loop, in place of what it would have begun next."""
         with self._lock:
             jobs = [job for job in new if self._open.find(job.index) is not None]  # others were cancelled meanwhile
+        fleet.recall(lambda _job: True)
         again = fleet.remove(job.index for job in raised)
         fleet.add([*jobs, *again])
-        fleet.recall(lambda _job: True)
 
     def _drop(self, fleet: Fleet, unwanted: list[int]) -> None:
         """Take jobs out of the loop that nobody wants any more; one that runs may end."""

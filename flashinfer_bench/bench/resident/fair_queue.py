@@ -38,6 +38,8 @@ class SubmitterQueue:
     """The seconds that it has had, counted from a start that it shares with the others of its priority."""
     solutions: dict[str, list[Job]] = field(default_factory=dict)
     """Solution's key → its open jobs, in the order in which they came; none is empty."""
+    served: int = 0
+    """The number of its last turn; of those who had equally much, the one that waits longest goes first."""
 
     def put_back(self, jobs: Iterable[Job]) -> None:
         """Put jobs in front."""
@@ -79,6 +81,7 @@ class FairQueue:
         self._precedence_of = precedence_of
         self._queues: dict[Precedence, SubmitterQueue] = {}
         self._remaining = 0
+        self._turns = 0
         self._taken: dict[int, tuple[Precedence, str]] = {}
         """Index of a job that a device has → whose queue it comes from, and its solution's key."""
         self._holds: dict[str, Hold] = {}
@@ -148,8 +151,10 @@ class FairQueue:
                 raise ValueError(f"job {job.index} was not taken, or was given back already")
             grouped.setdefault(self._let_go(job.index), []).append(job)
         for whose, listed in grouped.items():
-            self._queues[whose].used_s -= self._cost(listed)
-            self._queues[whose].put_back(listed)
+            queue = self._queues[whose]
+            queue.used_s -= self._cost(listed)
+            queue.put_back(listed)
+            self._level[whose.priority] = min(self._level[whose.priority], queue.used_s)
             self._remaining += len(listed)
 
     def forget(self, indices: Iterable[int]) -> None:
@@ -187,7 +192,11 @@ class FairQueue:
 
     def _next_submitter(self, passed_over: set[Precedence]) -> Precedence | None:
         waiting = [key for key, queue in self._queues.items() if queue.solutions and key not in passed_over]
-        return min(waiting, key=lambda key: (-key.priority, self._queues[key].used_s), default=None)
+        return min(waiting, key=self._rank, default=None)
+
+    def _rank(self, whose: Precedence) -> tuple[float, ...]:
+        queue = self._queues[whose]
+        return -whose.priority, queue.used_s, queue.served
 
     def _take_turn(self, whose: Precedence, first: Job, device: str) -> list[Job]:
         """Take a solution, or as many of its jobs as a turn may have."""
@@ -198,6 +207,8 @@ class FairQueue:
         self._holds.setdefault(first.solution_key, Hold(device)).jobs += len(jobs)
         self._level[whose.priority] = max(self._level.get(whose.priority, 0.0), queue.used_s)
         queue.used_s += self._cost(jobs)
+        self._turns += 1
+        queue.served = self._turns
         return jobs
 
     def _let_go(self, index: int) -> Precedence:

@@ -35,6 +35,10 @@ class OpenJobs:
         self._by_mark: dict[JobMark, OpenJob] = {}
         self.tasks: dict[str, Task] = {}
         """Open tasks by their id."""
+        self._of_solution: Counter[str] = Counter()
+        """Solution's key → how many of its jobs are open."""
+        self._ended: dict[str, Job] = {}
+        """Solution's key → the last of its jobs, which has ended."""
         self._left: Counter[str] = Counter()
         """Id of a task → how many of its jobs are open."""
 
@@ -67,6 +71,7 @@ class OpenJobs:
                 entry = OpenJob(replace(job, index=self._next), precedence)
                 self._next += 1
                 self._by_index[entry.job.index] = self._by_mark[mark] = entry
+                self._of_solution[entry.job.solution_key] += 1
                 new.append(entry.job)
             elif precedence.priority > entry.precedence.priority:
                 entry.precedence = precedence
@@ -89,12 +94,22 @@ class OpenJobs:
         entry = self._by_index.pop(index, None)
         if entry is None:
             return None
+        key = entry.job.solution_key
+        self._of_solution[key] -= 1
+        if not self._of_solution[key]:
+            del self._of_solution[key]
+            self._ended[key] = entry.job
         mark = mark_job(entry.job)
         if self._by_mark.get(mark) is entry:
             del self._by_mark[mark]
         for task, _ in entry.waiting:
             self._release(task)
         return entry
+
+    def take_ended(self) -> list[Job]:
+        """Return a job of each solution that had jobs since the last call, and has none any more."""
+        ended, self._ended = self._ended, {}
+        return [job for key, job in ended.items() if key not in self._of_solution]
 
     def close_all(self) -> list[OpenJob]:
         """Take out all jobs."""

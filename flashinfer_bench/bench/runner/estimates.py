@@ -41,6 +41,10 @@ class JobTimes:
         for mean in (self._of_solution[name, job.solution_key], self._of_definition[name], self._of_all):
             mean.add(seconds)
 
+    def forget(self, job: Job) -> None:
+        """Forget what the jobs of a job's solution took."""
+        self._of_solution.pop((job.definition.name, job.solution_key), None)
+
     def estimate(self, job: Job) -> float:
         """Return the seconds of a job: of those of its solution, else of its definition, else of all."""
         name = job.definition.name

@@ -177,6 +177,11 @@ class Fleet:
         self._retries.forget_jobs(job.index for job in removed)
         return removed
 
+    def forget_solution(self, job: Job) -> None:
+        """Forget what is known of a job's solution, of which no job is open."""
+        self._farm.forget(job.solution)
+        self.times.forget(job)
+
     def recall(self, is_meant: Callable[[Job], bool]) -> None:
         """Take blocks back that hold such a job and were not begun, since the order of the queue has changed."""
         for station in self._stations:
@@ -237,14 +242,17 @@ class Fleet:
         needed = self.queue.remaining + sum(len(station.jobs) for station in self._stations)
         needed -= sum(station.client is not None for station in self._stations)
         for station in self._stations:
-            if station.client is not None or needed <= 0:
+            if station.client is not None:
+                continue
+            if needed <= 0:
+                station.stop_asking()
                 continue
             if station.given_up_at is not None:
                 if retry_s is None or time.monotonic() - station.given_up_at < retry_s:
                     continue
                 station.given_up_at, station.failed_starts = None, FAILED_STARTS - 1
-            needed -= 1
             yield from self._open(station)
+            needed -= station.client is not None
 
     def _open(self, station: Station) -> Iterator[Happening]:
         """Start a device's session once its lock is ours."""
@@ -258,7 +266,6 @@ class Fleet:
                 if line:
                     yield Notice(line)
         except DeviceFault as fault:
-            station.free()
             self._last_words = str(fault)
             if self._rules.retry_device_s is None and not any(other.client for other in self._stations):
                 raise
@@ -268,10 +275,11 @@ class Fleet:
         station.client = self._places.open(station.device, self._hello_for(station.device))
 
     def _drop_device(self, station: Station, reason: str) -> Notice:
-        station.given_up_at = time.monotonic()
+        station.given_up_at, station.asking = time.monotonic(), None
         self._last_words = reason
         if self._rules.retry_device_s is None:
             return Notice(f"{station.device.label} is not used any more: {reason}")
+        station.free()
         return Notice(f"{station.device.label} is not used for {self._rules.retry_device_s:g} s: {reason}")
 
     def _keep_busy(self, station: Station) -> Iterator[Happening]:

@@ -100,6 +100,9 @@ class Builds(Protocol):
     def add(self, solutions: Iterable[Solution]) -> None:
         """Take solutions."""
 
+    def forget(self, solution: Solution) -> None:
+        """Forget what came of a solution."""
+
     def poll(self) -> object:
         """Go on with what is being built."""
 

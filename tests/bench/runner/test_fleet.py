@@ -73,17 +73,18 @@ def run(monkeypatch, tmp_path):
     monkeypatch.setattr(fleet_module, "SessionClient", FakeClient)
     monkeypatch.setattr(FakeClient, "blocks", [])
 
-    def go(solutions, *, kind, action="sleep 0.3", workloads=2, rules=None):
+    def go(solutions, *, kind, action="sleep 0.3", workloads=2, rules=None, devices=1):
         config = BenchmarkConfig().resolve_eval_config(make_definition())
         pairs = [(one, make_workload(f"w{number}")) for one in solutions for number in range(workloads)]
         jobs = [Job(index, make_definition(), uuid, one, config, {}) for index, (one, uuid) in enumerate(pairs)]
-        device = Device(kind, 0, "a device", "GPU-of-a-test" if kind == "cuda" else "cpu")
+        names = [f"GPU-{number}-of-a-test" if kind == "cuda" else "cpu" for number in range(devices)]
+        places = [Device(kind, number, "a device", name) for number, name in enumerate(names)]
         farm = BuildFarm(tmp_path / "cache", jobs=1, toolchain=pretend_compiler(tmp_path, action=action))
         settings = {
             "hello_for": lambda device: None,
             "orders": OrderMaker(farm, blob_root_for=lambda job: tmp_path, seed_of=lambda job: 1),
         }
-        with Fleet([device], rules=rules, **settings) as fleet:
+        with Fleet(places, rules=rules, **settings) as fleet:
             told = ((happening, farm.open_builds) for happening in fleet.run(jobs))
             return list(told) if rules is None else list(until_judged(told, workloads))
 
@@ -167,3 +168,13 @@ def test_making_a_baseline_ahead_is_not_the_start_of_a_job(tmp_path):
         ]
     assert [name for name, events in told if events] == ["load"]
     assert station.current == 3
+
+
+def test_a_device_that_another_run_has_keeps_nobody_waiting_who_can_use_another(run, monkeypatch):
+    def ask(device, stack):
+        while device.label == "cuda:0":
+            yield None
+
+    monkeypatch.setattr(fleet_module, "ask_for_device", ask)
+    happenings = run([make_solution()], kind="cuda", devices=2)
+    assert {one.device.label for one, _ in happenings if isinstance(one, Judged)} == {"cuda:1"}

@@ -42,6 +42,11 @@ class Station:
         """Jobs that it has been given and not answered."""
         return [*self.open_jobs.values(), *self.ahead.values()]
 
+    def stop_asking(self) -> None:
+        """Wait no more for a lock that another run has."""
+        if self.asking is not None:
+            self.free()
+
     def free(self) -> None:
         """Give the lock back."""
         self.asking, self.is_locked = None, False
