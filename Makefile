@@ -33,5 +33,5 @@ $(VENV)/.ready-run: pyproject.toml requirements-cpu.txt scripts/setup.sh
 	touch $@
 
 $(VENV)/.ready-dev: pyproject.toml requirements-cpu.txt scripts/setup.sh
-	scripts/setup.sh $(VENV) dev
+	scripts/setup.sh $(VENV) dev cluster
 	touch $@ $(VENV)/.ready-run

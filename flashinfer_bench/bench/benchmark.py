@@ -72,7 +72,8 @@ class Benchmark:
         self._seeds = JobSeeds(self.config.seed if run_seed is None else run_seed, recorded)
 
     def close(self) -> None:
-        """Do nothing: each run ends its own processes."""
+        """Leave the cluster, where there is one; each run has ended its own processes."""
+        self.workshop.close()
 
     @collector_paused()
     def plan(self, *, resume: bool = False, retry_timeouts: bool = False) -> Plan:
@@ -91,8 +92,9 @@ class Benchmark:
             traces = [trace for traces in self._trace_set.traces.values() for trace in kept_of(traces)]
             saved = [trace for trace in traces if id(trace) not in self._unsaved]
             recorded = RecordedJobs.from_traces(saved, retry_timeouts=retry_timeouts)
-        asked = [item.definition for item in select(self._trace_set, self.config)]
-        evaluators = self.workshop.fingerprint_evaluators(asked)
+        asked = list(select(self._trace_set, self.config))
+        evaluators = self.workshop.fingerprint_evaluators([item.definition for item in asked])
+        self.workshop.survey(solution for item in asked for solution in item.solutions)
         return make_plan(self._trace_set, self.config, self.machine, recorded=recorded, evaluators=evaluators)
 
     def run(self, plan: Plan, *, save_results: bool = True) -> Iterator[Event]:

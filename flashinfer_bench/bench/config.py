@@ -134,6 +134,12 @@ class BenchmarkConfig(EvalSettings):
     """Run only these workloads: whole uuids, or prefixes that only one uuid has."""
     devices: DeviceNames | None = None
     """Use only these devices: "0", "cuda:1", a GPU's uuid, or "cpu"."""
+    cluster: Literal["ray"] | None = None
+    """Run on the places of a cluster instead of this machine's devices; needs the extra `cluster`."""
+    cluster_address: str | None = None
+    """Address of the cluster's head, such as "10.0.0.1:6379"; None for the cluster that this machine belongs to."""
+    shared_blobs: bool = False
+    """All nodes of the cluster see the trace sets under the same paths, so stored inputs do not travel."""
     seed: Seed | None = None
     """Seed of the inputs; None draws a secret one, which is recorded."""
     worker_memory_gb: PositiveNumber | None = None

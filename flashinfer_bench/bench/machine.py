@@ -40,11 +40,14 @@ class Device:
     pci_rank: int | None = field(default=None, compare=False)
     """Position among all GPUs by PCI address. None for a CPU, for a MIG slice, where NVML does not tell, and where MIG
     divides a GPU of this machine: CUDA counts otherwise there."""
+    node: str | None = None
+    """The node of a cluster that has it; None for this machine."""
 
     @property
     def label(self) -> str:
-        """Return the short name: "cuda:0" or "cpu"."""
-        return "cpu" if self.kind == "cpu" else f"cuda:{self.index}"
+        """Return the short name: "cuda:0" or "cpu"; of a node's "node-7/cuda:0"."""
+        own = "cpu" if self.kind == "cpu" else f"cuda:{self.index}"
+        return own if self.node is None else f"{self.node}/{own}"
 
 
 def _buildable(_solution: Solution) -> str | None:

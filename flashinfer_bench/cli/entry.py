@@ -10,6 +10,7 @@ import argparse
 import importlib
 import logging
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
@@ -28,6 +29,8 @@ _log = logging.getLogger(__name__)
 RUN: Final = "run"
 NOTHING_RUNS: Final = {"-h", "--help", "--dry-run"}
 """Arguments with which no session is started."""
+ELSEWHERE: Final = re.compile(r"--cluster\b")
+"""A flag with which sessions are started on other machines."""
 PERF: Final = "perf"
 """The command that parses its own arguments, because its flags depend on the routine."""
 
@@ -132,7 +135,7 @@ def _start_ahead(argv: Sequence[str]) -> None:
     It imports while this process imports its own part, reads the set and plans. Where the guess is wrong, as when the
     arguments cannot be used, it ends with this process.
     """
-    if argv[0] in (RUN, PERF) and not NOTHING_RUNS & set(argv):
+    if argv[0] in (RUN, PERF) and not NOTHING_RUNS & set(argv) and not any(map(ELSEWHERE.match, argv)):
         from flashinfer_bench.bench.machine import guess_kind  # before anything that takes long to import
         from flashinfer_bench.bench.runner.environments import starter_environment
         from flashinfer_bench.bench.runner.starting import starter_for

@@ -42,7 +42,9 @@ from flashinfer_bench.errors import Fault, Misuse
 class RunnableBenchmark(Protocol):
     """The part of a Benchmark that `run` uses."""
 
-    machine: Machine
+    @property
+    def machine(self) -> Machine:
+        """Where they run."""
 
     def plan(self, *, resume: bool = False, retry_timeouts: bool = False) -> Plan:
         """Return the jobs."""
@@ -104,6 +106,7 @@ def execute(args: argparse.Namespace, *, make_engine: BenchmarkFactory = Benchma
         for line in (*describe_tolerances(trace_set), *describe_odd_keys(plan), *_describe_blobs(plan, trace_set)):
             write_err(line)
         write_out(_render_dry_run(args, plan, config, engine.machine))
+        engine.close()
         return 0
     outcome = RunOutcome(plan, find_resumed(engine.plan(), plan, trace_set) if plan.resumed else [])
     if not args.quiet:

@@ -84,6 +84,7 @@ def add_settings(parser: Parser) -> None:
     add_names(group, "--evaluator-modules", "modules with evaluators of your own, asked before the built-in ones")
     add_sandbox(group, default=argparse.SUPPRESS)
     _add_timing(group)
+    _add_cluster(group)
     for name, text in RULE_FLAGS.items():
         group.add_argument(
             f"--no-{name}", dest=f"{name.replace('-', '_')}", action="store_false", default=argparse.SUPPRESS, help=text
@@ -112,6 +113,15 @@ def add_setting(
     destination = dest or flag.removeprefix("--").replace("-", "_")
     metavar = "N" if kind is whole_number else "F"
     group.add_argument(flag, dest=destination, type=kind, metavar=metavar, default=argparse.SUPPRESS, help=text)
+
+
+def _add_cluster(group: argparse._ActionsContainer) -> None:
+    absent = argparse.SUPPRESS
+    group.add_argument("--cluster", choices=("ray",), default=absent, help="run on a cluster's GPUs (docs/cluster.md)")
+    address = "the cluster's head, as 10.0.0.1:6379 (default: the cluster of this machine)"
+    group.add_argument("--address", dest="cluster_address", metavar="HOST:PORT", default=absent, help=address)
+    shared = "all nodes see the trace sets under the same paths"
+    group.add_argument("--shared-blobs", action="store_true", default=absent, help=shared)
 
 
 def _add_timing(group: argparse._ActionsContainer) -> None:

@@ -183,6 +183,7 @@ class Engine:
         self._wake_up()
         if threading.current_thread() is not self._thread:
             self._thread.join()
+            self.workshop.close()
         atexit.unregister(self.close)
 
     def _refuse(self, task: Task, jobs: list[Job]) -> None:

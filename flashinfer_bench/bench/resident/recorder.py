@@ -37,8 +37,8 @@ class TraceRecorder:
             "timeout_seconds": config.timeout_seconds,
             "worker_memory_gb": config.worker_memory_gb,
             **self._seeds.describe(job),
-            "device": {"kind": device.kind, "index": device.index, "uuid": device.uuid},
-            "sandbox": self._workshop.sandbox.record(),
+            "device": describe_device(device),
+            "sandbox": self._workshop.sandbox_of(device).record(),
             **({"quick": True} if config.quick else {}),
             "runner": "isolated" if config.use_isolated_runner else "persistent",
         }
@@ -75,3 +75,9 @@ class TraceRecorder:
         cost = cost_of_workload(job.definition, job.workload, self._workshop.blob_root_for(job))
         facts = describe_time(cost, device.name, evaluation.performance.latency_ms) if cost is not None else None
         return {} if facts is None else {"roofline": facts}
+
+
+def describe_device(device: Device) -> dict[str, Any]:
+    """Return what a trace tells of the device that judged it."""
+    on_node = {"node": device.node} if device.node is not None else {}
+    return {"kind": device.kind, "index": device.index, "uuid": device.uuid, **on_node}

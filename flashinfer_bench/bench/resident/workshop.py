@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, Literal
 
@@ -22,7 +23,8 @@ from flashinfer_bench.bench.runner.host.block_orders import OrderMaker
 from flashinfer_bench.bench.runner.job_seeds import JobSeeds
 from flashinfer_bench.bench.runner.lookup import look_up_evaluators
 from flashinfer_bench.bench.runner.protocol import Hello
-from flashinfer_bench.bench.runner.sandbox import find_sandbox
+from flashinfer_bench.bench.runner.sandbox import Sandbox, find_sandbox
+from flashinfer_bench.cluster.settings import ClusterSettings, join_cluster
 from flashinfer_bench.compile import (
     BuildFarm,
     BuildTarget,
@@ -31,10 +33,11 @@ from flashinfer_bench.compile import (
     find_unavailable_languages,
     why_not_buildable,
 )
-from flashinfer_bench.data import Definition, TraceSet
+from flashinfer_bench.data import Definition, Solution, TraceSet
 from flashinfer_bench.data.store.layout import BLOB, DEFINITIONS, SERVED, SOLUTIONS, TRACES, WORKLOADS
 from flashinfer_bench.data.store.loose import find_loose_folders
 from flashinfer_bench.env import cache_root
+from flashinfer_bench.errors import ConfigError
 from flashinfer_bench.timing.settings import TimingSettings
 
 GIB: Final = 1 << 30
@@ -62,8 +65,14 @@ class Workshop:
         self.cache = (cache or cache_root(os.environ)).resolve()
         self.config = (config if config is not None else BenchmarkConfig.default()).for_set(trace_set)
         self._toolchain = find_toolchain()
-        self.sandbox = find_sandbox(self.config.sandbox, self.cache)
-        self.machine = self._look_around()
+        self._own_cache = cache is not None
+        self._cluster = join_cluster(self._cluster_settings()) if self.config.cluster is not None else None
+        """Where sessions run, if not on this machine."""
+        if self._cluster is None:
+            self.sandbox = find_sandbox(self.config.sandbox, self.cache)
+            self.machine = self._look_around()
+        else:
+            self.sandbox, self.machine = self._cluster.sandbox, self._cluster.machine
         self._plug_ins = list_plug_ins(self.config.evaluator_modules)
         self._evaluators: dict[str, str] = {}
 
@@ -77,16 +86,25 @@ class Workshop:
             self._evaluators |= {definition.name: mark_built_in(definition) for definition in unknown}
         return self._evaluators
 
+    def sandbox_of(self, device: Device) -> Sandbox:
+        """Return the walls that workers have on a device."""
+        return self.sandbox if self._cluster is None else self._cluster.sandbox_of(device)
+
+    def survey(self, solutions: Iterable[Solution]) -> None:
+        """Ask the nodes of a cluster at once what they lack for solutions, which planning asks one by one."""
+        if self._cluster is not None:
+            self._cluster.survey(solutions)
+
+    def close(self) -> None:
+        """Leave the cluster, and end the actors there; sessions have ended with their fleet."""
+        if self._cluster is not None:
+            self._cluster.close()
+
     def make_fleet(self, seeds: JobSeeds, rules: FleetRules, *, needs_triton: bool) -> Fleet:
         """Make the loop over the devices; nothing is started."""
-        farm = BuildFarm(
-            self.cache,
-            jobs=self.config.build_jobs or default_jobs(spared_cores=0 if self.machine.kind == "cpu" else 1),
-            target=BuildTarget.of(self.machine.capabilities),
-            toolchain=self._toolchain,
-        )
+        farm = self._make_farm() if self._cluster is None else self._cluster.sources
         return Fleet(
-            self.machine.devices,
+            self.machine.devices if self._cluster is None else self._cluster,
             hello_for=lambda device: self.greet(
                 device, needs_triton=needs_triton, stays=rules.retry_device_s is not None
             ),
@@ -123,6 +141,28 @@ class Workshop:
             has_early_workers=stays and not config.use_isolated_runner,
             sandbox_user=self.sandbox.user,
             hidden=list_hidden_folders(self.trace_set, self.cache),
+        )
+
+    def _make_farm(self) -> BuildFarm:
+        return BuildFarm(
+            self.cache,
+            jobs=self.config.build_jobs or default_jobs(spared_cores=0 if self.machine.kind == "cpu" else 1),
+            target=BuildTarget.of(self.machine.capabilities),
+            toolchain=self._toolchain,
+        )
+
+    def _cluster_settings(self) -> ClusterSettings:
+        devices = self.config.devices
+        if devices is not None and set(devices) != {"cpu"}:
+            raise ConfigError("devices: Ray chooses the GPUs of a cluster; only cpu can be asked for with --cluster")
+        return ClusterSettings(
+            address=self.config.cluster_address,
+            kind="cpu" if devices is not None else None,
+            sandbox=self.config.sandbox,
+            cache=str(self.cache) if self._own_cache else None,
+            has_shared_blobs=self.config.shared_blobs,
+            build_jobs=self.config.build_jobs,
+            hidden=CACHE_FOLDERS,
         )
 
     def _choose_baselines(self, device: Device) -> Literal["use", "refresh", "off"]:

@@ -30,6 +30,7 @@ from flashinfer_bench.bench.runner.host.block_orders import OrderMaker
 from flashinfer_bench.bench.runner.host.retries import Retries
 from flashinfer_bench.bench.runner.host.station import Station
 from flashinfer_bench.bench.runner.host.turns import BuildTurns
+from flashinfer_bench.bench.runner.places import LocalPlaces, Places, Session
 from flashinfer_bench.bench.runner.protocol import REFERENCE_PHASE, Hello, JobFault, JobVerdict
 from flashinfer_bench.bench.schedule import Block, BlockQueue, IsReady
 from flashinfer_bench.data import Evaluation, Solution
@@ -98,7 +99,7 @@ class Fleet:
     """Runs jobs on all devices of a run; a context manager that leaves no process behind.
 
     Args:
-        devices: the devices, each of which gets a session.
+        places: where sessions run, one on each; devices are places of this machine.
         hello_for: the settings of a device's session.
         orders: makes the orders of blocks; its farm builds the solutions, and the fleet ends it.
         rules: what the loop of a resident engine does otherwise.
@@ -106,13 +107,16 @@ class Fleet:
 
     def __init__(
         self,
-        devices: Iterable[Device],
+        places: Places | Iterable[Device],
         *,
         hello_for: Callable[[Device], Hello],
         orders: OrderMaker,
         rules: FleetRules | None = None,
     ) -> None:
-        self._stations = [Station(device) for device in devices]
+        if isinstance(places, Iterable):
+            places = LocalPlaces(places, ask_for_device, SessionClient)
+        self._places = places
+        self._stations = [Station(device) for device in places.devices]
         self._hello_for = hello_for
         self._orders = orders
         self._farm = orders.farm
@@ -193,8 +197,9 @@ class Fleet:
         """
         notices, self._notices = self._notices, []
         yield from notices
+        yield from self._welcome()
         yield from self._open_stations()
-        if self.has_open_jobs and not self._usable():
+        if self.has_open_jobs and not self._usable() and not self._places.expects_more:
             yield from self._give_up()
             return
         self._share_processor()
@@ -219,6 +224,18 @@ class Fleet:
     def _usable(self) -> list[Station]:
         return [station for station in self._stations if station.given_up_at is None]
 
+    def _welcome(self) -> Iterator[Notice]:
+        """Take up the places that have come meanwhile."""
+        news = self._places.look()
+        for message in news.notices:
+            yield Notice(message)
+        known = {station.device for station in self._stations}
+        for device in news.joined:
+            if device in known:
+                continue  # an actor of a place that was lost, before its session has told so: it is started anew
+            self._stations.append(Station(device))
+            yield Notice(f"{device.label} ({device.name}) is used from now on")
+
     def _open_stations(self) -> Iterator[Happening]:
         """Start the sessions that the open jobs need: as many as jobs, at most one for each device."""
         retry_s = self._rules.retry_device_s
@@ -241,7 +258,7 @@ class Fleet:
         """Start a device's session once its lock is ours."""
         try:
             while not station.is_locked:
-                station.asking = station.asking or iter(ask_for_device(station.device, station.held))
+                station.asking = station.asking or self._places.lock(station.device, station.held)
                 line = next(station.asking, "")
                 if line is None:
                     return
@@ -255,7 +272,7 @@ class Fleet:
             yield self._drop_device(station, str(fault))
             return
         station.asking = None
-        station.client = SessionClient(station.device, self._hello_for(station.device))
+        station.client = self._places.open(station.device, self._hello_for(station.device))
 
     def _drop_device(self, station: Station, reason: str) -> Notice:
         station.given_up_at, station.asking = time.monotonic(), None
@@ -290,10 +307,11 @@ class Fleet:
         if not station.ahead:
             yield from self._send(station, client, splits=False)
 
-    def _send(self, station: Station, client: SessionClient, *, splits: bool) -> Iterator[JobFaulted]:
+    def _send(self, station: Station, client: Session, *, splits: bool) -> Iterator[JobFaulted]:
         """Send a session the next block, if there is one; one that has nothing else to do may split a solution."""
         while not station.ahead:
             alive = sum(other.client is not None for other in self._stations)
+            alive = max(alive, self._places.least_shares)
             ready = partial(self._may_run, station.device)
             batch = self.queue.take(alive, ready, station.device.label, splits=splits)
             if batch is None:
@@ -404,7 +422,10 @@ class Fleet:
         elif suspect is not None:
             yield from self._retry_or_fault(suspect, reason, retry=True, phase=client.phase)
         station.failed_starts += 0 if client.is_ready else 1
-        if station.failed_starts >= FAILED_STARTS:
+        if not self._places.has(station.device):
+            self._stations.remove(station)
+            self._last_words = reason
+        elif station.failed_starts >= FAILED_STARTS:
             yield self._drop_device(station, "its session does not start")
             self._last_words = reason
 

@@ -20,6 +20,7 @@ OVERRIDE: Final = re.compile(r"^override: (\w+)")
 SETTING: Final = re.compile(rf"^({'|'.join(BenchmarkConfig.model_fields)}):")
 FLAGS: Final = {
     "timeout_seconds": "--timeout",
+    "cluster_address": "--address",
     "profile_baseline": "--no-profile-baseline",
     **{
         name: f"--no-{name.replace('_', '-')}" for name in ("norm_rule", "lost_rows_rule", "regimes_rule", "power_rule")

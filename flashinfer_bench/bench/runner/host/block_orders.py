@@ -7,16 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flashinfer_bench.bench.planning.plan import Job
+from flashinfer_bench.bench.runner.places import Builds
 from flashinfer_bench.bench.runner.protocol import BlockJob, BlockOrder, BlockSolution
 from flashinfer_bench.bench.schedule import Block
-from flashinfer_bench.compile import BuildFarm, BuildFault, Built
+from flashinfer_bench.compile import BuildFault, Built
 
 
 @dataclass
 class OrderMaker:
     """Makes the orders of blocks."""
 
-    farm: BuildFarm
+    farm: Builds
     """Has built the solutions of a block."""
     blob_root_for: Callable[[Job], Path]
     """Says where the stored inputs of a job lie."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.planning.plan import Job
-from flashinfer_bench.bench.runner.client import SessionClient
+from flashinfer_bench.bench.runner.places import Session
 
 
 @dataclass
@@ -16,7 +16,7 @@ class Station:
     """One device's place in the loop."""
 
     device: Device
-    client: SessionClient | None = None
+    client: Session | None = None
     open_jobs: dict[int, Job] = field(default_factory=dict)
     """Jobs of its block without an answer yet, in order."""
     ahead: dict[int, Job] = field(default_factory=dict)

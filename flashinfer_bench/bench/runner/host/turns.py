@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from flashinfer_bench.compile import BuildFarm
+from flashinfer_bench.bench.runner.places import Builds
 
 
 class BuildTurns:
@@ -22,7 +22,7 @@ class BuildTurns:
         now: monotonic seconds.
     """
 
-    def __init__(self, farm: BuildFarm, turn_s: float | None = None, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, farm: Builds, turn_s: float | None = None, now: Callable[[], float] = time.monotonic) -> None:
         self._farm = farm
         self._turn_s = turn_s
         self._now = now

@@ -1,0 +1,217 @@
+"""A cluster of two nodes on this machine, each a process with one core: verdicts, and walls that hold there.
+
+One cluster serves all tests of this file. What disturbs a cluster is in `benchmarks/check_cluster.py`.
+"""
+
+import importlib.util
+import os
+import re
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from flashinfer_bench import Engine
+from flashinfer_bench.bench import Benchmark, BenchmarkConfig
+from flashinfer_bench.data import TraceSet
+from flashinfer_bench.errors import ConfigError
+from flashinfer_bench.worker.call_filter import filters_calls
+from flashinfer_bench.worker.walls import landlock
+from tests.conftest import CHECKOUT
+from tests.kit.make import make_definition, make_solution, make_trace, make_workload, write_trace_set
+
+pytestmark = [
+    pytest.mark.cpu,
+    pytest.mark.slow,
+    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed (extra: cluster)"),
+    pytest.mark.filterwarnings("default"),  # Ray's own are not ours
+]
+HAS_WALLS = sys.platform == "linux" and landlock.version() >= 3 and filters_calls()
+SIZE = {"num_cpus": 1, "object_store_memory": 100 << 20}
+STORED = {"x": {"type": "safetensors", "path": "blob/x.safetensors", "tensor_key": "x"}}
+SPY = """
+import glob, os, socket
+def attempt(what, act):
+    try:
+        found = act()
+    except OSError as error:
+        print(what, "refused", error.errno)
+    else:
+        print(what, "open" if found else "empty", found)
+def knock(port):
+    socket.create_connection(("127.0.0.1", port), 1).close()
+    return port
+def call(path):
+    with socket.socket(socket.AF_UNIX) as channel:
+        channel.connect(path)
+    return path
+PARENTS = [int(pid) for pid in os.listdir("/proc") if pid.isdigit()]
+def read_memory():
+    for pid in PARENTS:
+        try:
+            line = open(f"/proc/{pid}/cmdline").read()
+        except OSError:
+            continue
+        if "PlaceActor" in line or "raylet" in line:
+            for name in ("environ", "maps", "mem"):
+                try:
+                    open(f"/proc/{pid}/{name}", "rb").read(1)
+                    return pid, name
+                except OSError:
+                    pass
+            try:
+                return pid, [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")]
+            except OSError:
+                pass
+attempt("port", lambda: knock(PORT))
+attempt("raylet", lambda: call(SOCKETS + "/raylet"))
+attempt("store", lambda: call(SOCKETS + "/plasma_store"))
+attempt("folder", lambda: os.listdir(SOCKETS + "/../.."))
+attempt("shared memory", lambda: os.listdir("/dev/shm"))
+attempt("processes", read_memory)
+print("variables", sorted(name for name in os.environ if name.startswith("RAY")))
+print("descriptors", sorted(
+    link for link in (os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if
+    os.path.lexists(f"/proc/self/fd/{fd}")) if "plasma" in link or "ray" in link))
+def run(x):
+    return x * 2
+"""
+
+
+@pytest.fixture(scope="module")
+def ray_cluster():
+    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_raylet_start_wait_time_s": "100"}
+    from ray.cluster_utils import Cluster
+
+    # A short path: sockets lie in it.
+    with tempfile.TemporaryDirectory(prefix="fib-ray-", ignore_cleanup_errors=True) as folder:
+        head = {**SIZE, "include_dashboard": False, "temp_dir": folder}
+        cluster = Cluster(initialize_head=True, head_node_args=head)
+        cluster.add_node(**SIZE)
+        yield cluster
+        cluster.shutdown()
+
+
+@pytest.fixture
+def trace_set(tmp_path, ray_cluster):
+    safetensors = pytest.importorskip("safetensors.torch")
+    import torch
+
+    head = ray_cluster.head_node
+    sockets = str(Path(head.raylet_socket_name).parent)
+    spy = f"PORT = {ray_cluster.address.rpartition(':')[2]}\nSOCKETS = {sockets!r}\n{SPY}"
+    write_trace_set(
+        tmp_path / "set",
+        definitions=[make_definition()],
+        solutions=[
+            make_solution(),
+            make_solution("wrong", source="def run(x):\n    return x * 3\n"),
+            make_solution("spy", source=spy),
+        ],
+        workloads=[
+            make_trace(workload=one, solution=None)
+            for one in (make_workload("w0", axes={"n": 64}), make_workload("w1", axes={"n": 8}, inputs=STORED))
+        ],
+    )
+    (tmp_path / "set" / "blob").mkdir()
+    safetensors.save_file({"x": torch.arange(8.0)}, tmp_path / "set" / "blob" / "x.safetensors")
+    return TraceSet.from_path(tmp_path / "set")
+
+
+def make_config(cluster, **settings):
+    counts = {"warmup_runs": 1, "iterations": 5, "num_trials": 1, "profile_baseline": False}
+    return BenchmarkConfig.default(cluster="ray", cluster_address=cluster.address, **counts, **settings)
+
+
+def test_an_engine_on_two_nodes_gives_the_verdicts_and_no_worker_reaches_anything_of_ray(
+    ray_cluster, trace_set, tmp_path
+):
+    with Engine(trace_set, make_config(ray_cluster), cache=tmp_path / "cache") as engine:
+        tasks = {name: engine.submit(name) for name in ("double_python", "wrong", "spy")}
+        traces = {name: task.result(timeout_s=100) for name, task in tasks.items()}
+        nodes = {device.node for device in engine.workshop.machine.devices}
+        assert list_actors() != []
+    assert wait_until_gone() == []
+    assert {name: [one.evaluation.status.value for one in told] for name, told in traces.items()} == {
+        "double_python": ["PASSED"] * 2,
+        "wrong": ["INCORRECT_NUMERICAL"] * 2,
+        "spy": ["PASSED"] * 2,
+    }
+    assert len(TraceSet.from_path(tmp_path / "set").traces["double"]) == 6  # the host alone has written them
+    ran = [one.evaluation.extra["run"] for told in traces.values() for one in told]
+    assert len(nodes) == 2
+    assert {one["device"]["node"] for one in ran} <= nodes
+    assert all(one["sandbox"]["level"] == "auto" for one in ran)
+    if HAS_WALLS:
+        said = traces["spy"][0].evaluation.log.splitlines()
+        told = {line.rsplit(" refused", 1)[0]: line for line in said}
+        for what in ("port", "raylet", "store", "folder", "shared memory"):
+            assert "refused" in told[what], told
+        assert "processes empty None" in said
+        assert "variables []" in said
+        assert "descriptors []" in said
+
+
+def wait_until_gone(limit_s=20.0):
+    """Return the actors that are left after a while."""
+    deadline = time.monotonic() + limit_s
+    while (left := list_actors()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return left
+
+
+def test_a_plan_is_made_for_all_places(ray_cluster, trace_set, tmp_path):
+    with Benchmark(trace_set, make_config(ray_cluster), cache=tmp_path / "cache") as benchmark:
+        assert [device.kind for device in benchmark.machine.devices] == ["cpu", "cpu"]
+        assert len({device.label for device in benchmark.machine.devices}) == 2
+        assert benchmark.sandbox.has_walls == HAS_WALLS
+        assert len(benchmark.plan().jobs) == 6
+    assert wait_until_gone() == []
+
+
+def list_actors():
+    """Return the processes of actors on this machine."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        try:
+            if folder.name.isdigit() and b"ray::PlaceActor" in (folder / "cmdline").read_bytes():
+                found.append(folder.name)
+        except OSError:
+            continue
+    return found
+
+
+def test_what_cannot_be_had_is_said_in_one_line(ray_cluster, trace_set):
+    with pytest.raises(ConfigError, match="no place for a cuda session"):
+        from flashinfer_bench.cluster.cluster import Cluster
+        from flashinfer_bench.cluster.settings import ClusterSettings
+
+        Cluster(ClusterSettings(address=ray_cluster.address, kind="cuda"))
+    with pytest.raises(ConfigError, match="only cpu can be asked for"):
+        Benchmark(trace_set, make_config(ray_cluster, devices=["0"]))
+    with pytest.raises(ConfigError, match="not through ray://"):
+        Benchmark(trace_set, BenchmarkConfig.default(cluster="ray", cluster_address="ray://10.0.0.1:10001"))
+
+
+def test_the_program_of_the_guide_judges_on_a_node(ray_cluster, monkeypatch, tmp_path, capsys):
+    program = re.search(r"```python\n(.*?)```", (CHECKOUT / "docs" / "cluster.md").read_text(), re.DOTALL)[1]
+    (tmp_path / "flashinfer-trace").symlink_to(CHECKOUT / "flashinfer-trace")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RAY_ADDRESS", ray_cluster.address)
+    exec(program, {})
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[1:] for line in lines] == [["d011721d-a06f-50f4-978f-04236347ca88", "PASSED"]]
+
+
+def test_ray_prints_nothing_where_results_go(ray_cluster, capsys):
+    import ray._private.worker as worker
+
+    from flashinfer_bench.cluster.joining import keep_off_stdout
+
+    keep_off_stdout()
+    worker.print_to_stdstream(
+        {"lines": ["Raylet is terminated."], "pid": "raylet", "is_err": False}, ignore_prefix=False
+    )
+    assert capsys.readouterr().out == ""
