@@ -207,8 +207,9 @@ class Engine:
         self._wake_up()
 
     def _wake_up(self) -> None:
-        with contextlib.suppress(BlockingIOError, OSError):  # it is awake, or has ended
-            os.write(self._wake, b".")
+        with self._lock, contextlib.suppress(BlockingIOError):  # it is awake
+            if self._wake >= 0:  # else the thread has ended, and the number may be another file's
+                os.write(self._wake, b".")
 
     # From here on: in the engine's thread.
 
@@ -229,8 +230,10 @@ class Engine:
                 tasks = list(self._open.tasks.values())
             for task in tasks:
                 task.end("failed", EngineClosed("the engine was closed before the task was complete"))
-            for fd in (self._woken, self._wake):
-                os.close(fd)
+            with self._lock:
+                for fd in (self._woken, self._wake):
+                    os.close(fd)
+                self._woken = self._wake = -1
 
     def _sleep(self) -> bool:
         """Wait, holding no device, until there is something to do; say whether the engine goes on."""

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import os
 import threading
 import time
 
@@ -239,6 +240,13 @@ def test_closing_fails_open_tasks_and_takes_no_more(engine):
         engine.submit(solution("late"))
     assert task.state == "failed"
     assert engine.state().is_closed
+    reused = os.pipe()  # may have the numbers of the engine's own
+    task.cancel()
+    os.set_blocking(reused[0], False)
+    with pytest.raises(BlockingIOError):
+        os.read(reused[0], 1)
+    for end in reused:
+        os.close(end)
 
 
 def test_draining_ends_the_open_tasks_first(engine):
