@@ -16,6 +16,7 @@ from flashinfer_bench.cli.given.choice import choose_traces
 from flashinfer_bench.cli.given.sets import describe_issues, has_nothing, named_folders, open_trace_set
 from flashinfer_bench.cli.parser import Parser
 from flashinfer_bench.cli.reports.export import declare_export
+from flashinfer_bench.cli.reports.html import declare_html
 from flashinfer_bench.cli.screen.output import write_err, write_out
 from flashinfer_bench.cli.screen.tables import available_width, count
 from flashinfer_bench.cli.screen.verdicts import render_best, render_summary
@@ -58,6 +59,7 @@ def declare_report(parser: Parser) -> None:
         add_local(command)
         add_filters(command)
         add_format(command)
+    declare_html(commands.add_parser("html", help="pages that work from disk"))
     declare_export(commands.add_parser("export", help="one row a trace, for other programs"))
     merge = commands.add_parser("merge", help="several sets in one")
     merge.describe(

@@ -73,7 +73,7 @@ def _write_lines(target: TextIO, rows: Iterable[dict[str, Any]]) -> int:
 
 
 def _cell(value: Any) -> Any:
-    """Return a value as CSV has it: "" for an absent one. No reader takes zeros and lone surrogates, so they become escapes."""
+    """Return a value as CSV has it: "" for an absent one, escapes for what no reader takes."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
