@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from statistics import fmean, geometric_mean
 from typing import Final, Literal
 
-from flashinfer_bench.report.results import Mean, Result, mean_of
+from flashinfer_bench.report.results import MeanRatio, Result, mean_of
 
 GroupKey = Literal["author", "op_type", "hardware"]
 GROUP_KEYS: Final[tuple[GroupKey, ...]] = ("author", "op_type", "hardware")
@@ -38,7 +38,7 @@ class AuthorRow:
     passed: int
     compared: int
     """Passed workloads that the baseline has a time for."""
-    speedup: Mean | None
+    speedup: MeanRatio | None
     """Geometric mean of those ratios."""
     win_rate: float | None
     """Share of the compared workloads with a ratio above 1."""
@@ -59,7 +59,7 @@ class GroupRow:
     solutions: int
     passed: int
     judged: int
-    speedup: Mean | None
+    speedup: MeanRatio | None
     """Geometric mean of the speed-ups over the reference, of the passed workloads."""
     fast_p: tuple[float, ...]
     """For each p of `FAST_P` the share of the judged workloads that were passed with a speed-up above p."""

@@ -57,7 +57,7 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Mean:
+class MeanRatio:
     """A geometric mean of ratios."""
 
     value: float
@@ -73,7 +73,7 @@ def list_results(trace_set: TraceSet, traces: Iterable[AnyTrace], *, latest_only
     return [_result(judged) for judged in found if judged.is_latest or not latest_only]
 
 
-def mean_of(ratios: Sequence[float], log_errors: Sequence[float | None]) -> Mean | None:
+def mean_of(ratios: Sequence[float], log_errors: Sequence[float | None]) -> MeanRatio | None:
     """Return the geometric mean of ratios with its interval; None where there is no ratio."""
     usable = [ratio for ratio in ratios if ratio > 0]
     if not usable:
@@ -81,9 +81,9 @@ def mean_of(ratios: Sequence[float], log_errors: Sequence[float | None]) -> Mean
     centre = sum(map(math.log, usable)) / len(usable)
     errors = [error for error in log_errors if error is not None]
     if len(errors) < len(ratios):
-        return Mean(math.exp(centre), None, None)
+        return MeanRatio(math.exp(centre), None, None)
     reach = NORMAL_95 * math.sqrt(sum(error * error for error in errors)) / len(errors)
-    return Mean(math.exp(centre), math.exp(centre - reach), math.exp(min(centre + reach, 700.0)))
+    return MeanRatio(math.exp(centre), math.exp(centre - reach), math.exp(min(centre + reach, 700.0)))
 
 
 def log_error_of(record: IntervalRecord, centre: float | None) -> float | None:

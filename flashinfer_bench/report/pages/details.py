@@ -145,8 +145,9 @@ def _series(results: Sequence[Result], order: Mapping[str, int], hardware: Seque
 
 def _point(item: Result, order: Mapping[str, int]) -> list[Any]:
     """Return workload, verdict, latency with its interval, speed-up, share of the roofline, and whether it counts."""
-    numbers = (item.latency_ms, item.low_ms, item.high_ms, item.speedup, item.share)
-    numbers = numbers if item.told.measurement.meaningful else (None,) * len(numbers)
+    numbers = [item.latency_ms, item.low_ms, item.high_ms, item.speedup, item.share]
+    if not item.told.measurement.meaningful:
+        numbers = [None] * len(numbers)
     return [order[item.workload], item.status, *map(short, numbers), int(item.is_ranked)]
 
 

@@ -26,7 +26,7 @@ from flashinfer_bench.errors import DataSetError
 from flashinfer_bench.report.pages.details import describe_definition, describe_solution, short
 from flashinfer_bench.report.pages.texts import id_of, line_of, to_script
 from flashinfer_bench.report.ranking import FAST_P, rank_by_author, share_of
-from flashinfer_bench.report.results import Mean, Result, list_results, mean_of
+from flashinfer_bench.report.results import MeanRatio, Result, list_results, mean_of
 from flashinfer_bench.report.timing import MEANINGS
 
 MARKER: Final = "flashinfer-bench-report"
@@ -36,7 +36,7 @@ ASSETS: Final = resources.files("flashinfer_bench.report.pages") / "assets"
 
 
 @dataclass(frozen=True)
-class Site:
+class WrittenPages:
     """What was written."""
 
     folder: Path
@@ -53,7 +53,7 @@ def write_site(
     *,
     title: str,
     baseline_author: str | None = None,
-) -> Site:
+) -> WrittenPages:
     """Write the pages of a set's latest verdicts.
 
     Args:
@@ -95,7 +95,7 @@ def write_site(
         _write(data, f"s_{id_of(*key)}", {**told, **owner})
     _write(data, "overview", overview)
     _write_assets(folder, title)
-    return Site(folder, len(overview["definitions"]), len(by_solution), len(results))
+    return WrittenPages(folder, len(overview["definitions"]), len(by_solution), len(results))
 
 
 def _overview(trace_set: TraceSet, results: Sequence[Result], baseline_author: str | None) -> dict[str, Any]:
@@ -143,7 +143,7 @@ def _solution_entry(items: Sequence[Result]) -> list[Any]:
     ]
 
 
-def _mean(mean: Mean | None) -> list[float | None]:
+def _mean(mean: MeanRatio | None) -> list[float | None]:
     return [None, None, None] if mean is None else [short(mean.value), short(mean.low), short(mean.high)]
 
 
