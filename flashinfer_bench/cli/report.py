@@ -15,6 +15,10 @@ from flashinfer_bench.cli.exit_codes import FAILED, RAN
 from flashinfer_bench.cli.given.choice import choose_traces
 from flashinfer_bench.cli.given.sets import describe_issues, has_nothing, named_folders, open_trace_set
 from flashinfer_bench.cli.parser import Parser
+from flashinfer_bench.cli.reports.changes import declare_diff, declare_history
+from flashinfer_bench.cli.reports.export import declare_export
+from flashinfer_bench.cli.reports.html import declare_html
+from flashinfer_bench.cli.reports.ranks import show_best_groups, show_groups
 from flashinfer_bench.cli.screen.output import write_err, write_out
 from flashinfer_bench.cli.screen.tables import available_width, count
 from flashinfer_bench.cli.screen.verdicts import render_best, render_summary
@@ -22,8 +26,9 @@ from flashinfer_bench.cli.shared_flags import PROGRAM, add_filters, add_format, 
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.data.store.merging import merge_sets
 from flashinfer_bench.data.store.trace_lines import AnyTrace
-from flashinfer_bench.errors import DataSetError
+from flashinfer_bench.errors import DataSetError, Misuse
 from flashinfer_bench.report.best import BestRow, best_by_definition, best_by_workload
+from flashinfer_bench.report.ranking import GROUP_KEYS
 from flashinfer_bench.report.summary import PairKey, SummaryRow, count_statuses, summarise
 
 NO_TRACES = "note: there are no traces to report; `flashinfer-bench run` makes them"
@@ -32,6 +37,7 @@ NONE_PASSED = (
     "note: there is no job whose latest verdict is PASSED; quick looks do not count, and "
     "`flashinfer-bench report summary` says why the others failed"
 )
+BY_HELP = "one row for each (default: %(default)s)"
 
 
 def declare_report(parser: Parser) -> None:
@@ -50,8 +56,10 @@ def declare_report(parser: Parser) -> None:
         example=f"{PROGRAM} report best --local flashinfer-trace --by definition",
         execute=execute_best,
     )
-    best.add_argument(
-        "--by", choices=("workload", "definition"), default="workload", help="one row for each (default: %(default)s)"
+    summary.add_argument("--by", choices=("solution", *GROUP_KEYS), default="solution", help=BY_HELP)
+    best.add_argument("--by", choices=("workload", "definition", *GROUP_KEYS), default="workload", help=BY_HELP)
+    summary.add_argument(
+        "--baseline-author", metavar="AUTHOR", help="with --by author: rank against this one (default: the reference)"
     )
     visualize = commands.add_parser("visualize", help="both tables")
     visualize.describe(
@@ -63,6 +71,10 @@ def declare_report(parser: Parser) -> None:
         add_local(command)
         add_filters(command)
         add_format(command)
+    declare_history(commands.add_parser("history", help="times of a definition from run to run"))
+    declare_diff(commands.add_parser("diff", help="what changed from one set to another"))
+    declare_html(commands.add_parser("html", help="pages that work from disk"))
+    declare_export(commands.add_parser("export", help="one row a trace, for other programs"))
     merge = commands.add_parser("merge", help="several sets in one")
     merge.describe(
         "Write several trace sets as one, into a new folder. What is the same in two is written once; where they\n"
@@ -76,8 +88,12 @@ def declare_report(parser: Parser) -> None:
 
 def execute_summary(args: argparse.Namespace) -> int:
     """Print one row a solution that has traces."""
+    if args.baseline_author is not None and args.by != "author":
+        raise Misuse("--baseline-author needs --by author")
     trace_set = open_trace_set(args)
     traces = choose_traces(trace_set, args)
+    if args.by in GROUP_KEYS:
+        return show_groups(args, trace_set, traces)
     rows = summarise(traces, _expected(trace_set, traces), with_bursts=args.format == "json")
     if args.format == "json":
         _write_json(rows)
@@ -90,7 +106,10 @@ def execute_summary(args: argparse.Namespace) -> int:
 
 def execute_best(args: argparse.Namespace) -> int:
     """Print the best passing solution of each workload or definition."""
-    traces = choose_traces(open_trace_set(args), args)
+    trace_set = open_trace_set(args)
+    traces = choose_traces(trace_set, args)
+    if args.by in GROUP_KEYS:
+        return show_best_groups(args, trace_set, traces)
     rows = best_by_workload(traces) if args.by == "workload" else None
     definition_rows = best_by_definition(traces) if rows is None else []
     width = available_width(sys.stdout)

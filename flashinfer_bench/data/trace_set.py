@@ -15,6 +15,7 @@ from flashinfer_bench.data.issue import LoadIssue
 from flashinfer_bench.data.model import DataModel
 from flashinfer_bench.data.sets import scores, writing
 from flashinfer_bench.data.sets.best import find_best, is_within, passed_of
+from flashinfer_bench.data.sets.frame import make_frame
 from flashinfer_bench.data.sets.latest import find_latest
 from flashinfer_bench.data.sets.merging import is_settled, merge_definitions, merge_solutions, merge_workloads
 from flashinfer_bench.data.sets.scores import Ranking, SetFilter, SpeedupMetrics
@@ -29,6 +30,7 @@ from flashinfer_bench.env import DATASET_VARIABLE, dataset_root
 from flashinfer_bench.errors import DataSetError
 
 if TYPE_CHECKING:
+    import pandas
     import torch
 
 BASELINE: Final = "baseline"
@@ -182,6 +184,14 @@ class TraceSet:
         }
         definitions = {name: definition.to_dict() for name, definition in self.definitions.items()}
         return {"root": str(self.root) if self.root is not None else None, "definitions": definitions, **plain}
+
+    def to_dataframe(self) -> pandas.DataFrame:
+        """Return a data frame with a row for each trace; docs/export.md lists its columns.
+
+        Raises:
+            ConfigError: pandas is not installed.
+        """
+        return make_frame(self)
 
     def get_solution(self, name: str) -> Solution | None:
         """Return the solution of that name, or None."""

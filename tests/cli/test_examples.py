@@ -11,7 +11,8 @@ from tests.conftest import CHECKOUT
 
 SET = CHECKOUT / "flashinfer-trace"
 RMSNORM = SET / "solutions" / "plain" / "rmsnorm" / "rmsnorm_h4096" / "plain_rmsnorm_h4096.json"
-OFFLINE = ("run", "list", "validate", "config show", "report summary", "report best", "report visualize")
+REPORTS = ("summary", "best", "visualize", "history", "diff", "html", "export")
+OFFLINE = ("run", "list", "validate", "config show", *(f"report {name}" for name in REPORTS))
 OF_THE_CACHE = ("cache show", "cache clear", "cache verify", "cache baselines")
 
 

@@ -74,6 +74,12 @@ def _judged(trace: AnyTrace) -> list[Any] | None:
     return [found.get(key) for key in JUDGED_KEYS] if isinstance(found, Mapping) else None
 
 
+def parse_time(text: str) -> datetime | None:
+    """Return the time of a verdict in UTC; None for a text that is no time."""
+    moment = _parse_time(text)
+    return None if moment == _UNKNOWN else moment
+
+
 def _time_of(trace: AnyTrace) -> datetime:
     return _parse_time(trace.evaluation.timestamp) if trace.evaluation is not None else _UNKNOWN
 

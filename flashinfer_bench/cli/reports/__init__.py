@@ -1,0 +1,1 @@
+"""What the commands of `report` share with nobody: export, pages, rankings, history, differences."""

@@ -1,0 +1,182 @@
+"""`report history` and `report diff`: how times and verdicts changed."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Final
+
+from flashinfer_bench.cli.given.choice import choose_traces
+from flashinfer_bench.cli.given.sets import open_trace_set
+from flashinfer_bench.cli.parser import Parser, number
+from flashinfer_bench.cli.reports.ranks import format_mean
+from flashinfer_bench.cli.screen.output import write_err, write_out
+from flashinfer_bench.cli.screen.tables import (
+    Column,
+    available_width,
+    count,
+    format_latency,
+    render_table,
+    shorten_uuid,
+    wrap_line,
+)
+from flashinfer_bench.cli.shared_flags import PROGRAM, add_format, add_local
+from flashinfer_bench.data import TraceSet
+from flashinfer_bench.data.store.trace_lines import AnyTrace
+from flashinfer_bench.data.store.trace_list import kept_of
+from flashinfer_bench.errors import Misuse
+from flashinfer_bench.report.changes import (
+    FASTER,
+    GONE,
+    NEW,
+    SAME,
+    SLOWER,
+    UNKNOWN,
+    VERDICT,
+    Change,
+    Epoch,
+    find_changes,
+    find_epochs,
+)
+from flashinfer_bench.report.results import Result, list_results
+from flashinfer_bench.report.verdict import to_one_line
+
+CHANGE_MARK: Final = ">"
+"""Marks an epoch whose times differ from those before."""
+NOTE: Final = "ratios are new over old time, with 95 % intervals of one worker each: a decision is a lead, no proof"
+PERCENT: Final = 100.0
+MOST_THRESHOLD: Final = 100
+"""A threshold is below this many percent."""
+
+
+def declare_history(parser: Parser) -> None:
+    """Add the help and the flags of `report history`."""
+    parser.describe(
+        "Show the times of a definition's solutions from run to run. A row has one version of sources and libraries;\n"
+        f"{CHANGE_MARK} marks a change of the latency, so that the effect of a new driver shows.",
+        example=f"{PROGRAM} report history --definition rmsnorm_h4096 --local flashinfer-trace",
+        execute=execute_history,
+    )
+    parser.add_argument("--definition", metavar="NAME", required=True, help="the definition")
+    parser.add_argument("--solutions", nargs="+", metavar="NAME", help="only these solutions")
+    _add_threshold(parser)
+    add_local(parser)
+    add_format(parser)
+
+
+def declare_diff(parser: Parser) -> None:
+    """Add the help and the flags of `report diff`."""
+    parser.describe(
+        "Show which verdicts and times changed from one set of traces to another, with a decision for each: faster,\n"
+        "slower, same, or cannot tell. Jobs are the same by definition, solution, workload and hardware.",
+        example=f"{PROGRAM} report diff flashinfer-trace flashinfer-trace",
+        execute=execute_diff,
+    )
+    parser.add_argument("old", metavar="OLD", help="the folder of a trace set")
+    parser.add_argument("new", metavar="NEW", help="the folder of another, or of the same")
+    parser.add_argument("--all", action="store_true", help="list jobs that did not change, too")
+    _add_threshold(parser)
+    add_format(parser)
+
+
+def execute_history(args: argparse.Namespace) -> int:
+    """Print the epochs."""
+    trace_set = open_trace_set(args)
+    chosen = argparse.Namespace(definitions=[args.definition], solutions=args.solutions)
+    results = list_results(trace_set, choose_traces(trace_set, chosen), latest_only=False)
+    epochs = find_epochs([item for item in results if not item.told.run.quick], _threshold(args))
+    if args.format == "json":
+        write_out(json.dumps({"rows": [asdict(epoch) for epoch in epochs]}, indent=2) + "\n")
+    elif epochs:
+        write_out(render_history(epochs, available_width(sys.stdout)))
+    else:
+        write_err(f"note: there is no whole verdict on {args.definition}")
+    return 0
+
+
+def execute_diff(args: argparse.Namespace) -> int:
+    """Print the changes."""
+    threshold = _threshold(args)
+    old, new = (_results(Path(folder)) for folder in (args.old, args.new))
+    changes = find_changes(old, new, threshold)
+    counts = Counter(change.decision for change in changes)
+    if args.format == "json":
+        write_out(json.dumps({"counts": counts, "rows": [asdict(change) for change in changes]}, indent=2) + "\n")
+    elif changes:
+        shown = [change for change in changes if args.all or change.decision not in (SAME, UNKNOWN)]
+        write_out(render_diff(shown, counts, available_width(sys.stdout)))
+    else:
+        write_err("note: neither set has a verdict")
+    return 0
+
+
+def render_history(epochs: Sequence[Epoch], width: int) -> str:
+    """Lay out a row for each epoch."""
+    headings = [Column(text) for text in ("", "Solution", "Since", "Sources")]
+    headings += [Column("Passed", True), Column("Latency", True), Column("Over before", True)]
+    headings += [Column("Decision"), Column("Changed")]
+    rows = [
+        [
+            CHANGE_MARK if epoch.decision in (FASTER, SLOWER) else "",
+            epoch.solution,
+            to_one_line(epoch.begin),
+            to_one_line(epoch.digest),
+            f"{epoch.passed}/{epoch.verdicts}",
+            format_latency(epoch.latency_ms),
+            format_mean(epoch.ratio),
+            epoch.decision,
+            to_one_line("; ".join(epoch.changed)),
+        ]
+        for epoch in epochs
+    ]
+    if len({epoch.hardware for epoch in epochs}) > 1:
+        headings.append(Column("Hardware"))
+        rows = [[*row, epoch.hardware] for row, epoch in zip(rows, epochs, strict=True)]
+    return f"{render_table(headings, rows, width)}\n{wrap_line(NOTE, width)}\n"
+
+
+def render_diff(changes: Sequence[Change], counts: Counter[str], width: int) -> str:
+    """Lay out how many jobs have each decision, then a row for each of `changes`."""
+    order = (VERDICT, SLOWER, FASTER, SAME, UNKNOWN, NEW, GONE)
+    told = ", ".join(f"{counts[decision]} {decision}" for decision in order if counts[decision])
+    head = f"{count(counts.total(), 'job')}: {told}\n"
+    if not changes:
+        return head
+    headings = [Column(text) for text in ("Definition", "Solution", "Workload", "Decision")]
+    headings += [Column("Old", True), Column("New", True), Column("Ratio", True), Column("Why")]
+    rows = [
+        [
+            change.definition,
+            change.solution,
+            shorten_uuid(change.workload),
+            change.decision,
+            change.old_status if change.decision == VERDICT else format_latency(change.old_ms),
+            change.new_status if change.decision == VERDICT else format_latency(change.new_ms),
+            format_mean(change.ratio),
+            change.reason,
+        ]
+        for change in sorted(changes, key=lambda item: order.index(item.decision))
+    ]
+    return f"{head}\n{render_table(headings, rows, width)}\n{wrap_line(NOTE, width)}\n"
+
+
+def _results(folder: Path) -> list[Result]:
+    trace_set = TraceSet.from_path(folder)
+    traces: list[AnyTrace] = [trace for part in trace_set.traces.values() for trace in kept_of(part)]
+    return list_results(trace_set, traces)
+
+
+def _add_threshold(parser: Parser) -> None:
+    text = "smallest difference of interest, in percent (default: %(default)s)"
+    parser.add_argument("--threshold", type=number, metavar="PERCENT", default=2, help=text)
+
+
+def _threshold(args: argparse.Namespace) -> float:
+    if not 0 <= args.threshold < MOST_THRESHOLD:
+        raise Misuse(f"--threshold: needs a number of percent from 0 to below 100, not {args.threshold}")
+    return float(args.threshold) / PERCENT

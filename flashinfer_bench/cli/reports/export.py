@@ -1,0 +1,74 @@
+"""`report export`: the traces of a set as CSV, JSON lines or Parquet."""
+
+from __future__ import annotations
+
+import argparse
+import io
+from pathlib import Path
+from typing import Final
+
+from flashinfer_bench.cli.exit_codes import FAILED, RAN
+from flashinfer_bench.cli.given.choice import choose_traces
+from flashinfer_bench.cli.given.sets import open_trace_set
+from flashinfer_bench.cli.parser import Parser
+from flashinfer_bench.cli.screen.output import write_err, write_out
+from flashinfer_bench.cli.screen.tables import count
+from flashinfer_bench.cli.shared_flags import PROGRAM, add_filters, add_local
+from flashinfer_bench.errors import Misuse
+from flashinfer_bench.report.export import EXPORT_FORMATS, ExportFormat, write_export, write_parquet
+
+STDOUT: Final = "-"
+FILE_STEM: Final = "traces"
+"""Name of the file that a folder gets, without its ending."""
+
+
+def declare_export(parser: Parser) -> None:
+    """Add the help and the flags of `report export`."""
+    parser.describe(
+        "Write one row a trace, with flat columns whose names have units (docs/export.md lists them). A folder gets a\n"
+        "file traces.csv, traces.jsonl or traces.parquet; - is stdout. Parquet needs the extra `export`.\n"
+        "Exit codes: 0 written, 1 the file cannot be written, 2 misuse.",
+        example=f"{PROGRAM} report export traces.csv --local flashinfer-trace",
+        execute=execute_export,
+    )
+    parser.add_argument("target", metavar="DIR_OR_FILE", help="the file or the folder to write to, or - for stdout")
+    form = "default: by the ending of the file, else csv"
+    parser.add_argument("--format", choices=EXPORT_FORMATS, help=form)
+    add_local(parser)
+    add_filters(parser)
+
+
+def execute_export(args: argparse.Namespace) -> int:
+    """Write the file."""
+    form = _choose_format(args)
+    trace_set = open_trace_set(args)
+    traces = choose_traces(trace_set, args)
+    if args.target == STDOUT:
+        if form == "parquet":
+            raise Misuse("Parquet is no text: name a file instead of -")
+        text = io.StringIO(newline="")
+        write_export(text, form, trace_set, traces)
+        write_out(text.getvalue())
+        return RAN
+    path = Path(args.target)
+    path = path / f"{FILE_STEM}.{form}" if path.is_dir() or str(args.target).endswith("/") else path
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if form == "parquet":
+            rows = write_parquet(path, trace_set, traces)
+        else:
+            with path.open("w", encoding="utf-8", newline="") as file:
+                rows = write_export(file, form, trace_set, traces)
+    except OSError as error:
+        write_err(f"error: {path}: cannot be written: {error}")
+        return FAILED
+    write_err(f"{path}: {count(rows, 'row')}")
+    return RAN
+
+
+def _choose_format(args: argparse.Namespace) -> ExportFormat:
+    if args.format is not None:
+        chosen: ExportFormat = args.format
+        return chosen
+    ending = Path(args.target).suffix.removeprefix(".")
+    return next((form for form in EXPORT_FORMATS if form == ending), "csv")

@@ -1,0 +1,60 @@
+"""`report html`: the verdicts of a set as a folder of pages that works from disk."""
+
+from __future__ import annotations
+
+import argparse
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+from flashinfer_bench.cli.exit_codes import FAILED, RAN
+from flashinfer_bench.cli.given.choice import choose_traces
+from flashinfer_bench.cli.given.sets import open_trace_set
+from flashinfer_bench.cli.parser import Parser
+from flashinfer_bench.cli.screen.output import write_err, write_out
+from flashinfer_bench.cli.screen.tables import count
+from flashinfer_bench.cli.shared_flags import PROGRAM, add_filters, add_local
+from flashinfer_bench.errors import ConfigError, Misuse
+
+NEEDED: Final = ("jinja2", "pygments")
+"""Modules of the extra `html`."""
+
+
+def declare_html(parser: Parser) -> None:
+    """Add the help and the flags of `report html`."""
+    parser.describe(
+        "Write the verdicts of a set as pages: overview, leaderboard, a page for each definition and solution, any\n"
+        "two solutions compared. Open DIR/index.html from disk: no network and no server are used (docs/report.md).\n"
+        "Exit codes: 0 written, 1 a file cannot be written, 2 misuse.",
+        example=f"{PROGRAM} report html pages --local flashinfer-trace",
+        execute=execute_html,
+    )
+    parser.add_argument("folder", metavar="DIR", help="a new or an empty folder, or one with such pages")
+    parser.add_argument("--title", help="what the pages are called (default: the name of the set's folder)")
+    parser.add_argument(
+        "--baseline-author", metavar="AUTHOR", help="rank authors against this one (default: against the reference)"
+    )
+    add_local(parser)
+    add_filters(parser)
+
+
+def execute_html(args: argparse.Namespace) -> int:
+    """Write the pages."""
+    missing = [name for name in NEEDED if find_spec(name) is None]
+    if missing:
+        raise ConfigError(f"this needs {' and '.join(missing)}: pip install 'flashinfer-bench[html]'")
+    from flashinfer_bench.report.pages.site import write_site  # its libraries are optional
+
+    trace_set = open_trace_set(args)
+    traces = choose_traces(trace_set, args)
+    title = args.title or f"Kernels of {trace_set.root.resolve().name if trace_set.root else 'a set'}"
+    try:
+        site = write_site(Path(args.folder), trace_set, traces, title=title, baseline_author=args.baseline_author)
+    except ValueError as error:
+        raise Misuse(f"--baseline-author: {error}") from None
+    except OSError as error:
+        write_err(f"error: {args.folder}: cannot be written: {error}")
+        return FAILED
+    counts = (count(site.definitions, "definition"), count(site.solutions, "solution"), count(site.traces, "verdict"))
+    write_out(f"{site.folder / 'index.html'}: {', '.join(counts)}\n")
+    return RAN

@@ -1,0 +1,219 @@
+"""What changed: between two sets, and from run to run. Each change of a time has a decision, by the recorded intervals.
+
+Recorded intervals are of one worker each, and the next worker may differ by more: a decision is a lead, no proof.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from flashinfer_bench.data.sets.latest import parse_time
+from flashinfer_bench.report.results import MeanRatio, Result, log_error_of, mean_of
+
+THRESHOLD: Final = 0.02
+"""The smallest difference of interest, as a share: below it times count as the same."""
+SAME, FASTER, SLOWER, UNKNOWN = "same", "faster", "slower", "cannot tell"
+GONE, NEW = "gone", "new"
+VERDICT: Final = "verdict"
+DIGEST_SHOWN: Final = 8
+"""Digits of a digest that tell it from others."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """One job in an old and in a new set."""
+
+    definition: str
+    solution: str
+    workload: str
+    hardware: str
+    decision: str
+    """"faster", "slower", "same", "cannot tell", "verdict" (it changed), "new" or "gone"."""
+    reason: str
+    """Why it cannot be told; empty where it can."""
+    old_status: str
+    new_status: str
+    old_ms: float | None
+    new_ms: float | None
+    ratio: MeanRatio | None
+    """New time over old time."""
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """Verdicts in a row of a solution on one kind of hardware, with the same sources and versions, one a workload."""
+
+    solution: str
+    hardware: str
+    digest: str
+    """The solution's digest; empty where the traces do not tell it."""
+    begin: str
+    """Time of the first verdict."""
+    verdicts: int
+    passed: int
+    latency_ms: float | None
+    """Geometric mean over the workloads that passed."""
+    changed: tuple[str, ...]
+    """What differs from the epoch before: "sources", or a package with its versions; empty where it was run again."""
+    ratio: MeanRatio | None
+    """Times over those of the epoch before, on the workloads of both."""
+    decision: str
+    """As of a change; empty for the first epoch."""
+
+
+def decide(ratio: MeanRatio | None, threshold: float = THRESHOLD) -> str:
+    """Say what a ratio of new over old time means."""
+    if ratio is None or ratio.low is None or ratio.high is None:
+        return UNKNOWN
+    if ratio.low >= 1 - threshold and ratio.high <= 1 + threshold:
+        return SAME
+    if ratio.high < 1 and ratio.value < 1 - threshold:
+        return FASTER
+    return SLOWER if ratio.low > 1 and ratio.value > 1 + threshold else UNKNOWN
+
+
+def find_changes(old: Iterable[Result], new: Iterable[Result], threshold: float = THRESHOLD) -> list[Change]:
+    """Return a change for each job of either set, by definition, solution and workload."""
+    before, after = ({_key(item): item for item in part} for part in (old, new))
+    return [_change(before.get(key), after.get(key), threshold) for key in sorted({*before, *after})]
+
+
+def find_epochs(results: Iterable[Result], threshold: float = THRESHOLD) -> list[Epoch]:
+    """Return the epochs of each solution on each kind of hardware, the earliest first.
+
+    Args:
+        results: all of a definition, repeated ones too.
+        threshold: the smallest difference of interest.
+    """
+    groups: defaultdict[tuple[str, str], list[Result]] = defaultdict(list)
+    for result in results:
+        groups[result.solution, result.hardware].append(result)
+    epochs: list[Epoch] = []
+    for _, items in sorted(groups.items()):
+        previous: list[Result] = []
+        for current in _split(sorted(items, key=_moment)):
+            epochs.append(_epoch(current, previous, threshold))
+            previous = current
+    return epochs
+
+
+def _key(item: Result) -> tuple[str, str, str, str]:
+    return (item.definition, item.solution, item.workload, item.hardware)
+
+
+def _moment(item: Result) -> float:
+    moment = parse_time(item.evaluation.timestamp)
+    return moment.timestamp() if moment is not None else 0.0
+
+
+def _split(ordered: Iterable[Result]) -> Iterator[list[Result]]:
+    """Yield the results of each epoch: a new one begins with other conditions, and where a workload comes again."""
+    current: list[Result] = []
+    for item in ordered:
+        is_again = any(item.workload == other.workload for other in current)
+        if current and (is_again or _conditions(item) != _conditions(current[0])):
+            yield current
+            current = []
+        current.append(item)
+    if current:
+        yield current
+
+
+def _conditions(item: Result) -> tuple[str, tuple[tuple[str, str], ...]]:
+    return (item.told.run.fingerprint.solution, tuple(sorted(item.evaluation.environment.libs.items())))
+
+
+def _change(old: Result | None, new: Result | None, threshold: float) -> Change:
+    either = new or old
+    assert either is not None  # a key is of one of both
+    decision, reason, ratio = _decide_change(old, new, threshold)
+    return Change(
+        *_key(either),
+        decision=decision,
+        reason=reason,
+        old_status=old.status if old is not None else "",
+        new_status=new.status if new is not None else "",
+        old_ms=old.latency_ms if old is not None else None,
+        new_ms=new.latency_ms if new is not None else None,
+        ratio=ratio,
+    )
+
+
+def _decide_change(old: Result | None, new: Result | None, threshold: float) -> tuple[str, str, MeanRatio | None]:
+    if old is None or new is None:
+        return (NEW if old is None else GONE), "", None
+    if old.status != new.status:
+        return VERDICT, "", None
+    if not old.is_passed:
+        return SAME, "", None
+    problem = _not_comparable(old, new)
+    if problem:
+        return UNKNOWN, problem, None
+    ratio = _ratio([(old, new)])
+    decision = decide(ratio, threshold)
+    return decision, _why_unknown(ratio) if decision == UNKNOWN else "", ratio
+
+
+def _not_comparable(old: Result, new: Result) -> str:
+    """Say why two times are not to be compared; empty where they are."""
+    for item, which in ((old, "old"), (new, "new")):
+        if not item.is_ranked:
+            return f"the {which} time is of a quick look, or means nothing"
+    for name in ("method", "cache_state"):
+        told = [getattr(item.told.measurement, name) for item in (old, new)]
+        if told[0] != told[1]:
+            return f"{name.replace('_', ' ')}: {told[0] or 'not told'} then, {told[1] or 'not told'} now"
+    return ""
+
+
+def _why_unknown(ratio: MeanRatio | None) -> str:
+    if ratio is None or ratio.low is None:
+        return "a trace has no interval"
+    return "the interval is too wide"
+
+
+def _ratio(pairs: Sequence[tuple[Result, Result]]) -> MeanRatio | None:
+    """Return the geometric mean of new over old times, with its interval."""
+    timed = [(old, new) for old, new in pairs if old.latency_ms and new.latency_ms]
+    errors = []
+    for pair in timed:
+        parts = [log_error_of(item.told.interval, item.latency_ms) for item in pair]
+        known = [part for part in parts if part is not None]
+        errors.append((known[0] ** 2 + known[1] ** 2) ** 0.5 if len(known) == len(parts) else None)
+    return mean_of([(new.latency_ms or 0.0) / (old.latency_ms or 1.0) for old, new in timed], errors)
+
+
+def _epoch(current: Sequence[Result], previous: Sequence[Result], threshold: float) -> Epoch:
+    first = current[0]
+    before, now = ({item.workload: item for item in part} for part in (previous, current))
+    shared = [(before[uuid], item) for uuid, item in now.items() if uuid in before]
+    comparable = [pair for pair in shared if all(item.is_passed for item in pair) and not _not_comparable(*pair)]
+    ratio = _ratio(comparable)
+    latency = mean_of([item.latency_ms for item in now.values() if item.is_passed and item.latency_ms], [None])
+    return Epoch(
+        solution=first.solution,
+        hardware=first.hardware,
+        digest=first.told.run.fingerprint.solution[:DIGEST_SHOWN],
+        begin=first.evaluation.timestamp,
+        verdicts=len(current),
+        passed=sum(item.is_passed for item in current),
+        latency_ms=latency.value if latency is not None else None,
+        changed=_differences(previous[-1], first) if previous else (),
+        ratio=ratio,
+        decision=decide(ratio, threshold) if previous else "",
+    )
+
+
+def _differences(old: Result, new: Result) -> tuple[str, ...]:
+    before, after = (item.evaluation.environment.libs for item in (old, new))
+    names = sorted({*before, *after})
+    told = [
+        f"{name} {before.get(name, '-')} -> {after.get(name, '-')}"
+        for name in names
+        if before.get(name) != after.get(name)
+    ]
+    is_other = old.told.run.fingerprint.solution != new.told.run.fingerprint.solution
+    return (*(["sources"] if is_other else []), *told)

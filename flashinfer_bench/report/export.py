@@ -1,0 +1,85 @@
+"""Traces as files for other programs: CSV, JSON lines, Parquet. One row a trace; `data.sets.columns` lists columns."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal, TextIO
+
+from flashinfer_bench.data.sets.columns import COLUMNS, list_judged, make_row
+from flashinfer_bench.data.sets.frame import DTYPES_OF_FRAMES, import_export_library, make_frame
+from flashinfer_bench.data.store.trace_lines import AnyTrace
+
+if TYPE_CHECKING:
+    from flashinfer_bench.data.trace_set import TraceSet
+
+ExportFormat = Literal["csv", "jsonl", "parquet"]
+EXPORT_FORMATS: Final[tuple[ExportFormat, ...]] = ("csv", "jsonl", "parquet")
+NOT_FINITE: Final = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
+"""How JSON lines write numbers that JSON does not have: as the traces do."""
+
+
+def write_export(target: TextIO, form: ExportFormat, trace_set: TraceSet, traces: Iterable[AnyTrace]) -> int:
+    """Write rows as CSV or JSON lines, one by one, and return their number."""
+    rows = map(make_row, list_judged(trace_set, traces))
+    return _write_csv(target, rows) if form == "csv" else _write_lines(target, rows)
+
+
+def write_parquet(path: Path, trace_set: TraceSet, traces: Iterable[AnyTrace]) -> int:
+    """Write rows as Parquet, and return their number.
+
+    Raises:
+        ConfigError: pandas or pyarrow is not installed.
+        OSError: the file cannot be written.
+    """
+    import_export_library("pyarrow")
+    frame = make_frame(trace_set, traces)
+    buffer = io.BytesIO()
+    frame.to_parquet(buffer, engine="pyarrow", index=False)
+    path.write_bytes(buffer.getvalue())
+    return len(frame)
+
+
+def render_columns() -> str:
+    """Return the reference of the columns as a Markdown table."""
+    lines = ["| column | type | dtype in pandas | meaning |", "|---|---|---|---|"]
+    lines += [
+        f"| `{column.name}` | {column.kind} | `{DTYPES_OF_FRAMES[column.kind]}` | {column.meaning} |"
+        for column in COLUMNS
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _write_csv(target: TextIO, rows: Iterable[dict[str, Any]]) -> int:
+    writer = csv.writer(target, lineterminator="\n")
+    writer.writerow([column.name for column in COLUMNS])
+    count = 0
+    for row in rows:
+        writer.writerow([_cell(value) for value in row.values()])
+        count += 1
+    return count
+
+
+def _write_lines(target: TextIO, rows: Iterable[dict[str, Any]]) -> int:
+    count = 0
+    for row in rows:
+        told = {name: _json_value(value) for name, value in row.items()}
+        target.write(json.dumps(told, separators=(",", ":"), allow_nan=False) + "\n")
+        count += 1
+    return count
+
+
+def _cell(value: Any) -> Any:
+    """Return a value as CSV has it: "" for an absent one, escapes for what no reader takes."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return value.replace("\0", "\\0").encode("utf-8", "backslashreplace").decode("utf-8")
+    return "" if value is None else value
+
+
+def _json_value(value: Any) -> Any:
+    return NOT_FINITE.get(str(value), value) if isinstance(value, float) else value

@@ -1,0 +1,69 @@
+// What all pages share: data that is loaded when asked for, elements made of text alone, numbers as people read them.
+"use strict";
+const fibReport = (() => {
+  const kept = new Map();
+  const asked = new Map();
+  const KEY = /^(overview|[ds]_[0-9a-f]{16})$/;
+
+  // A data file calls this; its content is JSON in a string.
+  function keep(key, text) {
+    kept.set(key, JSON.parse(text));
+  }
+
+  function load(key) {
+    if (!KEY.test(key)) return Promise.reject(new Error("there is no such page"));
+    if (kept.has(key)) return Promise.resolve(kept.get(key));
+    if (!asked.has(key)) {
+      asked.set(key, new Promise((resolve, reject) => {
+        const script = document.createElement("script");
+        script.src = `data/${key}.js`;
+        script.onload = () => (kept.has(key) ? resolve(kept.get(key)) : reject(new Error(`data/${key}.js is damaged`)));
+        script.onerror = () => reject(new Error(`data/${key}.js is not in the folder`));
+        document.head.append(script);
+      }));
+    }
+    return asked.get(key);
+  }
+
+  // Make an element. Strings become text, never markup; attributes come from these scripts, not from data.
+  function el(tag, attributes, ...children) {
+    const element = document.createElement(tag);
+    for (const [name, value] of Object.entries(attributes || {})) {
+      if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+      else if (value !== null && value !== undefined && value !== false) element.setAttribute(name, value === true ? "" : value);
+    }
+    element.append(...children.flat().filter((child) => child !== null && child !== undefined));
+    return element;
+  }
+
+  const name = (text) => el("bdi", null, text);
+  const link = (href, text) => el("a", { href }, name(text));
+  const more = (summary, ...children) => el("details", null, el("summary", null, summary), ...children);
+
+  function time(ms) {
+    if (ms === null || ms === undefined) return "–";
+    const [value, unit] = ms >= 1000 ? [ms / 1000, "s"] : ms >= 1 ? [ms, "ms"] : [ms * 1000, "µs"];
+    return `${digits(value)} ${unit}`;
+  }
+  function digits(value) {
+    if (value === null || value === undefined) return "–";
+    const size = Math.abs(value);
+    if (size !== 0 && (size < 0.001 || size >= 1e6)) return value.toExponential(2);
+    return value.toLocaleString("en", { maximumSignificantDigits: size >= 1000 ? 4 : 3 });
+  }
+  const times = (ratio) => (ratio === null || ratio === undefined ? "–" : `${digits(ratio)}×`);
+  const percent = (share) => (share === null || share === undefined ? "–" : `${Math.round(share * 1000) / 10} %`);
+  const range = (low, high, show) => (low === null || high === null || low === undefined ? "" : `${show(low)} to ${show(high)}`);
+
+  // A number with its interval below it, where there is one.
+  function withRange(text, low, high, show) {
+    const told = range(low, high, show);
+    return el("span", null, text, told ? el("small", { class: "range" }, told) : null);
+  }
+
+  function status(word) {
+    return el("span", { class: `status ${word === "PASSED" ? "good" : "bad"}` }, word);
+  }
+
+  return { keep, load, kept, el, name, link, more, time, digits, times, percent, range, withRange, status };
+})();

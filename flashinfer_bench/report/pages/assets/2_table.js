@@ -1,0 +1,53 @@
+// A table that sorts by its headings, and shows so many rows at first. A region of its own scrolls where it is wide.
+"use strict";
+fibReport.table = (() => {
+  const { el } = fibReport;
+  const FIRST_ROWS = 100;
+
+  // columns: {label, value(row) to sort by, cell(row) to show, number, hint}; sort: {column, down}.
+  function table({ caption, columns, rows, sort, empty, onrow }) {
+    let order = sort || null;
+    let shown = FIRST_ROWS;
+    const body = el("tbody");
+    const heads = columns.map((column, index) => {
+      const button = el("button", { type: "button", title: column.hint, onclick: () => sortBy(index) }, column.label);
+      return el("th", { scope: "col", class: column.number ? "number" : null }, column.value ? button : column.label);
+    });
+    const rest = el("button", { type: "button", class: "rest", onclick: () => { shown = rows.length; draw(); } });
+
+    function sortBy(index) {
+      const down = order && order.column === index ? !order.down : Boolean(columns[index].number && columns[index].down);
+      order = { column: index, down };
+      draw();
+    }
+    function sorted() {
+      if (!order) return rows;
+      const { value } = columns[order.column];
+      const sign = order.down ? -1 : 1;
+      const absent = (item) => item === null || item === undefined || item === "";
+      return [...rows].sort((first, second) => {
+        const [one, two] = [value(first), value(second)];
+        if (absent(one) || absent(two)) return absent(one) - absent(two);
+        return sign * (typeof one === "string" ? one.localeCompare(two) : one - two);
+      });
+    }
+    function draw() {
+      heads.forEach((head, index) => {
+        if (order && order.column === index) head.setAttribute("aria-sort", order.down ? "descending" : "ascending");
+        else head.removeAttribute("aria-sort");
+      });
+      body.replaceChildren(...sorted().slice(0, shown).map((row) => {
+        const line = el("tr", null, columns.map((column) => el("td", { class: column.number ? "number" : null }, column.cell(row))));
+        if (onrow) onrow(line, row);
+        return line;
+      }));
+      rest.textContent = `Show all ${rows.length} rows`;
+      rest.hidden = rows.length <= shown;
+    }
+    draw();
+    if (!rows.length) return el("p", { class: "quiet" }, empty || "There is nothing to show.");
+    return el("div", { class: "scroll", role: "region", "aria-label": caption, tabindex: "0" },
+      el("table", null, el("caption", null, caption), el("thead", null, el("tr", null, heads)), body), rest);
+  }
+  return table;
+})();

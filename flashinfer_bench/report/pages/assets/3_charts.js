@@ -1,0 +1,131 @@
+// The charts: latency over an axis, the roofline, fast_p. Each has its numbers in a table of the page too.
+"use strict";
+fibReport.charts = (() => {
+  const { el, time, digits } = fibReport;
+  const COLOURS = 8;
+  const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  const colour = (index) => style(`--series-${index % COLOURS}`);
+
+  // A logarithmic axis over few decades has its 1, 2 and 5 told, one over many its powers of ten.
+  function tell(plot, splits, index) {
+    const { min, max } = plot.scales[index ? "y" : "x"];
+    const digitsTold = max / min < 200 ? [1, 2, 5] : [1];
+    return splits.map((split) => (digitsTold.some((digit) => Math.abs(split / 10 ** Math.floor(Math.log10(split) + 1e-9) - digit) < 1e-6) ? split : null));
+  }
+  function axis(label, show, size, isLog) {
+    return {
+      label, stroke: style("--ink"), grid: { stroke: style("--grid"), width: 1 }, ticks: { stroke: style("--line") },
+      font: "12px system-ui", labelFont: "12px system-ui", labelSize: 22, size, space: 42, filter: isLog ? tell : undefined,
+      values: (_, splits) => splits.map((split) => (split === null ? "" : show(split))),
+    };
+  }
+  // Bounds of a logarithmic scale, with room, also where all values are one.
+  function bounds(values) {
+    const known = values.filter((value) => value > 0);
+    if (!known.length) return [0.1, 10];
+    return [Math.min(...known) / 1.5, Math.max(...known) * 1.5];
+  }
+
+  // lines: {name, y: values at x, low, high, dots: no line between}. x rises, and may hold one value several times.
+  function draw({ label, x, lines, xLabel, yLabel, showX, showY, logX, logY, describe }) {
+    const readout = el("p", { class: "readout" }, "Point at the chart to read its values.");
+    const host = el("div", { class: "chart", role: "img", "aria-label": label });
+    const legend = el("ul", { class: "legend" }, lines.map((line, index) =>
+      el("li", null, el("span", { class: `swatch series-${index % COLOURS}` }), fibReport.name(line.name))));
+    const figure = el("figure", null, el("figcaption", null, label), host, legend, readout);
+    const series = lines.map((line, index) => ({
+      label: String(index), stroke: colour(index), width: line.dots ? 0 : 1.5, spanGaps: true, dash: index >= 4 ? [6, 4] : undefined,
+      paths: line.dots ? () => null : undefined, points: { show: !line.plain, size: 6, fill: colour(index) },
+    }));
+    const ys = lines.flatMap((line) => [...line.y, ...(line.low || []), ...(line.high || [])]).filter((value) => value > 0);
+    const [lowY, highY] = bounds(ys);
+    const [lowX, highX] = logX ? bounds(x) : [Math.min(...x), Math.max(...x)];
+
+    function drawIntervals(plot) {
+      plot.ctx.save();
+      lines.forEach((line, index) => {
+        if (!line.low) return;
+        plot.ctx.strokeStyle = colour(index);
+        plot.ctx.lineWidth = devicePixelRatio;
+        plot.ctx.beginPath();
+        x.forEach((value, place) => {
+          const [low, high] = [line.low[place], line.high[place]];
+          if (!(high > 0)) return;
+          const across = plot.valToPos(value, "x", true);
+          plot.ctx.moveTo(across, plot.valToPos(Math.max(low, lowY), "y", true));
+          plot.ctx.lineTo(across, plot.valToPos(high, "y", true));
+        });
+        plot.ctx.stroke();
+      });
+      plot.ctx.restore();
+    }
+    function read(plot) {
+      const place = plot.cursor.idx;
+      if (place === null || place === undefined) return;
+      const told = lines.filter((line) => line.y[place] !== null && line.y[place] !== undefined)
+        .map((line) => [fibReport.name(line.name), ` ${showY(line.y[place])}; `]);
+      readout.replaceChildren(`${describe ? describe(place) : showX(x[place])}: `, ...told.flat());
+    }
+    requestAnimationFrame(() => {
+      const width = () => Math.max(260, Math.floor(host.clientWidth));
+      const plot = new uPlot({
+        width: width(), height: 320, legend: { show: false }, cursor: { drag: { x: false, y: false } },
+        scales: {
+          x: { time: false, distr: logX ? 3 : 1, range: [lowX, highX] },
+          y: { distr: logY ? 3 : 1, range: logY ? [lowY, highY] : [0, 1.02] },
+        },
+        axes: [axis(xLabel, showX, 34, logX), axis(yLabel, showY, 64, logY)], series: [{}, ...series],
+        hooks: { draw: [drawIntervals], setCursor: [read] },
+      }, [x, ...lines.map((line) => line.y)], host);
+      new ResizeObserver(() => plot.setSize({ width: width(), height: 320 })).observe(host);
+    });
+    return figure;
+  }
+
+  function latency(data, series, axisIndex) {
+    const order = data.workloads.map((_, index) => index)
+      .filter((index) => data.workloads[index][1][axisIndex] > 0)
+      .sort((one, two) => data.workloads[one][1][axisIndex] - data.workloads[two][1][axisIndex]);
+    if (!order.length || !series.length) return null;
+    const lines = series.map((item) => {
+      const at = new Map(item.rows.map((row) => [row[0], row]));
+      const pick = (place) => order.map((index) => { const row = at.get(index); return row && row[place] > 0 ? row[place] : null; });
+      return { name: item.name, y: pick(2), low: pick(3), high: pick(4) };
+    });
+    const axisName = data.axes[axisIndex];
+    return draw({
+      label: `Latency over ${axisName}, lower is better; bars are 95 % intervals`, lines, x: order.map((index) => data.workloads[index][1][axisIndex]),
+      xLabel: axisName, yLabel: "latency", showX: digits, showY: time, logX: true, logY: true,
+      describe: (place) => data.axes.map((name, index) => `${name}=${data.workloads[order[place]][1][index]}`).join(" "),
+    });
+  }
+
+  function roofline(data, series, hardware) {
+    const order = data.workloads.map((_, index) => index).filter((index) => data.workloads[index][2] > 0 && data.workloads[index][3] > 0)
+      .sort((one, two) => data.workloads[one][2] / data.workloads[one][3] - data.workloads[two][2] / data.workloads[two][3]);
+    if (!order.length || !series.length) return null;
+    const intensity = (index) => data.workloads[index][2] / data.workloads[index][3];
+    const lines = series.map((item) => {
+      const at = new Map(item.rows.map((row) => [row[0], row]));
+      return { name: item.name, dots: true, y: order.map((index) => { const row = at.get(index); return row && row[2] > 0 ? data.workloads[index][2] / row[2] / 1e9 : null; }) };
+    });
+    const peak = data.peaks[hardware];
+    const unit = peak ? [1, "TFLOP/s"] : [1000, "GFLOP/s"];
+    for (const line of lines) line.y = line.y.map((value) => (value === null ? null : value * unit[0]));
+    if (peak) {
+      const units = ["fp64", "fp32", "tf32", "fp16", "fp8", "fp4"];
+      const rate = (unit) => { for (let place = units.indexOf(unit); place >= 0; place--) if (peak.tflops[units[place]]) return peak.tflops[units[place]]; return Math.max(...Object.values(peak.tflops)); };
+      lines.push({ name: `limit of ${peak.name}`, plain: true, y: order.map((index) => Math.min(rate(data.workloads[index][4]), intensity(index) * peak.tb)) });
+    }
+    return draw({
+      label: peak ? "Roofline: operations a second over operations a byte, higher is better" : "Operations a second over operations a byte, higher is better; the limits of this hardware are not listed",
+      lines, x: order.map(intensity), xLabel: "FLOP a byte", yLabel: unit[1], showX: digits, showY: digits, logX: true, logY: true,
+    });
+  }
+
+  function fastP(p, rows) {
+    const lines = rows.slice(0, COLOURS).map((row) => ({ name: row.author, y: row.fast_p }));
+    return draw({ label: "fast_p: share of workloads passed and faster than p times the baseline", lines, x: p, xLabel: "p", yLabel: "share", showX: digits, showY: (value) => digits(value) });
+  }
+  return { latency, roofline, fastP, COLOURS };
+})();

@@ -1,0 +1,130 @@
+// The overview, the leaderboard, and the search over both.
+"use strict";
+fibReport.overview = (() => {
+  const { el, link, name, time, times, percent, withRange, table, digits } = fibReport;
+  const ROW = { id: 0, name: 1, did: 2, definition: 3, author: 4, hardware: 5, passed: 6, judged: 7, latency: 8, speedup: 9, low: 10, high: 11, share: 12, failure: 13, quick: 14 };
+  const distinct = (rows, place) => [...new Set(rows.map((row) => row[place]))].sort();
+
+  function select(label, options, chosen, onchange) {
+    const field = el("select", { onchange: () => onchange(field.value) }, el("option", { value: "" }, "all"), options.map((item) => el("option", { value: item, selected: item === chosen }, item)));
+    return el("label", null, `${label} `, field);
+  }
+
+  function matrix(data, rows) {
+    const authors = distinct(rows, ROW.author);
+    const best = new Map();
+    for (const row of rows) {
+      const key = JSON.stringify([row[ROW.did], row[ROW.author]]);
+      const other = best.get(key);
+      const merit = (item) => [item[ROW.passed] / item[ROW.judged], item[ROW.speedup] || 0];
+      if (!other || merit(row)[0] > merit(other)[0] || (merit(row)[0] === merit(other)[0] && merit(row)[1] > merit(other)[1])) best.set(key, row);
+    }
+    const columns = [{ label: "Definition", value: (item) => item[1], cell: (item) => link(`#/definition/${item[0]}`, item[1]) },
+      ...authors.map((author) => {
+        const find = (item) => best.get(JSON.stringify([item[0], author]));
+        return {
+          label: author, number: true, down: true, hint: "sorts by the speed-up of the author's best solution",
+          value: (item) => { const row = find(item); return row ? row[ROW.speedup] : null; },
+          cell: (item) => {
+            const row = find(item);
+            if (!row) return el("span", { class: "quiet" }, "–");
+            const whole = row[ROW.passed] === row[ROW.judged];
+            return el("a", { href: `#/solution/${row[ROW.id]}`, class: whole ? "cell good" : "cell bad" },
+              `${row[ROW.passed]}/${row[ROW.judged]} `, withRange(times(row[ROW.speedup]), row[ROW.low], row[ROW.high], times));
+          },
+        };
+      })];
+    const judged = new Set(rows.map((row) => row[ROW.did]));
+    return table({ caption: "Passed workloads, and speed-up over the reference, of each author's best solution", columns, rows: data.definitions.filter((item) => judged.has(item[0])), empty: "No verdict fits the filters." });
+  }
+
+  function solutions(rows) {
+    return table({
+      caption: "Solutions", rows, empty: "No solution fits the filters.", sort: { column: 1, down: false },
+      columns: [
+        { label: "Compare", cell: (row) => fibReport.compare.box(row[ROW.id], row[ROW.name]) },
+        { label: "Definition", value: (row) => row[ROW.definition], cell: (row) => link(`#/definition/${row[ROW.did]}`, row[ROW.definition]) },
+        { label: "Solution", value: (row) => row[ROW.name], cell: (row) => link(`#/solution/${row[ROW.id]}`, row[ROW.name]) },
+        { label: "Author", value: (row) => row[ROW.author], cell: (row) => name(row[ROW.author]) },
+        { label: "Passed", number: true, down: true, value: (row) => row[ROW.passed] / row[ROW.judged], cell: (row) => el("span", { class: row[ROW.passed] === row[ROW.judged] ? "good" : "bad" }, `${row[ROW.passed]}/${row[ROW.judged]}`) },
+        { label: "Latency", number: true, hint: "median over the passed workloads", value: (row) => row[ROW.latency], cell: (row) => time(row[ROW.latency]) },
+        { label: "Speed-up", number: true, down: true, hint: "geometric mean over the passed workloads, with its 95 % interval", value: (row) => row[ROW.speedup], cell: (row) => withRange(times(row[ROW.speedup]), row[ROW.low], row[ROW.high], times) },
+        { label: "Roofline", number: true, down: true, hint: "share of the roofline", value: (row) => row[ROW.share], cell: (row) => percent(row[ROW.share]) },
+        { label: "Fails with", value: (row) => row[ROW.failure], cell: (row) => row[ROW.failure] || (row[ROW.quick] ? "quick look" : "") },
+        { label: "Hardware", value: (row) => row[ROW.hardware], cell: (row) => name(row[ROW.hardware]) },
+      ],
+    });
+  }
+
+  function show(data, query, go) {
+    const hardware = distinct(data.solutions, ROW.hardware);
+    const opTypes = [...new Set(data.definitions.map((item) => item[2]))].sort();
+    const opType = new Map(data.definitions.map((item) => [item[0], item[2]]));
+    const words = (query.get("q") || "").toLowerCase();
+    const chosen = { hw: query.get("hw") || "", op: query.get("op") || "", author: query.get("author") || "", state: query.get("state") || "" };
+    const rows = data.solutions.filter((row) => (!chosen.hw || row[ROW.hardware] === chosen.hw) && (!chosen.op || opType.get(row[ROW.did]) === chosen.op) &&
+      (!chosen.author || row[ROW.author] === chosen.author) && (!chosen.state || (chosen.state === "passed") === (row[ROW.passed] === row[ROW.judged])) &&
+      (!words || `${row[ROW.name]} ${row[ROW.definition]} ${row[ROW.author]}`.toLowerCase().includes(words)));
+    const set = (key) => (value) => { const next = new URLSearchParams(query); if (value) next.set(key, value); else next.delete(key); go(`#/?${next}`); };
+    const filter = el("input", { type: "search", value: query.get("q") || "", id: "filter", onchange: () => set("q")(filter.value) });
+    const passed = rows.reduce((sum, row) => sum + row[ROW.passed], 0);
+    const judged = rows.reduce((sum, row) => sum + row[ROW.judged], 0);
+    return [
+      el("h1", null, "Overview"),
+      el("p", { class: "figures" }, `${data.definitions.length} definitions, ${rows.length} rows of solutions, ${judged} verdicts, ${percent(judged ? passed / judged : null)} passed`),
+      el("form", { class: "filters", onsubmit: (event) => { event.preventDefault(); set("q")(filter.value); } },
+        el("label", null, "Filter ", filter), select("Hardware", hardware, chosen.hw, set("hw")), select("Op type", opTypes, chosen.op, set("op")),
+        select("Author", distinct(data.solutions, ROW.author), chosen.author, set("author")), select("Verdict", ["passed", "failed"], chosen.state, set("state"))),
+      hardware.length > 1 && !chosen.hw ? el("p", { class: "note" }, "Several kinds of hardware are shown. Compare only numbers of one: choose it above.") : null,
+      el("h2", null, "Definitions and authors"), matrix(data, rows),
+      el("h2", null, "Solutions"), solutions(rows),
+      el("p", { class: "quiet" }, "Intervals are of the readings of one worker. The next worker may differ by more."),
+    ];
+  }
+
+  function leaderboard(data, query, go) {
+    const hardware = [...new Set(data.ranking.map((row) => row.hardware))].sort();
+    const chosen = hardware.includes(query.get("hw")) ? query.get("hw") : hardware[0];
+    const rows = data.ranking.filter((row) => row.hardware === chosen);
+    const against = data.baseline ? `the solutions of ${data.baseline}` : "the reference";
+    const number = (label, hint, value, cell) => ({ label, hint, number: true, down: true, value, cell });
+    const pick = el("select", { id: "hardware", onchange: () => go(`#/leaderboard?${new URLSearchParams({ hw: pick.value })}`) }, hardware.map((item) => el("option", { value: item, selected: item === chosen }, item)));
+    return [
+      el("h1", null, "Leaderboard"),
+      el("p", null, "Authors against ", name(against), ". A slow baseline inflates the score. The share of the roofline and the share of the fastest need no baseline."),
+      hardware.length ? el("form", { class: "filters" }, el("label", null, "Hardware ", pick)) : null,
+      table({
+        caption: "Authors", rows, sort: { column: 1, down: true }, empty: "No whole verdict is there; quick looks are not ranked.",
+        columns: [
+          { label: "Author", value: (row) => row.author, cell: (row) => link(`#/?${new URLSearchParams({ author: row.author })}`, row.author) },
+          number("Score", "mean over definitions of the best solution's geometric mean; 0 where it failed a workload", (row) => row.score, (row) => times(row.score)),
+          number("Speed-up", "geometric mean over the compared workloads, with its 95 % interval", (row) => row.speedup && row.speedup.value, (row) => (row.speedup ? withRange(times(row.speedup.value), row.speedup.low, row.speedup.high, times) : "–")),
+          number("Win rate", "share of the compared workloads that are faster than the baseline", (row) => row.win_rate, (row) => percent(row.win_rate)),
+          number("Roofline", "share of the roofline, geometric mean", (row) => row.roofline_share, (row) => percent(row.roofline_share)),
+          number("Share of fastest", "lowest latency of the set over the author's, geometric mean", (row) => row.fastest_share, (row) => percent(row.fastest_share)),
+          number("Passed", "passed workloads of the best solutions", (row) => row.passed / row.workloads, (row) => `${row.passed}/${row.workloads}`),
+          number("Definitions", "definitions with a verdict", (row) => row.definitions, (row) => digits(row.definitions)),
+        ],
+      }),
+      rows.length ? el("h2", null, "fast_p") : null,
+      rows.length ? fibReport.charts.fastP(data.p, rows) : null,
+      rows.length ? fibReport.more("fast_p as a table", table({
+        caption: "fast_p", rows, columns: [{ label: "Author", value: (row) => row.author, cell: (row) => name(row.author) },
+          ...data.p.map((p, index) => number(`> ${p}`, null, (row) => row.fast_p[index], (row) => percent(row.fast_p[index])))],
+      })) : null,
+    ];
+  }
+
+  function find(data, words) {
+    const wanted = words.toLowerCase();
+    const links = new Map();
+    for (const item of data.definitions) if (item[1].toLowerCase().includes(wanted)) links.set(`#/definition/${item[0]}`, [item[1], "definition"]);
+    for (const row of data.solutions) {
+      if (links.size >= 30) break;
+      if (row[ROW.name].toLowerCase().includes(wanted)) links.set(`#/solution/${row[ROW.id]}`, [row[ROW.name], "solution"]);
+      if (row[ROW.author].toLowerCase().includes(wanted)) links.set(`#/?${new URLSearchParams({ author: row[ROW.author] })}`, [row[ROW.author], "author"]);
+    }
+    return [...links];
+  }
+  return { show, leaderboard, find, ROW };
+})();

@@ -1,0 +1,91 @@
+// The page of a definition.
+"use strict";
+fibReport.definition = (() => {
+  const { el, link, name, time, times, percent, withRange, table, range, digits } = fibReport;
+  const POINT = { workload: 0, status: 1, latency: 2, low: 3, high: 4, speedup: 5, share: 6, ranked: 7 };
+
+  function code(pieces, label) {
+    return el("pre", { tabindex: "0", role: "region", "aria-label": label }, el("code", null, pieces.map(([kind, text]) => (kind ? el("span", { class: `t-${kind}` }, text) : text))));
+  }
+  function facts(caption, heads, rows) {
+    return table({ caption, rows, columns: heads.map((label, index) => ({ label, cell: (row) => name(row[index]) })), empty: `${caption}: none` });
+  }
+  function median(values) {
+    const sorted = [...values].sort((one, two) => one - two);
+    return sorted.length ? sorted[Math.floor(sorted.length / 2)] : null;
+  }
+  const speed = (item) => { const found = item.rows.filter((row) => row[POINT.speedup] > 0); return found.length ? Math.exp(found.reduce((sum, row) => sum + Math.log(row[POINT.speedup]), 0) / found.length) : null; };
+  const passed = (item) => item.rows.filter((row) => row[POINT.status] === "PASSED").length;
+
+  function bestOf(data, series) {
+    const best = new Map();
+    for (const item of series) for (const row of item.rows) {
+      if (row[POINT.status] !== "PASSED" || !row[POINT.ranked]) continue;
+      const list = best.get(row[0]) || [];
+      list.push({ item, row });
+      best.set(row[0], list);
+    }
+    return [...best].map(([workload, list]) => {
+      list.sort((one, two) => one.row[POINT.latency] - two.row[POINT.latency]);
+      const [first] = list;
+      const ties = list.slice(1).filter(({ row }) => row[POINT.low] !== null && first.row[POINT.high] !== null && row[POINT.low] <= first.row[POINT.high]);
+      return { workload, first, ties, of: list.length };
+    });
+  }
+
+  function show(data, query, go) {
+    const chosen = data.hardware.includes(query.get("hw")) ? query.get("hw") : data.hardware[0];
+    const place = data.hardware.indexOf(chosen);
+    const all = data.series.filter((item) => item.h === place);
+    const wanted = (query.get("show") || "").split(",").filter(Boolean);
+    const ordered = [...all].sort((one, two) => passed(two) - passed(one) || (speed(two) || 0) - (speed(one) || 0));
+    const drawn = (wanted.length ? all.filter((item) => wanted.includes(item.id)) : ordered.filter(passed)).slice(0, fibReport.charts.COLOURS - 1);
+    const axisIndex = Math.max(0, data.axes.indexOf(query.get("axis")));
+    const set = (key, value) => { const next = new URLSearchParams(query); if (value) next.set(key, value); else next.delete(key); go(`#/definition/${data.id}?${next}`); };
+    const pick = (label, key, options, current) => { const field = el("select", { onchange: () => set(key, field.value) }, options.map((item) => el("option", { value: item, selected: item === current }, item))); return el("label", null, `${label} `, field); };
+    const text = data.text;
+    const workload = (index) => { const [uuid, sizes] = data.workloads[index]; return el("span", { title: uuid }, name(data.axes.map((axis, at) => `${axis}=${sizes[at]}`).join(" ") || uuid)); };
+    const toggle = (item) => { const now = new Set(drawn.map((one) => one.id)); if (!now.delete(item.id)) now.add(item.id); set("show", [...now].join(",")); };
+    return [
+      el("h1", null, name(data.name)),
+      text.missing ? el("p", { class: "note" }, "The set does not have this definition; only its traces are here.") : el("p", { class: "figures" }, `${text.op_type}, ${data.workloads.length} workloads, ${all.length} solutions `, text.tags.map((tag) => el("span", { class: "chip" }, name(tag)))),
+      text.description ? el("p", { class: "text" }, text.description) : null,
+      all.length ? el("form", { class: "filters" }, data.hardware.length > 1 ? pick("Hardware", "hw", data.hardware, chosen) : null, data.axes.length > 1 ? pick("Axis", "axis", data.axes, data.axes[axisIndex]) : null) : null,
+      el("h2", null, "Solutions"),
+      table({
+        caption: `Solutions on ${chosen || "no hardware"}`, rows: ordered, empty: "There is no verdict on this definition yet.",
+        columns: [
+          { label: "Compare", cell: (item) => fibReport.compare.box(item.id, item.name) },
+          { label: "Chart", cell: (item) => el("input", { type: "checkbox", "aria-label": `Draw ${item.name}`, checked: drawn.includes(item), onchange: () => toggle(item) }) },
+          { label: "Solution", value: (item) => item.name, cell: (item) => link(`#/solution/${item.id}`, item.name) },
+          { label: "Author", value: (item) => item.author, cell: (item) => name(item.author) },
+          { label: "Passed", number: true, down: true, value: passed, cell: (item) => el("span", { class: passed(item) === item.rows.length ? "good" : "bad" }, `${passed(item)}/${item.rows.length}`) },
+          { label: "Latency", number: true, value: (item) => median(item.rows.map((row) => row[2]).filter((value) => value !== null)), cell: (item) => time(median(item.rows.map((row) => row[2]).filter((value) => value !== null))) },
+          { label: "Speed-up", number: true, down: true, value: speed, cell: (item) => times(speed(item)) },
+        ],
+      }),
+      drawn.length && data.axes.length ? el("h2", null, "Latency by workload") : null,
+      drawn.length && data.axes.length ? fibReport.charts.latency(data, drawn, axisIndex) : null,
+      drawn.length ? fibReport.charts.roofline(data, drawn, place) : null,
+      el("h2", null, "Best by workload"),
+      table({
+        caption: "The fastest passing solution of each workload", rows: bestOf(data, all), empty: "No whole verdict passed; quick looks are not ranked.",
+        columns: [
+          { label: "Workload", value: (row) => data.workloads[row.workload][1][0], cell: (row) => workload(row.workload) },
+          { label: "Fastest", value: (row) => row.first.item.name, cell: (row) => link(`#/solution/${row.first.item.id}`, row.first.item.name) },
+          { label: "Latency", number: true, value: (row) => row.first.row[2], cell: (row) => withRange(time(row.first.row[2]), row.first.row[3], row.first.row[4], time) },
+          { label: "Speed-up", number: true, down: true, value: (row) => row.first.row[5], cell: (row) => times(row.first.row[5]) },
+          { label: "Roofline", number: true, down: true, value: (row) => row.first.row[6], cell: (row) => percent(row.first.row[6]) },
+          { label: "Not told apart from", value: (row) => row.ties.length, cell: (row) => (row.ties.length ? row.ties.slice(0, 3).map(({ item }, at) => [at ? ", " : "", link(`#/solution/${item.id}`, item.name)]).flat().reduce((box, part) => { box.append(part); return box; }, el("span")) : "") },
+          { label: "Of", number: true, value: (row) => row.of, cell: (row) => digits(row.of) },
+        ],
+      }),
+      text.missing ? null : el("section", null,
+        el("h2", null, "What it computes"),
+        facts("Axes", ["Axis", "Kind", "Size", "Meaning"], text.axes), facts("Inputs", ["Input", "Shape", "Dtype", "Meaning"], text.inputs), facts("Outputs", ["Output", "Shape", "Dtype", "Meaning"], text.outputs),
+        text.constraints.length ? facts("Constraints", ["Constraint"], text.constraints.map((item) => [item])) : null,
+        el("h3", null, "Reference"), code(text.reference, "Reference")),
+    ];
+  }
+  return { show, code };
+})();

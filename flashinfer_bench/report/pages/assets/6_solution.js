@@ -1,0 +1,114 @@
+// The page of a solution, and the comparison of two.
+"use strict";
+fibReport.solution = (() => {
+  const { el, link, name, time, times, percent, withRange, table, more, status } = fibReport;
+
+  function show(data, overview) {
+    const meanings = new Map(overview.flags);
+    const flags = new Map();
+    for (const verdict of data.verdicts) for (const flag of verdict.flags) flags.set(flag, (flags.get(flag) || 0) + 1);
+    const logs = data.logs.map((log, index) => [log, data.verdicts.filter((verdict) => verdict.log === index)]);
+    return [
+      el("h1", null, name(data.name)),
+      el("p", { class: "figures" }, "by ", link(`#/?${new URLSearchParams({ author: data.author })}`, data.author), " for ", link(`#/definition/${data.d}`, data.definition), " ", fibReport.compare.box(data.id, data.name, "compare")),
+      data.missing ? el("p", { class: "note" }, "The set does not have this solution; only its traces are here.") : null,
+      data.description ? el("p", { class: "text" }, data.description) : null,
+      data.facts ? el("dl", null, data.facts.map(([key, value]) => [el("dt", null, key), el("dd", null, name(value))]).flat()) : null,
+      el("h2", null, "Verdicts"),
+      table({
+        caption: "Verdicts by workload", rows: data.verdicts, columns: [
+          { label: "Workload", value: (row) => row.axes, cell: (row) => el("span", { title: row.w }, name(row.axes || row.w)) },
+          { label: "Verdict", value: (row) => row.status, cell: (row) => el("span", null, status(row.status), row.reason ? el("small", { class: "range" }, name(row.reason)) : null) },
+          { label: "Latency", number: true, value: (row) => row.n[0], cell: (row) => withRange(time(row.n[0]), row.n[1], row.n[2], time) },
+          { label: "Reference", number: true, value: (row) => row.n[3], cell: (row) => time(row.n[3]) },
+          { label: "Speed-up", number: true, down: true, value: (row) => row.n[4], cell: (row) => times(row.n[4]) },
+          { label: "Roofline", number: true, down: true, value: (row) => row.n[5], cell: (row) => percent(row.n[5]) },
+          { label: "Flags", value: (row) => row.flags.length, cell: (row) => el("span", null, row.flags.map((flag) => el("span", { class: "chip", title: meanings.get(flag) || null }, name(flag)))) },
+          { label: "Measurement", cell: (row) => more("details", el("dl", null, [...row.details, ["hardware", row.hardware], ["versions", row.libs], ["when", row.when], ["workload", row.w]].map(([key, value]) => [el("dt", null, key), el("dd", null, name(value))]).flat())) },
+        ],
+      }),
+      flags.size ? el("h2", null, "Flags") : null,
+      flags.size ? el("dl", null, [...flags].map(([flag, count]) => [el("dt", null, name(flag)), el("dd", null, `${count} of ${data.verdicts.length}: ${meanings.get(flag) || "no meaning is known"}`)]).flat()) : null,
+      el("h2", null, "Sources"),
+      data.sources.length ? data.sources.map(([path, pieces]) => [el("h3", null, name(path)), fibReport.definition.code(pieces, path)]).flat() : el("p", { class: "quiet" }, "The set does not have the sources."),
+      logs.length ? el("h2", null, "Logs") : null,
+      logs.map(([log, verdicts]) => more(`${verdicts.length} × ${verdicts[0] ? verdicts[0].status : ""}: ${verdicts.slice(0, 3).map((verdict) => verdict.axes || verdict.w).join("; ")}`, el("pre", { tabindex: "0", role: "region", "aria-label": "Log" }, log))),
+    ].flat();
+  }
+  return { show };
+})();
+fibReport.compare = (() => {
+  const { el, link, name, time, times, table, withRange } = fibReport;
+  const picked = new Map();
+  const THRESHOLD = 0.02; // the smallest difference of interest
+  const NORMAL_95 = 1.96;
+
+  function draw() {
+    const bar = document.getElementById("picked");
+    const [first, second] = [...picked];
+    const clear = el("button", { type: "button", onclick: () => { picked.clear(); for (const box of document.querySelectorAll("input.compare")) box.checked = false; draw(); } }, "Clear");
+    if (!first) bar.replaceChildren();
+    else if (!second) bar.replaceChildren(name(first[1]), " is picked. Pick another to compare it with. ", clear);
+    else bar.replaceChildren(link(`#/compare/${first[0]}/${second[0]}`, `Compare ${first[1]} with ${second[1]}`), " ", clear);
+  }
+  function box(id, label, text) {
+    const input = el("input", { type: "checkbox", class: "compare", "aria-label": `Compare ${label}`, checked: picked.has(id), onchange: () => {
+      if (input.checked) picked.set(id, label); else picked.delete(id);
+      if (picked.size > 2) { const [oldest] = picked.keys(); picked.delete(oldest); for (const other of document.querySelectorAll("input.compare")) if (other.dataset.id === oldest) other.checked = false; }
+      draw();
+    } });
+    input.dataset.id = id;
+    return text ? el("label", null, input, ` ${text}`) : input;
+  }
+
+  // Standard error of a time's logarithm, by its interval; the report's tables count the same way.
+  const error = ([latency, low, high]) => (low === null || high === null || !latency ? null : (high - low) / (2 * NORMAL_95) / latency);
+  function decide(ratio, low, high) {
+    if (low === null) return "no interval";
+    if (low >= 1 - THRESHOLD && high <= 1 + THRESHOLD) return "same";
+    if (low > 1 && ratio > 1 + THRESHOLD) return "A faster";
+    if (high < 1 && ratio < 1 - THRESHOLD) return "B faster";
+    return "cannot tell";
+  }
+  function ratioOf(pairs) {
+    const logs = pairs.map(([one, two]) => Math.log(two[0] / one[0]));
+    const centre = logs.reduce((sum, value) => sum + value, 0) / logs.length;
+    const errors = pairs.map(([one, two]) => { const parts = [error(one), error(two)]; return parts.includes(null) ? null : Math.hypot(...parts); });
+    const reach = errors.includes(null) ? null : NORMAL_95 * Math.hypot(...errors) / errors.length;
+    const [ratio, low, high] = [Math.exp(centre), reach === null ? null : Math.exp(centre - reach), reach === null ? null : Math.exp(centre + reach)];
+    return { ratio, low, high, decision: decide(ratio, low, high) };
+  }
+
+  function show(first, second) {
+    const key = (verdict) => JSON.stringify([verdict.w, verdict.hardware]);
+    const others = new Map(second.verdicts.map((verdict) => [key(verdict), verdict]));
+    const rows = first.verdicts.filter((verdict) => others.has(key(verdict))).map((one) => {
+      const two = others.get(key(one));
+      return { one, two, told: one.ranked && two.ranked ? ratioOf([[one.n, two.n]]) : null };
+    });
+    const timed = rows.filter((row) => row.told);
+    const kinds = new Set(timed.map((row) => row.one.hardware));
+    const whole = timed.length && kinds.size === 1 ? ratioOf(timed.map((row) => [row.one.n, row.two.n])) : null;
+    const why = (verdict) => (verdict.status === "PASSED" && !verdict.ranked ? "passed, its time does not count" : verdict.status);
+    const verdict = (row) => (row.told ? row.told.decision : `${why(row.one)} / ${why(row.two)}`);
+    return [
+      el("h1", null, "Compare"),
+      el("p", null, "A: ", link(`#/solution/${first.id}`, first.name), el("br"), "B: ", link(`#/solution/${second.id}`, second.name)),
+      first.d !== second.d ? el("p", { class: "note" }, "These are solutions of different definitions. There is nothing to compare.") : null,
+      whole ? el("p", { class: "decision" }, el("strong", null, whole.decision), `: B takes ${times(whole.ratio)} the time of A `, whole.low === null ? "" : `(95 % interval ${times(whole.low)} to ${times(whole.high)}) `, `over ${timed.length} workloads that both passed`) : null,
+      kinds.size > 1 ? el("p", { class: "note" }, "There are several kinds of hardware, so there is no figure for all workloads.") : null,
+      table({
+        caption: "Workloads that both were judged on", rows, empty: "No workload was judged for both on the same hardware.", columns: [
+          { label: "Workload", value: (row) => row.one.axes, cell: (row) => el("span", { title: row.one.w }, name(row.one.axes || row.one.w)) },
+          { label: "A", number: true, value: (row) => row.one.n[0], cell: (row) => withRange(time(row.one.n[0]), row.one.n[1], row.one.n[2], time) },
+          { label: "B", number: true, value: (row) => row.two.n[0], cell: (row) => withRange(time(row.two.n[0]), row.two.n[1], row.two.n[2], time) },
+          { label: "B / A", number: true, down: true, value: (row) => row.told && row.told.ratio, cell: (row) => (row.told ? withRange(times(row.told.ratio), row.told.low, row.told.high, times) : "–") },
+          { label: "Decision", value: verdict, cell: (row) => verdict(row) },
+          { label: "Hardware", value: (row) => row.one.hardware, cell: (row) => name(row.one.hardware) },
+        ],
+      }),
+      el("p", { class: "quiet" }, "“Same” means that the whole interval lies within 2 %. Recorded intervals are of one worker each, and the next may differ by more: measure again before you decide on a small difference."),
+    ];
+  }
+  return { box, show, draw };
+})();

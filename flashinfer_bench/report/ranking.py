@@ -1,0 +1,189 @@
+"""Authors against a baseline: score, win rate, fast_p, share of the roofline; and rows by author, op type, hardware.
+
+The ratio of a workload is the baseline's latency over the author's, on the same hardware. The baseline is the
+reference, or the fastest passing solution of another author. A slow baseline inflates every ratio, so two more figures
+need none: the share of the roofline, and the share of the fastest latency that any solution of the set reached.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, geometric_mean
+from typing import Final, Literal
+
+from flashinfer_bench.report.results import MeanRatio, Result, mean_of
+
+GroupKey = Literal["author", "op_type", "hardware"]
+GROUP_KEYS: Final[tuple[GroupKey, ...]] = ("author", "op_type", "hardware")
+FAST_P: Final = (0.0, 0.5, 0.8, 1.0, 1.2, 1.5, 2.0, 3.0, 5.0, 10.0)
+"""The p of fast_p: the share of workloads that were passed with a ratio above p."""
+_Place = tuple[str, str, str]
+"""Definition, workload and hardware."""
+
+
+@dataclass(frozen=True)
+class AuthorRow:
+    """One author on one kind of hardware."""
+
+    author: str
+    hardware: str
+    score: float | None
+    """Mean over definitions of the geometric mean of the ratios of the author's best solution, which counts 0 if it
+    failed a workload; None where the baseline has no time for any."""
+    definitions: int
+    workloads: int
+    """Workloads that the best solutions were judged on."""
+    passed: int
+    compared: int
+    """Passed workloads that the baseline has a time for."""
+    speedup: MeanRatio | None
+    """Geometric mean of those ratios."""
+    win_rate: float | None
+    """Share of the compared workloads with a ratio above 1."""
+    fast_p: tuple[float, ...]
+    """For each p of `FAST_P` the share of all workloads that were passed with a ratio above p."""
+    roofline_share: float | None
+    """Geometric mean of the shares of the roofline, over passed workloads that have one."""
+    fastest_share: float | None
+    """Geometric mean, over passed workloads, of the set's lowest latency over the author's; 1 is the fastest."""
+
+
+@dataclass(frozen=True)
+class GroupRow:
+    """All results of one author, op type or kind of hardware."""
+
+    group: str
+    definitions: int
+    solutions: int
+    passed: int
+    judged: int
+    speedup: MeanRatio | None
+    """Geometric mean of the speed-ups over the reference, of the passed workloads."""
+    fast_p: tuple[float, ...]
+    """For each p of `FAST_P` the share of the judged workloads that were passed with a speed-up above p."""
+    roofline_share: float | None
+
+
+def rank_by_author(results: Sequence[Result], baseline_author: str | None = None) -> list[AuthorRow]:
+    """Return a row for each author and kind of hardware, by hardware, then the highest score first.
+
+    Args:
+        results: those that count; one a job.
+        baseline_author: whose fastest passing solution is the baseline of each workload; None for the reference.
+
+    Raises:
+        ValueError: the baseline author has no result.
+    """
+    kept = [item for item in results if not item.told.run.quick]
+    if baseline_author is not None and all(item.author != baseline_author for item in kept):
+        known = ", ".join(sorted({item.author for item in kept})) or "none"
+        raise ValueError(f"baseline author {baseline_author!r} has no verdict to compare with; authors: {known}")
+    fastest = _lowest(kept)
+    baseline = None if baseline_author is None else _lowest(item for item in kept if item.author == baseline_author)
+    groups: defaultdict[tuple[str, str], list[Result]] = defaultdict(list)
+    for item in kept:
+        groups[item.hardware, item.author].append(item)
+    rows = [_author_row(key, items, baseline, fastest) for key, items in groups.items() if key[1] != baseline_author]
+    return sorted(rows, key=lambda row: (row.hardware, -(row.score or 0.0), -(row.fastest_share or 0.0), row.author))
+
+
+def group_by(results: Iterable[Result], key: GroupKey) -> list[GroupRow]:
+    """Return a row for each author, op type or kind of hardware, in the order of names."""
+    groups: defaultdict[str, list[Result]] = defaultdict(list)
+    for item in results:
+        groups[getattr(item, key)].append(item)
+    return [_group_row(name, items) for name, items in sorted(groups.items())]
+
+
+def share_of(shares: Iterable[float | None]) -> float | None:
+    """Return the geometric mean of the shares that are known."""
+    known = [share for share in shares if share is not None and share > 0]
+    return geometric_mean(known) if known else None
+
+
+def fast_shares(ratios: Sequence[float], of: int) -> tuple[float, ...]:
+    """Return for each p the share of `of` workloads whose ratio is above p."""
+    return tuple(sum(ratio > p for ratio in ratios) / of if of else 0.0 for p in FAST_P)
+
+
+def _lowest(results: Iterable[Result]) -> dict[_Place, float]:
+    lowest: dict[_Place, float] = {}
+    for item in results:
+        if item.is_ranked and item.latency_ms is not None:
+            place = _place(item)
+            lowest[place] = min(item.latency_ms, lowest.get(place, item.latency_ms))
+    return lowest
+
+
+def _place(item: Result) -> _Place:
+    return (item.definition, item.workload, item.hardware)
+
+
+def _ratio(item: Result, baseline: Mapping[_Place, float] | None) -> float | None:
+    """Return baseline / latency; None where one is missing, or the time means nothing."""
+    if not item.is_ranked or item.latency_ms is None:
+        return None
+    against = item.reference_ms if baseline is None else baseline.get(_place(item))
+    return against / item.latency_ms if against else None
+
+
+def _author_row(
+    key: tuple[str, str],
+    items: Sequence[Result],
+    baseline: Mapping[_Place, float] | None,
+    fastest: Mapping[_Place, float],
+) -> AuthorRow:
+    by_definition: defaultdict[str, defaultdict[str, list[Result]]] = defaultdict(lambda: defaultdict(list))
+    for item in items:
+        by_definition[item.definition][item.solution].append(item)
+    best = [max(group.values(), key=lambda own: _merit(own, baseline)) for group in by_definition.values()]
+    flat = [item for own in best for item in own]
+    compared = [(ratio, item.log_error) for item in flat if (ratio := _ratio(item, baseline)) is not None]
+    ratios = [ratio for ratio, _ in compared]
+    scores = [_score(own, baseline) for own in best]
+    known = [score for score in scores if score is not None]
+    ranked = [item for item in flat if item.is_ranked and item.latency_ms is not None]
+    return AuthorRow(
+        author=key[1],
+        hardware=key[0],
+        score=fmean(known) if known else None,
+        definitions=len(best),
+        workloads=len(flat),
+        passed=sum(item.is_passed for item in flat),
+        compared=len(ratios),
+        speedup=mean_of(ratios, [error if baseline is None else None for _, error in compared]),
+        win_rate=sum(ratio > 1 for ratio in ratios) / len(ratios) if ratios else None,
+        fast_p=fast_shares(ratios, len(flat)),
+        roofline_share=share_of(item.share for item in ranked),
+        fastest_share=share_of(fastest[_place(item)] / (item.latency_ms or 1.0) for item in ranked),
+    )
+
+
+def _score(own: Sequence[Result], baseline: Mapping[_Place, float] | None) -> float | None:
+    if not all(item.is_passed for item in own):
+        return 0.0
+    ratios = [ratio for item in own if (ratio := _ratio(item, baseline)) is not None]
+    return geometric_mean(ratios) if ratios else None
+
+
+def _merit(own: Sequence[Result], baseline: Mapping[_Place, float] | None) -> tuple[float, int, float]:
+    passed = sum(item.is_passed for item in own)
+    latencies = [item.latency_ms for item in own if item.latency_ms is not None]
+    return (_score(own, baseline) or 0.0, passed, -geometric_mean(latencies) if latencies else 0.0)
+
+
+def _group_row(name: str, items: Sequence[Result]) -> GroupRow:
+    compared = [item for item in items if item.is_ranked and item.speedup is not None]
+    ratios = [item.speedup or 0.0 for item in compared]
+    return GroupRow(
+        group=name,
+        definitions=len({item.definition for item in items}),
+        solutions=len({(item.definition, item.solution) for item in items}),
+        passed=sum(item.is_passed for item in items),
+        judged=len(items),
+        speedup=mean_of(ratios, [item.log_error for item in compared]),
+        fast_p=fast_shares(ratios, len(items)),
+        roofline_share=share_of(item.share for item in items if item.is_ranked),
+    )

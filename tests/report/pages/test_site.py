@@ -1,0 +1,100 @@
+"""The folder of pages: what is written, and that nothing of an author's leads out of it or becomes code."""
+
+import json
+import re
+
+import pytest
+
+from flashinfer_bench.cli.main import cli as main
+from flashinfer_bench.errors import DataSetError
+from flashinfer_bench.report.pages.highlight import colour
+from flashinfer_bench.report.pages.site import write_site
+from flashinfer_bench.report.pages.texts import MOST_TEXT, block_of, id_of, line_of, to_script
+from tests.kit import write_trace_set
+from tests.report.pages.sets import ATTACKS, hostile_set, usual_set
+
+CALL = re.compile(r'fibReport\.keep\("([a-z0-9_]+)", ("(?:[^"\\]|\\.)*")\);\n', re.ASCII)
+
+
+def write(folder, trace_set, **how):
+    traces = [trace for part in trace_set.traces.values() for trace in part]
+    return write_site(folder, trace_set, traces, title="a <set>", **how)
+
+
+def read(folder, key):
+    found = CALL.fullmatch((folder / "data" / f"{key}.js").read_text(encoding="ascii"))
+    assert found[1] == key
+    return json.loads(json.loads(found[2]))
+
+
+@pytest.mark.parametrize("attack", ATTACKS[:-1])
+def test_a_data_script_is_one_call_with_one_string(attack):
+    script = to_script("overview", {"text": attack, attack: 1})
+    assert script.isascii()
+    assert not set("<>&\u2028") & set(script)
+    assert json.loads(json.loads(CALL.fullmatch(script)[2])) == {"text": attack, attack: 1}
+
+
+def test_texts_are_cut_and_show_what_steers():
+    assert line_of("a\u202eb\nc") == "a\\u202eb c"
+    assert len(line_of("x" * 10**6)) == 300
+    assert block_of("a\u202e\tb\r\nc\x1b").startswith("a\\u202e\tb\n\nc\\x1b")
+    assert block_of("x" * (MOST_TEXT + 5)).endswith("… cut: 5 more characters")
+
+
+def test_a_coloured_source_is_its_text():
+    source = 'def run(x):\n    """</script>"""\n    return x  # <b>\n'
+    pieces = colour("main.py", source)
+    assert "".join(text for _, text in pieces) == source
+    assert {"k", "f", "s", "c"} <= {kind for kind, _ in pieces}
+
+
+def test_files_have_names_of_digits_whatever_authors_wrote(tmp_path):
+    write(tmp_path / "pages", hostile_set())
+    names = {path.name for path in (tmp_path / "pages" / "data").iterdir()} - {"overview.js"}
+    assert len(names) == 2 * len(ATTACKS)
+    assert all(re.fullmatch(r"[ds]_[0-9a-f]{16}\.js", name) for name in names)
+    assert {path.name for path in tmp_path.iterdir()} == {"pages"}
+
+
+def test_the_page_escapes_its_title_and_forbids_inline_code_and_network(tmp_path):
+    write(tmp_path / "pages", usual_set())
+    page = (tmp_path / "pages" / "index.html").read_text()
+    assert "a &lt;set&gt;" in page
+    assert "default-src 'none'" in page
+    assert "unsafe" not in page
+    assert re.findall(r"<script(?! src=)|\son\w+=|https?:", page) == []
+    assert (tmp_path / "pages" / "assets" / "uplot_license.txt").read_text().startswith("The MIT License")
+
+
+def test_the_data_tell_what_counts(tmp_path):
+    site = write(tmp_path / "pages", usual_set(), baseline_author="author of slow")
+    assert (site.definitions, site.solutions, site.traces) == (3, 5, 38)
+    overview = read(tmp_path / "pages", "overview")
+    scores = {(row["author"], row["hardware"]): row["score"] for row in overview["ranking"]}
+    assert scores["author of fast", "odd device"] == 1.5
+    definition = read(tmp_path / "pages", f"d_{id_of('double')}")
+    assert len(definition["series"]) == 3 * 4 + 1
+    solution = read(tmp_path / "pages", f"s_{id_of('double', 'broken')}")
+    assert (solution["verdicts"][0]["reason"], solution["logs"]) == ("boom", ["boom\nline two"])
+    assert read(tmp_path / "pages", f"s_{id_of('double', 'ghost')}")["missing"] is True
+
+
+def test_only_an_empty_folder_or_one_with_pages_is_written(tmp_path):
+    write(tmp_path / "pages", hostile_set())
+    write(tmp_path / "pages", usual_set())
+    assert len(list((tmp_path / "pages" / "data").iterdir())) == 1 + 3 + 5
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "letter.txt").touch()
+    with pytest.raises(DataSetError, match="holds something else"):
+        write(tmp_path / "mine", usual_set())
+
+
+def test_the_command_writes_the_pages(tmp_path, capsys):
+    found = usual_set()
+    write_trace_set(tmp_path / "set", definitions=list(found.definitions.values()), solutions=found.solutions["double"])
+    command = ["report", "html", str(tmp_path / "pages"), "--local", str(tmp_path / "set")]
+    assert main(command) == 0
+    assert "2 definitions, 0 solutions" in capsys.readouterr().out
+    assert main([*command, "--baseline-author", "nobody"]) == 2
+    assert main(["report", "html", str(tmp_path / "set"), "--local", str(tmp_path / "set")]) == 2
