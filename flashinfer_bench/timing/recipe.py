@@ -156,10 +156,13 @@ def _look_behind_spin(trial: TrialUnderWay, alone: Sample) -> None:
 
 
 def warm_up(trial: TrialUnderWay, *, deadline: float) -> None:
-    """Make the rest of the untimed calls, in growing batches, and size the spin by what the host needed."""
+    """Make the rest of the untimed calls, and size the spin by what the host needed; slow ones in growing batches."""
     while trial.calls < trial.recipe.warmup_runs and trial.now() < deadline:
-        room = int((deadline - trial.now()) / trial.per_call_s) if trial.per_call_s else trial.calls
-        samples = trial.time_calls(max(1, min(trial.calls, trial.recipe.warmup_runs - trial.calls, room)))
+        left, room = trial.recipe.warmup_runs - trial.calls, trial.calls
+        if trial.per_call_s:
+            room = int((deadline - trial.now()) / trial.per_call_s)
+        most = left if trial.per_call_s <= QUICK_S else min(trial.calls, left)
+        samples = trial.time_calls(max(1, min(most, room)))
         if trial.clock.fills_queue:
             size_spin(trial, [sample.enqueue_ns for sample in samples])
 

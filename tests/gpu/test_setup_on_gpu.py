@@ -14,6 +14,7 @@ from flashinfer_bench.bench.events import JobFinished
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.routines.case.materials import make_material, write_material
 from flashinfer_bench.testing import bench_gpu_time
+from tests.kit.make import make_definition, make_solution, make_trace, make_workload, write_trace_set
 from tests.routines.judged import make_case
 
 pytestmark = [
@@ -55,3 +56,41 @@ def test_attention_that_is_planned_in_setup_has_the_kernels_own_time(routine, tm
     assert measured["setup_ms"] > 0
     both = measured["kernel_ms"] + measured["setup_ms"]
     assert evaluation.performance.latency_ms == pytest.approx(both)
+
+
+SPINS = """
+import torch
+
+def setup(x, y):
+    torch.cuda._sleep(1_900_000)
+    return {"held": x}
+
+def run(x, y, held):
+    torch.cuda._sleep(17_000)
+    y.copy_(held).mul_(2)
+"""
+
+
+def test_a_setup_of_a_millisecond_beside_a_run_of_ten_microseconds(tmp_path):
+    root = write_trace_set(
+        tmp_path,
+        definitions=[make_definition()],
+        solutions=[make_solution("spins", source=SPINS)],
+        workloads=[make_trace(workload=make_workload(axes={"n": 64}), solution=None)],
+    )
+    benchmark = Benchmark(TraceSet.from_path(root), BenchmarkConfig.default(devices=["0"]))
+    events = list(benchmark.run(benchmark.plan(), save_results=False))
+    (job,) = [event for event in events if isinstance(event, JobFinished)]
+    evaluation = job.trace.evaluation
+    assert evaluation.status.value == "PASSED", evaluation.log
+    measured = evaluation.extra["measurement"]
+
+    module = {}
+    exec(SPINS, module)
+    x = torch.ones(64, device="cuda")
+    y = torch.empty_like(x)
+    run_ms, _ = bench_gpu_time(module["run"], [x, y, x])
+    setup_ms, _ = bench_gpu_time(module["setup"], [x, y])
+    print(f"run {measured['kernel_ms']:.5f} of {run_ms:.5f} ms, setup {measured['setup_ms']:.4f} of {setup_ms:.4f} ms")
+    assert measured["kernel_ms"] == pytest.approx(run_ms, rel=CLOSE)
+    assert measured["setup_ms"] == pytest.approx(setup_ms, rel=CLOSE)

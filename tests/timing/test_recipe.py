@@ -436,10 +436,13 @@ def test_the_warm_up_sizes_the_spin_too(gpu):
     assert "retaken" not in trial.facts
 
 
-def test_the_warm_up_comes_in_batches_that_grow(gpu):
+@pytest.mark.parametrize(
+    ("length_ns", "batches"), [(1000, [30, 50]), (3_000_000, [3, 6, 12, 9])], ids=["quick", "slow"]
+)
+def test_the_warm_up_of_a_slow_call_comes_in_batches_that_grow(gpu, length_ns, batches):
     gpu.l2_cache = "warm"
     clock, _ = fake_cupti_clock(gpu)
     sizes, sample = [], clock.sample
     clock.sample = lambda launches, lead: sizes.append(len(launches)) or sample(launches, lead)
-    take_trial(lambda _: gpu.call(), clock, Recipe(33, 50, 10.0), now=gpu.seconds)
-    assert sizes == [1, 1, 1, 3, 6, 12, 9, 50]
+    take_trial(lambda _: gpu.call(length_ns=length_ns), clock, Recipe(33, 50, 10.0), now=gpu.seconds)
+    assert sizes[: 3 + len(batches)] == [1, 1, 1, *batches]

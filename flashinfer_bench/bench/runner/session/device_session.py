@@ -46,8 +46,9 @@ from flashinfer_bench.bench.runner.workers.kernel import (
     MeasurePlan,
     RemoteKernel,
     SessionTools,
+    SlowContext,
 )
-from flashinfer_bench.bench.runner.workers.pool import WorkerPool, reference_key
+from flashinfer_bench.bench.runner.workers.pool import WorkerPool, reference_files
 from flashinfer_bench.bench.runner.workers.process import WorkerProcess
 from flashinfer_bench.bench.runner.workers.stock import MOST_SPARES, SolutionFiles
 from flashinfer_bench.data import Definition, EvaluationStatus
@@ -152,7 +153,7 @@ class DeviceSession:
             broken=() if self._hello.isolated else self._broken_loads,
         )
         if self._hello.profile_baseline and orders and self.lacks_baseline(block, orders[0]):
-            wanted.insert(0, SolutionFiles(reference_key(block.definition.digest())))
+            wanted.insert(0, reference_files(block.definition.digest()))
         self._pool.expect(wanted)
 
     def lacks_baseline(self, block: BlockContext, order: BlockJob) -> bool:
@@ -209,7 +210,7 @@ class DeviceSession:
             return JobFault(job=order.index, message=known, retry=False)
         outcome: JobOutcome
         try:
-            outcome = self._judge(job, self._load(job))
+            outcome = self._judge_in_fast_context(job)
         except SolutionFailure as failure:
             outcome = failure
         except OUT_OF_MEMORY as error:
@@ -297,6 +298,14 @@ class DeviceSession:
         counts = config.warmup_runs, config.iterations
         return MeasurePlan(*counts, per_trial_s, config.precision, timing=self._hello.timing, reads=READS)
 
+    def _judge_in_fast_context(self, job: JobContext) -> JobOutcome:
+        """Judge the solution; once more, in another worker, where a slow context makes its calls slower."""
+        try:
+            return self._judge(job, self._load(job))
+        except SlowContext:
+            self._pool.end_slow()
+            return self._judge(job, self._load(job))
+
     def _judge(self, job: JobContext, kernel: RemoteKernel) -> JobOutcome:
         """Make the expected outputs, compare, measure."""
         block, evaluator = job.block, job.block.evaluator
@@ -316,7 +325,11 @@ class DeviceSession:
                 # The verdict stays the same; the notes get the time.
                 measure(None, job.config, context=self._context(job))
             return verdict
-        performance = measure(baseline.mean_latency_ms, job.config, context=self._context(job))
+        try:
+            performance = measure(baseline.mean_latency_ms, job.config, context=self._context(job))
+        except SlowContext:
+            block.kept[job.order.index] = MadeBaseline(baseline, dict(job.notes))
+            raise
         if baseline.measurement is not None:
             job.notes["baseline"] = baseline.measurement
         wrong = self._judge_reads(job, kernel, baseline)
@@ -454,13 +467,14 @@ def list_first_wanted(hello: Hello, block: BlockOrder) -> list[SolutionFiles]:
     wanted = list_wanted([(block.solutions, block.jobs)], isolated=hello.isolated, broken=())
     if not hello.profile_baseline or not wanted:
         return wanted
-    return [SolutionFiles(reference_key(Definition.model_validate(block.definition).digest())), *wanted]
+    return [reference_files(Definition.model_validate(block.definition).digest()), *wanted]
 
 
 def files_of(solution: BlockSolution) -> SolutionFiles:
-    """Return what a worker for a solution is made for."""
+    """Return what a worker for a solution is made for. Python that calls torch mostly launches several operations."""
     directory = Path(solution.directory) if solution.directory else None
-    return SolutionFiles(solution.digest, directory, is_text=bool(solution.sources))
+    wants_fast = solution.language == "python"
+    return SolutionFiles(solution.digest, directory, is_text=bool(solution.sources), wants_fast=wants_fast)
 
 
 def utc_now() -> str:

@@ -103,7 +103,7 @@ def serve_host(fd: int) -> None:
         libs = library_versions()
         send_frame(host, {"ready": SessionReady(pid=os.getpid(), libs=libs).model_dump()})
         environment = Environment(hardware=hello.hardware, libs=libs)
-        tools = SessionTools(SharedArena(device), readout, pool.quiesce)
+        tools = SessionTools(SharedArena(device), readout, pool.quiesce, pool.excess_gap_ns)
         kept = open_kept_baselines(hello, libs, os.environ)
         session = DeviceSession(hello, pool, tools, lambda phase: send_phase(host, phase), kept)
         try:
@@ -139,6 +139,7 @@ def run_block(host: socket.socket, session: DeviceSession, orders: Orders, envir
         session.expect(shared, block.jobs[at:], orders.ahead)
         if session.lacks_baseline(shared, job):
             session.end_workers()
+            session.expect(shared, block.jobs[at:], orders.ahead)  # the first one's worker starts beside the reference
             prepare_portion(host, session, shared, block.jobs[at:], portion_s)
             portion_s *= PORTION_GROWTH
         with held_against(host, job):

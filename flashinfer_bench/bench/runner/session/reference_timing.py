@@ -23,7 +23,7 @@ from flashinfer_bench.bench.runner.workers.kernel import (
     RemoteKernel,
     SessionTools,
 )
-from flashinfer_bench.bench.runner.workers.pool import WorkerPool, reference_key
+from flashinfer_bench.bench.runner.workers.pool import WorkerPool, reference_files
 from flashinfer_bench.compile import Artifact
 from flashinfer_bench.data import Definition
 from flashinfer_bench.errors import DefinitionFault, SolutionFailure
@@ -115,6 +115,6 @@ class ReferenceTimer:
             return
         folder = self.pool.make_folder(kernel.worker)
         Path(folder, ENTRY).write_text(definition.reference, encoding="utf-8")
-        environment = self.pool.solution_environment(reference_key(definition.digest()))
+        environment = self.pool.solution_environment(reference_files(definition.digest()).digest)
         kernel.load(Artifact(folder, ENTRY, SYMBOL), environment)
         kernel.worker.is_loaded = True

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any, Final, TypeVar
 
 import torch
@@ -30,7 +30,7 @@ from flashinfer_bench.bench.runner.workers.bursts import (
 )
 from flashinfer_bench.bench.runner.workers.calling_style import FORMAT_DEFAULT, CallingStyle, settled_by
 from flashinfer_bench.bench.runner.workers.claims import OutputSpec, check_memory, check_returned
-from flashinfer_bench.bench.runner.workers.places import GPU_PLACES, MOST_PLACES, CallPlaces, describe_inputs
+from flashinfer_bench.bench.runner.workers.places import CallPlaces, describe_inputs
 from flashinfer_bench.bench.runner.workers.process import WorkerGone, WorkerLate, WorkerProcess
 from flashinfer_bench.bench.runner.workers.readings import ReadingsAsked, check_trial, raise_claim
 from flashinfer_bench.bench.runner.workers.regime_calls import RegimeCall, RegimeSchedule
@@ -51,6 +51,8 @@ MEASURED_SHARE: Final = 0.7
 MEASUREMENTS: Final = 4
 """Measurements, each with bursts of its own, that a solution gets until one is not contradicted. The speed of a busy
 machine may change threefold between readings and bursts; a forged claim is contradicted each time."""
+GAPS_SHARE: Final = 0.005
+"""A solution gets a worker with a fast context where the gaps of a slow one add more than this share to its time."""
 CALLING: Final = ("calls", "burst")
 """Requests that run the solution: where one raises, its worker may do the solution's next job."""
 
@@ -58,6 +60,10 @@ Answer = TypeVar("Answer", bound=Claim)
 
 Vary = Callable[[int, Sequence[Any]], Contents]
 """Gives what the calls of a trial are given, from the trial's number and the evaluator's inputs."""
+
+
+class SlowContext(Exception):
+    """The worker's context makes the solution's calls slower, and a faster one can be had."""
 
 
 @dataclass(frozen=True)
@@ -132,6 +138,8 @@ class SessionTools:
     """Makes a measurement of trials."""
     quiesce: Callable[[], None]
     """Called before a measurement begins; it returns once no other process of ours uses the device."""
+    excess_gap_ns: Callable[[WorkerProcess], int] = lambda _worker: 0
+    """Tells how much longer each gap between a call's operations is in a worker than it could be in another one."""
 
 
 class RemoteKernel:
@@ -258,6 +266,7 @@ class RemoteKernel:
 
         Raises:
             SolutionFailure: it failed, or its worker claims readings that the session's own clock rules out.
+            SlowContext: the first trial shows that the worker's context makes it slower. The job is to be judged again.
         """
         self._tools.quiesce()
         chosen = input_sets[: self.task.plan.trials]
@@ -284,6 +293,7 @@ class RemoteKernel:
                 break
             remote = self._prepare_trial(first + at, inputs, trials=len(chosen))
             trials.append(self._take_trial(remote, trials=len(chosen), left=len(chosen) - at))
+            self._check_context(trials[-1])
             self.reads.append(remote.reader.reads())
             self.regime_calls += self._finish_regimes(remote)
             costs_ns += remote.costs_ns
@@ -342,7 +352,7 @@ class RemoteKernel:
             inputs = remote.contents.make(remote.number)
             schedule.regimes.change(name, remote.number, [v if isinstance(v, torch.Tensor) else None for v in inputs])
             remote.number += 1
-            schedule.take(inputs, self.call_once(inputs))
+            schedule.take(name, inputs, self.call_once(inputs))
         return schedule.made
 
     def _take_trial(self, remote: RemoteTrial, *, trials: int, left: int) -> Trial:
@@ -360,6 +370,13 @@ class RemoteKernel:
         )
         trial = take_trial(remote.supply, RemoteClock(self._ask, self.worker.clock, remote), recipe)
         return check_trial(trial, remote.asked)
+
+    def _check_context(self, trial: Trial) -> None:
+        """Raise SlowContext where gaps that another context would not have are a noticeable share of a call's time."""
+        excess_ns = self._tools.excess_gap_ns(self.worker)
+        gaps = max((sample.operations or 1 for sample in trial.samples), default=1) - 1
+        if excess_ns and gaps * excess_ns > GAPS_SHARE * median(trial.spans_ns):
+            raise SlowContext
 
     def _confirm(
         self, remote: RemoteTrial, inputs: Sequence[Any], latency_ms: float, *, waits_inside: bool
@@ -382,8 +399,12 @@ class RemoteKernel:
         return self.task.plan.facts is None
 
     def _lay_out(self, inputs: Sequence[Any], most: int | None = None) -> CallPlaces:
-        """Return the places of calls with inputs of these shapes, `most` at the most; the worker knows them."""
-        most = most or (GPU_PLACES if self._arena.device.type == "cuda" else MOST_PLACES)
+        """Return the places of calls with inputs of these shapes; the worker knows them.
+
+        Args:
+            inputs: those of a call.
+            most: places at the most; None for as many as timed calls take.
+        """
         signature = (most, *describe_inputs(inputs))
         places = self._places
         if places is None or places.signature != signature or places.generation != self._arena.generation:

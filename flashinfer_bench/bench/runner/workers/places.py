@@ -22,7 +22,11 @@ POISON_OTHER: Final = 0xA5
 MOST_PLACES: Final = 8
 """Places that timed calls take in turn."""
 GPU_PLACES: Final = 16
-"""The same on a GPU. A request makes so many calls at the most, and takes about a millisecond beside them."""
+"""The same on a GPU. A request makes so many calls at the most, and takes some milliseconds beside them."""
+MORE_PLACES: Final = 64
+"""As many on a GPU where they are small: then a trial of the usual length has one request for its readings."""
+SMALL_BYTES: Final = 128 << 20
+"""Places beyond GPU_PLACES take no more than this together."""
 GRAPH_PLACES: Final = 8
 """Calls that are timed as replays take so many: each place has a graph of its own, which has to be captured."""
 MOST_BURST_PLACES: Final = {"cpu": 128, "cuda": 128}
@@ -63,6 +67,18 @@ def count_places(size: int, device: torch.device, most: int) -> int:
     return max(1, min(most, room // max(size, 1)))
 
 
+def usual_places(size: int, device: torch.device) -> int:
+    """Return how many places timed calls take in turn, where there is memory for them.
+
+    Args:
+        size: bytes of the inputs and outputs of one call.
+        device: where they lie.
+    """
+    if device.type != "cuda":
+        return MOST_PLACES
+    return min(MORE_PLACES, max(GPU_PLACES, SMALL_BYTES // max(size, 1)))
+
+
 class CallPlaces:
     """The places of one job, laid out for inputs of some shapes.
 
@@ -70,11 +86,11 @@ class CallPlaces:
         arena: the session's shared memory; what it held is lost.
         inputs: one call's inputs, for their shapes and dtypes.
         outputs: what the definition says of the outputs.
-        most: places at the most.
+        most: places at the most; None for as many as timed calls take.
     """
 
     def __init__(
-        self, arena: SharedArena, inputs: Sequence[Any], outputs: Sequence[OutputSpec], most: int = MOST_PLACES
+        self, arena: SharedArena, inputs: Sequence[Any], outputs: Sequence[OutputSpec], most: int | None = None
     ) -> None:
         self.arena = arena
         self.signature = (most, *describe_inputs(inputs))
@@ -82,7 +98,7 @@ class CallPlaces:
         specs = [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]
         specs += [(output.shape, output.dtype) for output in outputs]
         _, size = lay_out(specs)
-        count = count_places(size, arena.device, most)
+        count = count_places(size, arena.device, most or usual_places(size, arena.device))
         slots, total = lay_out(specs * count)
         arena.reserve(total)
         self.generation = arena.generation

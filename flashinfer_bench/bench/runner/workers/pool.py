@@ -78,9 +78,9 @@ def default_memory_limit() -> int:
     return int(usable_memory() * MEMORY_SHARE)
 
 
-def reference_key(definition_digest: str) -> str:
-    """Return what a definition's reference has for a solution's digest: its worker has folders as a solution's has."""
-    return hashlib.sha256(f"reference of {definition_digest}".encode()).hexdigest()
+def reference_files(definition_digest: str) -> SolutionFiles:
+    """Return what the worker of a definition's reference is made for: it has a digest and folders as a solution has."""
+    return SolutionFiles(hashlib.sha256(f"reference of {definition_digest}".encode()).hexdigest(), wants_fast=True)
 
 
 class WorkerPool:
@@ -118,6 +118,10 @@ class WorkerPool:
         self._hello = hello
         self._numbers = itertools.count(1)
         self._current: tuple[str, WorkerProcess] | None = None
+        self._has_fast = False
+        """The current worker's context is as fast as could be had."""
+        self._want_fast: set[str] = set()
+        """Digests of solutions that a slow context would make slower."""
         self._ending: list[WorkerProcess] = []
         """Workers that have met code that is not ours, and are not known to be gone."""
         self._ending_spares: list[WorkerProcess] = []
@@ -151,6 +155,7 @@ class WorkerPool:
             self.discard()
         worker = self._take_fresh(solution)
         self._current = (solution.digest, worker)
+        self._has_fast = self._made_for(solution).wants_fast
         self.stock.tend()
         return worker, True
 
@@ -160,11 +165,11 @@ class WorkerPool:
         Raises:
             DeviceFault: no worker can be started.
         """
-        key = reference_key(definition_digest)
-        if self._reference is not None and (self._reference[0] != key or self._reference[1].has_ended):
+        files = reference_files(definition_digest)
+        if self._reference is not None and (self._reference[0] != files.digest or self._reference[1].has_ended):
             self.end_reference()
         if self._reference is None:
-            self._reference = (key, self._take_fresh(SolutionFiles(key)))
+            self._reference = (files.digest, self._take_fresh(files))
             self.stock.tend()
         self._has_rested = False
         return self._reference[1]
@@ -243,6 +248,21 @@ class WorkerPool:
         """Wait for earlier workers where the arena's memory is used again: they map it, and their kernels run on."""
         if self._hello.device == "cuda":
             self.finish_ending()
+
+    def excess_gap_ns(self, worker: WorkerProcess) -> int:
+        """Return how much longer each gap between a call's operations is in a solution's worker than it has to be.
+
+        0 where a fast context was asked for: then none is to be had.
+        """
+        if self._current is None or self._current[1] is not worker or self._has_fast:
+            return 0
+        return self.stock.excess_ns(worker)
+
+    def end_slow(self) -> None:
+        """End the current worker; those of its solution have fast contexts from now on."""
+        if self._current is not None:
+            self._want_fast.add(self._current[0])
+            self.discard()
 
     def recover(self) -> bool:
         """Make the current worker fit for its solution's next job after an error; say whether it is."""
@@ -337,6 +357,8 @@ class WorkerPool:
         """
         if self._enclosure is None:
             return ANY_SOLUTION
+        if solution.digest in self._want_fast:
+            return replace(solution, wants_fast=True)
         is_new = self._hello.has_early_workers and solution.is_text and solution.digest not in self._met
         return UNKNOWN_SOLUTION if is_new and not self._enclosure.folder(solution.digest).exists() else solution
 

@@ -1,7 +1,7 @@
 """Calls on inputs of other regimes, hidden among the timed calls of a trial.
 
-One call of a request gets such inputs in place of its own. Its reading is dropped, and the call is made once more on
-usual inputs: so no time comes of it. The worker is asked for it like for any other call.
+Some calls of a request get such inputs in place of their own. Their readings are dropped, and the calls are made once
+more on usual inputs: so no time comes of them. The worker is asked for them like for any other call.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class RegimeSchedule:
         """The regimes that no call was made on yet."""
         return [name for _, name in self._due]
 
-    def hide(self, places: CallPlaces, indices: Sequence[int], numbers: Sequence[int], kept: int) -> int | None:
-        """Change the inputs of one of a request's calls, if one is due; return its position among them.
+    def hide(self, places: CallPlaces, indices: Sequence[int], numbers: Sequence[int], kept: int) -> dict[int, str]:
+        """Change the inputs of those of a request's calls that are due; return position among them → regime.
 
         Args:
             places: where the calls lie; their inputs are written.
@@ -68,14 +68,15 @@ class RegimeSchedule:
             kept: the number of a call that keeps its inputs.
         """
         free = [position for position, number in enumerate(numbers) if number != kept]
-        if not self._due or not free or numbers[-1] < self._due[0][0]:
-            return None
-        position = self.chance.choice(free)
-        self.regimes.change(self._due[0][1], numbers[position], places.inputs(indices[position]))
-        places.synchronize()
-        return position
+        hidden: dict[int, str] = {}
+        while self._due and free and numbers[-1] >= self._due[0][0]:
+            position = free.pop(self.chance.randrange(len(free)))
+            hidden[position] = self._due.pop(0)[1]
+            self.regimes.change(hidden[position], numbers[position], places.inputs(indices[position]))
+        if hidden:
+            places.synchronize()
+        return hidden
 
-    def take(self, inputs: list[Any], outputs: Sequence[torch.Tensor]) -> None:
-        """Keep the call that was hidden."""
-        _, name = self._due.pop(0)
+    def take(self, name: str, inputs: list[Any], outputs: Sequence[torch.Tensor]) -> None:
+        """Keep a call on inputs of a regime."""
         self.made.append(RegimeCall(name, inputs, [output.clone() for output in outputs]))

@@ -239,16 +239,15 @@ class RemoteClock:
         setups = self._call(part="setup", **fields) if trial.has_setup else []
         samples = self._call(part="run", **fields)
         trial.costs_ns += [self._spent_ns / len(indices)] * len(indices)
-        if hidden is None:
-            trial.setup_samples += setups
-            trial.reader.look(indices, numbers)
-            return samples
-        position, inputs = hidden
-        trial.take_hidden(indices[position], inputs)
-        usual = [at for at in range(len(indices)) if at != position]
+        for position, (name, inputs) in hidden.items():
+            trial.take_hidden(name, indices[position], inputs)
+        usual = [at for at in range(len(indices)) if at not in hidden]
         trial.setup_samples += [setups[at] for at in usual if setups]
         trial.reader.look([indices[at] for at in usual], [numbers[at] for at in usual])
-        samples[position : position + 1] = self._sample_together(launches[position : position + 1], lead)
+        if hidden:
+            again = self._sample_together([launches[at] for at in hidden], lead)
+            for position, sample in zip(hidden, again, strict=True):
+                samples[position] = sample
         return samples
 
     def _call(self, **fields: Any) -> list[Sample]:
@@ -334,22 +333,23 @@ class RemoteTrial:
         self.places.synchronize()
         return numbers
 
-    def hide(self, indices: Sequence[int], numbers: Sequence[int]) -> tuple[int, list[Any]] | None:
-        """Give one call of a request inputs of another regime, if one is due; return its position and inputs."""
+    def hide(self, indices: Sequence[int], numbers: Sequence[int]) -> dict[int, tuple[str, list[Any]]]:
+        """Give the calls of a request that are due inputs of other regimes; return position → regime and inputs."""
         if self.schedule is None:
-            return None
-        position = self.schedule.hide(self.places, indices, numbers, self.contents.base_number)
-        if position is None:
-            return None
-        slots = self.places.inputs(indices[position])
-        given = zip(slots, self.contents.base, strict=True)
-        return position, [value if slot is None else slot.clone() for slot, value in given]
+            return {}
+        hidden = self.schedule.hide(self.places, indices, numbers, self.contents.base_number)
+        return {position: (name, self._given(indices[position])) for position, name in hidden.items()}
 
-    def take_hidden(self, index: int, inputs: list[Any]) -> None:
-        """Keep what the call that was hidden gave."""
+    def _given(self, index: int) -> list[Any]:
+        """Return a copy of what lies in a place as inputs."""
+        given = zip(self.places.inputs(index), self.contents.base, strict=True)
+        return [value if slot is None else slot.clone() for slot, value in given]
+
+    def take_hidden(self, name: str, index: int, inputs: list[Any]) -> None:
+        """Keep what a call that was hidden gave."""
         assert self.schedule is not None  # else nothing was hidden
         self.reader.check_inputs(inputs, self.places.inputs(index))
-        self.schedule.take(inputs, self.places.outputs(index))
+        self.schedule.take(name, inputs, self.places.outputs(index))
 
     def moved_to(self, places: CallPlaces) -> RemoteTrial:
         """Return the trial in other places, with a reader of its own that chooses one call; no content comes again."""

@@ -25,7 +25,8 @@ from flashinfer_bench.worker.wire import WireError
 MOST_CONTEXTS: Final = 4
 """Start at most this many workers to get one with a fast context; then take the last."""
 SLOW_CONTEXT: Final = 1.04
-"""A context is slow where a chain of empty kernels takes more than this times as long as in the best context."""
+"""A context is slow where a chain of empty kernels takes more than this times as long as in the best context. A worker
+gets another one only where that matters: for a reference, and for a solution whose calls have several operations."""
 MOST_SPARES: Final = 8
 """Most spares of a GPU: a short job in a worker of its own takes about an eighth of what a context takes to make."""
 MOST_SPARES_ON_CPU: Final = 4
@@ -55,9 +56,11 @@ class SolutionFiles:
     """The folder of its artifact; None where its sources are still to be written."""
     is_text: bool = False
     """It is its sources, which can be written anywhere."""
+    wants_fast: bool = False
+    """Its worker is to have a fast context."""
 
 
-ANY_SOLUTION: Final = SolutionFiles("")
+ANY_SOLUTION: Final = SolutionFiles("", wants_fast=True)
 UNKNOWN_SOLUTION: Final = SolutionFiles("unknown")
 """One that nobody has sent yet: a spare for it has folders of its own, and serves the next new one that comes."""
 
@@ -159,6 +162,10 @@ class Stock:
         self._wanted = list(wanted)
         self.tend()
 
+    def excess_ns(self, worker: WorkerProcess) -> int:
+        """Return how much longer a link of a chain takes in a worker's context than in the best; 0 where it is fast."""
+        return worker.chain_gap_ns - (self.best_chain_ns or 0) if self._is_slow(worker.chain_gap_ns) else 0
+
     def tend(self) -> None:
         """Hear who has started, replace who is of no use, start what is missing; wait for nothing."""
         self._hear()
@@ -224,10 +231,10 @@ class Stock:
         self._retire(spare.worker)
 
     def _hear(self) -> None:
-        """Hear which spares have started; replace those whose context is slow, or on another GPU.
+        """Hear which spares have started; replace those on another GPU, and slow ones that are to be fast.
 
-        A context feeds the GPU fast or slowly from its start to its end. On an H200 every second one is slow: work on
-        several streams takes 6 % longer there, which says nothing about a solution.
+        A context feeds the GPU fast or slowly from its start to its end. On an H100 and an H200 every second one is
+        slow: the gap between two operations is 0.15 to 0.2 us longer there, which says nothing about a solution.
 
         Raises:
             DeviceFault: one that somebody waits for does not start.
@@ -249,7 +256,8 @@ class Stock:
                 self._replace(spare, spare.attempt)
                 continue
             self._on_ready(worker)
-            if self._is_slow(worker.chain_gap_ns) and spare.attempt < MOST_CONTEXTS:
+            is_slow = self._is_slow(worker.chain_gap_ns)  # also where it is not asked for: it learns the best
+            if is_slow and spare.solution.wants_fast and spare.attempt < MOST_CONTEXTS:
                 self._replace(spare, spare.attempt + 1)
 
     def _replace(self, spare: Spare, attempt: int) -> None:

@@ -10,8 +10,8 @@ from flashinfer_bench.bench.runner.protocol import BlockJob, BlockOrder, BlockSo
 from flashinfer_bench.bench.runner.readout import Readout
 from flashinfer_bench.bench.runner.session import device_session
 from flashinfer_bench.bench.runner.workers.arena import SharedArena
-from flashinfer_bench.bench.runner.workers.kernel import SessionTools
-from flashinfer_bench.bench.runner.workers.pool import reference_key
+from flashinfer_bench.bench.runner.workers.kernel import SessionTools, SlowContext
+from flashinfer_bench.bench.runner.workers.pool import reference_files
 from flashinfer_bench.errors import SolutionFailure
 from flashinfer_bench.timing.measurement import Measured
 from tests.kit import make_definition, make_workload
@@ -102,6 +102,29 @@ def test_want_of_memory_in_the_judge_is_a_fault_that_says_so_and_gives_the_arena
     assert "workload w0: the judge needs more memory" in fault.message
 
 
+def test_a_job_whose_context_makes_it_slower_is_judged_once_more_in_another(arena, monkeypatch):
+    pool = FakePool(arena)
+    pool.end_slow = pool.discard
+    session = _open_session(arena, pool)
+    session._hello = SimpleNamespace(isolated=False)
+    definition = make_definition()
+    config = BenchmarkConfig().resolve_eval_config(definition).values()
+    order = BlockOrder(definition=definition.model_dump(mode="json"), config=config, solutions={}, jobs=[])
+    shared = session.open_block(order)
+    loaded = []
+    monkeypatch.setattr(session, "_load", lambda job: loaded.append(job.order.index) or len(loaded))
+    told = SolutionFailure("RUNTIME_ERROR", "of the second", is_answer=True)
+
+    def judge(job, kernel):
+        raise SlowContext if kernel == 1 else told
+
+    monkeypatch.setattr(session, "_judge", judge)
+    job = BlockJob(index=3, solution="s", workload={"uuid": "w0", "axes": {}, "inputs": {}}, blob_root="/", seed=1)
+    assert session.run_job(shared, job).outcome is told
+    assert loaded == [3, 3]
+    assert pool.sizes == [0]
+
+
 @pytest.mark.parametrize(
     ("isolated", "is_answer", "recovers", "is_kept"),
     [(False, True, True, True), (False, True, False, False), (False, False, True, False), (True, True, True, False)],
@@ -136,7 +159,7 @@ def test_the_pool_is_told_of_the_reference_of_all_solutions_and_of_the_next_bloc
     block, ahead = (make_block(definition, names) for names in ("aab", "c"))
     shared = session.open_block(block)
     session.expect(shared, block.jobs, ahead)
-    reference = reference_key(definition.digest())
+    reference = reference_files(definition.digest()).digest
     assert ["ref" if one.digest == reference else one.digest for one in pool.expected] == expected
     session.expect(shared, block.jobs[2:])
     assert [one.digest for one in pool.expected][1:] == ["b"]

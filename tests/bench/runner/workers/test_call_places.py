@@ -5,7 +5,14 @@ import torch
 
 from flashinfer_bench.bench.runner.workers import places as places_module
 from flashinfer_bench.bench.runner.workers.claims import OutputSpec
-from flashinfer_bench.bench.runner.workers.places import CPU_BYTES, MOST_PLACES, CallPlaces, count_places, is_unwritten
+from flashinfer_bench.bench.runner.workers.places import (
+    CPU_BYTES,
+    MOST_PLACES,
+    CallPlaces,
+    count_places,
+    is_unwritten,
+    usual_places,
+)
 
 pytestmark = pytest.mark.cpu
 CPU = torch.device("cpu")
@@ -31,6 +38,12 @@ def test_a_gpu_gives_them_a_share_of_its_free_memory(monkeypatch):
     assert count_places(5 * MIB, torch.device("cuda"), MOST_PLACES) == 2
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 40, 1 << 40))
     assert count_places(1000 * MIB, torch.device("cuda"), MOST_PLACES) == 4
+
+
+@pytest.mark.parametrize(("size", "count"), [(0, 64), (2 * MIB, 64), (4 * MIB, 32), (8 * MIB, 16), (1 << 40, 16)])
+def test_small_calls_on_a_gpu_take_more_places_in_turn(size, count):
+    assert usual_places(size, torch.device("cuda")) == count
+    assert usual_places(size, CPU) == MOST_PLACES
 
 
 def test_no_two_places_share_memory(arena):

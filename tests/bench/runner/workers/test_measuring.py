@@ -1,12 +1,15 @@
 """What comes of timing a solution in a worker: of honest ones in every style, and of `setup`."""
 
+from contextlib import nullcontext
+from dataclasses import replace
+
 import pytest
 import torch
 
 from flashinfer_bench.bench.runner.workers import bursts
 from flashinfer_bench.bench.runner.workers.bursts import BurstTimer, ClaimContradicted
 from flashinfer_bench.bench.runner.workers.empty_bursts import BurstOverhead
-from flashinfer_bench.bench.runner.workers.kernel import MEASUREMENTS, MeasurePlan
+from flashinfer_bench.bench.runner.workers.kernel import MEASUREMENTS, MeasurePlan, SlowContext
 from flashinfer_bench.errors import SolutionFailure
 from flashinfer_bench.timing.measurement import Sample, Trial
 from flashinfer_bench.timing.recipe import most_readings
@@ -245,3 +248,24 @@ def test_what_is_wrong_with_setup_is_told(open_kernel, source, said):
         with pytest.raises(SolutionFailure, match=said) as failure:
             kernel(X)
     assert failure.value.status == "RUNTIME_ERROR"
+
+
+@pytest.mark.parametrize(
+    ("operations", "span_ns", "excess_ns", "matters"),
+    [
+        (8, 40_000, 150, True),
+        (1, 3_000, 150, False),
+        (None, 3_000, 150, False),
+        (8, 900_000, 150, False),
+        (8, 40, 0, False),
+    ],
+    ids=["short operations", "one operation", "not seen", "long operations", "a fast context"],
+)
+def test_a_slow_context_matters_where_gaps_are_a_share_of_the_time(
+    open_kernel, operations, span_ns, excess_ns, matters
+):
+    trial = Trial((Sample(span_ns, 1000, span_ns, operations),) * 5, "count", {})
+    with open_kernel(HONEST["value"]) as kernel:
+        kernel._tools = replace(kernel._tools, excess_gap_ns=lambda worker: excess_ns)
+        with pytest.raises(SlowContext) if matters else nullcontext():
+            kernel._check_context(trial)

@@ -121,13 +121,35 @@ def for_whom(made):
     return [worker.solution.digest for worker in made if not worker.is_ended]
 
 
-def test_a_worker_of_the_slow_kind_is_replaced_and_ended(open_pool):
+def test_a_worker_of_the_slow_kind_is_replaced_and_ended_for_a_reference(open_pool):
     pool, made, heard = open_pool(SLOW, FAST)
     pool.stock.best_chain_ns = FAST
-    worker, is_fresh = pool.worker_for(ONE)
-    assert (worker, is_fresh) == (made[1], True)
+    assert pool.reference_worker("d") is made[1]
     assert [one.is_ended for one in made] == [True, False]
     assert heard == made[:2]
+
+
+def test_a_solution_keeps_a_slow_one_until_it_proves_to_matter(open_pool):
+    pool, made, _ = open_pool(SLOW, SLOW, FAST)
+    pool.stock.best_chain_ns = FAST
+    assert pool.worker_for(ONE)[0] is made[0]
+    assert pool.excess_gap_ns(made[0]) == SLOW - FAST
+    pool.end_slow()
+    assert made[0].is_ended
+    assert pool.worker_for(ONE)[0] is made[2]
+    pool.expect([ONE, TWO])
+    assert [one.solution.digest for one in made[3:]] == ["two"]
+
+
+def test_a_slow_one_that_took_all_tries_is_not_told_to_matter_again(open_pool):
+    pool, made, _ = open_pool(*[SLOW] * (MOST_CONTEXTS + 1))
+    pool.stock.best_chain_ns = FAST
+    pool.worker_for(ONE)
+    pool.end_slow()
+    worker, _ = pool.worker_for(ONE)
+    assert worker is made[MOST_CONTEXTS]
+    assert pool.excess_gap_ns(worker) == 0
+    assert pool.excess_gap_ns(made[0]) == 0
 
 
 def test_where_all_are_alike_or_nothing_is_known_the_first_is_taken(open_pool):
@@ -136,17 +158,17 @@ def test_where_all_are_alike_or_nothing_is_known_the_first_is_taken(open_pool):
         assert pool.worker_for(ONE)[0] is made[0]
 
 
-def test_after_a_few_tries_a_slow_one_will_do(open_pool):
-    pool, made, _ = open_pool(*[SLOW] * (MOST_CONTEXTS + 1))
+def test_without_walls_all_workers_are_alike_and_fast(open_pool):
+    pool, made, _ = open_pool(SLOW, FAST, walled=False)
     pool.stock.best_chain_ns = FAST
-    assert pool.worker_for(ONE)[0] is made[MOST_CONTEXTS - 1]
+    assert pool.worker_for(ONE)[0] is made[1]
 
 
 def test_a_worker_that_does_not_start_is_a_fault_with_what_it_said(open_pool):
     pool, _, _ = open_pool(SLOW, DEAD)
     pool.stock.best_chain_ns = FAST
     with pytest.raises(DeviceFault, match="no room for a context"):
-        pool.worker_for(ONE)
+        pool.reference_worker("d")
 
 
 def test_a_spare_that_does_not_start_is_dropped_and_tried_again_when_wanted(open_pool):

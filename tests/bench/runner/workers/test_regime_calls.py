@@ -78,9 +78,19 @@ def test_nothing_is_hidden_before_it_is_due():
     schedule = make_schedule("larger", calls=20)
     due = schedule._due[0][0]
     places = SimpleNamespace(inputs=lambda index: [torch.zeros(4)], synchronize=lambda: None)
-    assert schedule.hide(places, [0, 1], [due - 2, due - 1], kept=99) is None
-    assert schedule.hide(places, [0], [due], kept=due) is None
-    assert schedule.hide(places, [0, 1], [due, due + 1], kept=due) == 1
+    assert schedule.hide(places, [0, 1], [due - 2, due - 1], kept=99) == {}
+    assert schedule.hide(places, [0], [due], kept=due) == {}
+    assert schedule.hide(places, [0, 1], [due, due + 1], kept=due) == {1: "larger"}
+    assert schedule.left == []
+
+
+def test_one_request_may_hide_several_calls():
+    schedule = make_schedule("larger", "few_large", calls=20)
+    places = SimpleNamespace(inputs=lambda index: [torch.zeros(4)], synchronize=lambda: None)
+    hidden = schedule.hide(places, list(range(20)), list(range(20)), kept=7)
+    assert len(hidden) == 2
+    assert 7 not in hidden
+    assert sorted(hidden.values()) == ["few_large", "larger"]
 
 
 def test_a_worker_makes_the_hidden_calls_like_others(open_kernel):
