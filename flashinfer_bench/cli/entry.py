@@ -49,6 +49,7 @@ COMMANDS: Final = {
     "validate-render": Command("sets.validate.render", "show a report of validate"),
     "config": Command("config_show", "show settings", ("show",)),
     "report": Command("report", "make tables of traces", ("summary", "best", "merge")),
+    "compare": Command("compare", "say whether one solution is faster than another, and how sure that is"),
     "cache": Command("machine.cache", "look after what is built", ("show", "clear", "verify", "baselines")),
     "build": Command("machine.build", "compile solutions without running them"),
     "pack": Command("sets.pack", "make a solution file of a folder of sources"),

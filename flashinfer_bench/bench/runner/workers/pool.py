@@ -33,8 +33,8 @@ from flashinfer_bench.bench.runner.workers.enclosure import Enclosure
 from flashinfer_bench.bench.runner.workers.process import WorkerGone, WorkerLate, WorkerProcess
 from flashinfer_bench.bench.runner.workers.stock import (
     ANY_SOLUTION,
-    UNKNOWN_SOLUTION,
     MOST_SPARES,
+    UNKNOWN_SOLUTION,
     SolutionFiles,
     Stock,
     StockLimits,
