@@ -28,7 +28,7 @@ from flashinfer_bench.cli.shared_flags import EXIT_CODES, PROGRAM, add_local, ad
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.data.store.jsonl import write_whole
 from flashinfer_bench.errors import Fault, Misuse
-from flashinfer_bench.examine.compare.comparison import Comparison, Row
+from flashinfer_bench.examine.compare.comparison import ComparedSides, Row
 from flashinfer_bench.examine.compare.documents import (
     compare_document,
     describe_decision,
@@ -50,7 +50,7 @@ def declare_compare(parser: Parser) -> None:
     """Add the help and the flags of the command."""
     parser.describe(
         "Say whether B is faster than A, by how much, and how sure that is. A and B are two solutions (names, files,\n"
-        "or folders with a manifest), two authors, two sets, or with --recorded two files of traces. They are measured\n"
+        "or folders with a manifest), two authors, two sets, or with --recorded two files of traces. They are timed\n"
         "in turn, A B B A ..., each block in a worker of its own, until each ratio is decided or the budget is spent.\n"
         f"{EXIT_CODES} A solution that does not pass is a failure.",
         usage="%(prog)s A B [--local PATH] [flags]",
@@ -108,7 +108,7 @@ def execute(args: argparse.Namespace) -> int:
 
 def _measure(
     args: argparse.Namespace, first: Contender, second: Contender, threshold: float, named: TraceSet | None
-) -> Comparison:
+) -> ComparedSides:
     pairings = pair_up(first, second)
     trace_set = named if named is not None else first.trace_set
     if trace_set is None:
@@ -121,7 +121,7 @@ def _measure(
         return measure(trace_set, pairings, config, wanted, tell=tell)
 
 
-def _write(args: argparse.Namespace, comparison: Comparison, slower: list[str]) -> None:
+def _write(args: argparse.Namespace, comparison: ComparedSides, slower: list[str]) -> None:
     sides = (args.first, args.second)
     if args.junit:
         try:
@@ -139,7 +139,7 @@ def _write(args: argparse.Namespace, comparison: Comparison, slower: list[str]) 
             write_err(f"slower than allowed: {where}")
 
 
-def render_comparison(comparison: Comparison, sides: tuple[str, str], width: int) -> str:
+def render_comparison(comparison: ComparedSides, sides: tuple[str, str], width: int) -> str:
     """Lay the comparison out as a table with notes."""
     columns = [Column("Workload"), Column("A", True), Column("B", True), Column("B/A", True), Column("B is")]
     rows = [_cells(row, comparison) for row in comparison.rows]
@@ -157,7 +157,7 @@ def render_comparison(comparison: Comparison, sides: tuple[str, str], width: int
     return render_table(columns, rows, width) + "\n" + "".join(f"{wrap_line(note, width)}\n" for note in notes)
 
 
-def _cells(row: Row, comparison: Comparison) -> list[str]:
+def _cells(row: Row, comparison: ComparedSides) -> list[str]:
     name = " ".join(filter(None, [row.label, shorten_uuid(row.workload)]))
     if row.ratio is None:
         return [name, ABSENT, ABSENT, ABSENT, "not compared"]

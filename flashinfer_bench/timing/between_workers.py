@@ -31,8 +31,8 @@ MOST_FREEDOM: Final = 200.0
 WORKERS: Final = "workers"
 ONE_WORKER: Final = "one worker, widened"
 NOISY: Final = "noisy"
-STEP_MS: Final = 32e-6
-"""Step of a GPU's clock, in milliseconds. Readings that are known to one step are never noisy."""
+STEP_NS: Final = 32
+"""Step of a GPU's clock. Readings that are known to one step are never noisy."""
 
 
 @dataclass(frozen=True)
@@ -100,12 +100,12 @@ def widened_interval(latency: float, readings: tuple[float, float] | None, sprea
     return latency * exp(-share), latency * exp(share)
 
 
-def is_noisy(latency: float, readings: tuple[float, float] | None, spread: WorkerSpread) -> bool:
+def is_noisy(latency_ns: float, readings_ns: tuple[float, float] | None, spread: WorkerSpread) -> bool:
     """Say whether the readings of one worker leave more open than the next worker would: more readings would help."""
-    if readings is None or latency <= 0:
+    if readings_ns is None or latency_ns <= 0:
         return False
-    half = (readings[1] - readings[0]) / 2
-    return half / latency > spread.half and half > STEP_MS
+    half_ns = (readings_ns[1] - readings_ns[0]) / 2
+    return half_ns / latency_ns > spread.half and half_ns > STEP_NS
 
 
 def told_with_spread(record: Mapping[str, Any], latency_ms: float, spread: WorkerSpread) -> dict[str, Any]:
@@ -116,7 +116,8 @@ def told_with_spread(record: Mapping[str, Any], latency_ms: float, spread: Worke
     found = record.get("interval95_ms")
     readings = (float(found[0]), float(found[1])) if isinstance(found, (list, tuple)) and len(found) == 2 else None
     flags = [flag for flag in record.get("flags", []) if flag != NOISY]
-    flags += [NOISY] if is_noisy(latency_ms, readings, spread) else []
+    in_ns = None if readings is None else (readings[0] * 1e6, readings[1] * 1e6)
+    flags += [NOISY] if is_noisy(latency_ms * 1e6, in_ns, spread) else []
     told = {key: value for key, value in record.items() if key not in ("flags", "interval95_ms")}
     told |= {"flags": flags} if flags else {}
     told |= {"readings95_ms": list(readings)} if readings is not None else {}

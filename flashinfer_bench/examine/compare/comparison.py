@@ -59,6 +59,8 @@ class Row:
     """Mean latency of A."""
     second_ms: float | None = None
     """Mean latency of B."""
+    pairs_ms: tuple[tuple[float, float], ...] = ()
+    """The latencies of A and B in each pair of blocks, in the order in which they were measured."""
     ratio: Ratio | None = None
     """B over A; None where there is nothing to compare."""
     problem: str = ""
@@ -66,7 +68,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ComparedSides:
     """A and B on all workloads."""
 
     rows: tuple[Row, ...]

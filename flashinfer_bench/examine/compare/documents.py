@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 from xml.etree import ElementTree
 
-from flashinfer_bench.examine.compare.comparison import Comparison, Row
+from flashinfer_bench.examine.compare.comparison import ComparedSides, Row
 from flashinfer_bench.examine.compare.ratios import Ratio, pairs_still_needed
 from flashinfer_bench.report.verdict import to_one_line
 
@@ -15,7 +15,7 @@ SUITE: Final = "flashinfer-bench compare"
 MARKUP: Final = str.maketrans({"|": "\\|", "<": "&lt;", ">": "&gt;", "`": "\\`", "*": "\\*", "_": "\\_", "[": "\\["})
 
 
-def compare_document(comparison: Comparison, sides: tuple[str, str], slower: list[str]) -> dict[str, Any]:
+def compare_document(comparison: ComparedSides, sides: tuple[str, str], slower: list[str]) -> dict[str, Any]:
     """Return the comparison as JSON-able values.
 
     Args:
@@ -38,7 +38,7 @@ def compare_document(comparison: Comparison, sides: tuple[str, str], slower: lis
     }
 
 
-def describe_decision(ratio: Ratio, comparison: Comparison) -> str:
+def describe_decision(ratio: Ratio, comparison: ComparedSides) -> str:
     """Say what B is beside A, in words that name the threshold, or about how many more pairs are needed."""
     decision = comparison.decide(ratio)
     if decision == "same":
@@ -55,7 +55,7 @@ def describe_interval(ratio: Ratio) -> str:
     return f"{ratio.ratio:.3f}" + ("" if interval is None else f" ({interval[0]:.3f} to {interval[1]:.3f})")
 
 
-def render_markdown(comparison: Comparison, sides: tuple[str, str], slower: list[str]) -> str:
+def render_markdown(comparison: ComparedSides, sides: tuple[str, str], slower: list[str]) -> str:
     """Return the comparison as Markdown."""
     lines = [
         f"**{_escape(sides[1])} beside {_escape(sides[0])}** ({comparison.how} on {_escape(comparison.hardware)}; "
@@ -81,7 +81,7 @@ def render_markdown(comparison: Comparison, sides: tuple[str, str], slower: list
     return "\n".join(lines) + "\n"
 
 
-def render_junit(comparison: Comparison, slower: list[str]) -> str:
+def render_junit(comparison: ComparedSides, slower: list[str]) -> str:
     """Return the comparison as JUnit XML: a case for each workload, which fails where B is slower than allowed."""
     cases = [
         (f"{row.definition}: {_name(row)}", row.ratio, row.problem, row.workload in slower) for row in comparison.rows
@@ -105,7 +105,7 @@ def render_junit(comparison: Comparison, slower: list[str]) -> str:
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def _row_document(row: Row, comparison: Comparison) -> dict[str, Any]:
+def _row_document(row: Row, comparison: ComparedSides) -> dict[str, Any]:
     return {
         "definition": row.definition,
         "workload": row.workload,
@@ -113,12 +113,13 @@ def _row_document(row: Row, comparison: Comparison) -> dict[str, Any]:
         "solutions": row.label or None,
         "a_ms": row.first_ms,
         "b_ms": row.second_ms,
+        "pairs_ms": [list(pair) for pair in row.pairs_ms],
         **(_ratio_document(row.ratio, comparison) if row.ratio is not None else {"decision": None}),
         "problem": row.problem or None,
     }
 
 
-def _ratio_document(ratio: Ratio, comparison: Comparison) -> dict[str, Any]:
+def _ratio_document(ratio: Ratio, comparison: ComparedSides) -> dict[str, Any]:
     interval = ratio.interval
     decision = comparison.decide(ratio)
     needed = pairs_still_needed(ratio, comparison.threshold)

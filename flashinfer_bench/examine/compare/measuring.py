@@ -23,7 +23,7 @@ from flashinfer_bench.bench.runner.fleet import Fleet, FleetRules, Happening, Ju
 from flashinfer_bench.bench.runner.job_seeds import JobSeeds
 from flashinfer_bench.data import Evaluation, Solution, TraceSet
 from flashinfer_bench.errors import ConfigError
-from flashinfer_bench.examine.compare.comparison import Comparison, Refusal, Row, Side, find_difference, marks_of
+from flashinfer_bench.examine.compare.comparison import ComparedSides, Refusal, Row, Side, find_difference, marks_of
 from flashinfer_bench.examine.compare.ratios import LOOKS, decide, ratio_of_pairs
 from flashinfer_bench.report.verdict import first_reason, reason_of
 
@@ -57,7 +57,7 @@ class Measuring:
 
 
 @dataclass
-class Series:
+class PairSeries:
     """The blocks of one pairing on one workload."""
 
     pairing: Pairing
@@ -96,7 +96,7 @@ def measure(
     wanted: Measuring,
     *,
     tell: Callable[[str], object] = lambda _line: None,
-) -> Comparison:
+) -> ComparedSides:
     """Measure all pairings, and say what came of it.
 
     Args:
@@ -111,15 +111,16 @@ def measure(
     """
     device = discover_devices(config.devices)[0]
     named = "cpu" if device.kind == "cpu" else device.uuid
-    once = config.with_overrides(devices=[named], use_isolated_runner=True, profile_baseline=False)
+    once = config.with_overrides(devices=[named], profile_baseline=False)
     workshop = Workshop(trace_set, once, None)
     series = _make_series(workshop, pairings, wanted.workloads)
     needs_triton = any(job.solution.spec.language.value == "triton" for one in series for job in one.jobs.values())
     seeds = JobSeeds(once.seed)
-    rules = FleetRules(lambda _times: GivenOrder())
+    rules = FleetRules(lambda _times: GivenOrder(), one_worker_a_job=True)
     with workshop.make_fleet(seeds, rules, needs_triton=needs_triton) as fleet:
         seconds = _Turns(fleet, series, wanted, tell).run()
-    return Comparison(
+    workshop.learn_spread([latencies for one in series for latencies in latencies_by_side(one)])
+    return ComparedSides(
         rows=tuple(_row(one) for one in series),
         threshold=wanted.threshold,
         how="measured",
@@ -128,7 +129,9 @@ def measure(
     )
 
 
-def _make_series(workshop: Workshop, pairings: Iterable[Pairing], workloads: tuple[str, ...] | None) -> list[Series]:
+def _make_series(
+    workshop: Workshop, pairings: Iterable[Pairing], workloads: tuple[str, ...] | None
+) -> list[PairSeries]:
     submissions = Submissions(workshop)
     found = []
     for pairing in pairings:
@@ -138,19 +141,21 @@ def _make_series(workshop: Workshop, pairings: Iterable[Pairing], workloads: tup
                 f"{pairing.second.definition}: they do different things"
             )
         first, second = (submissions.make_jobs(one, workloads) for one in (pairing.first, pairing.second))
-        found += [Series(pairing, {"A": a, "B": b}) for a, b in zip(first, second, strict=True)]
+        found += [PairSeries(pairing, {"A": a, "B": b}) for a, b in zip(first, second, strict=True)]
     return found
 
 
 class _Turns:
     """Gives the loop the blocks that come next, and hears what they came to."""
 
-    def __init__(self, fleet: Fleet, series: list[Series], wanted: Measuring, tell: Callable[[str], object]) -> None:
+    def __init__(
+        self, fleet: Fleet, series: list[PairSeries], wanted: Measuring, tell: Callable[[str], object]
+    ) -> None:
         self._fleet = fleet
         self._series = series
         self._wanted = wanted
         self._tell = tell
-        self._meant: dict[int, tuple[Series, int, Side]] = {}
+        self._meant: dict[int, tuple[PairSeries, int, Side]] = {}
         self._began: float | None = None
 
     def run(self) -> float:
@@ -182,7 +187,7 @@ class _Turns:
                 jobs += [part.pop(0), part.pop(0)] if part else []
         return jobs
 
-    def _pairs_of(self, series: Series) -> list[Job]:
+    def _pairs_of(self, series: PairSeries) -> list[Job]:
         done = len(series.logs)
         series.blocks = [pair for pair in series.blocks if len(pair) == len(SIDES)]
         wanted = next(look for look in LOOKS if look > done)
@@ -208,7 +213,7 @@ class _Turns:
         elif isinstance(happening, Notice):
             self._tell(happening.message)
 
-    def _drop_stopped(self, series: Series) -> None:
+    def _drop_stopped(self, series: PairSeries) -> None:
         if series.stopped:
             self._fleet.remove([index for index, (one, _, _) in self._meant.items() if one is series])
 
@@ -218,7 +223,7 @@ class _Turns:
         return f"{pairs} pairs of blocks in {self._seconds:.0f} s; {still} of {len(self._series)} not decided yet"
 
 
-def _row(series: Series) -> Row:
+def _row(series: PairSeries) -> Row:
     logs = series.logs
     job = series.jobs["A"]
     row = Row(
@@ -235,10 +240,16 @@ def _row(series: Series) -> Row:
     if difference is not None:
         return replace(row, problem=str(Refusal(difference)))
     means: dict[Side, float] = {side: sum(_latency(pair[side]) for pair in pairs) / len(pairs) for side in SIDES}
-    return replace(row, first_ms=means["A"], second_ms=means["B"], ratio=ratio_of_pairs(logs))
+    return replace(
+        row,
+        first_ms=means["A"],
+        second_ms=means["B"],
+        pairs_ms=tuple((_latency(pair["A"]), _latency(pair["B"])) for pair in pairs),
+        ratio=ratio_of_pairs(logs),
+    )
 
 
-def latencies_by_side(series: Series) -> Iterator[list[float]]:
+def latencies_by_side(series: PairSeries) -> Iterator[list[float]]:
     """Yield the latencies of each side's workers."""
     for side in SIDES:
         yield [_latency(pair[side]) for pair in series.blocks if side in pair]

@@ -8,20 +8,20 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import NamedTuple
 
-from flashinfer_bench.data.measurement import Measurement, read_measurement
 from flashinfer_bench.data.sets.best import passed_of
 from flashinfer_bench.data.store.trace_lines import AnyEvaluation, AnyTrace
 from flashinfer_bench.errors import DataSetError
-from flashinfer_bench.examine.compare.comparison import Comparison, Refusal, Row, find_difference, marks_of
+from flashinfer_bench.examine.compare.comparison import ComparedSides, Refusal, Row, find_difference, marks_of
 from flashinfer_bench.examine.compare.ratios import Ratio, ratio_of_intervals, ratio_of_pairs
 from flashinfer_bench.examine.compare.sides import Contender
+from flashinfer_bench.report.intervals import read_interval
 from flashinfer_bench.report.verdict import caveat_of, reason_of
-from flashinfer_bench.timing.between_workers import default_spread, widened_interval
 
 
-class Place(NamedTuple):
+class RecordedPlace(NamedTuple):
     """What two traces have in common."""
 
     definition: str
@@ -30,7 +30,7 @@ class Place(NamedTuple):
     workload: str
 
 
-def compare_recorded(first: Contender, second: Contender, threshold: float) -> Comparison:
+def compare_recorded(first: Contender, second: Contender, threshold: float) -> ComparedSides:
     """Compare what is recorded of two sides.
 
     Raises:
@@ -44,18 +44,20 @@ def compare_recorded(first: Contender, second: Contender, threshold: float) -> C
     if len(refused) == len(rows):
         raise DataSetError(f"{first.word} and {second.word}: {refused[0].problem}")
     found = {trace.evaluation.environment.hardware for trace in first.traces if trace.evaluation is not None}
-    return Comparison(tuple(rows), threshold, "recorded", " + ".join(sorted(found)))
+    return ComparedSides(tuple(rows), threshold, "recorded", " + ".join(sorted(found)))
 
 
-def _by_place(side: Contender) -> dict[Place, list[AnyTrace]]:
+def _by_place(side: Contender) -> dict[RecordedPlace, list[AnyTrace]]:
     named = side.kind in ("set", "run")
-    grouped: dict[Place, list[AnyTrace]] = defaultdict(list)
+    grouped: dict[RecordedPlace, list[AnyTrace]] = defaultdict(list)
     for trace in side.traces:
-        grouped[Place(trace.definition, (trace.solution or "") if named else "", trace.workload.uuid)].append(trace)
+        grouped[RecordedPlace(trace.definition, (trace.solution or "") if named else "", trace.workload.uuid)].append(
+            trace
+        )
     return grouped
 
 
-def _rows(place: Place, first: list[AnyTrace], second: list[AnyTrace]) -> Iterable[Row]:
+def _rows(place: RecordedPlace, first: list[AnyTrace], second: list[AnyTrace]) -> Iterable[Row]:
     """Yield a row for each kind of hardware that both were timed on; one that tells why, where there is none."""
     a, b = (_fastest_by_hardware(traces) for traces in (first, second))
     row = Row(place.definition, place.workload, dict(first[0].workload.axes), place.label)
@@ -76,12 +78,12 @@ def _rows(place: Place, first: list[AnyTrace], second: list[AnyTrace]) -> Iterab
 
 
 def _with_problem(row: Row, problem: str) -> Row:
-    return Row(row.definition, row.workload, row.axes, row.label, problem=problem)
+    return replace(row, problem=problem)
 
 
 def _compared(row: Row, first: AnyEvaluation, second: AnyEvaluation) -> Row:
     a, b = _with_interval(first), _with_interval(second)
-    return Row(row.definition, row.workload, row.axes, row.label, a[0], b[0], _ratio(a, b))
+    return replace(row, first_ms=a[0], second_ms=b[0], ratio=_ratio(a, b))
 
 
 def _ratio(a: tuple[float, float, float], b: tuple[float, float, float]) -> Ratio:
@@ -107,15 +109,8 @@ def _latency(evaluation: AnyEvaluation) -> float:
 
 def _with_interval(evaluation: AnyEvaluation) -> tuple[float, float, float]:
     """Return a latency with its 95 % interval."""
-    latency, record = _latency(evaluation), read_measurement(evaluation)
-    named = record.bounds
-    if named is None or not record.interval:
-        named = widened_interval(latency, named, default_spread(_kind(record)))
-    return latency, named[0], named[1]
-
-
-def _kind(record: Measurement) -> str:
-    return "cuda" if record.method in ("cupti", "cuda_events") else "cpu"
+    latency, interval = _latency(evaluation), read_interval(evaluation)
+    return (latency, interval.low_ms, interval.high_ms) if interval is not None else (latency, latency, latency)
 
 
 def _why_failed(traces: list[AnyTrace]) -> str:

@@ -11,10 +11,10 @@ from flashinfer_bench.bench.runner.workers.bounded_log import BoundedLog
 from flashinfer_bench.bench.runner.workers.pool import SolutionFiles, WorkerPool
 from flashinfer_bench.bench.runner.workers.process import WorkerGone
 from flashinfer_bench.bench.runner.workers.stock import (
-    UNKNOWN_SOLUTION,
     CONTEXT_BYTES,
     MOST_CONTEXTS,
     MOST_SPARES,
+    UNKNOWN_SOLUTION,
     StockLimits,
 )
 from flashinfer_bench.errors import DeviceFault
