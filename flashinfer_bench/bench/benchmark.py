@@ -8,21 +8,29 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 from flashinfer_bench.base.host import collector_paused
 from flashinfer_bench.bench.config import BenchmarkConfig
-from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, RunStarted
+from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, JobStarted, RunStarted
 from flashinfer_bench.bench.planning.plan import Plan, describe_nothing, make_plan
 from flashinfer_bench.bench.planning.resume import RecordedJobs
 from flashinfer_bench.bench.planning.selection import select
+from flashinfer_bench.bench.resident.given_order import GivenOrder
 from flashinfer_bench.bench.resident.recorder import TraceRecorder
+from flashinfer_bench.bench.resident.repeats import Repeats
 from flashinfer_bench.bench.resident.workshop import Workshop
-from flashinfer_bench.bench.runner.fleet import FleetRules, Judged
+from flashinfer_bench.bench.runner.fleet import Fleet, FleetRules, Happening, Judged
 from flashinfer_bench.bench.runner.job_seeds import JobSeeds, recorded_seeds
 from flashinfer_bench.bench.runner.recorded import find_resumed
 from flashinfer_bench.data import Trace, TraceSet
 from flashinfer_bench.data.store.trace_list import kept_of
+from flashinfer_bench.errors import ConfigError
+
+MOST_WORKERS: Final = 1000
+"""Workers of one job, at most: a number above is a slip."""
 
 
 class Benchmark:
@@ -52,6 +60,7 @@ class Benchmark:
         self.sandbox = self.workshop.sandbox
         self._seeds = JobSeeds(self.config.seed)
         self.faults: list[JobFaulted] = []
+        self._repeat = 1
         self._unsaved: dict[int, Trace] = {}
         """The traces of this object's runs that the set has in memory only, by their identity: nothing is resumed from
         them."""
@@ -70,6 +79,16 @@ class Benchmark:
         """Give jobs the inputs that they had when these traces were recorded."""
         run_seed, recorded = recorded_seeds(traces)
         self._seeds = JobSeeds(self.config.seed if run_seed is None else run_seed, recorded)
+
+    def repeat(self, times: int) -> None:
+        """Time each solution in so many workers, each with one workload; a trace then has their mean and its interval.
+
+        Raises:
+            ConfigError: that is no number of workers.
+        """
+        if not 1 <= times <= MOST_WORKERS:
+            raise ConfigError(f"a job has 1 to {MOST_WORKERS} workers, not {times}")
+        self._repeat = times
 
     def close(self) -> None:
         """Leave the cluster, where there is one; each run has ended its own processes."""
@@ -119,8 +138,11 @@ class Benchmark:
                 recorder.root_of(solution)
         yield RunStarted(self.machine.devices, len(plan.jobs))
         needs_triton = any(job.solution.spec.language.value == "triton" for job in plan.jobs)
-        with self.workshop.make_fleet(seeds, FleetRules(), needs_triton=needs_triton) as fleet:
-            for happening in fleet.run(plan.jobs):
+        repeats = Repeats(plan.jobs, self._repeat) if self._repeat > 1 else None
+        rules = FleetRules() if repeats is None else FleetRules(lambda _times: GivenOrder(), one_worker_a_job=True)
+        with self.workshop.make_fleet(seeds, rules, needs_triton=needs_triton) as fleet:
+            told = fleet.run(plan.jobs) if repeats is None else _run_repeats(fleet, repeats)
+            for happening in told:
                 if isinstance(happening, Judged):
                     trace = recorder.make_trace(happening.job, happening.device, happening.evaluation)
                     if save_results:
@@ -133,6 +155,8 @@ class Benchmark:
                 if isinstance(happening, JobFaulted):
                     self.faults.append(happening)
                 yield happening
+            if repeats is not None:
+                self.workshop.learn_spread(repeats.groups())
 
     def run_all(self, save_results: bool = True, resume: bool = False, *, dump_traces: bool | None = None) -> TraceSet:
         """Run every job of the set and return a new TraceSet.
@@ -159,3 +183,26 @@ class Benchmark:
             if isinstance(event, JobFinished):
                 result.keep_traces([event.trace])
         return result
+
+
+def _run_repeats(fleet: Fleet, repeats: Repeats) -> Iterator[Happening]:
+    """Run several workers of each job; yields what happens as if each job had one."""
+    begun: set[int] = set()
+    for happening in fleet.run(repeats.copies()):
+        if isinstance(happening, Judged):
+            evaluation = repeats.hear(happening.job, happening.evaluation)
+            if evaluation is None:
+                continue
+            yield replace(happening, job=repeats.original(happening.job), evaluation=evaluation)
+            fleet.remove(repeats.left_of(happening.job))
+        elif isinstance(happening, JobFaulted):
+            if repeats.fault(happening.job):
+                yield replace(happening, job=repeats.original(happening.job))
+                fleet.remove(repeats.left_of(happening.job))
+        elif isinstance(happening, JobStarted):
+            job = repeats.original(happening.job)
+            if job.index not in begun:
+                begun.add(job.index)
+                yield replace(happening, job=job)
+        else:
+            yield happening

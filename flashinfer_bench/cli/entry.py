@@ -56,6 +56,7 @@ COMMANDS: Final = {
         "make tables of traces",
         ("summary", "best", "history", "diff", "visualize", "html", "export", "merge"),
     ),
+    "compare": Command("compare", "say whether one solution is faster than another, and how sure that is"),
     "cache": Command("machine.cache", "look after what is built", ("show", "clear", "verify", "baselines")),
     "build": Command("machine.build", "compile solutions without running them"),
     "pack": Command("sets.pack", "make a solution file of a folder of sources"),

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Final
 
 from flashinfer_bench.bench.tolerances import TOLERANCES_FILE, merge_tolerances
 from flashinfer_bench.cli.exit_codes import FAILED, RAN
@@ -27,10 +28,12 @@ from flashinfer_bench.data import TraceSet
 from flashinfer_bench.data.store.merging import merge_sets
 from flashinfer_bench.data.store.trace_lines import AnyTrace
 from flashinfer_bench.errors import DataSetError, Misuse
-from flashinfer_bench.report.best import BestRow, best_by_definition, best_by_workload
+from flashinfer_bench.report.best import BestRow, Merit, best_by_definition, best_by_workload
 from flashinfer_bench.report.ranking import GROUP_KEYS
 from flashinfer_bench.report.summary import PairKey, SummaryRow, count_statuses, summarise
 
+ROWS: Final = ("workload", "definition")
+MERITS: Final = ("latency", "speedup")
 NO_TRACES = "note: there are no traces to report; `flashinfer-bench run` makes them"
 
 NONE_PASSED = (
@@ -52,12 +55,17 @@ def declare_report(parser: Parser) -> None:
     )
     best = commands.add_parser("best", help="the best passing solutions")
     best.describe(
-        "The passing trace with the highest speed-up of each workload, or each definition's best solution.",
+        "The fastest passing solution of each workload, with those whose interval meets its own (ties); or each\n"
+        "definition's best solution. --by takes what is ranked, by what, or both.",
         example=f"{PROGRAM} report best --local flashinfer-trace --by definition",
         execute=execute_best,
     )
     summary.add_argument("--by", choices=("solution", *GROUP_KEYS), default="solution", help=BY_HELP)
-    best.add_argument("--by", choices=("workload", "definition", *GROUP_KEYS), default="workload", help=BY_HELP)
+    text = (
+        "one row for each workload, definition, author, op_type or hardware; the first two ranked by latency or speedup"
+    )
+    text += " (default: workload latency)"
+    best.add_argument("--by", nargs="+", choices=(*ROWS, *GROUP_KEYS, *MERITS), default=[], metavar="WORD", help=text)
     summary.add_argument(
         "--baseline-author", metavar="AUTHOR", help="with --by author: rank against this one (default: the reference)"
     )
@@ -108,10 +116,16 @@ def execute_best(args: argparse.Namespace) -> int:
     """Print the best passing solution of each workload or definition."""
     trace_set = open_trace_set(args)
     traces = choose_traces(trace_set, args)
-    if args.by in GROUP_KEYS:
+    groups = [word for word in args.by if word in GROUP_KEYS]
+    if groups:
+        if len(args.by) > 1:
+            raise Misuse(f"--by {groups[0]}: no other word goes with it")
+        args.by = groups[0]
         return show_best_groups(args, trace_set, traces)
-    rows = best_by_workload(traces) if args.by == "workload" else None
-    definition_rows = best_by_definition(traces) if rows is None else []
+    by_definition = "definition" in args.by
+    merit: Merit = "speedup" if "speedup" in args.by or (by_definition and "latency" not in args.by) else "latency"
+    rows = None if by_definition else best_by_workload(traces, merit)
+    definition_rows = best_by_definition(traces, merit) if by_definition else []
     width = available_width(sys.stdout)
     if args.format == "json":
         _write_json(rows if rows is not None else definition_rows)

@@ -20,7 +20,7 @@ from flashinfer_bench.cli.given.replay import choose_replayed, keep_replayed, re
 from flashinfer_bench.cli.given.sets import describe_issues, describe_tolerances, open_trace_set
 from flashinfer_bench.cli.given.settings import naming_flags, read_config
 from flashinfer_bench.cli.given.typed_command import resume_command, typed_program
-from flashinfer_bench.cli.parser import Parser
+from flashinfer_bench.cli.parser import Parser, whole_number
 from flashinfer_bench.cli.screen.interrupt import one_interrupt
 from flashinfer_bench.cli.screen.outcome import RunOutcome, outcome_document, render_outcome, trace_files, trace_folders
 from flashinfer_bench.cli.screen.output import write_err, write_out, write_problems
@@ -55,6 +55,9 @@ class RunnableBenchmark(Protocol):
     def run(self, plan: Plan, *, save_results: bool = True) -> Iterator[Event]:
         """Run them."""
 
+    def repeat(self, times: int) -> None:
+        """Time each solution in so many workers."""
+
     def close(self) -> None:
         """End everything."""
 
@@ -79,6 +82,8 @@ def declare_run(parser: Parser) -> None:
     saving = results.add_mutually_exclusive_group()
     saving.add_argument("--save-results", action="store_true", help="append each trace to the set: done anyway")
     saving.add_argument("--no-save-results", action="store_true", help="write no traces")
+    repeat = "time each solution in N workers on each workload, in turn with the others (default: 1)"
+    results.add_argument("--repeat", type=whole_number, default=1, metavar="N", help=repeat)
     results.add_argument("--replay", metavar="TRACE", help="judge again what FILE.jsonl[:LINE] records, on its inputs")
     results.add_argument("--dry-run", action="store_true", help="print the plan and run nothing")
     results.add_argument("--require-passed", action="store_true", help="exit with 1 unless every job passed")
@@ -99,6 +104,8 @@ def execute(args: argparse.Namespace, *, make_engine: BenchmarkFactory = Benchma
     with naming_flags(args):
         engine = make_engine(trace_set, choose_replayed(config, replayed) if replayed else config)
         plan = engine.plan(resume=args.resume, retry_timeouts=args.retry_timeouts)
+    if args.repeat != 1:
+        engine.repeat(args.repeat)
     if replayed:
         engine.replay(replayed)
         plan, args.no_save_results = keep_replayed(plan, replayed), True

@@ -41,6 +41,13 @@ class Measurement(msgspec.Struct, frozen=True, gc=False):
     """Share of its time to which the call was to be known after all trials."""
     precision_reached: Number | None = None
     """Share to which it is known, by the interval of the mean of all trials; None where too few readings tell."""
+    interval95_ms: list[Number] = []
+    """95 % interval of the latency: two bounds. What it holds for, `interval` says."""
+    interval: str = ""
+    """"workers": from several workers; "one worker, widened": by the spread between workers. Empty in older traces,
+    whose interval is of one worker's readings alone."""
+    workers_ms: list[Number] = []
+    """The latency of each worker, where there were several."""
     late: Number | None = None
     """Number of readings that hold the host's time."""
     median_ms: Number | None = None
@@ -65,6 +72,13 @@ class Measurement(msgspec.Struct, frozen=True, gc=False):
     """Median of each trial."""
     samples_ns: list[Number | list[Number]] = []
     """Every reading, in two older forms; the present form is a table, which no report reads."""
+
+    @property
+    def bounds(self) -> tuple[float, float] | None:
+        """The interval; None where the record has none, or one of another form."""
+        if len(self.interval95_ms) != 2 or not 0 <= self.interval95_ms[0] <= self.interval95_ms[1]:
+            return None
+        return self.interval95_ms[0], self.interval95_ms[1]
 
     @property
     def readings_ns(self) -> list[float]:

@@ -1,20 +1,26 @@
 """The best passing solution of each workload, and of each definition.
 
-Numbers taken on different hardware are never compared. Quick looks (`--quick`) are not ranked.
+Where intervals meet, it is a tie. Numbers taken on different hardware are never compared. Quick looks (`--quick`) are
+not ranked.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from typing import Literal
 
 from flashinfer_bench.data import EvaluationStatus, Performance
 from flashinfer_bench.data.measurement import read_measurement
 from flashinfer_bench.data.store.trace_lines import AnyEvaluation, AnyTrace, PerformanceLine
+from flashinfer_bench.report.intervals import TimeInterval, read_interval
 from flashinfer_bench.report.summary import SummaryRow, measured_speedup, summarise
 from flashinfer_bench.report.timing import Burst, Timing, read_burst, read_timing
 from flashinfer_bench.report.verdict import caveat_of, judged
 
+Merit = Literal["latency", "speedup"]
+"""What the best is best by."""
 Contestant = tuple[AnyTrace, AnyEvaluation, Performance | PerformanceLine]
 
 
@@ -38,10 +44,14 @@ class BestRow:
     """What bursts said of the latency."""
     contenders: int
     """Passing solutions that this one was picked from."""
+    interval: TimeInterval | None = None
+    """What the latency of a re-run in a new worker lies in, in 95 of 100 cases."""
+    ties: tuple[str, ...] = ()
+    """Other solutions whose interval meets this one's: which is faster cannot be told. The fastest first."""
 
 
-def best_by_workload(traces: Iterable[AnyTrace]) -> list[BestRow]:
-    """Pick the best passing trace of each workload: meaningful timings first, then speed-up, then latency."""
+def best_by_workload(traces: Iterable[AnyTrace], by: Merit = "latency") -> list[BestRow]:
+    """Pick the best passing trace of each workload: meaningful timings first, then by latency or by speed-up."""
     contests: dict[tuple[str, str, str], list[Contestant]] = {}
     for trace, evaluation in judged(traces):
         if evaluation.is_quick:
@@ -50,21 +60,26 @@ def best_by_workload(traces: Iterable[AnyTrace]) -> list[BestRow]:
             key = (trace.definition, evaluation.environment.hardware, trace.workload.uuid)
             contests.setdefault(key, []).append((trace, evaluation, evaluation.performance))
     ordered = sorted(contests.items(), key=lambda contest: contest[0][:2])
-    return [_winner(contestants) for _, contestants in ordered]
+    return [_winner(contestants, by) for _, contestants in ordered]
 
 
-def best_by_definition(traces: Iterable[AnyTrace]) -> list[SummaryRow]:
-    """Pick the best solution of each definition: it passes the most workloads, then has the highest mean speed-up."""
+def best_by_definition(traces: Iterable[AnyTrace], by: Merit = "speedup") -> list[SummaryRow]:
+    """Pick the best solution of each definition: it passes the most workloads, then has the highest mean speed-up.
+
+    By latency, the lowest median latency counts in place of the speed-up.
+    """
     best: dict[tuple[str, str], SummaryRow] = {}
     for row in summarise(trace for trace, evaluation in judged(traces) if not evaluation.is_quick):
         key = (row.definition, row.hardware)
-        if row.passed and (key not in best or _merit(row) > _merit(best[key])):
+        if row.passed and (key not in best or _merit(row, by) > _merit(best[key], by)):
             best[key] = row
     return list(best.values())
 
 
-def _winner(contestants: list[Contestant]) -> BestRow:
-    trace, evaluation, performance = min(contestants, key=_order)
+def _winner(contestants: list[Contestant], by: Merit) -> BestRow:
+    ranked = sorted(contestants, key=partial(_order, by=by))
+    trace, evaluation, performance = ranked[0]
+    interval = read_interval(evaluation)
     return BestRow(
         definition=trace.definition,
         workload=trace.workload.uuid,
@@ -77,14 +92,30 @@ def _winner(contestants: list[Contestant]) -> BestRow:
         timing=read_timing([evaluation]),
         burst=read_burst(trace.workload.uuid, read_measurement(evaluation)),
         contenders=len(contestants),
+        interval=interval,
+        ties=_ties(ranked) if interval is not None and caveat_of(evaluation) is None else (),
     )
 
 
-def _order(contestant: Contestant) -> tuple[bool, float, float]:
+def _ties(ranked: list[Contestant]) -> tuple[str, ...]:
+    """Return the other solutions whose interval meets the winner's."""
+    first = read_interval(ranked[0][1])
+    found = []
+    for trace, evaluation, _ in ranked[1:]:
+        interval = read_interval(evaluation)
+        if first is not None and interval is not None and caveat_of(evaluation) is None and first.meets(interval):
+            found.append(trace.solution or "")
+    return tuple(found)
+
+
+def _order(contestant: Contestant, by: Merit) -> tuple[bool, float, float]:
     _, evaluation, performance = contestant
-    return (caveat_of(evaluation) is not None, -(measured_speedup(evaluation) or 0.0), performance.latency_ms)
+    speedup = -(measured_speedup(evaluation) or 0.0)
+    merits = (performance.latency_ms, speedup) if by == "latency" else (speedup, performance.latency_ms)
+    return (caveat_of(evaluation) is not None, *merits)
 
 
-def _merit(row: SummaryRow) -> tuple[bool, int, float, float]:
-    latency = row.latency_ms if row.latency_ms is not None else float("inf")
-    return (row.timing_caveat is None, row.passed, row.speedup or 0.0, -latency)
+def _merit(row: SummaryRow, by: Merit) -> tuple[bool, int, float, float]:
+    latency = -(row.latency_ms if row.latency_ms is not None else float("inf"))
+    speedup = row.speedup or 0.0
+    return (row.timing_caveat is None, row.passed, *((latency, speedup) if by == "latency" else (speedup, latency)))

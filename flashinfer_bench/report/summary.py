@@ -11,6 +11,7 @@ from typing import Final
 
 from flashinfer_bench.base.host import collector_paused
 from flashinfer_bench.data import EvaluationStatus
+from flashinfer_bench.data.measurement import Measurement
 from flashinfer_bench.data.sets.latest import latest_by_key
 from flashinfer_bench.data.store.trace_lines import AnyEvaluation, AnyTrace
 from flashinfer_bench.report.timing import QUICK, Burst, Timing, count_timing, read_burst, read_told
@@ -60,6 +61,8 @@ class SummaryRow:
     bursts: tuple[Burst, ...]
     """What bursts said of the latency on each of them; empty where nobody asked."""
     failures: tuple[FailureGroup, ...]
+    interval_share: float | None = None
+    """Half the interval of a latency, as a share of it: median over the passed workloads whose trace tells it."""
 
 
 @collector_paused()
@@ -126,7 +129,15 @@ def _row(
             if with_bursts
         ),
         failures=_failures(members),
+        interval_share=_interval_share(item.measurement for item in told),
     )
+
+
+def _interval_share(measurements: Iterable[Measurement]) -> float | None:
+    """Return the median of half the intervals that hold for another worker, as shares of their middles."""
+    bounds = [one.bounds for one in measurements if one.interval]
+    shares = [(high - low) / (high + low) for low, high in filter(None, bounds) if high + low > 0]
+    return median(shares) if shares else None
 
 
 def _failures(members: list[Member]) -> tuple[FailureGroup, ...]:

@@ -18,7 +18,7 @@ FLAGS: Final = {
     "waits_inside": "the call waits for the GPU before it returns",
     "side_stream": "the call uses a stream that does not wait for the current one",
     "persisting_l2": "the call leaves persisting lines in the L2, which were reset before each reading",
-    "noisy": "the readings spread widely",
+    "noisy": "the readings leave more open than the difference between two workers would",
     "too_few_samples": "there are too few readings to tell a spread",
     "throttled": "the GPU was slowed down by power or heat",
     "mixed_methods": "the better clock was lost in some trials only",
@@ -30,22 +30,20 @@ FLAGS: Final = {
     "same_inputs": "the inputs could not be varied from call to call",
 }
 """Each flag, and what it tells a reader; reports name flags in this order. `find_flags` says when each is raised."""
-NOISY_SPREAD: Final = 0.05
-"""Readings are noisy if their interquartile range is a larger share of their median than this."""
-NOISE_FLOOR_NS: Final = 100
-"""A spread below this is never noisy: CUPTI's times come in steps of 32 ns, and a few steps tell nothing."""
 FEW_SAMPLES: Final = 9
 """Fewer readings than this, over all trials, have no interval."""
 LATE_SHARE: Final = 0.25
 """A call is host-bound if a larger share of its readings is late."""
 
 
-def find_flags(trials: Sequence[Trial], *, spread: float, before: GpuState | None, after: GpuState | None) -> list[str]:
+def find_flags(
+    trials: Sequence[Trial], *, is_noisy: bool, before: GpuState | None, after: GpuState | None
+) -> list[str]:
     """Return the flags of a measurement.
 
     Args:
         trials: its trials, at least one.
-        spread: the interquartile range of its readings over their median.
+        is_noisy: its readings leave more open than the spread between workers (`between_workers.is_noisy`).
         before: the GPU before the first trial.
         after: the GPU after the last one.
     """
@@ -66,7 +64,7 @@ def find_flags(trials: Sequence[Trial], *, spread: float, before: GpuState | Non
         "contradictory": any(sample.busy_ns is not None and sample.busy_ns > sample.span_ns for sample in samples),
         "side_stream": bool(facts.get("side_stream")),
         "persisting_l2": bool(facts.get("lines_reset")),
-        "noisy": spread > NOISY_SPREAD and spread * span_ns > NOISE_FLOOR_NS,
+        "noisy": is_noisy,
         "too_few_samples": len(samples) < FEW_SAMPLES,
         "throttled": any(state.slowed_by for state in states),
         "other_processes": any(state.other_processes for state in states),

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from statistics import fmean, median
 from typing import Any, Final
 
+from flashinfer_bench.timing.between_workers import default_spread, is_noisy
 from flashinfer_bench.timing.facts import join_facts
 from flashinfer_bench.timing.flags import find_flags
 from flashinfer_bench.timing.gpu_state import GpuState
@@ -61,7 +62,9 @@ def summarise(
     late = sum(sample.late for sample in samples)
     if late:
         record["late"] = late
-    flags = find_flags(trials, spread=statistics.spread, before=before, after=after)
+    spread = default_spread("cpu" if record.get("method") == "wall" else "cuda")
+    scatters = is_noisy(fmean(medians_ms) * 1e6, statistics.interval, spread)
+    flags = find_flags(trials, is_noisy=scatters, before=before, after=after)
     if flags:
         record["flags"] = flags
     if before is not None and after is not None:

@@ -9,6 +9,7 @@ import pytest
 from flashinfer_bench.bench import Benchmark, BenchmarkConfig
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.runner.baseline_cache import BaselineCache
+from flashinfer_bench.bench.runner.fleet import FleetRules
 from flashinfer_bench.data import TraceSet
 from tests.kit.make import make_definition, write_trace_set
 
@@ -40,7 +41,7 @@ def test_times_of_references_are_kept_between_runs_on_a_gpu_and_behind_walls(
 ):
     benchmark = Benchmark(trace_set, BenchmarkConfig(devices=["cpu"], **settings))
     monkeypatch.setattr(benchmark.workshop, "sandbox", SimpleNamespace(has_walls=has_walls, user="unchanged"))
-    hello = benchmark.workshop.greet(Device(kind, 0, "one", "GPU-1"), needs_triton=False)
+    hello = benchmark.workshop.greet(Device(kind, 0, "one", "GPU-1"), FleetRules(), needs_triton=False)
     assert hello.baselines == baselines
     assert str(BaselineCache(Path(hello.cache_root)).folder) in hello.hidden
 

@@ -1,5 +1,6 @@
 """The best solution of each workload and of each definition."""
 
+from flashinfer_bench.cli.screen.verdicts import render_best
 from flashinfer_bench.report.best import best_by_definition, best_by_workload
 from tests.kit import make_evaluation, make_trace, make_workload
 
@@ -10,9 +11,9 @@ def on(uuid, solution, **parts):
     return make_trace(workload=make_workload(uuid), solution=solution, **parts)
 
 
-def test_the_highest_speedup_wins_a_workload():
+def test_the_highest_speedup_wins_a_workload_where_that_is_asked():
     traces = [on("a", "slow", speedup=1.0), on("a", "fast", speedup=3.0), on("b", "slow")]
-    rows = best_by_workload(traces)
+    rows = best_by_workload(traces, "speedup")
     assert [(row.workload, row.solution, row.contenders) for row in rows] == [("a", "fast", 2), ("b", "slow", 1)]
 
 
@@ -46,3 +47,23 @@ def test_the_definition_goes_to_the_solution_that_passes_the_most_workloads():
     traces = [on("a", "half", speedup=9.0), on("b", "half", status="TIMEOUT")]
     traces += [on(uuid, "whole", speedup=1.5) for uuid in "ab"]
     assert [row.solution for row in best_by_definition(traces)] == ["whole"]
+
+
+def timed(name, latency_ms, *, speedup=2.0, half=0.01):
+    bounds = [latency_ms * (1 - half), latency_ms * (1 + half)]
+    record = {"method": "cupti", "interval95_ms": bounds, "interval": "workers"}
+    return on("a", name, latency_ms=latency_ms, speedup=speedup, extra={"measurement": record})
+
+
+def test_the_lowest_latency_wins_whatever_each_reference_took():
+    traces = [timed("x", 1.0, speedup=2.0), timed("y", 1.5, speedup=3.0)]
+    assert best_by_workload(traces)[0].solution == "x"
+    assert best_by_workload(traces, "speedup")[0].solution == "y"
+
+
+def test_solutions_whose_intervals_meet_are_a_tie():
+    (row,) = best_by_workload([timed("x", 1.0), timed("y", 1.01), timed("z", 1.5)])
+    assert (row.solution, row.ties, row.contenders) == ("x", ("y",), 3)
+    assert (row.interval.low_ms, row.interval.high_ms) == (0.99, 1.01)
+    assert "x (tie with y)" in render_best([row], 200)
+    assert "±1%" in render_best([row], 200)

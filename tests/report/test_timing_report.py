@@ -74,10 +74,10 @@ def test_every_flag_of_a_measurement_has_a_meaning():
     slow = GpuState(1000, 1000, 100.0, 90, ("hw_thermal",), 2)
     lone = Trial((Sample(span_ns=10**6, enqueue_ns=1),), "count", {"method": "cuda_events", "launch": "stream"})
     trials = [lone, Trial((Sample(span_ns=10**7, enqueue_ns=1, busy_ns=10**8, operations=1),), "count", facts)]
-    busy = set(find_flags(trials, spread=0.5, before=slow, after=slow))
+    busy = set(find_flags(trials, is_noisy=True, before=slow, after=slow))
     idle = Trial((Sample(span_ns=0, enqueue_ns=5, busy_ns=0, operations=0),), "count", {"method": "cupti"})
     added = {"unconfirmed", "same_inputs"}  # by the session: tests/bench/runner/workers/test_measuring.py
-    assert busy | added | set(find_flags([idle], spread=0.0, before=None, after=None)) == set(FLAGS)
+    assert busy | added | set(find_flags([idle], is_noisy=False, before=None, after=None)) == set(FLAGS)
 
 
 @pytest.mark.parametrize(

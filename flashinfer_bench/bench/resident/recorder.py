@@ -13,6 +13,7 @@ from flashinfer_bench.data import Evaluation, Solution, Trace
 from flashinfer_bench.data.store.record import TraceWriter
 from flashinfer_bench.errors import DataSetError
 from flashinfer_bench.roofline.workloads import cost_of_workload, describe_time
+from flashinfer_bench.timing.between_workers import WORKERS, told_with_spread
 
 
 class TraceRecorder:
@@ -42,7 +43,7 @@ class TraceRecorder:
             **({"quick": True} if config.quick else {}),
             "runner": "isolated" if config.use_isolated_runner else "persistent",
         }
-        extra = {**(evaluation.extra or {}), "run": run, **self._roofline(job, device, evaluation)}
+        extra = {**self._with_intervals(device, evaluation), "run": run, **self._roofline(job, device, evaluation)}
         extended = evaluation.model_copy(update={"extra": extra})
         return Trace(
             definition=job.definition.name, workload=job.workload, solution=job.solution.name, evaluation=extended
@@ -67,6 +68,21 @@ class TraceRecorder:
                 "the trace set was not loaded from a folder, so there is nowhere to save: save_results=False"
             )
         return root
+
+    def _with_intervals(self, device: Device, evaluation: Evaluation) -> dict[str, Any]:
+        """Return what a verdict tells beside its status, with intervals that hold for the next worker, too."""
+        extra, performance = dict(evaluation.extra or {}), evaluation.performance
+        if performance is None:
+            return extra
+        spread = self._workshop.spread_on(device)
+        for name, latency_ms in (
+            ("measurement", performance.latency_ms),
+            ("baseline", performance.reference_latency_ms),
+        ):
+            record = extra.get(name)
+            if isinstance(record, dict) and record.get("interval") != WORKERS:
+                extra[name] = told_with_spread(record, latency_ms, spread)
+        return extra
 
     def _roofline(self, job: Job, device: Device, evaluation: Evaluation) -> dict[str, Any]:
         """Tell what share of the GPU's roofline was reached, where the cost of the workload is known."""

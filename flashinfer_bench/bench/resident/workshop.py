@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final, Literal
 
@@ -17,6 +17,7 @@ from flashinfer_bench.bench.evaluators.compare.kernel_cache import JUDGE_FOLDER
 from flashinfer_bench.bench.evaluators.plug_ins import list_plug_ins
 from flashinfer_bench.bench.machine import Device, Machine, discover_devices
 from flashinfer_bench.bench.planning.plan import Job
+from flashinfer_bench.bench.resident.spread_file import SPREAD_FOLDER, SpreadFile
 from flashinfer_bench.bench.runner import baseline_cache
 from flashinfer_bench.bench.runner.fleet import Fleet, FleetRules
 from flashinfer_bench.bench.runner.host.block_orders import OrderMaker
@@ -38,12 +39,23 @@ from flashinfer_bench.data.store.layout import BLOB, DEFINITIONS, SERVED, SOLUTI
 from flashinfer_bench.data.store.loose import find_loose_folders
 from flashinfer_bench.env import cache_root
 from flashinfer_bench.errors import ConfigError
+from flashinfer_bench.timing.between_workers import WorkerSpread
 from flashinfer_bench.timing.settings import TimingSettings
 
 GIB: Final = 1 << 30
 QUICK_SHARE: Final = 1 / 3
 """A quick look may take this share of the time budgets: what one of the usual three trials may."""
-CACHE_FOLDERS: Final = ("serve", "artifacts", "staging", "jit", "leases", "locks", baseline_cache.FOLDER, JUDGE_FOLDER)
+CACHE_FOLDERS: Final = (
+    "serve",
+    "artifacts",
+    "staging",
+    "jit",
+    "leases",
+    "locks",
+    baseline_cache.FOLDER,
+    JUDGE_FOLDER,
+    SPREAD_FOLDER,
+)
 
 
 class Workshop:
@@ -75,6 +87,7 @@ class Workshop:
             self.sandbox, self.machine = self._cluster.sandbox, self._cluster.machine
         self._plug_ins = list_plug_ins(self.config.evaluator_modules)
         self._evaluators: dict[str, str] = {}
+        self._spreads: dict[str, WorkerSpread] = {}
 
     def fingerprint_evaluators(self, definitions: list[Definition]) -> dict[str, str]:
         """Return the fingerprint of the evaluator that judges each definition; only plug-ins need a process for it."""
@@ -105,9 +118,7 @@ class Workshop:
         farm = self._make_farm() if self._cluster is None else self._cluster.sources
         return Fleet(
             self.machine.devices if self._cluster is None else self._cluster,
-            hello_for=lambda device: self.greet(
-                device, needs_triton=needs_triton, stays=rules.retry_device_s is not None
-            ),
+            hello_for=lambda device: self.greet(device, rules, needs_triton=needs_triton),
             orders=OrderMaker(farm, blob_root_for=self.blob_root_for, seed_of=seeds.of),
             rules=rules,
         )
@@ -116,14 +127,16 @@ class Workshop:
         """Return the folder below which the stored inputs of a job lie."""
         return self.trace_set.blob_root(job.definition.name, job.workload.uuid) or Path.cwd()
 
-    def greet(self, device: Device, *, needs_triton: bool, stays: bool = False) -> Hello:
-        """Return the settings of a session, which may be one that stays for what comes."""
+    def greet(self, device: Device, rules: FleetRules, *, needs_triton: bool) -> Hello:
+        """Return the settings of a session."""
         config = self.config
+        isolated = config.use_isolated_runner or rules.one_worker_a_job
+        stays = rules.retry_device_s is not None
         share = QUICK_SHARE if config.quick else 1.0
         return Hello(
             device=device.kind,
             hardware=device.name,
-            isolated=config.use_isolated_runner,
+            isolated=isolated,
             timeout_seconds=config.timeout_seconds,
             profile_baseline=config.profile_baseline,
             time_budget_s=config.time_budget_s * share,
@@ -138,7 +151,7 @@ class Workshop:
             cache_root=str(self.cache),
             plug_ins=self._plug_ins,
             has_walls=self.sandbox.has_walls,
-            has_early_workers=stays and not config.use_isolated_runner,
+            has_early_workers=stays and not isolated,
             sandbox_user=self.sandbox.user,
             hidden=list_hidden_folders(self.trace_set, self.cache),
         )
@@ -164,6 +177,22 @@ class Workshop:
             build_jobs=self.config.build_jobs,
             hidden=CACHE_FOLDERS,
         )
+
+    def spread_on(self, device: Device) -> WorkerSpread:
+        """Return what is known of the spread between workers on a device; what this process learns counts at once."""
+        key = f"{device.name} {device.uuid}"
+        if key not in self._spreads:
+            self._spreads[key] = SpreadFile(self.cache, device).read()
+        return self._spreads[key]
+
+    def learn_spread(self, groups: Sequence[Sequence[float]]) -> None:
+        """Keep what latencies of the same code in several workers tell of the spread between them.
+
+        Where a run has several devices, which worker was on which is not known, and nothing is kept.
+        """
+        if len(self.machine.devices) == 1:
+            device = self.machine.devices[0]
+            self._spreads[f"{device.name} {device.uuid}"] = SpreadFile(self.cache, device).add(groups)
 
     def _choose_baselines(self, device: Device) -> Literal["use", "refresh", "off"]:
         """Say whether times of references are kept between runs.

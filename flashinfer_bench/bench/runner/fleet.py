@@ -93,6 +93,8 @@ class FleetRules:
     another run holds too long is an error."""
     build_turn_s: float | None = None
     """On a CPU compilers and jobs have turns of this many seconds; None: all builds end before the first job."""
+    one_worker_a_job: bool = False
+    """Each job gets a worker of its own, whatever the configuration says."""
 
 
 class Fleet:

@@ -20,6 +20,7 @@ from flashinfer_bench.data import Evaluation, Trace, TraceSet
 from flashinfer_bench.data.measurement import read_measurement
 from flashinfer_bench.data.store.layout import traces_path
 from flashinfer_bench.report.blind import find_blind
+from flashinfer_bench.report.intervals import read_interval
 from flashinfer_bench.report.summary import PairKey, count_statuses, measured_speedup, summarise
 from flashinfer_bench.report.timing import read_burst, read_timing
 from flashinfer_bench.report.verdict import caveat_of, reason_of, to_printable
@@ -203,11 +204,14 @@ def _trace_document(trace: Trace) -> dict[str, Any]:
 
 def _verdict(trace: Trace, evaluation: Evaluation) -> dict[str, Any]:
     performance, correctness = evaluation.performance, evaluation.correctness
+    interval = read_interval(evaluation)
     return {
         "status": evaluation.status.value,
         "quick": evaluation.is_quick,
         "reason": None if performance is not None else reason_of(evaluation),
         "latency_ms": performance.latency_ms if performance is not None else None,
+        "interval95_ms": [interval.low_ms, interval.high_ms] if interval is not None else None,
+        "interval": interval.kind if interval is not None else None,
         "reference_latency_ms": (performance.reference_latency_ms or None) if performance is not None else None,
         "speedup": measured_speedup(evaluation),
         "timing_caveat": caveat_of(evaluation) if performance is not None else None,

@@ -19,9 +19,17 @@ from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, Notice
 from flashinfer_bench.bench.planning.plan import Job
 from flashinfer_bench.cli.screen.heartbeat import Heartbeat
 from flashinfer_bench.cli.screen.output import write_err
-from flashinfer_bench.cli.screen.tables import count, format_duration, format_latency, format_speedup, shorten_uuid
+from flashinfer_bench.cli.screen.tables import (
+    count,
+    format_duration,
+    format_half,
+    format_latency,
+    format_speedup,
+    shorten_uuid,
+)
 from flashinfer_bench.cli.screen.tally import Tally
 from flashinfer_bench.data import Evaluation
+from flashinfer_bench.report.intervals import read_interval
 from flashinfer_bench.report.summary import measured_speedup
 from flashinfer_bench.report.verdict import caveat_of, first_reason, reason_of, to_one_line
 
@@ -147,7 +155,9 @@ def describe_verdict(evaluation: Evaluation) -> str:
     speedup = measured_speedup(evaluation)
     times = f", {format_speedup(speedup)}" if speedup is not None else ""
     caveat = " (not a meaningful time)" if caveat_of(evaluation) is not None else ""
-    return f"{evaluation.status.value} {format_latency(performance.latency_ms)}{times}{caveat}"
+    interval = read_interval(evaluation)
+    half = format_half(interval.half_share) if interval is not None and interval.kind else ""
+    return f"{evaluation.status.value} {format_latency(performance.latency_ms)}{half}{times}{caveat}"
 
 
 def render_progress(tally: Tally, now: float) -> Group:

@@ -125,6 +125,11 @@ def format_latency(latency_ms: float | None) -> str:
     return f"{latency_ms:.0f} ms" if latency_ms >= 99.95 else f"{latency_ms:#.3g} ms"
 
 
+def format_half(share: float) -> str:
+    """Return half an interval as it stands behind its time."""
+    return f" ±{100 * share:.2g}%" if share < 1 else " ±100% or more"
+
+
 def format_speedup(speedup: float | None) -> str:
     """Return how many times as fast as the reference."""
     if speedup is None:

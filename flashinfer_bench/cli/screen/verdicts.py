@@ -11,6 +11,7 @@ from flashinfer_bench.cli.screen.tables import (
     Column,
     Row,
     count,
+    format_half,
     format_latency,
     format_speedup,
     natural_width,
@@ -56,7 +57,7 @@ def render_best(rows: Sequence[BestRow], width: int) -> str:
         Column("Speed-up", True),
     ]
     cells = [
-        [shorten_uuid(row.workload), _axes(row), row.solution, *_timing_cells(row.latency_ms, row.speedup, row)]
+        [shorten_uuid(row.workload), _axes(row), _winners(row), *_timing_cells(row.latency_ms, row.speedup, row)]
         for row in rows
     ]
     if len({row.hardware for row in rows}) > 1:
@@ -109,7 +110,7 @@ def _summary_cells(row: SummaryRow) -> list[str]:
 
 def _timing_cells(latency_ms: float | None, speedup: float | None, row: SummaryRow | BestRow) -> list[str]:
     mark = "" if row.timing_caveat is None else TIMING_MARK
-    latency, times = format_latency(latency_ms), format_speedup(speedup)
+    latency, times = format_latency(latency_ms) + _half_interval(row), format_speedup(speedup)
     return [text if text == ABSENT else f"{text}{mark}" for text in (latency, times)]
 
 
@@ -150,6 +151,18 @@ def _render_failures(rows: Iterable[SummaryRow], width: int) -> list[str]:
         lines.append(wrap_line(f"{row.definition} / {row.solution}", width, 2))
         lines += [wrap_line(describe_failure(group, row.judged), width, 4) for group in row.failures]
     return ["\n".join([*lines, ""])]
+
+
+def _half_interval(row: SummaryRow | BestRow) -> str:
+    """Return half the interval of a latency, where it holds for another worker, too."""
+    if isinstance(row, SummaryRow):
+        return "" if row.interval_share is None else format_half(row.interval_share)
+    return "" if row.interval is None or not row.interval.kind else format_half(row.interval.half_share)
+
+
+def _winners(row: BestRow) -> str:
+    """Return the best solution, with those that it cannot be told apart from."""
+    return f"{row.solution} (tie with {', '.join(row.ties)})" if row.ties else row.solution
 
 
 def _axes(row: BestRow) -> str:

@@ -27,7 +27,7 @@ from flashinfer_bench.examine.doctor.diagnosis import (
 from flashinfer_bench.examine.doctor.machine import MachineState, read_machine
 from flashinfer_bench.examine.doctor.probe_process import ProbeFailed, run_probe
 from flashinfer_bench.examine.doctor.readings import Readings
-from flashinfer_bench.examine.doctor.self_check import Agreement, run_self_check
+from flashinfer_bench.examine.doctor.self_check import Agreement, check_and_learn
 
 FORMAT_VERSION: Final = 1
 """Version of the JSON document. History: 1 is the first."""
@@ -66,7 +66,7 @@ class Instruments:
     """Reads what the machine tells of itself."""
     measure: Callable[[Device], Readings] = run_probe
     """Takes readings of the device."""
-    check: Callable[[Device], Agreement] = run_self_check
+    check: Callable[[Device], Agreement] = check_and_learn
     """Has the engine time twins on the device."""
 
 

@@ -5,6 +5,7 @@ The ratio of their times should be 1. By how far it differs, this machine and th
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -16,8 +17,10 @@ from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.planning.plan import Plan
+from flashinfer_bench.bench.resident.spread_file import SpreadFile
 from flashinfer_bench.data import Definition, Solution, Trace, TraceSet, Workload
 from flashinfer_bench.data.measurement import read_measurement
+from flashinfer_bench.env import cache_root
 from flashinfer_bench.report.verdict import first_reason, reason_of
 
 HIDDEN: Final = 4096
@@ -81,6 +84,13 @@ def run_self_check(
     """Time twins on a device, with the counts that a run has by default; nothing is saved, nor left in a cache."""
     with temporary_folder("flashinfer-bench-doctor-") as cache:
         return _time_twins(device, make_engine or partial(Benchmark, cache=cache))
+
+
+def check_and_learn(device: Device) -> Agreement:
+    """Time twins on a device, and keep what they tell of the spread between workers."""
+    agreement = run_self_check(device)
+    SpreadFile(cache_root(os.environ), device).add([[1.0, one.ratio] for one in agreement.twins])
+    return agreement
 
 
 def _time_twins(device: Device, make_engine: Callable[[TraceSet, BenchmarkConfig], Judging]) -> Agreement:

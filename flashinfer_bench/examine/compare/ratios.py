@@ -1,0 +1,169 @@
+"""From pairs of times to a decision: how many times as long B takes as A, and how sure that is. Pure.
+
+A block is one worker that times one side. A pair is a block of each side, one right after the other. The logarithm of
+its ratio (B over A) counts as one value, and pairs are taken as independent, since each block has a worker of its own.
+The interval of the mean is Student's: mean ± t · s / √n (NIST/SEMATECH e-Handbook of Statistical Methods, 1.3.5.2),
+turned back into a ratio. The mean over workloads has the sum of their variances, with degrees of freedom by
+B. L. Welch, "The generalization of Student's problem when several different population variances are involved",
+Biometrika 34, 1947.
+
+Whoever looks again and again until an interval leaves out 1 finds a difference where there is none. So pairs are looked
+at in a few fixed places only, each time with an interval of `LOOK_LEVEL` (S. J. Pocock, "Group sequential methods in
+the design and analysis of clinical trials", Biometrika 64, 1977: the same level at each look). The interval that stands
+when the series ends then holds the true ratio in at least 94 of 100 series, by simulation
+(`benchmarks/bench_compare_decisions.py --simulate`, docs/compare.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil, exp, log, sqrt
+from statistics import fmean, variance
+from typing import Final, Literal
+
+from flashinfer_bench.base.student import student_quantile
+
+LOOKS: Final = (4, 6, 9, 13, 19, 28, 42, 63, 94)
+"""Numbers of pairs at which a series is looked at. Each is half as large again as the one before: more looks would make
+each interval wider."""
+LOOK_LEVEL: Final = 0.984
+"""Share of the intervals of one look that hold the true ratio. With it all looks together hold it in about 95 of 100
+series."""
+LEVEL: Final = 0.95
+"""Share of intervals that hold the true ratio, where nobody has looked before."""
+MOST_MORE: Final = 10_000
+"""More pairs than this are not told as a number."""
+
+Decision = Literal["faster", "slower", "same", "cannot tell yet"]
+"""What B is beside A."""
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """The latency of B over that of A, as a logarithm with its uncertainty."""
+
+    log_mean: float
+    log_half: float | None
+    """Half the width of the interval; None where one pair, or nothing, tells it."""
+    error: float = 0.0
+    """Standard error of the logarithm."""
+    freedom: float = 0.0
+    """Degrees of freedom of that error."""
+    pairs: int = 0
+    """Pairs of blocks; 0 where none were made, as of recorded traces."""
+
+    @property
+    def ratio(self) -> float:
+        """B over A: 1.03 where B takes 3 % longer."""
+        return exp(self.log_mean)
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95 % interval of the ratio."""
+        if self.log_half is None:
+            return None
+        return exp(self.log_mean - self.log_half), exp(self.log_mean + self.log_half)
+
+
+def ratio_of_pairs(logs: Sequence[float], level: float = LOOK_LEVEL) -> Ratio:
+    """Return the ratio that pairs of blocks tell.
+
+    Args:
+        logs: of each pair the logarithm of B over A; at least one.
+        level: share of such intervals that hold the true ratio.
+    """
+    count = len(logs)
+    if count < 2:
+        return Ratio(fmean(logs), None, pairs=count)
+    error = sqrt(variance(logs) / count)
+    return Ratio(fmean(logs), student_quantile(level, count - 1) * error, error, count - 1, count)
+
+
+def join_ratios(ratios: Sequence[Ratio], level: float = LOOK_LEVEL) -> Ratio:
+    """Return the geometric mean of the ratios of several workloads, whose blocks are independent.
+
+    Args:
+        ratios: at least one.
+        level: share of such intervals that hold the true ratio.
+    """
+    if len(ratios) == 1:
+        return ratios[0]
+    count = len(ratios)
+    mean = fmean(one.log_mean for one in ratios)
+    pairs = sum(one.pairs for one in ratios)
+    if any(one.log_half is None for one in ratios):
+        return Ratio(mean, None, pairs=pairs)
+    parts = [one.error**2 / count**2 for one in ratios]
+    total = sum(parts)
+    if total <= 0:
+        return Ratio(mean, 0.0, 0.0, sum(one.freedom for one in ratios), pairs)
+    freedom = total**2 / sum(part**2 / one.freedom for part, one in zip(parts, ratios, strict=True))
+    return Ratio(mean, student_quantile(level, freedom) * sqrt(total), sqrt(total), freedom, pairs)
+
+
+def ratio_of_intervals(first: tuple[float, float, float], second: tuple[float, float, float]) -> Ratio:
+    """Return the ratio of two recorded latencies, each with its 95 % interval; their errors add up as squares.
+
+    Args:
+        first: latency, lower and upper bound of A, in any unit.
+        second: those of B, in the same unit.
+    """
+    half = sqrt(sum(_log_half(*one) ** 2 for one in (first, second)))
+    error = half / student_quantile(LEVEL, RECORDED_FREEDOM)
+    return Ratio(log(second[0] / first[0]), half, error, RECORDED_FREEDOM)
+
+
+RECORDED_FREEDOM: Final = 60.0
+"""Degrees of freedom that recorded intervals count as: their own are in their width already."""
+
+
+def _log_half(latency: float, low: float, high: float) -> float:
+    """Return half the width of an interval as a logarithm: the larger of its two sides."""
+    return max(log(high / latency), log(latency / low) if low > 0 else log(high / latency))
+
+
+def decide(ratio: Ratio, threshold: float) -> Decision:
+    """Say what B is beside A.
+
+    Args:
+        ratio: what was found.
+        threshold: the smallest difference of interest: 0.02 for 2 %.
+    """
+    edge = log(1 + threshold)
+    if ratio.log_half is None:
+        return "cannot tell yet"
+    if abs(ratio.log_mean) + ratio.log_half <= edge:
+        return "same"
+    leaves_out_one = ratio.log_half < abs(ratio.log_mean)
+    if leaves_out_one and abs(ratio.log_mean) > edge:
+        return "slower" if ratio.log_mean > 0 else "faster"
+    return "cannot tell yet"
+
+
+def is_slower_than(ratio: Ratio, share: float) -> bool:
+    """Say whether B is slower by more than a share: its interval leaves out 1, and the ratio is beyond the share."""
+    return decide(ratio, share) == "slower"
+
+
+def pairs_still_needed(ratio: Ratio, threshold: float) -> int | None:
+    """Return about how many more pairs would decide; None where no number can be told.
+
+    The interval has to become so narrow that it fits between the ratio and the nearer edge: inside the threshold for
+    "same", or away from 1 for a difference.
+    """
+    if ratio.pairs < 2 or ratio.log_half is None:
+        return LOOKS[0] - ratio.pairs if ratio.pairs < LOOKS[0] else None
+    edge, place = log(1 + threshold), abs(ratio.log_mean)
+    room = edge - place if place <= edge else place
+    deviation = ratio.error * sqrt(ratio.pairs)
+    if room <= 0 or deviation <= 0:
+        return None
+    wanted = ceil((student_quantile(LOOK_LEVEL, max(ratio.freedom, 8.0)) * deviation / room) ** 2)
+    more = max(1, wanted - ratio.pairs)
+    return more if more <= MOST_MORE else None
+
+
+def is_look(pairs: int) -> bool:
+    """Say whether a series is looked at when it has so many pairs."""
+    return pairs in LOOKS

@@ -1,0 +1,121 @@
+"""Compares recorded traces: for each workload the latest of each side on the same hardware, with their intervals.
+
+A trace of one worker has an interval that is widened by the spread between workers; one without any named interval, of
+an older version, gets the default spread of its kind of device.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import NamedTuple
+
+from flashinfer_bench.data.sets.best import passed_of
+from flashinfer_bench.data.store.trace_lines import AnyEvaluation, AnyTrace
+from flashinfer_bench.errors import DataSetError
+from flashinfer_bench.examine.compare.comparison import ComparedSides, Refusal, Row, find_difference, marks_of
+from flashinfer_bench.examine.compare.ratios import Ratio, ratio_of_intervals, ratio_of_pairs
+from flashinfer_bench.examine.compare.sides import Contender
+from flashinfer_bench.report.intervals import read_interval
+from flashinfer_bench.report.verdict import caveat_of, reason_of
+
+
+class RecordedPlace(NamedTuple):
+    """What two traces have in common."""
+
+    definition: str
+    label: str
+    """The solution, where the sides are sets or runs; empty for solutions and authors."""
+    workload: str
+
+
+def compare_recorded(first: Contender, second: Contender, threshold: float) -> ComparedSides:
+    """Compare what is recorded of two sides.
+
+    Raises:
+        DataSetError: nothing can be compared; the first reason is named.
+    """
+    sides = [_by_place(one) for one in (first, second)]
+    rows = [row for place in sides[0] if place in sides[1] for row in _rows(place, sides[0][place], sides[1][place])]
+    if not rows:
+        raise DataSetError(f"no trace of {first.word} is of the same definition and workload as one of {second.word}")
+    refused = [row for row in rows if row.ratio is None]
+    if len(refused) == len(rows):
+        raise DataSetError(f"{first.word} and {second.word}: {refused[0].problem}")
+    found = {trace.evaluation.environment.hardware for trace in first.traces if trace.evaluation is not None}
+    return ComparedSides(tuple(rows), threshold, "recorded", " + ".join(sorted(found)))
+
+
+def _by_place(side: Contender) -> dict[RecordedPlace, list[AnyTrace]]:
+    named = side.kind in ("set", "run")
+    grouped: dict[RecordedPlace, list[AnyTrace]] = defaultdict(list)
+    for trace in side.traces:
+        grouped[RecordedPlace(trace.definition, (trace.solution or "") if named else "", trace.workload.uuid)].append(
+            trace
+        )
+    return grouped
+
+
+def _rows(place: RecordedPlace, first: list[AnyTrace], second: list[AnyTrace]) -> Iterable[Row]:
+    """Yield a row for each kind of hardware that both were timed on; one that tells why, where there is none."""
+    a, b = (_fastest_by_hardware(traces) for traces in (first, second))
+    row = Row(place.definition, place.workload, dict(first[0].workload.axes), place.label)
+    for side, found, traces in (("A", a, first), ("B", b, second)):
+        if not found:
+            yield _with_problem(row, f"{side} did not pass: {_why_failed(traces)}")
+            return
+    common = [hardware for hardware in a if hardware in b]
+    if not common:
+        difference = find_difference(*(marks_of(next(iter(side.values()))) for side in (a, b)), where=place.workload)
+        yield _with_problem(row, str(Refusal(difference or "other hardware")))
+    for hardware in common:
+        difference = find_difference(marks_of(a[hardware]), marks_of(b[hardware]), where=place.workload)
+        if difference is not None:
+            yield _with_problem(row, str(Refusal(difference)))
+        else:
+            yield _compared(row, a[hardware], b[hardware])
+
+
+def _with_problem(row: Row, problem: str) -> Row:
+    return replace(row, problem=problem)
+
+
+def _compared(row: Row, first: AnyEvaluation, second: AnyEvaluation) -> Row:
+    a, b = _with_interval(first), _with_interval(second)
+    return replace(row, first_ms=a[0], second_ms=b[0], ratio=_ratio(a, b))
+
+
+def _ratio(a: tuple[float, float, float], b: tuple[float, float, float]) -> Ratio:
+    return ratio_of_intervals(a, b) if a[1] > 0 and b[1] > 0 else ratio_of_pairs([0.0])
+
+
+def _fastest_by_hardware(traces: list[AnyTrace]) -> dict[str, AnyEvaluation]:
+    """Return the passing evaluation with the lowest latency on each kind of hardware; quick looks do not count."""
+    best: dict[str, AnyEvaluation] = {}
+    for trace in passed_of(traces):
+        found = trace.evaluation
+        if found is None or _latency(found) <= 0 or caveat_of(found) is not None:
+            continue
+        hardware = found.environment.hardware
+        if hardware not in best or _latency(found) < _latency(best[hardware]):
+            best[hardware] = found
+    return best
+
+
+def _latency(evaluation: AnyEvaluation) -> float:
+    return evaluation.performance.latency_ms if evaluation.performance is not None else 0.0
+
+
+def _with_interval(evaluation: AnyEvaluation) -> tuple[float, float, float]:
+    """Return a latency with its 95 % interval."""
+    latency, interval = _latency(evaluation), read_interval(evaluation)
+    return (latency, interval.low_ms, interval.high_ms) if interval is not None else (latency, latency, latency)
+
+
+def _why_failed(traces: list[AnyTrace]) -> str:
+    evaluation = traces[-1].evaluation
+    if evaluation is None:
+        return "no verdict"
+    why = caveat_of(evaluation) or reason_of(evaluation)
+    return f"{evaluation.status.value}: {why}".rstrip(": ")

@@ -1,0 +1,171 @@
+"""What the two words of `compare` name: solutions (names, files, folders), authors, sets, or files of traces."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Literal
+
+from flashinfer_bench.data import Solution, Trace, TraceSet, load_json_file, load_jsonl_file
+from flashinfer_bench.data.names import did_you_mean
+from flashinfer_bench.data.sets.best import passed_of
+from flashinfer_bench.data.sets.latest import find_latest
+from flashinfer_bench.data.store.layout import DEFINITIONS, SOLUTIONS, TRACES
+from flashinfer_bench.data.store.pack import pack_folder
+from flashinfer_bench.data.store.trace_lines import AnyTrace
+from flashinfer_bench.data.store.trace_list import kept_of
+from flashinfer_bench.errors import DataSetError
+from flashinfer_bench.examine.compare.measuring import Pairing
+
+MANIFESTS: Final = ("solution.yaml", "solution.yml", "solution.json")
+Kind = Literal["solution", "author", "set", "run"]
+
+
+@dataclass(frozen=True)
+class Contender:
+    """What one word names."""
+
+    word: str
+    kind: Kind
+    solutions: tuple[Solution, ...] = ()
+    """Empty for a run."""
+    traces: tuple[AnyTrace, ...] = ()
+    """What is recorded of it, the latest of each job."""
+    trace_set: TraceSet | None = field(default=None, compare=False)
+    """Of a set."""
+
+
+def find_contender(word: str, trace_set: TraceSet | None) -> Contender:
+    """Return what a word names: a file or a folder where there is one, else a solution's name, else an author.
+
+    Args:
+        word: what the user typed.
+        trace_set: where names are looked up; None where no set was named.
+
+    Raises:
+        DataSetError: it names nothing, or the file cannot be read.
+    """
+    path = Path(word)
+    if path.is_dir():
+        return _find_in_folder(word, path, trace_set)
+    if path.is_file():
+        return _find_in_file(word, path, trace_set)
+    if trace_set is None:
+        raise DataSetError(
+            f"{word!r} is no file and no folder, and no trace set was named in which to look: --local PATH"
+        )
+    known = [solution for listed in trace_set.solutions.values() for solution in listed]
+    named = tuple(solution for solution in known if solution.name == word)
+    if named:
+        return Contender(word, "solution", named, _recorded(trace_set, named))
+    written = tuple(solution for solution in known if solution.author == word)
+    if written:
+        return Contender(word, "author", written, _recorded(trace_set, written))
+    names = [*(solution.name for solution in known), *{solution.author for solution in known}]
+    raise DataSetError(f"{word!r} is no file, no solution and no author of the trace set{did_you_mean(word, names)}")
+
+
+def pair_up(first: Contender, second: Contender) -> list[Pairing]:
+    """Return the solutions to measure against each other.
+
+    Raises:
+        DataSetError: the two cannot be paired, or have no definition in common.
+    """
+    if "run" in (first.kind, second.kind):
+        raise DataSetError("a file of traces holds no solutions to measure: give --recorded too")
+    if first.kind != second.kind:
+        raise DataSetError(f"{first.word} is a {first.kind}, {second.word} is a {second.kind}: give two of a kind")
+    pairings = _pair_sets(first, second) if first.kind == "set" else _pair_by_definition(first, second)
+    if not pairings:
+        raise DataSetError(f"{first.word} and {second.word} have no definition in common that both have a solution for")
+    return pairings
+
+
+def _find_in_folder(word: str, path: Path, trace_set: TraceSet | None) -> Contender:
+    if any((path / name).is_file() for name in MANIFESTS):
+        solution = pack_folder(path).solution
+        return Contender(word, "solution", (solution,), _recorded(trace_set, (solution,)))
+    if any((path / name).is_dir() for name in (DEFINITIONS, SOLUTIONS, TRACES)):
+        found = TraceSet.from_path(path)
+        solutions = tuple(solution for listed in found.solutions.values() for solution in listed)
+        return Contender(word, "set", solutions, _latest(_all_traces(found)), found)
+    raise DataSetError(f"{word}: neither sources with a manifest ({MANIFESTS[0]}) nor a trace set")
+
+
+def _find_in_file(word: str, path: Path, trace_set: TraceSet | None) -> Contender:
+    if path.suffix == ".jsonl":
+        return Contender(word, "run", (), _latest(load_jsonl_file(Trace, path)))
+    solution = load_json_file(Solution, path)
+    return Contender(word, "solution", (solution,), _recorded(trace_set, (solution,)))
+
+
+def _pair_by_definition(first: Contender, second: Contender) -> list[Pairing]:
+    sides = [_by_definition(one.solutions) for one in (first, second)]
+    both = sorted(sides[0].keys() & sides[1].keys())
+    pairings = []
+    for name in both:
+        a, b = (_choose(one, side[name]) for one, side in zip((first, second), sides, strict=True))
+        pairings.append(Pairing(a, b, "" if first.kind == "solution" else f"{a.name} : {b.name}"))
+    return pairings
+
+
+def _pair_sets(first: Contender, second: Contender) -> list[Pairing]:
+    known = {(one.definition, one.name): one for one in second.solutions}
+    pairings = []
+    for one in first.solutions:
+        other = known.get((one.definition, one.name))
+        if other is None:
+            continue
+        _check_same_definition(first, second, one.definition)
+        pairings.append(Pairing(one, other, one.name))
+    return pairings
+
+
+def _check_same_definition(first: Contender, second: Contender, name: str) -> None:
+    found = [one.trace_set.definitions.get(name) for one in (first, second) if one.trace_set is not None]
+    digests = {definition.digest() for definition in found if definition is not None}
+    if len(digests) > 1:
+        raise DataSetError(f"{name} is another definition in {second.word} than in {first.word}: times say nothing")
+
+
+def _choose(side: Contender, solutions: list[Solution]) -> Solution:
+    """Return an author's solution of a definition: of several the one that is recorded as the fastest."""
+    if len(solutions) == 1:
+        return solutions[0]
+    times: dict[str, list[float]] = defaultdict(list)
+    for trace in passed_of(side.traces):
+        if trace.evaluation is not None and trace.evaluation.performance is not None:
+            times[trace.solution or ""].append(trace.evaluation.performance.latency_ms)
+    recorded = [one for one in solutions if times.get(one.name)]
+    if not recorded:
+        names = ", ".join(one.name for one in solutions)
+        raise DataSetError(
+            f"{side.word} has several solutions of {solutions[0].definition}, and no trace tells the fastest: {names}; "
+            "name the solutions to compare"
+        )
+    most = max(len(times[one.name]) for one in recorded)
+    return min((one for one in recorded if len(times[one.name]) == most), key=lambda one: sum(times[one.name]))
+
+
+def _by_definition(solutions: Iterable[Solution]) -> dict[str, list[Solution]]:
+    grouped: dict[str, list[Solution]] = defaultdict(list)
+    for solution in solutions:
+        grouped[solution.definition].append(solution)
+    return grouped
+
+
+def _recorded(trace_set: TraceSet | None, solutions: tuple[Solution, ...]) -> tuple[AnyTrace, ...]:
+    if trace_set is None:
+        return ()
+    names = {solution.name for solution in solutions}
+    return _latest(trace for trace in _all_traces(trace_set) if trace.solution in names)
+
+
+def _all_traces(trace_set: TraceSet) -> Iterable[AnyTrace]:
+    return (trace for traces in trace_set.traces.values() for trace in kept_of(traces))
+
+
+def _latest(traces: Iterable[AnyTrace]) -> tuple[AnyTrace, ...]:
+    return tuple(trace for trace in find_latest(traces) if trace.evaluation is not None)

@@ -1,0 +1,127 @@
+"""Decisions about pairs of times: on numbers alone, and how often they are wrong."""
+
+from math import exp, log
+from random import Random
+
+import pytest
+
+from flashinfer_bench.base.student import student_quantile
+from flashinfer_bench.examine.compare.ratios import (
+    LOOK_LEVEL,
+    LOOKS,
+    Ratio,
+    decide,
+    is_slower_than,
+    join_ratios,
+    pairs_still_needed,
+    ratio_of_intervals,
+    ratio_of_pairs,
+)
+
+
+@pytest.mark.parametrize(
+    ("level", "freedom", "wanted"), [(0.95, 1, 12.706), (0.95, 3, 3.182), (0.95, 9, 2.262), (0.99, 30, 2.750)]
+)
+def test_quantiles_are_those_of_the_tables(level, freedom, wanted):
+    assert student_quantile(level, freedom) == pytest.approx(wanted, abs=1e-3)
+
+
+def test_a_quantile_of_many_degrees_is_that_of_the_normal_distribution():
+    assert student_quantile(0.95, 1e5) == pytest.approx(1.95998, abs=1e-4)
+
+
+def test_the_interval_of_pairs_is_students():
+    ratio = ratio_of_pairs([0.01, 0.03], level=0.95)
+    assert ratio.log_mean == pytest.approx(0.02)
+    assert ratio.log_half == pytest.approx(12.706 * 0.01, rel=1e-3)
+    assert ratio.interval == pytest.approx((exp(0.02 - 0.12706), exp(0.02 + 0.12706)), rel=1e-3)
+
+
+def test_one_pair_has_no_interval_and_decides_nothing():
+    ratio = ratio_of_pairs([0.5])
+    assert (ratio.interval, decide(ratio, 0.02), pairs_still_needed(ratio, 0.02)) == (None, "cannot tell yet", 3)
+
+
+@pytest.mark.parametrize(
+    ("middle", "half", "decision"),
+    [
+        (0.000, 0.010, "same"),
+        (0.012, 0.005, "same"),  # the interval leaves out 1, and yet all of it is within the threshold
+        (0.030, 0.010, "slower"),
+        (-0.030, 0.010, "faster"),
+        (0.030, 0.040, "cannot tell yet"),
+        (0.015, 0.010, "cannot tell yet"),
+        (0.000, 0.030, "cannot tell yet"),
+    ],
+)
+def test_decisions(middle, half, decision):
+    assert decide(Ratio(middle, half, half / 2, 5, 6), 0.02) == decision
+
+
+def test_the_gate_has_a_threshold_of_its_own():
+    ratio = Ratio(log(1.04), 0.01, 0.005, 5, 6)
+    assert is_slower_than(ratio, 0.03)
+    assert not is_slower_than(ratio, 0.05)
+    assert not is_slower_than(Ratio(log(1.04), 0.05, 0.02, 5, 6), 0.03)
+
+
+def test_more_scatter_needs_more_pairs():
+    few, many = (pairs_still_needed(Ratio(0.0, 1.0, error, 5, 6), 0.02) for error in (0.01, 0.02))
+    assert 0 < few < many
+
+
+def test_the_geometric_mean_of_two_workloads_is_known_better_than_each():
+    one = ratio_of_pairs([0.01, 0.02, 0.03, 0.04, 0.02, 0.03])
+    both = join_ratios([one, one])
+    assert both.log_mean == pytest.approx(one.log_mean)
+    assert both.log_half < one.log_half
+    assert both.freedom == pytest.approx(2 * one.freedom)
+    assert both.pairs == 12
+
+
+def test_recorded_intervals_add_up_as_squares():
+    ratio = ratio_of_intervals((1.0, exp(-0.03), exp(0.03)), (2.0, 2 * exp(-0.04), 2 * exp(0.04)))
+    assert (ratio.ratio, ratio.log_half) == (pytest.approx(2.0), pytest.approx(0.05))
+
+
+def simulate(true: float, spread: float, threshold: float, *, count: int) -> list[tuple[str, bool]]:
+    """Return what series of pairs were decided as, and whether the last interval held the true ratio."""
+    random = Random(1)
+    found = []
+    for _ in range(count):
+        logs: list[float] = []
+        for look in LOOKS:
+            logs += [random.gauss(log(true), spread) for _ in range(look - len(logs))]
+            ratio = ratio_of_pairs(logs)
+            if decide(ratio, threshold) != "cannot tell yet":
+                break
+        found.append((decide(ratio, threshold), abs(ratio.log_mean - log(true)) <= ratio.log_half))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("true", "spread", "threshold", "wanted", "least"),
+    [
+        (1.00, 0.0045, 0.02, "same", 0.99),  # a GPU
+        (1.03, 0.0045, 0.02, "slower", 0.99),
+        (1.00, 0.030, 0.02, "same", 0.92),  # a noisy one
+        (1.00, 0.050, 0.05, "same", 0.96),  # a CPU
+        (1.08, 0.050, 0.05, "slower", 0.98),
+    ],
+)
+def test_looking_again_and_again_does_not_make_a_difference(true, spread, threshold, wanted, least):
+    found = simulate(true, spread, threshold, count=500)
+    assert sum(decision == wanted for decision, _ in found) >= least * len(found)
+    assert sum(held for _, held in found) >= 0.92 * len(found)
+    if true == 1:  # a difference where there is none, in less than one of twenty series
+        assert sum(decision in ("faster", "slower") for decision, _ in found) <= 0.05 * len(found)
+
+
+def test_an_interval_of_95_percent_at_each_look_would_find_differences_that_are_not_there(monkeypatch):
+    assert LOOK_LEVEL > 0.95
+    wrong = []
+    for level in (0.95, LOOK_LEVEL):
+        monkeypatch.setattr(ratio_of_pairs, "__defaults__", (level,))
+        decisions = [decision for decision, _ in simulate(1.0, 0.03, 0.02, count=500)]
+        wrong.append(sum(decision in ("faster", "slower") for decision in decisions))
+    assert wrong[0] > 0.06 * 500 > wrong[1]
