@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from flashinfer_bench.base.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from flashinfer_bench.agents import FFI_PROMPT, FFI_PROMPT_SIMPLE
     from flashinfer_bench.bench.benchmark import Benchmark
     from flashinfer_bench.bench.config import BenchmarkConfig
     from flashinfer_bench.data import (
@@ -45,6 +46,7 @@ __all__ = [
     "BuildSpec", "Solution", "SourceFile", "SupportedLanguages",
     "RandomInput", "SafetensorsInput", "Workload",
     "Correctness", "Environment", "Evaluation", "EvaluationStatus", "Performance", "Trace", "TraceSet",
+    "FFI_PROMPT", "FFI_PROMPT_SIMPLE",
 ]  # fmt: skip
 
 LEFT_OUT: Final = ("apply", "enable_apply", "disable_apply", "enable_tracing", "disable_tracing", "integration")
@@ -64,6 +66,11 @@ def _why_left_out(name: str) -> str | None:
 __getattr__, __dir__ = lazy_names(
     __name__,
     __all__,
-    {"bench.benchmark": ["Benchmark"], "bench.config": ["BenchmarkConfig"], "data": __all__},
+    {
+        "bench.benchmark": ["Benchmark"],
+        "bench.config": ["BenchmarkConfig"],
+        "agents": ["FFI_PROMPT", "FFI_PROMPT_SIMPLE"],
+        "data": __all__,
+    },
     left_out=_why_left_out,
 )

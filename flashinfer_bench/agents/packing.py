@@ -13,6 +13,7 @@ from flashinfer_bench.base.files.trees import walk_files
 from flashinfer_bench.data import BuildSpec, Solution, SourceFile
 from flashinfer_bench.data.manifest import MANIFEST_NAMES, is_passed_over, sort_sources
 from flashinfer_bench.data.solution import check_source_path
+from flashinfer_bench.data.store.layout import path_part
 from flashinfer_bench.data.store.variants.beside import MOST_SOURCE_BYTES
 from flashinfer_bench.errors import DataSetError
 
@@ -61,14 +62,14 @@ def pack_solution_from_files(
 
 
 def extract_solution_to_files(solution: Solution, base_path: str | Path) -> str:
-    """Write the sources of a solution into a folder, which is made; return its path.
+    """Write the sources of a solution into a folder of its name below another one; return its path.
 
-    Files that are there already are replaced. A source never lands outside of the folder.
+    The folders are made. Files that are there already are replaced. A source never lands outside of the folder.
 
     Raises:
         ValueError: a file cannot be written.
     """
-    base = Path(base_path)
+    base = Path(base_path) / path_part(solution.name)
     for source in solution.sources:
         target = base / check_source_path(source.path)
         try:

@@ -34,6 +34,9 @@ NAMES: Final[dict[Any, str]] = {
 }
 """Python type → JSON type."""
 ARGUMENT: Final = re.compile(r"^(\w+)(?:\s*\([^)]*\))?:\s*(.*)$")
+TYPED: Final = re.compile(r"^(\w+)\s*:\s")
+"""An argument where sections are underlined: its name and its type, what is said of it below."""
+UNDERLINE: Final = re.compile(r"^-{3,}\s*$")
 SECTION: Final = re.compile(r"^(Args|Returns|Raises|Example|Examples|Note|Notes|Yields):\s*$")
 
 
@@ -46,7 +49,7 @@ def function_to_schema(function: Callable[..., Any]) -> dict[str, Any]:
     """Return a function as a tool: name, description, and its parameters as a JSON schema.
 
     Args:
-        function: its parameters need annotations; its docstring may have a section `Args:`.
+        function: its parameters need annotations; its docstring may have a section `Args:`, or `Parameters` underlined.
     """
     summary, described = read_docstring(inspect.getdoc(function) or "")
     hints = typing.get_type_hints(function)
@@ -90,12 +93,24 @@ def read_docstring(text: str) -> tuple[str, dict[str, str]]:
     before: list[str] = []
     described: dict[str, str] = {}
     section, last = "", ""
-    for line in text.splitlines():
+    lines = text.splitlines()
+    for line, following in zip(lines, [*lines[1:], ""], strict=True):
         heading = SECTION.match(line)
         if heading:
             section = heading[1]
+        elif UNDERLINE.match(following):
+            section = line.strip()
+        elif UNDERLINE.match(line):
+            continue
         elif not section:
             before.append(line.strip())
+        elif section == "Parameters" and line.strip():
+            argument = TYPED.match(line)
+            if argument:
+                last = argument[1]
+                described[last] = ""
+            elif last:
+                described[last] = f"{described[last]} {line.strip()}".strip()
         elif section == "Args" and line.strip():
             argument = ARGUMENT.match(line.strip())
             if argument and len(line) - len(line.lstrip()) <= 4:

@@ -35,6 +35,7 @@ from flashinfer_bench.bench.config_layers import (
     Layer,
     NotBool,
     Owner,
+    PositiveNumber,
     ResolvedEvalConfig,
     SectionKey,
     Source,
@@ -86,7 +87,6 @@ def _empty_sections(value: Any) -> Any:
 Names = Annotated[list[str], Field(min_length=1)]
 DeviceNames = Annotated[Names, BeforeValidator(_ints_to_text)]
 Sections = Annotated[dict[str, EvalConfig], BeforeValidator(_empty_sections)]
-PositiveNumber = Annotated[float, NotBool, Field(gt=0, allow_inf_nan=False)]
 Seed = Annotated[int, NotBool, Field(ge=0, lt=2**63)]
 PlugInReference = Annotated[str, AfterValidator(_check_reference)]
 

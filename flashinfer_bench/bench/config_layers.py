@@ -63,6 +63,7 @@ NotBool = BeforeValidator(_refuse_bool)
 WarmupRuns = Annotated[int, NotBool, Field(ge=0)]
 Count = Annotated[int, NotBool, Field(ge=1)]
 Tolerance = Annotated[float, NotBool, Field(ge=0, allow_inf_nan=False)]
+PositiveNumber = Annotated[float, NotBool, Field(gt=0, allow_inf_nan=False)]
 Precision = Annotated[float, NotBool, Field(gt=0, le=0.5, allow_inf_nan=False)]
 Ratio = Annotated[float, NotBool, Field(gt=0, le=1)]
 Extra = Annotated[dict[str, JsonValue], BeforeValidator(_read_extra)]
@@ -128,8 +129,8 @@ class EvalConfig(StrictModel):
     iterations: Count | None = None
     num_trials: Count | None = None
     precision: Precision | None = None
-    rtol: Tolerance | None = None
-    atol: Tolerance | None = None
+    rtol: PositiveNumber | None = None
+    atol: PositiveNumber | None = None
     required_matched_ratio: Ratio | None = None
     norm_rule: bool | None = None
     lost_rows_rule: bool | None = None

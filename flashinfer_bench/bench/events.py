@@ -45,6 +45,8 @@ class JobFaulted:
 
     job: Job
     message: str
+    is_out_of_time: bool = False
+    """Whether the reference ran into the job's limit, and nothing else is known to be wrong."""
 
 
 @dataclass(frozen=True)

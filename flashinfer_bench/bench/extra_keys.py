@@ -19,6 +19,8 @@ FALSE_ALARM_RATE: Final = "sampling_false_alarm_rate"
 MAX_ERROR_CAP: Final = "max_error_cap"
 MAX_ABSOLUTE_ERROR: Final = "max_absolute_error"
 """Largest error of any element, whatever the other tolerances allow."""
+SUMMED_TOLERANCE: Final = "summed_tolerance"
+"""Let an element's error be as large as atol and rtol times the expected value together, as torch.allclose does."""
 MAX_ERROR_NORM: Final = "max_error_norm"
 """Limit of the rules `norm`, `lost_rows` and `regimes`, as a share of the reference's norm."""
 LEAST_SHIFT: Final = "sampling_least_shift"
@@ -41,6 +43,7 @@ def _is_number(value: Any) -> bool:
 
 
 _SHARE: Final = ExtraKeyRule("a number from 0 to 1", lambda value: _is_number(value) and 0 <= value <= 1)
+_TRUTH: Final = ExtraKeyRule("true or false", lambda value: isinstance(value, bool))
 RULES: Final[dict[str, ExtraKeyRule]] = {
     TRIALS: ExtraKeyRule(
         "a whole number, at least 1",
@@ -56,7 +59,8 @@ RULES: Final[dict[str, ExtraKeyRule]] = {
     MAX_ERROR_NORM: ExtraKeyRule("a number above 0", lambda value: _is_number(value) and value > 0),
     LEAST_SHIFT: ExtraKeyRule("a number from 0.001 to 0.5", lambda value: _is_number(value) and 1e-3 <= value <= 0.5),
     DSA_TOLERANCE: ExtraKeyRule("a number from 0 to 1, 1 excluded", lambda value: _is_number(value) and 0 <= value < 1),
-    MEASURE_REJECTED: ExtraKeyRule("true or false", lambda value: isinstance(value, bool)),
+    MEASURE_REJECTED: _TRUTH,
+    SUMMED_TOLERANCE: _TRUTH,
 }
 
 

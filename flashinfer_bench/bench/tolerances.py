@@ -22,9 +22,9 @@ import yaml
 from pydantic import Field, TypeAdapter, ValidationError
 
 from flashinfer_bench.bench.config_file import read_config_file
-from flashinfer_bench.bench.config_layers import EvalConfig, Extra, Ratio, StrictModel, Tolerance
+from flashinfer_bench.bench.config_layers import EvalConfig, Extra, PositiveNumber, Ratio, StrictModel, Tolerance
 from flashinfer_bench.bench.config_problems import ConfigProblem, describe_problems, placed, to_validation_error
-from flashinfer_bench.bench.extra_keys import MAX_ABSOLUTE_ERROR
+from flashinfer_bench.bench.extra_keys import MAX_ABSOLUTE_ERROR, SUMMED_TOLERANCE
 from flashinfer_bench.data.store.ownership import LaidOver, is_of_one_root
 from flashinfer_bench.data.workload import Workload
 from flashinfer_bench.errors import ConfigError
@@ -35,10 +35,17 @@ TOLERANCES_FILE: Final = "tolerances.yaml"
 class Section(StrictModel):
     """What the file may say of one definition."""
 
-    rtol: Tolerance | None = None
-    atol: Tolerance | None = None
+    rtol: PositiveNumber | None = None
+    atol: PositiveNumber | None = None
     required_matched_ratio: Ratio | None = None
     extra: Extra = Field(default_factory=dict)
+
+
+class WorkloadSection(EvalConfig):
+    """What a workload says: its format allows an `atol` or `rtol` of 0."""
+
+    rtol: Tolerance | None = None
+    atol: Tolerance | None = None
 
 
 _SECTIONS: Final = TypeAdapter(dict[str, Section])
@@ -111,8 +118,12 @@ def own_tolerance(trace_set: LaidOver, definition: str, workload: Workload) -> E
     if given is None or not is_of_one_root(trace_set, definition, workload.uuid):
         return None
     values = {"rtol": given.max_rtol, "atol": given.max_atol, "required_matched_ratio": given.required_matched_ratio}
-    cap = {MAX_ABSOLUTE_ERROR: given.max_error_cap} if given.max_error_cap is not None else {}
-    return EvalConfig(**{name: value for name, value in values.items() if value is not None}, extra=cap)
+    extra: dict[str, Any] = {}
+    if given.max_atol is not None or given.max_rtol is not None:
+        extra[SUMMED_TOLERANCE] = True  # what the format says of these two
+    if given.max_error_cap is not None:
+        extra[MAX_ABSOLUTE_ERROR] = given.max_error_cap
+    return WorkloadSection(**{name: value for name, value in values.items() if value is not None}, extra=extra)
 
 
 def has_tolerances(root: Path) -> bool:

@@ -48,7 +48,7 @@ COMMANDS: Final = {
     "validate": Command("sets.validate.command", "show everything wrong with a trace set"),
     "validate-render": Command("sets.validate.render", "show a report of validate"),
     "config": Command("config_show", "show settings", ("show",)),
-    "report": Command("report", "make tables of traces", ("summary", "best", "merge")),
+    "report": Command("report", "make tables of traces", ("summary", "best", "visualize", "merge")),
     "cache": Command("machine.cache", "look after what is built", ("show", "clear", "verify", "baselines")),
     "build": Command("machine.build", "compile solutions without running them"),
     "pack": Command("sets.pack", "make a solution file of a folder of sources"),

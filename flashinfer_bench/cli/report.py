@@ -1,4 +1,4 @@
-"""`report summary` and `report best`: tables of the traces that a set holds. `report merge`: several sets in one."""
+"""`report summary`, `best`, `visualize`: tables of the traces that a set holds. `report merge`: several sets in one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from flashinfer_bench.data.store.merging import merge_sets
 from flashinfer_bench.data.store.trace_lines import AnyTrace
 from flashinfer_bench.errors import DataSetError
 from flashinfer_bench.report.best import BestRow, best_by_definition, best_by_workload
-from flashinfer_bench.report.summary import PairKey, SummaryRow, summarise
+from flashinfer_bench.report.summary import PairKey, SummaryRow, count_statuses, summarise
 
 NO_TRACES = "note: there are no traces to report; `flashinfer-bench run` makes them"
 
@@ -53,7 +53,13 @@ def declare_report(parser: Parser) -> None:
     best.add_argument(
         "--by", choices=("workload", "definition"), default="workload", help="one row for each (default: %(default)s)"
     )
-    for command in (summary, best):
+    visualize = commands.add_parser("visualize", help="both tables")
+    visualize.describe(
+        "How many verdicts are there and how many passed; then the tables of `report summary` and `report best`.",
+        example=f"{PROGRAM} report visualize --local flashinfer-trace",
+        execute=execute_visualize,
+    )
+    for command in (summary, best, visualize):
         add_local(command)
         add_filters(command)
         add_format(command)
@@ -96,6 +102,26 @@ def execute_best(args: argparse.Namespace) -> int:
         write_out(render_summary(definition_rows, width))
     else:
         write_err(NONE_PASSED if traces else NO_TRACES)
+    return 0
+
+
+def execute_visualize(args: argparse.Namespace) -> int:
+    """Print the counts of verdicts, one row a solution, and the best solution of each workload."""
+    trace_set = open_trace_set(args)
+    traces = choose_traces(trace_set, args)
+    rows = summarise(traces, _expected(trace_set, traces), with_bursts=args.format == "json")
+    best = best_by_workload(traces)
+    statuses = count_statuses(traces)
+    if args.format == "json":
+        document = {"counts": statuses, "rows": list(map(asdict, rows)), "best": list(map(asdict, best))}
+        write_out(json.dumps(document, indent=2) + "\n")
+    elif rows:
+        width = available_width(sys.stdout)
+        told = ", ".join(f"{number} {status}" for status, number in statuses.items())
+        write_out(f"{count(sum(statuses.values()), 'verdict')}: {told}\n\n{render_summary(rows, width)}")
+        write_out(f"\n{render_best(best, width)}" if best else "")
+    else:
+        write_err(NO_TRACES)
     return 0
 
 

@@ -211,9 +211,20 @@ class Definition(DataModel):
 
     @property
     def reference_parameters(self) -> list[str] | None:
-        """Parameter names of the reference's `run`; None when it cannot be called by keyword."""
-        parameters = parse_reference(self.reference).parameters
-        return None if parameters is None else list(parameters)
+        """Parameter names of the reference's `run`; None when it cannot be called by keyword.
+
+        Where it takes keywords of any name, all inputs are among them.
+        """
+        facts = parse_reference(self.reference)
+        if facts.parameters is None:
+            return None
+        further = [name for name in self.inputs if name not in facts.parameters] if facts.takes_any_keyword else []
+        return [*facts.parameters, *further]
+
+    @property
+    def takes_inputs_in_order(self) -> bool:
+        """Whether the reference's `run` is known to take the inputs by position, in their order."""
+        return parse_reference(self.reference).positions[: len(self.inputs)] == tuple(self.inputs)
 
     def digest(self) -> str:
         """Digest what decides a verdict: not descriptions, not tags."""

@@ -1,7 +1,6 @@
 """The base of every data-set model: frozen, keeps keys it does not know, writes only what was given.
 
-Unknown keys are kept so that files of a newer or foreign schema survive a round trip; `store.read` warns about those
-that look like a misspelt known key.
+Unknown keys are kept so that files of a newer or foreign schema survive a round trip; `store.read` warns about them.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ class DataModel(BaseModel):
     """Keys of public files whose meaning is in other fields by now. They are kept, and nothing is said of them."""
     ignored_extras: ClassVar[frozenset[str]] = frozenset()
     """Keys of public files that have no effect here. They are kept, and reading a file with one says so."""
-    tells_unknown_keys: ClassVar[bool] = False
-    """Whether any unknown key is worth a warning, since it would decide something."""
+    tells_unknown_keys: ClassVar[bool] = True
+    """Whether any unknown key is worth a warning."""
 
     fields_of_models: ClassVar[tuple[str, ...]] = ()
     """Fields whose values are models, or dicts or lists of them; found from the annotations."""

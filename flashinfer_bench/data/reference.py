@@ -20,6 +20,10 @@ class ReferenceFacts(NamedTuple):
     """A top-level name `run` is bound."""
     parameters: tuple[str, ...] | None
     """Names of the parameters of `run` in order; None when `run` cannot be called by keyword from them."""
+    positions: tuple[str, ...]
+    """Those that may be given by position, in order; none where `run` takes keywords of any name."""
+    takes_any_keyword: bool
+    """Whether `run` takes keywords of any name."""
     last_function: str | None
     """The last top-level function: the reference of definitions that were dumped from a library."""
     names: frozenset[str]
@@ -50,6 +54,8 @@ def parse_reference(source: str) -> ReferenceFacts:
     return ReferenceFacts(
         has_run=ENTRY_NAME in bound,
         parameters=_parameters(runs[-1]) if runs else None,
+        positions=_positions(runs[-1]) if runs else (),
+        takes_any_keyword=bool(runs) and runs[-1].args.kwarg is not None,
         last_function=functions[-1].name if functions else None,
         names=frozenset(bound),
     )
@@ -71,6 +77,11 @@ def _bound_names(node: ast.stmt) -> list[str]:
 
 def _parameters(function: ast.FunctionDef) -> tuple[str, ...] | None:
     arguments = function.args
-    if arguments.vararg or arguments.kwarg or arguments.posonlyargs:
+    if arguments.vararg or arguments.posonlyargs:
         return None
     return tuple(argument.arg for argument in (*arguments.args, *arguments.kwonlyargs))
+
+
+def _positions(function: ast.FunctionDef) -> tuple[str, ...]:
+    arguments = function.args
+    return () if arguments.kwarg else tuple(argument.arg for argument in (*arguments.posonlyargs, *arguments.args))

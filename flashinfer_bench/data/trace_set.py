@@ -317,10 +317,10 @@ class TraceSet:
                 self.blob_roots[trace.definition, trace.workload.uuid] = self.root
 
     def add_workload_blob_tensor(self, def_name: str, workload_uuid: str, tensors: Mapping[str, torch.Tensor]) -> str:
-        """Store the tensors of a workload in its file, over what was there; return the path for `SafetensorsInput`.
+        """Store the tensors of a workload in its file; return the path for `SafetensorsInput`.
 
         Raises:
-            ValueError: there is no such definition.
+            ValueError: there is no such definition, or the file is there already.
             DataSetError: the set has no folder.
         """
         return writing.write_tensors(self, def_name, workload_uuid, tensors)

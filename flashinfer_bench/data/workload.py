@@ -53,6 +53,8 @@ class CustomInput(DataModel):
 class GeneratedInput(DataModel):
     """An input that a generator of another engine made; kept in traces, refused in workloads to run."""
 
+    tells_unknown_keys: ClassVar[bool] = False
+
     type: Literal["generated"]
 
 
@@ -85,8 +87,6 @@ Allowed = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 class WorkloadTolerance(DataModel):
     """How far off an output may be on one workload; what is not given is the definition's."""
-
-    tells_unknown_keys: ClassVar[bool] = True
 
     max_atol: Allowed | None = None
     """Absolute tolerance of an element: `atol`."""

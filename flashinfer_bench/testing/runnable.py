@@ -65,6 +65,21 @@ class Runnable:
             outputs = normalize_result(definition, self(*inputs), device)
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
+    def call_destination_passing(self, *args: Any) -> None:
+        """Call it with inputs and the outputs behind them, whatever its style: the outputs are filled.
+
+        Raises:
+            ValueError: it returns another number of outputs than the definition has.
+        """
+        if self.metadata.destination_passing_style:
+            self(*args)
+            return
+        definition = self.metadata.definition
+        inputs, outputs = args[: len(definition.inputs)], args[len(definition.inputs) :]
+        device = next((value.device for value in outputs if hasattr(value, "device")), "cpu")
+        for output, value in zip(outputs, normalize_result(definition, self(*inputs), device), strict=True):
+            output.copy_(value)
+
     def cleanup(self) -> None:
         """Forget what was imported for it; a second call does nothing."""
         cleaner, self._cleaner = self._cleaner, None

@@ -254,7 +254,8 @@ def find_described(function: Function) -> Any:
 def returns_value(function: Any) -> bool | None:
     """Tell from its text whether a `return` in a function's own body has a value; None where that cannot be told.
 
-    A function that wraps another may return what that one does not, so nothing is told of a wrapped one without any.
+    A function that wraps another may return what that one does not, so nothing is told of a wrapped one without any,
+    nor of one that returns only what others make of all its arguments (`return launch(*args)`).
     """
     plain = inspect.unwrap(function)
     target = plain if inspect.isroutine(plain) else type(plain).__call__
@@ -265,13 +266,24 @@ def returns_value(function: Any) -> bool | None:
     if not found or not isinstance(found[0], ast.FunctionDef):
         return None
     left: list[ast.AST] = list(found[0].body)
+    passes_on = False
     while left:
         node = left.pop()
         if isinstance(node, ast.Return) and getattr(node.value, "value", node.value) is not None:
-            return True
+            if not is_passed_on(node.value, found[0].args.vararg):
+                return True
+            passes_on = True
         if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             left += ast.iter_child_nodes(node)
-    return False if plain is function else None
+    return False if plain is function and not passes_on else None
+
+
+def is_passed_on(value: ast.expr | None, rest: ast.arg | None) -> bool:
+    """Tell whether a value is that of a call with all arguments `rest` of the function that makes it."""
+    if rest is None or not isinstance(value, ast.Call):
+        return False
+    spread = (argument.value for argument in value.args if isinstance(argument, ast.Starred))
+    return any(isinstance(argument, ast.Name) and argument.id == rest.arg for argument in spread)
 
 
 def describe_schema(schema: torch._C.FunctionSchema) -> Signature:

@@ -20,6 +20,7 @@ RIGHT = {
     "max_error_norm": [0.05, 1, 2.5],
     "dsa_score_tolerance": [0, 0.5],
     "measure_rejected": [True, False],
+    "summed_tolerance": [True, False],
 }
 WRONG = {
     "sampling_validation_trials": [0, -1, 2.5, True, None, "abc"],
@@ -31,6 +32,7 @@ WRONG = {
     "max_error_norm": [0, -1, "abc", True],
     "dsa_score_tolerance": [1, {}],
     "measure_rejected": [1, "yes"],
+    "summed_tolerance": [1, "yes"],
 }
 
 

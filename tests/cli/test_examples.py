@@ -11,7 +11,7 @@ from tests.conftest import CHECKOUT
 
 SET = CHECKOUT / "flashinfer-trace"
 RMSNORM = SET / "solutions" / "plain" / "rmsnorm" / "rmsnorm_h4096" / "plain_rmsnorm_h4096.json"
-OFFLINE = ("run", "list", "validate", "config show", "report summary", "report best")
+OFFLINE = ("run", "list", "validate", "config show", "report summary", "report best", "report visualize")
 OF_THE_CACHE = ("cache show", "cache clear", "cache verify", "cache baselines")
 
 

@@ -54,7 +54,7 @@ def test_local_may_be_given_more_than_once():
         ("run --definitions ,", "--definitions: expected at least one name; see flashinfer-bench run --help"),
         ("rnu", "unknown command rnu; did you mean run?"),
         ("zzz", f"unknown command zzz; known: {', '.join(COMMANDS)}"),
-        ("report", "report needs a command: summary or best or merge"),
+        ("report", "report needs a command: summary or best or visualize or merge"),
         ("report bset", "unknown report command bset; did you mean best?"),
         ("--zzz", "unknown flag --zzz; see flashinfer-bench --help"),
     ],

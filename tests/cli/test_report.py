@@ -32,6 +32,16 @@ def report(tmp_path, capsys):
     return start
 
 
+def test_visualize_has_the_counts_and_both_tables(report):
+    shown = report("visualize").out
+    assert shown.startswith("4 verdicts: 3 PASSED, 1 TIMEOUT\n")
+    assert report("summary").out in shown
+    assert shown.endswith(report("best").out)
+    document = json.loads(report("visualize", "--format", "json").out)
+    assert document["counts"] == {"PASSED": 3, "TIMEOUT": 1}
+    assert (len(document["rows"]), len(document["best"])) == (2, 2)
+
+
 def test_summary_has_a_row_a_solution_and_the_workloads_without_a_verdict(report):
     rows = [line.split() for line in report("summary").out.splitlines()]
     assert ["double", "double_python", "2/2", "1", "1.00", "ms", "2.00x"] in rows

@@ -72,7 +72,7 @@ def test_a_folder_becomes_a_solution_and_the_same_folder_again(sources, tmp_path
         "mine", "double", "me", "twice"
     )  # fmt: skip
     folder = extract_solution_to_files(solution, tmp_path / "again")
-    assert folder == str(tmp_path / "again")
+    assert folder == str(tmp_path / "again" / "mine")
     written = {path.relative_to(folder).as_posix(): path.read_bytes() for path in Path(folder).rglob("*.py")}
     assert written == {path.relative_to(sources).as_posix(): path.read_bytes() for path in sources.rglob("*.py")}
     again = pack_solution_from_files(path=folder, spec=SPEC, name="mine", definition="double", author="me")
@@ -105,9 +105,9 @@ def test_folders_without_text_are_refused(tmp_path):
 
 
 def test_no_source_is_written_through_a_link(tmp_path):
-    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "double_python").mkdir(parents=True)
     (tmp_path / "kept.py").write_text("kept")
-    (tmp_path / "there" / "main.py").symlink_to(tmp_path / "kept.py")
+    (tmp_path / "there" / "double_python" / "main.py").symlink_to(tmp_path / "kept.py")
     with pytest.raises(ValueError, match="link"):
         extract_solution_to_files(make_solution(), tmp_path / "there")
     assert (tmp_path / "kept.py").read_text() == "kept"
@@ -177,6 +177,30 @@ def test_a_function_of_one_s_own_becomes_a_schema():
             "required": ["source", "flags"],
         },
     }
+
+
+def test_underlined_sections_are_read_too():
+    def compile_kernel(source: str, level: int = 3):
+        """Compile a kernel.
+
+        Parameters
+        ----------
+        source : str
+            The text,
+            whole.
+        level : int, optional
+            How much.
+
+        Returns
+        -------
+        str
+            What it says.
+        """
+
+    described = function_to_schema(compile_kernel)["function"]
+    assert described["description"] == "Compile a kernel."
+    properties = described["parameters"]["properties"]
+    assert [one["description"] for one in properties.values()] == ["The text, whole.", "How much."]
 
 
 def test_prompts_tell_how_a_function_is_exported():

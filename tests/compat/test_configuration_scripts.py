@@ -54,6 +54,11 @@ def test_a_wrong_value_is_refused_and_changes_nothing(name, value):
 def test_a_tolerance_of_nothing_is_refused(name):
     with pytest.raises(ValidationError, match="greater than 0"):
         BenchmarkConfig(**{name: 0.0})
+    for section in ("op_type_config", "definition_config"):
+        with pytest.raises(ValidationError, match=f"{name}"):
+            BenchmarkConfig(**{section: {"gemm": {name: 0.0}}})
+    with pytest.raises(ValidationError, match="greater than 0"):
+        EvalConfig(**{name: 0.0})
 
 
 def test_what_is_resolved_tells_whether_references_are_timed():

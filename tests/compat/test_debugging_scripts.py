@@ -58,6 +58,9 @@ def test_there_is_one_registry_of_the_process():
 )
 def test_a_solution_is_called_with_inputs_alone_whatever_its_style(registry, source):
     solution = make_solution(source=source)
+    filled = torch.empty(4)
+    assert registry.build(DOUBLE, solution).call_destination_passing(X, filled) is None
+    assert torch.equal(filled, X * 2)
     runnable = registry.build(DOUBLE, solution)
     assert isinstance(runnable, Runnable)
     assert isinstance(runnable.metadata, RunnableMetadata)

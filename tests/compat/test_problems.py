@@ -27,6 +27,9 @@ pytestmark = pytest.mark.cpu
 FEW = {"devices": ["cpu"], "num_trials": 1, "iterations": 3, "warmup_runs": 1, "profile_baseline": False}
 
 
+UUIDS = ("usual", "strict", "capped", "loose", "added", "relative")
+
+
 def only(items):
     (item,) = items
     return item
@@ -149,6 +152,8 @@ def judged(tmp_path_factory):
         make_line("strict", tolerance=STRICT),
         make_line("capped", tolerance={"max_error_cap": 1e-3}),
         make_line("loose", tolerance={"max_atol": 0.1, "max_rtol": 0.1}),
+        make_line("added", tolerance={"max_atol": 0.02, "max_rtol": 0.004}),
+        make_line("relative", tolerance={"max_atol": 0, "max_rtol": 0.004}),
     ]
     answers = {"right": RIGHT, "off": HALF_A_PERCENT_OFF}
     root = write_problem(tmp_path_factory.mktemp("set") / "p", lines=lines, answers=answers)
@@ -162,10 +167,11 @@ def judged(tmp_path_factory):
 def test_a_run_makes_custom_inputs_and_obeys_each_workloads_tolerance(judged):
     _, traces = judged
     found = {key: trace.evaluation.status.value for key, trace in traces.items()}
-    assert {found["right", uuid] for uuid in ("usual", "strict", "capped", "loose")} == {"PASSED"}
-    off = {uuid: found["off", uuid] for uuid in ("usual", "strict", "capped", "loose")}
+    assert {found["right", uuid] for uuid in UUIDS} == {"PASSED"}
+    off = {uuid: found["off", uuid] for uuid in UUIDS}
     wrong = "INCORRECT_NUMERICAL"
-    assert off == {"usual": "PASSED", "strict": wrong, "capped": wrong, "loose": "PASSED"}
+    assert off == {"usual": "PASSED", "strict": wrong, "capped": wrong, "loose": "PASSED", "added": "PASSED",
+                   "relative": wrong}  # fmt: skip
     assert "is over 0.001" in traces["off", "capped"].evaluation.log
 
 
@@ -174,9 +180,9 @@ def test_each_trace_tells_the_tolerance_it_was_judged_by(judged):
     config = {uuid: traces["right", uuid].evaluation.extra["run"]["config"] for uuid in ("usual", "strict")}
     assert (config["usual"]["rtol"], config["strict"]["rtol"]) == (0.01, 1e-6)
     saved = TraceSet.from_path(root)
-    assert len(saved.traces["scaled_cumsum"]) == 8
+    assert len(saved.traces["scaled_cumsum"]) == 12
     plan = Benchmark(saved, BenchmarkConfig.default(**FEW)).plan(resume=True)
-    assert (len(plan.jobs), plan.resumed) == (0, 8)
+    assert (len(plan.jobs), plan.resumed) == (0, 12)
 
 
 def test_config_show_tells_what_workloads_say_and_who_beats_them(judged, capsys):
@@ -186,6 +192,7 @@ def test_config_show_tells_what_workloads_say_and_who_beats_them(judged, capsys)
     workloads = json.loads(capsys.readouterr().out)["workloads"]
     origin = "the workload's tolerance"
     assert workloads["strict"]["rtol"] == {"value": 1e-6, "origin": origin}
+    assert workloads["strict"]["extra.summed_tolerance"] == {"value": True, "origin": origin}
     assert workloads["capped"] == {"extra.max_absolute_error": {"value": 1e-3, "origin": origin}}
     assert "usual" not in workloads
     assert main([*command, "--rtol", "0.5"]) == 0

@@ -87,7 +87,7 @@ def test_an_indexer_with_fewer_keys_than_it_chooses_is_judged(root, isolated):
 
 
 def test_validate_tells_of_the_line(root, capsys):
-    assert main(["validate", "--dataset", str(root), "--checks", "workload"]) == 0
+    assert main(["validate", "--dataset", str(root), "--checks", "workload"]) == 1  # a blob is missing
     lines = capsys.readouterr().out.splitlines()
     assert "workload gone of dsa_topk_indexer_h2_d8_topk64_ps4: blob " in lines[0]
     for uuid, line in zip(("short", "gone"), lines[1:3], strict=True):
@@ -100,3 +100,12 @@ def test_a_dry_run_skips_what_has_no_blobs_in_one_line(root, capsys):
     assert plan["counts"]["jobs"] == 2
     (skip,) = plan["skipped"]
     assert skip["reason"].startswith("1 of 2 workloads lack their stored inputs: blob ")
+    assert skip["fault"]
+
+
+def test_a_run_judges_the_others_and_has_failed(root, capsys):
+    few = ["--devices", "cpu", "--iterations", "1", "--num-trials", "1", "--no-save-results", "--no-profile-baseline"]
+    assert main(["run", "--local", str(root), *few]) == 1
+    told = capsys.readouterr().out
+    assert "2 jobs in" in told
+    assert told.count("1 of 2 workloads lack their stored inputs") == 1

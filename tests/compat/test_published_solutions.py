@@ -45,6 +45,24 @@ SHAPES = {
             "value",
             f"{BY_CALL}returned a value",
         ),
+        "passed on": (
+            "def mix(a, b):\n    return a + 2 * b\ndef run(*args, **kwargs):\n    return mix(*args, **kwargs)\n",
+            "PASSED",
+            "value",
+            f"{BY_CALL}returned a value",
+        ),
+        "behind a decorator": (
+            "def plain(f):\n    return lambda *args: f(*args)\n@plain\ndef run(a, b, y):\n    y.copy_(a + 2 * b)\n",
+            "PASSED",
+            "dps",
+            f"{BY_CALL}failed",
+        ),
+        "passed on into": (
+            "def mix(a, b, y):\n    y.copy_(a + 2 * b)\ndef run(*args):\n    return mix(*args)\n",
+            "PASSED",
+            "dps",
+            f"{BY_CALL}failed",
+        ),
         "into another": (
             "def mix(a, b, y):\n    y.copy_(a + 2 * b)\nrun = lambda *args: mix(*args)\n",
             "PASSED",

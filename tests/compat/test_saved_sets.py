@@ -53,6 +53,7 @@ def test_an_op_type_that_is_left_out_is_the_folders(tmp_path, folder, op_type):
         (["triton", "pytorch"], "main.py::run", "triton", []),
         (["cute_dsl"], "main.py::run", "python", ["cute-dsl"]),
         (["cutile", "cublas"], "main.py::run", "python", ["cutile"]),
+        (["cudnn_frontend"], "main.py::run", "python", ["cudnn"]),
         (["cuda_cpp", "cutlass"], "main.cu::run", "cuda", ["cutlass"]),
         (["cuda_cpp", "cudnn", "cublas"], "main.cpp::run", "cuda", ["cudnn", "cublas"]),
     ],
@@ -72,6 +73,19 @@ def test_languages_choose_a_builder_and_name_what_they_need(tmp_path, languages,
     assert {issue.severity for issue in loaded.issues} <= {"warning"}
 
 
+def test_an_input_that_is_null_is_left_out(tmp_path):
+    bias = {"dtype": "float32", "shape": ["n"], "optional": True}
+    definition = make_definition(inputs={"x": "float32[n]", "bias": bias}, reference="def run(x, bias): return x * 2\n")
+    line = make_trace(solution=None, workload=make_workload()).to_dict()
+    line["workload"]["inputs"]["bias"] = None
+    loaded = TraceSet.from_path(
+        write_trace_set(tmp_path, {"workloads/test/double.jsonl": [line]}, definitions=[definition])
+    )
+    assert list(loaded.workloads["double"][0].workload.inputs) == ["x"]
+    (issue,) = loaded.issues
+    assert (issue.severity, issue.field) == ("warning", "workload.inputs.bias")
+
+
 def test_what_is_known_and_has_no_effect_is_always_told(tmp_path):
     raw = make_definition(axes={"n": {"type": "var", "parent": "batch"}}).to_dict() | {"hf_id": "org/m", "check": "x"}
     workload = make_workload().to_dict() | {"tolerance": {"rtol": 0.5, "allow_negative_inf": True}}
@@ -87,6 +101,33 @@ def test_what_is_known_and_has_no_effect_is_always_told(tmp_path):
     assert [issue.severity for issue in loaded.issues] == ["warning"] * 3
     told = " ".join(issue.reason for issue in loaded.issues)
     assert all(word in told for word in ("check, hf_id, parent", "binding, compile_options", "allow_negative_inf"))
+
+
+def test_a_key_that_nobody_knows_is_told_wherever_it_stands(tmp_path):
+    raw = make_definition(strange_1=1, inputs={"x": {"dtype": "float32", "shape": ["n"], "strange_2": 2}}).to_dict()
+    line = make_trace(solution=None, workload=make_workload(strange_3=3)).to_dict() | {"strange_4": 4, "absent": None}
+    solution = make_solution(strange_5=5).to_dict() | {"strange_6": 6}
+    verdict = make_trace(environment={"hardware": "h", "libs": {}, "strange_7": 7}, strange_8=8)
+    files = {"definitions/test/double.json": raw, "solutions/s.json": solution, "workloads/test/double.jsonl": [line]}
+    issues = TraceSet.from_path(write_trace_set(tmp_path, files, traces=[verdict])).issues
+    told = {issue.file.name: issue.reason for issue in issues if "strange" in issue.reason}
+    assert {name: reason.partition(": ")[2] for name, reason in told.items()} == {
+        "double.json": "strange_1, strange_2",
+        "double.jsonl": "strange_3, strange_4",
+        "s.json": "strange_5, strange_6",
+    }
+
+
+@pytest.mark.parametrize("names", [("a", "b"), ("a", "a")])
+def test_solutions_may_lie_right_in_their_folder(tmp_path, names):
+    solutions = [make_solution(name, author="me").to_dict() for name in names]
+    files = {"solutions/a.json": solutions[0], "solutions/other.json": solutions[1]}
+    loaded = TraceSet.from_path(write_trace_set(tmp_path, files, definitions=[make_definition()]))
+    is_clash = names[0] == names[1]
+    assert len(loaded.solutions.get("double", [])) == (0 if is_clash else 2)
+    assert ["none is used" in issue.reason for issue in loaded.issues if issue.severity == "error"] == [
+        True
+    ] * 2 * is_clash
 
 
 @pytest.mark.parametrize("tolerance", [{"max_atol": -1}, {"max_rtol": "small"}, {"required_matched_ratio": 0}, 3])

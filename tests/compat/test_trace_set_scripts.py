@@ -53,6 +53,8 @@ def test_a_workload_with_stored_tensors_is_added(root):
     assert found.workload == workload
     for given in (path, root / path):
         assert trace_set.get_workload_blob_tensor(given)["x"].tolist() == [0.0, 1.0, 2.0]
+    with pytest.raises(ValueError, match="there already"):
+        trace_set.add_workload_blob_tensor("double", "w7", {"x": torch.zeros(3)})
     with pytest.raises(WorkloadFault, match="not there"):
         trace_set.get_workload_blob_tensor("blob/workloads/none.safetensors")
 

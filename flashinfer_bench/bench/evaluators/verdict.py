@@ -15,7 +15,7 @@ import torch
 from flashinfer_bench.bench.config import ResolvedEvalConfig
 from flashinfer_bench.bench.evaluators.compare.outputs import compare
 from flashinfer_bench.bench.evaluators.compare.rule import Comparison, Tolerance
-from flashinfer_bench.bench.extra_keys import MAX_ABSOLUTE_ERROR, MAX_ERROR_CAP, why_wrong
+from flashinfer_bench.bench.extra_keys import MAX_ABSOLUTE_ERROR, MAX_ERROR_CAP, SUMMED_TOLERANCE, why_wrong
 from flashinfer_bench.data import Correctness, Definition, EvaluationStatus
 from flashinfer_bench.errors import WorkloadFault
 
@@ -72,13 +72,14 @@ def resolve_tolerance(cfg: ResolvedEvalConfig, *, default_ratio: float) -> Toler
 
     Args:
         cfg: the resolved configuration; `extra["max_error_cap"]` and `extra["max_absolute_error"]` are caps on the
-            largest error.
+            largest error; `extra["summed_tolerance"]` adds atol and rtol up.
         default_ratio: the required matched ratio where the configuration gives none.
     """
     ratio = default_ratio if cfg.required_matched_ratio is None else cfg.required_matched_ratio
     cap = read_parameter(cfg, MAX_ERROR_CAP, Tolerance.max_error_cap)
     largest = read_parameter(cfg, MAX_ABSOLUTE_ERROR, Tolerance.max_absolute_error)
-    return Tolerance(cfg.rtol, cfg.atol, ratio, cap, max_absolute_error=largest)
+    is_sum = bool(cfg.extra.get(SUMMED_TOLERANCE, False))
+    return Tolerance(cfg.rtol, cfg.atol, ratio, cap, max_absolute_error=largest, is_sum=is_sum)
 
 
 def check_form(

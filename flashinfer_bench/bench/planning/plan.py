@@ -64,6 +64,8 @@ class Skip:
     workload: str | None
     """The uuid; None when all workloads are skipped, or those that the reason tells of."""
     reason: str
+    is_fault: bool = False
+    """Whether the data set lacks what it would take: then the run has failed, whatever else it judged."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +143,7 @@ def make_plan(
     reasons = {decision.reason: count for decision, count in decisions.items() if decision.action == "redo"}
     return Plan(
         jobs=tuple(_numbered(jobs)),
-        skips=(*(Skip(name, None, None, reason) for name, reason in missing.items()), *skips),
+        skips=(*(Skip(name, None, None, reason, is_fault=True) for name, reason in missing.items()), *skips),
         resumed=decisions.total() - len(jobs),
         redone=sum(reasons.values()),
         redone_reasons=reasons,

@@ -207,7 +207,7 @@ class Fleet:
         for job in batch.jobs:
             known = self._known_fault(job)
             if known is not None:
-                faults.append(JobFaulted(job, known))
+                faults.append(JobFaulted(job, known, self._ran_out_of_time(job)))
                 continue
             name = job.solution.name
             if name not in solutions and name not in broken:
@@ -297,6 +297,9 @@ class Fleet:
         """Say why a job cannot be judged, as far as the run has shown."""
         return self._broken.get((job.definition.name, job.workload.uuid), self._endless(job))
 
+    def _ran_out_of_time(self, job: Job) -> bool:
+        return job.workload.uuid in self._hung.get(job.definition.name, ()) or self._endless(job) is not None
+
     def _endless(self, job: Job) -> str | None:
         """Say why a definition is given up whose reference does not end."""
         hung = self._hung.get(job.definition.name, set())
@@ -323,7 +326,7 @@ class Fleet:
             name, uuid = suspect.definition.name, suspect.workload.uuid
             self._hung.setdefault(name, set()).add(uuid)
             self._broken[name, uuid] = f"reference of {name}, workload {uuid}: it ran out of time; {reason}"
-            yield JobFaulted(suspect, self._broken[name, uuid])
+            yield JobFaulted(suspect, self._broken[name, uuid], is_out_of_time=True)
         elif suspect is not None:
             yield from self._retry_or_fault(queue, suspect, reason, retry=True, phase=client.phase)
         station.failed_starts += 0 if client.is_ready else 1

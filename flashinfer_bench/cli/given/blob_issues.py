@@ -6,12 +6,13 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from flashinfer_bench.data import LoadIssue, Trace, TraceSet
+from flashinfer_bench.data.issue import Severity
 from flashinfer_bench.data.store.blobs import BlobStore
 from flashinfer_bench.data.workload import SafetensorsInput
 
 
 def find_blob_issues(trace_set: TraceSet, workloads: Iterable[Trace] | None = None) -> list[LoadIssue]:
-    """Return a warning for each blob that cannot be opened.
+    """Return an issue for each blob that cannot be opened: an error, or a warning where a run would fetch it.
 
     Args:
         trace_set: the set to check.
@@ -24,7 +25,9 @@ def find_blob_issues(trace_set: TraceSet, workloads: Iterable[Trace] | None = No
         for source in trace.workload.inputs.values():
             if root is None or not isinstance(source, SafetensorsInput) or (root, source.path) in issues:
                 continue
-            reason = BlobStore(root).why_not_ready(source.path)
+            store = BlobStore(root)
+            reason = store.why_not_ready(source.path)
+            severity: Severity = "warning" if store.is_pointer(source.path) else "error"
             text = f"workload {trace.workload.uuid} of {trace.definition}: {reason}"
-            issues[root, source.path] = LoadIssue("warning", root, None, None, text) if reason else None
+            issues[root, source.path] = LoadIssue(severity, root, None, None, text) if reason else None
     return [issue for issue in issues.values() if issue is not None]

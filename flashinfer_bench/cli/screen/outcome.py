@@ -64,14 +64,15 @@ class RunOutcome:
         return len(self.plan.jobs) - len(self.finished)
 
     def exit_code(self, *, require_passed: bool) -> int:
-        """Return 130 if interrupted, 1 if a job has no verdict, else 0.
+        """Return 130 if interrupted, 1 if a job has no verdict or the set lacks stored inputs, else 0.
 
         Where passing is required, return 1 also if a job did not pass, or if there is no verdict at all.
         """
         if self.is_interrupted:
             return INTERRUPTED
         all_passed = bool(self.traces) and all(trace.is_successful() for trace in self.traces)
-        return FAILED if self.left or (require_passed and not all_passed) else RAN
+        has_faults = self.left or any(skip.is_fault for skip in self.plan.skips)
+        return FAILED if has_faults or (require_passed and not all_passed) else RAN
 
 
 def trace_files(outcome: RunOutcome, trace_set: TraceSet) -> list[Path]:

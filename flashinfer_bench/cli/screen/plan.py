@@ -89,10 +89,16 @@ def plan_counts(plan: Plan) -> dict[str, Any]:
     }
 
 
-def skip_documents(skips: Iterable[Skip]) -> list[dict[str, str | None]]:
+def skip_documents(skips: Iterable[Skip]) -> list[dict[str, str | bool | None]]:
     """Return the skips as JSON-able values."""
     return [
-        {"definition": skip.definition, "solution": skip.solution, "workload": skip.workload, "reason": skip.reason}
+        {
+            "definition": skip.definition,
+            "solution": skip.solution,
+            "workload": skip.workload,
+            "reason": skip.reason,
+            "fault": skip.is_fault,
+        }
         for skip in skips
     ]
 

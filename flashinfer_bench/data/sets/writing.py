@@ -73,12 +73,14 @@ def write_workloads(trace_set: TraceSet, traces: Sequence[Trace]) -> None:
 
 
 def write_tensors(trace_set: TraceSet, definition: str, uuid: str, tensors: Mapping[str, torch.Tensor]) -> str:
-    """Write the stored tensors of a workload, over what was there, and return the path as a workload gives it."""
+    """Write the stored tensors of a workload into a new file, and return the path as a workload gives it."""
     from safetensors.torch import save  # needs torch, which a set does not
 
     _check_definition(trace_set, definition)
     op_type = trace_set.definitions[definition].op_type
     path = layout.blob_path(Path(), op_type=op_type, definition=definition, uuid=uuid)
+    if (trace_set.folder / path).exists():
+        raise ValueError(f"{trace_set.folder / path} is there already; recorded verdicts stand on it")
     content = save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
     write_whole_bytes(trace_set.folder / path, content)
     return str(path)

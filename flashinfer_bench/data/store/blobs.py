@@ -90,6 +90,13 @@ class BlobStore:
         except WorkloadFault:
             return False  # nobody can say
 
+    def is_pointer(self, path: str) -> bool:
+        """Tell whether a git-lfs pointer lies at a blob path."""
+        try:
+            return _is_pointer(self._find(path, ""))
+        except WorkloadFault:
+            return False
+
     def why_not_ready(self, path: str) -> str | None:
         """Say why a blob could not be opened as it is now; None where it could. Nothing is fetched."""
         try:

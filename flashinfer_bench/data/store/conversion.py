@@ -19,7 +19,7 @@ from flashinfer_bench.data.solution import Solution
 from flashinfer_bench.data.store import layout
 from flashinfer_bench.data.store.blobs import BlobStore
 from flashinfer_bench.data.store.loose import DEFINITION_FILE, WORKLOAD_FILES
-from flashinfer_bench.data.store.variants.beside import USUAL_OP_TYPE
+from flashinfer_bench.data.store.merging import op_type_of
 from flashinfer_bench.data.store.variants.definitions import REFERENCE_FILE
 from flashinfer_bench.data.store.variants.solutions import UNKNOWN_AUTHOR
 from flashinfer_bench.data.trace import Trace
@@ -64,9 +64,8 @@ def convert_set(trace_set: TraceSet, root: Path, output: Path) -> Conversion:
     """
     if output.resolve().is_relative_to(root.resolve()):
         raise DataSetError(f"{output} lies in {root}, which is read; write to another folder")
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise DataSetError(f"{output} is there already; give a folder that is new or empty")
     try:
+        layout.refuse_used(output)
         return _Writer(trace_set, root, output).write()
     except OSError as error:
         raise Fault(f"{output} cannot be written: {error.strerror}") from error
@@ -93,11 +92,11 @@ class _Writer:
             done.definitions += 1
         for solution in self._solutions():
             names = {"author": solution.author, "definition": solution.definition, "solution": solution.name}
-            op_type = self._op_type_of(solution.definition)
+            op_type = op_type_of(self._set, solution.definition)
             save_json_file(solution, layout.solution_path(output, op_type=op_type, **names))
             done.solutions += 1
         for name, lines in self._set.workloads.items():
-            file = layout.workloads_path(output, op_type=self._op_type_of(name), definition=name)
+            file = layout.workloads_path(output, op_type=op_type_of(self._set, name), definition=name)
             done.workloads += self._append(file, (self._with_own_blobs(line) for line in lines))
         for name, traces in self._set.traces.items():
             done.traces += self._write_traces(name, traces)
@@ -110,10 +109,6 @@ class _Writer:
     def _solutions(self) -> Iterator[Solution]:
         return (solution for group in self._set.solutions.values() for solution in group)
 
-    def _op_type_of(self, definition: str) -> str:
-        known = self._set.definitions.get(definition)
-        return known.op_type if known is not None else USUAL_OP_TYPE
-
     @staticmethod
     def _append(file: Path, lines: Iterable[Trace]) -> int:
         written, rest = 0, iter(lines)
@@ -124,7 +119,7 @@ class _Writer:
 
     def _write_traces(self, definition: str, traces: Iterable[Trace]) -> int:
         """Write traces into a file for each author, in their order."""
-        op_type, written = self._op_type_of(definition), 0
+        op_type, written = op_type_of(self._set, definition), 0
         waiting: dict[Path, list[Trace]] = {}
         for trace in traces:
             author = self._authors.get(trace.solution or "", UNKNOWN_AUTHOR)
@@ -167,7 +162,7 @@ class _Writer:
         plain = PurePosixPath(path)
         if plain.parts[0] == layout.BLOB:
             return str(plain)
-        parts = (layout.BLOB, layout.WORKLOADS, *map(layout.path_part, (self._op_type_of(definition), definition)))
+        parts = (layout.BLOB, layout.WORKLOADS, *map(layout.path_part, (op_type_of(self._set, definition), definition)))
         folder = PurePosixPath(*parts)
         names = (f"{plain.stem}{mark}{plain.suffix}" for mark in ("", *(f"_{number}" for number in range(2, 1 << 20))))
         return next(str(folder / name) for name in names if not (self._done.output / folder / name).exists())

@@ -12,21 +12,17 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Final
 
 from flashinfer_bench.data.model import DataModel
 from flashinfer_bench.data.store import layout
 from flashinfer_bench.data.store.blobs import BlobStore
 from flashinfer_bench.data.store.trace_lines import AnyTrace, TraceLine
 from flashinfer_bench.data.store.trace_list import kept_of
+from flashinfer_bench.data.store.variants.beside import USUAL_OP_TYPE
+from flashinfer_bench.data.store.variants.solutions import UNKNOWN_AUTHOR
 from flashinfer_bench.data.trace_set import TraceSet
 from flashinfer_bench.data.workload import SafetensorsInput
 from flashinfer_bench.errors import DataSetError, Fault, WorkloadFault
-
-NO_AUTHOR: Final = "unknown"
-"""Folder of traces whose solution no set has."""
-NO_OP_TYPE: Final = "custom"
-"""Folder of what belongs to a definition that no set has."""
 
 
 @dataclass
@@ -66,8 +62,7 @@ def merge_sets(parts: Sequence[TraceSet], output: Path, further: Mapping[str, st
     blobs = _find_blobs(parts, done)
     staging = output.absolute().with_name(f".{output.absolute().name}.{os.getpid()}.merging")
     try:
-        if output.is_symlink() or (output.exists() and (not output.is_dir() or any(output.iterdir()))):
-            raise DataSetError(f"{output} is there already; give a folder that is new or empty")
+        layout.refuse_used(output)
         staging.mkdir(parents=True)
         _write_models(merged, staging)
         done.traces = _write_traces(merged, staging)
@@ -130,9 +125,9 @@ def _write_models(merged: TraceSet, root: Path) -> None:
     for name, solutions in merged.solutions.items():
         for solution in solutions:
             names = {"author": solution.author, "definition": name, "solution": solution.name}
-            _write(layout.solution_path(root, op_type=_op_type_of(merged, name), **names), [solution], indent=2)
+            _write(layout.solution_path(root, op_type=op_type_of(merged, name), **names), [solution], indent=2)
     for name, lines in merged.workloads.items():
-        _write(layout.workloads_path(root, op_type=_op_type_of(merged, name), definition=name), lines)
+        _write(layout.workloads_path(root, op_type=op_type_of(merged, name), definition=name), lines)
 
 
 def _write(file: Path, models: Sequence[DataModel], indent: int | None = None) -> None:
@@ -145,10 +140,10 @@ def _write_traces(merged: TraceSet, root: Path) -> int:
     authors = {item.name: item.author for group in merged.solutions.values() for item in group}
     count = 0
     for name, traces in merged.traces.items():
-        op_type = _op_type_of(merged, name)
+        op_type = op_type_of(merged, name)
         texts: dict[Path, dict[bytes, None]] = {}
         for trace, text in _texts_of(kept_of(traces)):
-            author = authors.get(trace.solution or "", NO_AUTHOR)
+            author = authors.get(trace.solution or "", UNKNOWN_AUTHOR)
             file = layout.traces_path(root, author=author, op_type=op_type, definition=name)
             texts.setdefault(file, {})[text] = None
         for file, lines in texts.items():
@@ -163,6 +158,7 @@ def _texts_of(traces: Iterable[AnyTrace]) -> Iterator[tuple[AnyTrace, bytes]]:
         yield trace, trace.text if isinstance(trace, TraceLine) else trace.to_json().encode()
 
 
-def _op_type_of(merged: TraceSet, definition: str) -> str:
-    known = merged.definitions.get(definition)
-    return known.op_type if known is not None else NO_OP_TYPE
+def op_type_of(trace_set: TraceSet, definition: str) -> str:
+    """Return the op type of a definition; the usual one where the set does not have it."""
+    known = trace_set.definitions.get(definition)
+    return known.op_type if known is not None else USUAL_OP_TYPE

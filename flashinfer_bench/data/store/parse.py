@@ -21,6 +21,7 @@ from flashinfer_bench.data.names import KEY_CUTOFF, nearest_name
 from flashinfer_bench.data.store.json_text import MOST_JSON_BYTES, MOST_VALUES, find_line, parse_json
 from flashinfer_bench.data.store.variants.beside import Spot
 from flashinfer_bench.data.store.variants.table import UPGRADES
+from flashinfer_bench.data.trace import Trace
 
 Model = TypeVar("Model", bound=DataModel)
 MISSING: Final = "is missing"
@@ -172,11 +173,12 @@ def parse_raw(model: type[Model], raw: object, place: Place, issues: list[LoadIs
 
 
 def _warn_of_misspelt_keys(built: DataModel, given: object, place: Place, issues: list[LoadIssue]) -> None:
-    """Warn of keys that have no effect here, and of unknown ones that are nearly one that the file does not give."""
+    """Warn of keys that have no effect here, and name the key that may be meant. Of a trace, only of misspelt ones."""
+    is_record = isinstance(built, Trace) and not built.is_workload_trace()
     ignored: dict[str, None] = {}
     for steps, owner in islice(built.unknown_keys(), MOST_ISSUES):
         value = (owner.__pydantic_extra__ or {}).get(steps[-1])
-        if steps[-1] in owner.ignored_extras or (owner.tells_unknown_keys and value is not None):
+        if steps[-1] in owner.ignored_extras:
             if value is not None:
                 ignored[steps[-1]] = None
             continue
@@ -187,6 +189,8 @@ def _warn_of_misspelt_keys(built: DataModel, given: object, place: Place, issues
         if nearest is not None:
             reason = f"unknown key, kept without effect; did you mean {nearest!r}?"
             issues.append(place.issue("warning", reason, steps))
+        elif value is not None and owner.tells_unknown_keys and not is_record:
+            ignored[steps[-1]] = None
     if ignored:
         issues.append(place.issue("warning", f"kept without effect: {', '.join(sorted(ignored))}"))
 

@@ -28,6 +28,16 @@ def test_parameters_in_another_order_are_passed_by_name():
     assert torch.equal(called([torch.ones(2), torch.zeros(2)])[0], torch.ones(2))
 
 
+@pytest.mark.parametrize("parameters", ["b, a, eps=1e-5, **others", "**others", "b, *, a"])
+def test_keywords_of_any_name_are_passed_by_name(parameters):
+    names = "others['a'] - others['b']" if parameters == "**others" else "a - b"
+    definition = make_definition(
+        inputs={"a": "float32[n]", "b": "float32[n]"}, reference=f"def run({parameters}):\n    return {names}\n"
+    )
+    (output,) = Reference.compile(definition)([torch.tensor([3.0]), torch.tensor([1.0])])
+    assert output.tolist() == [2.0]
+
+
 def test_parameters_of_other_names_are_passed_by_position():
     parts = {"inputs": {"x": "float32[n]", "w": "float32[n]"}}
     called = reference("return a - b", head="def run(a, b):", **parts)

@@ -33,10 +33,10 @@ def told(text):
     return [line for line in text.splitlines() if "blob" in line]
 
 
-def test_validate_warns_of_each_blob_once(folder, capsys):
-    assert main(["validate", "--local", str(folder)]) == 0
+def test_validate_tells_of_each_blob_once(folder, capsys):
+    assert main(["validate", "--local", str(folder)]) == 1
     gone, pointer = told(capsys.readouterr().out)
-    assert gone.startswith("warning: ")
+    assert (gone.startswith("error: "), pointer.startswith("warning: ")) == (True, True)
     assert "workload gone of double: " in gone
     assert "is not there" in gone
     assert "workload pointer of double: " in pointer

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from flashinfer_bench.bench.machine import Device, Machine
 from flashinfer_bench.cli.main import cli as main
 from flashinfer_bench.cli.sets.validate import judging
 from flashinfer_bench.cli.sets.validate.judging import judge_baselines, judge_references, pack_reference
@@ -37,10 +38,10 @@ def test_each_reference_is_judged_as_a_solution_on_every_workload_that_is_whole(
         ("double", "double__reference", "w0", "PASSED")
     ]
     (issue,) = judged.issues
-    assert (issue.check, issue.severity) == ("baseline", "warning")
+    assert (issue.check, issue.severity) == ("baseline", "error")
     assert issue.reason.startswith("double: not judged: 1 of 2 workloads lack their stored inputs")
     assert made[0].config.devices == ["cpu"]
-    assert (made[0].config.timeout_seconds, made[0].saved, made[0].is_ended) == (300.0, False, True)
+    assert (made[0].config.timeout_seconds, made[0].saved, made[0].is_ended) == (900.0, False, True)
     assert capsys.readouterr().err == "baseline: 1 job on cpu (test device)\n"
 
 
@@ -53,6 +54,24 @@ def test_a_reference_that_fails_and_one_without_a_verdict_are_errors(tmp_path, c
         ("error", "double: the reference on workload w1: NO VERDICT: no such axis"),
     ]
     assert judged.issues[0].file.endswith("definitions/test/double.json")
+
+
+OUT_OF_TIME = {"status": "TIMEOUT", "log": "the call was still running"}
+
+
+@pytest.mark.parametrize(("kind", "severity", "limit"), [("cpu", "warning", 900), ("cuda", "error", 300)])
+def test_a_reference_that_is_slow_on_a_cpu_is_no_error(tmp_path, monkeypatch, kind, severity, limit):
+    device = Device(kind, 0, "test device", "uuid")
+    monkeypatch.setattr(FakeEngine, "machine", Machine((device,), {"python": None}))
+    make, made = engine(lambda job: OUT_OF_TIME)
+    judged = judge_references(TraceSet.from_path(write_small_set(tmp_path)), cpu_only=False, make_engine=make)
+    assert [issue.severity for issue in judged.issues] == [severity] * 2
+    assert made[0].config.timeout_seconds == limit
+    assert ("takes longer than 900 s on a CPU" in judged.issues[0].reason) == (kind == "cpu")
+    judged = judge_baselines(
+        TraceSet.from_path(tmp_path), author="alice", cpu_only=False, make_engine=engine(lambda job: OUT_OF_TIME)[0]
+    )
+    assert {issue.severity for issue in judged.issues if "TIMEOUT" in issue.reason} == {"error"}
 
 
 def test_the_solutions_of_the_baselines_author_are_judged_and_no_others(tmp_path, capsys):
@@ -101,6 +120,10 @@ def test_a_reference_with_another_order_of_parameters_is_called_by_keyword():
     inputs = {"a": "float32[n]", "b": "float32[n]"}
     definition = make_definition(inputs=inputs, reference="def run(b, a):\n    return a - b\n")
     assert [source.path for source in pack_reference(definition).sources] == ["reference.py", "main.py"]
+    for parameters in ("a, *, b", "a, b, **others", "**inputs"):
+        reference = f"def run({parameters}):\n    return 0\n"
+        packed = pack_reference(make_definition(inputs=inputs, reference=reference))
+        assert [source.path for source in packed.sources] == ["reference.py", "main.py"]
     swapped = make_definition(inputs=inputs, reference="def run(a, b):\n    return a - b\n")
     assert [source.path for source in pack_reference(swapped).sources] == ["main.py"]
 

@@ -143,6 +143,14 @@ def _surely(condition: torch.Tensor) -> bool:
     return condition.device.type == "cpu" and bool(condition)
 
 
+def bounds_of(magnitude: torch.Tensor, tolerance: Tolerance, most: float) -> torch.Tensor:
+    """Give the error that each element may have, `most` at most."""
+    bound = magnitude * tolerance.rtol
+    if tolerance.is_sum:
+        bound += tolerance.added
+    return bound.clamp_(max(tolerance.atol, torch.finfo(bound.dtype).tiny), most)
+
+
 def score_elements(chunk: Chunk, tolerance: Tolerance) -> Errors:
     """Give the errors of some elements, also of those that are nan or infinite."""
     errors = _errors(chunk, tolerance)
@@ -156,8 +164,7 @@ def _errors(chunk: Chunk, tolerance: Tolerance) -> Errors:
         return Errors(error, magnitude, torch.where(chunk.matches, 0.0, error.clamp(min=2.0)))
     limits = torch.finfo(error.dtype)
     # An infinite expected value has an infinite bound. The upper limit stops such a bound from accepting any value.
-    bound = (magnitude * tolerance.rtol).clamp_(max(tolerance.atol, limits.tiny), limits.max)
-    return Errors(error, magnitude, error / bound)
+    return Errors(error, magnitude, error / bounds_of(magnitude, tolerance, limits.max))
 
 
 def _repair(chunk: Chunk, errors: Errors, failed: torch.Tensor) -> tuple[Errors, torch.Tensor, torch.Tensor]:

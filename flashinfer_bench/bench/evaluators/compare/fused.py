@@ -71,6 +71,7 @@ def _measure_tiles(expected: torch.Tensor, got: torch.Tensor, tolerance: Toleran
             lines,
             tiles,
             float(tolerance.rtol),
+            float(tolerance.added),
             float(max(tolerance.atol, limits.tiny)),
             limits.max,
             LOOK_UP=table is not expected,
@@ -116,6 +117,7 @@ def _compare(
     lines_ptr: tl.tensor,
     tiles: tl.tensor,
     rtol: tl.tensor,
+    added: tl.tensor,
     least_bound: tl.tensor,
     most_bound: tl.tensor,
     LOOK_UP: tl.constexpr,
@@ -150,7 +152,7 @@ def _compare(
         # The same steps as in `chunks`, with the same roundings; the operator `/` would be approximate here.
         magnitude = tl.abs(expected)
         error = tl.abs(got - expected)
-        bound = tl.minimum(tl.maximum(magnitude * rtol, least_bound), most_bound)
+        bound = tl.minimum(tl.maximum(magnitude * rtol + added, least_bound), most_bound)
         score = _divide(error, bound)
         is_nan = got != got
         is_finite = magnitude < infinity

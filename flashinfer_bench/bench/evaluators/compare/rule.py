@@ -1,8 +1,9 @@
 """What comparing one output found, and the rule that decides: plain numbers, which `chunks` or `fused` measures.
 
-An element fails where |got - expected| > atol and |got - expected| > rtol * |expected|. So where the expected value is
-zero, atol alone decides. Integers and booleans have no tolerance. Where the expected value is not finite, only the same
-kind (nan, +inf, -inf) matches. A nan or an infinity anywhere else is wrong, whatever the matched ratio.
+An element fails where |got - expected| > atol and |got - expected| > rtol * |expected|; where the tolerance is a sum,
+it fails where |got - expected| > atol + rtol * |expected|. So where the expected value is zero, atol alone decides.
+Integers and booleans have no tolerance. Where the expected value is not finite, only the same kind (nan, +inf, -inf)
+matches. A nan or an infinity anywhere else is wrong, whatever the matched ratio.
 
 An output passes where the share of matching elements reaches the required ratio. A ratio below 1 has two more rules: no
 error may be over a cap, and no stretch of the output may look unwritten. Where shared zeros are ignored, the ratio has
@@ -38,11 +39,18 @@ class Tolerance:
     """Whether the ratio must also be reached without the elements that are zero on both sides or nan on both sides."""
     max_absolute_error: float = math.inf
     """Largest error allowed anywhere, whatever else is."""
+    is_sum: bool = False
+    """Whether an error may be as large as both together, and not only as the larger of the two."""
 
     @property
     def by_ratio(self) -> bool:
         """Tell whether some elements may fail."""
         return self.required_matched_ratio < 1.0
+
+    @property
+    def added(self) -> float:
+        """What is added to rtol * |expected|."""
+        return self.atol if self.is_sum else 0.0
 
 
 @dataclass(frozen=True)
@@ -188,6 +196,6 @@ class Comparison:
         within = (
             "integers and booleans have no tolerance"
             if self.is_exact
-            else f"atol={tolerance.atol:g}, rtol={tolerance.rtol:g}"
+            else f"atol={tolerance.atol:g}, rtol={tolerance.rtol:g}{', added' if tolerance.is_sum else ''}"
         )
         return f"{ratio}, {within}"

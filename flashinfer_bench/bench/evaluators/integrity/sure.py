@@ -12,7 +12,7 @@ from typing import Final
 
 import torch
 
-from flashinfer_bench.bench.evaluators.compare.chunks import CHUNK_ELEMENTS
+from flashinfer_bench.bench.evaluators.compare.chunks import CHUNK_ELEMENTS, bounds_of
 from flashinfer_bench.bench.evaluators.compare.packed import is_packed
 from flashinfer_bench.bench.evaluators.compare.rule import Tolerance
 from flashinfer_bench.bench.evaluators.evaluator import JudgedCall
@@ -57,8 +57,7 @@ def _look(expected: torch.Tensor, got: torch.Tensor, tolerance: Tolerance, rule:
     wanted, limits = expected.to(work), torch.finfo(work)
     error = got.to(work).sub_(wanted) if got.dtype != work else got - wanted
     most_error = min(tolerance.max_absolute_error, limits.max)
-    bound = (wanted.abs() * tolerance.rtol).clamp_(max(tolerance.atol, limits.tiny), most_error)
-    yield (error.abs() <= bound).all()
+    yield (error.abs() <= bounds_of(wanted.abs(), tolerance, most_error)).all()
     columns = row_length(expected)
     if not rule.is_on or columns is None or expected.dtype in NO_VALUE_SCALES:
         return

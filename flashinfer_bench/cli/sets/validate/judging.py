@@ -24,6 +24,7 @@ from flashinfer_bench.data import (
     BuildSpec,
     Definition,
     Evaluation,
+    EvaluationStatus,
     LoadIssue,
     Solution,
     SourceFile,
@@ -37,7 +38,9 @@ from flashinfer_bench.report.verdict import first_reason, reason_of
 
 REFERENCE_AUTHOR: Final = "reference"
 JOB_LIMIT_S: Final = 300.0
-"""Seconds for one solution on one workload; a slower one is an error (TIMEOUT)."""
+"""Seconds on a GPU for one solution on one workload; a slower one is an error."""
+CPU_JOB_LIMIT_S: Final = 900.0
+"""Seconds on a CPU. A reference that takes longer there is a warning: it may be written for a GPU, and right."""
 CHECK_LIMIT_S: Final = 1800.0
 """Seconds for one check; jobs that are left then are told, and not judged."""
 TOLD_EVERY_S: Final = 60.0
@@ -48,7 +51,6 @@ QUICKLY: Final = {
     "num_trials": 1,
     "time_budget_s": 1.0,
     "profile_baseline": False,
-    "timeout_seconds": JOB_LIMIT_S,
 }
 """Settings: each solution is judged once, and its time is nobody's business."""
 BY_KEYWORD: Final = """\
@@ -70,6 +72,9 @@ class JudgedSet:
 
     jobs: list[TriedJob] = field(default_factory=list)
     issues: list[CheckedIssue] = field(default_factory=list)
+    limit_s: float = JOB_LIMIT_S
+    """Seconds that a job may take."""
+    is_on_cpu: bool = False
 
 
 def judge_references(trace_set: TraceSet, *, cpu_only: bool, make_engine: EngineFactory = Benchmark) -> JudgedSet:
@@ -96,7 +101,7 @@ def pack_reference(definition: Definition) -> Solution:
     parameters = definition.reference_parameters
     inputs = tuple(definition.inputs)
     sources = {"main.py": definition.reference}
-    if parameters is not None and set(inputs) <= set(parameters) and tuple(parameters[: len(inputs)]) != inputs:
+    if parameters is not None and set(inputs) <= set(parameters) and not definition.takes_inputs_in_order:
         sources = {"reference.py": definition.reference, "main.py": BY_KEYWORD.format(inputs=inputs)}
     return Solution(
         name=f"{definition.name}__{REFERENCE_AUTHOR}",
@@ -125,12 +130,16 @@ def _judge(check: Check, trace_set: TraceSet, config: BenchmarkConfig, make_engi
         return judged
     try:
         engine = make_engine(_without_others(trace_set, pairs), config)
+        judged.is_on_cpu = all(device.kind == "cpu" for device in engine.machine.devices)
+        judged.limit_s = CPU_JOB_LIMIT_S if judged.is_on_cpu else JOB_LIMIT_S
+        engine.config.timeout_seconds = judged.limit_s
         plan = engine.plan()
     except ConfigError as error:  # what the set says of its tolerances: the check `definition` tells where
         judged.issues += [_issue(check, trace_set, "not judged", line) for line in str(error).splitlines()]
         return judged
     for skip in plan.skips:
-        judged.issues.append(_issue(check, trace_set, skip.definition, f"not judged: {skip.reason}", "warning"))
+        severity: Severity = "error" if skip.is_fault else "warning"
+        judged.issues.append(_issue(check, trace_set, skip.definition, f"not judged: {skip.reason}", severity))
     where = ", ".join(f"{device.label} ({device.name})" for device in engine.machine.devices)
     write_err(f"{check}: {count(len(plan.jobs), 'job')} on {where}")
     began = told = time.monotonic()
@@ -158,7 +167,8 @@ def _take(event: Event, check: Check, trace_set: TraceSet, judged: JudgedSet) ->
     match event:
         case JobFinished(job, Trace(evaluation=Evaluation() as evaluation), _, seconds):
             status, reason = evaluation.status.value, reason_of(evaluation)
-        case JobFaulted(job, message):
+            is_out_of_time = evaluation.status is EvaluationStatus.TIMEOUT
+        case JobFaulted(job, message, is_out_of_time):
             status, reason, seconds = NO_VERDICT, first_reason(message), 0.0
         case Notice(message):
             write_err(message)
@@ -170,7 +180,11 @@ def _take(event: Event, check: Check, trace_set: TraceSet, judged: JudgedSet) ->
     if status != PASSED:
         who = "the reference" if check == "baseline" else f"solution {job.solution.name!r}"
         told = f"{who} on workload {job.workload.uuid}: {status}: {reason}"
-        judged.issues.append(_issue(check, trace_set, job.definition.name, told))
+        severity: Severity = "error"
+        if is_out_of_time and check == "baseline" and judged.is_on_cpu:
+            told = f"not judged: {who} takes longer than {judged.limit_s:g} s on a CPU, on workload {job.workload.uuid}"
+            told, severity = f"{told}; that is no fault, a GPU may tell more", "warning"
+        judged.issues.append(_issue(check, trace_set, job.definition.name, told, severity))
 
 
 def _without_others(trace_set: TraceSet, names: set[str]) -> TraceSet:

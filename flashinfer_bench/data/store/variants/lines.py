@@ -4,6 +4,7 @@ Forms, and what they become:
     early 2025   environment: `device` for `hardware`; evaluation: `log_file`
     bare         a workloads line that is a workload without the trace around it; no uuid; `solution` ""
     defaults     inputs without their type, which other engines leave out: `{}` is random, `{"value": 3}` a scalar
+    null         an input that is null: left out
     costs        a workload's `cost` that is none of ours: left out, since nothing but the roofline wants it
     loose        blob paths relative to the folder of the file
 """
@@ -56,7 +57,9 @@ def _upgrade_workload(
         del new["cost"]
         remarks.append(("workload.cost", f"left out, so that the cost is guessed from the definition: {reason}"))
     if isinstance(inputs := new.get("inputs"), dict):
-        new["inputs"] = {name: _upgrade_input(source, spot) for name, source in inputs.items()}
+        new["inputs"] = {name: _upgrade_input(source, spot) for name, source in inputs.items() if source is not None}
+        null = "null is read as left out: random, or None where it is optional"
+        remarks += [(f"workload.inputs.{name}", null) for name, source in inputs.items() if source is None]
     return new
 
 

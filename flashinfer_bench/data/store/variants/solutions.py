@@ -19,11 +19,23 @@ from flashinfer_bench.data.store.variants.beside import Remark, Spot, read_besid
 from flashinfer_bench.data.store.variants.definitions import without_null
 
 _OTHER_LANGUAGES: Final = frozenset(
-    {"pytorch", "torch", "cuda_cpp", "cute_dsl", "cutedsl", "cutile", "cutlass", "cudnn", "cublas", "c++"}
+    {
+        "pytorch",
+        "torch",
+        "cuda_cpp",
+        "cute_dsl",
+        "cutedsl",
+        "cutile",
+        "cudnn_frontend",
+        "cutlass",
+        "cudnn",
+        "cublas",
+        "c++",
+    }
 )
 """Languages of other engines; the suffix of the entry point's file says which builder takes them."""
 _NEEDS: Final = {"cute_dsl": "cute-dsl", "cutedsl": "cute-dsl", "cutile": "cutile", "cutlass": "cutlass",
-                 "cudnn": "cudnn", "cublas": "cublas"}  # fmt: skip
+                 "cudnn_frontend": "cudnn", "cudnn": "cudnn", "cublas": "cublas"}  # fmt: skip
 """Language → the package that it needs. Where that is missing, a solution is skipped and not blamed."""
 _PYTHON_SUFFIXES: Final = frozenset({".py"})
 _CUDA_SUFFIXES: Final = frozenset({".cu", ".cuh"})
@@ -86,7 +98,8 @@ def _upgrade_spec(raw: Mapping[str, Any], sources: object, remarks: list[Remark]
         chosen = _choose_language(languages, str(spec.get("entry_point", "")), paths)
         if chosen is not None:
             spec["language"] = chosen.value
-            remarks.append(("spec", f"language {', '.join(languages)} is built as {chosen.value}"))
+            if languages != [chosen.value]:
+                remarks.append(("spec", f"language {', '.join(languages)} is built as {chosen.value}"))
             _add_dependencies(spec, languages, chosen)
     elif isinstance(language, str):
         spec["language"] = language.lower()

@@ -18,6 +18,7 @@ TOLERANCES = [
     Tolerance(*limits, ratio)
     for limits, ratio in itertools.product([(1e-2, 1e-2), (0.0, 0.0), (0.5, 0.0), (0.0, 1e-3)], [1.0, 0.9])
 ]
+TOLERANCES.append(Tolerance(1e-2, 1e-2, is_sum=True))
 ODD = torch.tensor([torch.nan, torch.inf, -torch.inf, 0.0, -0.0, 1.0, 1.009, -1.0, 3e38, -3e38, 6e4, 1e-40, 1e-38, 2.0])
 
 

@@ -55,6 +55,16 @@ def test_an_element_fails_beyond_both_tolerances(expected, got, passes):
     assert found.mismatched == (0 if passes else 1)
 
 
+@pytest.mark.parametrize("expected", [1.0, -1.0, 0.001, 100.0, 0.0])
+@pytest.mark.parametrize("share", [0.95, 1.05])
+def test_where_the_tolerance_is_a_sum_both_count_together(expected, share):
+    limits = Tolerance(rtol=1e-2, atol=1e-2, is_sum=True)
+    got = expected + share * (limits.atol + limits.rtol * abs(expected))
+    found = compare(vector(0.5, expected), vector(0.5, got), limits)
+    assert (found.problem() is None) == (share < 1) == torch.allclose(vector(got), vector(expected), 1e-2, 1e-2)
+    assert found.problem() is None or "rtol=0.01, added" in found.problem()
+
+
 def test_an_infinite_bound_lets_nothing_infinite_pass():
     assert compare(vector(3e38), vector(INF), Tolerance(rtol=10.0, atol=0.0)).problem() is not None
 

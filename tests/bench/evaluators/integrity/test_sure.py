@@ -33,6 +33,13 @@ def lose(at, value):
     return changed
 
 
+def test_a_sum_lets_more_pass():
+    added = Tolerance(rtol=0.01, atol=0.01, is_sum=True)
+    off = ROWS + 0.9 * (0.01 + 0.01 * ROWS.abs())
+    assert passes(ROWS, off, added)
+    assert not passes(ROWS, off)
+
+
 @pytest.mark.parametrize(
     "got",
     [
