@@ -45,6 +45,7 @@ class Command(NamedTuple):
 COMMANDS: Final = {
     RUN: Command("run", "judge and time solutions"),
     "list": Command("sets.list", "list the definitions of a trace set"),
+    "new": Command("edit.new", "write a skeleton to begin with", ("solution", "definition")),
     "validate": Command("sets.validate.command", "show everything wrong with a trace set"),
     "validate-render": Command("sets.validate.render", "show a report of validate"),
     "config": Command("config_show", "show settings", ("show",)),
@@ -98,6 +99,8 @@ def parse_command_line(argv: Sequence[str]) -> argparse.Namespace:
         return argparse.Namespace(execute=_import_command(PERF).execute, argv=list(argv))
     parser = make_parser(argv)
     args, rest = parser.parse_known_args(argv)
+    if rest and getattr(args, "takes_sets", False) and not any(argument.startswith("-") for argument in rest):
+        args.local, rest = [*(args.local or []), *rest], []
     if rest:
         raise Misuse("\n".join(describe_unknown_arguments(rest, getattr(args, "parser", parser))))
     if not hasattr(args, "execute"):

@@ -15,7 +15,10 @@ from flashinfer_bench.bench.events import Event
 from flashinfer_bench.bench.machine import Machine
 from flashinfer_bench.bench.planning.plan import Plan
 from flashinfer_bench.bench.runner.recorded import find_resumed
+from flashinfer_bench.cli.edit.watch import take_stamp, wait_for_change
+from flashinfer_bench.cli.exit_codes import INTERRUPTED
 from flashinfer_bench.cli.given.blob_issues import find_blob_issues
+from flashinfer_bench.cli.given.drafts import list_draft_paths, save_draft, take_drafts
 from flashinfer_bench.cli.given.replay import choose_replayed, keep_replayed, read_replay
 from flashinfer_bench.cli.given.sets import describe_issues, describe_tolerances, open_trace_set
 from flashinfer_bench.cli.given.settings import naming_flags, read_config
@@ -36,7 +39,7 @@ from flashinfer_bench.cli.screen.progress import RunProgress, choose_progress
 from flashinfer_bench.cli.screen.tables import available_width, count
 from flashinfer_bench.cli.shared_flags import PROGRAM, add_format, add_local, add_selection, add_settings
 from flashinfer_bench.data import Trace, TraceSet
-from flashinfer_bench.errors import Fault, Misuse
+from flashinfer_bench.errors import Fault, FlashInferBenchError, Misuse
 
 
 class RunnableBenchmark(Protocol):
@@ -64,12 +67,18 @@ def declare_run(parser: Parser) -> None:
     """Add the help and the flags of the command."""
     parser.describe(
         "Judge and time the chosen solutions on every workload of their definitions; record each verdict.",
-        usage="%(prog)s --local PATH [flags]",
+        usage="%(prog)s SET [--solution FILE] [flags]",
         example=f"{PROGRAM} run --local flashinfer-trace --definitions gemm_n128_k4096 --iterations 20",
         execute=execute,
     )
     add_local(parser)
     add_selection(parser)
+    drafts = parser.add_argument_group(
+        "a solution that you edit", "--solution FILE.py, FILE.cu, FILE.cpp, FOLDER or PACKED.json judges what is in it"
+    )
+    drafts.add_argument("--entry", metavar="NAME", help="its entry function, or FILE::FUNCTION (default: run)")
+    drafts.add_argument("--language", metavar="L", help="its language (default: told by its ending and imports)")
+    drafts.add_argument("--watch", action="store_true", help="judge again each time it is saved; Ctrl-C ends")
     add_settings(parser)
     results = parser.add_argument_group("results")
     results.add_argument("--resume", action="store_true", help="skip what is recorded and unchanged")
@@ -90,9 +99,37 @@ def execute(args: argparse.Namespace, *, make_engine: BenchmarkFactory = Benchma
         raise Misuse("--replay judges what is recorded, which --resume leaves out: give one of them")
     if args.retry_timeouts and not args.resume:
         raise Misuse("--retry-timeouts changes what --resume leaves out: give --resume too")
-    config = read_config(args)
+    if args.watch and (args.replay or args.resume or args.dry_run or not list_draft_paths(args)):
+        raise Misuse("--watch judges a file again when it is saved: --solution FILE, without --resume or --dry-run")
+    read_config(args)  # what is wrong in flags and file is told before the set is read
     trace_set = open_trace_set(args)
-    config = config.for_set(trace_set)
+    if args.watch:
+        return _watch(args, trace_set, make_engine)
+    return _judge(args, trace_set, make_engine)
+
+
+def _watch(args: argparse.Namespace, trace_set: TraceSet, make_engine: BenchmarkFactory) -> int:
+    """Judge each time a draft is saved, until Ctrl-C; return the exit code of the last verdicts."""
+    paths, code = list_draft_paths(args), 0
+    try:
+        while True:
+            stamp = take_stamp(paths)
+            try:
+                code = _judge(argparse.Namespace(**vars(args)), trace_set, make_engine)
+            except FlashInferBenchError as error:
+                write_problems(str(error))
+                code = error.exit_code
+            if code == INTERRUPTED:
+                return code
+            write_err(f"waiting until {', '.join(map(str, paths))} is saved; Ctrl-C ends")
+            wait_for_change(paths, stamp)
+    except KeyboardInterrupt:
+        return code
+
+
+def _judge(args: argparse.Namespace, trace_set: TraceSet, make_engine: BenchmarkFactory) -> int:
+    drafts = take_drafts(args, trace_set)
+    config = read_config(args).for_set(trace_set)
     replayed = read_replay(args.replay) if args.replay else []
     with naming_flags(args):
         engine = make_engine(trace_set, choose_replayed(config, replayed) if replayed else config)
@@ -108,6 +145,9 @@ def execute(args: argparse.Namespace, *, make_engine: BenchmarkFactory = Benchma
     outcome = RunOutcome(plan, find_resumed(engine.plan(), plan, trace_set) if plan.resumed else [])
     if not args.quiet:
         _announce(plan, engine.machine, trace_set)
+    if not args.no_save_results:
+        for draft in drafts:
+            save_draft(draft, trace_set)
     _run(engine, outcome, choose_progress(sys.stderr, quiet=args.quiet), save_results=not args.no_save_results)
     _tell_result(args, outcome, trace_set)
     return outcome.exit_code(require_passed=args.require_passed)
