@@ -55,6 +55,7 @@ COMMANDS: Final = {
     "pack": Command("sets.pack", "make a solution file of a folder of sources"),
     "unpack": Command("sets.pack", "make a folder of sources of a solution file"),
     "convert": Command("sets.convert", "write a set of another layout in the standard one"),
+    "repro": Command("edit.repro", "show why a verdict is what it is: its call in files"),
     "inspect": Command(
         "machine.inspect", "look at one call of a solution with ncu or compute-sanitizer", ("ncu", "sanitizer")
     ),

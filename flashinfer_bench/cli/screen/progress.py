@@ -26,6 +26,8 @@ from flashinfer_bench.report.summary import measured_speedup
 from flashinfer_bench.report.verdict import caveat_of, first_reason, reason_of, to_one_line
 
 REFRESHES_PER_SECOND: Final = 4
+PRINTED: Final = "printed_bytes"
+"""The note of a verdict whose solution printed in its calls."""
 REASON_SHOWN: Final = 120
 SHOWN_DEVICES: Final = 8
 
@@ -147,7 +149,8 @@ def describe_verdict(evaluation: Evaluation) -> str:
     speedup = measured_speedup(evaluation)
     times = f", {format_speedup(speedup)}" if speedup is not None else ""
     caveat = " (not a meaningful time)" if caveat_of(evaluation) is not None else ""
-    return f"{evaluation.status.value} {format_latency(performance.latency_ms)}{times}{caveat}"
+    printing = " (it prints in its calls, which costs time)" if (evaluation.extra or {}).get(PRINTED) else ""
+    return f"{evaluation.status.value} {format_latency(performance.latency_ms)}{times}{caveat}{printing}"
 
 
 def render_progress(tally: Tally, now: float) -> Group:

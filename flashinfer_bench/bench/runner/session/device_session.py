@@ -34,7 +34,7 @@ from flashinfer_bench.bench.runner.protocol import (
 )
 from flashinfer_bench.bench.runner.session.job import BaselineKey, BlockContext, JobContext, JobResult, MadeBaseline
 from flashinfer_bench.bench.runner.session.kept_baselines import KeptBaselines
-from flashinfer_bench.bench.runner.session.outcome import JobOutcome, Passed
+from flashinfer_bench.bench.runner.session.outcome import PRINTED, JobOutcome, Passed
 from flashinfer_bench.bench.runner.session.reference_timing import ReferenceTimer
 from flashinfer_bench.bench.runner.session.regimes import judge_regimes, plan_regimes
 from flashinfer_bench.bench.runner.session.variation import vary_secretly
@@ -110,6 +110,8 @@ class DeviceSession:
         self._broken_loads: dict[str, SolutionFailure] = {}
         self._broken_workloads: dict[str, str] = {}
         self._styles: dict[str, CallingStyle] = {}
+        self._printed_ahead = ""
+        """What the job's solution printed before its first call."""
 
     def close(self) -> None:
         """Give the shared memory back."""
@@ -200,6 +202,7 @@ class DeviceSession:
 
     def run_job(self, block: BlockContext, order: BlockJob) -> JobResult | JobFault:
         """Judge one job."""
+        self._printed_ahead = ""
         job = block.open_job(order)
         known = self._broken_workloads.get(job.workload.uuid, block.reference.broken)
         if known is not None:
@@ -223,6 +226,9 @@ class DeviceSession:
         finally:
             block.kept.pop(order.index, None)
         printed = self._pool.take_output()
+        if printed.strip() and not isinstance(outcome, SolutionFailure):
+            job.notes[PRINTED] = len(printed.encode("utf-8", "replace"))
+        printed = self._printed_ahead + printed
         if self._hello.isolated or (isinstance(outcome, SolutionFailure) and not self._recovers(outcome)):
             self._pool.discard()
         return JobResult(outcome, printed, {"evaluator": block.evaluator.__name__, **job.notes})
@@ -284,6 +290,7 @@ class DeviceSession:
             declared=solution.declared_style,
             is_python=solution.kind == "python",
         )
+        self._printed_ahead = self._pool.take_output()
         known = self._styles.get(solution.digest)
         self._styles[solution.digest] = known if known is not None and not style.is_settled else style
 
