@@ -7,6 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
+from dataclasses import replace
 from typing import Any, Protocol
 
 from flashinfer_bench.bench.benchmark import Benchmark
@@ -16,8 +17,9 @@ from flashinfer_bench.bench.machine import Machine
 from flashinfer_bench.bench.planning.plan import Plan
 from flashinfer_bench.bench.runner.recorded import find_resumed
 from flashinfer_bench.cli.edit.watch import take_stamp, wait_for_change
-from flashinfer_bench.cli.exit_codes import INTERRUPTED
+from flashinfer_bench.cli.exit_codes import FAILED, INTERRUPTED, RAN
 from flashinfer_bench.cli.given.blob_issues import find_blob_issues
+from flashinfer_bench.cli.given.data_errors import AskedNames, find_load_errors, find_plan_errors, take_broken_names
 from flashinfer_bench.cli.given.drafts import list_draft_paths, save_draft, take_drafts
 from flashinfer_bench.cli.given.replay import choose_replayed, keep_replayed, read_replay
 from flashinfer_bench.cli.given.sets import describe_issues, describe_tolerances, open_trace_set
@@ -38,7 +40,7 @@ from flashinfer_bench.cli.screen.plan import (
 from flashinfer_bench.cli.screen.progress import RunProgress, choose_progress
 from flashinfer_bench.cli.screen.tables import available_width, count
 from flashinfer_bench.cli.shared_flags import PROGRAM, add_format, add_local, add_selection, add_settings
-from flashinfer_bench.data import Trace, TraceSet
+from flashinfer_bench.data import LoadIssue, Trace, TraceSet
 from flashinfer_bench.errors import Fault, FlashInferBenchError, Misuse
 
 
@@ -89,6 +91,9 @@ def declare_run(parser: Parser) -> None:
     results.add_argument("--replay", metavar="TRACE", help="judge again what FILE.jsonl[:LINE] records, on its inputs")
     results.add_argument("--dry-run", action="store_true", help="print the plan and run nothing")
     results.add_argument("--require-passed", action="store_true", help="exit with 1 unless every job passed")
+    broken = results.add_mutually_exclusive_group()
+    broken.add_argument("--strict", action="store_true", help="run nothing where what was asked for is broken in part")
+    broken.add_argument("--allow-broken", action="store_true", help="tell what is broken, and exit with 0 nevertheless")
     add_format(results)
     results.add_argument("--quiet", action="store_true", help="no progress; only errors and the result")
 
@@ -129,6 +134,12 @@ def _watch(args: argparse.Namespace, trace_set: TraceSet, make_engine: Benchmark
 
 def _judge(args: argparse.Namespace, trace_set: TraceSet, make_engine: BenchmarkFactory) -> int:
     drafts = take_drafts(args, trace_set)
+    names, unread = take_broken_names(trace_set, AskedNames.of(read_config(args)))
+    for field in ("definitions", "solutions"):
+        if unread and getattr(names, field) is not None:
+            setattr(args, field, getattr(names, field))
+    if unread and [] in (names.definitions, names.solutions):
+        raise Fault(f"nothing to run: {', '.join(unread)} cannot be read; `{PROGRAM} validate` says why")
     config = read_config(args).for_set(trace_set)
     replayed = read_replay(args.replay) if args.replay else []
     with naming_flags(args):
@@ -137,12 +148,19 @@ def _judge(args: argparse.Namespace, trace_set: TraceSet, make_engine: Benchmark
     if replayed:
         engine.replay(replayed)
         plan, args.no_save_results = keep_replayed(plan, replayed), True
+    asked = AskedNames.of(config) if not unread else replace(names, definitions=None, solutions=None)
+    errors = [*find_load_errors(trace_set, asked), *find_plan_errors(trace_set, plan)]
+    outcome = RunOutcome(plan, errors=[_describe_error(issue) for issue in errors])
+    if args.strict and outcome.is_broken:
+        raise Fault("\n".join(["--strict: nothing was run:", *outcome.errors, *describe_skips(plan.skips)]))
     if args.dry_run:
         for line in (*describe_tolerances(trace_set), *describe_odd_keys(plan), *_describe_blobs(plan, trace_set)):
             write_err(line)
         write_out(_render_dry_run(args, plan, config, engine.machine))
-        return 0
-    outcome = RunOutcome(plan, find_resumed(engine.plan(), plan, trace_set) if plan.resumed else [])
+        _tell_plan_errors(outcome, trace_set)
+        return FAILED if outcome.is_broken and not args.allow_broken else RAN
+    outcome.resumed = find_resumed(engine.plan(), plan, trace_set) if plan.resumed else []
+    _tell_plan_errors(outcome, trace_set)
     if not args.quiet:
         _announce(plan, engine.machine, trace_set)
     if not args.no_save_results:
@@ -150,12 +168,25 @@ def _judge(args: argparse.Namespace, trace_set: TraceSet, make_engine: Benchmark
             save_draft(draft, trace_set)
     _run(engine, outcome, choose_progress(sys.stderr, quiet=args.quiet), save_results=not args.no_save_results)
     _tell_result(args, outcome, trace_set)
-    return outcome.exit_code(require_passed=args.require_passed)
+    return outcome.exit_code(require_passed=args.require_passed, allow_broken=args.allow_broken)
+
+
+def _describe_error(issue: LoadIssue) -> str:
+    return " ".join(str(issue).split("\n"))
+
+
+def _tell_plan_errors(outcome: RunOutcome, trace_set: TraceSet) -> None:
+    """Tell the errors that opening the set has not told."""
+    told = {_describe_error(issue) for issue in trace_set.issues}
+    for line in outcome.errors:
+        if line not in told:
+            write_err(line)
 
 
 def _describe_blobs(plan: Plan, trace_set: TraceSet) -> list[str]:
     workloads = [Trace(definition=job.definition.name, workload=job.workload) for job in plan.jobs]
-    return describe_issues(find_blob_issues(trace_set, workloads))
+    warned = (issue for issue in find_blob_issues(trace_set, workloads) if issue.severity == "warning")
+    return describe_issues(list(warned))
 
 
 def _announce(plan: Plan, machine: Machine, trace_set: TraceSet) -> None:

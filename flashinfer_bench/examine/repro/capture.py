@@ -67,11 +67,11 @@ def keeping(evaluator: type[Evaluator], kept: KeptCall) -> type[Evaluator]:
 
         @classmethod
         def check_correctness(
-            cls, definition: Definition, sol_runnable: Any, inputs: Any, ref_outputs: Any, *rest: Any, **named: Any
+            cls, definition: Definition, sol_runnable: Any, inputs: Any, *rest: Any, **named: Any
         ) -> Verdict:
-            """Judge, and keep the last call."""
-            kernel = KeepingKernel(sol_runnable, kept, inputs, ref_outputs)
-            verdict: Verdict = super().check_correctness(definition, kernel, inputs, ref_outputs, *rest, **named)
+            """Judge, and keep the last call. The first of the others is what is expected."""
+            kernel = KeepingKernel(sol_runnable, kept, inputs, rest[0])
+            verdict: Verdict = super().check_correctness(definition, kernel, inputs, *rest, **named)
             kept.is_final |= isinstance(verdict, Rejected)
             return verdict
 

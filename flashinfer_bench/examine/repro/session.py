@@ -55,6 +55,7 @@ class KeepingSession(DeviceSession):
         style = self._styles.get(job.solution.digest)
         facts: dict[str, Any] = {
             "inputs": list(definition.inputs),
+            "outputs": list(definition.outputs),
             "style": style.style if style is not None else "value",
             "evaluator": block.evaluator.__name__,
             "device": self._hello.device,

@@ -28,7 +28,7 @@ def load(name: str, call: Any) -> dict[str, torch.Tensor]:
     found = load_file(file, device=call["device"]) if file.exists() else {}
     for key, dtype in call["dtypes"].get(name, {}).items():
         found[key] = found[key].view(getattr(torch, dtype))
-    return found
+    return {key: found[key] for key in (*call["inputs"], *call["outputs"]) if key in found}
 
 
 def call_solution(call: Any, expected: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -71,12 +71,12 @@ def _describe_axis(places: Sequence[int], size: int, noun: str) -> list[str]:
     step = places[1] - first
     if list(places) == list(range(first, last + 1)):
         which = f"the last {len(places)}" if last == size - 1 else f"the first {len(places)}" if first == 0 else ""
-        return [f"{which} {noun}s" if which else f"{noun}s {first} to {last}"]
+        return [f"{which} {_plural(noun)}" if which else f"{_plural(noun)} {first} to {last}"]
     if len(places) > 2 and list(places) == list(range(first, size, step)):
         return [f"every {_ordinal(step)} {noun}, from {first}"]
     if len(places) <= MOST_PLACES:
-        return [f"{noun}s {', '.join(map(str, places))}"]
-    return [f"{len(places)} of {size} {noun}s, {first} to {last}"] if last - first < size // 2 else []
+        return [f"{_plural(noun)} {', '.join(map(str, places))}"]
+    return [f"{len(places)} of {size} {_plural(noun)}, {first} to {last}"] if last - first < size // 2 else []
 
 
 def _describe_values(left: torch.Tensor, right: torch.Tensor, tolerance: Tolerance) -> Iterator[str]:
@@ -133,6 +133,10 @@ def _name_axis(axis: int, count: int) -> str:
     if axis == count - 1 and count > 1:
         return "column"
     return "row" if axis == count - 2 and count == 2 else "element" if count == 1 else f"index of axis {axis}"
+
+
+def _plural(noun: str) -> str:
+    return noun.replace("index", "indices") if noun.startswith("index") else f"{noun}s"
 
 
 def _ordinal(number: int) -> str:
