@@ -60,6 +60,7 @@ COMMANDS: Final = {
         "machine.inspect", "look at one call of a solution with ncu or compute-sanitizer", ("ncu", "sanitizer")
     ),
     "doctor": Command("machine.doctor", "tell what this machine can measure"),
+    "completion": Command("edit.completion", "print a script that completes commands in a shell"),
     PERF: Command("perf.command", "time FlashInfer's kernels"),
 }
 """The first word of each command, in the order of the help."""

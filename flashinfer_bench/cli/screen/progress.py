@@ -108,6 +108,15 @@ class LiveProgress:
         if isinstance(event, Notice | JobFaulted) and event.message not in self._told:
             self._told.add(event.message)
             self._console.print(Text(describe_event(event, self._tally)))
+        if isinstance(event, JobFinished) and event.trace.evaluation is not None and not event.trace.is_successful():
+            self._tell_failure(event, event.trace.evaluation)
+
+    def _tell_failure(self, event: JobFinished, evaluation: Evaluation) -> None:
+        """Print why a solution did not pass: once for each status of it."""
+        key = f"{event.job.definition.name} / {event.job.solution.name}: {evaluation.status.value}"
+        if key not in self._told:
+            self._told.add(key)
+            self._console.print(Text(f"{describe_job(event.job)}: {describe_verdict(evaluation)}"))
 
     def _render(self) -> Group:
         return render_progress(self._tally, self._clock())
