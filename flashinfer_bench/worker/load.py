@@ -24,6 +24,7 @@ import torch
 from torch.utils.dlpack import from_dlpack
 
 from flashinfer_bench.worker.protocol import MAX_RETURNED, Signature
+from flashinfer_bench.worker.triton_start import leave_untuned
 
 PACKAGE: Final = "flashinfer_bench_solution"
 POSITIONAL: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -93,6 +94,7 @@ def load_python(directory: Path, entry: str, symbol: str) -> LoadedEntry:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     spec.loader.exec_module(module)
+    leave_untuned()
     function = find_callable(module, entry, symbol)
     setup = find_setup(module, function)
     if setup is None:

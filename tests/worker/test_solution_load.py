@@ -1,6 +1,7 @@
 """How an entry function may be called, read from what each binding tells."""
 
 import sys
+import types
 import warnings
 
 import pytest
@@ -14,6 +15,7 @@ from flashinfer_bench.worker.load import (
     read_pybind_signature,
     read_tvm_schema,
 )
+from flashinfer_bench.worker.triton_start import leave_untuned
 
 NAMED = (
     '{"type":"ffi.Function","named_args":{"return":[{"type":"None"}],"params":[{"type":"DLTensor*"},{"type":"int"}]}}'
@@ -34,6 +36,15 @@ PLAIN = '{"type":"ffi.Function","args":[{"type":"ffi.Array","args":[{"type":"ffi
 def test_a_docstring_of_pybind11_tells_how_many_arguments(doc, counts):
     signature = read_pybind_signature(doc)
     assert (signature.minimum, signature.maximum) == counts
+
+
+@pytest.mark.parametrize(("interprets", "timings"), [("1", [0.0, 0.0, 0.0]), ("0", None)])
+def test_autotuned_kernels_are_timed_by_nobody_under_the_interpreter(tmp_path, monkeypatch, interprets, timings):
+    tuner = type("Autotuner", (), {"_bench": lambda self, *args, config, **meta: None})
+    monkeypatch.setitem(sys.modules, "triton.runtime.autotuner", types.SimpleNamespace(Autotuner=tuner))
+    monkeypatch.setenv("TRITON_INTERPRET", interprets)
+    leave_untuned()
+    assert tuner()._bench(1, config="first", n=2) == timings
 
 
 @pytest.mark.parametrize("doc", ["", "words", "run(*args, **kwargs) -> x\nOverloaded function.\n\n1. run(a: int) -> x"])

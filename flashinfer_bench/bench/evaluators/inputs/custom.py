@@ -158,6 +158,8 @@ def _bind(function: Callable[..., Any], values: Mapping[str, Any], device: torch
     named = [one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
     wanted = [one.name for one in parameters if one.name in named and one.default is one.empty]
     to_device = {DEVICE: device} if DEVICE in named else {}
+    if wanted in ([], [DEVICE]) and any(one.kind is one.VAR_KEYWORD for one in parameters):
+        return functools.partial(function, **{**values, **to_device})
     if all(name in values or name == DEVICE for name in wanted) and (not wanted or set(named) & values.keys()):
         given = {name: values[name] for name in named if name in values and name != DEVICE}
         return functools.partial(function, **given, **to_device)

@@ -45,6 +45,8 @@ def inputs_of(definition, tmp_path, seed=1, **inputs):
         ("n, device", "pass"),
         ("*, n, s, device='cuda', seed=0", "pass"),
         ("device", "n = 4"),
+        ("device, **axes", "n = int(axes['n'] * axes['s'] / 2)"),
+        ("**given", "n, device = given['n'], 'cpu'"),
         ("", "n, device = 4, 'cpu'"),
         ("values", "n, device = values['n'], 'cpu'"),
     ],
