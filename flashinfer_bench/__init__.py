@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from flashinfer_bench.agents import FFI_PROMPT, FFI_PROMPT_SIMPLE
     from flashinfer_bench.bench.benchmark import Benchmark
     from flashinfer_bench.bench.config import BenchmarkConfig
+    from flashinfer_bench.bench.resident.engine import Engine
+    from flashinfer_bench.bench.resident.state import EngineLimits, EngineState
+    from flashinfer_bench.bench.resident.task import Task
     from flashinfer_bench.data import (
         AxisConst,
         AxisVar,
@@ -42,6 +45,7 @@ __version_tuple__ = (0, 1, 0)
 __all__ = [
     "__version__", "__version_tuple__",
     "Benchmark", "BenchmarkConfig",
+    "Engine", "EngineLimits", "EngineState", "Task",
     "AxisConst", "AxisVar", "Definition", "TensorSpec",
     "BuildSpec", "Solution", "SourceFile", "SupportedLanguages",
     "RandomInput", "SafetensorsInput", "Workload",
@@ -70,6 +74,9 @@ __getattr__, __dir__ = lazy_names(
         "bench.benchmark": ["Benchmark"],
         "bench.config": ["BenchmarkConfig"],
         "agents": ["FFI_PROMPT", "FFI_PROMPT_SIMPLE"],
+        "bench.resident.engine": ["Engine"],
+        "bench.resident.state": ["EngineLimits", "EngineState"],
+        "bench.resident.task": ["Task"],
         "data": __all__,
     },
     left_out=_why_left_out,

@@ -9,6 +9,11 @@
     │   ├── WorkloadFault                    the workload cannot be judged (missing blob, broken constraint)
     │   │   └── DefinitionFault              no workload of the definition may be (broken reference)
     │   └── DeviceFault                      a process or device of ours was lost: retried once on a fresh one
+    ├── EngineRefusal               exit 1   the resident engine does not take, or does not finish, what it was given
+    │   ├── QueueFull                        too much is open already: submit again when some of it has ended
+    │   ├── EngineClosed                     the engine was closed
+    │   ├── TaskFailed                       a job of the task has no verdict
+    │   └── TaskCancelled                    somebody cancelled the task
     └── SolutionFailure             an OUTCOME on its way up to the judge; it becomes a trace and never reaches a user
 
 Kinds are told apart by type, never by message text.
@@ -57,6 +62,26 @@ class DefinitionFault(WorkloadFault):
 
 class DeviceFault(Fault):
     """A process or a device of ours was lost; the job may be tried again on a fresh one."""
+
+
+class EngineRefusal(FlashInferBenchError):
+    """The resident engine did not take a task, or did not finish one."""
+
+
+class QueueFull(EngineRefusal):
+    """As much is open as `EngineLimits` allow; nothing was taken. Submit again when some of it has ended."""
+
+
+class EngineClosed(EngineRefusal):
+    """The engine was closed: it takes no task, and those that were open have ended."""
+
+
+class TaskFailed(EngineRefusal):
+    """A job of the task has no verdict: we, the data or the machine failed, not the solution."""
+
+
+class TaskCancelled(EngineRefusal):
+    """Somebody cancelled the task before it was complete."""
 
 
 class SolutionFailure(FlashInferBenchError):

@@ -17,6 +17,7 @@ MOST_ENTRIES = 20
 MOST_PARAMETERS = 5
 EXEMPT = re.compile(
     r"Evaluator\.(build_baseline|check_correctness|eval_performance)$"
+    r"|^bench/resident/engine\.py Engine\.submit$"
     r"|^testing/gpu_time\.py bench_gpu_time$"
     r"|^routines/code/"
     r"|^agents/(packing|tools)\.py (pack_solution_from_files|flashinfer_bench_run_\w+)$"

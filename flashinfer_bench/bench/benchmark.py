@@ -6,52 +6,23 @@ A fault is not a verdict. It makes no trace; it is an event, and stands in `faul
 
 from __future__ import annotations
 
-import os
-import sys
 import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Final, Literal
 
 from flashinfer_bench.base.host import collector_paused
 from flashinfer_bench.bench.config import BenchmarkConfig
-from flashinfer_bench.bench.evaluators.built_in import mark_built_in
-from flashinfer_bench.bench.evaluators.compare.kernel_cache import JUDGE_FOLDER
-from flashinfer_bench.bench.evaluators.plug_ins import list_plug_ins
 from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, RunStarted
-from flashinfer_bench.bench.machine import Device, Machine, discover_devices
-from flashinfer_bench.bench.planning.plan import Job, Plan, describe_nothing, make_plan
+from flashinfer_bench.bench.planning.plan import Plan, describe_nothing, make_plan
 from flashinfer_bench.bench.planning.resume import RecordedJobs
 from flashinfer_bench.bench.planning.selection import select
-from flashinfer_bench.bench.runner import baseline_cache
-from flashinfer_bench.bench.runner.fleet import Fleet, Judged
+from flashinfer_bench.bench.resident.recorder import TraceRecorder
+from flashinfer_bench.bench.resident.workshop import Workshop
+from flashinfer_bench.bench.runner.fleet import FleetRules, Judged
 from flashinfer_bench.bench.runner.job_seeds import JobSeeds, recorded_seeds
-from flashinfer_bench.bench.runner.lookup import look_up_evaluators
-from flashinfer_bench.bench.runner.protocol import Hello
 from flashinfer_bench.bench.runner.recorded import find_resumed
-from flashinfer_bench.bench.runner.sandbox import find_sandbox
-from flashinfer_bench.compile import (
-    BuildFarm,
-    BuildTarget,
-    default_jobs,
-    find_toolchain,
-    find_unavailable_languages,
-    why_not_buildable,
-)
-from flashinfer_bench.data import Evaluation, Trace, TraceSet
-from flashinfer_bench.data.store.layout import BLOB, DEFINITIONS, SOLUTIONS, TRACES, WORKLOADS
-from flashinfer_bench.data.store.loose import find_loose_folders
-from flashinfer_bench.data.store.record import TraceWriter
+from flashinfer_bench.data import Trace, TraceSet
 from flashinfer_bench.data.store.trace_list import kept_of
-from flashinfer_bench.env import cache_root
-from flashinfer_bench.errors import DataSetError
-from flashinfer_bench.roofline.workloads import cost_of_workload, describe_time
-from flashinfer_bench.timing.settings import TimingSettings
-
-GIB = 1 << 30
-QUICK_SHARE: Final = 1 / 3
-"""A quick look may take this share of the time budgets: what one of the usual three trials may."""
-CACHE_FOLDERS = ("artifacts", "staging", "jit", "leases", "locks", baseline_cache.FOLDER, JUDGE_FOLDER)
 
 
 class Benchmark:
@@ -75,19 +46,15 @@ class Benchmark:
         self, trace_set: TraceSet, config: BenchmarkConfig | None = None, *, cache: Path | None = None
     ) -> None:
         self._trace_set = trace_set
-        self._cache = cache
-        self.config = (config if config is not None else BenchmarkConfig.default()).for_set(trace_set)
-        self._toolchain = find_toolchain()
-        self.sandbox = find_sandbox(self.config.sandbox, self._cache_folder())
-        self.machine = self._look_around()
+        self.workshop = Workshop(trace_set, config, cache)
+        self.config = self.workshop.config
+        self.machine = self.workshop.machine
+        self.sandbox = self.workshop.sandbox
         self._seeds = JobSeeds(self.config.seed)
         self.faults: list[JobFaulted] = []
         self._unsaved: dict[int, Trace] = {}
         """The traces of this object's runs that the set has in memory only, by their identity: nothing is resumed from
         them."""
-        self._plug_ins = list_plug_ins(self.config.evaluator_modules)
-        self._evaluators: dict[str, str] | None = None
-        """Definition → fingerprint of the evaluator that judges it; None until somebody asks."""
 
     def __enter__(self) -> Benchmark:
         return self
@@ -124,7 +91,8 @@ class Benchmark:
             traces = [trace for traces in self._trace_set.traces.values() for trace in kept_of(traces)]
             saved = [trace for trace in traces if id(trace) not in self._unsaved]
             recorded = RecordedJobs.from_traces(saved, retry_timeouts=retry_timeouts)
-        evaluators = self._fingerprint_evaluators()
+        asked = [item.definition for item in select(self._trace_set, self.config)]
+        evaluators = self.workshop.fingerprint_evaluators(asked)
         return make_plan(self._trace_set, self.config, self.machine, recorded=recorded, evaluators=evaluators)
 
     def run(self, plan: Plan, *, save_results: bool = True) -> Iterator[Event]:
@@ -142,17 +110,19 @@ class Benchmark:
         self.faults = []
         if not plan.jobs:
             return
+        seeds = self._seeds.anew()
+        recorder = TraceRecorder(self.workshop, seeds)
         if save_results:
-            for job in plan.jobs:
-                self._result_root(job)
+            for solution in {id(job.solution): job.solution for job in plan.jobs}.values():
+                recorder.root_of(solution)
         yield RunStarted(self.machine.devices, len(plan.jobs))
-        writers: dict[Path, TraceWriter] = {}
-        with self._fleet(plan) as fleet:
+        needs_triton = any(job.solution.spec.language.value == "triton" for job in plan.jobs)
+        with self.workshop.make_fleet(seeds, FleetRules(), needs_triton=needs_triton) as fleet:
             for happening in fleet.run(plan.jobs):
                 if isinstance(happening, Judged):
-                    trace = self._make_trace(happening.job, happening.device, happening.evaluation)
+                    trace = recorder.make_trace(happening.job, happening.device, happening.evaluation)
                     if save_results:
-                        self._save(writers, happening.job, trace)
+                        recorder.save(happening.job, trace)
                     else:
                         self._unsaved[id(trace)] = trace
                     self._trace_set.keep_traces([trace])
@@ -187,139 +157,3 @@ class Benchmark:
             if isinstance(event, JobFinished):
                 result.keep_traces([event.trace])
         return result
-
-    def _fingerprint_evaluators(self) -> dict[str, str]:
-        """Return the fingerprint of the evaluator that judges each definition; only plug-ins need a process for it."""
-        if self._evaluators is None:
-            asked = [item.definition for item in select(self._trace_set, self.config)]
-            if self._plug_ins:
-                choices = look_up_evaluators(asked, self._plug_ins)
-                self._evaluators = {name: item.fingerprint for name, item in choices.items()}
-            else:
-                self._evaluators = {definition.name: mark_built_in(definition) for definition in asked}
-        return self._evaluators
-
-    def _look_around(self) -> Machine:
-        """Find the devices, and what can be built for them."""
-        devices = discover_devices(self.config.devices)
-        languages = find_unavailable_languages(self._toolchain)
-        capabilities = Machine(devices, languages).capabilities
-        target = BuildTarget.of(capabilities)
-        return Machine(
-            devices,
-            languages,
-            lambda solution: why_not_buildable(solution, self._toolchain, target, capabilities),
-            self.sandbox.mark,
-        )
-
-    def _fleet(self, plan: Plan) -> Fleet:
-        needs_triton = any(job.solution.spec.language.value == "triton" for job in plan.jobs)
-        return Fleet(
-            self.machine.devices,
-            hello_for=lambda device: self._hello(device, needs_triton=needs_triton),
-            blob_root_for=lambda job: self._trace_set.blob_root(job.definition.name, job.workload.uuid) or Path.cwd(),
-            farm=BuildFarm(
-                self._cache_folder(),
-                jobs=self.config.build_jobs or default_jobs(spared_cores=0 if self.machine.kind == "cpu" else 1),
-                target=BuildTarget.of(self.machine.capabilities),
-                toolchain=self._toolchain,
-            ),
-            seed_of=self._seeds.of,
-        )
-
-    def _cache_folder(self) -> Path:
-        return (self._cache or cache_root(os.environ)).resolve()
-
-    def _hello(self, device: Device, *, needs_triton: bool) -> Hello:
-        config = self.config
-        share = QUICK_SHARE if config.quick else 1.0
-        return Hello(
-            device=device.kind,
-            hardware=device.name,
-            isolated=config.use_isolated_runner,
-            timeout_seconds=config.timeout_seconds,
-            profile_baseline=config.profile_baseline,
-            time_budget_s=config.time_budget_s * share,
-            baseline_budget_s=config.baseline_budget_s * share,
-            timing=TimingSettings(config.l2_cache, config.clock, config.cuda_graphs),
-            keep_samples=config.keep_samples,
-            baselines=self._choose_baselines(device),
-            gpu_uuid=device.uuid if device.kind == "cuda" else None,
-            gpu_index=device.pci_rank,
-            worker_memory_bytes=int(config.worker_memory_gb * GIB) if config.worker_memory_gb else None,
-            needs_triton=needs_triton,
-            cache_root=str(self._cache_folder()),
-            plug_ins=self._plug_ins,
-            has_walls=self.sandbox.has_walls,
-            sandbox_user=self.sandbox.user,
-            hidden=list_hidden_folders(self._trace_set, self._cache_folder()),
-        )
-
-    def _choose_baselines(self, device: Device) -> Literal["use", "refresh", "off"]:
-        """Say whether times of references are kept between runs.
-
-        Not on a CPU, whose speed is another one every minute; not where workers have no walls, since they could write
-        what is kept; and not where every reading is wanted, which nobody keeps.
-        """
-        is_wanted = self.config.profile_baseline and not self.config.keep_samples
-        if device.kind == "cpu" or not self.sandbox.has_walls or not is_wanted:
-            return "off"
-        return "refresh" if self.config.fresh_baselines else "use"
-
-    def _make_trace(self, job: Job, device: Device, evaluation: Evaluation) -> Trace:
-        """Add what the verdict was reached under: settings, seed, digests, device."""
-        run: dict[str, Any] = {
-            "fingerprint": dict(job.fingerprint),
-            "config": job.config.values(),
-            "timeout_seconds": self.config.timeout_seconds,
-            "worker_memory_gb": self.config.worker_memory_gb,
-            **self._seeds.describe(job),
-            "device": {"kind": device.kind, "index": device.index, "uuid": device.uuid},
-            "sandbox": self.sandbox.record(),
-            **({"quick": True} if self.config.quick else {}),
-            "runner": "isolated" if self.config.use_isolated_runner else "persistent",
-        }
-        extra = {**(evaluation.extra or {}), "run": run, **self._roofline(job, device, evaluation)}
-        extended = evaluation.model_copy(update={"extra": extra})
-        return Trace(
-            definition=job.definition.name, workload=job.workload, solution=job.solution.name, evaluation=extended
-        )
-
-    def _roofline(self, job: Job, device: Device, evaluation: Evaluation) -> dict[str, Any]:
-        """Tell what share of the GPU's roofline was reached, where the cost of the workload is known."""
-        if evaluation.performance is None or device.kind == "cpu":
-            return {}
-        root = self._trace_set.blob_root(job.definition.name, job.workload.uuid) or Path.cwd()
-        cost = cost_of_workload(job.definition, job.workload, root)
-        facts = describe_time(cost, device.name, evaluation.performance.latency_ms) if cost is not None else None
-        return {} if facts is None else {"roofline": facts}
-
-    def _save(self, writers: dict[Path, TraceWriter], job: Job, trace: Trace) -> None:
-        """Append a trace to the set that the solution came from."""
-        root = self._result_root(job)
-        writer = writers.setdefault(root, TraceWriter(root))
-        writer.append(trace, author=job.solution.author, op_type=job.definition.op_type)
-
-    def _result_root(self, job: Job) -> Path:
-        root = self._trace_set.solution_roots.get(job.solution.name) or self._trace_set.root
-        if root is None:
-            raise DataSetError(
-                "the trace set was not loaded from a folder, so there is nowhere to save: save_results=False"
-            )
-        return root
-
-
-def list_hidden_folders(trace_set: TraceSet, cache: Path) -> list[str]:
-    """Return what no worker reads, even where somebody has put it in a folder that workers need."""
-    roots = {*trace_set.solution_roots.values(), *trace_set.workload_roots.values(), *trace_set.blob_roots.values()}
-    roots |= {trace_set.root} if trace_set.root is not None else set()
-    in_sets = [root / name for root in sorted(roots) for name in (DEFINITIONS, SOLUTIONS, WORKLOADS, TRACES, BLOB)]
-    loose = find_loose_folders(
-        [*trace_set.definition_files.values(), *trace_set.solution_files.values()], trace_set.roots
-    )
-    # What a worker needs may lie beside: then only the definitions are hidden.
-    needed = [Path(sys.prefix), Path(__file__)]
-    shut = [folder for folder in loose if not any(path.is_relative_to(folder.absolute()) for path in needed)]
-    shown = [file for file in trace_set.definition_files.values() if file.parent in loose - {*shut}]
-    hidden = (*in_sets, *shut, *shown, *(cache / name for name in CACHE_FOLDERS))
-    return [str(path.absolute()) for path in hidden]

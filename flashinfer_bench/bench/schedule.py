@@ -44,6 +44,11 @@ class _Open:
     parts: int = 0
     """In how many parts it is dealt out from here on; 0 while nobody has looked."""
 
+    @property
+    def key(self) -> str:
+        """Its solution's key."""
+        return self.jobs[0].solution_key
+
     def cost(self, estimate: Estimate) -> float:
         """Return what its jobs cost together."""
         return len(self.jobs) * estimate(self.jobs[0])
@@ -61,18 +66,23 @@ class BlockQueue:
         self._estimate = estimate or _alike
         self._taken: set[int] = set()
         self._open: dict[str, dict[str, _Open]] = {}
-        """Definition → solution → its open jobs; none of them is empty."""
+        """Definition → solution's key → its open jobs; none of them is empty."""
         self._last: dict[str, tuple[str, str]] = {}
-        """Device → definition and solution of the last job that it took."""
+        """Device → definition and solution's key of the last job that it took."""
         self._first: list[Job] = []
         """Jobs of lost devices: they go before all others."""
         self._remaining = 0
-        self._add(jobs)
+        self.add(jobs)
 
     @property
     def remaining(self) -> int:
         """Return how many jobs nobody has taken."""
         return self._remaining
+
+    def has_ready(self, is_ready: IsReady | None) -> bool:
+        """Tell whether any open job's solution is built."""
+        waiting = (one for solutions in self._open.values() for one in solutions.values())
+        return any(is_ready is None or is_ready(one.solution) for one in waiting)
 
     def take(
         self, device_count: int, is_ready: IsReady | None = None, device: str = "", *, splits: bool = True
@@ -100,7 +110,8 @@ class BlockQueue:
         if not jobs:
             return None
         self._remove(definition, jobs)
-        self._last[device] = definition, jobs[-1].solution.name
+        self._taken.update(job.index for job in jobs)
+        self._last[device] = definition, jobs[-1].solution_key
         return Block(definition, _by_solution(jobs))
 
     def give_back(self, jobs: Iterable[Job]) -> None:
@@ -111,31 +122,49 @@ class BlockQueue:
                 raise ValueError(f"job {job.index} was not taken, or was given back already")
             self._taken.remove(job.index)
         self._first = [*returned, *self._first]
-        self._add(returned)
+        self.add(returned)
 
-    def _add(self, jobs: Iterable[Job]) -> None:
+    def add(self, jobs: Iterable[Job]) -> None:
+        """Take further jobs."""
         for job in jobs:
             solutions = self._open.setdefault(job.definition.name, {})
-            solutions.setdefault(job.solution.name, _Open(job.solution)).jobs.append(job)
+            solutions.setdefault(job.solution_key, _Open(job.solution)).jobs.append(job)
             self._remaining += 1
+
+    def remove(self, indices: Iterable[int]) -> list[Job]:
+        """Take out those of these jobs that nobody has taken, and return them."""
+        wanted = set(indices)
+        found = [
+            job
+            for solutions in self._open.values()
+            for one in solutions.values()
+            for job in one.jobs
+            if job.index in wanted
+        ]
+        for definition in {job.definition.name for job in found}:
+            self._remove(definition, [job for job in found if job.definition.name == definition])
+        return found
+
+    def forget(self, indices: Iterable[int]) -> None:
+        """Forget jobs that were taken and have ended: they are not given back any more."""
+        self._taken.difference_update(indices)
 
     def _remove(self, definition: str, jobs: list[Job]) -> None:
         indices = {job.index for job in jobs}
         solutions = self._open[definition]
-        for name in {job.solution.name for job in jobs}:
-            solutions[name].jobs = [job for job in solutions[name].jobs if job.index not in indices]
-            if not solutions[name].jobs:
-                del solutions[name]
+        for key in {job.solution_key for job in jobs}:
+            solutions[key].jobs = [job for job in solutions[key].jobs if job.index not in indices]
+            if not solutions[key].jobs:
+                del solutions[key]
         if not solutions:
             del self._open[definition]
         self._first = [job for job in self._first if job.index not in indices]
-        self._taken |= indices
         self._remaining -= len(jobs)
 
     def _choose_definition(self, ready: dict[str, list[_Open]], device_count: int, device: str) -> str:
         """Return where a device works next: jobs given back, then where it is, then where most is left for a device."""
         for job in self._first:
-            if any(one.solution.name == job.solution.name for one in ready.get(job.definition.name, [])):
+            if any(one.key == job.solution_key for one in ready.get(job.definition.name, [])):
                 return job.definition.name
         definition = self._last.get(device, ("", ""))[0]
         if definition in ready:
@@ -151,13 +180,13 @@ class BlockQueue:
         """Return the jobs of a block; none where a solution would have to be split that must not be."""
         costs = {id(one): one.cost(self._estimate) for solutions in ready.values() for one in solutions}
         left = sum(costs.values())
-        first = {job.solution.name for job in self._first}
+        first = {job.solution_key for job in self._first}
         last = self._last.get(device)
 
         def rank(one: _Open) -> tuple[float, ...]:
-            is_last = device_count > 1 and last == (definition, one.solution.name)
+            is_last = device_count > 1 and last == (definition, one.key)
             cost = costs[id(one)] if device_count > 1 else 0.0
-            return one.solution.name not in first, not is_last, -cost, min(job.index for job in one.jobs)
+            return one.key not in first, not is_last, -cost, min(job.index for job in one.jobs)
 
         order = sorted(ready[definition], key=rank)
         chosen = order[0]
@@ -186,5 +215,5 @@ def _by_solution(jobs: Iterable[Job]) -> tuple[Job, ...]:
     """Return jobs with those of a solution together, the solutions in the order in which they were chosen."""
     grouped: dict[str, list[Job]] = {}
     for job in jobs:
-        grouped.setdefault(job.solution.name, []).append(job)
+        grouped.setdefault(job.solution_key, []).append(job)
     return tuple(job for group in grouped.values() for job in sorted(group, key=lambda job: job.index))

@@ -22,7 +22,7 @@ import yaml
 from pydantic import Field, TypeAdapter, ValidationError
 
 from flashinfer_bench.bench.config_file import read_config_file
-from flashinfer_bench.bench.config_layers import EvalConfig, Extra, PositiveNumber, Ratio, StrictModel, Tolerance
+from flashinfer_bench.bench.config_layers import EvalConfig, Extra, Ratio, StrictModel, Tolerance
 from flashinfer_bench.bench.config_problems import ConfigProblem, describe_problems, placed, to_validation_error
 from flashinfer_bench.bench.extra_keys import MAX_ABSOLUTE_ERROR, SUMMED_TOLERANCE
 from flashinfer_bench.data.store.ownership import LaidOver, is_of_one_root
@@ -35,14 +35,14 @@ TOLERANCES_FILE: Final = "tolerances.yaml"
 class Section(StrictModel):
     """What the file may say of one definition."""
 
-    rtol: PositiveNumber | None = None
-    atol: PositiveNumber | None = None
+    rtol: Tolerance | None = None
+    atol: Tolerance | None = None
     required_matched_ratio: Ratio | None = None
     extra: Extra = Field(default_factory=dict)
 
 
-class WorkloadSection(EvalConfig):
-    """What a workload says: its format allows an `atol` or `rtol` of 0."""
+class SetSection(EvalConfig):
+    """What a set or a workload says: an `atol` or `rtol` of 0 is allowed there."""
 
     rtol: Tolerance | None = None
     atol: Tolerance | None = None
@@ -123,7 +123,7 @@ def own_tolerance(trace_set: LaidOver, definition: str, workload: Workload) -> E
         extra[SUMMED_TOLERANCE] = True  # what the format says of these two
     if given.max_error_cap is not None:
         extra[MAX_ABSOLUTE_ERROR] = given.max_error_cap
-    return WorkloadSection(**{name: value for name, value in values.items() if value is not None}, extra=extra)
+    return SetSection(**{name: value for name, value in values.items() if value is not None}, extra=extra)
 
 
 def has_tolerances(root: Path) -> bool:
@@ -152,4 +152,4 @@ def read_tolerances(root: Path) -> dict[str, EvalConfig]:
 
 def _as_section(section: Section) -> EvalConfig:
     given: dict[str, Any] = {name: getattr(section, name) for name in section.model_fields_set}
-    return EvalConfig(**given)
+    return SetSection(**given)

@@ -61,6 +61,9 @@ COMMANDS: Final = {
     ),
     "doctor": Command("machine.doctor", "tell what this machine can measure"),
     "completion": Command("edit.completion", "print a script that completes commands in a shell"),
+    "serve": Command("resident.serve", "judge what clients submit over HTTP"),
+    "submit": Command("resident.submit", "submit a solution to a server"),
+    "top": Command("resident.top", "show what a server is doing"),
     PERF: Command("perf.command", "time FlashInfer's kernels"),
 }
 """The first word of each command, in the order of the help."""

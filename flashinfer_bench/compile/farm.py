@@ -90,6 +90,8 @@ class BuildFarm:
         """Builds whose artifact another process is making, or that wait for a precompiled header."""
         self._running: list[Building] = []
         self._has_grown = False
+        self.is_held = False
+        """Whether compilers are held still, and none is started."""
 
     def __enter__(self) -> BuildFarm:
         return self
@@ -147,6 +149,11 @@ class BuildFarm:
                     self._waiting.append(building)
         self._waiting.sort(key=lambda building: building.recipe.guessed_seconds)
 
+    def forget(self, solution: Solution) -> None:
+        """Forget what came of a solution; where it comes again, it is in the cache."""
+        self._built.pop(solution.digest(), None)
+        self._marks.pop(solution.digest(), None)
+
     def is_ready(self, solution: Solution) -> bool:
         """Tell whether `built` answers at once."""
         return not is_compiled(solution) or solution.digest() in self._built
@@ -163,9 +170,24 @@ class BuildFarm:
         message = f"the artifact of {solution.name} was changed while the run used it: {artifact.directory}"
         return Built(solution, None, BuildFault(message), built.seconds, built.was_cached)
 
+    def hold(self) -> None:
+        """Hold all compilers still until `release`: something is measured on the cores that they need."""
+        self.is_held = True
+        for process in self.processes():
+            process.hold()
+
+    def release(self) -> None:
+        """Let the compilers go on."""
+        if self.is_held:
+            self.is_held = False
+            for process in self.processes():
+                process.release()
+
     def poll(self) -> list[Built]:
         """Read what compilers say, start the next ones, and return the builds that ended. Never waits."""
         finished: list[Built] = []
+        if self.is_held:
+            self.hold()
         readable = self._readable()
         for building in list(self._running):
             outcome = building.advance() if building in readable else building.check_deadline()
@@ -226,7 +248,7 @@ class BuildFarm:
 
     @property
     def _free(self) -> int:
-        return self._jobs - sum(building.parallel for building in self._all_running())
+        return 0 if self.is_held else self._jobs - sum(building.parallel for building in self._all_running())
 
     def _make(self, solution: Solution) -> Building | Built:
         try:

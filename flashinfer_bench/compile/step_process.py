@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -20,6 +21,8 @@ RUNNER: Final = Path(__file__).with_name("step_runner.py")
 MAX_REPORT_BYTES: Final = 8 << 20
 """Bytes of a report that are read; the rest is dropped, and then there is no report."""
 READ_BYTES: Final = 1 << 16
+SESSION_FIELD: Final = 3
+"""The place of a process's session in its line of /proc, counted after its name."""
 SYSTEM_FOLDERS: Final = ("/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/opt", "/nix/store", "/gnu/store")
 SYSTEM_FILES: Final = ("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/alternatives", "/dev/urandom")
 """What every compiler may read, where the kernel has Landlock."""
@@ -86,6 +89,7 @@ class StepProcess:
     ) -> None:
         self.started = time.monotonic()
         self._deadline = self.started + limits.seconds
+        self._held_since: float | None = None
         order = {
             "parent": os.getpid(),
             "parallel": parallel,
@@ -123,8 +127,42 @@ class StepProcess:
 
     @property
     def left_s(self) -> float:
-        """Seconds until its time is over."""
-        return self._deadline - time.monotonic()
+        """Seconds until its time is over; it does not pass while the compilers are held still."""
+        return math.inf if self._held_since is not None else self._deadline - time.monotonic()
+
+    def hold(self) -> None:
+        """Stop the compilers, not the process that runs them: that one has to hear when this process ends.
+
+        Call it again from time to time: it may have started another one meanwhile.
+        """
+        self._held_since = self._held_since or time.monotonic()
+        stopped: set[int] = set()
+        while new := self._list_compilers() - stopped:
+            self._signal(new, signal.SIGSTOP)
+            stopped |= new
+
+    def release(self) -> None:
+        """Let the compilers go on."""
+        if self._held_since is not None:
+            held_s, self._held_since = time.monotonic() - self._held_since, None
+            self._deadline += held_s
+            self.started += held_s
+            self._signal(self._list_compilers(), signal.SIGCONT)
+
+    def _list_compilers(self) -> set[int]:
+        """Return the processes of its session but itself."""
+        found = set()
+        for path in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError, ValueError, IndexError):  # it has ended meanwhile
+                fields = path.read_bytes().rpartition(b")")[2].split()
+                if int(fields[SESSION_FIELD]) == self._process.pid:
+                    found.add(int(path.parent.name))
+        return found - {self._process.pid}
+
+    def _signal(self, pids: Iterable[int], number: int) -> None:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+                os.kill(pid, number)
 
     def pump(self) -> bool:
         """Read once; False at the end of what it says. Call it when the descriptor is readable."""

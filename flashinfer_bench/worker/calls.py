@@ -144,7 +144,7 @@ class CallLaunch:
     Args:
         call: what is called.
         shelf: keeps its results for a while.
-        part: "run", "setup" or "nothing".
+        part: "run", "setup", "both" (one behind the other) or "nothing".
     """
 
     def __init__(self, call: LaidCall, shelf: Shelf, part: str) -> None:
@@ -156,8 +156,10 @@ class CallLaunch:
         """Call the solution."""
         if self._part == "setup":
             self._call.prepare()
-        else:
-            self._call.result = self._call.run()
+            return
+        if self._part == "both":
+            self._call.prepare()
+        self._call.result = self._call.run()
 
     def put_away(self) -> None:
         """Bring what the call returned into its output slots."""

@@ -205,7 +205,7 @@ class Worker:
         """Make calls back to back, and leave what they gave where it is."""
         launches = [self._eager(index, request["part"]) for index in request["indices"]]
         together = request["together"] and launches
-        copied = request["part"] != "setup" and bool(self._returns_same or self.device.type == "cpu" or together)
+        copied = bool(self._returns_same or self.device.type == "cpu" or together)
         try:
             if together:
                 launch = self._joined(launches, (request["part"], copied, *request["indices"]), copied=copied)
@@ -215,7 +215,7 @@ class Worker:
             return {"refused": str(refused)[:MOST_WORDS]}
         launch()
         self._synchronize()
-        if request["part"] == "run" and not self._is_looked_at:  # once, for it takes longer than a short call
+        if request["part"] in ("run", "both") and not self._is_looked_at:  # once, for it takes longer than a short call
             self._returns_same, self._is_looked_at = self._returns_same or share_memory(self._laid), True
         return {"refused": None, "copied": copied}
 

@@ -31,7 +31,8 @@ makes calls back to back, as one CUDA graph where `together` is true, and leaves
 brings that into the output slots.
 
 `arguments` is name → {"offset", "shape", "dtype"}, a contiguous tensor in the arena, or name → {"scalar": value}.
-`style` is "dps", "value" or "keyword"; `part` is "setup", "run" or, for calls that compute nothing, "nothing". Whatever
+`style` is "dps", "value" or "keyword"; `part` is "setup", "run", "both" (in a burst, one behind the
+other for each call) or, for calls that compute nothing, "nothing". Whatever
 goes wrong in solution code is answered with {"id", "error": WorkerError}.
 
 Every answer is a claim. It is checked here for type, count and range before the session looks at it; a claim that

@@ -39,8 +39,8 @@ def test_times_of_references_are_kept_between_runs_on_a_gpu_and_behind_walls(
     trace_set, monkeypatch, kind, has_walls, settings, baselines
 ):
     benchmark = Benchmark(trace_set, BenchmarkConfig(devices=["cpu"], **settings))
-    monkeypatch.setattr(benchmark, "sandbox", SimpleNamespace(has_walls=has_walls, user="unchanged"))
-    hello = benchmark._hello(Device(kind, 0, "one", "GPU-1"), needs_triton=False)
+    monkeypatch.setattr(benchmark.workshop, "sandbox", SimpleNamespace(has_walls=has_walls, user="unchanged"))
+    hello = benchmark.workshop.greet(Device(kind, 0, "one", "GPU-1"), needs_triton=False)
     assert hello.baselines == baselines
     assert str(BaselineCache(Path(hello.cache_root)).folder) in hello.hidden
 

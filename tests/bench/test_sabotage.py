@@ -77,7 +77,7 @@ def test_baselines_are_timed_before_any_solution_is_loaded(tmp_path, isolated):
         before = [at for size, at in calls if size == n and float(at) < loaded]
         after = [at for size, at in calls if size == n and float(at) > loaded]
         assert len(before) >= 12
-        assert len(after) <= 16  # of two solutions what is expected of their inputs, and of calls that were read
+        assert len(after) <= 28  # of two solutions what is expected of their inputs, and of calls that were read
 
 
 WORKS = """

@@ -23,6 +23,7 @@ def make_jobs(*shapes):
             definition=SimpleNamespace(name=definition),
             workload=SimpleNamespace(uuid=workload),
             solution=SimpleNamespace(name=solution),
+            solution_key=solution,
         )
         for index, (definition, workload, solution) in enumerate(named)
     ]

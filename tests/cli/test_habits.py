@@ -56,7 +56,7 @@ def test_sweeps_that_cannot_be(sweep):
 
 
 def test_results_are_never_overwritten_in_silence(tmp_path, capsys):
-    file, place = tmp_path / "out.csv", Platform(None, None, {}, {})
+    file, place = tmp_path / "out.csv", Platform("a CPU", None, {}, frozenset())
     ResultFiles(str(file), None, place)
     file.write_text("mine\n")
     files = ResultFiles(str(file), None, place)
@@ -64,7 +64,7 @@ def test_results_are_never_overwritten_in_silence(tmp_path, capsys):
     assert "out.csv was there; it is" in capsys.readouterr().err
     file.write_text("a,b,c\n1,,2\n3,,\n")
     files.drop_empty_columns()
-    assert list(csv.reader(file.open())) == [["a", "c"], ["1", "2"], ["3", ""]]
+    assert list(csv.reader(file.read_text().splitlines())) == [["a", "c"], ["1", "2"], ["3", ""]]
 
 
 def test_solutions_are_listed(tmp_path, capsys):

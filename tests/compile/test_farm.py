@@ -1,9 +1,12 @@
 """Many builds at once: bounded, the longest first, once each, also across processes; a killed one leaves nothing."""
 
+import math
 import os
 import subprocess
 import sys
 import time
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -189,3 +192,49 @@ def test_a_farm_that_is_closed_ends_its_compilers(tmp_path):
         assert wait_for(lambda: len(processes_in(tmp_path / "cache")) >= 4)
     assert wait_for(lambda: not processes_in(tmp_path / "cache"))  # killed; whoever inherits them reaps them
     assert [path for path in (tmp_path / "cache").rglob("*") if path.is_file()] == []
+
+
+def state_of(pid):
+    """The letter for what a process does: T where it is stopped."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    return ""
+
+
+def test_compilers_are_held_still_and_their_time_does_not_pass(tmp_path):
+    toolchain = pretend_compiler(tmp_path, action="sleep 0.3")
+    with BuildFarm(tmp_path / "cache", jobs=1, toolchain=toolchain) as farm:
+        farm.add([make_native()])
+        farm.poll()
+        (process,) = farm.processes()
+        while not process._list_compilers():
+            time.sleep(0.01)
+        farm.hold()
+        farm.add([make_sized("another", 10)])
+        assert process.left_s == math.inf
+        assert {state_of(pid) for pid in process._list_compilers()} == {"T"}
+        assert (farm.poll(), farm.open_builds) == ([], 2)
+        assert len(farm.processes()) == 1
+        farm.release()
+        assert "T" not in {state_of(pid) for pid in process._list_compilers()}
+        assert process.left_s < math.inf
+        while farm.open_builds:
+            farm.wait()
+            farm.poll()
+        assert farm.built(make_native()).artifact
+
+
+def test_compilers_that_are_held_still_end_with_their_farm(tmp_path):
+    toolchain = pretend_compiler(tmp_path, action="sleep 30")
+    with BuildFarm(tmp_path / "cache", jobs=1, toolchain=toolchain) as farm:
+        farm.add([make_native()])
+        farm.poll()
+        (process,) = farm.processes()
+        while not process._list_compilers():
+            time.sleep(0.01)
+        farm.hold()
+        held = process._list_compilers()
+    deadline = time.monotonic() + 10
+    while any(state_of(pid) not in ("", "Z") for pid in held) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert {state_of(pid) for pid in held} <= {"", "Z"}

@@ -121,10 +121,11 @@ class ScriptedWorker:
         return {"stopped": True}
 
     def _spend(self, fields):
-        spent_ns = self.setup_ns if fields["part"] == "setup" else self.call_ns
+        parts = {"setup": self.setup_ns, "both": self.setup_ns + self.call_ns}
+        spent_ns = parts.get(fields["part"], self.call_ns)
         self.now += spent_ns * len(fields["indices"])
         return spent_ns
 
     def _compute(self, fields):
-        for index in fields["indices"] if fields["part"] == "run" else ():
+        for index in fields["indices"] if fields["part"] in ("run", "both") else ():
             torch.mul(self.trial.places.inputs(index)[0], 2, out=self.trial.places.outputs(index)[0])

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Final
 
 from flashinfer_bench.bench.config import BenchmarkConfig, ResolvedEvalConfig
@@ -40,18 +40,28 @@ FOREIGN_CODE: Final = (
 )
 
 
+Resolve = Callable[[Definition, Workload], ResolvedEvalConfig | None]
+"""Gives the settings of a workload that says something of its own; None for those of its definition."""
+
+
 @dataclass(frozen=True)
 class Job:
     """One solution on one workload of its definition."""
 
     index: int
-    """Position in the plan."""
+    """Position in the plan; of a resident engine, a number that no other of its jobs ever has."""
     definition: Definition
     workload: Workload
     solution: Solution
     config: ResolvedEvalConfig
     fingerprint: Mapping[str, str]
     """What decides the verdict, as digests; it is recorded with the verdict."""
+
+    @cached_property
+    def solution_key(self) -> str:
+        """What tells its solution from all others: the name is not enough, since two submitters may use one."""
+        digest = self.fingerprint.get("solution")
+        return self.solution.name if digest is None else f"{self.solution.name}@{digest}"
 
 
 @dataclass(frozen=True)
@@ -130,16 +140,17 @@ def make_plan(
     wrong = find_wrong_extras(config.resolve_eval_config(item.definition) for item in selected)
     if wrong:
         raise ConfigError("\n".join(wrong))
-    selected, skips = _set_foreign_aside(selected, trace_set, config)
+    selected, skips = set_foreign_aside(selected, trace_set, config)
     skips += [skip for item in selected for skip in _skips(item, machine, interpret=config.interpret)]
-    resolve = partial(_resolve, config, trace_set)
+    resolve = partial(resolve_workload, config, trace_set)
     jobs: list[Job] = []
     decisions: Counter[Decision] = Counter()
-    for job in (job for item in selected for job in _jobs(item, config, machine, evaluators or {}, resolve)):
-        decision = _decide(job, config, recorded)
-        decisions[decision] += 1
-        if decision.action != "skip":
-            jobs.append(job)
+    for item in selected:
+        for job in _jobs(item, config, machine, partial(JobMaker.of, item, config, machine, evaluators or {}, resolve)):
+            decision = decide(job, config, recorded)
+            decisions[decision] += 1
+            if decision.action != "skip":
+                jobs.append(job)
     reasons = {decision.reason: count for decision, count in decisions.items() if decision.action == "redo"}
     return Plan(
         jobs=tuple(_numbered(jobs)),
@@ -157,7 +168,7 @@ def describe_nothing(plan: Plan) -> str:
     return "\n  ".join(["nothing was run, since everything was skipped:", *lines]) if lines else NO_DEFINITIONS
 
 
-def _set_foreign_aside(
+def set_foreign_aside(
     selected: Iterable[Selected], trace_set: TraceSet, config: BenchmarkConfig
 ) -> tuple[list[Selected], list[Skip]]:
     """Set workloads aside whose inputs would be made by code of another set than the first, unless that is trusted."""
@@ -179,7 +190,7 @@ def _set_foreign_aside(
     return kept, skips
 
 
-def _resolve(
+def resolve_workload(
     config: BenchmarkConfig, trace_set: TraceSet, definition: Definition, workload: Workload
 ) -> ResolvedEvalConfig | None:
     """Return the settings of a workload that says something of its own; None for those of its definition."""
@@ -189,7 +200,7 @@ def _resolve(
 
 def _skips(selected: Selected, machine: Machine, *, interpret: bool) -> Iterator[Skip]:
     name = selected.definition.name
-    reason = _why_no_jobs(selected)
+    reason = why_no_jobs(selected)
     if reason is not None:
         yield Skip(name, None, None, reason)
         return
@@ -199,7 +210,8 @@ def _skips(selected: Selected, machine: Machine, *, interpret: bool) -> Iterator
             yield Skip(name, solution.name, None, reason)
 
 
-def _why_no_jobs(selected: Selected) -> str | None:
+def why_no_jobs(selected: Selected) -> str | None:
+    """Say why a definition has no jobs at all, None where it has some."""
     definition = selected.definition
     if not definition.is_runnable:
         return definition.not_runnable_reason or "its reference cannot be run"
@@ -210,47 +222,70 @@ def _why_no_jobs(selected: Selected) -> str | None:
     return None
 
 
+@dataclass(frozen=True)
+class JobMaker:
+    """Makes the jobs of a definition's solutions; what they share is digested once."""
+
+    definition: Definition
+    workloads: tuple[tuple[Workload, ResolvedEvalConfig, Mapping[str, str]], ...]
+    """Each with its settings, and what a fingerprint says of both."""
+    shared: Mapping[str, str | int | None]
+    """What all fingerprints of the definition have."""
+
+    @classmethod
+    def of(
+        cls,
+        selected: Selected,
+        config: BenchmarkConfig,
+        machine: Machine,
+        evaluators: Mapping[str, str],
+        resolve: Resolve,
+    ) -> JobMaker:
+        """Make it of a definition and its selected workloads."""
+        definition = selected.definition
+        resolved = config.resolve_eval_config(definition)
+        resolved_digest = resolved.digest()
+        workloads = []
+        for workload in selected.workloads:
+            own = resolve(definition, workload) or resolved
+            marks = {"workload": workload.digest(), "config": own.digest() if own is not resolved else resolved_digest}
+            workloads.append((workload, own, marks))
+        shared = {
+            "definition": definition.digest(),
+            "config": resolved_digest,
+            "hardware": machine.hardware,
+            "evaluator": evaluators.get(definition.name),
+            "timing": config.timing_mark(),
+            "protocol": PROTOCOL,
+            "sandbox": machine.sandbox,
+            "seed": config.seed,
+        }
+        return cls(definition, tuple(workloads), shared)
+
+    def jobs_of(self, solution: Solution) -> Iterator[Job]:
+        """Yield a solution's jobs, not numbered yet."""
+        common = fingerprint(**self.shared, solution=solution.digest(), workload="")
+        for workload, own, marks in self.workloads:
+            yield Job(0, self.definition, workload, solution, own, {**common, **marks})
+
+
 def _jobs(
-    selected: Selected,
-    config: BenchmarkConfig,
-    machine: Machine,
-    evaluators: Mapping[str, str],
-    resolve: Callable[[Definition, Workload], ResolvedEvalConfig | None],
+    selected: Selected, config: BenchmarkConfig, machine: Machine, maker: Callable[[], JobMaker]
 ) -> Iterator[Job]:
-    definition = selected.definition
-    if _why_no_jobs(selected) is not None:
+    if why_no_jobs(selected) is not None:
         return
-    resolved = config.resolve_eval_config(definition)
-    resolved_digest = resolved.digest()
-    workloads = []
-    for workload in selected.workloads:
-        own = resolve(definition, workload) or resolved
-        marks = {"workload": workload.digest(), "config": own.digest() if own is not resolved else resolved_digest}
-        workloads.append((workload, own, marks))
-    shared = {"definition": definition.digest(), "config": resolved_digest, "hardware": machine.hardware}
-    evaluator = evaluators.get(definition.name)
+    made = maker()
     for solution in selected.solutions:
-        if why_not_here(solution, machine, interpret=config.interpret) is not None:
-            continue
-        common = fingerprint(
-            **shared,
-            solution=solution.digest(),
-            workload="",
-            evaluator=evaluator,
-            timing=config.timing_mark(),
-            protocol=PROTOCOL,
-            sandbox=machine.sandbox,
-            seed=config.seed,
-        )
-        for workload, own, marks in workloads:
-            yield Job(0, definition, workload, solution, own, {**common, **marks})
+        if why_not_here(solution, machine, interpret=config.interpret) is None:
+            yield from made.jobs_of(solution)
 
 
 def _numbered(jobs: Iterable[Job]) -> Iterator[Job]:
     return (replace(job, index=index) for index, job in enumerate(jobs))
 
 
-def _decide(job: Job, config: BenchmarkConfig, recorded: RecordedJobs | None) -> Decision:
+def decide(job: Job, config: BenchmarkConfig, recorded: RecordedJobs | None) -> Decision:
+    """Say whether a job has to be done, as far as is recorded."""
     if recorded is None:
         return Decision("new")
     key = (job.definition.name, job.solution.name, job.workload.uuid)

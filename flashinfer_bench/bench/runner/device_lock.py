@@ -62,6 +62,29 @@ def lock_device(
     Raises:
         DeviceFault: it was not free in time.
     """
+    for line in ask_for_device(device, held, limit_s=limit_s, now=now):
+        if line is not None:
+            yield line
+        else:
+            sleep(POLL_S)
+
+
+def ask_for_device(
+    device: Device, held: ExitStack, *, limit_s: float = WAIT_LIMIT_S, now: Callable[[], float] = time.monotonic
+) -> Iterator[str | None]:
+    """Take a GPU's lock without waiting: yields None each time that another run has it, and ends when it is ours.
+
+    What a person should know is yielded once, before the first None.
+
+    Args:
+        device: the device.
+        held: gives the lock back when it is closed.
+        limit_s: give up after this many seconds.
+        now: monotonic seconds.
+
+    Raises:
+        DeviceFault: it was not free in time.
+    """
     if device.kind == "cpu":
         return
     path = lock_path(device)
@@ -78,6 +101,6 @@ def lock_device(
             told = True
         if now() >= deadline:
             raise DeviceFault(f"{device.label} was not free within {limit_s:g} s; its lock is {path}")
-        sleep(POLL_S)
+        yield None
     os.ftruncate(fd, 0)
     os.pwrite(fd, str(os.getpid()).encode(), 0)

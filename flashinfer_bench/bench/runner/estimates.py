@@ -38,13 +38,17 @@ class JobTimes:
     def add(self, job: Job, seconds: float) -> None:
         """Note what a job took."""
         name = job.definition.name
-        for mean in (self._of_solution[name, job.solution.name], self._of_definition[name], self._of_all):
+        for mean in (self._of_solution[name, job.solution_key], self._of_definition[name], self._of_all):
             mean.add(seconds)
+
+    def forget(self, job: Job) -> None:
+        """Forget what the jobs of a job's solution took."""
+        self._of_solution.pop((job.definition.name, job.solution_key), None)
 
     def estimate(self, job: Job) -> float:
         """Return the seconds of a job: of those of its solution, else of its definition, else of all."""
         name = job.definition.name
-        known = self._of_solution.get((name, job.solution.name)), self._of_definition.get(name), self._of_all
+        known = self._of_solution.get((name, job.solution_key)), self._of_definition.get(name), self._of_all
         return next(
             (max(mean.total / mean.count, LEAST_S) for mean in known if mean is not None and mean.count), UNKNOWN_S
         )

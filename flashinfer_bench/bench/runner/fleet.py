@@ -5,44 +5,40 @@ compiler only when nothing else is left. A session is sent its next block early,
 block that was not begun is taken back where another device would idle. A job whose session was lost runs once more on a
 fresh session; the second time it is a fault. This process has one thread with one select; sessions and compilers do the
 work. Nothing here judges.
+
+A run gives all its jobs at the start (`run`). The resident engine adds and removes jobs between two turns of the loop
+(`add`, `remove`, `turn`). A device has a session from the first job that it is needed for.
 """
 
 from __future__ import annotations
 
 import selectors
+import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from flashinfer_bench.bench.events import JobFaulted, JobStarted, Notice
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.planning.plan import Job
 from flashinfer_bench.bench.runner.client import SessionClient, SessionLost, SessionTimedOut
-from flashinfer_bench.bench.runner.device_lock import lock_device
+from flashinfer_bench.bench.runner.device_lock import POLL_S as LOCK_POLL_S
+from flashinfer_bench.bench.runner.device_lock import ask_for_device
 from flashinfer_bench.bench.runner.estimates import JobTimes
-from flashinfer_bench.bench.runner.protocol import (
-    REFERENCE_PHASE,
-    BlockJob,
-    BlockOrder,
-    BlockSolution,
-    Hello,
-    JobFault,
-    JobVerdict,
-)
-from flashinfer_bench.bench.schedule import Block, BlockQueue
-from flashinfer_bench.compile import BuildFarm, BuildFault, Built
+from flashinfer_bench.bench.runner.host.block_orders import OrderMaker
+from flashinfer_bench.bench.runner.host.retries import Retries
+from flashinfer_bench.bench.runner.host.station import Station
+from flashinfer_bench.bench.runner.host.turns import BuildTurns
+from flashinfer_bench.bench.runner.protocol import REFERENCE_PHASE, Hello, JobFault, JobVerdict
+from flashinfer_bench.bench.schedule import Block, BlockQueue, IsReady
 from flashinfer_bench.data import Evaluation, Solution
+from flashinfer_bench.errors import DeviceFault
 
 POLL_S: Final = 1.0
-TRIES: Final = 2
-"""A job whose session is lost is run this many times in all, each time on a new session. Then it is a fault."""
+"""The longest that one turn of the loop waits, in seconds, unless its caller says otherwise."""
 FAILED_STARTS: Final = 2
 """Give a device up after this many sessions that did not start."""
-HANGS: Final = 2
-"""Give a definition up after its reference ran out of time on this many workloads."""
 
 
 @dataclass(frozen=True)
@@ -58,23 +54,44 @@ class Judged:
 Happening = JobStarted | Judged | JobFaulted | Notice
 
 
-@dataclass
-class Station:
-    """One device's place in the loop."""
+class JobQueue(Protocol):
+    """The jobs that are to be dealt out: of a plan (`BlockQueue`), or of many submitters (`resident/fair_queue.py`)."""
 
-    device: Device
-    client: SessionClient | None = None
-    open_jobs: dict[int, Job] = field(default_factory=dict)
-    """Jobs of its block without an answer yet, in order."""
-    ahead: dict[int, Job] = field(default_factory=dict)
-    """Jobs of the block that its session was sent, and has not begun."""
-    current: int | None = None
-    """The job that runs, or whose baseline is prepared. It is to blame where the session is lost."""
-    started: int | None = None
-    """The job whose start was told last."""
-    is_blamed: bool = False
-    """The session has said which job ends it."""
-    failed_starts: int = 0
+    @property
+    def remaining(self) -> int:
+        """Return how many jobs nobody has taken."""
+
+    def add(self, jobs: Iterable[Job]) -> None:
+        """Take further jobs."""
+
+    def remove(self, indices: Iterable[int]) -> list[Job]:
+        """Take out those of these jobs that nobody has taken, and return them."""
+
+    def has_ready(self, is_ready: IsReady | None) -> bool:
+        """Tell whether any open job's solution is built."""
+
+    def take(
+        self, device_count: int, is_ready: IsReady | None = None, device: str = "", *, splits: bool = True
+    ) -> Block | None:
+        """Take the next block for a device; see `BlockQueue.take`."""
+
+    def give_back(self, jobs: Iterable[Job]) -> None:
+        """Put jobs back in front that were taken."""
+
+    def forget(self, indices: Iterable[int]) -> None:
+        """Forget jobs that were taken and have ended."""
+
+
+@dataclass(frozen=True)
+class FleetRules:
+    """In what the loop of a resident engine differs from that of a run."""
+
+    make_queue: Callable[[JobTimes], JobQueue] = lambda times: BlockQueue((), times.estimate)
+    retry_device_s: float | None = None
+    """Try a device that was given up again after this many seconds; None: never, and where none is left, a lock that
+    another run holds too long is an error."""
+    build_turn_s: float | None = None
+    """On a CPU compilers and jobs have turns of this many seconds; None: all builds end before the first job."""
 
 
 class Fleet:
@@ -83,9 +100,8 @@ class Fleet:
     Args:
         devices: the devices, each of which gets a session.
         hello_for: the settings of a device's session.
-        blob_root_for: the root of the set that holds a job's workload.
-        farm: builds the solutions; the fleet ends it.
-        seed_of: gives the seed of a job.
+        orders: makes the orders of blocks; its farm builds the solutions, and the fleet ends it.
+        rules: what the loop of a resident engine does otherwise.
     """
 
     def __init__(
@@ -93,22 +109,19 @@ class Fleet:
         devices: Iterable[Device],
         *,
         hello_for: Callable[[Device], Hello],
-        blob_root_for: Callable[[Job], Path],
-        farm: BuildFarm,
-        seed_of: Callable[[Job], int],
+        orders: OrderMaker,
+        rules: FleetRules | None = None,
     ) -> None:
         self._stations = [Station(device) for device in devices]
         self._hello_for = hello_for
-        self._blob_root_for = blob_root_for
-        self._farm = farm
-        self._seed_of = seed_of
-        self._times = JobTimes()
-        self._tries: dict[int, int] = {}
-        self._broken: dict[tuple[str, str], str] = {}
-        """(definition, workload uuid) → why no device survives its reference."""
-        self._hung: dict[str, set[str]] = {}
-        """Definition → uuids of the workloads on which its reference ran out of time."""
-        self._locks = ExitStack()
+        self._orders = orders
+        self._farm = orders.farm
+        self._rules = rules or FleetRules()
+        self.times = JobTimes()
+        self.queue = self._rules.make_queue(self.times)
+        self._retries = Retries()
+        self._turns = BuildTurns(self._farm, self._rules.build_turn_s)
+        self._notices: list[Notice] = []
         self._last_words = "no device could be used"
 
     def __enter__(self) -> Fleet:
@@ -116,38 +129,143 @@ class Fleet:
 
     def __exit__(self, *exc_info: object) -> None:
         for station in self._stations:
-            if station.client is not None:
-                station.client.end()
-                station.client = None
+            station.end_session()
         self._farm.__exit__()
-        self._locks.close()
+        for station in self._stations:
+            station.free()
+
+    @property
+    def stations(self) -> tuple[Station, ...]:
+        """The place of each device, to be read."""
+        return tuple(self._stations)
+
+    @property
+    def has_open_jobs(self) -> bool:
+        """Whether any job has no answer yet."""
+        return bool(self.queue.remaining or any(station.jobs for station in self._stations))
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Happening]:
         """Run the jobs; yields each one's fate as it is known. Closing the iterator and the fleet stops everything."""
-        listed = list(jobs)
-        queue = BlockQueue(listed, self._times.estimate)
-        self._farm.add({job.solution.name: job.solution for job in listed}.values())
-        self._farm.poll()
-        count = self._farm.open_builds
-        if count:
-            yield Notice(f"compiling {count} {'solution' if count == 1 else 'solutions'}, {self._farm.jobs} at once")
-        for station in self._stations[: max(1, queue.remaining)]:
-            for message in lock_device(station.device, self._locks):
-                yield Notice(message)
-            self._start(station)
-        while queue.remaining or any(station.open_jobs or station.ahead for station in self._stations):
-            if not any(station.client for station in self._stations):
-                yield from self._give_up(queue)
-                return
-            for station in self._stations:
-                yield from self._keep_busy(station, queue)
-            yield from self._listen(queue)
-            self._farm.poll()
+        self.add(list(jobs))
+        while self.has_open_jobs:
+            yield from self.turn()
 
-    def _start(self, station: Station) -> None:
+    def add(self, jobs: list[Job]) -> None:
+        """Take further jobs. Where no device is left, each is tried again."""
+        before = self._farm.open_builds
+        self._turns.begin_builds(is_busy=any(one.open_jobs for one in self._stations if one.device.kind == "cpu"))
+        self._farm.add({job.solution_key: job.solution for job in jobs}.values())
+        self._farm.poll()
+        self.queue.add(jobs)
+        count = self._farm.open_builds
+        if count > before:
+            solutions = "solution" if count == 1 else "solutions"
+            self._notices.append(Notice(f"compiling {count} {solutions}, {self._farm.jobs} at once"))
+        if self._rules.retry_device_s is not None and not self._usable():
+            for station in self._stations:
+                station.given_up_at, station.failed_starts = None, 0
+
+    def remove(self, indices: Iterable[int]) -> list[Job]:
+        """Take out jobs that no session has begun; return those. The others go on, and are answered."""
+        wanted = set(indices)
+        self.recall(lambda job: job.index in wanted)
+        removed = self.queue.remove(wanted)
+        self._retries.forget_jobs(job.index for job in removed)
+        return removed
+
+    def forget_solution(self, job: Job) -> None:
+        """Forget what is known of a job's solution, of which no job is open."""
+        self._farm.forget(job.solution)
+        self.times.forget(job)
+
+    def recall(self, is_meant: Callable[[Job], bool]) -> None:
+        """Take blocks back that hold such a job and were not begun, since the order of the queue has changed."""
+        for station in self._stations:
+            if any(map(is_meant, station.ahead.values())):
+                take_back(station, self.queue)
+
+    def turn(self, wake: int | None = None, limit_s: float = POLL_S) -> Iterator[Happening]:
+        """Go once round the loop: give every device work, then wait until something happens.
+
+        Args:
+            wake: a descriptor that ends the wait where it can be read.
+            limit_s: wait no longer than this.
+        """
+        notices, self._notices = self._notices, []
+        yield from notices
+        yield from self._open_stations()
+        if self.has_open_jobs and not self._usable():
+            yield from self._give_up()
+            return
+        self._share_processor()
+        for station in self._stations:
+            yield from self._keep_busy(station)
+        yield from self._listen(wake, limit_s)
+        self._farm.poll()
+
+    def _share_processor(self) -> None:
+        """Give the processors of a CPU device to compilers or to jobs."""
+        on_cpu = [station for station in self._stations if station.device.kind == "cpu"]
+        if not on_cpu or not self._farm.open_builds:
+            self._turns.update(is_busy=False, is_waiting=False)
+            return
+        is_waiting = any(station.ahead for station in on_cpu) or self.queue.has_ready(self._farm.is_ready)
+        self._turns.update(is_busy=any(station.open_jobs for station in on_cpu), is_waiting=is_waiting)
+        if not self._turns.may_measure:
+            for station in on_cpu:
+                if station.ahead:
+                    take_back(station, self.queue)
+
+    def _usable(self) -> list[Station]:
+        return [station for station in self._stations if station.given_up_at is None]
+
+    def _open_stations(self) -> Iterator[Happening]:
+        """Start the sessions that the open jobs need: as many as jobs, at most one for each device."""
+        retry_s = self._rules.retry_device_s
+        needed = self.queue.remaining + sum(len(station.jobs) for station in self._stations)
+        needed -= sum(station.client is not None for station in self._stations)
+        for station in self._stations:
+            if station.client is not None:
+                continue
+            if needed <= 0:
+                station.stop_asking()
+                continue
+            if station.given_up_at is not None:
+                if retry_s is None or time.monotonic() - station.given_up_at < retry_s:
+                    continue
+                station.given_up_at, station.failed_starts = None, FAILED_STARTS - 1
+            yield from self._open(station)
+            needed -= station.client is not None
+
+    def _open(self, station: Station) -> Iterator[Happening]:
+        """Start a device's session once its lock is ours."""
+        try:
+            while not station.is_locked:
+                station.asking = station.asking or iter(ask_for_device(station.device, station.held))
+                line = next(station.asking, "")
+                if line is None:
+                    return
+                station.is_locked = line == ""
+                if line:
+                    yield Notice(line)
+        except DeviceFault as fault:
+            self._last_words = str(fault)
+            if self._rules.retry_device_s is None and not any(other.client for other in self._stations):
+                raise
+            yield self._drop_device(station, str(fault))
+            return
+        station.asking = None
         station.client = SessionClient(station.device, self._hello_for(station.device))
 
-    def _keep_busy(self, station: Station, queue: BlockQueue) -> Iterator[Happening]:
+    def _drop_device(self, station: Station, reason: str) -> Notice:
+        station.given_up_at, station.asking = time.monotonic(), None
+        self._last_words = reason
+        if self._rules.retry_device_s is None:
+            return Notice(f"{station.device.label} is not used any more: {reason}")
+        station.free()
+        return Notice(f"{station.device.label} is not used for {self._rules.retry_device_s:g} s: {reason}")
+
+    def _keep_busy(self, station: Station) -> Iterator[Happening]:
         """Have a session run the block that it was sent, and send it the next one, which it may prepare for.
 
         One that is still starting gets its first block, too: its workers start while it makes its own context.
@@ -157,82 +275,59 @@ class Fleet:
             return
         if not client.is_ready:
             if not station.ahead:
-                yield from self._send(station, client, queue, splits=True)
+                yield from self._send(station, client, splits=True)
             return
         while not station.open_jobs:
-            if any(self._known_fault(job) for job in station.ahead.values()):
-                take_back(station, queue)
+            if any(self._retries.known_fault(job) for job in station.ahead.values()):
+                take_back(station, self.queue)
             if not station.ahead:
-                yield from self._send(station, client, queue, splits=True)
+                yield from self._send(station, client, splits=True)
             if not station.ahead:
                 client.wait_forever()
                 return
             station.open_jobs, station.ahead, station.is_blamed = station.ahead, {}, False
             client.begin()
         if not station.ahead:
-            yield from self._send(station, client, queue, splits=False)
+            yield from self._send(station, client, splits=False)
 
-    def _send(
-        self, station: Station, client: SessionClient, queue: BlockQueue, *, splits: bool
-    ) -> Iterator[JobFaulted]:
+    def _send(self, station: Station, client: SessionClient, *, splits: bool) -> Iterator[JobFaulted]:
         """Send a session the next block, if there is one; one that has nothing else to do may split a solution."""
         while not station.ahead:
             alive = sum(other.client is not None for other in self._stations)
             ready = partial(self._may_run, station.device)
-            batch = queue.take(alive, ready, station.device.label, splits=splits)
+            batch = self.queue.take(alive, ready, station.device.label, splits=splits)
             if batch is None:
                 others = [other for other in self._stations if other is not station and other.ahead]
                 if not splits or not others:
                     return
-                take_back(max(others, key=lambda other: len(other.ahead)), queue)
+                take_back(max(others, key=lambda other: len(other.ahead)), self.queue)
                 continue
-            block, faults = self._prepare(batch)
-            yield from faults
-            wanted = {job.index for job in block.jobs}
-            station.ahead = {job.index: job for job in batch.jobs if job.index in wanted}
+            known = {job.index: fault for job in batch.jobs if (fault := self._retries.known_fault(job)) is not None}
+            yield from (self._fault(job, known[job.index]) for job in batch.jobs if job.index in known)
+            left = tuple(job for job in batch.jobs if job.index not in known)
+            if not left:
+                continue
+            order, faults = self._orders.make(Block(batch.definition, left))
+            yield from (self._fault(job, message) for job, message in faults)
+            wanted = {job.index for job in order.jobs}
+            station.ahead = {job.index: job for job in left if job.index in wanted}
             if station.ahead:
-                client.send(block)
+                client.send(order)
 
     def _may_run(self, device: Device, solution: Solution) -> bool:
-        """Tell whether a solution is built. On a CPU all have to be built: compilers would disturb the measurement."""
-        return self._farm.is_ready(solution) and (device.kind != "cpu" or not self._farm.open_builds)
+        """Tell whether a solution is built. On a CPU compilers would disturb the measurement."""
+        return self._farm.is_ready(solution) and (device.kind != "cpu" or self._turns.may_measure)
 
-    def _prepare(self, batch: Block) -> tuple[BlockOrder, list[JobFaulted]]:
-        """Make the order for the session; the solutions of the batch are built."""
-        solutions: dict[str, BlockSolution] = {}
-        faults: list[JobFaulted] = []
-        jobs: list[BlockJob] = []
-        broken: dict[str, str] = {}
-        first = batch.jobs[0]
-        for job in batch.jobs:
-            known = self._known_fault(job)
-            if known is not None:
-                faults.append(JobFaulted(job, known, self._ran_out_of_time(job)))
-                continue
-            name = job.solution.name
-            if name not in solutions and name not in broken:
-                built = self._farm.built(job.solution)
-                if isinstance(built.error, BuildFault):
-                    broken[name] = str(built.error)
-                else:
-                    solutions[name] = describe_solution(built)
-            if name in broken:
-                faults.append(JobFaulted(job, broken[name]))
-                continue
-            jobs.append(
-                BlockJob(
-                    index=job.index,
-                    solution=name,
-                    workload=job.workload.model_dump(mode="json"),
-                    blob_root=str(self._blob_root_for(job)),
-                    seed=self._seed_of(job),
-                    settings=job.config.beyond(first.config),
-                )
-            )
-        definition, config = first.definition.model_dump(mode="json"), first.config.to_order()
-        return BlockOrder(definition=definition, config=config, solutions=solutions, jobs=jobs), faults
+    def _fault(self, job: Job, message: str) -> JobFaulted:
+        self._forget(job)
+        return JobFaulted(job, message, is_out_of_time=self._retries.ran_out_of_time(job))
 
-    def _listen(self, queue: BlockQueue) -> Iterator[Happening]:
+    def _forget(self, job: Job) -> None:
+        """Forget a job that has its answer."""
+        self._retries.forget_jobs([job.index])
+        self.queue.forget([job.index])
+
+    def _listen(self, wake: int | None, limit_s: float) -> Iterator[Happening]:
         with selectors.DefaultSelector() as selector:
             clients = [(station, station.client) for station in self._stations if station.client is not None]
             for station, client in clients:
@@ -240,9 +335,11 @@ class Fleet:
                 selector.register(client, events, station)
             for process in self._farm.processes():
                 selector.register(process, selectors.EVENT_READ)
-            limits = [POLL_S, *(max(0.0, client.left_s) for _, client in clients)]
-            if self._farm.wait_s is not None:
-                limits.append(self._farm.wait_s)
+            if wake is not None:
+                selector.register(wake, selectors.EVENT_READ)
+            limits = [limit_s, *(max(0.0, client.left_s) for _, client in clients)]
+            limits += [LOCK_POLL_S] if any(station.asking for station in self._stations) else []
+            limits += [self._farm.wait_s] if self._farm.wait_s is not None else []
             found = {id(key.data): events for key, events in selector.select(min(limits)) if key.data is not None}
         for station, client in clients:
             try:
@@ -250,13 +347,13 @@ class Fleet:
                     client.flush()
                 if found.get(id(station), 0) & selectors.EVENT_READ:
                     for message in client.messages():
-                        yield from self._hear(station, queue, message)
+                        yield from self._hear(station, message)
                 else:
                     client.check_deadline()
             except SessionLost as lost:
-                yield from self._replace(station, queue, lost)
+                yield from self._replace(station, lost)
 
-    def _hear(self, station: Station, queue: BlockQueue, message: dict[str, Any]) -> Iterator[Happening]:
+    def _hear(self, station: Station, message: dict[str, Any]) -> Iterator[Happening]:
         if "ready" in message:
             station.failed_starts = 0
         elif "phase" in message:
@@ -270,7 +367,8 @@ class Fleet:
             verdict = JobVerdict.model_validate(message["verdict"])
             job = station.open_jobs.pop(verdict.job)
             station.current = None
-            self._times.add(job, verdict.seconds)
+            self.times.add(job, verdict.seconds)
+            self._forget(job)
             yield Judged(job, station.device, Evaluation.model_validate(verdict.evaluation), verdict.seconds)
         elif "fault" in message:
             fault = JobFault.model_validate(message["fault"])
@@ -278,92 +376,47 @@ class Fleet:
             station.current = None
             station.is_blamed = fault.retry
             phase = station.client.phase if station.client is not None else ""
-            yield from self._retry_or_fault(queue, job, fault.message, retry=fault.retry, phase=phase)
+            yield from self._retry_or_fault(job, fault.message, retry=fault.retry, phase=phase)
         elif "notice" in message:
             yield Notice(str(message["notice"]))
 
-    def _retry_or_fault(
-        self, queue: BlockQueue, job: Job, message: str, *, retry: bool, phase: str
-    ) -> Iterator[Happening]:
-        self._tries[job.index] = self._tries.get(job.index, 0) + 1
-        if retry and self._tries[job.index] < TRIES:
-            queue.give_back([job])
-            return
-        if retry and phase == REFERENCE_PHASE:
-            self._broken[job.definition.name, job.workload.uuid] = f"its reference ends the session: {message}"
-        yield JobFaulted(job, message)
+    def _retry_or_fault(self, job: Job, message: str, *, retry: bool, phase: str) -> Iterator[Happening]:
+        if retry and self._retries.may_retry(job, message, phase=phase):
+            self.queue.give_back([job])
+        else:
+            yield self._fault(job, message)
 
-    def _known_fault(self, job: Job) -> str | None:
-        """Say why a job cannot be judged, as far as the run has shown."""
-        return self._broken.get((job.definition.name, job.workload.uuid), self._endless(job))
-
-    def _ran_out_of_time(self, job: Job) -> bool:
-        return job.workload.uuid in self._hung.get(job.definition.name, ()) or self._endless(job) is not None
-
-    def _endless(self, job: Job) -> str | None:
-        """Say why a definition is given up whose reference does not end."""
-        hung = self._hung.get(job.definition.name, set())
-        if len(hung) < HANGS:
-            return None
-        return f"reference of {job.definition.name}: it ran out of time on workloads {', '.join(sorted(hung))}"
-
-    def _replace(self, station: Station, queue: BlockQueue, lost: SessionLost) -> Iterator[Happening]:
-        """Give a lost session's jobs back and start another, unless its device no longer lets one start."""
+    def _replace(self, station: Station, lost: SessionLost) -> Iterator[Happening]:
+        """Give a lost session's jobs back; the next turn starts another, unless its device lets none start."""
         reason = str(lost)
         client, jobs, ahead = station.client, list(station.open_jobs.values()), list(station.ahead.values())
         if client is None:
             return
-        client.end()
-        station.client, station.open_jobs, station.ahead = None, {}, {}
-        current, station.current, station.started = station.current, None, None
+        current = station.current
+        station.end_session()
         suspect = next((job for job in jobs if job.index == current), None)
         if suspect is None and jobs and client.is_ready and not station.is_blamed:
             suspect = jobs[0]
-        queue.give_back([job for job in (*jobs, *ahead) if job is not suspect])
+        self.queue.give_back([job for job in (*jobs, *ahead) if job is not suspect])
         yield Notice(f"{reason}; {len(jobs) + len(ahead)} of its jobs go back to the queue")
         if suspect is not None and isinstance(lost, SessionTimedOut) and client.phase == REFERENCE_PHASE:
-            # A second try would take as long and end the same way.
-            name, uuid = suspect.definition.name, suspect.workload.uuid
-            self._hung.setdefault(name, set()).add(uuid)
-            self._broken[name, uuid] = f"reference of {name}, workload {uuid}: it ran out of time; {reason}"
-            yield JobFaulted(suspect, self._broken[name, uuid], is_out_of_time=True)
+            yield self._fault(suspect, self._retries.give_up_hung(suspect, reason))
         elif suspect is not None:
-            yield from self._retry_or_fault(queue, suspect, reason, retry=True, phase=client.phase)
+            yield from self._retry_or_fault(suspect, reason, retry=True, phase=client.phase)
         station.failed_starts += 0 if client.is_ready else 1
-        if station.failed_starts < FAILED_STARTS:
-            self._start(station)
-        else:
-            yield Notice(f"{station.device.label} is not used any more: its session does not start")
+        if station.failed_starts >= FAILED_STARTS:
+            yield self._drop_device(station, "its session does not start")
             self._last_words = reason
 
-    def _give_up(self, queue: BlockQueue) -> Iterator[Happening]:
-        while (batch := queue.take(1)) is not None:
+    def _give_up(self) -> Iterator[Happening]:
+        while (batch := self.queue.take(1)) is not None:
             for job in batch.jobs:
-                yield JobFaulted(job, f"no device is left to run it: {self._last_words}")
+                yield self._fault(job, f"no device is left to run it: {self._last_words}")
 
 
-def take_back(station: Station, queue: BlockQueue) -> None:
+def take_back(station: Station, queue: JobQueue) -> None:
     """Take back the block that a session has not begun: it begins none that the host does not tell it to."""
     jobs, station.ahead = list(station.ahead.values()), {}
     queue.give_back(jobs)
     if station.client is not None:
         station.client.drop()
-
-
-def describe_solution(built: Built) -> BlockSolution:
-    """Tell the session what came of a solution's build."""
-    solution, artifact = built.solution, built.artifact
-    keeps = artifact is not None and artifact.kind == "python"
-    return BlockSolution(
-        name=solution.name,
-        language=solution.spec.language.value,
-        declared_style=solution.spec.declared_style,
-        digest=solution.digest(),
-        directory=str(artifact.directory) if artifact else None,
-        entry=artifact.entry if artifact else "",
-        symbol=artifact.symbol if artifact else "",
-        kind=artifact.kind if artifact else "python",
-        files=dict(artifact.files) if artifact else {},
-        sources={source.path: source.content for source in solution.sources} if keeps else {},
-        build_error=str(built.error) if built.error else None,
-    )

@@ -30,14 +30,26 @@ class JobSeeds:
 
     def __init__(self, run_seed: int | None, recorded: dict[JobKey, int] | None = None) -> None:
         self._run_seed = run_seed
-        self._secrets: dict[JobKey, int] = dict(recorded or {})
+        self._recorded = dict(recorded or {})
+        self._secrets: dict[int, int] = {}
+        """By the job's index: a solution that is judged again gets other inputs, since its trace has told the first."""
+
+    def anew(self) -> JobSeeds:
+        """Return the seeds of another run of the same kind: its secrets are others."""
+        return JobSeeds(self._run_seed, self._recorded)
 
     def of(self, job: Job) -> int:
         """Return a job's seed."""
         key = (job.definition.name, job.solution.name, job.workload.uuid)
-        if self._run_seed is None or key in self._secrets:
-            return self._secrets.setdefault(key, secrets.randbits(SECRET_BITS))
+        if key in self._recorded:
+            return self._recorded[key]
+        if self._run_seed is None:
+            return self._secrets.setdefault(job.index, secrets.randbits(SECRET_BITS))
         return job_seed(self._run_seed, job)
+
+    def forget(self, job: Job) -> None:
+        """Forget the secret of a job that has ended, and whose number comes never again."""
+        self._secrets.pop(job.index, None)
 
     def describe(self, job: Job) -> dict[str, Any]:
         """Return what a trace says of a job's seed."""

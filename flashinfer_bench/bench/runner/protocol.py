@@ -63,6 +63,8 @@ class Hello(Frame):
     """Who a worker is; see `sandbox.User`."""
     hidden: list[str] = []
     """Folders that no worker reads, wherever they lie."""
+    has_early_workers: bool = False
+    """Workers with walls are made ahead for solutions that nobody has sent yet."""
     plug_ins: list[PlugIn] = []
     """Evaluators from outside the package, which the session imports and no worker does."""
 
@@ -91,6 +93,7 @@ class BlockJob(Frame):
 
     index: int
     solution: str
+    """Its key in the block's solutions."""
     workload: dict[str, Any]
     blob_root: str
     seed: int
@@ -104,6 +107,7 @@ class BlockOrder(Frame):
     definition: dict[str, Any]
     config: dict[str, Any]
     solutions: dict[str, BlockSolution]
+    """By key (`Job.solution_key`): two solutions may have one name."""
     jobs: list[BlockJob]
 
 

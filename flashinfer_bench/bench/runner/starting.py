@@ -189,6 +189,13 @@ def starter_ids() -> set[int]:
     return {starter.pid for key, starter in _STARTERS.items() if key[0] == os.getpid()}
 
 
+def end_starters_of_thread() -> None:
+    """End the processes that fork sessions for this thread."""
+    mine = [key for key in _STARTERS if key[:2] == (os.getpid(), threading.get_native_id())]
+    for key in mine:
+        _STARTERS.pop(key).end()
+
+
 @atexit.register
 def end_starters() -> None:
     """End every process that forks sessions for this one."""

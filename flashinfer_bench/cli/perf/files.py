@@ -125,7 +125,7 @@ class ResultFiles:
         if self._csv is None or self._csv in self.lost or not self._csv.is_file():
             return
         with self._csv.open(encoding="utf-8", newline="") as handle:
-            head, *rows = list(csv.reader(handle))
+            head, *rows = csv.reader(handle)
         kept = [at for at in range(len(head)) if any(row[at] for row in rows)] if rows else range(len(head))
         write_whole(self._csv, "".join(_csv_line([row[at] for at in kept]) for row in (head, *rows)))
 

@@ -65,7 +65,7 @@ class Agreement:
         return max((one.spread for one in self.twins), default=0.0)
 
 
-class Engine(Protocol):
+class Judging(Protocol):
     """The part of a Benchmark that the self-check uses."""
 
     def plan(self) -> Plan:
@@ -76,14 +76,14 @@ class Engine(Protocol):
 
 
 def run_self_check(
-    device: Device, *, make_engine: Callable[[TraceSet, BenchmarkConfig], Engine] | None = None
+    device: Device, *, make_engine: Callable[[TraceSet, BenchmarkConfig], Judging] | None = None
 ) -> Agreement:
     """Time twins on a device, with the counts that a run has by default; nothing is saved, nor left in a cache."""
     with temporary_folder("flashinfer-bench-doctor-") as cache:
         return _time_twins(device, make_engine or partial(Benchmark, cache=cache))
 
 
-def _time_twins(device: Device, make_engine: Callable[[TraceSet, BenchmarkConfig], Engine]) -> Agreement:
+def _time_twins(device: Device, make_engine: Callable[[TraceSet, BenchmarkConfig], Judging]) -> Agreement:
     trace_set = make_twins(ROWS[device.kind])
     requested = "cpu" if device.kind == "cpu" else device.uuid
     engine = make_engine(trace_set, BenchmarkConfig.default(devices=[requested], profile_baseline=False))

@@ -38,7 +38,7 @@ FLAGS: Final = (
     Flag("enable_pdl", "switch", "programmatic dependent launch", False),
 )
 EXACT: Final = Check()
-RENORM: Final = Check(1e-3, 0.0)
+RENORM: Final = Check(1e-3, 1e-12)
 
 
 def _vocabulary(args: Namespace) -> int:

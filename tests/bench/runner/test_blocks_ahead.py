@@ -15,6 +15,7 @@ from flashinfer_bench.bench.planning.plan import Job
 from flashinfer_bench.bench.runner import fleet as fleet_module
 from flashinfer_bench.bench.runner.client import SessionLost
 from flashinfer_bench.bench.runner.fleet import Fleet, Judged
+from flashinfer_bench.bench.runner.host.block_orders import OrderMaker
 from flashinfer_bench.compile import Built
 from tests.kit.make import make_definition, make_evaluation, make_solution, make_workload
 
@@ -24,7 +25,7 @@ pytestmark = pytest.mark.cpu
 class FakeFarm:
     """Has built everything."""
 
-    open_builds, jobs, wait_s = 0, 1, None
+    open_builds, jobs, wait_s, is_held = 0, 1, None, False
 
     def add(self, solutions):
         pass
@@ -107,7 +108,7 @@ class PlayedClient:
 def play(monkeypatch, shape, *, devices=1, loss=0.0, seed=0):
     """Run jobs (solutions, workloads) on devices; return what happened, and all sessions."""
     monkeypatch.setattr(fleet_module, "SessionClient", PlayedClient)
-    monkeypatch.setattr(fleet_module, "lock_device", lambda *_: [])
+    monkeypatch.setattr(fleet_module, "ask_for_device", lambda *_: [])
     for name, value in {"chance": random.Random(seed), "loss": loss, "all": []}.items():
         monkeypatch.setattr(PlayedClient, name, value)
     solutions, workloads = shape
@@ -117,9 +118,9 @@ def play(monkeypatch, shape, *, devices=1, loss=0.0, seed=0):
         Job(index, make_definition(), workload, make_solution(name), config, {})
         for index, (name, workload) in enumerate(pairs)
     ]
-    settings = {"hello_for": lambda _: None, "blob_root_for": lambda _: Path("nowhere"), "seed_of": lambda _: 1}
+    orders = OrderMaker(FakeFarm(), blob_root_for=lambda _: Path("nowhere"), seed_of=lambda _: 1)
     stations = [Device("cuda", number, "a device", f"GPU-{number}") for number in range(devices)]
-    with Fleet(stations, farm=FakeFarm(), **settings) as fleet:
+    with Fleet(stations, hello_for=lambda _: None, orders=orders) as fleet:
         monkeypatch.setattr(PlayedClient, "fleet", fleet)
         happenings = [one for one in fleet.run(jobs) if isinstance(one, (Judged, JobFaulted))]
     return SimpleNamespace(happenings=happenings, sessions=PlayedClient.all, jobs=jobs)

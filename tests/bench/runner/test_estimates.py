@@ -6,7 +6,7 @@ from flashinfer_bench.bench.runner.estimates import UNKNOWN_S, JobTimes
 
 
 def job(definition, solution):
-    return SimpleNamespace(definition=SimpleNamespace(name=definition), solution=SimpleNamespace(name=solution))
+    return SimpleNamespace(definition=SimpleNamespace(name=definition), solution_key=solution)
 
 
 def test_the_nearest_that_is_known_counts():

@@ -2,7 +2,6 @@
 
 import json
 import socket
-from pathlib import Path
 from typing import ClassVar
 
 import pytest
@@ -12,7 +11,8 @@ from flashinfer_bench.bench.events import JobFaulted, JobStarted, Notice
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.planning.plan import Job
 from flashinfer_bench.bench.runner import fleet as fleet_module
-from flashinfer_bench.bench.runner.fleet import Fleet, Judged
+from flashinfer_bench.bench.runner.fleet import Fleet, FleetRules, Judged
+from flashinfer_bench.bench.runner.host.block_orders import OrderMaker
 from flashinfer_bench.compile import BuildFarm, find_toolchain
 from tests.kit.make import make_definition, make_evaluation, make_solution, make_workload
 from tests.kit.native import EXPORT, make_native, pretend_compiler
@@ -22,6 +22,7 @@ pytestmark = [
     pytest.mark.cpu,
     pytest.mark.skipif(TOOLCHAIN.cxx is None or TOOLCHAIN.tvm_ffi is None, reason="needs g++ and tvm-ffi"),
 ]
+IN_TURNS = FleetRules(build_turn_s=0.05)
 
 
 class FakeClient:
@@ -72,32 +73,31 @@ def run(monkeypatch, tmp_path):
     monkeypatch.setattr(fleet_module, "SessionClient", FakeClient)
     monkeypatch.setattr(FakeClient, "blocks", [])
 
-    def go(solutions, *, kind, action="sleep 0.3", workloads=2):
+    def go(solutions, *, kind, action="sleep 0.3", workloads=2, rules=None, devices=1):
         config = BenchmarkConfig().resolve_eval_config(make_definition())
         pairs = [(one, make_workload(f"w{number}")) for one in solutions for number in range(workloads)]
         jobs = [Job(index, make_definition(), uuid, one, config, {}) for index, (one, uuid) in enumerate(pairs)]
-        device = Device(kind, 0, "a device", "GPU-of-a-test" if kind == "cuda" else "cpu")
+        names = [f"GPU-{number}-of-a-test" if kind == "cuda" else "cpu" for number in range(devices)]
+        places = [Device(kind, number, "a device", name) for number, name in enumerate(names)]
         farm = BuildFarm(tmp_path / "cache", jobs=1, toolchain=pretend_compiler(tmp_path, action=action))
         settings = {
             "hello_for": lambda device: None,
-            "blob_root_for": lambda job: tmp_path,
-            "farm": farm,
-            "seed_of": lambda job: 1,
+            "orders": OrderMaker(farm, blob_root_for=lambda job: tmp_path, seed_of=lambda job: 1),
         }
-        with Fleet([device], **settings) as fleet:
-            return [(happening, farm.open_builds) for happening in fleet.run(jobs)]
+        with Fleet(places, rules=rules, **settings) as fleet:
+            told = ((happening, farm.open_builds) for happening in fleet.run(jobs))
+            return list(told) if rules is None else list(until_judged(told, workloads))
 
     return go
 
 
-def settings_with(farm):
-    """Return what a fleet needs beside its devices; where files lie, and the seeds, do not matter here."""
-    return {
-        "hello_for": lambda device: None,
-        "blob_root_for": lambda job: Path("nowhere"),
-        "farm": farm,
-        "seed_of": lambda job: 1,
-    }
+def until_judged(told, count):
+    """Yield what happens until so many jobs have their verdict."""
+    for happening, open_builds in told:
+        yield happening, open_builds
+        count -= isinstance(happening, Judged)
+        if not count:
+            return
 
 
 def judged(happenings):
@@ -118,6 +118,11 @@ def test_a_cpu_measures_nothing_while_compilers_run_on_it(run):
     assert "compiling 1 solution" in next(one.message for one, _ in happenings if isinstance(one, Notice))
 
 
+def test_a_build_that_never_ends_keeps_no_other_solution_from_a_cpu_that_stays(run):
+    happenings = run([make_native(), make_solution()], kind="cpu", action="sleep 30", rules=IN_TURNS)
+    assert judged(happenings) == [("double_python", 1)] * 2
+
+
 def test_what_does_not_compile_is_judged_and_what_cannot_be_built_here_is_a_fault(run):
     refused = make_native("refused", compile_options={"cflags": ["-o x"]})
     happenings = [one for one, _ in run([refused, make_native()], kind="cuda", action="kill -9 $$")]
@@ -136,17 +141,15 @@ def test_a_reference_is_blamed_for_a_lost_session_only_where_no_solution_was_loa
     farm = BuildFarm(tmp_path / "cache", jobs=1)
     settings = {
         "hello_for": lambda device: None,
-        "blob_root_for": lambda job: tmp_path,
-        "farm": farm,
-        "seed_of": lambda job: 1,
+        "orders": OrderMaker(farm, blob_root_for=lambda job: tmp_path, seed_of=lambda job: 1),
     }
     with Fleet([], **settings) as fleet:
-        queue = fleet_module.BlockQueue([job])
+        fleet.queue.add([job])
         for _ in range(2):
-            queue.take(1)
-            told = list(fleet._retry_or_fault(queue, job, "it is gone", retry=True, phase=phase))
+            fleet.queue.take(1)
+            told = list(fleet._retry_or_fault(job, "it is gone", retry=True, phase=phase))
         assert [type(one) for one in told] == [JobFaulted]
-        assert bool(fleet._broken) == is_blamed
+        assert bool(fleet._retries.broken) == is_blamed
 
 
 def test_making_a_baseline_ahead_is_not_the_start_of_a_job(tmp_path):
@@ -156,14 +159,22 @@ def test_making_a_baseline_ahead_is_not_the_start_of_a_job(tmp_path):
     farm = BuildFarm(tmp_path / "cache", jobs=1)
     settings = {
         "hello_for": lambda device: None,
-        "blob_root_for": lambda job: tmp_path,
-        "farm": farm,
-        "seed_of": lambda job: 1,
+        "orders": OrderMaker(farm, blob_root_for=lambda job: tmp_path, seed_of=lambda job: 1),
     }
     with Fleet([], **settings) as fleet:
         told = [
-            (name, list(fleet._hear(station, None, {"phase": {"job": 3, "name": name, "limit_s": 1.0}})))
+            (name, list(fleet._hear(station, {"phase": {"job": 3, "name": name, "limit_s": 1.0}})))
             for name in ("reference", "load", "expected", "solution")
         ]
     assert [name for name, events in told if events] == ["load"]
     assert station.current == 3
+
+
+def test_a_device_that_another_run_has_keeps_nobody_waiting_who_can_use_another(run, monkeypatch):
+    def ask(device, stack):
+        while device.label == "cuda:0":
+            yield None
+
+    monkeypatch.setattr(fleet_module, "ask_for_device", ask)
+    happenings = run([make_solution()], kind="cuda", devices=2)
+    assert {one.device.label for one, _ in happenings if isinstance(one, Judged)} == {"cuda:1"}

@@ -14,7 +14,8 @@ def make_job():
     definition = make_definition()
     config = BenchmarkConfig().resolve_eval_config(definition)
 
-    def made(solution="double_python", workload="w0", index=0):
+    def made(solution="double_python", workload="w0"):
+        index = 10 * (solution == "other") + int(workload[1:])
         source = f"# {solution}\ndef run(x):\n    return x * 2\n"
         axes = {"n": len(workload) + int(workload[1:])}
         parts = make_workload(workload, axes=axes), make_solution(solution, source=source)
@@ -34,6 +35,9 @@ def test_without_a_seed_each_job_has_a_secret_of_its_own_that_stays(make_job):
     drawn = [seeds.of(job) for job in jobs]
     assert drawn == [seeds.of(job) for job in jobs]
     assert len({*drawn, JobSeeds(None).of(jobs[0])}) == 4
+    assert seeds.anew().of(jobs[0]) not in drawn
+    seeds.forget(jobs[0])
+    assert seeds.of(jobs[0]) not in drawn
     assert all(2 ** (SECRET_BITS - 40) < seed < 2**SECRET_BITS for seed in drawn)
 
 

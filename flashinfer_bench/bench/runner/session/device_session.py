@@ -6,6 +6,7 @@ The reference runs in this process, which holds the inputs and the expected outp
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -112,6 +113,10 @@ class DeviceSession:
         self._styles: dict[str, CallingStyle] = {}
         self._printed_ahead = ""
         """What the job's solution printed before its first call."""
+
+    def prepare_for_any(self) -> bool:
+        """Have workers made for what may come, since nothing is to be done now; say whether they are still starting."""
+        return self._pool.expect_unknown()
 
     def close(self) -> None:
         """Give the shared memory back."""
@@ -281,7 +286,7 @@ class DeviceSession:
     def _import(self, kernel: RemoteKernel, definition: Definition, solution: BlockSolution) -> None:
         """Have the worker import the solution, and find out how it is called."""
         self._pool.await_writers()
-        artifact = self._pool.hand_over(find_artifact(solution, self._pool.make_folder))
+        artifact = self._pool.hand_over(find_artifact(solution, self._pool.make_folder, anew=self._pool.is_early))
         signature = kernel.load(artifact, self._pool.solution_environment(solution.digest))
         style = choose_style(
             signature,
@@ -304,10 +309,17 @@ class DeviceSession:
     def _judge_in_fast_context(self, job: JobContext) -> JobOutcome:
         """Judge the solution; once more, in another worker, where a slow context makes its calls slower."""
         try:
-            return self._judge(job, self._load(job))
+            return self._judge_at_rest(job)
         except SlowContext:
             self._pool.end_slow()
-            return self._judge(job, self._load(job))
+            return self._judge_at_rest(job)
+
+    def _judge_at_rest(self, job: JobContext) -> JobOutcome:
+        """Judge the solution, whose worker rests while nothing is asked of it."""
+        kernel = self._load(job)
+        with kernel.worker.resting():
+            kernel.worker.rest_all()
+            return self._judge(job, kernel)
 
     def _judge(self, job: JobContext, kernel: RemoteKernel) -> JobOutcome:
         """Make the expected outputs, compare, measure."""
@@ -371,19 +383,21 @@ class DeviceSession:
         if not kernel.is_meaningful:
             return None
         self._say(job, EXPECTED_PHASE)
+        kernel.worker.rest_all()  # nothing that it has started meanwhile slows the reference down
         calls: list[JudgedCall] = []
         spent_s = 0.0
-        for trial, reads in enumerate(kernel.reads):
-            for read in reads:
-                if read.is_base:
-                    expected = baseline.outputs[trial]
-                elif spent_s > SLOW_REFERENCE_S * len(kernel.reads) and calls:
-                    continue
-                else:
-                    start = time.monotonic()
-                    expected = block.reference(read.inputs)
-                    spent_s += time.monotonic() - start
-                calls.append(JudgedCall(read.inputs, read.outputs, expected))
+        found = [(trial, read) for trial, reads in enumerate(kernel.reads) for read in reads]
+        random.SystemRandom().shuffle(found)  # where not all can be compared, chance decides which are
+        for trial, read in found:
+            if read.is_base:
+                expected = baseline.outputs[trial]
+            elif spent_s > SLOW_REFERENCE_S * len(kernel.reads) and calls:
+                continue
+            else:
+                start = time.monotonic()
+                expected = block.reference(read.inputs)
+                spent_s += time.monotonic() - start
+            calls.append(JudgedCall(read.inputs, read.outputs, expected))
         if not calls:
             return None
         context = self._context(replace(job, notes={}))
@@ -477,8 +491,10 @@ def list_first_wanted(hello: Hello, block: BlockOrder) -> list[SolutionFiles]:
 
 
 def files_of(solution: BlockSolution) -> SolutionFiles:
-    """Return what a worker for a solution is made for."""
-    return SolutionFiles(solution.digest, Path(solution.directory) if solution.directory else None)
+    """Return what a worker for a solution is made for. Python that calls torch mostly launches several operations."""
+    directory = Path(solution.directory) if solution.directory else None
+    wants_fast = solution.language == "python"
+    return SolutionFiles(solution.digest, directory, is_text=bool(solution.sources), wants_fast=wants_fast)
 
 
 def utc_now() -> str:

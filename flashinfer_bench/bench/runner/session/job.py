@@ -44,7 +44,7 @@ class BlockContext:
     evaluator: type[Evaluator]
     reference: Reference
     solutions: dict[str, BlockSolution]
-    """By name."""
+    """By key."""
     kept: dict[int, MadeBaseline] = field(default_factory=dict)
     """Index of a job → its baseline, made before any worker had a solution."""
 

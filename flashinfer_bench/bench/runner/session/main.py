@@ -54,6 +54,8 @@ REPORTED_PACKAGES: Final = ("triton", "flashinfer-python", "cupti-python", "nump
 FIRST_PORTION_S: Final = 0.5
 """Seconds after which the first portion of a block takes no further baseline. It has one at least, so that the first
 verdict waits for one workload's baseline and little else."""
+START_POLL_S: Final = 0.02
+"""Seconds between two looks at workers that are starting while nothing is asked of the session."""
 PORTION_GROWTH: Final = 4
 """Each further portion of a block may last this many times as long as the one before. A portion costs two workers, the
 solution's and the reference's, so there have to be few of them."""
@@ -108,6 +110,9 @@ def serve_host(fd: int, make_session: Callable[..., DeviceSession] = DeviceSessi
             while True:
                 run_block(host, session, orders, environment)
                 send_frame(host, {"done": True})
+                orders.look()
+                while orders.ahead is None and session.prepare_for_any():
+                    orders.look(START_POLL_S)
         except (WireClosed, BrokenPipeError):
             return  # the host is gone
         finally:

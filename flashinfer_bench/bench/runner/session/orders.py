@@ -28,16 +28,17 @@ class Orders:
         self.ahead: BlockOrder | None = None
         """The block that was sent and not begun."""
 
-    def look(self) -> None:
-        """Take what has come, without waiting.
+    def look(self, limit_s: float = 0.0) -> None:
+        """Take what has come, or comes within some seconds.
 
         Raises:
             WireClosed: the host is gone, or wants no more.
         """
         self._take()
-        while select.select([self._host], [], [], 0)[0]:
+        while select.select([self._host], [], [], limit_s)[0]:
             self._reader.pump()
             self._take()
+            limit_s = 0.0
 
     def next_block(self) -> BlockOrder:
         """Wait until the next block is begun, and return it.

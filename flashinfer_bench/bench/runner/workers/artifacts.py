@@ -12,12 +12,13 @@ from flashinfer_bench.compile.cache import find_change, find_stranger
 from flashinfer_bench.errors import BuildFault
 
 
-def find_artifact(solution: BlockSolution, make_folder: Callable[[], Path]) -> Artifact:
+def find_artifact(solution: BlockSolution, make_folder: Callable[[], Path], *, anew: bool = False) -> Artifact:
     """Return a solution's artifact. Where somebody changed it, write its sources into a new folder.
 
     Args:
         solution: built.
         make_folder: gives a new, empty folder.
+        anew: write its sources in any case: the worker does not reach the artifact.
 
     Raises:
         BuildFault: it was changed, and only a compiler could make it again.
@@ -26,7 +27,7 @@ def find_artifact(solution: BlockSolution, make_folder: Callable[[], Path]) -> A
     problem = find_change(directory, solution.files)
     if solution.sources:
         problem = problem or find_stranger(directory, solution.sources)
-    if problem is not None:
+    if problem is not None or (anew and solution.sources):
         if not solution.sources:
             message = f"the artifact of {solution.name} was changed while the run used it: {problem} ({directory})"
             raise BuildFault(message)

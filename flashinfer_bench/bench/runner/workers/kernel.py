@@ -22,6 +22,7 @@ from flashinfer_bench.bench.evaluators.inputs.regimes import Regimes
 from flashinfer_bench.bench.runner.readout import Readout
 from flashinfer_bench.bench.runner.workers.arena import SharedArena, as_bytes
 from flashinfer_bench.bench.runner.workers.bursts import (
+    READ_CALLS,
     BurstTimer,
     ClaimContradicted,
     Confirmation,
@@ -33,11 +34,12 @@ from flashinfer_bench.bench.runner.workers.claims import OutputSpec, check_memor
 from flashinfer_bench.bench.runner.workers.places import CallPlaces, describe_inputs
 from flashinfer_bench.bench.runner.workers.process import WorkerGone, WorkerLate, WorkerProcess
 from flashinfer_bench.bench.runner.workers.readings import ReadingsAsked, check_trial, raise_claim
-from flashinfer_bench.bench.runner.workers.regime_calls import RegimeCall, RegimeSchedule
+from flashinfer_bench.bench.runner.workers.regime_calls import UNTOUCHED, RegimeCall, RegimeSchedule
 from flashinfer_bench.bench.runner.workers.remote_clock import ReadCall, Reader, RemoteClock, RemoteTrial
 from flashinfer_bench.compile import Artifact
 from flashinfer_bench.compile.diagnostics import lead_with_error
 from flashinfer_bench.errors import SolutionFailure
+from flashinfer_bench.timing.clocks import ClockLost, Lead
 from flashinfer_bench.timing.measurement import Measured, Trial
 from flashinfer_bench.timing.progress import Recipe
 from flashinfer_bench.timing.recipe import take_trial
@@ -53,6 +55,8 @@ MEASUREMENTS: Final = 4
 machine may change threefold between readings and bursts; a forged claim is contradicted each time."""
 GAPS_SHARE: Final = 0.005
 """A solution gets a worker with a fast context where the gaps of a slow one add more than this share to its time."""
+QUICK_CALL_NS: Final = 5_000_000
+"""Calls up to this are made up for where a trial ended before calls on other regimes were due: some dozens of them."""
 CALLING: Final = ("calls", "burst")
 """Requests that run the solution: where one raises, its worker may do the solution's next job."""
 
@@ -294,6 +298,8 @@ class RemoteKernel:
             remote = self._prepare_trial(first + at, inputs, trials=len(chosen))
             trials.append(self._take_trial(remote, trials=len(chosen), left=len(chosen) - at))
             self._check_context(trials[-1])
+            if remote.schedule is not None and median(trials[-1].spans_ns) <= QUICK_CALL_NS:
+                self._make_up_for_regimes(remote, remote.schedule)
             self.reads.append(remote.reader.reads())
             self.regime_calls += self._finish_regimes(remote)
             costs_ns += remote.costs_ns
@@ -309,7 +315,9 @@ class RemoteKernel:
             record |= {"kernel_ms": latency_ms, "setup_ms": setup_ms}
             latency_ms, medians_ms = latency_ms + setup_ms, [value + setup_ms for value in medians_ms]
         if remote is not None and self.task.plan.confirms and self.task.plan.facts is None:
-            settled = settle_by_requests(latency_ms * 1e6, costs_ns, self._arena.device.type)
+            # A request with setup makes all its calls' setups first, and threads of these may work side by side.
+            known_ns = [] if remote.has_setup else costs_ns
+            settled = settle_by_requests(latency_ms * 1e6, known_ns, self._arena.device.type)
             waits_inside = "waits_inside" in record.get("flags", [])
             contents = remote.contents.base
             found = settled or self._confirm(remote, contents, latency_ms, waits_inside=waits_inside)
@@ -355,6 +363,21 @@ class RemoteKernel:
             schedule.take(name, inputs, self.call_once(inputs))
         return schedule.made
 
+    def _make_up_for_regimes(self, remote: RemoteTrial, schedule: RegimeSchedule) -> None:
+        """Where a trial of quick calls was short, since one of them was slow, make timed calls as at its beginning.
+
+        Those on inputs of other regimes that are left are hidden among them.
+        """
+        if not schedule.left:
+            return
+        kept = len(remote.costs_ns), len(remote.setup_samples)
+        count = len(remote.places)
+        schedule.hide_among(range(remote.number + UNTOUCHED, remote.number + UNTOUCHED + count))
+        with suppress(ClockLost), RemoteClock(self._ask, self.worker.clock, remote) as clock:
+            for calls in (*[1] * UNTOUCHED, *[count] * len(schedule.left)):
+                clock.sample([remote.supply(index) for index in range(calls)], Lead())
+        del remote.costs_ns[kept[0] :], remote.setup_samples[kept[1] :]
+
     def _take_trial(self, remote: RemoteTrial, *, trials: int, left: int) -> Trial:
         """Take one of the trials, of which some are left, each with its share of the solution's time."""
         plan = self.task.plan
@@ -383,7 +406,7 @@ class RemoteKernel:
     ) -> Confirmation:
         """Hold the latency against bursts; some of their calls are compared, too."""
         calls = count_burst_calls(latency_ms * 1e6, self._arena.device.type, self.worker.overhead)
-        remote = remote.moved_to(self._lay_out(inputs, calls))
+        remote = remote.moved_to(self._lay_out(inputs, calls), READ_CALLS)
         timer = BurstTimer(self._ask, remote, self.worker.guard_pid, waits_inside=waits_inside)
         confirmation = timer.confirm(latency_ms * 1e6, self.worker.overhead, is_ours=self.task.is_ours)
         self.reads[-1] += remote.reader.reads()

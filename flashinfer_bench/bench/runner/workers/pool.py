@@ -15,6 +15,7 @@ import base64
 import hashlib
 import itertools
 import os
+import secrets
 import socket
 import tempfile
 from collections.abc import Callable, Sequence
@@ -24,6 +25,7 @@ from typing import Any, Final
 
 import torch
 
+from flashinfer_bench.base.files.trees import remove_tree
 from flashinfer_bench.base.host import usable_cores, usable_memory
 from flashinfer_bench.bench.runner.environments import solution_environment, solution_folder, worker_environment
 from flashinfer_bench.bench.runner.protocol import Hello
@@ -32,6 +34,7 @@ from flashinfer_bench.bench.runner.workers.process import WorkerGone, WorkerLate
 from flashinfer_bench.bench.runner.workers.stock import (
     ANY_SOLUTION,
     MOST_SPARES,
+    UNKNOWN_SOLUTION,
     SolutionFiles,
     Stock,
     StockLimits,
@@ -46,6 +49,11 @@ MEMORY_SHARE: Final = 0.6
 """Where the configuration sets no limit, a worker may hold this share of the machine's memory."""
 MOST_ENDING: Final = 4
 """At most this many workers may be ending at once; each still holds descriptors, and a context on a GPU."""
+EARLY_WORKERS: Final = 2
+"""While nothing is asked of a GPU's session, this many workers are ready for solutions that nobody has sent yet; on a
+CPU one, which starts sooner."""
+KEY_BYTES: Final = 32
+"""Bytes of what stands for a digest where there is no solution."""
 
 
 def start_template(run_directory: Path, *, not_for_it: socket.socket, with_triton: bool) -> socket.socket:
@@ -98,6 +106,10 @@ class WorkerPool:
         enclosure: Enclosure | None = None,
     ) -> None:
         self._enclosure = enclosure
+        self._keys: dict[WorkerProcess, str] = {}
+        """Worker that was made for no solution → what it has in place of the digest of one."""
+        self._met: set[str] = set()
+        """Digests of solutions that such workers served: from the second time on they have folders of their own."""
         self._given: dict[int, Path] = {}
         """Worker, by its object's id → the folder that it alone reads."""
         self.timing_image: bytes | None = None
@@ -106,6 +118,8 @@ class WorkerPool:
         self._hello = hello
         self._numbers = itertools.count(1)
         self._current: tuple[str, WorkerProcess] | None = None
+        self._has_fast = False
+        """The current worker's context is as fast as could be had."""
         self._want_fast: set[str] = set()
         """Digests of solutions that a slow context would make slower."""
         self._ending: list[WorkerProcess] = []
@@ -141,6 +155,7 @@ class WorkerPool:
             self.discard()
         worker = self._take_fresh(solution)
         self._current = (solution.digest, worker)
+        self._has_fast = self._made_for(solution).wants_fast
         self.stock.tend()
         return worker, True
 
@@ -192,6 +207,22 @@ class WorkerPool:
         if self._enclosure is None:
             self.stock.expect([ANY_SOLUTION] * MOST_SPARES)
 
+    def expect_unknown(self) -> bool:
+        """Keep spares for solutions that nobody has sent yet, where that is wanted; say whether any is starting.
+
+        Call it while nothing is measured, until none is.
+        """
+        self._reap()
+        if not self._hello.has_early_workers or self._enclosure is None:
+            return False
+        self.stock.expect([UNKNOWN_SOLUTION] * (EARLY_WORKERS if self._hello.device == "cuda" else 1))
+        return self.stock.is_starting
+
+    @property
+    def is_early(self) -> bool:
+        """Whether the current worker was made for no solution: it reaches nothing of the one that it serves."""
+        return self._current is not None and self._current[1] in self._keys
+
     def quiesce(self) -> None:
         """Wait until earlier workers are gone, and on a CPU until all spares are up: a measurement begins."""
         if self._hello.device != "cuda":
@@ -223,7 +254,7 @@ class WorkerPool:
 
         0 where a fast context was asked for: then none is to be had.
         """
-        if self._current is None or self._current[1] is not worker or self._current[0] in self._want_fast:
+        if self._current is None or self._current[1] is not worker or self._has_fast:
             return 0
         return self.stock.excess_ns(worker)
 
@@ -252,7 +283,8 @@ class WorkerPool:
     def solution_environment(self, digest: str) -> dict[str, str]:
         """Return where a solution's compilers keep what they make, with what else is its own."""
         if self._enclosure is not None:
-            return self._enclosure.environment(digest)
+            key = self._keys.get(self._current[1], digest) if self._current is not None else digest
+            return self._enclosure.environment(key)
         return solution_environment(solution_folder(Path(self._hello.cache_root), digest))
 
     def _given_to_current(self) -> Path | None:
@@ -288,7 +320,7 @@ class WorkerPool:
     def finish_ending(self, *, leave: int = 0) -> None:
         """Wait until at most `leave` of the ending workers are left."""
         while len(self._ending) > leave:
-            self._ending.pop(0).end()
+            self._end(self._ending.pop(0))
 
     def _retire(self, worker: WorkerProcess) -> None:
         worker.begin_end()
@@ -305,17 +337,30 @@ class WorkerPool:
         for ending in (self._ending, self._ending_spares):
             for worker in [one for one in ending if one.has_ended]:
                 ending.remove(worker)
-                worker.end()
+                self._end(worker)
 
     def _finish_spares(self) -> None:
         while self._ending_spares:
-            self._ending_spares.pop(0).end()
+            self._end(self._ending_spares.pop(0))
+
+    def _end(self, worker: WorkerProcess) -> None:
+        """Wait for a worker's end; remove what it has made where that is no solution's."""
+        worker.end()
+        key = self._keys.pop(worker, None)
+        if key is not None and self._enclosure is not None:
+            remove_tree(self._enclosure.folder(key))
 
     def _made_for(self, solution: SolutionFiles) -> SolutionFiles:
-        """Return what a worker for a solution is made for: without walls, all are alike."""
+        """Return what a worker for a solution is made for.
+
+        Without walls, all are alike. Where workers are made ahead, a solution that comes for the first time takes one.
+        """
         if self._enclosure is None:
             return ANY_SOLUTION
-        return replace(solution, wants_fast=True) if solution.digest in self._want_fast else solution
+        if solution.digest in self._want_fast:
+            return replace(solution, wants_fast=True)
+        is_new = self._hello.has_early_workers and solution.is_text and solution.digest not in self._met
+        return UNKNOWN_SOLUTION if is_new and not self._enclosure.folder(solution.digest).exists() else solution
 
     def _touch_device(self) -> None:
         """Use the device for a moment, so that it has to go back to the worker's context."""
@@ -326,6 +371,8 @@ class WorkerPool:
     def _take_fresh(self, solution: SolutionFiles) -> WorkerProcess:
         """Return a worker that has loaded nothing, and is known by what empty bursts take in it."""
         worker = self.stock.take(self._made_for(solution))
+        if worker in self._keys:
+            self._met.add(solution.digest)
         try:
             worker.time_empty_bursts(self._touch_device)
         except (WorkerGone, WorkerLate, WireError) as error:
@@ -351,11 +398,12 @@ class WorkerPool:
             },
         }
         given = self._run_directory / f"given-{number}"
+        key = secrets.token_hex(KEY_BYTES) if solution is UNKNOWN_SOLUTION else solution.digest
         try:
             if self._enclosure is not None:
-                walls = self._enclosure.make_walls(solution.digest, solution.artifact, given)
+                walls = self._enclosure.make_walls(key, solution.artifact, given)
                 order["walls"] = replace(walls, writable=(str(home), *walls.writable)).to_json()
-                order["environment"] |= self._enclosure.environment(solution.digest)
+                order["environment"] |= self._enclosure.environment(key)
             worker = WorkerProcess(self._template, order, home)
         except OSError as error:
             raise DeviceFault(
@@ -363,4 +411,6 @@ class WorkerPool:
             ) from None
         if self._enclosure is not None:
             self._given[id(worker)] = given
+            if solution is UNKNOWN_SOLUTION:
+                self._keys[worker] = key
         return worker

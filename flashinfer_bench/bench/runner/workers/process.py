@@ -304,6 +304,9 @@ class WorkerProcess:
     @contextlib.contextmanager
     def resting(self) -> Iterator[None]:
         """Hold the worker still whenever nothing is asked of it. One that uses a GPU goes on: there its work would."""
+        if self._stillness is not None:
+            yield  # somebody holds it already
+            return
         if self.guard_pid is not None and self.pid is not None and not self.clock.fills_queue:
             self._stillness = Stillness(self.guard_pid, self.pid)
         try:

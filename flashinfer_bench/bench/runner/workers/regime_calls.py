@@ -58,6 +58,10 @@ class RegimeSchedule:
         """The regimes that no call was made on yet."""
         return [name for _, name in self._due]
 
+    def hide_among(self, numbers: Sequence[int]) -> None:
+        """Have those that are left come among these calls."""
+        self._due = [(number, name) for number, (_, name) in zip(numbers, self._due, strict=False)]
+
     def hide(self, places: CallPlaces, indices: Sequence[int], numbers: Sequence[int], kept: int) -> dict[int, str]:
         """Change the inputs of those of a request's calls that are due; return position among them → regime.
 

@@ -76,7 +76,7 @@ class Reader:
     _latest: tuple[list[int], list[list[bytes]]] | None = None
     """The places of the latest calls, and what was seen there when they were over."""
 
-    def look(self, indices: Sequence[int], numbers: Sequence[int]) -> None:
+    def look(self, indices: Sequence[int], numbers: Sequence[int], *, chooses: bool = True) -> None:
         """Look at the calls that some places just had; keep what is to be compared before it is overwritten.
 
         What is kept by chance is copied before anything else: a call is over when the worker answers, and a thread of
@@ -85,8 +85,9 @@ class Reader:
         Args:
             indices: the places.
             numbers: the number of each place's call.
+            chooses: False keeps none of them by chance, only what looks odd.
         """
-        chosen = self._choose(indices, numbers)
+        chosen = self._choose(indices, numbers) if chooses else set()
         copies = {index: self._copy_outputs(index) for index in chosen}
         looks = self.places.look(indices, self._look_secret)
         self._latest = (list(indices), looks)
@@ -103,6 +104,10 @@ class Reader:
                 self._odd[number] = read
             if number in self._kept:
                 self._kept[number] = read
+
+    def begin(self) -> None:
+        """Forget the calls that are kept by chance: only those that come from now on are chosen from."""
+        self._kept, self._seen = {}, 0
 
     def check_unchanged(self) -> None:
         """Hold what lies in the places against what lay there when the latest calls were over.
@@ -351,9 +356,9 @@ class RemoteTrial:
         self.reader.check_inputs(inputs, self.places.inputs(index))
         self.schedule.take(name, inputs, self.places.outputs(index))
 
-    def moved_to(self, places: CallPlaces) -> RemoteTrial:
-        """Return the trial in other places, with a reader of its own that chooses one call; no content comes again."""
-        reader = Reader(places, self.contents, 1, self.reader.check_inputs)
+    def moved_to(self, places: CallPlaces, wanted: int) -> RemoteTrial:
+        """Return the trial in other places, with a reader of its own for so many calls; no content comes again."""
+        reader = Reader(places, self.contents, wanted, self.reader.check_inputs)
         return replace(self, places=places, reader=reader)
 
     def supply(self, index: int) -> PlaceLaunch:

@@ -54,11 +54,15 @@ class SolutionFiles:
     """The solution's."""
     artifact: Path | None = None
     """The folder of its artifact; None where its sources are still to be written."""
+    is_text: bool = False
+    """It is its sources, which can be written anywhere."""
     wants_fast: bool = False
     """Its worker is to have a fast context."""
 
 
 ANY_SOLUTION: Final = SolutionFiles("", wants_fast=True)
+UNKNOWN_SOLUTION: Final = SolutionFiles("unknown")
+"""One that nobody has sent yet: a spare for it has folders of its own, and serves the next new one that comes."""
 
 
 class StockLimits:
@@ -145,10 +149,15 @@ class Stock:
                 spare.worker.hear()
         return [spare.worker for spare in self._spares]
 
+    @property
+    def is_starting(self) -> bool:
+        """Whether any spare is not up yet."""
+        return any(not spare.worker.is_ready for spare in self._spares)
+
     def expect(self, wanted: Sequence[SolutionFiles]) -> None:
         """Keep spares for these, the next one first, from now on. Where nothing is wanted, those that are there stay.
 
-        A spare that nobody wants, or for which there is no room any more, is ended.
+        A spare that nobody wants, or for which there is no room any more, is ended; an early one only for lack of room.
         """
         self._wanted = list(wanted)
         self.tend()
@@ -162,10 +171,14 @@ class Stock:
         self._hear()
         room = self._limits.spares(len(self._spares))
         missing = self._wanted[:room]
-        for spare in list(self._spares) if self._wanted else ():
+        unwanted = []
+        for spare in self._spares if self._wanted else ():
             if spare.solution in missing:
                 missing.remove(spare.solution)
             elif not spare.is_awaited:
+                unwanted.append(spare)
+        for spare in unwanted:
+            if spare.solution is not UNKNOWN_SOLUTION or len(self._spares) + len(missing) > room:
                 self._drop(spare)
         if self._has_failed:
             return

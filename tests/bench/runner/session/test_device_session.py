@@ -111,17 +111,17 @@ def test_a_job_whose_context_makes_it_slower_is_judged_once_more_in_another(aren
     config = BenchmarkConfig().resolve_eval_config(definition).values()
     order = BlockOrder(definition=definition.model_dump(mode="json"), config=config, solutions={}, jobs=[])
     shared = session.open_block(order)
-    loaded = []
-    monkeypatch.setattr(session, "_load", lambda job: loaded.append(job.order.index) or len(loaded))
+    tries = []
     told = SolutionFailure("RUNTIME_ERROR", "of the second", is_answer=True)
 
-    def judge(job, kernel):
-        raise SlowContext if kernel == 1 else told
+    def judge(job):
+        tries.append(job.order.index)
+        raise SlowContext if len(tries) == 1 else told
 
-    monkeypatch.setattr(session, "_judge", judge)
+    monkeypatch.setattr(session, "_judge_at_rest", judge)
     job = BlockJob(index=3, solution="s", workload={"uuid": "w0", "axes": {}, "inputs": {}}, blob_root="/", seed=1)
     assert session.run_job(shared, job).outcome is told
-    assert loaded == [3, 3]
+    assert tries == [3, 3]
     assert pool.sizes == [0]
 
 

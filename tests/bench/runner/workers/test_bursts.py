@@ -175,7 +175,7 @@ def test_a_series_that_ends_early_says_what_the_whole_series_would_have_said(ope
         timer, _ = open_timer(device_type=device_type)
         take = timer._take_series
         left = iter(costs_ns)
-        timer._time_one = lambda calls, overhead: (next(left) + START_NS[device_type]) * calls + BEGIN_NS[device_type]
+        timer._time_one = lambda calls, overhead: next(left)
         if not ends_early:
             timer._take_series = lambda calls, overhead, settling: take(calls, overhead, (float("inf"), 0.0))
         try:
@@ -201,6 +201,22 @@ def test_the_outputs_of_bursts_are_looked_at_and_their_inputs_are_new(open_timer
     assert trial.number == MOST_PLACES * len(worker.fields_of("burst"))
     assert trial.reader._seen == trial.number - MOST_PLACES  # the first burst shows whether results share memory
     assert all((read.outputs[0] == read.inputs[0] * 2).all() for read in trial.reader.reads())
+
+
+def test_the_calls_that_are_compared_are_those_of_the_best_burst(open_timer):
+    timer, worker = open_timer(wanted=3)
+    costs = iter([5, 5, 3, 4] + [5] * 20)  # the first burst of all is not timed
+    burst = timer._burst
+
+    def at_another_speed(indices):
+        worker.call_ns = next(costs) * CALL_NS
+        return burst(indices)
+
+    timer._burst = at_another_speed
+    timer.confirm(2 * CALL_NS, OVERHEAD)
+    kept = worker.trial.reader._kept
+    assert len(kept) == 3
+    assert {number // MOST_PLACES for number in kept} == {2}
 
 
 def test_a_claim_far_below_a_burst_is_refused_with_both_figures_after_several_series(open_timer):
@@ -319,10 +335,10 @@ def test_where_each_call_was_copied_at_once_nothing_is_collected(open_timer):
     assert all((read.outputs[0] == read.inputs[0] * 2).all() for read in worker.trial.reader.reads())
 
 
-def test_setup_is_a_burst_of_its_own_and_counts(open_timer):
+def test_setup_is_made_with_its_call_in_a_burst_and_counts(open_timer):
     timer, worker = open_timer(has_setup=True, worker={"setup_ns": 200_000})
     found = timer.confirm(CALL_NS + 200_000, OVERHEAD)
-    assert [fields["part"] for fields in worker.fields_of("burst")][:2] == ["setup", "run"]
+    assert {fields["part"] for fields in worker.fields_of("burst")} == {"both"}
     assert found.burst_ns == pytest.approx(600_000, rel=0.02)
     with pytest.raises(SolutionFailure, match=r"claims 0\.2 ms"):
         open_timer(has_setup=True, worker={"setup_ns": 200_000})[0].confirm(CALL_NS / 2, OVERHEAD)

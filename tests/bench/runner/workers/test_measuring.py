@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from flashinfer_bench.bench.runner.workers import bursts
-from flashinfer_bench.bench.runner.workers.bursts import BurstTimer, ClaimContradicted
+from flashinfer_bench.bench.runner.workers.bursts import READ_CALLS, BurstTimer, ClaimContradicted
 from flashinfer_bench.bench.runner.workers.empty_bursts import BurstOverhead
 from flashinfer_bench.bench.runner.workers.kernel import MEASUREMENTS, MeasurePlan, SlowContext
 from flashinfer_bench.errors import SolutionFailure
@@ -65,10 +65,11 @@ def test_every_call_that_is_read_of_an_honest_solution_is_right(open_kernel, sou
         measured = kernel.measure([[X], [X + 1]])
     assert measured.latency_ms > 0
     assert len(kernel.reads[0]) == 13
-    assert len(kernel.reads[1]) == 14  # one of a burst
+    of_burst = len(kernel.reads[1]) - 13  # of the burst that counts, which is a short one on a busy machine
+    assert 0 < of_burst <= READ_CALLS
     assert [sum(read.is_base for read in reads) for reads in kernel.reads] == [1, 1]
     assert all(is_right(read) for reads in kernel.reads for read in reads)
-    assert len({read.inputs[0].numpy().tobytes() for reads in kernel.reads for read in reads}) == 27
+    assert len({read.inputs[0].numpy().tobytes() for reads in kernel.reads for read in reads}) == 26 + of_burst
 
 
 def test_a_solution_that_is_called_by_keyword_may_write_to_its_inputs(open_kernel):
@@ -83,14 +84,16 @@ def test_a_measurement_has_a_reading_per_iteration(open_kernel):
         measured = kernel.measure([[X], [X]])
     assert measured.record["method"] == "wall"
     assert (measured.record["samples"], len(measured.trials)) == (10, 2)
-    assert [[read.is_base for read in reads] for reads in kernel.reads] == [[True], [True, False]]
+    assert [[read.is_base for read in reads] for reads in kernel.reads] == [[True], [True] + [False] * READ_CALLS]
 
 
 def test_a_latency_is_confirmed_by_bursts(open_kernel):
     source = f"{WORK}\ndef run(x):\n    work(0.0008)\n    return x * 2"
     with open_kernel(source, plan=READ) as kernel:
         record = kernel.measure([[X]]).record
-    assert len({read.inputs[0].numpy().tobytes() for read in kernel.reads[0]}) == len(kernel.reads[0]) == 14
+    assert (
+        len({read.inputs[0].numpy().tobytes() for read in kernel.reads[0]}) == len(kernel.reads[0]) == 13 + READ_CALLS
+    )
     assert record["confirmed"] is True
     assert 0.7 < record["burst_ms"] < 3.0
     assert 0 < record["burst_resolution_ms"] < record["burst_ms"]

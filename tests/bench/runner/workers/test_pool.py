@@ -10,7 +10,13 @@ from flashinfer_bench.bench.runner.workers import stock as worker_stock
 from flashinfer_bench.bench.runner.workers.bounded_log import BoundedLog
 from flashinfer_bench.bench.runner.workers.pool import SolutionFiles, WorkerPool
 from flashinfer_bench.bench.runner.workers.process import WorkerGone
-from flashinfer_bench.bench.runner.workers.stock import CONTEXT_BYTES, MOST_CONTEXTS, MOST_SPARES, StockLimits
+from flashinfer_bench.bench.runner.workers.stock import (
+    CONTEXT_BYTES,
+    MOST_CONTEXTS,
+    MOST_SPARES,
+    UNKNOWN_SOLUTION,
+    StockLimits,
+)
 from flashinfer_bench.errors import DeviceFault
 
 pytestmark = pytest.mark.cpu
@@ -68,15 +74,32 @@ class Limits:
         return self.room
 
 
+class Enclosure(SimpleNamespace):
+    """Knows where solutions keep what they compile."""
+
+    def __init__(self, root):
+        super().__init__(root=root)
+
+    def folder(self, digest):
+        return self.root / digest
+
+    def environment(self, digest):
+        return {"folder": str(self.folder(digest))}
+
+
 @pytest.fixture
-def open_pool(monkeypatch):
+def open_pool(monkeypatch, tmp_path):
     """Return a pool that starts workers with the given chain gaps, all of its workers, and those it heard of."""
 
-    def opened(*gaps, room=1, walled=True, device="cpu"):
+    def opened(*gaps, room=1, walled=True, device="cpu", has_early_workers=False):
         made, heard, coming = [], [], iter(gaps)
+        folders = tmp_path / "jit"
 
-        def spawn(_pool, solution):
+        def spawn(pool, solution):
             made.append(FakeWorker(next(coming, FAST), solution))
+            if solution is UNKNOWN_SOLUTION:
+                pool._keys[made[-1]] = f"key-{len(made)}"
+                (folders / f"key-{len(made)}").mkdir(parents=True, exist_ok=True)
             return made[-1]
 
         monkeypatch.setattr(worker_pool.WorkerPool, "_spawn", spawn)
@@ -84,8 +107,11 @@ def open_pool(monkeypatch):
         limits = Limits()
         limits.room = room
         monkeypatch.setattr(worker_pool, "StockLimits", lambda device: limits)
-        hello = SimpleNamespace(device=device, gpu_index=1 if device == "cuda" else None)
-        pool = WorkerPool(None, None, hello, on_ready=heard.append, enclosure=object() if walled else None)
+        hello = SimpleNamespace(
+            device=device, gpu_index=1 if device == "cuda" else None, has_early_workers=has_early_workers
+        )
+        enclosure = Enclosure(folders) if walled else None
+        pool = WorkerPool(None, None, hello, on_ready=heard.append, enclosure=enclosure)
         return pool, made, heard
 
     return opened
@@ -191,6 +217,50 @@ def test_with_walls_spares_are_for_the_solutions_that_come_next(open_pool):
     pool.expect([ONE, FOUR])  # its other jobs; "two" and "three" are not wanted any more
     assert for_whom(made) == ["one", "four"]
     assert pool.worker_for(FOUR)[0] is made[3]
+
+
+def test_a_new_solution_takes_a_worker_that_was_made_before_anybody_sent_it(open_pool, tmp_path):
+    pool, made, _ = open_pool(room=2, has_early_workers=True)
+    assert pool.expect_unknown()
+    assert not pool.expect_unknown()
+    new, compiled = (SolutionFiles(name, is_text=name == "new") for name in ("new", "compiled"))
+    pool.expect([new])
+    assert pool.worker_for(new) == (made[0], True)
+    assert pool.is_early
+    assert pool.solution_environment("new") == {"folder": str(tmp_path / "jit" / "key-1")}
+    pool.expect([new, compiled])
+    pool.worker_for(compiled)
+    assert (pool.is_early, for_whom(made)) == (False, ["compiled"])
+    assert pool.solution_environment("compiled") == {"folder": str(tmp_path / "jit" / "compiled")}
+
+
+def test_what_it_compiled_there_is_removed_and_the_next_time_it_has_a_folder_of_its_own(open_pool, tmp_path):
+    pool, made, _ = open_pool(room=2, has_early_workers=True)
+    new, known = (SolutionFiles(name, is_text=True) for name in ("new", "known"))
+    (tmp_path / "jit" / "known").mkdir(parents=True)
+    for solution in (new, known, new):
+        pool.expect_unknown()
+        pool.expect([solution])
+        pool.worker_for(solution)
+    assert [worker.solution.digest for worker in made if worker.solution is not UNKNOWN_SOLUTION] == ["known", "new"]
+    pool.discard()
+    pool.finish_ending()
+    assert sorted(path.name for path in (tmp_path / "jit").iterdir()) == ["key-2", "known"]
+
+
+def test_an_early_worker_stays_while_there_is_room_and_serves_one_solution(open_pool):
+    pool, made, _ = open_pool(room=1, has_early_workers=True)
+    pool.expect_unknown()
+    pool.expect([ONE])
+    assert for_whom(made) == ["one"]
+    pool, made, _ = open_pool(room=2, has_early_workers=True)
+    pool.expect_unknown()
+    pool.expect([ONE])
+    assert for_whom(made) == ["unknown", "one"]
+    first, second = (SolutionFiles(name, is_text=True) for name in ("first", "second"))
+    assert pool.worker_for(first)[0] is made[0]
+    assert pool.worker_for(second)[0] is not made[0]
+    assert made[0].is_ended
 
 
 def test_the_worker_of_a_reference_rests_on_a_gpu_while_solutions_run(open_pool):

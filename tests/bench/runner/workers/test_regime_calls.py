@@ -108,10 +108,20 @@ def test_a_worker_makes_the_hidden_calls_like_others(open_kernel):
 def test_a_job_of_slow_calls_has_one_call_in_a_regime_after_its_first_trial(open_kernel):
     regimes = Regimes(make_definition(), make_workload(), seed=3)
     plan = MeasurePlan(0, 50, 0.0, reads=1)
-    with open_kernel("def run(x):\n    return x * 2", plan=plan, regimes=regimes) as kernel:
+    source = "import time\ndef run(x):\n    time.sleep(0.006)\n    return x * 2"
+    with open_kernel(source, plan=plan, regimes=regimes) as kernel:
         kernel.measure([[torch.arange(1.0, 5.0)], [torch.arange(2.0, 6.0)]])
     (call,) = kernel.regime_calls
     assert torch.equal(call.outputs[0], call.inputs[0] * 2)
+
+
+def test_a_short_trial_of_quick_calls_is_made_up_for_by_calls_that_look_timed(open_kernel):
+    regimes = Regimes(make_definition(), make_workload(), seed=3)
+    plan = MeasurePlan(0, 50, 0.0, reads=1)
+    with open_kernel("def run(x):\n    return x * 2", plan=plan, regimes=regimes) as kernel:
+        kernel.measure([[torch.arange(1.0, 5.0)], [torch.arange(2.0, 6.0)]])
+    assert len({call.regime for call in kernel.regime_calls}) == len(kernel.regime_calls) > 1
+    assert all(torch.equal(call.outputs[0], call.inputs[0] * 2) for call in kernel.regime_calls)
 
 
 def test_a_kernel_that_is_interpreted_has_none(open_kernel):

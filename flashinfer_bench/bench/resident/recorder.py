@@ -1,0 +1,77 @@
+"""A verdict becomes a trace: with what it was reached under, and on disk when `save` returns. One writer for a set."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from flashinfer_bench.bench.machine import Device
+from flashinfer_bench.bench.planning.plan import Job
+from flashinfer_bench.bench.resident.workshop import Workshop
+from flashinfer_bench.bench.runner.job_seeds import JobSeeds
+from flashinfer_bench.data import Evaluation, Solution, Trace
+from flashinfer_bench.data.store.record import TraceWriter
+from flashinfer_bench.errors import DataSetError
+from flashinfer_bench.roofline.workloads import cost_of_workload, describe_time
+
+
+class TraceRecorder:
+    """Makes traces of verdicts, and appends them to the set that the solution came from.
+
+    Args:
+        workshop: under which settings the verdicts are reached.
+        seeds: what their inputs are made from.
+    """
+
+    def __init__(self, workshop: Workshop, seeds: JobSeeds) -> None:
+        self._workshop = workshop
+        self._seeds = seeds
+        self._writers: dict[Path, TraceWriter] = {}
+
+    def make_trace(self, job: Job, device: Device, evaluation: Evaluation) -> Trace:
+        """Add what the verdict was reached under: settings, seed, digests, device."""
+        config = self._workshop.config
+        run: dict[str, Any] = {
+            "fingerprint": dict(job.fingerprint),
+            "config": job.config.values(),
+            "timeout_seconds": config.timeout_seconds,
+            "worker_memory_gb": config.worker_memory_gb,
+            **self._seeds.describe(job),
+            "device": {"kind": device.kind, "index": device.index, "uuid": device.uuid},
+            "sandbox": self._workshop.sandbox.record(),
+            **({"quick": True} if config.quick else {}),
+            "runner": "isolated" if config.use_isolated_runner else "persistent",
+        }
+        extra = {**(evaluation.extra or {}), "run": run, **self._roofline(job, device, evaluation)}
+        extended = evaluation.model_copy(update={"extra": extra})
+        return Trace(
+            definition=job.definition.name, workload=job.workload, solution=job.solution.name, evaluation=extended
+        )
+
+    def save(self, job: Job, trace: Trace) -> None:
+        """Append a trace to the set that the solution came from."""
+        root = self.root_of(job.solution)
+        writer = self._writers.setdefault(root, TraceWriter(root))
+        writer.append(trace, author=job.solution.author, op_type=job.definition.op_type)
+
+    def root_of(self, solution: Solution) -> Path:
+        """Return the folder of the set that a solution's traces go to.
+
+        Raises:
+            DataSetError: there is none.
+        """
+        trace_set = self._workshop.trace_set
+        root = trace_set.solution_roots.get(solution.name) or trace_set.root
+        if root is None:
+            raise DataSetError(
+                "the trace set was not loaded from a folder, so there is nowhere to save: save_results=False"
+            )
+        return root
+
+    def _roofline(self, job: Job, device: Device, evaluation: Evaluation) -> dict[str, Any]:
+        """Tell what share of the GPU's roofline was reached, where the cost of the workload is known."""
+        if evaluation.performance is None or device.kind == "cpu":
+            return {}
+        cost = cost_of_workload(job.definition, job.workload, self._workshop.blob_root_for(job))
+        facts = describe_time(cost, device.name, evaluation.performance.latency_ms) if cost is not None else None
+        return {} if facts is None else {"roofline": facts}

@@ -1,0 +1,168 @@
+"""What judging needs, found once: the machine, its walls, the evaluators, and the loop over the devices.
+
+A run of a plan (`Benchmark`) and the resident engine both start from it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Final, Literal
+
+from flashinfer_bench.bench.config import BenchmarkConfig
+from flashinfer_bench.bench.evaluators.built_in import mark_built_in
+from flashinfer_bench.bench.evaluators.compare.kernel_cache import JUDGE_FOLDER
+from flashinfer_bench.bench.evaluators.plug_ins import list_plug_ins
+from flashinfer_bench.bench.machine import Device, Machine, discover_devices
+from flashinfer_bench.bench.planning.plan import Job
+from flashinfer_bench.bench.runner import baseline_cache
+from flashinfer_bench.bench.runner.fleet import Fleet, FleetRules
+from flashinfer_bench.bench.runner.host.block_orders import OrderMaker
+from flashinfer_bench.bench.runner.job_seeds import JobSeeds
+from flashinfer_bench.bench.runner.lookup import look_up_evaluators
+from flashinfer_bench.bench.runner.protocol import Hello
+from flashinfer_bench.bench.runner.sandbox import find_sandbox
+from flashinfer_bench.compile import (
+    BuildFarm,
+    BuildTarget,
+    default_jobs,
+    find_toolchain,
+    find_unavailable_languages,
+    why_not_buildable,
+)
+from flashinfer_bench.data import Definition, TraceSet
+from flashinfer_bench.data.store.layout import BLOB, DEFINITIONS, SERVED, SOLUTIONS, TRACES, WORKLOADS
+from flashinfer_bench.data.store.loose import find_loose_folders
+from flashinfer_bench.env import cache_root
+from flashinfer_bench.timing.settings import TimingSettings
+
+GIB: Final = 1 << 30
+QUICK_SHARE: Final = 1 / 3
+"""A quick look may take this share of the time budgets: what one of the usual three trials may."""
+CACHE_FOLDERS: Final = ("serve", "artifacts", "staging", "jit", "leases", "locks", baseline_cache.FOLDER, JUDGE_FOLDER)
+
+
+class Workshop:
+    """What judging a trace set needs on this machine.
+
+    Args:
+        trace_set: what is judged.
+        config: how; the bundled defaults where it is left out. What the set says of its own definitions
+            (`tolerances.yaml`) goes below what the user says.
+        cache: folder for what is built; the user's cache where it is left out.
+
+    Raises:
+        ConfigError: the configuration asks for devices that are not there, evaluators that no session could import, or
+            a sandbox that cannot be had here.
+    """
+
+    def __init__(self, trace_set: TraceSet, config: BenchmarkConfig | None, cache: Path | None) -> None:
+        self.trace_set = trace_set
+        self.cache = (cache or cache_root(os.environ)).resolve()
+        self.config = (config if config is not None else BenchmarkConfig.default()).for_set(trace_set)
+        self._toolchain = find_toolchain()
+        self.sandbox = find_sandbox(self.config.sandbox, self.cache)
+        self.machine = self._look_around()
+        self._plug_ins = list_plug_ins(self.config.evaluator_modules)
+        self._evaluators: dict[str, str] = {}
+
+    def fingerprint_evaluators(self, definitions: list[Definition]) -> dict[str, str]:
+        """Return the fingerprint of the evaluator that judges each definition; only plug-ins need a process for it."""
+        unknown = [one for one in definitions if one.name not in self._evaluators]
+        if unknown and self._plug_ins:
+            choices = look_up_evaluators(unknown, self._plug_ins)
+            self._evaluators |= {name: choice.fingerprint for name, choice in choices.items()}
+        else:
+            self._evaluators |= {definition.name: mark_built_in(definition) for definition in unknown}
+        return self._evaluators
+
+    def make_fleet(self, seeds: JobSeeds, rules: FleetRules, *, needs_triton: bool) -> Fleet:
+        """Make the loop over the devices; nothing is started."""
+        farm = BuildFarm(
+            self.cache,
+            jobs=self.config.build_jobs or default_jobs(spared_cores=0 if self.machine.kind == "cpu" else 1),
+            target=BuildTarget.of(self.machine.capabilities),
+            toolchain=self._toolchain,
+        )
+        return Fleet(
+            self.machine.devices,
+            hello_for=lambda device: self.greet(
+                device, needs_triton=needs_triton, stays=rules.retry_device_s is not None
+            ),
+            orders=OrderMaker(farm, blob_root_for=self.blob_root_for, seed_of=seeds.of),
+            rules=rules,
+        )
+
+    def blob_root_for(self, job: Job) -> Path:
+        """Return the folder below which the stored inputs of a job lie."""
+        return self.trace_set.blob_root(job.definition.name, job.workload.uuid) or Path.cwd()
+
+    def greet(self, device: Device, *, needs_triton: bool, stays: bool = False) -> Hello:
+        """Return the settings of a session, which may be one that stays for what comes."""
+        config = self.config
+        share = QUICK_SHARE if config.quick else 1.0
+        return Hello(
+            device=device.kind,
+            hardware=device.name,
+            isolated=config.use_isolated_runner,
+            timeout_seconds=config.timeout_seconds,
+            profile_baseline=config.profile_baseline,
+            time_budget_s=config.time_budget_s * share,
+            baseline_budget_s=config.baseline_budget_s * share,
+            timing=TimingSettings(config.l2_cache, config.clock, config.cuda_graphs),
+            keep_samples=config.keep_samples,
+            baselines=self._choose_baselines(device),
+            gpu_uuid=device.uuid if device.kind == "cuda" else None,
+            gpu_index=device.pci_rank,
+            worker_memory_bytes=int(config.worker_memory_gb * GIB) if config.worker_memory_gb else None,
+            needs_triton=needs_triton,
+            cache_root=str(self.cache),
+            plug_ins=self._plug_ins,
+            has_walls=self.sandbox.has_walls,
+            has_early_workers=stays and not config.use_isolated_runner,
+            sandbox_user=self.sandbox.user,
+            hidden=list_hidden_folders(self.trace_set, self.cache),
+        )
+
+    def _choose_baselines(self, device: Device) -> Literal["use", "refresh", "off"]:
+        """Say whether times of references are kept between runs.
+
+        Not on a CPU, whose speed is another one every minute; not where workers have no walls, since they could write
+        what is kept; and not where every reading is wanted, which nobody keeps.
+        """
+        is_wanted = self.config.profile_baseline and not self.config.keep_samples
+        if device.kind == "cpu" or not self.sandbox.has_walls or not is_wanted:
+            return "off"
+        return "refresh" if self.config.fresh_baselines else "use"
+
+    def _look_around(self) -> Machine:
+        """Find the devices, and what can be built for them."""
+        devices = discover_devices(self.config.devices)
+        languages = find_unavailable_languages(self._toolchain)
+        capabilities = Machine(devices, languages).capabilities
+        target = BuildTarget.of(capabilities)
+        return Machine(
+            devices,
+            languages,
+            lambda solution: why_not_buildable(solution, self._toolchain, target, capabilities),
+            self.sandbox.mark,
+        )
+
+
+def list_hidden_folders(trace_set: TraceSet, cache: Path) -> list[str]:
+    """Return what no worker reads, even where somebody has put it in a folder that workers need."""
+    roots = {*trace_set.solution_roots.values(), *trace_set.workload_roots.values(), *trace_set.blob_roots.values()}
+    roots |= {trace_set.root} if trace_set.root is not None else set()
+    in_sets = [
+        root / name for root in sorted(roots) for name in (DEFINITIONS, SOLUTIONS, WORKLOADS, TRACES, BLOB, SERVED)
+    ]
+    loose = find_loose_folders(
+        [*trace_set.definition_files.values(), *trace_set.solution_files.values()], trace_set.roots
+    )
+    # What a worker needs may lie beside: then only the definitions are hidden.
+    needed = [Path(sys.prefix), Path(__file__)]
+    shut = [folder for folder in loose if not any(path.is_relative_to(folder.absolute()) for path in needed)]
+    shown = [file for file in trace_set.definition_files.values() if file.parent in loose - {*shut}]
+    hidden = (*in_sets, *shut, *shown, *(cache / name for name in CACHE_FOLDERS))
+    return [str(path.absolute()) for path in hidden]

@@ -1,0 +1,1 @@
+"""What the host's loop over its sessions works with."""

@@ -1,0 +1,1 @@
+"""Commands about a server: start it, submit to it, watch it."""

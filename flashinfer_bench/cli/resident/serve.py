@@ -1,0 +1,111 @@
+"""`serve`: an engine behind HTTP, which judges what clients submit until it is told to end."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from dataclasses import replace
+from importlib.util import find_spec
+from typing import Final
+
+from flashinfer_bench.cli.given.sets import describe_tolerances, open_trace_set
+from flashinfer_bench.cli.given.settings import naming_flags, read_config
+from flashinfer_bench.cli.parser import Parser, number, whole_number
+from flashinfer_bench.cli.screen.output import write_err
+from flashinfer_bench.cli.shared_flags import PROGRAM, add_local, add_names, add_settings
+from flashinfer_bench.env import cache_root
+from flashinfer_bench.errors import Misuse
+from flashinfer_bench.serve.limits import ServeLimits
+
+NEEDED: Final = ("fastapi", "uvicorn")
+MOST_JOBS: Final = 1_000_000
+"""The engine may hold so many open jobs; the server's own limits, which count tasks, are reached first."""
+
+
+def declare_serve(parser: Parser) -> None:
+    """Add the help and the flags of the command."""
+    parser.describe(
+        "Judge what clients submit over HTTP, and record each verdict; accepted tasks outlive the server.",
+        usage="%(prog)s --local PATH [flags]",
+        example=f"{PROGRAM} serve --local flashinfer-trace --port 8000",
+        execute=execute,
+    )
+    add_local(parser)
+    add_names(parser, "--devices", "only these devices: 0, cuda:1, a GPU's uuid, or cpu")
+    _add_address(parser)
+    _add_limits(parser)
+    add_settings(parser)
+
+
+def _add_address(parser: Parser) -> None:
+    group = parser.add_argument_group("who may ask")
+    group.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    group.add_argument("--port", type=whole_number, default=8000, metavar="N", help="0: any (default: %(default)s)")
+    token = "a file with the token that clients need; needed where others can reach the address"
+    group.add_argument("--token-file", metavar="FILE", help=token)
+    allowed = "a name by which clients reach this server; addresses and this machine's name are known"
+    group.add_argument("--allow-host", action="append", default=[], metavar="NAME", help=allowed)
+
+
+def _add_limits(parser: Parser) -> None:
+    group = parser.add_argument_group("limits")
+    usual = ServeLimits()
+    for flag, field, text in (
+        ("--max-tasks", "open_tasks", "tasks that are not over"),
+        ("--max-tasks-each", "open_tasks_each", "the same of one submitter"),
+        ("--max-body-mb", "body_mb", "megabytes of a request"),
+        ("--max-sources", "sources", "source files of a solution"),
+        ("--max-polls", "polls", "requests that wait at once"),
+    ):
+        default = usual.body_bytes >> 20 if field == "body_mb" else getattr(usual, field)
+        group.add_argument(
+            flag, dest=field, type=whole_number, default=default, metavar="N", help=f"{text} (default: %(default)s)"
+        )
+    for flag, field, text in (
+        ("--drain", "drain_s", "seconds that running jobs have to end after SIGTERM"),
+        ("--keep-tasks", "keep_days", "days for which a task that is over is remembered"),
+    ):
+        default = getattr(usual, field)
+        group.add_argument(
+            flag, dest=field, type=number, default=default, metavar="F", help=f"{text} (default: %(default)g)"
+        )
+
+
+def execute(args: argparse.Namespace) -> int:
+    """Serve until a signal ends it."""
+    missing = [name for name in NEEDED if find_spec(name) is None]
+    if missing:
+        raise Misuse(f"serve needs {' and '.join(missing)}: pip install 'flashinfer-bench[serve]'")
+    from flashinfer_bench import Engine, EngineLimits
+    from flashinfer_bench.serve.server import Address, ServerSettings, choose_home, serve
+    from flashinfer_bench.serve.token_file import read_token
+
+    limits = read_limits(args)
+    token = read_token(args.token_file) if args.token_file is not None else None
+    address = Address(args.host, args.port, token, tuple(args.allow_host))
+    address.check()
+    config = read_config(args)
+    trace_set = open_trace_set(args)
+    home = choose_home(trace_set, cache_root(os.environ))
+    for line in (*describe_tolerances(trace_set), *home.notes):
+        write_err(line)
+    room = EngineLimits(queue=MOST_JOBS, tasks_per_submitter=limits.open_tasks)
+    with naming_flags(args):
+        engine = Engine(trace_set, config, limits=room)
+    serve(engine, trace_set, ServerSettings(home, address, limits), write_err)
+    return 0
+
+
+def read_limits(args: argparse.Namespace) -> ServeLimits:
+    """Return the limits that the flags say.
+
+    Raises:
+        Misuse: one is not above zero.
+    """
+    names = ("open_tasks", "open_tasks_each", "sources", "polls", "drain_s", "keep_days")
+    given = {name: getattr(args, name) for name in names}
+    given["body_bytes"] = args.body_mb << 20
+    for name, value in given.items():
+        if value <= 0 and name != "drain_s":
+            raise Misuse(f"{name.replace('_', ' ')}: a number above 0 is expected")
+    return replace(ServeLimits(), **given)

@@ -1,0 +1,127 @@
+"""A server as a process of its own, with a real engine on the CPU: from the first submission to the last signal."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from flashinfer_bench.client import Client
+from flashinfer_bench.serve.ledger import Ledger
+from flashinfer_bench.worker.call_filter import filters_calls
+from flashinfer_bench.worker.walls import landlock
+from tests.conftest import CHECKOUT
+from tests.kit import make_solution
+from tests.serve.small_engine import write_set
+
+pytestmark = [pytest.mark.cpu, pytest.mark.slow, pytest.mark.timeout(300)]
+pytest.importorskip("fastapi")
+pytest.importorskip("httpx")
+HAS_WALLS = sys.platform == "linux" and landlock.version() >= 3 and filters_calls()
+FLAGS = ["--devices", "cpu", "--quick", "--iterations", "5", "--no-profile-baseline", "--port", "0"]
+WRONG = "def run(x):\n    return x * 3\n"
+SLOW = "import time\ntime.sleep(1)\ndef run(x):\n    return x * 2\n"
+ENDLESS = "import time\ntime.sleep(50)\ndef run(x):\n    return x * 2\n"
+PRYING = """
+import os, socket
+tried = []
+def attempt(what, act):
+    try:
+        tried.append(f"{what} worked: {act()!r}")
+    except OSError as error:
+        tried.append(f"{what} refused")
+attempt("connect", lambda: socket.create_connection(("127.0.0.1", PORT), 2))
+attempt("ledger", lambda: open("LEDGER", "rb").read(10))
+attempt("token", lambda: open("TOKEN", "rb").read(10))
+for name in range(3, 200):
+    try:
+        tried.append(os.readlink(f"/proc/self/fd/{name}"))
+    except OSError:
+        pass
+raise RuntimeError("; ".join(tried))
+"""
+
+
+class Process:
+    """A `serve` of a set, started until it says where it serves."""
+
+    def __init__(self, root, cache, *flags):
+        argv = [sys.executable, "-m", "flashinfer_bench", "serve", "--local", str(root), *FLAGS, *flags]
+        environment = {**os.environ, "PYTHONPATH": str(CHECKOUT), "FIB_CACHE_PATH": str(cache)}
+        self.process = subprocess.Popen(argv, stderr=subprocess.PIPE, text=True, env=environment)
+        self.said = []
+        for line in self.process.stderr:
+            self.said.append(line)
+            if found := re.search(r"serving on (\S+)", line):
+                self.url = found[1]
+                return
+        raise AssertionError("".join(self.said))
+
+    def end(self, number):
+        self.process.send_signal(number)
+        _, rest = self.process.communicate(timeout=60)
+        return self.process.returncode, rest
+
+
+def recorded(root):
+    lines = [line for file in (root / "traces").rglob("*.jsonl") for line in file.read_text().splitlines()]
+    return [json.loads(line) for line in lines]
+
+
+def submit_before_the_kill(server, root, token):
+    """Have something judged, try what a solution reaches, and leave two tasks open. Return these."""
+    with Client(server.url, token.read_text()) as client:
+        found = client.evaluate(make_solution("right"))
+        assert [trace.evaluation.status.value for trace in found] == ["PASSED", "PASSED"]
+        assert client.health()["workers"][0]["device"] == "cpu"
+        source = PRYING.replace("PORT", server.url.rpartition(":")[2]).replace("TOKEN", str(token))
+        source = source.replace("LEDGER", str(root / ".serve" / "tasks.sqlite"))
+        log = client.evaluate(make_solution("prying", source=source), ["w0"])[0].evaluation.log
+        if HAS_WALLS:
+            assert "connect refused; ledger refused; token refused" in log
+            assert "sqlite" not in log.partition("token refused")[2]
+        return [client.submit(make_solution("wrong", source=WRONG)), client.submit(make_solution("slow", source=SLOW))]
+
+
+def finish_after_the_kill(client, left):
+    """Wait for what the killed server left, and for two equal tasks; leave one that does not end. Return it."""
+    twin = make_solution("twin", source="def run(x):\n    return x + x\n")
+    for task in [client.submit(twin), client.submit(twin)]:
+        assert len(client.wait(task, 120).traces) == 2
+    statuses = {trace.evaluation.status.value for trace in client.wait(left[0], 120).traces}
+    assert statuses == {"INCORRECT_NUMERICAL"}
+    assert client.wait(left[1], 120).status == "completed"
+    endless = client.submit(make_solution("endless", source=ENDLESS))
+    while client.task(endless).status == "pending":
+        time.sleep(0.05)
+    return endless
+
+
+def test_a_server_judges_outlives_a_kill_and_ends_at_the_second_signal(tmp_path):
+    root, token = write_set(tmp_path / "set"), tmp_path / "token"
+    token.write_text("a-token-that-nobody-guesses")
+    token.chmod(0o600)
+    first = Process(root, tmp_path / "cache", "--token-file", str(token))
+    left = submit_before_the_kill(first, root, token)
+    first.end(signal.SIGKILL)
+
+    second = Process(root, tmp_path / "cache", "--drain", "60")
+    assert "going on with 2 tasks" in "".join(second.said)
+    with Client(second.url) as client:
+        endless = finish_after_the_kill(client, left)
+    second.process.send_signal(signal.SIGTERM)
+    assert "draining" in second.process.stderr.readline()
+    assert second.end(signal.SIGTERM)[0] == 130
+
+    verdicts = [(line["evaluation"]["extra"]["run"]["task"], line["workload"]["uuid"]) for line in recorded(root)]
+    assert len(verdicts) == len(set(verdicts))
+    assert {task for task, _ in verdicts} >= set(left)
+    twins = [line for line in recorded(root) if line["solution"].startswith("twin_")]
+    assert len(twins) == 2, "two open tasks that ask for the same are judged once, and recorded once"
+    ledger = Ledger(root / ".serve")
+    assert [row.id for row in ledger.open_tasks()] == [endless]
+    ledger.close()
