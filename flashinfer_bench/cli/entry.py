@@ -48,6 +48,7 @@ class Command(NamedTuple):
 COMMANDS: Final = {
     RUN: Command("run", "judge and time solutions"),
     "list": Command("sets.list", "list the definitions of a trace set"),
+    "new": Command("edit.new", "write a skeleton to begin with", ("solution", "definition")),
     "validate": Command("sets.validate.command", "show everything wrong with a trace set"),
     "validate-render": Command("sets.validate.render", "show a report of validate"),
     "config": Command("config_show", "show settings", ("show",)),
@@ -62,10 +63,12 @@ COMMANDS: Final = {
     "pack": Command("sets.pack", "make a solution file of a folder of sources"),
     "unpack": Command("sets.pack", "make a folder of sources of a solution file"),
     "convert": Command("sets.convert", "write a set of another layout in the standard one"),
+    "repro": Command("edit.repro", "show why a verdict is what it is: its call in files"),
     "inspect": Command(
         "machine.inspect", "look at one call of a solution with ncu or compute-sanitizer", ("ncu", "sanitizer")
     ),
     "doctor": Command("machine.doctor", "tell what this machine can measure"),
+    "completion": Command("edit.completion", "print a script that completes commands in a shell"),
     "serve": Command("resident.serve", "judge what clients submit over HTTP"),
     "submit": Command("resident.submit", "submit a solution to a server"),
     "top": Command("resident.top", "show what a server is doing"),
@@ -109,6 +112,8 @@ def parse_command_line(argv: Sequence[str]) -> argparse.Namespace:
         return argparse.Namespace(execute=_import_command(PERF).execute, argv=list(argv))
     parser = make_parser(argv)
     args, rest = parser.parse_known_args(argv)
+    if rest and getattr(args, "takes_sets", False) and not any(argument.startswith("-") for argument in rest):
+        args.local, rest = [*(args.local or []), *rest], []
     if rest:
         raise Misuse("\n".join(describe_unknown_arguments(rest, getattr(args, "parser", parser))))
     if not hasattr(args, "execute"):

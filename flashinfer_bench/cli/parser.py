@@ -71,9 +71,9 @@ class NameList(argparse.Action):
         """Add the names to those given before."""
         given = [values] if isinstance(values, str) else list(values or ())
         names = [name.strip() for value in given for name in value.split(",") if name.strip()]
-        if not names:
+        if not names and (given or self.nargs != "*"):
             parser.error(f"{option_string}: expected at least one name")
-        setattr(namespace, self.dest, [*getattr(namespace, self.dest, []), *names])
+        setattr(namespace, self.dest, [*(getattr(namespace, self.dest, None) or ()), *names])
 
 
 def whole_number(text: str) -> int:

@@ -23,7 +23,7 @@ from flashinfer_bench.cli.reports.ranks import show_best_groups, show_groups
 from flashinfer_bench.cli.screen.output import write_err, write_out
 from flashinfer_bench.cli.screen.tables import available_width, count
 from flashinfer_bench.cli.screen.verdicts import render_best, render_summary
-from flashinfer_bench.cli.shared_flags import PROGRAM, add_filters, add_format, add_local
+from flashinfer_bench.cli.shared_flags import PROGRAM, add_filters, add_format, add_local, add_names
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.data.store.merging import merge_sets
 from flashinfer_bench.data.store.trace_lines import AnyTrace
@@ -78,6 +78,7 @@ def declare_report(parser: Parser) -> None:
     for command in (summary, best, visualize):
         add_local(command)
         add_filters(command)
+        add_names(command, "--workloads", "only these workloads: uuids, or beginnings of uuids")
         add_format(command)
     declare_history(commands.add_parser("history", help="times of a definition from run to run"))
     declare_diff(commands.add_parser("diff", help="what changed from one set to another"))

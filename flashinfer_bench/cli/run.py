@@ -7,6 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
+from dataclasses import replace
 from typing import Any, Protocol
 
 from flashinfer_bench.bench.benchmark import Benchmark
@@ -15,7 +16,11 @@ from flashinfer_bench.bench.events import Event
 from flashinfer_bench.bench.machine import Machine
 from flashinfer_bench.bench.planning.plan import Plan
 from flashinfer_bench.bench.runner.recorded import find_resumed
+from flashinfer_bench.cli.edit.watch import take_stamp, wait_for_change
+from flashinfer_bench.cli.exit_codes import FAILED, INTERRUPTED, RAN
 from flashinfer_bench.cli.given.blob_issues import find_blob_issues
+from flashinfer_bench.cli.given.data_errors import AskedNames, find_load_errors, find_plan_errors, take_broken_names
+from flashinfer_bench.cli.given.drafts import list_draft_paths, save_draft, take_drafts
 from flashinfer_bench.cli.given.replay import choose_replayed, keep_replayed, read_replay
 from flashinfer_bench.cli.given.sets import describe_issues, describe_tolerances, open_trace_set
 from flashinfer_bench.cli.given.settings import naming_flags, read_config
@@ -35,8 +40,8 @@ from flashinfer_bench.cli.screen.plan import (
 from flashinfer_bench.cli.screen.progress import RunProgress, choose_progress
 from flashinfer_bench.cli.screen.tables import available_width, count
 from flashinfer_bench.cli.shared_flags import PROGRAM, add_format, add_local, add_selection, add_settings
-from flashinfer_bench.data import Trace, TraceSet
-from flashinfer_bench.errors import Fault, Misuse
+from flashinfer_bench.data import LoadIssue, Trace, TraceSet
+from flashinfer_bench.errors import Fault, FlashInferBenchError, Misuse
 
 
 class RunnableBenchmark(Protocol):
@@ -69,12 +74,18 @@ def declare_run(parser: Parser) -> None:
     """Add the help and the flags of the command."""
     parser.describe(
         "Judge and time the chosen solutions on every workload of their definitions; record each verdict.",
-        usage="%(prog)s --local PATH [flags]",
+        usage="%(prog)s SET [--solution FILE] [flags]",
         example=f"{PROGRAM} run --local flashinfer-trace --definitions gemm_n128_k4096 --iterations 20",
         execute=execute,
     )
     add_local(parser)
     add_selection(parser)
+    drafts = parser.add_argument_group(
+        "a solution that you edit", "--solution FILE.py, FILE.cu, FILE.cpp, FOLDER or PACKED.json judges what is in it"
+    )
+    drafts.add_argument("--entry", metavar="NAME", help="its entry function, or FILE::FUNCTION (default: run)")
+    drafts.add_argument("--language", metavar="L", help="its language (default: told by its ending and imports)")
+    drafts.add_argument("--watch", action="store_true", help="judge again each time it is saved; Ctrl-C ends")
     add_settings(parser)
     results = parser.add_argument_group("results")
     results.add_argument("--resume", action="store_true", help="skip what is recorded and unchanged")
@@ -87,6 +98,9 @@ def declare_run(parser: Parser) -> None:
     results.add_argument("--replay", metavar="TRACE", help="judge again what FILE.jsonl[:LINE] records, on its inputs")
     results.add_argument("--dry-run", action="store_true", help="print the plan and run nothing")
     results.add_argument("--require-passed", action="store_true", help="exit with 1 unless every job passed")
+    broken = results.add_mutually_exclusive_group()
+    broken.add_argument("--strict", action="store_true", help="run nothing where what was asked for is broken in part")
+    broken.add_argument("--allow-broken", action="store_true", help="tell what is broken, and exit with 0 nevertheless")
     add_format(results)
     results.add_argument("--quiet", action="store_true", help="no progress; only errors and the result")
 
@@ -97,9 +111,43 @@ def execute(args: argparse.Namespace, *, make_engine: BenchmarkFactory = Benchma
         raise Misuse("--replay judges what is recorded, which --resume leaves out: give one of them")
     if args.retry_timeouts and not args.resume:
         raise Misuse("--retry-timeouts changes what --resume leaves out: give --resume too")
-    config = read_config(args)
+    if args.watch and (args.replay or args.resume or args.dry_run or not list_draft_paths(args)):
+        raise Misuse("--watch judges a file again when it is saved: --solution FILE, without --resume or --dry-run")
+    read_config(args)  # what is wrong in flags and file is told before the set is read
     trace_set = open_trace_set(args)
-    config = config.for_set(trace_set)
+    if args.watch:
+        return _watch(args, trace_set, make_engine)
+    return _judge(args, trace_set, make_engine)
+
+
+def _watch(args: argparse.Namespace, trace_set: TraceSet, make_engine: BenchmarkFactory) -> int:
+    """Judge each time a draft is saved, until Ctrl-C; return the exit code of the last verdicts."""
+    paths, code = list_draft_paths(args), 0
+    try:
+        while True:
+            stamp = take_stamp(paths)
+            try:
+                code = _judge(argparse.Namespace(**vars(args)), trace_set, make_engine)
+            except FlashInferBenchError as error:
+                write_problems(str(error))
+                code = error.exit_code
+            if code == INTERRUPTED:
+                return code
+            write_err(f"waiting until {', '.join(map(str, paths))} is saved; Ctrl-C ends")
+            wait_for_change(paths, stamp)
+    except KeyboardInterrupt:
+        return code
+
+
+def _judge(args: argparse.Namespace, trace_set: TraceSet, make_engine: BenchmarkFactory) -> int:
+    drafts = take_drafts(args, trace_set)
+    names, unread = take_broken_names(trace_set, AskedNames.of(read_config(args)))
+    for field in ("definitions", "solutions"):
+        if unread and getattr(names, field) is not None:
+            setattr(args, field, getattr(names, field))
+    if unread and [] in (names.definitions, names.solutions):
+        raise Fault(f"nothing to run: {', '.join(unread)} cannot be read; `{PROGRAM} validate` says why")
+    config = read_config(args).for_set(trace_set)
     replayed = read_replay(args.replay) if args.replay else []
     with naming_flags(args):
         engine = make_engine(trace_set, choose_replayed(config, replayed) if replayed else config)
@@ -109,23 +157,46 @@ def execute(args: argparse.Namespace, *, make_engine: BenchmarkFactory = Benchma
     if replayed:
         engine.replay(replayed)
         plan, args.no_save_results = keep_replayed(plan, replayed), True
+    asked = AskedNames.of(config) if not unread else replace(names, definitions=None, solutions=None)
+    errors = [*find_load_errors(trace_set, asked), *find_plan_errors(trace_set, plan)]
+    outcome = RunOutcome(plan, errors=[_describe_error(issue) for issue in errors])
+    if args.strict and outcome.is_broken:
+        raise Fault("\n".join(["--strict: nothing was run:", *outcome.errors, *describe_skips(plan.skips)]))
     if args.dry_run:
         for line in (*describe_tolerances(trace_set), *describe_odd_keys(plan), *_describe_blobs(plan, trace_set)):
             write_err(line)
         write_out(_render_dry_run(args, plan, config, engine.machine))
         engine.close()
-        return 0
-    outcome = RunOutcome(plan, find_resumed(engine.plan(), plan, trace_set) if plan.resumed else [])
+        _tell_plan_errors(outcome, trace_set)
+        return FAILED if outcome.is_broken and not args.allow_broken else RAN
+    outcome.resumed = find_resumed(engine.plan(), plan, trace_set) if plan.resumed else []
+    _tell_plan_errors(outcome, trace_set)
     if not args.quiet:
         _announce(plan, engine.machine, trace_set)
+    if not args.no_save_results:
+        for draft in drafts:
+            save_draft(draft, trace_set)
     _run(engine, outcome, choose_progress(sys.stderr, quiet=args.quiet), save_results=not args.no_save_results)
     _tell_result(args, outcome, trace_set)
-    return outcome.exit_code(require_passed=args.require_passed)
+    return outcome.exit_code(require_passed=args.require_passed, allow_broken=args.allow_broken)
+
+
+def _describe_error(issue: LoadIssue) -> str:
+    return " ".join(str(issue).split("\n"))
+
+
+def _tell_plan_errors(outcome: RunOutcome, trace_set: TraceSet) -> None:
+    """Tell the errors that opening the set has not told."""
+    told = {_describe_error(issue) for issue in trace_set.issues}
+    for line in outcome.errors:
+        if line not in told:
+            write_err(line)
 
 
 def _describe_blobs(plan: Plan, trace_set: TraceSet) -> list[str]:
     workloads = [Trace(definition=job.definition.name, workload=job.workload) for job in plan.jobs]
-    return describe_issues(find_blob_issues(trace_set, workloads))
+    warned = (issue for issue in find_blob_issues(trace_set, workloads) if issue.severity == "warning")
+    return describe_issues(list(warned))
 
 
 def _announce(plan: Plan, machine: Machine, trace_set: TraceSet) -> None:

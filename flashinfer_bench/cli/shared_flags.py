@@ -7,13 +7,15 @@ the configuration file decides what no flag gives.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from flashinfer_bench.cli.parser import NameList, Parser, number, whole_number
 
 PROGRAM: Final = "flashinfer-bench"
-LOCAL_HELP: Final = "a trace set's folder; may be repeated (default: $FIB_DATASET_PATH)"
+LOCAL_HELP: Final = "a trace set's folder, also without the flag; may be repeated (default: $FIB_DATASET_PATH)"
+PLURALS: Final = ("--definitions", "--op-types", "--solutions", "--authors", "--workloads", "--devices")
+"""Flags that are taken without their `s`, too, everywhere."""
 RULE_FLAGS: Final = {
     "norm-rule": "let errors be as large as the outputs themselves where atol allows it",
     "lost-rows-rule": "let whole rows be wrong where the matched ratio allows it",
@@ -27,9 +29,10 @@ QUICK_HELP: Final = "a first look: one trial, few readings; never the best, and 
 BUILD_JOBS_HELP: Final = "compilers at once (default: one less than there are cores; on a CPU as many)"
 
 
-def add_local(parser: Parser, text: str = LOCAL_HELP) -> None:
-    """Add the flag that names trace sets."""
-    parser.add_argument("--local", action="append", metavar="PATH", help=text)
+def add_local(parser: Parser, text: str = LOCAL_HELP, flags: Sequence[str] = ("--local",)) -> None:
+    """Add the flag that names trace sets. Their folders may also stand without it, as arguments."""
+    parser.add_argument(*flags, action="append", metavar="PATH", help=text)
+    parser.set_defaults(takes_sets=True)
 
 
 def add_format(parser: argparse._ActionsContainer) -> None:
@@ -46,8 +49,11 @@ def add_sandbox(parser: argparse._ActionsContainer, *, default: str) -> None:
 
 
 def add_names(parser: argparse._ActionsContainer, flag: str, text: str) -> None:
-    """Add a flag that takes names. The parsed arguments lack it where it was not given."""
-    parser.add_argument(flag, nargs="+", action=NameList, metavar="NAME", default=argparse.SUPPRESS, help=text)
+    """Add a flag that takes names, also in the singular. The parsed arguments lack it where it was not given."""
+    singular = flag.removesuffix("s")
+    is_free = flag in PLURALS and singular not in parser._option_string_actions
+    flags = [flag, singular] if is_free else [flag]
+    parser.add_argument(*flags, nargs="+", action=NameList, metavar="NAME", default=argparse.SUPPRESS, help=text)
 
 
 def add_filters(parser: argparse._ActionsContainer) -> None:

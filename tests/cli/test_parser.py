@@ -47,7 +47,7 @@ def test_local_may_be_given_more_than_once():
         ("run --use_isolated_runner", "unknown flag --use_isolated_runner; did you mean --use-isolated-runner?"),
         ("run --itera 5", "unknown flag --itera; did you mean --iterations?"),
         ("run --zzz", "unknown flag --zzz; see flashinfer-bench run --help"),
-        ("run path", "unexpected argument path; see flashinfer-bench run --help"),
+        ("run a --zzz", "unknown flag --zzz; see flashinfer-bench run --help"),
         ("run --iterations", "--iterations: expected one argument; see flashinfer-bench run --help"),
         ("run --iterations x", "--iterations: needs a whole number, not 'x'; see flashinfer-bench run --help"),
         ("run --rtol x", "--rtol: needs a number, not 'x'; see flashinfer-bench run --help"),

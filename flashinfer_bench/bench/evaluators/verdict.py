@@ -7,13 +7,14 @@ any runnable.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
 
 from flashinfer_bench.bench.config import ResolvedEvalConfig
 from flashinfer_bench.bench.evaluators.compare.outputs import compare
+from flashinfer_bench.bench.evaluators.compare.pattern import describe_pattern
 from flashinfer_bench.bench.evaluators.compare.rule import Comparison, Tolerance
 from flashinfer_bench.bench.extra_keys import MAX_ABSOLUTE_ERROR, MAX_ERROR_CAP, SUMMED_TOLERANCE, why_wrong
 from flashinfer_bench.data import Correctness, Definition, EvaluationStatus
@@ -140,7 +141,11 @@ def judge_elements(
             "outputs": {each.output: each.to_record() for each in comparisons[:MAX_RECORDED_OUTPUTS]},
         },
     )
-    return decide(describe_problems(comparisons), correctness)
+    seen = [
+        found if found.problem() is None else replace(found, pattern=describe_pattern(wanted, value, tolerance))
+        for found, value, wanted in zip(comparisons, got, expected, strict=True)
+    ]
+    return decide(describe_problems(seen), correctness)
 
 
 def summarise(trials: Sequence[Correctness]) -> Correctness:

@@ -9,6 +9,7 @@ import argparse
 from collections.abc import Iterable, Iterator
 
 from flashinfer_bench.bench.config_layers import normalise_op_type
+from flashinfer_bench.bench.planning.selection import MIN_PREFIX
 from flashinfer_bench.data import Definition, TraceSet
 from flashinfer_bench.data.names import did_you_mean
 from flashinfer_bench.data.store.trace_lines import AnyTrace
@@ -43,18 +44,39 @@ def choose_traces(trace_set: TraceSet, args: argparse.Namespace) -> list[AnyTrac
     traces = [trace for part in chosen for trace in kept_of(part)]
     known = {*authors, *(trace.solution or "" for trace in traces)}
     wanted, wanted_authors = getattr(args, "solutions", None), getattr(args, "authors", None)
+    uuids = getattr(args, "workloads", None) or []
+    judged = {trace.workload.uuid for trace in traces}
+    begun = {uuid for uuid in judged if any(uuid == one or _begins(uuid, one) for one in uuids)}
+    strange = [one for one in uuids if not any(uuid == one or _begins(uuid, one) for uuid in judged)]
     _refuse_unknown(
         [
             *_unknown("--solutions", "solution", wanted or [], known),
             *_unknown("--authors", "author", wanted_authors or [], set(authors.values())),
+            *_unknown("--workloads", "workload with a trace", strange, judged),
         ]
     )
     return [
         trace
         for trace in traces
         if (not wanted or trace.solution in wanted)
+        and (not uuids or trace.workload.uuid in begun)
         and (not wanted_authors or authors.get(trace.solution or "") in wanted_authors)
     ]
+
+
+def check_solutions(trace_set: TraceSet, args: argparse.Namespace) -> None:
+    """Refuse names of solutions and authors that the set does not have."""
+    there = [item for group in trace_set.solutions.values() for item in group]
+    _refuse_unknown(
+        [
+            *_unknown("--solutions", "solution", args.solutions, {item.name for item in there}),
+            *_unknown("--authors", "author", getattr(args, "authors", []), {item.author for item in there}),
+        ]
+    )
+
+
+def _begins(uuid: str, start: str) -> bool:
+    return len(start) >= MIN_PREFIX and uuid.startswith(start)
 
 
 def describe_unknown(flag: str, kind: str, name: str, known: Iterable[str]) -> str:

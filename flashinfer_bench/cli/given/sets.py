@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from flashinfer_bench.bench.tolerances import TOLERANCES_FILE, find_tolerances, own_tolerance, read_own_tolerances
+from flashinfer_bench.cli.given.wildcards import expand_wildcards
 from flashinfer_bench.cli.screen.output import write_err
 from flashinfer_bench.cli.screen.tables import count
 from flashinfer_bench.data import LoadIssue, TraceSet
@@ -41,7 +42,9 @@ def load_trace_set(args: argparse.Namespace, *, environment: Mapping[str, str] =
     if problems:
         raise DataSetError("\n".join(problems))
     loaded = [found for found in opened if isinstance(found, TraceSet)]
-    return loaded[0] if len(loaded) == 1 else TraceSet.merge(loaded)
+    trace_set = loaded[0] if len(loaded) == 1 else TraceSet.merge(loaded)
+    expand_wildcards(args, trace_set)
+    return trace_set
 
 
 def _try_to_load(folder: Path) -> TraceSet | DataSetError:

@@ -86,10 +86,10 @@ def _declare_sanitizer(parser: Parser) -> None:
 
 
 def _add_subject(parser: Parser) -> None:
-    parser.add_argument("--solution", required=True, metavar="S", help="its name, or a JSON file")
+    parser.add_argument("--solution", "--solutions", required=True, metavar="S", help="its name, or a JSON file")
     text = "a uuid or a unique beginning of one, or a JSON file"
-    parser.add_argument("--workload", required=True, metavar="U", help=text)
-    parser.add_argument("--definition", metavar="D", help="its name (default: the solution's)")
+    parser.add_argument("--workload", "--workloads", required=True, metavar="U", help=text)
+    parser.add_argument("--definition", "--definitions", metavar="D", help="its name (default: the solution's)")
     add_local(parser)
 
 

@@ -23,6 +23,7 @@ from flashinfer_bench.cli.perf.flags import (
     read_names,
     split_session,
 )
+from flashinfer_bench.cli.perf.sweeps import expand_sweeps
 from flashinfer_bench.errors import Misuse
 from flashinfer_bench.report.verdict import to_one_line
 from flashinfer_bench.routines.case.materials import Material, make_material
@@ -86,11 +87,13 @@ def read_requests(rest: Sequence[str], testlist: str | None, place: Platform) ->
             cannot be read or is empty.
     """
     if testlist is None:
-        request = Request(list(rest))
-        _prepare(request, place)
-        if request.problem is not None:
-            raise Misuse(request.problem)
-        return [request]
+        requests = [Request(words) for words in expand_sweeps(rest)]
+        for request in requests:
+            _prepare(request, place)
+        problems = dict.fromkeys(request.problem for request in requests if request.problem is not None)
+        if problems:
+            raise Misuse("\n".join(problems))
+        return requests
     check_outer(rest)
     requests = [Request([], line, text) for line, text in _read_lines(Path(testlist))]
     if not requests:

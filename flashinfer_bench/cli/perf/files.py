@@ -14,11 +14,13 @@ import os
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from itertools import combinations
+from itertools import count as count_up
 from pathlib import Path
 from typing import Any, Final
 
 from flashinfer_bench.cli.perf.rows import PerfRow
-from flashinfer_bench.cli.screen.output import write_problems
+from flashinfer_bench.cli.screen.output import write_err, write_problems
+from flashinfer_bench.data.store.jsonl import write_whole
 from flashinfer_bench.errors import Misuse
 from flashinfer_bench.routines.case.resolved import resolve_backend
 from flashinfer_bench.routines.case.support import LIBRARY, Platform
@@ -88,7 +90,7 @@ def _is_same_file(one: Path, other: Path) -> bool:
 
 
 class ResultFiles:
-    """Appends rows to the named files. Each file is first emptied.
+    """Appends rows to the named files. A file that holds something already is first moved aside, and that is told.
 
     Raises:
         Misuse: a file cannot be written.
@@ -104,6 +106,7 @@ class ResultFiles:
         for path in (*((self._csv,) if self._csv else ()), *self._json):
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
+                _move_aside(path)
                 path.write_text(_csv_line(COLUMNS) if path is self._csv else "", encoding="utf-8", newline="")
             except OSError as error:
                 raise Misuse(f"{path}: cannot be written: {error}") from None
@@ -116,6 +119,15 @@ class ResultFiles:
             self._append(self._csv, _csv_line([cells.get(column, "") for column in COLUMNS]))
         for path in self._json:
             self._append(path, json.dumps(_finite(document), allow_nan=False) + "\n")
+
+    def drop_empty_columns(self) -> None:
+        """Write the CSV once more, without the columns that no row fills."""
+        if self._csv is None or self._csv in self.lost or not self._csv.is_file():
+            return
+        with self._csv.open(encoding="utf-8", newline="") as handle:
+            head, *rows = csv.reader(handle)
+        kept = [at for at in range(len(head)) if any(row[at] for row in rows)] if rows else range(len(head))
+        write_whole(self._csv, "".join(_csv_line([row[at] for at in kept]) for row in (head, *rows)))
 
     def _append(self, path: Path, line: str) -> None:
         if path in self.lost:
@@ -130,6 +142,16 @@ class ResultFiles:
             self.lost.add(path)
             said = f"a row cannot be written, and none after it will be: {error.strerror}"
             write_problems(f"{path}: {said}; {LOSS_HINT}")
+
+
+def _move_aside(path: Path) -> None:
+    """Give a file that is not empty another name, which is free."""
+    if not path.is_file() or not path.stat().st_size:
+        return
+    names = (path.with_name(f"{path.stem}.{number}{path.suffix}") for number in count_up(1))
+    free = next(name for name in names if not name.exists())
+    path.rename(free)
+    write_err(f"note: {path} was there; it is {free} now")
 
 
 def _csv_line(cells: Iterable[Any]) -> str:

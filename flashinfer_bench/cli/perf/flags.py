@@ -168,6 +168,8 @@ def _make_whole_parser(routine: Routine | None, *, add_help: bool = True) -> Par
     """Make the parser of all flags, for the help and for hints at the nearest flag."""
     parser = Parser(prog=PROGRAM, add_help=add_help)
     _add_session_flags(parser)
+    sweep = "a case for each value of a number: m=1,16,256 or m=1:4096:x2; may be repeated, as --m 1,16,256 may"
+    parser.add_argument("--sweep", action="append", metavar="FLAG=VALUES", help=sweep)
     _add_case_flags(parser, routine)
     return parser
 
@@ -198,6 +200,8 @@ def _add_session_flags(parser: Parser) -> None:
     group = parser.add_argument_group("session", "of the whole call")
     group.add_argument("--testlist", metavar="FILE", help="a case a line; other flags given here hold for every line")
     group.add_argument("--output_path", metavar="FILE", help="CSV, a row for each case and backend; .jsonl: JSON lines")
+    compact = "in the end, leave the columns that no row fills out of the CSV"
+    group.add_argument("--no_empty_columns", action="store_true", help=compact)
     group.add_argument("--json_path", metavar="FILE", help="JSON lines with everything that was measured")
     group.add_argument("--save_trace_set", metavar="DIR", help="keep the cases as a trace set that `run` can replay")
     group.add_argument("--resume", action="store_true", help="with --save_trace_set: leave out what it records already")

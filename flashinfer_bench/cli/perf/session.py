@@ -70,7 +70,8 @@ def run_session(argv: Sequence[str], *, make_engine: Callable[..., Any] = Benchm
         return run_ranks(requests[0], session, place)
     if session.save_trace_set:
         read_tolerances(Path(session.save_trace_set))  # raises before any file is begun, if they cannot be used
-    board = Board(requests, ResultFiles(session.output_path, session.json_path, place), place)
+    files = ResultFiles(session.output_path, session.json_path, place)
+    board = Board(requests, files, place)
     with ExitStack() as stack:
         root = session.save_trace_set or stack.enter_context(temporary_folder("flashinfer-perf-"))
         board.begin()
@@ -80,7 +81,11 @@ def run_session(argv: Sequence[str], *, make_engine: Callable[..., Any] = Benchm
                 write_material(Path(root), request.material)
         if session.save_trace_set:
             write_tolerances(Path(root), kept)
-        return _run_all(board, session, Path(root), devices, make_engine=make_engine)
+        try:
+            return _run_all(board, session, Path(root), devices, make_engine=make_engine)
+        finally:
+            if session.no_empty_columns:
+                files.drop_empty_columns()
 
 
 def _compile_kernels(

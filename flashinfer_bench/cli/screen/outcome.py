@@ -41,6 +41,8 @@ class RunOutcome:
     """Recorded verdicts of the jobs that a resumed run left out."""
     finished: list[JobFinished] = field(default_factory=list)
     faults: list[JobFaulted] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    """What is broken in what was asked for, a line each."""
     devices: tuple[Device, ...] = ()
     seconds: float = 0.0
     is_interrupted: bool = False
@@ -64,15 +66,21 @@ class RunOutcome:
         """Jobs of the plan without a verdict."""
         return len(self.plan.jobs) - len(self.finished)
 
-    def exit_code(self, *, require_passed: bool) -> int:
-        """Return 130 if interrupted, 1 if a job has no verdict or the set lacks stored inputs, else 0.
+    @property
+    def is_broken(self) -> bool:
+        """Whether something of what was asked for is broken, or lacks its stored inputs."""
+        return bool(self.errors) or any(skip.is_fault for skip in self.plan.skips)
 
-        Where passing is required, return 1 also if a job did not pass, or if there is no verdict at all.
+    def exit_code(self, *, require_passed: bool, allow_broken: bool = False) -> int:
+        """Return 130 if interrupted, 1 if a job has no verdict or what was asked for is broken in part, else 0.
+
+        Where passing is required, return 1 also if a job did not pass, or if there is no verdict at all. Where broken
+        data is allowed, it makes no failure, nor do the jobs that have no verdict beside it.
         """
         if self.is_interrupted:
             return INTERRUPTED
         all_passed = bool(self.traces) and all(trace.is_successful() for trace in self.traces)
-        has_faults = self.left or any(skip.is_fault for skip in self.plan.skips)
+        has_faults = (self.left or self.is_broken) and not (allow_broken and self.is_broken)
         return FAILED if has_faults or (require_passed and not all_passed) else RAN
 
 
@@ -98,6 +106,7 @@ def render_outcome(outcome: RunOutcome, width: int) -> str:
     blind = [wrap_line(f"warning: {output}", width) for output in find_blind(outcome.traces)]
     parts += ["\n".join([*blind, ""])] if blind else []
     parts += _describe_cached(outcome, width)
+    parts += _describe_errors(outcome.errors, width)
     return "\n".join([*parts, wrap_line(_totals(outcome), width) + "\n"])
 
 
@@ -114,6 +123,7 @@ def outcome_document(outcome: RunOutcome, files: Iterable[Path]) -> dict[str, An
         "resumed": [_trace_document(trace) for trace in outcome.resumed],
         "faults": [{**_names(event.job), "message": event.message} for event in outcome.faults],
         "skipped": skip_documents(outcome.plan.skips),
+        "data_errors": outcome.errors,
         "blind": [asdict(output) for output in find_blind(outcome.traces)],
         "trace_files": [str(path) for path in files],
     }
@@ -164,6 +174,15 @@ def _describe_cached(outcome: RunOutcome, width: int) -> list[str]:
     total = sources[CACHED] + sources["measured"]
     text = f"baseline: cached for {sources[CACHED]} of {count(total, 'speed-up')}, by an earlier run on this GPU"
     return [wrap_line(f"{text}; --fresh-baselines times every reference", width) + "\n"]
+
+
+def _describe_errors(errors: list[str], width: int) -> list[str]:
+    """Return the section of what is broken in the data."""
+    if not errors:
+        return []
+    more = [f"and {count(len(errors) - FAULT_LINES, 'more error')}"] if len(errors) > FAULT_LINES else []
+    shown = [wrap_line(to_printable(line), width, 2) for line in [*errors[:FAULT_LINES], *more]]
+    return ["\n".join(["Broken in what was asked for (exit code 1; --allow-broken lets it pass)", *shown, ""])]
 
 
 def _bounded_lines(message: str) -> list[str]:

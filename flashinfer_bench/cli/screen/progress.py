@@ -34,6 +34,8 @@ from flashinfer_bench.report.summary import measured_speedup
 from flashinfer_bench.report.verdict import caveat_of, first_reason, reason_of, to_one_line
 
 REFRESHES_PER_SECOND: Final = 4
+PRINTED: Final = "printed_bytes"
+"""The note of a verdict whose solution printed in its calls."""
 REASON_SHOWN: Final = 120
 SHOWN_DEVICES: Final = 8
 
@@ -114,6 +116,15 @@ class LiveProgress:
         if isinstance(event, Notice | JobFaulted) and event.message not in self._told:
             self._told.add(event.message)
             self._console.print(Text(describe_event(event, self._tally)))
+        if isinstance(event, JobFinished) and event.trace.evaluation is not None and not event.trace.is_successful():
+            self._tell_failure(event, event.trace.evaluation)
+
+    def _tell_failure(self, event: JobFinished, evaluation: Evaluation) -> None:
+        """Print why a solution did not pass: once for each status of it."""
+        key = f"{event.job.definition.name} / {event.job.solution.name}: {evaluation.status.value}"
+        if key not in self._told:
+            self._told.add(key)
+            self._console.print(Text(f"{describe_job(event.job)}: {describe_verdict(evaluation)}"))
 
     def _render(self) -> Group:
         return render_progress(self._tally, self._clock())
@@ -157,7 +168,8 @@ def describe_verdict(evaluation: Evaluation) -> str:
     caveat = " (not a meaningful time)" if caveat_of(evaluation) is not None else ""
     interval = read_interval(evaluation)
     half = format_half(interval.half_share) if interval is not None and interval.kind else ""
-    return f"{evaluation.status.value} {format_latency(performance.latency_ms)}{half}{times}{caveat}"
+    printing = " (it prints in its calls, which costs time)" if (evaluation.extra or {}).get(PRINTED) else ""
+    return f"{evaluation.status.value} {format_latency(performance.latency_ms)}{half}{times}{caveat}{printing}"
 
 
 def render_progress(tally: Tally, now: float) -> Group:

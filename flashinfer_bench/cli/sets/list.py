@@ -11,10 +11,10 @@ from typing import Any
 
 from flashinfer_bench.bench.evaluators.plug_ins import EvaluatorChoice, list_plug_ins
 from flashinfer_bench.bench.runner.lookup import look_up_evaluators
-from flashinfer_bench.cli.given.choice import choose_definitions
+from flashinfer_bench.cli.given.choice import check_solutions, choose_definitions
 from flashinfer_bench.cli.given.sets import open_trace_set
 from flashinfer_bench.cli.given.settings import read_config
-from flashinfer_bench.cli.parser import Parser
+from flashinfer_bench.cli.parser import NameList, Parser
 from flashinfer_bench.cli.screen.output import write_out
 from flashinfer_bench.cli.screen.tables import Column, available_width, render_table
 from flashinfer_bench.cli.shared_flags import PROGRAM, add_format, add_local, add_names
@@ -25,6 +25,7 @@ COLUMNS = (
     *(Column("Definition"), Column("Op type")),
     *(Column("Workloads", True), Column("Solutions", True), Column("Traces", True)),
 )
+SOLUTION_COLUMNS = tuple(map(Column, ("Solution", "Definition", "Author", "Language")))
 EVALUATOR_COLUMNS = tuple(map(Column, ("Definition", "Op type", "Evaluator", "From", "Why")))
 
 
@@ -38,6 +39,9 @@ def declare_list(parser: Parser) -> None:
     add_local(parser)
     add_names(parser, "--definitions", "only these definitions")
     add_names(parser, "--op-types", "only these op types")
+    add_names(parser, "--authors", "with --solutions: only those of these authors")
+    listed = "list solutions, or only these"
+    parser.add_argument("--solutions", "--solution", nargs="*", action=NameList, metavar="NAME", help=listed)
     parser.add_argument("--evaluators", action="store_true", help="which evaluator judges each definition, and why")
     parser.add_argument("--config", metavar="FILE", help="with --evaluators: the run's file, for its evaluator_modules")
     add_names(parser, "--evaluator-modules", "with --evaluators: modules with evaluators of your own")
@@ -50,6 +54,8 @@ def execute(args: argparse.Namespace) -> int:
         raise Misuse("--config and --evaluator-modules say which evaluators there are: give --evaluators too")
     trace_set = open_trace_set(args)
     definitions = choose_definitions(trace_set, args)
+    if args.solutions is not None:
+        return _list_solutions(args, trace_set, definitions)
     choices = _choose_evaluators(args, definitions) if args.evaluators else {}
     if args.format == "json":
         roots = [str(root) for root in trace_set.roots]
@@ -58,6 +64,23 @@ def execute(args: argparse.Namespace) -> int:
         return 0
     columns, rows = _evaluator_table(definitions, choices) if choices else _count_table(trace_set, definitions)
     write_out(render_table(columns, rows, available_width(sys.stdout)))
+    return 0
+
+
+def _list_solutions(args: argparse.Namespace, trace_set: TraceSet, definitions: Sequence[Definition]) -> int:
+    there = [item for definition in definitions for item in trace_set.solutions.get(definition.name, [])]
+    check_solutions(trace_set, args)
+    authors = getattr(args, "authors", None)
+    kept = [item for item in there if item.name in (args.solutions or [item.name])]
+    kept = [item for item in kept if item.author in (authors or [item.author])]
+    rows = [
+        {"name": item.name, "definition": item.definition, "author": item.author, "language": item.spec.language.value}
+        for item in kept
+    ]
+    if args.format == "json":
+        write_out(json.dumps({"solutions": rows}, indent=2) + "\n")
+    else:
+        write_out(render_table(SOLUTION_COLUMNS, [list(row.values()) for row in rows], available_width(sys.stdout)))
     return 0
 
 

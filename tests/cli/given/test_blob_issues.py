@@ -1,6 +1,8 @@
 """Stored inputs that are missing or not fetched are told before a run."""
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from flashinfer_bench.cli.main import cli as main
 from tests.kit import make_definition, make_solution, make_trace, make_workload, write_trace_set
@@ -21,12 +23,13 @@ def folder(tmp_path):
 
     files = {
         PATHS["pointer"]: "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 3\n",
-        PATHS["there"]: "tensors",
     }
     workloads = [workload(uuid, path) for uuid, path in PATHS.items()]
-    return write_trace_set(
+    root = write_trace_set(
         tmp_path, files, definitions=[make_definition()], solutions=[make_solution()], workloads=workloads
     )
+    save_file({"x": torch.ones(*workloads[0].workload.axes.values())}, str(root / PATHS["there"]))
+    return root
 
 
 def told(text):
@@ -45,7 +48,7 @@ def test_validate_tells_of_each_blob_once(folder, capsys):
 
 def test_a_dry_run_warns_of_the_blobs_of_its_jobs(folder, capsys):
     command = ["run", "--local", str(folder), "--dry-run", "--devices", "cpu"]
-    assert main(command) == 0
+    assert main(command) == 1
     heard = capsys.readouterr()
     (pointer,) = told(heard.err)
     assert "a run fetches it" in pointer

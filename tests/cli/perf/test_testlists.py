@@ -95,7 +95,14 @@ def test_flags_of_the_session_in_a_line_are_warned_of_and_its_case_runs(tmp_path
 def test_every_flag_of_the_session_is_warned_of_in_a_line(tmp_path):
     flags = make_session_parser().flags()
     path = tmp_path / "list.txt"
-    values = {"--resume": "", "--retry_timeouts": "", "--sandbox": "off", "--log-level": "info", "--log_level": "INFO"}
+    values = {
+        "--no_empty_columns": "",
+        "--resume": "",
+        "--retry_timeouts": "",
+        "--sandbox": "off",
+        "--log-level": "info",
+        "--log_level": "INFO",
+    }
     path.write_text("\n".join(f"{RMSNORM} {flag} {values.get(flag, 1)}" for flag in flags))
     for flag, request in zip(flags, read_requests([], str(path), CPU), strict=True):
         assert request.problem is None

@@ -128,6 +128,8 @@ class Comparison:
     """Elements that are zero on both sides or nan on both sides; counted only where the tolerance ignores them."""
     is_exact: bool = False
     """Whether the dtype has no tolerance, as integers and booleans."""
+    pattern: str | None = None
+    """What a wrong output looks like; None where nobody has looked, or none is known."""
 
     @property
     def matched_ratio(self) -> float:
@@ -143,7 +145,8 @@ class Comparison:
     def problem(self) -> str | None:
         """Say why this output is wrong; None where it is right."""
         what = self._fault()
-        return None if what is None else f"output {self.output!r}: {what}{self._worst_place()}; {self._demands()}"
+        seen = f" ({self.pattern})" if self.pattern is not None else ""
+        return None if what is None else f"output {self.output!r}: {what}{seen}{self._worst_place()}; {self._demands()}"
 
     def to_record(self) -> dict[str, Any]:
         """Give the comparison as values that JSON can hold, of bounded size."""

@@ -35,7 +35,7 @@ from flashinfer_bench.bench.runner.protocol import (
 )
 from flashinfer_bench.bench.runner.session.job import BaselineKey, BlockContext, JobContext, JobResult, MadeBaseline
 from flashinfer_bench.bench.runner.session.kept_baselines import KeptBaselines
-from flashinfer_bench.bench.runner.session.outcome import JobOutcome, Passed
+from flashinfer_bench.bench.runner.session.outcome import PRINTED, JobOutcome, Passed
 from flashinfer_bench.bench.runner.session.reference_timing import ReferenceTimer
 from flashinfer_bench.bench.runner.session.regimes import judge_regimes, plan_regimes
 from flashinfer_bench.bench.runner.session.variation import vary_secretly
@@ -111,6 +111,8 @@ class DeviceSession:
         self._broken_loads: dict[str, SolutionFailure] = {}
         self._broken_workloads: dict[str, str] = {}
         self._styles: dict[str, CallingStyle] = {}
+        self._printed_ahead = ""
+        """What the job's solution printed before its first call."""
 
     def prepare_for_any(self) -> bool:
         """Have workers made for what may come, since nothing is to be done now; say whether they are still starting."""
@@ -205,6 +207,7 @@ class DeviceSession:
 
     def run_job(self, block: BlockContext, order: BlockJob) -> JobResult | JobFault:
         """Judge one job."""
+        self._printed_ahead = ""
         job = block.open_job(order)
         known = self._broken_workloads.get(job.workload.uuid, block.reference.broken)
         if known is not None:
@@ -228,6 +231,9 @@ class DeviceSession:
         finally:
             block.kept.pop(order.index, None)
         printed = self._pool.take_output()
+        if printed.strip() and not isinstance(outcome, SolutionFailure):
+            job.notes[PRINTED] = len(printed.encode("utf-8", "replace"))
+        printed = self._printed_ahead + printed
         if self._hello.isolated or (isinstance(outcome, SolutionFailure) and not self._recovers(outcome)):
             self._pool.discard()
         return JobResult(outcome, printed, {"evaluator": block.evaluator.__name__, **job.notes})
@@ -289,6 +295,7 @@ class DeviceSession:
             declared=solution.declared_style,
             is_python=solution.kind == "python",
         )
+        self._printed_ahead = self._pool.take_output()
         known = self._styles.get(solution.digest)
         self._styles[solution.digest] = known if known is not None and not style.is_settled else style
 
@@ -333,8 +340,11 @@ class DeviceSession:
                 # The verdict stays the same; the notes get the time.
                 measure(None, job.config, context=self._context(job))
             return verdict
+        is_empty = all(0 in output.shape for output in kernel.task.outputs)  # then no speed-up says anything
         try:
-            performance = measure(baseline.mean_latency_ms, job.config, context=self._context(job))
+            performance = measure(
+                None if is_empty else baseline.mean_latency_ms, job.config, context=self._context(job)
+            )
         except SlowContext:
             block.kept[job.order.index] = MadeBaseline(baseline, dict(job.notes))
             raise

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
@@ -61,7 +61,7 @@ PORTION_GROWTH: Final = 4
 solution's and the reference's, so there have to be few of them."""
 
 
-def serve_host(fd: int) -> None:
+def serve_host(fd: int, make_session: Callable[..., DeviceSession] = DeviceSession) -> None:
     """Serve the host at the other end of a socket until it closes its end."""
     host = socket.socket(fileno=fd)
     reader = FrameReader(host, max_bytes=1 << 28)
@@ -105,7 +105,7 @@ def serve_host(fd: int) -> None:
         environment = Environment(hardware=hello.hardware, libs=libs)
         tools = SessionTools(SharedArena(device), readout, pool.quiesce, pool.excess_gap_ns)
         kept = open_kept_baselines(hello, libs, os.environ)
-        session = DeviceSession(hello, pool, tools, lambda phase: send_phase(host, phase), kept)
+        session = make_session(hello, pool, tools, lambda phase: send_phase(host, phase), kept)
         try:
             while True:
                 run_block(host, session, orders, environment)

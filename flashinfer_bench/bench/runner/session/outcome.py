@@ -15,6 +15,8 @@ from flashinfer_bench.timing.measurement import EVENTS_ASKED_FOR
 
 MAX_LOG: Final = 16_384
 """A log of a trace has about this many characters at most."""
+PRINTED: Final = "printed_bytes"
+"""The note of how many bytes a solution printed in its calls."""
 OUTPUT_TITLE: Final = "--- stdout and stderr of the solution ---"
 
 
@@ -47,6 +49,7 @@ def make_evaluation(
             parts = {"correctness": unknown_errors() if status is EvaluationStatus.INCORRECT_NUMERICAL else None}
         case unreachable:
             assert_never(unreachable)
+    message = "\n".join(filter(None, [message, describe_printing(extra)]))
     return Evaluation(
         status=status,
         log=render_log(message, printed),
@@ -71,6 +74,12 @@ def describe_fallbacks(extra: Mapping[str, Any]) -> str:
         if fallback != EVENTS_ASKED_FOR:
             lines.append(f"{what} was timed by CUDA events: {fallback}")
     return "\n".join(lines)
+
+
+def describe_printing(extra: Mapping[str, Any]) -> str:
+    """Return a line where the solution printed in its calls."""
+    printed = extra.get(PRINTED)
+    return f"note: it printed {printed} bytes in its calls; printing costs it time" if printed else ""
 
 
 def render_log(message: str, printed: str) -> str:

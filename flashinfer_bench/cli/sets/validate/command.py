@@ -18,7 +18,7 @@ from flashinfer_bench.cli.sets.validate.file_checks import check_files
 from flashinfer_bench.cli.sets.validate.judging import JudgedSet, judge_baselines, judge_references
 from flashinfer_bench.cli.sets.validate.text import render_validation
 from flashinfer_bench.cli.sets.validate.validation import Check, Validation
-from flashinfer_bench.cli.shared_flags import LOCAL_HELP, PROGRAM, add_format, add_names
+from flashinfer_bench.cli.shared_flags import PROGRAM, add_format, add_local, add_names
 from flashinfer_bench.data import LoadIssue, TraceSet
 from flashinfer_bench.data.names import did_you_mean
 from flashinfer_bench.data.store.jsonl import write_whole
@@ -43,7 +43,7 @@ def declare_validate(parser: Parser) -> None:
         example=f"{PROGRAM} validate --local flashinfer-trace",
         execute=execute,
     )
-    parser.add_argument("--local", "--dataset", action="append", metavar="PATH", help=LOCAL_HELP)
+    add_local(parser, flags=("--local", "--dataset"))
     add_names(parser, "--checks", f"of {', '.join(CHECKS)} (default: the first five)")
     add_names(parser, "--definitions", "only these definitions")
     add_names(parser, "--op-types", "only these op types")

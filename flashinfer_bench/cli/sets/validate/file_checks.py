@@ -10,7 +10,9 @@ from typing import Final
 from flashinfer_bench.bench.evaluators.inputs.constraints import find_broken_by_axes
 from flashinfer_bench.bench.tolerances import TOLERANCES_FILE
 from flashinfer_bench.cli.given.blob_issues import find_blob_issues
+from flashinfer_bench.cli.given.data_errors import find_parameter_issues
 from flashinfer_bench.cli.given.sets import find_entry_issues, find_tolerance_issues
+from flashinfer_bench.cli.given.stored_inputs import find_input_issues
 from flashinfer_bench.cli.sets.validate.chosen import Chosen
 from flashinfer_bench.cli.sets.validate.validation import Check, CheckedIssue
 from flashinfer_bench.data import LoadIssue, TraceSet
@@ -55,23 +57,6 @@ def _check_of(issue: LoadIssue, trace_set: TraceSet) -> Check:
         if issue.file != root and issue.file.is_relative_to(root):
             return FOLDERS.get(issue.file.relative_to(root).parts[0], "layout")
     return "layout"
-
-
-def find_parameter_issues(trace_set: TraceSet) -> Iterator[LoadIssue]:
-    """Yield a warning for each parameter of a reference that is no input, and an error where there are too few."""
-    for name, definition in trace_set.definitions.items():
-        file = trace_set.definition_files.get(name, Path())
-        parameters = definition.reference_parameters
-        if parameters is None:
-            continue
-        for parameter in parameters:
-            if parameter not in definition.inputs:
-                hint = did_you_mean(parameter, definition.inputs)
-                reason = f"parameter {parameter!r} of the reference's run is no input of {name}{hint}"
-                yield LoadIssue("warning", file, None, "reference", reason)
-        if len(parameters) < len(definition.inputs):
-            reason = f"the reference's run takes {len(parameters)} of {len(definition.inputs)} inputs; no call can work"
-            yield LoadIssue("error", file, None, "reference", reason)
 
 
 def find_axis_issues(trace_set: TraceSet) -> Iterator[LoadIssue]:
@@ -145,11 +130,12 @@ def _some(names: list[str]) -> str:
 
 
 def _find_workload_issues(trace_set: TraceSet) -> list[LoadIssue]:
-    return [*find_blob_issues(trace_set), *find_axis_issues(trace_set)]
+    lines = [line for group in trace_set.workloads.values() for line in group]
+    return [*find_blob_issues(trace_set), *find_input_issues(trace_set, lines), *find_axis_issues(trace_set)]
 
 
 _FURTHER: Final[Mapping[Check, Callable[[TraceSet], list[LoadIssue]]]] = {
-    "definition": lambda trace_set: list(find_parameter_issues(trace_set)),
+    "definition": lambda trace_set: list(find_parameter_issues(trace_set, trace_set.definitions.values())),
     "workload": _find_workload_issues,
     "solution": find_entry_issues,
     "trace": lambda trace_set: list(find_trace_issues(trace_set)),

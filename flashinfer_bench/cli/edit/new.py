@@ -1,0 +1,116 @@
+"""`new solution` and `new definition`: write a commented skeleton that runs, to begin with."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any, Final
+
+from flashinfer_bench.cli.given.sets import open_trace_set
+from flashinfer_bench.cli.parser import Parser
+from flashinfer_bench.cli.screen.output import write_out
+from flashinfer_bench.cli.shared_flags import EXIT_CODES, PROGRAM, add_format, add_local
+from flashinfer_bench.data import Definition
+from flashinfer_bench.data.names import did_you_mean
+from flashinfer_bench.data.solution import SupportedLanguages
+from flashinfer_bench.data.store.drafts.skeletons import SUFFIXES, make_definition_parts, make_solution_text
+from flashinfer_bench.data.store.jsonl import write_whole
+from flashinfer_bench.data.store.layout import definition_path, path_part, workloads_path
+from flashinfer_bench.errors import DataSetError, Fault
+
+LANGUAGES: Final = tuple(language.value for language in SUFFIXES)
+OP_TYPE: Final = "custom"
+
+
+def declare_new(parser: Parser) -> None:
+    """Add the help and the sub-commands."""
+    parser.describe(
+        "Write a commented skeleton that runs.",
+        example=f"{PROGRAM} new solution --local flashinfer-trace --definition rmsnorm_h4096",
+    )
+    commands = parser.add_commands()
+    _declare_solution(commands.add_parser("solution", help="a source file for a definition"))
+    _declare_definition(commands.add_parser("definition", help="a definition with a reference and two workloads"))
+
+
+def _declare_solution(parser: Parser) -> None:
+    parser.describe(
+        "Write a source file that is a solution of a definition. In Python it is the reference, so it passes; in\n"
+        "other languages it fills the outputs with zeros, and the reference stands below as a comment.\n"
+        f"{EXIT_CODES}",
+        usage="%(prog)s SET --definition D [--language L] [-o FILE]",
+        example=f"{PROGRAM} new solution --local flashinfer-trace --definition rmsnorm_h4096",
+        execute=execute_solution,
+    )
+    add_local(parser)
+    parser.add_argument("--definition", "--definitions", required=True, metavar="D", help="its name in the set")
+    parser.add_argument("--language", choices=LANGUAGES, default=LANGUAGES[0], help="default: %(default)s")
+    named = "where to write (default: my_DEFINITION with the language's ending, here)"
+    parser.add_argument("-o", "--output", metavar="FILE", help=named)
+    add_format(parser)
+
+
+def _declare_definition(parser: Parser) -> None:
+    parser.describe(
+        "Write a definition with a reference, and two workloads, into a trace set. The set's folder is made where it\n"
+        f"is missing. {EXIT_CODES}",
+        usage="%(prog)s NAME --local SET [--op-type T]",
+        example=f"{PROGRAM} new definition my_scale --local my-set",
+        execute=execute_definition,
+    )
+    parser.add_argument("name", metavar="NAME", help="of the definition")
+    parser.add_argument("--local", metavar="SET", required=True, help="the trace set's folder, there or not")
+    parser.add_argument("--op-type", "--op-types", metavar="T", default=OP_TYPE, help="default: %(default)s")
+    add_format(parser)
+
+
+def execute_solution(args: argparse.Namespace) -> int:
+    """Write the source file."""
+    trace_set = open_trace_set(args)
+    name, definitions = args.definition, trace_set.definitions
+    if name not in definitions:
+        hint = did_you_mean(name, definitions) or f"; `{PROGRAM} list` shows what there is"
+        raise DataSetError(f"--definition: the trace set has no definition {name!r}{hint}")
+    language = SupportedLanguages(args.language)
+    file = Path(args.output or f"my_{path_part(name)}{SUFFIXES[language]}")
+    if file.suffix.lower() != SUFFIXES[language]:
+        raise DataSetError(f"-o: a {language.value} source ends with {SUFFIXES[language]}, unlike {file}")
+    _write({file: make_solution_text(definitions[name], language)})
+    root = trace_set.roots[0] if trace_set.roots else "SET"
+    _tell(args, [file], f"{PROGRAM} run {root} --solution {file} --definition {name}")
+    return 0
+
+
+def execute_definition(args: argparse.Namespace) -> int:
+    """Write the definition and its workloads."""
+    root = Path(args.local)
+    plain, lines = make_definition_parts(args.name, args.op_type)
+    definition = Definition.model_validate(plain)
+    file = definition_path(root, op_type=definition.op_type, definition=definition.name)
+    workloads = workloads_path(root, op_type=definition.op_type, definition=definition.name)
+    text = "".join(f"{json.dumps(line)}\n" for line in lines)
+    _write({file: json.dumps(plain, indent=2) + "\n", workloads: text})
+    _tell(args, [file, workloads], f"{PROGRAM} new solution {root} --definition {definition.name}")
+    return 0
+
+
+def _write(texts: dict[Path, str]) -> None:
+    """Write files that are not there yet."""
+    there = [str(file) for file in texts if file.exists()]
+    if there:
+        raise DataSetError(f"{', '.join(there)} is there already; nothing was written")
+    for file, text in texts.items():
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(file, text)
+        except OSError as error:
+            raise Fault(f"{file} cannot be written: {error.strerror}") from error
+
+
+def _tell(args: argparse.Namespace, files: list[Path], following: str) -> None:
+    if args.format == "json":
+        document: dict[str, Any] = {"files": [str(file) for file in files], "next": following}
+        write_out(json.dumps(document, indent=2) + "\n")
+    else:
+        write_out("".join(f"{file}\n" for file in files) + f"next: {following}\n")

@@ -1,0 +1,108 @@
+"""Solutions that a command names by a path: they join the set in memory, and its files where results are saved."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from flashinfer_bench.cli.given.wildcards import is_wildcard
+from flashinfer_bench.cli.screen.output import write_err
+from flashinfer_bench.data import Solution, TraceSet, save_json_file
+from flashinfer_bench.data.entry import check_entry
+from flashinfer_bench.data.store.drafts.draft import AUTHOR, MARK, Draft, DraftHints, is_draft_path, read_draft
+from flashinfer_bench.data.store.layout import solution_path
+from flashinfer_bench.errors import DataSetError, Fault, Misuse
+
+
+def list_draft_paths(args: argparse.Namespace) -> list[Path]:
+    """Return what `--solutions` names by a path."""
+    return [Path(name) for name in getattr(args, "solutions", ()) if is_draft_path(name)]
+
+
+def take_drafts(args: argparse.Namespace, trace_set: TraceSet) -> list[Draft]:
+    """Put the drafts that a command names into the set, in memory, and their names in the place of their paths.
+
+    Raises:
+        Misuse: a flag for drafts was given without one.
+        DataSetError: one cannot be read or understood, or has the name of another solution.
+    """
+    paths = [name for name in getattr(args, "solutions", ()) if is_draft_path(name)]
+    given = [f"--{name}" for name in ("entry", "language") if getattr(args, name) is not None]
+    if given and len(paths) != 1:
+        raise Misuse(f"{' and '.join(given)}: say it of one source file or folder: --solution FILE")
+    drafts = {}
+    for text in dict.fromkeys(paths):
+        draft = read_draft(Path(text), trace_set.definitions, _hints(args))
+        _check_name(draft, trace_set)
+        for line in check_entry(draft.solution, trace_set.definitions[draft.solution.definition]):
+            write_err(f"warning: {draft.path}: {line}")
+        if not getattr(args, "quiet", False):
+            write_err(draft.found)
+        _add(draft.solution, trace_set)
+        drafts[text] = draft
+    if drafts:
+        args.solutions = [drafts[name].solution.name if name in drafts else name for name in args.solutions]
+    return list(drafts.values())
+
+
+def save_draft(draft: Draft, trace_set: TraceSet) -> Path:
+    """Write a draft's solution to the set that its traces go to, and return the file.
+
+    Raises:
+        Fault: it cannot be written.
+    """
+    solution = draft.solution
+    root = trace_set.solution_roots[solution.name]
+    file = solution_path(
+        root,
+        author=solution.author,
+        op_type=trace_set.definitions[solution.definition].op_type,
+        definition=solution.definition,
+        solution=solution.name,
+    )
+    file = trace_set.solution_files.get(solution.name, file)
+    try:
+        save_json_file(solution, file)
+    except OSError as error:
+        raise Fault(f"{file} cannot be written: {error.strerror}; --no-save-results writes nothing") from error
+    trace_set.solution_files[solution.name] = file
+    return file
+
+
+def _hints(args: argparse.Namespace) -> DraftHints:
+    definitions = [name for name in getattr(args, "definitions", ()) if not is_wildcard(name)]
+    authors = [name for name in getattr(args, "authors", ()) if not is_wildcard(name)]
+    return DraftHints(
+        definition=definitions[0] if len(definitions) == 1 else None,
+        entry=args.entry,
+        language=args.language,
+        author=authors[0] if len(authors) == 1 else AUTHOR,
+    )
+
+
+def _check_name(draft: Draft, trace_set: TraceSet) -> None:
+    """Refuse a draft that would take the place of somebody else's solution."""
+    mine = draft.solution
+    there = trace_set.get_solution(mine.name)
+    if there is None or there == mine:
+        return
+    if (there.author, there.definition) != (mine.author, mine.definition):
+        whose = f"author {there.author}, of {there.definition}"
+        raise DataSetError(f"{draft.path}: the set has another solution {mine.name!r} ({whose}); rename the file")
+    if not draft.is_packed and there.description != MARK:
+        raise DataSetError(
+            f"{draft.path}: the set has a solution {mine.name!r} that was not made of such a file; rename the file"
+        )
+
+
+def _add(solution: Solution, trace_set: TraceSet) -> None:
+    group = trace_set.solutions.setdefault(solution.definition, [])
+    trace_set.solutions[solution.definition] = [
+        *(item for item in group if item.name != solution.name),
+        solution,
+    ]
+    file = trace_set.definition_files.get(solution.definition)
+    homes = [root for root in trace_set.roots if file is not None and file.is_relative_to(root)]
+    deepest = max(homes, key=lambda root: len(root.parts), default=trace_set.root)
+    if deepest is not None:
+        trace_set.solution_roots.setdefault(solution.name, deepest)

@@ -1,0 +1,213 @@
+"""Texts to begin with: a solution that runs, in each language, and a definition with two workloads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from flashinfer_bench.data.definition import Definition, TensorSpec
+from flashinfer_bench.data.solution import SupportedLanguages
+
+SUFFIXES: Final = {
+    SupportedLanguages.PYTHON: ".py",
+    SupportedLanguages.TRITON: ".py",
+    SupportedLanguages.CPP: ".cpp",
+    SupportedLanguages.CUDA: ".cu",
+}
+"""Language → the ending of its skeleton's file. Other languages have no skeleton."""
+SKELETON_ROWS: Final = (16, 512)
+"""The sizes of the workloads of a new definition."""
+
+TRITON: Final = """\
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def fill_kernel(output, elements, BLOCK: tl.constexpr):
+    # Write zeros. What the definition computes goes here; the reference below says it in PyTorch.
+    offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(output + offsets, 0, mask=offsets < elements)
+
+
+def run({parameters}):
+    # The outputs come last and are filled in place. A function with the inputs alone may return them instead.
+    for output in ({outputs},):
+        elements = output.numel()
+        if elements:
+            fill_kernel[(triton.cdiv(elements, 1024),)](output, elements, BLOCK=1024)
+
+
+{reference}"""
+CPP: Final = """\
+#include <cstring>
+
+#include <tvm/ffi/tvm_ffi.h>
+
+namespace ffi = tvm::ffi;
+
+// Write zeros. What the definition computes goes here; the reference below says it in PyTorch.
+static void fill(ffi::TensorView output) {{
+  TVM_FFI_CHECK(output.device().device_type == kDLCPU, ValueError) << "a tensor is on a GPU";
+  std::memset(output.data_ptr(), 0, output.numel() * output.dtype().bits / 8);
+}}
+
+// The outputs come last and are filled in place.
+void run({parameters}) {{
+{fills}
+}}
+
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(run, run);
+
+{reference}"""
+CUDA: Final = """\
+#include <cuda_runtime.h>
+
+#include <tvm/ffi/extra/c_env_api.h>
+#include <tvm/ffi/tvm_ffi.h>
+
+namespace ffi = tvm::ffi;
+
+// Write zeros. What the definition computes goes here; the reference below says it in PyTorch.
+__global__ void fill_kernel(unsigned char* bytes, size_t count) {{
+  const size_t at = static_cast<size_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (at < count) bytes[at] = 0;
+}}
+
+static void fill(ffi::TensorView output) {{
+  const size_t count = static_cast<size_t>(output.numel()) * output.dtype().bits / 8;
+  if (count == 0) return;
+  const DLDevice device = output.device();
+  // Work belongs on the current stream, which is the one that is timed.
+  auto stream = static_cast<cudaStream_t>(TVMFFIEnvGetStream(device.device_type, device.device_id));
+  const unsigned blocks = static_cast<unsigned>((count + 255) / 256);
+  fill_kernel<<<blocks, 256, 0, stream>>>(static_cast<unsigned char*>(output.data_ptr()), count);
+}}
+
+// The outputs come last and are filled in place.
+void run({parameters}) {{
+{fills}
+}}
+
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(run, run);
+
+{reference}"""
+BY_NAME: Final = """
+
+_reference = run
+
+
+def run({parameters}):
+    return _reference({keywords})
+"""
+REFERENCE: Final = """\
+import torch
+
+
+def run(x, weight):
+    # The reference says what is right; it need not be fast. Its parameters are the inputs, by their names.
+    # Compute in float32 and round once at the end: then a solution is never more exact than the reference.
+    y = x.float() * weight.float()
+    return y.to(torch.float32)
+"""
+
+
+def make_solution_text(definition: Definition, language: SupportedLanguages) -> str:
+    """Return the text of a file that is a solution of a definition. In Python it is the reference, and passes."""
+    header = list(_describe(definition))
+    if language is SupportedLanguages.PYTHON:
+        return "".join(f"{f'# {line}'.rstrip()}\n" for line in header) + "\n" + _python(definition)
+    inputs, outputs = definition.inputs, definition.outputs
+    if language is SupportedLanguages.TRITON:
+        text = TRITON.format(
+            parameters=", ".join([*inputs, *outputs]), outputs=", ".join(outputs), reference=_commented(definition, "#")
+        )
+        return "".join(f"{f'# {line}'.rstrip()}\n" for line in header) + "\n" + text
+    parameters = [f"{_c_type(spec)} {name}" for name, spec in (*inputs.items(), *outputs.items())]
+    text = (CUDA if language is SupportedLanguages.CUDA else CPP).format(
+        parameters=", ".join(parameters),
+        fills="\n".join(f"  fill({name});" for name in outputs),
+        reference=_commented(definition, "//"),
+    )
+    return "".join(f"{f'// {line}'.rstrip()}\n" for line in header) + text
+
+
+def make_definition_parts(name: str, op_type: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return the JSON of a definition, and of the lines of its workloads."""
+    definition = {
+        "name": name,
+        "op_type": op_type,
+        "description": "Scale each row by a weight. Write here what is computed, and in which precision.",
+        "axes": {
+            "rows": {"type": "var", "description": "each workload gives its size"},
+            "columns": {"type": "const", "value": 128, "description": "the same for all workloads"},
+        },
+        "inputs": {
+            "x": {"shape": ["rows", "columns"], "dtype": "float32", "description": "the order is that of the call"},
+            "weight": {"shape": ["columns"], "dtype": "float32", "description": "shapes are names of axes"},
+        },
+        "outputs": {"y": {"shape": ["rows", "columns"], "dtype": "float32", "description": "what is judged"}},
+        "reference": REFERENCE,
+    }
+    lines = [
+        {
+            "definition": name,
+            "workload": {
+                "uuid": f"{name}_rows{rows}",
+                "axes": {"rows": rows},
+                "inputs": {"x": {"type": "random"}, "weight": {"type": "random"}},
+            },
+        }
+        for rows in SKELETON_ROWS
+    ]
+    return definition, lines
+
+
+def _describe(definition: Definition) -> Iterator[str]:
+    """Yield what a writer of a solution has to know of its definition."""
+    yield f"A solution of {definition.name}."
+    yield from _lines(definition.description)
+    yield ""
+    for title, specs in (("Inputs, in the order of the call:", definition.inputs), ("Outputs:", definition.outputs)):
+        yield title
+        yield from _describe_specs(specs)
+    yield "Axes:"
+    for name, axis in definition.axes.items():
+        size = getattr(axis, "value", None) or getattr(axis, "expression", None) or "given by each workload"
+        yield f"  {name}: {size}"
+    yield ""
+    yield "Judge it:                   flashinfer-bench run SET --solution FILE"
+    yield "Again each time it is saved: flashinfer-bench run SET --solution FILE --watch"
+
+
+def _describe_specs(specs: Mapping[str, TensorSpec]) -> Iterator[str]:
+    for name, spec in specs.items():
+        shape = "a number" if spec.shape is None else f"[{', '.join(spec.shape)}]"
+        note = " ".join((spec.description or "").split())
+        yield f"  {name}: {shape} {spec.dtype}{', may be None' if spec.optional else ''}{f' - {note}' if note else ''}"
+
+
+def _lines(text: str | None) -> list[str]:
+    return [line.rstrip() for line in (text or "").splitlines()]
+
+
+def _python(definition: Definition) -> str:
+    """Return the reference as a solution: it is called with the inputs in their order."""
+    text = definition.reference.rstrip("\n") + "\n"
+    if definition.takes_inputs_in_order or definition.reference_parameters is None:
+        return text
+    names = [name for name in definition.inputs if name in definition.reference_parameters]
+    return text + BY_NAME.format(
+        parameters=", ".join(definition.inputs), keywords=", ".join(f"{name}={name}" for name in names)
+    )
+
+
+def _commented(definition: Definition, mark: str) -> str:
+    lines = ["The reference:", *definition.reference.splitlines()]
+    return "".join(f"{f'{mark} {line}'.rstrip()}\n".replace("\\\n", "\\ \n") for line in lines)
+
+
+def _c_type(spec: TensorSpec) -> str:
+    if spec.shape is None:
+        return "double" if "float" in spec.dtype else "bool" if spec.dtype == "bool" else "int64_t"
+    return "ffi::Optional<ffi::TensorView>" if spec.optional else "ffi::TensorView"

@@ -1,0 +1,112 @@
+"""Keeps the call that decides a verdict: its inputs, what is expected, and what the solution gave."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from flashinfer_bench.bench.config import ResolvedEvalConfig
+from flashinfer_bench.bench.evaluators.evaluator import Evaluator, JudgeContext, JudgedCall, Rejected, Verdict
+from flashinfer_bench.data import Definition
+
+
+@dataclass
+class KeptCall:
+    """The call that decides, or the last one so far."""
+
+    inputs: list[Any] | None = None
+    expected: list[torch.Tensor] | None = None
+    got: list[torch.Tensor] | None = None
+    """None where the solution gave nothing."""
+    is_final: bool = False
+    """Whether it was rejected: then no later call takes its place."""
+
+    def take(self, inputs: list[Any], expected: Sequence[torch.Tensor] | None, got: Any) -> None:
+        """Keep a call, unless one was rejected."""
+        if self.is_final:
+            return
+        values = list(got) if isinstance(got, (list, tuple)) else [got]
+        self.inputs = [copy_of(one) for one in inputs]
+        self.expected = None if expected is None else [copy_of(one) for one in expected]
+        self.got = None if got is None else [copy_of(one) for one in values]
+
+
+class KeepingKernel:
+    """A solution as a callable that keeps each call."""
+
+    def __init__(
+        self, kernel: Any, kept: KeptCall, inputs: list[list[Any]], expected: list[list[torch.Tensor]]
+    ) -> None:
+        self._kernel = kernel
+        self._kept = kept
+        self._known = list(zip(inputs, expected, strict=True))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._kernel, name)
+
+    def __call__(self, *args: Any) -> Any:
+        """Call the solution, and keep the call."""
+        # Evaluators of samplers make inputs of their own: what is expected of these is not known.
+        known = next(((one, out) for one, out in self._known if _is_same(one, args)), None)
+        inputs, expected = known if known is not None else (list(args), None)
+        self._kept.take(inputs, expected, None)
+        got = self._kernel(*args)
+        self._kept.take(inputs, expected, got)
+        return got
+
+
+def keeping(evaluator: type[Evaluator], kept: KeptCall) -> type[Evaluator]:
+    """Return an evaluator that judges as another one does, and keeps the call that decides."""
+    base: Any = evaluator
+
+    class Keeping(base):  # type: ignore[misc]
+        """Judges as its base, call by call."""
+
+        @classmethod
+        def check_correctness(
+            cls, definition: Definition, sol_runnable: Any, inputs: Any, *rest: Any, **named: Any
+        ) -> Verdict:
+            """Judge, and keep the last call. The first of the others is what is expected."""
+            kernel = KeepingKernel(sol_runnable, kept, inputs, rest[0])
+            verdict: Verdict = super().check_correctness(definition, kernel, inputs, *rest, **named)
+            kept.is_final |= isinstance(verdict, Rejected)
+            return verdict
+
+        @classmethod
+        def judge_reads(
+            cls, definition: Definition, calls: Sequence[JudgedCall], cfg: ResolvedEvalConfig, context: JudgeContext
+        ) -> Verdict:
+            """Judge timed calls one by one, so that the wrong one is kept; then together, as far as all are right."""
+            for call in calls:
+                verdict: Verdict = super().judge_reads(definition, [call], cfg, context)
+                if isinstance(verdict, Rejected):
+                    kept.take(call.inputs, call.expected, call.got)
+                    kept.is_final = True
+                    return verdict
+            return super().judge_reads(definition, calls, cfg, context)  # type: ignore[no-any-return]
+
+        @classmethod
+        def judge_regime(
+            cls, definition: Definition, regime: str, call: JudgedCall, cfg: ResolvedEvalConfig, context: JudgeContext
+        ) -> Verdict:
+            """Judge a call on other inputs, and keep it where it is wrong."""
+            verdict: Verdict = super().judge_regime(definition, regime, call, cfg, context)
+            if isinstance(verdict, Rejected):
+                kept.take(call.inputs, call.expected, call.got)
+                kept.is_final = True
+            return verdict
+
+    Keeping.__name__ = evaluator.__name__
+    return Keeping
+
+
+def copy_of(value: Any) -> Any:
+    """Return a copy of a tensor on the CPU; any other value as it is."""
+    return value.detach().clone().cpu() if isinstance(value, torch.Tensor) else value
+
+
+def _is_same(inputs: list[Any], args: tuple[Any, ...]) -> bool:
+    return len(inputs) <= len(args) and all(one is other for one, other in zip(inputs, args, strict=False))

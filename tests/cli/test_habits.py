@@ -1,0 +1,88 @@
+"""Habits of the command line: completion, sweeps, files that stay, lists of solutions, reports of workloads."""
+
+import csv
+import json
+import subprocess
+
+import pytest
+
+from flashinfer_bench.cli.edit.completion import list_words
+from flashinfer_bench.cli.entry import COMMANDS
+from flashinfer_bench.cli.main import cli as main
+from flashinfer_bench.cli.perf.files import ResultFiles
+from flashinfer_bench.cli.perf.sweeps import expand_sweeps
+from flashinfer_bench.errors import Misuse
+from flashinfer_bench.routines.case.support import Platform
+from tests.cli.fake_engine import write_small_set
+from tests.kit import make_trace, make_workload
+
+
+def test_words_of_every_command_are_known():
+    words = list_words()
+    assert set(COMMANDS) <= set(words)
+    assert {"--solutions", "--watch", "--strict"} <= set(words["run"])
+    assert "--by" in words["report best"]
+
+
+def test_bash_completes(capsys):
+    assert main(["completion", "bash"]) == 0
+    script = capsys.readouterr().out
+    ask = "COMP_WORDS=(flashinfer-bench report best --b); COMP_CWORD=3; _flashinfer_bench; echo ${COMPREPLY[@]}"
+    done = subprocess.run(["bash", "-c", f"{script}\n{ask}"], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["--by"]
+    for shell in ("zsh", "fish"):
+        assert main(["completion", shell]) == 0
+        assert "--watch" in capsys.readouterr().out.replace("-l watch", "--watch")
+
+
+@pytest.mark.parametrize(
+    ("words", "cases"),
+    [
+        ("-R mm_bf16 --m 1", ["-R mm_bf16 --m 1"]),
+        ("--m 1,16 --backends a b", ["--backends a b --m 1", "--backends a b --m 16"]),
+        ("--sweep m=1:8:x2", ["--m 1", "--m 2", "--m 4", "--m 8"]),
+        ("--sweep m=2:6:2 --n=1,2", [f"--m {m} --n {n}" for m in (2, 4, 6) for n in (1, 2)]),
+        ("--case_tag a,b", ["--case_tag a,b"]),
+    ],
+)
+def test_sweeps(words, cases):
+    assert [" ".join(case) for case in expand_sweeps(words.split())] == cases
+
+
+@pytest.mark.parametrize("sweep", ["m", "m=5:1", "m=0:8:x2", "colour=1,2", "m=1:9:x1", "m=1:99999"])
+def test_sweeps_that_cannot_be(sweep):
+    with pytest.raises(Misuse, match="sweep"):
+        expand_sweeps(["--sweep", sweep])
+
+
+def test_results_are_never_overwritten_in_silence(tmp_path, capsys):
+    file, place = tmp_path / "out.csv", Platform("a CPU", None, {}, frozenset())
+    ResultFiles(str(file), None, place)
+    file.write_text("mine\n")
+    files = ResultFiles(str(file), None, place)
+    assert (tmp_path / "out.1.csv").read_text() == "mine\n"
+    assert "out.csv was there; it is" in capsys.readouterr().err
+    file.write_text("a,b,c\n1,,2\n3,,\n")
+    files.drop_empty_columns()
+    assert list(csv.reader(file.read_text().splitlines())) == [["a", "c"], ["1", "2"], ["3", ""]]
+
+
+def test_solutions_are_listed(tmp_path, capsys):
+    root = write_small_set(tmp_path)
+    assert main(["list", str(root), "--solutions", "--format", "json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["solutions"]
+    assert {row["name"] for row in rows} == {"double_python", "other", "in_cuda"}
+    assert main(["list", str(root), "--solutions", "o*", "--author", "alice"]) == 0
+    out = capsys.readouterr().out
+    assert "other" in out
+    assert "in_cuda" not in out
+    assert main(["list", str(root), "--solutions", "othr"]) == 2
+    assert "did you mean 'other'" in capsys.readouterr().err
+
+
+def test_reports_of_workloads(tmp_path, capsys):
+    traces = [make_trace(solution="other", workload=make_workload(uuid)) for uuid in ("aaaa1", "bbbb2")]
+    root = write_small_set(tmp_path, traces=traces)
+    assert main(["report", "best", str(root), "--workloads", "aaaa", "--format", "json"]) == 0
+    assert [row["workload"] for row in json.loads(capsys.readouterr().out)["rows"]] == ["aaaa1"]
+    assert main(["report", "summary", str(root), "--workloads", "zzzz"]) == 2
