@@ -186,10 +186,14 @@ def _verdict(result: Result, logs: dict[str, int]) -> dict[str, Any]:
         "ranked": int(result.is_ranked),
         "n": [short(getattr(result, name)) for name in numbers],
         "flags": [line_of(flag) for flag in (*measured.flags, *told.marks)][:MOST_CHIPS] if result.is_passed else [],
-        "details": [[key, line_of(value)] for key, value in details.items() if value not in ("", None)],
+        "details": [[key, _told(value)] for key, value in details.items() if value is not None and value != ""],
         "libs": line_of(", ".join(f"{name} {version}" for name, version in libraries)),
         "log": logs.setdefault(evaluation.log, len(logs)) if evaluation.log else -1,
     }
+
+
+def _told(value: object) -> str:
+    return line_of(value) if isinstance(value, str) else str(value)
 
 
 def _pair(low: float | None, high: float | None) -> str:
