@@ -1,4 +1,4 @@
-"""How long a big set takes: loading it, `report summary`, and a plan of all its jobs with `run --resume --dry-run`.
+"""How long a big set takes: loading it, `report summary`, `report html`, a plan of all with `run --resume --dry-run`.
 
     python benchmarks/bench_big_sets.py FOLDER [--solutions 200] [--workloads 100] [--repeats 3]
 
@@ -31,6 +31,7 @@ STEPS = {
     # step: (command, seconds, peak in GB)
     "load": (["-c", LOAD, "{root}"], 3.0, 1.0),
     "report summary": (["-m", "flashinfer_bench", "report", "summary", "--local", "{root}"], 3.0, 1.0),
+    "report html": (["-m", "flashinfer_bench", "report", "html", "{root}_pages", "--local", "{root}"], 20.0, 2.0),
     "plan with --resume": (["-m", "flashinfer_bench", "run", "--resume", "--dry-run", "--local", "{root}"], 5.0, None),
 }
 

@@ -15,7 +15,7 @@ from flashinfer_bench.report.pages.highlight import colour
 from flashinfer_bench.report.pages.texts import block_of, id_of, line_of
 from flashinfer_bench.report.results import Result
 from flashinfer_bench.report.timing import read_told
-from flashinfer_bench.report.verdict import reason_of
+from flashinfer_bench.report.verdict import caveat_in, reason_of
 from flashinfer_bench.roofline.peaks import find_peak
 from flashinfer_bench.roofline.workloads import cost_of_workload
 
@@ -167,7 +167,6 @@ def _verdict(result: Result, logs: dict[str, int]) -> dict[str, Any]:
         "burst ms": short(measured.burst_ms),
         "not confirmed": measured.not_confirmed,
         "setup ms": short(measured.setup_ms),
-        "time means nothing": "" if measured.meaningful else measured.reason or "yes",
         "evaluator": result.told.evaluator,
         "seed": None if result.told.run.seed is None else str(result.told.run.seed),
     }
@@ -181,15 +180,19 @@ def _verdict(result: Result, logs: dict[str, int]) -> dict[str, Any]:
         "axes": line_of(", ".join(f"{name}={size}" for name, size in result.trace.workload.axes.items())),
         "hardware": line_of(result.hardware),
         "status": result.status,
-        "reason": "" if result.is_passed else line_of(reason_of(evaluation)),
+        "reason": (caveat_in(measured) or "") if result.is_passed else line_of(reason_of(evaluation)),
         "when": line_of(evaluation.timestamp),
         "ranked": int(result.is_ranked),
-        "n": [short(getattr(result, name)) for name in numbers],
+        "n": [short(getattr(result, name)) if measured.meaningful else None for name in numbers],
         "flags": [line_of(flag) for flag in (*measured.flags, *told.marks)][:MOST_CHIPS] if result.is_passed else [],
-        "details": [[key, line_of(value)] for key, value in details.items() if value not in ("", None)],
+        "details": [[key, _told(value)] for key, value in details.items() if value is not None and value != ""],
         "libs": line_of(", ".join(f"{name} {version}" for name, version in libraries)),
         "log": logs.setdefault(evaluation.log, len(logs)) if evaluation.log else -1,
     }
+
+
+def _told(value: object) -> str:
+    return line_of(value) if isinstance(value, str) else str(value)
 
 
 def _pair(low: float | None, high: float | None) -> str:

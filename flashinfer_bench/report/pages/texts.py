@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+from functools import lru_cache
 from typing import Any, Final
 
-from flashinfer_bench.report.verdict import to_one_line
+import msgspec
+
+from flashinfer_bench.report.verdict import REASON_LIMIT, to_one_line
 
 MOST_TEXT: Final = 64_000
 """A description, log or source shows this many characters; the trace set has the rest."""
@@ -22,7 +25,14 @@ def id_of(*names: str) -> str:
 
 def line_of(text: object) -> str:
     """Return a name or a reason as one line."""
-    return to_one_line(str(text))
+    told = str(text)
+    return _line_of(told) if len(told) <= REASON_LIMIT else to_one_line(told)
+
+
+@lru_cache(1 << 14)
+def _line_of(text: str) -> str:
+    """Remember short ones: verdicts repeat names, devices and versions."""
+    return to_one_line(text)
 
 
 def block_of(text: str | None) -> str:
@@ -37,8 +47,10 @@ def block_of(text: str | None) -> str:
 
 def to_script(key: str, data: Any) -> str:
     """Return a script that holds data under a key: ASCII alone, and nothing in it can end a script or a string."""
-    text = json.dumps(data, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
-    literal = json.dumps(text).replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    text = msgspec.json.encode(data).decode()
+    literal = (
+        json.dumps(text, ensure_ascii=True).replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    )
     return f"fibReport.keep({json.dumps(key)}, {literal});\n"
 
 

@@ -52,6 +52,12 @@ def usual_set():
         for size in SIZES
     ]
     traces.append(make_trace(workload=at(8), solution="broken", status="RUNTIME_ERROR", log="boom\nline two"))
+    warm = evaluation(1.0, hardware="warm device")
+    cold = evaluation(1.0, hardware="warm device")
+    warm.extra["measurement"]["cache_state"] = "warm"
+    traces += [
+        make_trace(workload=at(8), solution=name, evaluation=item) for name, item in (("fast", warm), ("slow", cold))
+    ]
     lone = make_trace(definition="gone", workload=at(8), solution="fast", evaluation=evaluation(1.0))
     return TraceSet(
         definitions={name: make_definition(name, description="It doubles.") for name in ("double", "untouched")},

@@ -69,15 +69,23 @@ def test_the_page_escapes_its_title_and_forbids_inline_code_and_network(tmp_path
 
 def test_the_data_tell_what_counts(tmp_path):
     site = write(tmp_path / "pages", usual_set(), baseline_author="author of slow")
-    assert (site.definitions, site.solutions, site.traces) == (3, 5, 38)
+    assert (site.definitions, site.solutions, site.traces) == (3, 5, 40)
     overview = read(tmp_path / "pages", "overview")
     scores = {(row["author"], row["hardware"]): row["score"] for row in overview["ranking"]}
     assert scores["author of fast", "odd device"] == 1.5
     definition = read(tmp_path / "pages", f"d_{id_of('double')}")
-    assert len(definition["series"]) == 3 * 4 + 1
+    assert len(definition["series"]) == 3 * 4 + 1 + 2
     solution = read(tmp_path / "pages", f"s_{id_of('double', 'broken')}")
     assert (solution["verdicts"][0]["reason"], solution["logs"]) == ("boom", ["boom\nline two"])
     assert read(tmp_path / "pages", f"s_{id_of('double', 'ghost')}")["missing"] is True
+
+
+def test_a_time_that_means_nothing_is_not_shown(tmp_path):
+    found = usual_set()
+    found.traces["double"][0].evaluation.extra["measurement"].update(meaningful=False, reason="interpreted")
+    write(tmp_path / "pages", found)
+    verdict = read(tmp_path / "pages", f"s_{id_of('double', 'fast')}")["verdicts"][0]
+    assert (verdict["reason"], verdict["n"], verdict["ranked"]) == ("interpreted", [None] * 6, 0)
 
 
 def test_only_an_empty_folder_or_one_with_pages_is_written(tmp_path):

@@ -64,7 +64,7 @@ fibReport.charts = (() => {
       if (place === null || place === undefined) return;
       const told = lines.filter((line) => line.y[place] !== null && line.y[place] !== undefined)
         .map((line) => [fibReport.name(line.name), ` ${showY(line.y[place])}; `]);
-      readout.replaceChildren(`${describe ? describe(place) : showX(x[place])}: `, ...told.flat());
+      readout.replaceChildren(`${describe ? describe(place) : `${xLabel} ${showX(x[place])}`}: `, ...told.flat());
     }
     requestAnimationFrame(() => {
       const width = () => Math.max(260, Math.floor(host.clientWidth));

@@ -71,7 +71,7 @@ fibReport.overview = (() => {
     const judged = rows.reduce((sum, row) => sum + row[ROW.judged], 0);
     return [
       el("h1", null, "Overview"),
-      el("p", { class: "figures" }, `${data.definitions.length} definitions, ${rows.length} rows of solutions, ${judged} verdicts, ${percent(judged ? passed / judged : null)} passed`),
+      el("p", { class: "figures" }, `${data.definitions.length} definitions, ${new Set(rows.map((row) => row[ROW.id])).size} solutions, ${judged} verdicts, ${percent(judged ? passed / judged : null)} passed`),
       el("form", { class: "filters", onsubmit: (event) => { event.preventDefault(); set("q")(filter.value); } },
         el("label", null, "Filter ", filter), select("Hardware", hardware, chosen.hw, set("hw")), select("Op type", opTypes, chosen.op, set("op")),
         select("Author", distinct(data.solutions, ROW.author), chosen.author, set("author")), select("Verdict", ["passed", "failed"], chosen.state, set("state"))),

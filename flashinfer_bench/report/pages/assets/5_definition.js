@@ -39,7 +39,7 @@ fibReport.definition = (() => {
     const all = data.series.filter((item) => item.h === place);
     const wanted = (query.get("show") || "").split(",").filter(Boolean);
     const ordered = [...all].sort((one, two) => passed(two) - passed(one) || (speed(two) || 0) - (speed(one) || 0));
-    const drawn = (wanted.length ? all.filter((item) => wanted.includes(item.id)) : ordered.filter(passed)).slice(0, fibReport.charts.COLOURS - 1);
+    const drawn = (wanted.length ? all.filter((item) => wanted.includes(item.id)) : ordered.filter((item) => item.rows.some((row) => row[POINT.latency] > 0))).slice(0, fibReport.charts.COLOURS - 1);
     const axisIndex = Math.max(0, data.axes.indexOf(query.get("axis")));
     const set = (key, value) => { const next = new URLSearchParams(query); if (value) next.set(key, value); else next.delete(key); go(`#/definition/${data.id}?${next}`); };
     const pick = (label, key, options, current) => { const field = el("select", { onchange: () => set(key, field.value) }, options.map((item) => el("option", { value: item, selected: item === current }, item))); return el("label", null, `${label} `, field); };

@@ -79,18 +79,21 @@ fibReport.compare = (() => {
     return { ratio, low, high, decision: decide(ratio, low, high) };
   }
 
+  const told = (verdict, fact) => (verdict.details.find(([key]) => key === fact) || [])[1];
   function show(first, second) {
     const key = (verdict) => JSON.stringify([verdict.w, verdict.hardware]);
     const others = new Map(second.verdicts.map((verdict) => [key(verdict), verdict]));
     const rows = first.verdicts.filter((verdict) => others.has(key(verdict))).map((one) => {
       const two = others.get(key(one));
+      const other = ["clock", "caches"].find((fact) => told(one, fact) !== told(two, fact));
+      if (other) return { one, two, told: null, other };
       return { one, two, told: one.ranked && two.ranked ? ratioOf([[one.n, two.n]]) : null };
     });
     const timed = rows.filter((row) => row.told);
     const kinds = new Set(timed.map((row) => row.one.hardware));
     const whole = timed.length && kinds.size === 1 ? ratioOf(timed.map((row) => [row.one.n, row.two.n])) : null;
     const why = (verdict) => (verdict.status === "PASSED" && !verdict.ranked ? "passed, its time does not count" : verdict.status);
-    const verdict = (row) => (row.told ? row.told.decision : `${why(row.one)} / ${why(row.two)}`);
+    const verdict = (row) => (row.told ? row.told.decision : row.other && row.one.ranked && row.two.ranked ? `not comparable: other ${row.other}` : `${why(row.one)} / ${why(row.two)}`);
     return [
       el("h1", null, "Compare"),
       el("p", null, "A: ", link(`#/solution/${first.id}`, first.name), el("br"), "B: ", link(`#/solution/${second.id}`, second.name)),
