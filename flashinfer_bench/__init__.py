@@ -12,14 +12,16 @@ from flashinfer_bench.base.lazy import lazy_names
 if TYPE_CHECKING:
     from flashinfer_bench.agents import FFI_PROMPT, FFI_PROMPT_SIMPLE
     from flashinfer_bench.bench.benchmark import Benchmark
-    from flashinfer_bench.bench.config import BenchmarkConfig
+    from flashinfer_bench.bench.config import BenchmarkConfig, EvalConfig
     from flashinfer_bench.bench.resident.engine import Engine
     from flashinfer_bench.bench.resident.state import EngineLimits, EngineState
     from flashinfer_bench.bench.resident.task import Task
     from flashinfer_bench.data import (
         AxisConst,
+        AxisExpr,
         AxisVar,
         BuildSpec,
+        CompileOptions,
         Correctness,
         Definition,
         Environment,
@@ -28,8 +30,10 @@ if TYPE_CHECKING:
         Performance,
         RandomInput,
         SafetensorsInput,
+        ScalarInput,
         Solution,
         SourceFile,
+        SupportedBindings,
         SupportedLanguages,
         TensorSpec,
         Trace,
@@ -44,11 +48,11 @@ __version_tuple__ = (0, 1, 0)
 
 __all__ = [
     "__version__", "__version_tuple__",
-    "Benchmark", "BenchmarkConfig",
+    "Benchmark", "BenchmarkConfig", "EvalConfig",
     "Engine", "EngineLimits", "EngineState", "Task",
-    "AxisConst", "AxisVar", "Definition", "TensorSpec",
-    "BuildSpec", "Solution", "SourceFile", "SupportedLanguages",
-    "RandomInput", "SafetensorsInput", "Workload",
+    "AxisConst", "AxisExpr", "AxisVar", "Definition", "TensorSpec",
+    "BuildSpec", "CompileOptions", "Solution", "SourceFile", "SupportedBindings", "SupportedLanguages",
+    "RandomInput", "SafetensorsInput", "ScalarInput", "Workload",
     "Correctness", "Environment", "Evaluation", "EvaluationStatus", "Performance", "Trace", "TraceSet",
     "FFI_PROMPT", "FFI_PROMPT_SIMPLE",
 ]  # fmt: skip
@@ -72,7 +76,7 @@ __getattr__, __dir__ = lazy_names(
     __all__,
     {
         "bench.benchmark": ["Benchmark"],
-        "bench.config": ["BenchmarkConfig"],
+        "bench.config": ["BenchmarkConfig", "EvalConfig"],
         "agents": ["FFI_PROMPT", "FFI_PROMPT_SIMPLE"],
         "bench.resident.engine": ["Engine"],
         "bench.resident.state": ["EngineLimits", "EngineState"],

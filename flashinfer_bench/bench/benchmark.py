@@ -7,7 +7,7 @@ A fault is not a verdict. It makes no trace; it is an event, and stands in `faul
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -26,6 +26,7 @@ from flashinfer_bench.bench.runner.fleet import Fleet, FleetRules, Happening, Ju
 from flashinfer_bench.bench.runner.job_seeds import JobSeeds, recorded_seeds
 from flashinfer_bench.bench.runner.recorded import find_resumed
 from flashinfer_bench.data import Trace, TraceSet
+from flashinfer_bench.data.sets.rereading import reread_traces
 from flashinfer_bench.data.store.trace_list import kept_of
 from flashinfer_bench.errors import ConfigError
 
@@ -158,21 +159,33 @@ class Benchmark:
             if repeats is not None:
                 self.workshop.learn_spread(repeats.groups())
 
-    def run_all(self, save_results: bool = True, resume: bool = False, *, dump_traces: bool | None = None) -> TraceSet:
+    def run_all(
+        self,
+        save_results: bool = True,
+        resume: bool = False,
+        *,
+        dump_traces: bool | None = None,
+        on_event: Callable[[Event], object] | None = None,
+    ) -> TraceSet:
         """Run every job of the set and return a new TraceSet.
 
         It has the input's definitions, solutions and workloads, and this run's traces only; with `resume` also those
-        that record the jobs that were left out. The input set gets the new traces, too. Where everything was skipped, a
-        warning says why.
+        that record the jobs that were left out, as they are on disk now. The input set gets the new traces, too. Where
+        everything was skipped, a warning says why; another one tells of errors in the set's files.
 
         Args:
             save_results: append each trace to the set on disk the moment its job ends.
             resume: leave out jobs that are already recorded, unchanged.
             dump_traces: another name of `save_results`; where it is given, it counts.
+            on_event: gets each event as it happens: `JobStarted`, `JobFinished`, `JobFaulted`, `Notice` and others of
+                `flashinfer_bench.bench.events`.
 
         Raises:
             ConfigError: as for `plan`. Jobs that could not be judged raise nothing: they stand in `faults`.
         """
+        self._warn_of_errors()
+        if resume:
+            reread_traces(self._trace_set)
         plan = self.plan(resume=resume)
         result = self._trace_set.without_traces()
         if plan.resumed:
@@ -182,7 +195,20 @@ class Benchmark:
         for event in self.run(plan, save_results=save_results if dump_traces is None else dump_traces):
             if isinstance(event, JobFinished):
                 result.keep_traces([event.trace])
+            if on_event is not None:
+                on_event(event)
         return result
+
+    def _warn_of_errors(self) -> None:
+        """Warn where files of the set could not be read: what they hold is not run."""
+        wanted = self.config.definitions
+        errors = [issue for issue in self._trace_set.issues if issue.severity == "error"]
+        asked = [issue for issue in errors if wanted is None or {*issue.file.parts, issue.file.stem} & set(wanted)]
+        if asked:
+            more = f" ({len(asked)} in all: `trace_set.issues`)" if len(asked) > 1 else ""
+            warnings.warn(
+                f"the trace set has errors, and what they are about is not run: {asked[0]}{more}", stacklevel=3
+            )
 
 
 def _run_repeats(fleet: Fleet, repeats: Repeats) -> Iterator[Happening]:

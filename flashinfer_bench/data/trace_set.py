@@ -39,7 +39,7 @@ DEFAULT_BOUND: Final = 1e-2
 """Default error bounds of the look-ups; existing scripts expect this value."""
 
 
-@dataclass
+@dataclass(repr=False)
 class TraceSet:
     """Everything under one root, or under several that were merged."""
 
@@ -78,6 +78,20 @@ class TraceSet:
                 self.solution_roots.setdefault(solution.name, self.root)
         for name in self.workloads:
             self.workload_roots.setdefault(name, self.root)
+
+    def __repr__(self) -> str:
+        """Say in three lines where the set is, what it has, and what was wrong in its files."""
+        counts = [len(self.definitions)] + [
+            sum(map(len, group.values())) for group in (self.solutions, self.workloads, self.traces)
+        ]
+        nouns = ("definitions", "solutions", "workloads", "traces")
+        errors = sum(issue.severity == "error" for issue in self.issues)
+        where = ", ".join(map(str, self.roots)) or "in memory"
+        return (
+            f"TraceSet({where})\n"
+            f"  {', '.join(f'{number:,} {noun}' for number, noun in zip(counts, nouns, strict=True))}\n"
+            f"  issues: {errors} errors, {len(self.issues) - errors} warnings"
+        )
 
     @classmethod
     def from_path(cls, path: Path | str | None = None, *, environment: Mapping[str, str] | None = None) -> TraceSet:
