@@ -77,13 +77,10 @@ def test_wrong_flags_are_misuse(flags, capsys):
     assert flags[0] in capsys.readouterr().err
 
 
-def test_repeats_time_each_solution_in_several_workers(compare, tmp_path, capsys):
-    code = main(
-        (
-            f"run --local {tmp_path / 'set'} --devices cpu --repeat 2 --iterations 5 --num-trials 1 --quiet "
-            "--no-save-results --format json"
-        ).split()
-    )
+@pytest.mark.usefixtures("compare")
+def test_repeats_time_each_solution_in_several_workers(tmp_path, capsys):
+    how = ["--devices", "cpu", "--repeat", "2", "--iterations", "5", "--num-trials", "1", "--quiet"]
+    code = main(["run", "--local", str(tmp_path / "set"), *how, "--no-save-results", "--format", "json"])
     (job,) = json.loads(capsys.readouterr().out)["jobs"]
     assert (code, job["status"], job["interval"]) == (0, "PASSED", "workers")
     assert job["interval95_ms"][0] <= job["latency_ms"] <= job["interval95_ms"][1]

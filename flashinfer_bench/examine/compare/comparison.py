@@ -14,8 +14,6 @@ from flashinfer_bench.bench.planning.resume import find_fingerprint
 from flashinfer_bench.data.measurement import read_measurement
 from flashinfer_bench.data.store.trace_lines import AnyEvaluation
 from flashinfer_bench.examine.compare.ratios import (
-    LEVEL,
-    LOOK_LEVEL,
     Decision,
     Ratio,
     decide,
@@ -80,15 +78,10 @@ class ComparedSides:
     """Seconds that were measured, without the start."""
 
     @property
-    def level(self) -> float:
-        """Share of intervals of one look that hold the true ratio."""
-        return LOOK_LEVEL if self.how == "measured" else LEVEL
-
-    @property
     def overall(self) -> Ratio | None:
         """The geometric mean over the workloads that could be compared."""
         ratios = [row.ratio for row in self.rows if row.ratio is not None]
-        return join_ratios(ratios, self.level) if ratios else None
+        return join_ratios(ratios) if ratios else None
 
     @property
     def problems(self) -> list[Row]:

@@ -8,9 +8,9 @@ B. L. Welch, "The generalization of Student's problem when several different pop
 Biometrika 34, 1947.
 
 Whoever looks again and again until an interval leaves out 1 finds a difference where there is none. So pairs are looked
-at in a few fixed places only, each time with an interval of `LOOK_LEVEL` (S. J. Pocock, "Group sequential methods in
-the design and analysis of clinical trials", Biometrika 64, 1977: the same level at each look). The interval that stands
-when the series ends then holds the true ratio in at least 94 of 100 series, by simulation
+at in a few fixed places only, each time with an interval of `LOOK_LEVELS`: a look spends a part of the 5 % that may be
+wrong (K. K. G. Lan and D. L. DeMets, "Discrete sequential boundaries for clinical trials", Biometrika 70, 1983). The
+interval that stands when the series ends then holds the true ratio in about 95 of 100 series or more, by simulation
 (`benchmarks/bench_compare_decisions.py --simulate`, docs/compare.md).
 """
 
@@ -27,9 +27,9 @@ from flashinfer_bench.base.student import student_quantile
 LOOKS: Final = (4, 6, 9, 13, 19, 28, 42, 63, 94)
 """Numbers of pairs at which a series is looked at. Each is half as large again as the one before: more looks would make
 each interval wider."""
-LOOK_LEVEL: Final = 0.984
-"""Share of the intervals of one look that hold the true ratio. With it all looks together hold it in about 95 of 100
-series."""
+LOOK_LEVELS: Final = (0.984, 0.990, 0.992, 0.993, 0.994, 0.994, 0.994, 0.994, 0.994)
+"""Share of the intervals of each look that hold the true ratio. With these all looks together hold it in about 95 of
+100 series, also where all of them are made; the first look, which mostly decides on a GPU, has the narrowest."""
 LEVEL: Final = 0.95
 """Share of intervals that hold the true ratio, where nobody has looked before."""
 MOST_MORE: Final = 10_000
@@ -66,29 +66,35 @@ class Ratio:
         return exp(self.log_mean - self.log_half), exp(self.log_mean + self.log_half)
 
 
-def ratio_of_pairs(logs: Sequence[float], level: float = LOOK_LEVEL) -> Ratio:
+def level_at(pairs: int) -> float:
+    """Return the share of intervals that hold the true ratio, of the look that a series has come to or goes towards."""
+    return next((level for look, level in zip(LOOKS, LOOK_LEVELS, strict=True) if pairs <= look), LOOK_LEVELS[-1])
+
+
+def ratio_of_pairs(logs: Sequence[float], level: float | None = None) -> Ratio:
     """Return the ratio that pairs of blocks tell.
 
     Args:
         logs: of each pair the logarithm of B over A; at least one.
-        level: share of such intervals that hold the true ratio.
+        level: share of such intervals that hold the true ratio; None for that of the look.
     """
     count = len(logs)
     if count < 2:
         return Ratio(fmean(logs), None, pairs=count)
     error = sqrt(variance(logs) / count)
-    return Ratio(fmean(logs), student_quantile(level, count - 1) * error, error, count - 1, count)
+    return Ratio(fmean(logs), student_quantile(level or level_at(count), count - 1) * error, error, count - 1, count)
 
 
-def join_ratios(ratios: Sequence[Ratio], level: float = LOOK_LEVEL) -> Ratio:
+def join_ratios(ratios: Sequence[Ratio]) -> Ratio:
     """Return the geometric mean of the ratios of several workloads, whose blocks are independent.
 
     Args:
-        ratios: at least one.
-        level: share of such intervals that hold the true ratio.
+        ratios: at least one. The level is that of the one with the most pairs.
     """
     if len(ratios) == 1:
         return ratios[0]
+    most = max(one.pairs for one in ratios)
+    level = level_at(most) if most else LEVEL
     count = len(ratios)
     mean = fmean(one.log_mean for one in ratios)
     pairs = sum(one.pairs for one in ratios)
@@ -159,7 +165,7 @@ def pairs_still_needed(ratio: Ratio, threshold: float) -> int | None:
     deviation = ratio.error * sqrt(ratio.pairs)
     if room <= 0 or deviation <= 0:
         return None
-    wanted = ceil((student_quantile(LOOK_LEVEL, max(ratio.freedom, 8.0)) * deviation / room) ** 2)
+    wanted = ceil((student_quantile(LOOK_LEVELS[-1], max(ratio.freedom, 8.0)) * deviation / room) ** 2)
     more = max(1, wanted - ratio.pairs)
     return more if more <= MOST_MORE else None
 
