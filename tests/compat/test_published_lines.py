@@ -95,7 +95,7 @@ def test_validate_tells_of_the_line(root, capsys):
 
 
 def test_a_dry_run_skips_what_has_no_blobs_in_one_line(root, capsys):
-    assert main(["run", "--local", str(root), "--dry-run", "--devices", "cpu", "--format", "json"]) == 0
+    assert main(["run", "--local", str(root), "--dry-run", "--devices", "cpu", "--format", "json"]) == 1
     plan = json.loads(capsys.readouterr().out)
     assert plan["counts"]["jobs"] == 2
     (skip,) = plan["skipped"]

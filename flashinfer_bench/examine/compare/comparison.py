@@ -35,7 +35,7 @@ KINDS: Final = {
 
 
 @dataclass(frozen=True)
-class Refusal:
+class NoComparison:
     """Why two times cannot be compared."""
 
     reason: str

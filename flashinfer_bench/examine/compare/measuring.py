@@ -23,7 +23,14 @@ from flashinfer_bench.bench.runner.fleet import Fleet, FleetRules, Happening, Ju
 from flashinfer_bench.bench.runner.job_seeds import JobSeeds
 from flashinfer_bench.data import Evaluation, Solution, TraceSet
 from flashinfer_bench.errors import ConfigError
-from flashinfer_bench.examine.compare.comparison import ComparedSides, Refusal, Row, Side, find_difference, marks_of
+from flashinfer_bench.examine.compare.comparison import (
+    ComparedSides,
+    NoComparison,
+    Row,
+    Side,
+    find_difference,
+    marks_of,
+)
 from flashinfer_bench.examine.compare.ratios import LOOKS, decide, ratio_of_pairs
 from flashinfer_bench.report.verdict import first_reason, reason_of
 
@@ -238,7 +245,7 @@ def _row(series: PairSeries) -> Row:
     pairs = [pair for pair in series.blocks if len(pair) == len(SIDES)]
     difference = find_difference(*(marks_of(pairs[0][side]) for side in SIDES), where=job.workload.uuid)
     if difference is not None:
-        return replace(row, problem=str(Refusal(difference)))
+        return replace(row, problem=str(NoComparison(difference)))
     means: dict[Side, float] = {side: sum(_latency(pair[side]) for pair in pairs) / len(pairs) for side in SIDES}
     return replace(
         row,

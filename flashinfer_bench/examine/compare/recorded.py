@@ -14,7 +14,7 @@ from typing import NamedTuple
 from flashinfer_bench.data.sets.best import passed_of
 from flashinfer_bench.data.store.trace_lines import AnyEvaluation, AnyTrace
 from flashinfer_bench.errors import DataSetError
-from flashinfer_bench.examine.compare.comparison import ComparedSides, Refusal, Row, find_difference, marks_of
+from flashinfer_bench.examine.compare.comparison import ComparedSides, NoComparison, Row, find_difference, marks_of
 from flashinfer_bench.examine.compare.ratios import Ratio, ratio_of_intervals, ratio_of_pairs
 from flashinfer_bench.examine.compare.sides import Contender
 from flashinfer_bench.report.intervals import read_interval
@@ -68,11 +68,11 @@ def _rows(place: RecordedPlace, first: list[AnyTrace], second: list[AnyTrace]) -
     common = [hardware for hardware in a if hardware in b]
     if not common:
         difference = find_difference(*(marks_of(next(iter(side.values()))) for side in (a, b)), where=place.workload)
-        yield _with_problem(row, str(Refusal(difference or "other hardware")))
+        yield _with_problem(row, str(NoComparison(difference or "other hardware")))
     for hardware in common:
         difference = find_difference(marks_of(a[hardware]), marks_of(b[hardware]), where=place.workload)
         if difference is not None:
-            yield _with_problem(row, str(Refusal(difference)))
+            yield _with_problem(row, str(NoComparison(difference)))
         else:
             yield _compared(row, a[hardware], b[hardware])
 

@@ -33,7 +33,7 @@ def folder(tmp_path):
 
 
 def told(text):
-    return [line for line in text.splitlines() if "blob" in line]
+    return [line for line in text.splitlines() if "blob " in line]
 
 
 def test_validate_tells_of_each_blob_once(folder, capsys):
