@@ -87,11 +87,14 @@ def ray_cluster():
 
     # A short path: sockets lie in it.
     with tempfile.TemporaryDirectory(prefix="fib-ray-", ignore_cleanup_errors=True) as folder:
-        head = {**SIZE, "include_dashboard": False, "temp_dir": folder}
+        os.environ["RAY_TMPDIR"] = folder  # Ray notes its address in a folder below, which has to be there
+        Path(folder, "ray").mkdir()
+        head = {**SIZE, "include_dashboard": False, "temp_dir": f"{folder}/ray"}
         cluster = Cluster(initialize_head=True, head_node_args=head)
         cluster.add_node(**SIZE)
         yield cluster
         cluster.shutdown()
+        del os.environ["RAY_TMPDIR"]
 
 
 @pytest.fixture
