@@ -52,7 +52,9 @@ def running_cluster(nodes: int) -> Iterator[Any]:
     size = {"num_cpus": 1, "object_store_memory": STORE_BYTES}
     # A short path: sockets lie in it.
     with tempfile.TemporaryDirectory(prefix="fib-ray-", ignore_cleanup_errors=True) as folder:
-        head = {**size, "include_dashboard": False, "temp_dir": folder}
+        os.environ["RAY_TMPDIR"] = folder  # Ray notes its address in a folder below, which has to be there
+        Path(folder, "ray").mkdir()
+        head = {**size, "include_dashboard": False, "temp_dir": f"{folder}/ray"}
         cluster = Cluster(initialize_head=True, head_node_args=head)
         try:
             for _ in range(nodes - 1):
