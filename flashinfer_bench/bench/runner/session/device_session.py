@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -39,6 +39,7 @@ from flashinfer_bench.bench.runner.session.outcome import PRINTED, JobOutcome, P
 from flashinfer_bench.bench.runner.session.reference_timing import ReferenceTimer
 from flashinfer_bench.bench.runner.session.regimes import judge_regimes, plan_regimes
 from flashinfer_bench.bench.runner.session.variation import vary_secretly
+from flashinfer_bench.bench.runner.session.wanted import files_of, list_wanted
 from flashinfer_bench.bench.runner.workers.artifacts import find_artifact
 from flashinfer_bench.bench.runner.workers.calling_style import CallingStyle, choose_style
 from flashinfer_bench.bench.runner.workers.kernel import (
@@ -47,11 +48,10 @@ from flashinfer_bench.bench.runner.workers.kernel import (
     MeasurePlan,
     RemoteKernel,
     SessionTools,
-    SlowContext,
 )
 from flashinfer_bench.bench.runner.workers.pool import WorkerPool, reference_files
 from flashinfer_bench.bench.runner.workers.process import WorkerProcess
-from flashinfer_bench.bench.runner.workers.stock import MOST_SPARES, SolutionFiles
+from flashinfer_bench.bench.runner.workers.stock import SlowContext
 from flashinfer_bench.data import Definition, EvaluationStatus
 from flashinfer_bench.errors import BuildFault, DefinitionFault, DeviceFault, SolutionFailure, WorkloadFault
 from flashinfer_bench.timing.measurement import Measured
@@ -71,8 +71,6 @@ LARGE_CACHE_BYTES: Final = 8 << 30
 """Above this torch's unused memory is freed before a solution runs, which may need it."""
 LARGE_ARENA_BYTES: Final = 1 << 30
 """A larger arena is freed before the next block, whose reference may need its memory."""
-EXPECTED_WORKERS: Final = MOST_SPARES + 2
-"""Tell the pool of this many workers: the reference's, the current job's, and as many as may be in stock."""
 KEPT_BYTES: Final = 4 << 30
 KEPT_SHARE: Final = 16
 """A baseline that is prepared is kept while all kept ones hold at most KEPT_BYTES, and at most the device's memory
@@ -458,45 +456,3 @@ class DeviceSession:
                 torch.cuda.synchronize()
             except RuntimeError as error:
                 raise DeviceFault(f"the device is lost: {error}") from None
-
-
-def list_wanted(
-    blocks: Iterable[tuple[Mapping[str, BlockSolution], Sequence[BlockJob]]], *, isolated: bool, broken: Container[str]
-) -> list[SolutionFiles]:
-    """Return what the next workers are for, EXPECTED_WORKERS at the most.
-
-    Args:
-        blocks: solutions by name, and jobs, of the blocks that come.
-        isolated: each job wants a worker. Else one does all jobs of a solution that stand together.
-        broken: digests of solutions that want none any more.
-    """
-    wanted: list[SolutionFiles] = []
-    before = ""
-    for solution in (solutions[order.solution] for solutions, orders in blocks for order in orders):
-        is_next = isolated or solution.digest != before
-        before = solution.digest
-        if is_next and solution.build_error is None and solution.digest not in broken:
-            wanted.append(files_of(solution))
-            if len(wanted) == EXPECTED_WORKERS:
-                break
-    return wanted
-
-
-def list_first_wanted(hello: Hello, block: BlockOrder) -> list[SolutionFiles]:
-    """Return what the workers of a session's first block are for, that of the reference among them."""
-    wanted = list_wanted([(block.solutions, block.jobs)], isolated=hello.isolated, broken=())
-    if not hello.profile_baseline or not wanted:
-        return wanted
-    return [reference_files(Definition.model_validate(block.definition).digest()), *wanted]
-
-
-def files_of(solution: BlockSolution) -> SolutionFiles:
-    """Return what a worker for a solution is made for. Python that calls torch mostly launches several operations."""
-    directory = Path(solution.directory) if solution.directory else None
-    wants_fast = solution.language == "python"
-    return SolutionFiles(solution.digest, directory, is_text=bool(solution.sources), wants_fast=wants_fast)
-
-
-def utc_now() -> str:
-    """Return the time as ISO 8601 in UTC."""
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

@@ -35,11 +35,12 @@ from flashinfer_bench.bench.runner.protocol import (
     SessionReady,
 )
 from flashinfer_bench.bench.runner.readout import Readout
-from flashinfer_bench.bench.runner.session.device_session import DeviceSession, list_first_wanted, utc_now
+from flashinfer_bench.bench.runner.session.device_session import DeviceSession
 from flashinfer_bench.bench.runner.session.job import BlockContext
 from flashinfer_bench.bench.runner.session.kept_baselines import open_kept_baselines
 from flashinfer_bench.bench.runner.session.orders import Orders
 from flashinfer_bench.bench.runner.session.outcome import make_evaluation
+from flashinfer_bench.bench.runner.session.wanted import list_first_wanted
 from flashinfer_bench.bench.runner.workers.arena import SharedArena
 from flashinfer_bench.bench.runner.workers.enclosure import Enclosure
 from flashinfer_bench.bench.runner.workers.kernel import SessionTools
@@ -198,6 +199,11 @@ def send_answer(host: socket.socket, answer: JobVerdict | JobFault) -> None:
     """Tell the host what a job came to."""
     kind = "fault" if isinstance(answer, JobFault) else "verdict"
     send_frame(host, {kind: answer.model_dump()})
+
+
+def utc_now() -> str:
+    """Return the time as ISO 8601 in UTC."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
 def library_versions() -> dict[str, str]:

@@ -33,9 +33,10 @@ from flashinfer_bench.bench.runner.workers.calling_style import FORMAT_DEFAULT, 
 from flashinfer_bench.bench.runner.workers.claims import OutputSpec, check_memory, check_returned
 from flashinfer_bench.bench.runner.workers.places import CallPlaces, describe_inputs
 from flashinfer_bench.bench.runner.workers.process import WorkerGone, WorkerLate, WorkerProcess
-from flashinfer_bench.bench.runner.workers.readings import ReadingsAsked, check_trial, raise_claim
+from flashinfer_bench.bench.runner.workers.readings import ReadingsAsked, add_flags, check_trial, raise_claim
 from flashinfer_bench.bench.runner.workers.regime_calls import UNTOUCHED, RegimeCall, RegimeSchedule
 from flashinfer_bench.bench.runner.workers.remote_clock import ReadCall, Reader, RemoteClock, RemoteTrial
+from flashinfer_bench.bench.runner.workers.stock import check_context
 from flashinfer_bench.compile import Artifact
 from flashinfer_bench.compile.diagnostics import lead_with_error
 from flashinfer_bench.errors import SolutionFailure
@@ -53,8 +54,6 @@ MEASURED_SHARE: Final = 0.7
 MEASUREMENTS: Final = 4
 """Measurements, each with bursts of its own, that a solution gets until one is not contradicted. The speed of a busy
 machine may change threefold between readings and bursts; a forged claim is contradicted each time."""
-GAPS_SHARE: Final = 0.005
-"""A solution gets a worker with a fast context where the gaps of a slow one add more than this share to its time."""
 QUICK_CALL_NS: Final = 5_000_000
 """Calls up to this are made up for where a trial ended before calls on other regimes were due: some dozens of them."""
 CALLING: Final = ("calls", "burst")
@@ -64,10 +63,6 @@ Answer = TypeVar("Answer", bound=Claim)
 
 Vary = Callable[[int, Sequence[Any]], Contents]
 """Gives what the calls of a trial are given, from the trial's number and the evaluator's inputs."""
-
-
-class SlowContext(Exception):
-    """The worker's context makes the solution's calls slower, and a faster one can be had."""
 
 
 @dataclass(frozen=True)
@@ -297,7 +292,7 @@ class RemoteKernel:
                 break
             remote = self._prepare_trial(first + at, inputs, trials=len(chosen))
             trials.append(self._take_trial(remote, trials=len(chosen), left=len(chosen) - at))
-            self._check_context(trials[-1])
+            check_context(trials[-1], self._tools.excess_gap_ns(self.worker))
             if remote.schedule is not None and median(trials[-1].spans_ns) <= QUICK_CALL_NS:
                 self._make_up_for_regimes(remote, remote.schedule)
             self.reads.append(remote.reader.reads())
@@ -393,13 +388,6 @@ class RemoteKernel:
         )
         trial = take_trial(remote.supply, RemoteClock(self._ask, self.worker.clock, remote), recipe)
         return check_trial(trial, remote.asked)
-
-    def _check_context(self, trial: Trial) -> None:
-        """Raise SlowContext where gaps that another context would not have are a noticeable share of a call's time."""
-        excess_ns = self._tools.excess_gap_ns(self.worker)
-        gaps = max((sample.operations or 1 for sample in trial.samples), default=1) - 1
-        if excess_ns and gaps * excess_ns > GAPS_SHARE * median(trial.spans_ns):
-            raise SlowContext
 
     def _confirm(
         self, remote: RemoteTrial, inputs: Sequence[Any], latency_ms: float, *, waits_inside: bool
@@ -502,10 +490,3 @@ class RemoteKernel:
             message = lead_with_error(f"{said.type} in {what}: {said.message}\n{said.traceback}".rstrip())
             raise SolutionFailure("RUNTIME_ERROR", message, is_answer=verb in CALLING)
         return answer
-
-
-def add_flags(record: dict[str, Any], **flags: bool) -> None:
-    """Add the flags that hold to a measurement's record."""
-    found = [*record.get("flags", []), *(name for name, holds in flags.items() if holds)]
-    if found:
-        record["flags"] = found

@@ -129,3 +129,10 @@ def _refuse_what_holds(holds: dict[str, bool]) -> None:
 
 def _refused(message: str) -> SolutionFailure:
     return SolutionFailure("RUNTIME_ERROR", message)
+
+
+def add_flags(record: dict[str, Any], **flags: bool) -> None:
+    """Add the flags that hold to a measurement's record."""
+    found = [*record.get("flags", []), *(name for name, holds in flags.items() if holds)]
+    if found:
+        record["flags"] = found

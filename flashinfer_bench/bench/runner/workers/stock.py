@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any, Final
 
 import torch
@@ -20,6 +21,7 @@ import torch
 from flashinfer_bench.base.host import usable_cores, usable_memory
 from flashinfer_bench.bench.runner.workers.process import READY_LIMIT_S, WorkerGone, WorkerLate, WorkerProcess
 from flashinfer_bench.errors import DeviceFault
+from flashinfer_bench.timing.measurement import Trial
 from flashinfer_bench.worker.wire import WireError
 
 MOST_CONTEXTS: Final = 4
@@ -27,6 +29,8 @@ MOST_CONTEXTS: Final = 4
 SLOW_CONTEXT: Final = 1.04
 """A context is slow where a chain of empty kernels takes more than this times as long as in the best context. A worker
 gets another one only where that matters: for a reference, and for a solution whose calls have several operations."""
+GAPS_SHARE: Final = 0.005
+"""A solution gets a worker with a fast context where the gaps of a slow one add more than this share to its time."""
 MOST_SPARES: Final = 8
 """Most spares of a GPU: a short job in a worker of its own takes about an eighth of what a context takes to make."""
 MOST_SPARES_ON_CPU: Final = 4
@@ -44,6 +48,10 @@ FREE_SHARE: Final = 4
 """All spares of a GPU may hold what is free there, and what they hold, divided by this."""
 WORKER_BYTES: Final = 256 << 20
 """What a spare on a CPU is taken to hold of the machine's memory beside what all workers share."""
+
+
+class SlowContext(Exception):
+    """The worker's context makes the solution's calls slower, and a faster one can be had."""
 
 
 @dataclass(frozen=True)
@@ -276,3 +284,15 @@ def start_fault(worker: WorkerProcess, error: Exception) -> DeviceFault:
     worker.end()
     said = worker.log.take().strip()
     return DeviceFault(f"a new worker did not start: {error or type(error).__name__}\n{said}".rstrip())
+
+
+def check_context(trial: Trial, excess_ns: int) -> None:
+    """Raise SlowContext where gaps that another context would not have are a noticeable share of a call's time.
+
+    Args:
+        trial: the readings.
+        excess_ns: how much longer a gap between two operations is than in another context.
+    """
+    gaps = max((sample.operations or 1 for sample in trial.samples), default=1) - 1
+    if excess_ns and gaps * excess_ns > GAPS_SHARE * median(trial.spans_ns):
+        raise SlowContext

@@ -9,7 +9,8 @@ import torch
 from flashinfer_bench.bench.runner.workers import bursts
 from flashinfer_bench.bench.runner.workers.bursts import READ_CALLS, BurstTimer, ClaimContradicted
 from flashinfer_bench.bench.runner.workers.empty_bursts import BurstOverhead
-from flashinfer_bench.bench.runner.workers.kernel import MEASUREMENTS, MeasurePlan, SlowContext
+from flashinfer_bench.bench.runner.workers.kernel import MEASUREMENTS, MeasurePlan
+from flashinfer_bench.bench.runner.workers.stock import SlowContext, check_context
 from flashinfer_bench.errors import SolutionFailure
 from flashinfer_bench.timing.measurement import Sample, Trial
 from flashinfer_bench.timing.recipe import most_readings
@@ -264,11 +265,16 @@ def test_what_is_wrong_with_setup_is_told(open_kernel, source, said):
     ],
     ids=["short operations", "one operation", "not seen", "long operations", "a fast context"],
 )
-def test_a_slow_context_matters_where_gaps_are_a_share_of_the_time(
-    open_kernel, operations, span_ns, excess_ns, matters
-):
+def test_a_slow_context_matters_where_gaps_are_a_share_of_the_time(operations, span_ns, excess_ns, matters):
     trial = Trial((Sample(span_ns, 1000, span_ns, operations),) * 5, "count", {})
+    with pytest.raises(SlowContext) if matters else nullcontext():
+        check_context(trial, excess_ns)
+
+
+def test_a_measurement_ends_where_its_context_matters(open_kernel, monkeypatch):
+    trial = Trial((Sample(40_000, 1000, 40_000, 8),) * 5, "count", {})
     with open_kernel(HONEST["value"]) as kernel:
-        kernel._tools = replace(kernel._tools, excess_gap_ns=lambda worker: excess_ns)
-        with pytest.raises(SlowContext) if matters else nullcontext():
-            kernel._check_context(trial)
+        monkeypatch.setattr(kernel, "_take_trial", lambda *_arguments, **_keywords: trial)
+        kernel._tools = replace(kernel._tools, excess_gap_ns=lambda worker: 150 if worker is kernel.worker else 0)
+        with pytest.raises(SlowContext):
+            kernel.measure([[X]])

@@ -1,0 +1,52 @@
+"""Which solutions the next workers of a session are for."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from flashinfer_bench.bench.runner.protocol import BlockJob, BlockOrder, BlockSolution, Hello
+from flashinfer_bench.bench.runner.workers.pool import reference_files
+from flashinfer_bench.bench.runner.workers.stock import MOST_SPARES, SolutionFiles
+from flashinfer_bench.data import Definition
+
+EXPECTED_WORKERS: Final = MOST_SPARES + 2
+"""Tell the pool of this many workers: the reference's, the current job's, and as many as may be in stock."""
+
+
+def list_wanted(
+    blocks: Iterable[tuple[Mapping[str, BlockSolution], Sequence[BlockJob]]], *, isolated: bool, broken: Container[str]
+) -> list[SolutionFiles]:
+    """Return what the next workers are for, EXPECTED_WORKERS at the most.
+
+    Args:
+        blocks: solutions by name, and jobs, of the blocks that come.
+        isolated: each job wants a worker. Else one does all jobs of a solution that stand together.
+        broken: digests of solutions that want none any more.
+    """
+    wanted: list[SolutionFiles] = []
+    before = ""
+    for solution in (solutions[order.solution] for solutions, orders in blocks for order in orders):
+        is_next = isolated or solution.digest != before
+        before = solution.digest
+        if is_next and solution.build_error is None and solution.digest not in broken:
+            wanted.append(files_of(solution))
+            if len(wanted) == EXPECTED_WORKERS:
+                break
+    return wanted
+
+
+def list_first_wanted(hello: Hello, block: BlockOrder) -> list[SolutionFiles]:
+    """Return what the workers of a session's first block are for, that of the reference among them."""
+    wanted = list_wanted([(block.solutions, block.jobs)], isolated=hello.isolated, broken=())
+    if not hello.profile_baseline or not wanted:
+        return wanted
+    return [reference_files(Definition.model_validate(block.definition).digest()), *wanted]
+
+
+def files_of(solution: BlockSolution) -> SolutionFiles:
+    """Return what a worker for a solution is made for. Python that calls torch mostly launches several operations."""
+    directory = Path(solution.directory) if solution.directory else None
+    wants_fast = solution.language == "python"
+    return SolutionFiles(solution.digest, directory, is_text=bool(solution.sources), wants_fast=wants_fast)
