@@ -27,6 +27,7 @@ from flashinfer_bench.bench.runner.job_seeds import JobSeeds, recorded_seeds
 from flashinfer_bench.bench.runner.recorded import find_resumed
 from flashinfer_bench.data import Trace, TraceSet
 from flashinfer_bench.data.sets.rereading import reread_traces
+from flashinfer_bench.data.store.trace_lines import AnyTrace
 from flashinfer_bench.data.store.trace_list import kept_of
 from flashinfer_bench.errors import ConfigError
 
@@ -109,13 +110,15 @@ class Benchmark:
         """
         recorded = None
         if resume:
-            traces = [trace for traces in self._trace_set.traces.values() for trace in kept_of(traces)]
-            saved = [trace for trace in traces if id(trace) not in self._unsaved]
-            recorded = RecordedJobs.from_traces(saved, retry_timeouts=retry_timeouts)
+            recorded = RecordedJobs.from_traces(self._saved_traces(), retry_timeouts=retry_timeouts)
         asked = list(select(self._trace_set, self.config))
         evaluators = self.workshop.fingerprint_evaluators([item.definition for item in asked])
         self.workshop.survey(solution for item in asked for solution in item.solutions)
         return make_plan(self._trace_set, self.config, self.machine, recorded=recorded, evaluators=evaluators)
+
+    def find_resumed(self, plan: Plan) -> list[Trace]:
+        """Return the recorded trace of each job that a plan with `resume` leaves out."""
+        return find_resumed(self.plan(), plan, self._saved_traces()) if plan.resumed else []
 
     def run(self, plan: Plan, *, save_results: bool = True) -> Iterator[Event]:
         """Run a plan; yields what happens as it happens. Closing the iterator stops every process of the run.
@@ -189,7 +192,7 @@ class Benchmark:
         plan = self.plan(resume=resume)
         result = self._trace_set.without_traces()
         if plan.resumed:
-            result.keep_traces(find_resumed(self.plan(), plan, self._trace_set))
+            result.keep_traces(self.find_resumed(plan))
         elif not plan.jobs:
             warnings.warn(describe_nothing(plan), stacklevel=2)
         for event in self.run(plan, save_results=save_results if dump_traces is None else dump_traces):
@@ -198,6 +201,10 @@ class Benchmark:
             if on_event is not None:
                 on_event(event)
         return result
+
+    def _saved_traces(self) -> Iterator[AnyTrace]:
+        for traces in self._trace_set.traces.values():
+            yield from (trace for trace in kept_of(traces) if id(trace) not in self._unsaved)
 
     def _warn_of_errors(self) -> None:
         """Warn where files of the set could not be read: what they hold is not run."""

@@ -15,7 +15,6 @@ from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.events import Event
 from flashinfer_bench.bench.machine import Machine
 from flashinfer_bench.bench.planning.plan import Plan
-from flashinfer_bench.bench.runner.recorded import find_resumed
 from flashinfer_bench.cli.edit.watch import take_stamp, wait_for_change
 from flashinfer_bench.cli.exit_codes import FAILED, INTERRUPTED, RAN
 from flashinfer_bench.cli.given.blob_issues import find_blob_issues
@@ -53,6 +52,9 @@ class RunnableBenchmark(Protocol):
 
     def plan(self, *, resume: bool = False, retry_timeouts: bool = False) -> Plan:
         """Return the jobs."""
+
+    def find_resumed(self, plan: Plan) -> list[Trace]:
+        """Return the recorded traces of the jobs that it leaves out."""
 
     def replay(self, traces: Iterable[Trace]) -> None:
         """Give jobs the inputs that they had when these traces were recorded."""
@@ -169,7 +171,7 @@ def _judge(args: argparse.Namespace, trace_set: TraceSet, make_engine: Benchmark
         engine.close()
         _tell_plan_errors(outcome, trace_set)
         return FAILED if outcome.is_broken and not args.allow_broken else RAN
-    outcome.resumed = find_resumed(engine.plan(), plan, trace_set) if plan.resumed else []
+    outcome.resumed = engine.find_resumed(plan)
     _tell_plan_errors(outcome, trace_set)
     if not args.quiet:
         _announce(plan, engine.machine, trace_set)

@@ -41,8 +41,10 @@ def test_one_object_knows_what_it_has_saved_and_only_that(tmp_path):
     benchmark = open_benchmark(tmp_path)
     benchmark.run_all(save_results=False)
     assert len(benchmark.plan(resume=True).jobs) == 1
-    benchmark.run_all()
+    saved = benchmark.run_all().traces
+    benchmark.run_all(save_results=False)
     assert benchmark.plan(resume=True).resumed == 1
-    assert benchmark.run_all(resume=True).traces == {"double": benchmark.get_trace_set().traces["double"][-1:]}
+    assert benchmark.run_all(resume=True).traces == saved
+    assert len(benchmark.get_trace_set().traces["double"]) == 3  # though they may be of one second
     benchmark.get_trace_set().backup_traces()
     assert len(benchmark.plan(resume=True).jobs) == 1

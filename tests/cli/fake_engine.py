@@ -5,6 +5,7 @@ from flashinfer_bench.bench.events import JobFaulted, JobFinished, JobStarted, R
 from flashinfer_bench.bench.machine import Device, Machine
 from flashinfer_bench.bench.planning.plan import make_plan
 from flashinfer_bench.bench.planning.resume import RecordedJobs
+from flashinfer_bench.bench.runner.recorded import find_resumed
 from flashinfer_bench.data import TraceSet
 from tests.kit import make_definition, make_solution, make_trace, make_workload, write_trace_set
 
@@ -57,6 +58,11 @@ class FakeEngine:
         traces = [trace for traces in self.trace_set.traces.values() for trace in traces]
         recorded = RecordedJobs.from_traces(traces, retry_timeouts=retry_timeouts) if resume else None
         return make_plan(self.trace_set, self.config, self.machine, recorded=recorded)
+
+    def find_resumed(self, plan):
+        if not plan.resumed:
+            return []
+        return find_resumed(self.plan(), plan, (trace for traces in self.trace_set.traces.values() for trace in traces))
 
     def replay(self, traces):
         self.replayed = list(traces)

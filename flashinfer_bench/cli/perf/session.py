@@ -19,7 +19,6 @@ from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, Notice
 from flashinfer_bench.bench.extra_keys import MEASURE_REJECTED
 from flashinfer_bench.bench.machine import Device, discover_devices
 from flashinfer_bench.bench.planning.plan import Plan
-from flashinfer_bench.bench.runner.recorded import find_resumed
 from flashinfer_bench.bench.runner.sandbox import find_sandbox
 from flashinfer_bench.bench.tolerances import read_tolerances
 from flashinfer_bench.cli.exit_codes import INTERRUPTED
@@ -152,7 +151,7 @@ def _run_group(
     engine = make_engine(trace_set, config)
     by_name = {request.material.definition.name: request for request in group if request.material is not None}
     plan: Plan = engine.plan(resume=session.resume, retry_timeouts=session.retry_timeouts)
-    for trace in find_resumed(engine.plan(), plan, trace_set) if plan.resumed else []:
+    for trace in engine.find_resumed(plan):
         request, evaluation = by_name[trace.definition], trace.evaluation
         assert evaluation is not None  # each recorded trace has a verdict
         backend = _backend_of(request, trace.solution or "")

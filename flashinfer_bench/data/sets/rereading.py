@@ -34,6 +34,11 @@ def _read(root: Path) -> Mapping[str, TraceList]:
         return {}  # it is gone: what is in memory stays
 
 
-def _key(trace: AnyTrace) -> tuple[str | None, str, str]:
-    evaluation = trace.evaluation
-    return trace.solution, trace.workload.uuid, evaluation.timestamp if evaluation is not None else ""
+def _key(trace: AnyTrace) -> tuple[object, ...]:
+    """Tell traces apart: by their times, too, since a job that is judged twice in a second has two traces of it."""
+    found = trace.evaluation
+    if found is None:
+        return trace.solution, trace.workload.uuid
+    times = found.performance
+    latency = (times.latency_ms, times.reference_latency_ms) if times is not None else ()
+    return trace.solution, trace.workload.uuid, found.timestamp, found.status, found.log, *latency
