@@ -432,10 +432,10 @@ class RemoteKernel:
             self._arena.drop_retired()
             self._bound_generation, self._laid_out = self._arena.generation, None
         if self._laid_out is None:
-            calls = places.describe(self.task.input_names, inputs)
+            where = places.describe(self.task.input_names, inputs)
             may_return = self.task.may_return_inputs or self.task.may_write_inputs
             names = [output.name for output in self.task.outputs]
-            fields = {"style": self.style, "may_return_inputs": may_return, "outputs": names, "calls": calls}
+            fields = {"style": self.style, "may_return_inputs": may_return, "outputs": names, **where}
             self._ask("lay_out", LaidOut, "mapping its memory", **fields)
             self._laid_out = signature
         return places

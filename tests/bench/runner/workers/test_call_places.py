@@ -55,11 +55,10 @@ def test_no_two_places_share_memory(arena):
 
 
 def test_a_worker_is_told_of_places_and_of_numbers(arena):
-    first, *others = lay_out(arena).describe(["x", "scale"], [torch.zeros(16), 0.5])
-    assert first["arguments"]["x"] == {"offset": 0, "shape": [16], "dtype": "float32"}
-    assert first["arguments"]["scale"] == {"scalar": 0.5}
-    offsets = [slot["offset"] for call in [first, *others] for slot in (call["arguments"]["x"], *call["outputs"])]
-    assert len(set(offsets)) == len(offsets) == 2 * MOST_PLACES
+    where = lay_out(arena).describe(["x", "scale"], [torch.zeros(16), 0.5])
+    assert where["arguments"] == {"x": {"offset": 0, "shape": [16], "dtype": "float32"}, "scale": {"scalar": 0.5}}
+    assert where["slots"] == [{"offset": 256, "shape": [16], "dtype": "float32"}]
+    assert (where["count"], where["stride"]) == (MOST_PLACES, 512)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
