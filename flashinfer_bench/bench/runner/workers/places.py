@@ -142,8 +142,8 @@ class CallPlaces:
         for output, held in zip(self._outputs[0], self._bytes, strict=True):
             if held is None:
                 continue
-            is_one = isinstance(told, TorchWriter) and len(indices) == len(self)
-            for slot in [held] if is_one else [held[index] for index in indices]:
+            is_one = isinstance(told, TorchWriter) and _is_run(indices)
+            for slot in [_rows(held, indices)] if is_one else [held[index] for index in indices]:
                 told.fill(slot, poison_of(output.dtype))
         if writer is None:
             told.finish()
@@ -153,18 +153,29 @@ class CallPlaces:
         if self.arena.device.type == "cuda":
             torch.cuda.synchronize(self.arena.device)
 
-    def look(self, indices: Sequence[int], secret: int) -> list[list[bytes]]:
-        """Return of each of some places, and each of its outputs, some bytes from secret positions."""
-        looks: list[list[bytes]] = [[] for _ in indices]
+    def glance(self, indices: Sequence[int], secret: int) -> list[torch.Tensor]:
+        """Return of each output that has elements some bytes from secret positions: a row for each of some places."""
+        seen = []
         for held in self._bytes:
-            if held is None:
-                continue
-            step = max(1, held.shape[1] // LOOKED_AT)
-            seen = held[:, secret % step :: step]
-            rows = seen.cpu().numpy() if len(indices) == len(self) else seen[list(indices)].cpu().numpy()
-            for at, index in enumerate(indices):
-                looks[at].append(rows[index if len(indices) == len(self) else at].tobytes())
-        return looks
+            if held is not None:
+                step = max(1, held.shape[1] // LOOKED_AT)
+                seen.append(_rows(held, indices)[:, secret % step :: step].clone())
+        return seen
+
+
+def _is_run(indices: Sequence[int]) -> bool:
+    return len(indices) > 0 and list(indices) == list(range(indices[0], indices[0] + len(indices)))
+
+
+def _rows(held: torch.Tensor, indices: Sequence[int]) -> torch.Tensor:
+    """Return some rows; a view where they lie one behind the other."""
+    return held[indices[0] : indices[0] + len(indices)] if _is_run(indices) else held[list(indices)]
+
+
+def to_looks(seen: Sequence[torch.Tensor], count: int) -> list[list[bytes]]:
+    """Return what `glance` saw in so many places as bytes: of each place those of each output."""
+    rows = [one.cpu().numpy() for one in seen]
+    return [[one[at].tobytes() for one in rows] for at in range(count)]
 
 
 def describe_inputs(inputs: Sequence[Any]) -> tuple[Any, ...]:
