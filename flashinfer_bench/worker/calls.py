@@ -64,6 +64,8 @@ class LaidCall:
         self.returns = style != "dps"
         inputs = list(arguments.values())
         given = inputs if self.returns else [*inputs, *self.outputs]
+        self._only = self.outputs[0] if len(self.outputs) == 1 else None
+        self._form = None if self._only is None else (self._only.shape, self._only.dtype)
         self._setup: Callable[[], Any] | None = None
         if function.setup is not None:
             takes_all = function.most_for_setup is None or function.most_for_setup >= len(given)
@@ -101,6 +103,23 @@ class LaidCall:
                 return [named[name] for name in self._names]
         return [result]
 
+    def store(self) -> None:
+        """Bring what the latest call returned into its output slots: one plain tensor, as most give, without detours.
+
+        In a burst this is done between calls, and who has taken the worker over may leave it out: it has to be short.
+        """
+        result = self.result
+        if (
+            self._only is not None
+            and type(result) is torch.Tensor
+            and (result.shape, result.dtype) == self._form
+            and not result.requires_grad
+            and not (self.inputs_at and address_of(result) == self.inputs_at)
+        ):
+            copy_into(self._only, result)
+        else:
+            store_all(self.values(), self.outputs, self.inputs_at)
+
 
 def order_of(function: Callable[..., Any], names: Sequence[str]) -> list[str] | None:
     """Return names of arguments in the order of a function's first parameters; None where these have other names.
@@ -127,6 +146,8 @@ class Shelf:
     """
 
     def __init__(self, places: int, size: int) -> None:
+        self.has_room = places > 1
+        """It keeps any result at all: on a CPU it keeps none."""
         self._size = size
         self._results: deque[Any] = deque(maxlen=max(places - 1, 0))
         self._keeps: bool | None = None
@@ -166,9 +187,9 @@ class CallLaunch:
     def put_away(self) -> None:
         """Bring what the call returned into its output slots."""
         if self.puts_away:
-            values = self._call.values()
-            store_all(values, self._call.outputs, self._call.inputs_at)
-            self._shelf.keep(values)
+            self._call.store()
+            if self._shelf.has_room:
+                self._shelf.keep(self._call.values())
 
     @property
     def result(self) -> Any:
