@@ -70,8 +70,11 @@ class SessionStarter:
 
     @property
     def is_there(self) -> bool:
-        """Whether it can fork another session."""
-        return self._process.poll() is None
+        """Whether it can fork another session. One that was idle closes its channel, and then takes a while to end."""
+        if self._process.poll() is not None:
+            return False
+        has_closed, _, _ = select.select([self._sock], [], [], 0)  # it never says anything here
+        return not has_closed
 
     def start(self, environment: Mapping[str, str], sock: int, lifeline: int, output: int) -> StartedSession:
         """Have a session forked; return at once.

@@ -185,6 +185,15 @@ def test_each_thread_has_a_starter_since_the_kernel_ends_it_with_its_thread(star
     assert found[0] is not found[1]
 
 
+def test_one_that_was_idle_and_is_about_to_end_is_not_there(monkeypatch, tmp_path):
+    (tmp_path / "ends_slowly.py").write_text("import os, sys, time\nos.close(int(sys.argv[1]))\ntime.sleep(1000)\n")
+    monkeypatch.setattr(starting, "MODULE", "ends_slowly")
+    starter = SessionStarter({"PYTHONPATH": str(tmp_path)})
+    assert not wait_until_gone(lambda: starter.is_there)
+    assert starter._process.poll() is None
+    starter.end()
+
+
 def test_one_whose_import_does_not_end_is_ended_with_its_session(monkeypatch):
     monkeypatch.setattr(starting, "MODULE", "this_module_is_nowhere")
     starter = SessionStarter(dict(os.environ))
