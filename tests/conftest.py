@@ -6,12 +6,12 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from tests.kit.processes import set_mark
 from tests.kit.published import HINT, find_published
 
-settings.register_profile("untimed", settings(), deadline=None)
+settings.register_profile("untimed", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")  # a machine that is busy makes no example wrong
 
 for name in ("COLUMNS", "LINES"):

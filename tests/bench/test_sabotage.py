@@ -1,5 +1,7 @@
 """What a solution cannot do: see what others left, disturb the reference, claim a time in which it did not work."""
 
+import re
+
 import pytest
 
 from flashinfer_bench.bench import Benchmark, BenchmarkConfig
@@ -23,10 +25,13 @@ def run(x):
     far.fill_(1)
     return x * 2
 """
-TELLS_WHEN_IT_IS_LOADED = """
-import time
-print("loaded", time.monotonic(), flush=True)
+TELLS_WHEN_IT_IS_THERE = """
+import os, time
+def tell():
+    print(f"there {os.getpid()} {time.monotonic():017.6f}", flush=True)
+tell()
 def run(x):
+    tell()
     return x * 2
 """
 REFERENCE = """
@@ -64,20 +69,24 @@ def test_a_worker_sees_nothing_that_another_left_in_shared_memory(tmp_path, devi
 
 
 @pytest.mark.parametrize("isolated", [False, True], ids=["persistent", "isolated"])
-def test_baselines_are_timed_before_any_solution_is_loaded(tmp_path, isolated):
+def test_baselines_are_timed_while_no_solution_is_loaded(tmp_path, isolated):
     log = tmp_path / "calls"
-    solutions = {name: f"# {name}{TELLS_WHEN_IT_IS_LOADED}" for name in "ab"}
+    solutions = {name: f"# {name}{TELLS_WHEN_IT_IS_THERE}" for name in "ab"}
     reference = REFERENCE.format(path=str(log))
     # The reference writes its log, which the walls of its worker would refuse.
     traces = run(tmp_path, solutions, reference=reference, use_isolated_runner=isolated, sandbox="off")
-    printed = [line.split() for trace in traces for line in trace.evaluation.log.splitlines()]
-    loaded = min(float(words[1]) for words in printed if words[0] == "loaded")
+    there = {}
+    for pid, at in re.findall(r"^there (\d+) (\d{10}\.\d{6})$", "\n".join(one.evaluation.log for one in traces), re.M):
+        there.setdefault(pid, []).append(float(at))
+    assert len(there) >= 2
+    spans = [(min(times), max(times)) for times in there.values()]
     calls = [line.split() for line in log.read_text().splitlines()]
     for n in ("8", "9"):
-        before = [at for size, at in calls if size == n and float(at) < loaded]
-        after = [at for size, at in calls if size == n and float(at) > loaded]
-        assert len(before) >= 12
-        assert len(after) <= 28  # of two solutions what is expected of their inputs, and of calls that were read
+        beside = [any(start < float(at) < end for start, end in spans) for size, at in calls if size == n]
+        assert beside.count(False) >= 12
+        assert (
+            beside.count(True) <= 28
+        )  # of two solutions what is expected of their inputs, and of calls that were read
 
 
 WORKS = """

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 
 import pytest
@@ -40,7 +41,7 @@ def test_a_run_prints_the_table_to_stdout_and_progress_to_stderr(run):
     code, out, err, engine = run()
     assert code == 0
     assert "double      other             2/2  1.00 ms     2.00x" in out.splitlines()
-    assert "4 jobs in 0:00: 4 PASSED" in out
+    assert re.search(r"4 jobs in \d+:\d\d: 4 PASSED", out)
     assert "[4/4] double / other / w1 on cpu: PASSED" in err
     assert engine.is_ended
     assert engine.is_closed
@@ -196,19 +197,19 @@ def test_resume_says_what_it_leaves_out_and_shows_it_in_the_table(run, recorded)
     code, out, err, _ = run("--resume", local=recorded)
     assert code == 0
     assert "resume: 4 recorded jobs left out, unchanged since" in err
-    assert "0 jobs and 4 recorded before in 0:00: 3 PASSED, 1 TIMEOUT" in out
+    assert re.search(r"0 jobs and 4 recorded before in \d+:\d\d: 3 PASSED, 1 TIMEOUT", out)
 
 
 def test_resume_says_what_it_does_again_and_why(run, recorded):
     _, out, err, _ = run("--resume", "--rtol", "0.5", local=recorded)
     assert "resume: 4 recorded jobs done again (config changed: 4)" in err
-    assert "4 jobs in 0:00: 4 PASSED" in out
+    assert re.search(r"4 jobs in \d+:\d\d: 4 PASSED", out)
 
 
 def test_resume_retries_timeouts_when_asked(run, recorded):
     _, out, err, _ = run("--resume", "--retry-timeouts", local=recorded)
     assert "resume: 1 recorded job done again (timed out: 1)" in err
-    assert "1 job and 3 recorded before in 0:00: 4 PASSED" in out
+    assert re.search(r"1 job and 3 recorded before in \d+:\d\d: 4 PASSED", out)
 
 
 def test_recorded_failures_count_for_require_passed(run, recorded):

@@ -8,7 +8,7 @@ import os
 import re
 import sys
 import tempfile
-import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -18,9 +18,11 @@ from flashinfer_bench.bench import Benchmark, BenchmarkConfig
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.errors import ConfigError
 from flashinfer_bench.worker.call_filter import filters_calls
+from flashinfer_bench.worker.linux import descendants
 from flashinfer_bench.worker.walls import landlock
 from tests.conftest import CHECKOUT
 from tests.kit.make import make_definition, make_solution, make_trace, make_workload, write_trace_set
+from tests.kit.processes import wait_until_gone
 
 pytestmark = [
     pytest.mark.cpu,
@@ -135,8 +137,8 @@ def test_an_engine_on_two_nodes_gives_the_verdicts_and_no_worker_reaches_anythin
         tasks = {name: engine.submit(name) for name in ("double_python", "wrong", "spy")}
         traces = {name: task.result(timeout_s=100) for name, task in tasks.items()}
         nodes = {device.node for device in engine.workshop.machine.devices}
-        assert list_actors() != []
-    assert wait_until_gone() == []
+        assert list_actors(ray_cluster) != []
+    assert wait_until_gone(lambda: list_actors(ray_cluster)) == []
     assert {name: [one.evaluation.status.value for one in told] for name, told in traces.items()} == {
         "double_python": ["PASSED"] * 2,
         "wrong": ["INCORRECT_NUMERICAL"] * 2,
@@ -157,32 +159,23 @@ def test_an_engine_on_two_nodes_gives_the_verdicts_and_no_worker_reaches_anythin
         assert "descriptors []" in said
 
 
-def wait_until_gone(limit_s=20.0):
-    """Return the actors that are left after a while."""
-    deadline = time.monotonic() + limit_s
-    while (left := list_actors()) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return left
-
-
 def test_a_plan_is_made_for_all_places(ray_cluster, trace_set, tmp_path):
     with Benchmark(trace_set, make_config(ray_cluster), cache=tmp_path / "cache") as benchmark:
         assert [device.kind for device in benchmark.machine.devices] == ["cpu", "cpu"]
         assert len({device.label for device in benchmark.machine.devices}) == 2
         assert benchmark.sandbox.has_walls == HAS_WALLS
         assert len(benchmark.plan().jobs) == 6
-    assert wait_until_gone() == []
+    assert wait_until_gone(lambda: list_actors(ray_cluster)) == []
 
 
-def list_actors():
-    """Return the processes of actors on this machine."""
+def list_actors(cluster):
+    """Return the processes of a cluster's actors: this machine may have other clusters."""
+    raylets = [process.process.pid for node in cluster.list_all_nodes() for process in node.all_processes["raylet"]]
     found = []
-    for folder in Path("/proc").iterdir():
-        try:
-            if folder.name.isdigit() and b"ray::PlaceActor" in (folder / "cmdline").read_bytes():
-                found.append(folder.name)
-        except OSError:
-            continue
+    for pid in {child for raylet in raylets for child in descendants(raylet)}:
+        with suppress(OSError):  # it has ended meanwhile
+            if b"ray::PlaceActor" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.append(pid)
     return found
 
 

@@ -15,7 +15,7 @@ from flashinfer_bench.compile import building as building_module
 from flashinfer_bench.compile.cache import YOUNG_S, ArtifactCache
 from flashinfer_bench.compile.step_process import StepProcess
 from tests.kit.make import make_solution
-from tests.kit.native import EXPORT, make_native, pretend_compiler, processes_in
+from tests.kit.native import EXPORT, make_native, pretend_compiler, processes_in, until_there
 
 TOOLCHAIN = find_toolchain()
 pytestmark = pytest.mark.skipif(TOOLCHAIN.cxx is None or TOOLCHAIN.tvm_ffi is None, reason="needs g++ and tvm-ffi")
@@ -160,7 +160,7 @@ def test_two_processes_that_build_the_same_at_once_compile_it_once(tmp_path):
     assert sorted(builder.communicate()[0] for builder in builders) == ["cached\n", "made\n"]
 
 
-def wait_for(condition, limit_s=20.0):
+def wait_for(condition, limit_s=60.0):
     deadline = time.monotonic() + limit_s
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -202,17 +202,17 @@ def state_of(pid):
 
 
 def test_compilers_are_held_still_and_their_time_does_not_pass(tmp_path):
-    toolchain = pretend_compiler(tmp_path, action="sleep 0.3")
+    toolchain = pretend_compiler(tmp_path, action=until_there(tmp_path / "go"))
     with BuildFarm(tmp_path / "cache", jobs=1, toolchain=toolchain) as farm:
         farm.add([make_native()])
         farm.poll()
         (process,) = farm.processes()
-        while not process._list_compilers():
-            time.sleep(0.01)
+        assert wait_for(process._list_compilers)
         farm.hold()
+        (tmp_path / "go").touch()
         farm.add([make_sized("another", 10)])
         assert process.left_s == math.inf
-        assert {state_of(pid) for pid in process._list_compilers()} == {"T"}
+        assert wait_for(lambda: {state_of(pid) for pid in process._list_compilers()} - {"Z"} == {"T"})
         assert (farm.poll(), farm.open_builds) == ([], 2)
         assert len(farm.processes()) == 1
         farm.release()
@@ -225,16 +225,13 @@ def test_compilers_are_held_still_and_their_time_does_not_pass(tmp_path):
 
 
 def test_compilers_that_are_held_still_end_with_their_farm(tmp_path):
-    toolchain = pretend_compiler(tmp_path, action="sleep 30")
+    toolchain = pretend_compiler(tmp_path, action="sleep 1000")
     with BuildFarm(tmp_path / "cache", jobs=1, toolchain=toolchain) as farm:
         farm.add([make_native()])
         farm.poll()
         (process,) = farm.processes()
-        while not process._list_compilers():
-            time.sleep(0.01)
+        assert wait_for(process._list_compilers)
         farm.hold()
         held = process._list_compilers()
-    deadline = time.monotonic() + 10
-    while any(state_of(pid) not in ("", "Z") for pid in held) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert {state_of(pid) for pid in held} <= {"", "Z"}
+    assert held
+    assert wait_for(lambda: {state_of(pid) for pid in held} <= {"", "Z"})

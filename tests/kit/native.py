@@ -53,6 +53,11 @@ def pretend_compiler(folder: Path, *, action: str = "") -> Toolchain:
     return toolchain_of(script)
 
 
+def until_there(path: Path) -> str:
+    """Return a line of shell that waits for a file."""
+    return f"while [ ! -e '{path}' ]; do sleep 0.02; done"
+
+
 def toolchain_of(script: Path) -> Toolchain:
     """Return this machine's toolchain with another C++ compiler."""
     return replace(find_toolchain(), cxx=find_cxx({"CXX": str(script), "PATH": os.environ["PATH"]}))

@@ -10,13 +10,14 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from flashinfer_bench.bench.runner.own_user import choose_user
 from flashinfer_bench.bench.runner.workers.process import WorkerProcess
 from flashinfer_bench.bench.runner.workers.reach import find_devices, find_readable
 from flashinfer_bench.worker.protocol import Loaded
 from flashinfer_bench.worker.walls.walls import Walls
 from tests.kit.workers import ROOT, worker_order
 
-ORDINARY, OWN = 65534, 1_300_000_007
+ORDINARY, OWN = 65534, choose_user("7" * 64)
 SCRIPT = """
 import os, socket, sys
 import encodings.idna, fcntl, mmap, multiprocessing.synchronize, resource, shutil, signal, subprocess
@@ -112,5 +113,5 @@ def running_cell(*, user: int = 0, own: int | None = None):
         yield Cell(root, ours, user, own)
     finally:
         ours.close()
-        process.wait(30)
+        process.wait(60)
         shutil.rmtree(root, ignore_errors=True)

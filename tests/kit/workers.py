@@ -29,7 +29,7 @@ def running_template(run_directory: Path):
         yield ours
     finally:
         ours.close()
-        process.wait(10)
+        process.wait(60)
 
 
 def worker_order(**changes):

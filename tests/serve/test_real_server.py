@@ -24,7 +24,9 @@ pytest.importorskip("httpx")
 HAS_WALLS = sys.platform == "linux" and landlock.version() >= 3 and filters_calls()
 FLAGS = ["--devices", "cpu", "--quick", "--iterations", "5", "--no-profile-baseline", "--port", "0"]
 WRONG = "def run(x):\n    return x * 3\n"
-SLOW = "import time\ntime.sleep(1)\ndef run(x):\n    return x * 2\n"
+SLOW = "import time\ntime.sleep(max(0, UNTIL - time.time()))\ndef run(x):\n    return x * 2\n"
+SLOW_S = 6.0
+"""Until then the first server, which is killed in less, can load nothing else; the second one may hardly wait."""
 ENDLESS = "import time\ntime.sleep(50)\ndef run(x):\n    return x * 2\n"
 PRYING = """
 import os, socket
@@ -84,7 +86,8 @@ def submit_before_the_kill(server, root, token):
         if HAS_WALLS:
             assert "connect refused; ledger refused; token refused" in log
             assert "sqlite" not in log.partition("token refused")[2]
-        return [client.submit(make_solution("wrong", source=WRONG)), client.submit(make_solution("slow", source=SLOW))]
+        slow = make_solution("slow", source=SLOW.replace("UNTIL", str(time.time() + SLOW_S)))
+        return [client.submit(slow), client.submit(make_solution("wrong", source=WRONG))]
 
 
 def finish_after_the_kill(client, left):
@@ -92,9 +95,9 @@ def finish_after_the_kill(client, left):
     twin = make_solution("twin", source="def run(x):\n    return x + x\n")
     for task in [client.submit(twin), client.submit(twin)]:
         assert len(client.wait(task, 120).traces) == 2
-    statuses = {trace.evaluation.status.value for trace in client.wait(left[0], 120).traces}
+    assert client.wait(left[0], 120).status == "completed"
+    statuses = {trace.evaluation.status.value for trace in client.wait(left[1], 120).traces}
     assert statuses == {"INCORRECT_NUMERICAL"}
-    assert client.wait(left[1], 120).status == "completed"
     endless = client.submit(make_solution("endless", source=ENDLESS))
     while client.task(endless).status == "pending":
         time.sleep(0.05)

@@ -202,7 +202,8 @@ def test_a_client_that_goes_makes_room_for_others(site):
             scope = {"type": "http", "method": "GET", "path": f"/tasks/{task}", "query_string": b"timeout=15"}
             scope |= {"headers": [(b"host", b"localhost")], "http_version": "1.1", "scheme": "http"}
             poll = asyncio.create_task(client.app(scope, receive, send))
-            await asyncio.sleep(0.05)
+            while not client.service._waiting:
+                await asyncio.sleep(0.01)
             assert (await client.get(f"/tasks/{task}?timeout=1")).status_code == 429
             assert (await client.get(f"/tasks/{task}/events")).status_code == 429
             gone.set()

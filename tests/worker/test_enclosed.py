@@ -17,7 +17,7 @@ def template(tmp_path_factory):
         yield socket
 
 
-def run(template, home, script, limit_s=30.0):
+def run(template, home, script, limit_s=100.0):
     return run_enclosed(template, worker_order(program=["/bin/sh", "-c", script]), home, limit_s)
 
 
@@ -31,7 +31,7 @@ def run(template, home, script, limit_s=30.0):
 )
 def test_what_a_program_printed_and_how_it_ended_is_told(template, tmp_path, script, text, words):
     ended = run(template, tmp_path / "home", script)
-    assert (ended.text, ended.describe(30)) == (text, words)
+    assert (ended.text, ended.describe(100)) == (text, words)
     assert not (tmp_path / "home").exists()
 
 
@@ -44,6 +44,6 @@ def test_a_program_that_does_not_end_is_ended_with_all_that_it_started(template,
 
 def test_a_program_that_is_not_there_is_told(template, tmp_path):
     order = worker_order(program=["/nowhere/tool"])
-    ended = run_enclosed(template, order, tmp_path / "home", 30.0)
+    ended = run_enclosed(template, order, tmp_path / "home", 100.0)
     assert ended.code != 0
     assert "/nowhere/tool" in ended.text

@@ -21,7 +21,6 @@ import atexit
 import contextlib
 import logging
 import os
-import select
 import threading
 import time
 from collections import deque
@@ -29,6 +28,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
+from flashinfer_bench.base.waiting import wait_readable
 from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, JobStarted
 from flashinfer_bench.bench.planning.plan import Job
@@ -238,7 +238,7 @@ class Engine:
     def _sleep(self) -> bool:
         """Wait, holding no device, until there is something to do; say whether the engine goes on."""
         while not self._notes and not self._is_stopping.is_set():
-            select.select([self._woken], [], [])
+            wait_readable(self._woken)
             self._hush()
         return not self._is_stopping.is_set()
 

@@ -7,13 +7,13 @@ end reports the end of the stream, no process of the session is left.
 from __future__ import annotations
 
 import os
-import select
 import socket
 import tempfile
 import time
 from collections.abc import Iterator
 from typing import Any, Final
 
+from flashinfer_bench.base.waiting import wait_readable
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.runner.environments import session_environment
 from flashinfer_bench.bench.runner.protocol import BlockOrder, Hello
@@ -134,8 +134,8 @@ class SessionClient:
             self._process.kill()
         session = self._process.pid
         # One that was never forked holds nothing; the lifeline's end is on its way to its starter.
-        ready, _, _ = select.select([self._lifeline], [], [], CLOSE_LIMIT_S if session is not None else 0)
-        if not ready and session is not None:
+        is_over = wait_readable(self._lifeline, CLOSE_LIMIT_S if session is not None else 0)
+        if not is_over and session is not None:
             for left in session_members([session])[session]:  # the template, which adopts the rest
                 end_tree(left, FORCE_LIMIT_S)
         self._process.close()

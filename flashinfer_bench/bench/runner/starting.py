@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -21,6 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Final
 
+from flashinfer_bench.base.waiting import wait_readable
 from flashinfer_bench.worker.wire import FrameReader, WireClosed, send_frame
 
 MODULE: Final = "flashinfer_bench.bench.runner.session.start"
@@ -70,8 +70,10 @@ class SessionStarter:
 
     @property
     def is_there(self) -> bool:
-        """Whether it can fork another session."""
-        return self._process.poll() is None
+        """Whether it can fork another session. One that was idle closes its channel, and then takes a while to end."""
+        if self._process.poll() is not None:
+            return False
+        return not wait_readable(self._sock, 0)  # it never says anything here
 
     def start(self, environment: Mapping[str, str], sock: int, lifeline: int, output: int) -> StartedSession:
         """Have a session forked; return at once.
@@ -133,8 +135,7 @@ class StartedSession:
 
     def _hear(self, limit_s: float) -> bool:
         """Take what the starter tells next; say whether it told anything before the limit."""
-        readable, _, _ = select.select([self._told], [], [], limit_s)
-        if not readable:
+        if not wait_readable(self._told, limit_s):
             return False
         try:
             self._reader.pump()

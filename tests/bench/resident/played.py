@@ -71,7 +71,7 @@ class PlayedSession:
             name = block.solutions[job.solution].name
             self.judged.append((name, job.workload["uuid"]))
             self._say({"phase": {"job": job.index, "name": "load", "limit_s": 1.0}})
-            self.gate.wait(10)
+            self.gate.wait(60)
             if name in self.lost:
                 self.lost.remove(name)
                 self._theirs.shutdown(socket.SHUT_RDWR)

@@ -17,7 +17,7 @@ from tests.bench.resident.played import PlayedSession, play_engine
 from tests.kit.make import make_solution
 
 pytestmark = pytest.mark.cpu
-LIMIT_S = 10.0
+LIMIT_S = 60.0
 
 
 def solution(name, text=None, definition="double"):

@@ -55,12 +55,17 @@ def test_no_process_of_a_session_is_left_when_there_is_nothing_to_do(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory):
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory, cache):
     """An engine that all tests share; at the end no process and no thread of it is left."""
     folder = tmp_path_factory.mktemp("engine")
     config = BenchmarkConfig.default(devices=["cpu"], warmup_runs=1, iterations=2, num_trials=1)
     with marked() as alive:
-        with Engine(write_set(folder / "set"), config, cache=folder / "cache") as engine:
+        with Engine(write_set(folder / "set"), config, cache=cache) as engine:
             yield engine
         assert wait_until_gone(alive) == []
     assert "flashinfer-bench engine" not in {thread.name for thread in threading.enumerate()}
@@ -100,8 +105,9 @@ def test_definitions_take_turns_in_one_session(engine):
             assert statuses(engine.submit(make_solution(f"of_{name}", definition=name))) == ["PASSED"] * 2
 
 
-def test_a_session_that_is_killed_is_replaced_and_the_job_done_again(engine):
-    notices = []
+def test_a_session_that_is_killed_is_replaced_and_the_job_done_again(engine, cache):
+    notices, solution = [], make_solution("slow", source=WAITS)
+    before = set(cache.glob("jit/*/*"))
 
     def hear(event):
         if isinstance(event, Notice):
@@ -112,9 +118,11 @@ def test_a_session_that_is_killed_is_replaced_and_the_job_done_again(engine):
             os.kill(session, signal.SIGKILL)
 
     end = engine.subscribe(hear)
-    assert statuses(engine.submit(make_solution("slow", source=WAITS), ["d0"])) == ["PASSED"]
+    assert statuses(engine.submit(solution, ["d0"])) == ["PASSED"]
     end()
     assert "1 of its jobs go back to the queue" in notices[1]
+    made = {path.name.removesuffix("-own") for path in set(cache.glob("jit/*/*")) - before}
+    assert made <= {solution.digest()}, "a worker that was made ahead left its folder in the cache"
 
 
 def children_of(parents):

@@ -39,7 +39,7 @@ def client(tmp_path):
         opened.end()
 
 
-def wait_for(found, limit_s=10.0):
+def wait_for(found, limit_s=60.0):
     deadline = time.monotonic() + limit_s
     while not found() and time.monotonic() < deadline:
         time.sleep(0.01)

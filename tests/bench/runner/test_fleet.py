@@ -15,7 +15,7 @@ from flashinfer_bench.bench.runner.fleet import Fleet, FleetRules, Judged
 from flashinfer_bench.bench.runner.host.block_orders import OrderMaker
 from flashinfer_bench.compile import BuildFarm, find_toolchain
 from tests.kit.make import make_definition, make_evaluation, make_solution, make_workload
-from tests.kit.native import EXPORT, make_native, pretend_compiler
+from tests.kit.native import EXPORT, make_native, pretend_compiler, until_there
 
 TOOLCHAIN = find_toolchain()
 pytestmark = [
@@ -69,7 +69,10 @@ class FakeClient:
 
 @pytest.fixture
 def run(monkeypatch, tmp_path):
-    """Run jobs of solutions on one pretended device; returns what happened, with how many builds were open then."""
+    """Run jobs of solutions on one pretended device; returns what happened, with how many builds were open then.
+
+    At its n-th verdict the file `verdict_n` is made, for a compiler that waits for it.
+    """
     monkeypatch.setattr(fleet_module, "SessionClient", FakeClient)
     monkeypatch.setattr(FakeClient, "blocks", [])
 
@@ -85,28 +88,28 @@ def run(monkeypatch, tmp_path):
             "orders": OrderMaker(farm, blob_root_for=lambda job: tmp_path, seed_of=lambda job: 1),
         }
         with Fleet(places, rules=rules, **settings) as fleet:
-            told = ((happening, farm.open_builds) for happening in fleet.run(jobs))
-            return list(told) if rules is None else list(until_judged(told, workloads))
+            told, verdicts = [], 0
+            for happening in fleet.run(jobs):
+                told.append((happening, farm.open_builds))
+                if isinstance(happening, Judged):
+                    verdicts += 1
+                    (tmp_path / f"verdict_{verdicts}").touch()
+                    if rules is not None and verdicts == workloads:
+                        break  # what is left has no end
+            return told
 
     return go
-
-
-def until_judged(told, count):
-    """Yield what happens until so many jobs have their verdict."""
-    for happening, open_builds in told:
-        yield happening, open_builds
-        count -= isinstance(happening, Judged)
-        if not count:
-            return
 
 
 def judged(happenings):
     return [(one.job.solution.name, open_builds) for one, open_builds in happenings if isinstance(one, Judged)]
 
 
-def test_a_gpu_takes_what_is_built_while_the_rest_is_compiled(run):
+def test_a_gpu_takes_what_is_built_while_the_rest_is_compiled(run, tmp_path):
     long, short = make_native("long", main=f"// {'x' * 90_000}\n{EXPORT}"), make_native("short")
-    happenings = run([short, make_solution(), long], kind="cuda")
+    waits = [until_there(tmp_path / f"verdict_{count}") for count in (2, 4)]
+    action = "if grep -q xxx main.cpp; then {}; else {}; fi".format(*waits)
+    happenings = run([short, make_solution(), long], kind="cuda", action=action)
     assert judged(happenings) == [("double_python", 2)] * 2 + [("long", 1)] * 2 + [("short", 0)] * 2
     assert len(FakeClient.blocks) == 3
 

@@ -78,7 +78,7 @@ def test_a_session_has_the_surroundings_of_its_order(begin, tmp_path):
     other, second, said, _ = begin(GIVEN="b")
     for one, sock in ((session, channel), (other, second)):
         sock.send(b"end")
-        assert one.wait(10)
+        assert one.wait(60)
     assert (session.code, other.code) == (0, 0)
     assert session.pid != other.pid
     assert starting.read_tail(output) == f"a {tmp_path} True"
@@ -89,7 +89,7 @@ def test_a_session_has_the_surroundings_of_its_order(begin, tmp_path):
 def test_how_a_session_ended_is_told(begin, word, code, said):
     session, channel, output, _ = begin()
     channel.send(word)
-    assert session.wait(10)
+    assert session.wait(60)
     assert session.code == code
     assert said in starting.read_tail(output)
 
@@ -114,12 +114,12 @@ def test_a_session_that_is_killed_before_it_is_forked_never_is_and_others_live_o
     session.kill()
     assert session.pid is None
     os.kill(begin.starter.child, signal.SIGCONT)
-    assert session.wait(10)
+    assert session.wait(60)
     assert (session.pid, session.code, starting.read_tail(output)) == (None, None, "")
     assert os.read(lifeline, 1) == b""
     assert not other.wait(0)
     channel.send(b"end")
-    assert other.wait(10)
+    assert other.wait(60)
     assert other.code == 0
 
 
@@ -136,7 +136,7 @@ def test_sessions_end_with_their_starter(begin):
     while session.pid is None:
         session.wait(0.1)
     os.kill(begin.starter.child, signal.SIGKILL)
-    assert session.wait(10)
+    assert session.wait(60)
     assert session.code is None
     assert os.read(lifeline, 1) == b""
 
@@ -145,7 +145,7 @@ def test_an_order_to_one_that_has_ended_is_a_session_that_has_ended(begin):
     os.kill(begin.starter.child, signal.SIGKILL)
     os.waitid(os.P_PID, begin.starter.child, os.WEXITED | os.WNOWAIT)
     session, _, _, _ = begin()
-    assert session.wait(10)
+    assert session.wait(60)
     assert (session.pid, session.code) == (None, None)
 
 
@@ -185,13 +185,22 @@ def test_each_thread_has_a_starter_since_the_kernel_ends_it_with_its_thread(star
     assert found[0] is not found[1]
 
 
+def test_one_that_was_idle_and_is_about_to_end_is_not_there(monkeypatch, tmp_path):
+    (tmp_path / "ends_slowly.py").write_text("import os, sys, time\nos.close(int(sys.argv[1]))\ntime.sleep(1000)\n")
+    monkeypatch.setattr(starting, "MODULE", "ends_slowly")
+    starter = SessionStarter({"PYTHONPATH": str(tmp_path)})
+    assert not wait_until_gone(lambda: starter.is_there)
+    assert starter._process.poll() is None
+    starter.end()
+
+
 def test_one_whose_import_does_not_end_is_ended_with_its_session(monkeypatch):
     monkeypatch.setattr(starting, "MODULE", "this_module_is_nowhere")
     starter = SessionStarter(dict(os.environ))
     ours, theirs = socket.socketpair()
     with ours, theirs:
         session = starter.start({}, theirs.fileno(), theirs.fileno(), theirs.fileno())
-        assert session.wait(30)
+        assert session.wait(60)
     starter._process.wait()
     assert "this_module_is_nowhere" in starter.last_words()
     session.kill()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 from flashinfer_bench.base.files.reading import read_whole
-from flashinfer_bench.base.files.trees import walk_files
+from flashinfer_bench.base.files.trees import remove_tree, walk_files
 from flashinfer_bench.bench.runner.environments import library_folder, solution_environment
 from flashinfer_bench.bench.runner.own_user import choose_user, find_barrier
 from flashinfer_bench.bench.runner.protocol import Hello
@@ -19,6 +21,8 @@ from flashinfer_bench.worker.walls.module_layer import LIBRARY
 from flashinfer_bench.worker.walls.walls import Walls
 
 ENTERED_BY_ALL, READ_BY_ALL = 0o711, 0o755
+KEY_BYTES: Final = 32
+"""Bytes of what a worker that is made for no solution has in place of a digest."""
 
 
 class Enclosure:
@@ -37,6 +41,8 @@ class Enclosure:
         self._readable = find_readable(environment, hidden=hello.hidden)
         self._devices = tuple(find_devices())
         self._path = keep_reachable(environment.get("PATH", os.defpath), self._readable)
+        self._of_no_solution: dict[str, Path] = {}
+        """What stands for a digest → the folder that goes with it."""
 
     def open_to_workers(self, run_directory: Path) -> None:
         """Let workers of another user through the session's folder to their own."""
@@ -57,8 +63,24 @@ class Enclosure:
             "LOGNAME": "worker",
         }
 
+    def make_key(self, folder: Path) -> str:
+        """Return what stands for a digest where a worker is made for no solution; `drop_key` removes its folder.
+
+        Args:
+            folder: becomes its folder. Whoever made the folder above removes that, also where this process is killed.
+        """
+        key = secrets.token_hex(KEY_BYTES)
+        self._of_no_solution[key] = folder
+        return key
+
+    def drop_key(self, key: str) -> None:
+        """Remove the folder of such a worker, which has ended."""
+        remove_tree(self._of_no_solution.pop(key))
+
     def folder(self, digest: str) -> Path:
         """Return where a solution's compilers at run time keep what they make."""
+        if digest in self._of_no_solution:
+            return self._of_no_solution[digest]
         own = f"{digest}-own" if self._has_own_user else digest  # each belongs to its user
         return self._cache_root / "jit" / digest[:2] / own
 

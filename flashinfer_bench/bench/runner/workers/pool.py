@@ -15,7 +15,6 @@ import base64
 import hashlib
 import itertools
 import os
-import secrets
 import socket
 import tempfile
 from collections.abc import Callable, Sequence
@@ -25,7 +24,6 @@ from typing import Any, Final
 
 import torch
 
-from flashinfer_bench.base.files.trees import remove_tree
 from flashinfer_bench.base.host import usable_cores, usable_memory
 from flashinfer_bench.bench.runner.environments import solution_environment, solution_folder, worker_environment
 from flashinfer_bench.bench.runner.protocol import Hello
@@ -53,8 +51,6 @@ MOST_ENDING: Final = 4
 EARLY_WORKERS: Final = 2
 """While nothing is asked of a GPU's session, this many workers are ready for solutions that nobody has sent yet; on a
 CPU one, which starts sooner."""
-KEY_BYTES: Final = 32
-"""Bytes of what stands for a digest where there is no solution."""
 
 
 def start_template(run_directory: Path, *, not_for_it: socket.socket, with_triton: bool) -> socket.socket:
@@ -351,7 +347,7 @@ class WorkerPool:
         worker.end()
         key = self._keys.pop(worker, None)
         if key is not None and self._enclosure is not None:
-            remove_tree(self._enclosure.folder(key))
+            self._enclosure.drop_key(key)
 
     def _made_for(self, solution: SolutionFiles) -> SolutionFiles:
         """Return what a worker for a solution is made for.
@@ -403,9 +399,11 @@ class WorkerPool:
             },
         }
         given = self._run_directory / f"given-{number}"
-        key = secrets.token_hex(KEY_BYTES) if solution is UNKNOWN_SOLUTION else solution.digest
+        key = solution.digest
         try:
             if self._enclosure is not None:
+                if solution is UNKNOWN_SOLUTION:
+                    key = self._enclosure.make_key(self._run_directory / f"own-{number}")
                 walls = self._enclosure.make_walls(key, solution.artifact, given)
                 order["walls"] = replace(walls, writable=(str(home), *walls.writable)).to_json()
                 order["environment"] |= self._enclosure.environment(key)

@@ -56,7 +56,7 @@ def open_kernel(template, tmp_path):
             worker.wait_ready()
             worker.time_empty_bursts(lambda: None)
             tools = SessionTools(arena, Readout(None), lambda: None)
-            fields = {"timeout_seconds": 10.0, "plan": PLAN, "vary": vary(), **task}
+            fields = {"timeout_seconds": 60.0, "plan": PLAN, "vary": vary(), **task}
             asked = KernelTask(["x"], list(outputs), **fields)
             kernel = RemoteKernel(worker, tools, asked, KernelMetadata("s", "d", True))
             signature = kernel.load(Artifact(folder, "main.py", "run"), {"OWN_FOLDER": str(tmp_path)})

@@ -88,7 +88,7 @@ def test_a_worker_sees_its_own_environment_and_nothing_of_the_users(open_kernel)
     ],
 )
 def test_what_goes_wrong_in_a_call_has_its_status(open_kernel, source, status, message):
-    with open_kernel(source, timeout_seconds=0.5 if status == "TIMEOUT" else 10.0) as kernel:
+    with open_kernel(source, timeout_seconds=0.5 if status == "TIMEOUT" else 60.0) as kernel:
         with pytest.raises(SolutionFailure, match=message) as failure:
             kernel(X)
     assert failure.value.status == status
@@ -106,7 +106,7 @@ def test_what_goes_wrong_in_a_call_has_its_status(open_kernel, source, status, m
 )
 def test_what_goes_wrong_at_import_has_its_status(open_kernel, source, status, message):
     with pytest.raises(SolutionFailure, match=message) as failure:
-        with open_kernel(source, timeout_seconds=0.5 if status == "TIMEOUT" else 10.0):
+        with open_kernel(source, timeout_seconds=0.5 if status == "TIMEOUT" else 60.0):
             pass
     assert failure.value.status == status
 

@@ -86,6 +86,9 @@ class Enclosure(SimpleNamespace):
     def folder(self, digest):
         return self.root / digest
 
+    def drop_key(self, key):
+        self.folder(key).rmdir()
+
     def environment(self, digest):
         return {"folder": str(self.folder(digest))}
 
