@@ -22,33 +22,12 @@ from flashinfer_bench.cli.given.settings import (
     section_settings,
     top_settings,
 )
-from flashinfer_bench.cli.parser import Parser
 from flashinfer_bench.cli.screen.output import write_out
 from flashinfer_bench.cli.screen.tables import Column, Row, available_width, count, render_table
-from flashinfer_bench.cli.shared_flags import PROGRAM, add_format, add_local, add_selection, add_settings
 from flashinfer_bench.data import Definition, TraceSet
 from flashinfer_bench.errors import ConfigError, Misuse
 
 Groups = dict[str, list[Setting]]
-
-
-def declare_config(parser: Parser) -> None:
-    """Add the help and the sub-command."""
-    parser.describe(
-        "Show settings.", example=f"{PROGRAM} config show --definition gemm_n128_k4096 --local flashinfer-trace"
-    )
-    show = parser.add_commands().add_parser("show", help="show every setting and where it comes from")
-    show.describe(
-        "Show every setting with its origin; with --definition, those that this definition runs with.",
-        usage="%(prog)s [--definition NAME --local PATH] [flags]",
-        example=f"{PROGRAM} config show --definition gemm_n128_k4096 --local flashinfer-trace --rtol 0.001",
-        execute=execute,
-    )
-    show.add_argument("--definition", metavar="NAME", help="resolve the settings of this definition")
-    add_local(show)
-    add_selection(show)
-    add_settings(show)
-    add_format(show)
 
 
 def execute(args: argparse.Namespace) -> int:
