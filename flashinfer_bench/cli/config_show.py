@@ -9,7 +9,10 @@ import sys
 from typing import Any
 
 from flashinfer_bench.bench.config import BenchmarkConfig
+from flashinfer_bench.bench.config_layers import DEFAULT_ORIGIN
+from flashinfer_bench.bench.evaluators.plug_ins import list_plug_ins
 from flashinfer_bench.bench.planning.selection import check_names
+from flashinfer_bench.bench.runner.lookup import look_up_evaluators
 from flashinfer_bench.bench.tolerances import own_tolerance
 from flashinfer_bench.cli.given.choice import describe_unknown
 from flashinfer_bench.cli.given.sets import is_set_named, open_trace_set
@@ -57,11 +60,28 @@ def _groups(args: argparse.Namespace, config: BenchmarkConfig) -> tuple[Groups, 
         op_types = {name: definition.op_type for name, definition in trace_set.definitions.items()}
         return {"": top_settings(config), **dict(section_settings(config, op_types))}, {}
     definition = _find(trace_set, args.definition)
-    own = resolved_settings(config.resolve_eval_config(definition))
+    own = [*resolved_settings(config.resolve_eval_config(definition)), *_declared_settings(config, definition)]
     settled = {setting.name for setting in own}
     general = [setting for setting in top_settings(config) if setting.name not in settled]
     heading = f"{definition.name} (op type {definition.op_type})"
     return {"": general, heading: own}, _workload_settings(trace_set, config, definition)
+
+
+def _declared_settings(config: BenchmarkConfig, definition: Definition) -> list[Setting]:
+    """Return what an evaluator from outside declares and nothing gives. Only where there are such is it asked."""
+    plug_ins = list_plug_ins(config.evaluator_modules)
+    if not plug_ins:
+        return []
+    found = look_up_evaluators([definition], plug_ins)
+    found.check([definition], config)
+    choice, given = found.choices[definition.name], config.resolve_eval_config(definition).extra
+    return [
+        Setting(
+            f"extra.{key}", parameter.default, f"{choice.name}'s default" if parameter.has_default else DEFAULT_ORIGIN
+        )
+        for key, parameter in (choice.parameters or {}).items()
+        if key not in given
+    ]
 
 
 def _workload_settings(trace_set: TraceSet, config: BenchmarkConfig, definition: Definition) -> Groups:

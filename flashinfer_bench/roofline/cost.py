@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from flashinfer_bench.data.dtypes import DTYPES
-from flashinfer_bench.data.workload import Unit
+
+if TYPE_CHECKING:
+    from flashinfer_bench.data.workload import Unit  # a model, which the help of `perf` does not wait for
 
 TERA: Final = 1e12
 

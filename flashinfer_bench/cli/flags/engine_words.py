@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-LANGUAGES: Final = ("python", "triton", "tilelang", "cpp", "cuda")
+LANGUAGES: Final = ("python", "triton", "cpp", "cuda")
 """Languages of which `new solution` has a skeleton; the first one is the default."""
 CHECKS: Final = ("layout", "definition", "workload", "solution", "trace", "baseline", "benchmark")
 """What `validate` can check; the last two run code of the set."""

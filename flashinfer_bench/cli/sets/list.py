@@ -64,7 +64,10 @@ def _list_solutions(args: argparse.Namespace, trace_set: TraceSet, definitions: 
 
 
 def _choose_evaluators(args: argparse.Namespace, definitions: Sequence[Definition]) -> dict[str, EvaluatorChoice]:
-    return look_up_evaluators(definitions, list_plug_ins(read_config(args).evaluator_modules))
+    config = read_config(args)
+    found = look_up_evaluators(definitions, list_plug_ins(config.evaluator_modules))
+    found.check(definitions, config)
+    return dict(found.choices)
 
 
 def _evaluator_table(
