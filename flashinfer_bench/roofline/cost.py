@@ -8,12 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from flashinfer_bench.data.dtypes import DTYPES
-
-if TYPE_CHECKING:
-    from flashinfer_bench.data.workload import Unit  # a model, which the help of `perf` does not wait for
+from flashinfer_bench.data.dtypes import DTYPES, Unit
 
 TERA: Final = 1e12
 
