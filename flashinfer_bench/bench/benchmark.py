@@ -114,7 +114,8 @@ class Benchmark:
         asked = list(select(self._trace_set, self.config))
         evaluators = self.workshop.fingerprint_evaluators([item.definition for item in asked])
         self.workshop.survey(solution for item in asked for solution in item.solutions)
-        return make_plan(self._trace_set, self.config, self.machine, recorded=recorded, evaluators=evaluators)
+        plan = make_plan(self._trace_set, self.config, self.machine, recorded=recorded, evaluators=evaluators)
+        return replace(plan, plug_in_keys=self.workshop.plug_in_keys)
 
     def find_resumed(self, plan: Plan) -> list[Trace]:
         """Return the recorded trace of each job that a plan with `resume` leaves out."""

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import argparse
 import difflib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import importlib
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from flashinfer_bench.cli.screen.log_level import add_log_level
@@ -27,14 +28,14 @@ class Parser(argparse.ArgumentParser):
         *,
         usage: str | None = None,
         example: str = "",
-        execute: Callable[[argparse.Namespace], int] | None = None,
+        execute: str | None = None,
     ) -> None:
-        """Set what the help tells, and the function that the command calls."""
+        """Set what the help tells, and the function that the command calls: `module:function` below `cli`."""
         self.description = description
         self.usage = usage
         self.epilog = f"example:\n  {example}" if example else None
         if execute is not None:
-            self.set_defaults(execute=execute, parser=self)
+            self.set_defaults(execute=CommandFunction(execute), parser=self)
             add_log_level(self)
 
     def add_commands(self) -> argparse._SubParsersAction[Parser]:
@@ -56,6 +57,19 @@ class Parser(argparse.ArgumentParser):
     def flags(self) -> list[str]:
         """List the long flags of this parser."""
         return [flag for action in self._actions for flag in action.option_strings if flag.startswith("--")]
+
+
+class CommandFunction:
+    """The function of a command. Its module, which imports what the command needs, is imported by the call."""
+
+    def __init__(self, place: str) -> None:
+        self.place = place
+
+    def __call__(self, args: argparse.Namespace) -> int:
+        """Import the module, and call its function."""
+        module, _, name = self.place.partition(":")
+        code: int = getattr(importlib.import_module(f"{__package__}.{module}"), name)(args)
+        return code
 
 
 class NameList(argparse.Action):

@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, StrictBool, StrictInt, StringConstraints, model_validator
 
 from flashinfer_bench.data.digest import digest_of
+from flashinfer_bench.data.dtypes import Unit
 from flashinfer_bench.data.expression import MAX_AXIS_VALUE
 from flashinfer_bench.data.model import DataModel
 from flashinfer_bench.data.names import KEY_CUTOFF, nearest_name
@@ -61,8 +62,6 @@ class GeneratedInput(DataModel):
 InputSpec = RandomInput | ScalarInput | SafetensorsInput | CustomInput | GeneratedInput
 """Where one input comes from; `isinstance` takes it."""
 
-Unit = Literal["fp64", "fp32", "tf32", "fp16", "fp8", "fp4"]
-"""Units that do arithmetic; `roofline.peaks` knows how fast each is."""
 Amount = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
 """A count."""
 

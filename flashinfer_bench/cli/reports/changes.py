@@ -11,9 +11,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
+from flashinfer_bench.cli.flags.report import CHANGE_MARK
 from flashinfer_bench.cli.given.choice import choose_traces
 from flashinfer_bench.cli.given.sets import open_trace_set
-from flashinfer_bench.cli.parser import Parser, number
 from flashinfer_bench.cli.reports.ranks import format_mean
 from flashinfer_bench.cli.screen.output import write_err, write_out
 from flashinfer_bench.cli.screen.tables import (
@@ -25,7 +25,6 @@ from flashinfer_bench.cli.screen.tables import (
     shorten_uuid,
     wrap_line,
 )
-from flashinfer_bench.cli.shared_flags import PROGRAM, add_format, add_local
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.data.store.trace_lines import AnyTrace
 from flashinfer_bench.data.store.trace_list import kept_of
@@ -46,42 +45,10 @@ from flashinfer_bench.report.changes import (
 from flashinfer_bench.report.results import Result, list_results
 from flashinfer_bench.report.verdict import to_one_line
 
-CHANGE_MARK: Final = ">"
-"""Marks an epoch whose times differ from those before."""
 NOTE: Final = "ratios are new over old time, with 95 % intervals of one worker each: a decision is a lead, no proof"
 PERCENT: Final = 100.0
 MOST_THRESHOLD: Final = 100
 """A threshold is below this many percent."""
-
-
-def declare_history(parser: Parser) -> None:
-    """Add the help and the flags of `report history`."""
-    parser.describe(
-        "Show the times of a definition's solutions from run to run. A row has one version of sources and libraries;\n"
-        f"{CHANGE_MARK} marks a change of the latency, so that the effect of a new driver shows.",
-        example=f"{PROGRAM} report history --definition rmsnorm_h4096 --local flashinfer-trace",
-        execute=execute_history,
-    )
-    parser.add_argument("--definition", metavar="NAME", required=True, help="the definition")
-    parser.add_argument("--solutions", nargs="+", metavar="NAME", help="only these solutions")
-    _add_threshold(parser)
-    add_local(parser)
-    add_format(parser)
-
-
-def declare_diff(parser: Parser) -> None:
-    """Add the help and the flags of `report diff`."""
-    parser.describe(
-        "Show which verdicts and times changed from one set of traces to another, with a decision for each: faster,\n"
-        "slower, same, or cannot tell. Jobs are the same by definition, solution, workload and hardware.",
-        example=f"{PROGRAM} report diff flashinfer-trace flashinfer-trace",
-        execute=execute_diff,
-    )
-    parser.add_argument("old", metavar="OLD", help="the folder of a trace set")
-    parser.add_argument("new", metavar="NEW", help="the folder of another, or of the same")
-    parser.add_argument("--all", action="store_true", help="list jobs that did not change, too")
-    _add_threshold(parser)
-    add_format(parser)
 
 
 def execute_history(args: argparse.Namespace) -> int:
@@ -169,11 +136,6 @@ def _results(folder: Path) -> list[Result]:
     trace_set = TraceSet.from_path(folder)
     traces: list[AnyTrace] = [trace for part in trace_set.traces.values() for trace in kept_of(part)]
     return list_results(trace_set, traces)
-
-
-def _add_threshold(parser: Parser) -> None:
-    text = "smallest difference of interest, in percent (default: %(default)s)"
-    parser.add_argument("--threshold", type=number, metavar="PERCENT", default=2, help=text)
 
 
 def _threshold(args: argparse.Namespace) -> float:
