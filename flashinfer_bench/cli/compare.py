@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import sys
 from pathlib import Path
 from typing import Final
@@ -13,7 +12,7 @@ from typing import Final
 from flashinfer_bench.cli.exit_codes import FAILED, RAN
 from flashinfer_bench.cli.given.sets import is_set_named, open_trace_set
 from flashinfer_bench.cli.given.settings import naming_flags, read_config
-from flashinfer_bench.cli.parser import Parser, number, whole_number
+from flashinfer_bench.cli.parser import Parser, number, share, whole_number
 from flashinfer_bench.cli.screen.output import write_err, write_out
 from flashinfer_bench.cli.screen.tables import (
     ABSENT,
@@ -39,11 +38,9 @@ from flashinfer_bench.examine.compare.documents import (
 from flashinfer_bench.examine.compare.measuring import Measuring, measure
 from flashinfer_bench.examine.compare.recorded import compare_recorded
 from flashinfer_bench.examine.compare.sides import Contender, find_contender, pair_up
+from flashinfer_bench.report.decision import THRESHOLD
 
-SHARE: Final = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(%?)")
-THRESHOLD: Final = 0.02
 BUDGET_S: Final = 60.0
-MOST_SHARE: Final = 10.0
 
 
 def declare_compare(parser: Parser) -> None:
@@ -79,15 +76,6 @@ def declare_compare(parser: Parser) -> None:
     out.add_argument("--format", choices=("table", "json", "md"), default="table", help=text)
     out.add_argument("--junit", metavar="FILE", help="write JUnit XML, too: a case for each workload")
     out.add_argument("--quiet", action="store_true", help="no progress; only errors and the result")
-
-
-def share(text: str) -> float:
-    """Parse a share: "2%" or "0.02"."""
-    found = SHARE.fullmatch(text.strip())
-    value = float(found[1]) / (100 if found[2] else 1) if found is not None else 0.0
-    if not 0 < value <= MOST_SHARE:
-        raise argparse.ArgumentTypeError(f"needs a share such as 2% or 0.02, not {text!r}")
-    return value
 
 
 def execute(args: argparse.Namespace) -> int:

@@ -22,16 +22,12 @@ from flashinfer_bench.bench.resident.workshop import Workshop
 from flashinfer_bench.bench.runner.fleet import Fleet, FleetRules, Happening, Judged
 from flashinfer_bench.bench.runner.job_seeds import JobSeeds
 from flashinfer_bench.data import Evaluation, Solution, TraceSet
+from flashinfer_bench.data.sets.told import tell
 from flashinfer_bench.errors import ConfigError
-from flashinfer_bench.examine.compare.comparison import (
-    ComparedSides,
-    NoComparison,
-    Row,
-    Side,
-    find_difference,
-    marks_of,
-)
+from flashinfer_bench.examine.compare.comparison import ComparedSides, NoComparison, Row, Side
 from flashinfer_bench.examine.compare.ratios import LOOKS, decide, ratio_of_pairs
+from flashinfer_bench.report.comparable import find_difference, marks_of
+from flashinfer_bench.report.decision import UNKNOWN
 from flashinfer_bench.report.verdict import first_reason, reason_of
 
 TURN_S: Final = 0.2
@@ -85,7 +81,7 @@ class PairSeries:
         logs = self.logs
         if self.stopped or len(logs) >= LOOKS[-1]:
             return False
-        return len(logs) < LOOKS[0] or decide(ratio_of_pairs(logs), threshold) == "cannot tell yet"
+        return len(logs) < LOOKS[0] or decide(ratio_of_pairs(logs), threshold) == UNKNOWN
 
     def hear(self, pair: int, side: Side, evaluation: Evaluation) -> None:
         """Take what a block came to."""
@@ -243,9 +239,9 @@ def _row(series: PairSeries) -> Row:
     if series.stopped or not logs:
         return row if series.stopped else replace(row, problem="the budget was spent before a pair was complete")
     pairs = [pair for pair in series.blocks if len(pair) == len(SIDES)]
-    difference = find_difference(*(marks_of(pairs[0][side]) for side in SIDES), where=job.workload.uuid)
+    difference = find_difference(*(_marks(pairs[0][side]) for side in SIDES))
     if difference is not None:
-        return replace(row, problem=str(NoComparison(difference)))
+        return replace(row, problem=str(NoComparison(job.workload.uuid, difference)))
     means: dict[Side, float] = {side: sum(_latency(pair[side]) for pair in pairs) / len(pairs) for side in SIDES}
     return replace(
         row,
@@ -260,6 +256,10 @@ def latencies_by_side(series: PairSeries) -> Iterator[list[float]]:
     """Yield the latencies of each side's workers."""
     for side in SIDES:
         yield [_latency(pair[side]) for pair in series.blocks if side in pair]
+
+
+def _marks(evaluation: Evaluation) -> dict[str, str]:
+    return marks_of(tell(evaluation), evaluation.environment.hardware)
 
 
 def _latency(evaluation: Evaluation) -> float:

@@ -12,11 +12,13 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from flashinfer_bench.data.sets.best import passed_of
+from flashinfer_bench.data.sets.told import tell
 from flashinfer_bench.data.store.trace_lines import AnyEvaluation, AnyTrace
 from flashinfer_bench.errors import DataSetError
-from flashinfer_bench.examine.compare.comparison import ComparedSides, NoComparison, Row, find_difference, marks_of
-from flashinfer_bench.examine.compare.ratios import Ratio, ratio_of_intervals, ratio_of_pairs
+from flashinfer_bench.examine.compare.comparison import ComparedSides, NoComparison, Row
+from flashinfer_bench.examine.compare.ratios import ratio_of_intervals
 from flashinfer_bench.examine.compare.sides import Contender
+from flashinfer_bench.report.comparable import KINDS, Difference, find_difference, marks_of
 from flashinfer_bench.report.intervals import read_interval
 from flashinfer_bench.report.verdict import caveat_of, reason_of
 
@@ -67,12 +69,12 @@ def _rows(place: RecordedPlace, first: list[AnyTrace], second: list[AnyTrace]) -
             return
     common = [hardware for hardware in a if hardware in b]
     if not common:
-        difference = find_difference(*(marks_of(next(iter(side.values()))) for side in (a, b)), where=place.workload)
-        yield _with_problem(row, str(NoComparison(difference or "other hardware")))
+        one, other = next(iter(a)), next(iter(b))
+        yield _with_problem(row, str(NoComparison(place.workload, Difference(KINDS["hardware"], one, other))))
     for hardware in common:
-        difference = find_difference(marks_of(a[hardware]), marks_of(b[hardware]), where=place.workload)
+        difference = find_difference(*(marks_of(tell(side[hardware]), hardware) for side in (a, b)))
         if difference is not None:
-            yield _with_problem(row, str(NoComparison(difference)))
+            yield _with_problem(row, str(NoComparison(place.workload, difference)))
         else:
             yield _compared(row, a[hardware], b[hardware])
 
@@ -83,11 +85,7 @@ def _with_problem(row: Row, problem: str) -> Row:
 
 def _compared(row: Row, first: AnyEvaluation, second: AnyEvaluation) -> Row:
     a, b = _with_interval(first), _with_interval(second)
-    return replace(row, first_ms=a[0], second_ms=b[0], ratio=_ratio(a, b))
-
-
-def _ratio(a: tuple[float, float, float], b: tuple[float, float, float]) -> Ratio:
-    return ratio_of_intervals(a, b) if a[1] > 0 and b[1] > 0 else ratio_of_pairs([0.0])
+    return replace(row, first_ms=a[0], second_ms=b[0], ratio=ratio_of_intervals(a, b))
 
 
 def _fastest_by_hardware(traces: list[AnyTrace]) -> dict[str, AnyEvaluation]:
