@@ -125,6 +125,16 @@ def test_tables_and_json_have_rows_by(command, key, report):
     assert rows
 
 
+@pytest.mark.parametrize(("columns", "most"), [("80", 80), ("60", 60)])
+def test_the_table_of_authors_fits_its_width_and_keeps_what_ranks(columns, most, report, monkeypatch):
+    monkeypatch.setenv("COLUMNS", columns)
+    lines = report("summary", "--by", "author").out.splitlines()
+    assert max(map(len, lines)) <= most
+    assert lines[0].split()[:4] == ["Author", "Of", "fastest", "Score"]
+    assert "Roofline" not in lines[0]  # nobody has one
+    assert report("summary", "--by", "hardware").out.startswith("Hardware")
+
+
 def test_a_baseline_author_is_one_that_the_set_has(report):
     assert "nobody" in report("summary", "--by", "author", "--baseline-author", "nobody", code=2).err
     assert "needs --by author" in report("summary", "--baseline-author", "x", code=2).err
