@@ -10,8 +10,8 @@ import pytest
 from flashinfer_bench.report.pages.site import write_site
 from flashinfer_bench.report.pages.texts import id_of
 from tests.conftest import CHECKOUT
-from tests.report.test_decision import CASES
 from tests.report.pages.sets import ATTACKS, HARDWARE, hostile_set, usual_set
+from tests.report.test_decision import CASES
 
 AXE = os.environ.get("AXE_CORE", str(CHECKOUT / "node_modules" / "axe-core" / "axe.min.js"))
 DOUBLE, FAST, SLOW = id_of("double"), id_of("double", "fast"), id_of("double", "slow")
@@ -98,8 +98,8 @@ def test_any_two_solutions_are_compared_by_clicking(usual, visit):
     page.get_by_label("Compare slow").check()
     page.locator("#picked a").click()
     page.wait_for_selector("h1:has-text('Compare')")
-    assert column(page, 5) == ["slower"] * 12 + ["not comparable: other caches"]
-    assert column(page, 4)[0].startswith("1.5\u00d7")
+    assert column(page, 6) == ["slower"] * 12 + ["not comparable: other caches"]
+    assert column(page, 5)[0].startswith("1.5\u00d7")
 
 
 def test_the_pages_decide_as_the_reports_do(usual, visit):

@@ -40,7 +40,7 @@ fibReport.overview = (() => {
 
   function solutions(rows) {
     return table({
-      caption: "Solutions", rows, empty: "No solution fits the filters.", sort: { column: 1, down: false },
+      caption: "Latency: median over the passed workloads; speed-up over the reference: geometric mean", rows, empty: "No solution fits the filters.", sort: { column: 1, down: false },
       columns: [
         { label: "Compare", cell: (row) => fibReport.compare.box(row[ROW.id], row[ROW.name]) },
         { label: "Definition", value: (row) => row[ROW.definition], cell: (row) => link(`#/definition/${row[ROW.did]}`, row[ROW.definition]) },
@@ -58,7 +58,7 @@ fibReport.overview = (() => {
 
   function show(data, query, go) {
     const hardware = distinct(data.solutions, ROW.hardware);
-    const opTypes = [...new Set(data.definitions.map((item) => item[2]))].sort();
+    const opTypes = [...new Set(data.definitions.map((item) => item[2]))].filter(Boolean).sort();
     const opType = new Map(data.definitions.map((item) => [item[0], item[2]]));
     const words = (query.get("q") || "").toLowerCase();
     const chosen = { hw: query.get("hw") || "", op: query.get("op") || "", author: query.get("author") || "", state: query.get("state") || "" };

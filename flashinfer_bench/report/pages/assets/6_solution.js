@@ -91,6 +91,7 @@ fibReport.compare = (() => {
     });
     const timed = rows.filter((row) => row.told);
     const kinds = new Set(timed.map((row) => row.one.hardware));
+    const several = new Set(rows.map((row) => row.one.hardware)).size > 1;
     const whole = timed.length && kinds.size === 1 ? ratioOf(timed.map((row) => [row.one.n, row.two.n])) : null;
     const why = (verdict) => (verdict.status === "PASSED" && !verdict.ranked ? "passed, its time does not count" : verdict.status);
     const verdict = (row) => (row.told ? inWords(row.told.decision) : row.other && row.one.ranked && row.two.ranked ? `not comparable: other ${row.other}` : `${why(row.one)} / ${why(row.two)}`);
@@ -103,14 +104,14 @@ fibReport.compare = (() => {
       table({
         caption: "Workloads that both were judged on", rows, empty: "No workload was judged for both on the same hardware.", columns: [
           { label: "Workload", value: (row) => row.one.axes, cell: (row) => el("span", { title: row.one.w }, name(row.one.axes || row.one.w)) },
+          ...(several ? [{ label: "Hardware", value: (row) => row.one.hardware, cell: (row) => name(row.one.hardware) }] : []),
           { label: "A", number: true, value: (row) => row.one.n[0], cell: (row) => withRange(time(row.one.n[0]), row.one.n[1], row.one.n[2], time) },
           { label: "B", number: true, value: (row) => row.two.n[0], cell: (row) => withRange(time(row.two.n[0]), row.two.n[1], row.two.n[2], time) },
           { label: "B / A", number: true, down: true, value: (row) => row.told && row.told.ratio, cell: (row) => (row.told ? withRange(times(row.told.ratio), row.told.low, row.told.high, times) : "–") },
           { label: "B is", value: verdict, cell: (row) => verdict(row) },
-          { label: "Hardware", value: (row) => row.one.hardware, cell: (row) => name(row.one.hardware) },
         ],
       }),
-      el("p", { class: "quiet" }, "B / A: the time of B over that of A, with its 95 % interval by what was recorded. “Same within 2 %”: the whole interval lies within it. “Faster”, “slower”: it leaves out 1, and the ratio is beyond 2 %. “Cannot tell yet”: measure both in turn with `flashinfer-bench compare`."),
+      el("p", { class: "quiet" }, "B / A: the time of B over that of A, with its 95 % interval by what was recorded. “Same within 2 %”: the whole interval lies within it. “Faster”, “slower”: it leaves out 1, and the ratio is beyond 2 %. “Cannot tell yet”: measure both in turn with ", el("code", null, "flashinfer-bench compare"), "."),
     ];
   }
   return { box, show, draw, decide };
