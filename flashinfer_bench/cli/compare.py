@@ -41,6 +41,9 @@ from flashinfer_bench.examine.compare.sides import Contender, find_contender, pa
 from flashinfer_bench.report.decision import THRESHOLD
 
 BUDGET_S: Final = 60.0
+"""Seconds of measuring where nobody says another number."""
+MEASURING: Final = ("--budget", "--devices", "--config", "--iterations", "--num-trials", "--sandbox")
+"""Flags that say how to measure, and so nothing of recorded traces."""
 
 
 def declare_compare(parser: Parser) -> None:
@@ -61,9 +64,9 @@ def declare_compare(parser: Parser) -> None:
     how.add_argument("--recorded", action="store_true", help="compare recorded traces; measure nothing")
     text = "the smallest difference of interest: 2%% or 0.02 (default: 2%%)"
     how.add_argument("--threshold", type=share, metavar="X", help=text)
-    text = "seconds of measuring, beside the start (default: %(default)g)"
-    how.add_argument("--budget", type=number, default=BUDGET_S, metavar="S", help=text)
-    how.add_argument("--workloads", nargs="+", metavar="UUID", help="only these workloads: uuids")
+    text = f"seconds of measuring, beside the start (default: {BUDGET_S:g})"
+    how.add_argument("--budget", type=number, metavar="S", help=text)
+    how.add_argument("--workloads", nargs="+", metavar="UUID", help="only these workloads: uuids, or their beginnings")
     add_names(how, "--devices", "use the first of these devices: 0, cuda:1, a GPU's uuid, or cpu")
     how.add_argument("--config", metavar="FILE", help="a YAML file instead of the bundled eval_config.yaml")
     add_setting(how, "--iterations", whole_number, "timed calls per trial")
@@ -80,13 +83,14 @@ def declare_compare(parser: Parser) -> None:
 
 def execute(args: argparse.Namespace) -> int:
     """Compare, and print what came of it."""
-    if args.budget <= 0:
+    if args.budget is not None and args.budget <= 0:
         raise Misuse("--budget: needs seconds above 0")
     threshold = args.threshold or args.fail_if_slower or THRESHOLD
     named = open_trace_set(args) if is_set_named(args, os.environ) else None
     first, second = (find_contender(word, named) for word in (args.first, args.second))
     if args.recorded:
-        comparison = compare_recorded(first, second, threshold)
+        _refuse_measuring_flags(args)
+        comparison = compare_recorded(first, second, threshold, args.workloads)
     else:
         comparison = _measure(args, first, second, threshold, named)
     slower = comparison.slower_than(args.fail_if_slower) if args.fail_if_slower else []
@@ -94,15 +98,21 @@ def execute(args: argparse.Namespace) -> int:
     return FAILED if slower or comparison.problems else RAN
 
 
+def _refuse_measuring_flags(args: argparse.Namespace) -> None:
+    given = [flag for flag in MEASURING if getattr(args, flag.lstrip("-").replace("-", "_"), None) is not None]
+    if given:
+        raise Misuse(f"{given[0]}: with --recorded nothing is measured")
+
+
 def _measure(
     args: argparse.Namespace, first: Contender, second: Contender, threshold: float, named: TraceSet | None
 ) -> ComparedSides:
     pairings = pair_up(first, second)
+    budget = BUDGET_S if args.budget is None else args.budget
     trace_set = named if named is not None else first.trace_set
     if trace_set is None:
         raise Misuse("no trace set with the definition and its workloads: give --local PATH")
-    workloads = tuple(args.workloads) if args.workloads else None
-    wanted = Measuring(threshold, args.budget, workloads)
+    wanted = Measuring(threshold, budget, tuple(args.workloads) if args.workloads else None)
     config = read_config(args)
     tell = (lambda _line: None) if args.quiet else write_err
     with naming_flags(args):
