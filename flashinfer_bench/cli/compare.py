@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from flashinfer_bench.cli.exit_codes import FAILED, RAN
+from flashinfer_bench.cli.flags.compare import BUDGET_S
 from flashinfer_bench.cli.given.sets import is_set_named, open_trace_set
 from flashinfer_bench.cli.given.settings import naming_flags, read_config
 from flashinfer_bench.cli.screen.output import write_err, write_out
@@ -36,19 +37,22 @@ from flashinfer_bench.examine.compare.documents import (
 from flashinfer_bench.examine.compare.measuring import Measuring, measure
 from flashinfer_bench.examine.compare.recorded import compare_recorded
 from flashinfer_bench.examine.compare.sides import Contender, find_contender, pair_up
+from flashinfer_bench.report.decision import THRESHOLD
 
-THRESHOLD: Final = 0.02
+MEASURING: Final = ("--budget", "--devices", "--config", "--iterations", "--num-trials", "--sandbox")
+"""Flags that say how to measure, and so nothing of recorded traces."""
 
 
 def execute(args: argparse.Namespace) -> int:
     """Compare, and print what came of it."""
-    if args.budget <= 0:
+    if args.budget is not None and args.budget <= 0:
         raise Misuse("--budget: needs seconds above 0")
     threshold = args.threshold or args.fail_if_slower or THRESHOLD
     named = open_trace_set(args) if is_set_named(args, os.environ) else None
     first, second = (find_contender(word, named) for word in (args.first, args.second))
     if args.recorded:
-        comparison = compare_recorded(first, second, threshold)
+        _refuse_measuring_flags(args)
+        comparison = compare_recorded(first, second, threshold, args.workloads)
     else:
         comparison = _measure(args, first, second, threshold, named)
     slower = comparison.slower_than(args.fail_if_slower) if args.fail_if_slower else []
@@ -56,15 +60,21 @@ def execute(args: argparse.Namespace) -> int:
     return FAILED if slower or comparison.problems else RAN
 
 
+def _refuse_measuring_flags(args: argparse.Namespace) -> None:
+    given = [flag for flag in MEASURING if getattr(args, flag.lstrip("-").replace("-", "_"), None) is not None]
+    if given:
+        raise Misuse(f"{given[0]}: with --recorded nothing is measured")
+
+
 def _measure(
     args: argparse.Namespace, first: Contender, second: Contender, threshold: float, named: TraceSet | None
 ) -> ComparedSides:
     pairings = pair_up(first, second)
+    budget = BUDGET_S if args.budget is None else args.budget
     trace_set = named if named is not None else first.trace_set
     if trace_set is None:
         raise Misuse("no trace set with the definition and its workloads: give --local PATH")
-    workloads = tuple(args.workloads) if args.workloads else None
-    wanted = Measuring(threshold, args.budget, workloads)
+    wanted = Measuring(threshold, budget, tuple(args.workloads) if args.workloads else None)
     config = read_config(args)
     tell = (lambda _line: None) if args.quiet else write_err
     with naming_flags(args):

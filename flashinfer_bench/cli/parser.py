@@ -8,12 +8,17 @@ from __future__ import annotations
 import argparse
 import difflib
 import importlib
+import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 from flashinfer_bench.cli.screen.log_level import add_log_level
 from flashinfer_bench.cli.screen.output import write_out
 from flashinfer_bench.errors import Misuse
+
+SHARE: Final = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(%?)", re.ASCII)
+MOST_SHARE: Final = 10.0
+"""A share of a flag is at most 1000 %."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -105,6 +110,15 @@ def number(text: str) -> float:
     except ValueError:
         raise argparse.ArgumentTypeError(f"needs a number, not {text!r}") from None
     return int(value) if value.is_integer() else value
+
+
+def share(text: str) -> float:
+    """Parse a share: "2%" or "0.02". A bare number from 1 on is refused: it may be meant in percent."""
+    found = SHARE.fullmatch(text.strip())
+    value = float(found[1]) / (100 if found[2] else 1) if found is not None else 0.0
+    if found is None or not 0 < value <= MOST_SHARE or (not found[2] and value >= 1):
+        raise argparse.ArgumentTypeError(f"needs a share such as 2% or 0.02, not {text!r}")
+    return value
 
 
 def _wide_help(prog: str) -> argparse.HelpFormatter:

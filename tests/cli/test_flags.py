@@ -13,13 +13,14 @@ from flashinfer_bench.cli.sets.validate.validation import Check
 from flashinfer_bench.data.store.drafts.skeletons import SUFFIXES
 from flashinfer_bench.examine.inspect import sanitizer, tools
 from flashinfer_bench.examine.inspect.ncu import NcuOptions
-from flashinfer_bench.report import export, ranking
+from flashinfer_bench.report import decision, export, ranking
 from tests.cli.helps import ALL_COMMANDS, example_of
 
 
 def test_what_the_help_tells_of_the_engine_is_what_the_engine_has():
     assert tuple(language.value for language in SUFFIXES) == engine_words.LANGUAGES
     assert get_args(Check) == engine_words.CHECKS
+    assert decision.THRESHOLD == engine_words.THRESHOLD
     assert export.EXPORT_FORMATS == engine_words.EXPORT_FORMATS
     assert ranking.GROUP_KEYS == engine_words.GROUP_KEYS
     assert (tools.NCU, tools.SANITIZER) == (engine_words.NCU, engine_words.SANITIZER)

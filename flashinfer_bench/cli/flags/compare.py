@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import re
 from typing import Final
 
-from flashinfer_bench.cli.parser import Parser, number, whole_number
+from flashinfer_bench.cli.parser import Parser, number, share, whole_number
 from flashinfer_bench.cli.shared_flags import EXIT_CODES, PROGRAM, add_local, add_names, add_sandbox, add_setting
 
-SHARE: Final = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(%?)")
 BUDGET_S: Final = 60.0
-MOST_SHARE: Final = 10.0
+"""Seconds of measuring where nobody says another number."""
 
 
 def declare_compare(parser: Parser) -> None:
@@ -32,9 +30,9 @@ def declare_compare(parser: Parser) -> None:
     how.add_argument("--recorded", action="store_true", help="compare recorded traces; measure nothing")
     text = "the smallest difference of interest: 2%% or 0.02 (default: 2%%)"
     how.add_argument("--threshold", type=share, metavar="X", help=text)
-    text = "seconds of measuring, beside the start (default: %(default)g)"
-    how.add_argument("--budget", type=number, default=BUDGET_S, metavar="S", help=text)
-    how.add_argument("--workloads", nargs="+", metavar="UUID", help="only these workloads: uuids")
+    text = f"seconds of measuring, beside the start (default: {BUDGET_S:g})"
+    how.add_argument("--budget", type=number, metavar="S", help=text)
+    how.add_argument("--workloads", nargs="+", metavar="UUID", help="only these workloads: uuids, or their beginnings")
     add_names(how, "--devices", "use the first of these devices: 0, cuda:1, a GPU's uuid, or cpu")
     how.add_argument("--config", metavar="FILE", help="a YAML file instead of the bundled eval_config.yaml")
     add_setting(how, "--iterations", whole_number, "timed calls per trial")
@@ -47,12 +45,3 @@ def declare_compare(parser: Parser) -> None:
     out.add_argument("--format", choices=("table", "json", "md"), default="table", help=text)
     out.add_argument("--junit", metavar="FILE", help="write JUnit XML, too: a case for each workload")
     out.add_argument("--quiet", action="store_true", help="no progress; only errors and the result")
-
-
-def share(text: str) -> float:
-    """Parse a share: "2%" or "0.02"."""
-    found = SHARE.fullmatch(text.strip())
-    value = float(found[1]) / (100 if found[2] else 1) if found is not None else 0.0
-    if not 0 < value <= MOST_SHARE:
-        raise argparse.ArgumentTypeError(f"needs a share such as 2% or 0.02, not {text!r}")
-    return value

@@ -14,6 +14,8 @@ CHECKS: Final = ("layout", "definition", "workload", "solution", "trace", "basel
 EXPORT_FORMATS: Final = ("csv", "jsonl", "parquet")
 GROUP_KEYS: Final = ("author", "op_type", "hardware")
 """What `report --by` can put together in one row."""
+THRESHOLD: Final = 0.02
+"""The smallest difference of interest of `compare`, `report diff` and `report history`, as a share."""
 SANITIZER_TYPES: Final = ("memcheck", "racecheck", "initcheck", "synccheck")
 NCU: Final = "ncu"
 NCU_SET: Final = "detailed"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from flashinfer_bench.cli.flags.engine_words import EXPORT_FORMATS, GROUP_KEYS
-from flashinfer_bench.cli.parser import Parser, number
+from flashinfer_bench.cli.flags.engine_words import EXPORT_FORMATS, GROUP_KEYS, THRESHOLD
+from flashinfer_bench.cli.parser import Parser, share
 from flashinfer_bench.cli.shared_flags import PROGRAM, add_filters, add_format, add_local, add_names
 
 ROWS: Final = ("workload", "definition")
@@ -98,8 +98,8 @@ def declare_diff(parser: Parser) -> None:
 
 
 def _add_threshold(parser: Parser) -> None:
-    text = "smallest difference of interest, in percent (default: %(default)s)"
-    parser.add_argument("--threshold", type=number, metavar="PERCENT", default=2, help=text)
+    text = "the smallest difference of interest: 2%% or 0.02 (default: 2%%)"
+    parser.add_argument("--threshold", type=share, metavar="X", default=THRESHOLD, help=text)
 
 
 def declare_html(parser: Parser) -> None:

@@ -28,27 +28,20 @@ from flashinfer_bench.cli.screen.tables import (
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.data.store.trace_lines import AnyTrace
 from flashinfer_bench.data.store.trace_list import kept_of
-from flashinfer_bench.errors import Misuse
 from flashinfer_bench.report.changes import (
-    FASTER,
     GONE,
     NEW,
-    SAME,
-    SLOWER,
-    UNKNOWN,
     VERDICT,
     Change,
     Epoch,
     find_changes,
     find_epochs,
 )
+from flashinfer_bench.report.decision import FASTER, SAME, SLOWER, UNKNOWN
 from flashinfer_bench.report.results import Result, list_results
 from flashinfer_bench.report.verdict import to_one_line
 
-NOTE: Final = "ratios are new over old time, with 95 % intervals of one worker each: a decision is a lead, no proof"
-PERCENT: Final = 100.0
-MOST_THRESHOLD: Final = 100
-"""A threshold is below this many percent."""
+NOTE: Final = "ratio: new over old time, with its recorded 95 % interval; `compare` measures in turn, and knows more"
 
 
 def execute_history(args: argparse.Namespace) -> int:
@@ -56,7 +49,7 @@ def execute_history(args: argparse.Namespace) -> int:
     trace_set = open_trace_set(args)
     chosen = argparse.Namespace(definitions=[args.definition], solutions=args.solutions)
     results = list_results(trace_set, choose_traces(trace_set, chosen), latest_only=False)
-    epochs = find_epochs([item for item in results if not item.told.run.quick], _threshold(args))
+    epochs = find_epochs([item for item in results if not item.told.run.quick], args.threshold)
     if args.format == "json":
         write_out(json.dumps({"rows": [asdict(epoch) for epoch in epochs]}, indent=2) + "\n")
     elif epochs:
@@ -68,9 +61,8 @@ def execute_history(args: argparse.Namespace) -> int:
 
 def execute_diff(args: argparse.Namespace) -> int:
     """Print the changes."""
-    threshold = _threshold(args)
     old, new = (_results(Path(folder)) for folder in (args.old, args.new))
-    changes = find_changes(old, new, threshold)
+    changes = find_changes(old, new, args.threshold)
     counts = Counter(change.decision for change in changes)
     if args.format == "json":
         write_out(json.dumps({"counts": counts, "rows": [asdict(change) for change in changes]}, indent=2) + "\n")
@@ -136,9 +128,3 @@ def _results(folder: Path) -> list[Result]:
     trace_set = TraceSet.from_path(folder)
     traces: list[AnyTrace] = [trace for part in trace_set.traces.values() for trace in kept_of(part)]
     return list_results(trace_set, traces)
-
-
-def _threshold(args: argparse.Namespace) -> float:
-    if not 0 <= args.threshold < MOST_THRESHOLD:
-        raise Misuse(f"--threshold: needs a number of percent from 0 to below 100, not {args.threshold}")
-    return float(args.threshold) / PERCENT

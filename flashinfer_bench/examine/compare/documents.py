@@ -7,6 +7,7 @@ from xml.etree import ElementTree
 
 from flashinfer_bench.examine.compare.comparison import ComparedSides, Row
 from flashinfer_bench.examine.compare.ratios import Ratio, pairs_still_needed
+from flashinfer_bench.report.decision import SAME, UNKNOWN
 from flashinfer_bench.report.verdict import to_one_line
 
 FORMAT_VERSION: Final = 1
@@ -41,12 +42,12 @@ def compare_document(comparison: ComparedSides, sides: tuple[str, str], slower: 
 def describe_decision(ratio: Ratio, comparison: ComparedSides) -> str:
     """Say what B is beside A, in words that name the threshold, or about how many more pairs are needed."""
     decision = comparison.decide(ratio)
-    if decision == "same":
+    if decision == SAME:
         return f"same within {100 * comparison.threshold:.3g} %"
-    if decision != "cannot tell yet":
+    if decision != UNKNOWN:
         return decision
     more = pairs_still_needed(ratio, comparison.threshold) if comparison.how == "measured" else None
-    return f"cannot tell yet (needs about {more} more)" if more is not None else "cannot tell yet"
+    return f"{UNKNOWN} (needs about {more} more)" if more is not None else UNKNOWN
 
 
 def describe_interval(ratio: Ratio) -> str:
@@ -128,7 +129,7 @@ def _ratio_document(ratio: Ratio, comparison: ComparedSides) -> dict[str, Any]:
         "interval95": None if interval is None else list(interval),
         "pairs": ratio.pairs or None,
         "decision": decision,
-        "pairs_needed": needed if decision == "cannot tell yet" and comparison.how == "measured" else None,
+        "pairs_needed": needed if decision == UNKNOWN and comparison.how == "measured" else None,
     }
 
 

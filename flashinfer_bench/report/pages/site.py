@@ -127,7 +127,7 @@ def _solution_entry(items: Sequence[Result]) -> list[Any]:
     """Return what tables show of a solution on one kind of hardware; `ROW` in 4_overview.js names the places."""
     first = items[0]
     ranked = [item for item in items if item.is_ranked and item.speedup is not None]
-    mean = mean_of([item.speedup or 0.0 for item in ranked], [item.log_error for item in ranked])
+    mean = mean_of([item.speedup or 0.0 for item in ranked], [item.speedup_log_half for item in ranked])
     timed = [item.latency_ms for item in items if item.told.measurement.meaningful]
     latencies = sorted(latency for latency in timed if latency is not None)
     failed = [item.status for item in items if not item.is_passed]
