@@ -15,8 +15,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,7 +31,30 @@ from flashinfer_bench.examine.repro.start import ReproOrder, reproduce
 SET = Path("flashinfer-trace")
 WRONG = SET / "wrong"
 NUMERICAL = "INCORRECT_NUMERICAL"
-LIMIT_S = 300
+FORKS = """
+import os, runpy, sys, torch
+torch.set_num_threads(1)
+for line in sys.stdin:
+    folder = line.strip()
+    child = os.fork()
+    if not child:
+        out = os.open(folder + "/printed.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(out, 1)
+        os.dup2(out, 2)
+        sys.argv = [folder + "/repro.py"]
+        code = 70
+        try:
+            runpy.run_path(sys.argv[0], run_name="__main__")
+        except SystemExit as end:
+            code = end.code
+        except BaseException as error:
+            print(repr(error))
+        sys.stdout.flush()
+        os._exit(code)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+"""Runs in the interpreter that has torch alone: each line of its input is a folder. Importing torch takes most of the
+time of a script, and is done once."""
 QUICK = {"warmup_runs": 0, "iterations": 1, "num_trials": 1, "time_budget_s": 0.5}
 
 
@@ -65,7 +90,7 @@ def check(twin: Solution, uuid: str, folder: Path, args: argparse.Namespace) -> 
     start = time.monotonic()
     try:
         seen, problem = _check(twin, uuid, folder, args)
-    except (Fault, subprocess.TimeoutExpired) as error:
+    except Fault as error:
         seen, problem = "", f"{type(error).__name__}: {error}"
     return Checked(twin.name, seen, problem, time.monotonic() - start)
 
@@ -88,17 +113,15 @@ def _check(twin: Solution, uuid: str, folder: Path, args: argparse.Namespace) ->
     facts = write_down(twin, uuid, folder)
     if facts["status"] != NUMERICAL:
         return "", f"repro tells {facts['status']}: {facts['message'][:200]}"
-    runs = args.python if facts["compares"] else sys.executable
-    done = _run([runs, str(folder / "repro.py")], alone=facts["compares"])
-    if done.returncode != 1 or "the failure shows" not in done.stdout:
-        return "", f"repro.py ended with {done.returncode}: {done.stdout[-500:]}{done.stderr[-500:]}"
-    seen = "judge" if not facts["compares"] else "recorded" if "when it was judged" in done.stdout else "now"
+    python = args.alone if facts["compares"] else args.whole
+    code, told = python.run(folder)
+    if code != 1 or "the failure shows" not in told:
+        return "", f"repro.py ended with {code}: {told[-1000:]}"
+    seen = "judge" if not facts["compares"] else "recorded" if "when it was judged" in told else "now"
     (folder / "got.safetensors").unlink(missing_ok=True)
     _take_reference(folder, facts)
-    done = _run([runs, str(folder / "repro.py")], alone=facts["compares"])
-    if done.returncode:
-        return seen, f"with the reference it ended with {done.returncode}: {done.stdout[-500:]}{done.stderr[-500:]}"
-    return seen, None
+    code, told = python.run(folder)
+    return seen, f"with the reference it ended with {code}: {told[-1000:]}" if code else None
 
 
 def _take_reference(folder: Path, facts: dict) -> None:
@@ -114,11 +137,35 @@ def _take_reference(folder: Path, facts: dict) -> None:
     (folder / "call.json").write_text(json.dumps({**facts, "style": "value"}))
 
 
-def _run(argv: list[str], *, alone: bool = False) -> subprocess.CompletedProcess[str]:
-    hidden = {"PYTHONPATH"} if alone else set()
-    environment = {name: value for name, value in os.environ.items() if name not in hidden}
-    environment["OMP_NUM_THREADS"] = "1"
-    return subprocess.run(argv, capture_output=True, text=True, check=False, timeout=LIMIT_S, env=environment)
+class Python:
+    """An interpreter that has torch imported, and runs each script in a fork of itself.
+
+    Args:
+        executable: the interpreter.
+        with_package: whether it may see this package's source.
+    """
+
+    def __init__(self, executable: str, *, with_package: bool) -> None:
+        hidden = set() if with_package else {"PYTHONPATH"}
+        environment = {name: value for name, value in os.environ.items() if name not in hidden}
+        self._lock = threading.Lock()
+        self._process = subprocess.Popen(
+            [executable, "-c", FORKS], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+        )
+
+    def run(self, folder: Path) -> tuple[int, str]:
+        """Run the script of a folder; return its exit code, and what it printed."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with self._lock:
+            self._process.stdin.write(f"{folder}\n")
+            self._process.stdin.flush()
+            code = int(self._process.stdout.readline())
+        return code, (folder / "printed.txt").read_text()
+
+    def close(self) -> None:
+        """End it."""
+        self._process.communicate()
 
 
 def main() -> int:
@@ -131,7 +178,14 @@ def main() -> int:
     args = parser.parse_args()
     twins = list_twins(TraceSet.from_path(SET))
     chosen = [(twin, uuid) for twin, uuid in twins if not args.only or any(word in twin.name for word in args.only)]
-    with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(args.jobs) as pool:
+    args.alone = Python(args.python, with_package=False)
+    args.whole = Python(sys.executable, with_package=True)
+    with (
+        closing(args.alone),
+        closing(args.whole),
+        tempfile.TemporaryDirectory() as scratch,
+        ThreadPoolExecutor(args.jobs) as pool,
+    ):
         root = Path(args.keep or scratch)
         checked = []
         for one in pool.map(lambda pair: check(*pair, root / pair[0].name, args), chosen):
