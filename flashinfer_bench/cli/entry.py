@@ -28,8 +28,8 @@ from flashinfer_bench.errors import FlashInferBenchError, Misuse
 _log = logging.getLogger(__name__)
 
 RUN: Final = "run"
-NOTHING_RUNS: Final = {"-h", "--help", "--dry-run"}
-"""Arguments with which no session is started."""
+NOTHING_RUNS: Final = {"-h", "--help", "--dry-run", "--watch"}
+"""Arguments with which no session is started, or only by a thread that has to start its own process for it."""
 ELSEWHERE: Final = re.compile(r"--cluster\b")
 """A flag with which sessions are started on other machines."""
 PERF: Final = "perf"

@@ -15,8 +15,9 @@ from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.events import Event
 from flashinfer_bench.bench.machine import Machine
 from flashinfer_bench.bench.planning.plan import Plan
-from flashinfer_bench.cli.edit.watch import take_stamp, wait_for_change
-from flashinfer_bench.cli.exit_codes import FAILED, INTERRUPTED, RAN
+from flashinfer_bench.cli.edit.warm import WarmEngines
+from flashinfer_bench.cli.edit.watch import keep_judging
+from flashinfer_bench.cli.exit_codes import FAILED, RAN
 from flashinfer_bench.cli.given.blob_issues import find_blob_issues
 from flashinfer_bench.cli.given.data_errors import AskedNames, find_load_errors, find_plan_errors, take_broken_names
 from flashinfer_bench.cli.given.drafts import list_draft_paths, save_draft, take_drafts
@@ -39,7 +40,7 @@ from flashinfer_bench.cli.screen.progress import RunProgress, choose_progress
 from flashinfer_bench.cli.screen.tables import available_width, count
 from flashinfer_bench.cli.shared_flags import PROGRAM
 from flashinfer_bench.data import LoadIssue, Trace, TraceSet
-from flashinfer_bench.errors import Fault, FlashInferBenchError, Misuse
+from flashinfer_bench.errors import Fault, Misuse
 
 
 class RunnableBenchmark(Protocol):
@@ -80,29 +81,16 @@ def execute(args: argparse.Namespace, *, make_engine: BenchmarkFactory = Benchma
     if args.watch and (args.replay or args.resume or args.dry_run or not list_draft_paths(args)):
         raise Misuse("--watch judges a file again when it is saved: --solution FILE, without --resume or --dry-run")
     read_config(args)  # what is wrong in flags and file is told before the set is read
-    trace_set = open_trace_set(args)
     if args.watch:
-        return _watch(args, trace_set, make_engine)
-    return _judge(args, trace_set, make_engine)
+        return _watch(args, make_engine)
+    return _judge(args, open_trace_set(args), make_engine)
 
 
-def _watch(args: argparse.Namespace, trace_set: TraceSet, make_engine: BenchmarkFactory) -> int:
-    """Judge each time a draft is saved, until Ctrl-C; return the exit code of the last verdicts."""
-    paths, code = list_draft_paths(args), 0
-    try:
-        while True:
-            stamp = take_stamp(paths)
-            try:
-                code = _judge(argparse.Namespace(**vars(args)), trace_set, make_engine)
-            except FlashInferBenchError as error:
-                write_problems(str(error))
-                code = error.exit_code
-            if code == INTERRUPTED:
-                return code
-            write_err(f"waiting until {', '.join(map(str, paths))} is saved; Ctrl-C ends")
-            wait_for_change(paths, stamp)
-    except KeyboardInterrupt:
-        return code
+def _watch(args: argparse.Namespace, make_engine: BenchmarkFactory) -> int:
+    """Judge each time a draft is saved, on an engine that stays; return the exit code of the last verdicts."""
+    with WarmEngines() as warm:
+        make = warm.open if make_engine is Benchmark and args.repeat == 1 else make_engine
+        return keep_judging(args, lambda given, trace_set: _judge(given, trace_set, make))
 
 
 def _judge(args: argparse.Namespace, trace_set: TraceSet, make_engine: BenchmarkFactory) -> int:
