@@ -99,7 +99,9 @@ def render_python() -> str:
 def _list_names(module: str) -> Iterator[tuple[str, Any]]:
     imported = importlib.import_module(module)
     every = getattr(imported, "__all__", None) or [
-        name for name, value in vars(imported).items() if getattr(value, "__module__", None) == module and name[0] != "_"
+        name
+        for name, value in vars(imported).items()
+        if getattr(value, "__module__", None) == module and name[0] != "_"
     ]
     names = EVALUATOR_NAMES if module.endswith("evaluators.evaluator") else every
     for name in names:

@@ -96,3 +96,9 @@ def test_a_wrong_command_is_found(line):
 
 def test_every_mark_has_a_reason():
     assert [str(block) for block in BLOCKS if block.mark and not block.reason] == []
+
+
+def test_a_mark_is_of_the_block_below_it_alone():
+    page = CHECKOUT / "docs" / "tutorial.md"
+    marks = [(block.mark, block.reason) for block in read_blocks(page) if block.mark]
+    assert marks == [("not run", "the tests have an environment"), ("exits with", "1")]

@@ -11,7 +11,14 @@ MOST_WORDS = 25
 """The words that a plain sentence has at the most."""
 PLAIN = 0.95
 """The share of sentences that have to be plain, on each of these pages."""
-FOR_NEWCOMERS = [README, DOCS / "index.md", DOCS / "tutorial.md", DOCS / "faq.md", DOCS / "numbers.md", *(DOCS / "how-to").iterdir()]
+FOR_NEWCOMERS = [
+    README,
+    DOCS / "index.md",
+    DOCS / "tutorial.md",
+    DOCS / "faq.md",
+    DOCS / "numbers.md",
+    *(DOCS / "how-to").iterdir(),
+]
 GENERATED = {"reference/commands.md", "reference/python.md"}
 """Pages that scripts/site_hooks.py makes when the site is built."""
 

@@ -14,8 +14,10 @@ PAGES = [README, *sorted(DOCS.rglob("*.md"))]
 SHELLS = ("sh", "bash", "shell")
 PROGRAM = "flashinfer-bench"
 SEPARATORS = ("&&", "||", "|", ";", "(", ")")
-_FENCE = re.compile(r"^(?P<indent> *)```(?P<language>[\w-]*)[^\n]*\n(?P<text>.*?)^(?P=indent)```\s*$", re.DOTALL | re.MULTILINE)
-_MARK = re.compile(r"<!-- (not run|exits with|runs in): ?(.*?) -->\n+\Z", re.DOTALL)
+_FENCE = re.compile(
+    r"^(?P<indent> *)```(?P<language>[\w-]*)[^\n]*\n(?P<text>.*?)^(?P=indent)```\s*$", re.DOTALL | re.MULTILINE
+)
+_MARK = re.compile(r"<!-- (not run|exits with): ?([^\n]*?) *-->\n+\Z")
 _FILE = re.compile(r"^`([^`\n]+)`:\n\n\Z", re.MULTILINE)
 
 
