@@ -5,6 +5,7 @@ import re
 import pytest
 import yaml
 
+from scripts.references import PAGES as PAGES_OF_THE_SITE
 from tests.kit.documents import CHECKOUT, DOCS, PAGES, README, list_anchors, read_links, read_sentences
 
 MOST_WORDS = 25
@@ -19,8 +20,6 @@ FOR_NEWCOMERS = [
     DOCS / "numbers.md",
     *(DOCS / "how-to").iterdir(),
 ]
-GENERATED = {"reference/commands.md", "reference/python.md"}
-"""Pages that scripts/site_hooks.py makes when the site is built."""
 
 
 def name(page):
@@ -40,7 +39,7 @@ def test_every_link_leads_to_a_file_and_to_a_heading_in_it(page):
 def test_the_site_shows_every_page():
     text = (CHECKOUT / "mkdocs.yml").read_text()
     shown = set(re.findall(r"(\S+\.md)$", yaml.safe_dump(yaml.safe_load(text)["nav"]), re.MULTILINE))
-    assert shown == {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")} | GENERATED
+    assert shown == {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")} | {*PAGES_OF_THE_SITE}
 
 
 @pytest.mark.parametrize("page", FOR_NEWCOMERS, ids=name)
