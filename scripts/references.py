@@ -33,8 +33,6 @@ PACKAGES: Final = {
     "flashinfer_bench.errors": "What the package raises.",
 }
 """Package or module → what its section of the Python reference begins with. A name stands in the first that has it."""
-EVALUATOR_NAMES: Final = ("Accepted", "Evaluator", "Rejected")
-"""What plug-ins use of a module that has no `__all__`."""
 
 
 def render_commands() -> str:
@@ -72,15 +70,11 @@ def render_python() -> str:
 
 
 def _list_names(module: str) -> Iterator[tuple[str, Any]]:
+    """Yield the public names of a module: those of its `__all__`, or all that it defines."""
     imported = importlib.import_module(module)
-    every = getattr(imported, "__all__", None) or [
-        name
-        for name, value in vars(imported).items()
-        if getattr(value, "__module__", None) == module and name[0] != "_"
-    ]
-    names = EVALUATOR_NAMES if module.endswith("evaluators.evaluator") else every
-    for name in names:
-        if not name.startswith("__"):
+    own = [name for name, value in vars(imported).items() if getattr(value, "__module__", None) == module]
+    for name in getattr(imported, "__all__", own):
+        if not name.startswith("_"):
             yield name, getattr(imported, name)
 
 

@@ -10,6 +10,10 @@ from flashinfer_bench.cli.perf.flags import make_session_parser
 from flashinfer_bench.routines.table import ROUTINES
 from scripts.references import PACKAGES, render_commands, render_python
 from tests.cli.helps import ALL_COMMANDS
+from tests.kit.documents import CHECKOUT, PAGES
+
+USERS_PAGES = [page for page in PAGES if page.name not in ("building.md", "measurements.md")]
+"""Pages that speak of our own flags alone; the others name those of compilers and tools."""
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +41,17 @@ def test_every_flag_of_perf_is_in_its_section(commands):
     flags = {f"--{flag.name}" for routine in ROUTINES.values() for flag in routine.flags}
     assert {flag for flag in flags | {*make_session_parser().flags()} if flag not in commands["perf"]} == set()
     assert {name for name in ROUTINES if f"`{name}`" not in commands["perf"]} == set()
+
+
+@pytest.mark.parametrize("page", USERS_PAGES, ids=lambda page: page.name)
+def test_every_flag_that_a_page_speaks_of_exists(page, commands):
+    text = "".join(commands.values())
+    scripts = "".join(path.read_text() for path in (CHECKOUT / "benchmarks").glob("*.py"))
+    spans = re.findall(r"`([^`\n]*)`", re.sub(r"^ *```.*?^ *```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE))
+    named = {flag for span in spans for flag in re.findall(r"(?<![\w-])--[a-z][\w-]*", span)}
+    assert {
+        flag for flag in named if f"{flag}`" not in text and f"{flag} " not in text and f'"{flag}"' not in scripts
+    } == set()
 
 
 def test_every_public_name_is_in_the_python_reference():
