@@ -14,6 +14,7 @@ import os
 import re
 from collections.abc import Iterator
 from typing import Any, Final
+from unittest.mock import patch
 
 from flashinfer_bench.cli.entry import COMMANDS, PERF, make_parser
 from flashinfer_bench.cli.main import cli
@@ -114,9 +115,8 @@ def _row(action: argparse.Action) -> str:
 
 
 def _render_perf() -> str:
-    os.environ["COLUMNS"] = HELP_COLUMNS
     printed = io.StringIO()
-    with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
+    with patch.dict(os.environ, COLUMNS=HELP_COLUMNS), contextlib.redirect_stdout(printed):
         cli([PERF, "--help"])
     general = printed.getvalue().partition("\nroutines (")[0].rstrip()
     lines = ["## perf", "", "[Routines](../routines.md) says what each flag does.", "", f"```text\n{general}\n```"]

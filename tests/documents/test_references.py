@@ -38,6 +38,7 @@ def test_every_flag_of_a_help_is_in_the_section_of_its_command(command, commands
 
 
 def test_every_flag_of_perf_is_in_its_section(commands):
+    assert "--sweep" in commands["perf"]
     flags = {f"--{flag.name}" for routine in ROUTINES.values() for flag in routine.flags}
     assert {flag for flag in flags | {*make_session_parser().flags()} if flag not in commands["perf"]} == set()
     assert {name for name in ROUTINES if f"`{name}`" not in commands["perf"]} == set()
