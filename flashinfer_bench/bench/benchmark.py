@@ -49,7 +49,7 @@ class Benchmark:
         ConfigError: the configuration asks for devices that are not there, evaluators that no session could import, or
             a sandbox that cannot be had here.
 
-    Example:
+    Examples:
         >>> result = Benchmark(TraceSet.from_path("flashinfer-trace")).run_all()
     """
 

@@ -43,11 +43,12 @@ def progress_bar(jobs: int, *, wanted: bool | None = None, console: Console | No
     columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=console) as drawn:
         task = drawn.add_task("", total=jobs)
-        yield (
-            lambda event: (
-                _count(event, counts) and drawn.update(task, advance=1, description=_describe(counts), refresh=True)
-            )
-        )
+
+        def tell(event: Event) -> None:
+            if _count(event, counts):
+                drawn.update(task, advance=1, description=_describe(counts), refresh=True)
+
+        yield tell
 
 
 def is_notebook() -> bool:
