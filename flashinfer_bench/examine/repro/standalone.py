@@ -98,7 +98,7 @@ def find_failing(left: torch.Tensor, right: torch.Tensor, rule: Any, *, is_exact
     same = (left == right) | (left.isnan() & right.isnan())
     if is_exact:
         return ~same
-    error, relative = (right - left).abs(), rule["rtol"] * left.abs()
+    error, relative = (right - left).abs(), left.abs() * float(rule["rtol"])
     atol = float(rule["atol"])
     near = error <= atol + relative if rule["is_sum"] else (error <= atol) | (error <= relative)
     return ~(same | (near & left.isfinite() & right.isfinite()))
