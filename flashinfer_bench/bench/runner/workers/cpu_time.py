@@ -95,6 +95,31 @@ def tree_cpu_time_ns(guard_pid: int | None) -> int | None:
     return ended * tick_ns + sum((cpu_time_ns(pid) or 0) + (reaped_cpu_ticks(pid) or 0) * tick_ns for pid in below)
 
 
+class BetweenRequests:
+    """What a tree takes of the processors while nothing is asked of it. It should stand still then.
+
+    The kernel wakes a stopped process by a signal that nobody sends, a timer's for one. Work that is done so would be
+    in no time from a request to its answer, so it is added to that of the next request.
+
+    Args:
+        guard_pid: the guard; None where nothing is held still.
+    """
+
+    def __init__(self, guard_pid: int | None) -> None:
+        self._guard_pid = guard_pid
+        self._since = tree_cpu_time_ns(guard_pid)
+
+    def end(self) -> tuple[int | None, int]:
+        """Return the processor time so far, and how much of it came since the latest request; one begins now."""
+        now = tree_cpu_time_ns(self._guard_pid)
+        return now, 0 if now is None or self._since is None else max(0, now - self._since)
+
+    def begin(self) -> int | None:
+        """Return the processor time so far; a request is over."""
+        self._since = tree_cpu_time_ns(self._guard_pid)
+        return self._since
+
+
 def tree_waiting_ns(guard_pid: int | None) -> int:
     """Return how long the threads below a guard were ready to run and had no processor; 0 where nobody tells."""
     if guard_pid is None or sys.platform != "linux":
