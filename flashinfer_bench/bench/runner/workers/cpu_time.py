@@ -12,6 +12,9 @@ from typing import Final
 from flashinfer_bench.worker.linux import reaped_cpu_ticks, tree_below
 from flashinfer_bench.worker.processor_counter import read_counter
 
+STOPPING_NS: Final = 50_000
+"""What an honest worker takes after its answer until it stands still, and when it goes on, does not count: 0 to 50 us
+were seen, and now and then more, on two busy cores."""
 ALL_THREADS: Final = 2
 """CPUCLOCK_SCHED of Linux. The id of a process's clock is ~pid shifted left by three bits, plus this."""
 
@@ -110,9 +113,9 @@ class BetweenRequests:
         self._since = tree_cpu_time_ns(guard_pid)
 
     def end(self) -> tuple[int | None, int]:
-        """Return the processor time so far, and how much of it came since the latest request; one begins now."""
+        """Return the processor time so far, and how much of it counts as the request's that begins now."""
         now = tree_cpu_time_ns(self._guard_pid)
-        return now, 0 if now is None or self._since is None else max(0, now - self._since)
+        return now, 0 if now is None or self._since is None else max(0, now - self._since - STOPPING_NS)
 
     def begin(self) -> int | None:
         """Return the processor time so far; a request is over."""
