@@ -63,6 +63,26 @@ def latency_ns(sample: Sample, launch_gap_ns: int) -> int:
 
 
 @dataclass(frozen=True)
+class KnownCall:
+    """What a trial found out of a call before it took readings. A later trial of the same call need not look again."""
+
+    method: str
+    """The clock that saw it."""
+    looked_at: Sample
+    """The reading that tells what the call launches."""
+    per_call_s: float
+    """Wall time of one reading."""
+    enqueue_ns: int
+    """What the host needs to enqueue the call."""
+    spin_ns: int
+    """The spin that no reading was late behind."""
+    waits_inside: bool
+    overfills: bool
+    settled: bool
+    resets_lines: bool
+
+
+@dataclass(frozen=True)
 class Trial:
     """The readings of one trial: one set of inputs."""
 
@@ -70,6 +90,8 @@ class Trial:
     stop: Stop
     facts: Facts = field(default_factory=dict)
     """How the readings came about: method, cache state, launch, counts."""
+    known: KnownCall | None = None
+    """What later trials may go by; None where a look tells them nothing, or the call is too slow for one."""
 
     @property
     def spans_ns(self) -> list[int]:

@@ -1,5 +1,6 @@
 """How a trial is taken, top to bottom: check → warm up → size the spin → look for persisting lines (`timing.lines`) →
-calls or replays of graphs (`timing.replays`) → (flush, spin, call) until the rule says stop.
+calls or replays of graphs (`timing.replays`) → (flush, spin, call) until the rule says stop. Later trials of the same
+call go by what the first one found: they begin with the warm-up.
 
 It runs where the code runs: in the worker for a solution, in the device session for the reference. It only takes
 readings. What they mean is decided elsewhere (`timing.summary`).
@@ -19,7 +20,7 @@ from typing import Final
 
 from flashinfer_bench.timing.clocks import CaptureRefused, Clock, ClockLost, Lead
 from flashinfer_bench.timing.lines import check_lines
-from flashinfer_bench.timing.measurement import Facts, Sample, Stop, Trial
+from flashinfer_bench.timing.measurement import Facts, KnownCall, Sample, Stop, Trial
 from flashinfer_bench.timing.progress import CHECKS, SLOW_SHARE, Recipe, Supplier, TrialUnderWay
 from flashinfer_bench.timing.replays import Calls, choose_calls
 from flashinfer_bench.timing.stopping import QUICK_S, StoppingRule
@@ -54,19 +55,27 @@ that misses the caches has two typical durations, 20 % apart; kernels of two str
 (7 %)."""
 
 
-def take_trial(supply: Supplier, clock: Clock, recipe: Recipe, *, now: Callable[[], float] = perf_counter) -> Trial:
+def take_trial(
+    supply: Supplier,
+    clock: Clock,
+    recipe: Recipe,
+    *,
+    known: KnownCall | None = None,
+    now: Callable[[], float] = perf_counter,
+) -> Trial:
     """Take one trial; the clock is switched off again whatever happens.
 
     Args:
         supply: gives the launch for the i-th call.
         clock: how readings are taken. One that loses its readings is replaced by its fall-back, and the facts say so.
         recipe: counts and budget.
+        known: what an earlier trial of the same call found out of it.
         now: the host's clock, in seconds.
     """
     start, trial = now(), TrialUnderWay(supply, clock, recipe, now)
     try:
         with clock:
-            return _take(trial)
+            return _take(trial, known)
     except ClockLost as lost:
         fallback = clock.fall_back(str(lost))
         if fallback is None:
@@ -77,18 +86,25 @@ def take_trial(supply: Supplier, clock: Clock, recipe: Recipe, *, now: Callable[
     return take_trial(supply, fallback, left, now=now)
 
 
-def _take(trial: TrialUnderWay) -> Trial:
+def _take(trial: TrialUnderWay, known: KnownCall | None) -> Trial:
     recipe, now = trial.recipe, trial.now
     start = now()
-    latest = check(trial)
-    start += trial.compiled_s
-    if now() - start > recipe.budget_s:
-        calls = Calls(trial.supply, "stream", "the budget holds no more calls")
-        return Trial((latest,), "budget", _facts(trial, calls))
-    deadline = now() + recipe.budget_s / SLOW_SHARE - CHECKS * trial.per_call_s
-    if not (recipe.stops_early and trial.per_call_s > QUICK_S):  # else the checks have warmed it up
+    if known is not None and _holds(known, trial):
+        _recall(trial, known)
+        is_new = False
+    else:
+        latest, is_new = check(trial), True
+        start += trial.compiled_s
+        if now() - start > recipe.budget_s:
+            calls = Calls(trial.supply, "stream", "the budget holds no more calls")
+            return Trial((latest,), "budget", _facts(trial, calls))
+    deadline = now() + recipe.budget_s / SLOW_SHARE - (CHECKS * trial.per_call_s if is_new else 0.0)
+    if not (recipe.stops_early and trial.per_call_s > QUICK_S):
         warm_up(trial, deadline=deadline)
-        check_lines(trial, deadline=deadline)
+        if is_new:
+            check_lines(trial, deadline=deadline)
+    elif not is_new:  # checks would have warmed it up
+        trial.time_calls(1)
     calls = choose_calls(trial)
     left_s = recipe.budget_s - (now() - start)
     extra = count_extra(trial)
@@ -99,7 +115,35 @@ def _take(trial: TrialUnderWay) -> Trial:
         calls = Calls(trial.supply, "stream", str(refused))
         rule = replace(rule, budget_s=recipe.budget_s - (now() - start))
         samples, stop = take_samples(trial, calls.supply, rule)
-    return Trial(tuple(samples), stop, _facts(trial, calls, samples))
+    return Trial(tuple(samples), stop, _facts(trial, calls, samples), _known(trial))
+
+
+def _known(trial: TrialUnderWay) -> KnownCall | None:
+    """Return what later trials of the call need not find out again; None on a CPU, where one call tells it all."""
+    if not trial.clock.fills_queue or trial.looked_at is None:
+        return None
+    return KnownCall(
+        trial.clock.method,
+        trial.looked_at,
+        per_call_s=trial.per_call_s,
+        enqueue_ns=trial.enqueue_ns,
+        spin_ns=trial.lead.spin_ns,
+        waits_inside=trial.waits_inside,
+        overfills=trial.overfills,
+        settled=trial.lead.settled,
+        resets_lines=trial.lead.resets_lines,
+    )
+
+
+def _holds(known: KnownCall, trial: TrialUnderWay) -> bool:
+    """Say whether a trial can go by what an earlier one found: with the same clock, and time for a warm-up."""
+    return known.method == trial.clock.method and known.per_call_s * SLOW_SHARE <= trial.recipe.budget_s
+
+
+def _recall(trial: TrialUnderWay, known: KnownCall) -> None:
+    trial.looked_at, trial.per_call_s, trial.enqueue_ns = known.looked_at, known.per_call_s, known.enqueue_ns
+    trial.waits_inside, trial.overfills = known.waits_inside, known.overfills
+    trial.lead = Lead(known.spin_ns, settled=known.settled, resets_lines=known.resets_lines)
 
 
 def check(trial: TrialUnderWay) -> Sample:

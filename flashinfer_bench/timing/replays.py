@@ -16,6 +16,8 @@ BRANCHED_GRAPHS: Final = 16
 """Number of graphs to replay when operations overlap: how branches meet depends on placement, too (6 % on an H200)."""
 PLACED_NS: Final = 300_000
 """A call with a longer span gets one graph: placement changes it little, and its graphs would hold much memory."""
+GAPS_SHARE: Final = 0.001
+"""If no more than this share of a call's span lies between its operations, a graph could shorten it by no more."""
 OTHER: Final = "a replay launches something else than the call does"
 LESS: Final = "a replay does less than half of the work that the call does"
 WORK_SHARE: Final = 0.5
@@ -122,6 +124,9 @@ def _no_graph(trial: TrialUnderWay) -> str | None:
         return "a single operation needs no graph"
     if trial.waits_inside:
         return "the call waits for the GPU inside"
+    gaps_ns = looked_at.span_ns - (looked_at.busy_ns or 0)
+    if gaps_ns <= GAPS_SHARE * looked_at.span_ns and not looked_at.overlaps:
+        return "its operations follow one another without gaps that a graph could close"
     if looked_at.escaped:
         return "the call uses a stream that does not wait for the current one"
     return None

@@ -53,6 +53,15 @@ class Slot:
             return torch.empty(self.shape, dtype=self.dtype, device=block.device)
         return block[self.offset : self.offset + self.nbytes].view(self.dtype).view(self.shape)
 
+    def views(self, block: torch.Tensor, count: int, stride: int) -> list[torch.Tensor]:
+        """Return so many tensors inside a uint8 block, this one first; the next one lies `stride` bytes on."""
+        if self.nbytes == 0:
+            return [self.view(block) for _ in range(count)]
+        size = self.dtype.itemsize
+        begin, strides = self.offset // size, self.view(block).stride()
+        held = block.view(self.dtype)  # a block has whole pages, and slots begin at multiples of ALIGNMENT
+        return [held.as_strided(self.shape, strides, begin + at * (stride // size)) for at in range(count)]
+
 
 @dataclass(frozen=True)
 class MappedArena:

@@ -11,7 +11,7 @@ The session asks, one frame at a time; the worker answers each with one frame th
     bind      arena: {"kind": "memfd", "size"} + 1 fd, or     {"id", "bound": true}; the arena bound
               {"kind": "cuda", "size", "handle"}              before is given up
     lay_out   style, may_return_inputs, outputs: names,
-              calls: [{"arguments", "outputs"}]               {"id", "laid_out": number of calls}
+              arguments, slots, count, stride                 {"id", "laid_out": number of calls}
     start     fall_back: a reason, or null                    {"id", "clock": ClockTraits, "lost": reason or null}
     calls     indices, part, lead or null, replay             {"id", "readings": CallReadings or null,
                                                               "facts": ClockFacts or null,
@@ -30,7 +30,8 @@ gave lies in its output slots when the answer comes. The session writes other in
 makes calls back to back, as one CUDA graph where `together` is true, and leaves what they gave where it is; `collect`
 brings that into the output slots.
 
-`arguments` is name → {"offset", "shape", "dtype"}, a contiguous tensor in the arena, or name → {"scalar": value}.
+`arguments` is name → {"offset", "shape", "dtype"}, a contiguous tensor in the arena, or name → {"scalar": value};
+`slots` has such a tensor for each output. They lie in the first place; those of the next place lie `stride` bytes on.
 `style` is "dps", "value" or "keyword"; `part` is "setup", "run", "both" (in a burst, one behind the
 other for each call) or, for calls that compute nothing, "nothing". Whatever
 goes wrong in solution code is answered with {"id", "error": WorkerError}.

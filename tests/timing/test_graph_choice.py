@@ -187,8 +187,14 @@ def refuse(_launch):
         ({"operations": 3, "side": True}, RECIPE, {}, "the call uses a stream that does not wait for the current one"),
         ({"operations": 3}, RECIPE, {"capture": refuse}, "the call cannot be captured: it reads a result back"),
         ({"operations": 3, "length_ns": 10**9}, RECIPE, {}, "a call as slow as this gains nothing by a graph"),
+        (
+            {"operations": 3, "length_ns": 10**7},
+            RECIPE,
+            {},
+            "its operations follow one another without gaps that a graph could close",
+        ),
     ],
-    ids=["one", "none", "off", "waits", "side stream", "refused", "slow"],
+    ids=["one", "none", "off", "waits", "side stream", "refused", "slow", "no gaps"],
 )
 def test_a_graph_that_is_not_used_is_not_used_for_a_reason(gpu, call, recipe, options, reason):
     trial = take(gpu, lambda _: gpu.call(**call), recipe, **options)

@@ -1,8 +1,10 @@
 """How a worker calls what it has loaded."""
 
 import pytest
+import torch
 
-from flashinfer_bench.worker.calls import bind_by_name
+from flashinfer_bench.worker.arena import Slot
+from flashinfer_bench.worker.calls import LaidCall, SolutionFunctions, lay_out_calls, order_of
 
 pytestmark = pytest.mark.cpu
 
@@ -20,8 +22,28 @@ pytestmark = pytest.mark.cpu
     ],
 )
 def test_arguments_reach_a_reference_by_their_names(function):
-    assert bind_by_name(function, {"x": 1, "y": 2})() == (1, 2)
+    functions = SolutionFunctions(function, None, order=order_of(function, ["x", "y"]))
+    assert LaidCall(functions, {"x": 1, "y": 2}, {}, "keyword").run() == (1, 2)
 
 
 def test_a_reference_with_the_inputs_first_is_called_by_position_as_a_solution_is():
-    assert bind_by_name(lambda y, x, eps=1e-6: None, {"x": 1, "y": 2}).args == (2, 1)
+    assert order_of(lambda y, x, eps=1e-6: None, ["x", "y"]) == ["y", "x"]
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float32, torch.int64, torch.float8_e4m3fn])
+@pytest.mark.parametrize("shape", [(), (3,), (4, 0), (2, 3, 5)])
+def test_calls_lie_one_stride_behind_the_other(dtype, shape):
+    block, stride = torch.zeros(1 << 20, dtype=torch.uint8), 2048
+    slots = [Slot(offset, shape, dtype) for offset in (256, 1024)]
+    request = {"style": "dps", "may_return_inputs": True, "outputs": ["y"], "count": 3, "stride": stride}
+    where = {"arguments": {"x": slots[0].to_json(), "n": {"scalar": 7}}, "slots": [slots[1].to_json()]}
+    laid = lay_out_calls(SolutionFunctions(lambda *given: given, None), block, request | where)
+    assert len(laid) == 3
+    for at, call in enumerate(laid):
+        x, n, y = call.run()
+        assert n == 7
+        assert y is call.outputs[0]
+        for found, slot in ((x, slots[0]), (y, slots[1])):
+            assert (found.shape, found.dtype, found.is_contiguous()) == (torch.Size(shape), dtype, True)
+            if found.numel():
+                assert found.data_ptr() == block.data_ptr() + slot.offset + at * stride

@@ -431,8 +431,8 @@ def test_the_sessions_arena_does_not_count(start):
         description, fds = arena.describe()
         worker.ask("bind", Bound, 20.0, fds=fds, arena=description)
         slot = Slot(0, (600 << 20,), torch.uint8).to_json()
-        calls = [{"arguments": {"x": slot}, "outputs": []}]
-        worker.ask("lay_out", LaidOut, 20.0, style="dps", may_return_inputs=False, outputs=[], calls=calls)
+        where = {"arguments": {"x": slot}, "slots": [], "count": 1, "stride": 600 << 20}
+        worker.ask("lay_out", LaidOut, 20.0, style="dps", may_return_inputs=False, outputs=[], **where)
         worker.ask("calls", Called, 20.0, indices=[0], part="run", lead=None, replay=False)
         worker._turn(0.5)
         assert resident_memory(worker.pid).shared > 512 << 20

@@ -6,7 +6,9 @@ then their outputs are brought into the slots, where some are compared like thos
 
     one call = (burst + collect - the same for calls that compute nothing - copies - BEGIN_NS) / calls - START_NS
 
-What the copies of the outputs take the session measures itself. On a CPU the processor time of all that the worker has
+What the copies of the outputs take the session measures itself. Who has taken a worker over may leave out all that is
+taken off, so on a CPU that is as little as honest code can need: a burst is long beside its request, and what calls and
+copies take beside it is the least that was seen. On a CPU the processor time of all that the worker has
 started counts too: a call costs the smaller of the two, since a busy machine makes the wall clock run on, and the
 processor times of several threads add up.
 """
@@ -56,11 +58,15 @@ LEAST_NOISE_NS: Final = {"cpu": 5_000.0, "cuda": 40_000.0}
 """Bursts on a kind of device differ by this at the least, however alike the empty ones were."""
 COPIED_BYTES: Final = 256 << 20
 """Bytes that the session copies at the most to learn what copies take."""
-COPY_MARGIN: Final = 1.5
-"""What a worker's copies of outputs may take, as a multiple of what the session's own take."""
+COPY_MARGIN: Final = {"cpu": 1.0, "cuda": 1.5}
+"""What a worker's copies of outputs may take, as a multiple of what the session's own take at their fastest, by the
+kind of device."""
 BURST_NS: Final = {"cpu": 0, "cuda": 1_000_000}
 """A burst on a kind of device has as many calls as take this long by the claim, as far as there are places: a GPU that
 changes from one process to another has a start-up that a short burst would be made of."""
+REQUEST_SHARE: Final = {"cpu": 0.04, "cuda": 1.0}
+"""And as many that the request takes no more than this share of a burst, by the kind of device: it is taken off, and
+who has taken the worker over may answer sooner. On a GPU BURST_NS says so."""
 TWICE: Final = 2
 """And as many as take this many times what bursts resolve."""
 FEWEST_CALLS: Final = 8
@@ -102,7 +108,12 @@ def noise_ns(overhead: BurstOverhead, device_type: str) -> float:
 def count_burst_calls(claimed_ns: float, device_type: str, overhead: BurstOverhead) -> int:
     """Return how many calls a burst has, as far as memory allows."""
     claimed_ns = max(claimed_ns, 1.0)
-    wanted_ns = max(BURST_NS[device_type], TWICE * RESOLVED * noise_ns(overhead, device_type))
+    requests = [one.request for one in (overhead, overhead.processors) if one is not None]
+    wanted_ns = max(
+        BURST_NS[device_type],
+        min(requests) / REQUEST_SHARE[device_type],
+        TWICE * RESOLVED * noise_ns(overhead, device_type),
+    )
     wanted = max(math.ceil(wanted_ns / claimed_ns), min(FEWEST_CALLS, math.ceil(LONGEST_NS / claimed_ns)))
     return max(1, min(MOST_BURST_PLACES[device_type], wanted))
 
@@ -195,6 +206,7 @@ class BurstTimer:
         self._now_ns = now_ns
         self._calls = 0
         self._best_ns = math.inf
+        self._copy_ns = math.inf
         self._together = trial.asked.device_type == "cuda" and not trial.has_setup and not waits_inside
         self.refused: str | None = "the call waits for the GPU" if waits_inside else None
         """Why the calls cannot be made as one graph."""
@@ -276,8 +288,8 @@ class BurstTimer:
         copy_ns = self._time_copies(indices) if trial.returns else 0.0
         numbers, wall_ns, cpu_ns = self._burst(indices)
         outputs = max(1, len(trial.places.outputs(0)))
-        if self._together and not trial.returns:
-            outputs = 0  # a graph's calls that write in place take nothing but their own time
+        if not trial.returns and (self._together or trial.asked.device_type == "cpu"):
+            outputs = 0  # calls that write in place take nothing but their own time
 
         def own_ns(spent_ns: float, taken: BurstOverhead) -> float:
             return spent_ns - taken.request - taken.call * calls * outputs - copy_ns
@@ -315,11 +327,12 @@ class BurstTimer:
         """Return what it takes to copy the outputs of these places, with a margin.
 
         On a CPU one thread copies, and its own time counts: on a busy machine torch's threads wait for one another, and
-        what they wait would take more off a burst than the copies cost there.
+        what they wait would take more off a burst than the copies cost there. The least of all bursts so far counts.
         """
         outputs = [output for index in indices for output in self._trial.places.outputs(index)]
         if self._trial.asked.device_type == "cpu":
-            return COPY_MARGIN * time_copies_of_one_thread(outputs)
+            self._copy_ns = min(self._copy_ns, time_copies_of_one_thread(outputs) / len(indices))
+            return COPY_MARGIN["cpu"] * self._copy_ns * len(indices)
         # In one piece: what each copy takes to start is known from empty bursts.
         size = sum(output.nbytes for output in outputs)
         source = torch.empty(min(size, COPIED_BYTES), dtype=torch.uint8, device=outputs[0].device)
@@ -328,7 +341,7 @@ class BurstTimer:
         start = self._now_ns()
         target.copy_(source)
         self._trial.places.synchronize()
-        return COPY_MARGIN * (self._now_ns() - start) * max(1.0, size / COPIED_BYTES)
+        return COPY_MARGIN["cuda"] * (self._now_ns() - start) * max(1.0, size / COPIED_BYTES)
 
 
 def time_copies_of_one_thread(tensors: Sequence[torch.Tensor]) -> float:

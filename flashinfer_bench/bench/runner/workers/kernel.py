@@ -39,7 +39,7 @@ from flashinfer_bench.compile import Artifact
 from flashinfer_bench.compile.diagnostics import lead_with_error
 from flashinfer_bench.errors import SolutionFailure
 from flashinfer_bench.timing.clocks import ClockLost, Lead
-from flashinfer_bench.timing.measurement import Measured, Trial
+from flashinfer_bench.timing.measurement import KnownCall, Measured, Trial
 from flashinfer_bench.timing.progress import Recipe
 from flashinfer_bench.timing.recipe import take_trial
 from flashinfer_bench.timing.stopping import trial_precision
@@ -209,7 +209,8 @@ class RemoteKernel:
             if trials and self._is_done(trials[-1], remote, chosen, self._now() - start):
                 break
             remote = self._prepare_trial(first + at, inputs, trials=len(chosen))
-            trials.append(self._take_trial(remote, trials=len(chosen), left=len(chosen) - at))
+            known = trials[0].known if trials else None
+            trials.append(self._take_trial(remote, known, trials=len(chosen), left=len(chosen) - at))
             check_context(trials[-1], self._tools.excess_gap_ns(self.worker))
             if remote.schedule is not None and median(trials[-1].spans_ns) <= QUICK_CALL_NS:
                 self._make_up_for_regimes(remote, remote.schedule)
@@ -291,8 +292,11 @@ class RemoteKernel:
                 clock.sample([remote.supply(index) for index in range(calls)], Lead())
         del remote.costs_ns[kept[0] :], remote.setup_samples[kept[1] :]
 
-    def _take_trial(self, remote: RemoteTrial, *, trials: int, left: int) -> Trial:
-        """Take one of the trials, of which some are left, each with its share of the solution's time."""
+    def _take_trial(self, remote: RemoteTrial, known: KnownCall | None, *, trials: int, left: int) -> Trial:
+        """Take one of the trials, of which some are left, each with its share of the solution's time.
+
+        What the first one found out of the call is known to the others.
+        """
         plan = self.task.plan
         budget_s = min(plan.budget_s, MEASURED_SHARE * self._left_s / left)
         recipe = Recipe(
@@ -304,7 +308,8 @@ class RemoteKernel:
             was_called=True,  # to be checked
             stops_early=plan.stops_early,
         )
-        trial = take_trial(remote.supply, RemoteClock(self._ask, self.worker.clock, remote), recipe)
+        clock = RemoteClock(self._ask, self.worker.clock, remote)
+        trial = take_trial(remote.supply, clock, recipe, known=known)
         return check_trial(trial, remote.asked)
 
     def _confirm(
@@ -345,10 +350,10 @@ class RemoteKernel:
             self._arena.drop_retired()
             self._bound_generation, self._laid_out = self._arena.generation, None
         if self._laid_out is None:
-            calls = places.describe(self.task.input_names, inputs)
+            where = places.describe(self.task.input_names, inputs)
             may_return = self.task.may_return_inputs or self.task.may_write_inputs
             names = [output.name for output in self.task.outputs]
-            fields = {"style": self.style, "may_return_inputs": may_return, "outputs": names, "calls": calls}
+            fields = {"style": self.style, "may_return_inputs": may_return, "outputs": names, **where}
             self._ask("lay_out", LaidOut, "mapping its memory", **fields)
             self._laid_out = signature
         return places

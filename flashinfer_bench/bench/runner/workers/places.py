@@ -7,7 +7,6 @@ Calls take the places in turn. Their number is bounded by memory; solutions see 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -42,15 +41,6 @@ RUN: Final = 16
 """Bytes of poison in a row that count as unwritten."""
 LOOKED_AT: Final = 4096
 """Elements of an output, evenly spaced from a secret start, by which an unwritten or repeated output is found."""
-
-
-@dataclass(frozen=True)
-class CallPlace:
-    """Where one call's inputs and outputs lie."""
-
-    inputs: tuple[Slot | None, ...]
-    """In the order of the definition; None for what is no tensor."""
-    outputs: tuple[Slot, ...]
 
 
 def count_places(size: int, device: torch.device, most: int) -> int:
@@ -97,47 +87,45 @@ class CallPlaces:
         tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
         specs = [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]
         specs += [(output.shape, output.dtype) for output in outputs]
-        _, size = lay_out(specs)
-        count = count_places(size, arena.device, most or usual_places(size, arena.device))
-        slots, total = lay_out(specs * count)
-        arena.reserve(total)
+        slots, self._stride = lay_out(specs)
+        self._count = count_places(self._stride, arena.device, most or usual_places(self._stride, arena.device))
+        arena.reserve(self._stride * self._count)
         self.generation = arena.generation
-        self._places = [self._cut(slots, at * len(specs), inputs, len(outputs)) for at in range(count)]
-        block = arena.block
-        self._inputs = [[None if slot is None else slot.view(block) for slot in place.inputs] for place in self._places]
-        self._outputs = [[slot.view(block) for slot in place.outputs] for place in self._places]
-        stride = total // count
+        own = iter(slots)
+        self._first_inputs = [next(own) if isinstance(value, torch.Tensor) else None for value in inputs]
+        self._first_outputs = list(own)
+        self._inputs = self._view([slot for slot in self._first_inputs if slot is not None])
+        self._outputs = self._view(self._first_outputs)
         self._bytes = [
-            block.as_strided((count, slot.nbytes), (stride, 1), slot.offset) if slot.nbytes else None
-            for slot in self._places[0].outputs
+            arena.block.as_strided((self._count, slot.nbytes), (self._stride, 1), slot.offset) if slot.nbytes else None
+            for slot in self._first_outputs
         ]
         """Of each output the bytes in all places, as one tensor."""
 
+    def _view(self, slots: Sequence[Slot]) -> list[list[torch.Tensor]]:
+        """Return the tensors of each place, given where they lie in the first one."""
+        views = [slot.views(self.arena.block, self._count, self._stride) for slot in slots]
+        return [list(own) for own in zip(*views, strict=True)] if views else [[] for _ in range(self._count)]
+
     def __len__(self) -> int:
-        return len(self._places)
+        return self._count
 
-    @staticmethod
-    def _cut(slots: list[Slot], start: int, inputs: Sequence[Any], outputs: int) -> CallPlace:
-        own = iter(slots[start:])
-        places = tuple(next(own) if isinstance(value, torch.Tensor) else None for value in inputs)
-        return CallPlace(places, tuple(next(own) for _ in range(outputs)))
-
-    def describe(self, names: Sequence[str], inputs: Sequence[Any]) -> list[dict[str, Any]]:
-        """Return the calls of a `lay_out` request."""
-        return [
-            {
-                "arguments": {
-                    name: {"scalar": value} if slot is None else slot.to_json()
-                    for name, value, slot in zip(names, inputs, place.inputs, strict=True)
-                },
-                "outputs": [slot.to_json() for slot in place.outputs],
-            }
-            for place in self._places
-        ]
+    def describe(self, names: Sequence[str], inputs: Sequence[Any]) -> dict[str, Any]:
+        """Return the fields of a `lay_out` request that say where the calls lie."""
+        return {
+            "arguments": {
+                name: {"scalar": value} if slot is None else slot.to_json()
+                for name, value, slot in zip(names, inputs, self._first_inputs, strict=True)
+            },
+            "slots": [slot.to_json() for slot in self._first_outputs],
+            "count": self._count,
+            "stride": self._stride,
+        }
 
     def inputs(self, index: int) -> list[torch.Tensor | None]:
-        """Return a place's inputs as views of the arena."""
-        return self._inputs[index]
+        """Return a place's inputs as views of the arena, in the order of the definition; None for what is no tensor."""
+        own = iter(self._inputs[index])
+        return [None if slot is None else next(own) for slot in self._first_inputs]
 
     def outputs(self, index: int) -> list[torch.Tensor]:
         """Return a place's output slots as views of the arena."""
@@ -154,8 +142,8 @@ class CallPlaces:
         for output, held in zip(self._outputs[0], self._bytes, strict=True):
             if held is None:
                 continue
-            is_one = isinstance(told, TorchWriter) and len(indices) == len(self)
-            for slot in [held] if is_one else [held[index] for index in indices]:
+            is_one = isinstance(told, TorchWriter) and _is_run(indices)
+            for slot in [_rows(held, indices)] if is_one else [held[index] for index in indices]:
                 told.fill(slot, poison_of(output.dtype))
         if writer is None:
             told.finish()
@@ -165,18 +153,29 @@ class CallPlaces:
         if self.arena.device.type == "cuda":
             torch.cuda.synchronize(self.arena.device)
 
-    def look(self, indices: Sequence[int], secret: int) -> list[list[bytes]]:
-        """Return of each of some places, and each of its outputs, some bytes from secret positions."""
-        looks: list[list[bytes]] = [[] for _ in indices]
+    def glance(self, indices: Sequence[int], secret: int) -> list[torch.Tensor]:
+        """Return of each output that has elements some bytes from secret positions: a row for each of some places."""
+        seen = []
         for held in self._bytes:
-            if held is None:
-                continue
-            step = max(1, held.shape[1] // LOOKED_AT)
-            seen = held[:, secret % step :: step]
-            rows = seen.cpu().numpy() if len(indices) == len(self) else seen[list(indices)].cpu().numpy()
-            for at, index in enumerate(indices):
-                looks[at].append(rows[index if len(indices) == len(self) else at].tobytes())
-        return looks
+            if held is not None:
+                step = max(1, held.shape[1] // LOOKED_AT)
+                seen.append(_rows(held, indices)[:, secret % step :: step].clone())
+        return seen
+
+
+def _is_run(indices: Sequence[int]) -> bool:
+    return len(indices) > 0 and list(indices) == list(range(indices[0], indices[0] + len(indices)))
+
+
+def _rows(held: torch.Tensor, indices: Sequence[int]) -> torch.Tensor:
+    """Return some rows; a view where they lie one behind the other."""
+    return held[indices[0] : indices[0] + len(indices)] if _is_run(indices) else held[list(indices)]
+
+
+def to_looks(seen: Sequence[torch.Tensor], count: int) -> list[list[bytes]]:
+    """Return what `glance` saw in so many places as bytes: of each place those of each output."""
+    rows = [one.cpu().numpy() for one in seen]
+    return [[one[at].tobytes() for one in rows] for at in range(count)]
 
 
 def describe_inputs(inputs: Sequence[Any]) -> tuple[Any, ...]:

@@ -27,6 +27,7 @@ import torch
 from flashinfer_bench.base.host import usable_cores, usable_memory
 from flashinfer_bench.bench.runner.environments import solution_environment, solution_folder, worker_environment
 from flashinfer_bench.bench.runner.protocol import Hello
+from flashinfer_bench.bench.runner.workers.empty_bursts import BurstOverhead
 from flashinfer_bench.bench.runner.workers.enclosure import Enclosure
 from flashinfer_bench.bench.runner.workers.process import WorkerGone, WorkerLate, WorkerProcess
 from flashinfer_bench.bench.runner.workers.stock import (
@@ -122,6 +123,8 @@ class WorkerPool:
         """Workers that have met code that is not ours, and are not known to be gone."""
         self._ending_spares: list[WorkerProcess] = []
         self._reference: tuple[str, WorkerProcess] | None = None
+        self._least_overhead: BurstOverhead | None = None
+        """The least that empty bursts took in any worker so far."""
         self._has_rested = False
         """The worker that holds a reference maps nothing of the session's."""
         self._gpu_index = hello.gpu_index
@@ -373,6 +376,8 @@ class WorkerPool:
             worker.time_empty_bursts(self._touch_device)
         except (WorkerGone, WorkerLate, WireError) as error:
             raise start_fault(worker, error) from None
+        if self._hello.device == "cpu":
+            worker.overhead = self._least_overhead = worker.overhead.at_most(self._least_overhead)
         return worker
 
     def _spawn(self, solution: SolutionFiles) -> WorkerProcess:

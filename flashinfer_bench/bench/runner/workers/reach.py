@@ -56,9 +56,10 @@ def find_readable(
     found = [sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix, os.path.realpath(sys.executable)]
     found += [str(PACKAGE), *_find_imported(sys.path if import_path is None else import_path)]
     found += _find_tools(environment)
-    real = [*map(os.path.realpath, system), *(path for path in map(os.path.realpath, found) if not is_too_wide(path))]
-    there = [path for path in dict.fromkeys(real) if Path(path).exists()]
-    outer = [path for path in there if not _is_inside(path, there)]
+    homes = _find_homes()
+    narrow = (path for path in map(os.path.realpath, found) if not _holds_one(path, homes))
+    there = dict.fromkeys(path for path in [*map(os.path.realpath, system), *narrow] if Path(path).exists())
+    outer = [path for path in there if not any(str(above) in there for above in Path(path).parents)]
     secret = [os.path.realpath(path) for path in hidden]
     return [part for path in outer for part in carve(path, secret)]
 
@@ -86,7 +87,14 @@ def keep_reachable(path_variable: str, readable: Iterable[str]) -> str:
 
 def is_too_wide(path: str) -> bool:
     """Tell whether a folder holds a whole home, or all homes: no variable of a user's opens these."""
-    homes = [os.path.realpath(home) for home in ("/home", "/root", str(Path.home()), "/tmp", "/var/tmp", "/run")]
+    return _holds_one(path, _find_homes())
+
+
+def _find_homes() -> list[str]:
+    return [os.path.realpath(home) for home in ("/home", "/root", str(Path.home()), "/tmp", "/var/tmp", "/run")]
+
+
+def _holds_one(path: str, homes: Iterable[str]) -> bool:
     return any(_is_inside_or_same(home, [path]) for home in homes)
 
 
@@ -141,10 +149,6 @@ def _find_tools(environment: Mapping[str, str]) -> Iterator[str]:
     compiler = find_cxx(environment)
     if compiler is not None:
         yield from map(str, compiler.files())
-
-
-def _is_inside(path: str, others: Iterable[str]) -> bool:
-    return any(path != other and _is_inside_or_same(path, [other]) for other in others)
 
 
 def _is_inside_or_same(path: str, folders: Iterable[str]) -> bool:

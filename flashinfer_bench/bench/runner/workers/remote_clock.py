@@ -18,7 +18,7 @@ import torch
 
 from flashinfer_bench.bench.evaluators.inputs.contents import Contents
 from flashinfer_bench.bench.evaluators.inputs.writer import open_writer
-from flashinfer_bench.bench.runner.workers.places import GRAPH_PLACES, CallPlaces, is_unwritten
+from flashinfer_bench.bench.runner.workers.places import GRAPH_PLACES, CallPlaces, is_unwritten, to_looks
 from flashinfer_bench.bench.runner.workers.readings import ReadingsAsked, check_clock, check_readings
 from flashinfer_bench.bench.runner.workers.regime_calls import RegimeSchedule
 from flashinfer_bench.errors import SolutionFailure
@@ -73,7 +73,7 @@ class Reader:
     _seen: int = 0
     _looks: dict[tuple[bytes, ...], int] = field(default_factory=dict)
     _look_secret: int = field(default_factory=lambda: random.SystemRandom().getrandbits(32))
-    _latest: tuple[list[int], list[list[bytes]]] | None = None
+    _latest: tuple[list[int], list[torch.Tensor]] | None = None
     """The places of the latest calls, and what was seen there when they were over."""
 
     def look(self, indices: Sequence[int], numbers: Sequence[int], *, chooses: bool = True) -> None:
@@ -89,8 +89,9 @@ class Reader:
         """
         chosen = self._choose(indices, numbers) if chooses else set()
         copies = {index: self._copy_outputs(index) for index in chosen}
-        looks = self.places.look(indices, self._look_secret)
-        self._latest = (list(indices), looks)
+        seen = self.places.glance(indices, self._look_secret)
+        self._latest = (list(indices), seen)
+        looks = to_looks(seen, len(indices))
         for index, number, look in zip(indices, numbers, looks, strict=True):
             is_base = number == self.contents.base_number
             is_odd = not is_base and self._is_odd(look) and len(self._odd) < MOST_ODD
@@ -116,7 +117,10 @@ class Reader:
             SolutionFailure: RUNTIME_ERROR where an output has changed since.
         """
         latest, self._latest = self._latest, None
-        if latest is not None and self.places.look(latest[0], self._look_secret) != latest[1]:
+        if latest is None:
+            return
+        now = self.places.glance(latest[0], self._look_secret)
+        if not all(torch.equal(one, then) for one, then in zip(now, latest[1], strict=True)):
             raise SolutionFailure(
                 "RUNTIME_ERROR",
                 "an output was written after its call had ended; what a call starts has to be done when it returns",

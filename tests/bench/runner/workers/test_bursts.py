@@ -18,6 +18,7 @@ from flashinfer_bench.bench.runner.workers.bursts import (
     LEAST_SHARE,
     MOST_BURSTS,
     REFUSED_SHARE,
+    REQUEST_SHARE,
     RESOLVED,
     START_NS,
     BurstTimer,
@@ -92,7 +93,14 @@ def test_a_slow_claim_that_is_near_what_timed_calls_took_outside_needs_no_bursts
     ("claimed_ns", "calls"), [(2_000, 20), (20_000, 8), (10**7, 5), (10**9, 1), (1, 128), (0.0, 128)]
 )
 def test_a_burst_has_as_many_calls_as_can_be_told_from_noise_and_from_the_first(claimed_ns, calls):
-    assert count_burst_calls(claimed_ns, "cpu", OVERHEAD) == calls
+    assert count_burst_calls(claimed_ns, "cpu", replace(OVERHEAD, request=1_000.0)) == calls
+
+
+def test_a_burst_on_a_cpu_is_long_beside_its_request():
+    calls = count_burst_calls(50_000, "cpu", OVERHEAD)
+    assert OVERHEAD.request <= REQUEST_SHARE["cpu"] * calls * 50_000 < 1.1 * OVERHEAD.request
+    quick = replace(OVERHEAD, processors=replace(OVERHEAD, request=20_000.0))
+    assert count_burst_calls(50_000, "cpu", quick) == calls // 5
 
 
 def test_a_burst_on_a_gpu_is_long_enough_to_leave_its_start_behind():
@@ -113,10 +121,26 @@ def test_what_bursts_take_of_themselves_is_taken_off(open_timer):
 
 def test_copies_are_taken_off_where_outputs_are_copied_and_only_there(open_timer, monkeypatch):
     monkeypatch.setattr(bursts, "time_copies_of_one_thread", lambda tensors: 100_000.0 * len(tensors))
-    for returns, spent in ((True, 100_000.0 * COPY_MARGIN), (False, 0.0)):
+    for returns, spent in ((True, 100_000.0 * COPY_MARGIN["cpu"]), (False, 0.0)):
         timer, worker = open_timer()
         worker.trial.returns = returns
         assert timer.confirm(CALL_NS, OVERHEAD).burst_ns == pytest.approx(CALL_NS - spent, rel=0.01)
+
+
+def test_of_copies_the_least_that_any_burst_saw_is_taken_off(open_timer, monkeypatch):
+    each_ns = iter([90_000.0, 30_000.0] + [200_000.0] * 20)
+    monkeypatch.setattr(bursts, "time_copies_of_one_thread", lambda tensors: next(each_ns) * len(tensors))
+    timer, _ = open_timer(worker={"call_ns": 100_000})
+    spent = 30_000.0 * COPY_MARGIN["cpu"]
+    assert timer.confirm(60_000, OVERHEAD).burst_ns == pytest.approx(100_000 - 90_000 * COPY_MARGIN["cpu"], rel=0.01)
+    assert timer._time_one(8, OVERHEAD) == pytest.approx(100_000 - spent, rel=0.1)
+
+
+def test_nothing_is_taken_off_a_call_that_writes_in_place(open_timer):
+    timer, worker = open_timer(most=10)
+    worker.trial.returns = False
+    costly = BurstOverhead(request=100_000.0, call=CALL_NS / 4, noise=1_000.0)
+    assert timer.confirm(CALL_NS, costly).burst_ns == pytest.approx(CALL_NS, rel=0.01)
 
 
 def test_copies_take_a_thread_the_longer_the_more_there_is_to_copy():
@@ -132,6 +156,17 @@ def test_the_overhead_follows_from_bursts_of_few_calls_and_of_many(few):
     found = BurstOverhead.of(less, more, (few, few + 8))
     assert found == BurstOverhead(request=50.0 - 10.0 * few, call=10.0, noise=20.0)
     assert BurstOverhead.of(more, less, (few, few + 8)).call == 0.0
+
+
+def test_a_worker_that_was_held_up_is_priced_like_one_that_was_not():
+    slow = BurstOverhead(900.0, 20.0, 7.0, processors=BurstOverhead(300.0, 0.0, 3.0))
+    swift = BurstOverhead(100.0, 2.0, 1.0, processors=BurstOverhead(400.0, 1.0, 1.0))
+    found = slow.at_most(swift)
+    assert (found.request, found.call, found.noise) == (100.0, 2.0, 7.0)
+    # a call that seemed to take nothing, for the bursts without calls were held up, takes what bursts of many say
+    assert found.processors == BurstOverhead(300.0, 0.0, 3.0)
+    assert slow.at_most(None) is slow
+    assert swift.at_most(replace(swift, request=228.0, call=0.0)).call == 2.0
 
 
 def test_quick_calls_get_many_bursts_and_slow_ones_a_single_one(open_timer):

@@ -166,8 +166,23 @@ def test_a_slow_call_that_is_known_gets_no_further_trial_unless_that_could_diffe
     with open_kernel("def run(x):\n    return x * 2", plan=plan, vary=vary(way=way)) as kernel:
         facts = {"method": "wall", "cache_state": "warm", "calls": readings}
         taken = Trial((Sample(20_000_000, 20_000_000),) * readings, stop, facts)
-        monkeypatch.setattr(kernel, "_take_trial", lambda remote, *, trials, left: taken)
+        monkeypatch.setattr(kernel, "_take_trial", lambda remote, known, *, trials, left: taken)
         assert kernel.measure([[X], [X + 1], [X + 2]]).record["trials"] == trials
+
+
+def test_later_trials_go_by_what_the_first_one_found(open_kernel, monkeypatch):
+    found = [object(), object(), object()]
+    asked = []
+    with open_kernel("def run(x):\n    return x * 2", plan=MeasurePlan(2, 5, 1.0, confirms=False)) as kernel:
+        take = kernel._take_trial
+
+        def take_trial(remote, known, **counts):
+            asked.append(known)
+            return replace(take(remote, None, **counts), known=found[len(asked) - 1])
+
+        monkeypatch.setattr(kernel, "_take_trial", take_trial)
+        kernel.measure([[X], [X + 1], [X + 2]])
+    assert asked == [None, found[0], found[0]]
 
 
 @pytest.mark.parametrize(("way", "flagged"), [("fixed", True), ("scaled", False)])

@@ -8,6 +8,7 @@ import torch
 from flashinfer_bench.bench.runner.workers import pool as worker_pool
 from flashinfer_bench.bench.runner.workers import stock as worker_stock
 from flashinfer_bench.bench.runner.workers.bounded_log import BoundedLog
+from flashinfer_bench.bench.runner.workers.empty_bursts import BurstOverhead
 from flashinfer_bench.bench.runner.workers.pool import SolutionFiles, WorkerPool
 from flashinfer_bench.bench.runner.workers.process import WorkerGone
 from flashinfer_bench.bench.runner.workers.stock import (
@@ -36,6 +37,7 @@ class FakeWorker:
         self.unbound, self.is_deaf = 0, False
         self.is_on_another_gpu = chain_gap_ns == ELSEWHERE
         self.log = BoundedLog()
+        self.overhead = BurstOverhead()
 
     def look(self, deadline):
         if self.chain_gap_ns == DEAD:
@@ -50,6 +52,7 @@ class FakeWorker:
 
     def time_empty_bursts(self, touch_device):
         assert self.is_ready
+        self.overhead = BurstOverhead(request=100.0 * self.chain_gap_ns)
 
     def unbind(self):
         self.unbound += 1
