@@ -3,8 +3,8 @@
 The mark is set before the first test and is never taken back: the process that forks sessions bears it, is used again
 by one run after another, and does not count.
 
-An ordinary user cannot read the environment of a process that hides its memory: one of a session that was not there
-before counts as marked.
+An ordinary user cannot read the environment of a process that hides its memory. It has the command line of the process
+that forked its session, which names the host: this process, one that it started, or one that is gone.
 """
 
 import os
@@ -15,6 +15,7 @@ from pathlib import Path
 
 from flashinfer_bench.bench.runner.session import start
 from flashinfer_bench.bench.runner.starting import starter_ids
+from flashinfer_bench.worker.linux import ancestors, is_alive
 
 VARIABLE = "FIB_TEST_MARK"
 MARK = uuid.uuid4().hex
@@ -50,9 +51,12 @@ def is_hidden_session(pid):
 
 def is_session(pid):
     try:
-        return start.__name__.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
+        *command, host, _ = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except (OSError, ValueError):
         return False
+    if start.__name__.encode() not in command:
+        return False
+    return not is_alive(int(host)) or os.getpid() in (int(host), *ancestors(int(host)))
 
 
 def is_marked(pid):

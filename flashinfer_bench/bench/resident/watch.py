@@ -7,6 +7,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from flashinfer_bench.base.stamp import utc_now
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.resident.state import DeviceCondition, DeviceState, EngineState, JobLabel
 from flashinfer_bench.bench.runner.host.station import Station
@@ -28,7 +29,7 @@ class EngineWatch:
         self._done: Counter[str] = Counter()
         """Device → its verdicts."""
         self._ends: deque[float] = deque()
-        now = _utc_now()
+        now = utc_now()
         self._devices = tuple(
             DeviceState(label=one.label, hardware=one.name, healthy=True, condition="resting", since=now)
             for one in devices
@@ -85,7 +86,7 @@ def _describe(station: Station, before: DeviceState, done: int) -> DeviceState:
         update={
             "healthy": condition != "lost",
             "condition": condition,
-            "since": before.since if condition == before.condition else _utc_now(),
+            "since": before.since if condition == before.condition else utc_now(),
             "job": label,
             "jobs_done": done,
         }
@@ -100,7 +101,3 @@ def _condition_of(station: Station) -> DeviceCondition:
     if not station.client.is_ready:
         return "starting"
     return "working" if station.open_jobs else "ready"
-
-
-def _utc_now() -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

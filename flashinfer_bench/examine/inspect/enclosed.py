@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from flashinfer_bench.base.bounded_log import BoundedLog
 from flashinfer_bench.base.files.trees import remove_tree
-from flashinfer_bench.bench.runner.workers.bounded_log import BoundedLog
 from flashinfer_bench.errors import DeviceFault
 from flashinfer_bench.worker.linux import end_tree
 from flashinfer_bench.worker.wire import FrameReader, WireClosed, send_frame

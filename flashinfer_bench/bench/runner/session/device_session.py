@@ -6,8 +6,6 @@ The reference runs in this process, which holds the inputs and the expected outp
 
 from __future__ import annotations
 
-import random
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -17,7 +15,7 @@ from typing import Any, Final
 import torch
 
 from flashinfer_bench.bench.config import ResolvedEvalConfig
-from flashinfer_bench.bench.evaluators.evaluator import Baseline, JudgeContext, JudgedCall, Rejected, Verdict
+from flashinfer_bench.bench.evaluators.evaluator import Baseline, JudgeContext, Rejected, Verdict
 from flashinfer_bench.bench.evaluators.inputs.memory import total_bytes
 from flashinfer_bench.bench.evaluators.inputs.seeds import derive_seed
 from flashinfer_bench.bench.evaluators.reference import Reference
@@ -36,19 +34,15 @@ from flashinfer_bench.bench.runner.protocol import (
 from flashinfer_bench.bench.runner.session.job import BaselineKey, BlockContext, JobContext, JobResult, MadeBaseline
 from flashinfer_bench.bench.runner.session.kept_baselines import KeptBaselines
 from flashinfer_bench.bench.runner.session.outcome import PRINTED, JobOutcome, Passed
+from flashinfer_bench.bench.runner.session.reads import judge_reads
 from flashinfer_bench.bench.runner.session.reference_timing import ReferenceTimer
 from flashinfer_bench.bench.runner.session.regimes import judge_regimes, plan_regimes
 from flashinfer_bench.bench.runner.session.variation import vary_secretly
 from flashinfer_bench.bench.runner.session.wanted import files_of, list_wanted
 from flashinfer_bench.bench.runner.workers.artifacts import find_artifact
 from flashinfer_bench.bench.runner.workers.calling_style import CallingStyle, choose_style
-from flashinfer_bench.bench.runner.workers.kernel import (
-    KernelMetadata,
-    KernelTask,
-    MeasurePlan,
-    RemoteKernel,
-    SessionTools,
-)
+from flashinfer_bench.bench.runner.workers.kernel import RemoteKernel
+from flashinfer_bench.bench.runner.workers.kernel_task import KernelMetadata, KernelTask, MeasurePlan, SessionTools
 from flashinfer_bench.bench.runner.workers.pool import WorkerPool, reference_files
 from flashinfer_bench.bench.runner.workers.process import WorkerProcess
 from flashinfer_bench.bench.runner.workers.stock import SlowContext
@@ -64,8 +58,6 @@ INTERPRETED: Final = {
 READS: Final = 2
 """Calls of each timed trial whose outputs are compared, beside the one on the evaluator's own inputs. With three trials
 a solution that leaves out every other call passes less than once in 500 jobs."""
-SLOW_REFERENCE_S: Final = 1.0
-"""Where the reference takes longer than this for one call, one call of each trial is compared instead."""
 OUT_OF_MEMORY: Final = (torch.OutOfMemoryError, MemoryError, CudaMemoryError)
 LARGE_CACHE_BYTES: Final = 8 << 30
 """Above this torch's unused memory is freed before a solution runs, which may need it."""
@@ -348,7 +340,11 @@ class DeviceSession:
             raise
         if baseline.measurement is not None:
             job.notes["baseline"] = baseline.measurement
-        wrong = self._judge_reads(job, kernel, baseline)
+        wrong: Rejected | None = None
+        if kernel.is_meaningful:
+            self._say(job, EXPECTED_PHASE)
+            kernel.worker.rest_all()  # nothing that it has started meanwhile slows the reference down
+            wrong = judge_reads(job, kernel.reads, baseline, self._context(replace(job, notes={})))
         wrong = wrong or judge_regimes(job, kernel.regime_calls, baseline, self._context(job))
         return wrong or Passed(verdict.correctness, performance)
 
@@ -374,36 +370,6 @@ class DeviceSession:
         return block.evaluator.check_correctness(
             block.definition, kernel, expected.inputs, expected.outputs, job.config, context=self._context(job)
         )
-
-    def _judge_reads(self, job: JobContext, kernel: RemoteKernel, baseline: Baseline) -> Rejected | None:
-        """Compare the timed calls that were chosen, in the way that the evaluator compares its own."""
-        block = job.block
-        if not kernel.is_meaningful:
-            return None
-        self._say(job, EXPECTED_PHASE)
-        kernel.worker.rest_all()  # nothing that it has started meanwhile slows the reference down
-        calls: list[JudgedCall] = []
-        spent_s = 0.0
-        found = [(trial, read) for trial, reads in enumerate(kernel.reads) for read in reads]
-        random.SystemRandom().shuffle(found)  # where not all can be compared, chance decides which are
-        for trial, read in found:
-            if read.is_base:
-                expected = baseline.outputs[trial]
-            elif spent_s > SLOW_REFERENCE_S * len(kernel.reads) and calls:
-                continue
-            else:
-                start = time.monotonic()
-                expected = block.reference(read.inputs)
-                spent_s += time.monotonic() - start
-            calls.append(JudgedCall(read.inputs, read.outputs, expected))
-        if not calls:
-            return None
-        context = self._context(replace(job, notes={}))
-        verdict = block.evaluator.judge_reads(block.definition, calls, job.config, context)
-        job.notes["reads"] = len(calls)
-        if isinstance(verdict, Rejected):
-            return replace(verdict, message=f"in a call that was timed: {verdict.message}")
-        return None
 
     def _make_baseline(
         self, job: JobContext, phase: str, config: ResolvedEvalConfig | None = None, **changes: Any

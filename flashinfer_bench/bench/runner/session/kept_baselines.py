@@ -8,7 +8,6 @@ settings of the measurement. `baseline_cache.py` reads and writes files. The hos
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -16,12 +15,13 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
+from flashinfer_bench.base.stamp import utc_now
 from flashinfer_bench.bench.planning.resume import PROTOCOL
 from flashinfer_bench.bench.runner.baseline_cache import BaselineCache, KeptBaseline
 from flashinfer_bench.bench.runner.environments import PASSED_ON_PREFIXES
 from flashinfer_bench.bench.runner.protocol import Hello
 from flashinfer_bench.bench.runner.session.job import JobContext
-from flashinfer_bench.bench.runner.workers.kernel import MeasurePlan
+from flashinfer_bench.bench.runner.workers.kernel_task import MeasurePlan
 from flashinfer_bench.data import SafetensorsInput
 from flashinfer_bench.data.digest import digest_of
 from flashinfer_bench.timing.gpu_state import read_gpu_settings, read_gpu_state
@@ -79,7 +79,7 @@ class KeptBaselines:
                     "definition": job.block.definition.name,
                     "workload": job.workload.uuid,
                     "hardware": self.hello.hardware,
-                    "taken": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+                    "taken": utc_now(),
                     "latency_ms": measured.latency_ms,
                     "trials_ms": list(measured.trials),
                     "record": measured.record,

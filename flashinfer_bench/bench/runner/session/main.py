@@ -24,6 +24,7 @@ import pynvml
 import torch
 
 from flashinfer_bench import __version__
+from flashinfer_bench.base.stamp import utc_now
 from flashinfer_bench.bench.evaluators.compare.kernel_cache import JUDGE_FOLDER, share_kernels
 from flashinfer_bench.bench.evaluators.registry import register
 from flashinfer_bench.bench.runner.protocol import (
@@ -43,7 +44,7 @@ from flashinfer_bench.bench.runner.session.outcome import make_evaluation
 from flashinfer_bench.bench.runner.session.wanted import list_first_wanted
 from flashinfer_bench.bench.runner.workers.arena import SharedArena
 from flashinfer_bench.bench.runner.workers.enclosure import Enclosure
-from flashinfer_bench.bench.runner.workers.kernel import SessionTools
+from flashinfer_bench.bench.runner.workers.kernel_task import SessionTools
 from flashinfer_bench.bench.runner.workers.pool import WorkerPool, start_template
 from flashinfer_bench.data import Environment
 from flashinfer_bench.errors import WorkloadFault
@@ -199,11 +200,6 @@ def send_answer(host: socket.socket, answer: JobVerdict | JobFault) -> None:
     """Tell the host what a job came to."""
     kind = "fault" if isinstance(answer, JobFault) else "verdict"
     send_frame(host, {kind: answer.model_dump()})
-
-
-def utc_now() -> str:
-    """Return the time as ISO 8601 in UTC."""
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
 def library_versions() -> dict[str, str]:

@@ -16,13 +16,8 @@ from flashinfer_bench.bench.runner.protocol import Hello
 from flashinfer_bench.bench.runner.session.job import BaselineKey, JobContext
 from flashinfer_bench.bench.runner.session.kept_baselines import KeptBaselines, move_to_gap
 from flashinfer_bench.bench.runner.session.variation import vary_secretly
-from flashinfer_bench.bench.runner.workers.kernel import (
-    KernelMetadata,
-    KernelTask,
-    MeasurePlan,
-    RemoteKernel,
-    SessionTools,
-)
+from flashinfer_bench.bench.runner.workers.kernel import RemoteKernel
+from flashinfer_bench.bench.runner.workers.kernel_task import KernelMetadata, KernelTask, MeasurePlan, SessionTools
 from flashinfer_bench.bench.runner.workers.pool import WorkerPool, reference_files
 from flashinfer_bench.compile import Artifact
 from flashinfer_bench.data import Definition

@@ -11,7 +11,7 @@ import torch
 
 from flashinfer_bench.bench.evaluators.inputs.contents import Contents, VariedInput, find_varied
 from flashinfer_bench.bench.runner.session.job import JobContext
-from flashinfer_bench.bench.runner.workers.kernel import Vary
+from flashinfer_bench.bench.runner.workers.kernel_task import Vary
 
 FIRST_CALLS: Final = 8
 """The evaluator's own inputs are given to one of this many calls, at random: no call can be known for it."""

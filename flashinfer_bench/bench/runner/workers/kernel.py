@@ -9,18 +9,15 @@ compared. Whatever goes wrong on the other side becomes a SolutionFailure that c
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import fmean, median
 from typing import Any, Final, TypeVar
 
 import torch
 
-from flashinfer_bench.bench.evaluators.inputs.contents import Contents
-from flashinfer_bench.bench.evaluators.inputs.regimes import Regimes
-from flashinfer_bench.bench.runner.readout import Readout
-from flashinfer_bench.bench.runner.workers.arena import SharedArena, as_bytes
+from flashinfer_bench.bench.runner.workers.arena import as_bytes
 from flashinfer_bench.bench.runner.workers.bursts import (
     READ_CALLS,
     BurstTimer,
@@ -30,7 +27,8 @@ from flashinfer_bench.bench.runner.workers.bursts import (
     settle_by_requests,
 )
 from flashinfer_bench.bench.runner.workers.calling_style import FORMAT_DEFAULT, CallingStyle, settled_by
-from flashinfer_bench.bench.runner.workers.claims import OutputSpec, check_memory, check_returned
+from flashinfer_bench.bench.runner.workers.claims import check_memory, check_returned
+from flashinfer_bench.bench.runner.workers.kernel_task import KernelMetadata, KernelTask, SessionTools
 from flashinfer_bench.bench.runner.workers.places import CallPlaces, describe_inputs
 from flashinfer_bench.bench.runner.workers.process import WorkerGone, WorkerLate, WorkerProcess
 from flashinfer_bench.bench.runner.workers.readings import ReadingsAsked, add_flags, check_trial, raise_claim
@@ -44,7 +42,6 @@ from flashinfer_bench.timing.clocks import ClockLost, Lead
 from flashinfer_bench.timing.measurement import KnownCall, Measured, Trial
 from flashinfer_bench.timing.progress import Recipe
 from flashinfer_bench.timing.recipe import take_trial
-from flashinfer_bench.timing.settings import PRECISION, USUAL, TimingSettings
 from flashinfer_bench.timing.stopping import trial_precision
 from flashinfer_bench.worker.protocol import Bound, Called, Claim, Failed, LaidOut, Loaded, Returned, Signature, Style
 from flashinfer_bench.worker.wire import WireError
@@ -60,85 +57,6 @@ CALLING: Final = ("calls", "burst")
 """Requests that run the solution: where one raises, its worker may do the solution's next job."""
 
 Answer = TypeVar("Answer", bound=Claim)
-
-Vary = Callable[[int, Sequence[Any]], Contents]
-"""Gives what the calls of a trial are given, from the trial's number and the evaluator's inputs."""
-
-
-@dataclass(frozen=True)
-class KernelMetadata:
-    """What an evaluator may know of the solution."""
-
-    name: str
-    definition: str
-    destination_passing_style: bool
-
-
-@dataclass(frozen=True)
-class MeasurePlan:
-    """How often, and for how long at the most, a solution is measured in one trial."""
-
-    warmup_runs: int
-    iterations: int
-    budget_s: float
-    precision: float = PRECISION
-    """Share of its time to which a call is to be known after all trials; where it stops early, after one."""
-    trials: int | None = None
-    """The largest number of input sets that are measured; None for all."""
-    timing: TimingSettings = USUAL
-    facts: dict[str, Any] | None = None
-    """Added to the record, for example that the timing means nothing."""
-    reads: int = 0
-    """Calls of a trial that are compared, beside the one on the evaluator's own inputs."""
-    confirms: bool = True
-    """Hold the latency against bursts that the session times."""
-    total_s: float | None = None
-    """Seconds after which no further trial is begun; None for no such limit."""
-    stops_early: bool = False
-    """A slow call gets no more readings than its median needs to be known, and no further trial that could not differ
-    (`Contents.stands_for`)."""
-
-    def is_enough(self, trial: Trial) -> bool:
-        """Tell whether a trial knows the median of a slow call."""
-        return self.stops_early and trial.stop == "precision" and len(trial.samples) < self.iterations
-
-
-@dataclass(frozen=True)
-class KernelTask:
-    """What a solution has to do for one workload."""
-
-    input_names: list[str]
-    outputs: list[OutputSpec]
-    timeout_seconds: float
-    """Seconds that it may take, all calls together."""
-    plan: MeasurePlan
-    vary: Vary
-    by_keyword: bool = False
-    """Give the inputs by their names: how references are called."""
-    may_write_inputs: bool = False
-    """A call may change its inputs, as a reference may."""
-    in_out_inputs: frozenset[str] = frozenset()
-    """Inputs that the reference writes to, as the session's own calls of it have shown: a call may change these."""
-    may_return_inputs: bool = False
-    """An output may lie in the memory of an input, as one of the reference's does."""
-    is_ours: bool = False
-    """It is the reference, whose claims are believed."""
-    regimes: Regimes | None = None
-    """Change the inputs of some calls that are not timed; None where none is changed."""
-
-
-@dataclass(frozen=True)
-class SessionTools:
-    """What the session gives every kernel."""
-
-    arena: SharedArena
-    """Shared memory; whatever it holds may be overwritten."""
-    readout: Readout
-    """Makes a measurement of trials."""
-    quiesce: Callable[[], None]
-    """Called before a measurement begins; it returns once no other process of ours uses the device."""
-    excess_gap_ns: Callable[[WorkerProcess], int] = lambda _worker: 0
-    """Tells how much longer each gap between a call's operations is in a worker than it could be in another one."""
 
 
 class RemoteKernel:

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from flashinfer_bench.base.bounded_log import BoundedLog
 from flashinfer_bench.base.files.trees import remove_tree
-from flashinfer_bench.bench.runner.workers.bounded_log import BoundedLog
 from flashinfer_bench.bench.runner.workers.cpu_time import end_account, keep_account, tree_cpu_time_ns
 from flashinfer_bench.bench.runner.workers.empty_bursts import EMPTY_CALLS, BurstOverhead, take_overhead
 from flashinfer_bench.bench.runner.workers.stillness import Stillness

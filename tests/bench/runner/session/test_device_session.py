@@ -10,7 +10,7 @@ from flashinfer_bench.bench.runner.protocol import BlockJob, BlockOrder, BlockSo
 from flashinfer_bench.bench.runner.readout import Readout
 from flashinfer_bench.bench.runner.session import device_session
 from flashinfer_bench.bench.runner.workers.arena import SharedArena
-from flashinfer_bench.bench.runner.workers.kernel import SessionTools
+from flashinfer_bench.bench.runner.workers.kernel_task import SessionTools
 from flashinfer_bench.bench.runner.workers.pool import reference_files
 from flashinfer_bench.bench.runner.workers.stock import SlowContext
 from flashinfer_bench.errors import SolutionFailure

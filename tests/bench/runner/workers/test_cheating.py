@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from flashinfer_bench.bench.runner.workers.kernel import MeasurePlan
+from flashinfer_bench.bench.runner.workers.kernel_task import MeasurePlan
 from flashinfer_bench.errors import SolutionFailure
 
 pytestmark = pytest.mark.cpu

@@ -9,7 +9,8 @@ import torch
 from flashinfer_bench.bench.runner.workers import bursts
 from flashinfer_bench.bench.runner.workers.bursts import READ_CALLS, BurstTimer, ClaimContradicted
 from flashinfer_bench.bench.runner.workers.empty_bursts import BurstOverhead
-from flashinfer_bench.bench.runner.workers.kernel import MEASUREMENTS, MeasurePlan
+from flashinfer_bench.bench.runner.workers.kernel import MEASUREMENTS
+from flashinfer_bench.bench.runner.workers.kernel_task import MeasurePlan
 from flashinfer_bench.bench.runner.workers.stock import SlowContext, check_context
 from flashinfer_bench.errors import SolutionFailure
 from flashinfer_bench.timing.measurement import Sample, Trial
@@ -85,16 +86,18 @@ def test_a_measurement_has_a_reading_per_iteration(open_kernel):
         measured = kernel.measure([[X], [X]])
     assert measured.record["method"] == "wall"
     assert (measured.record["samples"], len(measured.trials)) == (10, 2)
-    assert [[read.is_base for read in reads] for reads in kernel.reads] == [[True], [True] + [False] * READ_CALLS]
+    first, second = [[read.is_base for read in reads] for reads in kernel.reads]
+    assert first == [True]
+    assert second == [True] + [False] * len(second[1:])
+    assert 0 < len(second[1:]) <= READ_CALLS
 
 
 def test_a_latency_is_confirmed_by_bursts(open_kernel):
     source = f"{WORK}\ndef run(x):\n    work(0.0008)\n    return x * 2"
     with open_kernel(source, plan=READ) as kernel:
         record = kernel.measure([[X]]).record
-    assert (
-        len({read.inputs[0].numpy().tobytes() for read in kernel.reads[0]}) == len(kernel.reads[0]) == 13 + READ_CALLS
-    )
+    assert 13 < len(kernel.reads[0]) <= 13 + READ_CALLS  # a burst is a short one on a busy machine
+    assert len({read.inputs[0].numpy().tobytes() for read in kernel.reads[0]}) == len(kernel.reads[0])
     assert record["confirmed"] is True
     assert 0.7 < record["burst_ms"] < 3.0
     assert 0 < record["burst_resolution_ms"] < record["burst_ms"]
@@ -105,7 +108,7 @@ def test_a_slow_latency_is_confirmed_by_what_its_calls_took_outside(open_kernel,
     monkeypatch.setattr(BurstTimer, "confirm", None)  # nobody asks for bursts
     monkeypatch.setattr(bursts, "least_share", lambda device_type: 0.01)  # however busy the machine is
     source = f"{WORK}\ndef run(x):\n    work(0.01)\n    return x * 2"
-    with open_kernel(source, plan=READ) as kernel:
+    with open_kernel(source, plan=replace(READ, budget_s=30.0)) as kernel:  # time for all readings
         record = kernel.measure([[X]]).record
     assert (record["confirmed"], record["burst_calls"], len(kernel.reads[0])) == (True, 0, 13)
     assert record["request_ms"] > 9.0

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from flashinfer_bench.base.bounded_log import BoundedLog
 from flashinfer_bench.bench.runner.workers import pool as worker_pool
 from flashinfer_bench.bench.runner.workers import stock as worker_stock
-from flashinfer_bench.bench.runner.workers.bounded_log import BoundedLog
 from flashinfer_bench.bench.runner.workers.empty_bursts import BurstOverhead
 from flashinfer_bench.bench.runner.workers.pool import SolutionFiles, WorkerPool
 from flashinfer_bench.bench.runner.workers.process import WorkerGone

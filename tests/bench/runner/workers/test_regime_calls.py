@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from flashinfer_bench.bench.evaluators.inputs.regimes import Regimes
-from flashinfer_bench.bench.runner.workers.kernel import MeasurePlan
+from flashinfer_bench.bench.runner.workers.kernel_task import MeasurePlan
 from flashinfer_bench.bench.runner.workers.regime_calls import RegimeSchedule
 from flashinfer_bench.bench.runner.workers.remote_clock import RemoteClock
 from flashinfer_bench.timing.clocks import Lead

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flashinfer_bench.bench.runner.workers.bounded_log import BoundedLog
+from flashinfer_bench.base.bounded_log import BoundedLog
 
 
 def test_a_short_text_is_kept_whole():

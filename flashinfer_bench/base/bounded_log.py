@@ -1,4 +1,4 @@
-"""What a solution printed, kept in bounded memory: the head and the tail, with the cut marked."""
+"""What a process printed, kept in bounded memory: the head and the tail, with the cut marked."""
 
 from __future__ import annotations
 

@@ -1,0 +1,51 @@
+"""Judges the timed calls of a job that were chosen to be compared, in the way that the evaluator compares its own."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from flashinfer_bench.bench.evaluators.evaluator import Baseline, JudgeContext, JudgedCall, Rejected
+from flashinfer_bench.bench.runner.session.job import JobContext
+from flashinfer_bench.bench.runner.workers.remote_clock import ReadCall
+
+SLOW_REFERENCE_S: Final = 1.0
+"""Where the reference takes longer than this for one call, one call of each trial is compared instead."""
+
+
+def judge_reads(
+    job: JobContext, reads: Sequence[Sequence[ReadCall]], baseline: Baseline, context: JudgeContext
+) -> Rejected | None:
+    """Return the verdict where it rejects; the notes get how many calls were compared.
+
+    Args:
+        job: the job.
+        reads: the chosen calls of each timed trial.
+        baseline: what is expected of the evaluator's own inputs.
+        context: the evaluator's, with notes of its own.
+    """
+    block = job.block
+    calls: list[JudgedCall] = []
+    spent_s = 0.0
+    found = [(trial, read) for trial, of_trial in enumerate(reads) for read in of_trial]
+    random.SystemRandom().shuffle(found)  # where not all can be compared, chance decides which are
+    for trial, read in found:
+        if read.is_base:
+            expected = baseline.outputs[trial]
+        elif spent_s > SLOW_REFERENCE_S * len(reads) and calls:
+            continue
+        else:
+            start = time.monotonic()
+            expected = block.reference(read.inputs)
+            spent_s += time.monotonic() - start
+        calls.append(JudgedCall(read.inputs, read.outputs, expected))
+    if not calls:
+        return None
+    verdict = block.evaluator.judge_reads(block.definition, calls, job.config, context)
+    job.notes["reads"] = len(calls)
+    if isinstance(verdict, Rejected):
+        return replace(verdict, message=f"in a call that was timed: {verdict.message}")
+    return None

@@ -1,0 +1,95 @@
+"""What a solution has to do for one workload, and what the session gives for it: values that `kernel.py` works with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from flashinfer_bench.bench.evaluators.inputs.contents import Contents
+from flashinfer_bench.bench.evaluators.inputs.regimes import Regimes
+from flashinfer_bench.bench.runner.readout import Readout
+from flashinfer_bench.bench.runner.workers.arena import SharedArena
+from flashinfer_bench.bench.runner.workers.claims import OutputSpec
+from flashinfer_bench.bench.runner.workers.process import WorkerProcess
+from flashinfer_bench.timing.measurement import Trial
+from flashinfer_bench.timing.settings import PRECISION, USUAL, TimingSettings
+
+Vary = Callable[[int, Sequence[Any]], Contents]
+"""Gives what the calls of a trial are given, from the trial's number and the evaluator's inputs."""
+
+
+@dataclass(frozen=True)
+class KernelMetadata:
+    """What an evaluator may know of the solution."""
+
+    name: str
+    definition: str
+    destination_passing_style: bool
+
+
+@dataclass(frozen=True)
+class MeasurePlan:
+    """How often, and for how long at the most, a solution is measured in one trial."""
+
+    warmup_runs: int
+    iterations: int
+    budget_s: float
+    precision: float = PRECISION
+    """Share of its time to which a call is to be known after all trials; where it stops early, after one."""
+    trials: int | None = None
+    """The largest number of input sets that are measured; None for all."""
+    timing: TimingSettings = USUAL
+    facts: dict[str, Any] | None = None
+    """Added to the record, for example that the timing means nothing."""
+    reads: int = 0
+    """Calls of a trial that are compared, beside the one on the evaluator's own inputs."""
+    confirms: bool = True
+    """Hold the latency against bursts that the session times."""
+    total_s: float | None = None
+    """Seconds after which no further trial is begun; None for no such limit."""
+    stops_early: bool = False
+    """A slow call gets no more readings than its median needs to be known, and no further trial that could not differ
+    (`Contents.stands_for`)."""
+
+    def is_enough(self, trial: Trial) -> bool:
+        """Tell whether a trial knows the median of a slow call."""
+        return self.stops_early and trial.stop == "precision" and len(trial.samples) < self.iterations
+
+
+@dataclass(frozen=True)
+class KernelTask:
+    """What a solution has to do for one workload."""
+
+    input_names: list[str]
+    outputs: list[OutputSpec]
+    timeout_seconds: float
+    """Seconds that it may take, all calls together."""
+    plan: MeasurePlan
+    vary: Vary
+    by_keyword: bool = False
+    """Give the inputs by their names: how references are called."""
+    may_write_inputs: bool = False
+    """A call may change its inputs, as a reference may."""
+    in_out_inputs: frozenset[str] = frozenset()
+    """Inputs that the reference writes to, as the session's own calls of it have shown: a call may change these."""
+    may_return_inputs: bool = False
+    """An output may lie in the memory of an input, as one of the reference's does."""
+    is_ours: bool = False
+    """It is the reference, whose claims are believed."""
+    regimes: Regimes | None = None
+    """Change the inputs of some calls that are not timed; None where none is changed."""
+
+
+@dataclass(frozen=True)
+class SessionTools:
+    """What the session gives every kernel."""
+
+    arena: SharedArena
+    """Shared memory; whatever it holds may be overwritten."""
+    readout: Readout
+    """Makes a measurement of trials."""
+    quiesce: Callable[[], None]
+    """Called before a measurement begins; it returns once no other process of ours uses the device."""
+    excess_gap_ns: Callable[[WorkerProcess], int] = lambda _worker: 0
+    """Tells how much longer each gap between a call's operations is in a worker than it could be in another one."""
