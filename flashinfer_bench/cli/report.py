@@ -1,27 +1,22 @@
-"""`report summary`, `best`, `visualize`: tables of the traces that a set holds. `report merge`: several sets in one."""
+"""`report summary`, `best`, `visualize`: tables of the traces that a set holds."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 
-from flashinfer_bench.bench.tolerances import TOLERANCES_FILE, merge_tolerances
-from flashinfer_bench.cli.exit_codes import FAILED, RAN
 from flashinfer_bench.cli.given.choice import choose_traces
-from flashinfer_bench.cli.given.sets import describe_issues, has_nothing, named_folders, open_trace_set
+from flashinfer_bench.cli.given.sets import open_trace_set
 from flashinfer_bench.cli.reports.ranks import show_best_groups, show_groups
 from flashinfer_bench.cli.screen.output import write_err, write_out
 from flashinfer_bench.cli.screen.tables import available_width, count
 from flashinfer_bench.cli.screen.verdicts import render_best, render_summary
 from flashinfer_bench.data import TraceSet
-from flashinfer_bench.data.store.merging import merge_sets
 from flashinfer_bench.data.store.trace_lines import AnyTrace
-from flashinfer_bench.errors import DataSetError, Misuse
+from flashinfer_bench.errors import Misuse
 from flashinfer_bench.report.best import BestRow, Merit, best_by_definition, best_by_workload
 from flashinfer_bench.report.ranking import GROUP_KEYS
 from flashinfer_bench.report.summary import PairKey, SummaryRow, count_statuses, summarise
@@ -96,23 +91,6 @@ def execute_visualize(args: argparse.Namespace) -> int:
     else:
         write_err(NO_TRACES)
     return 0
-
-
-def execute_merge(args: argparse.Namespace) -> int:
-    """Write the sets as one; return 1 if something of them could not be read."""
-    parts = [TraceSet.from_path(folder) for folder in named_folders(args, os.environ)]
-    errors = [issue for part in parts for issue in part.issues if issue.severity == "error"]
-    for line in describe_issues(errors):
-        write_err(line)
-    if all(map(has_nothing, parts)):
-        raise DataSetError("\n".join(f"{part.root}: there is nothing to merge" for part in parts))
-    tolerances = merge_tolerances(parts)
-    done = merge_sets(parts, Path(args.output), {TOLERANCES_FILE: tolerances} if tolerances else {})
-    for lost in done.lost:
-        write_err(f"not carried over: {lost}")
-    nouns = ("definition", "solution", "workload", "trace", "blob")
-    write_out(f"{done.output}: {', '.join(count(getattr(done, f'{noun}s'), noun) for noun in nouns)}\n")
-    return FAILED if errors or done.lost else RAN
 
 
 def _expected(trace_set: TraceSet, traces: Sequence[AnyTrace]) -> dict[PairKey, list[str]]:

@@ -22,8 +22,9 @@ from flashinfer_bench.cli.given.blob_issues import find_blob_issues
 from flashinfer_bench.cli.given.data_errors import AskedNames, find_load_errors, find_plan_errors, take_broken_names
 from flashinfer_bench.cli.given.drafts import list_draft_paths, save_draft, take_drafts
 from flashinfer_bench.cli.given.replay import choose_replayed, keep_replayed, read_replay
-from flashinfer_bench.cli.given.sets import describe_issues, describe_tolerances, open_trace_set
+from flashinfer_bench.cli.given.sets import describe_issues, open_trace_set
 from flashinfer_bench.cli.given.settings import naming_flags, read_config
+from flashinfer_bench.cli.given.tolerances import describe_tolerances
 from flashinfer_bench.cli.given.typed_command import resume_command, typed_program
 from flashinfer_bench.cli.screen.interrupt import one_interrupt
 from flashinfer_bench.cli.screen.outcome import RunOutcome, outcome_document, render_outcome, trace_files, trace_folders

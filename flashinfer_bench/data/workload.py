@@ -65,6 +65,8 @@ InputSpec = RandomInput | ScalarInput | SafetensorsInput | CustomInput | Generat
 Amount = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
 """A count."""
 
+MIN_PREFIX = 4
+"""A prefix of a uuid needs at least this many characters to stand for the uuid."""
 AxisSize = Annotated[int, Field(strict=True, ge=0, le=MAX_AXIS_VALUE)]
 """Number of elements along an axis."""
 

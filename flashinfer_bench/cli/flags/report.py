@@ -61,7 +61,7 @@ def declare_report(parser: Parser) -> None:
         "Write several trace sets as one, into a new folder. What is the same in two is written once; where they\n"
         "contradict each other, nothing is written. Exit codes: 0 all well, 1 files or blobs are missing, 2 misuse.",
         example=f"{PROGRAM} report merge --local flashinfer-trace --local flashinfer-trace/wrong --output merged",
-        execute="report:execute_merge",
+        execute="reports.merge:execute_merge",
     )
     add_local(merge)
     merge.add_argument("--output", metavar="DIR", required=True, help="the folder to write: a new or an empty one")

@@ -7,17 +7,17 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from flashinfer_bench.bench.evaluators.plug_ins import EvaluatorChoice, list_plug_ins
-from flashinfer_bench.bench.runner.lookup import look_up_evaluators
 from flashinfer_bench.cli.given.choice import check_solutions, choose_definitions
 from flashinfer_bench.cli.given.sets import open_trace_set
-from flashinfer_bench.cli.given.settings import read_config
 from flashinfer_bench.cli.screen.output import write_out
 from flashinfer_bench.cli.screen.tables import Column, available_width, render_table
 from flashinfer_bench.data import Definition, TraceSet
 from flashinfer_bench.errors import Misuse
+
+if TYPE_CHECKING:
+    from flashinfer_bench.bench.evaluators.plug_ins import EvaluatorChoice
 
 COLUMNS = (
     *(Column("Definition"), Column("Op type")),
@@ -64,10 +64,9 @@ def _list_solutions(args: argparse.Namespace, trace_set: TraceSet, definitions: 
 
 
 def _choose_evaluators(args: argparse.Namespace, definitions: Sequence[Definition]) -> dict[str, EvaluatorChoice]:
-    config = read_config(args)
-    found = look_up_evaluators(definitions, list_plug_ins(config.evaluator_modules))
-    found.check(definitions, config)
-    return dict(found.choices)
+    from flashinfer_bench.cli.given.evaluators import choose_evaluators  # needs the engine; other lists do not
+
+    return choose_evaluators(args, definitions)
 
 
 def _evaluator_table(
