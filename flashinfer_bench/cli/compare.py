@@ -18,6 +18,7 @@ from flashinfer_bench.cli.screen.tables import (
     ABSENT,
     Column,
     available_width,
+    count,
     format_latency,
     render_table,
     shorten_uuid,
@@ -37,7 +38,7 @@ from flashinfer_bench.examine.compare.documents import (
 from flashinfer_bench.examine.compare.measuring import Measuring, measure
 from flashinfer_bench.examine.compare.recorded import compare_recorded
 from flashinfer_bench.examine.compare.sides import Contender, find_contender, pair_up
-from flashinfer_bench.report.decision import THRESHOLD
+from flashinfer_bench.report.decision import THRESHOLD, UNKNOWN
 
 MEASURING: Final = ("--budget", "--devices", "--config", "--iterations", "--num-trials", "--sandbox")
 """Flags that say how to measure, and so nothing of recorded traces."""
@@ -57,7 +58,7 @@ def execute(args: argparse.Namespace) -> int:
         comparison = _measure(args, first, second, threshold, named)
     slower = comparison.slower_than(args.fail_if_slower) if args.fail_if_slower else []
     _write(args, comparison, slower)
-    return FAILED if slower or comparison.problems else RAN
+    return FAILED if slower or comparison.is_failed else RAN
 
 
 def _refuse_measuring_flags(args: argparse.Namespace) -> None:
@@ -108,7 +109,7 @@ def render_comparison(comparison: ComparedSides, sides: tuple[str, str], width: 
         told = describe_decision(overall, comparison)
         rows.append(["over all", "", "", describe_interval(overall), told])
     pairs = sum(row.ratio.pairs for row in comparison.rows if row.ratio is not None)
-    how = f"measured, {pairs} pairs of blocks in {comparison.seconds:.0f} s" if pairs else comparison.how
+    how = f"measured, {count(pairs, 'pair')} of blocks in {comparison.seconds:.0f} s" if pairs else comparison.how
     notes = [
         f"A: {sides[0]}; B: {sides[1]}; on {comparison.hardware}; {how}",
         "B/A: latency of B over that of A, with its 95 % interval; over all: geometric mean",
@@ -120,6 +121,6 @@ def render_comparison(comparison: ComparedSides, sides: tuple[str, str], width: 
 def _cells(row: Row, comparison: ComparedSides) -> list[str]:
     name = " ".join(filter(None, [row.label, shorten_uuid(row.workload)]))
     if row.ratio is None:
-        return [name, ABSENT, ABSENT, ABSENT, "not compared"]
+        return [name, ABSENT, ABSENT, ABSENT, UNKNOWN if row.is_unmeasured else "not compared"]
     times = [format_latency(row.first_ms), format_latency(row.second_ms)]
     return [name, *times, describe_interval(row.ratio), describe_decision(row.ratio, comparison)]

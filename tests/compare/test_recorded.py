@@ -1,6 +1,7 @@
 """Recorded traces against each other: what is paired, what is refused, and what a comparison looks like."""
 
 import json
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
@@ -9,6 +10,7 @@ from flashinfer_bench.cli.main import cli as main
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.errors import DataSetError
 from flashinfer_bench.examine.compare.chosen import choose_workloads
+from flashinfer_bench.examine.compare.comparison import Row
 from flashinfer_bench.examine.compare.documents import compare_document, render_junit, render_markdown
 from flashinfer_bench.examine.compare.recorded import compare_recorded
 from flashinfer_bench.examine.compare.sides import find_contender, pair_up
@@ -120,6 +122,17 @@ def test_only_chosen_workloads_are_compared(write_set):
     assert main([*command, "--workloads", "w1"]) == 0
     assert main([*command, "--workloads", "w9"]) == 2
     assert main([*command, "--budget", "5"]) == 2  # nothing is measured
+
+
+def test_a_workload_that_the_budget_left_out_is_no_failure(write_set):
+    found = compare(write_set(a=[timed(1.0)], b=[timed(1.0)]), "a", "b")
+    left_out = Row("double", "w1", problem="the budget was spent", is_unmeasured=True)
+    some = replace(found, rows=(*found.rows, left_out))
+    assert (some.is_failed, replace(found, rows=(left_out,)).is_failed) == (False, True)
+    assert replace(found, rows=(*found.rows, replace(left_out, is_unmeasured=False))).is_failed
+    assert compare_document(some, ("a", "b"), [])["rows"][1]["decision"] == "cannot tell yet"
+    suite = ElementTree.fromstring(render_junit(some, []))
+    assert (suite.get("errors"), suite.get("skipped"), len(suite.findall("testcase/skipped"))) == ("0", "1", 1)
 
 
 def test_an_interval_that_reaches_to_zero_decides_nothing(write_set):

@@ -4,9 +4,10 @@ from math import log
 
 import pytest
 
-from flashinfer_bench.data.sets.told import DigestRecord, ToldTrace
+from flashinfer_bench.data.sets.told import DigestRecord, ToldTrace, tell
 from flashinfer_bench.report.comparable import find_difference, marks_of
 from flashinfer_bench.report.decision import decide, join_halves, log_half_of
+from tests.kit import make_evaluation
 
 CASES = (
     (1.0, 0.01, "same"),
@@ -43,6 +44,12 @@ def test_a_mark_that_one_side_does_not_tell_is_not_held_against_it():
     assert marks == {"hardware": "x"}
     assert find_difference(marks, {**marks, "sandbox": "walls", "timing": "no graphs"}) is None
     assert find_difference(marks, {"hardware": "y"}) == ("other hardware", "x", "y")
+
+
+def test_a_strange_mark_costs_the_others_nothing():
+    run = {"fingerprint": {"timing": {"strange": 1}, "protocol": 3, "sandbox": "walls", "solution": "d"}}
+    marks = marks_of(tell(make_evaluation(extra={"run": run})), "x")
+    assert marks == {"hardware": "x", "protocol": "3", "sandbox": "walls", "timing": "usual"}
 
 
 def test_a_number_counts_as_its_digits():

@@ -76,12 +76,14 @@ def tell(evaluation: AnyEvaluation) -> ToldTrace:
     if first is not None and second is not None:
         return msgspec.structs.replace(first, interval=second.measurement)
     extra = evaluation.extra or {}
+    run = extra.get("run")
+    known = _convert(run.get("fingerprint") if isinstance(run, Mapping) else None, DigestRecord, DigestRecord())
     return ToldTrace(
         measurement=parse_measurement(extra),
         interval=_convert(extra.get("measurement"), IntervalRecord, IntervalRecord()),
         baseline=_convert(extra.get("baseline"), IntervalRecord, IntervalRecord()),
         roofline=_convert(extra.get("roofline"), RooflineRecord, RooflineRecord()),
-        run=_convert(extra.get("run"), _Run, _Run()),
+        run=msgspec.structs.replace(_convert(run, _Run, _Run()), fingerprint=known),
         evaluator=_convert(extra.get("evaluator"), str, ""),
     )
 

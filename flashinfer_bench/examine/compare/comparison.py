@@ -48,6 +48,8 @@ class Row:
     """B over A; None where there is nothing to compare."""
     problem: str = ""
     """Why there is nothing to compare."""
+    is_unmeasured: bool = False
+    """The budget was spent before there was a pair: nothing is wrong, and nothing can be told yet."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,11 @@ class ComparedSides:
     def problems(self) -> list[Row]:
         """The workloads that could not be compared."""
         return [row for row in self.rows if row.ratio is None]
+
+    @property
+    def is_failed(self) -> bool:
+        """Whether a workload could not be compared for another reason than the budget, or none was measured at all."""
+        return any(not row.is_unmeasured for row in self.problems) or self.overall is None
 
     def decide(self, ratio: Ratio) -> Decision:
         """Say what B is beside A."""

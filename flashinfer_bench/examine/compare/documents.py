@@ -85,19 +85,24 @@ def render_markdown(comparison: ComparedSides, sides: tuple[str, str], slower: l
 def render_junit(comparison: ComparedSides, slower: list[str]) -> str:
     """Return the comparison as JUnit XML: a case for each workload, which fails where B is slower than allowed."""
     cases = [
-        (f"{row.definition}: {_name(row)}", row.ratio, row.problem, row.workload in slower) for row in comparison.rows
+        (f"{row.definition}: {_name(row)}", row.ratio, row.problem, row.is_unmeasured, row.workload in slower)
+        for row in comparison.rows
     ]
     overall = comparison.overall
     if overall is not None:
-        cases.append(("over all", overall, "", "over all" in slower))
-    failures = sum(is_slower for *_, is_slower in cases)
-    errors = sum(bool(problem) for _, _, problem, _ in cases)
-    counts = {"tests": str(len(cases)), "failures": str(failures), "errors": str(errors)}
+        cases.append(("over all", overall, "", False, "over all" in slower))
+    numbers = {
+        "tests": len(cases),
+        "failures": sum(is_slower for *_, is_slower in cases),
+        "errors": sum(not row.is_unmeasured for row in comparison.problems),
+        "skipped": sum(row.is_unmeasured for row in comparison.problems),
+    }
+    counts = {name: str(number) for name, number in numbers.items()}
     suite = ElementTree.Element("testsuite", {"name": SUITE, **counts, "time": f"{comparison.seconds:.3f}"})
-    for name, ratio, problem, is_slower in cases:
+    for name, ratio, problem, is_unmeasured, is_slower in cases:
         case = ElementTree.SubElement(suite, "testcase", {"classname": SUITE, "name": _plain(name)})
         if ratio is None:
-            ElementTree.SubElement(case, "error", {"message": _plain(problem)})
+            ElementTree.SubElement(case, "skipped" if is_unmeasured else "error", {"message": _plain(problem)})
             continue
         told = f"{describe_interval(ratio)}: {describe_decision(ratio, comparison)}"
         if is_slower:
@@ -115,9 +120,13 @@ def _row_document(row: Row, comparison: ComparedSides) -> dict[str, Any]:
         "a_ms": row.first_ms,
         "b_ms": row.second_ms,
         "pairs_ms": [list(pair) for pair in row.pairs_ms],
-        **(_ratio_document(row.ratio, comparison) if row.ratio is not None else {"decision": None}),
+        **(_ratio_document(row.ratio, comparison) if row.ratio is not None else {"decision": _undecided(row)}),
         "problem": row.problem or None,
     }
+
+
+def _undecided(row: Row) -> str | None:
+    return UNKNOWN if row.is_unmeasured else None
 
 
 def _ratio_document(ratio: Ratio, comparison: ComparedSides) -> dict[str, Any]:

@@ -33,6 +33,7 @@ from flashinfer_bench.report.verdict import first_reason, reason_of
 
 TURN_S: Final = 0.2
 """The loop looks at the clock at least this often, in seconds, so a budget is exceeded by no more."""
+SPENT: Final = "the budget was spent before a pair was complete"
 SIDES: Final[tuple[Side, Side]] = ("A", "B")
 
 
@@ -233,7 +234,8 @@ class _Turns:
     def _describe(self) -> str:
         still = sum(one.is_open(self._wanted.threshold) for one in self._series)
         pairs = sum(len(one.logs) for one in self._series)
-        return f"{pairs} pairs of blocks in {self._seconds:.0f} s; {still} of {len(self._series)} not decided yet"
+        told = f"{pairs} pair{'' if pairs == 1 else 's'} of blocks in {self._seconds:.0f} s"
+        return f"{told}; {still} of {len(self._series)} not decided yet"
 
 
 def _row(series: PairSeries) -> Row:
@@ -247,7 +249,7 @@ def _row(series: PairSeries) -> Row:
         problem=series.stopped,
     )
     if series.stopped or not logs:
-        return row if series.stopped else replace(row, problem="the budget was spent before a pair was complete")
+        return row if series.stopped else replace(row, problem=SPENT, is_unmeasured=True)
     pairs = [pair for pair in series.blocks if len(pair) == len(SIDES)]
     difference = find_difference(*(_marks(pairs[0][side]) for side in SIDES))
     if difference is not None:
