@@ -70,7 +70,7 @@ class KeepingSession(DeviceSession):
             "scalars": {},
         }
         judge: Any = block.evaluator
-        facts["compares"] = _compares_single_calls(judge, definition)
+        facts["compares"] = compares_single_calls(judge, definition)
         tolerance = judge.tolerance(job.config) if issubclass(judge, DefaultEvaluator) else Tolerance(0.0, 0.0)
         facts["tolerance"] = {
             "atol": tolerance.atol,
@@ -112,7 +112,7 @@ class KeepingSession(DeviceSession):
         save_file(tensors, str(self.folder / f"{name}.safetensors"))
 
 
-def _compares_single_calls(evaluator: type[Evaluator], definition: Definition) -> bool:
+def compares_single_calls(evaluator: type[Evaluator], definition: Definition) -> bool:
     """Tell whether one call is judged by comparing its elements, so that a script can do the same."""
     if not issubclass(evaluator, DefaultEvaluator) or not evaluator.compares_elements(definition):
         return False
