@@ -114,6 +114,11 @@ def test_the_first_program_prints_a_performance(bundled, capsys):
     assert {path.stem for path in (bundled / "flashinfer-trace" / "traces").rglob("*.jsonl")} == {"rmsnorm_h4096"}
 
 
+def test_the_script_of_the_public_package_prints_a_trace(bundled, capsys):
+    walk([block for block in read_blocks(DOCS / "migration.md") if block.language == "python"][:1])
+    assert "rmsnorm_h4096" in capsys.readouterr().out
+
+
 def test_the_program_of_an_agent_prints_a_verdict(bundled, capsys):
     walk([block for block in read_blocks(DOCS / "how-to" / "agents.md") if block.language == "python"])
     assert capsys.readouterr().out.startswith("PASSED")
