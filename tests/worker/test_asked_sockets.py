@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from flashinfer_bench.worker.call_filter import filters_calls
+from flashinfer_bench.worker.linux import hide_memory, show_memory
 from flashinfer_bench.worker.walls import asked_sockets, landlock
 from flashinfer_bench.worker.walls.asked_sockets import connect_socket, has_network_apart, leads_inside
 from flashinfer_bench.worker.walls.own_view import has_own_network
@@ -18,6 +19,7 @@ from tests.kit.walls import OWN, running_cell
 
 pytestmark = [pytest.mark.cpu, pytest.mark.skipif(sys.platform != "linux", reason="the guard is Linux's")]
 IS_ROOT = sys.platform == "linux" and os.geteuid() == 0
+PR_GET_DUMPABLE = 3
 OPENINGS = (LOOPBACK, CHILDREN, ABSTRACT_SOCKETS)
 UNIX, INET, INET6 = struct.pack("=H", 1), struct.pack("=H", 2), struct.pack("=H", 10)
 TRIAL = """
@@ -92,8 +94,13 @@ def test_an_address_leads_inside_where_its_socket_s_network_has_it(family, addre
 
 @pytest.fixture
 def _as_if_apart(monkeypatch):
-    """This process asks itself, so its network is its own."""
+    """This process asks itself, so its network is its own, and its memory is read: a session's host has hidden it."""
     monkeypatch.setattr(asked_sockets, "has_network_apart", lambda pid: True)
+    was_hidden = ctypes.CDLL(None).prctl(PR_GET_DUMPABLE, 0, 0, 0, 0) == 0
+    show_memory()
+    yield
+    if was_hidden:
+        hide_memory()
 
 
 def ask(fd, address, size=None):
