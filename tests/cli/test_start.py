@@ -83,6 +83,13 @@ def test_no_command_that_runs_nothing_imports_torch(argv, tmp_path):
     assert ended.returncode == 0, ended.stderr
 
 
+@pytest.mark.parametrize("argv", [("list",), ("report", "best")], ids=" ".join)
+def test_what_runs_and_judges_nothing_loads_no_configuration(argv, tmp_path):
+    root = str(write_small_set(tmp_path))
+    ended = start(sys.executable, "-c", PROBE, "flashinfer_bench.bench.config,yaml", *argv, "--local", root)
+    assert ended.returncode == 0, ended.stderr
+
+
 def test_the_module_is_the_command():
     ended = start(sys.executable, "-m", "flashinfer_bench", "--version")
     assert ended.returncode == 0
