@@ -102,6 +102,12 @@ def test_any_two_solutions_are_compared_by_clicking(usual, visit):
     assert column(page, 5)[0].startswith("1.5\u00d7")
 
 
+def test_a_solution_tells_where_it_ran_if_that_was_in_several_places(usual, visit):
+    seen = visit(usual)
+    assert HARDWARE[1] in column(seen.open(PLACES["solution"]), 2)
+    assert column(seen.open(PLACES["failed"]), 2) == ["RUNTIME_ERROR\nboom"]
+
+
 def test_the_pages_decide_as_the_reports_do(usual, visit):
     page = visit(usual).open()
     for ratio, half, wanted in CASES:

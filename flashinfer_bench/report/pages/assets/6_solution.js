@@ -7,6 +7,7 @@ fibReport.solution = (() => {
     const meanings = new Map(overview.flags);
     const flags = new Map();
     for (const verdict of data.verdicts) for (const flag of verdict.flags) flags.set(flag, (flags.get(flag) || 0) + 1);
+    const several = new Set(data.verdicts.map((verdict) => verdict.hardware)).size > 1;
     const logs = data.logs.map((log, index) => [log, data.verdicts.filter((verdict) => verdict.log === index)]);
     return [
       el("h1", null, name(data.name)),
@@ -18,6 +19,7 @@ fibReport.solution = (() => {
       table({
         caption: "Verdicts by workload", rows: data.verdicts, columns: [
           { label: "Workload", value: (row) => row.axes, cell: (row) => el("span", { title: row.w }, name(row.axes || row.w)) },
+          ...(several ? [{ label: "Hardware", value: (row) => row.hardware, cell: (row) => name(row.hardware) }] : []),
           { label: "Verdict", value: (row) => row.status, cell: (row) => el("span", null, status(row.status), row.reason ? el("small", { class: "range" }, name(row.reason)) : null) },
           { label: "Latency", number: true, value: (row) => row.n[0], cell: (row) => withRange(time(row.n[0]), row.n[1], row.n[2], time) },
           { label: "Reference", number: true, value: (row) => row.n[3], cell: (row) => time(row.n[3]) },
