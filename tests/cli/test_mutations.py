@@ -81,7 +81,7 @@ def replace(file, old, new):
 
 
 GONE = object()
-SOURCE = '{"path": "main.py", "content": ""}'
+SOURCE = {"path": "main.py", "content": "def run(x, scale): pass"}
 LINE = ("workload",)
 ERRORS = {
     "definition: no name": put(DEFINITION, "name", to=GONE),
@@ -155,7 +155,7 @@ ERRORS = {
     "blob: a pipe": lambda root: ((root / BLOB).unlink(), os.mkfifo(root / BLOB)),
     "blob: a link to itself": lambda root: ((root / BLOB).unlink(), (root / BLOB).symlink_to(root / BLOB)),
     "blob: a header without end": write(BLOB, b"\xff" * 7 + b"\x7f{}"),
-    "solution: the same source twice": replace(SOLUTION, '"sources": [{', f'"sources": [{SOURCE}, {{'),
+    "solution: the same source twice": put(SOLUTION, "sources", to=[SOURCE, SOURCE]),
     "solution: twice": lambda root: shutil.copy(root / SOLUTION, root / "solutions/again.json"),
 }
 WARNINGS = {
