@@ -39,7 +39,8 @@ def parse_module(source: str) -> ast.Module:
             warnings.simplefilter("ignore")  # invalid escapes in a docstring are the author's, and harmless
             return ast.parse(source)
     except SyntaxError as error:
-        raise ValueError(f"not Python: {error.msg} (line {error.lineno} of the source)") from error
+        where = f" (line {error.lineno} of the source)" if error.lineno is not None else ""
+        raise ValueError(f"not Python: {error.msg}{where}") from error
     except (ValueError, RecursionError, MemoryError) as error:
         raise ValueError(f"not Python: {error}") from error
 

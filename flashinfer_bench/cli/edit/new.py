@@ -29,7 +29,8 @@ def execute_solution(args: argparse.Namespace) -> int:
         hint = did_you_mean(name, definitions) or f"; `{PROGRAM} list` shows what there is"
         raise DataSetError(f"--definition: the trace set has no definition {name!r}{hint}")
     language = SupportedLanguages(args.language)
-    file = Path(args.output or f"my_{path_part(name)}{SUFFIXES[language]}")
+    mark = "" if args.language == LANGUAGES[0] else f"_{language.value}"  # each language's solution has its own name
+    file = Path(args.output or f"my_{path_part(name)}{mark}{SUFFIXES[language]}")
     if file.suffix.lower() != SUFFIXES[language]:
         raise DataSetError(f"-o: a {language.value} source ends with {SUFFIXES[language]}, unlike {file}")
     _write({file: make_solution_text(definitions[name], language)})

@@ -35,7 +35,7 @@ def _declare_solution(parser: Parser) -> None:
     add_local(parser)
     parser.add_argument("--definition", "--definitions", required=True, metavar="D", help="its name in the set")
     parser.add_argument("--language", choices=LANGUAGES, default=LANGUAGES[0], help="default: %(default)s")
-    named = "where to write (default: my_DEFINITION with the language's ending, here)"
+    named = "where to write (default: my_DEFINITION.py, or my_DEFINITION_LANGUAGE with its ending, here)"
     parser.add_argument("-o", "--output", metavar="FILE", help=named)
     add_format(parser)
 

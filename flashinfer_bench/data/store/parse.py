@@ -157,7 +157,8 @@ def parse_line(model: type[Model], line: bytes, place: Place, issues: list[LoadI
 def parse_raw(model: type[Model], raw: object, place: Place, issues: list[LoadIssue]) -> Model | None:
     """Make the model of parsed JSON, after bringing it into today's form; None, with issues, when it is not one."""
     if not isinstance(raw, dict):
-        issues.append(place.issue("error", f"a JSON object is expected, this is {type(raw).__name__}"))
+        kind = "null" if raw is None else type(raw).__name__
+        issues.append(place.issue("error", f"a JSON object is expected, this is {kind}"))
         return None
     given = raw
     if model in UPGRADES:
