@@ -15,7 +15,7 @@ UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 """A machine that is busy makes no example wrong."""
 settings.register_profile("exploring", UNTIMED)
 settings.register_profile("repeatable", UNTIMED, derandomize=True)
-settings.load_profile("repeatable")  # a change is judged by the same examples each time, wherever it is judged
+settings.load_profile("repeatable")  # the same examples each time: `--hypothesis-profile=exploring` draws new ones
 
 for name in ("COLUMNS", "LINES"):
     os.environ.pop(name, None)  # tables are as wide as their text where nothing says how wide a screen is
