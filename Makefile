@@ -1,5 +1,6 @@
 # make demo: install, then run the bundled trace set.      make test: install, then run the tests.
 # make check: format, lint, types, import walls, tests.    Each sets up what it needs in $(VENV).
+# make docs: build the documentation as a site, in site/; warnings are errors.
 # make exploits: try every attack of benchmarks/exploits/ that needs no GPU on the engine; about 12 minutes on two cores.
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -7,7 +8,7 @@ EXPLOIT_FLAGS ?= --again 2
 TEST_FLAGS ?= -n 2 --dist loadfile --no-loadscope-reorder
 DEMO_FLAGS ?= --warmup-runs 2 --iterations 10 --num-trials 1
 
-.PHONY: demo test check exploits clean
+.PHONY: demo test check docs exploits clean
 
 demo: $(VENV)/.ready-run
 	$(BIN)/flashinfer-bench run --local flashinfer-trace $(DEMO_FLAGS)
@@ -22,11 +23,14 @@ check: $(VENV)/.ready-dev
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest $(TEST_FLAGS)
 
+docs: $(VENV)/.ready-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 exploits: $(VENV)/.ready-dev
 	$(BIN)/python benchmarks/run_exploits.py $(EXPLOIT_FLAGS)
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 $(VENV)/.ready-run: pyproject.toml requirements-cpu.txt scripts/setup.sh
 	scripts/setup.sh $(VENV)
@@ -34,4 +38,8 @@ $(VENV)/.ready-run: pyproject.toml requirements-cpu.txt scripts/setup.sh
 
 $(VENV)/.ready-dev: pyproject.toml requirements-cpu.txt scripts/setup.sh
 	scripts/setup.sh $(VENV) dev cluster
+	touch $@ $(VENV)/.ready-run
+
+$(VENV)/.ready-docs: pyproject.toml requirements-cpu.txt scripts/setup.sh
+	scripts/setup.sh $(VENV) docs
 	touch $@ $(VENV)/.ready-run

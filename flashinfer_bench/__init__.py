@@ -23,10 +23,12 @@ if TYPE_CHECKING:
         BuildSpec,
         CompileOptions,
         Correctness,
+        CustomInput,
         Definition,
         Environment,
         Evaluation,
         EvaluationStatus,
+        GeneratedInput,
         Performance,
         RandomInput,
         SafetensorsInput,
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
         Trace,
         TraceSet,
         Workload,
+        WorkloadCost,
+        WorkloadTolerance,
     )
 
 __version__ = "0.1.0"
@@ -52,7 +56,8 @@ __all__ = [
     "Engine", "EngineLimits", "EngineState", "Task",
     "AxisConst", "AxisExpr", "AxisVar", "Definition", "TensorSpec",
     "BuildSpec", "CompileOptions", "Solution", "SourceFile", "SupportedBindings", "SupportedLanguages",
-    "RandomInput", "SafetensorsInput", "ScalarInput", "Workload",
+    "CustomInput", "GeneratedInput", "RandomInput", "SafetensorsInput", "ScalarInput",
+    "Workload", "WorkloadCost", "WorkloadTolerance",
     "Correctness", "Environment", "Evaluation", "EvaluationStatus", "Performance", "Trace", "TraceSet",
     "FFI_PROMPT", "FFI_PROMPT_SIMPLE",
 ]  # fmt: skip

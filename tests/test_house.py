@@ -48,7 +48,7 @@ PLACES = {
 """Module to the names that users import from it."""
 SPECIFIED = CHECKOUT.parent / "shared" / "spec"
 """Documents of users, where they lie beside the checkout."""
-DOCUMENTS = sorted([CHECKOUT / "README.md", *(CHECKOUT / "docs").glob("*.md"), *SPECIFIED.glob("*.md")])
+DOCUMENTS = sorted([CHECKOUT / "README.md", *(CHECKOUT / "docs").rglob("*.md"), *SPECIFIED.glob("*.md")])
 FROM = re.compile(r"\bfrom (flashinfer_bench[\w.]*) import (\([^)]*\)|[^\n`;#]+)")
 WHOLE = re.compile(r"(?<!\w )\bimport (flashinfer_bench(?:\.\w+)*)")
 

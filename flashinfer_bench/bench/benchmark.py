@@ -18,6 +18,7 @@ from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, JobSta
 from flashinfer_bench.bench.planning.plan import Plan, describe_nothing, make_plan
 from flashinfer_bench.bench.planning.resume import RecordedJobs
 from flashinfer_bench.bench.planning.selection import select
+from flashinfer_bench.bench.progress_bar import progress_bar
 from flashinfer_bench.bench.resident.given_order import GivenOrder
 from flashinfer_bench.bench.resident.recorder import TraceRecorder
 from flashinfer_bench.bench.resident.repeats import Repeats
@@ -48,7 +49,7 @@ class Benchmark:
         ConfigError: the configuration asks for devices that are not there, evaluators that no session could import, or
             a sandbox that cannot be had here.
 
-    Example:
+    Examples:
         >>> result = Benchmark(TraceSet.from_path("flashinfer-trace")).run_all()
     """
 
@@ -114,7 +115,8 @@ class Benchmark:
         asked = list(select(self._trace_set, self.config))
         evaluators = self.workshop.fingerprint_evaluators([item.definition for item in asked])
         self.workshop.survey(solution for item in asked for solution in item.solutions)
-        return make_plan(self._trace_set, self.config, self.machine, recorded=recorded, evaluators=evaluators)
+        plan = make_plan(self._trace_set, self.config, self.machine, recorded=recorded, evaluators=evaluators)
+        return replace(plan, plug_in_keys=self.workshop.plug_in_keys)
 
     def find_resumed(self, plan: Plan) -> list[Trace]:
         """Return the recorded trace of each job that a plan with `resume` leaves out."""
@@ -169,6 +171,7 @@ class Benchmark:
         *,
         dump_traces: bool | None = None,
         on_event: Callable[[Event], object] | None = None,
+        progress: bool | None = None,
     ) -> TraceSet:
         """Run every job of the set and return a new TraceSet.
 
@@ -182,6 +185,7 @@ class Benchmark:
             dump_traces: another name of `save_results`; where it is given, it counts.
             on_event: gets each event as it happens: `JobStarted`, `JobFinished`, `JobFaulted`, `Notice` and others of
                 `flashinfer_bench.bench.events`.
+            progress: show a bar, by tqdm where it is installed and else by rich; None shows it in notebooks alone.
 
         Raises:
             ConfigError: as for `plan`. Jobs that could not be judged raise nothing: they stand in `faults`.
@@ -195,11 +199,14 @@ class Benchmark:
             result.keep_traces(self.find_resumed(plan))
         elif not plan.jobs:
             warnings.warn(describe_nothing(plan), stacklevel=2)
-        for event in self.run(plan, save_results=save_results if dump_traces is None else dump_traces):
-            if isinstance(event, JobFinished):
-                result.keep_traces([event.trace])
-            if on_event is not None:
-                on_event(event)
+        is_saved = save_results if dump_traces is None else dump_traces
+        with progress_bar(len(plan.jobs), wanted=progress) as show:
+            for event in self.run(plan, save_results=is_saved):
+                if isinstance(event, JobFinished):
+                    result.keep_traces([event.trace])
+                show(event)
+                if on_event is not None:
+                    on_event(event)
         return result
 
     def _saved_traces(self) -> Iterator[AnyTrace]:

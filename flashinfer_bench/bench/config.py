@@ -40,12 +40,12 @@ from flashinfer_bench.bench.config_layers import (
     SectionKey,
     Source,
     none_to_empty,
-    normalise_op_type,
     resolve_layers,
     with_quick_look,
 )
 from flashinfer_bench.bench.config_problems import ConfigProblem, describe_problems, placed, to_validation_error
 from flashinfer_bench.bench.tolerances import FiledDefinitions, SetTolerances, find_tolerances
+from flashinfer_bench.data.definition import normalise_op_type
 
 __all__ = ["BenchmarkConfig", "EvalConfig", "ResolvedEvalConfig", "describe_problems"]
 

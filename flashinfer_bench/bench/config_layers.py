@@ -25,6 +25,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from flashinfer_bench.bench.config_problems import ConfigProblem, to_validation_error, unknown_key
+from flashinfer_bench.data.definition import normalise_op_type
 from flashinfer_bench.data.digest import digest_of
 
 DEFAULT_ORIGIN: Final = "default"
@@ -215,11 +216,6 @@ def resolve_layers(layers: Iterable[Layer]) -> ResolvedEvalConfig:
         origins.update(dict.fromkeys(layer.values, layer.origin))
         origins.update({f"extra.{key}": layer.origin for key in layer.extra})
     return ResolvedEvalConfig(**values, extra=extra, origins=origins)
-
-
-def normalise_op_type(op_type: str) -> str:
-    """Return the spelling under which op types are compared: dsa-paged and dsa_paged are one op type."""
-    return op_type.replace("-", "_")
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,9 @@ here, before anything runs. A key that is nearly one of these causes a warning.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from flashinfer_bench.bench.config_layers import ResolvedEvalConfig
@@ -75,14 +76,15 @@ def find_wrong_extras(configs: Iterable[ResolvedEvalConfig]) -> list[str]:
     return _lines(configs, lambda extra: (reason for key, value in extra.items() if (reason := why_wrong(key, value))))
 
 
-def find_misspelt_extras(configs: Iterable[ResolvedEvalConfig]) -> list[str]:
-    """Return a line for each key that is unknown here and nearly a known one."""
-    return _lines(configs, _misspelt)
+def find_misspelt_extras(configs: Iterable[ResolvedEvalConfig], declared: Container[str] = ()) -> list[str]:
+    """Return a line for each key that is unknown here and nearly a known one, unless a plug-in declares it."""
+    return _lines(configs, partial(_misspelt, declared))
 
 
-def _misspelt(extra: Mapping[str, Any]) -> Iterator[str]:
+def _misspelt(declared: Container[str], extra: Mapping[str, Any]) -> Iterator[str]:
     for key in extra:
-        meant = nearest_name(key, RULES, cutoff=KEY_CUTOFF) if key not in RULES else None
+        is_known = key in RULES or key in declared
+        meant = nearest_name(key, RULES, cutoff=KEY_CUTOFF) if not is_known else None
         if meant is not None:
             yield f"extra.{key} is no key of a built-in evaluator; did you mean {meant!r}?"
 

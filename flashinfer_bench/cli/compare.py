@@ -5,26 +5,25 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import sys
 from pathlib import Path
 from typing import Final
 
 from flashinfer_bench.cli.exit_codes import FAILED, RAN
+from flashinfer_bench.cli.flags.compare import BUDGET_S
 from flashinfer_bench.cli.given.sets import is_set_named, open_trace_set
 from flashinfer_bench.cli.given.settings import naming_flags, read_config
-from flashinfer_bench.cli.parser import Parser, number, whole_number
 from flashinfer_bench.cli.screen.output import write_err, write_out
 from flashinfer_bench.cli.screen.tables import (
     ABSENT,
     Column,
     available_width,
+    count,
     format_latency,
     render_table,
     shorten_uuid,
     wrap_line,
 )
-from flashinfer_bench.cli.shared_flags import EXIT_CODES, PROGRAM, add_local, add_names, add_sandbox, add_setting
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.data.store.jsonl import write_whole
 from flashinfer_bench.errors import Fault, Misuse
@@ -39,82 +38,44 @@ from flashinfer_bench.examine.compare.documents import (
 from flashinfer_bench.examine.compare.measuring import Measuring, measure
 from flashinfer_bench.examine.compare.recorded import compare_recorded
 from flashinfer_bench.examine.compare.sides import Contender, find_contender, pair_up
+from flashinfer_bench.report.decision import THRESHOLD, UNKNOWN
 
-SHARE: Final = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(%?)")
-THRESHOLD: Final = 0.02
-BUDGET_S: Final = 60.0
-MOST_SHARE: Final = 10.0
-
-
-def declare_compare(parser: Parser) -> None:
-    """Add the help and the flags of the command."""
-    parser.describe(
-        "Say whether B is faster than A, by how much, and how sure that is. A and B are two solutions (names, files,\n"
-        "or folders with a manifest), two authors, two sets, or with --recorded two files of traces. They are timed\n"
-        "in turn, A B B A ..., each block in a worker of its own, until each ratio is decided or the budget is spent.\n"
-        f"{EXIT_CODES} A solution that does not pass is a failure.",
-        usage="%(prog)s A B [--local PATH] [flags]",
-        example=f"{PROGRAM} compare plain_rmsnorm_h4096 torch_rmsnorm_h4096 --local flashinfer-trace",
-        execute=execute,
-    )
-    parser.add_argument("first", metavar="A", help="what there is, such as the present version")
-    parser.add_argument("second", metavar="B", help="what is to be better, such as the new version")
-    add_local(parser)
-    how = parser.add_argument_group("how")
-    how.add_argument("--recorded", action="store_true", help="compare recorded traces; measure nothing")
-    text = "the smallest difference of interest: 2%% or 0.02 (default: 2%%)"
-    how.add_argument("--threshold", type=share, metavar="X", help=text)
-    text = "seconds of measuring, beside the start (default: %(default)g)"
-    how.add_argument("--budget", type=number, default=BUDGET_S, metavar="S", help=text)
-    how.add_argument("--workloads", nargs="+", metavar="UUID", help="only these workloads: uuids")
-    add_names(how, "--devices", "use the first of these devices: 0, cuda:1, a GPU's uuid, or cpu")
-    how.add_argument("--config", metavar="FILE", help="a YAML file instead of the bundled eval_config.yaml")
-    add_setting(how, "--iterations", whole_number, "timed calls per trial")
-    add_setting(how, "--num-trials", whole_number, "trials of a block, each with inputs of its own")
-    add_sandbox(how, default=argparse.SUPPRESS)
-    out = parser.add_argument_group("result")
-    text = "exit with 1 where B is slower by more: on a workload, or over all; also the default of --threshold"
-    out.add_argument("--fail-if-slower", type=share, metavar="X", help=text)
-    text = "what goes to stdout (default: %(default)s)"
-    out.add_argument("--format", choices=("table", "json", "md"), default="table", help=text)
-    out.add_argument("--junit", metavar="FILE", help="write JUnit XML, too: a case for each workload")
-    out.add_argument("--quiet", action="store_true", help="no progress; only errors and the result")
-
-
-def share(text: str) -> float:
-    """Parse a share: "2%" or "0.02"."""
-    found = SHARE.fullmatch(text.strip())
-    value = float(found[1]) / (100 if found[2] else 1) if found is not None else 0.0
-    if not 0 < value <= MOST_SHARE:
-        raise argparse.ArgumentTypeError(f"needs a share such as 2% or 0.02, not {text!r}")
-    return value
+MEASURING: Final = ("--budget", "--devices", "--config", "--iterations", "--num-trials", "--sandbox")
+"""Flags that say how to measure, and so nothing of recorded traces."""
 
 
 def execute(args: argparse.Namespace) -> int:
     """Compare, and print what came of it."""
-    if args.budget <= 0:
+    if args.budget is not None and args.budget <= 0:
         raise Misuse("--budget: needs seconds above 0")
     threshold = args.threshold or args.fail_if_slower or THRESHOLD
     named = open_trace_set(args) if is_set_named(args, os.environ) else None
     first, second = (find_contender(word, named) for word in (args.first, args.second))
     if args.recorded:
-        comparison = compare_recorded(first, second, threshold)
+        _refuse_measuring_flags(args)
+        comparison = compare_recorded(first, second, threshold, args.workloads)
     else:
         comparison = _measure(args, first, second, threshold, named)
     slower = comparison.slower_than(args.fail_if_slower) if args.fail_if_slower else []
     _write(args, comparison, slower)
-    return FAILED if slower or comparison.problems else RAN
+    return FAILED if slower or comparison.is_failed else RAN
+
+
+def _refuse_measuring_flags(args: argparse.Namespace) -> None:
+    given = [flag for flag in MEASURING if getattr(args, flag.lstrip("-").replace("-", "_"), None) is not None]
+    if given:
+        raise Misuse(f"{given[0]}: with --recorded nothing is measured")
 
 
 def _measure(
     args: argparse.Namespace, first: Contender, second: Contender, threshold: float, named: TraceSet | None
 ) -> ComparedSides:
     pairings = pair_up(first, second)
+    budget = BUDGET_S if args.budget is None else args.budget
     trace_set = named if named is not None else first.trace_set
     if trace_set is None:
         raise Misuse("no trace set with the definition and its workloads: give --local PATH")
-    workloads = tuple(args.workloads) if args.workloads else None
-    wanted = Measuring(threshold, args.budget, workloads)
+    wanted = Measuring(threshold, budget, tuple(args.workloads) if args.workloads else None)
     config = read_config(args)
     tell = (lambda _line: None) if args.quiet else write_err
     with naming_flags(args):
@@ -148,7 +109,7 @@ def render_comparison(comparison: ComparedSides, sides: tuple[str, str], width: 
         told = describe_decision(overall, comparison)
         rows.append(["over all", "", "", describe_interval(overall), told])
     pairs = sum(row.ratio.pairs for row in comparison.rows if row.ratio is not None)
-    how = f"measured, {pairs} pairs of blocks in {comparison.seconds:.0f} s" if pairs else comparison.how
+    how = f"measured, {count(pairs, 'pair')} of blocks in {comparison.seconds:.0f} s" if pairs else comparison.how
     notes = [
         f"A: {sides[0]}; B: {sides[1]}; on {comparison.hardware}; {how}",
         "B/A: latency of B over that of A, with its 95 % interval; over all: geometric mean",
@@ -160,6 +121,6 @@ def render_comparison(comparison: ComparedSides, sides: tuple[str, str], width: 
 def _cells(row: Row, comparison: ComparedSides) -> list[str]:
     name = " ".join(filter(None, [row.label, shorten_uuid(row.workload)]))
     if row.ratio is None:
-        return [name, ABSENT, ABSENT, ABSENT, "not compared"]
+        return [name, ABSENT, ABSENT, ABSENT, UNKNOWN if row.is_unmeasured else "not compared"]
     times = [format_latency(row.first_ms), format_latency(row.second_ms)]
     return [name, *times, describe_interval(row.ratio), describe_decision(row.ratio, comparison)]

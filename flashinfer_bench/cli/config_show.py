@@ -9,7 +9,10 @@ import sys
 from typing import Any
 
 from flashinfer_bench.bench.config import BenchmarkConfig
+from flashinfer_bench.bench.config_layers import DEFAULT_ORIGIN
+from flashinfer_bench.bench.evaluators.plug_ins import list_plug_ins
 from flashinfer_bench.bench.planning.selection import check_names
+from flashinfer_bench.bench.runner.lookup import look_up_evaluators
 from flashinfer_bench.bench.tolerances import own_tolerance
 from flashinfer_bench.cli.given.choice import describe_unknown
 from flashinfer_bench.cli.given.sets import is_set_named, open_trace_set
@@ -22,33 +25,12 @@ from flashinfer_bench.cli.given.settings import (
     section_settings,
     top_settings,
 )
-from flashinfer_bench.cli.parser import Parser
 from flashinfer_bench.cli.screen.output import write_out
 from flashinfer_bench.cli.screen.tables import Column, Row, available_width, count, render_table
-from flashinfer_bench.cli.shared_flags import PROGRAM, add_format, add_local, add_selection, add_settings
 from flashinfer_bench.data import Definition, TraceSet
 from flashinfer_bench.errors import ConfigError, Misuse
 
 Groups = dict[str, list[Setting]]
-
-
-def declare_config(parser: Parser) -> None:
-    """Add the help and the sub-command."""
-    parser.describe(
-        "Show settings.", example=f"{PROGRAM} config show --definition gemm_n128_k4096 --local flashinfer-trace"
-    )
-    show = parser.add_commands().add_parser("show", help="show every setting and where it comes from")
-    show.describe(
-        "Show every setting with its origin; with --definition, those that this definition runs with.",
-        usage="%(prog)s [--definition NAME --local PATH] [flags]",
-        example=f"{PROGRAM} config show --definition gemm_n128_k4096 --local flashinfer-trace --rtol 0.001",
-        execute=execute,
-    )
-    show.add_argument("--definition", metavar="NAME", help="resolve the settings of this definition")
-    add_local(show)
-    add_selection(show)
-    add_settings(show)
-    add_format(show)
 
 
 def execute(args: argparse.Namespace) -> int:
@@ -78,11 +60,28 @@ def _groups(args: argparse.Namespace, config: BenchmarkConfig) -> tuple[Groups, 
         op_types = {name: definition.op_type for name, definition in trace_set.definitions.items()}
         return {"": top_settings(config), **dict(section_settings(config, op_types))}, {}
     definition = _find(trace_set, args.definition)
-    own = resolved_settings(config.resolve_eval_config(definition))
+    own = [*resolved_settings(config.resolve_eval_config(definition)), *_declared_settings(config, definition)]
     settled = {setting.name for setting in own}
     general = [setting for setting in top_settings(config) if setting.name not in settled]
     heading = f"{definition.name} (op type {definition.op_type})"
     return {"": general, heading: own}, _workload_settings(trace_set, config, definition)
+
+
+def _declared_settings(config: BenchmarkConfig, definition: Definition) -> list[Setting]:
+    """Return what an evaluator from outside declares and nothing gives. Only where there are such is it asked."""
+    plug_ins = list_plug_ins(config.evaluator_modules)
+    if not plug_ins:
+        return []
+    found = look_up_evaluators([definition], plug_ins)
+    found.check([definition], config)
+    choice, given = found.choices[definition.name], config.resolve_eval_config(definition).extra
+    return [
+        Setting(
+            f"extra.{key}", parameter.default, f"{choice.name}'s default" if parameter.has_default else DEFAULT_ORIGIN
+        )
+        for key, parameter in (choice.parameters or {}).items()
+        if key not in given
+    ]
 
 
 def _workload_settings(trace_set: TraceSet, config: BenchmarkConfig, definition: Definition) -> Groups:

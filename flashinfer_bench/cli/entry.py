@@ -1,7 +1,8 @@
 """Runs one command: parse what was typed, call the command, and turn its errors into lines and an exit code.
 
-Only the command that was typed is imported. Its file has a function `declare_<word>(parser)` that adds its flags and
-names the function to call: `execute(args) -> int`. `args.argv` is what was typed.
+Only the flags of the command that was typed are imported: `declare_<word>(parser)` in a file of `flags/` names the
+function to call, `execute(args) -> int`. The module of that function is imported when it is called: neither the help
+nor a misspelt flag waits for it. `args.argv` is what was typed.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from flashinfer_bench.errors import FlashInferBenchError, Misuse
 _log = logging.getLogger(__name__)
 
 RUN: Final = "run"
-NOTHING_RUNS: Final = {"-h", "--help", "--dry-run"}
-"""Arguments with which no session is started."""
+NOTHING_RUNS: Final = {"-h", "--help", "--dry-run", "--watch"}
+"""Arguments with which no session is started, or only by a thread that has to start its own process for it."""
 ELSEWHERE: Final = re.compile(r"--cluster\b")
 """A flag with which sessions are started on other machines."""
 PERF: Final = "perf"
@@ -39,39 +40,39 @@ class Command(NamedTuple):
     """What the list of commands tells of a command."""
 
     module: str
-    """Its module in this package."""
+    """The module in this package that declares it."""
     help: str
     children: tuple[str, ...] = ()
     """Its sub-commands."""
 
 
 COMMANDS: Final = {
-    RUN: Command("run", "judge and time solutions"),
-    "list": Command("sets.list", "list the definitions of a trace set"),
-    "new": Command("edit.new", "write a skeleton to begin with", ("solution", "definition")),
-    "validate": Command("sets.validate.command", "show everything wrong with a trace set"),
-    "validate-render": Command("sets.validate.render", "show a report of validate"),
-    "config": Command("config_show", "show settings", ("show",)),
+    RUN: Command("flags.run", "judge and time solutions"),
+    "list": Command("flags.sets", "list the definitions of a trace set"),
+    "new": Command("flags.edit", "write a skeleton to begin with", ("solution", "definition")),
+    "validate": Command("flags.sets", "show everything wrong with a trace set"),
+    "validate-render": Command("flags.sets", "show a report of validate"),
+    "config": Command("flags.config_show", "show settings", ("show",)),
     "report": Command(
-        "report",
+        "flags.report",
         "make tables of traces",
         ("summary", "best", "history", "diff", "visualize", "html", "export", "merge"),
     ),
-    "compare": Command("compare", "say whether one solution is faster than another, and how sure that is"),
-    "cache": Command("machine.cache", "look after what is built", ("show", "clear", "verify", "baselines")),
-    "build": Command("machine.build", "compile solutions without running them"),
-    "pack": Command("sets.pack", "make a solution file of a folder of sources"),
-    "unpack": Command("sets.pack", "make a folder of sources of a solution file"),
-    "convert": Command("sets.convert", "write a set of another layout in the standard one"),
-    "repro": Command("edit.repro", "show why a verdict is what it is: its call in files"),
+    "compare": Command("flags.compare", "say whether one solution is faster than another, and how sure that is"),
+    "cache": Command("flags.machine", "look after what is built", ("show", "clear", "verify", "baselines")),
+    "build": Command("flags.machine", "compile solutions without running them"),
+    "pack": Command("flags.sets", "make a solution file of a folder of sources"),
+    "unpack": Command("flags.sets", "make a folder of sources of a solution file"),
+    "convert": Command("flags.sets", "write a set of another layout in the standard one"),
+    "repro": Command("flags.edit", "show why a verdict is what it is: its call in files"),
     "inspect": Command(
-        "machine.inspect", "look at one call of a solution with ncu or compute-sanitizer", ("ncu", "sanitizer")
+        "flags.machine", "look at one call of a solution with ncu or compute-sanitizer", ("ncu", "sanitizer")
     ),
-    "doctor": Command("machine.doctor", "tell what this machine can measure"),
-    "completion": Command("edit.completion", "print a script that completes commands in a shell"),
-    "serve": Command("resident.serve", "judge what clients submit over HTTP"),
-    "submit": Command("resident.submit", "submit a solution to a server"),
-    "top": Command("resident.top", "show what a server is doing"),
+    "doctor": Command("flags.machine", "tell what this machine can measure"),
+    "completion": Command("flags.edit", "print a script that completes commands in a shell"),
+    "serve": Command("flags.resident", "judge what clients submit over HTTP"),
+    "submit": Command("flags.resident", "submit a solution to a server"),
+    "top": Command("flags.resident", "show what a server is doing"),
     PERF: Command("perf.command", "time FlashInfer's kernels"),
 }
 """The first word of each command, in the order of the help."""

@@ -7,12 +7,18 @@ from __future__ import annotations
 
 import argparse
 import difflib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NoReturn
+import importlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, NoReturn
 
 from flashinfer_bench.cli.screen.log_level import add_log_level
 from flashinfer_bench.cli.screen.output import write_out
 from flashinfer_bench.errors import Misuse
+
+SHARE: Final = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(%?)", re.ASCII)
+MOST_SHARE: Final = 10.0
+"""A share of a flag is at most 1000 %."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -27,14 +33,14 @@ class Parser(argparse.ArgumentParser):
         *,
         usage: str | None = None,
         example: str = "",
-        execute: Callable[[argparse.Namespace], int] | None = None,
+        execute: str | None = None,
     ) -> None:
-        """Set what the help tells, and the function that the command calls."""
+        """Set what the help tells, and the function that the command calls: `module:function` below `cli`."""
         self.description = description
         self.usage = usage
         self.epilog = f"example:\n  {example}" if example else None
         if execute is not None:
-            self.set_defaults(execute=execute, parser=self)
+            self.set_defaults(execute=CommandFunction(execute), parser=self)
             add_log_level(self)
 
     def add_commands(self) -> argparse._SubParsersAction[Parser]:
@@ -56,6 +62,19 @@ class Parser(argparse.ArgumentParser):
     def flags(self) -> list[str]:
         """List the long flags of this parser."""
         return [flag for action in self._actions for flag in action.option_strings if flag.startswith("--")]
+
+
+class CommandFunction:
+    """The function of a command. Its module, which imports what the command needs, is imported by the call."""
+
+    def __init__(self, place: str) -> None:
+        self.place = place
+
+    def __call__(self, args: argparse.Namespace) -> int:
+        """Import the module, and call its function."""
+        module, _, name = self.place.partition(":")
+        code: int = getattr(importlib.import_module(f"{__package__}.{module}"), name)(args)
+        return code
 
 
 class NameList(argparse.Action):
@@ -91,6 +110,15 @@ def number(text: str) -> float:
     except ValueError:
         raise argparse.ArgumentTypeError(f"needs a number, not {text!r}") from None
     return int(value) if value.is_integer() else value
+
+
+def share(text: str) -> float:
+    """Parse a share: "2%" or "0.02". A bare number from 1 on is refused: it may be meant in percent."""
+    found = SHARE.fullmatch(text.strip())
+    value = float(found[1]) / (100 if found[2] else 1) if found is not None else 0.0
+    if found is None or not 0 < value <= MOST_SHARE or (not found[2] and value >= 1):
+        raise argparse.ArgumentTypeError(f"needs a share such as 2% or 0.02, not {text!r}")
+    return value
 
 
 def _wide_help(prog: str) -> argparse.HelpFormatter:

@@ -1,98 +1,32 @@
-"""`report summary`, `best`, `visualize`: tables of the traces that a set holds. `report merge`: several sets in one."""
+"""`report summary`, `best`, `visualize`: tables of the traces that a set holds."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
-from typing import Final
 
-from flashinfer_bench.bench.tolerances import TOLERANCES_FILE, merge_tolerances
-from flashinfer_bench.cli.exit_codes import FAILED, RAN
 from flashinfer_bench.cli.given.choice import choose_traces
-from flashinfer_bench.cli.given.sets import describe_issues, has_nothing, named_folders, open_trace_set
-from flashinfer_bench.cli.parser import Parser
-from flashinfer_bench.cli.reports.changes import declare_diff, declare_history
-from flashinfer_bench.cli.reports.export import declare_export
-from flashinfer_bench.cli.reports.html import declare_html
+from flashinfer_bench.cli.given.sets import open_trace_set
 from flashinfer_bench.cli.reports.ranks import show_best_groups, show_groups
 from flashinfer_bench.cli.screen.output import write_err, write_out
 from flashinfer_bench.cli.screen.tables import available_width, count
 from flashinfer_bench.cli.screen.verdicts import render_best, render_summary
-from flashinfer_bench.cli.shared_flags import PROGRAM, add_filters, add_format, add_local, add_names
 from flashinfer_bench.data import TraceSet
-from flashinfer_bench.data.store.merging import merge_sets
 from flashinfer_bench.data.store.trace_lines import AnyTrace
-from flashinfer_bench.errors import DataSetError, Misuse
+from flashinfer_bench.errors import Misuse
 from flashinfer_bench.report.best import BestRow, Merit, best_by_definition, best_by_workload
 from flashinfer_bench.report.ranking import GROUP_KEYS
 from flashinfer_bench.report.summary import PairKey, SummaryRow, count_statuses, summarise
 
-ROWS: Final = ("workload", "definition")
-MERITS: Final = ("latency", "speedup")
 NO_TRACES = "note: there are no traces to report; `flashinfer-bench run` makes them"
 
 NONE_PASSED = (
     "note: there is no job whose latest verdict is PASSED; quick looks do not count, and "
     "`flashinfer-bench report summary` says why the others failed"
 )
-BY_HELP = "one row for each (default: %(default)s)"
-
-
-def declare_report(parser: Parser) -> None:
-    """Add the help and the sub-commands."""
-    parser.describe("Make tables of traces.", example=f"{PROGRAM} report best --local flashinfer-trace")
-    commands = parser.add_commands()
-    summary = commands.add_parser("summary", help="one row a solution")
-    summary.describe(
-        "One row a solution: workloads passed, latency, speed-up, and why it failed where it failed.",
-        example=f"{PROGRAM} report summary --local flashinfer-trace --op-types gemm",
-        execute=execute_summary,
-    )
-    best = commands.add_parser("best", help="the best passing solutions")
-    best.describe(
-        "The fastest passing solution of each workload, with those whose interval meets its own (ties); or each\n"
-        "definition's best solution. --by takes what is ranked, by what, or both.",
-        example=f"{PROGRAM} report best --local flashinfer-trace --by definition",
-        execute=execute_best,
-    )
-    summary.add_argument("--by", choices=("solution", *GROUP_KEYS), default="solution", help=BY_HELP)
-    text = (
-        "one row for each workload, definition, author, op_type or hardware; the first two ranked by latency or speedup"
-    )
-    text += " (default: workload latency)"
-    best.add_argument("--by", nargs="+", choices=(*ROWS, *GROUP_KEYS, *MERITS), default=[], metavar="WORD", help=text)
-    summary.add_argument(
-        "--baseline-author", metavar="AUTHOR", help="with --by author: rank against this one (default: the reference)"
-    )
-    visualize = commands.add_parser("visualize", help="both tables")
-    visualize.describe(
-        "How many verdicts are there and how many passed; then the tables of `report summary` and `report best`.",
-        example=f"{PROGRAM} report visualize --local flashinfer-trace",
-        execute=execute_visualize,
-    )
-    for command in (summary, best, visualize):
-        add_local(command)
-        add_filters(command)
-        add_names(command, "--workloads", "only these workloads: uuids, or beginnings of uuids")
-        add_format(command)
-    declare_history(commands.add_parser("history", help="times of a definition from run to run"))
-    declare_diff(commands.add_parser("diff", help="what changed from one set to another"))
-    declare_html(commands.add_parser("html", help="pages that work from disk"))
-    declare_export(commands.add_parser("export", help="one row a trace, for other programs"))
-    merge = commands.add_parser("merge", help="several sets in one")
-    merge.describe(
-        "Write several trace sets as one, into a new folder. What is the same in two is written once; where they\n"
-        "contradict each other, nothing is written. Exit codes: 0 all well, 1 files or blobs are missing, 2 misuse.",
-        example=f"{PROGRAM} report merge --local flashinfer-trace --local flashinfer-trace/wrong --output merged",
-        execute=execute_merge,
-    )
-    add_local(merge)
-    merge.add_argument("--output", metavar="DIR", required=True, help="the folder to write: a new or an empty one")
 
 
 def execute_summary(args: argparse.Namespace) -> int:
@@ -157,23 +91,6 @@ def execute_visualize(args: argparse.Namespace) -> int:
     else:
         write_err(NO_TRACES)
     return 0
-
-
-def execute_merge(args: argparse.Namespace) -> int:
-    """Write the sets as one; return 1 if something of them could not be read."""
-    parts = [TraceSet.from_path(folder) for folder in named_folders(args, os.environ)]
-    errors = [issue for part in parts for issue in part.issues if issue.severity == "error"]
-    for line in describe_issues(errors):
-        write_err(line)
-    if all(map(has_nothing, parts)):
-        raise DataSetError("\n".join(f"{part.root}: there is nothing to merge" for part in parts))
-    tolerances = merge_tolerances(parts)
-    done = merge_sets(parts, Path(args.output), {TOLERANCES_FILE: tolerances} if tolerances else {})
-    for lost in done.lost:
-        write_err(f"not carried over: {lost}")
-    nouns = ("definition", "solution", "workload", "trace", "blob")
-    write_out(f"{done.output}: {', '.join(count(getattr(done, f'{noun}s'), noun) for noun in nouns)}\n")
-    return FAILED if errors or done.lost else RAN
 
 
 def _expected(trace_set: TraceSet, traces: Sequence[AnyTrace]) -> dict[PairKey, list[str]]:

@@ -15,16 +15,17 @@ from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.events import Event
 from flashinfer_bench.bench.machine import Machine
 from flashinfer_bench.bench.planning.plan import Plan
-from flashinfer_bench.cli.edit.watch import take_stamp, wait_for_change
-from flashinfer_bench.cli.exit_codes import FAILED, INTERRUPTED, RAN
+from flashinfer_bench.cli.edit.warm import WarmEngines
+from flashinfer_bench.cli.edit.watch import keep_judging
+from flashinfer_bench.cli.exit_codes import FAILED, RAN
 from flashinfer_bench.cli.given.blob_issues import find_blob_issues
 from flashinfer_bench.cli.given.data_errors import AskedNames, find_load_errors, find_plan_errors, take_broken_names
 from flashinfer_bench.cli.given.drafts import list_draft_paths, save_draft, take_drafts
 from flashinfer_bench.cli.given.replay import choose_replayed, keep_replayed, read_replay
-from flashinfer_bench.cli.given.sets import describe_issues, describe_tolerances, open_trace_set
+from flashinfer_bench.cli.given.sets import describe_issues, open_trace_set
 from flashinfer_bench.cli.given.settings import naming_flags, read_config
+from flashinfer_bench.cli.given.tolerances import describe_tolerances
 from flashinfer_bench.cli.given.typed_command import resume_command, typed_program
-from flashinfer_bench.cli.parser import Parser, whole_number
 from flashinfer_bench.cli.screen.interrupt import one_interrupt
 from flashinfer_bench.cli.screen.outcome import RunOutcome, outcome_document, render_outcome, trace_files, trace_folders
 from flashinfer_bench.cli.screen.output import write_err, write_out, write_problems
@@ -38,9 +39,9 @@ from flashinfer_bench.cli.screen.plan import (
 )
 from flashinfer_bench.cli.screen.progress import RunProgress, choose_progress
 from flashinfer_bench.cli.screen.tables import available_width, count
-from flashinfer_bench.cli.shared_flags import PROGRAM, add_format, add_local, add_selection, add_settings
+from flashinfer_bench.cli.shared_flags import PROGRAM
 from flashinfer_bench.data import LoadIssue, Trace, TraceSet
-from flashinfer_bench.errors import Fault, FlashInferBenchError, Misuse
+from flashinfer_bench.errors import Fault, Misuse
 
 
 class RunnableBenchmark(Protocol):
@@ -72,41 +73,6 @@ class RunnableBenchmark(Protocol):
 BenchmarkFactory = Callable[[TraceSet, BenchmarkConfig], RunnableBenchmark]
 
 
-def declare_run(parser: Parser) -> None:
-    """Add the help and the flags of the command."""
-    parser.describe(
-        "Judge and time the chosen solutions on every workload of their definitions; record each verdict.",
-        usage="%(prog)s SET [--solution FILE] [flags]",
-        example=f"{PROGRAM} run --local flashinfer-trace --definitions gemm_n128_k4096 --iterations 20",
-        execute=execute,
-    )
-    add_local(parser)
-    add_selection(parser)
-    drafts = parser.add_argument_group(
-        "a solution that you edit", "--solution FILE.py, FILE.cu, FILE.cpp, FOLDER or PACKED.json judges what is in it"
-    )
-    drafts.add_argument("--entry", metavar="NAME", help="its entry function, or FILE::FUNCTION (default: run)")
-    drafts.add_argument("--language", metavar="L", help="its language (default: told by its ending and imports)")
-    drafts.add_argument("--watch", action="store_true", help="judge again each time it is saved; Ctrl-C ends")
-    add_settings(parser)
-    results = parser.add_argument_group("results")
-    results.add_argument("--resume", action="store_true", help="skip what is recorded and unchanged")
-    results.add_argument("--retry-timeouts", action="store_true", help="with --resume: run recorded TIMEOUTs again")
-    saving = results.add_mutually_exclusive_group()
-    saving.add_argument("--save-results", action="store_true", help="append each trace to the set: done anyway")
-    saving.add_argument("--no-save-results", action="store_true", help="write no traces")
-    repeat = "time each solution in N workers on each workload, in turn with the others (default: 1)"
-    results.add_argument("--repeat", type=whole_number, default=1, metavar="N", help=repeat)
-    results.add_argument("--replay", metavar="TRACE", help="judge again what FILE.jsonl[:LINE] records, on its inputs")
-    results.add_argument("--dry-run", action="store_true", help="print the plan and run nothing")
-    results.add_argument("--require-passed", action="store_true", help="exit with 1 unless every job passed")
-    broken = results.add_mutually_exclusive_group()
-    broken.add_argument("--strict", action="store_true", help="run nothing where what was asked for is broken in part")
-    broken.add_argument("--allow-broken", action="store_true", help="tell what is broken, and exit with 0 nevertheless")
-    add_format(results)
-    results.add_argument("--quiet", action="store_true", help="no progress; only errors and the result")
-
-
 def execute(args: argparse.Namespace, *, make_engine: BenchmarkFactory = Benchmark) -> int:
     """Run the jobs that the flags ask for, or print the plan."""
     if args.replay and args.resume:
@@ -116,29 +82,16 @@ def execute(args: argparse.Namespace, *, make_engine: BenchmarkFactory = Benchma
     if args.watch and (args.replay or args.resume or args.dry_run or not list_draft_paths(args)):
         raise Misuse("--watch judges a file again when it is saved: --solution FILE, without --resume or --dry-run")
     read_config(args)  # what is wrong in flags and file is told before the set is read
-    trace_set = open_trace_set(args)
     if args.watch:
-        return _watch(args, trace_set, make_engine)
-    return _judge(args, trace_set, make_engine)
+        return _watch(args, make_engine)
+    return _judge(args, open_trace_set(args), make_engine)
 
 
-def _watch(args: argparse.Namespace, trace_set: TraceSet, make_engine: BenchmarkFactory) -> int:
-    """Judge each time a draft is saved, until Ctrl-C; return the exit code of the last verdicts."""
-    paths, code = list_draft_paths(args), 0
-    try:
-        while True:
-            stamp = take_stamp(paths)
-            try:
-                code = _judge(argparse.Namespace(**vars(args)), trace_set, make_engine)
-            except FlashInferBenchError as error:
-                write_problems(str(error))
-                code = error.exit_code
-            if code == INTERRUPTED:
-                return code
-            write_err(f"waiting until {', '.join(map(str, paths))} is saved; Ctrl-C ends")
-            wait_for_change(paths, stamp)
-    except KeyboardInterrupt:
-        return code
+def _watch(args: argparse.Namespace, make_engine: BenchmarkFactory) -> int:
+    """Judge each time a draft is saved, on an engine that stays; return the exit code of the last verdicts."""
+    with WarmEngines() as warm:
+        make = warm.open if make_engine is Benchmark and args.repeat == 1 else make_engine
+        return keep_judging(args, lambda given, trace_set: _judge(given, trace_set, make))
 
 
 def _judge(args: argparse.Namespace, trace_set: TraceSet, make_engine: BenchmarkFactory) -> int:

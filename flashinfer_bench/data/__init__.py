@@ -32,12 +32,23 @@ if TYPE_CHECKING:
     )
     from flashinfer_bench.data.trace import Trace
     from flashinfer_bench.data.trace_set import TraceSet
-    from flashinfer_bench.data.workload import InputSpec, RandomInput, SafetensorsInput, ScalarInput, Workload
+    from flashinfer_bench.data.workload import (
+        CustomInput,
+        GeneratedInput,
+        InputSpec,
+        RandomInput,
+        SafetensorsInput,
+        ScalarInput,
+        Workload,
+        WorkloadCost,
+        WorkloadTolerance,
+    )
 
 __all__ = [
     "AxisConst", "AxisExpr", "AxisSpec", "AxisVar", "Definition", "TensorSpec",
     "BuildSpec", "CompileOptions", "Solution", "SourceFile", "SupportedBindings", "SupportedLanguages",
-    "InputSpec", "RandomInput", "SafetensorsInput", "ScalarInput", "Workload",
+    "CustomInput", "GeneratedInput", "InputSpec", "RandomInput", "SafetensorsInput", "ScalarInput",
+    "Workload", "WorkloadCost", "WorkloadTolerance",
     "Correctness", "Environment", "Evaluation", "EvaluationStatus", "Performance", "Trace",
     "LoadIssue", "SpeedupMetrics", "TraceSet", "TraceSetSummary",
     "append_jsonl_file", "load_json_file", "load_jsonl_file", "save_json_file", "save_jsonl_file",
@@ -46,7 +57,17 @@ __all__ = [
 _HOMES = {
     "definition": ("AxisConst", "AxisExpr", "AxisSpec", "AxisVar", "Definition", "TensorSpec"),
     "solution": ("BuildSpec", "CompileOptions", "Solution", "SourceFile", "SupportedBindings", "SupportedLanguages"),
-    "workload": ("InputSpec", "RandomInput", "SafetensorsInput", "ScalarInput", "Workload"),
+    "workload": (
+        "CustomInput",
+        "GeneratedInput",
+        "InputSpec",
+        "RandomInput",
+        "SafetensorsInput",
+        "ScalarInput",
+        "Workload",
+        "WorkloadCost",
+        "WorkloadTolerance",
+    ),
     "evaluation": ("Correctness", "Environment", "Evaluation", "EvaluationStatus", "Performance"),
     "trace": ("Trace",),
     "issue": ("LoadIssue",),

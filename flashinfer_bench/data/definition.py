@@ -403,3 +403,8 @@ def _expression_fault(text: str) -> str | None:
     except ValueError as error:
         return str(error)
     return None
+
+
+def normalise_op_type(op_type: str) -> str:
+    """Return the spelling under which op types are compared: dsa-paged and dsa_paged are one op type."""
+    return op_type.replace("-", "_")

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     import torch
 
 Kind = Literal["float", "int", "uint", "bool"]
+Unit = Literal["fp64", "fp32", "tf32", "fp16", "fp8", "fp4"]
+"""Units that do arithmetic; `roofline.peaks` knows how fast each is."""
 
 
 class Dtype(NamedTuple):

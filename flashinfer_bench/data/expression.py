@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from functools import lru_cache
 from graphlib import CycleError, TopologicalSorter
@@ -82,15 +82,21 @@ def names_in(text: str) -> frozenset[str]:
     return frozenset(node.id for node in ast.walk(tree) if isinstance(node, ast.Name)) - {*_CALLS, _MODULE}
 
 
-def order_axes(expressions: Mapping[str, str]) -> list[str]:
+def order_axes(expressions: Mapping[str, str]) -> Sequence[str]:
     """Return the names of axes that are expressions, each after those that its own expression uses.
 
     Raises:
         ValueError: some use each other in a circle.
     """
-    uses = {name: names_in(text) & expressions.keys() for name, text in expressions.items()}
+    return _order_kept(tuple(expressions.items()))
+
+
+@lru_cache(maxsize=PARSED)
+def _order_kept(expressions: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
+    known = {name for name, _ in expressions}
+    uses = {name: names_in(text) & known for name, text in expressions}
     try:
-        return list(TopologicalSorter(uses).static_order())
+        return tuple(TopologicalSorter(uses).static_order())
     except CycleError as error:
         circle = ", ".join(sorted(set(error.args[1])))
         raise ValueError(f"the axes {circle} are made of each other, so none has a size") from None

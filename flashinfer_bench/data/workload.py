@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, StrictBool, StrictInt, StringConstraints, model_validator
 
 from flashinfer_bench.data.digest import digest_of
+from flashinfer_bench.data.dtypes import Unit
 from flashinfer_bench.data.expression import MAX_AXIS_VALUE
 from flashinfer_bench.data.model import DataModel
 from flashinfer_bench.data.names import KEY_CUTOFF, nearest_name
@@ -61,11 +62,11 @@ class GeneratedInput(DataModel):
 InputSpec = RandomInput | ScalarInput | SafetensorsInput | CustomInput | GeneratedInput
 """Where one input comes from; `isinstance` takes it."""
 
-Unit = Literal["fp64", "fp32", "tf32", "fp16", "fp8", "fp4"]
-"""Units that do arithmetic; `roofline.peaks` knows how fast each is."""
 Amount = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
 """A count."""
 
+MIN_PREFIX = 4
+"""A prefix of a uuid needs at least this many characters to stand for the uuid."""
 AxisSize = Annotated[int, Field(strict=True, ge=0, le=MAX_AXIS_VALUE)]
 """Number of elements along an axis."""
 

@@ -7,21 +7,25 @@ not ranked.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from math import log
 from typing import Literal
 
 from flashinfer_bench.data import EvaluationStatus, Performance
 from flashinfer_bench.data.measurement import read_measurement
 from flashinfer_bench.data.store.trace_lines import AnyEvaluation, AnyTrace, PerformanceLine
+from flashinfer_bench.report.decision import join_halves, log_half_of
 from flashinfer_bench.report.intervals import TimeInterval, read_interval
-from flashinfer_bench.report.summary import SummaryRow, measured_speedup, summarise
+from flashinfer_bench.report.summary import SummaryRow, Tie, measured_speedup, summarise
 from flashinfer_bench.report.timing import Burst, Timing, read_burst, read_timing
 from flashinfer_bench.report.verdict import caveat_of, judged
 
 Merit = Literal["latency", "speedup"]
 """What the best is best by."""
 Contestant = tuple[AnyTrace, AnyEvaluation, Performance | PerformanceLine]
+_Times = dict[tuple[str, str, str], dict[str, tuple[float, float]]]
+"""Definition, solution and hardware → workload → logarithm of the latency, and half its interval."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,7 @@ class BestRow:
     """Passing solutions that this one was picked from."""
     interval: TimeInterval | None = None
     """What the latency of a re-run in a new worker lies in, in 95 of 100 cases."""
-    ties: tuple[str, ...] = ()
+    ties: tuple[Tie, ...] = ()
     """Other solutions whose interval meets this one's: which is faster cannot be told. The fastest first."""
 
 
@@ -66,14 +70,22 @@ def best_by_workload(traces: Iterable[AnyTrace], by: Merit = "latency") -> list[
 def best_by_definition(traces: Iterable[AnyTrace], by: Merit = "speedup") -> list[SummaryRow]:
     """Pick the best solution of each definition: it passes the most workloads, then has the highest mean speed-up.
 
-    By latency, the lowest median latency counts in place of the speed-up.
+    By latency, the lowest median latency counts in place of the speed-up. A tie passes as many workloads, and over
+    those of both the intervals of the geometric means meet.
     """
-    best: dict[tuple[str, str], SummaryRow] = {}
-    for row in summarise(trace for trace, evaluation in judged(traces) if not evaluation.is_quick):
-        key = (row.definition, row.hardware)
-        if row.passed and (key not in best or _merit(row, by) > _merit(best[key], by)):
-            best[key] = row
-    return list(best.values())
+    whole = [(trace, evaluation) for trace, evaluation in judged(traces) if not evaluation.is_quick]
+    found: dict[tuple[str, str], list[SummaryRow]] = {}
+    for row in summarise(trace for trace, _ in whole):
+        if row.passed:
+            found.setdefault((row.definition, row.hardware), []).append(row)
+    times = _times(whole)
+    best = []
+    for rows in found.values():
+        ranked = sorted(rows, key=partial(_merit, by=by), reverse=True)
+        tied = [row for row in ranked[1:] if _is_tie(ranked[0], row, times)]
+        ties = tuple(Tie(row.solution, row.latency_ms, row.speedup, row.interval_share) for row in tied)
+        best.append(replace(ranked[0], ties=ties))
+    return best
 
 
 def _winner(contestants: list[Contestant], by: Merit) -> BestRow:
@@ -97,15 +109,40 @@ def _winner(contestants: list[Contestant], by: Merit) -> BestRow:
     )
 
 
-def _ties(ranked: list[Contestant]) -> tuple[str, ...]:
+def _ties(ranked: list[Contestant]) -> tuple[Tie, ...]:
     """Return the other solutions whose interval meets the winner's."""
     first = read_interval(ranked[0][1])
     found = []
-    for trace, evaluation, _ in ranked[1:]:
+    for trace, evaluation, performance in ranked[1:]:
         interval = read_interval(evaluation)
         if first is not None and interval is not None and caveat_of(evaluation) is None and first.meets(interval):
-            found.append(trace.solution or "")
+            half = interval.half_share if interval.kind else None
+            found.append(Tie(trace.solution or "", performance.latency_ms, measured_speedup(evaluation), half))
     return tuple(found)
+
+
+def _times(whole: Iterable[tuple[AnyTrace, AnyEvaluation]]) -> _Times:
+    """Return the logarithm of each solution's latency on each workload, with half its interval."""
+    times: _Times = {}
+    for trace, evaluation in whole:
+        interval = read_interval(evaluation)
+        latency = evaluation.performance.latency_ms if evaluation.performance is not None else 0.0
+        half = log_half_of(latency, interval.low_ms, interval.high_ms) if interval is not None else None
+        if half is not None and evaluation.status is EvaluationStatus.PASSED:
+            key = (trace.definition, trace.solution or "", evaluation.environment.hardware)
+            times.setdefault(key, {})[trace.workload.uuid] = (log(latency), half)
+    return times
+
+
+def _is_tie(first: SummaryRow, other: SummaryRow, times: _Times) -> bool:
+    """Say whether the intervals of two geometric means meet, over the workloads of both."""
+    if other.passed != first.passed or first.timing_caveat is not None or other.timing_caveat is not None:
+        return False
+    mine, theirs = (times.get((row.definition, row.solution, row.hardware), {}) for row in (first, other))
+    shared = [(mine[uuid], theirs[uuid]) for uuid in mine if uuid in theirs]
+    apart = abs(sum(one[0] - two[0] for one, two in shared))
+    halves = [join_halves([half for _, half in side]) or 0.0 for side in zip(*shared, strict=True)]
+    return bool(shared) and apart <= sum(halves)
 
 
 def _order(contestant: Contestant, by: Merit) -> tuple[bool, float, float]:

@@ -1,6 +1,7 @@
 """What changed: between two sets, and from run to run. Each change of a time has a decision, by the recorded intervals.
 
-Recorded intervals are of one worker each, and the next worker may differ by more: a decision is a lead, no proof.
+The rule is that of `compare` (`report/decision.py`). Nothing is measured again: what recorded intervals do not know,
+such as a busy machine on that day, no decision knows either.
 """
 
 from __future__ import annotations
@@ -8,14 +9,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from math import log
 from typing import Final
 
 from flashinfer_bench.data.sets.latest import parse_time
-from flashinfer_bench.report.results import MeanRatio, Result, log_error_of, mean_of
+from flashinfer_bench.report.comparable import find_difference, marks_of
+from flashinfer_bench.report.decision import SAME, THRESHOLD, UNKNOWN, decide
+from flashinfer_bench.report.results import MeanRatio, Result, mean_of, ratio_of
 
-THRESHOLD: Final = 0.02
-"""The smallest difference of interest, as a share: below it times count as the same."""
-SAME, FASTER, SLOWER, UNKNOWN = "same", "faster", "slower", "cannot tell"
 GONE, NEW = "gone", "new"
 VERDICT: Final = "verdict"
 DIGEST_SHOWN: Final = 8
@@ -31,7 +32,7 @@ class Change:
     workload: str
     hardware: str
     decision: str
-    """"faster", "slower", "same", "cannot tell", "verdict" (it changed), "new" or "gone"."""
+    """"faster", "slower", "same", "cannot tell yet", "verdict" (it changed), "new" or "gone"."""
     reason: str
     """Why it cannot be told; empty where it can."""
     old_status: str
@@ -62,17 +63,6 @@ class Epoch:
     """Times over those of the epoch before, on the workloads of both."""
     decision: str
     """As of a change; empty for the first epoch."""
-
-
-def decide(ratio: MeanRatio | None, threshold: float = THRESHOLD) -> str:
-    """Say what a ratio of new over old time means."""
-    if ratio is None or ratio.low is None or ratio.high is None:
-        return UNKNOWN
-    if ratio.low >= 1 - threshold and ratio.high <= 1 + threshold:
-        return SAME
-    if ratio.high < 1 and ratio.value < 1 - threshold:
-        return FASTER
-    return SLOWER if ratio.low > 1 and ratio.value > 1 + threshold else UNKNOWN
 
 
 def find_changes(old: Iterable[Result], new: Iterable[Result], threshold: float = THRESHOLD) -> list[Change]:
@@ -153,7 +143,7 @@ def _decide_change(old: Result | None, new: Result | None, threshold: float) -> 
     if problem:
         return UNKNOWN, problem, None
     ratio = _ratio([(old, new)])
-    decision = decide(ratio, threshold)
+    decision = _decide(ratio, threshold)
     return decision, _why_unknown(ratio) if decision == UNKNOWN else "", ratio
 
 
@@ -162,28 +152,26 @@ def _not_comparable(old: Result, new: Result) -> str:
     for item, which in ((old, "old"), (new, "new")):
         if not item.is_ranked:
             return f"the {which} time is of a quick look, or means nothing"
-    for name in ("method", "cache_state"):
-        told = [getattr(item.told.measurement, name) for item in (old, new)]
-        if told[0] != told[1]:
-            return f"{name.replace('_', ' ')}: {told[0] or 'not told'} then, {told[1] or 'not told'} now"
-    return ""
+    difference = find_difference(*(marks_of(item.told, item.hardware) for item in (old, new)))
+    return "" if difference is None else f"{difference.kind}: {difference.first} then, {difference.second} now"
 
 
 def _why_unknown(ratio: MeanRatio | None) -> str:
     if ratio is None or ratio.low is None:
-        return "a trace has no interval"
+        return "an interval reaches to 0"
     return "the interval is too wide"
 
 
 def _ratio(pairs: Sequence[tuple[Result, Result]]) -> MeanRatio | None:
     """Return the geometric mean of new over old times, with its interval."""
-    timed = [(old, new) for old, new in pairs if old.latency_ms and new.latency_ms]
-    errors = []
-    for pair in timed:
-        parts = [log_error_of(item.told.interval, item.latency_ms) for item in pair]
-        known = [part for part in parts if part is not None]
-        errors.append((known[0] ** 2 + known[1] ** 2) ** 0.5 if len(known) == len(parts) else None)
-    return mean_of([(new.latency_ms or 0.0) / (old.latency_ms or 1.0) for old, new in timed], errors)
+    found = [ratio for pair in pairs if (ratio := ratio_of(*pair)) is not None]
+    return mean_of([ratio for ratio, _ in found], [half for _, half in found])
+
+
+def _decide(ratio: MeanRatio | None, threshold: float) -> str:
+    if ratio is None:
+        return UNKNOWN
+    return decide(log(ratio.value), None if ratio.high is None else log(ratio.high / ratio.value), threshold)
 
 
 def _epoch(current: Sequence[Result], previous: Sequence[Result], threshold: float) -> Epoch:
@@ -203,7 +191,7 @@ def _epoch(current: Sequence[Result], previous: Sequence[Result], threshold: flo
         latency_ms=latency.value if latency is not None else None,
         changed=_differences(previous[-1], first) if previous else (),
         ratio=ratio,
-        decision=decide(ratio, threshold) if previous else "",
+        decision=_decide(ratio, threshold) if previous else "",
     )
 
 

@@ -7,10 +7,14 @@ between workers of its kind of device.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from flashinfer_bench.data.measurement import read_measurement
 from flashinfer_bench.data.store.trace_lines import AnyEvaluation
 from flashinfer_bench.timing.between_workers import default_spread, widened_interval
+
+GPU_CLOCKS: Final = ("cupti", "cuda_events")
+"""Clocks that time a GPU."""
 
 
 @dataclass(frozen=True)
@@ -39,9 +43,19 @@ def read_interval(evaluation: AnyEvaluation) -> TimeInterval | None:
     if latency <= 0:
         return None
     record = read_measurement(evaluation)
-    bounds = record.bounds
-    if bounds is None or not record.interval:
-        kind = "cuda" if record.method in ("cupti", "cuda_events") else "cpu"
-        bounds = widened_interval(latency, bounds, default_spread(kind))
-        return TimeInterval(*bounds, "")
-    return TimeInterval(*bounds, record.interval)
+    return interval_of(latency, record.bounds, record.interval, record.method)
+
+
+def interval_of(latency_ms: float, bounds: tuple[float, float] | None, kind: str, method: str) -> TimeInterval:
+    """Return the interval of a time.
+
+    Args:
+        latency_ms: the time; above 0.
+        bounds: those that the trace tells; None where it tells none.
+        kind: what they hold for; empty where the trace does not say, so that they are of one worker's readings.
+        method: the clock.
+    """
+    if bounds is None or not kind:
+        device = "cuda" if method in GPU_CLOCKS else "cpu"
+        return TimeInterval(*widened_interval(latency_ms, bounds, default_spread(device)), "")
+    return TimeInterval(*bounds, kind)

@@ -1,18 +1,19 @@
 """Authors against a baseline: score, win rate, fast_p, share of the roofline; and rows by author, op type, hardware.
 
 The ratio of a workload is the baseline's latency over the author's, on the same hardware. The baseline is the
-reference, or the fastest passing solution of another author. A slow baseline inflates every ratio, so two more figures
-need none: the share of the roofline, and the share of the fastest latency that any solution of the set reached.
+reference, or the fastest passing solution of another author. A slow baseline inflates every ratio, so authors are
+ranked by a figure that needs none: the share of the fastest latency that any solution of the set reached.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, geometric_mean
+from statistics import geometric_mean
 from typing import Final, Literal
 
+from flashinfer_bench.data.sets.scores import author_score_of, score_of
 from flashinfer_bench.report.results import MeanRatio, Result, mean_of
 
 GroupKey = Literal["author", "op_type", "hardware"]
@@ -30,8 +31,8 @@ class AuthorRow:
     author: str
     hardware: str
     score: float | None
-    """Mean over definitions of the geometric mean of the ratios of the author's best solution, which counts 0 if it
-    failed a workload; None where the baseline has no time for any."""
+    """Mean over definitions of the mean ratio of the author's best solution, which counts 0 if it failed a workload, as
+    `TraceSet.rank_authors` has it; None where the baseline has no time for any."""
     definitions: int
     workloads: int
     """Workloads that the best solutions were judged on."""
@@ -47,7 +48,8 @@ class AuthorRow:
     roofline_share: float | None
     """Geometric mean of the shares of the roofline, over passed workloads that have one."""
     fastest_share: float | None
-    """Geometric mean, over passed workloads, of the set's lowest latency over the author's; 1 is the fastest."""
+    """Mean over all definitions, of the mean over workloads, of the set's lowest latency over the author's: 1 is the
+    fastest everywhere. What somebody passed and the author did not, counts 0. None where nobody passed anything."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ class GroupRow:
 
 
 def rank_by_author(results: Sequence[Result], baseline_author: str | None = None) -> list[AuthorRow]:
-    """Return a row for each author and kind of hardware, by hardware, then the highest score first.
+    """Return a row for each author and kind of hardware, by hardware, then the highest share of the fastest first.
 
     Args:
         results: those that count; one a job.
@@ -80,13 +82,15 @@ def rank_by_author(results: Sequence[Result], baseline_author: str | None = None
     if baseline_author is not None and all(item.author != baseline_author for item in kept):
         known = ", ".join(sorted({item.author for item in kept})) or "none"
         raise ValueError(f"baseline author {baseline_author!r} has no verdict to compare with; authors: {known}")
-    fastest = _lowest(kept)
     baseline = None if baseline_author is None else _lowest(item for item in kept if item.author == baseline_author)
-    groups: defaultdict[tuple[str, str], list[Result]] = defaultdict(list)
+    groups: defaultdict[str, defaultdict[str, list[Result]]] = defaultdict(lambda: defaultdict(list))
     for item in kept:
-        groups[item.hardware, item.author].append(item)
-    rows = [_author_row(key, items, baseline, fastest) for key, items in groups.items() if key[1] != baseline_author]
-    return sorted(rows, key=lambda row: (row.hardware, -(row.score or 0.0), -(row.fastest_share or 0.0), row.author))
+        groups[item.hardware][item.author].append(item)
+    rows = []
+    for authors in groups.values():
+        fastest = _Fastest.of(item for items in authors.values() for item in items)
+        rows += [_author_row(items, baseline, fastest) for name, items in authors.items() if name != baseline_author]
+    return sorted(rows, key=lambda row: (row.hardware, -(row.fastest_share or 0.0), -(row.score or 0.0), row.author))
 
 
 def group_by(results: Iterable[Result], key: GroupKey) -> list[GroupRow]:
@@ -129,43 +133,66 @@ def _ratio(item: Result, baseline: Mapping[_Place, float] | None) -> float | Non
     return against / item.latency_ms if against else None
 
 
-def _author_row(
-    key: tuple[str, str],
-    items: Sequence[Result],
-    baseline: Mapping[_Place, float] | None,
-    fastest: Mapping[_Place, float],
-) -> AuthorRow:
+@dataclass(frozen=True)
+class _Fastest:
+    """What the fastest solutions of one kind of hardware reached, whoever wrote them."""
+
+    latencies: Mapping[_Place, float]
+    workloads: Mapping[str, int]
+    """Of each definition that somebody passed a workload of, how many somebody passed."""
+
+    @classmethod
+    def of(cls, results: Iterable[Result]) -> _Fastest:
+        latencies = _lowest(results)
+        return cls(latencies, Counter(definition for definition, _, _ in latencies))
+
+    def share_of(self, own: Sequence[Result]) -> float:
+        """Return the mean share of a solution over the workloads of its definition; what it did not pass counts 0."""
+        shares = [self.latencies[_place(item)] / item.latency_ms for item in own if item.is_ranked and item.latency_ms]
+        return sum(shares) / self.workloads[own[0].definition] if shares else 0.0
+
+    def share_of_author(self, shares: Sequence[float]) -> float | None:
+        """Return the mean over all definitions that anybody passed; those that the author did not, count 0."""
+        return sum(shares) / len(self.workloads) if self.workloads else None
+
+
+def _author_row(items: Sequence[Result], baseline: Mapping[_Place, float] | None, fastest: _Fastest) -> AuthorRow:
     by_definition: defaultdict[str, defaultdict[str, list[Result]]] = defaultdict(lambda: defaultdict(list))
     for item in items:
         by_definition[item.definition][item.solution].append(item)
     best = [max(group.values(), key=lambda own: _merit(own, baseline)) for group in by_definition.values()]
     flat = [item for own in best for item in own]
-    compared = [(ratio, item.log_error) for item in flat if (ratio := _ratio(item, baseline)) is not None]
+    compared = [(ratio, _half(item, baseline)) for item in flat if (ratio := _ratio(item, baseline)) is not None]
     ratios = [ratio for ratio, _ in compared]
-    scores = [_score(own, baseline) for own in best]
-    known = [score for score in scores if score is not None]
-    ranked = [item for item in flat if item.is_ranked and item.latency_ms is not None]
+    scores = [score for own in best if (score := _score(own, baseline)) is not None]
     return AuthorRow(
-        author=key[1],
-        hardware=key[0],
-        score=fmean(known) if known else None,
+        author=items[0].author,
+        hardware=items[0].hardware,
+        score=author_score_of(scores) if scores else None,
         definitions=len(best),
         workloads=len(flat),
         passed=sum(item.is_passed for item in flat),
         compared=len(ratios),
-        speedup=mean_of(ratios, [error if baseline is None else None for _, error in compared]),
+        speedup=mean_of(ratios, [half for _, half in compared]),
         win_rate=sum(ratio > 1 for ratio in ratios) / len(ratios) if ratios else None,
         fast_p=fast_shares(ratios, len(flat)),
-        roofline_share=share_of(item.share for item in ranked),
-        fastest_share=share_of(fastest[_place(item)] / (item.latency_ms or 1.0) for item in ranked),
+        roofline_share=share_of(item.share for item in flat if item.is_ranked),
+        fastest_share=fastest.share_of_author(
+            [max(map(fastest.share_of, group.values())) for group in by_definition.values()]
+        ),
     )
 
 
 def _score(own: Sequence[Result], baseline: Mapping[_Place, float] | None) -> float | None:
-    if not all(item.is_passed for item in own):
-        return 0.0
+    """Return the score of a solution; None where nothing failed and the baseline has no time for any workload."""
     ratios = [ratio for item in own if (ratio := _ratio(item, baseline)) is not None]
-    return geometric_mean(ratios) if ratios else None
+    failed = sum(not item.is_passed for item in own)
+    return score_of(ratios, failed) if ratios or failed else None
+
+
+def _half(item: Result, baseline: Mapping[_Place, float] | None) -> float | None:
+    """Return half the interval of a ratio, as a logarithm; the lowest of several baselines has none."""
+    return item.speedup_log_half if baseline is None else None
 
 
 def _merit(own: Sequence[Result], baseline: Mapping[_Place, float] | None) -> tuple[float, int, float]:
@@ -183,7 +210,7 @@ def _group_row(name: str, items: Sequence[Result]) -> GroupRow:
         solutions=len({(item.definition, item.solution) for item in items}),
         passed=sum(item.is_passed for item in items),
         judged=len(items),
-        speedup=mean_of(ratios, [item.log_error for item in compared]),
+        speedup=mean_of(ratios, [item.speedup_log_half for item in compared]),
         fast_p=fast_shares(ratios, len(items)),
         roofline_share=share_of(item.share for item in items if item.is_ranked),
     )

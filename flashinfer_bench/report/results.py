@@ -12,14 +12,14 @@ from flashinfer_bench.data.evaluation import EvaluationStatus
 from flashinfer_bench.data.sets.columns import JudgedTrace, list_judged
 from flashinfer_bench.data.sets.told import IntervalRecord, ToldTrace
 from flashinfer_bench.data.store.trace_lines import AnyEvaluation, AnyTrace
+from flashinfer_bench.report.decision import join_halves, log_half_of
+from flashinfer_bench.report.intervals import TimeInterval, interval_of
 
 if TYPE_CHECKING:
     from flashinfer_bench.data.trace_set import TraceSet
 
 UNKNOWN_AUTHOR: Final = "unknown"
 """The author of a solution that the set does not have."""
-NORMAL_95: Final = 1.96
-"""A 95 % interval reaches this many standard errors to each side."""
 _PASSED: Final = EvaluationStatus.PASSED
 
 
@@ -39,11 +39,13 @@ class Result:
     """Whether it may be compared with others: it passed, is no quick look, and its time means something."""
     latency_ms: float | None
     low_ms: float | None
-    """Bounds of the 95 % interval of the latency, from the readings of one worker."""
+    """Bounds of the 95 % interval of the latency, which holds for a re-run in a new worker."""
     high_ms: float | None
     reference_ms: float | None
-    log_error: float | None
-    """Standard error of the logarithm of the speed-up, by the intervals of both times."""
+    log_half: float | None
+    """Half the interval of the latency, as a logarithm; None where there is no latency."""
+    speedup_log_half: float | None
+    """Half the interval of the speed-up, as a logarithm, by the intervals of both times."""
     share: float | None
     """Share of the roofline."""
     evaluation: AnyEvaluation
@@ -73,25 +75,29 @@ def list_results(trace_set: TraceSet, traces: Iterable[AnyTrace], *, latest_only
     return [_result(judged) for judged in found if judged.is_latest or not latest_only]
 
 
-def mean_of(ratios: Sequence[float], log_errors: Sequence[float | None]) -> MeanRatio | None:
-    """Return the geometric mean of ratios with its interval; None where there is no ratio."""
-    usable = [ratio for ratio in ratios if ratio > 0]
+def mean_of(ratios: Sequence[float], log_halves: Sequence[float | None]) -> MeanRatio | None:
+    """Return the geometric mean of ratios with its interval; None where there is no ratio.
+
+    Args:
+        ratios: those that are not above 0 are left out.
+        log_halves: half the interval of each, as a logarithm.
+    """
+    usable = [math.log(ratio) for ratio in ratios if ratio > 0]
     if not usable:
         return None
-    centre = sum(map(math.log, usable)) / len(usable)
-    errors = [error for error in log_errors if error is not None]
-    if len(errors) < len(ratios):
+    centre = sum(usable) / len(usable)
+    half = join_halves(log_halves) if len(log_halves) == len(usable) else None
+    if half is None:
         return MeanRatio(math.exp(centre), None, None)
-    reach = NORMAL_95 * math.sqrt(sum(error * error for error in errors)) / len(errors)
+    reach = half / len(usable)
     return MeanRatio(math.exp(centre), math.exp(centre - reach), math.exp(min(centre + reach, 700.0)))
 
 
-def log_error_of(record: IntervalRecord, centre: float | None) -> float | None:
-    """Return the standard error of a time's logarithm, by its interval."""
-    if record.interval95_ms is None or not centre or centre <= 0:
+def ratio_of(old: Result, new: Result) -> tuple[float, float | None] | None:
+    """Return new over old latency with half its interval as a logarithm; None where one has no latency."""
+    if old.latency_ms is None or new.latency_ms is None:
         return None
-    low, high = record.interval95_ms
-    return max(0.0, high - low) / (2 * NORMAL_95) / centre
+    return new.latency_ms / old.latency_ms, join_halves([old.log_half, new.log_half])
 
 
 def _result(judged: JudgedTrace) -> Result:
@@ -99,7 +105,8 @@ def _result(judged: JudgedTrace) -> Result:
     performance = evaluation.performance
     latency = performance.latency_ms if performance is not None and performance.latency_ms > 0 else None
     reference = performance.reference_latency_ms if performance is not None else 0.0
-    interval = told.interval.interval95_ms if latency is not None else None
+    interval = _interval(told.interval, latency, told.measurement.method)
+    own = log_half_of(latency or 0.0, interval.low_ms, interval.high_ms) if interval is not None else None
     is_passed = evaluation.status is _PASSED
     return Result(
         definition=trace.definition,
@@ -112,10 +119,11 @@ def _result(judged: JudgedTrace) -> Result:
         is_passed=is_passed,
         is_ranked=is_passed and latency is not None and not told.run.quick and told.measurement.meaningful,
         latency_ms=latency,
-        low_ms=max(0.0, interval[0]) if interval is not None else None,
-        high_ms=interval[1] if interval is not None else None,
+        low_ms=interval.low_ms if interval is not None else None,
+        high_ms=interval.high_ms if interval is not None else None,
         reference_ms=reference if reference > 0 else None,
-        log_error=_ratio_error(told, latency, reference),
+        log_half=own,
+        speedup_log_half=join_halves([own, _reference_half(told, reference)]),
         share=told.roofline.share,
         evaluation=evaluation,
         trace=trace,
@@ -123,6 +131,13 @@ def _result(judged: JudgedTrace) -> Result:
     )
 
 
-def _ratio_error(told: ToldTrace, latency: float | None, reference: float) -> float | None:
-    own, other = log_error_of(told.interval, latency), log_error_of(told.baseline, reference)
-    return math.hypot(own, other) if own is not None and other is not None else None
+def _interval(record: IntervalRecord, time_ms: float | None, method: str) -> TimeInterval | None:
+    if time_ms is None or time_ms <= 0:
+        return None
+    low, high = record.interval95_ms or (0.0, -1.0)
+    return interval_of(time_ms, (low, high) if 0 <= low <= high else None, record.interval, method)
+
+
+def _reference_half(told: ToldTrace, reference: float) -> float | None:
+    interval = _interval(told.baseline, reference, told.measurement.method)
+    return log_half_of(reference, interval.low_ms, interval.high_ms) if interval is not None else None

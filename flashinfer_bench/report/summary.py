@@ -40,6 +40,18 @@ class FailureGroup:
 
 
 @dataclass(frozen=True)
+class Tie:
+    """A solution that cannot be told apart from the best one: their intervals meet."""
+
+    solution: str
+    latency_ms: float | None
+    """As of the best one: of a workload, or the median over those of a definition."""
+    speedup: float | None
+    half_share: float | None
+    """Half the interval of the latency, as a share of it; None where no trace tells it."""
+
+
+@dataclass(frozen=True)
 class SummaryRow:
     """One solution on one kind of hardware, over all its judged workloads."""
 
@@ -63,6 +75,8 @@ class SummaryRow:
     failures: tuple[FailureGroup, ...]
     interval_share: float | None = None
     """Half the interval of a latency, as a share of it: median over the passed workloads whose trace tells it."""
+    ties: tuple[Tie, ...] = ()
+    """Of the best of a definition: which solution is faster cannot be told. The best first."""
 
 
 @collector_paused()

@@ -10,8 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from flashinfer_bench.data.dtypes import DTYPES
-from flashinfer_bench.data.workload import Unit
+from flashinfer_bench.data.dtypes import DTYPES, Unit
 
 TERA: Final = 1e12
 

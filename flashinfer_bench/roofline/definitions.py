@@ -13,8 +13,7 @@ from math import prod
 from typing import Final
 
 from flashinfer_bench.data.definition import Definition
-from flashinfer_bench.data.dtypes import DTYPES
-from flashinfer_bench.data.workload import Unit
+from flashinfer_bench.data.dtypes import DTYPES, Unit
 from flashinfer_bench.roofline.attention import count_attention, count_dsa, count_mla
 from flashinfer_bench.roofline.cost import UNIT_OF, Cost, size_of
 from flashinfer_bench.roofline.sized_definition import Counted, SizedDefinition, Unknown, Values

@@ -48,13 +48,15 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from flashinfer_bench.timing.facts import Count, Nanoseconds, Words
+from flashinfer_bench.timing.facts import Count, Nanoseconds, Words, printable
 from flashinfer_bench.timing.measurement import Sample
 from flashinfer_bench.worker.wire import WireError
 
 MAX_TEXT: Final = 16_384
 MAX_RETURNED: Final = 256
 MOST_WORDS: Final = 512
+MOST_WHERE: Final = 100
+"""Characters that a message quotes of a field's name: a worker may answer with names of its own."""
 MAX_CALLS: Final = 4_096
 """Calls of one request."""
 
@@ -295,7 +297,7 @@ def check_answer(message: dict[str, Any], request_id: int, expected: type[Answer
         answer = kind.model_validate(message)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
+        where = printable(".".join(str(part) for part in first["loc"])[:MOST_WHERE])
         raise WireError(
             f"the answer to {expected.__name__.lower()} is malformed at {where or 'its top'}: {first['msg']}"
         ) from error

@@ -16,6 +16,8 @@ from tests.kit import make_definition, make_solution, make_trace, make_workload,
 pytestmark = [pytest.mark.cpu, pytest.mark.slow, pytest.mark.timeout(180)]
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "evaluators.md").read_text()
+PATHS = os.pathsep.join([".", str(Path(__file__).parents[2])])
+"""Where a reader's own module lies, and this package."""
 FLAGS = ["--devices", "cpu", "--iterations", "1", "--warmup-runs", "0", "--num-trials", "2", "--format", "json"]
 MARK = """\
 import os, sys
@@ -62,8 +64,7 @@ def run_printed(command, folder, *more):
     """Run a command of the guide in a folder."""
     printed = next(line for line in GUIDE.splitlines() if line.startswith(f"PYTHONPATH=. flashinfer-bench {command}"))
     argv = [sys.executable, "-m", "flashinfer_bench", *printed.split()[2:], *more]
-    paths = os.pathsep.join([".", str(Path(__file__).parents[2])])
-    environment = {**os.environ, "FIB_CACHE_PATH": str(folder / "cache"), "PYTHONPATH": paths}
+    environment = {**os.environ, "FIB_CACHE_PATH": str(folder / "cache"), "PYTHONPATH": PATHS}
     return subprocess.run(argv, cwd=folder, env=environment, capture_output=True, text=True, timeout=150, check=False)
 
 
@@ -112,7 +113,7 @@ def finished(request, tmp_path_factory):
     command = next(line for line in GUIDE.splitlines() if line.startswith("PYTHONPATH=. flashinfer-bench run"))
     flags = command.replace("SET", str(root)).split()[2:]
     argv = [sys.executable, "-m", "flashinfer_bench", *flags, *FLAGS, *request.param]
-    environment = {**os.environ, "FIB_CACHE_PATH": str(folder / "cache"), "PYTHONPATH": "."}
+    environment = {**os.environ, "FIB_CACHE_PATH": str(folder / "cache"), "PYTHONPATH": PATHS}
     done = subprocess.run(argv, cwd=folder, env=environment, capture_output=True, text=True, timeout=150, check=False)
     assert done.returncode == 0, done.stderr
     traces = TraceSet.from_path(root).traces
@@ -153,7 +154,7 @@ def test_an_edited_evaluator_judges_again_and_the_others_do_not(finished, monkey
     monkeypatch.setenv("PYTHONPATH", str(folder))
     monkeypatch.syspath_prepend(str(folder))
     module = folder / "my_evaluators.py"
-    module.write_text(module.read_text().replace("0.02)", "0.5)"))
+    module.write_text(module.read_text().replace("0.02}", "0.5}"))
     settings = {"devices": ["cpu"], "iterations": 1, "warmup_runs": 0, "num_trials": 2}
     config = BenchmarkConfig.from_yaml(folder / "my_config.yaml", **settings)
     plan = Benchmark(TraceSet.from_path(folder / "set"), config).plan(resume=True)

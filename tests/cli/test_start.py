@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from flashinfer_bench.cli.entry import COMMANDS
+from flashinfer_bench.cli.entry import COMMANDS, PERF
 from tests.cli.fake_engine import write_small_set
 
 PROBE = """
@@ -38,9 +38,30 @@ def test_help_and_misspelt_commands_import_neither_torch_nor_pydantic_nor_rich_n
     assert (ended.returncode, ended.stderr) == (code, heard)
 
 
-def test_the_help_of_a_command_imports_no_other_command():
-    others = ",".join(f"flashinfer_bench.cli.{item.module}" for word, item in COMMANDS.items() if word != "run")
-    ended = start(sys.executable, "-c", PROBE, f"torch,{others}", "run", "--help")
+ALL_HELPS = """
+import contextlib, io, sys
+from flashinfer_bench.cli.main import cli as main
+for command in sys.argv[1].split(","):
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
+        main([*command.split(), "--help"])
+with contextlib.redirect_stdout(io.StringIO()):
+    main(["completion", "bash"])
+light = ("cli", "base", "serve", "errors")
+ours = {name for name in sys.modules if name.startswith("flashinfer_bench.") and name.split(".")[1] not in light}
+heavy = {"torch", "numpy", "pydantic", "pydantic_core", "rich", "yaml", "httpx", "fastapi", "jinja2"}
+sys.exit(", ".join(sorted((heavy & set(sys.modules)) | ours)) or 0)
+"""
+"""What the helps of all commands import of the engine, and of packages that take long."""
+
+
+def test_no_help_and_no_completion_imports_the_engine():
+    helps = [*COMMANDS, *(f"{word} {child}" for word, item in COMMANDS.items() for child in item.children)]
+    ended = start(sys.executable, "-c", ALL_HELPS, ",".join(words for words in helps if words != PERF))
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_the_help_of_perf_imports_no_models():
+    ended = start(sys.executable, "-c", PROBE, "torch,numpy,pydantic,rich,yaml", "perf", "--help")
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
@@ -59,6 +80,13 @@ def test_the_help_of_a_command_imports_no_other_command():
 )
 def test_no_command_that_runs_nothing_imports_torch(argv, tmp_path):
     ended = start(sys.executable, "-c", PROBE, "torch", *argv, "--local", str(write_small_set(tmp_path)))
+    assert ended.returncode == 0, ended.stderr
+
+
+@pytest.mark.parametrize("argv", [("list",), ("report", "best")], ids=" ".join)
+def test_what_runs_and_judges_nothing_loads_no_configuration(argv, tmp_path):
+    root = str(write_small_set(tmp_path))
+    ended = start(sys.executable, "-c", PROBE, "flashinfer_bench.bench.config,yaml", *argv, "--local", root)
     assert ended.returncode == 0, ended.stderr
 
 

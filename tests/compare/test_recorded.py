@@ -1,12 +1,16 @@
 """Recorded traces against each other: what is paired, what is refused, and what a comparison looks like."""
 
 import json
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
 
+from flashinfer_bench.cli.main import cli as main
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.errors import DataSetError
+from flashinfer_bench.examine.compare.chosen import choose_workloads
+from flashinfer_bench.examine.compare.comparison import Row
 from flashinfer_bench.examine.compare.documents import compare_document, render_junit, render_markdown
 from flashinfer_bench.examine.compare.recorded import compare_recorded
 from flashinfer_bench.examine.compare.sides import find_contender, pair_up
@@ -96,6 +100,44 @@ def test_a_solution_that_does_not_pass_is_said_so_and_not_compared(write_set):
     found = compare(write_set(a=[timed(1.0), timed(1.0)], b=[timed(1.0), wrong]), "a", "b")
     assert [row.problem for row in found.problems] == ["B did not pass: RUNTIME_ERROR: it broke"]
     assert found.overall == found.rows[0].ratio
+
+
+def test_a_time_that_does_not_count_is_not_called_a_failure(write_set):
+    unreal = timed(1.0, meaningful=False, reason="interpreted")
+    found = compare(write_set(a=[timed(1.0), timed(1.0)], b=[timed(1.0), unreal]), "a", "b")
+    assert [row.problem for row in found.problems] == ["the time of B does not count: interpreted"]
+
+
+def test_workloads_are_chosen_by_uuids_and_their_beginnings():
+    known = ["d011721d-aa", "d011ffff-bb", "other"]
+    assert choose_workloads(["d0117", "other"], known) == {"d011721d-aa", "other"}
+    assert choose_workloads(["d011"], known) == {"d011721d-aa", "d011ffff-bb"}
+    with pytest.raises(DataSetError, match="'othr' is none of both sides; did you mean 'other'"):
+        choose_workloads(["othr"], known)
+
+
+def test_only_chosen_workloads_are_compared(write_set):
+    root = write_set(a=[timed(1.0), timed(2.0)], b=[timed(1.1), timed(2.0)])
+    command = ["compare", "a", "b", "--recorded", "--local", str(root), "--quiet"]
+    assert main([*command, "--workloads", "w1"]) == 0
+    assert main([*command, "--workloads", "w9"]) == 2
+    assert main([*command, "--budget", "5"]) == 2  # nothing is measured
+
+
+def test_a_workload_that_the_budget_left_out_is_no_failure(write_set):
+    found = compare(write_set(a=[timed(1.0)], b=[timed(1.0)]), "a", "b")
+    left_out = Row("double", "w1", problem="the budget was spent", is_unmeasured=True)
+    some = replace(found, rows=(*found.rows, left_out))
+    assert (some.is_failed, replace(found, rows=(left_out,)).is_failed) == (False, True)
+    assert replace(found, rows=(*found.rows, replace(left_out, is_unmeasured=False))).is_failed
+    assert compare_document(some, ("a", "b"), [])["rows"][1]["decision"] == "cannot tell yet"
+    suite = ElementTree.fromstring(render_junit(some, []))
+    assert (suite.get("errors"), suite.get("skipped"), len(suite.findall("testcase/skipped"))) == ("0", "1", 1)
+
+
+def test_an_interval_that_reaches_to_zero_decides_nothing(write_set):
+    found = compare(write_set(a=[timed(1.0)], b=[timed(3.0, half=1.0)]), "a", "b")
+    assert (found.rows[0].ratio.ratio, decisions(found)) == (pytest.approx(3.0), ["cannot tell yet"])
 
 
 def test_a_trace_without_a_named_interval_gets_the_spread_between_workers(write_set):

@@ -44,7 +44,7 @@ def test_names_leave_known_functions_out():
 
 
 def test_axes_are_ordered_by_what_they_are_made_of():
-    assert order_axes({"c": "b + a", "b": "a * n", "a": "n + 1"}) == ["a", "b", "c"]
+    assert order_axes({"c": "b + a", "b": "a * n", "a": "n + 1"}) == ("a", "b", "c")
     with pytest.raises(ValueError, match="a, b are made of each other"):
         order_axes({"a": "b + 1", "b": "a", "c": "n"})
     chain = {f"a{number}": f"a{number + 1} + 1" for number in range(2_000)}

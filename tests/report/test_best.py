@@ -1,6 +1,6 @@
 """The best solution of each workload and of each definition."""
 
-from flashinfer_bench.cli.screen.verdicts import render_best
+from flashinfer_bench.cli.screen.verdicts import render_best, render_summary
 from flashinfer_bench.report.best import best_by_definition, best_by_workload
 from tests.kit import make_evaluation, make_trace, make_workload
 
@@ -63,7 +63,20 @@ def test_the_lowest_latency_wins_whatever_each_reference_took():
 
 def test_solutions_whose_intervals_meet_are_a_tie():
     (row,) = best_by_workload([timed("x", 1.0), timed("y", 1.01), timed("z", 1.5)])
-    assert (row.solution, row.ties, row.contenders) == ("x", ("y",), 3)
+    assert (row.solution, [tie.solution for tie in row.ties], row.contenders) == ("x", ["y"], 3)
     assert (row.interval.low_ms, row.interval.high_ms) == (0.99, 1.01)
-    assert "x (tie with y)" in render_best([row], 200)
-    assert "±1%" in render_best([row], 200)
+    lines = render_best([row], 200).splitlines()
+    assert "x" in lines[2].split()
+    assert lines[3].split()[1:6] == ["=", "y", "1.01", "ms", "±1%"]
+    assert any(line.startswith("= a tie") for line in lines)
+
+
+def test_ties_are_told_by_definition_too():
+    """Over two workloads a geometric mean is known better than each: what ties on one need not tie over all."""
+    traces = [timed(name, ms, speedup=2.0 / ms) for name, ms in (("x", 1.0), ("y", 1.01), ("z", 1.018))]
+    traces += [on("b", trace.solution, evaluation=trace.evaluation) for trace in traces]
+    traces.append(timed("half", 1.0, speedup=9.0))
+    (row,) = best_by_definition(traces, "latency")
+    assert (row.solution, [tie.solution for tie in row.ties]) == ("x", ["y"])
+    assert [len(one.ties) for one in best_by_workload(traces)] == [3, 2]
+    assert "= y" in render_summary([row], 200)

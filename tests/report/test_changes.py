@@ -6,8 +6,10 @@ import pytest
 
 from flashinfer_bench.cli.main import cli as main
 from flashinfer_bench.data import TraceSet
-from flashinfer_bench.report.changes import decide, find_changes, find_epochs
-from flashinfer_bench.report.results import MeanRatio, list_results
+from flashinfer_bench.examine.compare.recorded import compare_recorded
+from flashinfer_bench.examine.compare.sides import Contender
+from flashinfer_bench.report.changes import find_changes, find_epochs
+from flashinfer_bench.report.results import list_results
 from tests.cli.fake_engine import write_small_set
 from tests.kit import make_evaluation, make_trace, make_workload
 
@@ -34,34 +36,38 @@ def change(old, new):
     return found
 
 
-@pytest.mark.parametrize(
-    ("mean", "decision"),
-    [
-        (MeanRatio(1.0, 0.99, 1.01), "same"),
-        (MeanRatio(1.1, 1.05, 1.15), "slower"),
-        (MeanRatio(0.9, 0.85, 0.95), "faster"),
-        (MeanRatio(1.1, 0.9, 1.3), "cannot tell"),
-        (MeanRatio(1.015, 1.005, 1.025), "cannot tell"),
-        (MeanRatio(1.1, None, None), "cannot tell"),
-        (None, "cannot tell"),
-    ],
-)
-def test_a_decision_follows_from_the_interval_and_the_threshold(mean, decision):
-    assert decide(mean) == decision
-
-
 def test_times_that_changed_have_a_decision():
     assert change([timed(1.0)], [timed(1.0)]).decision == "same"
     assert change([timed(1.0)], [timed(1.1)]).decision == "slower"
     assert change([timed(1.0)], [timed(0.5)]).decision == "faster"
     wide = change([timed(1.0)], [timed(1.1, spread=0.5)])
-    assert (wide.decision, wide.reason) == ("cannot tell", "the interval is too wide")
+    assert (wide.decision, wide.reason) == ("cannot tell yet", "the interval is too wide")
 
 
 def test_times_that_came_about_otherwise_are_not_compared():
     found = change([timed(1.0, cache_state="cold")], [timed(9.0, cache_state="warm")])
-    assert (found.decision, found.reason) == ("cannot tell", "cache state: cold then, warm now")
+    assert (found.decision, found.reason) == ("cannot tell yet", "another state of the caches: cold then, warm now")
     assert found.ratio is None
+
+
+def test_other_walls_or_another_protocol_are_no_change_of_a_time():
+    old = timed(1.0)
+    old.evaluation.extra["run"]["fingerprint"]["sandbox"] = "walls"
+    new = timed(2.0)
+    new.evaluation.extra["run"]["fingerprint"]["sandbox"] = "none"
+    found = change([old], [new])
+    assert (found.decision, found.reason) == ("cannot tell yet", "other walls: walls then, none now")
+    _, second = find_epochs(results(old, new, latest_only=False))
+    assert (second.decision, second.ratio) == ("cannot tell yet", None)
+
+
+@pytest.mark.parametrize("latency", [1.0, 1.015, 1.03, 0.9])
+def test_a_change_is_decided_as_the_comparison_of_recorded_traces_is(latency):
+    sides = [Contender("x", "run", (), (timed(ms),)) for ms in (1.0, latency)]
+    compared = compare_recorded(*sides, 0.02)
+    found = change([timed(1.0)], [timed(latency)])
+    assert found.decision == compared.decide(compared.rows[0].ratio)
+    assert (found.ratio.low, found.ratio.high) == pytest.approx(compared.rows[0].ratio.interval)
 
 
 def test_verdicts_that_changed_come_and_go():
@@ -101,4 +107,5 @@ def test_the_commands_tell_changes(tmp_path, capsys):
     assert [line.lstrip().startswith(">") for line in lines] == [False, True]
     assert main([*history, "--format", "json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["rows"]) == 2
-    assert main([*history, "--threshold", "100"]) == 2
+    assert main([*history, "--threshold", "3"]) == 2  # 3 %, or 300 %
+    assert main([*history, "--threshold", "3%"]) == 0

@@ -1,7 +1,16 @@
 import pytest
 
 from flashinfer_bench.timing.measurement import Sample
-from flashinfer_bench.worker.protocol import MAX_CALLS, Called, Failed, Loaded, Started, answer_readings, check_answer
+from flashinfer_bench.worker.protocol import (
+    MAX_CALLS,
+    MOST_WHERE,
+    Called,
+    Failed,
+    Loaded,
+    Started,
+    answer_readings,
+    check_answer,
+)
 from flashinfer_bench.worker.wire import WireError
 
 READINGS = {
@@ -104,6 +113,13 @@ def test_texts_are_bounded():
     error = {"type": "E", "message": "x" * 20_000, "traceback": ""}
     with pytest.raises(WireError, match=r"error\.message"):
         check_answer({"id": 1, "error": error}, 1, Called)
+
+
+def test_the_name_of_a_field_that_nobody_knows_is_quoted_in_part():
+    with pytest.raises(WireError) as refused:
+        check_answer({**CALLED, "\x1b[2J" + "x" * 10_000: 1}, 3, Called)
+    assert len(str(refused.value)) < 2 * MOST_WHERE
+    assert str(refused.value).isprintable()
 
 
 def test_texts_of_a_worker_move_no_cursor():

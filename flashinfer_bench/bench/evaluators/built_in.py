@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from flashinfer_bench.bench.config_layers import normalise_op_type
 from flashinfer_bench.data import Definition
+from flashinfer_bench.data.definition import normalise_op_type
 from flashinfer_bench.data.dtypes import DTYPES
 
 _WEIGHTS: Final = re.compile(r"prob(s|abilities)?|logits")

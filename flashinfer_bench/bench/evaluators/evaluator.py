@@ -2,14 +2,14 @@
 
 To judge a kind of definition in another way, subclass `DefaultEvaluator` and override one method, or subclass
 `Evaluator`. docs/evaluators.md shows how, and how a run finds the new evaluator. An evaluator reads parameters of its
-own with `cfg.extra.get("my_param", default)`.
+own with `cls.extra_value(cfg, "my_param")`, and declares them in `extra_keys`.
 """
 
 from __future__ import annotations
 
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -130,6 +130,9 @@ class Evaluator(ABC):
 
     revision: ClassVar[int] = 0
     """Increase it when a verdict or its numbers may change: resumed runs then judge again."""
+    extra_keys: ClassVar[Mapping[str, Any] | None] = None
+    """The keys of `extra` that it reads, each with its default, or with its type (`float`) where it has none. A run
+    refuses other keys, and values of another type. None: it does not say; then any key may be its own."""
 
     @classmethod
     @abstractmethod
@@ -141,6 +144,12 @@ class Evaluator(ABC):
         """Say in one line why it takes this definition; `list --evaluators` shows the line."""
         del definition
         return (cls.__doc__ or "Its can_evaluate says so.").strip().splitlines()[0]
+
+    @classmethod
+    def extra_value(cls, cfg: ResolvedEvalConfig, key: str) -> Any:
+        """Return what the configuration gives for one of `extra_keys`, else its default; None where it has none."""
+        declared = (cls.extra_keys or {})[key]
+        return cfg.extra.get(key, None if isinstance(declared, type) else declared)
 
     @classmethod
     @abstractmethod

@@ -8,11 +8,12 @@ that appended a class to `registry._EVALUATORS`. The script's process does not j
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from typing import Any, Final
 
+from flashinfer_bench.bench.evaluators.parameters import Parameter
 from flashinfer_bench.errors import ConfigError
 
 GROUP: Final = "flashinfer_bench.evaluators"
@@ -52,6 +53,8 @@ class EvaluatorChoice:
     """Why the evaluator takes the definition, in one line."""
     fingerprint: str
     """Class and revision; for a plug-in also a digest of its source file."""
+    parameters: Mapping[str, Parameter] | None = None
+    """What it declares of the keys of `extra` that it reads; None where it declares nothing, or is built in."""
 
 
 EntryPoints = Callable[..., Iterable[metadata.EntryPoint]]

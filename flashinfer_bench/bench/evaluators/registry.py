@@ -20,6 +20,7 @@ from flashinfer_bench.bench.evaluators.built_in import DEFAULT, make_mark
 from flashinfer_bench.bench.evaluators.default import DefaultEvaluator
 from flashinfer_bench.bench.evaluators.evaluator import Evaluator
 from flashinfer_bench.bench.evaluators.lowbit import LowBitEvaluator
+from flashinfer_bench.bench.evaluators.parameters import KnownParameters, read_parameters
 from flashinfer_bench.bench.evaluators.plug_ins import APPENDED, BUILT_IN, OWN_PACKAGE, EvaluatorChoice, PlugIn
 from flashinfer_bench.bench.evaluators.sampling.evaluator import SamplingEvaluator
 from flashinfer_bench.bench.evaluators.sampling.renormalised import RenormalisedEvaluator
@@ -87,7 +88,15 @@ def choose_evaluator(definition: Definition) -> EvaluatorChoice:
         origin=BUILT_IN if is_own else _ORIGINS.get(evaluator, APPENDED),
         why=why,
         fingerprint=_fingerprint(evaluator, is_own=is_own),
+        parameters=None if evaluator.extra_keys is None else read_parameters(evaluator.extra_keys),
     )
+
+
+def list_known_parameters() -> KnownParameters:
+    """Return what the registered plug-ins declare together."""
+    declared = [item.extra_keys for item in _EVALUATORS if not item.__module__.startswith(OWN_PACKAGE)]
+    keys = frozenset(key for parameters in declared for key in parameters or ())
+    return KnownParameters(keys, are_all=None not in declared)
 
 
 def _find(definition: Definition) -> type[Evaluator]:
@@ -120,6 +129,10 @@ def _why_unusable(evaluator: Any) -> str | None:
         return "which is no subclass of Evaluator"
     if inspect.isabstract(evaluator):
         return f"which lacks {', '.join(sorted(evaluator.__abstractmethods__))}"
+    try:
+        read_parameters(evaluator.extra_keys or {})
+    except ValueError as error:
+        return f"whose `extra_keys` cannot be used: {error}"
     inherited: Any = evaluator.can_evaluate
     default: Any = DefaultEvaluator.can_evaluate
     is_inherited = inherited.__func__ is default.__func__ and evaluator is not DefaultEvaluator

@@ -102,6 +102,8 @@ class Plan:
     """Jobs that are recorded and yet in the plan: something changed."""
     redone_reasons: Mapping[str, int] = field(default_factory=dict)
     """Reason → how many jobs: "solution changed", "timed out"."""
+    plug_in_keys: frozenset[str] = frozenset()
+    """Keys of `extra` that evaluators from outside declare: these are not misspelt."""
 
     def with_jobs(self, jobs: Iterable[Job]) -> Plan:
         """Return the plan with some of its jobs, numbered anew."""

@@ -57,8 +57,7 @@ def is_same(recorded: Mapping[str, str] | None, wanted: Mapping[str, str]) -> bo
     return recorded == wanted
 
 
-@dataclass(frozen=True)
-class Decision:
+class Decision(NamedTuple):
     """Whether a resumed run does a job."""
 
     action: Literal["skip", "redo", "new"]

@@ -11,17 +11,14 @@ from pathlib import Path
 from typing import Final
 
 from flashinfer_bench.bench.config import KNOWN_OP_TYPES, BenchmarkConfig
-from flashinfer_bench.bench.config_layers import normalise_op_type
-from flashinfer_bench.data.definition import Definition
+from flashinfer_bench.data.definition import Definition, normalise_op_type
 from flashinfer_bench.data.names import did_you_mean
 from flashinfer_bench.data.solution import Solution
 from flashinfer_bench.data.store.blobs import BlobStore
 from flashinfer_bench.data.trace_set import TraceSet
-from flashinfer_bench.data.workload import SafetensorsInput, Workload
+from flashinfer_bench.data.workload import MIN_PREFIX, SafetensorsInput, Workload
 from flashinfer_bench.errors import ConfigError
 
-MIN_PREFIX: Final = 4
-"""A prefix of a uuid needs at least this many characters to stand for the uuid."""
 SHOWN_NAMES: Final = 8
 
 

@@ -65,7 +65,7 @@ class Engine:
     Raises:
         ConfigError: as for `Benchmark`.
 
-    Example:
+    Examples:
         >>> with Engine(TraceSet.from_path("flashinfer-trace")) as engine:
         ...     traces = engine.submit("rmsnorm_h64_torch").result()
     """

@@ -153,6 +153,6 @@ class Submissions:
         reason = why_no_jobs(selected[0]) if not selected[0].workloads or not definition.is_runnable else None
         if reason is not None:
             raise ConfigError(f"{name}: {reason}")
-        evaluators = self._workshop.fingerprint_evaluators([definition])
+        evaluators = self._workshop.fingerprint_evaluators([definition], trace_set.definitions.values())
         machine = self._workshop.machine
         return JobMaker.of(selected[0], config, machine, evaluators, partial(resolve_workload, config, trace_set))

@@ -22,7 +22,7 @@ from flashinfer_bench.bench.runner import baseline_cache
 from flashinfer_bench.bench.runner.fleet import Fleet, FleetRules
 from flashinfer_bench.bench.runner.host.block_orders import OrderMaker
 from flashinfer_bench.bench.runner.job_seeds import JobSeeds
-from flashinfer_bench.bench.runner.lookup import look_up_evaluators
+from flashinfer_bench.bench.runner.lookup import EvaluatorLookup, look_up_evaluators
 from flashinfer_bench.bench.runner.protocol import Hello
 from flashinfer_bench.bench.runner.sandbox import Sandbox, find_sandbox
 from flashinfer_bench.cluster.settings import ClusterSettings, join_cluster
@@ -87,17 +87,39 @@ class Workshop:
             self.sandbox, self.machine = self._cluster.sandbox, self._cluster.machine
         self._plug_ins = list_plug_ins(self.config.evaluator_modules)
         self._evaluators: dict[str, str] = {}
+        self._lookup = EvaluatorLookup()
         self._spreads: dict[str, WorkerSpread] = {}
 
-    def fingerprint_evaluators(self, definitions: list[Definition]) -> dict[str, str]:
-        """Return the fingerprint of the evaluator that judges each definition; only plug-ins need a process for it."""
+    def fingerprint_evaluators(
+        self, definitions: Sequence[Definition], others: Iterable[Definition] = ()
+    ) -> dict[str, str]:
+        """Return the fingerprint of the evaluator that judges each definition; only plug-ins need a process for it.
+
+        Args:
+            definitions: which.
+            others: what may be asked for later: they are asked about at once where a process is needed.
+
+        Raises:
+            ConfigError: a plug-in cannot be used, or `extra` has what it does not take.
+        """
         unknown = [one for one in definitions if one.name not in self._evaluators]
-        if unknown and self._plug_ins:
-            choices = look_up_evaluators(unknown, self._plug_ins)
-            self._evaluators |= {name: choice.fingerprint for name, choice in choices.items()}
-        else:
+        if not self._plug_ins:
             self._evaluators |= {definition.name: mark_built_in(definition) for definition in unknown}
+            return self._evaluators
+        if not self._lookup.has_all(unknown):
+            asked = {one.name: one for one in (*others, *unknown)}
+            stays = self._cluster is None and not others
+            self._lookup = look_up_evaluators(
+                asked.values(), self._plug_ins, kind=self.machine.kind, keeps_starter=stays
+            )
+        self._lookup.check(unknown, self.config)
+        self._evaluators |= {one.name: self._lookup.choices[one.name].fingerprint for one in unknown}
         return self._evaluators
+
+    @property
+    def plug_in_keys(self) -> frozenset[str]:
+        """Keys of `extra` that plug-ins declare, as far as they were asked."""
+        return self._lookup.known.keys
 
     def sandbox_of(self, device: Device) -> Sandbox:
         """Return the walls that workers have on a device."""

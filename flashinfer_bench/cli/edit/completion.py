@@ -11,7 +11,6 @@ from flashinfer_bench.cli.parser import Parser
 from flashinfer_bench.cli.screen.output import write_out
 from flashinfer_bench.cli.shared_flags import PROGRAM
 
-SHELLS: Final = ("bash", "zsh", "fish")
 BASH: Final = """\
 _flashinfer_bench() {{
   local words
@@ -26,17 +25,6 @@ _flashinfer_bench() {{
 }}
 complete -o default -F _flashinfer_bench {program}
 """
-
-
-def declare_completion(parser: Parser) -> None:
-    """Add the help and the arguments of the command."""
-    parser.describe(
-        'Print a script that completes commands and flags. bash and zsh: eval "$(… completion bash)" in the shell\'s\n'
-        "own file; fish: … completion fish > ~/.config/fish/completions/flashinfer-bench.fish.",
-        example=f"{PROGRAM} completion bash",
-        execute=execute,
-    )
-    parser.add_argument("shell", choices=SHELLS, help="which shell")
 
 
 def execute(args: argparse.Namespace) -> int:

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from flashinfer_bench.cli.given.sets import open_trace_set
-from flashinfer_bench.cli.parser import Parser
 from flashinfer_bench.cli.screen.output import write_out
-from flashinfer_bench.cli.shared_flags import EXIT_CODES, PROGRAM, add_format, add_local
+from flashinfer_bench.cli.shared_flags import PROGRAM
 from flashinfer_bench.data import Definition
 from flashinfer_bench.data.names import did_you_mean
 from flashinfer_bench.data.solution import SupportedLanguages
@@ -20,49 +19,6 @@ from flashinfer_bench.data.store.layout import definition_path, path_part, workl
 from flashinfer_bench.errors import DataSetError, Fault
 
 LANGUAGES: Final = tuple(language.value for language in SUFFIXES)
-OP_TYPE: Final = "custom"
-
-
-def declare_new(parser: Parser) -> None:
-    """Add the help and the sub-commands."""
-    parser.describe(
-        "Write a commented skeleton that runs.",
-        example=f"{PROGRAM} new solution --local flashinfer-trace --definition rmsnorm_h4096",
-    )
-    commands = parser.add_commands()
-    _declare_solution(commands.add_parser("solution", help="a source file for a definition"))
-    _declare_definition(commands.add_parser("definition", help="a definition with a reference and two workloads"))
-
-
-def _declare_solution(parser: Parser) -> None:
-    parser.describe(
-        "Write a source file that is a solution of a definition. In Python it is the reference, so it passes; in\n"
-        "other languages it fills the outputs with zeros, and the reference stands below as a comment.\n"
-        f"{EXIT_CODES}",
-        usage="%(prog)s SET --definition D [--language L] [-o FILE]",
-        example=f"{PROGRAM} new solution --local flashinfer-trace --definition rmsnorm_h4096",
-        execute=execute_solution,
-    )
-    add_local(parser)
-    parser.add_argument("--definition", "--definitions", required=True, metavar="D", help="its name in the set")
-    parser.add_argument("--language", choices=LANGUAGES, default=LANGUAGES[0], help="default: %(default)s")
-    named = "where to write (default: my_DEFINITION with the language's ending, here)"
-    parser.add_argument("-o", "--output", metavar="FILE", help=named)
-    add_format(parser)
-
-
-def _declare_definition(parser: Parser) -> None:
-    parser.describe(
-        "Write a definition with a reference, and two workloads, into a trace set. The set's folder is made where it\n"
-        f"is missing. {EXIT_CODES}",
-        usage="%(prog)s NAME --local SET [--op-type T]",
-        example=f"{PROGRAM} new definition my_scale --local my-set",
-        execute=execute_definition,
-    )
-    parser.add_argument("name", metavar="NAME", help="of the definition")
-    parser.add_argument("--local", metavar="SET", required=True, help="the trace set's folder, there or not")
-    parser.add_argument("--op-type", "--op-types", metavar="T", default=OP_TYPE, help="default: %(default)s")
-    add_format(parser)
 
 
 def execute_solution(args: argparse.Namespace) -> int:

@@ -16,9 +16,8 @@ from flashinfer_bench.cli.given.drafts import take_drafts
 from flashinfer_bench.cli.given.replay import choose_replayed, keep_replayed, read_replay
 from flashinfer_bench.cli.given.sets import is_set_named, open_trace_set
 from flashinfer_bench.cli.given.settings import naming_flags, read_config
-from flashinfer_bench.cli.parser import Parser
 from flashinfer_bench.cli.screen.output import write_err, write_out
-from flashinfer_bench.cli.shared_flags import PROGRAM, add_format, add_local, add_names, add_settings
+from flashinfer_bench.cli.shared_flags import PROGRAM
 from flashinfer_bench.data import Evaluation, EvaluationStatus, Trace, TraceSet
 from flashinfer_bench.data.store.layout import TRACES, path_part
 from flashinfer_bench.errors import DataSetError, Misuse
@@ -27,32 +26,6 @@ from flashinfer_bench.report.verdict import to_printable
 
 FOLDER: Final = "repro"
 """The beginning of the folder's name where none is given."""
-
-
-def declare_repro(parser: Parser) -> None:
-    """Add the help and the flags of the command."""
-    parser.describe(
-        "Show why a verdict is what it is: judge the job once more, the solution in its walls, and write the call\n"
-        "that decided: inputs, expected and got as safetensors, a map of what fails, and a script (repro.py) that\n"
-        "shows the failure with torch and safetensors alone. A recorded job gets the inputs that it had.\n"
-        "Exit codes: 0 written, 1 the job cannot be judged, 2 misuse.",
-        usage="%(prog)s TRACE.jsonl[:LINE] | SOLUTION WORKLOAD [--local SET] [--dump DIR] [flags]",
-        example=f"{PROGRAM} repro plain_rmsnorm_h4096 d01172 --local flashinfer-trace --dump why",
-        execute=execute,
-    )
-    what = "a recorded job; or a solution (its name, or a file) and a workload"
-    parser.add_argument("what", nargs="+", metavar="WHAT", help=what)
-    add_local(parser)
-    parser.set_defaults(takes_sets=False)
-    parser.add_argument(
-        "--dump", metavar="DIR", help="a folder that is new or empty (default: repro-SOLUTION-WORKLOAD)"
-    )
-    add_names(parser, "--definitions", "the definition, where the solution does not tell it")
-    add_names(parser, "--devices", "where it is judged (default: the first device)")
-    parser.add_argument("--entry", metavar="NAME", help="of a source file: its entry function")
-    parser.add_argument("--language", metavar="L", help="of a source file: its language")
-    add_settings(parser)
-    add_format(parser)
 
 
 def execute(args: argparse.Namespace) -> int:

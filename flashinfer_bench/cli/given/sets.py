@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Final
 
-from flashinfer_bench.bench.tolerances import TOLERANCES_FILE, find_tolerances, own_tolerance, read_own_tolerances
 from flashinfer_bench.cli.given.wildcards import expand_wildcards
 from flashinfer_bench.cli.screen.output import write_err
-from flashinfer_bench.cli.screen.tables import count
 from flashinfer_bench.data import LoadIssue, TraceSet
 from flashinfer_bench.data.entry import check_entry
 from flashinfer_bench.data.store.layout import DEFINITIONS
 from flashinfer_bench.env import DATASET_VARIABLE
-from flashinfer_bench.errors import ConfigError, DataSetError, Misuse
+from flashinfer_bench.errors import DataSetError, Misuse
 
 SHOWN_WARNINGS: Final = 20
 
@@ -78,51 +76,6 @@ def describe_issues(issues: Sequence[LoadIssue], shown_warnings: int = SHOWN_WAR
     return lines
 
 
-def describe_tolerances(trace_set: TraceSet) -> list[str]:
-    """Return a line for each root with a tolerances file, and one for each unknown name in such a file.
-
-    Raises:
-        ConfigError: a file cannot be used.
-    """
-    lines = []
-    for found in find_tolerances(trace_set):
-        judged = "is judged" if len(found.sections) == 1 else "are judged"
-        lines.append(f"note: {found.file} says how {count(len(found.sections), 'definition')} {judged}")
-        lines += [f"warning: {found.file}: {name}: {_describe_foreign(name, trace_set)}" for name in found.unknown]
-    return [*lines, *_describe_workload_tolerances(trace_set)]
-
-
-def _describe_workload_tolerances(trace_set: TraceSet) -> Iterator[str]:
-    """Yield how many workloads say how they are judged, and of how many others this does not count."""
-    own, foreign = 0, 0
-    for name, lines in trace_set.workloads.items():
-        for workload in (line.workload for line in lines if line.workload.tolerance is not None):
-            counts = own_tolerance(trace_set, name, workload) is not None
-            own, foreign = own + counts, foreign + (not counts)
-    if own:
-        verb = "states its" if own == 1 else "state their"
-        yield f"note: {count(own, 'workload')} {verb} own tolerance (config show --definition NAME)"
-    if foreign:
-        verb = "is" if foreign == 1 else "are"
-        why = "not of the set that has its definition, so its tolerance does not count"
-        yield f"warning: {count(foreign, 'workload')} with a tolerance {verb} {why}"
-
-
-def find_tolerance_issues(trace_set: TraceSet) -> list[LoadIssue]:
-    """Return the problems of the tolerances files of the roots."""
-    issues = []
-    for root in trace_set.roots:
-        file = root / TOLERANCES_FILE
-        try:
-            found = read_own_tolerances(root, trace_set)
-        except ConfigError as error:
-            reasons = [line.removeprefix(f"{file}: ") for line in str(error).splitlines()]
-            issues += [LoadIssue("error", file, None, None, reason) for reason in reasons]
-            continue
-        issues += [LoadIssue("warning", file, None, name, _describe_foreign(name, trace_set)) for name in found.unknown]
-    return issues
-
-
 def find_entry_issues(trace_set: TraceSet) -> list[LoadIssue]:
     """Return a warning for each entry point whose text shows that it will end in COMPILE_ERROR."""
     issues = []
@@ -139,11 +92,6 @@ def find_entry_issues(trace_set: TraceSet) -> list[LoadIssue]:
 def has_nothing(trace_set: TraceSet) -> bool:
     """Tell whether a set is empty."""
     return not any((trace_set.definitions, trace_set.solutions, trace_set.workloads, trace_set.traces))
-
-
-def _describe_foreign(name: str, trace_set: TraceSet) -> str:
-    hint = "; what a set says counts for its own definitions only" if name in trace_set.definitions else ""
-    return f"this set has no such definition{hint}"
 
 
 def _describe_empty(root: Path) -> str:

@@ -19,7 +19,6 @@ from flashinfer_bench.bench.machine import discover_devices
 from flashinfer_bench.bench.planning.selection import select
 from flashinfer_bench.cli.given.sets import is_set_named, open_trace_set
 from flashinfer_bench.cli.given.settings import naming_flags, read_config
-from flashinfer_bench.cli.parser import Parser, whole_number
 from flashinfer_bench.cli.screen.build_outcome import (
     BuildOutcome,
     BuildRow,
@@ -31,7 +30,6 @@ from flashinfer_bench.cli.screen.build_outcome import (
 from flashinfer_bench.cli.screen.interrupt import one_interrupt
 from flashinfer_bench.cli.screen.output import write_err, write_out
 from flashinfer_bench.cli.screen.tables import available_width
-from flashinfer_bench.cli.shared_flags import EXIT_CODES, PROGRAM, add_format, add_local, add_names, add_setting
 from flashinfer_bench.compile import BuildFailure, BuildFarm, BuildTarget, Built, find_toolchain, why_not_buildable
 from flashinfer_bench.compile.architectures import FIRST_TOOLKIT, NAMED
 from flashinfer_bench.data import Definition, Solution, load_json_file
@@ -49,34 +47,6 @@ class Item(NamedTuple):
     solution: Solution
     definition: Definition | None
     """None where no set was named. The arguments of the entry function are not counted then."""
-
-
-def declare_build(parser: Parser) -> None:
-    """Add the help and the flags of the command."""
-    parser.describe(
-        "Compile the solutions of a trace set, or single solution files, without running any. No GPU is\n"
-        "needed: CUDA solutions are compiled for the GPUs here, else for sm_90a. What is built is kept for `run`.\n"
-        "A solution for which something is missing here (a compiler, a package) is skipped with the reason.\n"
-        f"{EXIT_CODES}",
-        usage="%(prog)s [FILE ...] [--local PATH] [flags]",
-        example=f"{PROGRAM} build --local flashinfer-trace --authors cuda --arch sm_80 sm_90a",
-        execute=execute,
-    )
-    parser.add_argument("files", nargs="*", metavar="FILE", help="solution files (default: the solutions of the set)")
-    add_local(parser)
-    group = parser.add_argument_group("what to build", "one or more names each, separated by spaces or commas")
-    add_names(group, "--definitions", "only solutions of these definitions")
-    add_names(group, "--op-types", "only solutions of these op types")
-    add_names(group, "--solutions", "only these solutions")
-    add_names(group, "--authors", "only solutions of these authors")
-    group = parser.add_argument_group("how")
-    add_names(group, "--arch", "GPU architectures to compile CUDA solutions for, such as sm_90a (default: those here)")
-    jobs_help = "compilers at once (default: as many as there are cores)"
-    add_setting(group, "--build-jobs", whole_number, jobs_help)
-    group.add_argument("--require-built", action="store_true", help="exit with 1 when anything was skipped, too")
-    add_format(group)
-    group.add_argument("--quiet", action="store_true", help="no progress; only errors and the result")
-    parser.set_defaults(config=None)
 
 
 def execute(args: argparse.Namespace) -> int:

@@ -14,10 +14,8 @@ from typing import Any, Final
 from flashinfer_bench.base.files.trees import remove_tree
 from flashinfer_bench.bench.evaluators.compare.kernel_cache import JUDGE_FOLDER
 from flashinfer_bench.bench.runner.baseline_cache import BaselineCache, KeptBaseline, KeptFile
-from flashinfer_bench.cli.parser import Parser, number
 from flashinfer_bench.cli.screen.output import write_out
 from flashinfer_bench.cli.screen.tables import Column, available_width, count, render_table, shorten_uuid
-from flashinfer_bench.cli.shared_flags import EXIT_CODES, PROGRAM, add_format
 from flashinfer_bench.compile.cache import ArtifactCache, Entry, is_in_use, size_limit, size_of_folder
 from flashinfer_bench.env import cache_root
 
@@ -32,52 +30,6 @@ BASELINE_COLUMNS: Final = (
 SHOWN_DIGITS: Final = 12
 GIGABYTE: Final = 1e9
 DAY_S: Final = 86400.0
-
-
-def declare_cache(parser: Parser) -> None:
-    """Add the help and the sub-commands."""
-    text = "List, remove or check what is built, and the times of references."
-    parser.describe(text, example=f"{PROGRAM} cache show")
-    commands = parser.add_commands()
-    show = commands.add_parser("show", help="list what is built")
-    show.describe(
-        "List the built solutions, precompiled headers, and solutions that did not compile: where they lie and how\n"
-        f"much room they take, and how much the kernels that judge. {EXIT_CODES}",
-        example=f"{PROGRAM} cache show",
-        execute=execute_show,
-    )
-    clear = commands.add_parser("clear", help="remove what is built")
-    clear.describe(
-        "Remove the built solutions, and the kernels that judge, which sessions have compiled. What a run is using\n"
-        f"stays. {EXIT_CODES}",
-        example=f"{PROGRAM} cache clear --keep-gb 5",
-        execute=execute_clear,
-    )
-    which = clear.add_mutually_exclusive_group()
-    which.add_argument(
-        "--failed", action="store_true", help="forget only what did not compile, so that it is tried again"
-    )
-    which.add_argument(
-        "--keep-gb", type=number, metavar="F", help="remove what was not used for longest, until this much is left"
-    )
-    verify = commands.add_parser("verify", help="check what is built")
-    verify.describe(
-        "Hold every built file against the digest that was noted when it was built. What is damaged is\n"
-        f"built again when it is next needed. {EXIT_CODES}",
-        example=f"{PROGRAM} cache verify --remove",
-        execute=execute_verify,
-    )
-    verify.add_argument("--remove", action="store_true", help="remove what is damaged")
-    baselines = commands.add_parser("baselines", help="list the times of references that runs have kept")
-    baselines.describe(
-        "List what references took on the GPUs of this machine. A later run on the same GPU, with the same versions\n"
-        f"and settings, takes these times over, unless --fresh-baselines is given. {EXIT_CODES}",
-        example=f"{PROGRAM} cache baselines",
-        execute=execute_baselines,
-    )
-    baselines.add_argument("--clear", action="store_true", help="remove them")
-    for command in (show, clear, verify, baselines):
-        add_format(command)
 
 
 def execute_show(args: argparse.Namespace) -> int:

@@ -9,10 +9,8 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from flashinfer_bench.bench.machine import discover_devices
-from flashinfer_bench.cli.parser import Parser
 from flashinfer_bench.cli.screen.output import write_err, write_out
 from flashinfer_bench.cli.screen.tables import Column, Row, available_width, render_table, wrap_line
-from flashinfer_bench.cli.shared_flags import PROGRAM, add_format, add_sandbox
 from flashinfer_bench.examine.doctor.examination import Asked, Report, examine
 from flashinfer_bench.examine.doctor.machine import GpuAtRest, MachineState
 from flashinfer_bench.examine.doctor.readings import Readings
@@ -20,20 +18,6 @@ from flashinfer_bench.examine.doctor.readings import Readings
 MARKS: Final = {"ok": "ok", "note": "note", "broken": "BROKEN"}
 GIB: Final = 1 << 30
 MIB: Final = 1 << 20
-
-
-def declare_doctor(parser: Parser) -> None:
-    """Add the help and the flags of the command."""
-    parser.describe(
-        "Tell what this machine can measure, by which method, and how far its times can be compared: "
-        "exit code 0 where it can, 1 where something is broken.",
-        example=f"{PROGRAM} doctor --device 0",
-        execute=execute,
-    )
-    parser.add_argument("--device", metavar="NAME", help="0, cuda:1, a GPU's uuid, or cpu (default: the first GPU)")
-    add_sandbox(parser, default="auto")
-    parser.add_argument("--quick", action="store_true", help="do not time the same kernels twice through the engine")
-    add_format(parser)
 
 
 def execute(args: argparse.Namespace, *, examination: Callable[..., Report] = examine) -> int:

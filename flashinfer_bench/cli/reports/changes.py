@@ -11,9 +11,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
+from flashinfer_bench.cli.flags.report import CHANGE_MARK
 from flashinfer_bench.cli.given.choice import choose_traces
 from flashinfer_bench.cli.given.sets import open_trace_set
-from flashinfer_bench.cli.parser import Parser, number
 from flashinfer_bench.cli.reports.ranks import format_mean
 from flashinfer_bench.cli.screen.output import write_err, write_out
 from flashinfer_bench.cli.screen.tables import (
@@ -25,63 +25,23 @@ from flashinfer_bench.cli.screen.tables import (
     shorten_uuid,
     wrap_line,
 )
-from flashinfer_bench.cli.shared_flags import PROGRAM, add_format, add_local
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.data.store.trace_lines import AnyTrace
 from flashinfer_bench.data.store.trace_list import kept_of
-from flashinfer_bench.errors import Misuse
 from flashinfer_bench.report.changes import (
-    FASTER,
     GONE,
     NEW,
-    SAME,
-    SLOWER,
-    UNKNOWN,
     VERDICT,
     Change,
     Epoch,
     find_changes,
     find_epochs,
 )
+from flashinfer_bench.report.decision import FASTER, SAME, SLOWER, UNKNOWN
 from flashinfer_bench.report.results import Result, list_results
 from flashinfer_bench.report.verdict import to_one_line
 
-CHANGE_MARK: Final = ">"
-"""Marks an epoch whose times differ from those before."""
-NOTE: Final = "ratios are new over old time, with 95 % intervals of one worker each: a decision is a lead, no proof"
-PERCENT: Final = 100.0
-MOST_THRESHOLD: Final = 100
-"""A threshold is below this many percent."""
-
-
-def declare_history(parser: Parser) -> None:
-    """Add the help and the flags of `report history`."""
-    parser.describe(
-        "Show the times of a definition's solutions from run to run. A row has one version of sources and libraries;\n"
-        f"{CHANGE_MARK} marks a change of the latency, so that the effect of a new driver shows.",
-        example=f"{PROGRAM} report history --definition rmsnorm_h4096 --local flashinfer-trace",
-        execute=execute_history,
-    )
-    parser.add_argument("--definition", metavar="NAME", required=True, help="the definition")
-    parser.add_argument("--solutions", nargs="+", metavar="NAME", help="only these solutions")
-    _add_threshold(parser)
-    add_local(parser)
-    add_format(parser)
-
-
-def declare_diff(parser: Parser) -> None:
-    """Add the help and the flags of `report diff`."""
-    parser.describe(
-        "Show which verdicts and times changed from one set of traces to another, with a decision for each: faster,\n"
-        "slower, same, or cannot tell. Jobs are the same by definition, solution, workload and hardware.",
-        example=f"{PROGRAM} report diff flashinfer-trace flashinfer-trace",
-        execute=execute_diff,
-    )
-    parser.add_argument("old", metavar="OLD", help="the folder of a trace set")
-    parser.add_argument("new", metavar="NEW", help="the folder of another, or of the same")
-    parser.add_argument("--all", action="store_true", help="list jobs that did not change, too")
-    _add_threshold(parser)
-    add_format(parser)
+NOTE: Final = "ratio: new over old time, with its recorded 95 % interval; `compare` measures in turn, and knows more"
 
 
 def execute_history(args: argparse.Namespace) -> int:
@@ -89,7 +49,7 @@ def execute_history(args: argparse.Namespace) -> int:
     trace_set = open_trace_set(args)
     chosen = argparse.Namespace(definitions=[args.definition], solutions=args.solutions)
     results = list_results(trace_set, choose_traces(trace_set, chosen), latest_only=False)
-    epochs = find_epochs([item for item in results if not item.told.run.quick], _threshold(args))
+    epochs = find_epochs([item for item in results if not item.told.run.quick], args.threshold)
     if args.format == "json":
         write_out(json.dumps({"rows": [asdict(epoch) for epoch in epochs]}, indent=2) + "\n")
     elif epochs:
@@ -101,9 +61,8 @@ def execute_history(args: argparse.Namespace) -> int:
 
 def execute_diff(args: argparse.Namespace) -> int:
     """Print the changes."""
-    threshold = _threshold(args)
     old, new = (_results(Path(folder)) for folder in (args.old, args.new))
-    changes = find_changes(old, new, threshold)
+    changes = find_changes(old, new, args.threshold)
     counts = Counter(change.decision for change in changes)
     if args.format == "json":
         write_out(json.dumps({"counts": counts, "rows": [asdict(change) for change in changes]}, indent=2) + "\n")
@@ -169,14 +128,3 @@ def _results(folder: Path) -> list[Result]:
     trace_set = TraceSet.from_path(folder)
     traces: list[AnyTrace] = [trace for part in trace_set.traces.values() for trace in kept_of(part)]
     return list_results(trace_set, traces)
-
-
-def _add_threshold(parser: Parser) -> None:
-    text = "smallest difference of interest, in percent (default: %(default)s)"
-    parser.add_argument("--threshold", type=number, metavar="PERCENT", default=2, help=text)
-
-
-def _threshold(args: argparse.Namespace) -> float:
-    if not 0 <= args.threshold < MOST_THRESHOLD:
-        raise Misuse(f"--threshold: needs a number of percent from 0 to below 100, not {args.threshold}")
-    return float(args.threshold) / PERCENT

@@ -10,32 +10,14 @@ from typing import Final
 from flashinfer_bench.cli.exit_codes import FAILED, RAN
 from flashinfer_bench.cli.given.choice import choose_traces
 from flashinfer_bench.cli.given.sets import open_trace_set
-from flashinfer_bench.cli.parser import Parser
 from flashinfer_bench.cli.screen.output import write_err, write_out
 from flashinfer_bench.cli.screen.tables import count
-from flashinfer_bench.cli.shared_flags import PROGRAM, add_filters, add_local
 from flashinfer_bench.errors import Misuse
 from flashinfer_bench.report.export import EXPORT_FORMATS, ExportFormat, write_export, write_parquet
 
 STDOUT: Final = "-"
 FILE_STEM: Final = "traces"
 """Name of the file that a folder gets, without its ending."""
-
-
-def declare_export(parser: Parser) -> None:
-    """Add the help and the flags of `report export`."""
-    parser.describe(
-        "Write one row a trace, with flat columns whose names have units (docs/export.md lists them). A folder gets a\n"
-        "file traces.csv, traces.jsonl or traces.parquet; - is stdout. Parquet needs the extra `export`.\n"
-        "Exit codes: 0 written, 1 the file cannot be written, 2 misuse.",
-        example=f"{PROGRAM} report export traces.csv --local flashinfer-trace",
-        execute=execute_export,
-    )
-    parser.add_argument("target", metavar="DIR_OR_FILE", help="the file or the folder to write to, or - for stdout")
-    form = "default: by the ending of the file, else csv"
-    parser.add_argument("--format", choices=EXPORT_FORMATS, help=form)
-    add_local(parser)
-    add_filters(parser)
 
 
 def execute_export(args: argparse.Namespace) -> int:

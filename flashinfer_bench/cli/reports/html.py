@@ -10,32 +10,12 @@ from typing import Final
 from flashinfer_bench.cli.exit_codes import FAILED, RAN
 from flashinfer_bench.cli.given.choice import choose_traces
 from flashinfer_bench.cli.given.sets import open_trace_set
-from flashinfer_bench.cli.parser import Parser
 from flashinfer_bench.cli.screen.output import write_err, write_out
 from flashinfer_bench.cli.screen.tables import count
-from flashinfer_bench.cli.shared_flags import PROGRAM, add_filters, add_local
 from flashinfer_bench.errors import ConfigError, Misuse
 
 NEEDED: Final = ("jinja2", "pygments")
 """Modules of the extra `html`."""
-
-
-def declare_html(parser: Parser) -> None:
-    """Add the help and the flags of `report html`."""
-    parser.describe(
-        "Write the verdicts of a set as pages: overview, leaderboard, a page for each definition and solution, any\n"
-        "two solutions compared. Open DIR/index.html from disk: no network and no server are used (docs/report.md).\n"
-        "Exit codes: 0 written, 1 a file cannot be written, 2 misuse.",
-        example=f"{PROGRAM} report html pages --local flashinfer-trace",
-        execute=execute_html,
-    )
-    parser.add_argument("folder", metavar="DIR", help="a new or an empty folder, or one with such pages")
-    parser.add_argument("--title", help="what the pages are called (default: the name of the set's folder)")
-    parser.add_argument(
-        "--baseline-author", metavar="AUTHOR", help="rank authors against this one (default: against the reference)"
-    )
-    add_local(parser)
-    add_filters(parser)
 
 
 def execute_html(args: argparse.Namespace) -> int:

@@ -10,7 +10,15 @@ from dataclasses import asdict
 from typing import Final
 
 from flashinfer_bench.cli.screen.output import write_err, write_out
-from flashinfer_bench.cli.screen.tables import ABSENT, Column, available_width, format_speedup, render_table, wrap_line
+from flashinfer_bench.cli.screen.tables import (
+    ABSENT,
+    Column,
+    available_width,
+    format_speedup,
+    natural_width,
+    render_table,
+    wrap_line,
+)
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.data.store.trace_lines import AnyTrace
 from flashinfer_bench.errors import Misuse
@@ -23,9 +31,17 @@ from flashinfer_bench.report.winners import WinnersRow, count_winners
 SHOWN_P: Final = (1.0, 1.5, 2.0)
 """The p of fast_p that tables show; JSON has all."""
 HEADINGS: Final = {"author": "Author", "op_type": "Op type", "hardware": "Hardware"}
-AUTHOR_NOTE: Final = (
-    "score: mean over definitions of the best solution's geometric mean, 0 where it failed a workload; fast_p: share "
-    "of workloads passed with a ratio above p; of fastest: the set's lowest latency over the author's"
+ColumnCells = tuple[Column, list[str]]
+SPARED: Final = ("fast_1.5", "fast_2", "fast_1", "Wins", "Roofline")
+"""Columns that are left out, one after the other, while a table is too wide; JSON and the pages have all."""
+AUTHOR_NOTES: Final = (
+    "of fastest: mean over all definitions of the lowest latency of anybody over the author's, 0 for what it did not "
+    "pass; no baseline can inflate it, so it ranks",
+    "score: mean over definitions of the mean ratio of the best solution, 0 where it failed a workload; speed-up: "
+    "geometric mean; fast_p: share of workloads passed with a ratio above p",
+)
+GROUP_NOTE: Final = (
+    "speed-up over the reference: geometric mean of the passed; fast_p: share passed with a speed-up above p"
 )
 NOTHING: Final = "note: there is no whole verdict to rank; quick looks do not count"
 
@@ -57,46 +73,35 @@ def show_best_groups(args: argparse.Namespace, trace_set: TraceSet, traces: Sequ
 
 
 def render_authors(rows: Sequence[AuthorRow], baseline_author: str | None, width: int) -> str:
-    """Lay out a row for each author."""
-    several = len({row.hardware for row in rows}) > 1
-    headings = [Column("Author"), *(Column(text, True) for text in ("Score", "Speed-up", "Wins", *_fast_headings()))]
-    headings += [Column("Roofline", True), Column("Of fastest", True), Column("Passed", True)]
-    headings += [Column("Hardware")] if several else []
-    cells = [
-        [
-            to_one_line(row.author),
-            format_speedup(row.score),
-            format_mean(row.speedup),
-            format_share(row.win_rate),
-            *_fast_cells(row.fast_p),
-            format_share(row.roofline_share),
-            format_share(row.fastest_share),
-            f"{row.passed}/{row.workloads}",
-            *([to_one_line(row.hardware)] if several else []),
-        ]
-        for row in rows
+    """Lay out a row for each author; some columns are left out where the width is too small."""
+    wide = [
+        (Column("Author"), [to_one_line(row.author) for row in rows]),
+        (Column("Of fastest", True), [format_share(row.fastest_share) for row in rows]),
+        (Column("Score", True), [format_speedup(row.score) for row in rows]),
+        (Column("Speed-up", True), [format_mean(row.speedup) for row in rows]),
+        (Column("Wins", True), [format_share(row.win_rate) for row in rows]),
+        *_fast_columns(rows),
+        (Column("Roofline", True), [format_share(row.roofline_share) for row in rows]),
+        (Column("Passed", True), [f"{row.passed}/{row.workloads}" for row in rows]),
+        (Column("Hardware"), [to_one_line(row.hardware) for row in rows]),
     ]
     against = "the reference" if baseline_author is None else f"solutions of {to_one_line(baseline_author)}"
-    notes = f"{wrap_line(f'against {against}', width)}\n{wrap_line(AUTHOR_NOTE, width)}\n"
-    return f"{render_table(headings, cells, width)}\n{notes}"
+    notes = [f"score, speed-up, wins, fast_p: against {against}", *AUTHOR_NOTES]
+    return _render(wide, width) + "\n" + "".join(f"{wrap_line(note, width)}\n" for note in notes)
 
 
 def render_groups(rows: Sequence[GroupRow], heading: str, width: int) -> str:
-    """Lay out a row for each op type or kind of hardware."""
-    names = ("Definitions", "Solutions", "Passed", "Speed-up", *_fast_headings(), "Roofline")
-    cells = [
-        [
-            to_one_line(row.group) or ABSENT,
-            str(row.definitions),
-            str(row.solutions),
-            f"{row.passed}/{row.judged}",
-            format_mean(row.speedup),
-            *_fast_cells(row.fast_p),
-            format_share(row.roofline_share),
-        ]
-        for row in rows
+    """Lay out a row for each op type or kind of hardware; some columns are left out where the width is too small."""
+    wide = [
+        (Column(heading), [to_one_line(row.group) or ABSENT for row in rows]),
+        (Column("Definitions", True), [str(row.definitions) for row in rows]),
+        (Column("Solutions", True), [str(row.solutions) for row in rows]),
+        (Column("Passed", True), [f"{row.passed}/{row.judged}" for row in rows]),
+        (Column("Speed-up", True), [format_mean(row.speedup) for row in rows]),
+        *_fast_columns(rows),
+        (Column("Roofline", True), [format_share(row.roofline_share) for row in rows]),
     ]
-    return render_table([Column(heading), *(Column(name, True) for name in names)], cells, width)
+    return f"{_render(wide, width)}\n{wrap_line(GROUP_NOTE, width)}\n"
 
 
 def render_winners(rows: Sequence[WinnersRow], heading: str, width: int) -> str:
@@ -128,12 +133,26 @@ def format_share(share: float | None) -> str:
     return ABSENT if share is None else f"{share:.1%}"
 
 
-def _fast_headings() -> list[str]:
-    return [f"fast_{p:g}" for p in SHOWN_P]
+def _fast_columns(rows: Sequence[AuthorRow] | Sequence[GroupRow]) -> list[ColumnCells]:
+    return [(Column(f"fast_{p:g}", True), [format_share(row.fast_p[FAST_P.index(p)]) for row in rows]) for p in SHOWN_P]
 
 
-def _fast_cells(shares: Sequence[float]) -> list[str]:
-    return [format_share(shares[FAST_P.index(p)]) for p in SHOWN_P]
+def _render(wide: Sequence[ColumnCells], width: int) -> str:
+    """Lay columns out, without those that tell nothing, and without some that can be spared where there is no room."""
+    kept = list(wide)
+    for column in wide[1:]:
+        heading, cells = column[0].heading, set(column[1])
+        if (heading == "Roofline" and cells == {ABSENT}) or (heading == "Hardware" and len(cells) == 1):
+            kept.remove(column)
+    for heading in SPARED:
+        headings, lines = _turned(kept)
+        if natural_width(headings, lines) > width:
+            kept = [column for column in kept if column[0].heading != heading]
+    return render_table(*_turned(kept), width)
+
+
+def _turned(columns: Sequence[ColumnCells]) -> tuple[list[Column], list[list[str]]]:
+    return [column for column, _ in columns], list(map(list, zip(*(cells for _, cells in columns), strict=True)))
 
 
 def _show(args: argparse.Namespace, rows: Sequence[object], text: str) -> int:

@@ -8,11 +8,10 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import Final
 
-from flashinfer_bench.cli.given.sets import describe_tolerances, open_trace_set
+from flashinfer_bench.cli.given.sets import open_trace_set
 from flashinfer_bench.cli.given.settings import naming_flags, read_config
-from flashinfer_bench.cli.parser import Parser, number, whole_number
+from flashinfer_bench.cli.given.tolerances import describe_tolerances
 from flashinfer_bench.cli.screen.output import write_err
-from flashinfer_bench.cli.shared_flags import PROGRAM, add_local, add_names, add_settings
 from flashinfer_bench.env import cache_root
 from flashinfer_bench.errors import Misuse
 from flashinfer_bench.serve.limits import ServeLimits
@@ -20,55 +19,6 @@ from flashinfer_bench.serve.limits import ServeLimits
 NEEDED: Final = ("fastapi", "uvicorn")
 MOST_JOBS: Final = 1_000_000
 """The engine may hold so many open jobs; the server's own limits, which count tasks, are reached first."""
-
-
-def declare_serve(parser: Parser) -> None:
-    """Add the help and the flags of the command."""
-    parser.describe(
-        "Judge what clients submit over HTTP, and record each verdict; accepted tasks outlive the server.",
-        usage="%(prog)s --local PATH [flags]",
-        example=f"{PROGRAM} serve --local flashinfer-trace --port 8000",
-        execute=execute,
-    )
-    add_local(parser)
-    add_names(parser, "--devices", "only these devices: 0, cuda:1, a GPU's uuid, or cpu")
-    _add_address(parser)
-    _add_limits(parser)
-    add_settings(parser)
-
-
-def _add_address(parser: Parser) -> None:
-    group = parser.add_argument_group("who may ask")
-    group.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
-    group.add_argument("--port", type=whole_number, default=8000, metavar="N", help="0: any (default: %(default)s)")
-    token = "a file with the token that clients need; needed where others can reach the address"
-    group.add_argument("--token-file", metavar="FILE", help=token)
-    allowed = "a name by which clients reach this server; addresses and this machine's name are known"
-    group.add_argument("--allow-host", action="append", default=[], metavar="NAME", help=allowed)
-
-
-def _add_limits(parser: Parser) -> None:
-    group = parser.add_argument_group("limits")
-    usual = ServeLimits()
-    for flag, field, text in (
-        ("--max-tasks", "open_tasks", "tasks that are not over"),
-        ("--max-tasks-each", "open_tasks_each", "the same of one submitter"),
-        ("--max-body-mb", "body_mb", "megabytes of a request"),
-        ("--max-sources", "sources", "source files of a solution"),
-        ("--max-polls", "polls", "requests that wait at once"),
-    ):
-        default = usual.body_bytes >> 20 if field == "body_mb" else getattr(usual, field)
-        group.add_argument(
-            flag, dest=field, type=whole_number, default=default, metavar="N", help=f"{text} (default: %(default)s)"
-        )
-    for flag, field, text in (
-        ("--drain", "drain_s", "seconds that running jobs have to end after SIGTERM"),
-        ("--keep-tasks", "keep_days", "days for which a task that is over is remembered"),
-    ):
-        default = getattr(usual, field)
-        group.add_argument(
-            flag, dest=field, type=number, default=default, metavar="F", help=f"{text} (default: %(default)g)"
-        )
 
 
 def execute(args: argparse.Namespace) -> int:

@@ -14,39 +14,18 @@ from flashinfer_bench.bench.events import JobFaulted, JobFinished, RunStarted
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.planning.plan import Job, Plan
 from flashinfer_bench.cli.exit_codes import INTERRUPTED
-from flashinfer_bench.cli.parser import Parser, whole_number
-from flashinfer_bench.cli.resident.server_flags import add_server, open_client
+from flashinfer_bench.cli.resident.server_flags import open_client
 from flashinfer_bench.cli.screen.interrupt import one_interrupt
 from flashinfer_bench.cli.screen.outcome import RunOutcome, outcome_document, render_outcome
 from flashinfer_bench.cli.screen.output import write_err, write_out
 from flashinfer_bench.cli.screen.tables import available_width
-from flashinfer_bench.cli.shared_flags import PROGRAM, add_names
-from flashinfer_bench.client import DEFAULT_URL, Client, TaskReport
+from flashinfer_bench.client import Client, TaskReport
 from flashinfer_bench.data import Solution, Trace
 from flashinfer_bench.data.json_utils import load_json_file
 from flashinfer_bench.errors import FlashInferBenchError
 
 ClientFactory = Callable[..., Client]
 UNKNOWN: Final = "the server's device"
-
-
-def declare_submit(parser: Parser) -> None:
-    """Add the help and the flags of the command."""
-    parser.describe(
-        "Submit a solution to a server, wait for its verdicts, and print them as `run` does.",
-        usage="%(prog)s SOLUTION.json --server URL [flags]",
-        example=f"{PROGRAM} submit my_rmsnorm.json --server {DEFAULT_URL}",
-        execute=execute,
-    )
-    parser.add_argument("solution", metavar="SOLUTION.json", help="the solution's file")
-    add_server(parser)
-    add_names(parser, "--workloads", "only these workloads, by their uuids")
-    parser.add_argument("--priority", type=whole_number, default=0, metavar="N", help="higher ones are judged earlier")
-    parser.add_argument("--submitter", metavar="NAME", help="who asks; submitters get equal shares of the server")
-    parser.add_argument("--no-wait", action="store_true", help="print the id of the task, and do not wait")
-    parser.add_argument("--require-passed", action="store_true", help="exit with 1 unless every job passed")
-    parser.add_argument("--json", action="store_true", help="print JSON in place of a table")
-    parser.add_argument("--quiet", action="store_true", help="no progress; only errors and the result")
 
 
 def execute(args: argparse.Namespace, *, make_client: ClientFactory = Client) -> int:

@@ -11,12 +11,10 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Final
 
-from flashinfer_bench.cli.parser import Parser, number
-from flashinfer_bench.cli.resident.server_flags import add_server, open_client
+from flashinfer_bench.cli.resident.server_flags import open_client
 from flashinfer_bench.cli.screen.output import write_out
 from flashinfer_bench.cli.screen.tables import Column, available_width, format_duration, render_table
-from flashinfer_bench.cli.shared_flags import PROGRAM
-from flashinfer_bench.client import DEFAULT_URL, Client, TaskReport
+from flashinfer_bench.client import Client, TaskReport
 from flashinfer_bench.report.verdict import to_printable
 
 DEVICE_COLUMNS: Final = (Column("Device"), Column("Hardware"), Column("State"), Column("Jobs", True), Column("Now"))
@@ -62,20 +60,6 @@ class Overview:
     seconds_a_job: float | None
     devices: list[DeviceRow]
     open_tasks: list[dict[str, str]]
-
-
-def declare_top(parser: Parser) -> None:
-    """Add the help and the flags of the command."""
-    parser.describe(
-        "Show what a server is doing: devices, current jobs, queue, rate. Ctrl-C ends it.",
-        usage="%(prog)s --server URL [flags]",
-        example=f"{PROGRAM} top --server {DEFAULT_URL} --once",
-        execute=execute,
-    )
-    add_server(parser)
-    parser.add_argument("--once", action="store_true", help="show it once, and end")
-    parser.add_argument("--every", type=number, default=1.0, metavar="F", help="seconds between looks (default: 1)")
-    parser.add_argument("--json", action="store_true", help="print JSON, one line for each look")
 
 
 def execute(args: argparse.Namespace, *, make_client: Callable[..., Client] = Client) -> int:

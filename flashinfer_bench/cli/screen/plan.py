@@ -48,7 +48,7 @@ def describe_resume(plan: Plan) -> list[str]:
 
 def describe_odd_keys(plan: Plan) -> list[str]:
     """Return a warning for each key of `extra` that is probably misspelt."""
-    return [f"warning: {line}" for line in find_misspelt_extras(_configs(plan).values())]
+    return [f"warning: {line}" for line in find_misspelt_extras(_configs(plan).values(), plan.plug_in_keys)]
 
 
 def describe_skips(skips: Iterable[Skip]) -> list[str]:

@@ -24,6 +24,8 @@ NARROWEST_COLUMN: Final = 8
 FOLDS: Final = (re.compile(r" "), re.compile(r"[-_/.]"), re.compile(r"[a-z0-9](?=[A-Z])"))
 """Places where a name may fold, the best first. The last one is between the words of a class's name."""
 UUID_SHOWN: Final = 8
+LARGEST_HALF: Final = 0.995
+"""Half an interval from here on rounds to 100 %: then the time says little more than that there is one."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +129,7 @@ def format_latency(latency_ms: float | None) -> str:
 
 def format_half(share: float) -> str:
     """Return half an interval as it stands behind its time."""
-    return f" ±{100 * share:.2g}%" if share < 1 else " ±100% or more"
+    return f" ±{100 * share:.2g}%" if share < LARGEST_HALF else " ±100% or more"
 
 
 def format_speedup(speedup: float | None) -> str:

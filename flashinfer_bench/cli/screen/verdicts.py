@@ -25,6 +25,8 @@ from flashinfer_bench.report.timing import describe_flag, describe_ways, flags_o
 
 SUMMARY_NOTE: Final = "latency: median over the passed workloads; speed-up over the reference: geometric mean"
 TIMING_MARK: Final = "*"
+TIE_MARK: Final = "="
+TIE_NOTE: Final = f"{TIE_MARK} a tie: its interval meets that of the row above, so which is faster cannot be told"
 SHOWN_UUIDS: Final = 3
 Cell = TypeVar("Cell")
 
@@ -40,9 +42,9 @@ def render_summary(rows: Sequence[SummaryRow], width: int) -> str:
     if not any(row.pending for row in rows):
         headings, cells = _without(2, headings), [_without(2, line) for line in cells]
     headings, cells = _with_flags(rows, headings, cells)
-    table = _by_definition([row.definition for row in rows], headings, cells, width)
+    table = _by_definition(*_with_ties(rows, headings, cells), width)
     notes = [SUMMARY_NOTE] if any(row.latency_ms is not None for row in rows) else []
-    notes += [*_timing_notes(rows), *_caveats(rows)]
+    notes += [*_tie_notes(rows), *_timing_notes(rows), *_caveats(rows)]
     texts = [table, *_render_failures(rows, width), "".join(f"{wrap_line(note, width)}\n" for note in notes)]
     return "\n".join(filter(None, texts))
 
@@ -57,16 +59,16 @@ def render_best(rows: Sequence[BestRow], width: int) -> str:
         Column("Speed-up", True),
     ]
     cells = [
-        [shorten_uuid(row.workload), _axes(row), _winners(row), *_timing_cells(row.latency_ms, row.speedup, row)]
+        [shorten_uuid(row.workload), _axes(row), row.solution, *_timing_cells(row.latency_ms, row.speedup, row)]
         for row in rows
     ]
     if len({row.hardware for row in rows}) > 1:
         headings.append(Column("Hardware"))
         cells = [[*line, row.hardware] for line, row in zip(cells, rows, strict=True)]
     headings, cells = _with_flags(rows, headings, cells)
-    table = _by_definition([row.definition for row in rows], headings, cells, width)
-    notes = "".join(f"{wrap_line(note, width)}\n" for note in (*_timing_notes(rows), *_caveats(rows)))
-    return "\n".join(filter(None, [table, notes]))
+    table = _by_definition(*_with_ties(rows, headings, cells), width)
+    notes = (*_tie_notes(rows), *_timing_notes(rows), *_caveats(rows))
+    return "\n".join(filter(None, [table, "".join(f"{wrap_line(note, width)}\n" for note in notes)]))
 
 
 def describe_failure(group: FailureGroup, judged: int) -> str:
@@ -160,9 +162,28 @@ def _half_interval(row: SummaryRow | BestRow) -> str:
     return "" if row.interval is None or not row.interval.kind else format_half(row.interval.half_share)
 
 
-def _winners(row: BestRow) -> str:
-    """Return the best solution, with those that it cannot be told apart from."""
-    return f"{row.solution} (tie with {', '.join(row.ties)})" if row.ties else row.solution
+def _with_ties(
+    rows: Sequence[SummaryRow | BestRow], headings: Sequence[Column], cells: Sequence[Sequence[str]]
+) -> tuple[list[str], Sequence[Column], list[Sequence[str]]]:
+    """Return definitions, headings and cells, with a line below each row for each solution that ties with it."""
+    places = {column.heading: place for place, column in enumerate(headings)}
+    definitions: list[str] = []
+    lines: list[Sequence[str]] = []
+    for row, line in zip(rows, cells, strict=True):
+        definitions += [row.definition] * (1 + len(row.ties))
+        lines.append(line)
+        for tie in row.ties:
+            other = [""] * len(headings)
+            other[places["Solution"]] = f"{TIE_MARK} {tie.solution}"
+            half = "" if tie.half_share is None else format_half(tie.half_share)
+            other[places["Latency"]] = format_latency(tie.latency_ms) + half
+            other[places["Speed-up"]] = format_speedup(tie.speedup)
+            lines.append(other)
+    return definitions, headings, lines
+
+
+def _tie_notes(rows: Sequence[SummaryRow] | Sequence[BestRow]) -> list[str]:
+    return [TIE_NOTE] if any(row.ties for row in rows) else []
 
 
 def _axes(row: BestRow) -> str:

@@ -7,19 +7,17 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from flashinfer_bench.bench.evaluators.plug_ins import EvaluatorChoice, list_plug_ins
-from flashinfer_bench.bench.runner.lookup import look_up_evaluators
 from flashinfer_bench.cli.given.choice import check_solutions, choose_definitions
 from flashinfer_bench.cli.given.sets import open_trace_set
-from flashinfer_bench.cli.given.settings import read_config
-from flashinfer_bench.cli.parser import NameList, Parser
 from flashinfer_bench.cli.screen.output import write_out
 from flashinfer_bench.cli.screen.tables import Column, available_width, render_table
-from flashinfer_bench.cli.shared_flags import PROGRAM, add_format, add_local, add_names
 from flashinfer_bench.data import Definition, TraceSet
 from flashinfer_bench.errors import Misuse
+
+if TYPE_CHECKING:
+    from flashinfer_bench.bench.evaluators.plug_ins import EvaluatorChoice
 
 COLUMNS = (
     *(Column("Definition"), Column("Op type")),
@@ -27,25 +25,6 @@ COLUMNS = (
 )
 SOLUTION_COLUMNS = tuple(map(Column, ("Solution", "Definition", "Author", "Language")))
 EVALUATOR_COLUMNS = tuple(map(Column, ("Definition", "Op type", "Evaluator", "From", "Why")))
-
-
-def declare_list(parser: Parser) -> None:
-    """Add the help and the flags of the command."""
-    parser.describe(
-        "List the definitions with their op type and how many workloads, solutions and traces they have.",
-        example=f"{PROGRAM} list --local flashinfer-trace --op-types gemm rmsnorm",
-        execute=execute,
-    )
-    add_local(parser)
-    add_names(parser, "--definitions", "only these definitions")
-    add_names(parser, "--op-types", "only these op types")
-    add_names(parser, "--authors", "with --solutions: only those of these authors")
-    listed = "list solutions, or only these"
-    parser.add_argument("--solutions", "--solution", nargs="*", action=NameList, metavar="NAME", help=listed)
-    parser.add_argument("--evaluators", action="store_true", help="which evaluator judges each definition, and why")
-    parser.add_argument("--config", metavar="FILE", help="with --evaluators: the run's file, for its evaluator_modules")
-    add_names(parser, "--evaluator-modules", "with --evaluators: modules with evaluators of your own")
-    add_format(parser)
 
 
 def execute(args: argparse.Namespace) -> int:
@@ -85,7 +64,9 @@ def _list_solutions(args: argparse.Namespace, trace_set: TraceSet, definitions: 
 
 
 def _choose_evaluators(args: argparse.Namespace, definitions: Sequence[Definition]) -> dict[str, EvaluatorChoice]:
-    return look_up_evaluators(definitions, list_plug_ins(read_config(args).evaluator_modules))
+    from flashinfer_bench.cli.given.evaluators import choose_evaluators  # needs the engine; other lists do not
+
+    return choose_evaluators(args, definitions)
 
 
 def _evaluator_table(

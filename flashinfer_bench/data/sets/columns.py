@@ -160,7 +160,7 @@ COLUMNS: Final[tuple[ExportColumn, ...]] = (
     ExportColumn(
         "latency_low_ms",
         "number",
-        "lower bound of the 95 % interval of the mean, from the readings of one worker, in milliseconds",
+        "lower bound of the latency's 95 % interval in milliseconds; `interval` says what it holds for",
         _bound(0),
     ),
     ExportColumn("latency_high_ms", "number", "upper bound of that interval, in milliseconds", _bound(1)),
@@ -219,6 +219,12 @@ COLUMNS: Final[tuple[ExportColumn, ...]] = (
     ExportColumn("cuda_version", "text", "version of CUDA that torch was built with", _library("cuda")),
     ExportColumn("driver_version", "text", "version of the GPU's driver", _library("driver")),
     ExportColumn("log", "text", "what the solution printed, and why it failed", lambda judged: judged.evaluation.log),
+    ExportColumn(
+        "interval",
+        "text",
+        "`workers`, or `one worker, widened`: it holds for a re-run in a new worker; absent: for one worker's readings",
+        lambda judged: judged.told.interval.interval or None,
+    ),
 )
 
 

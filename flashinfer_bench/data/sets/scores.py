@@ -1,8 +1,9 @@
 """Scores over a whole set: how much faster a solution, or the best ones of an author, are than a baseline author's.
 
-The speed-up on a workload is the baseline's latency over the solution's. Of each, the lowest latency of a trace that
-passed counts, and only workloads that the baseline passed. All traces count, not only the latest: a solution with any
-failed trace scores 0, until its traces are moved aside. Quick looks (`--quick`) count for nothing.
+The speed-up on a workload is the baseline's latency over the solution's, on the same hardware. Of each, the lowest
+latency of a trace that passed counts, and only workloads that the baseline passed. All traces count, not only the
+latest: a solution with any failed trace scores 0, until its traces are moved aside. Quick looks (`--quick`) count for
+nothing. `report/ranking.py` makes its scores with the same two functions, of the latest verdicts.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class SpeedupMetrics:
     definitions: int = 0
     """Definitions that count."""
     workloads: int = 0
-    """Workloads that both passed."""
+    """Workloads that both passed; on several kinds of hardware each counts for itself."""
     success_rate: float = 0.0
     """Share of the traces that passed."""
     win_rate: float = 0.0
@@ -39,6 +40,16 @@ class SpeedupMetrics:
 
 Ranking = list[tuple[str, SpeedupMetrics]]
 """Author and score, the highest first."""
+
+
+def score_of(speedups: Sequence[float], failed: int) -> float:
+    """Return the score of a solution: its mean speed-up; 0 where anything failed, or nothing can be compared."""
+    return fmean(speedups) if speedups and not failed else 0.0
+
+
+def author_score_of(scores: Sequence[float]) -> float:
+    """Return the score of an author, by those of the best solution of each definition."""
+    return fmean(scores) if scores else 0.0
 
 
 @dataclass(frozen=True)
@@ -114,14 +125,14 @@ class _Score:
 
     @property
     def avg_speedup(self) -> float:
-        return fmean(self.speedups) if self.speedups and not self.failed else 0.0
+        return score_of(self.speedups, self.failed)
 
     @classmethod
     def of(cls, trace_set: TraceSet, solution: Solution, baseline: Solution) -> _Score:
         own, theirs = (_traces_of(trace_set, item) for item in (solution, baseline))
         mine, base = _lowest_latencies(own), _lowest_latencies(theirs)
         passed = sum(trace.is_successful() for trace in own)
-        speedups = [base[uuid] / mine[uuid] for uuid in base if mine.get(uuid)]
+        speedups = [base[place] / mine[place] for place in base if mine.get(place)]
         return cls(speedups, passed, len(own) - passed)
 
 
@@ -131,7 +142,7 @@ def _sum_up(scores: Sequence[_Score]) -> SpeedupMetrics:
     traces = sum(score.passed + score.failed for score in scores)
     speedups = [speedup for score in scores for speedup in score.speedups]
     return SpeedupMetrics(
-        avg_speedup=fmean(score.avg_speedup for score in scores),
+        avg_speedup=author_score_of([score.avg_speedup for score in scores]),
         definitions=len(scores),
         workloads=len(speedups),
         success_rate=sum(score.passed for score in scores) / traces,
@@ -155,12 +166,12 @@ def _traces_of(trace_set: TraceSet, solution: Solution) -> list[AnyTrace]:
     ]
 
 
-def _lowest_latencies(traces: Sequence[AnyTrace]) -> dict[str, float]:
-    """Return the lowest latency of each workload that was passed, by its uuid."""
-    lowest: dict[str, float] = {}
+def _lowest_latencies(traces: Sequence[AnyTrace]) -> dict[tuple[str, str], float]:
+    """Return the lowest latency of each workload that was passed, by its uuid and the hardware."""
+    lowest: dict[tuple[str, str], float] = {}
     for trace in traces:
-        performance = trace.evaluation.performance if trace.evaluation is not None else None
-        if performance is not None and trace.is_successful():
-            uuid = trace.workload.uuid
-            lowest[uuid] = min(performance.latency_ms, lowest.get(uuid, performance.latency_ms))
+        evaluation = trace.evaluation
+        if evaluation is not None and evaluation.performance is not None and trace.is_successful():
+            place, latency = (trace.workload.uuid, evaluation.environment.hardware), evaluation.performance.latency_ms
+            lowest[place] = min(latency, lowest.get(place, latency))
     return lowest

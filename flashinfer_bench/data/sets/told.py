@@ -18,7 +18,9 @@ class IntervalRecord(msgspec.Struct, frozen=True, gc=False):
     """What is read of a measurement beside `Measurement`."""
 
     interval95_ms: tuple[Number, Number] | None = None
-    """Bounds of the mean of the readings, with 95 % confidence; readings of one worker tell nothing of the next."""
+    """Bounds of the latency, with 95 % confidence. What they hold for, `interval` says."""
+    interval: str = ""
+    """As of `Measurement`: empty in older traces, whose bounds are of one worker's readings alone."""
     min_ms: Number | None = None
     max_ms: Number | None = None
     trials: Number | None = None
@@ -42,6 +44,12 @@ class DigestRecord(msgspec.Struct, frozen=True, gc=False):
 
     definition: str = ""
     solution: str = ""
+    protocol: str | int = ""
+    """Number of the way to call and time."""
+    sandbox: str = ""
+    """The walls of the workers."""
+    timing: str = ""
+    """Settings of the timing that are not the usual ones."""
 
 
 class _Run(msgspec.Struct, frozen=True, gc=False):
@@ -68,12 +76,14 @@ def tell(evaluation: AnyEvaluation) -> ToldTrace:
     if first is not None and second is not None:
         return msgspec.structs.replace(first, interval=second.measurement)
     extra = evaluation.extra or {}
+    run = extra.get("run")
+    known = _convert(run.get("fingerprint") if isinstance(run, Mapping) else None, DigestRecord, DigestRecord())
     return ToldTrace(
         measurement=parse_measurement(extra),
         interval=_convert(extra.get("measurement"), IntervalRecord, IntervalRecord()),
         baseline=_convert(extra.get("baseline"), IntervalRecord, IntervalRecord()),
         roofline=_convert(extra.get("roofline"), RooflineRecord, RooflineRecord()),
-        run=_convert(extra.get("run"), _Run, _Run()),
+        run=msgspec.structs.replace(_convert(run, _Run, _Run()), fingerprint=known),
         evaluator=_convert(extra.get("evaluator"), str, ""),
     )
 

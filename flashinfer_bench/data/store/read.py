@@ -282,18 +282,25 @@ class _NamesOfFile:
 def _read_trace_file(
     spot: Spot, issues: list[LoadIssue], *, keeps_lines: bool = False
 ) -> Iterator[tuple[AnyTrace, Place]]:
-    """Yield what a file holds, with its place; a line that can be kept as it is, if those are wanted."""
+    """Yield what a file holds, with its place; a line that can be kept as it is, if those are wanted.
+
+    Of the kept lines of a definition only the first one has a place with its number: nobody asks for the others'.
+    """
     file = spot.file
     if file.suffix == ".json":
         yield from parse_objects(Trace, file, issues, spot)
         return
     kept = FileIssues(file, issues)
+    anywhere = Place(file, spot=spot)
+    named: set[str] = set()
     try:
         for number, line, is_ended in read_lines(file):
-            place = Place(file, line=number, spot=spot)
             if keeps_lines and (kept_line := read_trace_line(line)) is not None:
-                yield kept_line, place
+                is_known = kept_line.definition in named
+                named.add(kept_line.definition)
+                yield kept_line, anywhere if is_known else Place(file, line=number, spot=spot)
                 continue
+            place = Place(file, line=number, spot=spot)
             before = len(issues)
             trace = parse_line(Trace, line, place, issues)
             if trace is not None:

@@ -1,47 +1,32 @@
 """What a comparison came to: a row for each workload, the geometric mean, a decision for each. Pure values.
 
-Times are compared only where they were taken in the same way on the same hardware; `find_difference` names what
-differs.
+Times are compared only where they were taken in the same way on the same hardware (`report/comparable.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Literal
 
-from flashinfer_bench.bench.planning.resume import find_fingerprint
-from flashinfer_bench.data.measurement import read_measurement
-from flashinfer_bench.data.store.trace_lines import AnyEvaluation
-from flashinfer_bench.examine.compare.ratios import (
-    Decision,
-    Ratio,
-    decide,
-    is_slower_than,
-    join_ratios,
-)
-from flashinfer_bench.report.verdict import to_one_line
+from flashinfer_bench.examine.compare.ratios import Ratio, decide, is_slower_than, join_ratios
+from flashinfer_bench.report.comparable import Difference
+from flashinfer_bench.report.decision import Decision
 
 Side = Literal["A", "B"]
-KINDS: Final = {
-    "hardware": "other hardware",
-    "cache state": "another state of the caches",
-    "method": "another clock",
-    "protocol": "another way to call and time",
-    "sandbox": "other walls",
-    "timing": "other settings of the timing",
-}
-"""What has to be equal, and what it is where it is not."""
 
 
 @dataclass(frozen=True)
 class NoComparison:
     """Why two times cannot be compared."""
 
-    reason: str
+    where: str
+    """The workload."""
+    difference: Difference
 
     def __str__(self) -> str:
-        return f"cannot be compared: {self.reason}"
+        kind, first, second = self.difference
+        return f"cannot be compared: {self.where}: {kind}: A {first}, B {second}"
 
 
 @dataclass(frozen=True)
@@ -63,6 +48,8 @@ class Row:
     """B over A; None where there is nothing to compare."""
     problem: str = ""
     """Why there is nothing to compare."""
+    is_unmeasured: bool = False
+    """The budget was spent before there was a pair: nothing is wrong, and nothing can be told yet."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +75,11 @@ class ComparedSides:
         """The workloads that could not be compared."""
         return [row for row in self.rows if row.ratio is None]
 
+    @property
+    def is_failed(self) -> bool:
+        """Whether a workload could not be compared for another reason than the budget, or none was measured at all."""
+        return any(not row.is_unmeasured for row in self.problems) or self.overall is None
+
     def decide(self, ratio: Ratio) -> Decision:
         """Say what B is beside A."""
         return decide(ratio, self.threshold)
@@ -97,27 +89,3 @@ class ComparedSides:
         found = [row.workload for row in self.rows if row.ratio is not None and is_slower_than(row.ratio, share)]
         overall = self.overall
         return found + (["over all"] if overall is not None and is_slower_than(overall, share) else [])
-
-
-def marks_of(evaluation: AnyEvaluation) -> dict[str, str]:
-    """Return what two times have to have in common; a mark is left out where the trace does not say."""
-    measurement = read_measurement(evaluation)
-    _, fingerprint = find_fingerprint(evaluation.extra)
-    known = fingerprint or {}
-    marks = {
-        "hardware": evaluation.environment.hardware,
-        "cache state": measurement.cache_state,
-        "method": measurement.method,
-        **{key: str(known.get(key, "usual" if key == "timing" else "")) for key in ("protocol", "sandbox", "timing")},
-    }
-    if not fingerprint:
-        marks = {key: mark for key, mark in marks.items() if key != "timing"}
-    return {key: to_one_line(mark) for key, mark in marks.items() if mark}
-
-
-def find_difference(first: Mapping[str, str], second: Mapping[str, str], *, where: str) -> str | None:
-    """Name the first mark that differs; None where all that both tell are equal."""
-    for key, kind in KINDS.items():
-        if key in first and key in second and first[key] != second[key]:
-            return f"{where}: {kind}: A {first[key]}, B {second[key]}"
-    return None

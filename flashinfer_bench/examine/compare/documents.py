@@ -7,6 +7,7 @@ from xml.etree import ElementTree
 
 from flashinfer_bench.examine.compare.comparison import ComparedSides, Row
 from flashinfer_bench.examine.compare.ratios import Ratio, pairs_still_needed
+from flashinfer_bench.report.decision import SAME, UNKNOWN
 from flashinfer_bench.report.verdict import to_one_line
 
 FORMAT_VERSION: Final = 1
@@ -41,12 +42,12 @@ def compare_document(comparison: ComparedSides, sides: tuple[str, str], slower: 
 def describe_decision(ratio: Ratio, comparison: ComparedSides) -> str:
     """Say what B is beside A, in words that name the threshold, or about how many more pairs are needed."""
     decision = comparison.decide(ratio)
-    if decision == "same":
+    if decision == SAME:
         return f"same within {100 * comparison.threshold:.3g} %"
-    if decision != "cannot tell yet":
+    if decision != UNKNOWN:
         return decision
     more = pairs_still_needed(ratio, comparison.threshold) if comparison.how == "measured" else None
-    return f"cannot tell yet (needs about {more} more)" if more is not None else "cannot tell yet"
+    return f"{UNKNOWN} (needs about {more} more)" if more is not None else UNKNOWN
 
 
 def describe_interval(ratio: Ratio) -> str:
@@ -84,19 +85,24 @@ def render_markdown(comparison: ComparedSides, sides: tuple[str, str], slower: l
 def render_junit(comparison: ComparedSides, slower: list[str]) -> str:
     """Return the comparison as JUnit XML: a case for each workload, which fails where B is slower than allowed."""
     cases = [
-        (f"{row.definition}: {_name(row)}", row.ratio, row.problem, row.workload in slower) for row in comparison.rows
+        (f"{row.definition}: {_name(row)}", row.ratio, row.problem, row.is_unmeasured, row.workload in slower)
+        for row in comparison.rows
     ]
     overall = comparison.overall
     if overall is not None:
-        cases.append(("over all", overall, "", "over all" in slower))
-    failures = sum(is_slower for *_, is_slower in cases)
-    errors = sum(bool(problem) for _, _, problem, _ in cases)
-    counts = {"tests": str(len(cases)), "failures": str(failures), "errors": str(errors)}
+        cases.append(("over all", overall, "", False, "over all" in slower))
+    numbers = {
+        "tests": len(cases),
+        "failures": sum(is_slower for *_, is_slower in cases),
+        "errors": sum(not row.is_unmeasured for row in comparison.problems),
+        "skipped": sum(row.is_unmeasured for row in comparison.problems),
+    }
+    counts = {name: str(number) for name, number in numbers.items()}
     suite = ElementTree.Element("testsuite", {"name": SUITE, **counts, "time": f"{comparison.seconds:.3f}"})
-    for name, ratio, problem, is_slower in cases:
+    for name, ratio, problem, is_unmeasured, is_slower in cases:
         case = ElementTree.SubElement(suite, "testcase", {"classname": SUITE, "name": _plain(name)})
         if ratio is None:
-            ElementTree.SubElement(case, "error", {"message": _plain(problem)})
+            ElementTree.SubElement(case, "skipped" if is_unmeasured else "error", {"message": _plain(problem)})
             continue
         told = f"{describe_interval(ratio)}: {describe_decision(ratio, comparison)}"
         if is_slower:
@@ -114,9 +120,13 @@ def _row_document(row: Row, comparison: ComparedSides) -> dict[str, Any]:
         "a_ms": row.first_ms,
         "b_ms": row.second_ms,
         "pairs_ms": [list(pair) for pair in row.pairs_ms],
-        **(_ratio_document(row.ratio, comparison) if row.ratio is not None else {"decision": None}),
+        **(_ratio_document(row.ratio, comparison) if row.ratio is not None else {"decision": _undecided(row)}),
         "problem": row.problem or None,
     }
+
+
+def _undecided(row: Row) -> str | None:
+    return UNKNOWN if row.is_unmeasured else None
 
 
 def _ratio_document(ratio: Ratio, comparison: ComparedSides) -> dict[str, Any]:
@@ -128,7 +138,7 @@ def _ratio_document(ratio: Ratio, comparison: ComparedSides) -> dict[str, Any]:
         "interval95": None if interval is None else list(interval),
         "pairs": ratio.pairs or None,
         "decision": decision,
-        "pairs_needed": needed if decision == "cannot tell yet" and comparison.how == "measured" else None,
+        "pairs_needed": needed if decision == UNKNOWN and comparison.how == "measured" else None,
     }
 
 

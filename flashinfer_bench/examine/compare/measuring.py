@@ -7,7 +7,7 @@ run would. Which jobs come next is decided here.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import log
 from typing import Any, Final
@@ -22,20 +22,18 @@ from flashinfer_bench.bench.resident.workshop import Workshop
 from flashinfer_bench.bench.runner.fleet import Fleet, FleetRules, Happening, Judged
 from flashinfer_bench.bench.runner.job_seeds import JobSeeds
 from flashinfer_bench.data import Evaluation, Solution, TraceSet
+from flashinfer_bench.data.sets.told import tell
 from flashinfer_bench.errors import ConfigError
-from flashinfer_bench.examine.compare.comparison import (
-    ComparedSides,
-    NoComparison,
-    Row,
-    Side,
-    find_difference,
-    marks_of,
-)
+from flashinfer_bench.examine.compare.chosen import choose_workloads
+from flashinfer_bench.examine.compare.comparison import ComparedSides, NoComparison, Row, Side
 from flashinfer_bench.examine.compare.ratios import LOOKS, decide, ratio_of_pairs
+from flashinfer_bench.report.comparable import find_difference, marks_of
+from flashinfer_bench.report.decision import UNKNOWN
 from flashinfer_bench.report.verdict import first_reason, reason_of
 
 TURN_S: Final = 0.2
 """The loop looks at the clock at least this often, in seconds, so a budget is exceeded by no more."""
+SPENT: Final = "the budget was spent before a pair was complete"
 SIDES: Final[tuple[Side, Side]] = ("A", "B")
 
 
@@ -60,7 +58,7 @@ class Measuring:
     budget_s: float = 60.0
     """Seconds from the first block on. What is not decided then, "cannot be told yet"."""
     workloads: tuple[str, ...] | None = None
-    """Uuids; None for all."""
+    """Uuids or beginnings of them; None for all."""
 
 
 @dataclass
@@ -85,7 +83,7 @@ class PairSeries:
         logs = self.logs
         if self.stopped or len(logs) >= LOOKS[-1]:
             return False
-        return len(logs) < LOOKS[0] or decide(ratio_of_pairs(logs), threshold) == "cannot tell yet"
+        return len(logs) < LOOKS[0] or decide(ratio_of_pairs(logs), threshold) == UNKNOWN
 
     def hear(self, pair: int, side: Side, evaluation: Evaluation) -> None:
         """Take what a block came to."""
@@ -114,13 +112,14 @@ def measure(
         tell: told of the progress, a line at a time.
 
     Raises:
-        ConfigError: a solution cannot run here, or there is no such workload.
+        ConfigError: a solution cannot run here.
+        DataSetError: there is no such workload.
     """
     device = discover_devices(config.devices)[0]
     named = "cpu" if device.kind == "cpu" else device.uuid
     once = config.with_overrides(devices=[named], profile_baseline=False)
     workshop = Workshop(trace_set, once, None)
-    series = _make_series(workshop, pairings, wanted.workloads)
+    series = _make_series(workshop, pairings, wanted.workloads, trace_set)
     needs_triton = any(job.solution.spec.language.value == "triton" for one in series for job in one.jobs.values())
     seeds = JobSeeds(once.seed)
     rules = FleetRules(lambda _times: GivenOrder(), one_worker_a_job=True)
@@ -137,9 +136,14 @@ def measure(
 
 
 def _make_series(
-    workshop: Workshop, pairings: Iterable[Pairing], workloads: tuple[str, ...] | None
+    workshop: Workshop, pairings: Sequence[Pairing], workloads: tuple[str, ...] | None, trace_set: TraceSet
 ) -> list[PairSeries]:
     submissions = Submissions(workshop)
+    known = {
+        one.first.definition: {each.workload.uuid for each in trace_set.workloads.get(one.first.definition, [])}
+        for one in pairings
+    }
+    wanted = None if workloads is None else choose_workloads(workloads, set().union(*known.values()))
     found = []
     for pairing in pairings:
         if pairing.first.definition != pairing.second.definition:
@@ -147,7 +151,10 @@ def _make_series(
                 f"{pairing.first.name} is of {pairing.first.definition}, {pairing.second.name} of "
                 f"{pairing.second.definition}: they do different things"
             )
-        first, second = (submissions.make_jobs(one, workloads) for one in (pairing.first, pairing.second))
+        own = None if wanted is None else sorted(wanted & known[pairing.first.definition])
+        if own == []:
+            continue  # the wanted workloads are of other definitions
+        first, second = (submissions.make_jobs(one, own) for one in (pairing.first, pairing.second))
         found += [PairSeries(pairing, {"A": a, "B": b}) for a, b in zip(first, second, strict=True)]
     return found
 
@@ -227,7 +234,8 @@ class _Turns:
     def _describe(self) -> str:
         still = sum(one.is_open(self._wanted.threshold) for one in self._series)
         pairs = sum(len(one.logs) for one in self._series)
-        return f"{pairs} pairs of blocks in {self._seconds:.0f} s; {still} of {len(self._series)} not decided yet"
+        told = f"{pairs} pair{'' if pairs == 1 else 's'} of blocks in {self._seconds:.0f} s"
+        return f"{told}; {still} of {len(self._series)} not decided yet"
 
 
 def _row(series: PairSeries) -> Row:
@@ -241,11 +249,11 @@ def _row(series: PairSeries) -> Row:
         problem=series.stopped,
     )
     if series.stopped or not logs:
-        return row if series.stopped else replace(row, problem="the budget was spent before a pair was complete")
+        return row if series.stopped else replace(row, problem=SPENT, is_unmeasured=True)
     pairs = [pair for pair in series.blocks if len(pair) == len(SIDES)]
-    difference = find_difference(*(marks_of(pairs[0][side]) for side in SIDES), where=job.workload.uuid)
+    difference = find_difference(*(_marks(pairs[0][side]) for side in SIDES))
     if difference is not None:
-        return replace(row, problem=str(NoComparison(difference)))
+        return replace(row, problem=str(NoComparison(job.workload.uuid, difference)))
     means: dict[Side, float] = {side: sum(_latency(pair[side]) for pair in pairs) / len(pairs) for side in SIDES}
     return replace(
         row,
@@ -260,6 +268,10 @@ def latencies_by_side(series: PairSeries) -> Iterator[list[float]]:
     """Yield the latencies of each side's workers."""
     for side in SIDES:
         yield [_latency(pair[side]) for pair in series.blocks if side in pair]
+
+
+def _marks(evaluation: Evaluation) -> dict[str, str]:
+    return marks_of(tell(evaluation), evaluation.environment.hardware)
 
 
 def _latency(evaluation: Evaluation) -> float:

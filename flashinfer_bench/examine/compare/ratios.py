@@ -20,9 +20,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, exp, log, sqrt
 from statistics import fmean, variance
-from typing import Final, Literal
+from typing import Final
 
 from flashinfer_bench.base.student import student_quantile
+from flashinfer_bench.report import decision
+from flashinfer_bench.report.decision import SLOWER, Decision, join_halves, log_half_of
 
 LOOKS: Final = (4, 6, 9, 13, 19, 28, 42, 63, 94)
 """Numbers of pairs at which a series is looked at. Each is half as large again as the one before: more looks would make
@@ -30,13 +32,8 @@ each interval wider."""
 LOOK_LEVELS: Final = (0.984, 0.990, 0.992, 0.993, 0.994, 0.994, 0.994, 0.994, 0.994)
 """Share of the intervals of each look that hold the true ratio. With these all looks together hold it in about 95 of
 100 series, also where all of them are made; the first look, which mostly decides on a GPU, has the narrowest."""
-LEVEL: Final = 0.95
-"""Share of intervals that hold the true ratio, where nobody has looked before."""
 MOST_MORE: Final = 10_000
 """More pairs than this are not told as a number."""
-
-Decision = Literal["faster", "slower", "same", "cannot tell yet"]
-"""What B is beside A."""
 
 
 @dataclass(frozen=True)
@@ -89,15 +86,18 @@ def join_ratios(ratios: Sequence[Ratio]) -> Ratio:
     """Return the geometric mean of the ratios of several workloads, whose blocks are independent.
 
     Args:
-        ratios: at least one. The level is that of the one with the most pairs.
+        ratios: at least one. The level is that of the one with the most pairs; recorded ones, without pairs, have
+            halves of 95 % intervals, which add up as squares.
     """
     if len(ratios) == 1:
         return ratios[0]
     most = max(one.pairs for one in ratios)
-    level = level_at(most) if most else LEVEL
     count = len(ratios)
     mean = fmean(one.log_mean for one in ratios)
     pairs = sum(one.pairs for one in ratios)
+    if not most:
+        half = join_halves([one.log_half for one in ratios])
+        return Ratio(mean, None if half is None else half / count)
     if any(one.log_half is None for one in ratios):
         return Ratio(mean, None, pairs=pairs)
     parts = [one.error**2 / count**2 for one in ratios]
@@ -105,7 +105,7 @@ def join_ratios(ratios: Sequence[Ratio]) -> Ratio:
     if total <= 0:
         return Ratio(mean, 0.0, 0.0, sum(one.freedom for one in ratios), pairs)
     freedom = total**2 / sum(part**2 / one.freedom for part, one in zip(parts, ratios, strict=True))
-    return Ratio(mean, student_quantile(level, freedom) * sqrt(total), sqrt(total), freedom, pairs)
+    return Ratio(mean, student_quantile(level_at(most), freedom) * sqrt(total), sqrt(total), freedom, pairs)
 
 
 def ratio_of_intervals(first: tuple[float, float, float], second: tuple[float, float, float]) -> Ratio:
@@ -115,41 +115,17 @@ def ratio_of_intervals(first: tuple[float, float, float], second: tuple[float, f
         first: latency, lower and upper bound of A, in any unit.
         second: those of B, in the same unit.
     """
-    half = sqrt(sum(_log_half(*one) ** 2 for one in (first, second)))
-    error = half / student_quantile(LEVEL, RECORDED_FREEDOM)
-    return Ratio(log(second[0] / first[0]), half, error, RECORDED_FREEDOM)
-
-
-RECORDED_FREEDOM: Final = 60.0
-"""Degrees of freedom that recorded intervals count as: their own are in their width already."""
-
-
-def _log_half(latency: float, low: float, high: float) -> float:
-    """Return half the width of an interval as a logarithm: the larger of its two sides."""
-    return max(log(high / latency), log(latency / low) if low > 0 else log(high / latency))
+    return Ratio(log(second[0] / first[0]), join_halves([log_half_of(*one) for one in (first, second)]))
 
 
 def decide(ratio: Ratio, threshold: float) -> Decision:
-    """Say what B is beside A.
-
-    Args:
-        ratio: what was found.
-        threshold: the smallest difference of interest: 0.02 for 2 %.
-    """
-    edge = log(1 + threshold)
-    if ratio.log_half is None:
-        return "cannot tell yet"
-    if abs(ratio.log_mean) + ratio.log_half <= edge:
-        return "same"
-    leaves_out_one = ratio.log_half < abs(ratio.log_mean)
-    if leaves_out_one and abs(ratio.log_mean) > edge:
-        return "slower" if ratio.log_mean > 0 else "faster"
-    return "cannot tell yet"
+    """Say what B is beside A, by the rule of all reports."""
+    return decision.decide(ratio.log_mean, ratio.log_half, threshold)
 
 
 def is_slower_than(ratio: Ratio, share: float) -> bool:
     """Say whether B is slower by more than a share: its interval leaves out 1, and the ratio is beyond the share."""
-    return decide(ratio, share) == "slower"
+    return decide(ratio, share) == SLOWER
 
 
 def pairs_still_needed(ratio: Ratio, threshold: float) -> int | None:

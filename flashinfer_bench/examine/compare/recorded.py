@@ -7,16 +7,20 @@ an older version, gets the default spread of its kind of device.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from flashinfer_bench.data.evaluation import EvaluationStatus
 from flashinfer_bench.data.sets.best import passed_of
+from flashinfer_bench.data.sets.told import tell
 from flashinfer_bench.data.store.trace_lines import AnyEvaluation, AnyTrace
 from flashinfer_bench.errors import DataSetError
-from flashinfer_bench.examine.compare.comparison import ComparedSides, NoComparison, Row, find_difference, marks_of
-from flashinfer_bench.examine.compare.ratios import Ratio, ratio_of_intervals, ratio_of_pairs
+from flashinfer_bench.examine.compare.chosen import choose_workloads
+from flashinfer_bench.examine.compare.comparison import ComparedSides, NoComparison, Row
+from flashinfer_bench.examine.compare.ratios import ratio_of_intervals
 from flashinfer_bench.examine.compare.sides import Contender
+from flashinfer_bench.report.comparable import KINDS, Difference, find_difference, marks_of
 from flashinfer_bench.report.intervals import read_interval
 from flashinfer_bench.report.verdict import caveat_of, reason_of
 
@@ -30,16 +34,27 @@ class RecordedPlace(NamedTuple):
     workload: str
 
 
-def compare_recorded(first: Contender, second: Contender, threshold: float) -> ComparedSides:
+def compare_recorded(
+    first: Contender, second: Contender, threshold: float, workloads: Sequence[str] | None = None
+) -> ComparedSides:
     """Compare what is recorded of two sides.
+
+    Args:
+        first: A.
+        second: B.
+        threshold: the smallest difference of interest, as a share.
+        workloads: uuids or beginnings of them; None for all.
 
     Raises:
         DataSetError: nothing can be compared; the first reason is named.
     """
     sides = [_by_place(one) for one in (first, second)]
-    rows = [row for place in sides[0] if place in sides[1] for row in _rows(place, sides[0][place], sides[1][place])]
-    if not rows:
+    both = [place for place in sides[0] if place in sides[1]]
+    if not both:
         raise DataSetError(f"no trace of {first.word} is of the same definition and workload as one of {second.word}")
+    wanted = choose_workloads(workloads, {place.workload for place in both})
+    places = [place for place in both if place.workload in wanted]
+    rows = [row for place in places for row in _rows(place, sides[0][place], sides[1][place])]
     refused = [row for row in rows if row.ratio is None]
     if len(refused) == len(rows):
         raise DataSetError(f"{first.word} and {second.word}: {refused[0].problem}")
@@ -63,16 +78,16 @@ def _rows(place: RecordedPlace, first: list[AnyTrace], second: list[AnyTrace]) -
     row = Row(place.definition, place.workload, dict(first[0].workload.axes), place.label)
     for side, found, traces in (("A", a, first), ("B", b, second)):
         if not found:
-            yield _with_problem(row, f"{side} did not pass: {_why_failed(traces)}")
+            yield _with_problem(row, _why_no_time(side, traces))
             return
     common = [hardware for hardware in a if hardware in b]
     if not common:
-        difference = find_difference(*(marks_of(next(iter(side.values()))) for side in (a, b)), where=place.workload)
-        yield _with_problem(row, str(NoComparison(difference or "other hardware")))
+        one, other = next(iter(a)), next(iter(b))
+        yield _with_problem(row, str(NoComparison(place.workload, Difference(KINDS["hardware"], one, other))))
     for hardware in common:
-        difference = find_difference(marks_of(a[hardware]), marks_of(b[hardware]), where=place.workload)
+        difference = find_difference(*(marks_of(tell(side[hardware]), hardware) for side in (a, b)))
         if difference is not None:
-            yield _with_problem(row, str(NoComparison(difference)))
+            yield _with_problem(row, str(NoComparison(place.workload, difference)))
         else:
             yield _compared(row, a[hardware], b[hardware])
 
@@ -83,11 +98,7 @@ def _with_problem(row: Row, problem: str) -> Row:
 
 def _compared(row: Row, first: AnyEvaluation, second: AnyEvaluation) -> Row:
     a, b = _with_interval(first), _with_interval(second)
-    return replace(row, first_ms=a[0], second_ms=b[0], ratio=_ratio(a, b))
-
-
-def _ratio(a: tuple[float, float, float], b: tuple[float, float, float]) -> Ratio:
-    return ratio_of_intervals(a, b) if a[1] > 0 and b[1] > 0 else ratio_of_pairs([0.0])
+    return replace(row, first_ms=a[0], second_ms=b[0], ratio=ratio_of_intervals(a, b))
 
 
 def _fastest_by_hardware(traces: list[AnyTrace]) -> dict[str, AnyEvaluation]:
@@ -113,9 +124,11 @@ def _with_interval(evaluation: AnyEvaluation) -> tuple[float, float, float]:
     return (latency, interval.low_ms, interval.high_ms) if interval is not None else (latency, latency, latency)
 
 
-def _why_failed(traces: list[AnyTrace]) -> str:
+def _why_no_time(side: str, traces: list[AnyTrace]) -> str:
     evaluation = traces[-1].evaluation
     if evaluation is None:
-        return "no verdict"
-    why = caveat_of(evaluation) or reason_of(evaluation)
-    return f"{evaluation.status.value}: {why}".rstrip(": ")
+        return f"{side} has no verdict"
+    if evaluation.status is EvaluationStatus.PASSED:
+        why = "it is a quick look" if evaluation.is_quick else caveat_of(evaluation) or "there is none"
+        return f"the time of {side} does not count: {why}"
+    return f"{side} did not pass: {evaluation.status.value}: {reason_of(evaluation)}".rstrip(": ")

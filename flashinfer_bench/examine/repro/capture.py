@@ -23,6 +23,8 @@ class KeptCall:
     """None where the solution gave nothing."""
     is_final: bool = False
     """Whether it was rejected: then no later call takes its place."""
+    was_timed: bool = False
+    """Whether it was a call that was timed."""
 
     def take(self, inputs: list[Any], expected: Sequence[torch.Tensor] | None, got: Any) -> None:
         """Keep a call, unless one was rejected."""
@@ -72,7 +74,10 @@ def keeping(evaluator: type[Evaluator], kept: KeptCall) -> type[Evaluator]:
             """Judge, and keep the last call. The first of the others is what is expected."""
             kernel = KeepingKernel(sol_runnable, kept, inputs, rest[0])
             verdict: Verdict = super().check_correctness(definition, kernel, inputs, *rest, **named)
-            kept.is_final |= isinstance(verdict, Rejected)
+            if isinstance(verdict, Rejected) and not kept.is_final:
+                if kept.expected is None:  # many calls decided together, on inputs that are made of the first ones
+                    kept.take(inputs[0], rest[0][0], None)
+                kept.is_final = True
             return verdict
 
         @classmethod
@@ -84,7 +89,7 @@ def keeping(evaluator: type[Evaluator], kept: KeptCall) -> type[Evaluator]:
                 verdict: Verdict = super().judge_reads(definition, [call], cfg, context)
                 if isinstance(verdict, Rejected):
                     kept.take(call.inputs, call.expected, call.got)
-                    kept.is_final = True
+                    kept.is_final = kept.was_timed = True
                     return verdict
             return super().judge_reads(definition, calls, cfg, context)  # type: ignore[no-any-return]
 

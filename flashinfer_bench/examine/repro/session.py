@@ -7,6 +7,7 @@ folder: `inputs`, `expected` and `got` as safetensors, `call.json` and `map.txt`
 from __future__ import annotations
 
 import json
+import math
 import signal
 import sys
 from pathlib import Path
@@ -17,11 +18,13 @@ from safetensors.torch import save_file
 
 from flashinfer_bench.bench.evaluators.compare.rule import Tolerance
 from flashinfer_bench.bench.evaluators.default import DefaultEvaluator
-from flashinfer_bench.bench.evaluators.evaluator import Rejected
+from flashinfer_bench.bench.evaluators.evaluator import Evaluator, Rejected
+from flashinfer_bench.bench.evaluators.integrity.norms import row_length
 from flashinfer_bench.bench.runner.protocol import BlockJob, BlockOrder, JobFault
 from flashinfer_bench.bench.runner.session.device_session import DeviceSession
 from flashinfer_bench.bench.runner.session.job import BlockContext, JobResult
 from flashinfer_bench.bench.runner.session.main import serve_host
+from flashinfer_bench.data import Definition
 from flashinfer_bench.examine.repro.capture import KeptCall, keeping
 from flashinfer_bench.examine.repro.map import draw_map
 from flashinfer_bench.worker.linux import die_with_parent, hide_memory
@@ -59,21 +62,24 @@ class KeepingSession(DeviceSession):
             "style": style.style if style is not None else "value",
             "evaluator": block.evaluator.__name__,
             "device": self._hello.device,
-            "rule": None,
+            "evidence": _read_evidence(definition, kept, result),
+            "config": block.open_job(order).config.to_order(),
+            "blob_root": order.blob_root,
+            "was_timed": kept.was_timed,
             "dtypes": {},
             "scalars": {},
         }
-        outcome = result.outcome
-        if isinstance(outcome, Rejected) and outcome.integrity is not None:
-            facts["rule"] = dict(outcome.integrity).get("rule")
         judge: Any = block.evaluator
-        facts["compares"] = issubclass(judge, DefaultEvaluator) and judge.compares_elements(definition)
+        facts["compares"] = compares_single_calls(judge, definition)
         tolerance = judge.tolerance(job.config) if issubclass(judge, DefaultEvaluator) else Tolerance(0.0, 0.0)
         facts["tolerance"] = {
             "atol": tolerance.atol,
             "rtol": tolerance.rtol,
             "required_matched_ratio": tolerance.required_matched_ratio,
             "is_sum": tolerance.is_sum,
+            "max_error_cap": tolerance.max_error_cap,
+            "max_absolute_error": tolerance.max_absolute_error if math.isfinite(tolerance.max_absolute_error) else None,
+            "ignores_shared_zeros": tolerance.ignores_shared_zeros,
         }
         if kept.inputs is not None:
             named = dict(zip(definition.inputs, kept.inputs, strict=False))
@@ -104,6 +110,27 @@ class KeepingSession(DeviceSession):
                 plain = plain.view(torch.uint8)
             tensors[key] = plain
         save_file(tensors, str(self.folder / f"{name}.safetensors"))
+
+
+def compares_single_calls(evaluator: type[Evaluator], definition: Definition) -> bool:
+    """Tell whether one call is judged by comparing its elements, so that a script can do the same."""
+    if not issubclass(evaluator, DefaultEvaluator) or not evaluator.compares_elements(definition):
+        return False
+    judge: Any = evaluator.__base__  # `keeping` has made a subclass of it
+    steps = ("check_correctness", "judge_call")
+    return all(getattr(judge, one).__func__ is getattr(DefaultEvaluator, one).__func__ for one in steps)
+
+
+def _read_evidence(definition: Definition, kept: KeptCall, result: JobResult) -> dict[str, Any] | None:
+    """Return the figures of the rule that decided, for the script; None where the tolerance did."""
+    outcome = result.outcome
+    if not isinstance(outcome, Rejected) or outcome.integrity is None:
+        return None
+    evidence = dict(outcome.integrity["evidence"])
+    if "row" in evidence and kept.expected is not None:
+        expected = kept.expected[list(definition.outputs).index(evidence["output"])]
+        evidence["of_rows"] = expected.numel() // (row_length(expected) or expected.numel())
+    return evidence
 
 
 def main() -> None:

@@ -1,49 +1,78 @@
-"""Shows a failure that `flashinfer-bench repro` wrote down. It needs torch and safetensors, and nothing else.
+"""Shows a failure that `flashinfer-bench repro` wrote down. It needs torch and nothing else.
 
     python repro.py             calls the solution in this process, on the inputs beside this file, and compares
     python repro.py --recorded  compares what it returned when it was judged
 
-It runs the solution's code as it stands below `solution/`, with all that you may do: read it first.
-Exit code: 1 the failure shows, 0 it does not.
+What samplers and indexers return cannot be compared one by one: there flashinfer-bench has to be installed, too, and
+its check is asked. The solution's code runs as it stands below `solution/`, with all that you may do: read it first.
+Exit code: 1 the failure shows, 0 it does not, 2 it could not be looked for.
 """
 
 import argparse
 import importlib
+import inspect
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 
 HERE = Path(__file__).resolve().parent
 SHOWN_ROWS = 8
 """So many wrong rows are listed."""
+DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "BOOL": torch.bool,
+    "U8": torch.uint8, "I8": torch.int8, "I16": torch.int16, "I32": torch.int32, "I64": torch.int64,
+}  # fmt: skip
+"""The names of dtypes in a safetensors file."""
+HALF_BYTES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+"""The value of each code of 4 bits. A byte of such floats has two, the lower half first."""
 
 
 def load(name: str, call: Any) -> dict[str, torch.Tensor]:
-    """Return the tensors of a file by name, with the dtypes that they had."""
+    """Return the tensors of a safetensors file by name, with the dtypes that they had."""
     file = HERE / f"{name}.safetensors"
-    found = load_file(file, device=call["device"]) if file.exists() else {}
+    if not file.exists():
+        return {}
+    data = bytearray(file.read_bytes())
+    start = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:start])
+    found = {}
+    for key, entry in header.items():
+        if key != "__metadata__":
+            first, last = entry["data_offsets"]
+            dtype = DTYPES[entry["dtype"]]
+            piece = data[start + first : start + last]
+            flat = torch.frombuffer(piece, dtype=dtype) if piece else torch.empty(0, dtype=dtype)
+            found[key] = flat.reshape(entry["shape"]).to(call["device"])
     for key, dtype in call["dtypes"].get(name, {}).items():
         found[key] = found[key].view(getattr(torch, dtype))
     return {key: found[key] for key in (*call["inputs"], *call["outputs"]) if key in found}
 
 
-def call_solution(call: Any, expected: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Call the solution once; return its outputs by name."""
+def read_inputs(call: Any) -> list[Any]:
+    """Return the inputs of the call."""
     tensors, scalars = load("inputs", call), call["scalars"]
-    inputs = [scalars[name] if name in scalars else tensors[name] for name in call["inputs"]]
+    return [scalars[name] if name in scalars else tensors[name] for name in call["inputs"]]
+
+
+def call_solution(call: Any, inputs: list[Any], expected: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Call the solution once; return its outputs by name."""
     file, _, symbol = call["entry"].partition("::")
-    sys.path.insert(0, str(HERE / "solution"))
-    sys.path.insert(0, str((HERE / "solution" / file).parent))
-    entry = getattr(importlib.import_module(Path(file).stem), symbol)
+    for folder in (HERE / "solution", (HERE / "solution" / file).parent):
+        if str(folder) not in sys.path:
+            sys.path.insert(0, str(folder))
+    module = importlib.import_module(Path(file).stem)
+    setup = getattr(module, "setup", None)
+    known = setup(*inputs[: len(inspect.signature(setup).parameters)]) if callable(setup) else {}
+    entry = getattr(module, symbol)
     if call["style"] == "dps":
-        outputs = [torch.full_like(one, 0) for one in expected.values()]
-        entry(*inputs, *outputs)
+        outputs = [torch.zeros_like(one) for one in expected.values()]
+        entry(*inputs, *outputs, **known)
         return dict(zip(expected, outputs, strict=True))
-    returned = entry(*inputs)
+    returned = entry(*inputs, **known)
     if isinstance(returned, dict):
         return {name: as_tensor(returned[name], one) for name, one in expected.items()}
     values = list(returned) if isinstance(returned, (list, tuple)) else [returned]
@@ -56,27 +85,56 @@ def as_tensor(value: Any, like: torch.Tensor) -> torch.Tensor:
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
-    """Return values that can be subtracted; of formats that torch cannot compute with, the bytes."""
-    try:
-        return tensor.double()
-    except (RuntimeError, NotImplementedError):
-        return tensor.view(torch.uint8).double()
+    """Return values that can be subtracted."""
+    if "float4" in str(tensor.dtype):
+        raw = tensor.view(torch.uint8).long()
+        table = torch.tensor(HALF_BYTES, dtype=torch.float64, device=tensor.device)
+        return table[torch.stack((raw & 15, raw >> 4), dim=-1)].flatten(-2)
+    return tensor.double()
 
 
-def compare_output(expected: torch.Tensor, got: torch.Tensor, tolerance: Any) -> tuple[torch.Tensor, float]:
-    """Return which elements fail, and the norm of the error as a share of the expected norm."""
-    left, right = plain(expected), plain(got)
-    error = (right - left).abs()
-    if not expected.dtype.is_floating_point:
-        near = error == 0
-    elif tolerance["is_sum"]:
-        near = error <= tolerance["atol"] + tolerance["rtol"] * left.abs()
-    else:
-        near = (error <= tolerance["atol"]) | (error <= tolerance["rtol"] * left.abs())
+def find_failing(left: torch.Tensor, right: torch.Tensor, rule: Any, *, is_exact: bool) -> torch.Tensor:
+    """Return which elements are outside of the tolerance."""
     same = (left == right) | (left.isnan() & right.isnan())
+    if is_exact:
+        return ~same
+    error, relative = (right - left).abs(), left.abs() * float(rule["rtol"])
+    atol = float(rule["atol"])
+    near = error <= atol + relative if rule["is_sum"] else (error <= atol) | (error <= relative)
+    return ~(same | (near & left.isfinite() & right.isfinite()))
+
+
+def find_reasons(name: str, left: torch.Tensor, right: torch.Tensor, failing: torch.Tensor, call: Any) -> list[str]:
+    """Say why an output is wrong: by its elements, by its largest error, and by the rule that decided."""
+    rule, count, reasons = call["tolerance"], int(failing.sum()), []
+    shared = int(((left == right) & ((left == 0) | left.isnan())).sum()) if rule["ignores_shared_zeros"] else 0
+    counted = left.numel() - shared
+    if count and 1 - count / max(counted, 1) < rule["required_matched_ratio"]:
+        reasons.append(f"{count} of {counted} elements differ")
+    strange = failing & ~(left.isfinite() & right.isfinite())
+    if bool(strange.any()):
+        reasons.append(f"{int(strange.sum())} elements are nan or infinite on one side")
     finite = left.isfinite() & right.isfinite()
-    norm = left[finite].norm()
-    return ~(same | (near & finite)), float(error[finite].norm() / norm) if norm else 0.0
+    error = torch.where(finite, right - left, 0.0)
+    wanted = torch.where(finite, left, 0.0)
+    largest, most = float(error.abs().max()) if error.numel() else 0.0, rule["max_absolute_error"] or math.inf
+    if rule["required_matched_ratio"] < 1 and wanted.numel():
+        most = min(most, max(rule["max_error_cap"] * float(wanted.abs().max()), rule["atol"]))
+    if largest > most:
+        reasons.append(f"the largest error is {largest:.6g}, {most:.6g} is allowed")
+    found = call["evidence"] or {}
+    if found.get("output") == name and "limit" in found:
+        share = float(error.norm() / wanted.norm()) if wanted.norm() else 0.0
+        where = "the whole output"
+        if "row" in found:
+            error, wanted = error.reshape(found["of_rows"], -1), wanted.reshape(found["of_rows"], -1)
+            floor = 0.1 * wanted.square().sum(1).mean().sqrt()
+            share = float(error[found["row"]].norm() / torch.maximum(wanted[found["row"]].norm(), floor))
+            where = f"row {found['row']}"
+        if share > found["limit"]:
+            told = f"the error of {where} has {share:.3g} times the norm of what was expected"
+            reasons.append(f"{told}, {found['limit']:g} is allowed")
+    return reasons
 
 
 def show(name: str, expected: torch.Tensor, got: torch.Tensor, call: Any) -> bool:
@@ -84,17 +142,44 @@ def show(name: str, expected: torch.Tensor, got: torch.Tensor, call: Any) -> boo
     if got.shape != expected.shape or got.dtype != expected.dtype:
         print(f"{name}: {list(got.shape)} {got.dtype}, expected {list(expected.shape)} {expected.dtype}")
         return True
-    failing, norm = compare_output(expected, got, call["tolerance"])
-    count, elements = int(failing.sum()), max(failing.numel(), 1)
-    ratio = 1 - count / elements
-    print(f"{name}: {count} of {failing.numel()} elements differ; error norm {norm:.4g} of the expected norm")
-    rows = failing.reshape(-1, failing.shape[-1] if failing.ndim else 1)
-    for row in rows.any(dim=1).nonzero().flatten().tolist()[:SHOWN_ROWS]:
-        column = int(rows[row].nonzero()[0])
-        left, right = plain(expected).reshape(rows.shape), plain(got).reshape(rows.shape)
-        first = f"at column {column}: expected {float(left[row, column]):.6g}, got {float(right[row, column]):.6g}"
-        print(f"  row {row}: {int(rows[row].sum())} of {rows.shape[1]} differ, first {first}")
-    return bool(ratio < call["tolerance"]["required_matched_ratio"] or (call["rule"] is not None and norm > 0))
+    left, right = plain(expected), plain(got)
+    is_exact = not (expected.dtype.is_floating_point or "float4" in str(expected.dtype))
+    failing = find_failing(left, right, call["tolerance"], is_exact=is_exact)
+    reasons = find_reasons(name, left, right, failing, call)
+    print(f"{name}: {'; '.join(reasons) or f'right, {int(failing.sum())} of {failing.numel()} elements differ'}")
+    columns = failing.shape[-1] if failing.ndim else 1
+    rows = [one.reshape(-1, max(columns, 1)) for one in (failing, left, right)]
+    for row in rows[0].any(dim=1).nonzero().flatten().tolist()[:SHOWN_ROWS]:
+        column = int(rows[0][row].nonzero()[0])
+        first = f"at column {column}: expected {float(rows[1][row, column]):.6g}, got {float(rows[2][row, column]):.6g}"
+        print(f"  row {row}: {int(rows[0][row].sum())} of {columns} differ, first {first}")
+    return bool(reasons)
+
+
+def show_all(expected: dict[str, torch.Tensor], got: dict[str, torch.Tensor], call: Any) -> bool:
+    """Print how each output differs; return whether the failure shows."""
+    shown = [show(name, one, got[name], call) for name, one in expected.items() if name in got]
+    return any(shown)
+
+
+def ask_judge(call: Any) -> int:
+    """Have the package's own check judge the solution, in this process; return the exit code."""
+    try:
+        from flashinfer_bench.examine.repro.judging import judge_again
+    except ModuleNotFoundError as error:
+        print(f"outputs of this kind cannot be compared one by one, and the judge is not here ({error}).")
+        print(f"Install flashinfer-bench here, or ask it for a whole verdict: {call['replay']}")
+        return 2
+    expected, has_called = load("expected", call), call["is_python"]
+    problem = judge_again(
+        HERE,
+        call,
+        read_inputs(call),
+        list(expected.values()),
+        (lambda inputs: list(call_solution(call, inputs, expected).values())) if has_called else None,
+    )
+    print(problem or "the check finds nothing wrong")
+    return 1 if problem else 0
 
 
 def main() -> int:
@@ -102,28 +187,26 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--recorded", action="store_true", help="compare what the solution returned when it was judged")
     recorded = parser.parse_args().recorded
-    call = json.loads((HERE / "call.json").read_text())
+    call = json.loads((HERE / "call.json").read_text(encoding="utf-8"))
     print(f"{call['solution']} of {call['definition']}, workload {call['workload']}: {call['status']}")
     print(f"{call['message']}\n")
     expected, got = load("expected", call), load("got", call)
     if not call["compares"]:
-        print(f"outputs of this kind are not compared one by one; the judge is asked by: {call['replay']}")
-        return 1
-    fresh = None
-    if recorded or not call["is_python"]:
-        print("what it returned when it was judged:")
-    else:
+        code = ask_judge(call)
+        print(*{0: ["no failure shows"], 1: ["the failure shows"]}.get(code, []), sep="\n")
+        return code
+    shows = False
+    if not recorded and call["is_python"]:
         try:
-            fresh = call_solution(call, expected)
+            fresh = call_solution(call, read_inputs(call), expected)
         except Exception as error:
             print(f"the solution failed: {type(error).__name__}: {error}")
             return 1
         print("what it returns now:")
-    told = fresh or got
-    shows = max((show(name, one, told[name], call) for name, one in expected.items() if name in told), default=True)
-    if fresh is not None and not shows and got:
-        print("it is right now; what it returned when it was judged:")
-        shows = max(show(name, one, got[name], call) for name, one in expected.items())
+        shows = show_all(expected, fresh, call)
+    if not shows and got:
+        print("what it returned when it was judged:")
+        shows = show_all(expected, got, call)
     print("the failure shows" if shows else "no failure shows")
     return 1 if shows else 0
 

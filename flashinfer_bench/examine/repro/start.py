@@ -154,5 +154,7 @@ def _write_script(order: ReproOrder, evaluation: Evaluation, replay: str) -> Non
         path = order.folder / "solution" / check_source_path(source.path)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(source.content, encoding="utf-8")
+    for name, model in (("definition", job.definition), ("solution", job.solution)):
+        (order.folder / f"{name}.json").write_text(model.model_dump_json(indent=2) + "\n", encoding="utf-8")
     (order.folder / "reference.py").write_text(job.definition.reference, encoding="utf-8")
     shutil.copyfile(Path(__file__).with_name("standalone.py"), order.folder / SCRIPT)

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from importlib import resources
 from pathlib import Path
+from statistics import median
 from typing import Any, Final
 
 from jinja2 import Environment, StrictUndefined
@@ -127,15 +128,15 @@ def _solution_entry(items: Sequence[Result]) -> list[Any]:
     """Return what tables show of a solution on one kind of hardware; `ROW` in 4_overview.js names the places."""
     first = items[0]
     ranked = [item for item in items if item.is_ranked and item.speedup is not None]
-    mean = mean_of([item.speedup or 0.0 for item in ranked], [item.log_error for item in ranked])
+    mean = mean_of([item.speedup or 0.0 for item in ranked], [item.speedup_log_half for item in ranked])
     timed = [item.latency_ms for item in items if item.told.measurement.meaningful]
-    latencies = sorted(latency for latency in timed if latency is not None)
+    latencies = [latency for latency in timed if latency is not None]
     failed = [item.status for item in items if not item.is_passed]
     return [
         *(id_of(first.definition, first.solution), line_of(first.solution), id_of(first.definition)),
         *(line_of(first.definition), line_of(first.author), line_of(first.hardware)),
         *(sum(item.is_passed for item in items), len(items)),
-        short(latencies[len(latencies) // 2]) if latencies else None,
+        short(median(latencies)) if latencies else None,
         *_mean(mean),
         short(share_of(item.share for item in items if item.is_ranked)),
         max(set(failed), key=failed.count) if failed else "",

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from importlib import util
 from typing import Any, Final
 
-from flashinfer_bench.data.workload import Unit
+from flashinfer_bench.data.dtypes import Unit
 from flashinfer_bench.roofline.cost import Cost, size_of
 from flashinfer_bench.routines.case.spec import BLACKWELL, Case, Check, Code, Flag, Routine, Tensor
 from flashinfer_bench.routines.case.stored import choose_experts, floats

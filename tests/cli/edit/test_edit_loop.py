@@ -6,11 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from flashinfer_bench.bench import BenchmarkConfig
+from flashinfer_bench.bench.events import Notice
+from flashinfer_bench.cli.edit.warm import WarmEngines
 from flashinfer_bench.cli.edit.watch import take_stamp, wait_for_change
 from flashinfer_bench.cli.entry import call, parse_command_line
 from flashinfer_bench.cli.main import cli as main
 from flashinfer_bench.cli.run import execute
 from flashinfer_bench.data import TraceSet
+from flashinfer_bench.errors import EngineClosed
 from tests.cli.fake_engine import FakeEngine, write_small_set
 from tests.kit import DOUBLE
 
@@ -99,7 +103,7 @@ def test_watching_judges_again_when_the_file_is_saved(root, tmp_path, capsys):
         if message.startswith("error"):
             file.write_text(DOUBLE + "# 3\n")
 
-    from flashinfer_bench.cli import run as command
+    from flashinfer_bench.cli.edit import watch as command
 
     told = command.write_problems
     command.write_problems = lambda text: (told(text), save_again("error"))
@@ -125,6 +129,47 @@ def test_a_change_counts_once_it_has_settled(tmp_path):
     after = wait_for_change([tmp_path], before, sleep)
     assert len(looks) == 4
     assert after[str(file)][1] == 4
+
+
+def test_what_beside_the_draft_decides_is_watched_too(tmp_path):
+    file, other = tmp_path / "a.py", tmp_path / "tolerances.yaml"
+    file.write_text("1")
+    before, looks = take_stamp([file, other]), []
+
+    def sleep(_):
+        looks.append(1)
+        if len(looks) == 1:
+            file.unlink()  # some editors do, before they write
+            other.write_text("{}")
+        if len(looks) == 4:
+            file.write_text("1")
+
+    wait_for_change([file], before, sleep, beside=[other])
+    assert len(looks) == 5
+
+
+@pytest.mark.cpu
+def test_an_engine_stays_between_the_runs_of_a_watch(root, monkeypatch):
+    monkeypatch.setenv("FIB_CACHE_PATH", str(root.parent / "cache"))
+    trace_set = TraceSet.from_path(root)
+    config, other = (
+        BenchmarkConfig.default(solutions=[name], workloads=["w0"], devices=["cpu"], iterations=1)
+        for name in ("double_python", "other")
+    )
+    with WarmEngines() as warm:
+        first = warm.open(trace_set, config)
+        events = list(first.run(first.plan(), save_results=False))
+        assert [type(event).__name__ for event in events if not isinstance(event, Notice)] == [
+            "RunStarted",
+            "JobStarted",
+            "JobFinished",
+        ]
+        again = warm.open(trace_set, other)
+        assert again.machine is first.machine
+        assert len(again.plan().jobs) == 1
+        assert warm.open(TraceSet.from_path(root), config).machine is not first.machine
+        with pytest.raises(EngineClosed):
+            list(first.run(first.plan()))
 
 
 @pytest.mark.parametrize(

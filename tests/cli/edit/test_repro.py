@@ -8,13 +8,22 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.evaluators.compare.rule import Tolerance
+from flashinfer_bench.bench.evaluators.default import DefaultEvaluator
+from flashinfer_bench.bench.evaluators.evaluator import Rejected
+from flashinfer_bench.bench.evaluators.lowbit import LowBitEvaluator
+from flashinfer_bench.bench.evaluators.sampling.evaluator import SamplingEvaluator
 from flashinfer_bench.bench.runner.session.outcome import describe_printing
 from flashinfer_bench.cli.entry import parse_command_line
 from flashinfer_bench.cli.main import cli as main
+from flashinfer_bench.data import EvaluationStatus
 from flashinfer_bench.errors import Misuse
-from flashinfer_bench.examine.repro.capture import KeepingKernel, KeptCall
+from flashinfer_bench.examine.repro.capture import KeepingKernel, KeptCall, keeping
+from flashinfer_bench.examine.repro.judging import judge_again
 from flashinfer_bench.examine.repro.map import draw_map
+from flashinfer_bench.examine.repro.session import compares_single_calls
+from flashinfer_bench.examine.repro.standalone import find_failing, find_reasons, plain
 from tests.kit import make_definition, make_solution, make_trace, make_workload, write_trace_set
 
 WRONG = "def run(x):\n    print('here')\n    y = x * 2\n    y[-1] += 1\n    return y\n"
@@ -42,9 +51,12 @@ def test_a_wrong_call_is_written_down_and_the_script_shows_it(tmp_path, capfd, m
     assert torch.equal(load_file(folder / "inputs.safetensors")["x"] * 2, expected)
     seed = json.loads(trace.read_text().splitlines()[0])["evaluation"]["extra"]["run"]["seed"]
     assert json.loads((folder / "call.json").read_text())["seed"] == seed
+    for name in ("safetensors", "flashinfer_bench"):
+        (tmp_path / f"{name}.py").write_text("raise ImportError('torch has to do')\n")
+    alone = {"PYTHONPATH": str(tmp_path)}
     for flag in ([], ["--recorded"]):
         done = subprocess.run(
-            [sys.executable, str(folder / "repro.py"), *flag], env={}, capture_output=True, text=True, check=False
+            [sys.executable, str(folder / "repro.py"), *flag], env=alone, capture_output=True, text=True, check=False
         )
         assert done.returncode == 1
         assert "the failure shows" in done.stdout
@@ -70,6 +82,85 @@ def test_the_call_that_was_rejected_stays():
     kept.is_final = True
     kept.take([], None, None)
     assert kept.got is not None
+
+
+def make_sampler():
+    return make_definition(
+        "sampler",
+        op_type="sampling",
+        axes={"rows": None, "vocab": 64},
+        inputs={"probs": "float32[rows, vocab]"},
+        outputs={"samples": "int32[rows]"},
+        reference="import torch\n\n\ndef run(probs):\n    return torch.multinomial(probs, 1)[:, 0].int()\n",
+    )
+
+
+@pytest.mark.cpu
+def test_what_a_sampler_draws_is_judged_by_its_own_check(tmp_path):
+    definition, probs = make_sampler(), torch.full((4, 64), 1 / 64)
+    (tmp_path / "definition.json").write_text(definition.model_dump_json())
+    config = BenchmarkConfig.default().resolve_eval_config(definition)
+    facts = {"config": config.to_order(), "seed": 1, "blob_root": str(tmp_path), "was_timed": True}
+    expected = [torch.zeros(4, dtype=torch.int32)]
+    told = [
+        judge_again(tmp_path, facts, [probs], expected, call)
+        for call in (
+            lambda inputs: [inputs[0].argmax(1).int()],
+            lambda inputs: [torch.multinomial(inputs[0], 1)[:, 0].int()],
+        )
+    ]
+    assert "the draws are too far from the expected distribution" in told[0]
+    assert told[1] is None
+
+
+def test_only_what_is_compared_element_by_element_needs_no_judge():
+    of = {
+        evaluator: keeping(evaluator, KeptCall())
+        for evaluator in (DefaultEvaluator, LowBitEvaluator, SamplingEvaluator)
+    }
+    compared = {one.__name__: compares_single_calls(kept, make_sampler()) for one, kept in of.items()}
+    assert compared == {"DefaultEvaluator": True, "LowBitEvaluator": True, "SamplingEvaluator": False}
+
+
+def test_many_calls_that_are_judged_together_are_told_by_the_first_inputs():
+    class Draws(SamplingEvaluator):
+        @classmethod
+        def check_correctness(cls, definition, sol_runnable, inputs, *rest, **named):
+            sol_runnable(torch.zeros(1))
+            return Rejected(EvaluationStatus.INCORRECT_NUMERICAL, "not random")
+
+    kept, given, expected = KeptCall(), torch.ones(2), torch.zeros(2)
+    keeping(Draws, kept).check_correctness(make_sampler(), lambda x: [x], [[given]], [[expected]])
+    assert torch.equal(kept.inputs[0], given)
+    assert (torch.equal(kept.expected[0], expected), kept.got) == (True, None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "wrong", "reason"),
+    [
+        ({}, [1.0, 2.0, 3.0, 4.0], None),
+        ({}, [1.0, 2.0, 3.0, 9.0], "1 of 4 elements differ"),
+        ({"required_matched_ratio": 0.5}, [1.0, 2.0, 3.0, 5.0], None),
+        ({"required_matched_ratio": 0.5}, [1.0, 2.0, 3.0, 99.0], "the largest error is 95, 8 is allowed"),
+        ({"required_matched_ratio": 0.5}, [1.0, 2.0, 3.0, float("nan")], "1 elements are nan or infinite"),
+        ({"required_matched_ratio": 0.5, "max_absolute_error": 0.5}, [1.0, 2.0, 3.0, 5.0], "0.5 is allowed"),
+        ({"atol": 99.0}, [0.0, 0.0, 3.0, 4.0], "the error of row 0 has 1 times the norm"),
+        ({"atol": 99.0}, [1.0, 2.0, 0.0, 0.0], None),
+    ],
+)
+def test_the_script_knows_the_rules(changes, wrong, reason):
+    rule = {"atol": 0.01, "rtol": 0.01, "required_matched_ratio": 1.0, "is_sum": False, "max_error_cap": 2.0}
+    rule |= {"max_absolute_error": None, "ignores_shared_zeros": False, **changes}
+    evidence = {"output": "y", "limit": 0.1, "row": 0, "of_rows": 2} if "atol" in changes else None
+    left, right = torch.tensor([1.0, 2.0, 3.0, 4.0]).double(), torch.tensor(wrong).double()
+    failing = find_failing(left, right, rule, is_exact=False)
+    reasons = find_reasons("y", left, right, failing, {"tolerance": rule, "evidence": evidence})
+    assert (reasons == []) if reason is None else reason in reasons[-1]
+
+
+def test_the_script_reads_halves_of_bytes():
+    packed = torch.tensor([[0x21, 0x9F]], dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
+    assert plain(packed).tolist() == [[0.5, 1.0, -6.0, -0.5]]
 
 
 def test_a_map_shows_what_fails():

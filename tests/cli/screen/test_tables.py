@@ -10,6 +10,7 @@ from flashinfer_bench.cli.screen.tables import (
     Column,
     available_width,
     format_duration,
+    format_half,
     format_latency,
     format_speedup,
     natural_width,
@@ -126,6 +127,14 @@ def test_a_failure_says_where_and_why(group, line):
 )
 def test_latencies_have_three_digits(latency, text):
     assert format_latency(latency) == text
+
+
+@pytest.mark.parametrize(
+    ("share", "text"),
+    [(0.004, "±0.4%"), (0.24, "±24%"), (0.994, "±99%"), (0.996, "±100% or more"), (3.0, "±100% or more")],
+)
+def test_half_an_interval_stands_behind_its_time(share, text):
+    assert format_half(share) == f" {text}"
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ ATTACKS = (
     "</script><script>alert(2)</script>",
     "</textarea><img src=x onerror=alert(3)>",
     "\"'><svg onload=alert(4)>",
-    "\u202egnp.exe\u2066 \u2028 \u2029 \u0000",
+    "\u202egnp.exe\u2066 \u05e9\u05dc\u05d5\u05dd \u2028 \u2029 \u0000",
     "{{ 7*7 }} ${alert(5)} `",
     "__proto__",
     "../../../etc/passwd",

@@ -2,6 +2,7 @@
 
 import os
 import re
+from math import log
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from flashinfer_bench.report.pages.site import write_site
 from flashinfer_bench.report.pages.texts import id_of
 from tests.conftest import CHECKOUT
 from tests.report.pages.sets import ATTACKS, HARDWARE, hostile_set, usual_set
+from tests.report.test_decision import CASES
 
 AXE = os.environ.get("AXE_CORE", str(CHECKOUT / "node_modules" / "axe-core" / "axe.min.js"))
 DOUBLE, FAST, SLOW = id_of("double"), id_of("double", "fast"), id_of("double", "slow")
@@ -96,8 +98,20 @@ def test_any_two_solutions_are_compared_by_clicking(usual, visit):
     page.get_by_label("Compare slow").check()
     page.locator("#picked a").click()
     page.wait_for_selector("h1:has-text('Compare')")
-    assert column(page, 5) == ["A faster"] * 12 + ["not comparable: other caches"]
-    assert column(page, 4)[0].startswith("1.5\u00d7")
+    assert column(page, 6) == ["slower"] * 12 + ["not comparable: other caches"]
+    assert column(page, 5)[0].startswith("1.5\u00d7")
+
+
+def test_a_solution_tells_where_it_ran_if_that_was_in_several_places(usual, visit):
+    seen = visit(usual)
+    assert HARDWARE[1] in column(seen.open(PLACES["solution"]), 2)
+    assert column(seen.open(PLACES["failed"]), 2) == ["RUNTIME_ERROR\nboom"]
+
+
+def test_the_pages_decide_as_the_reports_do(usual, visit):
+    page = visit(usual).open()
+    for ratio, half, wanted in CASES:
+        assert page.evaluate("given => fibReport.compare.decide(...given)", [log(ratio), half]) == wanted, ratio
 
 
 def test_charts_are_drawn_again_in_the_other_theme(usual, visit):

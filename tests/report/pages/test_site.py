@@ -10,6 +10,7 @@ from flashinfer_bench.errors import DataSetError
 from flashinfer_bench.report.pages.highlight import colour
 from flashinfer_bench.report.pages.site import write_site
 from flashinfer_bench.report.pages.texts import MOST_TEXT, block_of, id_of, line_of, to_script
+from flashinfer_bench.report.summary import summarise
 from tests.kit import write_trace_set
 from tests.report.pages.sets import ATTACKS, hostile_set, usual_set
 
@@ -78,6 +79,16 @@ def test_the_data_tell_what_counts(tmp_path):
     solution = read(tmp_path / "pages", f"s_{id_of('double', 'broken')}")
     assert (solution["verdicts"][0]["reason"], solution["logs"]) == ("boom", ["boom\nline two"])
     assert read(tmp_path / "pages", f"s_{id_of('double', 'ghost')}")["missing"] is True
+
+
+def test_the_overview_has_the_median_that_the_summary_has(tmp_path):
+    found = usual_set()
+    found.traces["double"] = [item for item in found.traces["double"] if item.workload.uuid != "w512"]
+    write(tmp_path / "pages", found)
+    rows = {(row[1], row[5]): row[8] for row in read(tmp_path / "pages", "overview")["solutions"] if row[3] == "double"}
+    told = {(row.solution, row.hardware): row.latency_ms for row in summarise(found.traces["double"])}
+    assert rows == {key: pytest.approx(latency) if latency else None for key, latency in told.items()}
+    assert rows["fast", "NVIDIA H200"] == pytest.approx((0.08 + 0.64) / 2)
 
 
 def test_a_time_that_means_nothing_is_not_shown(tmp_path):

@@ -6,6 +6,7 @@ A pattern is a hint for whoever looks for the bug; nothing is decided by it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Final
 
 import torch
@@ -18,10 +19,15 @@ MOST_ELEMENTS: Final = 1 << 24
 LEAST_SHARE: Final = 0.99
 """A pattern of values holds where so many of the elements fit it."""
 LEAST_FAILING: Final = 0.25
-"""A pattern of values is looked for where so many of the elements fail. Fewer are told by where they are."""
+"""A pattern of values is looked for where so many of the elements fail. Fewer are told by where they are. Factors of
+single rows or columns count where fewer than this share of them are 1."""
 FACTOR_DIGITS: Final = 4
 MOST_PLACES: Final = 8
 """More places than this, without a rule in them, are counted and not listed."""
+SHIFTS: Final = (1, 2, 4, 8, 16, 32, 64, 128)
+"""By so many places a shifted output is looked for along each axis: one, and the sizes of tiles."""
+LEAST_FACTORS: Final = 4
+"""Rows or columns that an output has at least, and elements in each, where a factor for each of them says anything."""
 
 
 def find_failing(expected: torch.Tensor, got: torch.Tensor, tolerance: Tolerance) -> torch.Tensor:
@@ -51,6 +57,9 @@ def describe_pattern(expected: torch.Tensor, got: torch.Tensor, tolerance: Toler
 
 def describe_places(failing: torch.Tensor) -> str | None:
     """Say at which places along each axis elements fail; None where they fail at all places of every axis."""
+    diagonal = _describe_diagonal(failing)
+    if diagonal is not None:
+        return diagonal
     told = []
     for axis in range(failing.ndim):
         size = failing.shape[axis]
@@ -67,16 +76,53 @@ def _describe_axis(places: Sequence[int], size: int, noun: str) -> list[str]:
     first, last = places[0], places[-1]
     if len(places) == 1:
         where = "the last" if first == size - 1 else "the first" if first == 0 else ""
-        return [f"{where} {noun}" if where else f"{noun} {first}"]
+        return [where + " " + noun.format("") if where else noun.format(f" {first}")]
     step = places[1] - first
+    many = _plural(noun)
     if list(places) == list(range(first, last + 1)):
         which = f"the last {len(places)}" if last == size - 1 else f"the first {len(places)}" if first == 0 else ""
-        return [f"{which} {_plural(noun)}" if which else f"{_plural(noun)} {first} to {last}"]
+        return [which + " " + many.format("") if which else many.format(f" {first} to {last}")]
     if len(places) > 2 and list(places) == list(range(first, size, step)):
-        return [f"every {_ordinal(step)} {noun}, from {first}"]
+        return [f"every {_ordinal(step)} {noun.format('')}, from {first}"]
+    blocks = _describe_blocks(places, size, many.format(""))
+    if blocks is not None:
+        return [blocks]
     if len(places) <= MOST_PLACES:
-        return [f"{_plural(noun)} {', '.join(map(str, places))}"]
-    return [f"{len(places)} of {size} {_plural(noun)}, {first} to {last}"] if last - first < size // 2 else []
+        return [many.format(f" {', '.join(map(str, places))}")]
+    return [f"{len(places)} of {size} {many.format('')}, {first} to {last}"] if last - first < size // 2 else []
+
+
+def _describe_blocks(places: Sequence[int], size: int, many: str) -> str | None:
+    """Return which part of each block of an axis fails, as of each tile; None where it is not the same in each."""
+    breaks = [place for place, after in pairwise(places) if after != place + 1]
+    if not breaks:
+        return None
+    wide = breaks[0] - places[0] + 1
+    period = next(after for place, after in pairwise(places) if after != place + 1) - places[0]
+    start = places[0] % period
+    if wide < 2 or list(places) != [place for place in range(size) if start <= place % period < start + wide]:
+        return None
+    which = "the first" if start == 0 else "the last" if start + wide == period else None
+    part = f"{which} {wide}" if which else f"{many} {start} to {start + wide - 1}"
+    return f"{part} of every {period} {many}" if which else f"{part} of every {period}"
+
+
+def _describe_diagonal(failing: torch.Tensor) -> str | None:
+    """Say where a square output fails beside its diagonal; None where it fails on both sides of it, or hardly."""
+    if failing.ndim != 2 or failing.shape[0] != failing.shape[1] or len(failing) < LEAST_FACTORS:
+        return None
+    ones = torch.ones_like(failing)
+    sides = {
+        "on the diagonal": ones.triu() & ones.tril(),
+        "above the diagonal": ones.triu(1),
+        "on and above the diagonal": ones.triu(),
+        "below the diagonal": ones.tril(-1),
+        "on and below the diagonal": ones.tril(),
+    }
+    for words, side in sides.items():
+        if not bool((failing & ~side).any()) and bool(failing[side].float().mean() >= LEAST_SHARE):
+            return f"only {words}"
+    return None
 
 
 def _describe_values(left: torch.Tensor, right: torch.Tensor, tolerance: Tolerance) -> Iterator[str]:
@@ -96,15 +142,37 @@ def _describe_values(left: torch.Tensor, right: torch.Tensor, tolerance: Toleran
         turned = left.transpose(-1, -2)
         if left.shape[-1] > 1 and left.shape[-2] > 1 and _fits(turned.reshape(left.shape), right, tolerance):
             yield "got is expected, transposed"
-    for axis, size in enumerate(left.shape):
-        for by in (1, -1):
-            if size > 2:
-                kept, moved = left.narrow(axis, max(0, -by), size - 1), right.narrow(axis, max(0, by), size - 1)
-                if _fits(kept, moved, tolerance):
-                    where = f"{'next' if by > 0 else 'previous'} {_name_axis(axis, left.ndim)}"
-                    yield f"got is expected, shifted to the {where}"
+    yield from _describe_shifts(left, right, tolerance)
+    yield from _describe_factors(left, right, tolerance)
     if _fits(left.flatten().sort().values, right.flatten().sort().values, tolerance):
         yield "got has the expected values in another order"
+
+
+def _describe_shifts(left: torch.Tensor, right: torch.Tensor, tolerance: Tolerance) -> Iterator[str]:
+    """Yield by how many places along which axis the output is shifted."""
+    for axis, size in enumerate(left.shape):
+        noun = _name_axis(axis, left.ndim)
+        for by in (sign * far for far in SHIFTS if far <= size // 2 and size > 2 for sign in (1, -1)):
+            kept = left.narrow(axis, max(0, -by), size - abs(by))
+            if _fits(kept, right.narrow(axis, max(0, by), size - abs(by)), tolerance):
+                one = f"to the {'next' if by > 0 else 'previous'} {noun.format('')}"
+                far = f"{'on' if by > 0 else 'back'} by {abs(by)} {_plural(noun).format('')}"
+                yield f"got is expected, shifted {one if abs(by) == 1 else far}"
+
+
+def _describe_factors(left: torch.Tensor, right: torch.Tensor, tolerance: Tolerance) -> Iterator[str]:
+    """Yield whether each row, or each column, has a factor of its own: a norm or a weight is missing."""
+    if left.ndim < 2 or not bool((left.isfinite() & right.isfinite()).all()):
+        return
+    rows = [one.reshape(-1, one.shape[-1]) for one in (left, right)]
+    if min(rows[0].shape) < LEAST_FACTORS:
+        return
+    for dim, noun in ((1, "row"), (0, "column")):
+        factors = (rows[0] * rows[1]).sum(dim, keepdim=True) / (rows[0] * rows[0]).sum(dim, keepdim=True)
+        are_ones = _is_near(torch.ones_like(factors), factors, tolerance).float().mean()
+        if are_ones < LEAST_FAILING and _fits(rows[0] * factors, rows[1], tolerance):
+            low, high = float(factors.min()), float(factors.max())
+            yield f"each {noun} is expected times a factor of its own, {low:.3g} to {high:.3g}"
 
 
 def _fits(wanted: torch.Tensor, got: torch.Tensor, tolerance: Tolerance) -> bool:
@@ -130,13 +198,16 @@ def _readable(values: torch.Tensor) -> torch.Tensor:
 
 
 def _name_axis(axis: int, count: int) -> str:
+    """Return the word for a place along an axis; `{}` stands where its number goes, with a blank before it."""
     if axis == count - 1 and count > 1:
-        return "column"
-    return "row" if axis == count - 2 and count == 2 else "element" if count == 1 else f"index of axis {axis}"
+        return "column{}"
+    if axis == count - 2 and count == 2:
+        return "row{}"
+    return "element{}" if count == 1 else f"index{{}} of axis {axis}"
 
 
 def _plural(noun: str) -> str:
-    return noun.replace("index", "indices") if noun.startswith("index") else f"{noun}s"
+    return noun.replace("index{}", "indices{}") if noun.startswith("index") else noun.replace("{}", "s{}")
 
 
 def _ordinal(number: int) -> str:

@@ -6,7 +6,9 @@ session for each order. `starting.py` is the host's side.
 
 An order is a frame {"environment", "folder"} with four descriptors: the session's socket, the lifeline, the
 file for what it prints, and a socket on which this process tells how the session fares: {"pid"}, then {"exit"}. Where
-the host closes its end of that socket, nobody wants the session: it is killed, or not forked at all.
+the host closes its end of that socket, nobody wants the session: it is killed, or not forked at all. An order
+may name a module, {"serves"}, whose function serves the host in place of a session's: the process that imports
+evaluators (`lookup_main.py`) is forked like a session.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ def start(fd: int, host_pid: int) -> None:
         return  # the host ended before the kernel was told
     hide_memory()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the host to handle
-    serve = importlib.import_module("flashinfer_bench.bench.runner.session.main").serve_host
+    serve = find_server("flashinfer_bench.bench.runner.session.main")
     if os.environ.get("CUDA_VISIBLE_DEVICES"):
         importlib.import_module("flashinfer_bench.timing.clocks").import_cupti()
     with socket.socket(fileno=fd) as host:
@@ -144,7 +146,8 @@ class Starter:
                 os.set_inheritable(lifeline, True)
                 os.close(control)
                 enter(order, output)
-                self._serve(host)
+                serve = find_server(order["serves"]) if "serves" in order else self._serve
+                serve(host)
                 code = 0
         except BaseException:  # the process must end here, whatever happened
             traceback.print_exc()
@@ -163,6 +166,12 @@ class Starter:
         self._host.close()
         for control in self._sessions.values():
             control.close()
+
+
+def find_server(module: str) -> Serve:
+    """Import a module, and return its function that serves the host."""
+    serve: Serve = importlib.import_module(module).serve_host
+    return serve
 
 
 def is_unwanted(control: int) -> bool:

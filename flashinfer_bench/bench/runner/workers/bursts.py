@@ -25,7 +25,7 @@ from typing import Any, Final
 
 import torch
 
-from flashinfer_bench.bench.runner.workers.cpu_time import tree_cpu_time_ns, tree_waiting_ns
+from flashinfer_bench.bench.runner.workers.cpu_time import BetweenRequests, tree_waiting_ns
 from flashinfer_bench.bench.runner.workers.empty_bursts import BurstOverhead
 from flashinfer_bench.bench.runner.workers.places import MOST_BURST_PLACES
 from flashinfer_bench.bench.runner.workers.readings import CREDITED_SHARE
@@ -203,6 +203,7 @@ class BurstTimer:
         self._ask = ask
         self._trial = trial
         self._guard_pid = guard_pid if trial.asked.device_type == "cpu" else None
+        self._between = BetweenRequests(self._guard_pid)
         self._now_ns = now_ns
         self._calls = 0
         self._best_ns = math.inf
@@ -307,11 +308,15 @@ class BurstTimer:
         return cost_ns
 
     def _burst(self, indices: list[int]) -> tuple[list[int], float, float | None]:
-        """Make one burst; return the numbers of its calls, and the time of the wall and of processors that it took."""
+        """Make one burst; return the numbers of its calls, and the time of the wall and of processors that it took.
+
+        What the worker has computed since the burst before counts as this one's.
+        """
         trial = self._trial
         numbers = trial.write(indices)
         self._calls += len(indices)
-        cpu_before, start = tree_cpu_time_ns(self._guard_pid), self._now_ns()
+        cpu_before, ahead_ns = self._between.end()
+        start = self._now_ns()
         part = "both" if trial.has_setup else "run"
         done = self._ask("burst", BurstDone, "the measurement", indices=indices, part=part, together=self._together)
         if done.refused is not None:
@@ -319,9 +324,11 @@ class BurstTimer:
             return self._burst(indices)
         if not done.copied:
             self._ask("collect", Collected, "the measurement", indices=indices, part=part)
-        wall_ns = float(self._now_ns() - start)
-        cpu_after = tree_cpu_time_ns(self._guard_pid)
-        return numbers, wall_ns, None if cpu_before is None or cpu_after is None else float(cpu_after - cpu_before)
+        wall_ns = float(self._now_ns() - start) + ahead_ns
+        cpu_after = self._between.begin()
+        if cpu_before is None or cpu_after is None:
+            return numbers, wall_ns, None
+        return numbers, wall_ns, float(cpu_after - cpu_before) + ahead_ns
 
     def _time_copies(self, indices: list[int]) -> float:
         """Return what it takes to copy the outputs of these places, with a margin.

@@ -12,6 +12,9 @@ from typing import Final
 from flashinfer_bench.worker.linux import reaped_cpu_ticks, tree_below
 from flashinfer_bench.worker.processor_counter import read_counter
 
+STOPPING_NS: Final = 50_000
+"""What an honest worker takes after its answer until it stands still, and when it goes on, does not count: 0 to 50 us
+were seen, and now and then more, on two busy cores."""
 ALL_THREADS: Final = 2
 """CPUCLOCK_SCHED of Linux. The id of a process's clock is ~pid shifted left by three bits, plus this."""
 
@@ -93,6 +96,31 @@ def tree_cpu_time_ns(guard_pid: int | None) -> int | None:
     tick_ns = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
     below = tree_below(guard_pid)
     return ended * tick_ns + sum((cpu_time_ns(pid) or 0) + (reaped_cpu_ticks(pid) or 0) * tick_ns for pid in below)
+
+
+class BetweenRequests:
+    """What a tree takes of the processors while nothing is asked of it. It should stand still then.
+
+    The kernel wakes a stopped process by a signal that nobody sends, a timer's for one. Work that is done so would be
+    in no time from a request to its answer, so it is added to that of the next request.
+
+    Args:
+        guard_pid: the guard; None where nothing is held still.
+    """
+
+    def __init__(self, guard_pid: int | None) -> None:
+        self._guard_pid = guard_pid
+        self._since = tree_cpu_time_ns(guard_pid)
+
+    def end(self) -> tuple[int | None, int]:
+        """Return the processor time so far, and how much of it counts as the request's that begins now."""
+        now = tree_cpu_time_ns(self._guard_pid)
+        return now, 0 if now is None or self._since is None else max(0, now - self._since - STOPPING_NS)
+
+    def begin(self) -> int | None:
+        """Return the processor time so far; a request is over."""
+        self._since = tree_cpu_time_ns(self._guard_pid)
+        return self._since
 
 
 def tree_waiting_ns(guard_pid: int | None) -> int:

@@ -257,6 +257,7 @@ class RemoteKernel:
         returns = self.style != "dps" and bool(self.task.outputs)
         has_setup, hold = self.worker.has_setup, self.worker.rest_all
         remote = RemoteTrial(places, contents, reader, asked, has_setup, returns=returns, hold_worker=hold)
+        remote.guard_pid = self.worker.guard_pid if asked.device_type == "cpu" else None
         if regimes is not None and any(regimes.free) and self.is_meaningful:
             chosen = regimes.choose(number % trials, trials)
             remote.schedule = RegimeSchedule(regimes, chosen, plan.warmup_runs + plan.iterations)

@@ -18,6 +18,7 @@ import torch
 
 from flashinfer_bench.bench.evaluators.inputs.contents import Contents
 from flashinfer_bench.bench.evaluators.inputs.writer import open_writer
+from flashinfer_bench.bench.runner.workers.cpu_time import BetweenRequests
 from flashinfer_bench.bench.runner.workers.places import GRAPH_PLACES, CallPlaces, is_unwritten, to_looks
 from flashinfer_bench.bench.runner.workers.readings import ReadingsAsked, check_clock, check_readings
 from flashinfer_bench.bench.runner.workers.regime_calls import RegimeSchedule
@@ -206,6 +207,7 @@ class RemoteClock:
         self._take_traits(traits)
         self._facts: Facts = {}
         self._spent_ns = 0.0
+        self._between = BetweenRequests(trial.guard_pid)
 
     def _take_traits(self, traits: ClockTraits) -> None:
         self._traits = traits
@@ -260,10 +262,12 @@ class RemoteClock:
         return samples
 
     def _call(self, **fields: Any) -> list[Sample]:
+        _, ahead_ns = self._between.end()
         start = time.monotonic()
         called = self._ask("calls", Called, "the measurement", **fields)
         wall_ns = (time.monotonic() - start) * 1e9
-        self._spent_ns += wall_ns
+        self._between.begin()
+        self._spent_ns += wall_ns + ahead_ns
         if called.lost is not None:
             raise ClockLost(called.lost)
         if called.refused is not None:
@@ -318,6 +322,8 @@ class RemoteTrial:
     """What calls return is copied into their output slots."""
     hold_worker: Callable[[], None] = lambda: None
     """Makes sure that nothing of the worker's runs until it is asked again."""
+    guard_pid: int | None = None
+    """The process above a worker that is held still; None where it is not."""
     setup_samples: list[Sample] = field(default_factory=list)
     """Readings of `setup`, where the solution has one."""
     costs_ns: list[float] = field(default_factory=list)

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Final, TypeVar, get_args
 
 from flashinfer_bench.cli.exit_codes import FAILED, RAN
+from flashinfer_bench.cli.flags.sets import REPORT_FILES
 from flashinfer_bench.cli.given.sets import has_nothing, load_trace_set
-from flashinfer_bench.cli.parser import Parser
 from flashinfer_bench.cli.screen.output import write_err, write_out
 from flashinfer_bench.cli.sets.validate.chosen import Chosen, choose
 from flashinfer_bench.cli.sets.validate.coverage import find_coverage
@@ -18,7 +18,6 @@ from flashinfer_bench.cli.sets.validate.file_checks import check_files
 from flashinfer_bench.cli.sets.validate.judging import JudgedSet, judge_baselines, judge_references
 from flashinfer_bench.cli.sets.validate.text import render_validation
 from flashinfer_bench.cli.sets.validate.validation import Check, Validation
-from flashinfer_bench.cli.shared_flags import PROGRAM, add_format, add_local, add_names
 from flashinfer_bench.data import LoadIssue, TraceSet
 from flashinfer_bench.data.names import did_you_mean
 from flashinfer_bench.data.store.jsonl import write_whole
@@ -28,32 +27,8 @@ CHECKS: Final[tuple[Check, ...]] = get_args(Check)
 FILE_CHECKS: Final[tuple[Check, ...]] = CHECKS[:5]
 """Those that run no code of the set."""
 OUTPUTS: Final = ("stdout", "json", "text")
-REPORT_FILES: Final = {"json": "report.json", "text": "report.txt"}
-"""Output → its file in the output folder."""
-BASELINE_AUTHOR: Final = "baseline"
 
 Word = TypeVar("Word", bound=str)
-
-
-def declare_validate(parser: Parser) -> None:
-    """Add the help and the flags of the command."""
-    parser.describe(
-        "Show every error and warning of a trace set: file, line, field, reason; and what it does not cover.\n"
-        "Exit codes: 0 no errors, 1 errors, 2 misuse.",
-        example=f"{PROGRAM} validate --local flashinfer-trace",
-        execute=execute,
-    )
-    add_local(parser, flags=("--local", "--dataset"))
-    add_names(parser, "--checks", f"of {', '.join(CHECKS)} (default: the first five)")
-    add_names(parser, "--definitions", "only these definitions")
-    add_names(parser, "--op-types", "only these op types")
-    parser.add_argument("--disable-gpu", action="store_true", help="baseline and benchmark judge on the CPU")
-    author = "whose solutions benchmark judges (default: %(default)s)"
-    parser.add_argument("--baseline-author", metavar="NAME", default=BASELINE_AUTHOR, help=author)
-    add_names(parser, "--outputs", "of stdout, json, text (default: stdout; with a folder all)")
-    files = " and ".join(REPORT_FILES.values())
-    parser.add_argument("--output-folder", metavar="DIR", help=f"where {files} are written")
-    add_format(parser)
 
 
 def execute(args: argparse.Namespace) -> int:

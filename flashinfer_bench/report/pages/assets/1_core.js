@@ -36,7 +36,8 @@ const fibReport = (() => {
     return element;
   }
 
-  const name = (text) => el("bdi", null, text);
+  // A name may break behind its signs, so that its words stay whole.
+  const name = (text) => el("bdi", null, String(text).split(/(?<=[_\-/.:])/).flatMap((part, at) => (at ? [el("wbr"), part] : [part])));
   const link = (href, text) => el("a", { href }, name(text));
   const more = (summary, ...children) => el("details", null, el("summary", null, summary), ...children);
 

@@ -47,7 +47,7 @@ fibReport.table = (() => {
     draw();
     if (!rows.length) return el("p", { class: "quiet" }, empty || "There is nothing to show.");
     return el("div", { class: "scroll", role: "region", "aria-label": caption, tabindex: "0" },
-      el("table", null, el("caption", null, caption), el("thead", null, el("tr", null, heads)), body), rest);
+      el("table", null, el("caption", null, el("span", null, caption)), el("thead", null, el("tr", null, heads)), body), rest);
   }
   return table;
 })();

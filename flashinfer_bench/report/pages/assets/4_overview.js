@@ -40,7 +40,7 @@ fibReport.overview = (() => {
 
   function solutions(rows) {
     return table({
-      caption: "Solutions", rows, empty: "No solution fits the filters.", sort: { column: 1, down: false },
+      caption: "Latency: median over the passed workloads; speed-up over the reference: geometric mean", rows, empty: "No solution fits the filters.", sort: { column: 1, down: false },
       columns: [
         { label: "Compare", cell: (row) => fibReport.compare.box(row[ROW.id], row[ROW.name]) },
         { label: "Definition", value: (row) => row[ROW.definition], cell: (row) => link(`#/definition/${row[ROW.did]}`, row[ROW.definition]) },
@@ -58,7 +58,7 @@ fibReport.overview = (() => {
 
   function show(data, query, go) {
     const hardware = distinct(data.solutions, ROW.hardware);
-    const opTypes = [...new Set(data.definitions.map((item) => item[2]))].sort();
+    const opTypes = [...new Set(data.definitions.map((item) => item[2]))].filter(Boolean).sort();
     const opType = new Map(data.definitions.map((item) => [item[0], item[2]]));
     const words = (query.get("q") || "").toLowerCase();
     const chosen = { hw: query.get("hw") || "", op: query.get("op") || "", author: query.get("author") || "", state: query.get("state") || "" };
@@ -78,7 +78,7 @@ fibReport.overview = (() => {
       hardware.length > 1 && !chosen.hw ? el("p", { class: "note" }, "Several kinds of hardware are shown. Compare only numbers of one: choose it above.") : null,
       el("h2", null, "Definitions and authors"), matrix(data, rows),
       el("h2", null, "Solutions"), solutions(rows),
-      el("p", { class: "quiet" }, "Intervals are of the readings of one worker. The next worker may differ by more."),
+      el("p", { class: "quiet" }, "Small figures below a number are its 95 % interval. It holds for a re-run in a new worker on the same machine."),
     ];
   }
 
@@ -91,17 +91,17 @@ fibReport.overview = (() => {
     const pick = el("select", { id: "hardware", onchange: () => go(`#/leaderboard?${new URLSearchParams({ hw: pick.value })}`) }, hardware.map((item) => el("option", { value: item, selected: item === chosen }, item)));
     return [
       el("h1", null, "Leaderboard"),
-      el("p", null, "Authors against ", name(against), ". A slow baseline inflates the score. The share of the roofline and the share of the fastest need no baseline."),
+      el("p", null, "Authors are ranked by their share of the fastest: of each workload the lowest latency of anybody over the author's, and 0 where the author did not pass. No baseline can inflate it. Score, speed-up, win rate and fast_p are against ", name(against), ": where that is slow, they are high."),
       hardware.length ? el("form", { class: "filters" }, el("label", null, "Hardware ", pick)) : null,
       table({
         caption: "Authors", rows, sort: { column: 1, down: true }, empty: "No whole verdict is there; quick looks are not ranked.",
         columns: [
           { label: "Author", value: (row) => row.author, cell: (row) => link(`#/?${new URLSearchParams({ author: row.author })}`, row.author) },
-          number("Score", "mean over definitions of the best solution's geometric mean; 0 where it failed a workload", (row) => row.score, (row) => times(row.score)),
+          number("Share of fastest", "mean over all definitions, of the mean over workloads, of the lowest latency of anybody over the author's; 0 for what the author did not pass", (row) => row.fastest_share, (row) => percent(row.fastest_share)),
+          number("Score", "mean over definitions of the mean speed-up of the best solution; 0 where it failed a workload", (row) => row.score, (row) => times(row.score)),
           number("Speed-up", "geometric mean over the compared workloads, with its 95 % interval", (row) => row.speedup && row.speedup.value, (row) => (row.speedup ? withRange(times(row.speedup.value), row.speedup.low, row.speedup.high, times) : "–")),
           number("Win rate", "share of the compared workloads that are faster than the baseline", (row) => row.win_rate, (row) => percent(row.win_rate)),
-          number("Roofline", "share of the roofline, geometric mean", (row) => row.roofline_share, (row) => percent(row.roofline_share)),
-          number("Share of fastest", "lowest latency of the set over the author's, geometric mean", (row) => row.fastest_share, (row) => percent(row.fastest_share)),
+          number("Roofline", "share of the roofline, geometric mean of the passed workloads whose cost is known", (row) => row.roofline_share, (row) => percent(row.roofline_share)),
           number("Passed", "passed workloads of the best solutions", (row) => row.passed / row.workloads, (row) => `${row.passed}/${row.workloads}`),
           number("Definitions", "definitions with a verdict", (row) => row.definitions, (row) => digits(row.definitions)),
         ],

@@ -12,7 +12,8 @@ fibReport.definition = (() => {
   }
   function median(values) {
     const sorted = [...values].sort((one, two) => one - two);
-    return sorted.length ? sorted[Math.floor(sorted.length / 2)] : null;
+    const middle = sorted.length / 2;
+    return sorted.length ? (sorted[Math.ceil(middle) - 1] + sorted[Math.floor(middle)]) / 2 : null;
   }
   const speed = (item) => { const found = item.rows.filter((row) => row[POINT.speedup] > 0); return found.length ? Math.exp(found.reduce((sum, row) => sum + Math.log(row[POINT.speedup]), 0) / found.length) : null; };
   const passed = (item) => item.rows.filter((row) => row[POINT.status] === "PASSED").length;

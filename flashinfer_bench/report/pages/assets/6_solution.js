@@ -7,6 +7,7 @@ fibReport.solution = (() => {
     const meanings = new Map(overview.flags);
     const flags = new Map();
     for (const verdict of data.verdicts) for (const flag of verdict.flags) flags.set(flag, (flags.get(flag) || 0) + 1);
+    const several = new Set(data.verdicts.map((verdict) => verdict.hardware)).size > 1;
     const logs = data.logs.map((log, index) => [log, data.verdicts.filter((verdict) => verdict.log === index)]);
     return [
       el("h1", null, name(data.name)),
@@ -18,6 +19,7 @@ fibReport.solution = (() => {
       table({
         caption: "Verdicts by workload", rows: data.verdicts, columns: [
           { label: "Workload", value: (row) => row.axes, cell: (row) => el("span", { title: row.w }, name(row.axes || row.w)) },
+          ...(several ? [{ label: "Hardware", value: (row) => row.hardware, cell: (row) => name(row.hardware) }] : []),
           { label: "Verdict", value: (row) => row.status, cell: (row) => el("span", null, status(row.status), row.reason ? el("small", { class: "range" }, name(row.reason)) : null) },
           { label: "Latency", number: true, value: (row) => row.n[0], cell: (row) => withRange(time(row.n[0]), row.n[1], row.n[2], time) },
           { label: "Reference", number: true, value: (row) => row.n[3], cell: (row) => time(row.n[3]) },
@@ -41,7 +43,6 @@ fibReport.compare = (() => {
   const { el, link, name, time, times, table, withRange } = fibReport;
   const picked = new Map();
   const THRESHOLD = 0.02; // the smallest difference of interest
-  const NORMAL_95 = 1.96;
 
   function draw() {
     const bar = document.getElementById("picked");
@@ -61,22 +62,23 @@ fibReport.compare = (() => {
     return text ? el("label", null, input, ` ${text}`) : input;
   }
 
-  // Standard error of a time's logarithm, by its interval; the report's tables count the same way.
-  const error = ([latency, low, high]) => (low === null || high === null || !latency ? null : (high - low) / (2 * NORMAL_95) / latency);
-  function decide(ratio, low, high) {
-    if (low === null) return "no interval";
-    if (low >= 1 - THRESHOLD && high <= 1 + THRESHOLD) return "same";
-    if (low > 1 && ratio > 1 + THRESHOLD) return "A faster";
-    if (high < 1 && ratio < 1 - THRESHOLD) return "B faster";
-    return "cannot tell";
+  // The rule of report/decision.py; a test holds both together. Half an interval is that of the logarithm.
+  const half = ([latency, low, high]) => (latency > 0 && low > 0 && high > 0 ? Math.max(Math.log(high / latency), Math.log(latency / low), 0) : null);
+  function decide(mean, reach) {
+    const edge = Math.log(1 + THRESHOLD);
+    if (reach === null) return "cannot tell yet";
+    if (Math.abs(mean) + reach <= edge) return "same";
+    if (reach < Math.abs(mean) && Math.abs(mean) > edge) return mean > 0 ? "slower" : "faster";
+    return "cannot tell yet";
   }
+  const inWords = (decision) => (decision === "same" ? `same within ${100 * THRESHOLD} %` : decision);
   function ratioOf(pairs) {
     const logs = pairs.map(([one, two]) => Math.log(two[0] / one[0]));
     const centre = logs.reduce((sum, value) => sum + value, 0) / logs.length;
-    const errors = pairs.map(([one, two]) => { const parts = [error(one), error(two)]; return parts.includes(null) ? null : Math.hypot(...parts); });
-    const reach = errors.includes(null) ? null : NORMAL_95 * Math.hypot(...errors) / errors.length;
+    const halves = pairs.flat().map(half);
+    const reach = halves.includes(null) ? null : Math.hypot(...halves) / pairs.length;
     const [ratio, low, high] = [Math.exp(centre), reach === null ? null : Math.exp(centre - reach), reach === null ? null : Math.exp(centre + reach)];
-    return { ratio, low, high, decision: decide(ratio, low, high) };
+    return { ratio, low, high, decision: decide(centre, reach) };
   }
 
   const told = (verdict, fact) => (verdict.details.find(([key]) => key === fact) || [])[1];
@@ -91,27 +93,28 @@ fibReport.compare = (() => {
     });
     const timed = rows.filter((row) => row.told);
     const kinds = new Set(timed.map((row) => row.one.hardware));
+    const several = new Set(rows.map((row) => row.one.hardware)).size > 1;
     const whole = timed.length && kinds.size === 1 ? ratioOf(timed.map((row) => [row.one.n, row.two.n])) : null;
     const why = (verdict) => (verdict.status === "PASSED" && !verdict.ranked ? "passed, its time does not count" : verdict.status);
-    const verdict = (row) => (row.told ? row.told.decision : row.other && row.one.ranked && row.two.ranked ? `not comparable: other ${row.other}` : `${why(row.one)} / ${why(row.two)}`);
+    const verdict = (row) => (row.told ? inWords(row.told.decision) : row.other && row.one.ranked && row.two.ranked ? `not comparable: other ${row.other}` : `${why(row.one)} / ${why(row.two)}`);
     return [
       el("h1", null, "Compare"),
       el("p", null, "A: ", link(`#/solution/${first.id}`, first.name), el("br"), "B: ", link(`#/solution/${second.id}`, second.name)),
       first.d !== second.d ? el("p", { class: "note" }, "These are solutions of different definitions. There is nothing to compare.") : null,
-      whole ? el("p", { class: "decision" }, el("strong", null, whole.decision), `: B takes ${times(whole.ratio)} the time of A `, whole.low === null ? "" : `(95 % interval ${times(whole.low)} to ${times(whole.high)}) `, `over ${timed.length} workloads that both passed`) : null,
+      whole ? el("p", { class: "decision" }, el("strong", null, `B is ${inWords(whole.decision)}`), `: it takes ${times(whole.ratio)} the time of A `, whole.low === null ? "" : `(95 % interval ${times(whole.low)} to ${times(whole.high)}) `, `over ${timed.length} workloads that both passed`) : null,
       kinds.size > 1 ? el("p", { class: "note" }, "There are several kinds of hardware, so there is no figure for all workloads.") : null,
       table({
         caption: "Workloads that both were judged on", rows, empty: "No workload was judged for both on the same hardware.", columns: [
           { label: "Workload", value: (row) => row.one.axes, cell: (row) => el("span", { title: row.one.w }, name(row.one.axes || row.one.w)) },
+          ...(several ? [{ label: "Hardware", value: (row) => row.one.hardware, cell: (row) => name(row.one.hardware) }] : []),
           { label: "A", number: true, value: (row) => row.one.n[0], cell: (row) => withRange(time(row.one.n[0]), row.one.n[1], row.one.n[2], time) },
           { label: "B", number: true, value: (row) => row.two.n[0], cell: (row) => withRange(time(row.two.n[0]), row.two.n[1], row.two.n[2], time) },
           { label: "B / A", number: true, down: true, value: (row) => row.told && row.told.ratio, cell: (row) => (row.told ? withRange(times(row.told.ratio), row.told.low, row.told.high, times) : "–") },
-          { label: "Decision", value: verdict, cell: (row) => verdict(row) },
-          { label: "Hardware", value: (row) => row.one.hardware, cell: (row) => name(row.one.hardware) },
+          { label: "B is", value: verdict, cell: (row) => verdict(row) },
         ],
       }),
-      el("p", { class: "quiet" }, "“Same” means that the whole interval lies within 2 %. Recorded intervals are of one worker each, and the next may differ by more: measure again before you decide on a small difference."),
+      el("p", { class: "quiet" }, "B / A: the time of B over that of A, with its 95 % interval by what was recorded. “Same within 2 %”: the whole interval lies within it. “Faster”, “slower”: it leaves out 1, and the ratio is beyond 2 %. “Cannot tell yet”: measure both in turn with ", el("code", null, "flashinfer-bench compare"), "."),
     ];
   }
-  return { box, show, draw };
+  return { box, show, draw, decide };
 })();

@@ -7,6 +7,7 @@ from flashinfer_bench.bench.evaluators.compare.pattern import describe_pattern
 from flashinfer_bench.bench.evaluators.compare.rule import Tolerance
 
 RIGHT = torch.randn(12, 64, generator=torch.Generator().manual_seed(1)) + 3
+SQUARE = torch.rand(32, 32, generator=torch.Generator().manual_seed(1)) + 1
 
 
 def spoil(*where):
@@ -31,12 +32,41 @@ def spoil(*where):
         (RIGHT.t().reshape(12, 64), "got is expected, transposed"),
         (RIGHT.roll(1, 0), "got is expected, shifted to the next row"),
         (RIGHT.roll(-1, 1), "got is expected, shifted to the previous column"),
+        (RIGHT.roll(16, 1), "got is expected, shifted on by 16 columns"),
+        (RIGHT.roll(-4, 0), "got is expected, shifted back by 4 rows"),
+        (spoil(slice(1, None, 2)), "only every 2nd row, from 1"),
+        (spoil(slice(None), [at for at in range(64) if at % 16 >= 12]), "only the last 4 of every 16 columns"),
+        (spoil(slice(None), [at for at in range(64) if at % 16 in (4, 5)]), "only columns 4 to 5 of every 16"),
+        (
+            RIGHT * torch.linspace(2, 3, 12)[:, None],
+            "each row is expected times a factor of its own, 2 to 3",
+        ),
+        (RIGHT * torch.linspace(2, 3, 64), "each column is expected times a factor of its own, 2 to 3"),
         (RIGHT.flip(0), "got has the expected values in another order"),
         (RIGHT + torch.randn(12, 64) * 9, None),
     ],
 )
 def test_patterns(wrong, told):
     assert describe_pattern(RIGHT, wrong, Tolerance(1e-4, 1e-4)) == told
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        (SQUARE.tril(), "only above the diagonal"),
+        (SQUARE.triu(1), "only on and below the diagonal"),
+        (SQUARE + torch.eye(32), "only on the diagonal"),
+    ],
+)
+def test_a_causal_mask_that_is_off_is_told(wrong, told):
+    assert describe_pattern(SQUARE, wrong, Tolerance(1e-4, 1e-4)) == told
+
+
+def test_a_place_of_an_axis_without_a_name_reads_well():
+    right = torch.ones(5, 8, 16)
+    wrong = right.clone()
+    wrong[:, 3] = torch.arange(16)
+    assert describe_pattern(right, wrong, Tolerance(1e-4, 1e-4)) == "only index 3 of axis 1"
 
 
 def test_integers_and_other_shapes():

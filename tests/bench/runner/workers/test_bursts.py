@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from flashinfer_bench.bench.runner.workers import bursts
+from flashinfer_bench.bench.runner.workers import bursts, cpu_time
 from flashinfer_bench.bench.runner.workers.bursts import (
     AGAIN,
     BEGIN_NS,
@@ -341,14 +341,14 @@ def test_where_others_held_the_processors_the_bound_is_wider_and_says_so(open_ti
 
 def test_processor_time_counts_where_it_is_less_than_the_wall(open_timer, monkeypatch):
     timer, worker = open_timer()
-    monkeypatch.setattr(bursts, "tree_cpu_time_ns", lambda pid: worker.now // 4)
+    monkeypatch.setattr(cpu_time, "tree_cpu_time_ns", lambda pid: worker.now // 4)
     found = timer.confirm(CALL_NS / 4, OVERHEAD)
     assert (found.why_not, found.burst_ns) == (None, pytest.approx(CALL_NS / 4, rel=0.3))
 
 
 def test_each_clock_has_an_overhead_of_its_own(open_timer, monkeypatch):
     timer, worker = open_timer()
-    monkeypatch.setattr(bursts, "tree_cpu_time_ns", lambda pid: worker.now - 90_000 * len(worker.asked))
+    monkeypatch.setattr(cpu_time, "tree_cpu_time_ns", lambda pid: worker.now - 90_000 * len(worker.asked))
     overhead = replace(OVERHEAD, request=10**9, processors=BurstOverhead(request=0.0, noise=0.0))
     assert timer.confirm(CALL_NS, overhead).burst_ns is None  # the wall's overhead leaves nothing
     overhead = replace(OVERHEAD, processors=BurstOverhead(request=10.0**9, noise=0.0))
@@ -359,8 +359,18 @@ def test_each_clock_has_an_overhead_of_its_own(open_timer, monkeypatch):
 
 def test_processor_time_of_several_threads_does_not_add_to_the_wall(open_timer, monkeypatch):
     timer, worker = open_timer()
-    monkeypatch.setattr(bursts, "tree_cpu_time_ns", lambda pid: 4 * worker.now)
+    monkeypatch.setattr(cpu_time, "tree_cpu_time_ns", lambda pid: 4 * worker.now)
     assert timer.confirm(CALL_NS, OVERHEAD).burst_ns == pytest.approx(CALL_NS, rel=0.01)
+
+
+def test_what_a_worker_computes_while_nothing_is_asked_of_it_counts(open_timer, monkeypatch):
+    ahead_ns = 10 * CALL_NS
+    timer, worker = open_timer(worker={"call_ns": CALL_NS // 100})
+    looks = iter(range(1, 1000))  # it is looked at before a burst and behind it, and takes its time in between
+    monkeypatch.setattr(cpu_time, "tree_cpu_time_ns", lambda pid: worker.now + ahead_ns * (next(looks) // 2))
+    timer._between = cpu_time.BetweenRequests(1)
+    found = timer.confirm(3 * CALL_NS, OVERHEAD)
+    assert found.burst_ns == pytest.approx(ahead_ns / MOST_PLACES, rel=0.05)
 
 
 def test_where_each_call_was_copied_at_once_nothing_is_collected(open_timer):

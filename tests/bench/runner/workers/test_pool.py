@@ -309,6 +309,12 @@ def test_without_walls_any_spare_will_do_and_none_serves_two_solutions(open_pool
     assert first.is_ended
 
 
+def test_on_a_cpu_no_more_is_taken_off_bursts_than_they_took_in_any_worker(open_pool):
+    pool, _, _ = open_pool(SLOW, FAST, SLOW, walled=False)
+    taken = [pool._take_fresh(solution) for solution in (ONE, TWO, THREE)]
+    assert [worker.overhead.request for worker in taken] == [100 * SLOW, 100 * FAST, 100 * FAST]
+
+
 def test_a_measurement_waits_on_a_cpu_for_what_starts_and_ends_and_on_a_gpu_for_what_ends(open_pool):
     for device, is_up in (("cpu", True), ("cuda", False)):
         pool, made, _ = open_pool(FAST, FAST, COMING, COMING, room=2, device=device)

@@ -1,0 +1,138 @@
+"""The references of the site: Markdown that is made of the program when the site is built, and lies in no checkout.
+
+All commands with their flags, made of the parsers of the command line; and the public Python names, whose docstrings
+mkdocstrings reads. `site_hooks.py` gives them to mkdocs; this module needs nothing of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import io
+import os
+import re
+from collections.abc import Iterator
+from typing import Any, Final
+from unittest.mock import patch
+
+from flashinfer_bench.cli.entry import COMMANDS, PERF, make_parser
+from flashinfer_bench.cli.main import cli
+from flashinfer_bench.cli.parser import Parser
+from flashinfer_bench.routines.table import ROUTINES
+
+HELP_COLUMNS: Final = "100"
+"""Width in characters of the help of `perf` on its page: what a column of the site shows without scrolling."""
+PACKAGES: Final = {
+    "flashinfer_bench": "The names that most programs need.",
+    "flashinfer_bench.data": "What things are, and the files of a set. Importing it imports no torch.",
+    "flashinfer_bench.bench": "Runs and their configuration.",
+    "flashinfer_bench.testing": "Times one call, without a trace set.",
+    "flashinfer_bench.bench.evaluators.evaluator": "What an evaluator is ([evaluators](../evaluators.md)).",
+    "flashinfer_bench.client": "Speaks with a server ([the server](../serve.md)).",
+    "flashinfer_bench.agents": "Functions for a model that writes kernels ([inspect](../inspect.md#for-agents)).",
+    "flashinfer_bench.errors": "What the package raises.",
+}
+"""Package or module → what its section of the Python reference begins with. A name stands in the first that has it."""
+
+
+def render_commands() -> str:
+    """Return the page of all commands."""
+    parts = [
+        "# Commands\n\nMade of the parsers of the command line; `flashinfer-bench COMMAND --help` says the same.\n\n"
+        "Trace sets may stand without `--local`. Flags that take names are also taken without their `s`. Names are\n"
+        "separated by spaces or commas. Exit codes: 0 ran, 1 the run failed, 2 misuse, 130 interrupted.\n"
+    ]
+    for word, command in COMMANDS.items():
+        if word == PERF:
+            parts.append(_render_perf())
+            continue
+        parser = _child(make_parser([word]), word)
+        parsers = [_child(parser, name) for name in command.children] if command.children else [parser]
+        parts += [_render_command(one) for one in parsers]
+    return "\n".join(parts)
+
+
+def render_python() -> str:
+    """Return the page of the public names. mkdocstrings puts their docstrings there."""
+    parts = [
+        "# Python\n\nMade of the docstrings of the public names. Names are imported when they are first asked for, so\n"
+        "importing the package is cheap.\n"
+    ]
+    shown: set[int | str] = set()
+    for module, text in PACKAGES.items():
+        parts.append(f"## {module}\n\n{text}\n")
+        for name, value in _list_names(module):
+            same = id(value) if callable(value) else f"{module}.{name}"
+            if same not in shown:
+                shown.add(same)
+                parts.append(f"::: {module}.{name}\n")
+    return "\n".join(parts)
+
+
+def _list_names(module: str) -> Iterator[tuple[str, Any]]:
+    """Yield the public names of a module: those of its `__all__`, or all that it defines."""
+    imported = importlib.import_module(module)
+    own = [name for name, value in vars(imported).items() if getattr(value, "__module__", None) == module]
+    for name in getattr(imported, "__all__", own):
+        if not name.startswith("_"):
+            yield name, getattr(imported, name)
+
+
+def _child(parser: argparse.ArgumentParser, word: str) -> Parser:
+    actions = parser._actions  # argparse has no public way to its sub-parsers
+    choices = next(action.choices for action in actions if isinstance(action, argparse._SubParsersAction))
+    found: Parser = choices[word]
+    return found
+
+
+def _render_command(parser: Parser) -> str:
+    formatter = parser._get_formatter()
+    formatter.add_usage(parser.usage, parser._actions, [], prefix="")
+    usage = formatter.format_help().strip()
+    lines = [f"## {parser.prog.partition(' ')[2]}", "", _escape(parser.description or ""), "", f"```text\n{usage}\n```"]
+    for group in parser._action_groups:
+        rows = [_row(action) for action in group._group_actions if action.help != argparse.SUPPRESS]
+        rows = [row for row in rows if row and not row.startswith("| `-h`")]
+        if rows:
+            title = group.title or ""
+            title += f" ({group.description})" if group.description else ""
+            lines += ["", f"**{_escape(title)}**", "", "| argument | |", "|---|---|", *rows]
+    example = (parser.epilog or "").partition("example:")[2].strip()
+    lines += ["", f"```sh\n{example}\n```", ""] if example else [""]
+    return "\n".join(lines)
+
+
+def _row(action: argparse.Action) -> str:
+    spelt = ", ".join(f"`{flag}`" for flag in action.option_strings) or f"`{action.metavar or action.dest}`"
+    if action.option_strings and action.nargs != 0:
+        choices = ",".join(str(choice) for choice in action.choices or ())
+        metavar = action.metavar or (f"{{{choices}}}" if choices else action.dest.upper())
+        many = " ..." if action.nargs in ("+", "*") else ""
+        spelt += f" `{metavar}{many}`"
+    text = (action.help or "") % {**vars(action), "prog": "flashinfer-bench"}
+    return f"| {spelt.replace('|', chr(92) + '|')} | {_escape(text)} |"
+
+
+def _render_perf() -> str:
+    printed = io.StringIO()
+    with patch.dict(os.environ, COLUMNS=HELP_COLUMNS), contextlib.redirect_stdout(printed):
+        cli([PERF, "--help"])
+    general = printed.getvalue().partition("\nroutines (")[0].rstrip()
+    lines = ["## perf", "", "[Routines](../routines.md) says what each flag does.", "", f"```text\n{general}\n```"]
+    for family in dict.fromkeys(routine.family for routine in ROUTINES.values()):
+        lines += ["", f"**{_escape(family)}**", "", "| routine | | flags of its own |", "|---|---|---|"]
+        for routine in (one for one in ROUTINES.values() if one.family == family):
+            flags = " ".join(f"`--{flag.name}`" for flag in routine.flags)
+            lines.append(f"| `{routine.name}` | {_escape(routine.summary)} | {flags} |")
+    return "\n".join([*lines, ""])
+
+
+def _escape(text: str) -> str:
+    """Return text of a help as Markdown that shows it as it is."""
+    escaped = re.sub(r"([\\`*_<>|{}\[\]])", r"\\\1", text)
+    return re.sub(r"\s*\n\s*", " ", escaped).strip()
+
+
+PAGES: Final = {"reference/commands.md": render_commands, "reference/python.md": render_python}
+"""Path of a page in the site → what makes it."""

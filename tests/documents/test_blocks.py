@@ -1,0 +1,104 @@
+"""Each block of code of README and docs/: commands are typed as our parsers want them, and other languages are read.
+
+`tests/documents/test_walks.py` runs those of the tutorial and the how-tos; other tests run those of other pages.
+"""
+
+import ast
+import contextlib
+import io
+import json
+import re
+
+import pytest
+import yaml
+
+from flashinfer_bench.cli.entry import PERF, parse_command_line
+from flashinfer_bench.cli.perf.flags import check_outer, parse_case, split_session
+from flashinfer_bench.errors import Misuse
+from tests.kit.documents import CHECKOUT, PAGES, PROGRAM, SHELLS, read_blocks, read_commands
+
+BLOCKS = [block for page in PAGES for block in read_blocks(page)]
+CODE = [block for block in BLOCKS if block.language in ("python", "json", "yaml", "toml")]
+COMMANDS = [
+    block for block in BLOCKS if block.language in SHELLS or (not block.language and f"{PROGRAM} " in block.text)
+]
+OTHERS = ("cd", "curl", "jq", "mkdir", "pip", "ray", "source", "xdg-open", "head")
+"""Programs that are not ours."""
+TARGETS = set(re.findall(r"^(\w+):", (CHECKOUT / "Makefile").read_text(), re.MULTILINE))
+
+
+def read_json(text):
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:  # a file with one object on each line
+        return [json.loads(line) for line in text.splitlines()]
+
+
+def read_toml(text):
+    tomllib = pytest.importorskip("tomllib", reason="Python 3.11 reads TOML")
+    return tomllib.loads(text)
+
+
+READERS = {"python": ast.parse, "json": read_json, "yaml": yaml.safe_load, "toml": read_toml}
+
+
+def check_perf(words):
+    """Parse the words behind `perf` as the command does before it opens anything."""
+    if {"-h", "--help"} & set(words):
+        return
+    session, rest = split_session(words)
+    check_outer(rest) if session.testlist else parse_case(rest)
+
+
+def check_command(words):
+    """Refuse a command that could not be typed so in a checkout."""
+    program, *rest = words
+    if program == PROGRAM and rest[0] == PERF:
+        check_perf(rest[1:])
+    elif program == PROGRAM:
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):  # a help ends so
+            parse_command_line(rest)
+    elif program == "make":
+        assert {*rest} <= TARGETS
+    elif program == "python":
+        file = rest[1].replace(".", "/") + ".py" if rest[0] == "-m" else rest[0]
+        assert (CHECKOUT / file).is_file() or file.startswith("why/")
+    else:
+        assert program in OTHERS
+
+
+@pytest.mark.parametrize("block", COMMANDS, ids=str)
+def test_commands_are_typed_as_the_parsers_want_them(block):
+    for words in read_commands(block.text):
+        check_command(words)
+
+
+@pytest.mark.parametrize("block", CODE, ids=str)
+def test_code_is_of_its_language(block):
+    assert READERS[block.language](block.text)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "flashinfer-bench rnu --local x",
+        "true && flashinfer-bench run x --itera 5",
+        "PYTHONPATH=. flashinfer-bench report bset",
+        "flashinfer-bench perf --routine rmsnrom",
+        "flashinfer-bench perf --testlist x --no_such_flag 5",
+    ],
+)
+def test_a_wrong_command_is_found(line):
+    with pytest.raises((Misuse, AssertionError)):
+        for words in read_commands(line):
+            check_command(words)
+
+
+def test_every_mark_has_a_reason():
+    assert [str(block) for block in BLOCKS if block.mark and not block.reason] == []
+
+
+def test_a_mark_is_of_the_block_below_it_alone():
+    page = CHECKOUT / "docs" / "tutorial.md"
+    marks = [(block.mark, block.reason) for block in read_blocks(page) if block.mark]
+    assert marks == [("not run", "the tests have an environment"), ("exits with", "1")]

@@ -1,0 +1,55 @@
+"""README and docs/: links lead somewhere, every page is in the site, and sentences are short."""
+
+import re
+
+import pytest
+import yaml
+
+from scripts.references import PAGES as PAGES_OF_THE_SITE
+from tests.kit.documents import CHECKOUT, DOCS, PAGES, README, list_anchors, read_links, read_sentences
+
+MOST_WORDS = 25
+"""The words that a plain sentence has at the most."""
+PLAIN = 0.95
+"""The share of sentences that have to be plain, on each of these pages."""
+FOR_NEWCOMERS = [
+    README,
+    DOCS / "index.md",
+    DOCS / "tutorial.md",
+    DOCS / "faq.md",
+    DOCS / "numbers.md",
+    *(DOCS / "how-to").iterdir(),
+]
+
+
+def name(page):
+    return str(page.relative_to(CHECKOUT))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_every_link_leads_to_a_file_and_to_a_heading_in_it(page):
+    for link in read_links(page.read_text()):
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.is_file(), link
+        assert page == README or target.is_relative_to(DOCS), f"{link} leads out of the site"
+        assert not anchor or anchor in list_anchors(target.read_text()), link
+
+
+def test_the_site_shows_every_page():
+    text = (CHECKOUT / "mkdocs.yml").read_text()
+    shown = set(re.findall(r"(\S+\.md)$", yaml.safe_dump(yaml.safe_load(text)["nav"]), re.MULTILINE))
+    assert shown == {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")} | {*PAGES_OF_THE_SITE}
+
+
+@pytest.mark.parametrize("page", FOR_NEWCOMERS, ids=name)
+def test_sentences_are_short(page):
+    sentences = read_sentences(page.read_text())
+    long = [sentence for sentence in sentences if len(sentence.split()) > MOST_WORDS]
+    assert len(sentences) >= 10
+    assert len(long) <= (1 - PLAIN) * len(sentences), "\n".join(long)
+
+
+def test_sentences_are_told_apart():
+    text = "# Head\n\nOne. Two `a. b`\ngoes on: three.\n\n* Four\n* [Five](x.md). Six!\n\n| no |\n\n```\nno\n```\n"
+    assert read_sentences(text) == ["One.", "Two code goes on: three.", "Four", "Five.", "Six!"]

@@ -1,0 +1,62 @@
+"""The references that the site makes of the program: no flag and no public name is left out."""
+
+import importlib
+import re
+
+import pytest
+
+from flashinfer_bench.cli.main import cli
+from flashinfer_bench.cli.perf.flags import make_session_parser
+from flashinfer_bench.routines.table import ROUTINES
+from scripts.references import PACKAGES, render_commands, render_python
+from tests.cli.helps import ALL_COMMANDS
+from tests.kit.documents import CHECKOUT, PAGES
+
+USERS_PAGES = [page for page in PAGES if page.name not in ("building.md", "measurements.md")]
+"""Pages that speak of our own flags alone; the others name those of compilers and tools."""
+
+
+@pytest.fixture(scope="module")
+def commands():
+    """Return command → its section of the page."""
+    parts = re.split(r"^## (.*)$", render_commands(), flags=re.MULTILINE)[1:]
+    return dict(zip(parts[::2], parts[1::2], strict=True))
+
+
+def test_every_command_has_a_section(commands):
+    assert {*commands} == {*ALL_COMMANDS, "perf"}
+
+
+@pytest.mark.parametrize("command", ALL_COMMANDS)
+def test_every_flag_of_a_help_is_in_the_section_of_its_command(command, commands, capsys):
+    with pytest.raises(SystemExit):
+        cli([*command.split(), "--help"])
+    printed = capsys.readouterr().out.partition("example:")[0].partition("options:")[2]
+    flags = set(re.findall(r"^  (?:-\w[^,\n]*, )?(--[\w-]+)", printed, re.MULTILINE)) - {"--help"}
+    assert flags
+    assert {flag for flag in flags if f"`{flag}`" not in commands[command]} == set()
+
+
+def test_every_flag_of_perf_is_in_its_section(commands):
+    assert "--sweep" in commands["perf"]
+    flags = {f"--{flag.name}" for routine in ROUTINES.values() for flag in routine.flags}
+    assert {flag for flag in flags | {*make_session_parser().flags()} if flag not in commands["perf"]} == set()
+    assert {name for name in ROUTINES if f"`{name}`" not in commands["perf"]} == set()
+
+
+@pytest.mark.parametrize("page", USERS_PAGES, ids=lambda page: page.name)
+def test_every_flag_that_a_page_speaks_of_exists(page, commands):
+    text = "".join(commands.values())
+    scripts = "".join(path.read_text() for path in (CHECKOUT / "benchmarks").glob("*.py"))
+    spans = re.findall(r"`([^`\n]*)`", re.sub(r"^ *```.*?^ *```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE))
+    named = {flag for span in spans for flag in re.findall(r"(?<![\w-])--[a-z][\w-]*", span)}
+    assert {
+        flag for flag in named if f"{flag}`" not in text and f"{flag} " not in text and f'"{flag}"' not in scripts
+    } == set()
+
+
+def test_every_public_name_is_in_the_python_reference():
+    shown = {line.rpartition(".")[2] for line in render_python().splitlines() if line.startswith("::: ")}
+    public = {name for module in PACKAGES for name in getattr(importlib.import_module(module), "__all__", ())}
+    assert {name for name in public if name[0] != "_"} <= shown
+    assert {"Accepted", "Client", "ConfigError"} <= shown
