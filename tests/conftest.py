@@ -11,8 +11,11 @@ from hypothesis import HealthCheck, settings
 from tests.kit.processes import set_mark
 from tests.kit.published import HINT, find_published
 
-settings.register_profile("untimed", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("untimed")  # a machine that is busy makes no example wrong
+UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+"""A machine that is busy makes no example wrong."""
+settings.register_profile("exploring", UNTIMED)
+settings.register_profile("repeatable", UNTIMED, derandomize=True)
+settings.load_profile("repeatable")  # the same examples each time: `--hypothesis-profile=exploring` draws new ones
 
 for name in ("COLUMNS", "LINES"):
     os.environ.pop(name, None)  # tables are as wide as their text where nothing says how wide a screen is

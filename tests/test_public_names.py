@@ -49,7 +49,7 @@ def test_another_name_is_an_attribute_error(name):
 @pytest.mark.parametrize("name", PACKAGES)
 def test_importing_a_package_imports_nothing_heavy(name):
     code = f"import sys, {name}; print([m for m in {HEAVY} if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=200)
     assert done.stdout.strip() == "[]"
 
 
@@ -61,5 +61,5 @@ def test_loading_a_set_imports_no_torch(tmp_path):
         "print('torch' in sys.modules)"
     )
     command = [sys.executable, "-c", code, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=200)
     assert done.stdout.strip() == "False"

@@ -21,7 +21,7 @@ sys.exit(f"loaded {loaded}" if loaded else code)
 
 
 def start(*command):
-    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
 
 
 @pytest.mark.parametrize(
