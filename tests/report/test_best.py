@@ -71,6 +71,18 @@ def test_solutions_whose_intervals_meet_are_a_tie():
     assert any(line.startswith("= a tie") for line in lines)
 
 
+def test_many_ties_are_counted():
+    (row,) = best_by_workload([timed(f"s{index}", 1.0) for index in range(9)])
+    lines = render_best([row], 200).splitlines()
+    assert [line.split()[1:] for line in lines if line.startswith("double") and "=" in line.split()][-1] == [
+        "=",
+        "and",
+        "5",
+        "more",
+    ]
+    assert len(row.ties) == 8
+
+
 def test_ties_are_told_by_definition_too():
     """Over two workloads a geometric mean is known better than each: what ties on one need not tie over all."""
     traces = [timed(name, ms, speedup=2.0 / ms) for name, ms in (("x", 1.0), ("y", 1.01), ("z", 1.018))]

@@ -93,7 +93,7 @@ def test_other_sources_and_a_second_run_begin_epochs():
     assert [(epoch.changed, epoch.decision) for epoch in epochs] == [((), ""), (("sources",), "same"), ((), "slower")]
 
 
-def test_the_commands_tell_changes(tmp_path, capsys):
+def test_the_commands_tell_changes(tmp_path, capsys, monkeypatch):
     old = write_small_set(tmp_path / "old", traces=[timed(1.0)])
     new = write_small_set(tmp_path / "new", traces=[timed(1.0), timed(2.0, day=2)])
     assert main(["report", "diff", str(old), str(new)]) == 0
@@ -103,8 +103,12 @@ def test_the_commands_tell_changes(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["counts"] == {"same": 1}
     history = ["report", "history", "--definition", "double", "--local", str(new)]
     assert main(history) == 0
-    lines = [line for line in capsys.readouterr().out.splitlines() if "double_python" in line]
-    assert [line.lstrip().startswith(">") for line in lines] == [False, True]
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2] == "double_python"
+    assert [line.split()[0] for line in lines[3:5]] == ["2026-01-01", ">"]
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(history) == 0
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
     assert main([*history, "--format", "json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["rows"]) == 2
     assert main([*history, "--threshold", "3"]) == 2  # 3 %, or 300 %

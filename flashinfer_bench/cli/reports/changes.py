@@ -18,14 +18,17 @@ from flashinfer_bench.cli.reports.ranks import format_mean
 from flashinfer_bench.cli.screen.output import write_err, write_out
 from flashinfer_bench.cli.screen.tables import (
     Column,
+    Row,
     available_width,
     count,
     format_latency,
+    natural_width,
     render_table,
     shorten_uuid,
     wrap_line,
 )
 from flashinfer_bench.data import TraceSet
+from flashinfer_bench.data.sets.latest import parse_time
 from flashinfer_bench.data.store.trace_lines import AnyTrace
 from flashinfer_bench.data.store.trace_list import kept_of
 from flashinfer_bench.report.changes import (
@@ -41,6 +44,8 @@ from flashinfer_bench.report.decision import FASTER, SAME, SLOWER, UNKNOWN
 from flashinfer_bench.report.results import Result, list_results
 from flashinfer_bench.report.verdict import to_one_line
 
+SPARED: Final = ("Sources", "Passed")
+"""Columns of a history that are left out where there is no room; JSON has them."""
 NOTE: Final = "ratio: new over old time, with its recorded 95 % interval; `compare` measures in turn, and knows more"
 
 
@@ -75,28 +80,41 @@ def execute_diff(args: argparse.Namespace) -> int:
 
 
 def render_history(epochs: Sequence[Epoch], width: int) -> str:
-    """Lay out a row for each epoch."""
-    headings = [Column(text) for text in ("", "Solution", "Since", "Sources")]
-    headings += [Column("Passed", True), Column("Latency", True), Column("Over before", True)]
-    headings += [Column("Decision"), Column("Changed")]
-    rows = [
-        [
-            CHANGE_MARK if epoch.decision in (FASTER, SLOWER) else "",
-            epoch.solution,
-            to_one_line(epoch.begin),
-            to_one_line(epoch.digest),
-            f"{epoch.passed}/{epoch.verdicts}",
-            format_latency(epoch.latency_ms),
-            format_mean(epoch.ratio),
-            epoch.decision,
-            to_one_line("; ".join(epoch.changed)),
-        ]
-        for epoch in epochs
-    ]
-    if len({epoch.hardware for epoch in epochs}) > 1:
-        headings.append(Column("Hardware"))
-        rows = [[*row, epoch.hardware] for row, epoch in zip(rows, epochs, strict=True)]
+    """Lay out a line for each solution, on each kind of hardware if there are several, and below it its epochs."""
+    headings = [Column(""), Column("Since (UTC)"), Column("Sources"), Column("Passed", True)]
+    headings += [Column("Latency", True), Column("Over before", True), Column("Decision"), Column("Changed")]
+    is_several = len({epoch.hardware for epoch in epochs}) > 1
+    rows: list[Row] = []
+    owner: tuple[str, str] | None = None
+    for epoch in epochs:
+        if owner != (owner := (epoch.solution, epoch.hardware)):
+            rows.append(f"{epoch.solution} on {epoch.hardware}" if is_several else epoch.solution)
+        rows.append(_history_cells(epoch))
+    spared = [] if any(epoch.changed for epoch in epochs) else ["Changed"]
+    for heading in (*spared, *SPARED):
+        if heading in spared or natural_width(headings, rows) > width:
+            headings, rows = _without(heading, headings, rows)
     return f"{render_table(headings, rows, width)}\n{wrap_line(NOTE, width)}\n"
+
+
+def _history_cells(epoch: Epoch) -> list[str]:
+    moment = parse_time(epoch.begin)
+    return [
+        CHANGE_MARK if epoch.decision in (FASTER, SLOWER) else "",
+        moment.strftime("%Y-%m-%d %H:%M") if moment is not None else to_one_line(epoch.begin),
+        to_one_line(epoch.digest),
+        f"{epoch.passed}/{epoch.verdicts}",
+        format_latency(epoch.latency_ms),
+        format_mean(epoch.ratio),
+        epoch.decision,
+        to_one_line("; ".join(epoch.changed)),
+    ]
+
+
+def _without(heading: str, headings: list[Column], rows: list[Row]) -> tuple[list[Column], list[Row]]:
+    place = [column.heading for column in headings].index(heading)
+    kept: list[Row] = [row if isinstance(row, str) else [*row[:place], *row[place + 1 :]] for row in rows]
+    return [*headings[:place], *headings[place + 1 :]], kept
 
 
 def render_diff(changes: Sequence[Change], counts: Counter[str], width: int) -> str:

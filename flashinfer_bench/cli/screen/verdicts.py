@@ -26,6 +26,8 @@ from flashinfer_bench.report.timing import describe_flag, describe_ways, flags_o
 SUMMARY_NOTE: Final = "latency: median over the passed workloads; speed-up over the reference: geometric mean"
 TIMING_MARK: Final = "*"
 TIE_MARK: Final = "="
+MOST_TIES: Final = 4
+"""Lines below a row for solutions that tie with it; JSON has all of them."""
 TIE_NOTE: Final = f"{TIE_MARK} a tie: its interval meets that of the row above, so which is faster cannot be told"
 SHOWN_UUIDS: Final = 3
 Cell = TypeVar("Cell")
@@ -170,15 +172,20 @@ def _with_ties(
     definitions: list[str] = []
     lines: list[Sequence[str]] = []
     for row, line in zip(rows, cells, strict=True):
-        definitions += [row.definition] * (1 + len(row.ties))
         lines.append(line)
-        for tie in row.ties:
+        shown = row.ties if len(row.ties) <= MOST_TIES else row.ties[: MOST_TIES - 1]
+        for tie in shown:
             other = [""] * len(headings)
             other[places["Solution"]] = f"{TIE_MARK} {tie.solution}"
             half = "" if tie.half_share is None else format_half(tie.half_share)
             other[places["Latency"]] = format_latency(tie.latency_ms) + half
             other[places["Speed-up"]] = format_speedup(tie.speedup)
             lines.append(other)
+        if len(shown) < len(row.ties):
+            more = [""] * len(headings)
+            more[places["Solution"]] = f"{TIE_MARK} and {len(row.ties) - len(shown)} more"
+            lines.append(more)
+        definitions += [row.definition] * (len(lines) - len(definitions))
     return definitions, headings, lines
 
 
