@@ -99,7 +99,9 @@ def find_failing(left: torch.Tensor, right: torch.Tensor, rule: Any, *, is_exact
     if is_exact:
         return ~same
     error, relative = (right - left).abs(), rule["rtol"] * left.abs()
-    near = error <= rule["atol"] + relative if rule["is_sum"] else (error <= rule["atol"]) | (error <= relative)
+    near: torch.Tensor = (error <= rule["atol"]) | (error <= relative)
+    if rule["is_sum"]:
+        near = error <= rule["atol"] + relative
     return ~(same | (near & left.isfinite() & right.isfinite()))
 
 
