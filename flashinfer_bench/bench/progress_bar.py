@@ -35,7 +35,13 @@ def progress_bar(jobs: int, *, wanted: bool | None = None, console: Console | No
     tqdm = _find_tqdm()
     if tqdm is not None:
         with tqdm(total=jobs, unit="job") as bar:
-            yield lambda event: _count(event, counts) and (bar.set_postfix_str(_describe(counts), False), bar.update())
+
+            def tell_tqdm(event: Event) -> None:
+                if _count(event, counts):
+                    bar.set_postfix_str(_describe(counts), False)
+                    bar.update()
+
+            yield tell_tqdm
         return
     # Imported here, because it takes a tenth of a second, and most runs show no bar.
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -44,11 +50,11 @@ def progress_bar(jobs: int, *, wanted: bool | None = None, console: Console | No
     with Progress(*columns, console=console) as drawn:
         task = drawn.add_task("", total=jobs)
 
-        def tell(event: Event) -> None:
+        def tell_rich(event: Event) -> None:
             if _count(event, counts):
                 drawn.update(task, advance=1, description=_describe(counts), refresh=True)
 
-        yield tell
+        yield tell_rich
 
 
 def is_notebook() -> bool:

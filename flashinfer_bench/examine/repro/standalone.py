@@ -98,9 +98,10 @@ def find_failing(left: torch.Tensor, right: torch.Tensor, rule: Any, *, is_exact
     same = (left == right) | (left.isnan() & right.isnan())
     if is_exact:
         return ~same
-    error, relative = (right - left).abs(), left.abs() * float(rule["rtol"])
-    atol = float(rule["atol"])
-    near = error <= atol + relative if rule["is_sum"] else (error <= atol) | (error <= relative)
+    error, relative = (right - left).abs(), rule["rtol"] * left.abs()
+    near: torch.Tensor = (error <= rule["atol"]) | (error <= relative)
+    if rule["is_sum"]:
+        near = error <= rule["atol"] + relative
     return ~(same | (near & left.isfinite() & right.isfinite()))
 
 
