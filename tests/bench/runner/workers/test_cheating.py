@@ -92,7 +92,7 @@ import flashinfer_bench.worker.main as main
 answer = main.answer_readings
 def lie(samples):
     told = answer(samples)
-    return {**told, "span_ns": [1_000] * len(samples), "enqueue_ns": [1_000] * len(samples)}
+    return {**told, "span_ns": [50_000] * len(samples), "enqueue_ns": [50_000] * len(samples)}
 main.answer_readings = lie
 run = work
 """
@@ -101,7 +101,7 @@ import flashinfer_bench.timing.clocks.wall as wall
 now = 0
 def tick():
     global now
-    now += 500
+    now += 50_000
     return now
 wall.perf_counter_ns = tick
 run = work
@@ -110,7 +110,7 @@ IN_A_CHILD = """
 import os
 import flashinfer_bench.worker.main as main
 answer = main.answer_readings
-main.answer_readings = lambda samples: {**answer(samples), "span_ns": [20_000] * len(samples)}
+main.answer_readings = lambda samples: {**answer(samples), "span_ns": [100_000] * len(samples)}
 def run(x):
     if os.fork() == 0:
         work(x)
@@ -128,7 +128,7 @@ def test_a_latency_far_below_what_calls_cost_outside_is_refused_with_both_figure
             kernel.measure([[X]])
     claimed, burst = (float(text.split(" ms")[0].split()[-1]) for text in failure.value.message.split("; "))
     assert failure.value.status == "RUNTIME_ERROR"
-    assert claimed <= 0.02
+    assert claimed <= 0.1
     assert burst >= 1.5
     assert "as timed from outside" in failure.value.message
 
