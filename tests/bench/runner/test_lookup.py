@@ -4,6 +4,7 @@ import os
 import socket
 import sys
 import tempfile
+import threading
 from contextlib import contextmanager
 
 import pytest
@@ -154,7 +155,15 @@ def test_the_resident_engine_asks_once_for_all_definitions(monkeypatch):
 
 
 def test_a_process_for_a_lookup_alone_is_ended_after_it():
-    before = starter_ids()
-    with passing_starter({**os.environ, "PYTHONPATH": "none"}) as starter:
-        assert starter.pid in starter_ids()
-    assert starter_ids() == before
+    def borrow():
+        with passing_starter({**os.environ, "PYTHONPATH": "none"}) as starter:
+            seen.append((starter.pid in starter_ids(), starter))
+
+    seen: list[tuple[bool, SessionStarter]] = []
+    thread = threading.Thread(target=borrow)  # one that has no such process yet
+    thread.start()
+    thread.join()
+    ((was_there, starter),) = seen
+    assert was_there
+    assert not starter.is_there
+    assert starter.pid not in starter_ids()
