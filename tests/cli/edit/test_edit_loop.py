@@ -225,3 +225,10 @@ def test_new_writes_a_definition_and_a_solution_that_run(tmp_path, monkeypatch, 
 def test_new_refuses_what_cannot_be(root, argv, reason, capsys):
     assert main(["new", *argv]) == 2
     assert reason in capsys.readouterr().err
+
+
+def test_a_skeleton_in_each_language_has_a_name_of_its_own(root, tmp_path):
+    for language in ("python", "cpp", "triton"):
+        assert main(["new", "solution", "set", "--definition", "double", "--language", language]) == 0
+    written = sorted(file.name for file in tmp_path.glob("my_*"))
+    assert written == ["my_double.py", "my_double_cpp.cpp", "my_double_triton.py"]
