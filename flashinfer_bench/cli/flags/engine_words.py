@@ -1,6 +1,6 @@
 """Words and defaults of the engine that the help tells. Their own modules take long to import.
 
-`tests/cli/test_flags.py` holds each against the engine's.
+`tests/cli/test_command_flags.py` holds each against the engine's.
 """
 
 from __future__ import annotations
