@@ -48,6 +48,8 @@ from flashinfer_bench.worker.walls.module_layer import link_modules
 from flashinfer_bench.worker.wire import FrameReader, WireClosed, send_frame
 
 KEPT_FRAMES: Final = 12
+KEPT_RESULTS: Final = 8
+"""Results that a burst's calls leave in memory: the timed calls of a trial take so many places in turn on a CPU."""
 VERBS: Final = ("load", "bind", "lay_out", "start", "calls", "burst", "collect", "stop", "recover", "unbind")
 """What a session may ask for, beside the end."""
 
@@ -285,17 +287,17 @@ def make_no_call(device: torch.device) -> LaidCall:
 def in_turn(launches: Sequence[CallLaunch], *, put_away: bool, drop: bool = False) -> Launch:
     """Return a launch that makes several calls, one behind the other, and puts away what each gave, or leaves it.
 
-    Where it drops results, the next call finds their memory in the caches: of a hundred calls no two would else share
-    any, and a call would take longer than one that is timed alone.
+    Where it drops results it keeps the latest KEPT_RESULTS, as many as calls that are timed one by one leave in their
+    places. With more of them a call would find less of its memory in the caches, with fewer of them more.
     """
 
     def launch_all() -> None:
-        for launch in launches:
+        for index, launch in enumerate(launches):
             launch()
             if put_away:
                 launch.put_away()
-            if drop:
-                launch.result = None
+            if drop and index >= KEPT_RESULTS:
+                launches[index - KEPT_RESULTS].result = None
 
     return launch_all
 
