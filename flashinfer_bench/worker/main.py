@@ -48,11 +48,9 @@ from flashinfer_bench.worker.walls.module_layer import link_modules
 from flashinfer_bench.worker.wire import FrameReader, WireClosed, send_frame
 
 KEPT_FRAMES: Final = 12
-KEPT_RESULTS: Final = 8
-"""Results of large outputs that the calls of a burst leave in memory: timed calls take so many places in turn on a CPU,
-and each leaves one. Where memory is at hand a call of 0.8 ms took 0.3 ms."""
 LARGE_BYTES: Final = 1 << 17
-"""Memory of this size comes from the kernel, page by page, where no result has just given some back."""
+"""Memory of this size comes from the kernel, page by page, where no result has just given some back: a call of 0.8 ms
+took 0.3 ms then. So a burst drops smaller results only."""
 VERBS: Final = ("load", "bind", "lay_out", "start", "calls", "burst", "collect", "stop", "recover", "unbind")
 """What a session may ask for, beside the end."""
 
@@ -216,8 +214,8 @@ class Worker:
                 launch = self._joined(launches, (request["part"], copied, *request["indices"]), copied=copied)
             else:
                 size = sum(output.nbytes for output in self._laid[0].outputs) if self._laid else 0
-                kept = KEPT_RESULTS if size >= LARGE_BYTES else 0
-                launch = in_turn(launches, put_away=copied, kept=kept if copied and self._is_looked_at else None)
+                drops = copied and self._is_looked_at and size < LARGE_BYTES
+                launch = in_turn(launches, put_away=copied, drop=drops)
         except CaptureRefused as refused:
             return {"refused": str(refused)[:MOST_WORDS]}
         launch()
@@ -289,20 +287,20 @@ def make_no_call(device: torch.device) -> LaidCall:
     return LaidCall(SolutionFunctions(lambda: given, None), {}, {"": slot}, "value")
 
 
-def in_turn(launches: Sequence[CallLaunch], *, put_away: bool, kept: int | None = None) -> Launch:
+def in_turn(launches: Sequence[CallLaunch], *, put_away: bool, drop: bool = False) -> Launch:
     """Return a launch that makes several calls, one behind the other, and puts away what each gave, or leaves it.
 
-    Where only the latest results are kept, as many as told, the next call finds the memory of an older one in the
-    caches: of a hundred calls no two would else share any, and a call would take longer than one that is timed alone.
+    Where it drops results, the next call finds their memory in the caches: of a hundred calls no two would else share
+    any, and a call would take longer than one that is timed alone.
     """
 
     def launch_all() -> None:
-        for index, launch in enumerate(launches):
+        for launch in launches:
             launch()
             if put_away:
                 launch.put_away()
-            if kept is not None and index >= kept:
-                launches[index - kept].result = None
+            if drop:
+                launch.result = None
 
     return launch_all
 
