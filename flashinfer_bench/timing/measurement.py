@@ -77,9 +77,13 @@ class KnownCall:
     spin_ns: int
     """The spin that no reading was late behind."""
     waits_inside: bool
+    """It waits for the GPU before it returns."""
     overfills: bool
+    """It launches more than the device's queue holds."""
     settled: bool
+    """It uses streams that do not wait for the current one, so the GPU is idle before each reading."""
     resets_lines: bool
+    """It leaves lines in the L2 that are reset before each reading."""
 
 
 @dataclass(frozen=True)

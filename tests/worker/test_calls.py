@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from flashinfer_bench.worker.arena import Slot
-from flashinfer_bench.worker.calls import LaidCall, SolutionFunctions, lay_out_calls, order_of
+from flashinfer_bench.worker.calls import CallLaunch, LaidCall, Shelf, SolutionFunctions, lay_out_calls, order_of
+from flashinfer_bench.worker.main import in_turn
 
 pytestmark = pytest.mark.cpu
 
@@ -47,3 +48,12 @@ def test_calls_lie_one_stride_behind_the_other(dtype, shape):
             assert (found.shape, found.dtype, found.is_contiguous()) == (torch.Size(shape), dtype, True)
             if found.numel():
                 assert found.data_ptr() == block.data_ptr() + slot.offset + at * stride
+
+
+@pytest.mark.parametrize("drop", [False, True])
+def test_calls_of_a_burst_leave_their_results_unless_they_are_dropped(drop):
+    slots = [torch.zeros(4) for _ in range(3)]
+    laid = [LaidCall(SolutionFunctions(lambda: torch.ones(4), None), {}, {"y": slot}, "value") for slot in slots]
+    in_turn([CallLaunch(call, Shelf(1, 16), "run") for call in laid], put_away=True, drop=drop)()
+    assert all(bool(slot.all()) for slot in slots)
+    assert all((call.result is None) is drop for call in laid)

@@ -10,6 +10,7 @@ from typing import Final
 EMPTY_BURSTS: Final = 8
 """Bursts of calls that compute nothing, by which the session knows what a burst itself takes."""
 MANY: Final = 64
+"""Empty calls of a long burst on a CPU: so many that what the request varies by says little of a call."""
 EMPTY_CALLS: Final = {"cpu": (0, MANY), "cuda": (1, 65)}
 """Calls of such a burst, few and many, by the kind of device. On a GPU the few are one: a request that launches nothing
 does not bring the GPU back to the worker, which takes longer than all else of a burst. With 8 in place of 64 a busy
