@@ -131,14 +131,14 @@ def measure(count: int, device: str) -> dict[str, Any]:
     """Take all figures."""
     with tempfile.TemporaryDirectory() as folder:
         trace_set = make_set(Path(folder, "set"))
-        config = BenchmarkConfig.default(devices=[device])
+        config = BenchmarkConfig.default(devices=["cuda:0" if device == "cuda" else device])
         with Engine(trace_set, config, cache=Path(folder, "cache")) as engine:
             ((first_s, _),) = submit_in_turn(engine, [make_solution(0, device)])
             taken = submit_in_turn(engine, [make_solution(1 + number, device) for number in range(count)])
             at_once_s = submit_at_once(engine, [make_solution(1 + count + number, device) for number in range(count)])
     beside = sorted(total - compiling for total, compiling in taken)
     return {
-        "device": discover_devices([device])[0].name,
+        "device": discover_devices(config.devices)[0].name,
         "count": count,
         "first_s": first_s,
         "median_s": statistics.median(beside),

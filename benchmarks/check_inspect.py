@@ -4,7 +4,7 @@
 
 It runs ncu without walls, then in the closest ones, and in further ones only where these do not do. A tool that hangs
 is looked at before it is ended (`benchmarks/hanging.py`). It has planted faults found with their lines: a write out of
-bounds, a race, a read of memory that nobody wrote. It holds ncu's duration of three kernels against our busy time
+bounds, a race, a read of memory that nobody wrote. It holds ncu's duration of four kernels against our busy time
 (within 5 %). Prints a line for each, and exits with 1 where one is wrong or was left out. All that the tools said goes
 to FILE. Run it from the root of the repository, with nothing else on the GPU.
 """
@@ -82,6 +82,11 @@ static void launch(const float* x, float* y, long n, cudaStream_t stream) {
 }
 """
 RIGHT = "  if (i < n) y[i] = 2.0f * x[i];"
+VECTOR = """  for (long v = i * 4; v < n; v += gridDim.x * 1024L) {
+    float4 four = *reinterpret_cast<const float4*>(x + v);
+    *reinterpret_cast<float4*>(y + v) = make_float4(2.0f * four.x, 2.0f * four.y, 2.0f * four.z, 2.0f * four.w);
+  }"""
+"""Four elements a thread; for counts that four divides."""
 PLANTED = {
     "memcheck": "  if (i <= n) {\n    float v = i < n ? 2.0f * x[i] : 0.0f;\n    y[i] = v;  // here\n  }",
     "racecheck": "  __shared__ float s[256];\n  s[threadIdx.x] = i < n ? x[i] : 0.0f;  // here\n"
@@ -395,13 +400,14 @@ def main():
     tell_machine(checks)
     timed = [
         make_solution("right_cuda", RIGHT, language="cuda"),
+        make_solution("vector_cuda", VECTOR, language="cuda"),
         make_solution("right_triton", TRITON.format(more=""), language="triton"),
         make_solution("torch_matmul", MATMUL, language="python", definition="matmul", style=False),
     ]
     faulty = [make_solution(f"{type_}_cuda", source, language="cuda") for type_, source in PLANTED.items()]
     faulty.append(make_solution("memcheck_triton", TRITON.format(more=" + 1"), language="triton"))
     trace_set, large = make_set(timed, {"double": {"n": 1 << 26}, "matmul": {"m": 4096}})
-    _, small = make_set([timed[0], timed[1], *faulty], {"double": {"n": 1000}})
+    _, small = make_set([timed[0], timed[2], *faulty], {"double": {"n": 1000}})
     with BuildFarm(checks.cache, target=BuildTarget.of([checks.device.capability])) as farm:
         for built in farm.build_all(
             [one for solution in (*timed, *faulty) for one in (solution, with_line_info(solution))]
