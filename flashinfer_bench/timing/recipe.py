@@ -106,6 +106,8 @@ def _take(trial: TrialUnderWay, known: KnownCall | None) -> Trial:
     elif not is_new:  # checks would have warmed it up
         trial.time_calls(1)
     calls = choose_calls(trial)
+    if calls.enqueue_ns is not None:  # the spin was for the call's own launches
+        trial.lead = replace(trial.lead, spin_ns=find_spin(trial, calls.enqueue_ns))
     left_s = recipe.budget_s - (now() - start)
     extra = count_extra(trial)
     rule = StoppingRule(recipe.iterations, left_s, extra, recipe.precision, stops_early=recipe.stops_early)
@@ -113,6 +115,7 @@ def _take(trial: TrialUnderWay, known: KnownCall | None) -> Trial:
         samples, stop = take_samples(trial, calls.supply, rule)
     except CaptureRefused as refused:  # of a later call: it does something else than the first
         calls = Calls(trial.supply, "stream", str(refused))
+        trial.lead = replace(trial.lead, spin_ns=find_spin(trial, trial.enqueue_ns))
         rule = replace(rule, budget_s=recipe.budget_s - (now() - start))
         samples, stop = take_samples(trial, calls.supply, rule)
     return Trial(tuple(samples), stop, _facts(trial, calls, samples), _known(trial))
@@ -212,16 +215,26 @@ def warm_up(trial: TrialUnderWay, *, deadline: float) -> None:
 
 
 def size_spin(trial: TrialUnderWay, enqueue_ns: list[int]) -> None:
-    """Set the spin: none where it cannot help.
+    """Set the spin before the call.
 
     It lasts as long as the host needs to enqueue one call, with a margin, and as long as memory and power need to rest.
     """
     if not trial.overfills or not trial.enqueue_ns:  # else the readings hold the spin before them
         trial.enqueue_ns = int(median(enqueue_ns))
-    helps = not trial.waits_inside and not trial.lead.settled
-    wanted = int(trial.enqueue_ns * SPIN_MARGIN) + SPIN_FLOOR_NS
-    wanted = max(min(wanted, SPIN_CEILING_NS), rest_ns(trial.looked_at))
-    trial.lead = replace(trial.lead, spin_ns=wanted if helps else 0)
+    trial.lead = replace(trial.lead, spin_ns=find_spin(trial, trial.enqueue_ns))
+
+
+def find_spin(trial: TrialUnderWay, enqueue_ns: int) -> int:
+    """Return how long the spin lasts, in nanoseconds; 0 where it cannot help.
+
+    Args:
+        trial: knows how its call behaves.
+        enqueue_ns: what the host needs to enqueue what is timed, the call or the replay of its graph.
+    """
+    if trial.waits_inside or trial.lead.settled:
+        return 0
+    wanted = int(enqueue_ns * SPIN_MARGIN) + SPIN_FLOOR_NS
+    return max(min(wanted, SPIN_CEILING_NS), rest_ns(trial.looked_at))
 
 
 def rest_ns(call: Sample | None) -> int:

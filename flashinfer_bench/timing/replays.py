@@ -35,6 +35,8 @@ class Calls:
     """Why the mode is not "graph"."""
     graphs: int = 1
     """Number of graphs of one call that are replayed in turn."""
+    enqueue_ns: int | None = None
+    """What the host needs to launch a replay; None where no graph is replayed."""
 
 
 def choose_calls(trial: TrialUnderWay) -> Calls:
@@ -59,7 +61,7 @@ def choose_calls(trial: TrialUnderWay) -> Calls:
     if not is_one_call:
         trial.per_call_s = max(trial.per_call_s, each_s)  # each call is captured before it is timed
     graphs = _count_graphs(trial, replayed, each_s=each_s) if is_one_call else 1
-    one = Calls(replays, "graph")
+    one = Calls(replays, "graph", enqueue_ns=replayed.enqueue_ns)
     return _add_graphs(trial, one, replayed, graphs) if graphs > 1 else one
 
 
@@ -97,7 +99,7 @@ def _add_graphs(trial: TrialUnderWay, one: Calls, first: Sample, graphs: int) ->
     difference = next((found for sample in replayed if (found := _difference(sample, first)) is not None), None)
     if difference is not None:
         return Calls(trial.supply, "stream", difference)
-    return Calls(replays, "graph", graphs=graphs)
+    return Calls(replays, "graph", graphs=graphs, enqueue_ns=one.enqueue_ns)
 
 
 def _difference(replayed: Sample, call: Sample) -> str | None:

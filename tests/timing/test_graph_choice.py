@@ -7,7 +7,7 @@ import pytest
 
 from flashinfer_bench.timing.clocks import CaptureRefused
 from flashinfer_bench.timing.progress import Recipe
-from flashinfer_bench.timing.recipe import take_trial
+from flashinfer_bench.timing.recipe import REST_NS, take_trial
 from flashinfer_bench.timing.replays import BRANCHED_GRAPHS, PLACED_GRAPHS, PLACED_NS
 from flashinfer_bench.timing.timeline import Operation
 from tests.kit.fake_gpu import fake_cupti_clock, fake_event_clock
@@ -124,6 +124,15 @@ def test_a_call_that_the_host_is_slow_to_launch_is_captured_once(gpu):
     launch, capture, made = branched(gpu, host_ns=30_000_000)
     trial = take(gpu, lambda _: launch, Recipe(warmup_runs=3, iterations=5, budget_s=1.0), capture=capture)
     assert (trial.facts["launch"], "graphs" in trial.facts, len(made)) == ("graph", False, 1)
+
+
+def test_the_spin_before_a_replay_is_for_the_replay_and_not_for_the_call(gpu):
+    call = gpu.call(operations=3, host_ns=400_000)
+    trial = take(gpu, lambda _: call)
+    assert trial.facts["launch"] == "graph"
+    assert trial.facts["enqueue_ns"] > 400_000
+    assert trial.facts["spin_ns"] == REST_NS
+    assert not any(sample.late for sample in trial.samples)
 
 
 def test_operations_one_after_the_other_are_timed_over_several_graphs(gpu):
@@ -309,10 +318,11 @@ def test_a_later_call_that_cannot_be_captured_has_all_of_them_launched_on_the_st
             raise CaptureRefused("the call cannot be captured: it reads a result back")
         return gpu.capture(launch)
 
-    calls = [gpu.call(operations=2) for _ in range(100)]
+    calls = [gpu.call(operations=2, host_ns=200_000) for _ in range(100)]
     trial = take(gpu, calls.__getitem__, capture=capture)
     assert (trial.facts["launch"], len(trial.samples)) == ("stream", 50)
     assert "reads a result back" in trial.facts["launch_reason"]
+    assert trial.facts["spin_ns"] >= 1.5 * trial.facts["enqueue_ns"]
     assert {sample.span_ns for sample in trial.samples} == {21_000}
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import platform
+import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +22,9 @@ from flashinfer_bench.base.files.trees import temporary_folder
 JUDGE_FOLDER: Final = "judge"
 """Below the cache's root. No worker reads or writes it."""
 VARIABLE: Final = "TRITON_CACHE_DIR"
+HELPERS: Final = "*/cuda_utils*.so"
+"""Modules of Triton's driver in a cache: what they are made of is part of their folder's name."""
+READ_BY_ALL: Final = 0o644
 _shared: Path | None = None
 
 
@@ -44,6 +48,27 @@ def shared_folder(cache_root: Path) -> Path | None:
         return None
     is_ours = all(stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() for found in there)
     return folder if is_ours and not any(found.st_mode & 0o022 for found in there) else None
+
+
+def lend_helpers(folder: Path) -> list[Path]:
+    """Copy what Triton compiles once a process, whatever is launched, into a new cache; return what was made there.
+
+    A solution with a cache of its own would compile it anew at its first launch.
+
+    Args:
+        folder: of a solution's Triton; nobody else may have written there yet.
+    """
+    made: list[Path] = []
+    for helper in sorted(_shared.glob(HELPERS)) if _shared is not None else ():
+        target = folder / helper.parent.name / helper.name
+        for part in (folder, target.parent):
+            if not part.exists():
+                part.mkdir()
+                made.append(part)
+        shutil.copyfile(helper, target)
+        target.chmod(READ_BY_ALL)
+        made.append(target)
+    return made
 
 
 @contextmanager

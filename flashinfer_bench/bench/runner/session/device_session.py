@@ -69,6 +69,10 @@ KEPT_SHARE: Final = 16
 divided by KEPT_SHARE. A baseline that is not kept is made again for its job."""
 
 
+def _nothing() -> None:
+    """Nobody wants to be told."""
+
+
 class DeviceSession:
     """Judges jobs on one device.
 
@@ -103,6 +107,8 @@ class DeviceSession:
         self._styles: dict[str, CallingStyle] = {}
         self._printed_ahead = ""
         """What the job's solution printed before its first call."""
+        self.on_loaded: Callable[[], object] = _nothing
+        """Told on a GPU when a job's solution is loaded: workers for what has come since may be made beside the job."""
 
     def prepare_for_any(self) -> bool:
         """Have workers made for what may come, since nothing is to be done now; say whether they are still starting."""
@@ -358,6 +364,8 @@ class DeviceSession:
         if written:
             job.notes["in_out_inputs"] = sorted(written)
         self._say(job, "solution")
+        if self._device.type == "cuda":
+            self.on_loaded()
         kernel.settle_style(baseline.inputs[0])
         self._styles[job.solution.digest] = kernel.calling_style
         note = kernel.calling_style.to_note()

@@ -16,6 +16,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
@@ -144,8 +145,15 @@ def run_block(host: socket.socket, session: DeviceSession, orders: Orders, envir
             session.expect(shared, block.jobs[at:], orders.ahead)  # the first one's worker starts beside the reference
             prepare_portion(host, session, shared, block.jobs[at:], portion_s)
             portion_s *= PORTION_GROWTH
+        session.on_loaded = partial(look_ahead, session, orders, shared, block.jobs[at:])
         with held_against(host, job):
             send_answer(host, judge(session, shared, job, environment))
+
+
+def look_ahead(session: DeviceSession, orders: Orders, shared: BlockContext, jobs: list[BlockJob]) -> None:
+    """Take what the host has sent since a job began; the workers of the next block start beside it."""
+    orders.look()
+    session.expect(shared, jobs, orders.ahead)
 
 
 def prepare_portion(

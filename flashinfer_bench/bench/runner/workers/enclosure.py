@@ -11,6 +11,7 @@ from typing import Final
 
 from flashinfer_bench.base.files.reading import read_whole
 from flashinfer_bench.base.files.trees import remove_tree, walk_files
+from flashinfer_bench.bench.evaluators.compare.kernel_cache import lend_helpers
 from flashinfer_bench.bench.runner.environments import library_folder, solution_environment
 from flashinfer_bench.bench.runner.own_user import choose_user, find_barrier
 from flashinfer_bench.bench.runner.protocol import Hello
@@ -93,7 +94,9 @@ class Enclosure:
             given: a folder that this worker alone will read.
         """
         folder = self.folder(digest)
+        is_new = not folder.exists()  # in one that a worker has written to, a name may lead elsewhere
         folder.mkdir(parents=True, exist_ok=True)
+        lent = lend_helpers(Path(solution_environment(folder)["TRITON_CACHE_DIR"])) if is_new else []
         given.mkdir(parents=True)
         given.chmod(READ_BY_ALL)
         read = [*self._readable, str(given), str(self._shared_modules / LIBRARY)]
@@ -107,7 +110,8 @@ class Enclosure:
         if not self._has_own_user or find_barrier(folder.parent, enters_only=True) is not None:
             return walls
         user = choose_user(digest)
-        os.chown(folder, user, user)
+        for own in (folder, *lent):
+            os.chown(own, user, user)
         return replace(walls, user=user)
 
     def hand_over(self, artifact: Artifact, given: Path) -> Artifact:

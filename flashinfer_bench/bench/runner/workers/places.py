@@ -26,7 +26,7 @@ MORE_PLACES: Final = 64
 """As many on a GPU where they are small: then a trial of the usual length has one request for its readings."""
 SMALL_BYTES: Final = 128 << 20
 """Places beyond GPU_PLACES take no more than this together."""
-GRAPH_PLACES: Final = 8
+GRAPH_PLACES: Final = 16
 """Calls that are timed as replays take so many: each place has a graph of its own, which has to be captured."""
 MOST_BURST_PLACES: Final = {"cpu": 128, "cuda": 128}
 """Places of the calls of a burst, by the kind of device."""

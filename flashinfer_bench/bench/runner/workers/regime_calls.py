@@ -58,6 +58,13 @@ class RegimeSchedule:
         """The regimes that no call was made on yet."""
         return [name for _, name in self._due]
 
+    def count_due(self, first: int, calls: int) -> int:
+        """Return how many calls a request has to make beside so many usual ones, which begin with a number."""
+        more = 0
+        while (due := sum(number < first + calls + more for number, _ in self._due)) > more:
+            more = due
+        return more
+
     def hide_among(self, numbers: Sequence[int]) -> None:
         """Have those that are left come among these calls."""
         self._due = [(number, name) for number, (_, name) in zip(numbers, self._due, strict=False)]

@@ -241,7 +241,9 @@ class RemoteClock:
         return samples
 
     def _sample_together(self, launches: Sequence[PlaceLaunch], lead: Lead) -> list[Sample]:
-        trial = self._trial
+        """Have the worker make calls, and those on inputs of other regimes that are due beside them."""
+        trial, count = self._trial, len(launches)
+        launches = [*launches, *trial.spares(launches)]
         indices = [launch.index for launch in launches]
         numbers = trial.write(indices)
         hidden = trial.hide(indices, numbers)
@@ -255,11 +257,9 @@ class RemoteClock:
         usual = [at for at in range(len(indices)) if at not in hidden]
         trial.setup_samples += [setups[at] for at in usual if setups]
         trial.reader.look([indices[at] for at in usual], [numbers[at] for at in usual])
-        if hidden:
-            again = self._sample_together([launches[at] for at in hidden], lead)
-            for position, sample in zip(hidden, again, strict=True):
-                samples[position] = sample
-        return samples
+        taken = [samples[at] for at in usual][:count]
+        left = [launches[at] for at in hidden][: count - len(taken)]  # where there was no place beside the usual calls
+        return [*taken, *self._sample_together(left, lead)] if left else taken
 
     def _call(self, **fields: Any) -> list[Sample]:
         _, ahead_ns = self._between.end()
@@ -347,6 +347,19 @@ class RemoteTrial:
         writer.finish()
         self.places.synchronize()
         return numbers
+
+    def spares(self, launches: Sequence[PlaceLaunch]) -> list[PlaceLaunch]:
+        """Return launches in further places, as many as calls on inputs of other regimes are due, or as there is room.
+
+        Args:
+            launches: those of a request.
+        """
+        due = 0 if self.schedule is None else self.schedule.count_due(self.number, len(launches))
+        if not due:
+            return []
+        taken, replay = {launch.index for launch in launches}, launches[0].replay
+        free = [index for index in range(count_taken(self.places, replay=replay)) if index not in taken]
+        return [PlaceLaunch(index, replay) for index in free[:due]]
 
     def hide(self, indices: Sequence[int], numbers: Sequence[int]) -> dict[int, tuple[str, list[Any]]]:
         """Give the calls of a request that are due inputs of other regimes; return position → regime and inputs."""

@@ -26,7 +26,7 @@ from flashinfer_bench.worker.wire import WireError
 
 MOST_CONTEXTS: Final = 4
 """Start at most this many workers to get one with a fast context; then take the last."""
-SLOW_CONTEXT: Final = 1.04
+SLOW_CONTEXT: Final = 1.07
 """A context is slow where a chain of empty kernels takes more than this times as long as in the best context. A worker
 gets another one only where that matters: for a reference, and for a solution whose calls have several operations."""
 GAPS_SHARE: Final = 0.005

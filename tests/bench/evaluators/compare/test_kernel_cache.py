@@ -8,7 +8,13 @@ from pathlib import Path
 import pytest
 
 from flashinfer_bench.bench.evaluators.compare import kernel_cache
-from flashinfer_bench.bench.evaluators.compare.kernel_cache import JUDGE_FOLDER, VARIABLE, own_kernels, shared_folder
+from flashinfer_bench.bench.evaluators.compare.kernel_cache import (
+    JUDGE_FOLDER,
+    VARIABLE,
+    lend_helpers,
+    own_kernels,
+    shared_folder,
+)
 
 
 def test_the_shared_folder_is_ours_alone_and_names_the_versions(tmp_path):
@@ -44,3 +50,18 @@ def test_kernels_go_to_the_shared_folder_and_else_to_one_of_the_moment(tmp_path,
     with own_kernels():
         assert os.environ[VARIABLE] == str(shared_folder(tmp_path))
     assert os.environ[VARIABLE] == "the user's"
+
+
+def test_helpers_of_triton_are_lent_and_kernels_are_not(tmp_path, monkeypatch):
+    monkeypatch.setattr(kernel_cache, "_shared", None)
+    (tmp_path / "new").mkdir()
+    assert lend_helpers(tmp_path / "new" / "triton") == []
+    kernel_cache.share_kernels(tmp_path)
+    for key, name in (("K1", "cuda_utils.cpython-312-x86_64-linux-gnu.so"), ("K2", "compare.cubin")):
+        (shared_folder(tmp_path) / key).mkdir()
+        (shared_folder(tmp_path) / key / name).write_bytes(key.encode())
+    cache = tmp_path / "new" / "triton"
+    helper = cache / "K1" / "cuda_utils.cpython-312-x86_64-linux-gnu.so"
+    assert lend_helpers(cache) == [cache, helper.parent, helper]
+    assert helper.read_bytes() == b"K1"
+    assert sorted(cache.rglob("*")) == [helper.parent, helper]

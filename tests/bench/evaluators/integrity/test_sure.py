@@ -106,3 +106,30 @@ def test_it_never_passes_what_the_judge_rejects():
         assert is_right or not passes(ROWS, got)
         seen.add((is_right, passes(ROWS, got)))
     assert (True, True) in seen
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float8_e4m3fn, torch.int32, torch.bool])
+@pytest.mark.parametrize("at", [0, 3, 6])
+def test_one_wrong_call_among_right_ones_is_seen(dtype, at):
+    expected = [(ROWS * (call + 1)).to(dtype) for call in range(7)]
+    got = [one.clone() for one in expected]
+    calls = [JudgedCall([], [one], [other]) for one, other in zip(got, expected, strict=True)]
+    assert surely_pass(calls, TOLERANCE, RULE)
+    got[at][2, 7] = 1 if dtype == torch.int32 and got[at][2, 7] != 1 else not got[at][2, 7].float()
+    got[at][2, 8] = 5 if dtype != torch.bool else not got[at][2, 8]
+    assert not surely_pass(calls, TOLERANCE, RULE)
+
+
+def test_a_small_call_is_held_against_its_own_norm_beside_large_ones():
+    small, loose = ROWS * 1e-3, Tolerance(rtol=0.5, atol=1.0)
+    right = JudgedCall([], [ROWS * 100], [ROWS * 100])
+    assert surely_pass([right, JudgedCall([], [small.clone()], [small])], loose, RULE)
+    assert not surely_pass([right, JudgedCall([], [small * 1.3], [small])], loose, RULE)
+
+
+def test_calls_of_other_shapes_are_looked_at_too():
+    other = torch.ones(3, 8)
+    calls = [JudgedCall([], [ROWS.clone(), other], [ROWS, other.clone()]) for _ in range(3)]
+    assert surely_pass(calls, TOLERANCE, RULE)
+    other[1, 1] = 2
+    assert not surely_pass(calls, TOLERANCE, RULE)

@@ -9,6 +9,7 @@ import pytest
 
 from flashinfer_bench.bench.runner.own_user import choose_user
 from flashinfer_bench.bench.runner.protocol import Hello
+from flashinfer_bench.bench.runner.workers import enclosure
 from flashinfer_bench.bench.runner.workers.enclosure import Enclosure
 from flashinfer_bench.compile import Artifact
 
@@ -44,13 +45,13 @@ def make_enclosure(place, user):
 
 
 def test_a_worker_reads_its_artifact_and_writes_to_its_solutions_folder(place):
-    enclosure = make_enclosure(place, "the session's")
-    walls = enclosure.make_walls(DIGEST, place / "artifact", place / "given-1")
+    made = make_enclosure(place, "the session's")
+    walls = made.make_walls(DIGEST, place / "artifact", place / "given-1")
     assert {str(place / "artifact"), str(place / "given-1")} <= set(walls.readable)
     assert walls.writable == (str(place / "cache" / "jit" / "ab" / DIGEST),)
     assert not {str(place), str(place / "cache")} & {*walls.readable, *walls.writable}
     assert (walls.user, walls.reads_all_owners) == (None, False)
-    own = enclosure.environment(DIGEST)
+    own = made.environment(DIGEST)
     assert own["PATH"] == "/usr/bin"
     folders = [value for value in own.values() if value.startswith(str(place))]
     assert len(folders) == 5
@@ -59,8 +60,8 @@ def test_a_worker_reads_its_artifact_and_writes_to_its_solutions_folder(place):
 
 @as_root
 def test_a_user_of_its_own_has_its_folder_and_a_copy_of_an_artifact_that_it_could_not_read(place):
-    enclosure = make_enclosure(place, "own")
-    walls = enclosure.make_walls(DIGEST, None, place / "given-1")
+    made = make_enclosure(place, "own")
+    walls = made.make_walls(DIGEST, None, place / "given-1")
     assert walls.user == choose_user(DIGEST)
     assert Path(walls.writable[0]).stat().st_uid == walls.user
     assert (
@@ -70,7 +71,7 @@ def test_a_user_of_its_own_has_its_folder_and_a_copy_of_an_artifact_that_it_coul
     files.mkdir(parents=True)
     (files / "main.py").write_text("x = 1")
     files.parent.chmod(0o700)
-    artifact = enclosure.hand_over(Artifact(files, "main.py", "run", "python"), place / "given-1")
+    artifact = made.hand_over(Artifact(files, "main.py", "run", "python"), place / "given-1")
     assert artifact.directory.is_relative_to(place / "given-1")
     assert (artifact.directory / "main.py").read_text() == "x = 1"
     assert (artifact.directory / "main.py").stat().st_mode & 0o004
@@ -82,3 +83,16 @@ def test_where_its_user_could_not_come_to_its_folder_a_worker_stays_who_it_is(pl
     (place / "cache").chmod(0o700)
     walls = make_enclosure(place, "own").make_walls(DIGEST, None, place / "given-1")
     assert walls.user is None
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_helpers_are_lent_only_into_a_folder_that_no_worker_has_written_to(place, monkeypatch, is_new):
+    lent = []
+    monkeypatch.setattr(enclosure, "lend_helpers", lambda folder: lent.append(folder) or [])
+    made = make_enclosure(place, "the session's")
+    folder = made.folder(DIGEST)
+    if not is_new:
+        folder.mkdir(parents=True)
+        (folder / "triton").symlink_to(place)
+    made.make_walls(DIGEST, place / "artifact", place / "given-1")
+    assert lent == ([folder / "triton"] if is_new else [])

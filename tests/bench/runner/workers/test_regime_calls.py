@@ -55,6 +55,17 @@ def test_a_hidden_call_has_no_reading_and_is_kept_with_its_inputs(sampled):
     assert sum(len(fields["indices"]) for fields in worker.fields_of("calls")) == 22
 
 
+def test_a_hidden_call_comes_beside_the_usual_ones_of_its_request_where_there_is_a_place(arena):
+    trial = make_trial(arena, base_number=5)
+    places = len(trial.places)
+    trial.schedule = make_schedule("few_large", "larger", calls=places - 2)
+    worker = ScriptedWorker(trial, clock=WALL, call_ns=1)
+    with RemoteClock(worker, WALL, trial) as clock:
+        assert len(clock.sample([trial.supply(index) for index in range(places - 2)], Lead())) == places - 2
+    assert [sorted(fields["indices"]) for fields in worker.fields_of("calls")] == [list(range(places))]
+    assert trial.schedule.left == []
+
+
 def test_usual_calls_are_looked_at_and_the_base_keeps_its_inputs(sampled):
     for seed in range(5):
         trial, _, _ = sampled(make_schedule("few_large", "larger", calls=8, seed=seed), wanted=99)
