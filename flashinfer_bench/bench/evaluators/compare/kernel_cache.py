@@ -7,6 +7,8 @@ compiled; Triton's own keys have the rest.
 
 from __future__ import annotations
 
+import importlib
+import logging
 import os
 import platform
 import shutil
@@ -26,6 +28,7 @@ HELPERS: Final = "*/cuda_utils*.so"
 """Modules of Triton's driver in a cache: what they are made of is part of their folder's name."""
 READ_BY_ALL: Final = 0o644
 _shared: Path | None = None
+_log = logging.getLogger(__name__)
 
 
 def share_kernels(cache_root: Path) -> None:
@@ -48,6 +51,19 @@ def shared_folder(cache_root: Path) -> Path | None:
         return None
     is_ours = all(stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() for found in there)
     return folder if is_ours and not any(found.st_mode & 0o022 for found in there) else None
+
+
+def build_helpers() -> None:
+    """Have Triton's driver compile its own helpers now, and into the folder of kernels that judge. It uses a GPU.
+
+    It does so once a process, at the first look at its driver: anywhere else it would use the user's own cache.
+    """
+    try:
+        with own_kernels():
+            driver = importlib.import_module("triton.runtime.driver").driver
+            _ = driver.active
+    except Exception as error:  # whatever the reason, comparisons will meet it and do without
+        _log.info("Triton's helpers were not compiled: %s", error)
 
 
 def lend_helpers(folder: Path) -> list[Path]:

@@ -26,7 +26,7 @@ import torch
 
 from flashinfer_bench import __version__
 from flashinfer_bench.base.stamp import utc_now
-from flashinfer_bench.bench.evaluators.compare.kernel_cache import JUDGE_FOLDER, share_kernels
+from flashinfer_bench.bench.evaluators.compare.kernel_cache import JUDGE_FOLDER, build_helpers, share_kernels
 from flashinfer_bench.bench.evaluators.registry import register
 from flashinfer_bench.bench.runner.protocol import (
     BlockJob,
@@ -103,6 +103,8 @@ def serve_host(fd: int, make_session: Callable[..., DeviceSession] = DeviceSessi
         readout.add_launch_gap(clock.launch_gap_ns())
         pool.stock.best_chain_ns = clock.chain_gap_ns() or None
         capture_first(device)
+        if hello.needs_triton and device.type == "cuda":
+            build_helpers()
         libs = library_versions()
         send_frame(host, {"ready": SessionReady(pid=os.getpid(), libs=libs).model_dump()})
         environment = Environment(hardware=hello.hardware, libs=libs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,6 +12,7 @@ from flashinfer_bench.bench.evaluators.compare import kernel_cache
 from flashinfer_bench.bench.evaluators.compare.kernel_cache import (
     JUDGE_FOLDER,
     VARIABLE,
+    build_helpers,
     lend_helpers,
     own_kernels,
     shared_folder,
@@ -65,3 +67,18 @@ def test_helpers_of_triton_are_lent_and_kernels_are_not(tmp_path, monkeypatch):
     assert lend_helpers(cache) == [cache, helper.parent, helper]
     assert helper.read_bytes() == b"K1"
     assert sorted(cache.rglob("*")) == [helper.parent, helper]
+
+
+def test_helpers_are_built_where_kernels_that_judge_are(tmp_path, monkeypatch):
+    seen = []
+
+    class Driver:
+        @property
+        def active(self):
+            seen.append(os.environ[VARIABLE])
+            raise RuntimeError("0 active drivers")
+
+    monkeypatch.setattr(kernel_cache, "_shared", tmp_path)
+    monkeypatch.setattr(kernel_cache.importlib, "import_module", lambda name: SimpleNamespace(driver=Driver()))
+    build_helpers()
+    assert seen == [str(tmp_path)]
