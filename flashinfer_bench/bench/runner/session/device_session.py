@@ -295,7 +295,9 @@ class DeviceSession:
             return MeasurePlan(0, 1, 0.0, trials=1, facts=INTERPRETED)  # its time says nothing: one call will do
         per_trial_s = self._hello.time_budget_s / config.num_trials
         counts = config.warmup_runs, config.iterations
-        return MeasurePlan(*counts, per_trial_s, config.precision, timing=self._hello.timing, reads=READS[self._device.type])
+        return MeasurePlan(
+            *counts, per_trial_s, config.precision, timing=self._hello.timing, reads=READS[self._device.type]
+        )
 
     def _judge_in_fast_context(self, job: JobContext) -> JobOutcome:
         """Judge the solution; once more, in another worker, where a slow context makes its calls slower."""

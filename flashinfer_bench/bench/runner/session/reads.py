@@ -14,9 +14,10 @@ from flashinfer_bench.bench.runner.workers.remote_clock import ReadCall
 
 SLOW_REFERENCE_S: Final = 1.0
 """Where the reference takes longer than this for one call, one call of each trial is compared instead."""
-ENOUGH_READS: Final = 15
+ENOUGH_READS: Final = 9
+"""Calls of a job that are compared at least, where the reference takes no longer than SLOW_REFERENCE_S for them."""
 LONG_S: Final = 0.3
-"""After so many calls no more are compared than the reference computes in so many seconds."""
+"""No more than ENOUGH_READS are compared after the reference has taken so long for them together."""
 
 
 def judge_reads(

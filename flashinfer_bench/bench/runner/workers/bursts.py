@@ -97,9 +97,9 @@ SHORTER: Final = {"cpu": (1, 2, 4), "cuda": (1,)}
 content, the best of several short bursts is nearer to the usual call than the mean of a long one. On a GPU a short
 burst is little but its own beginning."""
 READ_CALLS: Final = {"cpu": 24, "cuda": 6}
-"""Calls that are compared of the burst that counts, which is the best of all, by the kind of device. Who leaves out half
-of that burst's calls passes once in 64 times on a GPU. On a CPU who leaves out a seventh passes once in 40; with 6 calls
-he passed twice in five, and told a latency that is 1.3 times too low."""
+"""Calls that are compared of the burst that counts, which is the best of all, by the kind of device. Who leaves out
+half of them passes once in 64 times on a GPU. On a CPU who leaves out a seventh passes once in 40; with 6
+calls he passed twice in five, and his latency was 1.3 times too low."""
 SLOW_NS: Final = 1_000_000
 """A claim from this on may be settled without bursts, by the time that the session saw timed calls take. What a request
 takes beside its calls is little then."""
