@@ -23,6 +23,7 @@ elements_of_tuple = tuple.__iter__
 elements_of_list = list.__iter__
 items_of = dict.items
 copy_into = torch.Tensor.copy_
+copy_all = torch._foreach_copy_
 detached = torch.Tensor.detach
 storage_of = torch.Tensor.untyped_storage
 """Taken from the class before a solution is loaded: what a solution sets on a tensor of its own changes nothing."""
@@ -299,12 +300,21 @@ def store_all(values: Sequence[Any], outputs: Sequence[torch.Tensor], inputs_at:
     """Bring returned values into their slots; one that does not fit is left out, for the session to judge.
 
     Left out is also what lies in the memory at `inputs_at`: a view of an input would leave the work to its reader.
+    On a CPU several tensors are copied together: each one alone would take as long as a call that computes nothing.
     """
+    plain: list[torch.Tensor] = []
+    slots: list[torch.Tensor] = []
     for value, slot in zip(values, outputs, strict=False):
         kind = type(value)
         if kind is torch.Tensor or kind is torch.nn.Parameter:
             is_ours = inputs_at and address_of(value) == inputs_at
             if value.shape == slot.shape and value.dtype == slot.dtype and not is_ours:
-                copy_into(slot, detached(value))
+                plain.append(detached(value) if value.requires_grad else value)
+                slots.append(slot)
         elif kind in (int, float, bool) and slot.ndim == 0:
             slot.fill_(value)
+    if len(plain) > 1 and slots[0].is_cpu:
+        copy_all(slots, plain)
+        return
+    for slot, value in zip(slots, plain, strict=True):
+        copy_into(slot, value)

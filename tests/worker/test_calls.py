@@ -31,6 +31,18 @@ def test_a_reference_with_the_inputs_first_is_called_by_position_as_a_solution_i
     assert order_of(lambda y, x, eps=1e-6: None, ["x", "y"]) == ["y", "x"]
 
 
+def test_what_several_outputs_gave_is_brought_into_their_slots_and_what_does_not_fit_is_left_out():
+    x = torch.ones(4)
+    given = (torch.nn.Parameter(x * 2), (x * 3).requires_grad_(), torch.ones(5), 7, x * 5, x)
+    outputs = {f"y{at}": torch.zeros(() if at == 3 else 4) for at in range(len(given))}
+    call = LaidCall(SolutionFunctions(lambda: given, None), {}, outputs, "value", x.untyped_storage().data_ptr())
+    launch = CallLaunch(call, Shelf(1, 0), "run")
+    launch()
+    launch.put_away()
+    assert [float(output.max()) for output in outputs.values()] == [2, 3, 0, 7, 5, 0]
+    assert not any(output.requires_grad for output in outputs.values())
+
+
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float32, torch.int64, torch.float8_e4m3fn])
 @pytest.mark.parametrize("shape", [(), (3,), (4, 0), (2, 3, 5)])
 def test_calls_lie_one_stride_behind_the_other(dtype, shape):

@@ -29,7 +29,7 @@ from flashinfer_bench.bench.runner.workers.bursts import (
 from flashinfer_bench.bench.runner.workers.calling_style import FORMAT_DEFAULT, CallingStyle, settled_by
 from flashinfer_bench.bench.runner.workers.claims import check_memory, check_returned
 from flashinfer_bench.bench.runner.workers.kernel_task import KernelMetadata, KernelTask, SessionTools
-from flashinfer_bench.bench.runner.workers.places import CallPlaces, describe_inputs
+from flashinfer_bench.bench.runner.workers.places import MOST_PLACES, CallPlaces, describe_inputs
 from flashinfer_bench.bench.runner.workers.process import WorkerGone, WorkerLate, WorkerProcess
 from flashinfer_bench.bench.runner.workers.readings import ReadingsAsked, add_flags, check_trial, raise_claim
 from flashinfer_bench.bench.runner.workers.regime_calls import UNTOUCHED, RegimeCall, RegimeSchedule
@@ -51,6 +51,8 @@ MEASURED_SHARE: Final = 0.7
 MEASUREMENTS: Final = 4
 """Measurements, each with bursts of its own, that a solution gets until one is not contradicted. The speed of a busy
 machine may change threefold between readings and bursts; a forged claim is contradicted each time."""
+FEW_READS: Final = 2
+"""Calls of a trial that are compared where they are so large that there is no memory for MOST_PLACES of them."""
 QUICK_CALL_NS: Final = 5_000_000
 """Calls up to this are made up for where a trial ended before calls on other regimes were due: some dozens of them."""
 CALLING: Final = ("calls", "burst")
@@ -252,7 +254,11 @@ class RemoteKernel:
         plan, regimes = self.task.plan, self.task.regimes
         places = self._lay_out(inputs)
         contents = self.task.vary(number, inputs)
-        reader = Reader(places, contents, plan.reads, self._check_inputs_intact)
+        reads = min(plan.reads, FEW_READS)
+        if len(places) >= MOST_PLACES:
+            # The first trial of a slow call may be the only one.
+            reads = plan.reads * (trials if number % trials == 0 and self._arena.device.type == "cpu" else 1)
+        reader = Reader(places, contents, reads, self._check_inputs_intact)
         asked = ReadingsAsked(self._arena.device.type, plan.timing)
         returns = self.style != "dps" and bool(self.task.outputs)
         has_setup, hold = self.worker.has_setup, self.worker.rest_all
@@ -318,7 +324,7 @@ class RemoteKernel:
     ) -> Confirmation:
         """Hold the latency against bursts; some of their calls are compared, too."""
         calls = count_burst_calls(latency_ms * 1e6, self._arena.device.type, self.worker.overhead)
-        remote = remote.moved_to(self._lay_out(inputs, calls), READ_CALLS)
+        remote = remote.moved_to(self._lay_out(inputs, calls), READ_CALLS[self._arena.device.type])
         timer = BurstTimer(self._ask, remote, self.worker.guard_pid, waits_inside=waits_inside)
         confirmation = timer.confirm(latency_ms * 1e6, self.worker.overhead, is_ours=self.task.is_ours)
         self.reads[-1] += remote.reader.reads()

@@ -14,9 +14,11 @@ from flashinfer_bench.bench.runner.workers.bursts import (
     COPY_MARGIN,
     FEWEST_SEEN,
     FORGED_SHARE,
+    KEPT_SHARE,
     LEAST_NOISE_NS,
     LEAST_SHARE,
     MOST_BURSTS,
+    OUTPUT_SHARE,
     REFUSED_SHARE,
     REQUEST_SHARE,
     RESOLVED,
@@ -134,6 +136,33 @@ def test_of_copies_the_least_that_any_burst_saw_is_taken_off(open_timer, monkeyp
     spent = 30_000.0 * COPY_MARGIN["cpu"]
     assert timer.confirm(60_000, OVERHEAD).burst_ns == pytest.approx(100_000 - 90_000 * COPY_MARGIN["cpu"], rel=0.01)
     assert timer._time_one(8, OVERHEAD) == pytest.approx(100_000 - spent, rel=0.1)
+
+
+@pytest.mark.parametrize("call_ns", [0, 400, 4_000], ids=["nothing", "one operation for all", "an empty call"])
+def test_a_call_is_told_as_no_less_than_a_share_of_what_is_taken_off_for_it(open_timer, call_ns):
+    costly = BurstOverhead(request=100_000.0, call=4_000.0, noise=1_000.0)
+    timer, _ = open_timer(most=128, worker={"call_ns": call_ns})
+    found = timer.confirm(600, costly)
+    assert found.burst_ns == pytest.approx(KEPT_SHARE["cpu"] * costly.call)
+    timer, _ = open_timer(most=128, worker={"call_ns": 4_000 + 2_000})  # an honest short call
+    assert timer.confirm(2_000, costly).burst_ns == pytest.approx(2_000, rel=0.01)
+
+
+def test_an_unresolved_claim_is_told_as_no_less_than_that_share(open_timer):
+    costly = BurstOverhead(request=100_000.0, call=4_000.0, noise=200_000.0)
+    timer, _ = open_timer(worker={"call_ns": 400})
+    record = timer.confirm(60, costly).to_record()
+    assert (record["confirmed"], record["burst_ms"]) == (False, KEPT_SHARE["cpu"] * costly.call / 1e6)
+    assert raise_claim(60 / 1e6, record, "cpu") > 800 / 1e6
+
+
+def test_outputs_after_the_first_take_a_share_of_an_empty_call(open_timer):
+    timer, worker = open_timer(most=10)
+    costly = BurstOverhead(request=100_000.0, call=CALL_NS / 8, noise=1_000.0)
+    outputs = worker.trial.places.outputs
+    worker.trial.places.outputs = lambda index: outputs(index) * 3
+    off = 1 + 2 * OUTPUT_SHARE["cpu"]
+    assert timer.confirm(CALL_NS, costly).burst_ns == pytest.approx(CALL_NS * (1 - off / 8), rel=0.01)
 
 
 def test_nothing_is_taken_off_a_call_that_writes_in_place(open_timer):

@@ -66,12 +66,12 @@ def test_every_call_that_is_read_of_an_honest_solution_is_right(open_kernel, sou
         assert torch.equal(kernel(X)[0], X * 2)
         measured = kernel.measure([[X], [X + 1]])
     assert measured.latency_ms > 0
-    assert len(kernel.reads[0]) == 13
+    assert len(kernel.reads[0]) == 22  # all: the first trial may be the only one, so as many as in both are chosen
     of_burst = len(kernel.reads[1]) - 13  # of the burst that counts, which is a short one on a busy machine
-    assert 0 < of_burst <= READ_CALLS
+    assert 0 < of_burst <= READ_CALLS["cpu"]
     assert [sum(read.is_base for read in reads) for reads in kernel.reads] == [1, 1]
     assert all(is_right(read) for reads in kernel.reads for read in reads)
-    assert len({read.inputs[0].numpy().tobytes() for reads in kernel.reads for read in reads}) == 26 + of_burst
+    assert len({read.inputs[0].numpy().tobytes() for reads in kernel.reads for read in reads}) == 35 + of_burst
 
 
 def test_a_solution_that_is_called_by_keyword_may_write_to_its_inputs(open_kernel):
@@ -89,14 +89,14 @@ def test_a_measurement_has_a_reading_per_iteration(open_kernel):
     first, second = [[read.is_base for read in reads] for reads in kernel.reads]
     assert first == [True]
     assert second == [True] + [False] * len(second[1:])
-    assert 0 < len(second[1:]) <= READ_CALLS
+    assert 0 < len(second[1:]) <= READ_CALLS["cpu"]
 
 
 def test_a_latency_is_confirmed_by_bursts(open_kernel):
     source = f"{WORK}\ndef run(x):\n    work(0.0008)\n    return x * 2"
     with open_kernel(source, plan=READ) as kernel:
         record = kernel.measure([[X]]).record
-    assert 13 < len(kernel.reads[0]) <= 13 + READ_CALLS  # a burst is a short one on a busy machine
+    assert 13 < len(kernel.reads[0]) <= 13 + READ_CALLS["cpu"]  # a burst is a short one on a busy machine
     assert len({read.inputs[0].numpy().tobytes() for read in kernel.reads[0]}) == len(kernel.reads[0])
     assert record["confirmed"] is True
     assert 0.7 < record["burst_ms"] < 3.0
