@@ -1,4 +1,4 @@
-"""Quick looks (`--quick`): what they take, how they are marked, and that nothing ranks them or resumes from them."""
+"""Quick looks (`--quick`): what they take, how they are marked; nothing ranks them, no whole run resumes from them."""
 
 import json
 from types import SimpleNamespace
@@ -89,17 +89,20 @@ OTHER, OTHER_QUICK = {**WHOLE, "solution": "x"}, {**QUICK, "solution": "x"}
     ("recorded", "wanted", "decision"),
     [
         ([look()], WHOLE, Decision("redo", QUICK_ONLY)),
-        ([look()], QUICK, Decision("redo", QUICK_ONLY)),
+        ([look()], QUICK, Decision("skip")),
+        ([look(OTHER_QUICK)], QUICK, Decision("redo", QUICK_ONLY)),
+        ([look(status="TIMEOUT")], QUICK, Decision("skip")),
         ([look(status="TIMEOUT")], WHOLE, Decision("redo", QUICK_ONLY)),
         ([whole(), look()], WHOLE, Decision("skip")),
-        ([whole(), look()], QUICK, Decision("redo", QUICK_ONLY)),
+        ([whole(), look()], QUICK, Decision("skip")),
+        ([whole()], QUICK, Decision("redo", "timing changed")),
         ([whole(), look(status="TIMEOUT")], WHOLE, Decision("redo", "failed in a quick look")),
         ([whole(), look(status="TIMEOUT"), look(hour=4)], WHOLE, Decision("skip")),
         ([look(hour=0), whole()], WHOLE, Decision("skip")),
         ([whole(), look(OTHER_QUICK)], WHOLE, Decision("redo", QUICK_ONLY)),
     ],
 )
-def test_no_job_is_left_out_for_a_quick_look(recorded, wanted, decision):
+def test_a_quick_look_is_enough_for_a_quick_run_alone(recorded, wanted, decision):
     assert RecordedJobs.from_traces(recorded).decide(KEY, wanted, needs_baseline=True) == decision
 
 
@@ -161,7 +164,7 @@ def test_report_best_says_so_where_there_are_quick_looks_only(tmp_path, capsys):
 
 @pytest.mark.cpu
 @pytest.mark.timeout(180)
-def test_a_quick_run_marks_its_traces_and_is_run_again(tmp_path, capsys):
+def test_a_quick_run_marks_its_traces_and_goes_on_where_it_stopped(tmp_path, capsys):
     source = "def run(x):\n    return x * 2\n"
     lines = [make_trace(solution=None)]
     write_trace_set(
@@ -171,12 +174,13 @@ def test_a_quick_run_marks_its_traces_and_is_run_again(tmp_path, capsys):
         solutions=[make_solution(source=source)],
     )
     flags = ["run", "--local", str(tmp_path), "--devices", "cpu", "--quick", "--resume", "--format", "json"]
-    for runs in (1, 2):
-        assert main(flags) == 0
-        (job,) = json.loads(capsys.readouterr().out)["jobs"]
-        assert (job["status"], job["quick"], job["timing"]["flags"]["quick"]) == ("PASSED", True, 1)
-        found = TraceSet.from_path(tmp_path)
-        assert len(found.traces["double"]) == runs
+    assert main(flags) == 0
+    (job,) = json.loads(capsys.readouterr().out)["jobs"]
+    assert (job["status"], job["quick"], job["timing"]["flags"]["quick"]) == ("PASSED", True, 1)
+    assert main(flags) == 0
+    assert json.loads(capsys.readouterr().out)["jobs"] == []
+    found = TraceSet.from_path(tmp_path)
+    assert len(found.traces["double"]) == 1
     extra = found.traces["double"][0].evaluation.extra
     assert (extra["run"]["quick"], extra["run"]["fingerprint"]["timing"]) == (True, "quick")
     record = extra["measurement"]

@@ -6,7 +6,8 @@ the digest of its source too), the timing where it is not the usual one (quick, 
 whether workers had walls, and the seed where the user gave one. A trace without a fingerprint (another engine's) proves
 nothing, nor does one from before evaluators had revisions.
 
-A quick look is never resumed from; where it failed, its job is done again though a whole verdict is recorded.
+A whole run never resumes from a quick look; where one failed, its job is done again though a whole verdict is recorded.
+A quick run (its mark stands in `timing`) goes on where quick looks of the same fingerprint stopped.
 
 Reports show the latest verdict of a job. So a recorded verdict stops counting when a later verdict on the same hardware
 was made with a changed solution, definition, workload or evaluator. Later verdicts under other settings change nothing.
@@ -33,6 +34,8 @@ PROTOCOL: Final = 2
 are judged again. 2: each call has content of its own, and bursts confirm times."""
 HARDWARE_JOINT: Final = " + "
 """Joins the names of the devices of one run."""
+QUICK_MARK: Final = "quick"
+"""Stands in a fingerprint's `timing` where a run takes quick looks only."""
 QUICK_ONLY: Final = "it was a quick look"
 """Why a job is done again whose latest verdict is not whole."""
 OVER_MEMORY: Final = "more host memory than a worker may"
@@ -129,9 +132,13 @@ class RecordedJob(NamedTuple):
         performance = self.evaluation.performance
         return performance is None or performance.reference_latency_ms > 0
 
+    def is_whole_enough(self, wanted: Mapping[str, str]) -> bool:
+        """Tell whether it is no quick look, or a quick look is all that is wanted."""
+        return not self.run.quick or QUICK_MARK in wanted.get("timing", "").split(", ")
+
     def is_plainly(self, wanted: Mapping[str, str]) -> bool:
         """Tell whether it is a whole verdict of the wanted fingerprint that no limit of the run had a part in."""
-        is_whole = self.run.fingerprint == wanted and not self.run.quick and self.has_baseline
+        is_whole = self.run.fingerprint == wanted and self.is_whole_enough(wanted) and self.has_baseline
         return is_whole and not self.timed_out and not self.over_memory
 
 
@@ -168,10 +175,10 @@ class RecordedJobs:
             return _SKIP
         records = [*map(_read_record, evaluations[:-1]), last]
         shown = _newest_alike([record for record in records if record.hardware in devices], wanted)
-        same = [record for record in shown if is_same(record.fingerprint, wanted) and not record.run.quick]
+        same = [record for record in shown if is_same(record.fingerprint, wanted) and record.is_whole_enough(wanted)]
         if not same:
             return Decision("redo", QUICK_ONLY if last.run.quick else _what_changed(last.fingerprint, wanted))
-        if shown[-1].run.quick and not shown[-1].passed:
+        if not shown[-1].is_whole_enough(wanted) and not shown[-1].passed:
             return Decision("redo", "failed in a quick look")
         if self.retry_timeouts and same[-1].timed_out:
             return Decision("redo", "timed out")
