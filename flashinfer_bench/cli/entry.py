@@ -48,7 +48,7 @@ class Command(NamedTuple):
 
 COMMANDS: Final = {
     RUN: Command("flags.run", "judge and time solutions"),
-    "list": Command("flags.sets", "list the definitions of a trace set"),
+    "list": Command("flags.sets", "list definitions, solutions or workloads of a trace set"),
     "new": Command("flags.edit", "write a skeleton to begin with", ("solution", "definition")),
     "validate": Command("flags.sets", "show everything wrong with a trace set"),
     "validate-render": Command("flags.sets", "show a report of validate"),

@@ -262,6 +262,7 @@ def test_the_resume_command_is_what_was_typed():
     argv = ["run", "--local", "my set", "--seed", "1"]
     assert resume_command(["x"], argv) == "x run --local 'my set' --seed 1 --resume"
     assert resume_command(["x"], ["run", "--resume"]) == "x run --resume"
+    assert resume_command(["x"], ["run", "set", "--quick"]) == "x run set --resume"
 
 
 @pytest.mark.parametrize(

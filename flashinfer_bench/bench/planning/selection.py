@@ -135,7 +135,7 @@ def _wrong_uuids(config: BenchmarkConfig, trace_set: TraceSet) -> Iterator[str]:
         elif not candidates and any(uuid.startswith(wanted) for uuid in all_uuids):
             yield f"workloads: {wanted!r} is too short: the start of a uuid needs {MIN_PREFIX} characters"
         elif not candidates:
-            hint = did_you_mean(wanted, all_uuids) or _list_some(all_uuids)
+            hint = did_you_mean(wanted, all_uuids) or _list_some(_uuids(trace_set, definitions))
             yield f"workloads: the trace set has no workload {wanted!r}{hint}"
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 from pathlib import Path
 from typing import Any, Final
 
 from flashinfer_bench.cli.given.sets import open_trace_set
 from flashinfer_bench.cli.screen.output import write_out
 from flashinfer_bench.cli.shared_flags import PROGRAM
-from flashinfer_bench.data import Definition
+from flashinfer_bench.data import Definition, TraceSet
 from flashinfer_bench.data.names import did_you_mean
 from flashinfer_bench.data.solution import SupportedLanguages
 from flashinfer_bench.data.store.drafts.skeletons import SUFFIXES, make_definition_parts, make_solution_text
@@ -35,7 +36,7 @@ def execute_solution(args: argparse.Namespace) -> int:
         raise DataSetError(f"-o: a {language.value} source ends with {SUFFIXES[language]}, unlike {file}")
     _write({file: make_solution_text(definitions[name], language)})
     root = trace_set.roots[0] if trace_set.roots else "SET"
-    _tell(args, [file], f"{PROGRAM} run {root} --solution {file} --definition {name}")
+    _tell(args, [file], ["run", str(root), "--solution", str(file), "--definition", name])
     return 0
 
 
@@ -44,11 +45,12 @@ def execute_definition(args: argparse.Namespace) -> int:
     root = Path(args.local)
     plain, lines = make_definition_parts(args.name, args.op_type)
     definition = Definition.model_validate(plain)
+    _refuse_known(root, definition.name)
     file = definition_path(root, op_type=definition.op_type, definition=definition.name)
     workloads = workloads_path(root, op_type=definition.op_type, definition=definition.name)
     text = "".join(f"{json.dumps(line)}\n" for line in lines)
     _write({file: json.dumps(plain, indent=2) + "\n", workloads: text})
-    _tell(args, [file, workloads], f"{PROGRAM} new solution {root} --definition {definition.name}")
+    _tell(args, [file, workloads], ["new", "solution", str(root), "--definition", definition.name])
     return 0
 
 
@@ -65,7 +67,15 @@ def _write(texts: dict[Path, str]) -> None:
             raise Fault(f"{file} cannot be written: {error.strerror}") from error
 
 
-def _tell(args: argparse.Namespace, files: list[Path], following: str) -> None:
+def _refuse_known(root: Path, name: str) -> None:
+    """Refuse the name of a definition that the set has, wherever its file lies: two of one name are an error."""
+    file = TraceSet.from_path(root).definition_files.get(name) if root.is_dir() else None
+    if file is not None:
+        raise DataSetError(f"{root} has a definition {name!r} already, in {file}; nothing was written")
+
+
+def _tell(args: argparse.Namespace, files: list[Path], words: list[str]) -> None:
+    following = shlex.join([PROGRAM, *words])
     if args.format == "json":
         document: dict[str, Any] = {"files": [str(file) for file in files], "next": following}
         write_out(json.dumps(document, indent=2) + "\n")

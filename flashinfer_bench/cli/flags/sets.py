@@ -25,7 +25,8 @@ MANIFEST: Final = """a manifest, solution.yaml in the folder:
 def declare_list(parser: Parser) -> None:
     """Add the help and the flags of the command."""
     parser.describe(
-        "List the definitions with their op type and how many workloads, solutions and traces they have.",
+        "List the definitions with their op type and how many workloads, solutions and traces they have.\n"
+        "Or list the solutions, or the workloads, of these definitions.",
         example=f"{PROGRAM} list --local flashinfer-trace --op-types gemm rmsnorm",
         execute="sets.list:execute",
     )
@@ -35,6 +36,8 @@ def declare_list(parser: Parser) -> None:
     add_names(parser, "--authors", "with --solutions: only those of these authors")
     listed = "list solutions, or only these"
     parser.add_argument("--solutions", "--solution", nargs="*", action=NameList, metavar="NAME", help=listed)
+    sized = "list workloads: uuids and sizes"
+    parser.add_argument("--workloads", "--workload", dest="lists_workloads", action="store_true", help=sized)
     parser.add_argument("--evaluators", action="store_true", help="which evaluator judges each definition, and why")
     parser.add_argument("--config", metavar="FILE", help="with --evaluators: the run's file, for its evaluator_modules")
     add_names(parser, "--evaluator-modules", "with --evaluators: modules with evaluators of your own")

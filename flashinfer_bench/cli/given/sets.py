@@ -35,11 +35,16 @@ def open_trace_set(args: argparse.Namespace, *, environment: Mapping[str, str] =
 
 def load_trace_set(args: argparse.Namespace, *, environment: Mapping[str, str] = os.environ) -> TraceSet:
     """Load and merge the sets that the command names. The result lists the problems of their files as `issues`."""
-    opened = [_try_to_load(folder) for folder in named_folders(args, environment)]
-    problems = [str(found) for found in opened if isinstance(found, DataSetError)]
+    folders = named_folders(args, environment)
+    opened = [_try_to_load(folder) for folder in folders]
+    loaded = [found for found in opened if isinstance(found, TraceSet)]
+    problems = [
+        f"{found}{_hint_of_flag(folder, loaded)}"
+        for folder, found in zip(folders, opened, strict=True)
+        if isinstance(found, DataSetError)
+    ]
     if problems:
         raise DataSetError("\n".join(problems))
-    loaded = [found for found in opened if isinstance(found, TraceSet)]
     trace_set = loaded[0] if len(loaded) == 1 else TraceSet.merge(loaded)
     expand_wildcards(args, trace_set)
     return trace_set
@@ -50,6 +55,15 @@ def _try_to_load(folder: Path) -> TraceSet | DataSetError:
         return TraceSet.from_path(folder)
     except DataSetError as error:
         return error
+
+
+def _hint_of_flag(folder: Path, loaded: Sequence[TraceSet]) -> str:
+    """Say which flag was forgotten before a word that is no folder, but a name of the sets that are there."""
+    word = str(folder)
+    if any(word in trace_set.definitions for trace_set in loaded):
+        return f"; for the definition of that name: --definitions {word}"
+    named = (item.name for trace_set in loaded for group in trace_set.solutions.values() for item in group)
+    return f"; for the solution of that name: --solutions {word}" if word in named else ""
 
 
 def named_folders(args: argparse.Namespace, environment: Mapping[str, str]) -> list[Path]:

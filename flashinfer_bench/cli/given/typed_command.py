@@ -11,8 +11,12 @@ from flashinfer_bench.cli.shared_flags import PROGRAM
 
 
 def resume_command(program: Sequence[str], argv: Sequence[str]) -> str:
-    """Return the command that continues the run: the same one with --resume."""
-    return shlex.join([*program, *argv, *([] if "--resume" in argv else ["--resume"])])
+    """Return the command that continues the run: the same one with --resume, and without --quick.
+
+    No quick look is resumed from: what is worth going on with gets its whole verdict.
+    """
+    kept = [word for word in argv if word != "--quick"]
+    return shlex.join([*program, *kept, *([] if "--resume" in kept else ["--resume"])])
 
 
 def typed_program(script: str, interpreter: str, find: Callable[[str], str | None] = shutil.which) -> list[str]:

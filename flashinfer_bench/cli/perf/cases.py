@@ -121,7 +121,7 @@ def _read_lines(path: Path) -> Iterator[tuple[int, str]]:
     try:
         text = read_whole(path, MOST_BYTES).decode("utf-8-sig")  # some editors begin a file with a byte order mark
     except (OSError, UnicodeDecodeError) as error:
-        raise Misuse(f"--testlist {path}: cannot be read: {error}") from None
+        raise Misuse(f"--testlist {path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
     for number, line in enumerate(text.splitlines(), start=1):
         if line.strip() and not line.strip().startswith("#"):
             yield number, line.strip()

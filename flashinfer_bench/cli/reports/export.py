@@ -33,7 +33,7 @@ def execute_export(args: argparse.Namespace) -> int:
         write_out(text.getvalue())
         return RAN
     path = Path(args.target)
-    path = path / f"{FILE_STEM}.{form}" if path.is_dir() or str(args.target).endswith("/") else path
+    path = path / f"{FILE_STEM}.{form}" if _is_folder(args.target) else path
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if form == "parquet":
@@ -53,4 +53,13 @@ def _choose_format(args: argparse.Namespace) -> ExportFormat:
         chosen: ExportFormat = args.format
         return chosen
     ending = Path(args.target).suffix.removeprefix(".")
-    return next((form for form in EXPORT_FORMATS if form == ending), "csv")
+    found: ExportFormat | None = next((form for form in EXPORT_FORMATS if form == ending), None)
+    if found is None and ending and not _is_folder(args.target):
+        raise Misuse(
+            f"{args.target}: .{ending} is none of {', '.join(EXPORT_FORMATS)}; name the file so, or say --format"
+        )
+    return found or "csv"
+
+
+def _is_folder(target: str) -> bool:
+    return target.endswith("/") or Path(target).is_dir()

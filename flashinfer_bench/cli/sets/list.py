@@ -1,4 +1,4 @@
-"""`list`: shows the definitions of a trace set with counts, or with the evaluator that judges each."""
+"""`list`: shows the definitions of a trace set with counts or evaluators; or its solutions, or its workloads."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ COLUMNS = (
     *(Column("Workloads", True), Column("Solutions", True), Column("Traces", True)),
 )
 SOLUTION_COLUMNS = tuple(map(Column, ("Solution", "Definition", "Author", "Language")))
+WORKLOAD_COLUMNS = tuple(map(Column, ("Workload", "Definition", "Axes")))
 EVALUATOR_COLUMNS = tuple(map(Column, ("Definition", "Op type", "Evaluator", "From", "Why")))
 
 
@@ -31,10 +32,14 @@ def execute(args: argparse.Namespace) -> int:
     """Print the list."""
     if not args.evaluators and (args.config is not None or hasattr(args, "evaluator_modules")):
         raise Misuse("--config and --evaluator-modules say which evaluators there are: give --evaluators too")
+    if sum((args.solutions is not None, args.lists_workloads, args.evaluators)) > 1:
+        raise Misuse("--solutions, --workloads and --evaluators are lists of their own: give one of them")
     trace_set = open_trace_set(args)
     definitions = choose_definitions(trace_set, args)
     if args.solutions is not None:
         return _list_solutions(args, trace_set, definitions)
+    if args.lists_workloads:
+        return _list_workloads(args, trace_set, definitions)
     choices = _choose_evaluators(args, definitions) if args.evaluators else {}
     if args.format == "json":
         roots = [str(root) for root in trace_set.roots]
@@ -60,6 +65,21 @@ def _list_solutions(args: argparse.Namespace, trace_set: TraceSet, definitions: 
         write_out(json.dumps({"solutions": rows}, indent=2) + "\n")
     else:
         write_out(render_table(SOLUTION_COLUMNS, [list(row.values()) for row in rows], available_width(sys.stdout)))
+    return 0
+
+
+def _list_workloads(args: argparse.Namespace, trace_set: TraceSet, definitions: Sequence[Definition]) -> int:
+    there = [line for item in definitions for line in trace_set.workloads.get(item.name, [])]
+    if args.format == "json":
+        rows = [
+            {"uuid": line.workload.uuid, "definition": line.definition, "axes": dict(line.workload.axes)}
+            for line in there
+        ]
+        write_out(json.dumps({"workloads": rows}, indent=2) + "\n")
+        return 0
+    sizes = [" ".join(f"{name}={size}" for name, size in line.workload.axes.items()) for line in there]
+    cells = [[line.workload.uuid, line.definition, axes] for line, axes in zip(there, sizes, strict=True)]
+    write_out(render_table(WORKLOAD_COLUMNS, cells, available_width(sys.stdout)))
     return 0
 
 

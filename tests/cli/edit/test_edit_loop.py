@@ -73,9 +73,13 @@ def test_a_draft_takes_nobody_elses_place(root, tmp_path, capsys):
         (["--entry", "run"], "--entry: say it of one source file"),
         (["--watch"], "--watch judges a file again"),
         (["--solution", "none.py"], "none.py: there is no such file"),
+        (["--solution", "my_doubl.cpp"], "there is no such file; did you mean 'my_double_cpp.cpp'?"),
+        (["--solution", "notes.txt"], "notes.txt: no source file"),
     ],
 )
-def test_misuse_of_the_flags_is_told(root, flags, reason, capsys):
+def test_misuse_of_the_flags_is_told(root, tmp_path, flags, reason, capsys):
+    for name in ("my_double.py", "my_double_cpp.cpp", "notes.txt"):
+        (tmp_path / name).touch()
     assert run("set", *flags)[0] == 2
     assert reason in capsys.readouterr().err
 
@@ -213,6 +217,10 @@ def test_new_writes_a_definition_and_a_solution_that_run(tmp_path, monkeypatch, 
     assert len(engines[0].plan().jobs) == 2
     assert main(["new", "definition", "my_scale", "--local", "fresh"]) == 2
     assert "nothing was written" in capsys.readouterr().err
+    assert main(["new", "definition", "my_scale", "--local", "fresh", "--op-type", "other"]) == 2
+    assert "has a definition 'my_scale' already" in capsys.readouterr().err
+    assert main(["new", "definition", "my other", "--local", "fresh"]) == 0
+    assert "next: flashinfer-bench new solution fresh --definition 'my other'" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,24 @@ def test_list_counts_what_there_is(capsys, tmp_path):
     assert row.split() == ["double", "test", "2", "3", "0"]
 
 
+@pytest.mark.parametrize(("word", "hint"), [("double", "--definitions double"), ("nothing", "holds definitions/\n")])
+def test_a_name_without_its_flag_is_told(capsys, tmp_path, word, hint):
+    assert main(["list", str(write_small_set(tmp_path)), word]) == 2
+    assert capsys.readouterr().err.endswith(hint + ("" if hint.endswith("\n") else "\n"))
+
+
+def test_list_shows_workloads_and_one_list_at_a_time(capsys, tmp_path):
+    root = str(write_small_set(tmp_path))
+    assert main(["list", root, "--workloads"]) == 0
+    header, _, *rows = capsys.readouterr().out.splitlines()
+    assert header.split() == ["Workload", "Definition", "Axes"]
+    assert rows
+    assert all("double" in row and "n=" in row for row in rows)
+    assert main(["list", root, "--workloads", "--format", "json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["workloads"]) == len(rows)
+    assert main(["list", root, "--workloads", "--evaluators"]) == 2
+
+
 def test_list_in_json_names_the_solutions(capsys, tmp_path):
     assert main(["list", "--format", "json", "--local", str(write_small_set(tmp_path))]) == 0
     (item,) = json.loads(capsys.readouterr().out)["definitions"]

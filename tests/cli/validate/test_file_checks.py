@@ -133,9 +133,24 @@ def test_coverage_names_what_a_set_lacks(tmp_path, capsys):
     assert main(["validate", "--dataset", str(root)]) == 0
     assert capsys.readouterr().out.splitlines()[:3] == [
         "coverage: 1 of 2 definitions without workloads: bare",
-        "coverage: 1 of 2 definitions without a solution of author 'baseline': bare",
+        "coverage: 1 of 2 definitions without a solution of the baseline author 'baseline': bare",
         "coverage: 2 of 3 workloads that no solution passed: double (2)",
     ]
+
+
+def test_a_constraint_that_is_never_checked_is_told(tmp_path, capsys):
+    root = write_trace_set(tmp_path, definitions=[make_definition(constraints=["k <= 4", "n <= 1 << 20"])])
+    assert main(["validate", str(root)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    told = "double: constraint 'k <= 4' is never checked: no axis and no input has the name k"
+    assert [line for line in lines if "constraint" in line] == [
+        f"warning: {_definition_file(root)}: constraints: {told}"
+    ]
+    assert not [line for line in lines if "baseline" in line]  # nobody has written one, so none is missing
+
+
+def _definition_file(root):
+    return next((root / "definitions").rglob("double.json"))
 
 
 def test_a_report_is_written_and_shown_again(odd_set, tmp_path, capsys):

@@ -103,8 +103,9 @@ def test_a_packed_file_is_taken_as_it_is(tmp_path):
 def test_paths_and_names_are_told_apart(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder").mkdir()
-    assert [is_draft_path(text) for text in ("a.py", "x/y", "a.CU", "folder", "plain_v1.5", "plain")] == [
-        *(True, True, True, True),
+    (tmp_path / "there.txt").touch()
+    assert [is_draft_path(text) for text in ("a.py", "x/y", "a.CU", "folder", "there.txt", "plain_v1.5", "plain")] == [
+        *(True, True, True, True, True),
         *(False, False),
     ]
 

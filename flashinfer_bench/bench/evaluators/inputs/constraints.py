@@ -12,6 +12,7 @@ import ast
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -77,6 +78,21 @@ class Shape:
         raise Uncheckable("its values are not known")
 
     __hash__ = None  # type: ignore[assignment]  # as of all that is equal to nothing
+
+
+def find_strange_names(definition: Definition) -> dict[str, list[str]]:
+    """Return the constraints that use names which are no axis and no input, each with these names in order.
+
+    Such a constraint is never checked. The names of called functions count as names, too, except `len`.
+    """
+    known = {*definition.axes, *definition.inputs, "len"}
+    strange = {}
+    for constraint in definition.constraints:
+        with suppress(ValueError):  # no expression: told when the definition is read
+            names = {node.id for node in ast.walk(parse_expression(constraint)) if isinstance(node, ast.Name)}
+            if names - known:
+                strange[constraint] = sorted(names - known)
+    return strange
 
 
 def find_broken_by_axes(definition: Definition, workload: Workload) -> dict[str, str]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from flashinfer_bench.bench.evaluators.inputs.constraints import find_broken_by_axes
+from flashinfer_bench.bench.evaluators.inputs.constraints import find_broken_by_axes, find_strange_names
 from flashinfer_bench.bench.tolerances import TOLERANCES_FILE
 from flashinfer_bench.cli.given.blob_issues import find_blob_issues
 from flashinfer_bench.cli.given.data_errors import find_parameter_issues
@@ -58,6 +58,16 @@ def _check_of(issue: LoadIssue, trace_set: TraceSet) -> Check:
         if issue.file != root and issue.file.is_relative_to(root):
             return FOLDERS.get(issue.file.relative_to(root).parts[0], "layout")
     return "layout"
+
+
+def find_constraint_issues(trace_set: TraceSet) -> Iterator[LoadIssue]:
+    """Yield a warning for each constraint that is never checked, because it has names that the definition lacks."""
+    for name, definition in trace_set.definitions.items():
+        for constraint, strange in find_strange_names(definition).items():
+            hint = did_you_mean(strange[0], [*definition.axes, *definition.inputs]) if len(strange) == 1 else ""
+            told = f"{name}: constraint {constraint!r} is never checked: no axis and no input has the name"
+            file = trace_set.definition_files.get(name, trace_set.root or Path())
+            yield LoadIssue("warning", file, None, "constraints", f"{told} {', '.join(strange)}{hint}")
 
 
 def find_axis_issues(trace_set: TraceSet) -> Iterator[LoadIssue]:
@@ -136,7 +146,10 @@ def _find_workload_issues(trace_set: TraceSet) -> list[LoadIssue]:
 
 
 _FURTHER: Final[Mapping[Check, Callable[[TraceSet], list[LoadIssue]]]] = {
-    "definition": lambda trace_set: list(find_parameter_issues(trace_set, trace_set.definitions.values())),
+    "definition": lambda trace_set: [
+        *find_parameter_issues(trace_set, trace_set.definitions.values()),
+        *find_constraint_issues(trace_set),
+    ],
     "workload": _find_workload_issues,
     "solution": find_entry_issues,
     "trace": lambda trace_set: list(find_trace_issues(trace_set)),

@@ -39,8 +39,8 @@ def _describe_coverage(validation: Validation) -> Iterator[str]:
         yield f"coverage: {len(coverage.without_workloads)} of {total} without workloads: " + _some(
             coverage.without_workloads
         )
-    if coverage.without_baseline:
-        whose = f"without a solution of author {coverage.baseline_author!r}"
+    if 0 < len(coverage.without_baseline) < validation.definitions:  # where no definition has one, the set wants none
+        whose = f"without a solution of the baseline author {coverage.baseline_author!r}"
         yield f"coverage: {len(coverage.without_baseline)} of {total} {whose}: {_some(coverage.without_baseline)}"
     uuids = sum(map(len, coverage.not_passed.values()))
     if uuids:

@@ -65,7 +65,13 @@ class Draft(NamedTuple):
 def is_draft_path(text: str) -> bool:
     """Tell whether a text is meant as the path of a draft, and not as the name of a solution."""
     path = Path(text)
-    return "/" in text or path.suffix.lower() in {*SOURCE_SUFFIXES, ".json"} or path.is_dir()
+    return (
+        "/" in text or path.suffix.lower() in {*SOURCE_SUFFIXES, ".json"} or path.is_dir() or _is_file_with_ending(path)
+    )
+
+
+def _is_file_with_ending(path: Path) -> bool:
+    return path.suffix != "" and path.is_file()
 
 
 def read_draft(path: Path, definitions: Mapping[str, Definition], hints: DraftHints | None = None) -> Draft:
@@ -86,6 +92,7 @@ def read_draft(path: Path, definitions: Mapping[str, Definition], hints: DraftHi
         return _make(path, _read_folder(path), definitions, hints)
     if not path.exists():
         beside = [item.name for item in path.parent.iterdir()] if path.parent.is_dir() else []
+        beside = [name for name in beside if Path(name).suffix == path.suffix] or beside
         raise DataSetError(f"{path}: there is no such file{did_you_mean(path.name, beside)}")
     if path.suffix.lower() == ".json":
         return _of_whole(load_json_file(Solution, path), path, definitions, hints)

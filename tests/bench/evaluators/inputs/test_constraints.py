@@ -5,7 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flashinfer_bench.bench.evaluators.inputs.constraints import check_constraints, find_broken_by_axes
+from flashinfer_bench.bench.evaluators.inputs.constraints import (
+    check_constraints,
+    find_broken_by_axes,
+    find_strange_names,
+)
 from flashinfer_bench.errors import WorkloadFault
 from tests.kit.make import make_definition, make_workload
 
@@ -101,3 +105,9 @@ def test_what_axes_alone_break_is_told_from_what_needs_values(constraint, told):
 def test_axes_without_a_size_break_nothing():
     definition = make_definition(constraints=["n == 5"])
     assert find_broken_by_axes(definition, make_workload(axes={})) == {}
+
+
+def test_names_that_a_definition_lacks_are_found():
+    constraints = ["n <= token", "x.max() < n", "len(x) == n", "prod(x) > m"]
+    definition = make_definition(constraints=constraints)
+    assert find_strange_names(definition) == {"n <= token": ["token"], "prod(x) > m": ["m", "prod"]}
