@@ -96,10 +96,13 @@ SHORTER: Final = {"cpu": (1, 2, 4), "cuda": (1,)}
 """Their bursts have the calls of the first series divided by one of these: where the cost of a call depends on its
 content, the best of several short bursts is nearer to the usual call than the mean of a long one. On a GPU a short
 burst is little but its own beginning."""
-READ_CALLS: Final = {"cpu": 24, "cuda": 6}
-"""Calls that are compared of the burst that counts, which is the best of all, by the kind of device. Who leaves out
-half of them passes once in 64 times on a GPU. On a CPU who leaves out a seventh passes once in 40; with 6
-calls he passed twice in five, and his latency was 1.3 times too low."""
+READ_CALLS: Final = {"cpu": 24, "cuda": 16}
+"""Calls that are compared of the burst that counts, which is the best of all, by the kind of device. On a CPU who leaves
+out a seventh of them passes once in 40 times; with 6 calls he passed twice in five, and his latency was 1.3 times too
+low. On a GPU who leaves out a fifth passes once in 35 times."""
+FEW_READ_CALLS: Final = 6
+READ_BYTES: Final = 1 << 28
+"""Where the inputs and outputs of so many calls take more, FEW_READ_CALLS are compared: they are kept until then."""
 SLOW_NS: Final = 1_000_000
 """A claim from this on may be settled without bursts, by the time that the session saw timed calls take. What a request
 takes beside its calls is little then."""
@@ -124,6 +127,17 @@ def count_burst_calls(claimed_ns: float, device_type: str, overhead: BurstOverhe
     )
     wanted = max(math.ceil(wanted_ns / claimed_ns), min(FEWEST_CALLS, math.ceil(LONGEST_NS / claimed_ns)))
     return max(1, min(MOST_BURST_PLACES[device_type], wanted))
+
+
+def count_read_calls(size: int, device_type: str) -> int:
+    """Return how many calls of a burst are compared at the most.
+
+    Args:
+        size: bytes of the inputs and outputs of one call.
+        device_type: cpu or cuda.
+    """
+    most = READ_CALLS[device_type]
+    return most if size * most <= READ_BYTES else FEW_READ_CALLS
 
 
 class ClaimContradicted(SolutionFailure):

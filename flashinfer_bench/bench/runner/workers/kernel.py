@@ -19,11 +19,11 @@ import torch
 
 from flashinfer_bench.bench.runner.workers.arena import as_bytes
 from flashinfer_bench.bench.runner.workers.bursts import (
-    READ_CALLS,
     BurstTimer,
     ClaimContradicted,
     Confirmation,
     count_burst_calls,
+    count_read_calls,
     settle_by_requests,
 )
 from flashinfer_bench.bench.runner.workers.calling_style import FORMAT_DEFAULT, CallingStyle, settled_by
@@ -324,7 +324,8 @@ class RemoteKernel:
     ) -> Confirmation:
         """Hold the latency against bursts; some of their calls are compared, too."""
         calls = count_burst_calls(latency_ms * 1e6, self._arena.device.type, self.worker.overhead)
-        remote = remote.moved_to(self._lay_out(inputs, calls), READ_CALLS[self._arena.device.type])
+        places = self._lay_out(inputs, calls)
+        remote = remote.moved_to(places, count_read_calls(places.stride, self._arena.device.type))
         timer = BurstTimer(self._ask, remote, self.worker.guard_pid, waits_inside=waits_inside)
         confirmation = timer.confirm(latency_ms * 1e6, self.worker.overhead, is_ours=self.task.is_ours)
         self.reads[-1] += remote.reader.reads()

@@ -87,9 +87,10 @@ class CallPlaces:
         tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
         specs = [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]
         specs += [(output.shape, output.dtype) for output in outputs]
-        slots, self._stride = lay_out(specs)
-        self._count = count_places(self._stride, arena.device, most or usual_places(self._stride, arena.device))
-        arena.reserve(self._stride * self._count)
+        slots, self.stride = lay_out(specs)
+        """Bytes from one place to the next."""
+        self._count = count_places(self.stride, arena.device, most or usual_places(self.stride, arena.device))
+        arena.reserve(self.stride * self._count)
         self.generation = arena.generation
         own = iter(slots)
         self._first_inputs = [next(own) if isinstance(value, torch.Tensor) else None for value in inputs]
@@ -97,14 +98,14 @@ class CallPlaces:
         self._inputs = self._view([slot for slot in self._first_inputs if slot is not None])
         self._outputs = self._view(self._first_outputs)
         self._bytes = [
-            arena.block.as_strided((self._count, slot.nbytes), (self._stride, 1), slot.offset) if slot.nbytes else None
+            arena.block.as_strided((self._count, slot.nbytes), (self.stride, 1), slot.offset) if slot.nbytes else None
             for slot in self._first_outputs
         ]
         """Of each output the bytes in all places, as one tensor."""
 
     def _view(self, slots: Sequence[Slot]) -> list[list[torch.Tensor]]:
         """Return the tensors of each place, given where they lie in the first one."""
-        views = [slot.views(self.arena.block, self._count, self._stride) for slot in slots]
+        views = [slot.views(self.arena.block, self._count, self.stride) for slot in slots]
         return [list(own) for own in zip(*views, strict=True)] if views else [[] for _ in range(self._count)]
 
     def __len__(self) -> int:
@@ -119,7 +120,7 @@ class CallPlaces:
             },
             "slots": [slot.to_json() for slot in self._first_outputs],
             "count": self._count,
-            "stride": self._stride,
+            "stride": self.stride,
         }
 
     def inputs(self, index: int) -> list[torch.Tensor | None]:

@@ -26,6 +26,7 @@ from flashinfer_bench.bench.runner.workers.bursts import (
     BurstTimer,
     ClaimContradicted,
     count_burst_calls,
+    count_read_calls,
     settle_by_requests,
 )
 from flashinfer_bench.bench.runner.workers.empty_bursts import BurstOverhead
@@ -435,3 +436,10 @@ def test_calls_that_cannot_be_captured_are_made_one_by_one_and_bound_nothing(ope
     found = timer.confirm(CALL_NS / 2, OVERHEAD)
     assert found.why_not.endswith("the host may be what holds it up: it waits")
     assert [fields["together"] for fields in worker.fields_of("burst")][:3] == [True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("size", "device_type", "calls"), [(1 << 20, "cpu", 24), (1 << 24, "cuda", 16), (1 << 25, "cuda", 6)]
+)
+def test_fewer_large_calls_are_kept_to_be_compared(size, device_type, calls):
+    assert count_read_calls(size, device_type) == calls
