@@ -97,9 +97,9 @@ SHORTER: Final = {"cpu": (1, 2, 4), "cuda": (1,)}
 content, the best of several short bursts is nearer to the usual call than the mean of a long one. On a GPU a short
 burst is little but its own beginning."""
 READ_CALLS: Final = {"cpu": 24, "cuda": 16}
-"""Calls that are compared of the burst that counts, which is the best of all, by the kind of device. On a CPU who leaves
-out a seventh of them passes once in 40 times; with 6 calls he passed twice in five, and his latency was 1.3 times too
-low. On a GPU who leaves out a fifth passes once in 35 times."""
+"""Calls that are compared of the burst that counts, which is the best of all, by the kind of device. On a CPU who
+leaves out a seventh of them passes once in 40 times; with 6 calls he passed twice in five, and his latency was 1.3
+times too low. On a GPU who leaves out a fifth passes once in 35 times."""
 FEW_READ_CALLS: Final = 6
 READ_BYTES: Final = 1 << 28
 """Where the inputs and outputs of so many calls take more, FEW_READ_CALLS are compared: they are kept until then."""
