@@ -22,7 +22,7 @@ import msgspec
 
 from flashinfer_bench.data.evaluation import EvaluationStatus, says_quick
 from flashinfer_bench.data.sets.latest import JUDGED_KEYS, in_order_of_time
-from flashinfer_bench.data.store.trace_lines import AnyEvaluation, AnyTrace, decode_extra
+from flashinfer_bench.data.store.trace_lines import AnyEvaluation, AnyTrace, decode_run
 
 FINGERPRINT_KEYS: Final = (
     *("definition", "solution", "workload", "config", "hardware", "evaluator", "timing"),
@@ -82,13 +82,7 @@ class RecordedRun(msgspec.Struct, frozen=True, gc=False):
     worker_memory_gb: float | None = None
 
 
-class _RecordedExtra(msgspec.Struct, gc=False):
-    """What is read of an evaluation's `extra`."""
-
-    run: RecordedRun = RecordedRun()
-
-
-_EXTRA: Final = msgspec.json.Decoder(_RecordedExtra)
+_RUN: Final = msgspec.json.Decoder(RecordedRun)
 
 
 class RecordedJob(NamedTuple):
@@ -225,9 +219,9 @@ def _read_record(evaluation: AnyEvaluation) -> RecordedJob:
 
 
 def _read_run(evaluation: AnyEvaluation) -> RecordedRun:
-    found = decode_extra(evaluation, _EXTRA)
+    found = decode_run(evaluation, _RUN)
     if found is not None:
-        return found.run
+        return found
     run, fingerprint = find_fingerprint(evaluation.extra)
     return RecordedRun(
         fingerprint={str(key): str(value) for key, value in fingerprint.items()} if fingerprint is not None else None,
