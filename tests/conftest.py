@@ -20,6 +20,7 @@ settings.load_profile("repeatable")  # the same examples each time: `--hypothesi
 for name in ("COLUMNS", "LINES"):
     os.environ.pop(name, None)  # tables are as wide as their text where nothing says how wide a screen is
 set_mark()
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else each of the programs that tests start compiles the package anew
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 

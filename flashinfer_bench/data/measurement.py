@@ -12,14 +12,14 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from flashinfer_bench.data.store.trace_lines import AnyEvaluation, decode_extra
+from flashinfer_bench.data.store.trace_lines import AnyEvaluation, decode_measurement
 
 Number = Annotated[float, msgspec.Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
 """Any but nan and the infinities."""
 
 
-class Measurement(msgspec.Struct, frozen=True, gc=False):
-    """What a measurement's record says; an empty text, an empty list or None where it does not say."""
+class BriefMeasurement(msgspec.Struct, frozen=True, gc=False):
+    """What tables of solutions read of a record: a big set has 100,000, and who reads less of each is done earlier."""
 
     method: str = ""
     """The clock: "cupti", "cuda_events" or "wall"."""
@@ -35,17 +35,29 @@ class Measurement(msgspec.Struct, frozen=True, gc=False):
     """False where the time says nothing about the kernel, as under Triton's interpreter."""
     reason: str = ""
     """Why the time is not meaningful."""
+    interval95_ms: list[Number] = []
+    """95 % interval of the latency: two bounds. What it holds for, `interval` says."""
+    interval: str = ""
+    """"workers": from several workers; "one worker, widened": by the spread between workers. Empty in older traces,
+    whose interval is of one worker's readings alone."""
+
+    @property
+    def bounds(self) -> tuple[float, float] | None:
+        """The interval; None where the record has none, or one of another form."""
+        if len(self.interval95_ms) != 2 or not 0 <= self.interval95_ms[0] <= self.interval95_ms[1]:
+            return None
+        return self.interval95_ms[0], self.interval95_ms[1]
+
+
+class Measurement(BriefMeasurement, frozen=True, gc=False):
+    """What a measurement's record says; an empty text, an empty list or None where it does not say."""
+
     samples: Number | None = None
     """Number of readings."""
     precision: Number | None = None
     """Share of its time to which the call was to be known after all trials."""
     precision_reached: Number | None = None
     """Share to which it is known, by the interval of the mean of all trials; None where too few readings tell."""
-    interval95_ms: list[Number] = []
-    """95 % interval of the latency: two bounds. What it holds for, `interval` says."""
-    interval: str = ""
-    """"workers": from several workers; "one worker, widened": by the spread between workers. Empty in older traces,
-    whose interval is of one worker's readings alone."""
     workers_ms: list[Number] = []
     """The latency of each worker, where there were several."""
     late: Number | None = None
@@ -74,13 +86,6 @@ class Measurement(msgspec.Struct, frozen=True, gc=False):
     """Every reading, in two older forms; the present form is a table, which no report reads."""
 
     @property
-    def bounds(self) -> tuple[float, float] | None:
-        """The interval; None where the record has none, or one of another form."""
-        if len(self.interval95_ms) != 2 or not 0 <= self.interval95_ms[0] <= self.interval95_ms[1]:
-            return None
-        return self.interval95_ms[0], self.interval95_ms[1]
-
-    @property
     def readings_ns(self) -> list[float]:
         """The readings of all trials, where the record has an older form."""
         return [reading for part in self.samples_ns for reading in (part if isinstance(part, list) else [part])]
@@ -95,8 +100,8 @@ class Measurement(msgspec.Struct, frozen=True, gc=False):
 
 def read_measurement(evaluation: AnyEvaluation) -> Measurement:
     """Return how the solution was timed; all of it "not given" where the trace has no record."""
-    found = decode_extra(evaluation, _EXTRA)
-    return parse_measurement(evaluation.extra) if found is None else found.measurement
+    found = decode_measurement(evaluation, _RECORD)
+    return parse_measurement(evaluation.extra) if found is None else found
 
 
 def parse_measurement(extra: Mapping[str, Any] | None) -> Measurement:
@@ -117,11 +122,5 @@ def _fits(name: str, value: object) -> bool:
     return True
 
 
-class _MeasuredExtra(msgspec.Struct, gc=False):
-    """What is read of an evaluation's `extra`."""
-
-    measurement: Measurement = Measurement()
-
-
-_EXTRA: Final = msgspec.json.Decoder(_MeasuredExtra)
+_RECORD: Final = msgspec.json.Decoder(Measurement)
 _TYPES: Final = {field.name: field.type for field in msgspec.structs.fields(Measurement)}

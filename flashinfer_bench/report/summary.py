@@ -11,10 +11,10 @@ from typing import Final
 
 from flashinfer_bench.base.host import collector_paused
 from flashinfer_bench.data import EvaluationStatus
-from flashinfer_bench.data.measurement import Measurement
+from flashinfer_bench.data.measurement import BriefMeasurement, read_measurement
 from flashinfer_bench.data.sets.latest import latest_by_key
 from flashinfer_bench.data.store.trace_lines import AnyEvaluation, AnyTrace
-from flashinfer_bench.report.timing import QUICK, Burst, Timing, count_timing, read_burst, read_told
+from flashinfer_bench.report.timing import QUICK, Burst, Timing, count_timing, read_briefly_told, read_burst
 from flashinfer_bench.report.verdict import caveat_in, judged, reason_of
 
 NUMBER: Final = re.compile(r"-?\d[\d.]*(?:e[-+]?\d+)?")
@@ -125,7 +125,7 @@ def _row(
 ) -> SummaryRow:
     passing = [(workload, evaluation) for workload, evaluation in members if evaluation.status is _PASSED]
     passed = [evaluation for _, evaluation in passing]
-    told = [read_told(evaluation) for evaluation in passed]
+    told = [read_briefly_told(evaluation) for evaluation in passed]
     latencies = [evaluation.performance.latency_ms for evaluation in passed if evaluation.performance is not None]
     speedups = [speedup for evaluation in passed if (speedup := measured_speedup(evaluation)) is not None]
     return SummaryRow(
@@ -138,16 +138,14 @@ def _row(
         timing_caveat=next(filter(None, (caveat_in(item.measurement) for item in told)), None),
         timing=count_timing(told),
         bursts=tuple(
-            read_burst(workload, item.measurement)
-            for (workload, _), item in zip(passing, told, strict=True)
-            if with_bursts
+            read_burst(workload, read_measurement(evaluation)) for workload, evaluation in passing if with_bursts
         ),
         failures=_failures(members),
         interval_share=_interval_share(item.measurement for item in told),
     )
 
 
-def _interval_share(measurements: Iterable[Measurement]) -> float | None:
+def _interval_share(measurements: Iterable[BriefMeasurement]) -> float | None:
     """Return the median of half the intervals that hold for another worker, as shares of their middles."""
     bounds = [one.bounds for one in measurements if one.interval]
     shares = [(high - low) / (high + low) for low, high in filter(None, bounds) if high + low > 0]

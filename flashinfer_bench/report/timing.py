@@ -10,14 +10,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
 from flashinfer_bench.bench.planning.resume import PROTOCOL, find_fingerprint
 from flashinfer_bench.data.evaluation import says_quick
-from flashinfer_bench.data.measurement import Measurement, parse_measurement
-from flashinfer_bench.data.store.trace_lines import AnyEvaluation, decode_extra
+from flashinfer_bench.data.measurement import BriefMeasurement, Measurement, parse_measurement
+from flashinfer_bench.data.store.trace_lines import AnyEvaluation, decode_measurement, decode_run
 from flashinfer_bench.report.verdict import to_one_line
 from flashinfer_bench.timing.flags import FLAGS
 from flashinfer_bench.timing.measurement import EVENTS_ASKED_FOR, reason_of_fallback
@@ -76,11 +76,14 @@ class ToldRun(msgspec.Struct, frozen=True, gc=False):
     quick: bool = False
 
 
-class Told(msgspec.Struct, frozen=True, gc=False):
+Record = TypeVar("Record", Measurement, BriefMeasurement)
+
+
+class Told(msgspec.Struct, Generic[Record], frozen=True, gc=False):
     """What an evaluation tells of how its time came about, in its `extra`."""
 
-    measurement: Measurement = Measurement()
-    run: ToldRun = ToldRun()
+    measurement: Record
+    run: ToldRun
 
     @property
     def marks(self) -> Sequence[str]:
@@ -106,11 +109,19 @@ def read_timing(passed: Iterable[AnyEvaluation]) -> Timing:
     return count_timing([read_told(item) for item in passed if item.performance is not None])
 
 
-def read_told(evaluation: AnyEvaluation) -> Told:
+def read_told(evaluation: AnyEvaluation) -> Told[Measurement]:
     """Return what an evaluation tells of its time: `extra` of a trace's line is parsed at each look."""
-    found = decode_extra(evaluation, _TOLD)
-    if found is not None:
-        return found
+    measurement, run = decode_measurement(evaluation, _RECORD), decode_run(evaluation, _RUN)
+    return Told(measurement, run) if measurement is not None and run is not None else _read_oddly_told(evaluation)
+
+
+def read_briefly_told(evaluation: AnyEvaluation) -> Told[BriefMeasurement] | Told[Measurement]:
+    """Return as much of it as tables of solutions read."""
+    measurement, run = decode_measurement(evaluation, _BRIEF_RECORD), decode_run(evaluation, _RUN)
+    return Told(measurement, run) if measurement is not None and run is not None else _read_oddly_told(evaluation)
+
+
+def _read_oddly_told(evaluation: AnyEvaluation) -> Told[Measurement]:
     extra = evaluation.extra
     run, marks = find_fingerprint(extra)
     shown = (
@@ -119,7 +130,7 @@ def read_told(evaluation: AnyEvaluation) -> Told:
     return Told(parse_measurement(extra), ToldRun(shown, says_quick(run)))
 
 
-def count_timing(told: Sequence[Told]) -> Timing:
+def count_timing(told: Sequence[Told[Any]]) -> Timing:
     """Count how evaluations were timed that have a performance."""
     records = [item.measurement for item in told]
     ways: Counter[tuple[str, str, str, str]] = Counter()
@@ -204,12 +215,14 @@ def _marks(protocol: str, sandbox: str, is_quick: bool) -> tuple[str, ...]:
     return tuple(mark for mark, held in zip(MARKS, holds, strict=True) if held)
 
 
-def _flags(record: Measurement) -> list[str]:
+def _flags(record: BriefMeasurement) -> list[str]:
     """Return the flags; none where the time means nothing, since a flag would invite to measure again."""
     return record.flags if record.meaningful else []
 
 
-_TOLD: Final = msgspec.json.Decoder(Told)
+_RECORD: Final = msgspec.json.Decoder(Measurement)
+_BRIEF_RECORD: Final = msgspec.json.Decoder(BriefMeasurement)
+_RUN: Final = msgspec.json.Decoder(ToldRun)
 
 
 def _rank(flag: str) -> tuple[int, str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from flashinfer_bench.data.measurement import Measurement, read_measurement
+from flashinfer_bench.data.measurement import BriefMeasurement, read_measurement
 from flashinfer_bench.data.sets.latest import find_latest
 from flashinfer_bench.data.store.trace_lines import AnyEvaluation, AnyTrace
 
@@ -54,7 +54,7 @@ def caveat_of(evaluation: AnyEvaluation) -> str | None:
     return caveat_in(read_measurement(evaluation))
 
 
-def caveat_in(measurement: Measurement) -> str | None:
+def caveat_in(measurement: BriefMeasurement) -> str | None:
     """Say why the latency means nothing, by its measurement."""
     if measurement.meaningful:
         return None

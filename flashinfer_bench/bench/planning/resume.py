@@ -14,15 +14,16 @@ was made with a changed solution, definition, workload or evaluator. Later verdi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
 from flashinfer_bench.data.evaluation import EvaluationStatus, says_quick
 from flashinfer_bench.data.sets.latest import JUDGED_KEYS, in_order_of_time
-from flashinfer_bench.data.store.trace_lines import AnyEvaluation, AnyTrace, decode_extra
+from flashinfer_bench.data.store.trace_lines import AnyEvaluation, AnyTrace, decode_run
 
 FINGERPRINT_KEYS: Final = (
     *("definition", "solution", "workload", "config", "hardware", "evaluator", "timing"),
@@ -82,13 +83,7 @@ class RecordedRun(msgspec.Struct, frozen=True, gc=False):
     worker_memory_gb: float | None = None
 
 
-class _RecordedExtra(msgspec.Struct, gc=False):
-    """What is read of an evaluation's `extra`."""
-
-    run: RecordedRun = RecordedRun()
-
-
-_EXTRA: Final = msgspec.json.Decoder(_RecordedExtra)
+_RUN: Final = msgspec.json.Decoder(RecordedRun)
 
 
 class RecordedJob(NamedTuple):
@@ -131,8 +126,10 @@ class RecordedJob(NamedTuple):
 
     def is_plainly(self, wanted: Mapping[str, str]) -> bool:
         """Tell whether it is a whole verdict of the wanted fingerprint that no limit of the run had a part in."""
-        is_whole = self.run.fingerprint == wanted and not self.run.quick and self.has_baseline
-        return is_whole and not self.timed_out and not self.over_memory
+        run, status = self.run, self.evaluation.status
+        if run.quick or status is _TIMEOUT or run.fingerprint != wanted or not self.has_baseline:
+            return False
+        return status is not _RUNTIME_ERROR or not self.over_memory
 
 
 @dataclass(frozen=True)
@@ -162,7 +159,7 @@ class RecordedJobs:
         evaluations = self.by_key.get(key)
         if not evaluations:
             return _NEW
-        devices = wanted.get("hardware", "").split(HARDWARE_JOINT)
+        devices = _devices_of(wanted.get("hardware", ""))
         last = _read_record(evaluations[-1])
         if last.is_plainly(wanted) and last.hardware in devices:  # as most are: those before it cannot matter
             return _SKIP
@@ -184,6 +181,11 @@ class RecordedJobs:
 
 _NEW: Final = Decision("new")
 _SKIP: Final = Decision("skip")
+
+
+@lru_cache(16)
+def _devices_of(hardware: str) -> Sequence[str]:
+    return hardware.split(HARDWARE_JOINT)
 
 
 def _newest_alike(records: list[RecordedJob], wanted: Mapping[str, str]) -> list[RecordedJob]:
@@ -225,9 +227,9 @@ def _read_record(evaluation: AnyEvaluation) -> RecordedJob:
 
 
 def _read_run(evaluation: AnyEvaluation) -> RecordedRun:
-    found = decode_extra(evaluation, _EXTRA)
+    found = decode_run(evaluation, _RUN)
     if found is not None:
-        return found.run
+        return found
     run, fingerprint = find_fingerprint(evaluation.extra)
     return RecordedRun(
         fingerprint={str(key): str(value) for key, value in fingerprint.items()} if fingerprint is not None else None,

@@ -42,6 +42,8 @@ def choose_traces(trace_set: TraceSet, args: argparse.Namespace) -> list[AnyTrac
     authors = {item.name: item.author for group in trace_set.solutions.values() for item in group}
     chosen = [trace_set.traces.get(item.name, []) for item in choose_definitions(trace_set, args)]
     traces = [trace for part in chosen for trace in kept_of(part)]
+    if not any(getattr(args, flag, None) for flag in ("solutions", "authors", "workloads")):
+        return traces
     known = {*authors, *(trace.solution or "" for trace in traces)}
     wanted, wanted_authors = getattr(args, "solutions", None), getattr(args, "authors", None)
     uuids = getattr(args, "workloads", None) or []

@@ -38,7 +38,11 @@ def latest_by_key(traces: Iterable[AnyTrace]) -> dict[JudgedKey, AnyTrace]:
     latest: dict[JudgedKey, AnyTrace] = {}
     whole: dict[JudgedKey, AnyTrace] = {}
     ordered = in_order_of_time(traces)
-    keys = [_key_of(trace) for trace in ordered]
+    keys = [
+        (trace.definition, trace.solution, trace.workload.uuid, trace.evaluation.environment.hardware)
+        for trace in ordered
+        if trace.evaluation is not None  # as of all that are in order
+    ]
     times = Counter(keys)
     if len(times) == len(keys):  # as where nothing was judged again
         return dict(zip(keys, ordered, strict=True))
@@ -55,11 +59,6 @@ def latest_by_key(traces: Iterable[AnyTrace]) -> dict[JudgedKey, AnyTrace]:
         latest.pop(key, None)
         latest[key] = trace
     return latest
-
-
-def _key_of(trace: AnyTrace) -> JudgedKey:
-    hardware = trace.evaluation.environment.hardware if trace.evaluation is not None else ""
-    return (trace.definition, trace.solution, trace.workload.uuid, hardware)
 
 
 def _differ(*traces: AnyTrace) -> bool:

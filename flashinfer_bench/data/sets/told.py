@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from flashinfer_bench.data.measurement import Measurement, Number, parse_measurement
-from flashinfer_bench.data.store.trace_lines import AnyEvaluation, decode_extra
+from flashinfer_bench.data.store.trace_lines import AnyEvaluation, decode_extra, decode_measurement
 
 
 class IntervalRecord(msgspec.Struct, frozen=True, gc=False):
@@ -72,9 +72,9 @@ class ToldTrace(msgspec.Struct, frozen=True, gc=False):
 
 def tell(evaluation: AnyEvaluation) -> ToldTrace:
     """Return what a trace tells; all of it "not given" where there is no `extra`."""
-    first, second = decode_extra(evaluation, _TOLD), decode_extra(evaluation, _INTERVAL)
+    first, second = decode_extra(evaluation, _TOLD), decode_measurement(evaluation, _INTERVAL)
     if first is not None and second is not None:
-        return msgspec.structs.replace(first, interval=second.measurement)
+        return msgspec.structs.replace(first, interval=second)
     extra = evaluation.extra or {}
     run = extra.get("run")
     known = _convert(run.get("fingerprint") if isinstance(run, Mapping) else None, DigestRecord, DigestRecord())
@@ -108,9 +108,5 @@ def _fits(value: object, kind: Any) -> bool:
     return True
 
 
-class _IntervalExtra(msgspec.Struct, gc=False):
-    measurement: IntervalRecord = IntervalRecord()
-
-
 _TOLD: Final = msgspec.json.Decoder(ToldTrace)
-_INTERVAL: Final = msgspec.json.Decoder(_IntervalExtra)
+_INTERVAL: Final = msgspec.json.Decoder(IntervalRecord)

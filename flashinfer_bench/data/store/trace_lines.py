@@ -3,7 +3,8 @@
 A set may have 100,000 traces of 3 kB; as models they are gigabytes and many seconds. So a line of a traces file that is
 right in every respect is kept as its text and a few values: a `TraceLine`. It has the fields of a `Trace` as far as
 plans and reports read them; `to_trace` makes the whole model. `trace_list.TraceList` is the list that users see. Who
-reads `extra` of many lines gives `decode_extra` a type that names what is wanted: the rest is only passed over.
+reads many lines gives `decode_measurement` or `decode_run` a type that names what is wanted of that entry of `extra`:
+where the entries stand is known from the first look at the line. `decode_extra` looks at all of the line again.
 
 `read_trace_line` takes no line that the models would refuse, or that is worth a remark: any other is for `parse_line`.
 msgspec passes over what is not asked for, and is strict in that, but for three things: text that is no UTF-8, integers
@@ -40,9 +41,7 @@ Model = TypeVar("Model", bound=DataModel)
 Read = TypeVar("Read")
 Named = Annotated[str, msgspec.Meta(min_length=1)]
 NotNegative = Annotated[float, msgspec.Meta(ge=0)]
-_NO_TABLE: Final = msgspec.Raw(b"null")
-_TABLE_OR_NULL: Final = b"{n"
-"""JSON of a table, or null, begins with one of these, and no other JSON does."""
+_NOTHING: Final = msgspec.Raw(b"{}")
 
 
 class AnyTable(msgspec.Struct, gc=False):
@@ -65,6 +64,13 @@ class PerformanceLine(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     speedup_factor: NotNegative = 0.0
 
 
+class ExtraLine(msgspec.Struct, gc=False):
+    """Entries of `extra` that reports and plans ask many lines for, as text; an empty table where there is none."""
+
+    measurement: msgspec.Raw = _NOTHING
+    run: msgspec.Raw = _NOTHING
+
+
 class EvaluationLine(msgspec.Struct, gc=False):
     """What is kept of an `Evaluation`."""
 
@@ -75,30 +81,35 @@ class EvaluationLine(msgspec.Struct, gc=False):
     """Where it ran; lines with the same one share it."""
     correctness: CorrectnessLine | None
     performance: PerformanceLine | None
-    extra_text: msgspec.Raw
+    entries: ExtraLine | None
+    line: bytes
+    """The line that it stands in."""
 
     @property
     def extra(self) -> dict[str, Any] | None:
-        """All of it, which is parsed at each look; who asks many lines calls `decode_extra`."""
-        return cast("dict[str, Any] | None", from_json(bytes(self.extra_text)))
+        """All of it, which is parsed at each look; who asks many lines calls `decode_run` or the like."""
+        return cast("dict[str, Any] | None", from_json(bytes(_read_extra(self.line))))
 
     @property
     def is_quick(self) -> bool:
         """Whether it is of a quick look."""
-        found = decode_extra(self, _QUICK)
-        return says_quick((self.extra or {}).get("run")) if found is None else found.run.quick
+        found = decode_run(self, _QUICK)
+        return says_quick((self.extra or {}).get("run")) if found is None else found.quick
 
 
 class TraceLine(msgspec.Struct, gc=False):
     """A trace with an evaluation, as the line of a file; it has the fields of a `Trace`."""
 
-    text: bytes
-    """The line."""
     definition: str
     solution: str
     workload: Workload
     """What it was judged on; lines with the same one share it."""
     evaluation: EvaluationLine
+
+    @property
+    def text(self) -> bytes:
+        """The line."""
+        return self.evaluation.line
 
     def is_successful(self) -> bool:
         """Tell whether the solution passed."""
@@ -125,17 +136,15 @@ def read_trace_line(text: bytes) -> TraceLine | None:
         environment = _read_environment(bytes(said.environment))
     except (msgspec.MsgspecError, ValueError):
         return None
-    is_whole = (
-        (said.correctness is not None) == (said.status in HAS_CORRECTNESS)
-        and (said.performance is not None) == (said.status in HAS_PERFORMANCE)
-        and memoryview(said.extra)[0] in _TABLE_OR_NULL
-    )
+    is_whole = (said.correctness is not None) == (said.status in HAS_CORRECTNESS) and (
+        said.performance is not None
+    ) == (said.status in HAS_PERFORMANCE)
     if not is_whole:
         return None
     evaluation = EvaluationLine(
-        said.status, said.log, said.timestamp, environment, said.correctness, said.performance, said.extra
+        said.status, said.log, said.timestamp, environment, said.correctness, said.performance, said.extra, text
     )
-    return TraceLine(text, found.definition, found.solution, workload, evaluation)
+    return TraceLine(found.definition, found.solution, workload, evaluation)
 
 
 def _count_openers(text: bytes) -> int:
@@ -150,10 +159,26 @@ def to_trace(kept: AnyTrace) -> Trace:
 
 def decode_extra(evaluation: AnyEvaluation, decoder: msgspec.json.Decoder[Read]) -> Read | None:
     """Read from a line what a decoder asks for of `extra`; None for a model, and where an entry has another form."""
-    if not isinstance(evaluation, EvaluationLine):
+    return _decode(_read_extra(evaluation.line), decoder) if isinstance(evaluation, EvaluationLine) else None
+
+
+def decode_measurement(evaluation: AnyEvaluation, decoder: msgspec.json.Decoder[Read]) -> Read | None:
+    """Read what a decoder asks for of the `measurement` in `extra`, as `decode_extra` does, without the rest."""
+    if not isinstance(evaluation, EvaluationLine) or evaluation.entries is None:
         return None
+    return _decode(evaluation.entries.measurement, decoder)
+
+
+def decode_run(evaluation: AnyEvaluation, decoder: msgspec.json.Decoder[Read]) -> Read | None:
+    """Read what a decoder asks for of the `run` in `extra`, as `decode_extra` does, without the rest."""
+    if not isinstance(evaluation, EvaluationLine) or evaluation.entries is None:
+        return None
+    return _decode(evaluation.entries.run, decoder)
+
+
+def _decode(text: msgspec.Raw, decoder: msgspec.json.Decoder[Read]) -> Read | None:
     try:
-        return decoder.decode(evaluation.extra_text)
+        return decoder.decode(text)
     except msgspec.MsgspecError:
         return None
 
@@ -162,8 +187,16 @@ class _QuickRun(msgspec.Struct, frozen=True, gc=False):
     quick: bool = False
 
 
-class _QuickExtra(msgspec.Struct, gc=False):
-    run: _QuickRun = _QuickRun()
+class _WholeExtra(msgspec.Struct, gc=False):
+    extra: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class _WholeLine(msgspec.Struct, gc=False):
+    evaluation: _WholeExtra
+
+
+def _read_extra(line: bytes) -> msgspec.Raw:
+    return _WHOLE.decode(line).evaluation.extra
 
 
 class _EvaluationText(msgspec.Struct, forbid_unknown_fields=True, gc=False):
@@ -175,7 +208,7 @@ class _EvaluationText(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     environment: msgspec.Raw
     correctness: CorrectnessLine | None = None
     performance: PerformanceLine | None = None
-    extra: msgspec.Raw = _NO_TABLE
+    extra: ExtraLine | None = None
 
 
 class _TraceText(msgspec.Struct, forbid_unknown_fields=True, gc=False):
@@ -188,7 +221,8 @@ class _TraceText(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 
 
 _LINE: Final = msgspec.json.Decoder(_TraceText)
-_QUICK: Final = msgspec.json.Decoder(_QuickExtra)
+_WHOLE: Final = msgspec.json.Decoder(_WholeLine)
+_QUICK: Final = msgspec.json.Decoder(_QuickRun)
 _ANY_TABLE: Final = SchemaValidator(core_schema.typed_dict_schema({}, extra_behavior="ignore"))
 """Parses JSON as the models do, and makes nothing of it."""
 
