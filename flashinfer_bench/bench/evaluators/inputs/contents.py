@@ -162,8 +162,15 @@ class Contents:
 
     def make(self, number: int) -> list[Any]:
         """Return the inputs of a call, in memory of their own where they differ from the base."""
-        made = [torch.empty_like(value) if isinstance(value, torch.Tensor) else value for value in self.base]
-        self.write(number, [value if isinstance(value, torch.Tensor) else None for value in made])
+        return self.make_all([number])[0]
+
+    def make_all(self, numbers: Sequence[int]) -> list[list[Any]]:
+        """Return the inputs of each of some calls; all are written together."""
+        writer, made = open_writer(self._device), []
+        for number in numbers:
+            made.append([torch.empty_like(value) if isinstance(value, torch.Tensor) else value for value in self.base])
+            self.write(number, [value if isinstance(value, torch.Tensor) else None for value in made[-1]], writer)
+        writer.finish()
         return made
 
     def write(self, number: int, into: Sequence[torch.Tensor | None], writer: Writer | None = None) -> None:

@@ -29,6 +29,8 @@ from flashinfer_bench.worker.protocol import Called, ClockTraits, Started, Stopp
 
 MOST_ODD: Final = 4
 """Odd calls of a trial that are compared: honest outputs may repeat, as masks do, so this is bounded."""
+LARGE_BYTES: Final = 1 << 26
+"""Of calls whose inputs and outputs take more, no inputs are copied."""
 NO_GRAPH_BESIDE_SETUP: Final = "what setup prepares belongs to the inputs of one call, and a graph would keep it"
 
 
@@ -49,6 +51,17 @@ class ReadCall:
     """Its inputs are the evaluator's own, whose expected outputs are known."""
 
 
+@dataclass(frozen=True)
+class LeftCall:
+    """What a call left in its place: copies of its outputs, and of its inputs, which it may have changed."""
+
+    outputs: list[torch.Tensor]
+    inputs: list[torch.Tensor | None]
+    """Empty for a large call, whose inputs are checked at once."""
+    given: list[Any] | None = None
+    """What a large call was given; of others it is made again when the trial is over."""
+
+
 @dataclass
 class Reader:
     """Chooses, after the fact and at random, which calls of a trial are compared.
@@ -67,10 +80,10 @@ class Reader:
     check_inputs: Callable[[Sequence[Any], Sequence[torch.Tensor | None]], None]
     """Raises where a call has changed its inputs, given what they were and what they are."""
     chance: random.Random = field(default_factory=random.SystemRandom)
-    _kept: dict[int, ReadCall | None] = field(default_factory=dict)
-    """The number of each call that is kept by chance; None until it has been read."""
-    _odd: dict[int, ReadCall] = field(default_factory=dict)
-    _base: ReadCall | None = None
+    _kept: dict[int, LeftCall | None] = field(default_factory=dict)
+    """The number of each call that is kept by chance; None until it is over."""
+    _odd: dict[int, LeftCall] = field(default_factory=dict)
+    _base: LeftCall | None = None
     _seen: int = 0
     _looks: dict[tuple[bytes, ...], int] = field(default_factory=dict)
     _look_secret: int = field(default_factory=lambda: random.SystemRandom().getrandbits(32))
@@ -89,7 +102,7 @@ class Reader:
             chooses: False keeps none of them by chance, only what looks odd.
         """
         chosen = self._choose(indices, numbers) if chooses else set()
-        copies = {index: self._copy_outputs(index) for index in chosen}
+        copies = {index: self._copy(index) for index in chosen}
         seen = self.places.glance(indices, self._look_secret)
         self._latest = (list(indices), seen)
         looks = to_looks(seen, len(indices))
@@ -98,14 +111,14 @@ class Reader:
             is_odd = not is_base and self._is_odd(look) and len(self._odd) < MOST_ODD
             if index not in chosen and not is_odd:
                 continue
-            read = self._read(index, number, copies.get(index) or self._copy_outputs(index))
+            left = self._check_large(index, number, copies.get(index) or self._copy(index))
             if is_base:
-                self._base = read
+                self._base = left
                 continue
             if is_odd:
-                self._odd[number] = read
+                self._odd[number] = left
             if number in self._kept:
-                self._kept[number] = read
+                self._kept[number] = left
 
     def begin(self) -> None:
         """Forget the calls that are kept by chance: only those that come from now on are chosen from."""
@@ -150,25 +163,39 @@ class Reader:
         self._looks[key] = self._looks.get(key, 0) + 1
         return self._looks[key] > 1 and bool(looks) and self.contents.differs
 
-    def _copy_outputs(self, index: int) -> list[torch.Tensor]:
-        return [output.clone() for output in self.places.outputs(index)]
+    def _copy(self, index: int) -> LeftCall:
+        outputs = [output.clone() for output in self.places.outputs(index)]
+        if self.places.stride > LARGE_BYTES:
+            return LeftCall(outputs, [])
+        return LeftCall(outputs, [None if slot is None else slot.clone() for slot in self.places.inputs(index)])
 
-    def _read(self, index: int, number: int, outputs: list[torch.Tensor]) -> ReadCall:
-        inputs = self.contents.make(number)
-        self.check_inputs(inputs, self.places.inputs(index))
-        return ReadCall(inputs, outputs, number == self.contents.base_number)
+    def _check_large(self, index: int, number: int, call: LeftCall) -> LeftCall:
+        """Check the inputs of a large call in their place: a copy of them would take too much memory."""
+        if self.places.stride <= LARGE_BYTES:
+            return call
+        given = self.contents.make(number)
+        self.check_inputs(given, self.places.inputs(index))
+        return replace(call, given=given)
 
     def reads(self) -> list[ReadCall]:
         """Return the calls to compare, in a random order.
 
         Raises:
-            SolutionFailure: an output has changed since its call was over.
+            SolutionFailure: an output has changed since its call was over, or a call has changed its inputs.
         """
         self.check_unchanged()
-        kept = [read for read in self._kept.values() if read is not None]
-        found = [*kept, *(call for number, call in self._odd.items() if number not in self._kept)]
+        left = {number: call for number, call in self._kept.items() if call is not None} | self._odd
         if self._base is not None:
-            found.append(self._base)
+            left[self.contents.base_number] = self._base
+        small = [number for number, call in left.items() if call.given is None]
+        given = dict(zip(small, self.contents.make_all(small), strict=True))
+        for number, inputs in given.items():
+            self.check_inputs(inputs, left[number].inputs)
+        base = self.contents.base_number
+        found = []
+        for number, call in left.items():
+            inputs = given[number] if call.given is None else call.given
+            found.append(ReadCall(inputs, call.outputs, number == base))
         self.chance.shuffle(found)
         return found
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from flashinfer_bench.bench.runner.workers import remote_clock
 from flashinfer_bench.bench.runner.workers.remote_clock import MOST_ODD
 from flashinfer_bench.errors import SolutionFailure
 from tests.kit.trials import make_trial, run_calls
@@ -98,6 +99,22 @@ def test_inputs_that_a_call_changed_are_found_where_it_is_read(arena):
 
     trial = make_trial(arena, check_inputs=refuse)
     run_calls(trial, [0])
+    run_calls(trial, [0], lambda x: x.add_(1))
+    with pytest.raises(SolutionFailure, match="it was changed"):
+        trial.reader.reads()
+
+
+def test_inputs_of_large_calls_are_checked_at_once_and_not_copied(arena, monkeypatch):
+    def refuse(inputs, now):
+        if not torch.equal(inputs[0], now[0]):
+            raise SolutionFailure("INCORRECT_NUMERICAL", "it was changed")
+
+    monkeypatch.setattr(remote_clock, "LARGE_BYTES", 0)
+    trial = make_trial(arena, check_inputs=refuse, wanted=3)
+    run_calls(trial, [0])
+    assert [call.inputs for call in trial.reader._kept.values()] == [[]]
+    (read,) = trial.reader.reads()
+    assert is_right(read)
     with pytest.raises(SolutionFailure, match="it was changed"):
         run_calls(trial, [0], lambda x: x.add_(1))
 
