@@ -160,7 +160,7 @@ class CallPlaces:
         for held in self._bytes:
             if held is not None:
                 step = max(1, held.shape[1] // LOOKED_AT)
-                seen.append(_rows(held, indices)[:, secret % step :: step].clone())
+                seen.append(_rows(held[:, secret % step :: step], indices).clone())
         return seen
 
 
