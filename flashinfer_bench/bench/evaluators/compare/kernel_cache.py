@@ -26,7 +26,8 @@ JUDGE_FOLDER: Final = "judge"
 VARIABLE: Final = "TRITON_CACHE_DIR"
 HELPERS: Final = "*/cuda_utils*.so"
 """Modules of Triton's driver in a cache: what they are made of is part of their folder's name."""
-READ_BY_ALL: Final = 0o644
+HELPER_MODE: Final = 0o644
+"""Mode of a lent module: the worker, which may be of another user, reads it."""
 _shared: Path | None = None
 _log = logging.getLogger(__name__)
 
@@ -82,7 +83,7 @@ def lend_helpers(folder: Path) -> list[Path]:
                 part.mkdir()
                 made.append(part)
         shutil.copyfile(helper, target)
-        target.chmod(READ_BY_ALL)
+        target.chmod(HELPER_MODE)
         made.append(target)
     return made
 

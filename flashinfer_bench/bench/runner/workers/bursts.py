@@ -101,8 +101,10 @@ READ_CALLS: Final = {"cpu": 24, "cuda": 16}
 leaves out a seventh of them passes once in 40 times; with 6 calls he passed twice in five, and his latency was 1.3
 times too low. On a GPU who leaves out a fifth passes once in 35 times."""
 FEW_READ_CALLS: Final = 6
+"""The same where calls are large."""
 READ_BYTES: Final = 1 << 28
-"""Where the inputs and outputs of so many calls take more, FEW_READ_CALLS are compared: they are kept until then."""
+"""Where the inputs and outputs of READ_CALLS calls take more bytes than this, calls are large: they are kept until they
+are compared."""
 SLOW_NS: Final = 1_000_000
 """A claim from this on may be settled without bursts, by the time that the session saw timed calls take. What a request
 takes beside its calls is little then."""
