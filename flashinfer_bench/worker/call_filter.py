@@ -155,6 +155,17 @@ def install_filter(
     return None
 
 
+def refuse_calls(names: Sequence[str]) -> None:
+    """Refuse these calls, keys of `CALLS`, from here on; an earlier filter stays. Where none can be had, do nothing."""
+    machine = platform.machine()
+    if machine not in CALLS:
+        return
+    program = [Step(LOAD, NUMBER_OFFSET)]
+    for name in names:
+        program += [Step(JUMP_IF_EQUAL, CALLS[machine][name], 0, 1), Step(RETURN, REFUSE)]
+    _install([*program, Step(RETURN, ALLOW)], machine, SPEC_ALLOW)
+
+
 def filters_calls() -> bool:
     """Tell whether the walls' part of the filter can be had: a machine that it knows, a kernel that takes filters."""
     return platform.machine() in CALLS and can_ask(platform.release()) and _known_actions() >= {"errno", "user_notif"}

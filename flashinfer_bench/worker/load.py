@@ -23,8 +23,8 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch.utils.dlpack import from_dlpack
 
+from flashinfer_bench.worker.jit.start import leave_untuned
 from flashinfer_bench.worker.protocol import MAX_RETURNED, Signature
-from flashinfer_bench.worker.triton_start import leave_untuned
 
 PACKAGE: Final = "flashinfer_bench_solution"
 POSITIONAL: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)

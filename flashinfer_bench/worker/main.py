@@ -41,6 +41,7 @@ from flashinfer_bench.worker.calls import (
     share_memory,
 )
 from flashinfer_bench.worker.confine import confine
+from flashinfer_bench.worker.jit.precompile import precompile
 from flashinfer_bench.worker.linux import show_memory
 from flashinfer_bench.worker.load import load_entry
 from flashinfer_bench.worker.protocol import MAX_TEXT, MOST_WORDS, answer_readings
@@ -56,7 +57,9 @@ VERBS: Final = ("load", "bind", "lay_out", "start", "calls", "burst", "collect",
 
 
 def run_worker(order: dict[str, Any], fds: Sequence[int], guard: socket.socket) -> None:
-    """Confine this process, serve the session, end the process; or become the order's `program`, in the same walls.
+    """Confine this process, serve the session, end the process.
+
+    Or become the order's `program` in the same walls, or compile what its `precompile` tells.
 
     Args:
         order: from the session.
@@ -67,6 +70,10 @@ def run_worker(order: dict[str, Any], fds: Sequence[int], guard: socket.socket) 
         confine(order, fds, guard)
         if order.get("program"):
             os.execve(order["program"][0], order["program"], os.environ)
+        if order.get("precompile"):
+            precompile(order["precompile"])
+            flush_output()
+            return
         device = torch.device(order["device"])
         if device.type == "cuda":
             torch.zeros(1, device=device)

@@ -20,8 +20,9 @@ from typing import Any, Final, NoReturn
 
 from flashinfer_bench.base.files.trees import remove_tree
 from flashinfer_bench.worker.guard import run_guard
-from flashinfer_bench.worker.linux import adopt_orphans, count_own_tasks, hide_memory, kill_below
-from flashinfer_bench.worker.triton_start import prepare_triton
+from flashinfer_bench.worker.jit.stand_in import prepare_stand_in
+from flashinfer_bench.worker.jit.start import prepare_triton
+from flashinfer_bench.worker.linux import adopt_orphans, count_own_tasks, die_with_parent, hide_memory, kill_below
 from flashinfer_bench.worker.wire import FrameReader, WireClosed
 
 END_LIMIT_S: Final = 30.0
@@ -38,13 +39,16 @@ def fork() -> int:
         return os.fork()
 
 
-def run_template(sock: socket.socket, run_directory: Path, *, with_triton: bool = False) -> None:
+def run_template(
+    sock: socket.socket, run_directory: Path | None, *, with_triton: bool = False, precompiles: bool = False
+) -> None:
     """Serve spawn orders until the session is gone; never returns to the caller's code.
 
     Args:
         sock: the session's orders come from it.
-        run_directory: the session's folder; removed at the end.
+        run_directory: the session's folder; removed at the end. None for what another template removes.
         with_triton: have what a first Triton launch needs ready in every worker.
+        precompiles: have ready what precompiling needs. Its workers find no GPU.
     """
     hide_memory()  # forks inherit it: a worker is hidden until it gets a solution
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # guards are reaped by the kernel
@@ -55,12 +59,16 @@ def run_template(sock: socket.socket, run_directory: Path, *, with_triton: bool 
     try:
         if with_triton:
             prepare_triton()
+        if precompiles:
+            die_with_parent(signal.SIGKILL)  # it takes seconds to be ready, and may not be in time to hear of an end
+            prepare_stand_in()
         gc.freeze()  # workers do not walk what is here, nor write to its pages, when they collect garbage
         with suppress(WireClosed):  # the session ended: so do we
             _serve_orders(sock, most_tasks)
     finally:
         kill_below(os.getpid(), END_LIMIT_S)
-        remove_tree(run_directory)
+        if run_directory is not None:
+            remove_tree(run_directory)
         os._exit(0)
 
 

@@ -7,6 +7,7 @@ import warnings
 import pytest
 import torch
 
+from flashinfer_bench.worker.jit.start import leave_untuned
 from flashinfer_bench.worker.load import (
     KeywordRequired,
     describe_signature,
@@ -15,7 +16,6 @@ from flashinfer_bench.worker.load import (
     read_pybind_signature,
     read_tvm_schema,
 )
-from flashinfer_bench.worker.triton_start import leave_untuned
 
 NAMED = (
     '{"type":"ffi.Function","named_args":{"return":[{"type":"None"}],"params":[{"type":"DLTensor*"},{"type":"int"}]}}'

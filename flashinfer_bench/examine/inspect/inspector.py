@@ -231,7 +231,7 @@ def inspect(order: InspectOrder) -> Inspected:
     ours, theirs = socket.socketpair()
     with ExitStack() as stack:
         stack.callback(theirs.close)
-        template = start_template(run_directory, not_for_it=ours, with_triton=False)
+        template = start_template(run_directory, not_for_it=[ours], with_triton=False)
         stack.callback(template.close)  # then the template ends what is left, and removes the folder
         stack.callback(ours.close)
         try:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any, Final
 
 from flashinfer_bench.worker.privileges import CAP_DAC_READ_SEARCH, drop_capabilities
@@ -16,6 +17,8 @@ from flashinfer_bench.worker.walls import landlock
 from flashinfer_bench.worker.walls.own_view import enter_own_network, seal_proc
 from flashinfer_bench.worker.walls.walled_calls import CHILDREN, LOOPBACK
 
+PLAIN_DEVICES: Final = ("null", "zero", "full", "random", "urandom")
+"""Device nodes that every program uses."""
 OWN_THREADS: Final = "/proc/self/task"
 """CUDA gives each thread that it starts a name, in a file below this folder, and does not start where it cannot."""
 ALL_THREADS: Final = "/proc"
@@ -46,6 +49,10 @@ class Walls:
         """Return what `to_json` described."""
         lists = {name: tuple(told[name]) for name in ("readable", "writable", "devices", "openings")}
         return cls(**{**told, **lists})
+
+    def without_gpu(self) -> Walls:
+        """Return the walls of a worker that reaches no GPU."""
+        return replace(self, devices=tuple(path for path in self.devices if Path(path).name in PLAIN_DEVICES))
 
     def to_json(self) -> dict[str, Any]:
         """Return the walls as a frame carries them."""

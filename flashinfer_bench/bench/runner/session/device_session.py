@@ -34,6 +34,7 @@ from flashinfer_bench.bench.runner.protocol import (
 from flashinfer_bench.bench.runner.session.job import BaselineKey, BlockContext, JobContext, JobResult, MadeBaseline
 from flashinfer_bench.bench.runner.session.kept_baselines import KeptBaselines
 from flashinfer_bench.bench.runner.session.outcome import PRINTED, JobOutcome, Passed
+from flashinfer_bench.bench.runner.session.precompiling import Precompiler
 from flashinfer_bench.bench.runner.session.reads import judge_reads
 from flashinfer_bench.bench.runner.session.reference_timing import ReferenceTimer
 from flashinfer_bench.bench.runner.session.regimes import judge_regimes, plan_regimes
@@ -97,6 +98,7 @@ class DeviceSession:
         self._pool = pool
         self._tools = tools
         self._timer = ReferenceTimer(hello, pool, tools, kept)
+        self._precompiler = Precompiler(pool)
         self._device = tools.arena.device
         self._arena = tools.arena
         self._tell = tell
@@ -117,6 +119,7 @@ class DeviceSession:
 
     def close(self) -> None:
         """Give the shared memory back."""
+        self._precompiler.close()
         self._arena.release()
 
     def open_block(self, block: BlockOrder) -> BlockContext:
@@ -147,6 +150,7 @@ class DeviceSession:
             orders: its jobs that are left.
             ahead: the block that comes after it, as far as that is known.
         """
+        self._precompiler.expect([(block, orders), *([(ahead, ahead.jobs)] if ahead is not None else [])])
         wanted = list_wanted(
             [(block.solutions, orders), *([(ahead.solutions, ahead.jobs)] if ahead is not None else [])],
             isolated=self._hello.isolated,
@@ -272,6 +276,7 @@ class DeviceSession:
         )
         kernel = RemoteKernel(worker, self._tools, task, KernelMetadata(solution.name, definition.name, True))
         if is_fresh:
+            self._precompiler.finish(solution.digest)
             try:
                 self._import(kernel, definition, solution)
             except SolutionFailure as failure:
@@ -406,16 +411,26 @@ class DeviceSession:
         """Time the reference in a worker of its own, which finds nothing in the arena that another has left there."""
         if self._arena_of is not None and self._timer.recall(job) is None:
             self._pool.await_readers()
+            self._arena.come_back()
             self._arena.renew()
             self._arena_of = None
-        return self._timer.measure(job, input_sets, is_alone=is_alone)
+        with self._precompiler.held_still():
+            return self._timer.measure(job, input_sets, is_alone=is_alone)
 
     def _hand_over_arena(self, worker: WorkerProcess) -> None:
-        """Renew the arena for another worker, which must not see what the last one or the session has left there."""
-        if self._arena_of is not worker:
+        """Renew the arena for another worker, which must not see what the last one or the session has left there.
+
+        Where the last one has not ended, the new one gets other memory until it is measured.
+        """
+        if self._arena_of is worker:
+            return
+        if self._pool.has_readers and self._arena.may_step_aside:
+            self._arena.step_aside()
+        else:
             self._pool.await_readers()
+            self._arena.come_back()
             self._arena.renew()
-            self._arena_of = worker
+        self._arena_of = worker
 
     def _trim_cache(self) -> None:
         """Free device memory that the reference and spare workers do not need; the solution may need it."""

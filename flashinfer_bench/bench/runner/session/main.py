@@ -42,6 +42,7 @@ from flashinfer_bench.bench.runner.session.job import BlockContext
 from flashinfer_bench.bench.runner.session.kept_baselines import open_kept_baselines
 from flashinfer_bench.bench.runner.session.orders import Orders
 from flashinfer_bench.bench.runner.session.outcome import make_evaluation
+from flashinfer_bench.bench.runner.session.precompiling import spare_cores
 from flashinfer_bench.bench.runner.session.wanted import list_first_wanted
 from flashinfer_bench.bench.runner.workers.arena import SharedArena
 from flashinfer_bench.bench.runner.workers.enclosure import Enclosure
@@ -75,7 +76,11 @@ def serve_host(fd: int, make_session: Callable[..., DeviceSession] = DeviceSessi
         import_cupti()  # as above; the starter has done so where it knew of a GPU
     sys.dont_write_bytecode = True  # workers must not write into each other's artifacts
     run_directory = Path(tempfile.mkdtemp(prefix="flashinfer-bench-"))
-    template = start_template(run_directory, not_for_it=host, with_triton=hello.needs_triton and hello.device == "cuda")
+    with_triton = hello.needs_triton and hello.device == "cuda"
+    template = start_template(run_directory, not_for_it=[host], with_triton=with_triton)
+    precompiling = None
+    if with_triton and hello.has_walls and spare_cores():
+        precompiling = start_template(None, not_for_it=[host, template], with_triton=True, precompiles=True)
     enclosure = Enclosure(hello, os.environ) if hello.has_walls else None
     if enclosure is not None:
         enclosure.open_to_workers(run_directory)
@@ -90,6 +95,7 @@ def serve_host(fd: int, make_session: Callable[..., DeviceSession] = DeviceSessi
         on_ready=lambda worker: readout.add_launch_gap(worker.launch_gap_ns),
         enclosure=enclosure,
     ) as pool:
+        pool.precompiling = precompiling
         pool.expect_any()
         orders = Orders(host, reader)
         orders.look()

@@ -23,6 +23,10 @@ from flashinfer_bench.worker.arena import ALIGNMENT, Slot, map_memory_file
 SMALLEST_BYTES: Final = 1 << 20
 LARGE_BYTES: Final = 1 << 28
 """An arena of at least this size is as large as needed. A smaller one is up to twice as large, and so grows rarely."""
+LARGEST_ANTEROOM_BYTES: Final = 1 << 28
+"""Only an arena of up to this size lies in other memory while an earlier worker ends: that memory is held, too."""
+MOST_ANTEROOMS: Final = 4
+"""Solutions that fail in a row leave one each behind. With so many, the end of their workers is waited for."""
 PAGE_BYTES: Final = 1 << 21
 """The largest pages of a GPU. The driver may map memory whose size is no multiple of this in small pages only."""
 
@@ -78,6 +82,10 @@ class SharedArena:
         self._address = 0
         self._fd = -1
         self._retired: list[tuple[int, int]] = []
+        self._home: tuple[int, torch.Tensor] | None = None
+        """Address and bytes of the memory that `come_back` returns to; None while the arena lies there."""
+        self._anterooms: list[int] = []
+        """Addresses of memory in which the arena lay for a while. Workers that have not ended may map it."""
         self._is_shown = False
 
     def __enter__(self) -> SharedArena:
@@ -137,6 +145,35 @@ class SharedArena:
         else:
             self._retire()
 
+    @property
+    def may_step_aside(self) -> bool:
+        """Whether there is room for `step_aside`."""
+        return self.size <= LARGEST_ANTEROOM_BYTES and len(self._anterooms) < MOST_ANTEROOMS
+
+    def step_aside(self) -> None:
+        """Lie in other device memory until `come_back`: earlier workers, which have not ended, map the present one.
+
+        So a worker's first calls need not wait for their end. Timed calls are to have the same memory in all workers:
+        where data lies has a part in how fast it is read.
+        """
+        if self._home is not None:
+            self._anterooms.append(self._address)
+        elif self._address:
+            self._home = self._address, self.block
+        self._forget()
+
+    def come_back(self) -> None:
+        """Lie where the arena lay before `step_aside`, wiped; call it when all earlier workers have ended."""
+        if self._home is None:
+            return
+        for address in self._anterooms:
+            cuda_memory.free(address)
+        self._anterooms = [self._address] if self._address else []
+        (self._address, self.block), self._home = self._home, None
+        self.size, self._is_shown = self.block.numel(), False
+        self.generation += 1
+        self._wipe()
+
     def drop_retired(self) -> None:
         """Free the memory that was given up; call it when no worker maps that any more."""
         for address, fd in self._retired:
@@ -148,6 +185,10 @@ class SharedArena:
 
     def release(self) -> None:
         """Give all memory back; a memory file lives on in the processes that map it."""
+        self._retired += [(address, -1) for address in self._anterooms]
+        if self._home is not None:
+            self._retired.append((self._home[0], -1))
+        self._anterooms, self._home = [], None
         self._retire()
         self.drop_retired()
 
@@ -162,6 +203,9 @@ class SharedArena:
     def _retire(self) -> None:
         if self._address or self._fd >= 0:
             self._retired.append((self._address, self._fd))
+        self._forget()
+
+    def _forget(self) -> None:
         self._address, self._fd, self.size, self._is_shown = 0, -1, 0, False
         self.block = torch.empty(0, dtype=torch.uint8, device=self.device)
 

@@ -34,3 +34,8 @@ def find_artifact(solution: BlockSolution, make_folder: Callable[[], Path], *, a
         directory = make_folder()
         write_files(directory, {path: content.encode() for path, content in solution.sources.items()})
     return Artifact(directory, solution.entry, solution.symbol, solution.kind)
+
+
+def place_of(artifact: Artifact) -> dict[str, str]:
+    """Return how a worker is told where an artifact lies and how it is loaded."""
+    return {name: str(getattr(artifact, name)) for name in ("directory", "entry", "symbol", "kind")}

@@ -6,6 +6,7 @@ import os
 import secrets
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +22,8 @@ from flashinfer_bench.compile.cache import MOST_FILE_BYTES
 from flashinfer_bench.worker.walls.module_layer import LIBRARY
 from flashinfer_bench.worker.walls.walls import Walls
 
+MOST_LENT: Final = 1
+"""Entries of a new Triton cache that `lend_helpers` makes, at the most."""
 ENTERED_BY_ALL, READ_BY_ALL = 0o711, 0o755
 KEY_BYTES: Final = 32
 """Bytes of what a worker that is made for no solution has in place of a digest."""
@@ -84,6 +87,11 @@ class Enclosure:
             return self._of_no_solution[digest]
         own = f"{digest}-own" if self._has_own_user else digest  # each belongs to its user
         return self._cache_root / "jit" / digest[:2] / own
+
+    def has_kernels(self, digest: str) -> bool:
+        """Tell whether Triton has compiled anything for a solution: more lies in its cache than what was lent."""
+        cache = Path(solution_environment(self.folder(digest))["TRITON_CACHE_DIR"])
+        return len(list(islice(cache.glob("*"), MOST_LENT + 1))) > MOST_LENT
 
     def make_walls(self, digest: str, artifact: Path | None, given: Path) -> Walls:
         """Make a solution's folder, and the walls of a worker for it; its home is to be added.

@@ -18,6 +18,7 @@ from typing import Any, Final, TypeVar
 import torch
 
 from flashinfer_bench.bench.runner.workers.arena import as_bytes
+from flashinfer_bench.bench.runner.workers.artifacts import place_of
 from flashinfer_bench.bench.runner.workers.bursts import (
     BurstTimer,
     ClaimContradicted,
@@ -188,6 +189,7 @@ class RemoteKernel:
             SlowContext: the first trial shows that the worker's context makes it slower. The job is to be judged again.
         """
         self._tools.quiesce()
+        self._arena.come_back()
         chosen = input_sets[: self.task.plan.trials]
         with self.worker.resting():
             for attempt in range(MEASUREMENTS - 1):
@@ -389,9 +391,8 @@ class RemoteKernel:
         Raises:
             SolutionFailure: COMPILE_ERROR where the import fails, TIMEOUT where it does not end.
         """
-        place = {name: str(getattr(artifact, name)) for name in ("directory", "entry", "symbol", "kind")}
         try:
-            loaded = self._ask("load", Loaded, "the import", **place, environment=dict(environment))
+            loaded = self._ask("load", Loaded, "the import", **place_of(artifact), environment=dict(environment))
         except SolutionFailure as failure:
             if failure.status == "RUNTIME_ERROR":
                 raise SolutionFailure("COMPILE_ERROR", failure.message) from None

@@ -17,16 +17,18 @@ import itertools
 import os
 import socket
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 
+from flashinfer_bench.base.files.trees import remove_tree
 from flashinfer_bench.base.host import usable_cores, usable_memory
 from flashinfer_bench.bench.runner.environments import solution_environment, solution_folder, worker_environment
 from flashinfer_bench.bench.runner.protocol import Hello
+from flashinfer_bench.bench.runner.workers.artifacts import place_of
 from flashinfer_bench.bench.runner.workers.empty_bursts import BurstOverhead
 from flashinfer_bench.bench.runner.workers.enclosure import Enclosure
 from flashinfer_bench.bench.runner.workers.process import WorkerGone, WorkerLate, WorkerProcess
@@ -53,19 +55,22 @@ EARLY_WORKERS: Final = 2
 CPU one, which starts sooner."""
 
 
-def start_template(run_directory: Path, *, not_for_it: socket.socket, with_triton: bool) -> socket.socket:
+def start_template(
+    run_directory: Path | None, *, not_for_it: Iterable[socket.socket], with_triton: bool, precompiles: bool = False
+) -> socket.socket:
     """Fork the template from this process; call it before anything has touched the device or started threads.
 
     Args:
-        run_directory: removed by the template when it ends.
-        not_for_it: a socket of this process that the template must not keep open.
+        run_directory: removed by the template when it ends; None where another one does.
+        not_for_it: sockets of this process that the template must not keep open.
         with_triton: workers will launch Triton kernels on a GPU.
+        precompiles: its workers precompile, and launch nothing.
     """
     ours, theirs = socket.socketpair()
     if fork() == 0:
-        ours.close()
-        not_for_it.close()
-        run_template(theirs, run_directory, with_triton=with_triton)
+        for sock in (ours, *not_for_it):
+            sock.close()
+        run_template(theirs, run_directory, with_triton=with_triton, precompiles=precompiles)
     theirs.close()
     return ours
 
@@ -90,7 +95,8 @@ class WorkerPool:
         on_ready: told of each worker once it can take work.
         enclosure: makes the walls of workers; None where they have none.
 
-    `timing_image` is the machine code of the timing kernels, which workers then need not assemble.
+    `timing_image` is the machine code of the timing kernels, which workers then need not assemble. Where workers are to
+    precompile, `precompiling` is the template that these are forked from.
     """
 
     def __init__(
@@ -110,6 +116,7 @@ class WorkerPool:
         self._given: dict[int, Path] = {}
         """Worker, by its object's id → the folder that it alone reads."""
         self.timing_image: bytes | None = None
+        self.precompiling: socket.socket | None = None
         self._template = template
         self._run_directory = run_directory
         self._hello = hello
@@ -140,6 +147,8 @@ class WorkerPool:
         self.finish_ending()
         self._finish_spares()
         self._template.close()
+        if self.precompiling is not None:
+            self.precompiling.close()
 
     def worker_for(self, solution: SolutionFiles) -> tuple[WorkerProcess, bool]:
         """Return the solution's worker, ready, and whether it is a fresh one that has loaded nothing yet.
@@ -242,6 +251,12 @@ class WorkerPool:
         """Wait for earlier workers where they could change files of others: those that have no walls."""
         if self._enclosure is None:
             self.finish_ending()
+
+    @property
+    def has_readers(self) -> bool:
+        """Whether earlier workers that have not ended may use the arena's memory: on a GPU, where they map it."""
+        self._reap()
+        return self._hello.device == "cuda" and bool(self._ending)
 
     def await_readers(self) -> None:
         """Wait for earlier workers where the arena's memory is used again: they map it, and their kernels run on."""
@@ -380,11 +395,35 @@ class WorkerPool:
             worker.overhead = self._least_overhead = worker.overhead.at_most(self._least_overhead)
         return worker
 
-    def _spawn(self, solution: SolutionFiles) -> WorkerProcess:
+    def has_kernels(self, digest: str) -> bool:
+        """Tell whether a solution has compiled Triton kernels on this machine before."""
+        return self._enclosure is not None and self._enclosure.has_kernels(digest)
+
+    def start_precompiling(self, solution: SolutionFiles, artifact: Artifact, words: dict[str, Any]) -> WorkerProcess:
+        """Start a worker with walls and without a GPU that compiles a solution's kernels, and then ends.
+
+        Args:
+            solution: what its walls are for.
+            artifact: the solution's.
+            words: what else `worker/jit/precompile.py` wants to know.
+        """
+        return self._spawn(solution, (artifact, words))
+
+    def forget(self, worker: WorkerProcess) -> None:
+        """Remove what such a worker was given to read; it has ended."""
+        given = self._given.pop(id(worker), None)
+        if given is not None:
+            remove_tree(given)
+
+    def _spawn(
+        self, solution: SolutionFiles, precompiled: tuple[Artifact, dict[str, Any]] | None = None
+    ) -> WorkerProcess:
         number = next(self._numbers)
         home = self._run_directory / f"worker-{number}"
         own = {"HOME": str(home), "TMPDIR": str(home)}
-        if self._gpu_index is not None:
+        if precompiled is not None:
+            own["CUDA_VISIBLE_DEVICES"] = ""
+        elif self._gpu_index is not None:
             own["CUDA_VISIBLE_DEVICES"] = str(self._gpu_index)
         order: dict[str, Any] = {
             "environment": worker_environment(os.environ, Path(self._hello.cache_root)) | own,
@@ -405,9 +444,15 @@ class WorkerPool:
                 if solution is UNKNOWN_SOLUTION:
                     key = self._enclosure.make_key(self._run_directory / f"own-{number}")
                 walls = self._enclosure.make_walls(key, solution.artifact, given)
-                order["walls"] = replace(walls, writable=(str(home), *walls.writable)).to_json()
+                walls = replace(walls, writable=(str(home), *walls.writable))
+                if precompiled is not None:
+                    walls = walls.without_gpu()
+                    artifact = self._enclosure.hand_over(precompiled[0], given)
+                    order["precompile"] = {**place_of(artifact), **precompiled[1]}
+                order["walls"] = walls.to_json()
                 order["environment"] |= self._enclosure.environment(key)
-            worker = WorkerProcess(self._template, order, home)
+            template = self.precompiling if precompiled is not None else None
+            worker = WorkerProcess(template or self._template, order, home)
         except OSError as error:
             raise DeviceFault(
                 f"the template of workers is gone, or a worker's folders cannot be made: {error}"

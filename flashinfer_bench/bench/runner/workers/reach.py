@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from flashinfer_bench.compile.toolchain import find_cuda, find_cxx
+from flashinfer_bench.worker.walls.walls import PLAIN_DEVICES
 
 PACKAGE: Final = Path(__file__).parents[3]
 SYSTEM: Final = (
@@ -32,7 +33,7 @@ SETTINGS: Final = (
 )
 """Of /etc; the rest of it may be for root alone."""
 DEVICES: Final = (
-    *("null", "zero", "full", "random", "urandom"),
+    *PLAIN_DEVICES,
     *("nvidia[0-9]*", "nvidiactl", "nvidia-uvm*", "nvidia-modeset", "nvidia-caps", "nvidia-caps-imex-channels", "dxg"),
 )
 FOLDER_VARIABLES: Final = (

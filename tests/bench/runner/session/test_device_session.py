@@ -28,6 +28,7 @@ class FakePool:
         self.arena = arena
         self.sizes = []
         self.recovers = True
+        self.precompiling = None
 
     def discard(self):
         self.sizes.append(self.arena.size)

@@ -5,7 +5,14 @@ import os
 import pytest
 import torch
 
-from flashinfer_bench.bench.runner.workers.arena import LARGE_BYTES, PAGE_BYTES, SMALLEST_BYTES, SharedArena, round_up
+from flashinfer_bench.bench.runner.workers.arena import (
+    LARGE_BYTES,
+    MOST_ANTEROOMS,
+    PAGE_BYTES,
+    SMALLEST_BYTES,
+    SharedArena,
+    round_up,
+)
 
 pytestmark = pytest.mark.cpu
 
@@ -85,3 +92,30 @@ def test_nobody_can_change_the_size_of_an_arena(size):
         _, (fd,) = arena.describe()
         with pytest.raises(PermissionError):
             os.ftruncate(fd, size)
+
+
+@pytest.mark.gpu
+def test_an_arena_that_stepped_aside_comes_back_wiped_to_where_it_lay():
+    with SharedArena(torch.device("cuda")) as arena:
+        arena.come_back()
+        arena.step_aside()
+        arena.reserve(SMALLEST_BYTES)
+        home, generation = arena.block.data_ptr(), arena.generation
+        arena.block.fill_(7)
+        for _ in range(MOST_ANTEROOMS + 1):
+            assert arena.may_step_aside
+            arena.step_aside()
+            arena.reserve(SMALLEST_BYTES)
+            assert arena.block.data_ptr() != home
+            assert not arena.block.any()
+            arena.block.fill_(9)
+        assert not arena.may_step_aside
+        assert arena.generation > generation
+        generation = arena.generation
+        arena.come_back()
+        assert (arena.block.data_ptr(), arena.generation) == (home, generation + 1)
+        assert not arena.block.any()
+        arena.come_back()
+        assert arena.generation == generation + 1
+        arena.step_aside()
+        assert arena.may_step_aside

@@ -1,0 +1,270 @@
+"""Has the Triton kernels of the solutions that come next compiled while the current one is judged.
+
+A kernel takes 0.3 s to some ten seconds to compile, and the GPU would wait for it. Each solution that is new to this
+machine gets a worker of its own for that: with the same walls, without a GPU, at the lowest priority, on a few cores
+(`worker/jit/precompile.py`). So it launches nothing beside a measurement. While a reference is timed, all of them stand
+still: a slow reference would make a solution look fast.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import select
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from flashinfer_bench.base.files.trees import remove_tree
+from flashinfer_bench.base.host import usable_cores
+from flashinfer_bench.bench.evaluators.compare.packed import storage_shape
+from flashinfer_bench.bench.runner.protocol import BlockJob, BlockOrder, BlockSolution
+from flashinfer_bench.bench.runner.session.job import BlockContext
+from flashinfer_bench.bench.runner.session.wanted import files_of
+from flashinfer_bench.bench.runner.workers.artifacts import find_artifact
+from flashinfer_bench.bench.runner.workers.pool import WorkerPool
+from flashinfer_bench.bench.runner.workers.process import WorkerGone, WorkerProcess
+from flashinfer_bench.data import Definition, ScalarInput, TensorSpec, Workload
+from flashinfer_bench.data.dtypes import torch_dtype
+from flashinfer_bench.errors import BuildFault, DeviceFault
+from flashinfer_bench.worker.wire import WireError
+
+MOST_AT_ONCE: Final = 4
+"""Solutions that are precompiled side by side, at the most."""
+CORES_SHARE: Final = 4
+"""All of them have this machine's cores divided by this; with fewer cores than that nothing is precompiled."""
+LIMIT_S: Final = 60.0
+"""Seconds from its start in which a solution has to be precompiled; then its worker is ended."""
+WAIT_LIMIT_S: Final = 10.0
+"""Seconds that a solution's turn waits for what is still being precompiled of it. The first call does the rest."""
+MOST_CALLS: Final = 64
+"""Workloads that a solution is called for, at the most."""
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Coming:
+    """A solution whose turn comes, and the workloads that it will be judged on."""
+
+    solution: BlockSolution
+    definition: Definition
+    workloads: tuple[Workload, ...]
+
+
+@dataclass(frozen=True)
+class Running:
+    """A solution that is being precompiled."""
+
+    worker: WorkerProcess
+    deadline: float
+
+
+class Precompiler:
+    """Precompiles solutions on one device; call `close` at the end.
+
+    Args:
+        pool: starts the workers.
+        describe: tells what the GPU is; see `worker/jit/stand_in.py`.
+        now: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        pool: WorkerPool,
+        *,
+        describe: Callable[[], dict[str, Any]] | None = None,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._pool = pool
+        self._describe = describe or describe_gpu
+        self._gpu: dict[str, Any] | None = None
+        self._now = now
+        self._cores = spare_cores()
+        self._met: set[str] = set()
+        """Digests of solutions that need not be looked at any more."""
+        self._running: dict[str, Running] = {}
+        self._ending: list[WorkerProcess] = []
+        """Workers that were ended before they began."""
+
+    def expect(self, blocks: Iterable[tuple[BlockContext | BlockOrder, Sequence[BlockJob]]]) -> None:
+        """Precompile what comes, as far as there is room; wait for nothing.
+
+        Args:
+            blocks: the blocks that come, each with its jobs that are left. The first job's solution has its turn now.
+        """
+        if self._pool.precompiling is None:
+            return
+        self._reap()
+        for coming in self._list_new(blocks):
+            if len(self._running) >= MOST_AT_ONCE:
+                return
+            self._met.add(coming.solution.digest)
+            self._start(coming)
+
+    def finish(self, digest: str) -> None:
+        """Wait until a solution, whose turn it is, is precompiled, or for WAIT_LIMIT_S; nothing of that runs then.
+
+        What has not begun is not waited for: the first call compiles as quickly.
+        """
+        self._met.add(digest)
+        running = self._running.pop(digest, None)
+        if running is None:
+            return
+        deadline = min(running.deadline, self._now() + WAIT_LIMIT_S)
+        while _has_begun(running.worker) and not running.worker.has_ended and self._now() < deadline:
+            select.select([running.worker], [], [], max(0.0, deadline - self._now()))
+        self._end(running.worker)
+
+    @contextmanager
+    def held_still(self) -> Iterator[None]:
+        """Let nothing be precompiled meanwhile. What has not begun is begun anew later."""
+        with ExitStack() as stack:
+            for digest, running in list(self._running.items()):
+                if running.worker.has_ended:
+                    continue
+                if _has_begun(running.worker):
+                    stack.enter_context(running.worker.resting())
+                    running.worker.rest_all()
+                else:
+                    del self._running[digest]
+                    self._met.discard(digest)
+                    self._end(running.worker)
+            yield
+
+    def close(self) -> None:
+        """End all that is running."""
+        for running in self._running.values():
+            self._end(running.worker)
+        self._running.clear()
+
+    def _list_new(self, blocks: Iterable[tuple[BlockContext | BlockOrder, Sequence[BlockJob]]]) -> Iterator[Coming]:
+        current = None
+        for block, orders in blocks:
+            if current is None and orders:
+                current = block.solutions[orders[0].solution].digest
+            keys = dict.fromkeys(order.solution for order in orders)
+            for key in keys:
+                solution = block.solutions[key]
+                if solution.digest in self._met or solution.digest == current:
+                    continue
+                if not uses_triton(solution) or self._pool.has_kernels(solution.digest):
+                    self._met.add(solution.digest)
+                    continue
+                definition = block.definition
+                if not isinstance(definition, Definition):
+                    definition = Definition.model_validate(definition)
+                found = [Workload.model_validate(order.workload) for order in orders if order.solution == key]
+                yield Coming(solution, definition, tuple(found[:MOST_CALLS]))
+
+    def _start(self, coming: Coming) -> None:
+        solution = coming.solution
+        calls = [call for workload in coming.workloads if (call := describe_call(coming.definition, workload))]
+        if not calls:
+            return
+        if self._gpu is None:
+            self._gpu = self._describe()
+        words = {"calls": calls, "gpu": self._gpu, "cores": self._cores}
+        made: list[Any] = []
+
+        def make_folder() -> Any:
+            made.append(self._pool.make_folder())
+            return made[-1]
+
+        try:
+            artifact = find_artifact(solution, make_folder)
+            worker = self._pool.start_precompiling(files_of(solution), artifact, words)
+        except (BuildFault, DeviceFault) as error:
+            _log.info("%s is not precompiled: %s", solution.name, error)
+            for folder in made:
+                remove_tree(folder)
+            return
+        self._running[solution.digest] = Running(worker, self._now() + LIMIT_S)
+
+    def _reap(self) -> None:
+        """Clean up behind those that have ended, and end those that are late."""
+        for digest, running in list(self._running.items()):
+            if running.worker.has_ended or self._now() > running.deadline:
+                del self._running[digest]
+                self._end(running.worker)
+        for worker in [one for one in self._ending if one.has_ended]:
+            self._ending.remove(worker)
+            self._end(worker)
+
+    def _end(self, worker: WorkerProcess) -> None:
+        """End a worker; one whose guard has not told of itself yet is looked at again later."""
+        if not _has_begun(worker) and worker.exit is None:
+            worker.begin_end()
+            self._ending.append(worker)
+            return
+        worker.end()
+        self._pool.forget(worker)
+        said = worker.log.take().strip()
+        if said:
+            _log.info("precompiling said: %s", said)
+
+
+def _has_begun(worker: WorkerProcess) -> bool:
+    """Tell whether a worker and its guard run."""
+    with suppress(WorkerGone, WireError):
+        worker.hear()
+    return worker.guard_pid is not None
+
+
+def spare_cores() -> list[int]:
+    """Return the cores that precompiling may use: the last of those that this process may."""
+    return sorted(os.sched_getaffinity(0))[-(usable_cores() // CORES_SHARE) :] if usable_cores() >= CORES_SHARE else []
+
+
+def uses_triton(solution: BlockSolution) -> bool:
+    """Tell whether a solution launches Triton kernels, by its language or its text."""
+    if solution.build_error is not None or solution.kind != "python":
+        return False
+    return solution.language == "triton" or any("triton" in text for text in solution.sources.values())
+
+
+def describe_call(definition: Definition, workload: Workload) -> dict[str, Any] | None:
+    """Return the shapes and kinds of a call's arguments; None where the workload does not tell them."""
+    try:
+        inputs = definition.get_input_shapes(workload.axes)
+        outputs = definition.get_output_shapes(workload.axes)
+        told = [
+            describe_argument(spec, shape, workload.inputs.get(name))
+            for (name, spec), shape in zip(definition.inputs.items(), inputs, strict=True)
+        ]
+        left = [
+            describe_argument(spec, shape or (), None)
+            for spec, shape in zip(definition.outputs.values(), outputs, strict=True)
+        ]
+    except (KeyError, ValueError):
+        return None
+    return {"inputs": told, "outputs": left}
+
+
+def describe_argument(spec: TensorSpec, shape: Sequence[int] | None, given: object) -> dict[str, Any]:
+    """Return a tensor's shape and kind, or a number.
+
+    Raises:
+        ValueError: the workload does not say which number.
+    """
+    if shape is None:
+        if not isinstance(given, ScalarInput):
+            raise ValueError("a number that is not told")
+        return {"scalar": given.value}
+    dtype = str(torch_dtype(spec.dtype)).removeprefix("torch.")
+    return {"shape": list(storage_shape(tuple(shape), spec.dtype)), "dtype": dtype}
+
+
+def describe_gpu() -> dict[str, Any]:
+    """Return what torch and Triton's driver tell of this session's GPU."""
+    found = torch.cuda.get_device_properties(0)
+    told = {name: getattr(found, name) for name in dir(found) if not name.startswith("_")}
+    driver = importlib.import_module("triton.runtime.driver").driver
+    return {
+        "torch": {name: value for name, value in told.items() if isinstance(value, (int, str))},
+        "triton": dict(driver.active.utils.get_device_properties(0)),
+    }

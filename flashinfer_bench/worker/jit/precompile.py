@@ -1,0 +1,73 @@
+"""Compiles a solution's Triton kernels before its turn, by calls that compute nothing, in a worker without a GPU.
+
+It runs while another solution is measured, so it takes as little of the machine as can be: the lowest priority, and a
+few cores that it cannot leave. What it compiles lies in the solution's own cache. Nothing that it says is believed, and
+a solution that fails here is compiled at its first call, as always.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from flashinfer_bench.worker.call_filter import refuse_calls
+from flashinfer_bench.worker.jit.stand_in import LOWEST_PRIORITY, stand_in
+from flashinfer_bench.worker.linux import show_memory
+from flashinfer_bench.worker.load import LoadedEntry, load_entry
+
+MOST_PROCESSOR_S: Final = 120
+"""Seconds of a processor that it may take; then the kernel ends it."""
+
+
+def precompile(order: Mapping[str, Any]) -> None:
+    """Load the solution, and make the calls of the order on tensors without memory.
+
+    Args:
+        order: `directory`, `entry`, `symbol` and `kind` of its artifact, the `calls`, each with `inputs` and `outputs`,
+            the `gpu` (see `stand_in`), and the `cores` that it may use.
+    """
+    step_back(order["cores"])
+    show_memory()
+    with stand_in(order["gpu"]):
+        loaded = load_entry(Path(order["directory"]), order["entry"], order["symbol"], kind=order["kind"])
+        for call in order["calls"]:
+            try:
+                call_once(loaded, call)
+            except Exception:
+                traceback.print_exc()
+
+
+def step_back(cores: Sequence[int]) -> None:
+    """Take what nobody else wants of these cores, from here on; neither can be taken back."""
+    os.nice(LOWEST_PRIORITY)
+    os.sched_setaffinity(0, cores)
+    resource.setrlimit(resource.RLIMIT_CPU, (MOST_PROCESSOR_S, MOST_PROCESSOR_S))
+    torch.set_num_threads(1)
+    refuse_calls(("sched_setaffinity", "sched_setattr", "sched_setscheduler", "sched_setparam"))
+
+
+def call_once(loaded: LoadedEntry, call: Mapping[str, Any]) -> None:
+    """Make one call; with its outputs where the entry function takes these, too."""
+    inputs = [make_argument(one) for one in call["inputs"]]
+    outputs = [make_argument(one) for one in call["outputs"]]
+    takes = loaded.signature
+    fills = takes is not None and takes.minimum >= len(inputs) + len(outputs)
+    given = [*inputs, *outputs] if fills else inputs
+    prepared = {}
+    if loaded.setup is not None:
+        most = loaded.setup_signature.maximum if loaded.setup_signature is not None else None
+        prepared = loaded.setup(*(given if most is None or most >= len(given) else inputs))
+    loaded.function(*given, **prepared)
+
+
+def make_argument(described: Mapping[str, Any]) -> Any:
+    """Return a number, or a tensor of this shape."""
+    if "scalar" in described:
+        return described["scalar"]
+    return torch.empty(described["shape"], dtype=getattr(torch, described["dtype"]), device="cuda")

@@ -1,0 +1,140 @@
+"""Stands in for a GPU in a process that reaches none: enough of one for Triton to compile what a call would launch.
+
+Tensors have shapes, strides and the GPU as their device, and no memory (torch's FakeTensor). A launch does nothing.
+What is compiled lies in the solution's cache under the keys that a launch on the GPU looks for, since these are made of
+the kernel's source, the kinds of its arguments, the options and the kind of GPU.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from types import SimpleNamespace
+from typing import Any, Final
+from unittest import mock
+
+import torch
+from torch._subclasses import fake_tensor
+
+THREADS_A_BLOCK: Final = 1024
+"""What the stand-in tells Triton of every kernel: as many threads may be in a block as a GPU lets be there."""
+WARP_SIZE: Final = 32
+LOWEST_PRIORITY: Final = 19
+STREAM: Final = SimpleNamespace(cuda_stream=0, synchronize=lambda: None)
+
+
+def prepare_stand_in() -> None:
+    """Import what the first use of a stand-in would, seconds of work, for all forks of this process.
+
+    It takes the lowest priority from here on, and its forks with it.
+    """
+    os.nice(LOWEST_PRIORITY)
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # nothing that is imported may start the driver, which no fork could use
+    with stand_in({"torch": {"name": "", "major": 9, "minor": 0}, "triton": {}}):
+        torch.empty_like(torch.empty(1, device="cuda")) + 1
+
+
+@contextmanager
+def stand_in(gpu: Mapping[str, Any]) -> Iterator[None]:
+    """Let the code of a block find a GPU that is not there.
+
+    Args:
+        gpu: what torch tells of its properties (`torch`), and what Triton's driver does (`triton`).
+    """
+    with ExitStack() as stack:
+        if hasattr(fake_tensor, "init_gpu_context"):
+            stack.enter_context(mock.patch.object(fake_tensor, "init_gpu_context"))
+        stack.enter_context(_torch_sees(gpu["torch"]))
+        stack.enter_context(_triton_sees(gpu))
+        stack.enter_context(fake_tensor.FakeTensorMode(allow_non_fake_inputs=True))
+        yield
+
+
+@contextmanager
+def _torch_sees(properties: Mapping[str, Any]) -> Iterator[None]:
+    capability = properties["major"], properties["minor"]
+    answers = {
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "device_count": lambda: 1,
+        "current_device": lambda: 0,
+        "set_device": lambda _device: None,
+        "get_device_properties": lambda _device=None: SimpleNamespace(**properties),
+        "get_device_capability": lambda _device=None: capability,
+        "get_device_name": lambda _device=None: properties["name"],
+        "synchronize": lambda _device=None: None,
+        "current_stream": lambda _device=None: STREAM,
+        "default_stream": lambda _device=None: STREAM,
+        "device": lambda _device=None: nullcontext(),
+        "device_of": lambda _tensor=None: nullcontext(),
+    }
+    with ExitStack() as stack:
+        for name, answer in answers.items():
+            stack.enter_context(mock.patch.object(torch.cuda, name, answer))
+        stack.enter_context(mock.patch.object(fake_tensor.FakeTensor, "data_ptr", _place))
+        yield
+
+
+def _place(tensor: torch.Tensor) -> int:
+    """Return an address that is aligned as the tensor's would be: memory of its own begins at a multiple of 256."""
+    return int(tensor.storage_offset()) * tensor.element_size()
+
+
+@contextmanager
+def _triton_sees(gpu: Mapping[str, Any]) -> Iterator[None]:
+    try:
+        nvidia = importlib.import_module("triton.backends.nvidia.driver")
+        active = importlib.import_module("triton.runtime.driver").driver
+        tuner = importlib.import_module("triton.runtime.autotuner").Autotuner
+    except ImportError:
+        yield
+        return
+    before = active._active
+    active.set_active(make_driver(nvidia, gpu))
+    try:
+        with mock.patch.object(tuner, "_bench", _compile_one):
+            yield
+    finally:
+        active._active = before
+
+
+def make_driver(nvidia: Any, gpu: Mapping[str, Any]) -> Any:
+    """Return a driver of Triton's that compiles for a GPU, and launches nothing.
+
+    Args:
+        nvidia: Triton's module of the driver that launches.
+        gpu: see `stand_in`.
+    """
+    capability = gpu["torch"]["major"], gpu["torch"]["minor"]
+
+    class CompilingDriver(nvidia.CudaDriver):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.utils = SimpleNamespace(
+                get_device_properties=lambda _device=0: dict(gpu["triton"]),
+                load_binary=lambda *_of: (0, 0, 0, 0, THREADS_A_BLOCK),
+                set_printf_fifo_size=lambda _size: None,
+            )
+            self.launcher_cls = self._make_launcher
+            self.get_current_device = lambda: 0
+            self.set_current_device = lambda _device: None
+            self.get_current_stream = lambda _device=0: 0
+            self.get_device_capability = lambda _device=0: capability
+
+        def _make_launcher(self, source: Any, metadata: Any) -> Any:
+            """Compile the launcher too, since that lies in the cache as kernels do; return one that does nothing."""
+            with suppress(Exception):
+                nvidia.CudaLauncher(source, metadata)
+            return lambda *_arguments: None
+
+    return CompilingDriver()
+
+
+def _compile_one(tuner: Any, *arguments: Any, config: Any, **named: Any) -> list[float]:
+    """Compile one configuration of an autotuned kernel in place of timing it."""
+    try:
+        tuner.fn.run(*arguments, **{**named, **config.all_kwargs()})
+    except Exception:
+        return [float("inf")] * 3
+    return [0.0] * 3

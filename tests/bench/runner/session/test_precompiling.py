@@ -1,0 +1,215 @@
+"""Which solutions are precompiled, and when that is waited for, held still and ended."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from flashinfer_bench.bench.runner.protocol import BlockJob, BlockSolution
+from flashinfer_bench.bench.runner.session import precompiling
+from flashinfer_bench.bench.runner.session.precompiling import MOST_AT_ONCE, WAIT_LIMIT_S, Precompiler, describe_call
+from flashinfer_bench.data import Definition, Workload
+
+pytestmark = pytest.mark.cpu
+DEFINITION = Definition.model_validate(
+    {
+        "name": "scale",
+        "op_type": "elementwise",
+        "axes": {"n": {"type": "var"}},
+        "inputs": {"x": {"shape": ["n"], "dtype": "float16"}, "by": {"shape": None, "dtype": "float32"}},
+        "outputs": {"y": {"shape": ["n"], "dtype": "float16"}},
+        "reference": "def run(x, by):\n    return x * by\n",
+    }
+)
+WORKLOAD = {"uuid": "one", "axes": {"n": 64}, "inputs": {"by": {"type": "scalar", "value": 2.0}}}
+
+
+class FakeWorker:
+    """Has a guard once it has begun; ends when it is told to, or by itself."""
+
+    def __init__(self):
+        self.guard_pid = 1
+        self.exit = None
+        self.has_ended = False
+        self.log = SimpleNamespace(take=lambda: "")
+        self.held = []
+
+    def hear(self):
+        pass
+
+    def begin_end(self):
+        self.held.append("told to end")
+
+    def end(self):
+        self.has_ended = True
+
+    def resting(self):
+        worker = self
+
+        class Rest:
+            def __enter__(self):
+                worker.held.append("rests")
+
+            def __exit__(self, *_):
+                worker.held.append("goes on")
+
+        return Rest()
+
+    def rest_all(self):
+        pass
+
+
+class FakePool:
+    """Starts fake workers."""
+
+    def __init__(self):
+        self.precompiling = object()
+        self.started, self.words, self.with_kernels, self.forgotten = {}, [], set(), []
+
+    def has_kernels(self, digest):
+        return digest in self.with_kernels
+
+    def make_folder(self):
+        raise AssertionError("nothing was changed, so nothing is written anew")
+
+    def start_precompiling(self, solution, artifact, words):
+        self.words.append((artifact, words))
+        self.started[solution.digest] = FakeWorker()
+        return self.started[solution.digest]
+
+    def forget(self, worker):
+        self.forgotten.append(worker)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Time that goes on while somebody waits."""
+    told = SimpleNamespace(now=0.0)
+
+    def wait(_reads, _writes, _errors, limit_s):
+        told.now += limit_s
+        return [], [], []
+
+    monkeypatch.setattr(precompiling.select, "select", wait)
+    monkeypatch.setattr(precompiling, "find_artifact", lambda solution, _make: SimpleNamespace(directory=Path("/a")))
+    return told
+
+
+@pytest.fixture
+def made(clock):
+    pool = FakePool()
+    return pool, Precompiler(pool, describe=lambda: {"torch": {}, "triton": {}}, now=lambda: clock.now)
+
+
+def solution(number, **changes):
+    return BlockSolution(
+        **{
+            "name": f"s{number}",
+            "language": "triton",
+            "declared_style": None,
+            "digest": f"d{number}",
+            "directory": "/a",
+            "entry": "main.py",
+            "symbol": "run",
+            "kind": "python",
+            "build_error": None,
+            **changes,
+        }
+    )
+
+
+def block(*solutions, jobs_each=1):
+    named = {one.digest: one for one in solutions}
+    orders = [
+        BlockJob(index=at, solution=key, workload=WORKLOAD, blob_root="/", seed=0)
+        for at, key in enumerate(key for key in named for _ in range(jobs_each))
+    ]
+    return SimpleNamespace(solutions=named, definition=DEFINITION, jobs=orders), orders
+
+
+def test_those_that_come_are_precompiled_and_not_the_one_whose_turn_it_is(made):
+    pool, precompiler = made
+    precompiler.expect([block(*map(solution, range(3)), jobs_each=2)])
+    assert list(pool.started) == ["d1", "d2"]
+    _, words = pool.words[0]
+    call = {"inputs": [{"shape": [64], "dtype": "float16"}, {"scalar": 2.0}]}
+    assert words["calls"] == [{**call, "outputs": [{"shape": [64], "dtype": "float16"}]}] * 2
+    precompiler.expect([block(*map(solution, range(3)), jobs_each=2)])
+    assert len(pool.words) == 2
+
+
+def test_the_next_block_counts_too_and_no_more_than_a_few_run_side_by_side(made):
+    pool, precompiler = made
+    blocks = [block(solution(0), solution(1)), block(*map(solution, range(2, 9)))]
+    precompiler.expect(blocks)
+    assert list(pool.started) == [f"d{number}" for number in range(1, 1 + MOST_AT_ONCE)]
+    pool.started["d1"].has_ended = True
+    precompiler.expect(blocks)
+    assert list(pool.started)[MOST_AT_ONCE:] == [f"d{1 + MOST_AT_ONCE}"]
+    assert pool.forgotten == [pool.started["d1"]]
+
+
+def test_what_has_kernels_or_launches_none_is_left(made):
+    pool, precompiler = made
+    pool.with_kernels.add("d1")
+    others = [
+        solution(2, language="python"),
+        solution(3, build_error="it does not compile"),
+        solution(4, language="cuda", kind="torch"),
+        solution(5, language="python", sources={"main.py": "import triton\n"}),
+    ]
+    precompiler.expect([block(solution(0), solution(1), *others)])
+    assert list(pool.started) == ["d5"]
+
+
+def test_without_a_template_for_it_nothing_is_precompiled(made):
+    pool, precompiler = made
+    pool.precompiling = None
+    precompiler.expect([block(solution(0), solution(1))])
+    assert not pool.started
+
+
+def test_a_turn_waits_for_what_has_begun_and_not_for_long(made, clock):
+    pool, precompiler = made
+    precompiler.expect([block(*map(solution, range(3)))])
+    precompiler.finish("d1")
+    assert clock.now == WAIT_LIMIT_S
+    assert pool.started["d1"].has_ended
+    pool.started["d2"].guard_pid = None
+    precompiler.finish("d2")
+    assert clock.now == WAIT_LIMIT_S
+    assert pool.started["d2"].held == ["told to end"]
+    precompiler.finish("d7")
+    precompiler.expect([block(solution(0), solution(1), solution(7))])
+    assert list(pool.started) == ["d1", "d2"]
+
+
+def test_all_of_them_stand_still_while_a_reference_is_timed(made):
+    pool, precompiler = made
+    blocks = [block(*map(solution, range(4)))]
+    precompiler.expect(blocks)
+    pool.started["d2"].has_ended = True
+    pool.started["d3"].guard_pid = None
+    late = pool.started["d3"]
+    with precompiler.held_still():
+        assert pool.started["d1"].held == ["rests"]
+        assert pool.started["d2"].held == []
+    assert pool.started["d1"].held == ["rests", "goes on"]
+    assert late.held == ["told to end"]
+    precompiler.expect(blocks)
+    assert pool.started["d3"] is not late
+    precompiler.close()
+    assert pool.started["d1"].has_ended
+
+
+def test_one_that_is_late_is_ended(made, clock):
+    pool, precompiler = made
+    precompiler.expect([block(solution(0), solution(1))])
+    clock.now += precompiling.LIMIT_S + 1
+    precompiler.expect([block(solution(0))])
+    assert pool.started["d1"].has_ended
+
+
+def test_a_workload_that_leaves_a_number_open_tells_no_call():
+    assert describe_call(DEFINITION, Workload(uuid="one", axes={"n": 4})) is None
+    assert describe_call(DEFINITION, Workload(uuid="one", axes={})) is None

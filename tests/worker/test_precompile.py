@@ -1,0 +1,125 @@
+"""Compiling a solution's kernels ahead: what it finds in place of a GPU, what it may take, what is left of it."""
+
+import json
+import os
+import select
+import sys
+import time
+
+import pytest
+import torch
+
+from flashinfer_bench.bench.runner.workers.process import WorkerProcess
+from flashinfer_bench.worker.jit.precompile import call_once, make_argument
+from flashinfer_bench.worker.jit.stand_in import stand_in
+from flashinfer_bench.worker.load import load_entry
+from tests.kit.walls import running_cell
+from tests.kit.workers import worker_order
+
+pytestmark = pytest.mark.cpu
+GPU = {
+    "torch": {"name": "a GPU", "major": 9, "minor": 0, "multi_processor_count": 132},
+    "triton": {"max_shared_mem": 232448, "multiprocessor_count": 132},
+}
+CALL = {
+    "inputs": [{"shape": [4, 8], "dtype": "bfloat16"}, {"scalar": 3}],
+    "outputs": [{"shape": [4, 8], "dtype": "bfloat16"}],
+}
+
+
+def load(folder, source):
+    (folder / "main.py").write_text(source)
+    return load_entry(folder, "main.py", "run", kind="python")
+
+
+def test_tensors_have_a_gpu_and_no_memory():
+    with stand_in(GPU):
+        huge = torch.empty(1 << 40, device="cuda")
+        assert huge.is_cuda
+        assert (torch.empty_like(huge) + 1).device == torch.device("cuda:0")
+        assert huge.data_ptr() % 16 == 0
+        assert torch.cuda.is_available()
+        assert torch.cuda.get_device_capability() == (9, 0)
+        assert torch.cuda.get_device_properties(0).multi_processor_count == 132
+        with torch.cuda.device(huge.device):
+            torch.cuda.synchronize()
+    assert torch.cuda.is_available() == (torch.version.cuda is not None and os.path.exists("/dev/nvidiactl"))  # noqa: PTH110
+
+
+@pytest.mark.parametrize(
+    ("source", "seen"),
+    [
+        ("def run(x, n):\n    seen.append([x.device.type, n])\nseen = []\n", [["cuda", 3]]),
+        ("def run(x, n, y):\n    seen.append([list(y.shape), n])\nseen = []\n", [[[4, 8], 3]]),
+        (
+            "def setup(x, n):\n    return {'twice': 2 * n}\n"
+            "def run(x, n, *, twice):\n    seen.append(twice)\nseen = []\n",
+            [6],
+        ),
+    ],
+)
+def test_a_solution_is_called_as_it_will_be(tmp_path, source, seen):
+    with stand_in(GPU):
+        loaded = load(tmp_path, source)
+        call_once(loaded, CALL)
+    assert loaded.function.__globals__["seen"] == seen
+
+
+@pytest.mark.filterwarnings("ignore:TRITON_")  # of defaults that change
+def test_a_kernel_is_compiled_and_lies_in_the_cache(tmp_path, monkeypatch):
+    pytest.importorskip("triton", reason="Triton is not installed")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    source = """
+import torch, triton, triton.language as tl
+@triton.autotune(configs=[triton.Config({"BLOCK": 128}), triton.Config({"BLOCK": 256})], key=["n"])
+@triton.jit
+def double(x, y, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y + at, tl.load(x + at, mask=at < n) * 2, mask=at < n)
+def run(x, n):
+    y = torch.empty_like(x)
+    double[lambda meta: (triton.cdiv(x.numel(), meta["BLOCK"]),)](x, y, x.numel())
+    return y
+"""
+    with stand_in(GPU):
+        call_once(load(tmp_path, source), CALL)
+    assert len(list((tmp_path / "cache").glob("*/double.cubin"))) == 2
+
+
+def test_numbers_and_shapes_become_arguments():
+    assert make_argument({"scalar": 2.5}) == 2.5
+    with stand_in(GPU):
+        made = make_argument(CALL["inputs"][0])
+    assert (made.shape, made.dtype) == ((4, 8), torch.bfloat16)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="confinement is Linux's")
+def test_a_worker_that_precompiles_takes_the_cores_it_is_given_at_the_lowest_priority():
+    """It cannot leave them, what it does lies in its own folder, and it ends by itself."""
+    source = """
+import json, os
+def run(x, n):
+    told = {"cores": sorted(os.sched_getaffinity(0)), "nice": os.nice(0), "device": str(x.device)}
+    try:
+        os.sched_setaffinity(0, range(os.cpu_count()))
+    except OSError as error:
+        told["leave"] = error.errno
+    print(json.dumps(told), flush=True)
+"""
+    core = max(os.sched_getaffinity(0))
+    with running_cell() as cell:
+        (cell.artifact / "main.py").write_text(source)
+        home = cell.root / "run" / "home"
+        place = {"directory": str(cell.artifact), "entry": "main.py", "symbol": "run", "kind": "python"}
+        words = {**place, "calls": [CALL], "gpu": GPU, "cores": [core]}
+        environment = {"PATH": "/usr/bin:/bin", "HOME": str(home), "TMPDIR": str(home)}
+        order = worker_order(walls=cell.walls().without_gpu().to_json(), environment=environment, precompile=words)
+        deadline = time.monotonic() + 60
+        with WorkerProcess(cell.template, order, home) as worker:
+            while not worker.has_ended and time.monotonic() < deadline:
+                select.select([worker], [], [], 1.0)
+            worker.drain()
+            said = worker.log.take()
+            assert (worker.exit.code, worker.exit.signal) == (0, None), said
+    told = json.loads(next(line for line in said.splitlines() if line.startswith("{")))
+    assert told == {"cores": [core], "nice": 19, "device": "cuda:0", "leave": 1}
