@@ -57,7 +57,7 @@ class Coming:
 
 
 @dataclass(frozen=True)
-class Running:
+class UnderWay:
     """A solution that is being precompiled."""
 
     worker: WorkerProcess
@@ -87,7 +87,7 @@ class Precompiler:
         self._cores = spare_cores()
         self._met: set[str] = set()
         """Digests of solutions that need not be looked at any more."""
-        self._running: dict[str, Running] = {}
+        self._running: dict[str, UnderWay] = {}
         self._ending: list[WorkerProcess] = []
         """Workers that were ended before they began."""
 
@@ -183,7 +183,7 @@ class Precompiler:
             for folder in made:
                 remove_tree(folder)
             return
-        self._running[solution.digest] = Running(worker, self._now() + LIMIT_S)
+        self._running[solution.digest] = UnderWay(worker, self._now() + LIMIT_S)
 
     def _reap(self) -> None:
         """Clean up behind those that have ended, and end those that are late."""
