@@ -16,7 +16,7 @@ import torch
 
 from flashinfer_bench.bench.config import ResolvedEvalConfig
 from flashinfer_bench.bench.evaluators.evaluator import Baseline, JudgeContext, Rejected, Verdict
-from flashinfer_bench.bench.evaluators.inputs.memory import total_bytes
+from flashinfer_bench.bench.evaluators.inputs.memory import bytes_of, total_bytes
 from flashinfer_bench.bench.evaluators.inputs.seeds import derive_seed
 from flashinfer_bench.bench.evaluators.reference import Reference
 from flashinfer_bench.bench.evaluators.registry import find_evaluator
@@ -335,7 +335,7 @@ class DeviceSession:
         else:
             baseline = self._make_baseline(job, EXPECTED_PHASE)
         self._trim_cache()
-        self._hand_over_arena(kernel.worker)
+        self._hand_over_arena(kernel.worker, bytes_of([*baseline.inputs[0], *baseline.outputs[0]]))
         self._settle_task(job, kernel, baseline)
         verdict = self._check(job, kernel, baseline)
         measure = partial(evaluator.eval_performance, block.definition, kernel, baseline.inputs)
@@ -417,14 +417,15 @@ class DeviceSession:
         with self._precompiler.held_still():
             return self._timer.measure(job, input_sets, is_alone=is_alone)
 
-    def _hand_over_arena(self, worker: WorkerProcess) -> None:
+    def _hand_over_arena(self, worker: WorkerProcess, size: int) -> None:
         """Renew the arena for another worker, which must not see what the last one or the session has left there.
 
-        Where the last one has not ended, the new one gets other memory until it is measured.
+        Where the last one has not ended, the new one, whose calls need `size` bytes, gets other memory until it is
+        measured.
         """
         if self._arena_of is worker:
             return
-        if self._pool.has_readers and self._arena.may_step_aside:
+        if self._pool.has_readers and self._arena.may_step_aside(size):
             self._arena.step_aside()
         else:
             self._pool.await_readers()

@@ -24,7 +24,7 @@ SMALLEST_BYTES: Final = 1 << 20
 LARGE_BYTES: Final = 1 << 28
 """An arena of at least this size is as large as needed. A smaller one is up to twice as large, and so grows rarely."""
 LARGEST_ANTEROOM_BYTES: Final = 1 << 28
-"""Only an arena of up to this size lies in other memory while an earlier worker ends: that memory is held, too."""
+"""Only where a call needs no more than this an anteroom is made: it is held beside the arena."""
 MOST_ANTEROOMS: Final = 4
 """Solutions that fail in a row leave one each behind. With so many, the end of their workers is waited for."""
 PAGE_BYTES: Final = 1 << 21
@@ -146,9 +146,13 @@ class SharedArena:
             self._retire()
 
     @property
-    def may_step_aside(self) -> bool:
-        """Whether there is room for `step_aside`."""
-        return self.size <= LARGEST_ANTEROOM_BYTES and len(self._anterooms) < MOST_ANTEROOMS
+    def is_aside(self) -> bool:
+        """Whether it lies in an anteroom."""
+        return self._home is not None
+
+    def may_step_aside(self, size: int) -> bool:
+        """Tell whether there is room for `step_aside`, where a worker's first calls need so many bytes."""
+        return size <= LARGEST_ANTEROOM_BYTES and len(self._anterooms) < MOST_ANTEROOMS
 
     def step_aside(self) -> None:
         """Lie in other device memory until `come_back`: earlier workers, which have not ended, map the present one.

@@ -157,7 +157,7 @@ class RemoteKernel:
 
     def _make_call(self, inputs: Sequence[Any]) -> tuple[CallPlaces, list[Returned]]:
         """Make one call, on copies of the inputs; return where its outputs lie, and what it claims to have returned."""
-        places = self._lay_out(inputs)
+        places = self._lay_out(inputs, 1 if self._arena.is_aside else None)
         for value, slot in zip(inputs, places.inputs(0), strict=True):
             if slot is not None:
                 as_bytes(slot).copy_(as_bytes(value))

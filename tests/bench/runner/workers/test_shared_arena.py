@@ -103,13 +103,13 @@ def test_an_arena_that_stepped_aside_comes_back_wiped_to_where_it_lay():
         home, generation = arena.block.data_ptr(), arena.generation
         arena.block.fill_(7)
         for _ in range(MOST_ANTEROOMS + 1):
-            assert arena.may_step_aside
+            assert arena.may_step_aside(SMALLEST_BYTES)
             arena.step_aside()
             arena.reserve(SMALLEST_BYTES)
             assert arena.block.data_ptr() != home
             assert not arena.block.any()
             arena.block.fill_(9)
-        assert not arena.may_step_aside
+        assert not arena.may_step_aside(SMALLEST_BYTES)
         assert arena.generation > generation
         generation = arena.generation
         arena.come_back()
@@ -118,4 +118,4 @@ def test_an_arena_that_stepped_aside_comes_back_wiped_to_where_it_lay():
         arena.come_back()
         assert arena.generation == generation + 1
         arena.step_aside()
-        assert arena.may_step_aside
+        assert arena.may_step_aside(SMALLEST_BYTES)
