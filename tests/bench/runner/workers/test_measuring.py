@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from flashinfer_bench.bench.runner.workers import bursts
-from flashinfer_bench.bench.runner.workers.bursts import READ_CALLS, BurstTimer, ClaimContradicted
-from flashinfer_bench.bench.runner.workers.empty_bursts import BurstOverhead
 from flashinfer_bench.bench.runner.workers.kernel import MEASUREMENTS
 from flashinfer_bench.bench.runner.workers.kernel_task import MeasurePlan
 from flashinfer_bench.bench.runner.workers.stock import SlowContext, check_context
+from flashinfer_bench.bench.runner.workers.timed import bursts
+from flashinfer_bench.bench.runner.workers.timed.bursts import READ_CALLS, BurstTimer, ClaimContradicted
+from flashinfer_bench.bench.runner.workers.timed.empty_bursts import BurstOverhead
 from flashinfer_bench.errors import SolutionFailure
 from flashinfer_bench.timing.measurement import Sample, Trial
 from flashinfer_bench.timing.recipe import most_readings

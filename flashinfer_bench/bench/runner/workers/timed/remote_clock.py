@@ -19,9 +19,9 @@ import torch
 from flashinfer_bench.bench.evaluators.inputs.contents import Contents
 from flashinfer_bench.bench.evaluators.inputs.writer import open_writer
 from flashinfer_bench.bench.runner.workers.cpu_time import BetweenRequests
-from flashinfer_bench.bench.runner.workers.places import GRAPH_PLACES, CallPlaces, is_unwritten, to_looks
-from flashinfer_bench.bench.runner.workers.readings import ReadingsAsked, check_clock, check_readings
-from flashinfer_bench.bench.runner.workers.regime_calls import RegimeSchedule
+from flashinfer_bench.bench.runner.workers.timed.call_places import GRAPH_PLACES, CallPlaces, is_unwritten, to_looks
+from flashinfer_bench.bench.runner.workers.timed.readings import ReadingsAsked, check_clock, check_readings
+from flashinfer_bench.bench.runner.workers.timed.regime_calls import RegimeSchedule
 from flashinfer_bench.errors import SolutionFailure
 from flashinfer_bench.timing.clocks import CaptureRefused, Clock, ClockLost, Launch, Lead
 from flashinfer_bench.timing.measurement import Facts, Sample

@@ -26,10 +26,10 @@ from typing import Any, Final
 import torch
 
 from flashinfer_bench.bench.runner.workers.cpu_time import BetweenRequests, tree_waiting_ns
-from flashinfer_bench.bench.runner.workers.empty_bursts import BurstOverhead
-from flashinfer_bench.bench.runner.workers.places import MOST_BURST_PLACES
-from flashinfer_bench.bench.runner.workers.readings import CREDITED_SHARE
-from flashinfer_bench.bench.runner.workers.remote_clock import Ask, RemoteTrial
+from flashinfer_bench.bench.runner.workers.timed.call_places import MOST_BURST_PLACES
+from flashinfer_bench.bench.runner.workers.timed.empty_bursts import BurstOverhead
+from flashinfer_bench.bench.runner.workers.timed.readings import CREDITED_SHARE
+from flashinfer_bench.bench.runner.workers.timed.remote_clock import Ask, RemoteTrial
 from flashinfer_bench.errors import SolutionFailure
 from flashinfer_bench.worker.protocol import BurstDone, Collected
 

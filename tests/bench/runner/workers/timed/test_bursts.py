@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from flashinfer_bench.bench.runner.workers import bursts, cpu_time
-from flashinfer_bench.bench.runner.workers.bursts import (
+from flashinfer_bench.bench.runner.workers import cpu_time
+from flashinfer_bench.bench.runner.workers.timed import bursts
+from flashinfer_bench.bench.runner.workers.timed.bursts import (
     AGAIN,
     BEGIN_NS,
     BURST_NS,
@@ -29,9 +30,9 @@ from flashinfer_bench.bench.runner.workers.bursts import (
     count_read_calls,
     settle_by_requests,
 )
-from flashinfer_bench.bench.runner.workers.empty_bursts import BurstOverhead
-from flashinfer_bench.bench.runner.workers.places import MOST_PLACES
-from flashinfer_bench.bench.runner.workers.readings import raise_claim
+from flashinfer_bench.bench.runner.workers.timed.call_places import MOST_PLACES
+from flashinfer_bench.bench.runner.workers.timed.empty_bursts import BurstOverhead
+from flashinfer_bench.bench.runner.workers.timed.readings import raise_claim
 from flashinfer_bench.errors import SolutionFailure
 from tests.kit.trials import ScriptedWorker, make_trial
 

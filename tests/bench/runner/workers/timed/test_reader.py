@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from flashinfer_bench.bench.runner.workers import remote_clock
-from flashinfer_bench.bench.runner.workers.remote_clock import MOST_ODD
+from flashinfer_bench.bench.runner.workers.timed import remote_clock
+from flashinfer_bench.bench.runner.workers.timed.remote_clock import MOST_ODD
 from flashinfer_bench.errors import SolutionFailure
 from tests.kit.trials import make_trial, run_calls
 
