@@ -32,9 +32,11 @@ from flashinfer_bench.bench.runner.workers.timed.bursts import (
     settle_by_requests,
 )
 from flashinfer_bench.bench.runner.workers.timed.call_places import MOST_PLACES, CallPlaces, describe_inputs
+from flashinfer_bench.bench.runner.workers.timed.reader import ReadCall, Reader
 from flashinfer_bench.bench.runner.workers.timed.readings import ReadingsAsked, add_flags, check_trial, raise_claim
 from flashinfer_bench.bench.runner.workers.timed.regime_calls import UNTOUCHED, RegimeCall, RegimeSchedule
-from flashinfer_bench.bench.runner.workers.timed.remote_clock import ReadCall, Reader, RemoteClock, RemoteTrial
+from flashinfer_bench.bench.runner.workers.timed.remote_clock import RemoteClock
+from flashinfer_bench.bench.runner.workers.timed.trial import RemoteTrial
 from flashinfer_bench.compile import Artifact
 from flashinfer_bench.compile.diagnostics import lead_with_error
 from flashinfer_bench.errors import SolutionFailure

@@ -29,7 +29,8 @@ from flashinfer_bench.bench.runner.workers.cpu_time import BetweenRequests, tree
 from flashinfer_bench.bench.runner.workers.timed.call_places import MOST_BURST_PLACES
 from flashinfer_bench.bench.runner.workers.timed.empty_bursts import BurstOverhead
 from flashinfer_bench.bench.runner.workers.timed.readings import CREDITED_SHARE
-from flashinfer_bench.bench.runner.workers.timed.remote_clock import Ask, RemoteTrial
+from flashinfer_bench.bench.runner.workers.timed.remote_clock import Ask
+from flashinfer_bench.bench.runner.workers.timed.trial import RemoteTrial
 from flashinfer_bench.errors import SolutionFailure
 from flashinfer_bench.worker.protocol import BurstDone, Collected
 
