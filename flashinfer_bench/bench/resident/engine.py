@@ -34,16 +34,16 @@ from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, JobSta
 from flashinfer_bench.bench.planning.plan import Job
 from flashinfer_bench.bench.resident.fair_queue import FairQueue, Precedence
 from flashinfer_bench.bench.resident.open_jobs import OpenJob, OpenJobs
-from flashinfer_bench.bench.resident.recorder import TraceRecorder
 from flashinfer_bench.bench.resident.state import EngineLimits, EngineState
 from flashinfer_bench.bench.resident.submission import Submissions
 from flashinfer_bench.bench.resident.task import Task, TaskOrder
 from flashinfer_bench.bench.resident.watch import EngineWatch
-from flashinfer_bench.bench.resident.workshop import Workshop
 from flashinfer_bench.bench.runner.estimates import JobTimes
 from flashinfer_bench.bench.runner.fleet import POLL_S, Fleet, FleetRules, Happening, Judged
 from flashinfer_bench.bench.runner.job_seeds import JobSeeds
 from flashinfer_bench.bench.runner.starting import end_starters_of_thread
+from flashinfer_bench.bench.workshop.recorder import TraceRecorder
+from flashinfer_bench.bench.workshop.workshop import Workshop
 from flashinfer_bench.data import Solution, Trace, TraceSet
 from flashinfer_bench.errors import EngineClosed, FlashInferBenchError, QueueFull
 

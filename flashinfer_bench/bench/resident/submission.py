@@ -19,7 +19,7 @@ from flashinfer_bench.bench.planning.plan import (
 from flashinfer_bench.bench.planning.resume import RecordedJobs, read_fingerprint
 from flashinfer_bench.bench.planning.selection import Selected, set_missing_aside
 from flashinfer_bench.bench.planning.suitability import why_not_here
-from flashinfer_bench.bench.resident.workshop import Workshop
+from flashinfer_bench.bench.workshop.workshop import Workshop
 from flashinfer_bench.data import Solution, Trace
 from flashinfer_bench.data.names import did_you_mean
 from flashinfer_bench.data.sets.latest import in_order_of_time
