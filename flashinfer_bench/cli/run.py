@@ -49,10 +49,10 @@ class RunnableBenchmark(Protocol):
 
     @property
     def machine(self) -> Machine:
-        """Where they run."""
+        """The devices that jobs run on, and what can be built for them."""
 
     def plan(self, *, resume: bool = False, retry_timeouts: bool = False) -> Plan:
-        """Return the jobs."""
+        """Return the jobs of the run, and what is skipped."""
 
     def find_resumed(self, plan: Plan) -> list[Trace]:
         """Return the recorded traces of the jobs that it leaves out."""
@@ -61,7 +61,7 @@ class RunnableBenchmark(Protocol):
         """Give jobs the inputs that they had when these traces were recorded."""
 
     def run(self, plan: Plan, *, save_results: bool = True) -> Iterator[Event]:
-        """Run them."""
+        """Run the plan's jobs; yield what happens as it happens."""
 
     def repeat(self, times: int) -> None:
         """Time each solution in so many workers."""
