@@ -19,13 +19,13 @@ from flashinfer_bench.bench.planning.plan import Plan, describe_nothing, make_pl
 from flashinfer_bench.bench.planning.resume import RecordedJobs
 from flashinfer_bench.bench.planning.selection import select
 from flashinfer_bench.bench.progress_bar import progress_bar
-from flashinfer_bench.bench.resident.given_order import GivenOrder
-from flashinfer_bench.bench.resident.recorder import TraceRecorder
-from flashinfer_bench.bench.resident.repeats import Repeats
-from flashinfer_bench.bench.resident.workshop import Workshop
 from flashinfer_bench.bench.runner.fleet import Fleet, FleetRules, Happening, Judged
 from flashinfer_bench.bench.runner.job_seeds import JobSeeds, recorded_seeds
 from flashinfer_bench.bench.runner.recorded import find_resumed
+from flashinfer_bench.bench.workshop.given_order import GivenOrder
+from flashinfer_bench.bench.workshop.recorder import TraceRecorder
+from flashinfer_bench.bench.workshop.repeats import Repeats
+from flashinfer_bench.bench.workshop.workshop import Workshop
 from flashinfer_bench.data import Trace, TraceSet
 from flashinfer_bench.data.sets.rereading import reread_traces
 from flashinfer_bench.data.store.trace_lines import AnyTrace

@@ -25,11 +25,10 @@ from flashinfer_bench.bench.config_file import read_config_file
 from flashinfer_bench.bench.config_layers import EvalConfig, Extra, Ratio, StrictModel, Tolerance
 from flashinfer_bench.bench.config_problems import ConfigProblem, describe_problems, placed, to_validation_error
 from flashinfer_bench.bench.extra_keys import MAX_ABSOLUTE_ERROR, SUMMED_TOLERANCE
+from flashinfer_bench.data.store.layout import TOLERANCES_FILE
 from flashinfer_bench.data.store.ownership import LaidOver, is_of_one_root
 from flashinfer_bench.data.workload import Workload
 from flashinfer_bench.errors import ConfigError
-
-TOLERANCES_FILE: Final = "tolerances.yaml"
 
 
 class Section(StrictModel):

@@ -13,7 +13,7 @@ import torch
 
 from flashinfer_bench.bench.evaluators.inputs.make import InputMaker, bind_axes
 from flashinfer_bench.bench.evaluators.inputs.stored import read_stored
-from flashinfer_bench.data import Definition, SafetensorsInput, Workload
+from flashinfer_bench.data import Definition, Workload
 from flashinfer_bench.data.store.blobs import BlobStore
 
 SEEDS = 2**62
@@ -38,7 +38,7 @@ def gen_inputs(
         WorkloadFault: the workload cannot be used.
     """
     given, where = safe_tensors or {}, torch.device(device)
-    wanted = [name for name, source in workload.inputs.items() if isinstance(source, SafetensorsInput)]
+    wanted = list(workload.stored_inputs)
     missing = [name for name in wanted if name not in given]
     if missing:
         raise ValueError(f"no stored tensor for {', '.join(missing)}: pass what load_safetensors returns")
@@ -58,9 +58,8 @@ def load_safetensors(definition: Definition, workload: Workload, root: Path | st
     """
     _, shapes = bind_axes(definition, workload)
     store, found = BlobStore(root), {}
-    for name, source in workload.inputs.items():
-        if isinstance(source, SafetensorsInput):
-            file = store.locate(source.path, workload=workload.uuid)
-            where = f"input {name!r} of workload {workload.uuid} ({file}, key {source.tensor_key!r})"
-            found[name] = read_stored(file, source.tensor_key, definition.inputs[name], shapes[name], where=where)
+    for name, source in workload.stored_inputs.items():
+        file = store.locate(source.path, workload=workload.uuid)
+        where = f"input {name!r} of workload {workload.uuid} ({file}, key {source.tensor_key!r})"
+        found[name] = read_stored(file, source.tensor_key, definition.inputs[name], shapes[name], where=where)
     return found

@@ -49,10 +49,10 @@ class RunnableBenchmark(Protocol):
 
     @property
     def machine(self) -> Machine:
-        """Where they run."""
+        """The devices that jobs run on, and what can be built for them."""
 
     def plan(self, *, resume: bool = False, retry_timeouts: bool = False) -> Plan:
-        """Return the jobs."""
+        """Return the jobs of the run, and what is skipped."""
 
     def find_resumed(self, plan: Plan) -> list[Trace]:
         """Return the recorded traces of the jobs that it leaves out."""
@@ -61,7 +61,7 @@ class RunnableBenchmark(Protocol):
         """Give jobs the inputs that they had when these traces were recorded."""
 
     def run(self, plan: Plan, *, save_results: bool = True) -> Iterator[Event]:
-        """Run them."""
+        """Run the plan's jobs; yield what happens as it happens."""
 
     def repeat(self, times: int) -> None:
         """Time each solution in so many workers."""
@@ -95,34 +95,19 @@ def _watch(args: argparse.Namespace, make_engine: BenchmarkFactory) -> int:
 
 
 def _judge(args: argparse.Namespace, trace_set: TraceSet, make_engine: BenchmarkFactory) -> int:
+    """Run the jobs that the flags ask for, or print the plan; return the exit code."""
     drafts = take_drafts(args, trace_set)
-    names, unread = take_broken_names(trace_set, AskedNames.of(read_config(args)))
-    for field in ("definitions", "solutions"):
-        if unread and getattr(names, field) is not None:
-            setattr(args, field, getattr(names, field))
-    if unread and [] in (names.definitions, names.solutions):
-        raise Fault(f"nothing to run: {', '.join(unread)} cannot be read; `{PROGRAM} validate` says why")
+    left = _leave_out_unread(args, trace_set)
     config = read_config(args).for_set(trace_set)
-    replayed = read_replay(args.replay) if args.replay else []
-    with naming_flags(args):
-        engine = make_engine(trace_set, choose_replayed(config, replayed) if replayed else config)
-        plan = engine.plan(resume=args.resume, retry_timeouts=args.retry_timeouts)
-    if args.repeat != 1:
-        engine.repeat(args.repeat)
-    if replayed:
-        engine.replay(replayed)
-        plan, args.no_save_results = keep_replayed(plan, replayed), True
-    asked = AskedNames.of(config) if not unread else replace(names, definitions=None, solutions=None)
+    engine, plan = _open(args, trace_set, config, make_engine)
+    asked = left if left is not None else AskedNames.of(config)
     errors = [*find_load_errors(trace_set, asked), *find_plan_errors(trace_set, plan)]
     outcome = RunOutcome(plan, errors=[_describe_error(issue) for issue in errors])
     if args.strict and outcome.is_broken:
         raise Fault("\n".join(["--strict: nothing was run:", *outcome.errors, *describe_skips(plan.skips)]))
     if args.dry_run:
-        for line in (*describe_tolerances(trace_set), *describe_odd_keys(plan), *_describe_blobs(plan, trace_set)):
-            write_err(line)
-        write_out(_render_dry_run(args, plan, config, engine.machine))
+        _tell_plan(args, outcome, trace_set, config, engine.machine)
         engine.close()
-        _tell_plan_errors(outcome, trace_set)
         return FAILED if outcome.is_broken and not args.allow_broken else RAN
     outcome.resumed = engine.find_resumed(plan)
     _tell_plan_errors(outcome, trace_set)
@@ -134,6 +119,52 @@ def _judge(args: argparse.Namespace, trace_set: TraceSet, make_engine: Benchmark
     _run(engine, outcome, choose_progress(sys.stderr, quiet=args.quiet), save_results=not args.no_save_results)
     _tell_result(args, outcome, trace_set)
     return outcome.exit_code(require_passed=args.require_passed, allow_broken=args.allow_broken)
+
+
+def _leave_out_unread(args: argparse.Namespace, trace_set: TraceSet) -> AskedNames | None:
+    """Take names out of the flags whose files cannot be read; return whose errors are told then.
+
+    None where every name that was asked for could be read.
+
+    Raises:
+        Fault: no other name was asked for.
+    """
+    names, unread = take_broken_names(trace_set, AskedNames.of(read_config(args)))
+    if not unread:
+        return None
+    if [] in (names.definitions, names.solutions):
+        raise Fault(f"nothing to run: {', '.join(unread)} cannot be read; `{PROGRAM} validate` says why")
+    for field in ("definitions", "solutions"):
+        if getattr(names, field) is not None:
+            setattr(args, field, getattr(names, field))
+    return replace(names, definitions=None, solutions=None)
+
+
+def _open(
+    args: argparse.Namespace, trace_set: TraceSet, config: BenchmarkConfig, make_engine: BenchmarkFactory
+) -> tuple[RunnableBenchmark, Plan]:
+    """Return the engine and the jobs that the flags choose. What is replayed is not saved again."""
+    replayed = read_replay(args.replay) if args.replay else []
+    with naming_flags(args):
+        engine = make_engine(trace_set, choose_replayed(config, replayed) if replayed else config)
+        plan = engine.plan(resume=args.resume, retry_timeouts=args.retry_timeouts)
+    if args.repeat != 1:
+        engine.repeat(args.repeat)
+    if replayed:
+        engine.replay(replayed)
+        plan, args.no_save_results = keep_replayed(plan, replayed), True
+    return engine, plan
+
+
+def _tell_plan(
+    args: argparse.Namespace, outcome: RunOutcome, trace_set: TraceSet, config: BenchmarkConfig, machine: Machine
+) -> None:
+    """Write the plan to stdout, and what is odd or wrong in it to stderr."""
+    plan = outcome.plan
+    for line in (*describe_tolerances(trace_set), *describe_odd_keys(plan), *_describe_blobs(plan, trace_set)):
+        write_err(line)
+    write_out(_render_dry_run(args, plan, config, machine))
+    _tell_plan_errors(outcome, trace_set)
 
 
 def _describe_error(issue: LoadIssue) -> str:

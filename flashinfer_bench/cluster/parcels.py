@@ -13,7 +13,7 @@ from flashinfer_bench.bench.runner.protocol import BlockOrder
 from flashinfer_bench.cluster.words import Parcel
 from flashinfer_bench.compile import Built
 from flashinfer_bench.compile.artifact import mark_of
-from flashinfer_bench.data import SafetensorsInput, Solution, Workload
+from flashinfer_bench.data import Solution, Workload
 from flashinfer_bench.data.store.blobs import BlobStore
 from flashinfer_bench.errors import WorkloadFault
 
@@ -125,16 +125,15 @@ class Packer:
         offered: dict[str, Any] = {}
         for job in [] if self._has_shared_blobs else block.jobs:
             workload = Workload.model_validate(job.workload)
-            for source in workload.inputs.values():
-                if isinstance(source, SafetensorsInput):
-                    try:
-                        file = BlobStore(job.blob_root).locate(source.path, workload=workload.uuid)
-                        digest = self._digest(file)
-                        if digest not in offered:
-                            offered[digest] = self._offer(digest, file)
-                        blobs.setdefault(job.blob_root, {})[source.path] = digest
-                    except (WorkloadFault, OSError) as fault:
-                        faults[job.index] = str(fault)
+            for source in workload.stored_inputs.values():
+                try:
+                    file = BlobStore(job.blob_root).locate(source.path, workload=workload.uuid)
+                    digest = self._digest(file)
+                    if digest not in offered:
+                        offered[digest] = self._offer(digest, file)
+                    blobs.setdefault(job.blob_root, {})[source.path] = digest
+                except (WorkloadFault, OSError) as fault:
+                    faults[job.index] = str(fault)
         return Parcel(solutions=solutions, blobs=blobs, faults=faults), offered
 
     def _digest(self, file: Path) -> str:

@@ -19,7 +19,7 @@ from flashinfer_bench.data.reference import MOST_CHARACTERS, parse_module
 from flashinfer_bench.data.solution import Solution, SupportedBindings, SupportedLanguages
 
 SETUP: Final = "setup"
-"""A function of this name beside the entry function prepares its calls (docs/architecture.md, "The measurement")."""
+"""A function of this name beside the entry function prepares its calls (docs/timing.md, "Setup")."""
 COMPILED: Final = frozenset({SupportedLanguages.CPP, SupportedLanguages.CUDA})
 SAME_ARGUMENTS: Final = frozenset({"no_grad", "inference_mode", "compile", "cache", "lru_cache"})
 """Decorators that leave a function's arguments as they are."""

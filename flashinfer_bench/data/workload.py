@@ -128,6 +128,11 @@ class Workload(DataModel):
         """Whether code of the definition makes some of the inputs."""
         return any(isinstance(source, CustomInput) for source in self.inputs.values())
 
+    @property
+    def stored_inputs(self) -> dict[str, SafetensorsInput]:
+        """The inputs whose values are in a blob, by name."""
+        return {name: source for name, source in self.inputs.items() if isinstance(source, SafetensorsInput)}
+
     @model_validator(mode="after")
     def _inputs_are_not_misspelt(self) -> Workload:
         # Without an error all inputs would be drawn at random, and nobody would know.

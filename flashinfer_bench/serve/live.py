@@ -30,8 +30,6 @@ class LiveTask:
     events: list[dict[str, Any]] = field(default_factory=list)
     """What happened; at most two more than it has workloads."""
     is_over: bool = False
-    is_cancelled: bool = False
-    """Its client gave it up."""
     is_given_back: bool = False
     """The server ends; the next one goes on with the task."""
     follower: asyncio.Task[None] | None = None

@@ -37,14 +37,15 @@ from flashinfer_bench.serve.service import TaskService
 CACHE_FOLDER: Final = "serve"
 """The folder of the cache that holds ledgers and traces of sets that cannot be written."""
 WANTED_FILES: Final = 16_384
-"""The process may open so many files at once, where its hard limit allows it: each connection is one."""
+"""Files that the process may have open at once, where its hard limit allows as many: each connection is one."""
 KEPT_FILES: Final = 512
-"""So many of them are kept for the engine."""
+"""Of these, files that are kept for the engine; connections get the rest."""
 FEWEST_CONNECTIONS: Final = 64
+"""Connections that a server takes at once in any case, however few files it may open."""
 BACKLOG: Final = 1024
 """Connections that the system holds until they are accepted."""
 CLOSE_S: Final = 5
-"""Answers that are under way when a server has drained have this time, in seconds, to leave it."""
+"""Seconds that answers under way have to leave a server that has drained."""
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 

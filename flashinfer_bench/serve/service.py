@@ -27,20 +27,20 @@ from flashinfer_bench.serve.documents import END, end_event, task_document, verd
 from flashinfer_bench.serve.door import ServedEngine
 from flashinfer_bench.serve.ledger import OPEN, TaskRow
 from flashinfer_bench.serve.limits import ServeLimits
-from flashinfer_bench.serve.live import CANCELLED, LiveTask
+from flashinfer_bench.serve.live import CANCELLED, PENDING, LiveTask
 from flashinfer_bench.serve.records import TaskRecords
 from flashinfer_bench.serve.refusal import Refusal
 
 _log = logging.getLogger(__name__)
 Value = TypeVar("Value")
 FULL_RETRY_S: Final = 5
-"""A client that found the queue full is asked to come again after so many seconds."""
+"""Seconds after which a client that was refused for lack of room is asked to come again."""
 RESUBMIT_S: Final = 1.0
-"""A task of an earlier server that found the engine's queue full is tried again after so many seconds."""
+"""Seconds after which a task of an earlier server is submitted again, where the engine's queue was full."""
 CLEAN_S: Final = 3600.0
-"""Tasks that are over are looked through this often, in seconds, for those that are too old."""
+"""Seconds between two looks for ended tasks that are too old to be kept."""
 GIVE_BACK_S: Final = 10.0
-"""After the drain, cancelled jobs have so many seconds to leave the engine."""
+"""Seconds that cancelled jobs have to leave the engine after the drain; what is left then is not waited for."""
 
 
 class TaskService:
@@ -139,12 +139,11 @@ class TaskService:
         Raises:
             Refusal: there is no such task.
         """
-        live = self._live.get(task)
+        live = self._live.get(task)  # before the ledger is read: the task may end meanwhile
         row, traces = await self._records.read(task)
         if row is None:
             raise Refusal(404, f"there is no task {task}; old ones are forgotten")
-        status = row.state if row.state != OPEN else live.status if live is not None else "pending"
-        return task_document(row, status, traces)
+        return task_document(row, _status_of(row, live), traces)
 
     async def wait(self, tasks: Sequence[str], timeout_s: float) -> None:
         """Return when all of these tasks are over, the time is over, or the server ends."""
@@ -186,7 +185,6 @@ class TaskService:
         """Give up a task; what is recorded of it stays. A task that is over stays as it is."""
         live = self._live.get(task)
         if live is not None and not live.is_over:
-            live.is_cancelled = True
             if live.handle is not None:
                 live.handle.cancel()
             await self._end(live, CANCELLED, None)
@@ -195,12 +193,7 @@ class TaskService:
     async def list_tasks(self, submitter: str | None) -> list[dict[str, Any]]:
         """Return the latest tasks, without their traces."""
         rows = await self._records.list_tasks(submitter, self.limits.listed)
-        return [task_document(row, self.status_of(row), None) for row in rows]
-
-    def status_of(self, row: TaskRow) -> str:
-        """Return the status of a task as a client is told it."""
-        live = self._live.get(row.id)
-        return row.state if row.state != OPEN else live.status if live is not None else "pending"
+        return [task_document(row, _status_of(row, self._live.get(row.id)), None) for row in rows]
 
     def count_open(self) -> Counter[str]:
         """Return how many tasks are pending, and how many are running."""
@@ -339,6 +332,13 @@ def _make_row(asked: Submission, now: float) -> TaskRow:
         accepted_at=now,
         ended_at=None,
     )
+
+
+def _status_of(row: TaskRow, live: LiveTask | None) -> str:
+    """Return the status of a task as a client is told it: how it ended, or how far the engine is."""
+    if row.state != OPEN:
+        return row.state
+    return live.status if live is not None else PENDING
 
 
 async def _wait_event(event: asyncio.Event, timeout_s: float) -> bool:

@@ -15,6 +15,7 @@ from flashinfer_bench.testing.order import Order, carry_out
 from flashinfer_bench.testing.site import find_site
 from flashinfer_bench.testing.timed import GpuTime
 from flashinfer_bench.timing.measurement import EVENTS_ASKED_FOR, FALLING_BACK, reason_of_fallback
+from flashinfer_bench.timing.settings import ClockChoice
 
 TIME_BUDGET_S: Final = 10.0
 ON_A_CPU: Final = (
@@ -84,14 +85,17 @@ def bench_gpu_time(
         l2_cache="cold" if cold_l2_cache else "warm",
         rotate=rotate_buffers,
     )
-    site = find_site(find_tensors((order.args, order.kwargs)), clock="auto" if enable_cupti else "cuda_events")
+    ignored = [] if num_iters_within_graph in (None, 1) else [ONE_CALL]
+    return _time_and_warn(order, "auto" if enable_cupti else "cuda_events", ignored)
+
+
+def _time_and_warn(order: Order, clock: ClockChoice, notes: Sequence[str]) -> GpuTime:
+    """Time an order where its tensors lie; warn of these notes, and of what was done otherwise than it asks for."""
+    site = find_site(find_tensors((order.args, order.kwargs)), clock=clock)
     with site.active():
         timed = carry_out(order, site)
-    notes = describe_departures(order, timed.measurement)
-    if num_iters_within_graph not in (None, 1):
-        notes.append(ONE_CALL)
-    for note in notes:
-        warnings.warn(note, stacklevel=2)
+    for note in (*describe_departures(order, timed.measurement), *notes):
+        warnings.warn(note, stacklevel=3)  # at the call of bench_gpu_time
     return timed
 
 

@@ -277,7 +277,7 @@ def judge_there(monkeypatch, tmp_path, device):
     monkeypatch.setattr(workshop, "_make_farm", lambda: places.sources)
     fleet_of = Fleet
     monkeypatch.setattr(
-        "flashinfer_bench.bench.resident.workshop.Fleet", lambda _devices, **others: fleet_of(places, **others)
+        "flashinfer_bench.bench.workshop.workshop.Fleet", lambda _devices, **others: fleet_of(places, **others)
     )
     try:
         events = list(benchmark.run(benchmark.plan(), save_results=False))

@@ -2,8 +2,8 @@
 
 import pytest
 
-from flashinfer_bench.bench.resident.given_order import GivenOrder
-from flashinfer_bench.bench.resident.repeats import Repeats, join_workers
+from flashinfer_bench.bench.workshop.given_order import GivenOrder
+from flashinfer_bench.bench.workshop.repeats import Repeats, join_workers
 from flashinfer_bench.data.measurement import read_measurement
 from tests.cli.fake_engine import make_jobs
 from tests.kit import make_evaluation

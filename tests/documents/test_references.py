@@ -8,9 +8,10 @@ import pytest
 from flashinfer_bench.cli.main import cli
 from flashinfer_bench.cli.perf.flags import make_session_parser
 from flashinfer_bench.routines.table import ROUTINES
+from flashinfer_bench.timing.flags import FLAGS
 from scripts.references import PACKAGES, render_commands, render_python
 from tests.cli.helps import ALL_COMMANDS
-from tests.kit.documents import CHECKOUT, PAGES
+from tests.kit.documents import CHECKOUT, DOCS, PAGES
 
 USERS_PAGES = [page for page in PAGES if page.name not in ("building.md", "measurements.md")]
 """Pages that speak of our own flags alone; the others name those of compilers and tools."""
@@ -60,3 +61,8 @@ def test_every_public_name_is_in_the_python_reference():
     public = {name for module in PACKAGES for name in getattr(importlib.import_module(module), "__all__", ())}
     assert {name for name in public if name[0] != "_"} <= shown
     assert {"Accepted", "Client", "ConfigError"} <= shown
+
+
+def test_the_page_of_timing_tells_of_every_flag_of_a_measurement():
+    section = (DOCS / "timing.md").read_text().partition("## Flags")[2]
+    assert re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE) == list(FLAGS)

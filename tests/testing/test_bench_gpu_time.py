@@ -137,9 +137,10 @@ def test_on_a_cpu_it_says_that_the_wall_clock_was_used():
 
 
 @pytest.mark.filterwarnings("ignore:There is no GPU")
-def test_a_parameter_without_effect_is_told():
-    with pytest.warns(UserWarning, match="num_iters_within_graph has no effect"):
+def test_a_parameter_without_effect_is_told_where_it_is_given():
+    with pytest.warns(UserWarning, match="num_iters_within_graph has no effect") as told:
         bench_gpu_time(lambda: None, num_iters=1, num_iters_within_graph=10)
+    assert {warning.filename for warning in told} == {__file__}
 
 
 def test_a_time_gives_about_as_many_calls_as_fill_it():

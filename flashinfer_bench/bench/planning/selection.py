@@ -16,7 +16,7 @@ from flashinfer_bench.data.names import did_you_mean
 from flashinfer_bench.data.solution import Solution
 from flashinfer_bench.data.store.blobs import BlobStore
 from flashinfer_bench.data.trace_set import TraceSet
-from flashinfer_bench.data.workload import MIN_PREFIX, SafetensorsInput, Workload
+from flashinfer_bench.data.workload import MIN_PREFIX, Workload
 from flashinfer_bench.errors import ConfigError
 
 SHOWN_NAMES: Final = 8
@@ -79,7 +79,7 @@ def _find_missing(selected: Selected, trace_set: TraceSet) -> dict[str, Path]:
     missing: dict[str, Path] = {}
     looked_at: dict[tuple[Path, str], bool] = {}
     for workload in selected.workloads:
-        paths = [source.path for source in workload.inputs.values() if isinstance(source, SafetensorsInput)]
+        paths = [source.path for source in workload.stored_inputs.values()]
         root = (trace_set.blob_root(selected.definition.name, workload.uuid) if paths else None) or Path()
         for path in paths:
             if (root, path) not in looked_at:

@@ -1,1 +1,1 @@
-"""The resident engine, which takes solutions while it runs; and what it shares with a run of a plan."""
+"""The resident engine: it takes solutions while it runs, from any thread."""

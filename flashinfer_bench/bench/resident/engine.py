@@ -34,16 +34,16 @@ from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, JobSta
 from flashinfer_bench.bench.planning.plan import Job
 from flashinfer_bench.bench.resident.fair_queue import FairQueue, Precedence
 from flashinfer_bench.bench.resident.open_jobs import OpenJob, OpenJobs
-from flashinfer_bench.bench.resident.recorder import TraceRecorder
 from flashinfer_bench.bench.resident.state import EngineLimits, EngineState
 from flashinfer_bench.bench.resident.submission import Submissions
 from flashinfer_bench.bench.resident.task import Task, TaskOrder
 from flashinfer_bench.bench.resident.watch import EngineWatch
-from flashinfer_bench.bench.resident.workshop import Workshop
 from flashinfer_bench.bench.runner.estimates import JobTimes
 from flashinfer_bench.bench.runner.fleet import POLL_S, Fleet, FleetRules, Happening, Judged
 from flashinfer_bench.bench.runner.job_seeds import JobSeeds
 from flashinfer_bench.bench.runner.starting import end_starters_of_thread
+from flashinfer_bench.bench.workshop.recorder import TraceRecorder
+from flashinfer_bench.bench.workshop.workshop import Workshop
 from flashinfer_bench.data import Solution, Trace, TraceSet
 from flashinfer_bench.errors import EngineClosed, FlashInferBenchError, QueueFull
 
@@ -239,10 +239,11 @@ class Engine:
         """Wait, holding no device, until there is something to do; say whether the engine goes on."""
         while not self._notes and not self._is_stopping.is_set():
             wait_readable(self._woken)
-            self._hush()
+            self._empty_pipe()
         return not self._is_stopping.is_set()
 
-    def _hush(self) -> None:
+    def _empty_pipe(self) -> None:
+        """Forget that somebody woke this thread: what is asked is among the notes."""
         with contextlib.suppress(BlockingIOError):
             os.read(self._woken, 4096)
 
@@ -263,7 +264,7 @@ class Engine:
                     return
                 for happening in fleet.turn(self._woken, min(POLL_S, left_s)):
                     self._hear(happening)
-                self._hush()
+                self._empty_pipe()
                 with self._lock:
                     ended = self._open.take_ended()
                 for job in ended:
@@ -303,7 +304,7 @@ class Engine:
             self._record(happening)
             return
         if isinstance(happening, JobFaulted):
-            self._fault(self._close(happening.job), happening.message)
+            self._fault(self._take_out(happening.job), happening.message)
         elif isinstance(happening, JobStarted):
             with self._lock:
                 entry = self._open.find(happening.job.index)
@@ -313,7 +314,7 @@ class Engine:
 
     def _record(self, judged: Judged) -> None:
         """Make a trace for each solution that a job stands for, save it, and give it to the tasks that wait for it."""
-        entry = self._close(judged.job)
+        entry = self._take_out(judged.job)
         self._watch.count_verdict(judged.device)
         self._watch.count(judged.evaluation.status.value if entry.waiting else "CANCELLED")
         made: dict[tuple[str, str], Trace | JobFaulted] = {}
@@ -334,7 +335,8 @@ class Engine:
         self._submissions.keep(job, trace)
         return trace
 
-    def _close(self, job: Job) -> OpenJob:
+    def _take_out(self, job: Job) -> OpenJob:
+        """Return an ended job with the tasks that waited for it; it is open no longer."""
         with self._lock:
             return self._open.close(job.index) or OpenJob(job, Precedence())
 

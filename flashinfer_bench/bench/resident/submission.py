@@ -19,7 +19,7 @@ from flashinfer_bench.bench.planning.plan import (
 from flashinfer_bench.bench.planning.resume import RecordedJobs, read_fingerprint
 from flashinfer_bench.bench.planning.selection import Selected, set_missing_aside
 from flashinfer_bench.bench.planning.suitability import why_not_here
-from flashinfer_bench.bench.resident.workshop import Workshop
+from flashinfer_bench.bench.workshop.workshop import Workshop
 from flashinfer_bench.data import Solution, Trace
 from flashinfer_bench.data.names import did_you_mean
 from flashinfer_bench.data.sets.latest import in_order_of_time
@@ -80,13 +80,13 @@ class Submissions:
         jobs = list(maker.jobs_of(solution))
         if workloads is None:
             return jobs
+        if not workloads:
+            raise ConfigError("workloads: none is asked for; None means all")
         known = [job.workload.uuid for job in jobs]
-        unknown = [uuid for uuid in workloads if uuid not in known]
-        if unknown or not workloads:
-            wrong = (
-                f"workload {unknown[0]!r}{did_you_mean(unknown[0], known)}" if unknown else "workloads: none is asked"
-            )
-            raise ConfigError(f"{solution.definition} has no {wrong}" if unknown else f"{wrong} for; None means all")
+        unknown = next((uuid for uuid in workloads if uuid not in known), None)
+        if unknown is not None:
+            hint = did_you_mean(unknown, known)
+            raise ConfigError(f"{solution.definition} has no workload {unknown!r}{hint}")
         return [job for job in jobs if job.workload.uuid in set(workloads)]
 
     def find_recorded(self, jobs: Sequence[Job]) -> dict[str, Trace]:

@@ -18,6 +18,8 @@ from flashinfer_bench.errors import EngineRefusal, TaskCancelled, TaskFailed
 
 LOG: Final = logging.getLogger(__name__)
 TaskState = Literal["pending", "running", "completed", "failed", "cancelled"]
+OPEN_STATES: Final = frozenset({"pending", "running"})
+"""A task in one of these is not over; it never comes back to one."""
 MOST_TOLD: Final = 5
 """The message of a failed task tells this many of its faults."""
 
@@ -84,7 +86,7 @@ class Task:
     @property
     def is_done(self) -> bool:
         """Whether it has ended: completed, failed or cancelled."""
-        return self.state not in ("pending", "running")
+        return self.state not in OPEN_STATES
 
     @property
     def traces(self) -> list[Trace]:
@@ -111,9 +113,9 @@ class Task:
             EngineClosed: the engine was closed before.
         """
         with self._changed:
-            if not self._changed.wait_for(lambda: self._state not in ("pending", "running"), timeout_s):
+            if not self._changed.wait_for(lambda: self._state not in OPEN_STATES, timeout_s):
                 raise TimeoutError(f"task {self.id} is {self._state} after {timeout_s:g} s")
-        return self._settled()
+        return self._result_or_raise()
 
     def cancel(self) -> bool:
         """Give the task up; say whether it was open. A job that runs may end, and nobody gets its verdict."""
@@ -150,7 +152,7 @@ class Task:
             while True:
                 woken.clear()
                 with self._changed:
-                    new, is_done = self._traces[seen:], self._state not in ("pending", "running")
+                    new, is_done = self._traces[seen:], self._state not in OPEN_STATES
                 for trace in new:
                     seen += 1
                     yield trace
@@ -159,14 +161,14 @@ class Task:
                 await woken.wait()
         finally:
             self._listeners.remove(wake)
-        self._settled()
+        self._result_or_raise()
 
     async def _wait(self) -> list[Trace]:
         async for _ in self:
             pass
-        return self._settled()
+        return self._result_or_raise()
 
-    def _settled(self) -> list[Trace]:
+    def _result_or_raise(self) -> list[Trace]:
         if self._error is not None:
             raise self._error
         places = {uuid: place for place, uuid in enumerate(self.order.workloads)}
@@ -181,7 +183,7 @@ class Task:
     def note(self, told: Trace | JobFaulted) -> None:
         """Keep what one of its jobs came to; end with the last. The engine calls this."""
         with self._changed:
-            if self._state not in ("pending", "running"):
+            if self._state not in OPEN_STATES:
                 return
             self._state = "running"
             if isinstance(told, Trace):
@@ -199,7 +201,7 @@ class Task:
     def end(self, state: TaskState, error: EngineRefusal | None = None) -> None:
         """End it, unless it has ended. The engine calls this."""
         with self._changed:
-            if self._state not in ("pending", "running"):
+            if self._state not in OPEN_STATES:
                 return
             self._state, self._error = state, error
             callbacks, self._callbacks = self._callbacks, []

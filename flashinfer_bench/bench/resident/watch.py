@@ -13,7 +13,7 @@ from flashinfer_bench.bench.resident.state import DeviceCondition, DeviceState, 
 from flashinfer_bench.bench.runner.host.station import Station
 
 RATE_S: Final = 60.0
-"""The rate is that of so many seconds before now, or since the engine began."""
+"""Seconds before now over which verdicts are counted for the rate; fewer while the engine is younger."""
 
 
 class EngineWatch:

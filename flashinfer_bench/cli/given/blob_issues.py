@@ -8,7 +8,6 @@ from pathlib import Path
 from flashinfer_bench.data import LoadIssue, Trace, TraceSet
 from flashinfer_bench.data.issue import Severity
 from flashinfer_bench.data.store.blobs import BlobStore
-from flashinfer_bench.data.workload import SafetensorsInput
 
 
 def find_blob_issues(trace_set: TraceSet, workloads: Iterable[Trace] | None = None) -> list[LoadIssue]:
@@ -22,8 +21,8 @@ def find_blob_issues(trace_set: TraceSet, workloads: Iterable[Trace] | None = No
     issues: dict[tuple[Path, str], LoadIssue | None] = {}
     for trace in chosen:
         root = trace_set.blob_root(trace.definition, trace.workload.uuid)
-        for source in trace.workload.inputs.values():
-            if root is None or not isinstance(source, SafetensorsInput) or (root, source.path) in issues:
+        for source in trace.workload.stored_inputs.values():
+            if root is None or (root, source.path) in issues:
                 continue
             store = BlobStore(root)
             reason = store.why_not_ready(source.path)

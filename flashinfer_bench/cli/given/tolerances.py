@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from flashinfer_bench.bench.tolerances import TOLERANCES_FILE, find_tolerances, own_tolerance, read_own_tolerances
+from flashinfer_bench.bench.tolerances import find_tolerances, own_tolerance, read_own_tolerances
 from flashinfer_bench.cli.screen.tables import count
 from flashinfer_bench.data import LoadIssue, TraceSet
+from flashinfer_bench.data.store.layout import TOLERANCES_FILE
 from flashinfer_bench.errors import ConfigError
 
 

@@ -9,9 +9,10 @@ from typing import Any, Final
 import yaml
 
 from flashinfer_bench.base.files.locks import USUAL_LIMIT_S, locked_folder
-from flashinfer_bench.bench.tolerances import TOLERANCES_FILE, read_tolerances
+from flashinfer_bench.bench.tolerances import read_tolerances
 from flashinfer_bench.cli.perf.cases import Request
 from flashinfer_bench.data.store.jsonl import write_whole
+from flashinfer_bench.data.store.layout import TOLERANCES_FILE
 from flashinfer_bench.errors import DataSetError
 
 HEAD: Final = "# How the definitions of this set are judged, beside what `flashinfer-bench config show` tells.\n"

@@ -6,13 +6,14 @@ import argparse
 import os
 from pathlib import Path
 
-from flashinfer_bench.bench.tolerances import TOLERANCES_FILE, merge_tolerances
+from flashinfer_bench.bench.tolerances import merge_tolerances
 from flashinfer_bench.cli.exit_codes import FAILED, RAN
 from flashinfer_bench.cli.given.sets import describe_issues, has_nothing, named_folders
 from flashinfer_bench.cli.screen.output import write_err, write_out
 from flashinfer_bench.cli.screen.tables import count
 from flashinfer_bench.data import TraceSet
-from flashinfer_bench.data.store.merging import merge_sets
+from flashinfer_bench.data.store.layout import TOLERANCES_FILE
+from flashinfer_bench.data.store.new_sets.merging import merge_sets
 from flashinfer_bench.errors import DataSetError
 
 

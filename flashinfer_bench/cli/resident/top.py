@@ -20,6 +20,7 @@ from flashinfer_bench.report.verdict import to_printable
 DEVICE_COLUMNS: Final = (Column("Device"), Column("Hardware"), Column("State"), Column("Jobs", True), Column("Now"))
 TASK_COLUMNS: Final = (Column("Task"), Column("Status"), Column("Definition"), Column("Solution"))
 SHOWN_TASKS: Final = 15
+"""Open tasks that are listed; of more only the number is told."""
 _SAMPLE: Final = re.compile(r"flashinfer_bench_(\w+)(?:\{(.*)\})? (\S+)")
 _LABEL: Final = re.compile(r'(\w+)="((?:\\.|[^"\\])*)"')
 _ESCAPED: Final = re.compile(r"\\(.)")

@@ -28,6 +28,8 @@ SOLUTIONS: Final = "solutions"
 WORKLOADS: Final = "workloads"
 TRACES: Final = "traces"
 BLOB: Final = "blob"
+TOLERANCES_FILE: Final = "tolerances.yaml"
+"""The file of a root that says how its definitions are judged."""
 SERVED: Final = ".serve"
 """The folder of a root in which a server keeps the tasks that it accepted."""
 FOLDERS: Final = frozenset({DEFINITIONS, SOLUTIONS, WORKLOADS, TRACES, BLOB})

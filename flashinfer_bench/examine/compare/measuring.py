@@ -16,11 +16,11 @@ from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.events import JobFaulted, Notice
 from flashinfer_bench.bench.machine import discover_devices
 from flashinfer_bench.bench.planning.plan import Job
-from flashinfer_bench.bench.resident.given_order import GivenOrder
 from flashinfer_bench.bench.resident.submission import Submissions
-from flashinfer_bench.bench.resident.workshop import Workshop
 from flashinfer_bench.bench.runner.fleet import Fleet, FleetRules, Happening, Judged
 from flashinfer_bench.bench.runner.job_seeds import JobSeeds
+from flashinfer_bench.bench.workshop.given_order import GivenOrder
+from flashinfer_bench.bench.workshop.workshop import Workshop
 from flashinfer_bench.data import Evaluation, Solution, TraceSet
 from flashinfer_bench.data.sets.told import tell
 from flashinfer_bench.errors import ConfigError

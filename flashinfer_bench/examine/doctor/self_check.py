@@ -17,7 +17,7 @@ from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.planning.plan import Plan
-from flashinfer_bench.bench.resident.spread_file import SpreadFile
+from flashinfer_bench.bench.workshop.spread_file import SpreadFile
 from flashinfer_bench.data import Definition, Solution, Trace, TraceSet, Workload
 from flashinfer_bench.data.measurement import read_measurement
 from flashinfer_bench.env import cache_root

@@ -13,7 +13,7 @@ from flashinfer_bench.bench.evaluators.default import DefaultEvaluator
 from flashinfer_bench.bench.evaluators.evaluator import Evaluator
 from flashinfer_bench.bench.evaluators.registry import _EVALUATORS, choose_evaluator
 from flashinfer_bench.bench.events import JobFinished
-from flashinfer_bench.bench.resident import workshop as workshop_module
+from flashinfer_bench.bench.workshop import workshop as workshop_module
 from flashinfer_bench.data import TraceSet
 from tests.cli.fake_engine import finished, write_small_set
 from tests.kit import make_definition

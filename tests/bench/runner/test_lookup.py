@@ -12,10 +12,10 @@ import pytest
 from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.evaluators import registry
 from flashinfer_bench.bench.evaluators.plug_ins import PlugIn
-from flashinfer_bench.bench.resident import workshop
 from flashinfer_bench.bench.runner import lookup, lookup_main
 from flashinfer_bench.bench.runner.session.start import Starter
 from flashinfer_bench.bench.runner.starting import SessionStarter, passing_starter, starter_ids
+from flashinfer_bench.bench.workshop import workshop
 from flashinfer_bench.cli.main import cli as main
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.errors import ConfigError

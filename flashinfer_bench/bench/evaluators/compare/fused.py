@@ -78,35 +78,12 @@ def _measure_tiles(expected: torch.Tensor, got: torch.Tensor, tolerance: Toleran
             BY_RATIO=tolerance.by_ratio,
             TILE_SIZE=TILE,
             WINDOW_SIZE=WINDOW,
+            LINE_SIZE=FIELDS,
             NONE=_NONE,
             num_warps=4,
             enable_fp_fusion=False,
         )
     return _sum_up(lines.cpu())
-
-
-def _sum_up(lines: torch.Tensor) -> Findings:
-    mismatched, nonfinite = lines[:, :2].sum(dim=0).tolist()
-    max_abs, max_rel, max_expected, worst_score = lines[:, 2:6].max(dim=0).values.tolist()
-    worst_at = float(lines[lines[:, 5] == worst_score, 6].min())
-    unwritten_at = float(lines[:, 7].min())
-    return Findings(
-        mismatched=int(mismatched),
-        nonfinite_mismatched=int(nonfinite),
-        max_abs_error=max_abs,
-        max_rel_error=max_rel,
-        max_expected=max_expected,
-        worst_score=worst_score,
-        worst_at=int(worst_at),
-        unwritten_at=int(unwritten_at) if unwritten_at < _NONE else None,
-    )
-
-
-@triton.jit  # type: ignore[untyped-decorator] # Triton has no types
-def _divide(error: tl.tensor, by: tl.tensor) -> tl.tensor:
-    # Dividing zero or by zero would take the slow path for a whole warp. Most errors and many expected values are zero.
-    quotient = tl.div_rn(tl.where(error == 0.0, 1.0, error), tl.where(by == 0.0, 1.0, by))
-    return tl.where((error == 0.0) | (by == 0.0), 0.0, quotient)
 
 
 @triton.jit(do_not_specialize=["tiles"])  # type: ignore[untyped-decorator] # Triton has no types
@@ -124,9 +101,9 @@ def _compare(
     BY_RATIO: tl.constexpr,
     TILE_SIZE: tl.constexpr,
     WINDOW_SIZE: tl.constexpr,
+    LINE_SIZE: tl.constexpr,
     NONE: tl.constexpr,
 ) -> None:
-    infinity = float("inf")
     WINDOWS: tl.constexpr = TILE_SIZE // WINDOW_SIZE
     program = tl.program_id(0)
     lane = tl.arange(0, TILE_SIZE)
@@ -140,57 +117,103 @@ def _compare(
     unwritten = tl.full((WINDOWS,), NONE, dtype=tl.int64)
     for tile in range(program, tiles, tl.num_programs(0)):
         at = tl.cast(tile, tl.int64) * TILE_SIZE + lane
-        expected_raw = tl.load(expected_ptr + at)
-        got_raw = tl.load(got_ptr + at)
-        if LOOK_UP:
-            expected = tl.load(table_ptr + expected_raw.to(tl.int32))
-            got = tl.load(table_ptr + got_raw.to(tl.int32))
-        else:
-            expected = expected_raw.to(tl.float32)
-            got = got_raw.to(tl.float32)
-
-        # The same steps as in `chunks`, with the same roundings; the operator `/` would be approximate here.
-        magnitude = tl.abs(expected)
-        error = tl.abs(got - expected)
-        bound = tl.minimum(tl.maximum(magnitude * rtol + added, least_bound), most_bound)
-        score = _divide(error, bound)
-        is_nan = got != got
-        is_finite = magnitude < infinity
-        alike = (got == expected) | (is_nan & (expected != expected))
-        failed = ~(score <= 1.0) & ~alike
-        error = tl.where(error != error, tl.where(failed, infinity, 0.0), error)
-        score = tl.where(is_finite & (error < infinity), score, error)
-        magnitude = tl.where(is_finite, magnitude, 0.0)
-        relative = _divide(error, magnitude)
-        relative = tl.where(relative < infinity, relative, 0.0)
-
+        expected, got = _read(expected_ptr + at, got_ptr + at, table_ptr, LOOK_UP)
+        bound = tl.minimum(tl.maximum(tl.abs(expected) * rtol + added, least_bound), most_bound)
+        failed, is_nonfinite, error, relative, magnitude, score = _judge(expected, got, bound)
         mismatched += failed.to(tl.int32)
-        nonfinite += (failed & ~(is_finite & (tl.abs(got) < infinity))).to(tl.int32)
+        nonfinite += (failed & is_nonfinite).to(tl.int32)
         max_abs = tl.maximum(max_abs, error)
         max_rel = tl.maximum(max_rel, relative)
         max_expected = tl.maximum(max_expected, magnitude)
         worst_tile = tl.where(score > max_score, tile, worst_tile)
         max_score = tl.maximum(max_score, score)
         if BY_RATIO:
-            windows = tl.reshape(got, (WINDOWS, WINDOW_SIZE))
-            equal = tl.max(windows, axis=1) == tl.min(windows, axis=1)
-            nans = tl.sum(tl.reshape(is_nan.to(tl.int32), (WINDOWS, WINDOW_SIZE)), axis=1)
-            wrong = tl.sum(tl.reshape(failed.to(tl.int32), (WINDOWS, WINDOW_SIZE)), axis=1)
             first = tl.cast(tile, tl.int64) * TILE_SIZE + tl.arange(0, WINDOWS) * WINDOW_SIZE
-            suspicious = equal & (nans == 0) & (wrong * 2 >= WINDOW_SIZE)
-            unwritten = tl.minimum(unwritten, tl.where(suspicious, first, NONE))
+            looks_unwritten = _find_unwritten(got, failed, WINDOWS, WINDOW_SIZE)
+            unwritten = tl.minimum(unwritten, tl.where(looks_unwritten, first, NONE))
 
-    line = lines_ptr + program * 8
+    worst_score = tl.max(max_score)
+    worst_at = tl.where(max_score == worst_score, tl.cast(worst_tile, tl.int64) * TILE_SIZE + lane, NONE)
+    line = lines_ptr + program * LINE_SIZE  # `_sum_up` reads it
     tl.store(line, tl.sum(mismatched).to(tl.float64))
     tl.store(line + 1, tl.sum(nonfinite).to(tl.float64))
     tl.store(line + 2, tl.max(max_abs).to(tl.float64))
     tl.store(line + 3, tl.max(max_rel).to(tl.float64))
     tl.store(line + 4, tl.max(max_expected).to(tl.float64))
-    worst_score = tl.max(max_score)
-    worst_at = tl.where(max_score == worst_score, tl.cast(worst_tile, tl.int64) * TILE_SIZE + lane, NONE)
     tl.store(line + 5, worst_score.to(tl.float64))
     tl.store(line + 6, tl.min(worst_at).to(tl.float64))
     tl.store(line + 7, tl.min(unwritten).to(tl.float64))
+
+
+@triton.jit  # type: ignore[untyped-decorator] # Triton has no types
+def _read(expected_at: tl.tensor, got_at: tl.tensor, table_ptr: tl.tensor, LOOK_UP: tl.constexpr) -> tl.tuple:
+    """Return the elements of a tile on both sides as float32."""
+    expected_raw = tl.load(expected_at)
+    got_raw = tl.load(got_at)
+    if LOOK_UP:
+        expected = tl.load(table_ptr + expected_raw.to(tl.int32))
+        got = tl.load(table_ptr + got_raw.to(tl.int32))
+    else:
+        expected = expected_raw.to(tl.float32)
+        got = got_raw.to(tl.float32)
+    return expected, got
+
+
+@triton.jit  # type: ignore[untyped-decorator] # Triton has no types
+def _judge(expected: tl.tensor, got: tl.tensor, bound: tl.tensor) -> tl.tuple:
+    """Return of each element: failed, not finite on a side, error, relative error, expected magnitude, score.
+
+    The steps are those of `chunks`, with the same roundings; the operator `/` would be approximate here.
+    """
+    infinity = float("inf")
+    magnitude = tl.abs(expected)
+    error = tl.abs(got - expected)
+    score = _divide(error, bound)
+    is_finite = magnitude < infinity
+    alike = (got == expected) | ((got != got) & (expected != expected))
+    failed = ~(score <= 1.0) & ~alike
+    error = tl.where(error != error, tl.where(failed, infinity, 0.0), error)
+    score = tl.where(is_finite & (error < infinity), score, error)
+    magnitude = tl.where(is_finite, magnitude, 0.0)
+    relative = _divide(error, magnitude)
+    relative = tl.where(relative < infinity, relative, 0.0)
+    is_nonfinite = ~(is_finite & (tl.abs(got) < infinity))
+    return failed, is_nonfinite, error, relative, magnitude, score
+
+
+@triton.jit  # type: ignore[untyped-decorator] # Triton has no types
+def _divide(error: tl.tensor, by: tl.tensor) -> tl.tensor:
+    # Dividing zero or by zero would take the slow path for a whole warp. Most errors and many expected values are zero.
+    quotient = tl.div_rn(tl.where(error == 0.0, 1.0, error), tl.where(by == 0.0, 1.0, by))
+    return tl.where((error == 0.0) | (by == 0.0), 0.0, quotient)
+
+
+@triton.jit  # type: ignore[untyped-decorator] # Triton has no types
+def _find_unwritten(got: tl.tensor, failed: tl.tensor, WINDOWS: tl.constexpr, WINDOW_SIZE: tl.constexpr) -> tl.tensor:
+    """Tell of each window whether its elements are equal numbers, half of them wrong at the least."""
+    windows = tl.reshape(got, (WINDOWS, WINDOW_SIZE))
+    equal = tl.max(windows, axis=1) == tl.min(windows, axis=1)
+    nans = tl.sum(tl.reshape((got != got).to(tl.int32), (WINDOWS, WINDOW_SIZE)), axis=1)
+    wrong = tl.sum(tl.reshape(failed.to(tl.int32), (WINDOWS, WINDOW_SIZE)), axis=1)
+    return equal & (nans == 0) & (wrong * 2 >= WINDOW_SIZE)
+
+
+def _sum_up(lines: torch.Tensor) -> Findings:
+    """Return what the lines of all programs say together."""
+    mismatched, nonfinite = lines[:, :2].sum(dim=0).tolist()
+    max_abs, max_rel, max_expected, worst_score = lines[:, 2:6].max(dim=0).values.tolist()
+    worst_at = float(lines[lines[:, 5] == worst_score, 6].min())
+    unwritten_at = float(lines[:, 7].min())
+    return Findings(
+        mismatched=int(mismatched),
+        nonfinite_mismatched=int(nonfinite),
+        max_abs_error=max_abs,
+        max_rel_error=max_rel,
+        max_expected=max_expected,
+        worst_score=worst_score,
+        worst_at=int(worst_at),
+        unwritten_at=int(unwritten_at) if unwritten_at < _NONE else None,
+    )
 
 
 @cache

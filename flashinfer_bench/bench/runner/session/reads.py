@@ -10,7 +10,7 @@ from typing import Final
 
 from flashinfer_bench.bench.evaluators.evaluator import Baseline, JudgeContext, JudgedCall, Rejected
 from flashinfer_bench.bench.runner.session.job import JobContext
-from flashinfer_bench.bench.runner.workers.remote_clock import ReadCall
+from flashinfer_bench.bench.runner.workers.timed.reader import ReadCall
 
 SLOW_REFERENCE_S: Final = 1.0
 """Where the reference takes longer than this for one call, one call of each trial is compared instead."""

@@ -12,7 +12,7 @@ from flashinfer_bench.bench.evaluators.compare.packed import is_packed
 from flashinfer_bench.bench.evaluators.evaluator import Baseline, JudgeContext, JudgedCall, Rejected
 from flashinfer_bench.bench.evaluators.inputs.regimes import Regimes
 from flashinfer_bench.bench.runner.session.job import JobContext
-from flashinfer_bench.bench.runner.workers.regime_calls import RegimeCall
+from flashinfer_bench.bench.runner.workers.timed.regime_calls import RegimeCall
 from flashinfer_bench.errors import DefinitionFault
 
 PATIENCE_S: Final = 1.0

@@ -19,23 +19,20 @@ import torch
 
 from flashinfer_bench.bench.runner.workers.arena import as_bytes
 from flashinfer_bench.bench.runner.workers.artifacts import place_of
-from flashinfer_bench.bench.runner.workers.bursts import (
-    BurstTimer,
-    ClaimContradicted,
-    Confirmation,
-    count_burst_calls,
-    count_read_calls,
-    settle_by_requests,
-)
 from flashinfer_bench.bench.runner.workers.calling_style import FORMAT_DEFAULT, CallingStyle, settled_by
 from flashinfer_bench.bench.runner.workers.claims import check_memory, check_returned
 from flashinfer_bench.bench.runner.workers.kernel_task import KernelMetadata, KernelTask, SessionTools
-from flashinfer_bench.bench.runner.workers.places import MOST_PLACES, CallPlaces, describe_inputs
 from flashinfer_bench.bench.runner.workers.process import WorkerGone, WorkerLate, WorkerProcess
-from flashinfer_bench.bench.runner.workers.readings import ReadingsAsked, add_flags, check_trial, raise_claim
-from flashinfer_bench.bench.runner.workers.regime_calls import UNTOUCHED, RegimeCall, RegimeSchedule
-from flashinfer_bench.bench.runner.workers.remote_clock import ReadCall, Reader, RemoteClock, RemoteTrial
 from flashinfer_bench.bench.runner.workers.stock import check_context
+from flashinfer_bench.bench.runner.workers.timed.burst_size import count_burst_calls, count_read_calls
+from flashinfer_bench.bench.runner.workers.timed.bursts import BurstTimer
+from flashinfer_bench.bench.runner.workers.timed.call_places import MOST_PLACES, CallPlaces, describe_inputs
+from flashinfer_bench.bench.runner.workers.timed.confirmation import ClaimContradicted, Confirmation, settle_by_requests
+from flashinfer_bench.bench.runner.workers.timed.reader import ReadCall, Reader
+from flashinfer_bench.bench.runner.workers.timed.readings import ReadingsAsked, add_flags, check_trial, raise_claim
+from flashinfer_bench.bench.runner.workers.timed.regime_calls import UNTOUCHED, RegimeCall, RegimeSchedule
+from flashinfer_bench.bench.runner.workers.timed.remote_clock import RemoteClock
+from flashinfer_bench.bench.runner.workers.timed.trial import RemoteTrial
 from flashinfer_bench.compile import Artifact
 from flashinfer_bench.compile.diagnostics import lead_with_error
 from flashinfer_bench.errors import SolutionFailure

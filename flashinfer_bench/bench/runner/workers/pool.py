@@ -29,7 +29,6 @@ from flashinfer_bench.base.host import usable_cores, usable_memory
 from flashinfer_bench.bench.runner.environments import solution_environment, solution_folder, worker_environment
 from flashinfer_bench.bench.runner.protocol import Hello
 from flashinfer_bench.bench.runner.workers.artifacts import place_of
-from flashinfer_bench.bench.runner.workers.empty_bursts import BurstOverhead
 from flashinfer_bench.bench.runner.workers.enclosure import Enclosure
 from flashinfer_bench.bench.runner.workers.process import WorkerGone, WorkerLate, WorkerProcess
 from flashinfer_bench.bench.runner.workers.stock import (
@@ -41,6 +40,7 @@ from flashinfer_bench.bench.runner.workers.stock import (
     StockLimits,
     start_fault,
 )
+from flashinfer_bench.bench.runner.workers.timed.empty_bursts import BurstOverhead
 from flashinfer_bench.compile import Artifact
 from flashinfer_bench.errors import DeviceFault
 from flashinfer_bench.worker.template import fork, run_template

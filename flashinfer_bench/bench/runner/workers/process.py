@@ -21,8 +21,8 @@ from typing import Any, Final, TypeVar
 from flashinfer_bench.base.bounded_log import BoundedLog
 from flashinfer_bench.base.files.trees import remove_tree
 from flashinfer_bench.bench.runner.workers.cpu_time import end_account, keep_account, tree_cpu_time_ns
-from flashinfer_bench.bench.runner.workers.empty_bursts import EMPTY_CALLS, BurstOverhead, take_overhead
 from flashinfer_bench.bench.runner.workers.stillness import Stillness
+from flashinfer_bench.bench.runner.workers.timed.empty_bursts import EMPTY_CALLS, BurstOverhead, take_overhead
 from flashinfer_bench.errors import DeviceFault
 from flashinfer_bench.worker.linux import count_threads, end_tree, resident_memory, tree_below
 from flashinfer_bench.worker.protocol import (

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Final
 
 from flashinfer_bench.bench.evaluators.inputs.constraints import find_broken_by_axes, find_strange_names
-from flashinfer_bench.bench.tolerances import TOLERANCES_FILE
 from flashinfer_bench.cli.given.blob_issues import find_blob_issues
 from flashinfer_bench.cli.given.data_errors import find_parameter_issues
 from flashinfer_bench.cli.given.sets import find_entry_issues
@@ -19,6 +18,7 @@ from flashinfer_bench.cli.sets.validate.validation import Check, CheckedIssue
 from flashinfer_bench.data import LoadIssue, TraceSet
 from flashinfer_bench.data.names import did_you_mean
 from flashinfer_bench.data.store import layout
+from flashinfer_bench.data.store.layout import TOLERANCES_FILE
 from flashinfer_bench.data.store.trace_lines import AnyTrace
 from flashinfer_bench.data.store.trace_list import kept_of
 

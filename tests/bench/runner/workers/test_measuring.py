@@ -6,12 +6,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from flashinfer_bench.bench.runner.workers import bursts
-from flashinfer_bench.bench.runner.workers.bursts import READ_CALLS, BurstTimer, ClaimContradicted
-from flashinfer_bench.bench.runner.workers.empty_bursts import BurstOverhead
 from flashinfer_bench.bench.runner.workers.kernel import MEASUREMENTS
 from flashinfer_bench.bench.runner.workers.kernel_task import MeasurePlan
 from flashinfer_bench.bench.runner.workers.stock import SlowContext, check_context
+from flashinfer_bench.bench.runner.workers.timed import confirmation
+from flashinfer_bench.bench.runner.workers.timed.burst_size import READ_CALLS
+from flashinfer_bench.bench.runner.workers.timed.bursts import BurstTimer
+from flashinfer_bench.bench.runner.workers.timed.confirmation import ClaimContradicted
+from flashinfer_bench.bench.runner.workers.timed.empty_bursts import BurstOverhead
 from flashinfer_bench.errors import SolutionFailure
 from flashinfer_bench.timing.measurement import Sample, Trial
 from flashinfer_bench.timing.recipe import most_readings
@@ -106,7 +108,7 @@ def test_a_latency_is_confirmed_by_bursts(open_kernel):
 
 def test_a_slow_latency_is_confirmed_by_what_its_calls_took_outside(open_kernel, monkeypatch):
     monkeypatch.setattr(BurstTimer, "confirm", None)  # nobody asks for bursts
-    monkeypatch.setattr(bursts, "least_share", lambda device_type: 0.01)  # however busy the machine is
+    monkeypatch.setattr(confirmation, "least_share", lambda device_type: 0.01)  # however busy the machine is
     source = f"{WORK}\ndef run(x):\n    work(0.01)\n    return x * 2"
     with open_kernel(source, plan=replace(READ, budget_s=30.0)) as kernel:  # time for all readings
         record = kernel.measure([[X]]).record

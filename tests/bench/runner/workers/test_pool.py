@@ -8,7 +8,6 @@ import torch
 from flashinfer_bench.base.bounded_log import BoundedLog
 from flashinfer_bench.bench.runner.workers import pool as worker_pool
 from flashinfer_bench.bench.runner.workers import stock as worker_stock
-from flashinfer_bench.bench.runner.workers.empty_bursts import BurstOverhead
 from flashinfer_bench.bench.runner.workers.pool import SolutionFiles, WorkerPool
 from flashinfer_bench.bench.runner.workers.process import WorkerGone
 from flashinfer_bench.bench.runner.workers.stock import (
@@ -18,6 +17,7 @@ from flashinfer_bench.bench.runner.workers.stock import (
     UNKNOWN_SOLUTION,
     StockLimits,
 )
+from flashinfer_bench.bench.runner.workers.timed.empty_bursts import BurstOverhead
 from flashinfer_bench.errors import DeviceFault
 
 pytestmark = pytest.mark.cpu

@@ -17,7 +17,6 @@ from flashinfer_bench.bench.evaluators.compare.kernel_cache import JUDGE_FOLDER
 from flashinfer_bench.bench.evaluators.plug_ins import list_plug_ins
 from flashinfer_bench.bench.machine import Device, Machine, discover_devices
 from flashinfer_bench.bench.planning.plan import Job
-from flashinfer_bench.bench.resident.spread_file import SPREAD_FOLDER, SpreadFile
 from flashinfer_bench.bench.runner import baseline_cache
 from flashinfer_bench.bench.runner.fleet import Fleet, FleetRules
 from flashinfer_bench.bench.runner.host.block_orders import OrderMaker
@@ -25,6 +24,7 @@ from flashinfer_bench.bench.runner.job_seeds import JobSeeds
 from flashinfer_bench.bench.runner.lookup import EvaluatorLookup, look_up_evaluators
 from flashinfer_bench.bench.runner.protocol import Hello
 from flashinfer_bench.bench.runner.sandbox import Sandbox, find_sandbox
+from flashinfer_bench.bench.workshop.spread_file import SPREAD_FOLDER, SpreadFile
 from flashinfer_bench.cluster.settings import ClusterSettings, join_cluster
 from flashinfer_bench.compile import (
     BuildFarm,

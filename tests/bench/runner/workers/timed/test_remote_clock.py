@@ -4,9 +4,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from flashinfer_bench.bench.runner.workers import remote_clock
-from flashinfer_bench.bench.runner.workers.places import MOST_PLACES
-from flashinfer_bench.bench.runner.workers.remote_clock import PlaceLaunch, RemoteClock
+from flashinfer_bench.bench.runner.workers.timed import remote_clock
+from flashinfer_bench.bench.runner.workers.timed.call_places import MOST_PLACES
+from flashinfer_bench.bench.runner.workers.timed.remote_clock import RemoteClock
+from flashinfer_bench.bench.runner.workers.timed.trial import PlaceLaunch
 from flashinfer_bench.errors import SolutionFailure
 from flashinfer_bench.timing.clocks import CaptureRefused, ClockLost, Lead
 from flashinfer_bench.timing.progress import Recipe

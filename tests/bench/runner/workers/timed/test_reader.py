@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from flashinfer_bench.bench.runner.workers import remote_clock
-from flashinfer_bench.bench.runner.workers.remote_clock import MOST_ODD
+from flashinfer_bench.bench.runner.workers.timed import reader as reader_module
+from flashinfer_bench.bench.runner.workers.timed.reader import MOST_ODD
 from flashinfer_bench.errors import SolutionFailure
 from tests.kit.trials import make_trial, run_calls
 
@@ -109,7 +109,7 @@ def test_inputs_of_large_calls_are_checked_at_once_and_not_copied(arena, monkeyp
         if not torch.equal(inputs[0], now[0]):
             raise SolutionFailure("INCORRECT_NUMERICAL", "it was changed")
 
-    monkeypatch.setattr(remote_clock, "LARGE_BYTES", 0)
+    monkeypatch.setattr(reader_module, "LARGE_BYTES", 0)
     trial = make_trial(arena, check_inputs=refuse, wanted=3)
     run_calls(trial, [0])
     assert [call.inputs for call in trial.reader._kept.values()] == [[]]

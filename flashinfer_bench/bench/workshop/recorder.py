@@ -7,8 +7,8 @@ from typing import Any
 
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.planning.plan import Job
-from flashinfer_bench.bench.resident.workshop import Workshop
 from flashinfer_bench.bench.runner.job_seeds import JobSeeds
+from flashinfer_bench.bench.workshop.workshop import Workshop
 from flashinfer_bench.data import Evaluation, Solution, Trace
 from flashinfer_bench.data.store.record import TraceWriter
 from flashinfer_bench.errors import DataSetError

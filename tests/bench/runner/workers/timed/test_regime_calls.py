@@ -8,8 +8,8 @@ import torch
 
 from flashinfer_bench.bench.evaluators.inputs.regimes import Regimes
 from flashinfer_bench.bench.runner.workers.kernel_task import MeasurePlan
-from flashinfer_bench.bench.runner.workers.regime_calls import RegimeSchedule
-from flashinfer_bench.bench.runner.workers.remote_clock import RemoteClock
+from flashinfer_bench.bench.runner.workers.timed.regime_calls import RegimeSchedule
+from flashinfer_bench.bench.runner.workers.timed.remote_clock import RemoteClock
 from flashinfer_bench.timing.clocks import Lead
 from tests.kit.make import make_definition, make_workload
 from tests.kit.trials import WALL, ScriptedWorker, make_trial

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from flashinfer_bench.bench.runner.workers import places as places_module
 from flashinfer_bench.bench.runner.workers.claims import OutputSpec
-from flashinfer_bench.bench.runner.workers.places import (
+from flashinfer_bench.bench.runner.workers.timed import call_places as places_module
+from flashinfer_bench.bench.runner.workers.timed.call_places import (
     CPU_BYTES,
     MOST_PLACES,
     CallPlaces,

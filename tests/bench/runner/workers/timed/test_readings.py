@@ -2,7 +2,7 @@
 
 import pytest
 
-from flashinfer_bench.bench.runner.workers.readings import (
+from flashinfer_bench.bench.runner.workers.timed.readings import (
     EMPTY_CALL_NS,
     ReadingsAsked,
     check_clock,

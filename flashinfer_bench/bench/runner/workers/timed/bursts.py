@@ -20,53 +20,40 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from statistics import median
-from typing import Any, Final
+from typing import Final
 
 import torch
 
 from flashinfer_bench.bench.runner.workers.cpu_time import BetweenRequests, tree_waiting_ns
-from flashinfer_bench.bench.runner.workers.empty_bursts import BurstOverhead
-from flashinfer_bench.bench.runner.workers.places import MOST_BURST_PLACES
-from flashinfer_bench.bench.runner.workers.readings import CREDITED_SHARE
-from flashinfer_bench.bench.runner.workers.remote_clock import Ask, RemoteTrial
+from flashinfer_bench.bench.runner.workers.timed.burst_size import RESOLVED, noise_ns
+from flashinfer_bench.bench.runner.workers.timed.confirmation import (
+    BUSY_LEAST_SHARE,
+    FORGED_SHARE,
+    LEAST_SHARE,
+    REFUSED_SHARE,
+    ClaimContradicted,
+    Confirmation,
+    least_share,
+)
+from flashinfer_bench.bench.runner.workers.timed.empty_bursts import BurstOverhead
+from flashinfer_bench.bench.runner.workers.timed.remote_clock import Ask
+from flashinfer_bench.bench.runner.workers.timed.trial import RemoteTrial
 from flashinfer_bench.errors import SolutionFailure
 from flashinfer_bench.worker.protocol import BurstDone, Collected
 
-LEAST_SHARE: Final = 0.75
-"""A claimed latency below this share of a burst's is not confirmed: a GPU that computes without a pause spends its
-power and is up to a quarter slower than one that rests before each call."""
-REFUSED_SHARE: Final = 0.5
-"""Below this share it is refused. Honest calls of many operations came to 0.63 on a GPU, since the operations of a long
-graph start later than those of one call's graph; honest calls of several threads came to 0.67 on a busy CPU."""
 BEGIN_NS: Final = {"cpu": 0.0, "cuda": 200_000.0}
 """Taken off a burst as a whole, by the kind of device: a GPU that comes back to a process has none of its addresses and
 programs at hand. Honest bursts of 8 to 128 calls took up to 500 us more than their calls and an empty burst (H200)."""
 START_NS: Final = {"cpu": 0.0, "cuda": 1_500.0}
 """Taken off each call of a burst, by the kind of device: in a graph of many calls each starts so long after the one
 before. So a claim of a few microseconds is hardly bounded."""
-BUSY_LEAST_SHARE: Final = 0.4
-"""Below this share a claim is refused where other processes took the processors meanwhile: they hold up a burst more
-than a median reading."""
-FORGED_SHARE: Final = 0.1
-"""Below this share nothing is measured again: no machine changes its speed tenfold between readings and bursts."""
 BUSY_SHARE: Final = 0.1
 """A worker was held up where its threads waited for a processor for this share of the time or longer."""
-RESOLVED: Final = 4.0
-"""A burst resolves its calls when they take this many times what empty bursts differ by."""
-LEAST_NOISE_NS: Final = {"cpu": 5_000.0, "cuda": 40_000.0}
-"""Bursts on a kind of device differ by this at the least, however alike the empty ones were."""
 COPIED_BYTES: Final = 256 << 20
 """Bytes that the session copies at the most to learn what copies take."""
 COPY_MARGIN: Final = {"cpu": 1.0, "cuda": 1.5}
 """What a worker's copies of outputs may take, as a multiple of what the session's own take at their fastest, by the
 kind of device."""
-BURST_NS: Final = {"cpu": 0, "cuda": 1_000_000}
-"""A burst on a kind of device has as many calls as take this long by the claim, as far as there are places: a GPU that
-changes from one process to another has a start-up that a short burst would be made of."""
-REQUEST_SHARE: Final = {"cpu": 0.04, "cuda": 1.0}
-"""And as many that the request takes no more than this share of a burst, by the kind of device: it is taken off, and
-who has taken the worker over may answer sooner. On a GPU BURST_NS says so."""
 KEPT_SHARE: Final = {"cpu": 0.25, "cuda": 0.0}
 """A call costs no less than this share of what is taken off for it beside copies, by the kind of device: an honest call
 makes a tensor, which takes longer. Who has taken the worker over may make all calls of a burst in one operation, which
@@ -74,12 +61,6 @@ takes less than what is taken off: a claim of 60 ns was told as such, for a call
 OUTPUT_SHARE: Final = {"cpu": 0.6, "cuda": 1.0}
 """For each output after the first this share of an empty call is taken off, by the kind of device: on a CPU outputs are
 copied together. With a whole call for each, eight outputs that are written in place made 79 us seem to be 14."""
-TWICE: Final = 2
-"""And as many as take this many times what bursts resolve."""
-FEWEST_CALLS: Final = 8
-"""And this many at least: the first call after a pause is slower, for threads sleep and caches are cold."""
-LONGEST_NS: Final = 50_000_000
-"""But no more than take this long: slow calls hardly notice a pause."""
 SERIES_S: Final = {"cpu": 0.02, "cuda": 0.04}
 """Seconds that a series of bursts takes where calls are quick, by the kind of device. On a GPU a burst begins sooner or
 later, and the best of many tells what its calls take."""
@@ -96,102 +77,6 @@ SHORTER: Final = {"cpu": (1, 2, 4), "cuda": (1,)}
 """Their bursts have the calls of the first series divided by one of these: where the cost of a call depends on its
 content, the best of several short bursts is nearer to the usual call than the mean of a long one. On a GPU a short
 burst is little but its own beginning."""
-READ_CALLS: Final = {"cpu": 24, "cuda": 16}
-"""Calls that are compared of the burst that counts, which is the best of all, by the kind of device. On a CPU who
-leaves out a seventh of them passes once in 40 times; with 6 calls he passed twice in five, and his latency was 1.3
-times too low. On a GPU who leaves out a fifth passes once in 35 times."""
-FEW_READ_CALLS: Final = 6
-"""The same where calls are large."""
-READ_BYTES: Final = 1 << 28
-"""Where the inputs and outputs of READ_CALLS calls take more bytes than this, calls are large: they are kept until they
-are compared."""
-SLOW_NS: Final = 1_000_000
-"""A claim from this on may be settled without bursts, by the time that the session saw timed calls take. What a request
-takes beside its calls is little then."""
-FEWEST_SEEN: Final = 9
-"""Calls that this needs."""
-
-
-def noise_ns(overhead: BurstOverhead, device_type: str) -> float:
-    """Return by how much bursts on a kind of device differ."""
-    noises = [one.noise for one in (overhead, overhead.processors) if one is not None]
-    return max(min(noises), LEAST_NOISE_NS[device_type])
-
-
-def count_burst_calls(claimed_ns: float, device_type: str, overhead: BurstOverhead) -> int:
-    """Return how many calls a burst has, as far as memory allows."""
-    claimed_ns = max(claimed_ns, 1.0)
-    requests = [one.request for one in (overhead, overhead.processors) if one is not None]
-    wanted_ns = max(
-        BURST_NS[device_type],
-        min(requests) / REQUEST_SHARE[device_type],
-        TWICE * RESOLVED * noise_ns(overhead, device_type),
-    )
-    wanted = max(math.ceil(wanted_ns / claimed_ns), min(FEWEST_CALLS, math.ceil(LONGEST_NS / claimed_ns)))
-    return max(1, min(MOST_BURST_PLACES[device_type], wanted))
-
-
-def count_read_calls(size: int, device_type: str) -> int:
-    """Return how many calls of a burst are compared at the most.
-
-    Args:
-        size: bytes of the inputs and outputs of one call.
-        device_type: cpu or cuda.
-    """
-    most = READ_CALLS[device_type]
-    return most if size * most <= READ_BYTES else FEW_READ_CALLS
-
-
-class ClaimContradicted(SolutionFailure):
-    """Bursts take longer than a claim allows. A machine whose speed changes does this to an honest claim, too."""
-
-
-@dataclass(frozen=True)
-class Confirmation:
-    """What bursts say of a claimed latency."""
-
-    burst_ns: float | None
-    """What one call costs in a burst; None where bursts do not resolve it."""
-    resolution_ns: float | None
-    """What a burst cannot tell from nothing, for one call; None where no burst was made."""
-    why_not: str | None = None
-    """Why the latency is not confirmed; None where it is."""
-    calls: int = 0
-    """Calls that bursts made, the first burst's among them, which is not timed."""
-    request_ns: float | None = None
-    """What one timed call took from outside, where that settled the claim."""
-
-    def to_record(self) -> dict[str, Any]:
-        """Return it as fields of a measurement's record."""
-        times_ns = {"burst": self.burst_ns, "burst_resolution": self.resolution_ns, "request": self.request_ns}
-        record: dict[str, Any] = {"confirmed": self.why_not is None, "burst_calls": self.calls}
-        record |= {f"{name}_ms": time_ns / 1e6 for name, time_ns in times_ns.items() if time_ns is not None}
-        return record if self.why_not is None else {**record, "not_confirmed": self.why_not}
-
-
-def settle_by_requests(claimed_ns: float, costs_ns: Sequence[float], device_type: str) -> Confirmation | None:
-    """Hold a claimed latency against what the session saw timed calls take; None where only bursts can tell.
-
-    A request makes calls one by one, and its time holds all that goes before each, such as flush and spin, which a
-    worker may leave out. So nothing is taken off, and no call can cost more than its share. A claim that is near the
-    usual share is settled.
-
-    Args:
-        claimed_ns: latency of one call, `setup` included.
-        costs_ns: the share of each timed call.
-        device_type: cpu or cuda.
-    """
-    if claimed_ns < SLOW_NS or len(costs_ns) < FEWEST_SEEN:
-        return None
-    usual_ns = median(costs_ns)
-    if claimed_ns < least_share(device_type) * usual_ns:
-        return None
-    return Confirmation(None, None, request_ns=usual_ns)
-
-
-def least_share(device_type: str) -> float:
-    """Return the share of an outside time from which on a claim is confirmed, and is the latency that is told."""
-    return max(LEAST_SHARE, CREDITED_SHARE[device_type])
 
 
 @dataclass(frozen=True)

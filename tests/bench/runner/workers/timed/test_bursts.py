@@ -6,32 +6,37 @@ from dataclasses import replace
 import pytest
 import torch
 
-from flashinfer_bench.bench.runner.workers import bursts, cpu_time
-from flashinfer_bench.bench.runner.workers.bursts import (
-    AGAIN,
-    BEGIN_NS,
+from flashinfer_bench.bench.runner.workers import cpu_time
+from flashinfer_bench.bench.runner.workers.timed import bursts
+from flashinfer_bench.bench.runner.workers.timed.burst_size import (
     BURST_NS,
-    COPY_MARGIN,
-    FEWEST_SEEN,
-    FORGED_SHARE,
-    KEPT_SHARE,
     LEAST_NOISE_NS,
-    LEAST_SHARE,
-    MOST_BURSTS,
-    OUTPUT_SHARE,
-    REFUSED_SHARE,
     REQUEST_SHARE,
     RESOLVED,
-    START_NS,
-    BurstTimer,
-    ClaimContradicted,
     count_burst_calls,
     count_read_calls,
+)
+from flashinfer_bench.bench.runner.workers.timed.bursts import (
+    AGAIN,
+    BEGIN_NS,
+    COPY_MARGIN,
+    KEPT_SHARE,
+    MOST_BURSTS,
+    OUTPUT_SHARE,
+    START_NS,
+    BurstTimer,
+)
+from flashinfer_bench.bench.runner.workers.timed.call_places import MOST_PLACES
+from flashinfer_bench.bench.runner.workers.timed.confirmation import (
+    FEWEST_SEEN,
+    FORGED_SHARE,
+    LEAST_SHARE,
+    REFUSED_SHARE,
+    ClaimContradicted,
     settle_by_requests,
 )
-from flashinfer_bench.bench.runner.workers.empty_bursts import BurstOverhead
-from flashinfer_bench.bench.runner.workers.places import MOST_PLACES
-from flashinfer_bench.bench.runner.workers.readings import raise_claim
+from flashinfer_bench.bench.runner.workers.timed.empty_bursts import BurstOverhead
+from flashinfer_bench.bench.runner.workers.timed.readings import raise_claim
 from flashinfer_bench.errors import SolutionFailure
 from tests.kit.trials import ScriptedWorker, make_trial
 

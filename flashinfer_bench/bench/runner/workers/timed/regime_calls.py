@@ -14,7 +14,7 @@ from typing import Any, Final
 import torch
 
 from flashinfer_bench.bench.evaluators.inputs.regimes import Regimes
-from flashinfer_bench.bench.runner.workers.places import CallPlaces
+from flashinfer_bench.bench.runner.workers.timed.call_places import CallPlaces
 
 UNTOUCHED: Final = 2
 """The first calls of a trial keep their inputs: they tell how long a call takes."""

@@ -1,0 +1,66 @@
+"""How many calls a burst has, so that they can be told from its noise, and how many of them are compared. Pure."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from flashinfer_bench.bench.runner.workers.timed.call_places import MOST_BURST_PLACES
+from flashinfer_bench.bench.runner.workers.timed.empty_bursts import BurstOverhead
+
+RESOLVED: Final = 4.0
+"""A burst resolves its calls when they take this many times what empty bursts differ by."""
+LEAST_NOISE_NS: Final = {"cpu": 5_000.0, "cuda": 40_000.0}
+"""Bursts on a kind of device differ by this at the least, however alike the empty ones were."""
+BURST_NS: Final = {"cpu": 0, "cuda": 1_000_000}
+"""A burst on a kind of device has as many calls as take this long by the claim, as far as there are places: a GPU that
+changes from one process to another has a start-up that a short burst would be made of."""
+REQUEST_SHARE: Final = {"cpu": 0.04, "cuda": 1.0}
+"""A burst has so many calls that its request takes no more than this share of it, by the kind of device: the request is
+taken off, and who has taken the worker over may answer sooner. On a GPU BURST_NS alone decides."""
+TWICE: Final = 2
+"""A burst has as many calls as take this many times what bursts resolve."""
+FEWEST_CALLS: Final = 8
+"""A burst has this many calls at the least: the first call after a pause is slower, for threads sleep and caches are
+cold."""
+LONGEST_NS: Final = 50_000_000
+"""Calls beyond this time are not made for the sake of FEWEST_CALLS: slow calls hardly notice a pause."""
+READ_CALLS: Final = {"cpu": 24, "cuda": 16}
+"""Calls that are compared of the burst that counts, which is the best of all, by the kind of device. On a CPU who
+leaves out a seventh of them passes once in 40 times; with 6 calls he passed twice in five, and his latency was 1.3
+times too low. On a GPU who leaves out a fifth passes once in 35 times."""
+FEW_READ_CALLS: Final = 6
+"""The same where calls are large."""
+READ_BYTES: Final = 1 << 28
+"""Where the inputs and outputs of READ_CALLS calls take more bytes than this, calls are large: they are kept until they
+are compared."""
+
+
+def noise_ns(overhead: BurstOverhead, device_type: str) -> float:
+    """Return by how much bursts on a kind of device differ."""
+    noises = [one.noise for one in (overhead, overhead.processors) if one is not None]
+    return max(min(noises), LEAST_NOISE_NS[device_type])
+
+
+def count_burst_calls(claimed_ns: float, device_type: str, overhead: BurstOverhead) -> int:
+    """Return how many calls a burst has, as far as memory allows."""
+    claimed_ns = max(claimed_ns, 1.0)
+    requests = [one.request for one in (overhead, overhead.processors) if one is not None]
+    wanted_ns = max(
+        BURST_NS[device_type],
+        min(requests) / REQUEST_SHARE[device_type],
+        TWICE * RESOLVED * noise_ns(overhead, device_type),
+    )
+    wanted = max(math.ceil(wanted_ns / claimed_ns), min(FEWEST_CALLS, math.ceil(LONGEST_NS / claimed_ns)))
+    return max(1, min(MOST_BURST_PLACES[device_type], wanted))
+
+
+def count_read_calls(size: int, device_type: str) -> int:
+    """Return how many calls of a burst are compared at the most.
+
+    Args:
+        size: bytes of the inputs and outputs of one call.
+        device_type: cpu or cuda.
+    """
+    most = READ_CALLS[device_type]
+    return most if size * most <= READ_BYTES else FEW_READ_CALLS

@@ -1,0 +1,80 @@
+"""What becomes of a claimed latency: by which shares of an outside time it is confirmed, doubted or refused. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any, Final
+
+from flashinfer_bench.bench.runner.workers.timed.readings import CREDITED_SHARE
+from flashinfer_bench.errors import SolutionFailure
+
+LEAST_SHARE: Final = 0.75
+"""A claimed latency below this share of a burst's is not confirmed: a GPU that computes without a pause spends its
+power and is up to a quarter slower than one that rests before each call."""
+REFUSED_SHARE: Final = 0.5
+"""Below this share it is refused. Honest calls of many operations came to 0.63 on a GPU, since the operations of a long
+graph start later than those of one call's graph; honest calls of several threads came to 0.67 on a busy CPU."""
+BUSY_LEAST_SHARE: Final = 0.4
+"""Below this share a claim is refused where other processes took the processors meanwhile: they hold up a burst more
+than a median reading."""
+FORGED_SHARE: Final = 0.1
+"""Below this share nothing is measured again: no machine changes its speed tenfold between readings and bursts."""
+SLOW_NS: Final = 1_000_000
+"""A claim from this on may be settled without bursts, by the time that the session saw timed calls take. What a request
+takes beside its calls is little then."""
+FEWEST_SEEN: Final = 9
+"""Calls that this needs."""
+
+
+class ClaimContradicted(SolutionFailure):
+    """Bursts take longer than a claim allows. A machine whose speed changes does this to an honest claim, too."""
+
+
+@dataclass(frozen=True)
+class Confirmation:
+    """What bursts say of a claimed latency."""
+
+    burst_ns: float | None
+    """What one call costs in a burst; None where bursts do not resolve it."""
+    resolution_ns: float | None
+    """What a burst cannot tell from nothing, for one call; None where no burst was made."""
+    why_not: str | None = None
+    """Why the latency is not confirmed; None where it is."""
+    calls: int = 0
+    """Calls that bursts made, the first burst's among them, which is not timed."""
+    request_ns: float | None = None
+    """What one timed call took from outside, where that settled the claim."""
+
+    def to_record(self) -> dict[str, Any]:
+        """Return it as fields of a measurement's record."""
+        times_ns = {"burst": self.burst_ns, "burst_resolution": self.resolution_ns, "request": self.request_ns}
+        record: dict[str, Any] = {"confirmed": self.why_not is None, "burst_calls": self.calls}
+        record |= {f"{name}_ms": time_ns / 1e6 for name, time_ns in times_ns.items() if time_ns is not None}
+        return record if self.why_not is None else {**record, "not_confirmed": self.why_not}
+
+
+def settle_by_requests(claimed_ns: float, costs_ns: Sequence[float], device_type: str) -> Confirmation | None:
+    """Hold a claimed latency against what the session saw timed calls take; None where only bursts can tell.
+
+    A request makes calls one by one, and its time holds all that goes before each, such as flush and spin, which a
+    worker may leave out. So nothing is taken off, and no call can cost more than its share. A claim that is near the
+    usual share is settled.
+
+    Args:
+        claimed_ns: latency of one call, `setup` included.
+        costs_ns: the share of each timed call.
+        device_type: cpu or cuda.
+    """
+    if claimed_ns < SLOW_NS or len(costs_ns) < FEWEST_SEEN:
+        return None
+    usual_ns = median(costs_ns)
+    if claimed_ns < least_share(device_type) * usual_ns:
+        return None
+    return Confirmation(None, None, request_ns=usual_ns)
+
+
+def least_share(device_type: str) -> float:
+    """Return the share of an outside time from which on a claim is confirmed, and is the latency that is told."""
+    return max(LEAST_SHARE, CREDITED_SHARE[device_type])

@@ -1,0 +1,181 @@
+"""Which calls of a trial are compared: chosen after they were made, and kept as they were left. It judges nothing.
+
+Some calls are kept by chance, the one on the evaluator's own inputs always, and a few that look odd: an output was not
+written, or repeats another call's. `session/reads.py` judges them when the trials are over.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import torch
+
+from flashinfer_bench.bench.evaluators.inputs.contents import Contents
+from flashinfer_bench.bench.runner.workers.timed.call_places import CallPlaces, is_unwritten, to_looks
+from flashinfer_bench.errors import SolutionFailure
+
+MOST_ODD: Final = 4
+"""Odd calls of a trial that are compared: honest outputs may repeat, as masks do, so this is bounded."""
+LARGE_BYTES: Final = 1 << 26
+"""Of calls whose inputs and outputs take more, no inputs are copied."""
+
+
+@dataclass(frozen=True)
+class ReadCall:
+    """One call whose outputs are compared: what it was given, and what it gave."""
+
+    inputs: list[Any]
+    outputs: list[torch.Tensor]
+    is_base: bool
+    """Its inputs are the evaluator's own, whose expected outputs are known."""
+
+
+@dataclass(frozen=True)
+class LeftCall:
+    """What a call left in its place: copies of its outputs, and of its inputs, which it may have changed."""
+
+    outputs: list[torch.Tensor]
+    inputs: list[torch.Tensor | None]
+    """Empty for a large call, whose inputs are checked at once."""
+    given: list[Any] | None = None
+    """What a large call was given; of others it is made again when the trial is over."""
+
+
+@dataclass
+class Reader:
+    """Chooses, after the fact and at random, which calls of a trial are compared.
+
+    Args:
+        places: where the calls' inputs and outputs lie.
+        contents: what each call was given.
+        wanted: calls to keep, beside the base and those that look odd.
+        check_inputs: raises where a call has changed its inputs, given what they were and what they are.
+        chance: the source of the choice; no worker can know its state.
+    """
+
+    places: CallPlaces
+    contents: Contents
+    wanted: int
+    check_inputs: Callable[[Sequence[Any], Sequence[torch.Tensor | None]], None]
+    chance: random.Random = field(default_factory=random.SystemRandom)
+    _kept: dict[int, LeftCall | None] = field(default_factory=dict)
+    """The number of each call that is kept by chance; None until it is over."""
+    _odd: dict[int, LeftCall] = field(default_factory=dict)
+    _base: LeftCall | None = None
+    _seen: int = 0
+    _looks: dict[tuple[bytes, ...], int] = field(default_factory=dict)
+    _look_secret: int = field(default_factory=lambda: random.SystemRandom().getrandbits(32))
+    _latest: tuple[list[int], list[torch.Tensor]] | None = None
+    """The places of the latest calls, and what was seen there when they were over."""
+
+    def look(self, indices: Sequence[int], numbers: Sequence[int], *, chooses: bool = True) -> None:
+        """Look at the calls that some places just had; keep what is to be compared before it is overwritten.
+
+        What is kept by chance is copied before anything else: a call is over when the worker answers, and a thread of
+        the solution may still be at work.
+
+        Args:
+            indices: the places.
+            numbers: the number of each place's call.
+            chooses: False keeps none of them by chance, only what looks odd.
+        """
+        chosen = self._choose(indices, numbers) if chooses else set()
+        copies = {index: self._copy(index) for index in chosen}
+        seen = self.places.glance(indices, self._look_secret)
+        self._latest = (list(indices), seen)
+        looks = to_looks(seen, len(indices))
+        for index, number, look in zip(indices, numbers, looks, strict=True):
+            is_base = number == self.contents.base_number
+            is_odd = not is_base and self._is_odd(look) and len(self._odd) < MOST_ODD
+            if index not in chosen and not is_odd:
+                continue
+            left = self._check_large(index, number, copies.get(index) or self._copy(index))
+            if is_base:
+                self._base = left
+                continue
+            if is_odd:
+                self._odd[number] = left
+            if number in self._kept:
+                self._kept[number] = left
+
+    def begin(self) -> None:
+        """Forget the calls that are kept by chance: only those that come from now on are chosen from."""
+        self._kept, self._seen = {}, 0
+
+    def check_unchanged(self) -> None:
+        """Hold what lies in the places against what lay there when the latest calls were over.
+
+        Raises:
+            SolutionFailure: RUNTIME_ERROR where an output has changed since.
+        """
+        latest, self._latest = self._latest, None
+        if latest is None:
+            return
+        now = self.places.glance(latest[0], self._look_secret)
+        if not all(torch.equal(one, then) for one, then in zip(now, latest[1], strict=True)):
+            raise SolutionFailure(
+                "RUNTIME_ERROR",
+                "an output was written after its call had ended; what a call starts has to be done when it returns",
+            )
+
+    def _choose(self, indices: Sequence[int], numbers: Sequence[int]) -> set[int]:
+        """Return the places whose calls are kept: the base, and some by chance, which may displace earlier ones."""
+        places = dict(zip(numbers, indices, strict=True))
+        chosen = {places[number] for number in numbers if number == self.contents.base_number}
+        for number in numbers:
+            if number == self.contents.base_number:
+                continue
+            self._seen += 1
+            if len(self._kept) < self.wanted:
+                self._kept[number] = None
+            elif self.wanted and self.chance.random() < self.wanted / self._seen:
+                del self._kept[self.chance.choice(list(self._kept))]
+                self._kept[number] = None
+        return chosen | {places[number] for number in numbers if number in self._kept}
+
+    def _is_odd(self, looks: list[bytes]) -> bool:
+        """Say whether a call left outputs unwritten, or gave what another call with other inputs gave."""
+        if any(map(is_unwritten, looks)):
+            return True
+        key = tuple(looks)
+        self._looks[key] = self._looks.get(key, 0) + 1
+        return self._looks[key] > 1 and bool(looks) and self.contents.differs
+
+    def _copy(self, index: int) -> LeftCall:
+        outputs = [output.clone() for output in self.places.outputs(index)]
+        if self.places.stride > LARGE_BYTES:
+            return LeftCall(outputs, [])
+        return LeftCall(outputs, [None if slot is None else slot.clone() for slot in self.places.inputs(index)])
+
+    def _check_large(self, index: int, number: int, call: LeftCall) -> LeftCall:
+        """Check the inputs of a large call in their place: a copy of them would take too much memory."""
+        if self.places.stride <= LARGE_BYTES:
+            return call
+        given = self.contents.make(number)
+        self.check_inputs(given, self.places.inputs(index))
+        return replace(call, given=given)
+
+    def reads(self) -> list[ReadCall]:
+        """Return the calls to compare, in a random order.
+
+        Raises:
+            SolutionFailure: an output has changed since its call was over, or a call has changed its inputs.
+        """
+        self.check_unchanged()
+        left = {number: call for number, call in self._kept.items() if call is not None} | self._odd
+        if self._base is not None:
+            left[self.contents.base_number] = self._base
+        small = [number for number, call in left.items() if call.given is None]
+        given = dict(zip(small, self.contents.make_all(small), strict=True))
+        for number, inputs in given.items():
+            self.check_inputs(inputs, left[number].inputs)
+        base = self.contents.base_number
+        found = []
+        for number, call in left.items():
+            inputs = given[number] if call.given is None else call.given
+            found.append(ReadCall(inputs, call.outputs, number == base))
+        self.chance.shuffle(found)
+        return found
