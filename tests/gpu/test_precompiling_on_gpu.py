@@ -1,0 +1,111 @@
+"""Kernels of the next solutions are compiled before their turn, by workers that reach no GPU and leave nothing behind.
+
+Run by hand where there is a GPU: python -m pytest tests/gpu/test_precompiling_on_gpu.py
+"""
+
+import json
+
+import pytest
+
+from flashinfer_bench.base.host import usable_cores
+from flashinfer_bench.bench import Benchmark, BenchmarkConfig
+from flashinfer_bench.bench.events import JobFinished
+from flashinfer_bench.bench.runner.session.precompiling import CORES_SHARE
+from flashinfer_bench.data import TraceSet
+from tests.kit.make import make_definition, make_solution, make_trace, make_workload, write_trace_set
+from tests.kit.processes import marked
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.slow,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(usable_cores() < CORES_SHARE, reason="there are too few cores to precompile on"),
+]
+SLOW_TO_LOAD = """
+import time
+time.sleep(12)  # the others have time
+def run(x):
+    return x * 2
+"""
+KERNEL = """
+import json, os
+from pathlib import Path
+import torch, triton, triton.language as tl
+
+cache = Path(os.environ["TRITON_CACHE_DIR"])
+is_ahead = os.environ["CUDA_VISIBLE_DEVICES"] == ""
+
+@triton.jit
+def double(x, y, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y + at, tl.load(x + at, mask=at < n) * 2.0, mask=at < n)
+
+def run(x):
+    found = sorted(path.name for path in cache.glob("*/*.cubin"))
+    print("TOLD", json.dumps({"found": found, "attempts": attempts()}), flush=True)
+    y = torch.empty_like(x)
+    double[(triton.cdiv(x.numel(), 1024),)](x, y, x.numel(), BLOCK=1024)
+    return y
+"""
+HONEST = KERNEL + "\ndef attempts():\n    return None\n"
+HOSTILE = (
+    KERNEL
+    + """
+import subprocess, threading
+
+def attempts():
+    made = cache.parent / "attempts"
+    if is_ahead:
+        told = {}
+        for path in ("/dev/nvidiactl", "/dev/nvidia0"):
+            try:
+                os.close(os.open(path, os.O_RDWR))
+                told[path] = 0
+            except OSError as error:
+                told[path] = error.errno
+        try:
+            os.sched_setaffinity(0, range(os.cpu_count()))
+            told["cores"] = 0
+        except OSError as error:
+            told["cores"] = error.errno
+        for _ in range(4):
+            subprocess.Popen(["sleep", "600"], start_new_session=True)
+        made.write_text(json.dumps(told))
+        return told
+    return json.loads(made.read_text()) if made.exists() else None
+"""
+)
+
+
+def test_kernels_are_there_before_the_turn_of_their_solution(tmp_path, monkeypatch):
+    monkeypatch.setenv("FIB_CACHE_PATH", str(tmp_path / "cache"))
+    write_trace_set(
+        tmp_path / "set",
+        definitions=[make_definition()],
+        solutions=[
+            make_solution("a_slow_to_load", source=SLOW_TO_LOAD),
+            make_solution("b_honest", source=HONEST, language="triton"),
+            make_solution("c_hostile", source=HOSTILE, language="triton"),
+        ],
+        workloads=[make_trace(workload=make_workload("w", axes={"n": 4096}), solution=None)],
+    )
+    config = BenchmarkConfig.default(devices=["0"], sandbox="strict", warmup_runs=2, iterations=10, num_trials=1)
+    benchmark = Benchmark(TraceSet.from_path(tmp_path / "set"), config)
+    with marked() as alive:
+        events = list(benchmark.run(benchmark.plan(), save_results=False))
+        assert not alive()
+    evaluations = {e.job.solution.name: e.trace.evaluation for e in events if isinstance(e, JobFinished)}
+    assert {name: one.status.value for name, one in evaluations.items()} == {
+        "a_slow_to_load": "PASSED",
+        "b_honest": "PASSED",
+        "c_hostile": "PASSED",
+    }
+    assert read(evaluations["b_honest"]) == {"found": ["double.cubin"], "attempts": None}
+    refused = {"/dev/nvidiactl": 13, "/dev/nvidia0": 13, "cores": 1}
+    assert read(evaluations["c_hostile"]) == {"found": ["double.cubin"], "attempts": refused}
+
+
+def read(evaluation):
+    """Return what the first call told."""
+    line = next(line for line in evaluation.log.splitlines() if line.startswith("TOLD "))
+    return json.loads(line.removeprefix("TOLD "))
