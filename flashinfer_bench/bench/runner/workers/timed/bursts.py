@@ -69,6 +69,9 @@ MOST_BURSTS: Final = {"cpu": 12, "cuda": 32}
 """Bursts of a series; a series of slow calls has one. A burst that confirms the claim ends it: the best of more bursts
 would be lower still, so they would change neither the verdict nor the latency. One that does not resolve a call ends
 nothing: such a claim may be forged, and each burst is one more look at outputs that were not computed in time."""
+UNRESOLVED_BURSTS: Final = {"cpu": 12, "cuda": 3}
+"""A series ends after so many bursts where one of them did not resolve a call, by the kind of device: the best of more
+would not either. On a GPU the inputs of a burst take longer than its calls."""
 SLOW_SERIES_S: Final = 0.5
 """Seconds after which a series ends with fewer bursts than that."""
 AGAIN: Final = 2
@@ -176,18 +179,22 @@ class BurstTimer:
             settling: a cost of one call above the first of these and up to the second settles the claim.
         """
         above_ns, up_to_ns = settling
-        most = MOST_BURSTS[self._trial.asked.device_type]
+        device_type = self._trial.asked.device_type
         start = self._now_ns()
         costs_ns: list[float] = []
         waited_before = tree_waiting_ns(self._guard_pid)
-        while len(costs_ns) < most and not (costs_ns and above_ns < costs_ns[-1] <= up_to_ns):
-            spent_s = (self._now_ns() - start) / 1e9
-            if (
-                costs_ns
-                and spent_s > SERIES_S[self._trial.asked.device_type]
-                and (len(costs_ns) >= FEWEST_BURSTS or spent_s > SLOW_SERIES_S)
-            ):
-                break
+
+        def is_over() -> bool:
+            count, spent_s = len(costs_ns), (self._now_ns() - start) / 1e9
+            if not count:
+                return False
+            if above_ns < costs_ns[-1] <= up_to_ns or count >= MOST_BURSTS[device_type]:
+                return True
+            if count >= UNRESOLVED_BURSTS[device_type] and min(costs_ns) <= above_ns:
+                return True
+            return spent_s > SERIES_S[device_type] and (count >= FEWEST_BURSTS or spent_s > SLOW_SERIES_S)
+
+        while not is_over():
             costs_ns.append(self._time_one(calls, overhead))
         waited_ns = tree_waiting_ns(self._guard_pid) - waited_before
         return Series(min(costs_ns), waited_ns > BUSY_SHARE * (self._now_ns() - start))

@@ -24,6 +24,7 @@ from flashinfer_bench.bench.runner.workers.timed.bursts import (
     MOST_BURSTS,
     OUTPUT_SHARE,
     START_NS,
+    UNRESOLVED_BURSTS,
     BurstTimer,
 )
 from flashinfer_bench.bench.runner.workers.timed.call_places import MOST_PLACES
@@ -247,7 +248,7 @@ def test_a_series_that_ends_early_says_what_the_whole_series_would_have_said(ope
         left = iter(costs_ns)
         timer._time_one = lambda calls, overhead: next(left)
         if not ends_early:
-            timer._take_series = lambda calls, overhead, settling: take(calls, overhead, (float("inf"), 0.0))
+            timer._take_series = lambda calls, overhead, settling: take(calls, overhead, (0.0, 0.0))
         try:
             found = timer.confirm(CALL_NS, OVERHEAD)
         except ClaimContradicted:
@@ -262,6 +263,17 @@ def test_a_series_that_ends_early_says_what_the_whole_series_would_have_said(ope
             CALL_NS * middle * chance.lognormvariate(0.0, 0.2) for _ in range(MOST_BURSTS[device_type] * (1 + AGAIN))
         ]
         assert confirm(costs_ns, ends_early=True) == confirm(costs_ns, ends_early=False)
+
+
+@pytest.mark.parametrize("device_type", ["cpu", "cuda"])
+def test_a_series_that_does_not_resolve_a_call_ends_early_on_a_gpu(open_timer, device_type):
+    timer, _ = open_timer(device_type=device_type)
+    costs = [10 * CALL_NS, 0.0] * 20
+    made = []
+    timer._time_one = lambda calls, overhead: made.append(calls) or costs[len(made) - 1]
+    found = timer.confirm(CALL_NS, OVERHEAD)
+    assert found.why_not == "the call is shorter than a burst resolves"
+    assert len(made) == UNRESOLVED_BURSTS[device_type] <= MOST_BURSTS[device_type]
 
 
 def test_the_outputs_of_bursts_are_looked_at_and_their_inputs_are_new(open_timer):
