@@ -71,7 +71,7 @@ def test_a_kernel_is_compiled_and_lies_in_the_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
     source = """
 import torch, triton, triton.language as tl
-@triton.autotune(configs=[triton.Config({"BLOCK": 128}), triton.Config({"BLOCK": 256})], key=["n"])
+@triton.autotune(configs=[triton.Config({"BLOCK": size}) for size in (128, 256)], key=["n"], cache_results=True)
 @triton.jit
 def double(x, y, n, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -84,6 +84,7 @@ def run(x, n):
     with stand_in(GPU):
         call_once(load(tmp_path, source), CALL)
     assert len(list((tmp_path / "cache").glob("*/double.cubin"))) == 2
+    assert not list((tmp_path / "cache").glob("*/*autotune*"))  # nothing was timed
 
 
 def test_numbers_and_shapes_become_arguments():

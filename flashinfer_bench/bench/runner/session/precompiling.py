@@ -44,6 +44,8 @@ WAIT_LIMIT_S: Final = 10.0
 """Seconds that a solution's turn waits for what is still being precompiled of it. The first call does the rest."""
 MOST_CALLS: Final = 64
 """Workloads that a solution is called for, at the most."""
+OTHER_COMPILERS: Final = ("cpp_extension", "flashinfer", "torch.compile", "tvm")
+"""Words of solutions that have something else compiled as well, for minutes, which would be thrown away half done."""
 _log = logging.getLogger(__name__)
 
 
@@ -167,7 +169,12 @@ class Precompiler:
         if not calls:
             return
         if self._gpu is None:
-            self._gpu = self._describe()
+            try:
+                self._gpu = self._describe()
+            except Exception as error:  # Triton cannot use this GPU, or is a version that tells nothing
+                _log.info("nothing is precompiled: %s", error)
+                self._pool.end_precompiling()
+                return
         words = {"calls": calls, "gpu": self._gpu, "cores": self._cores}
         made: list[Any] = []
 
@@ -221,10 +228,13 @@ def spare_cores() -> list[int]:
 
 
 def uses_triton(solution: BlockSolution) -> bool:
-    """Tell whether a solution launches Triton kernels, by its language or its text."""
+    """Tell whether a solution launches Triton kernels and runs no other compiler, by its language and its texts."""
     if solution.build_error is not None or solution.kind != "python":
         return False
-    return solution.language == "triton" or any("triton" in text for text in solution.sources.values())
+    texts = solution.sources.values()
+    if any(word in text for text in texts for word in OTHER_COMPILERS):
+        return False
+    return solution.language == "triton" or any("triton" in text for text in texts)
 
 
 def describe_call(definition: Definition, workload: Workload) -> dict[str, Any] | None:

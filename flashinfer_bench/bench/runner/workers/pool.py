@@ -50,6 +50,10 @@ MEMORY_SHARE: Final = 0.6
 """Where the configuration sets no limit, a worker may hold this share of the machine's memory."""
 MOST_ENDING: Final = 4
 """At most this many workers may be ending at once; each still holds descriptors, and a context on a GPU."""
+NOT_PRECOMPILED: Final = (
+    *("TORCH_EXTENSIONS_DIR", "TORCHINDUCTOR_CACHE_DIR", "FLASHINFER_WORKSPACE_BASE", "CUDA_CACHE_PATH"),
+)
+"""Folders of other compilers: a worker that precompiles has them in its home, which goes with it."""
 EARLY_WORKERS: Final = 2
 """While nothing is asked of a GPU's session, this many workers are ready for solutions that nobody has sent yet; on a
 CPU one, which starts sooner."""
@@ -147,8 +151,7 @@ class WorkerPool:
         self.finish_ending()
         self._finish_spares()
         self._template.close()
-        if self.precompiling is not None:
-            self.precompiling.close()
+        self.end_precompiling()
 
     def worker_for(self, solution: SolutionFiles) -> tuple[WorkerProcess, bool]:
         """Return the solution's worker, ready, and whether it is a fresh one that has loaded nothing yet.
@@ -409,6 +412,12 @@ class WorkerPool:
         """
         return self._spawn(solution, (artifact, words))
 
+    def end_precompiling(self) -> None:
+        """End the template of such workers."""
+        if self.precompiling is not None:
+            self.precompiling.close()
+            self.precompiling = None
+
     def forget(self, worker: WorkerProcess) -> None:
         """Remove what such a worker was given to read; it has ended."""
         given = self._given.pop(id(worker), None)
@@ -451,6 +460,8 @@ class WorkerPool:
                     order["precompile"] = {**place_of(artifact), **precompiled[1]}
                 order["walls"] = walls.to_json()
                 order["environment"] |= self._enclosure.environment(key)
+                if precompiled is not None:  # of what it leaves half done, Triton's cache alone takes no harm
+                    order["environment"] |= {name: str(home / name.lower()) for name in NOT_PRECOMPILED}
             template = self.precompiling if precompiled is not None else None
             worker = WorkerProcess(template or self._template, order, home)
         except OSError as error:

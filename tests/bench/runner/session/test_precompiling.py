@@ -77,6 +77,9 @@ class FakePool:
         self.started[solution.digest] = FakeWorker()
         return self.started[solution.digest]
 
+    def end_precompiling(self):
+        self.precompiling = None
+
     def forget(self, worker):
         self.forgotten.append(worker)
 
@@ -157,6 +160,7 @@ def test_what_has_kernels_or_launches_none_is_left(made):
         solution(3, build_error="it does not compile"),
         solution(4, language="cuda", kind="torch"),
         solution(5, language="python", sources={"main.py": "import triton\n"}),
+        solution(6, sources={"main.py": "from torch.utils.cpp_extension import load\n"}),
     ]
     precompiler.expect([block(solution(0), solution(1), *others)])
     assert list(pool.started) == ["d5"]
@@ -167,6 +171,15 @@ def test_without_a_template_for_it_nothing_is_precompiled(made):
     pool.precompiling = None
     precompiler.expect([block(solution(0), solution(1))])
     assert not pool.started
+
+
+def test_where_nothing_is_told_of_the_gpu_nothing_is_precompiled(clock):
+    def describe():
+        raise RuntimeError("0 active drivers")
+
+    pool = FakePool()
+    Precompiler(pool, describe=describe).expect([block(solution(0), solution(1))])
+    assert (pool.precompiling, pool.started) == (None, {})
 
 
 def test_a_turn_waits_for_what_has_begun_and_not_for_long(made, clock):
