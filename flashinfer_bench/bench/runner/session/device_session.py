@@ -16,7 +16,7 @@ import torch
 
 from flashinfer_bench.bench.config import ResolvedEvalConfig
 from flashinfer_bench.bench.evaluators.evaluator import Baseline, JudgeContext, Rejected, Verdict
-from flashinfer_bench.bench.evaluators.inputs.memory import bytes_of, total_bytes
+from flashinfer_bench.bench.evaluators.inputs.memory import bytes_of, free_bytes, total_bytes
 from flashinfer_bench.bench.evaluators.inputs.seeds import derive_seed
 from flashinfer_bench.bench.evaluators.reference import Reference
 from flashinfer_bench.bench.evaluators.registry import find_evaluator
@@ -65,6 +65,8 @@ LARGE_CACHE_BYTES: Final = 8 << 30
 """Above this torch's unused memory is freed before a solution runs, which may need it."""
 LARGE_ARENA_BYTES: Final = 1 << 30
 """A larger arena is freed before the next block, whose reference may need its memory."""
+ROOMY_SHARE: Final = 0.75
+"""A solution is called while the worker before still ends only where more than this share of the GPU's memory is free."""
 KEPT_BYTES: Final = 4 << 30
 KEPT_SHARE: Final = 16
 """A baseline that is prepared is kept while all kept ones hold at most KEPT_BYTES, and at most the device's memory
@@ -421,11 +423,12 @@ class DeviceSession:
         """Renew the arena for another worker, which must not see what the last one or the session has left there.
 
         Where the last one has not ended, the new one, whose calls need `size` bytes, gets other memory until it is
-        measured.
+        measured; but where the last one may hold what the new one needs, its end is waited for.
         """
         if self._arena_of is worker:
             return
-        if self._pool.has_readers and self._arena.may_step_aside(size):
+        is_roomy = free_bytes(self._device) > ROOMY_SHARE * total_bytes(self._device)
+        if is_roomy and self._pool.has_readers and self._arena.may_step_aside(size):
             self._arena.step_aside()
         else:
             self._pool.await_readers()
