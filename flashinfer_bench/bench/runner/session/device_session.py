@@ -66,7 +66,7 @@ LARGE_CACHE_BYTES: Final = 8 << 30
 LARGE_ARENA_BYTES: Final = 1 << 30
 """A larger arena is freed before the next block, whose reference may need its memory."""
 ROOMY_SHARE: Final = 0.75
-"""A solution is called while the worker before still ends only where more than this share of the GPU's memory is free."""
+"""A solution is called while the worker before still ends only where more of the GPU's memory is free than this share."""
 KEPT_BYTES: Final = 4 << 30
 KEPT_SHARE: Final = 16
 """A baseline that is prepared is kept while all kept ones hold at most KEPT_BYTES, and at most the device's memory
@@ -427,8 +427,8 @@ class DeviceSession:
         """
         if self._arena_of is worker:
             return
-        is_roomy = free_bytes(self._device) > ROOMY_SHARE * total_bytes(self._device)
-        if is_roomy and self._pool.has_readers and self._arena.may_step_aside(size):
+        may_step_aside = self._pool.has_readers and self._arena.may_step_aside(size)
+        if may_step_aside and free_bytes(self._device) > ROOMY_SHARE * total_bytes(self._device):
             self._arena.step_aside()
         else:
             self._pool.await_readers()
