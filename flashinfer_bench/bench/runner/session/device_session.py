@@ -66,7 +66,7 @@ LARGE_CACHE_BYTES: Final = 8 << 30
 LARGE_ARENA_BYTES: Final = 1 << 30
 """A larger arena is freed before the next block, whose reference may need its memory."""
 ROOMY_SHARE: Final = 0.75
-"""A solution is called while the worker before still ends only where more of the GPU's memory is free than this share."""
+"""A solution is called beside the end of the worker before only where more of the GPU's memory than this is free."""
 KEPT_BYTES: Final = 4 << 30
 KEPT_SHARE: Final = 16
 """A baseline that is prepared is kept while all kept ones hold at most KEPT_BYTES, and at most the device's memory
