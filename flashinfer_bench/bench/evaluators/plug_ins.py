@@ -80,8 +80,11 @@ def list_appended(evaluators: Sequence[Any]) -> list[PlugIn]:
     """Return the evaluators of a registry that are not of this package, as plug-ins with the same place in its order.
 
     Raises:
-        ConfigError: an evaluator was defined where only this process can find it.
+        ConfigError: one is no class, or was defined where only this process can find it.
     """
+    for evaluator in evaluators:
+        if not isinstance(evaluator, type):
+            raise ConfigError(f"{APPENDED}: {evaluator!r} is no class; append the class itself, and no object of it")
     is_own = [evaluator.__module__.startswith(OWN_PACKAGE) for evaluator in evaluators]
     found = []
     for place, evaluator in enumerate(evaluators):

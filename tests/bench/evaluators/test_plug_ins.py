@@ -121,6 +121,11 @@ def test_what_is_offered_twice_is_asked_once(module):
             "class Mine(Evaluator):\n    pass\nEVALUATORS = [Mine]\n",
             "which lacks build_baseline, can_evaluate, check_correctness, eval_performance",
         ),
+        (
+            "class Mine(DefaultEvaluator):\n    def can_evaluate(self, definition):\n        return True\n"
+            "EVALUATORS = [Mine]\n",
+            "whose can_evaluate cannot be called on the class: write @classmethod above",
+        ),
     ],
 )
 def test_what_cannot_be_used_is_refused_with_the_reason(module, source, reason):
@@ -145,7 +150,7 @@ def test_an_edit_changes_the_fingerprint_and_so_does_a_revision_that_a_plug_in_s
     (tmp_path / "edited.py").write_text("# another one\n")
     edited = choose_evaluator(make_definition(op_type="mine")).fingerprint
     assert edited != before
-    find_evaluator(make_definition(op_type="mine")).revision = 7
+    registry._EVALUATORS[0].revision = 7
     revised = choose_evaluator(make_definition(op_type="mine")).fingerprint
     assert revised.split() == ["edited:Mine", "7", edited.split()[-1]]
 
@@ -172,6 +177,12 @@ def test_a_class_that_only_the_script_has_is_refused():
 
     with pytest.raises(ConfigError, match="put it into a module"):
         list_appended([DefaultEvaluator, Mine])
+
+
+def test_an_object_in_the_place_of_a_class_is_refused(module):
+    module("scripted", takes("Mine"))
+    with pytest.raises(ConfigError, match="append the class itself"):
+        list_appended([DefaultEvaluator, __import__("scripted").Mine()])
 
 
 @pytest.mark.parametrize("reference", ["./mine.py", "mine.py/", "", "my-module", "a..b", "a:", "a:b c"])
