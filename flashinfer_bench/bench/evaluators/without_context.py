@@ -67,7 +67,9 @@ def _read_verdict(what: str, returned: Any) -> Verdict:
         case (correctness, Evaluation(status=status, log=log)) if status is not EvaluationStatus.PASSED:
             return Rejected(status, log, correctness)
         case _:
-            raise WorkloadFault(f"{what} returned {_describe(returned)}: Accepted(correctness) or Rejected(…) is needed")
+            raise WorkloadFault(
+                f"{what} returned {_describe(returned)}: Accepted(correctness) or Rejected(…) is needed"
+            )
 
 
 def _read_performance(what: str, returned: Any) -> Performance:
