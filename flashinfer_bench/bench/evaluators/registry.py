@@ -9,6 +9,7 @@ import hashlib
 import importlib
 import inspect
 import operator
+import sys
 import traceback
 from collections.abc import Iterable
 from functools import partial
@@ -106,6 +107,8 @@ def _find(definition: Definition) -> type[Evaluator]:
 def _import_evaluators(plug_in: PlugIn) -> list[type[Evaluator]]:
     name, _, attribute = plug_in.reference.partition(":")
     before = list(_EVALUATORS)
+    if plug_in.folder is not None and plug_in.folder not in sys.path:
+        sys.path.append(plug_in.folder)  # last, so that nothing in it hides an installed module
     what = f"{plug_in.origin}: {plug_in.reference} cannot be imported"
     with Blame(partial(_explain, what, missing=name)):
         module = importlib.import_module(name)

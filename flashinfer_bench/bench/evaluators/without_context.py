@@ -24,17 +24,23 @@ METHODS: Final = ("build_baseline", "check_correctness", "eval_performance")
 
 
 def accept_context(evaluator: type[Evaluator]) -> type[Evaluator]:
-    """Return an evaluator whose methods can be called with `context`: the same one where it is of this package."""
-    if evaluator.__module__.startswith(OWN_PACKAGE):
+    """Return an evaluator whose methods can be called with `context`: the same one where this package's take it."""
+    is_own = evaluator.__module__.startswith(OWN_PACKAGE)  # also where somebody has put theirs into a checkout
+    if is_own and all(_takes_context(getattr(evaluator, name)) for name in METHODS):
         return evaluator
     names = {name: getattr(evaluator, name) for name in ("__module__", "__qualname__", "__doc__")}
     methods = {name: classmethod(_fitted(name, getattr(evaluator, name))) for name in METHODS}
     return type(evaluator.__name__, (evaluator,), {**names, **methods})
 
 
+def _takes_context(method: Callable[..., Any]) -> bool:
+    parameters = inspect.signature(method).parameters
+    return "context" in parameters or any(item.kind is item.VAR_KEYWORD for item in parameters.values())
+
+
 def _fitted(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
     parameters = inspect.signature(method).parameters
-    takes_context = "context" in parameters or any(item.kind is item.VAR_KEYWORD for item in parameters.values())
+    takes_context = _takes_context(method)
 
     def call(cls: type[Evaluator], *arguments: Any, context: JudgeContext) -> Any:
         more: dict[str, Any] = {"context": context} if takes_context else {}

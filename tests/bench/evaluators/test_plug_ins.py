@@ -162,12 +162,27 @@ def test_installed_packages_come_after_the_configuration_by_name():
     assert found[1].origin == "entry point a"
 
 
-def test_a_class_that_a_script_appended_keeps_its_place(module):
+@pytest.mark.parametrize("name", ["beside", "pack.inner"])
+def test_a_plug_in_is_imported_from_the_folder_where_the_script_finds_it(module, tmp_path, monkeypatch, name):
+    (tmp_path / "pack").mkdir()
+    (tmp_path / "pack/__init__.py").touch()
+    module("beside", takes("Mine"), "EVALUATORS = [Mine]\n")
+    (tmp_path / "pack/inner.py").write_text((tmp_path / "beside.py").read_text())
+    (found,) = list_plug_ins([name], find_entry_points=lambda group: [])
+    assert found.folder == str(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path != str(tmp_path)])
+    register([found])  # as another process does, whose search path is another one
+    assert registry._EVALUATORS[0].__module__ == name
+    assert sys.path[-1] == str(tmp_path)
+    assert list_plug_ins(["not_there_at_all"], find_entry_points=lambda group: [])[0].folder is None
+
+
+def test_a_class_that_a_script_appended_keeps_its_place(module, tmp_path):
     module("scripted", takes("Mine"))
     mine = __import__("scripted").Mine
     registry._EVALUATORS.append(mine)
     (found,) = list_plug_ins([], find_entry_points=lambda group: [])
-    assert (found.reference, found.is_first) == ("scripted:Mine", False)
+    assert (found.reference, found.is_first, found.folder) == ("scripted:Mine", False, str(tmp_path))
     assert [plug_in.is_first for plug_in in list_appended([mine, DefaultEvaluator, mine])] == [True, False]
 
 

@@ -60,6 +60,13 @@ def test_an_evaluator_of_this_package_is_left_as_it_is():
     assert accept_context(DefaultEvaluator) is DefaultEvaluator
 
 
+def test_an_evaluator_that_somebody_put_into_a_checkout_may_lack_the_context(monkeypatch):
+    monkeypatch.setattr(Documented, "__module__", "flashinfer_bench.bench.evaluators.documented")
+    monkeypatch.setattr(registry, "_EVALUATORS", [*registry._EVALUATORS, Documented])
+    job = Judging(make_definition(op_type="mine"), make_workload())
+    assert isinstance(job.check(lambda x: x * 2), Accepted)
+
+
 class Public(DefaultEvaluator):
     """Takes the parameters of the public package, and returns what RETURNED says."""
 
