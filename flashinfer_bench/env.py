@@ -33,6 +33,14 @@ def get_fib_cache_path() -> Path:
     return cache_root(os.environ)
 
 
+def home_expanded(path: Path | str) -> Path:
+    """Return a path with the home directory in the place of `~`; of a user who is not there, as it is."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        return Path(path)
+
+
 def _choose(environment: Mapping[str, str], variable: str, folder: str) -> Path:
     configured = environment.get(variable)
-    return Path(configured) if configured else Path.home() / ".cache" / "flashinfer_bench" / folder
+    return home_expanded(configured) if configured else Path.home() / ".cache" / "flashinfer_bench" / folder

@@ -7,6 +7,7 @@ import re
 import types
 import typing
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -93,8 +94,7 @@ def read_docstring(text: str) -> tuple[str, dict[str, str]]:
     before: list[str] = []
     described: dict[str, str] = {}
     section, last = "", ""
-    lines = text.splitlines()
-    for line, following in zip(lines, [*lines[1:], ""], strict=True):
+    for line, following in pairwise([*text.splitlines(), ""]):
         heading = SECTION.match(line)
         if heading:
             section = heading[1]

@@ -180,7 +180,8 @@ class Benchmark:
         everything was skipped, a warning says why; another one tells of errors in the set's files.
 
         Args:
-            save_results: append each trace to the set on disk the moment its job ends.
+            save_results: append each trace to the set on disk the moment its job ends; a set without a folder has
+                them in memory alone, and a warning says so.
             resume: leave out jobs that are already recorded, unchanged.
             dump_traces: another name of `save_results`; where it is given, it counts.
             on_event: gets each event as it happens: `JobStarted`, `JobFinished`, `JobFaulted`, `Notice` and others of
@@ -200,6 +201,9 @@ class Benchmark:
         elif not plan.jobs:
             warnings.warn(describe_nothing(plan), stacklevel=2)
         is_saved = save_results if dump_traces is None else dump_traces
+        if is_saved and self._trace_set.root is None:
+            warnings.warn("the trace set lives in memory, so its traces are not written: give it a root", stacklevel=2)
+            is_saved = False
         with progress_bar(len(plan.jobs), wanted=progress) as show:
             for event in self.run(plan, save_results=is_saved):
                 if isinstance(event, JobFinished):

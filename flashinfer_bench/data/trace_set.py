@@ -26,7 +26,7 @@ from flashinfer_bench.data.store.read import read_files
 from flashinfer_bench.data.store.trace_lines import AnyTrace, to_trace
 from flashinfer_bench.data.store.trace_list import TraceList, kept_of
 from flashinfer_bench.data.trace import Trace
-from flashinfer_bench.env import DATASET_VARIABLE, dataset_root
+from flashinfer_bench.env import DATASET_VARIABLE, dataset_root, home_expanded
 from flashinfer_bench.errors import DataSetError
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class TraceSet:
                 raise DataSetError(
                     f"no trace set was given, and there is none in {path}; give its folder, or set {DATASET_VARIABLE}"
                 )
-        found = read_files(Path(path).expanduser())
+        found = read_files(home_expanded(path))
         return cls(
             root=found.root,
             definitions=found.definitions,

@@ -23,6 +23,9 @@ ON_A_CPU: Final = (
 )
 NO_GPU_WORK: Final = "fn launched nothing on the GPU: what is told is the time that it took on the host."
 ONE_CALL: Final = "num_iters_within_graph has no effect: each reading is one call, which the clock can resolve."
+WITHOUT_EFFECT: Final = (
+    "{} has no effect: the whole L2 is flushed on the call's GPU, and each process tells its own times."
+)
 
 
 def bench_gpu_time(
@@ -43,6 +46,11 @@ def bench_gpu_time(
     input_args: Sequence[Any] = (),
     input_kwargs: Mapping[str, Any] | None = None,
     num_iters_within_graph: int | None = None,
+    l2_flush: bool | None = None,
+    l2_flush_size_mb: int | None = None,
+    l2_flush_device: object = None,
+    sleep_after_run: bool = False,
+    aggregate_op: Callable[..., object] | None = None,
 ) -> GpuTime:
     """Time `fn(*args, **kwargs)` on the GPU that its tensors lie on, else on the current one.
 
@@ -68,7 +76,9 @@ def bench_gpu_time(
         dry_run_time_ms: instead of a count, about how long to make untimed calls, in milliseconds.
         input_args: the same as `args`.
         input_kwargs: the same as `kwargs`.
-        num_iters_within_graph: has no effect; taken for the sake of scripts that give it.
+        l2_flush: the same as `cold_l2_cache`; it counts where it is given.
+        num_iters_within_graph, l2_flush_size_mb, l2_flush_device, sleep_after_run, aggregate_op: have no effect, and a
+            warning says so; taken for the sake of scripts that give them.
 
     Raises:
         ValueError: a count or time is out of range, or two names of one parameter are given and differ.
@@ -82,10 +92,13 @@ def bench_gpu_time(
         iterations=ITERATIONS.want(choose("num_iters", num_iters, "repeat_iters", repeat_iters), repeat_time_ms),
         time_budget_s=time_budget_s,
         use_cuda_graph=use_cuda_graph,
-        l2_cache="cold" if cold_l2_cache else "warm",
+        l2_cache="cold" if (cold_l2_cache if l2_flush is None else l2_flush) else "warm",
         rotate=rotate_buffers,
     )
     ignored = [] if num_iters_within_graph in (None, 1) else [ONE_CALL]
+    idle = {"l2_flush_size_mb": l2_flush_size_mb, "l2_flush_device": l2_flush_device, "aggregate_op": aggregate_op}
+    given = [name for name, value in idle.items() if value is not None] + ["sleep_after_run"] * sleep_after_run
+    ignored += [WITHOUT_EFFECT.format(", ".join(given))] if given else []
     return _time_and_warn(order, "auto" if enable_cupti else "cuda_events", ignored)
 
 

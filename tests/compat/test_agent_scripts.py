@@ -151,6 +151,14 @@ def test_schemas_are_json_that_describes_every_parameter():
     assert (properties["sections"]["type"], properties["sections"]["items"]) == ("array", {"type": "string"})
 
 
+def test_a_function_without_a_docstring_becomes_a_schema():
+    def bare(size: int): ...
+
+    described = function_to_schema(bare)["function"]
+    assert (described["name"], described["description"]) == ("bare", "")
+    assert described["parameters"]["properties"] == {"size": {"type": "integer"}}
+
+
 def test_a_function_of_one_s_own_becomes_a_schema():
     def compile_kernel(source: str, flags: list[str], level: Literal["O1", "O3"] = "O3", *, limit: float = 2.0):
         """Compile a kernel.

@@ -90,6 +90,17 @@ def test_a_solution_beside_its_problem_may_leave_out_whose_it_is(tmp_path):
     assert (solution.name, solution.author) == ("solution_right", "unknown")
 
 
+def test_solutions_may_lie_in_a_folder_of_their_problem(tmp_path):
+    folder = write_problem(tmp_path / "L1/p")
+    (folder / "solutions").mkdir()
+    answer = make_answer("right", sources=[{"path": "right.py", "content": RIGHT}])
+    (folder / "solutions/mine.json").write_text(json.dumps({**answer, "definition": ""}))
+    for root in (folder, tmp_path):  # read once, also where the folder is one of our layout
+        loaded = TraceSet.from_path(root)
+        assert only(loaded.solutions["scaled_cumsum"]).name == "right"
+        assert {issue.severity for issue in loaded.issues} == {"warning"}
+
+
 def test_solutions_of_several_problems_may_have_one_name(tmp_path):
     for name in ("first", "second"):
         folder = write_problem(tmp_path / name, name=name)

@@ -47,6 +47,15 @@ def test_traces_that_are_not_dumped_stay_in_memory_and_are_not_resumed_from(root
     assert len(benchmark.plan(resume=True).jobs) == 1
 
 
+def test_a_set_in_memory_is_run_and_nothing_is_written(root):
+    loaded = TraceSet.from_path(root)
+    in_memory = TraceSet(definitions=loaded.definitions, solutions=loaded.solutions, workloads=loaded.workloads)
+    with pytest.warns(UserWarning, match="lives in memory, so its traces are not written"):
+        result = make_benchmark(in_memory).run_all()
+    assert in_memory.get_best_trace("double") == result.get_best_trace("double") is not None
+    assert not (root / "traces").exists()
+
+
 def test_a_run_that_skips_everything_says_why(tmp_path):
     alien = make_solution(target_hardware=["NVIDIA B200"])
     workloads = [make_trace(solution=None)]

@@ -118,3 +118,13 @@ def test_a_set_is_found_by_its_variable_or_in_the_users_cache(root, tmp_path, mo
 def test_the_cache_is_found_by_its_variable(tmp_path, monkeypatch):
     monkeypatch.setenv("FIB_CACHE_PATH", str(tmp_path))
     assert get_fib_cache_path() == tmp_path
+
+
+@pytest.mark.parametrize(("given", "folder"), [("~/cache", "{home}/cache"), ("~nobody-of-this-name/cache", None)])
+def test_a_tilde_in_a_variable_is_the_home_directory(monkeypatch, tmp_path, given, folder):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for variable, find in (("FIB_CACHE_PATH", get_fib_cache_path), ("FIB_DATASET_PATH", get_fib_dataset_path)):
+        monkeypatch.setenv(variable, given)
+        assert str(find()) == (folder or given).format(home=tmp_path)
+    with pytest.raises(DataSetError, match="does not exist"):
+        TraceSet.from_path(given)

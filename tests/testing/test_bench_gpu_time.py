@@ -143,6 +143,14 @@ def test_a_parameter_without_effect_is_told_where_it_is_given():
     assert {warning.filename for warning in told} == {__file__}
 
 
+@pytest.mark.filterwarnings("ignore:There is no GPU")
+def test_arguments_of_older_scripts_are_taken_and_a_warning_says_which_do_nothing():
+    with pytest.warns(UserWarning, match="l2_flush_size_mb, aggregate_op, sleep_after_run has no effect"):
+        bench_gpu_time(
+            lambda: None, num_iters=1, l2_flush=True, l2_flush_size_mb=256, sleep_after_run=True, aggregate_op=max
+        )
+
+
 def test_a_time_gives_about_as_many_calls_as_fill_it():
     site = FakeSite()
     asked = Order(

@@ -12,6 +12,7 @@ from flashinfer_bench.base.lazy import lazy_names
 
 if TYPE_CHECKING:
     from flashinfer_bench.bench.evaluators.default import DefaultEvaluator
+    from flashinfer_bench.bench.evaluators.evaluator import Evaluator
     from flashinfer_bench.bench.evaluators.lowbit import LowBitEvaluator
     from flashinfer_bench.bench.evaluators.sampling.evaluator import SamplingEvaluator
     from flashinfer_bench.bench.evaluators.utils import (
@@ -21,12 +22,13 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
-    "DefaultEvaluator", "DsaSparseAttentionEvaluator", "DsaTopkIndexerEvaluator", "LowBitEvaluator",
+    "DefaultEvaluator", "DsaSparseAttentionEvaluator", "DsaTopkIndexerEvaluator", "Evaluator", "LowBitEvaluator",
     "SamplingEvaluator", "resolve_evaluator",
 ]  # fmt: skip
 
 _HOMES = {
     "default": ("DefaultEvaluator",),
+    "evaluator": ("Evaluator",),
     "lowbit": ("LowBitEvaluator",),
     "sampling.evaluator": ("SamplingEvaluator",),
     "utils": ("DsaSparseAttentionEvaluator", "DsaTopkIndexerEvaluator", "resolve_evaluator"),

@@ -11,6 +11,8 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
+from importlib.machinery import PathFinder
+from pathlib import Path
 from typing import Any, Final
 
 from flashinfer_bench.bench.evaluators.parameters import Parameter
@@ -38,6 +40,8 @@ class PlugIn:
     """Where it was named, for messages."""
     is_first: bool = True
     """Whether its evaluators are asked before the built-in ones."""
+    folder: str | None = None
+    """Where this process finds its module; others may not have the folder on their search path, as that of a script."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +74,9 @@ def list_plug_ins(modules: Sequence[str], *, find_entry_points: EntryPoints = me
     Raises:
         ConfigError: a class that was appended in this process cannot be imported by another process.
     """
-    named = [PlugIn(reference, f"evaluator_modules: {reference}") for reference in modules]
+    named = [
+        PlugIn(reference, f"evaluator_modules: {reference}", folder=_find_folder(reference)) for reference in modules
+    ]
     installed = sorted(find_entry_points(group=GROUP), key=lambda entry: (entry.name, entry.value))
     appended = list_appended(sys.modules[REGISTRY]._EVALUATORS) if REGISTRY in sys.modules else []
     return [*named, *map(_read_entry_point, installed), *appended]
@@ -80,8 +86,11 @@ def list_appended(evaluators: Sequence[Any]) -> list[PlugIn]:
     """Return the evaluators of a registry that are not of this package, as plug-ins with the same place in its order.
 
     Raises:
-        ConfigError: an evaluator was defined where only this process can find it.
+        ConfigError: one is no class, or was defined where only this process can find it.
     """
+    for evaluator in evaluators:
+        if not isinstance(evaluator, type):
+            raise ConfigError(f"{APPENDED}: {evaluator!r} is no class; append the class itself, and no object of it")
     is_own = [evaluator.__module__.startswith(OWN_PACKAGE) for evaluator in evaluators]
     found = []
     for place, evaluator in enumerate(evaluators):
@@ -94,8 +103,16 @@ def list_appended(evaluators: Sequence[Any]) -> list[PlugIn]:
                 "cannot import it; put it into a module, and the module into evaluator_modules"
             )
         is_first = place < is_own.index(True) if True in is_own else True
-        found.append(PlugIn(f"{evaluator.__module__}:{name}", APPENDED, is_first=is_first))
+        reference = f"{evaluator.__module__}:{name}"
+        found.append(PlugIn(reference, APPENDED, is_first=is_first, folder=_find_folder(reference)))
     return found
+
+
+def _find_folder(reference: str) -> str | None:
+    """Return the folder that this process would import a plug-in's module or package from; nothing is imported."""
+    spec = PathFinder.find_spec(reference.partition(":")[0].partition(".")[0])
+    places = [] if spec is None else [*(spec.submodule_search_locations or ()), spec.origin]
+    return next((str(Path(place).absolute().parent) for place in places if place is not None), None)
 
 
 def _read_entry_point(entry: metadata.EntryPoint) -> PlugIn:

@@ -9,6 +9,7 @@ import hashlib
 import importlib
 import inspect
 import operator
+import sys
 import traceback
 from collections.abc import Iterable
 from functools import partial
@@ -27,7 +28,7 @@ from flashinfer_bench.bench.evaluators.sampling.renormalised import Renormalised
 from flashinfer_bench.bench.evaluators.sampling.speculative import SpeculativeEvaluator
 from flashinfer_bench.bench.evaluators.selection.dsa import DSAEvaluator
 from flashinfer_bench.bench.evaluators.selection.top_k import TopKEvaluator
-from flashinfer_bench.bench.evaluators.without_context import accept_context
+from flashinfer_bench.bench.evaluators.without_context import METHODS, accept_context
 from flashinfer_bench.data import Definition
 from flashinfer_bench.errors import ConfigError
 
@@ -106,6 +107,8 @@ def _find(definition: Definition) -> type[Evaluator]:
 def _import_evaluators(plug_in: PlugIn) -> list[type[Evaluator]]:
     name, _, attribute = plug_in.reference.partition(":")
     before = list(_EVALUATORS)
+    if plug_in.folder is not None and plug_in.folder not in sys.path:
+        sys.path.append(plug_in.folder)  # last, so that nothing in it hides an installed module
     what = f"{plug_in.origin}: {plug_in.reference} cannot be imported"
     with Blame(partial(_explain, what, missing=name)):
         module = importlib.import_module(name)
@@ -129,13 +132,16 @@ def _why_unusable(evaluator: Any) -> str | None:
         return "which is no subclass of Evaluator"
     if inspect.isabstract(evaluator):
         return f"which lacks {', '.join(sorted(evaluator.__abstractmethods__))}"
+    plain = [name for name in ("can_evaluate", *METHODS) if inspect.isfunction(inspect.getattr_static(evaluator, name))]
+    if plain:
+        return f"whose {', '.join(plain)} cannot be called on the class: write @classmethod above"
     try:
         read_parameters(evaluator.extra_keys or {})
     except ValueError as error:
         return f"whose `extra_keys` cannot be used: {error}"
-    inherited: Any = evaluator.can_evaluate
-    default: Any = DefaultEvaluator.can_evaluate
-    is_inherited = inherited.__func__ is default.__func__ and evaluator is not DefaultEvaluator
+    inherited = inspect.getattr_static(evaluator, "can_evaluate")
+    default = inspect.getattr_static(DefaultEvaluator, "can_evaluate")
+    is_inherited = inherited is default and evaluator is not DefaultEvaluator
     if is_inherited and getattr(evaluator, "built_in", DEFAULT) is DEFAULT:
         return "which has no can_evaluate of its own and would take every definition; if that is meant, return True"
     return None

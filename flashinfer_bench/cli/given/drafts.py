@@ -26,7 +26,11 @@ def take_drafts(args: argparse.Namespace, trace_set: TraceSet) -> list[Draft]:
         Misuse: a flag for drafts was given without one.
         DataSetError: one cannot be read or understood, or has the name of another solution.
     """
-    paths = [name for name in getattr(args, "solutions", ()) if is_draft_path(name)]
+    paths = [
+        name
+        for name in getattr(args, "solutions", ())
+        if is_draft_path(name) and (Path(name).exists() or trace_set.get_solution(name) is None)
+    ]
     given = [f"--{name}" for name in ("entry", "language") if getattr(args, name) is not None]
     if given and len(paths) != 1:
         raise Misuse(f"{' and '.join(given)}: say it of one source file or folder: --solution FILE")

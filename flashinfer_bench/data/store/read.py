@@ -134,15 +134,16 @@ def _name_definitions(found: FoundFiles) -> dict[Path, str]:
 
 def _read_solutions(found: FoundFiles) -> None:
     folder = found.root / layout.SOLUTIONS
-    spots = [Spot(file) for file in layout.find_files(folder, (".json",), found.leave_out)]
     names = _name_definitions(found)
-    for loose in found.loose:
-        spots += [Spot(file, definition=names.get(loose.definition)) for file in loose.solutions]
+    of_problems = {file: names.get(loose.definition) for loose in found.loose for file in loose.solutions}
+    files = layout.find_files(folder, (".json",), found.leave_out)  # of one problem's folder, its own are there, too
+    spots = [Spot(file) for file in files if file not in of_problems]
+    spots += [Spot(file, definition=definition) for file, definition in of_problems.items()]
     read = _with_own_names(list(_read_objects(Solution, spots, found)), found)
 
     def is_in_place(filed: Filed[Solution]) -> bool:
-        if not filed.file.is_relative_to(folder):
-            return True  # beside its definition
+        if filed.file in of_problems:
+            return True
         return layout.is_of_author(filed.file, folder, author=filed.model.author, name=filed.model.name)
 
     for solution, place, file in settle_solutions(read, is_in_place, found.issues):
@@ -154,7 +155,7 @@ def _read_solutions(found: FoundFiles) -> None:
             found.issues.append(place.issue("warning", f"the source of the entry point, {path}, is empty"))
         if solution.definition not in found.definitions:
             _warn_of_missing(found, place, solution.definition, f"solution {solution.name!r}")
-        else:
+        elif file not in of_problems:
             _compare_place(found, file, folder, _names_above(found, solution))
 
 

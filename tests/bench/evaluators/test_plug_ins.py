@@ -121,6 +121,11 @@ def test_what_is_offered_twice_is_asked_once(module):
             "class Mine(Evaluator):\n    pass\nEVALUATORS = [Mine]\n",
             "which lacks build_baseline, can_evaluate, check_correctness, eval_performance",
         ),
+        (
+            "class Mine(DefaultEvaluator):\n    def can_evaluate(self, definition):\n        return True\n"
+            "EVALUATORS = [Mine]\n",
+            "whose can_evaluate cannot be called on the class: write @classmethod above",
+        ),
     ],
 )
 def test_what_cannot_be_used_is_refused_with_the_reason(module, source, reason):
@@ -145,7 +150,7 @@ def test_an_edit_changes_the_fingerprint_and_so_does_a_revision_that_a_plug_in_s
     (tmp_path / "edited.py").write_text("# another one\n")
     edited = choose_evaluator(make_definition(op_type="mine")).fingerprint
     assert edited != before
-    find_evaluator(make_definition(op_type="mine")).revision = 7
+    registry._EVALUATORS[0].revision = 7
     revised = choose_evaluator(make_definition(op_type="mine")).fingerprint
     assert revised.split() == ["edited:Mine", "7", edited.split()[-1]]
 
@@ -157,12 +162,27 @@ def test_installed_packages_come_after_the_configuration_by_name():
     assert found[1].origin == "entry point a"
 
 
-def test_a_class_that_a_script_appended_keeps_its_place(module):
+@pytest.mark.parametrize("name", ["beside", "pack.inner"])
+def test_a_plug_in_is_imported_from_the_folder_where_the_script_finds_it(module, tmp_path, monkeypatch, name):
+    (tmp_path / "pack").mkdir()
+    (tmp_path / "pack/__init__.py").touch()
+    module("beside", takes("Mine"), "EVALUATORS = [Mine]\n")
+    (tmp_path / "pack/inner.py").write_text((tmp_path / "beside.py").read_text())
+    (found,) = list_plug_ins([name], find_entry_points=lambda group: [])
+    assert found.folder == str(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path != str(tmp_path)])
+    register([found])  # as another process does, whose search path is another one
+    assert registry._EVALUATORS[0].__module__ == name
+    assert sys.path[-1] == str(tmp_path)
+    assert list_plug_ins(["not_there_at_all"], find_entry_points=lambda group: [])[0].folder is None
+
+
+def test_a_class_that_a_script_appended_keeps_its_place(module, tmp_path):
     module("scripted", takes("Mine"))
     mine = __import__("scripted").Mine
     registry._EVALUATORS.append(mine)
     (found,) = list_plug_ins([], find_entry_points=lambda group: [])
-    assert (found.reference, found.is_first) == ("scripted:Mine", False)
+    assert (found.reference, found.is_first, found.folder) == ("scripted:Mine", False, str(tmp_path))
     assert [plug_in.is_first for plug_in in list_appended([mine, DefaultEvaluator, mine])] == [True, False]
 
 
@@ -172,6 +192,12 @@ def test_a_class_that_only_the_script_has_is_refused():
 
     with pytest.raises(ConfigError, match="put it into a module"):
         list_appended([DefaultEvaluator, Mine])
+
+
+def test_an_object_in_the_place_of_a_class_is_refused(module):
+    module("scripted", takes("Mine"))
+    with pytest.raises(ConfigError, match="append the class itself"):
+        list_appended([DefaultEvaluator, __import__("scripted").Mine()])
 
 
 @pytest.mark.parametrize("reference", ["./mine.py", "mine.py/", "", "my-module", "a..b", "a:", "a:b c"])

@@ -59,6 +59,14 @@ def test_nothing_is_written_where_that_is_asked_for(root, tmp_path):
     assert TraceSet.from_path(root).get_solution("fast") is None
 
 
+def test_a_name_that_looks_like_a_path_is_the_sets_where_no_file_has_it(root, tmp_path, capsys):
+    named = TraceSet.from_path(root).get_solution("other").model_copy(update={"name": "team/fast.py"})
+    (root / "solutions/named.json").write_text(named.model_dump_json())
+    assert run("set", "--solution", "team/fast.py")[0] == 0
+    assert "2 jobs" in capsys.readouterr().out
+    assert run("set", "--solution", "team/slow.py")[0] == 2
+
+
 def test_a_draft_takes_nobody_elses_place(root, tmp_path, capsys):
     (tmp_path / "other.py").write_text(DOUBLE)
     assert run("set", "--solution", "other.py")[0] == 2
