@@ -14,7 +14,7 @@ from flashinfer_bench.bench.evaluators.compare.packed import is_packed, unpack
 from flashinfer_bench.bench.evaluators.compare.regions import (
     LEAST_EVIDENCE,
     MOST_ELSEWHERE,
-    Region,
+    FailingRegion,
     find_region,
     weigh,
 )
@@ -119,7 +119,7 @@ def _find_hit(counts: torch.Tensor) -> torch.Tensor:
     return hit if are_few and float(strays.mean()) <= STRAY_SHARE * float(counts[hit].float().mean()) else counts > 0
 
 
-def _describe_region(region: Region, size: int, noun: str) -> str:
+def _describe_region(region: FailingRegion, size: int, noun: str) -> str:
     """Say a region in words."""
     many, start, wide, period = _plural(noun), region.start, region.wide, region.period
     if period is None:

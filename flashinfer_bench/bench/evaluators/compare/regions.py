@@ -35,7 +35,7 @@ MOST_FOLDED: Final = 1 << 17
 """A period is looked for in so many places from the beginning of an axis, and then held against all of them."""
 
 
-class Region(NamedTuple):
+class FailingRegion(NamedTuple):
     """Places of an axis: one stretch of them, or the same stretch of each period."""
 
     start: int
@@ -60,7 +60,7 @@ class Region(NamedTuple):
         return cost + (1 if self.wide == 1 else 1 + log2(self.period))
 
 
-def find_region(hit: torch.Tensor, observations: int = 1) -> Region | None:
+def find_region(hit: torch.Tensor, observations: int = 1) -> FailingRegion | None:
     """Return the region in which places of an axis fail; None where there is none. A stretch without a gap is one.
 
     Args:
@@ -71,7 +71,7 @@ def find_region(hit: torch.Tensor, observations: int = 1) -> Region | None:
     places = hit.nonzero().flatten()
     first, wide = int(places[0]), int(places[-1] - places[0]) + 1
     if len(places) == wide:
-        return Region(first, wide)
+        return FailingRegion(first, wide)
     if len(hit) > MOST_SIZE:
         return None
     times = min(observations, MOST_OBSERVATIONS)
@@ -80,7 +80,7 @@ def find_region(hit: torch.Tensor, observations: int = 1) -> Region | None:
     return _choose([_find_stretch(hit), folded], hit, times)
 
 
-def _choose(regions: Iterable[Region | None], hit: torch.Tensor, times: int) -> Region | None:
+def _choose(regions: Iterable[FailingRegion | None], hit: torch.Tensor, times: int) -> FailingRegion | None:
     """Return the region with the most evidence; None where no one has enough."""
     size = len(hit)
     weighed = {one: weigh(hit, one.mark(size), one.cost(size), times) for one in regions if one is not None}
@@ -106,13 +106,13 @@ def weigh(failing: torch.Tensor, inside: torch.Tensor, cost: float, times: int =
     return _log2_choices(total, fails) - exceptions - cost
 
 
-def _find_stretch(hit: torch.Tensor) -> Region:
+def _find_stretch(hit: torch.Tensor) -> FailingRegion:
     """Return the stretch in which those that fail outnumber the others by the most."""
     sums = torch.cat([torch.zeros(1, dtype=torch.long), (hit.long() * 2 - 1).cumsum(0)])
     gains = sums - sums.cummin(0).values
     end = int(gains.argmax())
     start = int(sums[: end + 1].argmin())
-    return Region(start, end - start)
+    return FailingRegion(start, end - start)
 
 
 def _list_periods(hit: torch.Tensor) -> list[int]:
@@ -124,14 +124,14 @@ def _list_periods(hit: torch.Tensor) -> list[int]:
     return [period for period in sorted({*common, *TILES}) if period > 1 and period * LEAST_REPEATS <= len(hit)]
 
 
-def _fold(hit: torch.Tensor, period: int) -> Region | None:
+def _fold(hit: torch.Tensor, period: int) -> FailingRegion | None:
     """Return the one stretch of a period that mostly fails; None where there is none, or are several."""
     shares = hit[: len(hit) // period * period].reshape(-1, period).float().mean(dim=0)
     places = (shares > 0.5).nonzero().flatten()
     if not len(places) or len(places) == period:
         return None
     first, wide = int(places[0]), int(places[-1] - places[0]) + 1
-    return Region(first, wide, period) if wide == len(places) else None
+    return FailingRegion(first, wide, period) if wide == len(places) else None
 
 
 def _log2_choices(total: int, chosen: int) -> float:
