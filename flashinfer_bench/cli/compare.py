@@ -6,11 +6,13 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 from flashinfer_bench.cli.exit_codes import FAILED, RAN
 from flashinfer_bench.cli.flags.compare import BUDGET_S
+from flashinfer_bench.cli.given.drafts import read_hints, tell_draft
 from flashinfer_bench.cli.given.sets import is_set_named, open_trace_set
 from flashinfer_bench.cli.given.settings import naming_flags, read_config
 from flashinfer_bench.cli.screen.output import write_err, write_out
@@ -25,6 +27,7 @@ from flashinfer_bench.cli.screen.tables import (
     wrap_line,
 )
 from flashinfer_bench.data import TraceSet
+from flashinfer_bench.data.store.drafts.draft import Draft
 from flashinfer_bench.data.store.jsonl import write_whole
 from flashinfer_bench.errors import Fault, Misuse
 from flashinfer_bench.examine.compare.comparison import ComparedSides, Row
@@ -37,11 +40,13 @@ from flashinfer_bench.examine.compare.documents import (
 )
 from flashinfer_bench.examine.compare.measuring import Measuring, measure
 from flashinfer_bench.examine.compare.recorded import compare_recorded
-from flashinfer_bench.examine.compare.sides import Contender, find_contender, pair_up
+from flashinfer_bench.examine.compare.sides import Contender, find_sides, pair_up
 from flashinfer_bench.report.decision import THRESHOLD, UNKNOWN
 
 MEASURING: Final = ("--budget", "--devices", "--config", "--iterations", "--num-trials", "--sandbox")
 """Flags that say how to measure, and so nothing of recorded traces."""
+OF_SOURCES: Final = ("--definitions", "--entry", "--language")
+"""Flags that say what a source file or a folder leaves out, and so nothing of other sides."""
 
 
 def execute(args: argparse.Namespace) -> int:
@@ -50,7 +55,8 @@ def execute(args: argparse.Namespace) -> int:
         raise Misuse("--budget: needs seconds above 0")
     threshold = args.threshold or args.fail_if_slower or THRESHOLD
     named = open_trace_set(args) if is_set_named(args, os.environ) else None
-    first, second = (find_contender(word, named) for word in (args.first, args.second))
+    first, second = find_sides((args.first, args.second), named, read_hints(args))
+    _tell_drafts(args, named, [one.draft for one in (first, second) if one.draft is not None])
     if args.recorded:
         _refuse_measuring_flags(args)
         comparison = compare_recorded(first, second, threshold, args.workloads)
@@ -65,6 +71,20 @@ def _refuse_measuring_flags(args: argparse.Namespace) -> None:
     given = [flag for flag in MEASURING if getattr(args, flag.lstrip("-").replace("-", "_"), None) is not None]
     if given:
         raise Misuse(f"{given[0]}: with --recorded nothing is measured")
+
+
+def _tell_drafts(args: argparse.Namespace, trace_set: TraceSet | None, drafts: Sequence[Draft]) -> None:
+    """Say what was found out of the sides that somebody edits.
+
+    Raises:
+        Misuse: a flag speaks of such a side, and there is none.
+    """
+    given = [flag for flag in OF_SOURCES if getattr(args, flag.lstrip("-"), None) is not None]
+    if given and not drafts:
+        raise Misuse(f"{given[0]}: neither side is a source file, or a folder without a manifest")
+    for draft in drafts:
+        if trace_set is not None:  # without a set there is no draft
+            tell_draft(draft, trace_set, is_quiet=args.quiet)
 
 
 def _measure(

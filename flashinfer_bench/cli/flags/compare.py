@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Final
 
-from flashinfer_bench.cli.parser import Parser, number, share, whole_number
+from flashinfer_bench.cli.parser import NameList, Parser, number, share, whole_number
 from flashinfer_bench.cli.shared_flags import EXIT_CODES, PROGRAM, add_local, add_names, add_sandbox, add_setting
 
 BUDGET_S: Final = 60.0
@@ -15,9 +15,10 @@ BUDGET_S: Final = 60.0
 def declare_compare(parser: Parser) -> None:
     """Add the help and the flags of the command."""
     parser.describe(
-        "Say whether B is faster than A, by how much, and how sure that is. A and B are two solutions (names, files,\n"
-        "or folders with a manifest), two authors, two sets, or with --recorded two files of traces. They are timed\n"
-        "in turn, A B B A ..., each block in a worker of its own, until each ratio is decided or the budget is spent.\n"
+        "Say whether B is faster than A, by how much, and how sure that is. A and B are two solutions (names, files\n"
+        "that you edit, folders, packed files), two authors, two sets, or with --recorded two files of traces. They\n"
+        "are timed in turn, A B B A ..., each block in a worker of its own, until each ratio is decided or the budget\n"
+        "is spent.\n"
         f"{EXIT_CODES} A solution that does not pass is a failure.",
         usage="%(prog)s A B [--local PATH] [flags]",
         example=f"{PROGRAM} compare plain_rmsnorm_h4096 torch_rmsnorm_h4096 --local flashinfer-trace",
@@ -32,12 +33,19 @@ def declare_compare(parser: Parser) -> None:
     how.add_argument("--threshold", type=share, metavar="X", help=text)
     text = f"seconds of measuring, beside the start (default: {BUDGET_S:g})"
     how.add_argument("--budget", type=number, metavar="S", help=text)
-    how.add_argument("--workloads", nargs="+", metavar="UUID", help="only these workloads: uuids, or their beginnings")
+    text = "only these workloads: uuids, or their beginnings"
+    how.add_argument("--workloads", "--workload", nargs="+", action=NameList, metavar="UUID", help=text)
     add_names(how, "--devices", "use the first of these devices: 0, cuda:1, a GPU's uuid, or cpu")
     how.add_argument("--config", metavar="FILE", help="a YAML file instead of the bundled eval_config.yaml")
     add_setting(how, "--iterations", whole_number, "timed calls per trial")
     add_setting(how, "--num-trials", whole_number, "trials of a block, each with inputs of its own")
     add_sandbox(how, default=argparse.SUPPRESS)
+    text = "a FILE.py, FILE.cu or FILE.cpp, or a folder of sources: what is not said is found out"
+    drafts = parser.add_argument_group("sources that you edit", text)
+    text = "its definition (default: that of the other side, or told by its parameters or name)"
+    add_names(drafts, "--definitions", text)
+    drafts.add_argument("--entry", metavar="NAME", help="its entry function, or FILE::FUNCTION (default: run)")
+    drafts.add_argument("--language", metavar="L", help="its language (default: told by its ending and imports)")
     out = parser.add_argument_group("result")
     text = "exit with 1 where B is slower by more: on a workload, or over all; also the default of --threshold"
     out.add_argument("--fail-if-slower", type=share, metavar="X", help=text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from flashinfer_bench.cli.flags.engine_words import EXPORT_FORMATS, GROUP_KEYS, THRESHOLD
-from flashinfer_bench.cli.parser import Parser, share
+from flashinfer_bench.cli.parser import NameList, Parser, share
 from flashinfer_bench.cli.shared_flags import PROGRAM, add_filters, add_format, add_local, add_names
 
 ROWS: Final = ("workload", "definition")
@@ -75,8 +75,10 @@ def declare_history(parser: Parser) -> None:
         example=f"{PROGRAM} report history --definition rmsnorm_h4096 --local flashinfer-trace",
         execute="reports.changes:execute_history",
     )
-    parser.add_argument("--definition", metavar="NAME", required=True, help="the definition")
-    parser.add_argument("--solutions", nargs="+", metavar="NAME", help="only these solutions")
+    parser.add_argument("--definition", "--definitions", metavar="NAME", required=True, help="the definition")
+    parser.add_argument(
+        "--solutions", "--solution", nargs="+", action=NameList, metavar="NAME", help="only these solutions"
+    )
     _add_threshold(parser)
     add_local(parser)
     add_format(parser)

@@ -36,17 +36,34 @@ def take_drafts(args: argparse.Namespace, trace_set: TraceSet) -> list[Draft]:
         raise Misuse(f"{' and '.join(given)}: say it of one source file or folder: --solution FILE")
     drafts = {}
     for text in dict.fromkeys(paths):
-        draft = read_draft(Path(text), trace_set.definitions, _hints(args))
+        draft = read_draft(Path(text), trace_set.definitions, read_hints(args))
         _check_name(draft, trace_set)
-        for line in check_entry(draft.solution, trace_set.definitions[draft.solution.definition]):
-            write_err(f"warning: {draft.path}: {line}")
-        if not getattr(args, "quiet", False):
-            write_err(draft.found)
+        tell_draft(draft, trace_set, is_quiet=getattr(args, "quiet", False))
         _add(draft.solution, trace_set)
         drafts[text] = draft
     if drafts:
         args.solutions = [drafts[name].solution.name if name in drafts else name for name in args.solutions]
     return list(drafts.values())
+
+
+def read_hints(args: argparse.Namespace) -> DraftHints:
+    """Return what the flags of a command say of a draft."""
+    definitions = [name for name in getattr(args, "definitions", ()) if not is_wildcard(name)]
+    authors = [name for name in getattr(args, "authors", ()) if not is_wildcard(name)]
+    return DraftHints(
+        definition=definitions[0] if len(definitions) == 1 else None,
+        entry=args.entry,
+        language=args.language,
+        author=authors[0] if len(authors) == 1 else AUTHOR,
+    )
+
+
+def tell_draft(draft: Draft, trace_set: TraceSet, *, is_quiet: bool) -> None:
+    """Print what was found out of a draft, unless that is not wanted, and why its entry function cannot work."""
+    for line in check_entry(draft.solution, trace_set.definitions[draft.solution.definition]):
+        write_err(f"warning: {draft.path}: {line}")
+    if not is_quiet:
+        write_err(draft.found)
 
 
 def save_draft(draft: Draft, trace_set: TraceSet) -> Path:
@@ -71,17 +88,6 @@ def save_draft(draft: Draft, trace_set: TraceSet) -> Path:
         raise Fault(f"{file} cannot be written: {error.strerror}; --no-save-results writes nothing") from error
     trace_set.solution_files[solution.name] = file
     return file
-
-
-def _hints(args: argparse.Namespace) -> DraftHints:
-    definitions = [name for name in getattr(args, "definitions", ()) if not is_wildcard(name)]
-    authors = [name for name in getattr(args, "authors", ()) if not is_wildcard(name)]
-    return DraftHints(
-        definition=definitions[0] if len(definitions) == 1 else None,
-        entry=args.entry,
-        language=args.language,
-        author=authors[0] if len(authors) == 1 else AUTHOR,
-    )
 
 
 def _check_name(draft: Draft, trace_set: TraceSet) -> None:

@@ -1,17 +1,23 @@
-"""What the two words of `compare` name: solutions (names, files, folders), authors, sets, or files of traces."""
+"""What the two words of `compare` name: solutions (names, files, folders), authors, sets, or files of traces.
+
+A source file, or a folder of sources without a manifest, is a draft: what it does not say is found out.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Literal
 
 from flashinfer_bench.data import Solution, Trace, TraceSet, load_json_file, load_jsonl_file
+from flashinfer_bench.data.manifest import MANIFEST_NAMES
 from flashinfer_bench.data.names import did_you_mean
 from flashinfer_bench.data.sets.best import passed_of
 from flashinfer_bench.data.sets.latest import find_latest
+from flashinfer_bench.data.sets.told import tell
+from flashinfer_bench.data.store.drafts.draft import SOURCE_SUFFIXES, Draft, DraftHints, read_draft
 from flashinfer_bench.data.store.layout import DEFINITIONS, SOLUTIONS, TRACES
 from flashinfer_bench.data.store.pack import pack_folder
 from flashinfer_bench.data.store.trace_lines import AnyTrace
@@ -19,7 +25,8 @@ from flashinfer_bench.data.store.trace_list import kept_of
 from flashinfer_bench.errors import DataSetError
 from flashinfer_bench.examine.compare.measuring import Pairing
 
-MANIFESTS: Final = ("solution.yaml", "solution.yml", "solution.json")
+OF_SETS: Final = (DEFINITIONS, SOLUTIONS, TRACES)
+"""A folder with one of these folders in it is a trace set."""
 Kind = Literal["solution", "author", "set", "run"]
 
 
@@ -35,19 +42,45 @@ class Contender:
     """What is recorded of it, the latest of each job."""
     trace_set: TraceSet | None = field(default=None, compare=False)
     """Of a set."""
+    draft: Draft | None = field(default=None, compare=False)
+    """Of a source file, or of a folder of sources without a manifest."""
 
 
-def find_contender(word: str, trace_set: TraceSet | None) -> Contender:
+def find_sides(
+    words: tuple[str, str], trace_set: TraceSet | None, hints: DraftHints | None = None
+) -> tuple[Contender, Contender]:
+    """Return what both words name. A draft is taken to be of the definition of the other side.
+
+    Args:
+        words: what the user typed.
+        trace_set: where names and definitions are looked up; None where no set was named.
+        hints: what the user says of a draft.
+
+    Raises:
+        DataSetError: one of them names nothing, or the file cannot be read.
+    """
+    first, second = words
+    if _is_draft(Path(first)) and not _is_draft(Path(second)):
+        found = find_contender(second, trace_set)
+        return find_contender(first, trace_set, _hints_by(found, hints)), found
+    found = find_contender(first, trace_set, hints)
+    return found, find_contender(second, trace_set, _hints_by(found, hints))
+
+
+def find_contender(word: str, trace_set: TraceSet | None, hints: DraftHints | None = None) -> Contender:
     """Return what a word names: a file or a folder where there is one, else a solution's name, else an author.
 
     Args:
         word: what the user typed.
         trace_set: where names are looked up; None where no set was named.
+        hints: what is known of a draft.
 
     Raises:
         DataSetError: it names nothing, or the file cannot be read.
     """
     path = Path(word)
+    if _is_draft(path):
+        return _find_draft(word, path, trace_set, hints)
     if path.is_dir():
         return _find_in_folder(word, path, trace_set)
     if path.is_file():
@@ -83,15 +116,44 @@ def pair_up(first: Contender, second: Contender) -> list[Pairing]:
     return pairings
 
 
+def _is_draft(path: Path) -> bool:
+    """Tell whether a path is a file that is no JSON, or a folder without a manifest that is no set."""
+    if path.is_dir():
+        return not any((path / name).exists() for name in (*MANIFEST_NAMES, *OF_SETS))
+    return path.suffix.lower() in SOURCE_SUFFIXES or (path.is_file() and path.suffix not in (".json", ".jsonl"))
+
+
+def _find_draft(word: str, path: Path, trace_set: TraceSet | None, hints: DraftHints | None) -> Contender:
+    if trace_set is None:
+        raise DataSetError(f"{word}: its definition is looked up in a trace set, and none was named: --local PATH")
+    draft = read_draft(path, trace_set.definitions, hints)
+    solution = draft.solution
+    recorded = _recorded(trace_set, (solution,))
+    same = tuple(trace for trace in recorded if _judged_digest(trace) == solution.digest())
+    return Contender(word, "solution", (solution,), same, draft=draft)
+
+
+def _judged_digest(trace: AnyTrace) -> str:
+    """Return the digest of the solution that was judged; empty where the trace does not tell it."""
+    return tell(trace.evaluation).run.fingerprint.solution if trace.evaluation is not None else ""
+
+
+def _hints_by(other: Contender, hints: DraftHints | None) -> DraftHints | None:
+    """Return hints with the definition of the other side, where it has one and no flag says another."""
+    definitions = {solution.definition for solution in other.solutions}
+    hints = hints or DraftHints()
+    if hints.definition is not None or other.kind != "solution" or len(definitions) != 1:
+        return hints
+    return replace(hints, definition=definitions.pop(), definition_told_by=f"as {other.word}")
+
+
 def _find_in_folder(word: str, path: Path, trace_set: TraceSet | None) -> Contender:
-    if any((path / name).is_file() for name in MANIFESTS):
+    if any((path / name).exists() for name in MANIFEST_NAMES):
         solution = pack_folder(path).solution
         return Contender(word, "solution", (solution,), _recorded(trace_set, (solution,)))
-    if any((path / name).is_dir() for name in (DEFINITIONS, SOLUTIONS, TRACES)):
-        found = TraceSet.from_path(path)
-        solutions = tuple(solution for listed in found.solutions.values() for solution in listed)
-        return Contender(word, "set", solutions, _latest(_all_traces(found)), found)
-    raise DataSetError(f"{word}: neither sources with a manifest ({MANIFESTS[0]}) nor a trace set")
+    found = TraceSet.from_path(path)
+    solutions = tuple(solution for listed in found.solutions.values() for solution in listed)
+    return Contender(word, "set", solutions, _latest(_all_traces(found)), found)
 
 
 def _find_in_file(word: str, path: Path, trace_set: TraceSet | None) -> Contender:

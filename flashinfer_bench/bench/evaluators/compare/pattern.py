@@ -5,13 +5,19 @@ A pattern is a hint for whoever looks for the bug; nothing is decided by it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import pairwise
-from typing import Final
+from collections.abc import Iterator
+from typing import Final, NamedTuple
 
 import torch
 
 from flashinfer_bench.bench.evaluators.compare.packed import is_packed, unpack
+from flashinfer_bench.bench.evaluators.compare.regions import (
+    LEAST_EVIDENCE,
+    MOST_ELSEWHERE,
+    FailingRegion,
+    find_region,
+    weigh,
+)
 from flashinfer_bench.bench.evaluators.compare.rule import Tolerance
 
 MOST_ELEMENTS: Final = 1 << 24
@@ -24,10 +30,23 @@ single rows or columns count where fewer than this share of them are 1."""
 FACTOR_DIGITS: Final = 4
 MOST_PLACES: Final = 8
 """More places than this, without a rule in them, are counted and not listed."""
+STRAY_SHARE: Final = 0.05
+"""Strays are so many elements of a place at most, as a share of those that fail where most do."""
+ONLY: Final = "only"
+MOSTLY: Final = "mostly"
+"""Stands before a pattern where some elements fail elsewhere."""
 SHIFTS: Final = (1, 2, 4, 8, 16, 32, 64, 128)
 """By so many places a shifted output is looked for along each axis: one, and the sizes of tiles."""
 LEAST_FACTORS: Final = 4
 """Rows or columns that an output has at least, and elements in each, where a factor for each of them says anything."""
+
+
+class ToldPlaces(NamedTuple):
+    """Where along one axis elements fail."""
+
+    words: str
+    is_all: bool
+    """No element fails elsewhere."""
 
 
 def find_failing(expected: torch.Tensor, got: torch.Tensor, tolerance: Tolerance) -> torch.Tensor:
@@ -56,55 +75,71 @@ def describe_pattern(expected: torch.Tensor, got: torch.Tensor, tolerance: Toler
 
 
 def describe_places(failing: torch.Tensor) -> str | None:
-    """Say at which places along each axis elements fail; None where they fail at all places of every axis."""
+    """Say at which places along each axis elements fail; None where they fail at all places of every axis, or none."""
+    if not failing.any():
+        return None
     diagonal = _describe_diagonal(failing)
     if diagonal is not None:
         return diagonal
-    told = []
-    for axis in range(failing.ndim):
-        size = failing.shape[axis]
-        others = [other for other in range(failing.ndim) if other != axis]
-        hit = failing.any(dim=others) if others else failing
-        places = hit.nonzero().flatten().tolist()
-        if size > 1 and len(places) < size:
-            told += _describe_axis(places, size, _name_axis(axis, failing.ndim))
-    return f"only {' and '.join(told)}" if told else None
+    told = [found for axis in range(failing.ndim) if (found := _describe_axis(failing, axis)) is not None]
+    if not told:
+        return None
+    return f"{ONLY if all(one.is_all for one in told) else MOSTLY} {' and '.join(one.words for one in told)}"
 
 
-def _describe_axis(places: Sequence[int], size: int, noun: str) -> list[str]:
-    """Return which places of an axis fail; nothing where they lie anywhere."""
-    first, last = places[0], places[-1]
-    if len(places) == 1:
-        where = "the last" if first == size - 1 else "the first" if first == 0 else ""
-        return [where + " " + noun.format("") if where else noun.format(f" {first}")]
-    step = places[1] - first
-    many = _plural(noun)
-    if list(places) == list(range(first, last + 1)):
-        which = f"the last {len(places)}" if last == size - 1 else f"the first {len(places)}" if first == 0 else ""
-        return [which + " " + many.format("") if which else many.format(f" {first} to {last}")]
-    if len(places) > 2 and list(places) == list(range(first, size, step)):
-        return [f"every {_ordinal(step)} {noun.format('')}, from {first}"]
-    blocks = _describe_blocks(places, size, many.format(""))
-    if blocks is not None:
-        return [blocks]
+def _describe_axis(failing: torch.Tensor, axis: int) -> ToldPlaces | None:
+    """Return which places of an axis fail; None where they lie anywhere."""
+    size = failing.shape[axis]
+    others = [other for other in range(failing.ndim) if other != axis]
+    counts = failing.flatten().byte() if failing.numel() == size else failing.sum(dim=others)
+    hit = counts > 0 if failing.numel() == size else _find_hit(counts)
+    if size == 1 or bool(hit.all()):
+        return None
+    noun = _name_axis(axis, failing.ndim)
+    region = find_region(hit, observations=int(counts[hit].min()))
+    if region is not None:
+        inside = region.mark(size).to(hit.device)
+        return ToldPlaces(_describe_region(region, size, noun), not bool(counts[~inside].any()))
+    words = _list_places(hit.nonzero().flatten(), size, noun)
+    return None if words is None else ToldPlaces(words, not bool(counts[~hit].any()))
+
+
+def _find_hit(counts: torch.Tensor) -> torch.Tensor:
+    """Return at which places elements fail. A few are left out where they are strays among many at other places.
+
+    Args:
+        counts: of each place, how many elements fail.
+    """
+    total = int(counts.sum())
+    elements = counts.bincount() * torch.arange(int(counts.max()) + 1, device=counts.device)
+    typical = int((elements.cumsum(0) * 2 < total).sum())
+    hit = counts * 2 >= typical
+    strays = counts[~hit].float()
+    are_few = float(strays.sum()) <= MOST_ELSEWHERE * total
+    return hit if are_few and float(strays.mean()) <= STRAY_SHARE * float(counts[hit].float().mean()) else counts > 0
+
+
+def _describe_region(region: FailingRegion, size: int, noun: str) -> str:
+    """Say a region in words."""
+    many, start, wide, period = _plural(noun), region.start, region.wide, region.period
+    if period is None:
+        which = "the last" if start + wide == size else "the first" if start == 0 else ""
+        if wide == 1:
+            return f"{which} {noun.format('')}" if which else noun.format(f" {start}")
+        return f"{which} {wide} {many.format('')}" if which else many.format(f" {start} to {start + wide - 1}")
+    if wide == 1:
+        return f"every {_ordinal(period)} {noun.format('')}, from {start}"
+    which = "the first" if start == 0 else "the last" if start + wide == period else ""
+    part = f"{which} {wide}" if which else f"{many.format('')} {start} to {start + wide - 1}"
+    return f"{part} of every {period} {many.format('')}" if which else f"{part} of every {period}"
+
+
+def _list_places(places: torch.Tensor, size: int, noun: str) -> str | None:
+    """Return the numbers of a few places, or where many of them lie; None where they lie anywhere."""
+    many, first, last = _plural(noun), int(places[0]), int(places[-1])
     if len(places) <= MOST_PLACES:
-        return [many.format(f" {', '.join(map(str, places))}")]
-    return [f"{len(places)} of {size} {many.format('')}, {first} to {last}"] if last - first < size // 2 else []
-
-
-def _describe_blocks(places: Sequence[int], size: int, many: str) -> str | None:
-    """Return which part of each block of an axis fails, as of each tile; None where it is not the same in each."""
-    breaks = [place for place, after in pairwise(places) if after != place + 1]
-    if not breaks:
-        return None
-    wide = breaks[0] - places[0] + 1
-    period = next(after for place, after in pairwise(places) if after != place + 1) - places[0]
-    start = places[0] % period
-    if wide < 2 or list(places) != [place for place in range(size) if start <= place % period < start + wide]:
-        return None
-    which = "the first" if start == 0 else "the last" if start + wide == period else None
-    part = f"{which} {wide}" if which else f"{many} {start} to {start + wide - 1}"
-    return f"{part} of every {period} {many}" if which else f"{part} of every {period}"
+        return many.format(f" {', '.join(map(str, places.tolist()))}")
+    return f"{len(places)} of {size} {many.format('')}, {first} to {last}" if last - first < size // 2 else None
 
 
 def _describe_diagonal(failing: torch.Tensor) -> str | None:
@@ -119,10 +154,11 @@ def _describe_diagonal(failing: torch.Tensor) -> str | None:
         "below the diagonal": ones.tril(-1),
         "on and below the diagonal": ones.tril(),
     }
-    for words, side in sides.items():
-        if not bool((failing & ~side).any()) and bool(failing[side].float().mean() >= LEAST_SHARE):
-            return f"only {words}"
-    return None
+    fitting = {words: weigh(failing, side, float(len(sides))) for words, side in sides.items()}
+    words = max(fitting, key=fitting.__getitem__)
+    if fitting[words] < LEAST_EVIDENCE:
+        return None
+    return f"{MOSTLY if bool((failing & ~sides[words]).any()) else ONLY} {words}"
 
 
 def _describe_values(left: torch.Tensor, right: torch.Tensor, tolerance: Tolerance) -> Iterator[str]:

@@ -45,6 +45,8 @@ class DraftHints:
     """What somebody says of a draft; what is left out is found out."""
 
     definition: str | None = None
+    definition_told_by: str = "as given"
+    """What told the definition, for people."""
     entry: str | None = None
     """FILE::FUNCTION, or the function alone."""
     language: str | None = None
@@ -138,7 +140,8 @@ def _make(path: Path, sources: dict[str, str], definitions: Mapping[str, Definit
     except ValidationError as error:
         reasons = "; ".join(str(one["msg"]) for one in error.errors(include_url=False, include_input=False))
         raise DataSetError(f"{path} makes no solution: {reasons}") from None
-    told = f"{path}: {language.value}, {solution.spec.entry_point}, of {definition.name} ({definition.told_by})"
+    told_by = definition.told_by if hints.definition is None else hints.definition_told_by
+    told = f"{path}: {language.value}, {solution.spec.entry_point}, of {definition.name} ({told_by})"
     return Draft(solution, path, told, False)
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from flashinfer_bench.bench.evaluators.compare.pattern import describe_pattern
+from flashinfer_bench.bench.evaluators.compare.pattern import describe_pattern, describe_places
 from flashinfer_bench.bench.evaluators.compare.rule import Tolerance
 
 RIGHT = torch.randn(12, 64, generator=torch.Generator().manual_seed(1)) + 3
@@ -80,3 +80,48 @@ def test_integers_and_other_shapes():
     assert describe_pattern(torch.zeros(0), torch.zeros(0), Tolerance(1, 1)) is None
     nan = torch.full((4,), torch.nan)
     assert describe_pattern(nan, torch.ones(4), Tolerance(1e-3, 1e-3)) == "all values are 1"
+
+
+def fail(shape, where, share=0.9, elsewhere=0.0):
+    """Return which elements fail: most of those at some places, and a few others."""
+    inside = torch.zeros(shape, dtype=torch.bool)
+    inside[where] = True
+    drawn = torch.rand(shape, generator=torch.Generator().manual_seed(2))
+    return torch.where(inside, drawn < share, drawn < elsewhere)
+
+
+LAST_8 = (..., [at for at in range(1024) if at % 128 >= 120])
+
+
+@pytest.mark.parametrize(
+    ("failing", "told"),
+    [
+        (fail((1, 1024), (..., slice(15, None, 16))), "only every 16th column, from 15"),
+        (fail((1024,), (slice(15, None, 16),)), "only every 16th element, from 15"),
+        (fail((4, 1024), (..., slice(15, None, 16))), "only every 16th column, from 15"),
+        (fail((64, 1024), (..., slice(15, None, 16)), elsewhere=0.001), "mostly every 16th column, from 15"),
+        (fail((1, 1024), (..., slice(5, None, 24)), elsewhere=0.002), "mostly every 24th column, from 5"),
+        (fail((2, 1024), LAST_8, elsewhere=0.003), "mostly the last 8 of every 128 columns"),
+        (fail((1, 1024), (..., slice(896, None)), elsewhere=0.003), "mostly the last 128 columns"),
+        (fail((64, 1024), (slice(40, 48),), elsewhere=0.0005), "mostly rows 40 to 47"),
+        (fail((64, 1024), (63,), elsewhere=0.0005), "mostly the last row"),
+        (fail((4, 1024), (3, slice(15, None, 16))), "only the last row and every 16th column, from 15"),
+        (fail((32, 32), torch.ones(32, 32).triu(1).bool()), "only above the diagonal"),
+        (fail((64, 64), torch.ones(64, 64).tril().bool(), elsewhere=0.005), "mostly on and below the diagonal"),
+    ],
+)
+def test_a_pattern_is_told_though_a_few_elements_are_right_or_others_wrong(failing, told):
+    assert describe_places(failing) == told
+
+
+@pytest.mark.parametrize("shape", [(64,), (1, 128), (12, 64), (32, 32), (2, 512), (3, 5, 7)], ids=str)
+def test_elements_that_fail_at_random_have_no_pattern(shape):
+    generator = torch.Generator().manual_seed(3)
+    named = [
+        told
+        for share in (0.02, 0.1, 0.3, 0.5, 0.8, 0.95)
+        for _ in range(10)
+        if (told := describe_places(torch.rand(shape, generator=generator) < share)) is not None
+        and any(word in told for word in ("every", "diagonal", "mostly"))
+    ]
+    assert named == []

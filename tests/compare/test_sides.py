@@ -1,0 +1,115 @@
+"""What the words of `compare` name: sources that somebody edits take what they do not say from the other side."""
+
+import pytest
+
+from flashinfer_bench.cli.main import cli as main
+from flashinfer_bench.data import TraceSet
+from flashinfer_bench.errors import DataSetError
+from flashinfer_bench.examine.compare.comparison import ComparedSides
+from flashinfer_bench.examine.compare.sides import find_sides, pair_up
+from tests.kit import make_definition, make_evaluation, make_solution, make_trace, make_workload, write_trace_set
+
+SOURCE = "def run(x):\n    return x + x\n"
+
+
+@pytest.fixture
+def root(tmp_path):
+    """A set in which two definitions take the same inputs."""
+    return write_trace_set(
+        tmp_path / "set",
+        definitions=[make_definition(), make_definition("twice")],
+        solutions=[make_solution(), make_solution("twice_python", definition="twice", author="bob")],
+        workloads=[make_trace(solution=None, workload=make_workload())],
+    )
+
+
+@pytest.fixture
+def mine(tmp_path):
+    """A source that fits both."""
+    (file := tmp_path / "mine.py").write_text(SOURCE)
+    return file
+
+
+@pytest.mark.parametrize("other", ["double_python", "twice_python"])
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_source_is_of_the_definition_of_the_other_side(root, mine, other, turned):
+    words = (str(mine), other) if turned else (other, str(mine))
+    sides = find_sides(words, TraceSet.from_path(root))
+    (pairing,) = pair_up(*sides)
+    solutions = (pairing.first, pairing.second)
+    assert {one.definition for one in solutions} == {other.removesuffix("_python")}
+    draft = next(one.draft for one in sides if one.draft is not None)
+    assert (draft.solution.sources[0].content, draft.found.endswith(f"(as {other})")) == (SOURCE, True)
+
+
+def test_two_versions_of_a_file_are_two_sides(root, mine, tmp_path):
+    (old := tmp_path / "double" / "mine.py").parent.mkdir()
+    old.write_text("def run(x):\n    return 2 * x\n")
+    (pairing,) = pair_up(*find_sides((str(old), str(mine)), TraceSet.from_path(root)))
+    assert (pairing.first.name, pairing.second.name, pairing.second.definition) == ("mine", "mine", "double")
+    assert pairing.first.digest() != pairing.second.digest()
+
+
+def test_a_folder_of_sources_without_a_manifest_is_a_side(root, mine, tmp_path):
+    (folder := tmp_path / "kernels").mkdir()
+    mine.rename(folder / "main.py")
+    (pairing,) = pair_up(*find_sides(("double_python", str(folder)), TraceSet.from_path(root)))
+    assert pairing.second.spec.entry_point == "main.py::run"
+
+
+def test_what_is_recorded_of_a_source_is_what_it_is_now(root, mine):
+    plain = find_sides(("double_python", str(mine)), TraceSet.from_path(root))[1].solutions[0]
+    lines = []
+    for digest, uuid in ((plain.digest(), "w1"), ("of another source", "w2")):
+        extra = {"run": {"fingerprint": {"solution": digest}}}
+        judged = make_evaluation(extra=extra)
+        lines.append(make_trace(solution="mine", workload=make_workload(uuid), evaluation=judged))
+    write_trace_set(root, traces=lines)
+    found = find_sides(("double_python", str(mine)), TraceSet.from_path(root))[1]
+    assert [trace.workload.uuid for trace in found.traces] == ["w1"]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("mine.py", "mine.py"), "2 definitions take what run(x) takes: double, twice; say which one is meant"),
+        (("double_python", "mne.py"), "mne.py: there is no such file; did you mean 'mine.py'?"),
+        (("double_python", "empty"), "empty: there is no source file in it"),
+        (("double_python", "notes.txt"), "no source file (.cc, .cpp, .cu, .cxx, .py) tells the language"),
+    ],
+)
+def test_what_is_wrong_with_a_source_is_one_line(root, mine, monkeypatch, words, told):
+    monkeypatch.chdir(mine.parent)
+    (mine.parent / "empty").mkdir()
+    (mine.parent / "notes.txt").write_text("nothing")
+    with pytest.raises(DataSetError) as refused:
+        find_sides(words, TraceSet.from_path(root))
+    assert told in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_the_command_tells_what_it_found_out_and_hands_it_to_the_measurement(root, mine, monkeypatch, capsys):
+    handed = []
+
+    def note(_trace_set, pairings, _config, wanted, **_rest):
+        handed.extend(pairings)
+        return ComparedSides((), wanted.threshold, "measured", "a CPU")
+
+    monkeypatch.setattr("flashinfer_bench.cli.compare.measure", note)
+    main(["compare", str(mine), str(mine), "--local", str(root), "--definition", "twice"])
+    assert f"{mine}: python, mine.py::run, of twice (as given)" in capsys.readouterr().err
+    assert [one.definition for pairing in handed for one in (pairing.first, pairing.second)] == ["twice", "twice"]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["double_python", "mine.py"], "no trace set was named"),
+        (["double_python", "twice_python", "--local", "set", "--entry", "run"], "--entry: neither side is a source"),
+    ],
+)
+def test_misuse_is_told(root, mine, monkeypatch, capsys, words, told):
+    monkeypatch.chdir(root.parent)
+    monkeypatch.delenv("FIB_DATASET_PATH", raising=False)
+    assert main(["compare", *words]) == 2
+    assert told in capsys.readouterr().err
