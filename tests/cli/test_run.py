@@ -88,7 +88,7 @@ def test_a_lost_engine_keeps_what_was_judged(run):
 def test_an_interrupt_ends_the_engine_and_prints_the_way_to_resume(run, tmp_path):
     code, out, err, engine = run("--seed", "1", verdict_of=lambda job: KeyboardInterrupt() if job.index == 1 else {})
     assert code == 130
-    assert "1 PASSED, 3 without a verdict" in out
+    assert "1 PASSED, 3 not finished" in out
     assert "interrupted: 3 of 4 jobs left" in err
     assert f"to go on: flashinfer-bench run --local {tmp_path}/set --seed 1 --resume" in err
     assert engine.is_ended

@@ -205,8 +205,11 @@ def _some_jobs(jobs: list[Job]) -> list[str]:
 def _totals(outcome: RunOutcome) -> str:
     statuses = count_statuses(outcome.traces)
     parts = [f"{number} {status}" for status, number in statuses.items()]
-    if outcome.left:
-        parts.append(f"{outcome.left} without a verdict")
+    faulted = len(outcome.faults) if outcome.is_interrupted else outcome.left
+    if faulted:
+        parts.append(f"{faulted} without a verdict")
+    if outcome.left > faulted:
+        parts.append(f"{outcome.left - faulted} not finished")
     kept = f" and {outcome.plan.resumed} recorded before" if outcome.plan.resumed else ""
     jobs = f"{count(len(outcome.plan.jobs), 'job')}{kept}"
     return f"{jobs} in {format_duration(outcome.seconds)}: {', '.join(parts) or 'nothing to do'}"

@@ -36,7 +36,7 @@ Cell = TypeVar("Cell")
 def render_summary(rows: Sequence[SummaryRow], width: int) -> str:
     """Lay out a row for each solution, then the reasons of all failures, then notes on the numbers."""
     cells = [_summary_cells(row) for row in rows]
-    headings = [Column("Solution"), *(Column(text, True) for text in ("Passed", "No verdict", "Latency", "Speed-up"))]
+    headings = [Column("Solution"), *(Column(text, True) for text in ("Passed", "Not judged", "Latency", "Speed-up"))]
     hardware = {row.hardware for row in rows if row.hardware}
     if len(hardware) > 1:
         headings.append(Column("Hardware"))

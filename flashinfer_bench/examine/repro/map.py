@@ -12,6 +12,7 @@ from flashinfer_bench.bench.evaluators.compare.rule import Tolerance
 MOST_LINES: Final = 24
 MOST_SIGNS: Final = 64
 """A map has so many lines and signs a line at most; each sign stands for a block of elements."""
+LEGEND: Final = ". right, - few, + many, # all wrong"
 SIGNS: Final = ((0.0, "."), (0.1, "-"), (0.9, "+"))
 """The share of a block that fails at most → its sign. Above it is `#`."""
 
@@ -28,13 +29,25 @@ def draw_map(name: str, expected: torch.Tensor, got: torch.Tensor, tolerance: To
     lines = [f"{head}, in {hit[0]} of {rows.shape[0]} rows and {hit[1]} of {rows.shape[1]} columns"]
     places = describe_places(failing)
     lines += [places] if places is not None else []
+    if rows.shape[0] == 1:
+        return "\n".join([*lines, *_draw_row(rows[0].float()), ""])
     tall, wide = -(-rows.shape[0] // MOST_LINES), -(-rows.shape[1] // MOST_SIGNS)
-    lines.append(f"each sign is {tall} x {wide} elements: . right, - few, + many, # all wrong")
+    lines.append(f"each sign is {tall} x {wide} elements: {LEGEND}")
     for first in range(0, rows.shape[0], tall):
         block = rows[first : first + tall].float()
         shares = [float(block[:, at : at + wide].mean()) for at in range(0, rows.shape[1], wide)]
         lines.append(f"{first:>8} {''.join(map(_sign, shares))}")
     return "\n".join([*lines, ""])
+
+
+def _draw_row(row: torch.Tensor) -> list[str]:
+    """Return the lines of a single row, one stretch of it below the other."""
+    wide = -(-row.numel() // (MOST_LINES * MOST_SIGNS))
+    lines = [f"each sign is {wide} of the row's elements, each line begins at the one told: {LEGEND}"]
+    for first in range(0, row.numel(), wide * MOST_SIGNS):
+        stretch = row[first : first + wide * MOST_SIGNS]
+        lines.append(f"{first:>8} {''.join(_sign(float(block.mean())) for block in stretch.split(wide))}")
+    return lines
 
 
 def _sign(share: float) -> str:

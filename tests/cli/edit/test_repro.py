@@ -173,6 +173,21 @@ def test_a_map_shows_what_fails():
     assert drawn[5] == f"       2 {'.' * 32}{'#' * 32}"
 
 
+def test_a_map_of_one_long_row_shows_where_along_it_the_output_fails():
+    right = torch.zeros(1, 100_000)
+    wrong = right.clone()
+    wrong[0, 50_000:60_000] = 1
+    drawn = draw_map("y", right, wrong, Tolerance(0.1, 0.1)).splitlines()
+    assert drawn[2] == (
+        "each sign is 66 of the row's elements, each line begins at the one told: . right, - few, + many, # all wrong"
+    )
+    assert drawn[3] == f"       0 {'.' * 64}"
+    signs = "".join(line[9:] for line in drawn[3:])
+    assert len(signs) == -(-100_000 // 66)
+    assert len(drawn[3:]) == 24
+    assert (signs.index("+"), signs.rindex("#")) == (50_000 // 66, 60_000 // 66 - 1)
+
+
 def test_printing_is_told_of():
     assert describe_printing({"printed_bytes": 5}) == ("note: it printed 5 bytes in its calls; printing costs it time")
     assert describe_printing({}) == ""
