@@ -46,7 +46,7 @@ def _draw_row(row: torch.Tensor) -> list[str]:
     lines = [f"each sign is {wide} of the row's elements, each line begins at the one told: {LEGEND}"]
     for first in range(0, row.numel(), wide * MOST_SIGNS):
         stretch = row[first : first + wide * MOST_SIGNS]
-        lines.append(f"{first:>8} {''.join(_sign(float(block.mean())) for block in stretch.split(wide))}")
+        lines.append(f"{first:>8} {''.join(_sign(float(block.mean())) for block in torch.split(stretch, wide))}")
     return lines
 
 
