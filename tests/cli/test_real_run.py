@@ -75,7 +75,7 @@ def test_interrupted_twice_a_run_leaves_no_process_and_says_how_to_resume(comman
     process.send_signal(number)
     out, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130
-    assert "1 PASSED, 1 without a verdict" in out
+    assert "1 PASSED, 1 not finished" in out
     assert "--resume" in err
     assert len((tmp_path / "set/traces/alice/test/double.jsonl").read_text().splitlines()) == 1
     assert wait_until_gone(lambda: [pid for pid in below if is_alive(pid)]) == []
