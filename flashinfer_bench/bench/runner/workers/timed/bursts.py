@@ -68,8 +68,8 @@ FEWEST_BURSTS: Final = 3
 MOST_BURSTS: Final = {"cpu": 12, "cuda": 32}
 """Bursts of a series; a series of slow calls has one. A burst that confirms the claim ends it: the best of more bursts
 would be lower still, so they would change neither the verdict nor the latency. One that does not resolve a call ends
-nothing at once (UNRESOLVED_BURSTS): such a claim may be forged, and each burst is one more look at outputs that were not
-computed in time."""
+nothing at once (UNRESOLVED_BURSTS): such a claim may be forged, and each burst is one more look at outputs that were
+not computed in time."""
 UNRESOLVED_BURSTS: Final = {"cpu": 12, "cuda": 3}
 """A series ends after so many bursts where one of them did not resolve a call, by the kind of device: the best of more
 would not either. On a GPU the inputs of a burst take longer than its calls."""
