@@ -96,7 +96,7 @@ class EvalSettings(StrictModel):
     """Timed calls per trial."""
     num_trials: Count = 3
     """Independent trials, each with inputs of its own."""
-    precision: Precision = 0.01
+    precision: Precision = 0.015
     """Share of its time to which a call is to be known after all trials. If it scatters, it gets more readings than
     `iterations`; a slow one, for which these would take too long, stops earlier."""
     rtol: Tolerance = 1e-2

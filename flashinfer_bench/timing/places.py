@@ -24,6 +24,8 @@ MOST_BYTES: Final = 512 << 20
 """All places together hold at most this. In calls on larger outputs the place makes no difference."""
 FREE_SHARE: Final = 8
 """All places together hold at most the free memory divided by this."""
+FEW_BYTES: Final = 32 << 20
+"""Places that hold no more together are taken without a look at the free memory, which may wait for the driver."""
 
 
 def count_places(size: int, *, calls: int, free_bytes: int) -> int:
@@ -42,6 +44,8 @@ def choose_places(size: int, *, calls: int, clock: Clock, device: torch.device) 
     """Return in how many places outputs are to lie on this device: in one on a CPU, or where calls are to be warm."""
     if device.type != "cuda" or clock.cache_state != "cold":
         return 1
+    if size * min(PLACES, calls) <= FEW_BYTES:
+        return max(1, min(PLACES, calls))
     free_bytes, _ = torch.cuda.mem_get_info(device)
     return count_places(size, calls=calls, free_bytes=free_bytes)
 

@@ -40,7 +40,12 @@ def fork() -> int:
 
 
 def run_template(
-    sock: socket.socket, run_directory: Path | None, *, with_triton: bool = False, precompiles: bool = False
+    sock: socket.socket,
+    run_directory: Path | None,
+    *,
+    with_triton: bool = False,
+    capability: tuple[int, int] | None = None,
+    precompiles: bool = False,
 ) -> None:
     """Serve spawn orders until the session is gone; never returns to the caller's code.
 
@@ -48,6 +53,7 @@ def run_template(
         sock: the session's orders come from it.
         run_directory: the session's folder; removed at the end. None for what another template removes.
         with_triton: have what a first Triton launch needs ready in every worker.
+        capability: of the GPU that they launch on; None where it is not known.
         precompiles: have ready what precompiling needs. Its workers find no GPU.
     """
     hide_memory()  # forks inherit it: a worker is hidden until it gets a solution
@@ -58,7 +64,7 @@ def run_template(
     most_tasks = None if tasks is None else tasks + MORE_TASKS + MORE_TASKS_PER_CORE * (os.cpu_count() or 1)
     try:
         if with_triton:
-            prepare_triton()
+            prepare_triton(capability)
         if precompiles:
             die_with_parent(signal.SIGKILL)  # it takes seconds to be ready, and may not be in time to hear of an end
             prepare_stand_in()

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from flashinfer_bench.timing.measurement import Sample, Trial
 from flashinfer_bench.timing.places import (
+    FEW_BYTES,
     FREE_SHARE,
     MOST_BYTES,
     PLACES,
@@ -59,6 +60,17 @@ def test_there_is_one_place_on_a_cpu_and_where_calls_are_to_be_warm(gpu, monkeyp
     gpu.l2_cache = "cold" if cold else "warm"
     clock, _ = fake_cupti_clock(gpu)
     assert choose_places(1 << 20, calls=10, clock=clock, device=torch.device(device)) == places
+
+
+def test_a_few_bytes_are_taken_without_a_look_at_the_memory(gpu, monkeypatch):
+    def look(_device):
+        raise AssertionError("a look may wait for the driver")
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", look)
+    clock, _ = fake_cupti_clock(gpu)
+    assert choose_places(FEW_BYTES // PLACES, calls=10, clock=clock, device=torch.device("cuda")) == PLACES
+    with pytest.raises(AssertionError):
+        choose_places(FEW_BYTES // PLACES + 1, calls=10, clock=clock, device=torch.device("cuda"))
 
 
 @pytest.mark.parametrize("places", [1, 2, PLACES])

@@ -210,4 +210,4 @@ def test_a_slow_call_is_looked_at_every_few_readings_and_the_last_ones_fit_the_b
 def test_a_slow_call_that_is_known_to_less_than_one_percent_only_goes_on():
     times = [10_000 + 50 * value for value in random.Random(3).choices(range(-10, 11), k=40)]
     assert 0.01 < relative_half_width(times) < 0.02
-    assert StoppingRule(80, 10.0).reason_to_stop(times, spent_s=9.0, per_call_s=0.1) is None
+    assert StoppingRule(80, 10.0, precision=0.01).reason_to_stop(times, spent_s=9.0, per_call_s=0.1) is None

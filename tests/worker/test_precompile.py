@@ -12,6 +12,7 @@ import torch
 from flashinfer_bench.bench.runner.workers.process import WorkerProcess
 from flashinfer_bench.worker.jit.precompile import call_once, make_argument
 from flashinfer_bench.worker.jit.stand_in import stand_in
+from flashinfer_bench.worker.jit.start import prepare_triton
 from flashinfer_bench.worker.load import load_entry
 from tests.kit.walls import running_cell
 from tests.kit.workers import worker_order
@@ -124,3 +125,12 @@ def run(x, n):
             assert (worker.exit.code, worker.exit.signal) == (0, None), said
     told = json.loads(next(line for line in said.splitlines() if line.startswith("{")))
     assert told == {"cores": [core], "nice": 19, "device": "cuda:0", "leave": 1}
+
+
+def test_what_a_first_launch_asks_other_programs_is_asked_before_workers_are_forked():
+    compiler = pytest.importorskip("triton.backends.nvidia.compiler")
+    before = compiler.get_ptxas_version.cache_info().misses
+    prepare_triton((9, 7))  # a GPU that no other test asks for
+    assert compiler.get_ptxas_version.cache_info().misses == before + 1
+    compiler.get_ptxas_version(97)
+    assert compiler.get_ptxas_version.cache_info().misses == before + 1

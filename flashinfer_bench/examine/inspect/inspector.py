@@ -27,8 +27,8 @@ from flashinfer_bench.bench.runner.environments import PACKAGE, solution_environ
 from flashinfer_bench.bench.runner.workers.artifacts import find_artifact
 from flashinfer_bench.bench.runner.workers.calling_style import CallingStyle, choose_style
 from flashinfer_bench.bench.runner.workers.enclosure import Enclosure
-from flashinfer_bench.bench.runner.workers.pool import default_memory_limit, start_template
 from flashinfer_bench.bench.runner.workers.process import WorkerGone, WorkerLate, WorkerProcess
+from flashinfer_bench.bench.runner.workers.spawning import default_memory_limit, start_template
 from flashinfer_bench.compile import Artifact
 from flashinfer_bench.data import Definition, Workload
 from flashinfer_bench.errors import FlashInferBenchError, SolutionFailure

@@ -16,13 +16,31 @@ from typing import Final
 KEY_FUNCTIONS: Final = (("triton.runtime.cache", "triton_key"), ("triton.compiler.compiler", "triton_key"))
 """The function that computes the hash: in Triton 3.5 and later, and before."""
 LATE_IMPORTS: Final = ("triton.experimental.gluon", "triton.backends.nvidia.driver")
+COMPILER: Final = "triton.backends.nvidia.compiler"
+ASKED_ONCE: Final = (("triton.backends.nvidia.driver", "library_dirs"), ("triton.runtime.build", "platform_key"))
+"""Functions that start programs (`ldconfig`, `file`) and keep what these say. A first launch asks them, also of a
+kernel that is compiled."""
 
 
-def prepare_triton() -> None:
-    """Import and compute what a first launch would; a version of Triton that has none of it is left as it is."""
+def prepare_triton(capability: tuple[int, int] | None = None) -> None:
+    """Import and compute what a first launch would; a version of Triton that has none of it is left as it is.
+
+    Args:
+        capability: the GPU's compute capability, by which Triton asks its assembler for its version; None leaves that
+            to each worker.
+    """
     for module in LATE_IMPORTS:
         with contextlib.suppress(ImportError):
             importlib.import_module(module)
+    for module, name in ASKED_ONCE:
+        with contextlib.suppress(Exception):  # no libcuda, or no such program: each worker will find out
+            getattr(importlib.import_module(module), name)()
+    if capability is not None:
+        major, minor = capability
+        with contextlib.suppress(Exception):
+            compiler = importlib.import_module(COMPILER)
+            compiler.get_ptxas(10 * major + minor)
+            compiler.get_ptxas_version(10 * major + minor)
     for module, name in KEY_FUNCTIONS:
         with contextlib.suppress(ImportError, AttributeError):
             getattr(importlib.import_module(module), name)()

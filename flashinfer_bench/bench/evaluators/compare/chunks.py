@@ -18,8 +18,16 @@ CHUNK_ELEMENTS: Final = {"cpu": 1 << 15, "cuda": 1 << 22}
 """Elements that are compared at once, by device. On a CPU torch uses one thread for chunks of up to this size; more
 threads would wait for each other on a busy machine and cost ten times what they gain. On a GPU a chunk of this size
 takes less than 200 MB of extra memory."""
+SMALL_ELEMENTS: Final = 1 << 15
+"""An output of a GPU with no more elements than this is compared on the CPU, to which it is brought in one transfer. On
+the GPU its comparison would be some forty launches and waits, 3 ms, for what the CPU does in 0.5 ms."""
 _SIGNED: Final = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Bytes of an element → the type as which it is tested for equality; torch cannot compare all of its unsigned types."""
+
+
+def bring_small(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    """Return tensors of one size, on the CPU where they are so small that a GPU would take longer to look at them."""
+    return [one.cpu() if one.numel() <= SMALL_ELEMENTS else one for one in tensors]
 
 
 def measure_chunks(

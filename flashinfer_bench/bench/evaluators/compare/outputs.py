@@ -12,7 +12,12 @@ from typing import Final
 
 import torch
 
-from flashinfer_bench.bench.evaluators.compare.chunks import measure_chunks, read_element, score_elements
+from flashinfer_bench.bench.evaluators.compare.chunks import (
+    bring_small,
+    measure_chunks,
+    read_element,
+    score_elements,
+)
 from flashinfer_bench.bench.evaluators.compare.packed import is_packed, unpack
 from flashinfer_bench.bench.evaluators.compare.rule import Comparison, Element, Findings, Tolerance
 
@@ -42,7 +47,7 @@ def compare(
         chunk_elements: where given, chunks of this many elements are compared, never the fused kernel; the result is
             the same.
     """
-    left, right = expected.contiguous().reshape(-1), got.contiguous().reshape(-1)
+    left, right = bring_small(expected.contiguous().reshape(-1), got.contiguous().reshape(-1))
     if not left.numel():
         return Comparison(output, tolerance, 0, 0, 0, 0.0, 0.0, 0.0, None, None)
     if chunk_elements is None and left.numel() >= FUSED_FROM:

@@ -11,7 +11,7 @@ from typing import Final
 
 import torch
 
-from flashinfer_bench.bench.evaluators.compare.chunks import CHUNK_ELEMENTS
+from flashinfer_bench.bench.evaluators.compare.chunks import CHUNK_ELEMENTS, bring_small
 from flashinfer_bench.bench.evaluators.compare.packed import is_packed, unpack
 
 LEAST_ROW: Final = 16
@@ -25,7 +25,7 @@ NO_VALUE_SCALES: Final = frozenset({getattr(torch, "float8_e8m0fnu", None)})
 
 @dataclass(frozen=True)
 class Norms:
-    """Squared norms of an output's rows, in float64 on the output's device."""
+    """Squared norms of an output's rows, in float64: on the output's device, those of a small output on the CPU."""
 
     error: torch.Tensor
     """[rows]: of what was given less what was expected; infinite where only what was given is not finite."""
@@ -59,6 +59,7 @@ def measure_norms(expected: torch.Tensor, got: torch.Tensor) -> Norms | None:
     columns = row_length(expected)
     if columns is None:
         return None
+    expected, got = bring_small(expected, got)
     norms = _measure(expected, got, columns, masks=False)
     # Where the reference is not finite, the comparison of elements has seen to it that both are alike.
     return norms if bool(norms.expected.isfinite().all()) else _measure(expected, got, columns, masks=True)

@@ -16,7 +16,7 @@ import torch
 
 from flashinfer_bench.bench.config import ResolvedEvalConfig
 from flashinfer_bench.bench.evaluators.evaluator import Baseline, JudgeContext, Rejected, Verdict
-from flashinfer_bench.bench.evaluators.inputs.memory import bytes_of, free_bytes, total_bytes
+from flashinfer_bench.bench.evaluators.inputs.memory import bytes_of, recently_free_bytes, total_bytes
 from flashinfer_bench.bench.evaluators.inputs.seeds import derive_seed
 from flashinfer_bench.bench.evaluators.reference import Reference
 from flashinfer_bench.bench.evaluators.registry import find_evaluator
@@ -112,6 +112,10 @@ class DeviceSession:
         self._styles: dict[str, CallingStyle] = {}
         self._printed_ahead = ""
         """What the job's solution printed before its first call."""
+        self._printed_calling = ""
+        """What it has printed since, where its worker was let go before the verdict."""
+        self._comes_next = ""
+        """Digest of the solution of the job after this one; empty where nobody knows it yet."""
         self.on_loaded: Callable[[], object] = _nothing
         """Told on a GPU when a job's solution is loaded: workers for what has come since may be made beside the job."""
 
@@ -161,6 +165,10 @@ class DeviceSession:
         if self._hello.profile_baseline and orders and self.lacks_baseline(block, orders[0]):
             wanted.insert(0, reference_files(block.definition.digest()))
         self._pool.expect(wanted)
+        coming = [block.solutions[job.solution] for job in orders[1:2]]
+        if ahead is not None:
+            coming += [ahead.solutions[job.solution] for job in ahead.jobs[:1]]
+        self._comes_next = coming[0].digest if coming else ""
 
     def lacks_baseline(self, block: BlockContext, order: BlockJob) -> bool:
         """Tell whether a job's baseline has to be made before any worker holds a solution."""
@@ -210,7 +218,7 @@ class DeviceSession:
 
     def run_job(self, block: BlockContext, order: BlockJob) -> JobResult | JobFault:
         """Judge one job."""
-        self._printed_ahead = ""
+        self._printed_ahead = self._printed_calling = ""
         job = block.open_job(order)
         known = self._broken_workloads.get(job.workload.uuid, block.reference.broken)
         if known is not None:
@@ -233,7 +241,7 @@ class DeviceSession:
             return JobFault(job=order.index, message=self._note_fault(job, fault), retry=False)
         finally:
             block.kept.pop(order.index, None)
-        printed = self._pool.take_output()
+        printed = self._printed_calling + self._pool.take_output()
         if printed.strip() and not isinstance(outcome, SolutionFailure):
             job.notes[PRINTED] = len(printed.encode("utf-8", "replace"))
         printed = self._printed_ahead + printed
@@ -356,6 +364,7 @@ class DeviceSession:
             raise
         if baseline.measurement is not None:
             job.notes["baseline"] = baseline.measurement
+        self._let_go(job)
         wrong: Rejected | None = None
         if kernel.is_meaningful:
             self._say(job, EXPECTED_PHASE)
@@ -363,6 +372,13 @@ class DeviceSession:
             wrong = judge_reads(job, kernel.reads, baseline, self._context(replace(job, notes={})))
         wrong = wrong or judge_regimes(job, kernel.regime_calls, baseline, self._context(job))
         return wrong or Passed(verdict.correctness, performance)
+
+    def _let_go(self, job: JobContext) -> None:
+        """Begin to end the worker on a GPU where no job is left for it: its end takes as long as what follows here."""
+        is_last = self._hello.isolated or self._comes_next not in ("", job.solution.digest)
+        if is_last and self._device.type == "cuda":
+            self._printed_calling = self._pool.take_output()
+            self._pool.let_go()
 
     def _settle_task(self, job: JobContext, kernel: RemoteKernel, baseline: Baseline) -> None:
         """Take into the task what the reference's calls have shown, and find out how the solution is called."""
@@ -428,7 +444,7 @@ class DeviceSession:
         if self._arena_of is worker:
             return
         may_step_aside = self._pool.has_readers and self._arena.may_step_aside(size)
-        if may_step_aside and free_bytes(self._device) > ROOMY_SHARE * total_bytes(self._device):
+        if may_step_aside and recently_free_bytes(self._device) > ROOMY_SHARE * total_bytes(self._device):
             self._arena.step_aside()
         else:
             self._pool.await_readers()

@@ -47,7 +47,8 @@ from flashinfer_bench.bench.runner.session.wanted import list_first_wanted
 from flashinfer_bench.bench.runner.workers.arena import SharedArena
 from flashinfer_bench.bench.runner.workers.enclosure import Enclosure
 from flashinfer_bench.bench.runner.workers.kernel_task import SessionTools
-from flashinfer_bench.bench.runner.workers.pool import WorkerPool, start_template
+from flashinfer_bench.bench.runner.workers.pool import WorkerPool
+from flashinfer_bench.bench.runner.workers.spawning import start_template
 from flashinfer_bench.data import Environment
 from flashinfer_bench.errors import WorkloadFault
 from flashinfer_bench.timing.clocks import capture_first, import_cupti, make_clock
@@ -77,10 +78,11 @@ def serve_host(fd: int, make_session: Callable[..., DeviceSession] = DeviceSessi
     sys.dont_write_bytecode = True  # workers must not write into each other's artifacts
     run_directory = Path(tempfile.mkdtemp(prefix="flashinfer-bench-"))
     with_triton = hello.needs_triton and hello.device == "cuda"
-    template = start_template(run_directory, not_for_it=[host], with_triton=with_triton)
+    start = partial(start_template, with_triton=with_triton, capability=hello.gpu_capability)
+    template = start(run_directory, not_for_it=[host])
     precompiling = None
     if with_triton and hello.has_walls and spare_cores():
-        precompiling = start_template(None, not_for_it=[host, template], with_triton=True, precompiles=True)
+        precompiling = start(None, not_for_it=[host, template], precompiles=True)
     enclosure = Enclosure(hello, os.environ) if hello.has_walls else None
     if enclosure is not None:
         enclosure.open_to_workers(run_directory)

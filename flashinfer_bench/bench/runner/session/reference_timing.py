@@ -26,6 +26,8 @@ from flashinfer_bench.timing.measurement import Measured
 
 ENTRY: Final = "reference.py"
 SYMBOL: Final = "run"
+REFERENCE_PRECISION: Final = 0.01
+"""Share of its time to which a reference is known at the least, since all speed-ups of its workload stand on it."""
 
 
 @dataclass
@@ -81,7 +83,7 @@ class ReferenceTimer:
             config.warmup_runs,
             config.iterations,
             self.hello.baseline_budget_s / config.num_trials,
-            precision=config.precision,
+            precision=min(config.precision, REFERENCE_PRECISION),
             timing=self.hello.timing,
             confirms=self.hello.device == "cpu",  # there bursts may raise a latency, a solution's and so this one's
             total_s=self.hello.baseline_budget_s,

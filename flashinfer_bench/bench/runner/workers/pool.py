@@ -11,13 +11,11 @@ for these.
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import itertools
-import os
 import socket
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -25,12 +23,12 @@ from typing import Any, Final
 import torch
 
 from flashinfer_bench.base.files.trees import remove_tree
-from flashinfer_bench.base.host import usable_cores, usable_memory
-from flashinfer_bench.bench.runner.environments import solution_environment, solution_folder, worker_environment
+from flashinfer_bench.bench.evaluators.inputs.memory import forget_looks
+from flashinfer_bench.bench.runner.environments import solution_environment, solution_folder
 from flashinfer_bench.bench.runner.protocol import Hello
-from flashinfer_bench.bench.runner.workers.artifacts import place_of
 from flashinfer_bench.bench.runner.workers.enclosure import Enclosure
 from flashinfer_bench.bench.runner.workers.process import WorkerGone, WorkerLate, WorkerProcess
+from flashinfer_bench.bench.runner.workers.spawning import NewWorker, Precompiled, make_order
 from flashinfer_bench.bench.runner.workers.stock import (
     ANY_SOLUTION,
     MOST_SPARES,
@@ -43,45 +41,13 @@ from flashinfer_bench.bench.runner.workers.stock import (
 from flashinfer_bench.bench.runner.workers.timed.empty_bursts import BurstOverhead
 from flashinfer_bench.compile import Artifact
 from flashinfer_bench.errors import DeviceFault
-from flashinfer_bench.worker.template import fork, run_template
 from flashinfer_bench.worker.wire import WireError
 
-MEMORY_SHARE: Final = 0.6
-"""Where the configuration sets no limit, a worker may hold this share of the machine's memory."""
 MOST_ENDING: Final = 4
 """At most this many workers may be ending at once; each still holds descriptors, and a context on a GPU."""
-NOT_PRECOMPILED: Final = (
-    *("TORCH_EXTENSIONS_DIR", "TORCHINDUCTOR_CACHE_DIR", "FLASHINFER_WORKSPACE_BASE", "CUDA_CACHE_PATH"),
-)
-"""Folders of other compilers: a worker that precompiles has them in its home, which goes with it."""
 EARLY_WORKERS: Final = 2
 """While nothing is asked of a GPU's session, this many workers are ready for solutions that nobody has sent yet; on a
 CPU one, which starts sooner."""
-
-
-def start_template(
-    run_directory: Path | None, *, not_for_it: Iterable[socket.socket], with_triton: bool, precompiles: bool = False
-) -> socket.socket:
-    """Fork the template from this process; call it before anything has touched the device or started threads.
-
-    Args:
-        run_directory: removed by the template when it ends; None where another one does.
-        not_for_it: sockets of this process that the template must not keep open.
-        with_triton: workers will launch Triton kernels on a GPU.
-        precompiles: its workers precompile, and launch nothing.
-    """
-    ours, theirs = socket.socketpair()
-    if fork() == 0:
-        for sock in (ours, *not_for_it):
-            sock.close()
-        run_template(theirs, run_directory, with_triton=with_triton, precompiles=precompiles)
-    theirs.close()
-    return ours
-
-
-def default_memory_limit() -> int:
-    """Return how many bytes a worker may hold on this machine."""
-    return int(usable_memory() * MEMORY_SHARE)
 
 
 def reference_files(definition_digest: str) -> SolutionFiles:
@@ -140,6 +106,7 @@ class WorkerPool:
         """The worker that holds a reference maps nothing of the session's."""
         self._gpu_index = hello.gpu_index
         self.stock = Stock(self._spawn, self._retire_spare, on_ready=on_ready, limits=StockLimits(hello.device))
+        self.stock.is_held = self._is_ending_one
 
     def __enter__(self) -> WorkerPool:
         return self
@@ -240,12 +207,15 @@ class WorkerPool:
             self.stock.settle()
         self.finish_ending()
         self._finish_spares()
+        if self._hello.device == "cuda":
+            self.stock.tend()
 
     def make_room(self) -> None:
         """End the spares that a GPU has no memory for, now that a solution is to get what it needs."""
         if self._hello.device != "cuda":
             return
         before = len(self._ending_spares)
+        forget_looks()
         self.stock.tend()
         if len(self._ending_spares) > before:
             self._finish_spares()
@@ -334,6 +304,13 @@ class WorkerPool:
             self._reap()
             self.finish_ending(leave=leave)
 
+    def let_go(self) -> None:
+        """Begin to end the current worker, whose work is done, unless `discard` would wait for it; wait for nothing."""
+        if self._current is not None and self._current[1].is_light:
+            worker = self._current[1]
+            self._current = None
+            self._retire(worker)
+
     def finish_ending(self, *, leave: int = 0) -> None:
         """Wait until at most `leave` of the ending workers are left."""
         while len(self._ending) > leave:
@@ -348,6 +325,10 @@ class WorkerPool:
             self._gpu_index = None  # CUDA counts this machine's GPUs in another way: they are named by UUID from now on
         worker.begin_end()
         self._ending_spares.append(worker)
+
+    def _is_ending_one(self) -> bool:
+        """Whether a context is ending, whose end will be waited for: the driver makes and ends them one by one."""
+        return self._hello.device == "cuda" and any(not worker.has_ended for worker in self._ending)
 
     def _reap(self) -> None:
         """Clean up behind the workers that have ended."""
@@ -424,46 +405,16 @@ class WorkerPool:
         if given is not None:
             remove_tree(given)
 
-    def _spawn(
-        self, solution: SolutionFiles, precompiled: tuple[Artifact, dict[str, Any]] | None = None
-    ) -> WorkerProcess:
+    def _spawn(self, solution: SolutionFiles, precompiled: Precompiled | None = None) -> WorkerProcess:
         number = next(self._numbers)
-        home = self._run_directory / f"worker-{number}"
-        own = {"HOME": str(home), "TMPDIR": str(home)}
-        if precompiled is not None:
-            own["CUDA_VISIBLE_DEVICES"] = ""
-        elif self._gpu_index is not None:
-            own["CUDA_VISIBLE_DEVICES"] = str(self._gpu_index)
-        order: dict[str, Any] = {
-            "environment": worker_environment(os.environ, Path(self._hello.cache_root)) | own,
-            "gpu_uuid": self._hello.gpu_uuid if self._gpu_index is not None else None,
-            "device": "cuda:0" if self._hello.device == "cuda" else "cpu",
-            "threads": usable_cores(),
-            "memory_limit_bytes": self._hello.worker_memory_bytes or default_memory_limit(),
-            "timing": {
-                "l2_cache": self._hello.timing.l2_cache,
-                "clock": self._hello.timing.clock,
-                "image": base64.b64encode(self.timing_image).decode() if self.timing_image else "",
-            },
-        }
-        given = self._run_directory / f"given-{number}"
-        key = solution.digest
+        home, given = self._run_directory / f"worker-{number}", self._run_directory / f"given-{number}"
+        template = self._template if precompiled is None else self.precompiling or self._template
         try:
-            if self._enclosure is not None:
-                if solution is UNKNOWN_SOLUTION:
-                    key = self._enclosure.make_key(self._run_directory / f"own-{number}")
-                walls = self._enclosure.make_walls(key, solution.artifact, given)
-                walls = replace(walls, writable=(str(home), *walls.writable))
-                if precompiled is not None:
-                    walls = walls.without_gpu()
-                    artifact = self._enclosure.hand_over(precompiled[0], given)
-                    order["precompile"] = {**place_of(artifact), **precompiled[1]}
-                order["walls"] = walls.to_json()
-                order["environment"] |= self._enclosure.environment(key)
-                if precompiled is not None:  # of what it leaves half done, Triton's cache alone takes no harm
-                    order["environment"] |= {name: str(home / name.lower()) for name in NOT_PRECOMPILED}
-            template = self.precompiling if precompiled is not None else None
-            worker = WorkerProcess(template or self._template, order, home)
+            key = solution.digest
+            if self._enclosure is not None and solution is UNKNOWN_SOLUTION:
+                key = self._enclosure.make_key(self._run_directory / f"own-{number}")
+            new = NewWorker(key, solution.artifact, home, given, self._gpu_index, self.timing_image, precompiled)
+            worker = WorkerProcess(template, make_order(self._hello, new, self._enclosure), home)
         except OSError as error:
             raise DeviceFault(
                 f"the template of workers is gone, or a worker's folders cannot be made: {error}"

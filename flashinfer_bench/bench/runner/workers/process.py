@@ -22,7 +22,7 @@ from flashinfer_bench.base.bounded_log import BoundedLog
 from flashinfer_bench.base.files.trees import remove_tree
 from flashinfer_bench.bench.runner.workers.cpu_time import end_account, keep_account, tree_cpu_time_ns
 from flashinfer_bench.bench.runner.workers.stillness import Stillness
-from flashinfer_bench.bench.runner.workers.timed.empty_bursts import EMPTY_CALLS, BurstOverhead, take_overhead
+from flashinfer_bench.bench.runner.workers.timed.empty_bursts import BurstOverhead, take_overhead
 from flashinfer_bench.errors import DeviceFault
 from flashinfer_bench.worker.linux import count_threads, end_tree, resident_memory, tree_below
 from flashinfer_bench.worker.protocol import (
@@ -248,8 +248,8 @@ class WorkerProcess:
             WorkerGone, WorkerLate: the worker does not answer; that is our fault or the machine's.
         """
         with self.resting():
-            counts = EMPTY_CALLS["cuda" if self.clock.fills_queue else "cpu"]
-            self.overhead = take_overhead(lambda calls: self._time_empty_burst(calls, limit_s), counts, touch_device)
+            kind = "cuda" if self.clock.fills_queue else "cpu"
+            self.overhead = take_overhead(lambda calls: self._time_empty_burst(calls, limit_s), kind, touch_device)
 
     def _time_empty_burst(self, calls: int, limit_s: float) -> tuple[float, float | None]:
         """Return the time of the wall and, on a CPU, of processors that a burst takes."""

@@ -19,6 +19,7 @@ from typing import Any, Final
 import torch
 
 from flashinfer_bench.base.host import usable_cores, usable_memory
+from flashinfer_bench.bench.evaluators.inputs.memory import recently_free_bytes, total_bytes
 from flashinfer_bench.bench.runner.workers.process import READY_LIMIT_S, WorkerGone, WorkerLate, WorkerProcess
 from flashinfer_bench.errors import DeviceFault
 from flashinfer_bench.timing.measurement import Trial
@@ -82,21 +83,23 @@ class StockLimits:
 
     def __init__(self, device: str) -> None:
         self._is_gpu = device == "cuda"
+        self._cores = usable_cores()
 
     def starting(self, *, is_first: bool) -> int:
         """Return how many may start at once; `is_first` where none has started yet."""
         if not self._is_gpu:
             return self.spares(0)
-        return min(FIRST_STARTING if is_first else MOST_STARTING, max(1, usable_cores() // CORES_PER_START))
+        return min(FIRST_STARTING if is_first else MOST_STARTING, max(1, self._cores // CORES_PER_START))
 
     def spares(self, held: int) -> int:
         """Return how many there may be in all, at least one; `held` of them are there."""
         if not self._is_gpu:
-            return max(1, min(MOST_SPARES_ON_CPU, usable_cores(), usable_memory() // SPARES_SHARE // WORKER_BYTES))
+            return max(1, min(MOST_SPARES_ON_CPU, self._cores, usable_memory() // SPARES_SHARE // WORKER_BYTES))
         if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             return FIRST_STARTING  # a look at the memory would make the session's own context first
-        free, total = torch.cuda.mem_get_info()
-        room = min(total // SPARES_SHARE, (free + held * CONTEXT_BYTES) // FREE_SHARE)
+        gpu = torch.device("cuda", torch.cuda.current_device())
+        free = recently_free_bytes(gpu)
+        room = min(total_bytes(gpu) // SPARES_SHARE, (free + held * CONTEXT_BYTES) // FREE_SHARE)
         return max(1, min(MOST_SPARES, room // CONTEXT_BYTES))
 
 
@@ -125,7 +128,8 @@ class Stock:
         limits: how many there may be.
         now: monotonic seconds.
 
-    `best_chain_ns` is the shortest `Clock.chain_gap_ns` that was seen.
+    `best_chain_ns` is the shortest `Clock.chain_gap_ns` that was seen. While `is_held` says so, no spare is started but
+    one that somebody waits for.
     """
 
     def __init__(
@@ -143,6 +147,7 @@ class Stock:
         self._limits = limits
         self._now = now
         self.best_chain_ns: int | None = None
+        self.is_held: Callable[[], bool] = lambda: False
         self._spares: list[Spare] = []
         self._wanted: list[SolutionFiles] = []
         self._has_started = False
@@ -188,7 +193,7 @@ class Stock:
         for spare in unwanted:
             if spare.solution is not UNKNOWN_SOLUTION or len(self._spares) + len(missing) > room:
                 self._drop(spare)
-        if self._has_failed:
+        if self._has_failed or self.is_held():
             return
         starting = sum(not spare.worker.is_ready for spare in self._spares)
         may_start = max(0, self._limits.starting(is_first=not self._has_started) - starting)

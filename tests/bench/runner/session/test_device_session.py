@@ -186,3 +186,36 @@ def make_block(definition, names):
     ]
     config = BenchmarkConfig().resolve_eval_config(definition).values()
     return BlockOrder(definition=definition.model_dump(mode="json"), config=config, solutions=solutions, jobs=jobs)
+
+
+@pytest.mark.parametrize(
+    ("isolated", "following", "ahead", "is_let_go"),
+    [
+        (False, ["1"], [], False),
+        (False, ["2", "1"], [], True),
+        (False, [], ["1"], False),
+        (False, [], ["2"], True),
+        (False, [], [], False),
+        (True, ["1"], [], True),
+    ],
+    ids=["same", "other", "same ahead", "other ahead", "nobody knows", "isolated"],
+)
+def test_on_a_gpu_a_worker_is_let_go_before_the_verdict_where_no_job_is_left_for_it(
+    arena, isolated, following, ahead, is_let_go
+):
+    pool = FakePool(arena)
+    gone = []
+    pool.let_go = lambda: gone.append(True)
+    pool.take_output = lambda: "said"
+    session = _open_session(arena, pool)
+    session._hello = SimpleNamespace(isolated=isolated, profile_baseline=False)
+    session._device = torch.device("cuda")
+    solutions = {digest: SimpleNamespace(digest=digest, build_error=None, directory=None) for digest in "12"}
+    for solution in solutions.values():
+        solution.sources, solution.language = {}, "triton"
+    jobs = [SimpleNamespace(solution=digest) for digest in ["1", *following]]
+    block = SimpleNamespace(solutions=solutions)
+    later = SimpleNamespace(solutions=solutions, jobs=[SimpleNamespace(solution=one) for one in ahead])
+    session.expect(block, jobs, later if ahead else None)
+    session._let_go(SimpleNamespace(solution=solutions["1"]))
+    assert (gone, session._printed_calling) == (([True], "said") if is_let_go else ([], ""))

@@ -352,13 +352,39 @@ def test_spares_that_the_device_has_no_memory_for_are_ended(open_pool):
     assert [worker.is_reaped for worker in made] == [False, True, True, True]
 
 
+@pytest.mark.parametrize("is_light", [True, False])
+def test_a_worker_whose_work_is_done_is_let_go_unless_its_end_has_to_be_waited_for(open_pool, is_light):
+    pool, made, _ = open_pool(device="cuda")
+    pool.worker_for(ONE)[0].is_light = is_light
+    pool.let_go()
+    assert (made[0].is_ended, made[0].is_reaped) == (is_light, False)
+    pool.let_go()  # there may be none
+    assert pool.worker_for(TWO) == (made[1], True)
+    assert made[0].is_reaped is not is_light  # a heavy one was waited for; a light one has until the measurement
+    pool.quiesce()
+    assert made[0].is_reaped
+
+
+def test_no_spare_is_started_on_a_gpu_while_the_end_of_a_worker_is_awaited(open_pool):
+    pool, made, _ = open_pool(room=3, device="cuda")
+    pool.worker_for(ONE)
+    pool.let_go()
+    pool.expect([TWO, THREE])
+    assert len(made) == 1  # the driver makes and ends contexts one after the other
+    assert pool.worker_for(TWO)[0] is made[1]  # somebody waits for this one
+    pool.quiesce()
+    assert for_whom(made) == ["two", "three"]
+
+
 @pytest.mark.parametrize(
     ("free", "total", "most"),
     [(140 << 30, 141 << 30, MOST_SPARES), (30 << 30, 40 << 30, 3), (2 << 30, 141 << 30, 1), (0, 24 << 30, 1)],
 )
 def test_idle_contexts_hold_a_bounded_share_of_a_gpu(monkeypatch, free, total, most):
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free, total))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(worker_stock, "recently_free_bytes", lambda _gpu: free)
+    monkeypatch.setattr(worker_stock, "total_bytes", lambda _gpu: total)
     limits = StockLimits("cuda")
     assert limits.spares(0) == most
     assert most == 1 or most * CONTEXT_BYTES <= total / 16

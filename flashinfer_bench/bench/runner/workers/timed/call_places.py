@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import torch
 
+from flashinfer_bench.bench.evaluators.inputs.memory import recently_free_bytes
 from flashinfer_bench.bench.evaluators.inputs.writer import TorchWriter, Writer, open_writer
 from flashinfer_bench.bench.runner.workers.arena import SharedArena, lay_out
 from flashinfer_bench.bench.runner.workers.claims import OutputSpec
@@ -53,7 +54,7 @@ def count_places(size: int, device: torch.device, most: int) -> int:
     """
     room = CPU_BYTES
     if device.type == "cuda":
-        room = min(GPU_BYTES, torch.cuda.mem_get_info(device)[0] // FREE_SHARE)
+        room = min(GPU_BYTES, recently_free_bytes(device) // FREE_SHARE)
     return max(1, min(most, room // max(size, 1)))
 
 

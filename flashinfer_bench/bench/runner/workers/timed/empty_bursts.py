@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Final
 
-EMPTY_BURSTS: Final = 8
-"""Bursts of calls that compute nothing, by which the session knows what a burst itself takes."""
+EMPTY_BURSTS: Final = {"cpu": 8, "cuda": 5}
+"""Bursts of few and of many calls that compute nothing, by which the session knows what a burst itself takes, by the
+kind of device. On a GPU far more than they differ by is taken off anyway."""
 MANY: Final = 64
 """Empty calls of a long burst on a CPU: so many that what the request varies by says little of a call."""
 EMPTY_CALLS: Final = {"cpu": (0, MANY), "cuda": (1, 65)}
@@ -57,18 +58,19 @@ class BurstOverhead:
 
 
 def take_overhead(
-    time_burst: Callable[[int], Times], counts: tuple[int, int], touch_device: Callable[[], object]
+    time_burst: Callable[[int], Times], device_type: str, touch_device: Callable[[], object]
 ) -> BurstOverhead:
     """Return what bursts take of themselves.
 
     Args:
         time_burst: makes a burst of so many empty calls.
-        counts: few calls, and many.
+        device_type: cpu or cuda.
         touch_device: uses the device in this process, as writing the inputs of a burst does.
     """
     few: list[Times] = []
     many: list[Times] = []
-    for _ in range(EMPTY_BURSTS):
+    counts = EMPTY_CALLS[device_type]
+    for _ in range(EMPTY_BURSTS[device_type]):
         for calls, taken in zip(counts, (few, many), strict=True):
             touch_device()
             taken.append(time_burst(calls))
