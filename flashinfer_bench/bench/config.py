@@ -289,6 +289,18 @@ class BenchmarkConfig(EvalSettings):
             raise to_validation_error(type(self).__name__, problems)
         return self._under(given)
 
+    def with_defaults(self, origin: str, **values: Any) -> BenchmarkConfig:
+        """Return this configuration with other defaults of eval fields: whatever a source gives beats them.
+
+        Args:
+            origin: where they are told to come from.
+            **values: by field.
+        """
+        below = Source(origin, frozenset(values), EvalConfig(**values), {}, {}, owner="bundled")
+        config = self.model_copy()
+        config._sources = (below, *self._sources)
+        return config
+
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> BenchmarkConfig:
         """Return a copy; `update` is checked and counts as overrides (pydantic's own would miss the cascade)."""
         copy = super().model_copy(deep=deep)

@@ -77,3 +77,11 @@ def test_top_level_overrides_leave_a_config_that_says_the_same_as_plain_data(top
 def test_digests_are_equal_exactly_when_the_values_are(one, two):
     first, second = (resolve_layers([Layer("", *section)]) for section in (one, two))
     assert (first.digest() == second.digest()) == (seen(first) == seen(second)) == (first == second)
+
+
+@settings(max_examples=60, deadline=None)
+@given(VALUES, *[SECTION] * 3)
+def test_other_defaults_lie_below_all_that_is_given(defaults, top, op, definition):
+    config = BenchmarkConfig(**as_arguments(top, op, definition)).with_defaults("compare", **defaults)
+    wanted = SimpleNamespace(name="d", op_type="some_op")
+    assert seen(config.resolve_eval_config(wanted)) == last_wins([(defaults, {}), top, op, definition])

@@ -77,6 +77,18 @@ def test_two_workers_of_equal_code_rarely_have_intervals_that_do_not_meet():
     assert apart <= 1000 / 20
 
 
+def test_blocks_of_one_trial_teach_intervals_that_hold_jobs_of_three():
+    random = Random(5)
+
+    def time_of_worker(trials):
+        between = random.gauss(0, 0.02)
+        return exp(between + sum(random.gauss(0, 0.02) for _ in range(trials)) / trials)
+
+    spread = learned_spread("cpu", *sum_squares([[time_of_worker(1) for _ in range(8)] for _ in range(20)]))
+    held = sum(abs(log(time_of_worker(3))) <= spread.half for _ in range(1000))
+    assert held >= 950
+
+
 def test_what_few_workers_tell_is_held_against_the_default():
     lucky = learned_spread("cpu", 0.0, 1.0)
     assert DEFAULT_SPREADS["cpu"] / 2 < lucky.share < DEFAULT_SPREADS["cpu"]

@@ -38,7 +38,7 @@ def declare_compare(parser: Parser) -> None:
     add_names(how, "--devices", "use the first of these devices: 0, cuda:1, a GPU's uuid, or cpu")
     how.add_argument("--config", metavar="FILE", help="a YAML file instead of the bundled eval_config.yaml")
     add_setting(how, "--iterations", whole_number, "timed calls per trial")
-    add_setting(how, "--num-trials", whole_number, "trials of a block, each with inputs of its own")
+    add_setting(how, "--num-trials", whole_number, "trials of a block, each with inputs of its own (default: 1)")
     add_sandbox(how, default=argparse.SUPPRESS)
     text = "a FILE.py, FILE.cu or FILE.cpp, or a folder of sources: what is not said is found out"
     drafts = parser.add_argument_group("sources that you edit", text)

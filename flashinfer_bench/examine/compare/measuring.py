@@ -1,7 +1,7 @@
 """Measures two sides in turn on one device: A B B A …, each block in a worker of its own, until each ratio is decided.
 
 The loop over the devices of a run (`bench/runner/fleet.py`) does the work: every block is a job, judged and timed as a
-run would. Which jobs come next is decided here.
+run would, in one trial. Which jobs come next is decided here.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.events import JobFaulted, Notice
-from flashinfer_bench.bench.machine import discover_devices
+from flashinfer_bench.bench.machine import Device, discover_devices
 from flashinfer_bench.bench.planning.plan import Job
 from flashinfer_bench.bench.resident.submission import Submissions
 from flashinfer_bench.bench.runner.fleet import Fleet, FleetRules, Happening, Judged
@@ -33,6 +33,9 @@ from flashinfer_bench.report.verdict import first_reason, reason_of
 
 TURN_S: Final = 0.2
 """The loop looks at the clock at least this often, in seconds, so a budget is exceeded by no more."""
+TRIALS: Final = 1
+"""Trials of a block, where nobody says another number: workers differ by more than trials of one worker do, so more
+workers decide sooner than more trials."""
 SPENT: Final = "the budget was spent before a pair was complete"
 SIDES: Final[tuple[Side, Side]] = ("A", "B")
 
@@ -116,8 +119,7 @@ def measure(
         DataSetError: there is no such workload.
     """
     device = discover_devices(config.devices)[0]
-    named = "cpu" if device.kind == "cpu" else device.uuid
-    once = config.with_overrides(devices=[named], profile_baseline=False)
+    once = for_blocks(config, device)
     workshop = Workshop(trace_set, once, None)
     series = _make_series(workshop, pairings, wanted.workloads, trace_set)
     needs_triton = any(job.solution.spec.language.value == "triton" for one in series for job in one.jobs.values())
@@ -133,6 +135,12 @@ def measure(
         hardware=device.name,
         seconds=seconds,
     )
+
+
+def for_blocks(config: BenchmarkConfig, device: Device) -> BenchmarkConfig:
+    """Return a configuration as blocks on a device have it: what the user says of trials and readings holds."""
+    named = "cpu" if device.kind == "cpu" else device.uuid
+    return config.with_defaults("compare", num_trials=TRIALS).with_overrides(devices=[named], profile_baseline=False)
 
 
 def _make_series(

@@ -322,7 +322,8 @@ class RemoteKernel:
         self, remote: RemoteTrial, inputs: Sequence[Any], latency_ms: float, *, waits_inside: bool
     ) -> Confirmation:
         """Hold the latency against bursts; some of their calls are compared, too."""
-        calls = count_burst_calls(latency_ms * 1e6, self._arena.device.type, self.worker.overhead)
+        size = remote.places.stride
+        calls = count_burst_calls(latency_ms * 1e6, self._arena.device.type, self.worker.overhead, size)
         places = self._lay_out(inputs, calls)
         remote = remote.moved_to(places, count_read_calls(places.stride, self._arena.device.type))
         timer = BurstTimer(self._ask, remote, self.worker.guard_pid, waits_inside=waits_inside)

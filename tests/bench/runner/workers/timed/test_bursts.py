@@ -9,6 +9,7 @@ import torch
 from flashinfer_bench.bench.runner.workers import cpu_time
 from flashinfer_bench.bench.runner.workers.timed import bursts
 from flashinfer_bench.bench.runner.workers.timed.burst_size import (
+    BURST_BYTES,
     BURST_NS,
     LEAST_NOISE_NS,
     REQUEST_SHARE,
@@ -98,22 +99,32 @@ def test_a_slow_claim_that_is_near_what_timed_calls_took_outside_needs_no_bursts
         assert raise_claim(claimed_ns / 1e6, found.to_record(), device_type) == claimed_ns / 1e6
 
 
+LARGE = 4 << 20
+
+
 @pytest.mark.parametrize(
     ("claimed_ns", "calls"), [(2_000, 20), (20_000, 8), (10**7, 5), (10**9, 1), (1, 128), (0.0, 128)]
 )
 def test_a_burst_has_as_many_calls_as_can_be_told_from_noise_and_from_the_first(claimed_ns, calls):
-    assert count_burst_calls(claimed_ns, "cpu", replace(OVERHEAD, request=1_000.0)) == calls
+    assert count_burst_calls(claimed_ns, "cpu", replace(OVERHEAD, request=1_000.0), LARGE) == calls
 
 
 def test_a_burst_on_a_cpu_is_long_beside_its_request():
-    calls = count_burst_calls(50_000, "cpu", OVERHEAD)
+    calls = count_burst_calls(50_000, "cpu", OVERHEAD, LARGE)
     assert OVERHEAD.request <= REQUEST_SHARE["cpu"] * calls * 50_000 < 1.1 * OVERHEAD.request
     quick = replace(OVERHEAD, processors=replace(OVERHEAD, request=20_000.0))
-    assert count_burst_calls(50_000, "cpu", quick) == calls // 5
+    assert count_burst_calls(50_000, "cpu", quick, LARGE) == calls // 5
 
 
-def test_a_burst_on_a_gpu_is_long_enough_to_leave_its_start_behind():
-    assert count_burst_calls(10_000, "cuda", OVERHEAD) == BURST_NS["cuda"] // 10_000
+@pytest.mark.parametrize("device_type", ["cpu", "cuda"])
+def test_a_burst_is_long_enough_to_leave_its_start_behind(device_type):
+    short = replace(OVERHEAD, request=1_000.0)
+    assert count_burst_calls(50_000, device_type, short, 1 << 10) == BURST_NS[device_type] // 50_000
+
+
+def test_a_burst_on_a_cpu_is_not_longer_for_that_than_its_caches_hold():
+    short = replace(OVERHEAD, request=1_000.0)
+    assert count_burst_calls(50_000, "cpu", short, BURST_BYTES["cpu"] // 20) == 20
 
 
 def test_a_burst_has_a_call_in_each_place(open_timer):
