@@ -28,18 +28,47 @@ from flashinfer_bench.examine.compare.measuring import Measuring, Pairing, measu
 from flashinfer_bench.examine.compare.ratios import LOOKS, decide, ratio_of_pairs
 from flashinfer_bench.timing.between_workers import default_spread, learned_spread, sum_squares
 
-KERNELS = {"cuda": (33, 1, 0.02, (1 << 14, 1 << 18)), "cpu": (25, 2, 0.05, (1 << 14,))}
-"""Kind → steps of the kernel, steps more of its twin, the threshold, and the elements that are timed: 3 % on a GPU, 8 %
-on a CPU, where so few elements are the work of one thread."""
+KERNELS = {"triton": (8000, 250, 0.02, (1 << 14, 1 << 18)), "chain": (33, 1, 0.02, (1 << 14, 1 << 18))}
+CPU_KERNEL = (25, 2, 0.05, (1 << 14,))
+"""Steps of the kernel, steps more of its twin, the threshold, and the elements that are timed: 3 % on a GPU, 8 % on a
+CPU, where so few elements are the work of one thread. On a GPU a step is a multiplication in a Triton kernel, or one
+kernel of a chain that torch launches: a worker for a chain needs a context that feeds the GPU fast, which every other
+one does."""
 SPREADS = ((0.0045, 0.02, 1.03), (0.01, 0.02, 1.03), (0.03, 0.02, 1.03), (0.03, 0.05, 1.08), (0.05, 0.05, 1.08))
 """Standard deviation of a pair's ratio, threshold, slower twin: what is simulated where nothing is recorded."""
 NAME = "chain"
 
 
-def make_set(steps: int, sizes: Sequence[int]) -> TraceSet:
-    """Return a set with one definition: some steps that add one."""
+TRITON = """import torch
+import triton
+import triton.language as tl
+
+@triton.jit
+def kernel(x, y, one, count, STEPS: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + at, mask=at < count)
+    for _ in range(STEPS):
+        value = value * one
+    tl.store(y + at, value + 1, mask=at < count)
+
+def run(x, y):
+    kernel[(triton.cdiv(x.numel(), 512),)](x, y, 1.0, x.numel(), STEPS={steps}, BLOCK=512)
+"""
+CHAIN = """import torch
+
+def run(x, y):
+    torch.add(x, 1, out=y)
+    for _ in range({steps} - 1):
+        y.add_(1)
+    for _ in range({idle}):
+        y.add_(0)
+"""
+
+
+def make_set(added: int, sizes: Sequence[int]) -> TraceSet:
+    """Return a set with one definition, which adds a number in steps of one."""
     tensor = {"shape": ["count"], "dtype": "float32"}
-    body = f"    y = x + 1\n    for _ in range({steps - 1}):\n        y = y + 1\n    return y\n"
+    body = f"    y = x + 1\n    for _ in range({added - 1}):\n        y = y + 1\n    return y\n"
     definition = Definition.model_validate(
         {
             "name": NAME,
@@ -58,19 +87,20 @@ def make_set(steps: int, sizes: Sequence[int]) -> TraceSet:
     return TraceSet(definitions={NAME: definition}, solutions={NAME: []}, workloads=workloads)
 
 
-def make_solution(name: str, steps: int, idle: int) -> Solution:
-    """Return a solution that takes `idle` steps more than it needs: these add nothing."""
-    source = (
-        f"# {name}\nimport torch\n\ndef run(x, y):\n    torch.add(x, 1, out=y)\n"
-        f"    for _ in range({steps - 1}):\n        y.add_(1)\n    for _ in range({idle}):\n        y.add_(0)\n"
-    )
+def make_solution(name: str, kernel: str, steps: int, idle: int) -> Solution:
+    """Return a solution that takes `idle` steps more than it needs, which change nothing.
+
+    Those of a Triton kernel with the same steps are the same to the byte, so that it is compiled once.
+    """
+    is_triton = kernel == "triton"
+    source = TRITON.format(steps=steps + idle) if is_triton else f"# {name}\n{CHAIN.format(steps=steps, idle=idle)}"
     return Solution.model_validate(
         {
             "name": name,
             "definition": NAME,
             "author": "benchmark",
             "spec": {
-                "language": "python",
+                "language": "triton" if is_triton else "python",
                 "target_hardware": ["any"],
                 "entry_point": "main.py::run",
                 "destination_passing_style": True,
@@ -80,13 +110,13 @@ def make_solution(name: str, steps: int, idle: int) -> Solution:
     )
 
 
-def make_pairings(count: int, steps: int, more: int) -> list[Pairing]:
+def make_pairings(count: int, kernel: str, steps: int, more: int) -> list[Pairing]:
     """Return comparisons of a solution with copies and with slower twins."""
-    one = make_solution("one", steps, 0)
+    one = make_solution("one", kernel, steps, 0)
     found = []
     for number in range(count):
-        found.append(Pairing(one, make_solution(f"copy {number}", steps, 0), f"copy {number}"))
-        found.append(Pairing(one, make_solution(f"twin {number}", steps, more), f"twin {number}"))
+        found.append(Pairing(one, make_solution(f"copy {number}", kernel, steps, 0), f"copy {number}"))
+        found.append(Pairing(one, make_solution(f"twin {number}", kernel, steps, more), f"twin {number}"))
     return found
 
 
@@ -124,12 +154,17 @@ def describe_workers(rows: Sequence[Row], kind: str) -> dict[str, object]:
 def run(args: argparse.Namespace) -> dict[str, object]:
     """Measure."""
     device = discover_devices([args.device] if args.device else None)[0]
-    steps, more, threshold, sizes = KERNELS[device.kind]
-    pairings = make_pairings(args.comparisons, steps, more)
+    kernel = args.kernel if device.kind == "cuda" else "chain"
+    steps, more, threshold, sizes = KERNELS[kernel] if device.kind == "cuda" else CPU_KERNEL
+    pairings = make_pairings(args.comparisons, kernel, steps, more)
     wanted = Measuring(threshold, args.budget)
     config = BenchmarkConfig.default(devices=["cpu" if device.kind == "cpu" else device.uuid])
     comparison = measure(
-        make_set(steps, sizes), pairings, config, wanted, tell=lambda line: print(line, file=sys.stderr)
+        make_set(1 if kernel == "triton" else steps, sizes),
+        pairings,
+        config,
+        wanted,
+        tell=lambda line: print(line, file=sys.stderr),
     )
     copies = [row for row in comparison.rows if row.label.startswith("copy")]
     twins = [row for row in comparison.rows if row.label.startswith("twin")]
@@ -188,6 +223,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--comparisons", type=int, default=10, help="with copies, and as many with twins")
     parser.add_argument("--device")
+    parser.add_argument("--kernel", choices=sorted(KERNELS), default="triton", help="on a GPU")
     parser.add_argument("--budget", type=float, default=300.0, help="seconds for all of them")
     parser.add_argument("--output", help="write the spreads there, too")
     parser.add_argument("--simulate", action="store_true")

@@ -106,7 +106,6 @@ class WorkerPool:
         """The worker that holds a reference maps nothing of the session's."""
         self._gpu_index = hello.gpu_index
         self.stock = Stock(self._spawn, self._retire_spare, on_ready=on_ready, limits=StockLimits(hello.device))
-        self.stock.is_held = self._is_ending_one
 
     def __enter__(self) -> WorkerPool:
         return self
@@ -207,8 +206,6 @@ class WorkerPool:
             self.stock.settle()
         self.finish_ending()
         self._finish_spares()
-        if self._hello.device == "cuda":
-            self.stock.tend()
 
     def make_room(self) -> None:
         """End the spares that a GPU has no memory for, now that a solution is to get what it needs."""
@@ -325,10 +322,6 @@ class WorkerPool:
             self._gpu_index = None  # CUDA counts this machine's GPUs in another way: they are named by UUID from now on
         worker.begin_end()
         self._ending_spares.append(worker)
-
-    def _is_ending_one(self) -> bool:
-        """Whether a context is ending, whose end will be waited for: the driver makes and ends them one by one."""
-        return self._hello.device == "cuda" and any(not worker.has_ended for worker in self._ending)
 
     def _reap(self) -> None:
         """Clean up behind the workers that have ended."""

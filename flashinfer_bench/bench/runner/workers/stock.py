@@ -128,8 +128,7 @@ class Stock:
         limits: how many there may be.
         now: monotonic seconds.
 
-    `best_chain_ns` is the shortest `Clock.chain_gap_ns` that was seen. While `is_held` says so, no spare is started but
-    one that somebody waits for.
+    `best_chain_ns` is the shortest `Clock.chain_gap_ns` that was seen.
     """
 
     def __init__(
@@ -147,7 +146,6 @@ class Stock:
         self._limits = limits
         self._now = now
         self.best_chain_ns: int | None = None
-        self.is_held: Callable[[], bool] = lambda: False
         self._spares: list[Spare] = []
         self._wanted: list[SolutionFiles] = []
         self._has_started = False
@@ -193,7 +191,7 @@ class Stock:
         for spare in unwanted:
             if spare.solution is not UNKNOWN_SOLUTION or len(self._spares) + len(missing) > room:
                 self._drop(spare)
-        if self._has_failed or self.is_held():
+        if self._has_failed:
             return
         starting = sum(not spare.worker.is_ready for spare in self._spares)
         may_start = max(0, self._limits.starting(is_first=not self._has_started) - starting)

@@ -365,17 +365,6 @@ def test_a_worker_whose_work_is_done_is_let_go_unless_its_end_has_to_be_waited_f
     assert made[0].is_reaped
 
 
-def test_no_spare_is_started_on_a_gpu_while_the_end_of_a_worker_is_awaited(open_pool):
-    pool, made, _ = open_pool(room=3, device="cuda")
-    pool.worker_for(ONE)
-    pool.let_go()
-    pool.expect([TWO, THREE])
-    assert len(made) == 1  # the driver makes and ends contexts one after the other
-    assert pool.worker_for(TWO)[0] is made[1]  # somebody waits for this one
-    pool.quiesce()
-    assert for_whom(made) == ["two", "three"]
-
-
 @pytest.mark.parametrize(
     ("free", "total", "most"),
     [(140 << 30, 141 << 30, MOST_SPARES), (30 << 30, 40 << 30, 3), (2 << 30, 141 << 30, 1), (0, 24 << 30, 1)],
