@@ -68,7 +68,7 @@ const fibReport = (() => {
   // What a row of tables says below its count: why solutions failed, or why those that passed have no time.
   function remark(passed, latency, failure, quick) {
     const told = failure || (quick ? "quick look" : passed && latency === null ? "no time that counts" : "");
-    return told ? el("small", { class: "range remark" }, name(told)) : null;
+    return told ? el("small", { class: "range" }, name(told)) : null;
   }
 
   function status(word) {

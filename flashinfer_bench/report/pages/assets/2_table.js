@@ -8,7 +8,7 @@ fibReport.table = (() => {
   const classes = (column) => [column.number ? "number" : "", column.kind || ""].filter(Boolean).join(" ") || null;
 
   // columns: {label, value(row) to sort by, cell(row) to show, number, hint, optional: left out where no row has a value,
-  // kind: "wide" is not shown on a phone, "control" is not printed}; sort: {column, down}, which stands before optional ones.
+  // kind: "wide" is not shown on a phone, "control" is not printed, "tight" breaks long names early}; sort: {column, down}, which stands before optional ones.
   function table({ caption, columns: all, rows, sort, empty }) {
     const columns = all.filter((column) => !column.optional || rows.some((row) => !absent(column.value(row))));
     let order = sort || null;

@@ -65,7 +65,7 @@ fibReport.charts = (() => {
       const place = plot.cursor.idx;
       if (place === null || place === undefined) return;
       const told = lines.filter((line) => line.y[place] !== null && line.y[place] !== undefined)
-        .map((line) => [fibReport.name(line.name), ` ${showY(line.y[place])}; `]);
+        .map((line, index) => [index ? "; " : "", fibReport.name(line.name), ` ${showY(line.y[place])}`]);
       readout.replaceChildren(`${describe ? describe(place) : `${xLabel} ${showX(x[place])}`}: `, ...told.flat());
     }
     requestAnimationFrame(() => {

@@ -46,8 +46,8 @@ fibReport.overview = (() => {
       caption: "Latency: median over the passed workloads; speed-up over the reference: geometric mean", rows, empty: "No solution fits the filters.", sort: { column: 1, down: false },
       columns: [
         { label: "Pick", hint: "pick two to compare them", kind: "control", cell: (row) => fibReport.compare.box(row[ROW.id], row[ROW.name]) },
-        { label: "Definition", kind: "wide", value: (row) => row[ROW.definition], cell: (row) => link(`#/definition/${row[ROW.did]}`, row[ROW.definition]) },
-        { label: "Solution", value: (row) => row[ROW.name], cell: (row) => [link(`#/solution/${row[ROW.id]}`, row[ROW.name]), row[ROW.name].includes(row[ROW.definition]) ? null : el("small", { class: "range narrow" }, "for ", name(row[ROW.definition])), several ? el("small", { class: "range" }, "on ", name(row[ROW.hardware])) : null] },
+        { label: "Definition", kind: "wide tight", value: (row) => row[ROW.definition], cell: (row) => link(`#/definition/${row[ROW.did]}`, row[ROW.definition]) },
+        { label: "Solution", kind: "tight", value: (row) => row[ROW.name], cell: (row) => [link(`#/solution/${row[ROW.id]}`, row[ROW.name]), row[ROW.name].includes(row[ROW.definition]) ? null : el("small", { class: "range narrow" }, "for ", name(row[ROW.definition])), several ? el("small", { class: "range" }, "on ", name(row[ROW.hardware])) : null] },
         { label: "Author", kind: "wide", value: (row) => row[ROW.author], cell: (row) => name(row[ROW.author]) },
         { label: "Passed", number: true, down: true, value: (row) => row[ROW.passed] / row[ROW.judged], cell: (row) => el("span", { class: row[ROW.passed] === row[ROW.judged] ? "good" : "bad" }, `${row[ROW.passed]}/${row[ROW.judged]}`, remark(row[ROW.passed], row[ROW.latency], row[ROW.failure], row[ROW.quick])) },
         { label: "Latency", number: true, hint: "median over the passed workloads", value: (row) => row[ROW.latency], cell: (row) => time(row[ROW.latency]) },

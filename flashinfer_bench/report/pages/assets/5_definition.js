@@ -59,7 +59,7 @@ fibReport.definition = (() => {
         caption: `Solutions on ${chosen || "no hardware"}`, rows: ordered, empty: "There is no verdict on this definition yet.",
         columns: [
           { label: "Pick", hint: "pick two to compare them", kind: "control", cell: (item) => fibReport.compare.box(item.id, item.name) },
-          { label: "Chart", kind: "control", cell: (item) => el("input", { type: "checkbox", "aria-label": `Draw ${item.name}`, checked: drawn.includes(item), onchange: () => toggle(item) }) },
+          { label: "Chart", kind: "control wide", cell: (item) => el("input", { type: "checkbox", "aria-label": `Draw ${item.name}`, checked: drawn.includes(item), onchange: () => toggle(item) }) },
           { label: "Solution", value: (item) => item.name, cell: (item) => link(`#/solution/${item.id}`, item.name) },
           { label: "Author", kind: "wide", value: (item) => item.author, cell: (item) => name(item.author) },
           { label: "Passed", number: true, down: true, value: passed, cell: (item) => el("span", { class: passed(item) === item.rows.length ? "good" : "bad" }, `${passed(item)}/${item.rows.length}`, remark(passed(item), latency(item), failure(item))) },
