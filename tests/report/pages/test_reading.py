@@ -60,6 +60,8 @@ def test_the_best_of_an_author_is_that_of_one_kind_of_hardware(usual, visit):
     assert page.locator("caption >> nth=0").inner_text().endswith(f"on {HARDWARE[2]}")
     page = visit(usual).open("#/")
     assert page.locator("caption >> nth=0").inner_text().endswith(f"on {HARDWARE[0]}")  # most verdicts are of it
+    page = visit(usual).open("#/leaderboard")
+    assert page.locator("caption >> nth=0").inner_text() == f"Authors on {HARDWARE[2]}"
 
 
 def test_times_that_do_not_count_are_told_as_such(long, visit):

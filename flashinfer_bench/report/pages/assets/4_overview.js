@@ -110,7 +110,7 @@ fibReport.overview = (() => {
       el("p", null, "Authors are ranked by their share of the fastest: of each workload the lowest latency of anybody over the author's, and 0 where the author did not pass. No baseline can inflate it. Score, speed-up, win rate and fast_p are against ", name(against), ": where that is slow, they are high."),
       hardware.length ? el("form", { class: "filters" }, el("label", null, "Hardware ", pick)) : null,
       table({
-        caption: "Authors", rows, sort: { column: 1, down: true }, empty: "No whole verdict is there; quick looks are not ranked.", columns,
+        caption: `Authors on ${chosen}`, rows, sort: { column: 1, down: true }, empty: "No whole verdict is there; quick looks are not ranked.", columns,
       }),
       rows.length ? fibReport.more(false, "What the columns mean", el("dl", null, columns.filter((column) => column.hint).flatMap((column) => [el("dt", null, column.label), el("dd", null, column.hint)]))) : null,
       untimed.length ? el("p", { class: "quiet" }, "Nothing to compare: ", untimed.map((author, index) => [index ? ", " : "", name(author)]).flat(), ". No time counts, as under Triton's interpreter, or the baseline has none.") : null,
