@@ -118,6 +118,19 @@ def test_parquet_loads_with_the_same_dtypes(small, tmp_path):
     assert str(table["timestamp"].dtype) == "datetime64[ns, UTC]"
 
 
+def test_csv_loads_with_the_dtypes_that_are_asked_for(small):
+    pandas = pytest.importorskip("pandas", reason="the extra `export` brings pandas")
+    small.traces["double"].append(make_trace(workload=make_workload("w3"), solution="NA", latency_ms=1.0))
+    text = io.StringIO(newline="")
+    write_export(text, "csv", small, small.traces["double"])
+    text.seek(0)
+    asked = {column.name: frame.DTYPES_OF_FRAMES[column.kind] for column in COLUMNS if column.kind != "time"}
+    table = pandas.read_csv(text, keep_default_na=False, na_values=[""], dtype=asked)
+    assert {name: str(table[name].dtype) for name in asked} == asked
+    made = small.to_dataframe().replace("", None)  # CSV does not tell an empty text from an absent one
+    assert all(table[name].equals(made[name]) for name in asked)
+
+
 def test_without_pandas_the_error_names_the_extra(small):
     with pytest.raises(ConfigError, match=r"flashinfer-bench\[export\]"):
         frame.import_export_library("no_such_library")

@@ -1,6 +1,7 @@
 """Sets that reports are made of: a usual one with four kinds of hardware, and a hostile one."""
 
 from flashinfer_bench.data import TraceSet
+from flashinfer_bench.report.pages.site import write_site
 from tests.kit import make_definition, make_evaluation, make_solution, make_trace, make_workload
 
 HARDWARE = ("NVIDIA H100 80GB HBM3", "NVIDIA H200", "NVIDIA B200", "odd device")
@@ -16,6 +17,8 @@ ATTACKS = (
     "__proto__",
     "../../../etc/passwd",
     "javascript:alert(6)",
+    "line one\n{{constructor.constructor('alert(7)')()}}\r\n<%= 7*7 %>",
+    "<svg/onload=alert(8)><animate onbegin=alert(9) attributeName=x dur=1s>",
     "x" * 1_000_000,
 )
 
@@ -85,3 +88,34 @@ def hostile_set():
             make_trace(definition=attack, workload=make_workload("w"), solution=attack, evaluation=passed),
         ]
     return TraceSet(definitions=definitions, solutions=solutions, traces=traces)
+
+
+def long_set():
+    """Make a set with names as long as they are in use, times that mean nothing, and two kinds of hardware."""
+    name = "moe_fp8_block_scale_ds_routing_topk8_ng8_kg4_e32_h7168_i2048"
+    names = [f"{author}_{name}" for author in ("cuda", "plain", "interpreted")]
+    nothing = {"measurement": {"meaningful": False, "reason": "Triton's interpreter ran it", "method": "wall"}}
+    traces = [
+        make_trace(
+            definition=name,
+            workload=at(size),
+            solution=solution,
+            evaluation=evaluation(size / 100, hardware=place, roofline={}, **(nothing if solution == names[2] else {})),
+        )
+        for solution in names
+        for place in HARDWARE[:2]
+        for size in SIZES
+    ]
+    failed = {"status": "INCORRECT_NUMERICAL", "log": "AssertionError: no\n", "environment": {"hardware": HARDWARE[0]}}
+    traces.append(make_trace(definition=name, workload=at(9), solution=names[1], evaluation=make_evaluation(**failed)))
+    return TraceSet(
+        definitions={name: make_definition(name, op_type="moe")},
+        solutions={name: [make_solution(item, definition=name, author=item.split("_")[0]) for item in names]},
+        traces={name: traces},
+    )
+
+
+def write_pages(folder, trace_set):
+    """Write the pages of a whole set, and return their folder."""
+    write_site(folder, trace_set, [item for part in trace_set.traces.values() for item in part], title="A set")
+    return folder

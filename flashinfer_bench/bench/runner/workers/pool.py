@@ -207,6 +207,12 @@ class WorkerPool:
         self.finish_ending()
         self._finish_spares()
 
+    def settle(self) -> bool:
+        """Wait until no spare is starting; say whether any was."""
+        was_starting = self.stock.is_starting
+        self.stock.settle()
+        return was_starting
+
     def make_room(self) -> None:
         """End the spares that a GPU has no memory for, now that a solution is to get what it needs."""
         if self._hello.device != "cuda":

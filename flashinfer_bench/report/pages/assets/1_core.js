@@ -39,21 +39,24 @@ const fibReport = (() => {
   // A name may break behind its signs, so that its words stay whole.
   const name = (text) => el("bdi", null, String(text).split(/(?<=[_\-/.:])/).flatMap((part, at) => (at ? [el("wbr"), part] : [part])));
   const link = (href, text) => el("a", { href }, name(text));
-  const more = (summary, ...children) => el("details", null, el("summary", null, summary), ...children);
+  const more = (open, summary, ...children) => el("details", { open }, el("summary", null, summary), ...children);
 
-  function time(ms) {
+  // What was measured has three digits, so that a column reads evenly; ticks and counts have no zeros at their end.
+  function time(ms, show = measured) {
     if (ms === null || ms === undefined) return "–";
     const [value, unit] = ms >= 1000 ? [ms / 1000, "s"] : ms >= 1 ? [ms, "ms"] : [ms * 1000, "µs"];
-    return `${digits(value)} ${unit}`;
+    return `${show(value)}\u00a0${unit}`;
   }
-  function digits(value) {
+  function digits(value, least = 1) {
     if (value === null || value === undefined) return "–";
     const size = Math.abs(value);
     if (size !== 0 && (size < 0.001 || size >= 1e6)) return value.toExponential(2);
-    return value.toLocaleString("en", { maximumSignificantDigits: size >= 1000 ? 4 : 3 });
+    return value.toLocaleString("en", { minimumSignificantDigits: least, maximumSignificantDigits: size >= 1000 ? 4 : 3 });
   }
-  const times = (ratio) => (ratio === null || ratio === undefined ? "–" : `${digits(ratio)}×`);
-  const percent = (share) => (share === null || share === undefined ? "–" : `${Math.round(share * 1000) / 10} %`);
+  const measured = (value) => digits(value, 3);
+  const tick = (ms) => time(ms, digits);
+  const times = (ratio) => (ratio === null || ratio === undefined ? "–" : `${measured(ratio)}×`);
+  const percent = (share) => (share === null || share === undefined ? "–" : `${(share * 100).toFixed(share === 0 || share === 1 ? 0 : 1)}\u00a0%`);
   const range = (low, high, show) => (low === null || high === null || low === undefined ? "" : `${show(low)} to ${show(high)}`);
 
   // A number with its interval below it, where there is one.
@@ -62,9 +65,15 @@ const fibReport = (() => {
     return el("span", null, text, told ? el("small", { class: "range" }, told) : null);
   }
 
+  // What a row of tables says below its count: why solutions failed, or why those that passed have no time.
+  function remark(passed, latency, failure, quick) {
+    const told = failure || (quick ? "quick look" : passed && latency === null ? "no time that counts" : "");
+    return told ? el("small", { class: "range" }, name(told)) : null;
+  }
+
   function status(word) {
     return el("span", { class: `status ${word === "PASSED" ? "good" : "bad"}` }, word);
   }
 
-  return { keep, load, kept, el, name, link, more, time, digits, times, percent, range, withRange, status };
+  return { keep, load, kept, el, name, link, more, time, tick, digits, times, percent, range, withRange, remark, status };
 })();

@@ -4,14 +4,19 @@ fibReport.table = (() => {
   const { el } = fibReport;
   const FIRST_ROWS = 100;
 
-  // columns: {label, value(row) to sort by, cell(row) to show, number, hint}; sort: {column, down}.
-  function table({ caption, columns, rows, sort, empty, onrow }) {
+  const absent = (item) => item === null || item === undefined || item === "";
+  const classes = (column) => [column.number ? "number" : "", column.kind || ""].filter(Boolean).join(" ") || null;
+
+  // columns: {label, value(row) to sort by, cell(row) to show, number, hint, optional: left out where no row has a value,
+  // kind: "wide" is not shown on a phone, "control" is not printed, "tight" breaks long names early}; sort: {column, down}, which stands before optional ones.
+  function table({ caption, columns: all, rows, sort, empty }) {
+    const columns = all.filter((column) => !column.optional || rows.some((row) => !absent(column.value(row))));
     let order = sort || null;
     let shown = FIRST_ROWS;
     const body = el("tbody");
     const heads = columns.map((column, index) => {
       const button = el("button", { type: "button", title: column.hint, onclick: () => sortBy(index) }, column.label);
-      return el("th", { scope: "col", class: column.number ? "number" : null }, column.value ? button : column.label);
+      return el("th", { scope: "col", class: classes(column) }, column.value ? button : column.label);
     });
     const rest = el("button", { type: "button", class: "rest", onclick: () => { shown = rows.length; draw(); } });
 
@@ -24,7 +29,6 @@ fibReport.table = (() => {
       if (!order) return rows;
       const { value } = columns[order.column];
       const sign = order.down ? -1 : 1;
-      const absent = (item) => item === null || item === undefined || item === "";
       return [...rows].sort((first, second) => {
         const [one, two] = [value(first), value(second)];
         if (absent(one) || absent(two)) return absent(one) - absent(two);
@@ -36,11 +40,7 @@ fibReport.table = (() => {
         if (order && order.column === index) head.setAttribute("aria-sort", order.down ? "descending" : "ascending");
         else head.removeAttribute("aria-sort");
       });
-      body.replaceChildren(...sorted().slice(0, shown).map((row) => {
-        const line = el("tr", null, columns.map((column) => el("td", { class: column.number ? "number" : null }, column.cell(row))));
-        if (onrow) onrow(line, row);
-        return line;
-      }));
+      body.replaceChildren(...sorted().slice(0, shown).map((row) => el("tr", null, columns.map((column) => el("td", { class: classes(column) }, column.cell(row))))));
       rest.textContent = `Show all ${rows.length} rows`;
       rest.hidden = rows.length <= shown;
     }

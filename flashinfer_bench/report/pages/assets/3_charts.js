@@ -1,8 +1,9 @@
 // The charts: latency over an axis, the roofline, fast_p. Each has its numbers in a table of the page too.
 "use strict";
 fibReport.charts = (() => {
-  const { el, time, digits } = fibReport;
+  const { el, time, tick, digits } = fibReport;
   const COLOURS = 8;
+  const plots = new Set();
   const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const colour = (index) => style(`--series-${index % COLOURS}`);
 
@@ -14,7 +15,7 @@ fibReport.charts = (() => {
   }
   function axis(label, show, size, isLog) {
     return {
-      label, stroke: style("--ink"), grid: { stroke: style("--grid"), width: 1 }, ticks: { stroke: style("--line") },
+      label, stroke: () => style("--ink"), grid: { stroke: () => style("--grid"), width: 1 }, ticks: { stroke: () => style("--line") },
       font: "12px system-ui", labelFont: "12px system-ui", labelSize: 22, size, space: 42, filter: isLog ? tell : undefined,
       values: (_, splits) => splits.map((split) => (split === null ? "" : show(split))),
     };
@@ -27,15 +28,16 @@ fibReport.charts = (() => {
   }
 
   // lines: {name, y: values at x, low, high, dots: no line between}. x rises, and may hold one value several times.
-  function draw({ label, x, lines, xLabel, yLabel, showX, showY, logX, logY, describe }) {
+  // tickY shows a value at the axis, showY one that was measured.
+  function draw({ label, x, lines, xLabel, yLabel, showX, showY, tickY = showY, logX, logY, describe }) {
     const readout = el("p", { class: "readout" }, "Point at the chart to read its values.");
     const host = el("div", { class: "chart", role: "img", "aria-label": label });
     const legend = el("ul", { class: "legend" }, lines.map((line, index) =>
       el("li", null, el("span", { class: `swatch series-${index % COLOURS}` }), fibReport.name(line.name))));
     const figure = el("figure", null, el("figcaption", null, label), host, legend, readout);
     const series = lines.map((line, index) => ({
-      label: String(index), stroke: colour(index), width: line.dots ? 0 : 1.5, spanGaps: true, dash: index >= 4 ? [6, 4] : undefined,
-      paths: line.dots ? () => null : undefined, points: { show: !line.plain, size: 6, fill: colour(index) },
+      label: String(index), stroke: () => colour(index), width: line.dots ? 0 : 1.5, spanGaps: true, dash: index >= 4 ? [6, 4] : undefined,
+      paths: line.dots ? () => null : undefined, points: { show: !line.plain, size: 6, fill: () => colour(index) },
     }));
     const ys = lines.flatMap((line) => [...line.y, ...(line.low || []), ...(line.high || [])]).filter((value) => value > 0);
     const [lowY, highY] = bounds(ys);
@@ -63,7 +65,7 @@ fibReport.charts = (() => {
       const place = plot.cursor.idx;
       if (place === null || place === undefined) return;
       const told = lines.filter((line) => line.y[place] !== null && line.y[place] !== undefined)
-        .map((line) => [fibReport.name(line.name), ` ${showY(line.y[place])}; `]);
+        .map((line, index) => [index ? "; " : "", fibReport.name(line.name), ` ${showY(line.y[place])}`]);
       readout.replaceChildren(`${describe ? describe(place) : `${xLabel} ${showX(x[place])}`}: `, ...told.flat());
     }
     requestAnimationFrame(() => {
@@ -74,9 +76,10 @@ fibReport.charts = (() => {
           x: { time: false, distr: logX ? 3 : 1, range: [lowX, highX] },
           y: { distr: logY ? 3 : 1, range: logY ? [lowY, highY] : [0, 1.02] },
         },
-        axes: [axis(xLabel, showX, 34, logX), axis(yLabel, showY, 64, logY)], series: [{}, ...series],
+        axes: [axis(xLabel, showX, 34, logX), axis(yLabel, tickY, 64, logY)], series: [{}, ...series],
         hooks: { draw: [drawIntervals], setCursor: [read] },
       }, [x, ...lines.map((line) => line.y)], host);
+      plots.add(plot);
       new ResizeObserver(() => plot.setSize({ width: width(), height: 320 })).observe(host);
     });
     return figure;
@@ -95,7 +98,7 @@ fibReport.charts = (() => {
     const axisName = data.axes[axisIndex];
     return draw({
       label: `Latency over ${axisName}, lower is better; bars are 95 % intervals`, lines, x: order.map((index) => data.workloads[index][1][axisIndex]),
-      xLabel: axisName, yLabel: "latency", showX: digits, showY: time, logX: true, logY: true,
+      xLabel: axisName, yLabel: "latency", showX: digits, showY: time, tickY: tick, logX: true, logY: true,
       describe: (place) => data.axes.map((name, index) => `${name}=${data.workloads[order[place]][1][index]}`).join(" "),
     });
   }
@@ -123,9 +126,14 @@ fibReport.charts = (() => {
     });
   }
 
+  // Colours are read anew: the theme is another.
+  function redraw() {
+    for (const plot of plots) if (plot.root.isConnected) plot.redraw(); else plots.delete(plot);
+  }
+
   function fastP(p, rows) {
     const lines = rows.slice(0, COLOURS).map((row) => ({ name: row.author, y: row.fast_p }));
-    return draw({ label: "fast_p: share of workloads passed and faster than p times the baseline", lines, x: p, xLabel: "p", yLabel: "share", showX: digits, showY: (value) => digits(value) });
+    return draw({ label: "Share of an author's workloads that passed and took less than 1 / p of the baseline's time", lines, x: p, xLabel: "p: times the speed of the baseline", yLabel: "share of workloads", showX: digits, showY: (value) => digits(value) });
   }
-  return { latency, roofline, fastP, COLOURS };
+  return { latency, roofline, fastP, redraw, COLOURS };
 })();

@@ -1,7 +1,7 @@
 // The overview, the leaderboard, and the search over both.
 "use strict";
 fibReport.overview = (() => {
-  const { el, link, name, time, times, percent, withRange, table, digits } = fibReport;
+  const { el, link, name, time, times, percent, withRange, remark, table, digits } = fibReport;
   const ROW = { id: 0, name: 1, did: 2, definition: 3, author: 4, hardware: 5, passed: 6, judged: 7, latency: 8, speedup: 9, low: 10, high: 11, share: 12, failure: 13, quick: 14 };
   const distinct = (rows, place) => [...new Set(rows.map((row) => row[place]))].sort();
 
@@ -10,7 +10,9 @@ fibReport.overview = (() => {
     return el("label", null, `${label} `, field);
   }
 
-  function matrix(data, rows) {
+  // Of one kind of hardware: numbers of two are not compared, so there is no best of both.
+  function matrix(data, all, hardware) {
+    const rows = all.filter((row) => row[ROW.hardware] === hardware);
     const authors = distinct(rows, ROW.author);
     const best = new Map();
     for (const row of rows) {
@@ -35,23 +37,22 @@ fibReport.overview = (() => {
         };
       })];
     const judged = new Set(rows.map((row) => row[ROW.did]));
-    return table({ caption: "Passed workloads, and speed-up over the reference, of each author's best solution", columns, rows: data.definitions.filter((item) => judged.has(item[0])), empty: "No verdict fits the filters." });
+    return table({ caption: `Passed workloads, and speed-up over the reference, of each author's best solution on ${hardware}`, columns, rows: data.definitions.filter((item) => judged.has(item[0])), empty: "No verdict fits the filters." });
   }
 
   function solutions(rows) {
+    const several = distinct(rows, ROW.hardware).length > 1;
     return table({
       caption: "Latency: median over the passed workloads; speed-up over the reference: geometric mean", rows, empty: "No solution fits the filters.", sort: { column: 1, down: false },
       columns: [
-        { label: "Compare", cell: (row) => fibReport.compare.box(row[ROW.id], row[ROW.name]) },
-        { label: "Definition", value: (row) => row[ROW.definition], cell: (row) => link(`#/definition/${row[ROW.did]}`, row[ROW.definition]) },
-        { label: "Solution", value: (row) => row[ROW.name], cell: (row) => link(`#/solution/${row[ROW.id]}`, row[ROW.name]) },
-        { label: "Author", value: (row) => row[ROW.author], cell: (row) => name(row[ROW.author]) },
-        { label: "Passed", number: true, down: true, value: (row) => row[ROW.passed] / row[ROW.judged], cell: (row) => el("span", { class: row[ROW.passed] === row[ROW.judged] ? "good" : "bad" }, `${row[ROW.passed]}/${row[ROW.judged]}`) },
+        { label: "Pick", hint: "pick two to compare them", kind: "control", cell: (row) => fibReport.compare.box(row[ROW.id], row[ROW.name]) },
+        { label: "Definition", kind: "wide tight", value: (row) => row[ROW.definition], cell: (row) => link(`#/definition/${row[ROW.did]}`, row[ROW.definition]) },
+        { label: "Solution", kind: "tight", value: (row) => row[ROW.name], cell: (row) => [link(`#/solution/${row[ROW.id]}`, row[ROW.name]), row[ROW.name].includes(row[ROW.definition]) ? null : el("small", { class: "range narrow" }, "for ", name(row[ROW.definition])), several ? el("small", { class: "range" }, "on ", name(row[ROW.hardware])) : null] },
+        { label: "Author", kind: "wide", value: (row) => row[ROW.author], cell: (row) => name(row[ROW.author]) },
+        { label: "Passed", number: true, down: true, value: (row) => row[ROW.passed] / row[ROW.judged], cell: (row) => el("span", { class: row[ROW.passed] === row[ROW.judged] ? "good" : "bad" }, `${row[ROW.passed]}/${row[ROW.judged]}`, remark(row[ROW.passed], row[ROW.latency], row[ROW.failure], row[ROW.quick])) },
         { label: "Latency", number: true, hint: "median over the passed workloads", value: (row) => row[ROW.latency], cell: (row) => time(row[ROW.latency]) },
         { label: "Speed-up", number: true, down: true, hint: "geometric mean over the passed workloads, with its 95 % interval", value: (row) => row[ROW.speedup], cell: (row) => withRange(times(row[ROW.speedup]), row[ROW.low], row[ROW.high], times) },
-        { label: "Roofline", number: true, down: true, hint: "share of the roofline", value: (row) => row[ROW.share], cell: (row) => percent(row[ROW.share]) },
-        { label: "Fails with", value: (row) => row[ROW.failure], cell: (row) => row[ROW.failure] || (row[ROW.quick] ? "quick look" : "") },
-        { label: "Hardware", value: (row) => row[ROW.hardware], cell: (row) => name(row[ROW.hardware]) },
+        { label: "Roofline", optional: true, number: true, down: true, hint: "share of the roofline", value: (row) => row[ROW.share], cell: (row) => percent(row[ROW.share]) },
       ],
     });
   }
@@ -67,16 +68,19 @@ fibReport.overview = (() => {
       (!words || `${row[ROW.name]} ${row[ROW.definition]} ${row[ROW.author]}`.toLowerCase().includes(words)));
     const set = (key) => (value) => { const next = new URLSearchParams(query); if (value) next.set(key, value); else next.delete(key); go(`#/?${next}`); };
     const filter = el("input", { type: "search", value: query.get("q") || "", id: "filter", onchange: () => set("q")(filter.value) });
+    const held = distinct(rows, ROW.hardware);
+    const count = (place) => rows.filter((row) => row[ROW.hardware] === place).reduce((sum, row) => sum + row[ROW.judged], 0);
+    const most = held.reduce((one, two) => (one === null || count(two) > count(one) ? two : one), null);
     const passed = rows.reduce((sum, row) => sum + row[ROW.passed], 0);
     const judged = rows.reduce((sum, row) => sum + row[ROW.judged], 0);
     return [
       el("h1", null, "Overview"),
-      el("p", { class: "figures" }, `${data.definitions.length} definitions, ${new Set(rows.map((row) => row[ROW.id])).size} solutions, ${judged} verdicts, ${percent(judged ? passed / judged : null)} passed`),
+      el("p", { class: "figures" }, `${data.definitions.length} definitions, ${new Set(rows.map((row) => row[ROW.id])).size} solutions, ${judged} verdicts, ${percent(judged ? passed / judged : null)} passed`, held.length === 1 ? [", on ", name(held[0])] : null),
       el("form", { class: "filters", onsubmit: (event) => { event.preventDefault(); set("q")(filter.value); } },
         el("label", null, "Filter ", filter), select("Hardware", hardware, chosen.hw, set("hw")), select("Op type", opTypes, chosen.op, set("op")),
         select("Author", distinct(data.solutions, ROW.author), chosen.author, set("author")), select("Verdict", ["passed", "failed"], chosen.state, set("state"))),
-      hardware.length > 1 && !chosen.hw ? el("p", { class: "note" }, "Several kinds of hardware are shown. Compare only numbers of one: choose it above.") : null,
-      el("h2", null, "Definitions and authors"), matrix(data, rows),
+      hardware.length > 1 && !chosen.hw ? el("p", { class: "note" }, "There are several kinds of hardware, and numbers of two are not to be compared: choose one above.") : null,
+      el("h2", null, "Definitions and authors"), matrix(data, rows, most),
       el("h2", null, "Solutions"), solutions(rows),
       el("p", { class: "quiet" }, "Small figures below a number are its 95 % interval. It holds for a re-run in a new worker on the same machine."),
     ];
@@ -86,30 +90,34 @@ fibReport.overview = (() => {
     const hardware = [...new Set(data.ranking.map((row) => row.hardware))].sort();
     const chosen = hardware.includes(query.get("hw")) ? query.get("hw") : hardware[0];
     const rows = data.ranking.filter((row) => row.hardware === chosen);
+    const timed = rows.filter((row) => row.compared > 0);
+    const untimed = rows.filter((row) => row.passed && !row.compared).map((row) => row.author);
     const against = data.baseline ? `the solutions of ${data.baseline}` : "the reference";
     const number = (label, hint, value, cell) => ({ label, hint, number: true, down: true, value, cell });
     const pick = el("select", { id: "hardware", onchange: () => go(`#/leaderboard?${new URLSearchParams({ hw: pick.value })}`) }, hardware.map((item) => el("option", { value: item, selected: item === chosen }, item)));
+    const columns = [
+      { label: "Author", value: (row) => row.author, cell: (row) => link(`#/?${new URLSearchParams({ author: row.author })}`, row.author) },
+      number("Share of fastest", "mean over all definitions, of the mean over workloads, of the lowest latency of anybody over the author's; 0 for what the author did not pass", (row) => row.fastest_share, (row) => percent(row.fastest_share)),
+      number("Score", "mean over definitions of the mean speed-up of the best solution; 0 where it failed a workload", (row) => row.score, (row) => times(row.score)),
+      number("Speed-up", "geometric mean over the compared workloads, with its 95 % interval", (row) => row.speedup && row.speedup.value, (row) => (row.speedup ? withRange(times(row.speedup.value), row.speedup.low, row.speedup.high, times) : "–")),
+      number("Win rate", "share of the compared workloads that are faster than the baseline", (row) => row.win_rate, (row) => percent(row.win_rate)),
+      { optional: true, ...number("Roofline", "share of the roofline, geometric mean of the passed workloads whose cost is known", (row) => row.roofline_share, (row) => percent(row.roofline_share)) },
+      number("Passed", "passed workloads of the best solutions", (row) => row.passed / row.workloads, (row) => `${row.passed}/${row.workloads}`),
+      number("Definitions", "definitions with a verdict", (row) => row.definitions, (row) => digits(row.definitions)),
+    ];
     return [
       el("h1", null, "Leaderboard"),
       el("p", null, "Authors are ranked by their share of the fastest: of each workload the lowest latency of anybody over the author's, and 0 where the author did not pass. No baseline can inflate it. Score, speed-up, win rate and fast_p are against ", name(against), ": where that is slow, they are high."),
       hardware.length ? el("form", { class: "filters" }, el("label", null, "Hardware ", pick)) : null,
       table({
-        caption: "Authors", rows, sort: { column: 1, down: true }, empty: "No whole verdict is there; quick looks are not ranked.",
-        columns: [
-          { label: "Author", value: (row) => row.author, cell: (row) => link(`#/?${new URLSearchParams({ author: row.author })}`, row.author) },
-          number("Share of fastest", "mean over all definitions, of the mean over workloads, of the lowest latency of anybody over the author's; 0 for what the author did not pass", (row) => row.fastest_share, (row) => percent(row.fastest_share)),
-          number("Score", "mean over definitions of the mean speed-up of the best solution; 0 where it failed a workload", (row) => row.score, (row) => times(row.score)),
-          number("Speed-up", "geometric mean over the compared workloads, with its 95 % interval", (row) => row.speedup && row.speedup.value, (row) => (row.speedup ? withRange(times(row.speedup.value), row.speedup.low, row.speedup.high, times) : "–")),
-          number("Win rate", "share of the compared workloads that are faster than the baseline", (row) => row.win_rate, (row) => percent(row.win_rate)),
-          number("Roofline", "share of the roofline, geometric mean of the passed workloads whose cost is known", (row) => row.roofline_share, (row) => percent(row.roofline_share)),
-          number("Passed", "passed workloads of the best solutions", (row) => row.passed / row.workloads, (row) => `${row.passed}/${row.workloads}`),
-          number("Definitions", "definitions with a verdict", (row) => row.definitions, (row) => digits(row.definitions)),
-        ],
+        caption: `Authors on ${chosen}`, rows, sort: { column: 1, down: true }, empty: "No whole verdict is there; quick looks are not ranked.", columns,
       }),
-      rows.length ? el("h2", null, "fast_p") : null,
-      rows.length ? fibReport.charts.fastP(data.p, rows) : null,
-      rows.length ? fibReport.more("fast_p as a table", table({
-        caption: "fast_p", rows, columns: [{ label: "Author", value: (row) => row.author, cell: (row) => name(row.author) },
+      rows.length ? fibReport.more(false, "What the columns mean", el("dl", null, columns.filter((column) => column.hint).flatMap((column) => [el("dt", null, column.label), el("dd", null, column.hint)]))) : null,
+      untimed.length ? el("p", { class: "quiet" }, "Nothing to compare: ", untimed.map((author, index) => [index ? ", " : "", name(author)]).flat(), ". No time counts, as under Triton's interpreter, or the baseline has none.") : null,
+      timed.length ? el("h2", null, "fast_p") : null,
+      timed.length ? fibReport.charts.fastP(data.p, timed) : null,
+      timed.length ? fibReport.more(false, "fast_p as a table", table({
+        caption: "fast_p", rows: timed, columns: [{ label: "Author", value: (row) => row.author, cell: (row) => name(row.author) },
           ...data.p.map((p, index) => number(`> ${p}`, null, (row) => row.fast_p[index], (row) => percent(row.fast_p[index])))],
       })) : null,
     ];

@@ -1,7 +1,7 @@
 // The page of a definition.
 "use strict";
 fibReport.definition = (() => {
-  const { el, link, name, time, times, percent, withRange, table, range, digits } = fibReport;
+  const { el, link, name, time, times, percent, withRange, remark, table, digits } = fibReport;
   const POINT = { workload: 0, status: 1, latency: 2, low: 3, high: 4, speedup: 5, share: 6, ranked: 7 };
 
   function code(pieces, label) {
@@ -16,6 +16,8 @@ fibReport.definition = (() => {
     return sorted.length ? (sorted[Math.ceil(middle) - 1] + sorted[Math.floor(middle)]) / 2 : null;
   }
   const speed = (item) => { const found = item.rows.filter((row) => row[POINT.speedup] > 0); return found.length ? Math.exp(found.reduce((sum, row) => sum + Math.log(row[POINT.speedup]), 0) / found.length) : null; };
+  const latency = (item) => median(item.rows.map((row) => row[POINT.latency]).filter((value) => value !== null));
+  const failure = (item) => (item.rows.find((row) => row[POINT.status] !== "PASSED") || [])[POINT.status];
   const passed = (item) => item.rows.filter((row) => row[POINT.status] === "PASSED").length;
 
   function bestOf(data, series) {
@@ -56,13 +58,13 @@ fibReport.definition = (() => {
       table({
         caption: `Solutions on ${chosen || "no hardware"}`, rows: ordered, empty: "There is no verdict on this definition yet.",
         columns: [
-          { label: "Compare", cell: (item) => fibReport.compare.box(item.id, item.name) },
-          { label: "Chart", cell: (item) => el("input", { type: "checkbox", "aria-label": `Draw ${item.name}`, checked: drawn.includes(item), onchange: () => toggle(item) }) },
+          { label: "Pick", hint: "pick two to compare them", kind: "control", cell: (item) => fibReport.compare.box(item.id, item.name) },
+          { label: "Chart", kind: "control wide", cell: (item) => el("input", { type: "checkbox", "aria-label": `Draw ${item.name}`, checked: drawn.includes(item), onchange: () => toggle(item) }) },
           { label: "Solution", value: (item) => item.name, cell: (item) => link(`#/solution/${item.id}`, item.name) },
-          { label: "Author", value: (item) => item.author, cell: (item) => name(item.author) },
-          { label: "Passed", number: true, down: true, value: passed, cell: (item) => el("span", { class: passed(item) === item.rows.length ? "good" : "bad" }, `${passed(item)}/${item.rows.length}`) },
-          { label: "Latency", number: true, value: (item) => median(item.rows.map((row) => row[2]).filter((value) => value !== null)), cell: (item) => time(median(item.rows.map((row) => row[2]).filter((value) => value !== null))) },
-          { label: "Speed-up", number: true, down: true, value: speed, cell: (item) => times(speed(item)) },
+          { label: "Author", kind: "wide", value: (item) => item.author, cell: (item) => name(item.author) },
+          { label: "Passed", number: true, down: true, value: passed, cell: (item) => el("span", { class: passed(item) === item.rows.length ? "good" : "bad" }, `${passed(item)}/${item.rows.length}`, remark(passed(item), latency(item), failure(item))) },
+          { label: "Latency", number: true, hint: "median over the passed workloads", value: latency, cell: (item) => time(latency(item)) },
+          { label: "Speed-up", number: true, down: true, hint: "over the reference: geometric mean over the passed workloads", value: speed, cell: (item) => times(speed(item)) },
         ],
       }),
       drawn.length && data.axes.length ? el("h2", null, "Latency by workload") : null,
@@ -76,10 +78,10 @@ fibReport.definition = (() => {
           { label: "Fastest", value: (row) => row.first.item.name, cell: (row) => link(`#/solution/${row.first.item.id}`, row.first.item.name) },
           { label: "Latency", number: true, value: (row) => row.first.row[2], cell: (row) => withRange(time(row.first.row[2]), row.first.row[3], row.first.row[4], time) },
           { label: "Speed-up", number: true, down: true, value: (row) => row.first.row[5], cell: (row) => times(row.first.row[5]) },
-          { label: "Roofline", number: true, down: true, value: (row) => row.first.row[6], cell: (row) => percent(row.first.row[6]) },
+          { label: "Roofline", optional: true, number: true, down: true, hint: "share of the roofline", value: (row) => row.first.row[6], cell: (row) => percent(row.first.row[6]) },
           { label: "Ties", hint: "their intervals meet that of the fastest: which is faster cannot be told", value: (row) => row.ties.length, cell: (row) => el("span", null,
             row.ties.slice(0, 3).map(({ item }, at) => [at ? ", " : "", link(`#/solution/${item.id}`, item.name)]).flat(), row.ties.length > 3 ? ` and ${row.ties.length - 3} more` : "") },
-          { label: "Of", number: true, value: (row) => row.of, cell: (row) => digits(row.of) },
+          { label: "Passed by", number: true, hint: "how many solutions passed with a time that counts", value: (row) => row.of, cell: (row) => digits(row.of) },
         ],
       }),
       text.missing ? null : el("section", null,

@@ -3,6 +3,9 @@
 fibReport.solution = (() => {
   const { el, link, name, time, times, percent, withRange, table, more, status } = fibReport;
 
+  // The workload of a verdict; on a phone its hardware stands below it.
+  const place = (verdict, several) => el("span", { title: verdict.w }, name(verdict.axes || verdict.w), several ? el("small", { class: "range narrow" }, "on ", name(verdict.hardware)) : null);
+
   function show(data, overview) {
     const meanings = new Map(overview.flags);
     const flags = new Map();
@@ -11,36 +14,37 @@ fibReport.solution = (() => {
     const logs = data.logs.map((log, index) => [log, data.verdicts.filter((verdict) => verdict.log === index)]);
     return [
       el("h1", null, name(data.name)),
-      el("p", { class: "figures" }, "by ", link(`#/?${new URLSearchParams({ author: data.author })}`, data.author), " for ", link(`#/definition/${data.d}`, data.definition), " ", fibReport.compare.box(data.id, data.name, "compare")),
+      el("p", { class: "figures" }, "by ", link(`#/?${new URLSearchParams({ author: data.author })}`, data.author), " for ", link(`#/definition/${data.d}`, data.definition), " ", fibReport.compare.box(data.id, data.name, "pick to compare")),
       data.missing ? el("p", { class: "note" }, "The set does not have this solution; only its traces are here.") : null,
       data.description ? el("p", { class: "text" }, data.description) : null,
       data.facts ? el("dl", null, data.facts.map(([key, value]) => [el("dt", null, key), el("dd", null, name(value))]).flat()) : null,
       el("h2", null, "Verdicts"),
       table({
         caption: "Verdicts by workload", rows: data.verdicts, columns: [
-          { label: "Workload", value: (row) => row.axes, cell: (row) => el("span", { title: row.w }, name(row.axes || row.w)) },
-          ...(several ? [{ label: "Hardware", value: (row) => row.hardware, cell: (row) => name(row.hardware) }] : []),
+          { label: "Workload", value: (row) => row.axes, cell: (row) => place(row, several) },
+          ...(several ? [{ label: "Hardware", kind: "wide", value: (row) => row.hardware, cell: (row) => name(row.hardware) }] : []),
           { label: "Verdict", value: (row) => row.status, cell: (row) => el("span", null, status(row.status), row.reason ? el("small", { class: "range" }, name(row.reason)) : null) },
           { label: "Latency", number: true, value: (row) => row.n[0], cell: (row) => withRange(time(row.n[0]), row.n[1], row.n[2], time) },
           { label: "Reference", number: true, value: (row) => row.n[3], cell: (row) => time(row.n[3]) },
           { label: "Speed-up", number: true, down: true, value: (row) => row.n[4], cell: (row) => times(row.n[4]) },
-          { label: "Roofline", number: true, down: true, value: (row) => row.n[5], cell: (row) => percent(row.n[5]) },
-          { label: "Flags", value: (row) => row.flags.length, cell: (row) => el("span", null, row.flags.map((flag) => el("span", { class: "chip", title: meanings.get(flag) || null }, name(flag)))) },
-          { label: "Measurement", cell: (row) => more("details", el("dl", null, [...row.details, ["hardware", row.hardware], ["versions", row.libs], ["when", row.when], ["workload", row.w]].map(([key, value]) => [el("dt", null, key), el("dd", null, name(value))]).flat())) },
+          { label: "Roofline", optional: true, hint: "share of the roofline", number: true, down: true, value: (row) => row.n[5], cell: (row) => percent(row.n[5]) },
+          { label: "Flags", optional: true, value: (row) => row.flags.length || null, cell: (row) => el("span", null, row.flags.map((flag) => el("span", { class: "chip", title: meanings.get(flag) || null }, name(flag)))) },
+          { label: "Measurement", kind: "control", cell: (row) => more(false, "details", el("dl", null, [...row.details, ["hardware", row.hardware], ["versions", row.libs], ["when", row.when], ["workload", row.w]].map(([key, value]) => [el("dt", null, key), el("dd", null, name(value))]).flat())) },
         ],
       }),
       flags.size ? el("h2", null, "Flags") : null,
       flags.size ? el("dl", null, [...flags].map(([flag, count]) => [el("dt", null, name(flag)), el("dd", null, `${count} of ${data.verdicts.length}: ${meanings.get(flag) || "no meaning is known"}`)]).flat()) : null,
+      logs.length ? el("h2", null, "Logs") : null,
+      logs.map(([log, verdicts], index) => more(!index && verdicts.some((verdict) => verdict.status !== "PASSED"), `${verdicts.length} × ${verdicts[0] ? verdicts[0].status : ""}: ${verdicts.slice(0, 3).map((verdict) => verdict.axes || verdict.w).join("; ")}`, el("pre", { tabindex: "0", role: "region", "aria-label": "Log" }, log))),
       el("h2", null, "Sources"),
       data.sources.length ? data.sources.map(([path, pieces]) => [el("h3", null, name(path)), fibReport.definition.code(pieces, path)]).flat() : el("p", { class: "quiet" }, "The set does not have the sources."),
-      logs.length ? el("h2", null, "Logs") : null,
-      logs.map(([log, verdicts]) => more(`${verdicts.length} × ${verdicts[0] ? verdicts[0].status : ""}: ${verdicts.slice(0, 3).map((verdict) => verdict.axes || verdict.w).join("; ")}`, el("pre", { tabindex: "0", role: "region", "aria-label": "Log" }, log))),
     ].flat();
   }
-  return { show };
+  return { show, place };
 })();
 fibReport.compare = (() => {
   const { el, link, name, time, times, table, withRange } = fibReport;
+  const { place } = fibReport.solution;
   const picked = new Map();
   const THRESHOLD = 0.02; // the smallest difference of interest
 
@@ -55,11 +59,12 @@ fibReport.compare = (() => {
   function box(id, label, text) {
     const input = el("input", { type: "checkbox", class: "compare", "aria-label": `Compare ${label}`, checked: picked.has(id), onchange: () => {
       if (input.checked) picked.set(id, label); else picked.delete(id);
-      if (picked.size > 2) { const [oldest] = picked.keys(); picked.delete(oldest); for (const other of document.querySelectorAll("input.compare")) if (other.dataset.id === oldest) other.checked = false; }
+      if (picked.size > 2) picked.delete(picked.keys().next().value);
+      for (const other of document.querySelectorAll("input.compare")) other.checked = picked.has(other.dataset.id); // a row for each kind of hardware
       draw();
     } });
     input.dataset.id = id;
-    return text ? el("label", null, input, ` ${text}`) : input;
+    return text ? el("label", { class: "pick" }, input, ` ${text}`) : input;
   }
 
   // The rule of report/decision.py; a test holds both together. Half an interval is that of the logarithm.
@@ -71,7 +76,7 @@ fibReport.compare = (() => {
     if (reach < Math.abs(mean) && Math.abs(mean) > edge) return mean > 0 ? "slower" : "faster";
     return "cannot tell yet";
   }
-  const inWords = (decision) => (decision === "same" ? `same within ${100 * THRESHOLD} %` : decision);
+  const inWords = (decision) => (decision === "same" ? `same within ${100 * THRESHOLD}\u00a0%` : decision);
   function ratioOf(pairs) {
     const logs = pairs.map(([one, two]) => Math.log(two[0] / one[0]));
     const centre = logs.reduce((sum, value) => sum + value, 0) / logs.length;
@@ -94,26 +99,26 @@ fibReport.compare = (() => {
     const timed = rows.filter((row) => row.told);
     const kinds = new Set(timed.map((row) => row.one.hardware));
     const several = new Set(rows.map((row) => row.one.hardware)).size > 1;
-    const whole = timed.length && kinds.size === 1 ? ratioOf(timed.map((row) => [row.one.n, row.two.n])) : null;
+    const wholes = [...kinds].map((place) => [place, timed.filter((row) => row.one.hardware === place)]).map(([place, own]) => [place, own.length, ratioOf(own.map((row) => [row.one.n, row.two.n]))]);
+    const decided = ([place, count, whole]) => el("p", { class: "decision" }, kinds.size > 1 ? [name(place), ": "] : null, el("strong", null, `B is ${inWords(whole.decision)}`), `: it takes ${times(whole.ratio)} the time of A `, whole.low === null ? "" : `(95\u00a0% interval ${times(whole.low)} to ${times(whole.high)}) `, count > 1 ? `over ${count} workloads that both passed` : "on the one workload that both passed");
     const why = (verdict) => (verdict.status === "PASSED" && !verdict.ranked ? "passed, its time does not count" : verdict.status);
     const verdict = (row) => (row.told ? inWords(row.told.decision) : row.other && row.one.ranked && row.two.ranked ? `not comparable: other ${row.other}` : `${why(row.one)} / ${why(row.two)}`);
     return [
       el("h1", null, "Compare"),
       el("p", null, "A: ", link(`#/solution/${first.id}`, first.name), el("br"), "B: ", link(`#/solution/${second.id}`, second.name)),
       first.d !== second.d ? el("p", { class: "note" }, "These are solutions of different definitions. There is nothing to compare.") : null,
-      whole ? el("p", { class: "decision" }, el("strong", null, `B is ${inWords(whole.decision)}`), `: it takes ${times(whole.ratio)} the time of A `, whole.low === null ? "" : `(95 % interval ${times(whole.low)} to ${times(whole.high)}) `, `over ${timed.length} workloads that both passed`) : null,
-      kinds.size > 1 ? el("p", { class: "note" }, "There are several kinds of hardware, so there is no figure for all workloads.") : null,
+      wholes.map(decided),
       table({
         caption: "Workloads that both were judged on", rows, empty: "No workload was judged for both on the same hardware.", columns: [
-          { label: "Workload", value: (row) => row.one.axes, cell: (row) => el("span", { title: row.one.w }, name(row.one.axes || row.one.w)) },
-          ...(several ? [{ label: "Hardware", value: (row) => row.one.hardware, cell: (row) => name(row.one.hardware) }] : []),
-          { label: "A", number: true, value: (row) => row.one.n[0], cell: (row) => withRange(time(row.one.n[0]), row.one.n[1], row.one.n[2], time) },
-          { label: "B", number: true, value: (row) => row.two.n[0], cell: (row) => withRange(time(row.two.n[0]), row.two.n[1], row.two.n[2], time) },
-          { label: "B / A", number: true, down: true, value: (row) => row.told && row.told.ratio, cell: (row) => (row.told ? withRange(times(row.told.ratio), row.told.low, row.told.high, times) : "–") },
+          { label: "Workload", value: (row) => row.one.axes, cell: (row) => place(row.one, several) },
+          ...(several ? [{ label: "Hardware", kind: "wide", value: (row) => row.one.hardware, cell: (row) => name(row.one.hardware) }] : []),
           { label: "B is", value: verdict, cell: (row) => verdict(row) },
+          { label: "B / A", number: true, down: true, value: (row) => row.told && row.told.ratio, cell: (row) => (row.told ? withRange(times(row.told.ratio), row.told.low, row.told.high, times) : "–") },
+          { label: "A", number: true, hint: "latency of A", value: (row) => row.one.n[0], cell: (row) => withRange(time(row.one.n[0]), row.one.n[1], row.one.n[2], time) },
+          { label: "B", number: true, hint: "latency of B", value: (row) => row.two.n[0], cell: (row) => withRange(time(row.two.n[0]), row.two.n[1], row.two.n[2], time) },
         ],
       }),
-      el("p", { class: "quiet" }, "B / A: the time of B over that of A, with its 95 % interval by what was recorded. “Same within 2 %”: the whole interval lies within it. “Faster”, “slower”: it leaves out 1, and the ratio is beyond 2 %. “Cannot tell yet”: measure both in turn with ", el("code", null, "flashinfer-bench compare"), "."),
+      el("p", { class: "quiet" }, "A, B: the latency of each with its interval. B / A: the time of B over that of A, with its 95\u00a0% interval by what was recorded. “Same within 2\u00a0%”: the whole interval lies within it. “Faster”, “slower”: it leaves out 1, and the ratio is beyond 2\u00a0%. “Cannot tell yet”: measure both in turn with ", el("code", null, "flashinfer-bench compare"), "."),
     ];
   }
   return { box, show, draw, decide };

@@ -21,7 +21,7 @@
     throw new Error("there is no such page");
   }
   const title = document.title;
-  async function route(keepPlace) {
+  async function route() {
     const own = ++turn;
     const [path, query] = location.hash.replace(/^#/, "").split("?");
     let shown;
@@ -30,12 +30,12 @@
     if (own !== turn) return;
     const [heading, parts] = shown;
     document.title = `${heading} – ${title}`;
-    main.replaceChildren(...parts.filter(Boolean));
+    main.replaceChildren(...parts.flat().filter(Boolean));
     main.dataset.page = path || "/";
     for (const item of document.querySelectorAll("nav a")) {
       if (item.hash === `#${path || "/"}`) item.setAttribute("aria-current", "page"); else item.removeAttribute("aria-current");
     }
-    if (!keepPlace) scrollTo(0, 0);
+    scrollTo(0, 0);
     const { made, version } = fibReport.kept.get("overview") || {};
     document.getElementById("foot").textContent = made ? `Made ${made} by flashinfer-bench ${version}.` : "";
   }
@@ -51,7 +51,7 @@
     const next = document.documentElement.dataset.theme === "dark" ? "light" : "dark";
     setTheme(next);
     remember(next);
-    route(true);
+    fibReport.charts.redraw();
   });
   setTheme(recall() || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light"));
 
@@ -79,6 +79,19 @@
     if (event.key === "/" && !/^(input|select|textarea)$/i.test(document.activeElement.tagName)) { search.focus(); event.preventDefault(); }
   });
   document.getElementById("skip").addEventListener("click", (event) => { event.preventDefault(); main.focus(); });
-  addEventListener("hashchange", () => { close(); route(false); });
-  route(false);
+  addEventListener("hashchange", () => { close(); route(); });
+  // Paper is white, and nobody can open a log on it.
+  let chosen = null;
+  addEventListener("beforeprint", () => {
+    chosen = document.documentElement.dataset.theme;
+    document.documentElement.dataset.theme = "light";
+    for (const item of main.querySelectorAll(":scope > details:not([open])")) { item.open = true; item.dataset.closed = ""; }
+    fibReport.charts.redraw();
+  });
+  addEventListener("afterprint", () => {
+    setTheme(chosen || "light");
+    for (const item of main.querySelectorAll("details[data-closed]")) { item.open = false; delete item.dataset.closed; }
+    fibReport.charts.redraw();
+  });
+  route();
 })();
