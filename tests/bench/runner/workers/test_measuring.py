@@ -298,3 +298,26 @@ def test_a_measurement_ends_where_its_context_matters(open_kernel, monkeypatch):
         kernel._tools = replace(kernel._tools, excess_gap_ns=lambda worker: 150 if worker is kernel.worker else 0)
         with pytest.raises(SlowContext):
             kernel.measure([[X]])
+
+
+@pytest.mark.parametrize(
+    ("waits_inside", "was_starting", "taken", "asked"),
+    [(True, True, 3, 1), (True, False, 2, 1), (False, True, 2, 0)],
+    ids=["it waits, beside a context", "it waits, alone", "it does not wait"],
+)
+def test_a_call_that_waits_for_the_gpu_is_timed_while_no_context_is_made(
+    open_kernel, monkeypatch, waits_inside, was_starting, taken, asked
+):
+    questions, trials = [], []
+    with open_kernel(HONEST["value"], plan=READ) as kernel:
+        kernel._tools = replace(kernel._tools, settle=lambda: questions.append(True) or was_starting)
+        take = kernel._take_trial
+
+        def take_one(remote, known, **how):
+            trials.append(take(remote, known, **how))
+            return replace(trials[-1], facts={**trials[-1].facts, "waits_inside": waits_inside})
+
+        monkeypatch.setattr(kernel, "_take_trial", take_one)
+        measured = kernel.measure([[X], [X + 1]])
+    assert (len(trials), len(questions), len(measured.trials)) == (taken, asked, 2)
+    assert all(is_right(read) for reads in kernel.reads for read in reads)
