@@ -118,7 +118,6 @@ def _check(twin: Solution, uuid: str, folder: Path, args: argparse.Namespace) ->
     if code != 1 or "the failure shows" not in told:
         return "", f"repro.py ended with {code}: {told[-1000:]}"
     seen = "judge" if not facts["compares"] else "recorded" if "when it was judged" in told else "now"
-    (folder / "got.safetensors").unlink(missing_ok=True)
     _take_reference(folder, facts)
     code, told = python.run(folder)
     return seen, f"with the reference it ended with {code}: {told[-1000:]}" if code else None

@@ -29,6 +29,7 @@ from flashinfer_bench.cli.screen.tables import (
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.data.store.drafts.draft import Draft
 from flashinfer_bench.data.store.jsonl import write_whole
+from flashinfer_bench.data.store.layout import DEFINITIONS
 from flashinfer_bench.errors import Fault, Misuse
 from flashinfer_bench.examine.compare.comparison import ComparedSides, Row
 from flashinfer_bench.examine.compare.documents import (
@@ -54,6 +55,7 @@ def execute(args: argparse.Namespace) -> int:
     if args.budget is not None and args.budget <= 0:
         raise Misuse("--budget: needs seconds above 0")
     threshold = args.threshold or args.fail_if_slower or THRESHOLD
+    _check_order(args)
     named = open_trace_set(args) if is_set_named(args, os.environ) else None
     first, second = find_sides((args.first, args.second), named, read_hints(args))
     _tell_drafts(args, named, [one.draft for one in (first, second) if one.draft is not None])
@@ -65,6 +67,17 @@ def execute(args: argparse.Namespace) -> int:
     slower = comparison.slower_than(args.fail_if_slower) if args.fail_if_slower else []
     _write(args, comparison, slower)
     return FAILED if slower or comparison.is_failed else RAN
+
+
+def _check_order(args: argparse.Namespace) -> None:
+    """Refuse a set that is named before the two sides: its place is behind them.
+
+    Raises:
+        Misuse: it is.
+    """
+    is_first = (Path(args.first) / DEFINITIONS).is_dir() and not Path(args.second).exists()
+    if is_first and args.local and not Path(args.local[0]).exists():
+        raise Misuse(f"{args.first} is a set: name it behind the two sides: {args.second} {args.local[0]} {args.first}")
 
 
 def _refuse_measuring_flags(args: argparse.Namespace) -> None:

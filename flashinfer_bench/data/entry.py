@@ -166,7 +166,8 @@ def _keeps_arguments(decorator: ast.expr) -> bool:
 
 def _check_arity(solution: Solution, arity: Arity, definition: Definition) -> Iterator[str]:
     inputs, outputs = len(definition.inputs), len(definition.outputs)
-    ways = {True: f"{inputs} inputs and {outputs} outputs to write into", False: f"{inputs} inputs"}
+    given = f"{inputs} input{'s' * (inputs != 1)}"
+    ways = {True: f"{given} and {outputs} output{'s' * (outputs != 1)} to write into", False: f"{given} alone"}
     counts = {True: inputs + outputs, False: inputs}
     declared = solution.spec.declared_style
     styles = [declared] if declared is not None else [True, False]

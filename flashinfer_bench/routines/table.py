@@ -24,5 +24,6 @@ def find_routine(name: str) -> Routine:
         Misuse: there is none. The message has the nearest name.
     """
     if name not in ROUTINES:
-        raise Misuse(f"unknown routine {name}{did_you_mean(name, ROUTINES)}; known: {', '.join(ROUTINES)}")
+        hint = did_you_mean(name, ROUTINES) or f"; known: {', '.join(ROUTINES)}"
+        raise Misuse(f"unknown routine {name}{hint}")
     return ROUTINES[name]

@@ -185,6 +185,21 @@ def test_a_uuid_that_is_short_and_wrong_is_called_wrong(trace_set):
     assert message.startswith("workloads: the trace set has no workload 'w2'; it has aaaa-1, aaaa-2")
 
 
+def test_a_wrong_uuid_beside_a_solution_is_told_with_those_of_its_definition(trace_set):
+    message = refusal(trace_set, workloads=["zzzz"], solutions=["b1"])
+    assert message == "workloads: the trace set has no workload 'zzzz'; it has aaaa-1, cccc-1"
+
+
+def test_a_wrong_solution_is_told_with_those_of_the_chosen_definitions(trace_set):
+    message = refusal(trace_set, definitions=["gemm_a"], solutions=["zzzz"])
+    assert message == "solutions: the trace set has no solution 'zzzz'; it has fast, slow"
+
+
+def test_an_author_among_the_solutions_is_told_as_one(trace_set):
+    message = refusal(trace_set, solutions=["you"])
+    assert message == "solutions: the trace set has no solution 'you'; that is an author: give it to `authors`"
+
+
 def test_an_ambiguous_or_short_start_of_a_uuid_is_refused(trace_set):
     message = refusal(trace_set, workloads=["aaaa", "bbb"]).splitlines()
     assert "it has aaaa-1, aaaa-2" in message[0]

@@ -10,7 +10,7 @@ from flashinfer_bench.cli.edit.completion import list_words
 from flashinfer_bench.cli.entry import COMMANDS
 from flashinfer_bench.cli.main import cli as main
 from flashinfer_bench.cli.perf.files import ResultFiles
-from flashinfer_bench.cli.perf.sweeps import expand_sweeps
+from flashinfer_bench.cli.perf.sweeps import describe_swept, expand_sweeps
 from flashinfer_bench.errors import Misuse
 from flashinfer_bench.routines.case.support import Platform
 from tests.cli.fake_engine import write_small_set
@@ -47,6 +47,18 @@ def test_bash_completes(capsys):
 )
 def test_sweeps(words, cases):
     assert [" ".join(case) for case in expand_sweeps(words.split())] == cases
+
+
+def test_each_case_of_a_sweep_is_told_from_the_others():
+    cases = expand_sweeps(["--batch_size", "1,8", "--enable_pdl", "--hidden_size", "64", "--sweep", "num_heads=2:4:2"])
+    assert describe_swept(cases[:2]) == ["--num_heads 2", "--num_heads 4"]
+    assert describe_swept(cases)[3] == "--batch_size 8 --num_heads 4"
+    assert describe_swept(cases[:1]) == [""]
+
+
+def test_a_misspelt_flag_of_a_sweep_is_told_with_the_nearest():
+    with pytest.raises(Misuse, match=r"^--sweep batch_siz=1,2; did you mean 'batch_size'\?$"):
+        expand_sweeps(["--sweep", "batch_siz=1,2"])
 
 
 @pytest.mark.parametrize("sweep", ["m", "m=5:1", "m=0:8:x2", "colour=1,2", "m=1:9:x1", "m=1:99999"])

@@ -4,12 +4,14 @@ import pytest
 
 from flashinfer_bench.cli.main import cli as main
 from flashinfer_bench.data import TraceSet
+from flashinfer_bench.data.store.drafts.draft import DraftHints
 from flashinfer_bench.errors import DataSetError
 from flashinfer_bench.examine.compare.comparison import ComparedSides
 from flashinfer_bench.examine.compare.sides import find_sides, pair_up
 from tests.kit import make_definition, make_evaluation, make_solution, make_trace, make_workload, write_trace_set
 
 SOURCE = "def run(x):\n    return x + x\n"
+TWO = "def run(left, right):\n    return left + right\n"
 
 
 @pytest.fixture
@@ -40,6 +42,28 @@ def test_a_source_is_of_the_definition_of_the_other_side(root, mine, other, turn
     assert {one.definition for one in solutions} == {other.removesuffix("_python")}
     draft = next(one.draft for one in sides if one.draft is not None)
     assert (draft.solution.sources[0].content, draft.found.endswith(f"(as {other})")) == (SOURCE, True)
+
+
+@pytest.mark.parametrize("words", [("double_py.py", "twice_py.py"), ("double_python", "twice_py.py")])
+def test_a_source_of_another_definition_is_told_at_once(root, tmp_path, monkeypatch, words):
+    monkeypatch.chdir(tmp_path)
+    for name in ("double_py.py", "twice_py.py"):
+        (tmp_path / name).write_text(SOURCE)
+    opened = TraceSet.from_path(root)
+    with pytest.raises(DataSetError) as refused:
+        find_sides(words, opened)
+    assert "of twice (by the name 'twice_py'); " in str(refused.value)
+    assert f"{words[0]} is of double: give two solutions of one definition" in str(refused.value)
+    (pairing,) = pair_up(*find_sides(("double_py.py", "twice_py.py"), opened, DraftHints(definition="twice")))
+    assert {pairing.first.definition, pairing.second.definition} == {"twice"}
+
+
+def test_a_source_with_the_inputs_of_another_definition_is_told_at_once(tmp_path):
+    other = make_definition("other", inputs={"left": "float32[n]", "right": "float32[n]"}, reference=TWO)
+    root = write_trace_set(tmp_path / "set", definitions=[make_definition(), other], solutions=[make_solution()])
+    (tmp_path / "mine.py").write_text("def run(left, right):\n    return left\n")
+    with pytest.raises(DataSetError, match=r"of other \(by its parameters\); double_python is of double"):
+        find_sides(("double_python", str(tmp_path / "mine.py")), TraceSet.from_path(root))
 
 
 def test_two_versions_of_a_file_are_two_sides(root, mine, tmp_path):
@@ -106,6 +130,7 @@ def test_the_command_tells_what_it_found_out_and_hands_it_to_the_measurement(roo
     [
         (["double_python", "mine.py"], "no trace set was named"),
         (["double_python", "twice_python", "--local", "set", "--entry", "run"], "--entry: neither side is a source"),
+        (["set", "double_python", "twice_python"], "behind the two sides: double_python twice_python set"),
     ],
 )
 def test_misuse_is_told(root, mine, monkeypatch, capsys, words, told):

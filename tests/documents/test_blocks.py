@@ -14,6 +14,7 @@ import yaml
 
 from flashinfer_bench.cli.entry import PERF, parse_command_line
 from flashinfer_bench.cli.perf.flags import check_outer, parse_case, split_session
+from flashinfer_bench.cli.perf.sweeps import expand_sweeps
 from flashinfer_bench.errors import Misuse
 from tests.kit.documents import CHECKOUT, PAGES, PROGRAM, SHELLS, read_blocks, read_commands
 
@@ -47,7 +48,11 @@ def check_perf(words):
     if {"-h", "--help"} & set(words):
         return
     session, rest = split_session(words)
-    check_outer(rest) if session.testlist else parse_case(rest)
+    if session.testlist:
+        check_outer(rest)
+        return
+    for case in expand_sweeps(rest):
+        parse_case(case)
 
 
 def check_command(words):

@@ -11,7 +11,7 @@ import inspect
 import operator
 import sys
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -30,6 +30,7 @@ from flashinfer_bench.bench.evaluators.selection.dsa import DSAEvaluator
 from flashinfer_bench.bench.evaluators.selection.top_k import TopKEvaluator
 from flashinfer_bench.bench.evaluators.without_context import METHODS, accept_context
 from flashinfer_bench.data import Definition
+from flashinfer_bench.data.names import nearest_name
 from flashinfer_bench.errors import ConfigError
 
 _EVALUATORS: list[type[Evaluator]] = [
@@ -47,6 +48,8 @@ _ORIGINS: dict[type[Evaluator], str] = {}
 
 OFFER: Final = "EVALUATORS"
 """Name of a module's list of the evaluators that it offers."""
+SLIP_CUTOFF: Final = 0.9
+"""A method at this similarity to one that may be overridden is a slip: a letter or two of such names differ."""
 DIGEST_LENGTH: Final = 16
 """Hexadecimal digits of a source file's sha256 that a fingerprint has."""
 
@@ -127,6 +130,19 @@ def _import_evaluators(plug_in: PlugIn) -> list[type[Evaluator]]:
     return evaluators
 
 
+def _find_slips(evaluator: type[Evaluator]) -> Iterator[tuple[str, str]]:
+    """Yield each method of a plug-in whose name is nearly that of one to override, which it leaves as it was."""
+    known = {name for owner in (Evaluator, DefaultEvaluator) for name in vars(owner) if not name.startswith("_")}
+    for name, item in vars(evaluator).items():
+        if name.startswith("_") or name in known or not isinstance(item, (classmethod, staticmethod)):
+            continue
+        meant = nearest_name(name, known, cutoff=SLIP_CUTOFF)
+        if (
+            meant is not None and meant not in vars(evaluator) and not name.startswith(meant)
+        ):  # `tolerances` is a helper
+            yield name, meant
+
+
 def _why_unusable(evaluator: Any) -> str | None:
     if not isinstance(evaluator, type) or not issubclass(evaluator, Evaluator):
         return "which is no subclass of Evaluator"
@@ -135,6 +151,8 @@ def _why_unusable(evaluator: Any) -> str | None:
     plain = [name for name in ("can_evaluate", *METHODS) if inspect.isfunction(inspect.getattr_static(evaluator, name))]
     if plain:
         return f"whose {', '.join(plain)} cannot be called on the class: write @classmethod above"
+    for name, meant in _find_slips(evaluator):
+        return f"whose {name} overrides nothing: is {meant} meant? (if not, begin the name with an underscore)"
     try:
         read_parameters(evaluator.extra_keys or {})
     except ValueError as error:

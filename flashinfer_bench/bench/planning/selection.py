@@ -96,7 +96,7 @@ def check_names(trace_set: TraceSet, config: BenchmarkConfig) -> None:
     solutions = [item for listed in trace_set.solutions.values() for item in listed]
     problems = [
         *_unknown("definitions", "definition", config.definitions, definitions),
-        *_unknown("solutions", "solution", config.solutions, [item.name for item in solutions]),
+        *_wrong_solutions(config, trace_set),
         *_unknown("op_types", "op type", config.op_types, op_types.values(), normalise_op_type),
         *_unknown("authors", "author", config.authors, [item.author for item in solutions]),
         *_wrong_uuids(config, trace_set),
@@ -125,8 +125,23 @@ def _list_some(names: Iterable[str]) -> str:
     return f"; it has {', '.join(listed[:SHOWN_NAMES])}{more}" if listed else "; it has none"
 
 
+def _wrong_solutions(config: BenchmarkConfig, trace_set: TraceSet) -> Iterator[str]:
+    """Yield a line for each unknown solution, with those of the chosen definitions; an author is told as one."""
+    solutions = [item for listed in trace_set.solutions.values() for item in listed]
+    authors = {item.author for item in solutions}
+    kept = {item.name for item in trace_set.definitions.values() if _keeps_definition(config, item)}
+    there = [item.name for item in solutions if item.definition in kept]
+    for wanted in dict.fromkeys(config.solutions or ()):
+        if wanted in authors and not any(item.name == wanted for item in solutions):
+            yield f"solutions: the trace set has no solution {wanted!r}; that is an author: give it to `authors`"
+        elif not any(item.name == wanted for item in solutions):
+            near = did_you_mean(wanted, there) or did_you_mean(wanted, [item.name for item in solutions])
+            yield f"solutions: the trace set has no solution {wanted!r}{near or _list_some(there)}"
+
+
 def _wrong_uuids(config: BenchmarkConfig, trace_set: TraceSet) -> Iterator[str]:
     definitions = [item for item in trace_set.definitions.values() if _keeps_definition(config, item)]
+    definitions = [item for item in definitions if _has_wanted(config, trace_set, item)] or definitions
     all_uuids = _uuids(trace_set, trace_set.definitions.values())
     for wanted in config.workloads or ():
         candidates = _matching(wanted, _uuids(trace_set, definitions)) or _matching(wanted, all_uuids)
@@ -137,6 +152,11 @@ def _wrong_uuids(config: BenchmarkConfig, trace_set: TraceSet) -> Iterator[str]:
         elif not candidates:
             hint = did_you_mean(wanted, all_uuids) or _list_some(_uuids(trace_set, definitions))
             yield f"workloads: the trace set has no workload {wanted!r}{hint}"
+
+
+def _has_wanted(config: BenchmarkConfig, trace_set: TraceSet, definition: Definition) -> bool:
+    """Tell whether a definition has one of the chosen solutions."""
+    return any(_keeps_solution(config, item) for item in _solutions(trace_set, definition))
 
 
 def _matching(wanted: str, uuids: Sequence[str]) -> list[str]:

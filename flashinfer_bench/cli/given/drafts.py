@@ -61,7 +61,7 @@ def read_hints(args: argparse.Namespace) -> DraftHints:
 def tell_draft(draft: Draft, trace_set: TraceSet, *, is_quiet: bool) -> None:
     """Print what was found out of a draft, unless that is not wanted, and why its entry function cannot work."""
     for line in check_entry(draft.solution, trace_set.definitions[draft.solution.definition]):
-        write_err(f"warning: {draft.path}: {line}")
+        write_err(f"warning: {draft.path}: {line.removeprefix(f'{draft.path.name}: ')}")
     if not is_quiet:
         write_err(draft.found)
 

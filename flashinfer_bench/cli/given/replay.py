@@ -23,11 +23,11 @@ def read_replay(text: str) -> list[Trace]:
     traces = load_jsonl_file(Trace, path)
     if number:
         if not 1 <= int(number) <= len(traces):
-            raise Misuse(f"--replay: {path} has {len(traces)} lines; there is no line {number}")
+            raise Misuse(f"{path} has {len(traces)} lines; there is no line {number}")
         traces = [traces[int(number) - 1]]
     judged = [trace for trace in traces if trace.evaluation is not None and trace.solution is not None]
     if not judged:
-        raise Misuse(f"--replay: {text} holds no verdict that could be judged again")
+        raise Misuse(f"{text} holds no verdict that could be judged again")
     return judged
 
 

@@ -13,7 +13,8 @@ from flashinfer_bench.cli.given.wildcards import expand_wildcards
 from flashinfer_bench.cli.screen.output import write_err
 from flashinfer_bench.data import LoadIssue, TraceSet
 from flashinfer_bench.data.entry import check_entry
-from flashinfer_bench.data.store.layout import DEFINITIONS
+from flashinfer_bench.data.names import nearest_name
+from flashinfer_bench.data.store.layout import DEFINITIONS, definition_names
 from flashinfer_bench.env import DATASET_VARIABLE
 from flashinfer_bench.errors import DataSetError, Misuse
 
@@ -29,7 +30,8 @@ def open_trace_set(args: argparse.Namespace, *, environment: Mapping[str, str] =
     for line in describe_issues(issues):
         write_err(line)
     if is_empty:
-        raise DataSetError("\n".join(_describe_empty(root) for root in trace_set.roots))
+        broken = [one.file for one in issues if one.severity == "error"]
+        raise DataSetError("\n".join(_describe_empty(root, broken) for root in trace_set.roots))
     return trace_set
 
 
@@ -39,7 +41,7 @@ def load_trace_set(args: argparse.Namespace, *, environment: Mapping[str, str] =
     opened = [_try_to_load(folder) for folder in folders]
     loaded = [found for found in opened if isinstance(found, TraceSet)]
     problems = [
-        f"{found}{_hint_of_flag(folder, loaded)}"
+        f"{found}{_hint_of_flag(folder, loaded) or _hint_of_folder(folder)}"
         for folder, found in zip(folders, opened, strict=True)
         if isinstance(found, DataSetError)
     ]
@@ -64,6 +66,16 @@ def _hint_of_flag(folder: Path, loaded: Sequence[TraceSet]) -> str:
         return f"; for the definition of that name: --definitions {word}"
     named = (item.name for trace_set in loaded for group in trace_set.solutions.values() for item in group)
     return f"; for the solution of that name: --solutions {word}" if word in named else ""
+
+
+def _hint_of_folder(folder: Path) -> str:
+    """Return the set beside a folder that is not there, if one has nearly its name."""
+    try:
+        beside = [item for item in folder.parent.iterdir() if (item / DEFINITIONS).is_dir()]
+    except OSError:
+        return ""
+    near = nearest_name(folder.name, [item.name for item in beside]) if not folder.exists() else None
+    return f"; did you mean {str(folder.parent / near)!r}?" if near is not None else ""
 
 
 def named_folders(args: argparse.Namespace, environment: Mapping[str, str]) -> list[Path]:
@@ -108,7 +120,9 @@ def has_nothing(trace_set: TraceSet) -> bool:
     return not any((trace_set.definitions, trace_set.solutions, trace_set.workloads, trace_set.traces))
 
 
-def _describe_empty(root: Path) -> str:
+def _describe_empty(root: Path, broken: Iterable[Path]) -> str:
+    if definition_names(root, broken):
+        return f"{root}: none of its definitions can be used"
     if (root.absolute().parent / DEFINITIONS).is_dir():
         return f"{root}: no definition here; did you mean {root.absolute().parent}?"
     return f"{root}: no definition here; a trace set has {DEFINITIONS}/<op_type>/<definition>.json"

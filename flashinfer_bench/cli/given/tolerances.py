@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from flashinfer_bench.bench.tolerances import find_tolerances, own_tolerance, read_own_tolerances
+from flashinfer_bench.bench.tolerances import SetTolerances, find_tolerances, own_tolerance, read_own_tolerances
 from flashinfer_bench.cli.screen.tables import count
 from flashinfer_bench.data import LoadIssue, TraceSet
-from flashinfer_bench.data.store.layout import TOLERANCES_FILE
+from flashinfer_bench.data.store.layout import TOLERANCES_FILE, definition_names
 from flashinfer_bench.errors import ConfigError
 
 
@@ -20,8 +20,12 @@ def describe_tolerances(trace_set: TraceSet) -> list[str]:
     lines = []
     for found in find_tolerances(trace_set):
         judged = "is judged" if len(found.sections) == 1 else "are judged"
-        lines.append(f"note: {found.file} says how {count(len(found.sections), 'definition')} {judged}")
-        lines += [f"warning: {found.file}: {name}: {_describe_foreign(name, trace_set)}" for name in found.unknown]
+        if found.sections:
+            lines.append(f"note: {found.file} says how {count(len(found.sections), 'definition')} {judged}")
+        lines += [
+            f"warning: {found.file}: {name}: {_describe_foreign(name, trace_set)}"
+            for name in _list_foreign(found, trace_set)
+        ]
     return [*lines, *_describe_workload_tolerances(trace_set)]
 
 
@@ -52,8 +56,15 @@ def find_tolerance_issues(trace_set: TraceSet) -> list[LoadIssue]:
             reasons = [line.removeprefix(f"{file}: ") for line in str(error).splitlines()]
             issues += [LoadIssue("error", file, None, None, reason) for reason in reasons]
             continue
-        issues += [LoadIssue("warning", file, None, name, _describe_foreign(name, trace_set)) for name in found.unknown]
+        foreign = _list_foreign(found, trace_set)
+        issues += [LoadIssue("warning", file, None, name, _describe_foreign(name, trace_set)) for name in foreign]
     return issues
+
+
+def _list_foreign(found: SetTolerances, trace_set: TraceSet) -> list[str]:
+    """Return the names of a file that its set does not have, but for definitions whose own files are broken."""
+    broken = definition_names(found.file.parent, (one.file for one in trace_set.issues if one.severity == "error"))
+    return [name for name in found.unknown if name not in broken]
 
 
 def _describe_foreign(name: str, trace_set: TraceSet) -> str:

@@ -23,7 +23,7 @@ from flashinfer_bench.cli.perf.flags import (
     read_names,
     split_session,
 )
-from flashinfer_bench.cli.perf.sweeps import expand_sweeps
+from flashinfer_bench.cli.perf.sweeps import describe_swept, expand_sweeps
 from flashinfer_bench.errors import Misuse
 from flashinfer_bench.report.verdict import to_one_line
 from flashinfer_bench.routines.case.materials import Material, make_material
@@ -47,6 +47,8 @@ class Request:
     """Its line number in the testlist."""
     text: str = ""
     """Its line of the testlist, unchanged."""
+    swept: str = ""
+    """The flags that tell it from the other cases of a sweep."""
     ignored: list[str] = field(default_factory=list)
     """Flags of the session in the line. They have no effect there."""
     problem: str | None = None
@@ -87,7 +89,8 @@ def read_requests(rest: Sequence[str], testlist: str | None, place: Platform) ->
             cannot be read or is empty.
     """
     if testlist is None:
-        requests = [Request(words) for words in expand_sweeps(rest)]
+        cases = expand_sweeps(rest)
+        requests = [Request(words, swept=swept) for words, swept in zip(cases, describe_swept(cases), strict=True)]
         for request in requests:
             _prepare(request, place)
         problems = dict.fromkeys(request.problem for request in requests if request.problem is not None)

@@ -8,6 +8,7 @@ from itertools import product
 from typing import Final
 
 from flashinfer_bench.cli.perf.flags import CASE_FLAGS
+from flashinfer_bench.data.names import did_you_mean
 from flashinfer_bench.errors import Misuse
 from flashinfer_bench.routines.table import ROUTINES
 
@@ -36,7 +37,9 @@ def expand_sweeps(words: Sequence[str]) -> list[list[str]]:
         if flag == SWEEP:
             name, _, text = (value or "").partition("=")
             if f"--{name}" not in numbers or not text:
-                raise Misuse(f"{SWEEP} {value}: write FLAG=1,16,256 or FLAG=1:4096:x2 of a flag that takes a number")
+                hint = did_you_mean(name, [one.removeprefix("--") for one in numbers - {f"--{name}"}])
+                usual = "; write FLAG=1,16,256 or FLAG=1:4096:x2 of a flag that takes a number"
+                raise Misuse(f"{SWEEP} {value}{hint if text and hint else usual}")
             varied[f"--{name}"] = _read_values(text)
         elif flag in numbers and value is not None and LIST.fullmatch(value):
             varied[flag] = value.split(",")
@@ -51,6 +54,12 @@ def expand_sweeps(words: Sequence[str]) -> list[list[str]]:
         [*fixed, *(word for flag, value in zip(varied, chosen, strict=True) for word in (flag, value))]
         for chosen in product(*varied.values())
     ]
+
+
+def describe_swept(cases: Sequence[Sequence[str]]) -> list[str]:
+    """Return for each case the flags that tell it from the others: nothing for a single one."""
+    varied = [at for at, words in enumerate(zip(*cases, strict=True)) if len(set(words)) > 1]
+    return [" ".join(f"{case[at - 1]} {case[at]}" for at in varied) for case in cases]
 
 
 def _pairs(words: Sequence[str]) -> Iterator[tuple[str, str | None, list[str]]]:

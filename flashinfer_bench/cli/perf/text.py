@@ -24,6 +24,8 @@ def introduce(request: Request, place: Platform) -> Iterator[str]:
     """Yield the lines about a case before it is run."""
     if request.text:
         yield f"[INFO] Line {request.line}: {request.text}"
+    if request.swept:
+        yield f"[INFO] Case: {request.swept}"
     if request.ignored and request.problem is None:
         yield f"[WARNING] Line {request.line}: without effect: {', '.join(request.ignored)}; {OF_THE_SESSION}"
     if request.problem is not None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -56,6 +56,11 @@ def path_part(name: str) -> str:
 def definition_path(root: Path, *, op_type: str, definition: str) -> Path:
     """Give the file of a definition."""
     return root / DEFINITIONS / path_part(op_type) / f"{path_part(definition)}.json"
+
+
+def definition_names(root: Path, files: Iterable[Path]) -> frozenset[str]:
+    """Return the names of definitions by their files' places, of those files that lie where definitions do."""
+    return frozenset(file.stem for file in files if file.is_relative_to(root / DEFINITIONS))
 
 
 def solution_path(root: Path, *, author: str, op_type: str, definition: str, solution: str) -> Path:

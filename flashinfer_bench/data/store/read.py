@@ -52,6 +52,8 @@ class FoundFiles:
     authors: dict[str, str] = field(default_factory=dict)
     """Solution name to its author."""
     issues: list[LoadIssue] = field(default_factory=list)
+    broken: frozenset[str] = frozenset()
+    """Names of the files of definitions that cannot be used: who needs one of them is not told of once more."""
 
     def leave_out(self, path: Path, reason: str) -> None:
         """Take note of something on the disk that is not read."""
@@ -74,11 +76,12 @@ def read_files(root: Path) -> FoundFiles:
     found = FoundFiles(root, find_loose(root))
     with collector_paused():
         _read_definitions(found)
+        found.broken = layout.definition_names(root, (one.file for one in found.issues if one.severity == "error"))
         _read_solutions(found)
         _read_workloads(found)
         _read_traces(found)
     found.issues = join_all(found.issues, lambda file: _is_outside(file, root))
-    if not found.definitions:
+    if not found.definitions and not found.broken:
         found.issues.append(LoadIssue("warning", root, None, None, _describe_empty(root), missing_definition=""))
     return found
 
@@ -317,6 +320,8 @@ def _read_trace_file(
 
 
 def _warn_of_missing(found: FoundFiles, place: Place, name: str, what: str) -> None:
+    if name in found.broken:
+        return
     issue = place.issue("warning", f"{what}: definition {name!r} is not there{did_you_mean(name, found.definitions)}")
     found.issues.append(replace(issue, field="definition", missing_definition=name))
 

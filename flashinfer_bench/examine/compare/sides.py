@@ -57,14 +57,14 @@ def find_sides(
         hints: what the user says of a draft.
 
     Raises:
-        DataSetError: one of them names nothing, or the file cannot be read.
+        DataSetError: one of them names nothing, the file cannot be read, or a draft is of another definition.
     """
     first, second = words
     if _is_draft(Path(first)) and not _is_draft(Path(second)):
         found = find_contender(second, trace_set)
-        return find_contender(first, trace_set, _hints_by(found, hints)), found
+        return _find_beside(first, found, trace_set, hints), found
     found = find_contender(first, trace_set, hints)
-    return found, find_contender(second, trace_set, _hints_by(found, hints))
+    return found, _find_beside(second, found, trace_set, hints)
 
 
 def find_contender(word: str, trace_set: TraceSet | None, hints: DraftHints | None = None) -> Contender:
@@ -100,6 +100,34 @@ def find_contender(word: str, trace_set: TraceSet | None, hints: DraftHints | No
     raise DataSetError(f"{word!r} is no file, no solution and no author of the trace set{did_you_mean(word, names)}")
 
 
+def _find_beside(word: str, other: Contender, trace_set: TraceSet | None, hints: DraftHints | None) -> Contender:
+    """Return what a word names beside the other side, whose definition a draft takes.
+
+    Raises:
+        DataSetError: as `find_contender`; or a draft's parameters or names tell another definition.
+    """
+    given = hints or DraftHints()
+    hinted = _hints_by(other, given)
+    found = find_contender(word, trace_set, hinted)
+    if found.draft is None or trace_set is None or hinted.definition == given.definition:
+        return found
+    own = _read_alone(found.draft.path, trace_set, given)
+    if own is not None and own.solution.definition != hinted.definition:
+        raise DataSetError(
+            f"{own.found}; {other.word} is of {hinted.definition}: give two solutions of one definition, "
+            f"or say that both are of it: --definition {hinted.definition}"
+        )
+    return found
+
+
+def _read_alone(path: Path, trace_set: TraceSet, hints: DraftHints) -> Draft | None:
+    """Return a draft as it is without another side; None where it does not tell its definition itself."""
+    try:
+        return read_draft(path, trace_set.definitions, hints)
+    except DataSetError:
+        return None
+
+
 def pair_up(first: Contender, second: Contender) -> list[Pairing]:
     """Return the solutions to measure against each other.
 
@@ -112,7 +140,11 @@ def pair_up(first: Contender, second: Contender) -> list[Pairing]:
         raise DataSetError(f"{first.word} is a {first.kind}, {second.word} is a {second.kind}: give two of a kind")
     pairings = _pair_sets(first, second) if first.kind == "set" else _pair_by_definition(first, second)
     if not pairings:
-        raise DataSetError(f"{first.word} and {second.word} have no definition in common that both have a solution for")
+        of = [f"{one.word} is of {one.solutions[0].definition}" for one in (first, second) if one.kind == "solution"]
+        why = f": {', '.join(of)}" if of else ""
+        raise DataSetError(
+            f"{first.word} and {second.word} have no definition in common that both have a solution for{why}"
+        )
     return pairings
 
 
@@ -138,10 +170,9 @@ def _judged_digest(trace: AnyTrace) -> str:
     return tell(trace.evaluation).run.fingerprint.solution if trace.evaluation is not None else ""
 
 
-def _hints_by(other: Contender, hints: DraftHints | None) -> DraftHints | None:
+def _hints_by(other: Contender, hints: DraftHints) -> DraftHints:
     """Return hints with the definition of the other side, where it has one and no flag says another."""
     definitions = {solution.definition for solution in other.solutions}
-    hints = hints or DraftHints()
     if hints.definition is not None or other.kind != "solution" or len(definitions) != 1:
         return hints
     return replace(hints, definition=definitions.pop(), definition_told_by=f"as {other.word}")

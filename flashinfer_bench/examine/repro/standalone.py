@@ -3,6 +3,7 @@
     python repro.py             calls the solution in this process, on the inputs beside this file, and compares
     python repro.py --recorded  compares what it returned when it was judged
 
+Where a file below `solution/` was changed since, only what it returns now counts: mend it until this ends with 0.
 What samplers and indexers return cannot be compared one by one: there flashinfer-bench has to be installed, too, and
 its check is asked. The solution's code runs as it stands below `solution/`, with all that you may do: read it first.
 Exit code: 1 the failure shows, 0 it does not, 2 it could not be looked for.
@@ -157,6 +158,13 @@ def show(name: str, expected: torch.Tensor, got: torch.Tensor, call: Any) -> boo
     return bool(reasons)
 
 
+def is_changed() -> bool:
+    """Tell whether a source of the solution is another than the one that was judged."""
+    judged = json.loads((HERE / "solution.json").read_text(encoding="utf-8"))["sources"]
+    files = [(HERE / "solution" / one["path"], one["content"].encode("utf-8")) for one in judged]
+    return any(not file.is_file() or file.read_bytes() != content for file, content in files)
+
+
 def show_all(expected: dict[str, torch.Tensor], got: dict[str, torch.Tensor], call: Any) -> bool:
     """Print how each output differs; return whether the failure shows."""
     shown = [show(name, one, got[name], call) for name, one in expected.items() if name in got]
@@ -196,8 +204,8 @@ def main() -> int:
         code = ask_judge(call)
         print(*{0: ["no failure shows"], 1: ["the failure shows"]}.get(code, []), sep="\n")
         return code
-    shows = False
-    if not recorded and call["is_python"]:
+    shows, is_called = False, not recorded and call["is_python"]
+    if is_called:
         try:
             fresh = call_solution(call, read_inputs(call), expected)
         except Exception as error:
@@ -205,7 +213,7 @@ def main() -> int:
             return 1
         print("what it returns now:")
         shows = show_all(expected, fresh, call)
-    if not shows and got:
+    if not shows and got and not (is_called and is_changed()):
         print("what it returned when it was judged:")
         shows = show_all(expected, got, call)
     print("the failure shows" if shows else "no failure shows")

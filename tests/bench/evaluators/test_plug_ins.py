@@ -126,6 +126,11 @@ def test_what_is_offered_twice_is_asked_once(module):
             "EVALUATORS = [Mine]\n",
             "whose can_evaluate cannot be called on the class: write @classmethod above",
         ),
+        (
+            "class Mine(DefaultEvaluator):\n    can_evaluate = classmethod(lambda cls, definition: True)\n"
+            "    judge_trail = classmethod(lambda cls, definition, trial, cfg: None)\nEVALUATORS = [Mine]\n",
+            "whose judge_trail overrides nothing: is judge_trial meant?",
+        ),
     ],
 )
 def test_what_cannot_be_used_is_refused_with_the_reason(module, source, reason):
@@ -134,6 +139,14 @@ def test_what_cannot_be_used_is_refused_with_the_reason(module, source, reason):
     refused = answer({"plug_ins": [{"reference": "broken", "origin": "evaluator_modules"}], "definitions": []})
     assert refused["refused"].startswith("evaluator_modules: broken ")
     assert reason in refused["refused"]
+
+
+def test_a_helper_beside_the_method_of_nearly_its_name_is_no_slip(module):
+    helper = "    {} = classmethod(lambda cls, definition, trial, cfg: None)\n"
+    body = takes("Mine") + "".join(map(helper.format, ("judge_trial", "judge_trail", "judge_one", "tolerances")))
+    module("helped", body, "EVALUATORS = [Mine]\n")
+    register_all("helped")
+    assert find_evaluator(make_definition(op_type="mine")).__module__ == "helped"
 
 
 def test_an_evaluator_that_fails_on_a_definition_is_refused(module):

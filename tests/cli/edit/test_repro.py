@@ -61,8 +61,9 @@ def test_a_wrong_call_is_written_down_and_the_script_shows_it(tmp_path, capfd, m
         assert done.returncode == 1
         assert "the failure shows" in done.stdout
     (folder / "solution" / "main.py").write_text("def run(x):\n    return x * 2\n")
-    (folder / "got.safetensors").unlink()
-    assert subprocess.run([sys.executable, str(folder / "repro.py")], capture_output=True, check=False).returncode == 0
+    for flag, code in ((), 0), (("--recorded",), 1):
+        again = subprocess.run([sys.executable, str(folder / "repro.py"), *flag], capture_output=True, check=False)
+        assert again.returncode == code, "a solution that was mended shows no failure"
     assert main(["repro", f"{trace}:1", "--dump", "why"]) == 2
 
 

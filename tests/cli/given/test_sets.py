@@ -51,6 +51,26 @@ def test_an_empty_set_is_refused(command, capsys, tmp_path):
     )
 
 
+def test_a_set_whose_definitions_are_broken_is_not_told_as_empty(capsys, tmp_path):
+    (file := write_small_set(tmp_path) / "definitions" / "test" / "double.json").write_text("{")
+    for other in file.parent.glob("*.json"):
+        other.write_text("{")
+    (tmp_path / "tolerances.yaml").write_text("double: {rtol: 0.1}\n")
+    assert main(["run", str(tmp_path)]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert f"{file}:1: not JSON" in lines[0]
+    assert lines[-1] == f"error: {tmp_path}: none of its definitions can be used"
+    assert main(["validate", str(tmp_path)]) == 1
+    assert "warning" not in capsys.readouterr().out.replace("0 warnings", "")
+
+
+def test_a_misspelt_folder_is_told_with_the_set_beside_it(capsys, tmp_path):
+    write_small_set(tmp_path / "my-set")
+    (tmp_path / "my-sat").mkdir()
+    assert main(["list", str(tmp_path / "my-sett")]) == 2
+    assert capsys.readouterr().err.endswith(f"; did you mean '{tmp_path / 'my-set'}'?\n")
+
+
 def test_a_folder_inside_a_set_is_told_from_an_empty_one(capsys, tmp_path):
     inside = write_small_set(tmp_path) / "workloads"
     assert main(["list", "--local", str(inside)]) == 2

@@ -49,6 +49,7 @@ def test_the_name_tells_between_definitions_with_equal_parameters(tmp_path):
         ("v2.txt", DOUBLE, {}, "no source file"),
         ("v2.py", DOUBLE, {"language": "rust"}, "none of python"),
         ("v2.py", DOUBLE, {"entry": "other.py::run"}, "no source 'other.py'"),
+        ("double.py", DOUBLE, {"entry": "runn"}, "--entry: double.py: there is no function 'runn'; did you mean 'run'"),
     ],
 )
 def test_what_cannot_be_found_out_is_said(tmp_path, name, text, hints, reason):

@@ -36,6 +36,13 @@ def _only(issues, severity, file, line, field, words):
     assert words in reason
 
 
+def test_who_needs_a_broken_definition_is_not_told_of_once_more(tmp_path):
+    files = {DEFINITION: '{"name": "double",', TRACES: [make_trace().to_dict()]}
+    lines = [make_trace(solution=None, workload=make_workload())]
+    _, issues = _load(tmp_path, files, definitions=[], solutions=[make_solution()], workloads=lines)
+    _only(issues, "error", DEFINITION, 1, None, "not JSON")
+
+
 @pytest.mark.parametrize(
     ("file", "item", "owner", "wrong", "right"),
     [

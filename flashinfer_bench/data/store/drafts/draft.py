@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from flashinfer_bench.base.files.reading import read_whole
 from flashinfer_bench.base.files.trees import walk_files
 from flashinfer_bench.data.definition import Definition
+from flashinfer_bench.data.entry import check_entry
 from flashinfer_bench.data.issue import LoadIssue
 from flashinfer_bench.data.json_utils import load_json_file
 from flashinfer_bench.data.manifest import MANIFEST_NAMES, is_passed_over, sort_sources
@@ -140,6 +141,9 @@ def _make(path: Path, sources: dict[str, str], definitions: Mapping[str, Definit
     except ValidationError as error:
         reasons = "; ".join(str(one["msg"]) for one in error.errors(include_url=False, include_input=False))
         raise DataSetError(f"{path} makes no solution: {reasons}") from None
+    problems = check_entry(solution) if symbol else []
+    if problems:
+        raise DataSetError(f"--entry: {problems[0]}")
     told_by = definition.told_by if hints.definition is None else hints.definition_told_by
     told = f"{path}: {language.value}, {solution.spec.entry_point}, of {definition.name} ({told_by})"
     return Draft(solution, path, told, False)
