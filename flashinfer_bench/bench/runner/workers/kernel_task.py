@@ -92,6 +92,6 @@ class SessionTools:
     quiesce: Callable[[], None]
     """Called before a measurement begins; it returns once no other process of ours uses the device."""
     settle: Callable[[], bool] = lambda: False
-    """Waits until no context is being made on a GPU, and says whether any was; the next one waits for the measurement."""
+    """Waits until no context is being made on a GPU, and says whether any was; none is begun during a measurement."""
     excess_gap_ns: Callable[[WorkerProcess], int] = lambda _worker: 0
     """Tells how much longer each gap between a call's operations is in a worker than it could be in another one."""
