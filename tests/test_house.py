@@ -53,6 +53,14 @@ FROM = re.compile(r"\bfrom (flashinfer_bench[\w.]*) import (\([^)]*\)|[^\n`;#]+)
 WHOLE = re.compile(r"(?<!\w )\bimport (flashinfer_bench(?:\.\w+)*)")
 
 
+def test_no_two_files_of_tests_share_a_name():
+    """Folders of tests are no packages, so pytest imports their files by name alone, and refuses a second one."""
+    seen = defaultdict(list)
+    for path in (CHECKOUT / "tests").rglob("test_*.py"):
+        seen[path.name].append(path.parent.name)
+    assert {name: folders for name, folders in seen.items() if len(folders) > 1} == {}
+
+
 @pytest.fixture(scope="module")
 def trees():
     """The syntax tree of every module, by its path in the package."""
