@@ -1,6 +1,6 @@
 """How fast the resident engine answers: from submit to verdict, one after the other, and many at once.
 
-    python benchmarks/bench_resident.py [--count 100] [--device cpu|cuda] [--no-goals] > resident.json
+    python benchmarks/bench_resident.py [--count 100] [--device cpu|cuda] [--profile FILE] [--no-goals] > resident.json
 
 All solutions are distinct and right, of one definition with one workload: in Python on a CPU, in Triton on a GPU. A
 first one starts the sessions and is not counted. Then `--count` of them are submitted one after the other, and as many
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import statistics
 import sys
@@ -127,11 +128,11 @@ def submit_at_once(engine: Engine, solutions: list[Solution]) -> float:
     return time.monotonic() - start
 
 
-def measure(count: int, device: str) -> dict[str, Any]:
-    """Take all figures."""
+def measure(count: int, device: str, modules: list[str]) -> dict[str, Any]:
+    """Take all figures; `modules` are plug-ins."""
     with tempfile.TemporaryDirectory() as folder:
         trace_set = make_set(Path(folder, "set"))
-        config = BenchmarkConfig.default(devices=["cuda:0" if device == "cuda" else device])
+        config = BenchmarkConfig.default(devices=["cuda:0" if device == "cuda" else device], evaluator_modules=modules)
         with Engine(trace_set, config, cache=Path(folder, "cache")) as engine:
             ((first_s, _),) = submit_in_turn(engine, [make_solution(0, device)])
             taken = submit_in_turn(engine, [make_solution(1 + number, device) for number in range(count)])
@@ -155,9 +156,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=100, help="solutions in turn, and as many at once")
     parser.add_argument("--device", choices=sorted(GOALS), default="cpu")
+    parser.add_argument("--profile", metavar="FILE", help="log the steps of sessions there (session_profile.py)")
     parser.add_argument("--no-goals", action="store_true", help="exit with 0 also where a goal is missed")
     asked = parser.parse_args()
-    figures = measure(asked.count, asked.device)
+    if asked.profile:
+        os.environ["SESSION_PROFILE"] = asked.profile
+    figures = measure(asked.count, asked.device, ["benchmarks.session_profile"] if asked.profile else [])
     most_s, least_per_s = GOALS[asked.device]
     is_met = figures["median_s"] <= most_s and (least_per_s is None or figures["verdicts_per_s"] >= least_per_s)
     sys.stdout.write(json.dumps({**figures, "goals_met": is_met}, indent=1) + "\n")
