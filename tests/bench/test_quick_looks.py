@@ -15,6 +15,7 @@ from flashinfer_bench.data import TraceSet
 from flashinfer_bench.data.sets.latest import find_latest
 from flashinfer_bench.report.best import best_by_definition, best_by_workload
 from flashinfer_bench.report.summary import summarise
+from flashinfer_bench.timing.settings import PRECISION
 from tests.cli.fake_engine import MACHINE, finished, write_small_set
 from tests.kit import make_definition, make_solution, make_trace, write_trace_set
 
@@ -59,7 +60,7 @@ def test_a_quick_look_beats_what_lies_below_it_and_what_is_said_beside_it_beats_
     path.write_text("quick: true\niterations: 30\n")
     assert counts(BenchmarkConfig.from_yaml(path)) == (3, 30, 1, 0.05)
     assert counts(BenchmarkConfig.from_yaml(path, num_trials=2)) == (3, 30, 2, 0.05)
-    assert counts(BenchmarkConfig.from_yaml(path, quick=False)) == (10, 30, 3, 0.01)
+    assert counts(BenchmarkConfig.from_yaml(path, quick=False)) == (10, 30, 3, PRECISION)
     section = {"gemm": EvalConfig(precision=0.2)}
     assert counts(BenchmarkConfig(quick=True, op_type_config=section)) == (3, 10, 1, 0.2)
 
@@ -77,7 +78,7 @@ def test_a_quick_look_is_part_of_the_fingerprint(tmp_path):
     (usual, quick) = (make_plan(trace_set, BenchmarkConfig(quick=quick), MACHINE).jobs[0] for quick in (False, True))
     differ = {key for key in quick.fingerprint if usual.fingerprint.get(key) != quick.fingerprint[key]}
     assert differ == {"config", "timing"}
-    told = BenchmarkConfig(quick=True, warmup_runs=10, iterations=50, num_trials=3, precision=0.01)
+    told = BenchmarkConfig(quick=True, warmup_runs=10, iterations=50, num_trials=3, precision=PRECISION)
     as_long = make_plan(trace_set, told, MACHINE).jobs[0]
     assert as_long.fingerprint == {**usual.fingerprint, "timing": "quick"}
 
