@@ -6,10 +6,10 @@ time when it ran: work on a stream that does not wait for the current one may ru
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from flashinfer_bench.timing.measurement import Sample
 
@@ -62,15 +62,16 @@ def read_samples(operations: Sequence[Operation], calls: Sequence[HostCall], *, 
     Raises:
         TimelineBroken: there is not one spin for each call.
     """
-    spins = sorted((op for op in operations if op.name == names.spin), key=lambda op: op.correlation)
+    spins: list[Operation] = []
+    groups: list[list[Operation]] = []
+    for operation in sorted(operations, key=attrgetter("correlation")):
+        if operation.name == names.spin:
+            spins.append(operation)
+            groups.append([])
+        elif groups:
+            groups[-1].append(operation)
     if len(spins) != len(calls):
         raise TimelineBroken(f"{len(spins)} of {len(calls)} calls are in the records")
-    bounds = [op.correlation for op in spins]
-    groups: list[list[Operation]] = [[] for _ in calls]
-    for operation in operations:
-        index = bisect_right(bounds, operation.correlation) - 1
-        if index >= 0 and operation is not spins[index]:
-            groups[index].append(operation)
     for group in groups[:-1]:
         _remove_last(group, names.flush)  # the flush before the next call's spin
     for group, call in zip(groups, calls, strict=True):
@@ -80,23 +81,27 @@ def read_samples(operations: Sequence[Operation], calls: Sequence[HostCall], *, 
 
 
 def _remove_last(operations: list[Operation], name: str | None) -> None:
-    """Remove the operation of that name that was launched last. A call may have launched others of the same name."""
-    named = [operation for operation in operations if operation.name == name]
-    if named:
-        last = max(named, key=lambda operation: operation.correlation)
-        operations[:] = [operation for operation in operations if operation is not last]
+    """Remove the operation of that name that was launched last; they are in the order in which they were launched.
+
+    A call may have launched others of the same name.
+    """
+    for at in range(len(operations) - 1, -1, -1):
+        if operations[at].name == name:
+            del operations[at]
+            return
 
 
 def _cut_at_mark(operations: list[Operation], mark: str) -> None:
-    """Remove the mark that was launched last, and all that was launched behind it.
+    """Remove the mark that was launched last, and all that was launched behind it; they are in that order.
 
     Raises:
         TimelineBroken: there is no mark.
     """
-    marks = [operation.correlation for operation in operations if operation.name == mark]
-    if not marks:
-        raise TimelineBroken("the mark behind a call is not in the records")
-    operations[:] = [operation for operation in operations if operation.correlation < max(marks)]
+    for at in range(len(operations) - 1, -1, -1):
+        if operations[at].name == mark:
+            del operations[at:]
+            return
+    raise TimelineBroken("the mark behind a call is not in the records")
 
 
 def read_call(operations: Sequence[Operation], call: HostCall, before: Operation) -> Sample:
@@ -105,6 +110,20 @@ def read_call(operations: Sequence[Operation], call: HostCall, before: Operation
     late = call.end_ns > before.end_ns
     if not operations:
         return Sample(span_ns=0, enqueue_ns=enqueue_ns, busy_ns=0, operations=0, late=late)
+    if len(operations) == 1:  # as of most calls: the rest of this function, in a tenth of its time
+        only = operations[0]
+        length_ns = only.end_ns - only.start_ns
+        return Sample(
+            span_ns=length_ns,
+            enqueue_ns=enqueue_ns,
+            busy_ns=max(0, length_ns),
+            operations=1,
+            late=late,
+            lead_ns=max(0, only.start_ns - before.end_ns),
+            launched=((only.name, 1),),
+            escaped=only.start_ns < before.end_ns,
+            work_ns=length_ns,
+        )
     first = min(operation.start_ns for operation in operations)
     last = max(operation.end_ns for operation in operations)
     busy_ns = busy_time(operations)
