@@ -25,6 +25,11 @@ NAMES: Final = {"memcpy": "MEMCPY", "memset": "MEMSET"}
 MULTIPLE_SUBSCRIBERS: Final = 39
 """CUPTI's error code where another subscriber, such as a profiler, is attached."""
 
+TIMES: Final = Struct("<QQ")
+NUMBER: Final = Struct("<I")
+POINTER: Final = Struct("<Q")
+"""Fields of a record: start and end, the kind or the correlation id, the address of a name."""
+
 Requested = ctypes.CFUNCTYPE(
     None, ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(ctypes.c_size_t), ctypes.POINTER(ctypes.c_size_t)
 )
@@ -38,7 +43,6 @@ class _Layout:
         at = {name: int(field[1]) for name, field in description.fields.items()}
         if not {"start", "end", "correlation_id"} <= at.keys() or at["end"] != at["start"] + 8:
             raise RecordsLost("this cupti-python lays records out in a way that is not known here")
-        self.times = Struct("<QQ")
         self.times_at = at["start"]
         self.correlation_at = at["correlation_id"]
         self.name_at = at.get("name")
@@ -173,28 +177,28 @@ class CuptiRecorder:
         operations = []
         content = memoryview(self._buffers[address]).cast("B")
         record = ctypes.c_void_p()
-        step = self._library.cuptiActivityGetNextRecord
-        while valid and step(address, valid, ctypes.byref(record)) == 0:
+        latest = ctypes.byref(record)
+        step, layouts = self._library.cuptiActivityGetNextRecord, self._layouts
+        while valid and step(address, valid, latest) == 0:
             at = (record.value or 0) - address
-            kind = int.from_bytes(content[at : at + 4], "little")
-            if kind not in self._layouts:
+            found = layouts.get(NUMBER.unpack_from(content, at)[0])
+            if found is None:
                 continue
-            layout, name = self._layouts[kind]
-            start_ns, end_ns = layout.times.unpack_from(content, at + layout.times_at)
-            place = at + layout.correlation_at
-            correlation = int.from_bytes(content[place : place + 4], "little")
+            layout, name = found
+            start_ns, end_ns = TIMES.unpack_from(content, at + layout.times_at)
+            (correlation,) = NUMBER.unpack_from(content, at + layout.correlation_at)
             if layout.name_at is not None:
-                place = at + layout.name_at
-                name = self._name(int.from_bytes(content[place : place + 8], "little"))
+                name = self._name(POINTER.unpack_from(content, at + layout.name_at)[0])
             operations.append(Operation(name, start_ns, end_ns, correlation))
         return operations
 
     def _name(self, pointer: int) -> str:
         """Return the kernel's name. It is read once: CUPTI keeps the text for as long as the module is loaded."""
-        if pointer not in self._names:
+        name = self._names.get(pointer)
+        if name is None:
             text = ctypes.string_at(pointer) if pointer else b""
-            self._names[pointer] = text.decode("utf-8", "replace")
-        return self._names[pointer]
+            name = self._names[pointer] = text.decode("utf-8", "replace")
+        return name
 
 
 def import_cupti() -> None:
