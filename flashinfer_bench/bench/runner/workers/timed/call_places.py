@@ -6,9 +6,11 @@ Calls take the places in turn. Their number is bounded by memory; solutions see 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
+import numpy as np
 import torch
 
 from flashinfer_bench.bench.evaluators.inputs.memory import recently_free_bytes
@@ -40,6 +42,8 @@ FREE_SHARE: Final = 8
 """Nor do they take more than the free memory of a GPU divided by this."""
 RUN: Final = 16
 """Bytes of poison in a row that count as unwritten."""
+WORD: Final = 8
+POISON_WORDS: Final = tuple(int.from_bytes(bytes([value]) * WORD, "little") for value in (POISON_FLOAT, POISON_OTHER))
 LOOKED_AT: Final = 4096
 """Elements of an output, evenly spaced from a secret start, by which an unwritten or repeated output is found."""
 
@@ -178,6 +182,28 @@ def to_looks(seen: Sequence[torch.Tensor], count: int) -> list[list[bytes]]:
     """Return what `glance` saw in so many places as bytes: of each place those of each output."""
     rows = [one.cpu().numpy() for one in seen]
     return [[one[at].tobytes() for one in rows] for at in range(count)]
+
+
+def find_unwritten(looks: Sequence[Sequence[bytes]]) -> list[bool]:
+    """Tell of each place whether an output was not written, by what `to_looks` returned.
+
+    RUN bytes in a row hold a whole word at a multiple of WORD. So all places are searched for such words first, since a
+    search for a run takes thirty times as long.
+    """
+    found = [False] * len(looks)
+    for output in zip(*looks, strict=True):
+        size = len(output[0])
+        words = size // WORD
+        if size < RUN:
+            suspects: Iterable[int] = range(len(output))
+        else:
+            rows = np.frombuffer(b"".join(output), np.uint8).reshape(-1, size)[:, : words * WORD]
+            held = np.ascontiguousarray(rows).view(np.uint64)
+            is_poison = functools.reduce(np.logical_or, (held == word for word in POISON_WORDS))
+            suspects = np.flatnonzero(is_poison.any(axis=1)).tolist()
+        for at in suspects:
+            found[at] = found[at] or is_unwritten(output[at])
+    return found
 
 
 def describe_inputs(inputs: Sequence[Any]) -> tuple[Any, ...]:

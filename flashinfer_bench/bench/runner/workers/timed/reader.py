@@ -14,7 +14,7 @@ from typing import Any, Final
 import torch
 
 from flashinfer_bench.bench.evaluators.inputs.contents import Contents
-from flashinfer_bench.bench.runner.workers.timed.call_places import CallPlaces, is_unwritten, to_looks
+from flashinfer_bench.bench.runner.workers.timed.call_places import CallPlaces, find_unwritten, to_looks
 from flashinfer_bench.errors import SolutionFailure
 
 MOST_ODD: Final = 4
@@ -87,9 +87,9 @@ class Reader:
         seen = self.places.glance(indices, self._look_secret)
         self._latest = (list(indices), seen)
         looks = to_looks(seen, len(indices))
-        for index, number, look in zip(indices, numbers, looks, strict=True):
+        for index, number, look, is_unwritten in zip(indices, numbers, looks, find_unwritten(looks), strict=True):
             is_base = number == self.contents.base_number
-            is_odd = not is_base and self._is_odd(look) and len(self._odd) < MOST_ODD
+            is_odd = not is_base and (is_unwritten or self._repeats(look)) and len(self._odd) < MOST_ODD
             if index not in chosen and not is_odd:
                 continue
             left = self._check_large(index, number, copies.get(index) or self._copy(index))
@@ -136,10 +136,8 @@ class Reader:
                 self._kept[number] = None
         return chosen | {places[number] for number in numbers if number in self._kept}
 
-    def _is_odd(self, looks: list[bytes]) -> bool:
-        """Say whether a call left outputs unwritten, or gave what another call with other inputs gave."""
-        if any(map(is_unwritten, looks)):
-            return True
+    def _repeats(self, looks: list[bytes]) -> bool:
+        """Say whether a call gave what another call with other inputs gave."""
         key = tuple(looks)
         self._looks[key] = self._looks.get(key, 0) + 1
         return self._looks[key] > 1 and bool(looks) and self.contents.differs

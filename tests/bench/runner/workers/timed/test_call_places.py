@@ -9,8 +9,12 @@ from flashinfer_bench.bench.runner.workers.timed import call_places as places_mo
 from flashinfer_bench.bench.runner.workers.timed.call_places import (
     CPU_BYTES,
     MOST_PLACES,
+    POISON_FLOAT,
+    POISON_OTHER,
+    RUN,
     CallPlaces,
     count_places,
+    find_unwritten,
     is_unwritten,
     to_looks,
     usual_places,
@@ -130,3 +134,21 @@ def test_several_places_are_poisoned_and_looked_at_each_for_itself(arena, indice
     for index in range(len(places)):
         assert all(bool(output.isnan().all()) is (index in indices or size == 0) for output in places.outputs(index))
         assert not places.inputs(index)[0].any()
+
+
+@pytest.mark.parametrize("size", [1, 7, 15, 16, 17, 23, 24, 40, 67])
+@pytest.mark.parametrize("poison", [POISON_FLOAT, POISON_OTHER])
+def test_all_places_are_searched_together_as_each_is_alone(size, poison):
+    looks = []
+    for start in range(size):
+        for length in (RUN - 1, RUN, RUN + 3):
+            held = bytearray(range(size))
+            held[start : start + length] = bytes([poison]) * len(held[start : start + length])
+            looks.append([bytes([1] * 32), bytes(held)])
+    found = find_unwritten(looks)
+    assert found == [any(map(is_unwritten, look)) for look in looks]
+    assert size < RUN or {True, False} <= set(found)
+
+
+def test_places_without_outputs_are_not_unwritten():
+    assert find_unwritten([[], []]) == [False, False]
