@@ -122,6 +122,8 @@ class Contents:
         self._varied = list(varied)
         self._seed = seed
         self._device = next((value.device for value in base if isinstance(value, torch.Tensor)), torch.device("cpu"))
+        self._factors: dict[tuple[int, bool], torch.Tensor] = {}
+        """Input and whether it is negated → its table of factors."""
         self._has_both_signs = [
             _has_both_signs(value) if one.way == "scaled" and isinstance(value, torch.Tensor) else False
             for value, one in zip(base, varied, strict=True)
@@ -205,7 +207,10 @@ class Contents:
             by = choose_move(value, secret)
             if varied.way == "scaled" and value.dtype in MULTIPLIED:
                 is_negated = self._has_both_signs[index] and bool((secret >> 60) & 1)
-                factors = make_factors(value.dtype, value.device, is_negated=is_negated)
+                factors = self._factors.get((index, is_negated))
+                if factors is None:
+                    factors = make_factors(value.dtype, value.device, is_negated=is_negated)
+                    self._factors[index, is_negated] = factors
                 writer.scale(value, target, by, factors, (secret >> 40) % FACTORS)
             else:
                 writer.move(value, target, by)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from array import array
+from collections.abc import Sequence
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -112,6 +113,19 @@ class KernelWriter:
             into.fill_(byte)
             return
         self._add(FILL, byte, into.data_ptr(), into.numel())
+
+    def fill_rows(self, held: torch.Tensor, rows: Sequence[int], byte: int) -> None:
+        """Fill some rows of bytes, [rows, bytes], whose elements lie one behind the other.
+
+        A view of each row, which `fill` would want, takes longer than all else that is done for it.
+        """
+        first, step, count = held.data_ptr(), held.stride(0), held.shape[1]
+        if first % 8 or step % 8 or held.stride(1) != 1:
+            for row in rows:
+                self.fill(held[row], byte)
+            return
+        for row in rows:
+            self._add(FILL, byte, first + row * step, count)
 
     def move(self, value: torch.Tensor, into: torch.Tensor, by: int) -> None:
         """Write a tensor's elements moved along."""

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from flashinfer_bench.bench.evaluators.inputs.memory import recently_free_bytes
-from flashinfer_bench.bench.evaluators.inputs.writer import TorchWriter, Writer, open_writer
+from flashinfer_bench.bench.evaluators.inputs.writer import KernelWriter, TorchWriter, Writer, open_writer
 from flashinfer_bench.bench.runner.workers.arena import SharedArena, lay_out
 from flashinfer_bench.bench.runner.workers.claims import OutputSpec
 from flashinfer_bench.worker.arena import Slot
@@ -148,9 +148,13 @@ class CallPlaces:
         for output, held in zip(self._outputs[0], self._bytes, strict=True):
             if held is None:
                 continue
+            byte = poison_of(output.dtype)
+            if isinstance(told, KernelWriter):
+                told.fill_rows(held, indices, byte)
+                continue
             is_one = isinstance(told, TorchWriter) and _is_run(indices)
             for slot in [_rows(held, indices)] if is_one else [held[index] for index in indices]:
-                told.fill(slot, poison_of(output.dtype))
+                told.fill(slot, byte)
         if writer is None:
             told.finish()
 
