@@ -11,7 +11,7 @@ import inspect
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 
@@ -27,6 +27,11 @@ copy_all = torch._foreach_copy_
 detached = torch.Tensor.detach
 storage_of = torch.Tensor.untyped_storage
 """Taken from the class before a solution is loaded: what a solution sets on a tensor of its own changes nothing."""
+
+
+NOWHERE: Final = 1
+"""An address where nothing lies. Results of who may return inputs are held against it, as those of others are against
+that of the inputs: it takes half a microsecond, and a reference has to bear what a solution bears."""
 
 
 class SolutionFunctions(NamedTuple):
@@ -261,7 +266,7 @@ def lay_out_calls(function: SolutionFunctions, block: torch.Tensor, request: Map
 
     arguments = {name: views(argument) for name, argument in request["arguments"].items()}
     outputs = [views(slot) for slot in request["slots"]]
-    inputs_at = 0 if request["may_return_inputs"] else address_of(block)
+    inputs_at = NOWHERE if request["may_return_inputs"] else address_of(block)
     if request["style"] == "keyword":
         function = function._replace(order=order_of(function.run, list(arguments)))
     return [

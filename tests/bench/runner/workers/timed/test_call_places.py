@@ -16,9 +16,11 @@ from flashinfer_bench.bench.runner.workers.timed.call_places import (
     count_places,
     find_unwritten,
     is_unwritten,
+    spread,
     to_looks,
     usual_places,
 )
+from flashinfer_bench.worker.arena import ALIGNMENT
 
 pytestmark = pytest.mark.cpu
 CPU = torch.device("cpu")
@@ -152,3 +154,11 @@ def test_all_places_are_searched_together_as_each_is_alone(size, poison):
 
 def test_places_without_outputs_are_not_unwritten():
     assert find_unwritten([[], []]) == [False, False]
+
+
+@pytest.mark.parametrize("size", [256, 768, 1024, 2048, 3072, 4096, 4352, 16384, 16640, 1 << 20])
+def test_places_on_a_cpu_lie_at_eight_offsets_of_a_page_at_the_least(size):
+    stride = spread(size)
+    assert size <= stride <= size + 512
+    assert stride % ALIGNMENT == 0
+    assert len({place * stride % 4096 for place in range(MOST_PLACES)}) == MOST_PLACES
