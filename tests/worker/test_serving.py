@@ -1,5 +1,6 @@
 """What a worker has done by the time it says that it is ready."""
 
+import os
 import socket
 
 import pytest
@@ -44,3 +45,19 @@ def test_what_a_solution_returned_is_told_whatever_its_type_is_called():
     assert told["type"].startswith("\\ud800")
     answer = {"id": 1, "readings": None, "returned": [[told]]}
     assert check_answer(answer, 1, Called).returned[0][0].type == told["type"]
+
+
+def test_workers_of_one_template_allocate_at_other_places():
+    """Each in a fork, as workers are: what it allocates next lies elsewhere within a page."""
+    places = set()
+    for _ in range(8):
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            pid = os.fork()
+            if pid == 0:
+                held = main.shift_heap()
+                theirs.sendall((torch.empty(2048).data_ptr() % 4096 + len(held)).to_bytes(8, "little"))
+                os._exit(0)
+            os.waitpid(pid, 0)
+            places.add(int.from_bytes(ours.recv(8), "little"))
+    assert len(places) > 3
