@@ -6,7 +6,7 @@ import pytest
 
 from flashinfer_bench.bench import Benchmark, BenchmarkConfig
 from flashinfer_bench.bench.events import JobFinished
-from flashinfer_bench.bench.runner.session.device_session import READS
+from flashinfer_bench.bench.runner.workers.kernel_task import READS
 from flashinfer_bench.bench.runner.workers.timed.burst_size import READ_CALLS
 from flashinfer_bench.data import TraceSet
 from tests.kit.make import make_definition, make_solution, make_trace, make_workload, write_trace_set

@@ -137,9 +137,8 @@ def _find_slips(evaluator: type[Evaluator]) -> Iterator[tuple[str, str]]:
         if name.startswith("_") or name in known or not isinstance(item, (classmethod, staticmethod)):
             continue
         meant = nearest_name(name, known, cutoff=SLIP_CUTOFF)
-        if (
-            meant is not None and meant not in vars(evaluator) and not name.startswith(meant)
-        ):  # `tolerances` is a helper
+        # A name that goes on behind a known one, such as `tolerances`, is no slip.
+        if meant is not None and meant not in vars(evaluator) and not name.startswith(meant):
             yield name, meant
 
 

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.report.pages.sets import usual_set, write_pages
+
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking"]
 
@@ -18,6 +20,12 @@ def browser():  # for one file: while it is open, this thread runs its event loo
         started = driver.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
         yield started
         started.close()
+
+
+@pytest.fixture(scope="module")
+def usual(tmp_path_factory):
+    """Return the folder with the pages of the usual set."""
+    return write_pages(tmp_path_factory.mktemp("usual"), usual_set())
 
 
 class Visit:

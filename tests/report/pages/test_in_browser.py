@@ -9,7 +9,7 @@ import pytest
 
 from flashinfer_bench.report.pages.texts import id_of
 from tests.conftest import CHECKOUT
-from tests.report.pages.sets import ATTACKS, HARDWARE, hostile_set, usual_set, write_pages
+from tests.report.pages.sets import ATTACKS, HARDWARE, hostile_set, write_pages
 from tests.report.test_decision import CASES
 
 AXE = os.environ.get("AXE_CORE", str(CHECKOUT / "node_modules" / "axe-core" / "axe.min.js"))
@@ -25,11 +25,6 @@ PLACES = {
     "unknown": f"#/solution/{id_of('double', 'ghost')}",
     "compare": f"#/compare/{FAST}/{SLOW}",
 }
-
-
-@pytest.fixture(scope="module")
-def usual(tmp_path_factory):
-    return write_pages(tmp_path_factory.mktemp("usual"), usual_set())
 
 
 @pytest.fixture(scope="module")

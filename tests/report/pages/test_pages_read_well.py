@@ -3,16 +3,11 @@
 import pytest
 
 from flashinfer_bench.report.pages.texts import id_of
-from tests.report.pages.sets import HARDWARE, long_set, usual_set, write_pages
+from tests.report.pages.sets import HARDWARE, long_set, write_pages
 
 NAME = next(iter(long_set().definitions))
 CUDA, PLAIN, INTERPRETED = (id_of(NAME, f"{author}_{NAME}") for author in ("cuda", "plain", "interpreted"))
 FAST, SLOW = id_of("double", "fast"), id_of("double", "slow")
-
-
-@pytest.fixture(scope="module")
-def usual(tmp_path_factory):
-    return write_pages(tmp_path_factory.mktemp("usual"), usual_set())
 
 
 @pytest.fixture(scope="module")

@@ -123,7 +123,7 @@ class Contents:
         self._seed = seed
         self._device = next((value.device for value in base if isinstance(value, torch.Tensor)), torch.device("cpu"))
         self._factors: dict[tuple[int, bool], torch.Tensor] = {}
-        """Input and whether it is negated → its table of factors."""
+        """Input and whether it is negated → its table of factors, found sooner here than by dtype and device."""
         self._has_both_signs = [
             _has_both_signs(value) if one.way == "scaled" and isinstance(value, torch.Tensor) else False
             for value, one in zip(base, varied, strict=True)

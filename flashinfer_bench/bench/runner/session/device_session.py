@@ -43,7 +43,13 @@ from flashinfer_bench.bench.runner.session.wanted import files_of, list_wanted
 from flashinfer_bench.bench.runner.workers.artifacts import find_artifact
 from flashinfer_bench.bench.runner.workers.calling_style import CallingStyle, choose_style
 from flashinfer_bench.bench.runner.workers.kernel import RemoteKernel
-from flashinfer_bench.bench.runner.workers.kernel_task import KernelMetadata, KernelTask, MeasurePlan, SessionTools
+from flashinfer_bench.bench.runner.workers.kernel_task import (
+    READS,
+    KernelMetadata,
+    KernelTask,
+    MeasurePlan,
+    SessionTools,
+)
 from flashinfer_bench.bench.runner.workers.pool import WorkerPool, reference_files
 from flashinfer_bench.bench.runner.workers.process import WorkerProcess
 from flashinfer_bench.bench.runner.workers.stock import SlowContext
@@ -56,10 +62,6 @@ INTERPRETED: Final = {
     "meaningful": False,
     "reason": "Triton's interpreter ran the kernels on a CPU; the time says nothing about them",
 }
-READS: Final = {"cpu": 6, "cuda": 3}
-"""Calls of each timed trial whose outputs are compared, beside the one on the evaluator's own inputs, by the kind of
-device. With three trials a solution that leaves out every other call passes less than once in 500 jobs. On a CPU one
-that leaves out a quarter passes less than once in 100: that would make it 1.5 times as fast."""
 OUT_OF_MEMORY: Final = (torch.OutOfMemoryError, MemoryError, CudaMemoryError)
 LARGE_CACHE_BYTES: Final = 8 << 30
 """Above this torch's unused memory is freed before a solution runs, which may need it."""

@@ -77,12 +77,7 @@ def serve_host(fd: int, make_session: Callable[..., DeviceSession] = DeviceSessi
         import_cupti()  # as above; the starter has done so where it knew of a GPU
     sys.dont_write_bytecode = True  # workers must not write into each other's artifacts
     run_directory = Path(tempfile.mkdtemp(prefix="flashinfer-bench-"))
-    with_triton = hello.needs_triton and hello.device == "cuda"
-    start = partial(start_template, with_triton=with_triton, capability=hello.gpu_capability)
-    template = start(run_directory, not_for_it=[host])
-    precompiling = None
-    if with_triton and hello.has_walls and spare_cores():
-        precompiling = start(None, not_for_it=[host, template], precompiles=True)
+    template, precompiling = start_templates(hello, host, run_directory)
     enclosure = Enclosure(hello, os.environ) if hello.has_walls else None
     if enclosure is not None:
         enclosure.open_to_workers(run_directory)
@@ -130,6 +125,18 @@ def serve_host(fd: int, make_session: Callable[..., DeviceSession] = DeviceSessi
             return  # the host is gone
         finally:
             session.close()
+
+
+def start_templates(
+    hello: Hello, host: socket.socket, run_directory: Path
+) -> tuple[socket.socket, socket.socket | None]:
+    """Fork the template of workers, and that of workers which precompile where there are any."""
+    with_triton = hello.needs_triton and hello.device == "cuda"
+    start = partial(start_template, with_triton=with_triton, capability=hello.gpu_capability)
+    template = start(run_directory, not_for_it=[host])
+    if with_triton and hello.has_walls and spare_cores():
+        return template, start(None, not_for_it=[host, template], precompiles=True)
+    return template, None
 
 
 def send_phase(host: socket.socket, phase: Phase) -> None:

@@ -17,7 +17,13 @@ from flashinfer_bench.bench.runner.session.job import BaselineKey, JobContext
 from flashinfer_bench.bench.runner.session.kept_baselines import KeptBaselines, move_to_gap
 from flashinfer_bench.bench.runner.session.variation import vary_secretly
 from flashinfer_bench.bench.runner.workers.kernel import RemoteKernel
-from flashinfer_bench.bench.runner.workers.kernel_task import KernelMetadata, KernelTask, MeasurePlan, SessionTools
+from flashinfer_bench.bench.runner.workers.kernel_task import (
+    READS,
+    KernelMetadata,
+    KernelTask,
+    MeasurePlan,
+    SessionTools,
+)
 from flashinfer_bench.bench.runner.workers.pool import WorkerPool, reference_files
 from flashinfer_bench.compile import Artifact
 from flashinfer_bench.data import Definition
@@ -26,9 +32,9 @@ from flashinfer_bench.timing.measurement import Measured
 
 ENTRY: Final = "reference.py"
 SYMBOL: Final = "run"
-REFERENCE_READS: Final = {"cpu": 6, "cuda": 0}
-"""Calls of each trial that are kept, as those of a solution are, though nobody compares them, by the kind of device: on
-a CPU the session's copies move calls of 20 us by 2 to 5 %. A GPU's caches are flushed before each call."""
+KEPT_LIKE_READS: Final = ("cpu",)
+"""Kinds of devices where as many calls of each trial are kept as of a solution, though nobody compares them: on a CPU
+the session's copies move calls of 20 us by 2 to 5 %. A GPU's caches are flushed before each call."""
 REFERENCE_PRECISION: Final = 0.01
 """Share of its time to which a reference is known at the least, since all speed-ups of its workload stand on it."""
 
@@ -88,7 +94,7 @@ class ReferenceTimer:
             self.hello.baseline_budget_s / config.num_trials,
             precision=min(config.precision, REFERENCE_PRECISION),
             timing=self.hello.timing,
-            reads=REFERENCE_READS[self.hello.device],
+            reads=READS[self.hello.device] if self.hello.device in KEPT_LIKE_READS else 0,
             confirms=self.hello.device == "cpu",  # there bursts may raise a latency, a solution's and so this one's
             total_s=self.hello.baseline_budget_s,
             stops_early=True,

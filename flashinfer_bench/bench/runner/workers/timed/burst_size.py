@@ -19,8 +19,8 @@ finds caches cold: 0.2 to 0.3 ms of a burst are none of its calls', and of them 
 least, 0.03 ms, is taken off. A burst of 1 ms raised nine in ten latencies of calls of 76 us, by 13 % with a spread of
 9 %; with 2 to 6 ms half of them rise, by 1 to 2 % with a spread of 3 %."""
 BURST_BYTES: Final = {"cpu": 8 << 20, "cuda": 4 << 30}
-"""No burst is longer for that than as many places as this many bytes hold, by the kind of device: calls of a burst that
-leaves a CPU's caches take longer than those that were timed."""
+"""Bytes of the places of all calls that a burst has for the sake of BURST_NS, at the most, by the kind of device. Calls
+of a burst that leaves a CPU's caches take longer than those that were timed."""
 REQUEST_SHARE: Final = {"cpu": 0.04, "cuda": 1.0}
 """A burst has so many calls that its request takes no more than this share of it, by the kind of device: the request is
 taken off, and who has taken the worker over may answer sooner. On a GPU BURST_NS alone decides."""
