@@ -73,11 +73,13 @@ class Measurement(BriefMeasurement, frozen=True, gc=False):
     setup_ms: Number | None = None
     """Time of `setup`."""
     confirmed: bool | None = None
-    """Whether bursts, timed from outside, agree with the latency; None where none were made."""
+    """Whether what was timed from outside agrees with the latency; None where nothing was."""
     burst_ms: Number | None = None
     """What one call cost in a burst; None where bursts did not resolve it, or where none were needed."""
     burst_resolution_ms: Number | None = None
     """What a burst cannot tell from nothing, for one call."""
+    relay_ms: Number | None = None
+    """What one call cost in a relay, timed from outside; None where none was run."""
     not_confirmed: str = ""
     """Why the latency is not confirmed."""
     trials_ms: list[Number] = []

@@ -49,15 +49,17 @@ class Way:
 
 @dataclass(frozen=True)
 class Burst:
-    """What bursts, timed from outside, said of a latency."""
+    """What bursts or relays, timed from outside, said of a latency."""
 
     workload: str
     confirmed: bool | None
-    """None where no bursts were made."""
+    """None where nothing was timed from outside."""
     burst_ms: float | None
     """What one call cost in a burst; None where bursts did not resolve it, or where none were needed."""
     burst_resolution_ms: float | None
     """What a burst cannot tell from nothing, for one call."""
+    relay_ms: float | None
+    """What one call cost in a relay; None where none was run."""
     not_confirmed: str
     """Why the latency is not confirmed; empty where it is."""
 
@@ -150,14 +152,14 @@ def count_timing(told: Sequence[Told[Any]]) -> Timing:
 
 
 def read_burst(workload: str, record: Measurement) -> Burst:
-    """Return what bursts said of a latency.
+    """Return what bursts or relays said of a latency.
 
     Args:
         workload: the uuid of its workload.
         record: how it was measured.
     """
     why = to_one_line(record.not_confirmed)
-    return Burst(workload, record.confirmed, record.burst_ms, record.burst_resolution_ms, why)
+    return Burst(workload, record.confirmed, record.burst_ms, record.burst_resolution_ms, record.relay_ms, why)
 
 
 def describe_ways(timings: Iterable[Timing]) -> str | None:

@@ -30,6 +30,7 @@ from flashinfer_bench.timing.clocks import (
 )
 from flashinfer_bench.timing.places import PLACES, choose_places
 from flashinfer_bench.worker.arena import MappedArena, open_arena
+from flashinfer_bench.worker.board import Board
 from flashinfer_bench.worker.calls import (
     CallLaunch,
     JoinedLaunch,
@@ -56,7 +57,7 @@ took 0.3 ms then. So a burst drops smaller results only."""
 PIECES: Final = 32
 LARGEST_PIECE: Final = 1 << 14
 """Pieces of memory that shift what is allocated later, and the most bytes of one."""
-VERBS: Final = ("load", "bind", "lay_out", "start", "calls", "burst", "collect", "stop", "recover", "unbind")
+VERBS: Final = ("load", "bind", "lay_out", "start", "calls", "burst", "relay", "collect", "stop", "recover", "unbind")
 """What a session may ask for, beside the end."""
 
 
@@ -246,6 +247,23 @@ class Worker:
         if request["part"] in ("run", "both") and not self._is_looked_at:  # once, for it takes longer than a short call
             self._returns_same, self._is_looked_at = self._returns_same or share_memory(self._laid), True
         return {"refused": None, "copied": copied}
+
+    def relay(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Make calls one by one, each as soon as the board that came with the request says that it has its inputs."""
+        fds = self.reader.take_fds()
+        board = Board(fds[0])
+        for fd in fds:
+            os.close(fd)
+        drops = sum(output.nbytes for output in self._laid[0].outputs) < LARGE_BYTES if self._laid else True
+        launches = [self._eager(index, request["part"]) for index in request["indices"]]
+        for count, launch in enumerate(launches, 1):
+            board.await_given(count)
+            launch()
+            launch.put_away()
+            board.tell_done(count)
+            if drops:
+                launch.result = None
+        return {"relayed": len(launches)}
 
     def collect(self, request: dict[str, Any]) -> dict[str, Any]:
         """Bring what the latest calls of some places gave into their output slots."""

@@ -18,6 +18,7 @@ The session asks, one frame at a time; the worker answers each with one frame th
                                                               "returned": [[Returned]] or null,
                                                               "lost", "refused": reason or null}
     burst     indices, part, together                         {"id", "refused": reason or null, "copied"}
+    relay     indices, part + 1 fd, of the board              {"id", "relayed": number of calls}
     collect   indices, part                                   {"id", "collected": true}
     stop      -                                               {"id", "stopped": true}
     recover   -                                               {"id", "recovered": true}; after an error: the clock is
@@ -28,11 +29,12 @@ There is one kind of call. A call has a place of its own (lay_out): inputs and o
 the calls of some places in order, each once, and reads the clock where a lead says how each is led up to. What a call
 gave lies in its output slots when the answer comes. The session writes other inputs between two requests. `burst`
 makes calls back to back, as one CUDA graph where `together` is true, and leaves what they gave where it is; `collect`
-brings that into the output slots.
+brings that into the output slots. In a `relay`, on a CPU, the inputs of a call come into its place when the call before
+is over, and what it gave is brought into its slots at once; the board (`board.py`) tells both sides how far they are.
 
 `arguments` is name → {"offset", "shape", "dtype"}, a contiguous tensor in the arena, or name → {"scalar": value};
 `slots` has such a tensor for each output. They lie in the first place; those of the next place lie `stride` bytes on.
-`style` is "dps", "value" or "keyword"; `part` is "setup", "run", "both" (in a burst, one behind the
+`style` is "dps", "value" or "keyword"; `part` is "setup", "run", "both" (in a burst or relay, one behind the
 other for each call) or, for calls that compute nothing, "nothing". Whatever
 goes wrong in solution code is answered with {"id", "error": WorkerError}.
 
@@ -243,6 +245,12 @@ class BurstDone(Claim):
     copied: bool = False
     """What each call gave was brought into its slots at once; there is nothing to collect. So it is where the solution
     returns the same memory each time, on a CPU, and in a graph of all calls, whose copies no host launches."""
+
+
+class Relayed(Claim):
+    """The calls of a relay are over."""
+
+    relayed: Count
 
 
 class Collected(Claim):

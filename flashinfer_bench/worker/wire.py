@@ -102,6 +102,14 @@ class FrameReader:
             raise WireError("a frame is not a JSON object")
         return message
 
+    @property
+    def has_frame(self) -> bool:
+        """Whether `pop` would return a frame, or raise."""
+        if len(self._buffer) < HEADER.size:
+            return False
+        (length,) = HEADER.unpack_from(self._buffer)
+        return bool(length > self._max_bytes or len(self._buffer) >= HEADER.size + length)
+
     def take_fds(self) -> list[int]:
         """Hand over the file descriptors that arrived so far; the caller closes them."""
         fds, self._fds = self._fds, []

@@ -118,7 +118,7 @@ def test_rows_say_what_bursts_said_of_each_latency():
     records = {"a": confirmed, "b": short, "c": {"confirmed": "yes"}}
     traces = [make_trace(workload=make_workload(uuid), evaluation=timed(**record)) for uuid, record in records.items()]
     (row,) = summarise(traces)
-    bursts = (Burst("a", True, 0.9, 0.01, ""), Burst("b", False, None, 0.01, "the call is short"))
-    assert row.bursts == (*bursts, Burst("c", None, None, None, ""))
+    bursts = (Burst("a", True, 0.9, 0.01, None, ""), Burst("b", False, None, 0.01, None, "the call is short"))
+    assert row.bursts == (*bursts, Burst("c", None, None, None, None, ""))
     assert tuple(best.burst for best in best_by_workload(traces)) == row.bursts
     assert summarise(traces, with_bursts=False) == [replace(row, bursts=())]

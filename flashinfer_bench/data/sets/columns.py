@@ -177,7 +177,8 @@ COLUMNS: Final[tuple[ExportColumn, ...]] = (
     ExportColumn("kernel_ms", "number", "milliseconds of `run` alone, beside `setup`", _measured("kernel_ms")),
     ExportColumn("setup_ms", "number", "milliseconds of `setup`", _measured("setup_ms")),
     ExportColumn("burst_ms", "number", "milliseconds of one call in a burst, timed outside", _measured("burst_ms")),
-    ExportColumn("is_confirmed", "truth", "whether bursts agree with the latency", _measured("confirmed")),
+    ExportColumn("relay_ms", "number", "milliseconds of one call in a relay, timed outside", _measured("relay_ms")),
+    ExportColumn("is_confirmed", "truth", "whether these agree with the latency", _measured("confirmed")),
     ExportColumn(
         "is_meaningful", "truth", "whether the latency says something of the kernel", _timed(_measured("meaningful"))
     ),

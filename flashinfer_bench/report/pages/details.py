@@ -165,6 +165,7 @@ def _verdict(result: Result, logs: dict[str, int]) -> dict[str, Any]:
         "median ms": short(measured.median_ms),
         "quartiles ms": _pair(measured.q25_ms, measured.q75_ms),
         "burst ms": short(measured.burst_ms),
+        "relay ms": short(measured.relay_ms),
         "not confirmed": measured.not_confirmed,
         "setup ms": short(measured.setup_ms),
         "evaluator": result.told.evaluator,

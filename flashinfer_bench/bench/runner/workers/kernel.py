@@ -31,6 +31,7 @@ from flashinfer_bench.bench.runner.workers.timed.confirmation import ClaimContra
 from flashinfer_bench.bench.runner.workers.timed.reader import ReadCall, Reader
 from flashinfer_bench.bench.runner.workers.timed.readings import ReadingsAsked, add_flags, check_trial, raise_claim
 from flashinfer_bench.bench.runner.workers.timed.regime_calls import UNTOUCHED, RegimeCall, RegimeSchedule
+from flashinfer_bench.bench.runner.workers.timed.relay import RELAY_READS, RelayTimer, count_relay_calls
 from flashinfer_bench.bench.runner.workers.timed.remote_clock import RemoteClock
 from flashinfer_bench.bench.runner.workers.timed.trial import RemoteTrial
 from flashinfer_bench.compile import Artifact
@@ -53,7 +54,7 @@ FEW_READS: Final = 2
 """Calls of a trial that are compared where they are so large that there is no memory for MOST_PLACES of them."""
 QUICK_CALL_NS: Final = 5_000_000
 """Calls up to this are made up for where a trial ended before calls on other regimes were due: some dozens of them."""
-CALLING: Final = ("calls", "burst")
+CALLING: Final = ("calls", "burst", "relay")
 """Requests that run the solution: where one raises, its worker may do the solution's next job."""
 
 Answer = TypeVar("Answer", bound=Claim)
@@ -239,10 +240,8 @@ class RemoteKernel:
         if remote is not None and self.task.plan.confirms and self.task.plan.facts is None:
             # A request with setup makes all its calls' setups first, and threads of these may work side by side.
             known_ns = [] if remote.has_setup else costs_ns
-            settled = settle_by_requests(latency_ms * 1e6, known_ns, self._arena.device.type)
             waits_inside = "waits_inside" in record.get("flags", [])
-            contents = remote.contents.base
-            found = settled or self._confirm(remote, contents, latency_ms, waits_inside=waits_inside)
+            found = self._confirm(remote, latency_ms, known_ns, waits_inside=waits_inside)
             record |= found.to_record()
             latency_ms = raise_claim(latency_ms, record, self._arena.device.type)
         if remote is not None:
@@ -269,7 +268,8 @@ class RemoteKernel:
         returns = self.style != "dps" and bool(self.task.outputs)
         has_setup, hold = self.worker.has_setup, self.worker.rest_all
         remote = RemoteTrial(places, contents, reader, asked, has_setup, returns=returns, hold_worker=hold)
-        remote.guard_pid = self.worker.guard_pid if asked.device_type == "cpu" else None
+        if asked.device_type == "cpu":
+            remote.guard_pid, remote.worker_pid = self.worker.guard_pid, self.worker.pid
         if regimes is not None and any(regimes.free) and self.is_meaningful:
             chosen = regimes.choose(number % trials, trials)
             remote.schedule = RegimeSchedule(regimes, chosen, plan.warmup_runs + plan.iterations)
@@ -326,10 +326,26 @@ class RemoteKernel:
         return check_trial(trial, remote.asked)
 
     def _confirm(
-        self, remote: RemoteTrial, inputs: Sequence[Any], latency_ms: float, *, waits_inside: bool
+        self, remote: RemoteTrial, latency_ms: float, known_ns: Sequence[float], *, waits_inside: bool
     ) -> Confirmation:
-        """Hold the latency against bursts; some of their calls are compared, too."""
-        size = remote.places.stride
+        """Hold the latency against relays, what requests took, or bursts; some of the calls are compared, too.
+
+        Args:
+            remote: the latest trial.
+            latency_ms: what the worker claims.
+            known_ns: what timed calls took by the session's clock.
+            waits_inside: calls wait for a GPU.
+        """
+        inputs, size, empty_ns = remote.contents.base, remote.places.stride, self.worker.overhead.relay
+        calls = 0 if empty_ns is None else count_relay_calls(latency_ms * 1e6, size)
+        if empty_ns is not None and calls:
+            remote = remote.moved_to(self._lay_out(inputs, calls), RELAY_READS)
+            confirmation = RelayTimer(self._ask, remote, empty_ns).confirm(latency_ms * 1e6, is_ours=self.task.is_ours)
+            self.reads[-1] += remote.reader.reads()
+            return confirmation
+        settled = settle_by_requests(latency_ms * 1e6, known_ns, self._arena.device.type)
+        if settled is not None:
+            return settled
         calls = count_burst_calls(latency_ms * 1e6, self._arena.device.type, self.worker.overhead, size)
         places = self._lay_out(inputs, calls)
         remote = remote.moved_to(places, count_read_calls(places.stride, self._arena.device.type))

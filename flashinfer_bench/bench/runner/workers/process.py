@@ -14,7 +14,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -23,6 +23,7 @@ from flashinfer_bench.base.files.trees import remove_tree
 from flashinfer_bench.bench.runner.workers.cpu_time import end_account, keep_account, tree_cpu_time_ns
 from flashinfer_bench.bench.runner.workers.stillness import Stillness
 from flashinfer_bench.bench.runner.workers.timed.empty_bursts import BurstOverhead, take_overhead
+from flashinfer_bench.bench.runner.workers.timed.handover import Handover, can_relay, open_board, take_empty_relay
 from flashinfer_bench.errors import DeviceFault
 from flashinfer_bench.worker.linux import count_threads, end_tree, resident_memory, tree_below
 from flashinfer_bench.worker.protocol import (
@@ -32,6 +33,7 @@ from flashinfer_bench.worker.protocol import (
     Collected,
     Failed,
     Recovered,
+    Relayed,
     Unbound,
     WorkerReady,
     check_answer,
@@ -250,6 +252,9 @@ class WorkerProcess:
         with self.resting():
             kind = "cuda" if self.clock.fills_queue else "cpu"
             self.overhead = take_overhead(lambda calls: self._time_empty_burst(calls, limit_s), kind, touch_device)
+            if kind == "cpu" and can_relay():
+                relay_ns = take_empty_relay(lambda moves, calls: self._relay_empty(moves, calls, limit_s))
+                self.overhead = replace(self.overhead, relay=relay_ns)
 
     def _time_empty_burst(self, calls: int, limit_s: float) -> tuple[float, float | None]:
         """Return the time of the wall and, on a CPU, of processors that a burst takes."""
@@ -263,10 +268,39 @@ class WorkerProcess:
         cpu_after = tree_cpu_time_ns(self.guard_pid) if cpu_before is not None else None
         return wall_ns, None if cpu_before is None or cpu_after is None else float(cpu_after - cpu_before)
 
+    def _relay_empty(self, moves: Handover, calls: int, limit_s: float) -> list[int]:
+        spans: list[int] = []
+        with open_board() as (board, fd):
+            self.ask(
+                "relay",
+                Relayed,
+                limit_s,
+                fds=[fd],
+                meanwhile=lambda is_over: spans.extend(moves.run(board, self.pid, is_over)),
+                indices=list(range(calls)),
+                part="nothing",
+            )
+        return spans
+
     def ask(
-        self, verb: str, expected: type[Answer], limit_s: float, *, fds: Sequence[int] = (), **fields: Any
+        self,
+        verb: str,
+        expected: type[Answer],
+        limit_s: float,
+        *,
+        fds: Sequence[int] = (),
+        meanwhile: Callable[[Callable[[], bool]], object] | None = None,
+        **fields: Any,
     ) -> Answer | Failed:
         """Send a request and wait for its answer.
+
+        Args:
+            verb: what is asked for.
+            expected: what the answer is checked as.
+            limit_s: seconds that it may take.
+            fds: descriptors that go along.
+            meanwhile: called once the request is sent, with what tells whether an answer has come, or none will.
+            **fields: of the request.
 
         Raises:
             WorkerGone: the process ended first.
@@ -282,6 +316,8 @@ class WorkerProcess:
         except OSError:
             self._await_exit(min(deadline, self._now() + END_LIMIT_S))
             raise WorkerGone(self.exit) from None
+        if meanwhile is not None:
+            meanwhile(lambda: self._is_over(deadline))
         message = self._wait(deadline)
         if self._stillness is not None:
             self._stillness.rest()
@@ -385,6 +421,11 @@ class WorkerProcess:
             if left_s <= 0:
                 raise WorkerLate
             self._turn(left_s)
+
+    def _is_over(self, deadline: float) -> bool:
+        """Hear the worker and its guard; say whether `_wait` would wait for nothing."""
+        self._turn(0)
+        return self._reader.has_frame or self.exit is not None or self._now() >= deadline
 
     def _turn(self, limit_s: float) -> None:
         for key, _ in self._selector.select(limit_s):

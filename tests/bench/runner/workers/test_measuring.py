@@ -9,11 +9,12 @@ import torch
 from flashinfer_bench.bench.runner.workers.kernel import MEASUREMENTS
 from flashinfer_bench.bench.runner.workers.kernel_task import MeasurePlan
 from flashinfer_bench.bench.runner.workers.stock import SlowContext, check_context
-from flashinfer_bench.bench.runner.workers.timed import confirmation
+from flashinfer_bench.bench.runner.workers.timed import confirmation, relay
 from flashinfer_bench.bench.runner.workers.timed.burst_size import READ_CALLS
 from flashinfer_bench.bench.runner.workers.timed.bursts import BurstTimer
 from flashinfer_bench.bench.runner.workers.timed.confirmation import ClaimContradicted
 from flashinfer_bench.bench.runner.workers.timed.empty_bursts import BurstOverhead
+from flashinfer_bench.bench.runner.workers.timed.relay import RELAY_READS, RelayTimer
 from flashinfer_bench.errors import SolutionFailure
 from flashinfer_bench.timing.measurement import Sample, Trial
 from flashinfer_bench.timing.recipe import most_readings
@@ -69,11 +70,10 @@ def test_every_call_that_is_read_of_an_honest_solution_is_right(open_kernel, sou
         measured = kernel.measure([[X], [X + 1]])
     assert measured.latency_ms > 0
     assert len(kernel.reads[0]) == 22  # all: the first trial may be the only one, so as many as in both are chosen
-    of_burst = len(kernel.reads[1]) - 13  # of the burst that counts, which is a short one on a busy machine
-    assert 0 < of_burst <= READ_CALLS["cpu"]
+    assert len(kernel.reads[1]) == 13 + RELAY_READS
     assert [sum(read.is_base for read in reads) for reads in kernel.reads] == [1, 1]
     assert all(is_right(read) for reads in kernel.reads for read in reads)
-    assert len({read.inputs[0].numpy().tobytes() for reads in kernel.reads for read in reads}) == 35 + of_burst
+    assert len({read.inputs[0].numpy().tobytes() for reads in kernel.reads for read in reads}) == 35 + RELAY_READS
 
 
 def test_a_solution_that_is_called_by_keyword_may_write_to_its_inputs(open_kernel):
@@ -90,13 +90,26 @@ def test_a_measurement_has_a_reading_per_iteration(open_kernel):
     assert (measured.record["samples"], len(measured.trials)) == (10, 2)
     first, second = [[read.is_base for read in reads] for reads in kernel.reads]
     assert first == [True]
-    assert second == [True] + [False] * len(second[1:])
-    assert 0 < len(second[1:]) <= READ_CALLS["cpu"]
+    assert second == [True] + [False] * RELAY_READS
 
 
-def test_a_latency_is_confirmed_by_bursts(open_kernel):
+def test_a_latency_is_confirmed_by_relays(open_kernel):
     source = f"{WORK}\ndef run(x):\n    work(0.0008)\n    return x * 2"
     with open_kernel(source, plan=READ) as kernel:
+        record = kernel.measure([[X]]).record
+    assert len(kernel.reads[0]) == 13 + RELAY_READS
+    assert len({read.inputs[0].numpy().tobytes() for read in kernel.reads[0]}) == len(kernel.reads[0])
+    assert record["confirmed"] is True
+    assert 0.7 < record["relay_ms"] < 3.0
+    assert record["relay_calls"] > 0
+    assert "burst_ms" not in record
+    assert "unconfirmed" not in record.get("flags", [])
+
+
+def test_where_no_relay_can_be_run_a_latency_is_confirmed_by_bursts(open_kernel):
+    source = f"{WORK}\ndef run(x):\n    work(0.0008)\n    return x * 2"
+    with open_kernel(source, plan=READ) as kernel:
+        kernel.worker.overhead = replace(kernel.worker.overhead, relay=None)
         record = kernel.measure([[X]]).record
     assert 13 < len(kernel.reads[0]) <= 13 + READ_CALLS["cpu"]  # a burst is a short one on a busy machine
     assert len({read.inputs[0].numpy().tobytes() for read in kernel.reads[0]}) == len(kernel.reads[0])
@@ -108,6 +121,7 @@ def test_a_latency_is_confirmed_by_bursts(open_kernel):
 
 def test_a_slow_latency_is_confirmed_by_what_its_calls_took_outside(open_kernel, monkeypatch):
     monkeypatch.setattr(BurstTimer, "confirm", None)  # nobody asks for bursts
+    monkeypatch.setattr(relay, "LONGEST_NS", 0)  # nor for relays
     monkeypatch.setattr(confirmation, "least_share", lambda device_type: 0.01)  # however busy the machine is
     source = f"{WORK}\ndef run(x):\n    work(0.01)\n    return x * 2"
     with open_kernel(source, plan=replace(READ, budget_s=30.0)) as kernel:  # time for all readings
@@ -129,16 +143,16 @@ def test_a_latency_that_bursts_cannot_resolve_is_flagged_and_not_blamed(open_ker
 def test_a_contradicted_measurement_is_made_again_on_new_content_and_the_last_one_counts(
     open_kernel, monkeypatch, contradicted
 ):
-    confirm, claims, contents = BurstTimer.confirm, [], []
+    confirm, claims, contents = RelayTimer.confirm, [], []
 
-    def contradict(timer, claimed_ns, overhead, **more):
+    def contradict(timer, claimed_ns, **more):
         claims.append(claimed_ns)
         contents.append(timer._trial.contents.make(99)[0].tolist())
         if len(claims) <= contradicted:
             raise ClaimContradicted("RUNTIME_ERROR", "too good")
-        return confirm(timer, claimed_ns, overhead, **more)
+        return confirm(timer, claimed_ns, **more)
 
-    monkeypatch.setattr(BurstTimer, "confirm", contradict)
+    monkeypatch.setattr(RelayTimer, "confirm", contradict)
     with open_kernel("def run(x):\n    return x * 2", plan=READ) as kernel:
         if contradicted == MEASUREMENTS:
             with pytest.raises(ClaimContradicted):

@@ -15,11 +15,10 @@ processor times of several threads add up.
 
 from __future__ import annotations
 
-import ctypes
 import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 import torch
@@ -27,18 +26,17 @@ import torch
 from flashinfer_bench.bench.runner.workers.cpu_time import BetweenRequests, tree_waiting_ns
 from flashinfer_bench.bench.runner.workers.timed.burst_size import RESOLVED, noise_ns
 from flashinfer_bench.bench.runner.workers.timed.confirmation import (
-    BUSY_LEAST_SHARE,
-    FORGED_SHARE,
-    LEAST_SHARE,
+    BUSY_SHARE,
     REFUSED_SHARE,
-    ClaimContradicted,
     Confirmation,
+    Outside,
+    find_doubt,
     least_share,
 )
+from flashinfer_bench.bench.runner.workers.timed.copies import time_copies
 from flashinfer_bench.bench.runner.workers.timed.empty_bursts import BurstOverhead
 from flashinfer_bench.bench.runner.workers.timed.remote_clock import Ask
 from flashinfer_bench.bench.runner.workers.timed.trial import RemoteTrial
-from flashinfer_bench.errors import SolutionFailure
 from flashinfer_bench.worker.protocol import BurstDone, Collected
 
 BEGIN_NS: Final = {"cpu": 0.0, "cuda": 200_000.0}
@@ -47,8 +45,6 @@ programs at hand. Honest bursts of 8 to 128 calls took up to 500 us more than th
 START_NS: Final = {"cpu": 0.0, "cuda": 1_500.0}
 """Taken off each call of a burst, by the kind of device: in a graph of many calls each starts so long after the one
 before. So a claim of a few microseconds is hardly bounded."""
-BUSY_SHARE: Final = 0.1
-"""A worker was held up where its threads waited for a processor for this share of the time or longer."""
 COPIED_BYTES: Final = 256 << 20
 """Bytes that the session copies at the most to learn what copies take."""
 COPY_MARGIN: Final = {"cpu": 1.0, "cuda": 1.5}
@@ -81,16 +77,6 @@ SHORTER: Final = {"cpu": (1, 2, 4), "cuda": (1,)}
 """Their bursts have the calls of the first series divided by one of these: where the cost of a call depends on its
 content, the best of several short bursts is nearer to the usual call than the mean of a long one. On a GPU a short
 burst is little but its own beginning."""
-
-
-@dataclass(frozen=True)
-class Series:
-    """What several bursts came to."""
-
-    call_ns: float
-    """What one call costs in the best of them."""
-    is_busy: bool
-    """The worker was held up by others meanwhile."""
 
 
 class BurstTimer:
@@ -155,23 +141,10 @@ class BurstTimer:
         if best.call_ns <= resolution_ns:
             least_ns = KEPT_SHARE[device_type] * self._beside_ns(overhead)
             return Confirmation(least_ns or None, resolution_ns, "the call is shorter than a burst resolves")
-        if claimed_ns >= LEAST_SHARE * best.call_ns:
-            return Confirmation(best.call_ns, resolution_ns)
-        burst = f"a call in a burst takes {best.call_ns / 1e6:.6g} ms"
-        if self.refused is not None:
-            why = f"{burst}, and the host may be what holds it up: {self.refused}"
-            return Confirmation(best.call_ns, resolution_ns, why)
-        if best.is_busy and claimed_ns >= BUSY_LEAST_SHARE * best.call_ns:
-            return Confirmation(best.call_ns, resolution_ns, f"{burst}, while other processes held the processors")
-        if is_ours or claimed_ns >= REFUSED_SHARE * best.call_ns:
-            return Confirmation(best.call_ns, resolution_ns, burst)
-        failure = SolutionFailure if claimed_ns < FORGED_SHARE * best.call_ns else ClaimContradicted
-        raise failure(
-            "RUNTIME_ERROR",
-            f"the worker claims {claimed_ns / 1e6:.6g} ms a call; {burst}, as timed from outside ({series} series)",
-        )
+        doubt = find_doubt(claimed_ns, best, "burst", f"{series} series", refused=self.refused, is_ours=is_ours)
+        return Confirmation(best.call_ns, resolution_ns, doubt)
 
-    def _take_series(self, calls: int, overhead: BurstOverhead, settling: tuple[float, float]) -> Series:
+    def _take_series(self, calls: int, overhead: BurstOverhead, settling: tuple[float, float]) -> Outside:
         """Take some bursts of so many calls; return what one call costs in the best of them.
 
         Args:
@@ -198,7 +171,7 @@ class BurstTimer:
         while not is_over():
             costs_ns.append(self._time_one(calls, overhead))
         waited_ns = tree_waiting_ns(self._guard_pid) - waited_before
-        return Series(min(costs_ns), waited_ns > BUSY_SHARE * (self._now_ns() - start))
+        return Outside(min(costs_ns), waited_ns > BUSY_SHARE * (self._now_ns() - start))
 
     def _time_one(self, calls: int, overhead: BurstOverhead) -> float:
         """Return what one call of a burst costs; where it is the least so far, calls of this burst are compared."""
@@ -261,7 +234,7 @@ class BurstTimer:
         """
         outputs = [output for index in indices for output in self._trial.places.outputs(index)]
         if self._trial.asked.device_type == "cpu":
-            self._copy_ns = min(self._copy_ns, time_copies_of_one_thread(outputs) / len(indices))
+            self._copy_ns = min(self._copy_ns, time_copies(outputs) / len(indices))
             return COPY_MARGIN["cpu"] * self._copy_ns * len(indices)
         # In one piece: what each copy takes to start is known from empty bursts.
         size = sum(output.nbytes for output in outputs)
@@ -272,12 +245,3 @@ class BurstTimer:
         target.copy_(source)
         self._trial.places.synchronize()
         return COPY_MARGIN["cuda"] * (self._now_ns() - start) * max(1.0, size / COPIED_BYTES)
-
-
-def time_copies_of_one_thread(tensors: Sequence[torch.Tensor]) -> float:
-    """Return the nanoseconds that copying tensors on a CPU takes a thread, from and to memory that is in use."""
-    scratch = torch.zeros(max((tensor.nbytes for tensor in tensors), default=0), dtype=torch.uint8)
-    start = time.thread_time_ns()
-    for tensor in tensors:
-        ctypes.memmove(scratch.data_ptr(), tensor.data_ptr(), tensor.nbytes)
-    return float(time.thread_time_ns() - start)

@@ -116,6 +116,8 @@ class CallPlaces:
         own = iter(slots)
         self._first_inputs = [next(own) if isinstance(value, torch.Tensor) else None for value in inputs]
         self._first_outputs = list(own)
+        self._outputs_end = size
+        self._inputs_end = self._first_outputs[0].offset if self._first_outputs else size
         self._inputs = self._view([slot for slot in self._first_inputs if slot is not None])
         self._outputs = self._view(self._first_outputs)
         self._bytes = [
@@ -152,6 +154,17 @@ class CallPlaces:
     def outputs(self, index: int) -> list[torch.Tensor]:
         """Return a place's output slots as views of the arena."""
         return self._outputs[index]
+
+    def input_bytes(self, count: int) -> torch.Tensor:
+        """Return the bytes of all inputs in the first places, a row for each; the outputs lie behind them."""
+        return self._held_bytes(count, 0, self._inputs_end)
+
+    def output_bytes(self, count: int) -> torch.Tensor:
+        """Return the bytes of all output slots in the first places, a row for each."""
+        return self._held_bytes(count, self._inputs_end, self._outputs_end)
+
+    def _held_bytes(self, count: int, begin: int, end: int) -> torch.Tensor:
+        return self.arena.block.as_strided((count, end - begin), (self.stride, 1), begin)
 
     def poison(self, indices: Sequence[int], writer: Writer | None = None) -> None:
         """Fill the output slots of some places with what no honest kernel leaves there.

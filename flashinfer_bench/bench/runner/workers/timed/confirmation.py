@@ -28,31 +28,80 @@ FEWEST_SEEN: Final = 9
 """Calls that this needs."""
 
 
+BUSY_SHARE: Final = 0.1
+"""A worker was held up where its threads waited for a processor for this share of the time or longer."""
+
+
 class ClaimContradicted(SolutionFailure):
     """Bursts take longer than a claim allows. A machine whose speed changes does this to an honest claim, too."""
 
 
 @dataclass(frozen=True)
+class Outside:
+    """What several bursts or relays came to, by the session's clock."""
+
+    call_ns: float
+    """What one call costs in the best of them."""
+    is_busy: bool
+    """The worker was held up by others meanwhile."""
+
+
+@dataclass(frozen=True)
 class Confirmation:
-    """What bursts say of a claimed latency."""
+    """What bursts or relays say of a claimed latency."""
 
     burst_ns: float | None
-    """What one call costs in a burst; None where bursts do not resolve it."""
+    """What one call costs in a burst; None where bursts do not resolve it, or none was made."""
     resolution_ns: float | None
     """What a burst cannot tell from nothing, for one call; None where no burst was made."""
     why_not: str | None = None
     """Why the latency is not confirmed; None where it is."""
     calls: int = 0
-    """Calls that bursts made, the first burst's among them, which is not timed."""
+    """Calls that bursts or relays made, the first burst's among them, which is not timed."""
     request_ns: float | None = None
     """What one timed call took from outside, where that settled the claim."""
+    relay_ns: float | None = None
+    """What one call costs in a relay; None where none was run."""
 
     def to_record(self) -> dict[str, Any]:
         """Return it as fields of a measurement's record."""
-        times_ns = {"burst": self.burst_ns, "burst_resolution": self.resolution_ns, "request": self.request_ns}
-        record: dict[str, Any] = {"confirmed": self.why_not is None, "burst_calls": self.calls}
+        times_ns = {"burst": self.burst_ns, "burst_resolution": self.resolution_ns}
+        times_ns |= {"request": self.request_ns, "relay": self.relay_ns}
+        way = "burst" if self.relay_ns is None else "relay"
+        record: dict[str, Any] = {"confirmed": self.why_not is None, f"{way}_calls": self.calls}
         record |= {f"{name}_ms": time_ns / 1e6 for name, time_ns in times_ns.items() if time_ns is not None}
         return record if self.why_not is None else {**record, "not_confirmed": self.why_not}
+
+
+def find_doubt(
+    claimed_ns: float, outside: Outside, way: str, tried: str, *, refused: str | None = None, is_ours: bool = False
+) -> str | None:
+    """Return why a claimed latency is not confirmed by an outside time; None where it is.
+
+    Args:
+        claimed_ns: latency of one call, `setup` included.
+        outside: what a call takes from outside.
+        way: how that was taken: "burst" or "relay".
+        tried: how often.
+        refused: why the host may be what takes the time; None where it is not.
+        is_ours: the call is a reference's, whose claim is never refused.
+
+    Raises:
+        ClaimContradicted: RUNTIME_ERROR; the calls take far longer than the claim allows.
+        SolutionFailure: the same, and no machine changes its speed so much.
+    """
+    if claimed_ns >= LEAST_SHARE * outside.call_ns:
+        return None
+    told = f"a call in a {way} takes {outside.call_ns / 1e6:.6g} ms"
+    if refused is not None:
+        return f"{told}, and the host may be what holds it up: {refused}"
+    if outside.is_busy and claimed_ns >= BUSY_LEAST_SHARE * outside.call_ns:
+        return f"{told}, while other processes held the processors"
+    if is_ours or claimed_ns >= REFUSED_SHARE * outside.call_ns:
+        return told
+    failure = SolutionFailure if claimed_ns < FORGED_SHARE * outside.call_ns else ClaimContradicted
+    claimed = f"the worker claims {claimed_ns / 1e6:.6g} ms a call"
+    raise failure("RUNTIME_ERROR", f"{claimed}; {told}, as timed from outside ({tried})")
 
 
 def settle_by_requests(claimed_ns: float, costs_ns: Sequence[float], device_type: str) -> Confirmation | None:

@@ -33,6 +33,8 @@ class BurstOverhead:
     """How much bursts differ."""
     processors: BurstOverhead | None = None
     """The same in processor time; None where nobody tells it."""
+    relay: float | None = None
+    """What a call takes in a relay that computes nothing (`relay.py`); None where none is run."""
 
     @classmethod
     def of(cls, few_ns: Sequence[float], many_ns: Sequence[float], calls: tuple[int, int]) -> BurstOverhead:
@@ -50,7 +52,9 @@ class BurstOverhead:
             return self
         request, long = (min(one, other) for one, other in zip(self._bursts(), least._bursts(), strict=True))
         processors = None if self.processors is None else self.processors.at_most(least.processors)
-        return BurstOverhead(request, max(0.0, long - request) / MANY, self.noise, processors)
+        relays = [one.relay for one in (self, least) if one.relay is not None]
+        call = max(0.0, long - request) / MANY
+        return BurstOverhead(request, call, self.noise, processors, min(relays, default=None))
 
     def _bursts(self) -> tuple[float, float]:
         """Return what a burst without a call takes, and one of many."""

@@ -52,6 +52,8 @@ class RemoteTrial:
     """Makes sure that nothing of the worker's runs until it is asked again."""
     guard_pid: int | None = None
     """The process above a worker that is held still; None where it is not."""
+    worker_pid: int | None = None
+    """The worker, where it is held still."""
     setup_samples: list[Sample] = field(default_factory=list)
     """Readings of `setup`, where the solution has one."""
     costs_ns: list[float] = field(default_factory=list)

@@ -1,0 +1,149 @@
+"""How the calls of a relay get their inputs one by one, and how long each then takes.
+
+The session keeps what the calls are given to itself, brings it into the places one by one, and keeps what a call gave
+as soon as the board (`worker/board.py`) says that it is over. Session and worker look at the board without a pause,
+each on a processor of its own, so a handover takes a microsecond or two.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Final
+
+import torch
+
+from flashinfer_bench.base.host import usable_cores
+from flashinfer_bench.bench.runner.workers.arena import open_memory_file
+from flashinfer_bench.worker.board import BOARD_BYTES, Board, has_order
+
+RELAY_CALLS: Final = 33
+"""Calls of a relay. The median counts, so who wants to gain has to leave out half of them."""
+EMPTY_RELAYS: Final = 4
+EMPTY_BYTES: Final = 64
+"""Bytes that are moved before and after an empty call, as inputs and outputs are."""
+
+PROCESSOR_FIELD: Final = 36
+"""Of `/proc/PID/stat`, counted from the one behind the name."""
+
+chance = random.SystemRandom()
+now_ns = time.perf_counter_ns
+
+
+@contextmanager
+def open_board() -> Iterator[tuple[Board, int]]:
+    """Give a board of the session's own, and the descriptor that goes to the worker."""
+    fd = open_memory_file(BOARD_BYTES)
+    try:
+        yield Board(fd), fd
+    finally:
+        os.close(fd)
+
+
+def can_relay() -> bool:
+    """Say whether this machine can run relays: session and worker need a processor each."""
+    return sys.platform == "linux" and usable_cores() > 1 and has_order()
+
+
+@dataclass(frozen=True)
+class Handover:
+    """How a call gets what it is given, and what it gave is kept: addresses and sizes of what is moved.
+
+    Args:
+        given: from where to where the inputs of each call go.
+        given_bytes: of each.
+        left: from where to where its outputs go.
+        left_bytes: of each.
+    """
+
+    given: Sequence[tuple[int, int]]
+    given_bytes: int
+    left: Sequence[tuple[int, int]]
+    left_bytes: int
+
+    def run(self, board: Board, worker_pid: int | None, is_over: Callable[[], bool]) -> list[int]:
+        """Give calls out one by one; return the nanoseconds of each. They are fewer where the worker answers sooner.
+
+        Args:
+            board: cleared.
+            worker_pid: the worker.
+            is_over: tells whether the worker has answered, or is gone, or late.
+        """
+        with staying_apart(worker_pid) as stay_apart:
+
+            def is_over_apart() -> bool:
+                stay_apart()
+                return is_over()
+
+            return self._run(board, is_over_apart)
+
+    def _run(self, board: Board, is_over: Callable[[], bool]) -> list[int]:
+        move = ctypes.memmove
+        spans: list[int] = []
+        firsts = [chance.randrange(self.left_bytes + 1) for _ in self.left]
+        calls = zip(self.given, self.left, firsts, strict=True)
+        for count, ((source, place), (slots, kept), first) in enumerate(calls, 1):
+            move(place, source, self.given_bytes)
+            start = now_ns()
+            board.give(count)
+            while not board.is_done(count):
+                if is_over() and not board.is_done(count):
+                    return spans
+            spans.append(now_ns() - start)
+            # Who writes on behind his word would have to be ahead of a copy that begins somewhere.
+            move(kept + first, slots + first, self.left_bytes - first)
+            move(kept, slots, first)
+        return spans
+
+
+def take_empty_relay(relay: Callable[[Handover, int], list[int]]) -> float:
+    """Return what a call takes in a relay that computes nothing and gives back one number, in nanoseconds.
+
+    Args:
+        relay: runs a relay of so many empty calls.
+    """
+    scratch = torch.zeros(4, EMPTY_BYTES, dtype=torch.uint8)
+    at = [scratch[row].data_ptr() for row in range(4)]
+    moves = Handover([(at[0], at[1])] * RELAY_CALLS, EMPTY_BYTES, [(at[2], at[3])] * RELAY_CALLS, EMPTY_BYTES)
+    return min(median(relay(moves, RELAY_CALLS)) for _ in range(EMPTY_RELAYS))
+
+
+@contextmanager
+def staying_apart(worker_pid: int | None) -> Iterator[Callable[[], None]]:
+    """Give what moves this thread to another processor where the worker has the same one; at the end it may have any.
+
+    Where other programs have the other processors, the system may leave both on one, and each would wait until the
+    other's time is over.
+    """
+    allowed = os.sched_getaffinity(0)
+
+    def stay_apart() -> None:
+        theirs = processor_of(f"/proc/{worker_pid}/stat")
+        if theirs is not None and theirs == processor_of("/proc/thread-self/stat"):
+            os.sched_setaffinity(0, allowed - {theirs} or allowed)
+
+    try:
+        yield stay_apart if worker_pid is not None else lambda: None
+    finally:
+        if os.sched_getaffinity(0) != allowed:
+            os.sched_setaffinity(0, allowed)
+
+
+def processor_of(stat: str) -> int | None:
+    """Return the number of the processor that a thread ran on last, by a file of the system; None where it is gone."""
+    with suppress(OSError, ValueError, IndexError):
+        return int(Path(stat).read_bytes().rsplit(b")", 1)[1].split()[PROCESSOR_FIELD])
+    return None
+
+
+def addresses(rows: torch.Tensor) -> list[int]:
+    """Return where each row of a matrix of bytes begins."""
+    return [rows.data_ptr() + at * rows.stride(0) for at in range(rows.shape[0])]

@@ -1,0 +1,153 @@
+"""Relays: rows of calls, each of which gets its inputs when the call before is over. On a CPU, for short calls.
+
+The calls of a burst lie in memory at the same time, so a worker may compute all of them in one operation, or side by
+side on all processors. In a relay it cannot (`handover.py`). A call costs
+
+    median(from its inputs to its outputs) - a share of the same for an empty call - copies of outputs
+
+and a latency is told as no less than RELAY_SHARE of that.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from statistics import median
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from flashinfer_bench.bench.runner.workers.cpu_time import BetweenRequests, tree_waiting_ns
+from flashinfer_bench.bench.runner.workers.timed.call_places import CPU_BYTES
+from flashinfer_bench.bench.runner.workers.timed.confirmation import BUSY_SHARE, Confirmation, Outside, find_doubt
+from flashinfer_bench.bench.runner.workers.timed.copies import time_copies
+from flashinfer_bench.bench.runner.workers.timed.handover import RELAY_CALLS, Handover, addresses, open_board
+from flashinfer_bench.bench.runner.workers.timed.readings import RELAY_SHARE
+from flashinfer_bench.errors import SolutionFailure
+from flashinfer_bench.worker.protocol import Relayed
+
+if TYPE_CHECKING:
+    from flashinfer_bench.bench.runner.workers.timed.remote_clock import Ask
+    from flashinfer_bench.bench.runner.workers.timed.trial import RemoteTrial
+
+RELAY_READS: Final = 12
+"""Calls that are compared of the relay that counts: who leaves out half of all passes once in 20,000 times."""
+FEWEST_CALLS: Final = 9
+"""A relay has so many calls at the least."""
+LONGEST_NS: Final = 10_000_000
+"""Calls beyond this are not relayed, since so many of them take long: requests of theirs settle a claim, or bursts."""
+RELAY_NS: Final = 10_000_000
+"""A relay has fewer than RELAY_CALLS where they would take longer than this together."""
+LARGEST_BYTES: Final = CPU_BYTES // FEWEST_CALLS
+"""Calls with more bytes of inputs and outputs are not relayed: there is no room for FEWEST_CALLS of them."""
+RELAY_BYTES: Final = 8 << 20
+"""A relay has fewer than RELAY_CALLS where they would take more bytes than this together: each is copied thrice."""
+FEWEST_RELAYS: Final = 2
+MOST_RELAYS: Final = 6
+"""Relays that are run of quick calls, and of all. Those after the first ones only while the best so far would raise the
+latency."""
+QUICK_NS: Final = 1_000_000
+"""Of calls from this on one relay will do: what a handover takes is little beside them."""
+WRITES_SHARE: Final = 0.2
+RETURNS_SHARE: Final = 0.4
+"""Of what a call takes that computes nothing and returns a number these shares are taken off a call that writes its
+outputs itself, and one that returns them. Who has taken the worker over may spare all of it. The rest is about what a
+call takes longer where it is timed alone."""
+OUTPUT_SHARE: Final = 0.2
+"""For each returned output after the first this share of an empty call is taken off: outputs are copied together."""
+
+
+def count_relay_calls(claimed_ns: float, size: int) -> int:
+    """Return how many calls a relay has; 0 where none is run.
+
+    Args:
+        claimed_ns: latency of one call.
+        size: bytes of the inputs and outputs of one call.
+    """
+    if claimed_ns > LONGEST_NS or size > LARGEST_BYTES:
+        return 0
+    most = min(RELAY_NS / max(claimed_ns, 1.0), RELAY_BYTES / max(size, 1))
+    return int(min(RELAY_CALLS, max(FEWEST_CALLS, most)))
+
+
+class RelayTimer:
+    """Times relays of one trial's calls.
+
+    Args:
+        ask: asks the worker.
+        trial: where the calls lie and what they are given.
+        empty_ns: what an empty call takes in a relay.
+    """
+
+    def __init__(self, ask: Ask, trial: RemoteTrial, empty_ns: float) -> None:
+        self._ask = ask
+        self._trial = trial
+        self._between = BetweenRequests(trial.guard_pid)
+        more = max(0, len(trial.places.outputs(0)) - 1)
+        self._beside_ns = empty_ns * (RETURNS_SHARE + OUTPUT_SHARE * more if trial.returns else WRITES_SHARE)
+        self._copy_ns = math.inf
+
+    def confirm(self, claimed_ns: float, *, is_ours: bool = False) -> Confirmation:
+        """Hold a claimed latency against relays.
+
+        Args:
+            claimed_ns: latency of one call, `setup` included.
+            is_ours: the call is a reference's, whose claim is never refused.
+
+        Raises:
+            ClaimContradicted: RUNTIME_ERROR; relays take longer than the claim allows, each time.
+            SolutionFailure: the same, and far longer; or outputs came after their call was told as over.
+        """
+        trial = self._trial
+        indices = list(range(len(trial.places)))
+        waited_ns, start = tree_waiting_ns(trial.guard_pid), time.perf_counter_ns()
+        best_ns, relays, fewest = math.inf, 0, FEWEST_RELAYS if claimed_ns < QUICK_NS else 1
+        while relays < fewest or (relays < MOST_RELAYS and RELAY_SHARE * best_ns > claimed_ns):
+            numbers, cost_ns = self._run_one(indices)
+            is_best = cost_ns <= best_ns
+            if is_best:
+                best_ns = cost_ns
+                trial.reader.begin()
+            trial.reader.look(indices, numbers, chooses=is_best)
+            relays += 1
+        is_busy = tree_waiting_ns(trial.guard_pid) - waited_ns > BUSY_SHARE * (time.perf_counter_ns() - start)
+        doubt = find_doubt(claimed_ns, Outside(best_ns, is_busy), "relay", f"{relays} relays", is_ours=is_ours)
+        return Confirmation(None, None, doubt, relays * len(indices), relay_ns=best_ns)
+
+    def _run_one(self, indices: list[int]) -> tuple[list[int], float]:
+        """Run one relay; return the numbers of its calls, and what one of them costs."""
+        trial = self._trial
+        numbers = trial.write(indices)
+        if trial.returns:
+            left = [output for index in indices for output in trial.places.outputs(index)]
+            self._copy_ns = min(self._copy_ns, time_copies(left) / len(indices))
+        inputs, outputs = trial.places.input_bytes(len(indices)), trial.places.output_bytes(len(indices))
+        given, kept = inputs.clone(memory_format=torch.contiguous_format), torch.empty(outputs.shape, dtype=torch.uint8)
+        inputs.zero_()
+        moves = Handover(
+            list(zip(addresses(given), addresses(inputs), strict=True)),
+            inputs.shape[1],
+            list(zip(addresses(outputs), addresses(kept), strict=True)),
+            outputs.shape[1],
+        )
+        spans: list[int] = []
+        part = "both" if trial.has_setup else "run"
+        _, ahead_ns = self._between.end()
+        with open_board() as (board, fd):
+            self._ask(
+                "relay",
+                Relayed,
+                "the measurement",
+                fds=[fd],
+                meanwhile=lambda is_over: spans.extend(moves.run(board, trial.worker_pid, is_over)),
+                indices=indices,
+                part=part,
+            )
+        self._between.begin()
+        if len(spans) < len(indices) or not torch.equal(outputs, kept):
+            raise SolutionFailure(
+                "RUNTIME_ERROR",
+                "an output was written after its call had ended; what a call starts has to be done when it returns",
+            )
+        copy_ns = self._copy_ns if trial.returns else 0.0
+        return numbers, max(0.0, median(spans) + ahead_ns / len(indices) - self._beside_ns - copy_ns)

@@ -1,0 +1,68 @@
+"""The board of a relay: a page of memory by which a session gives calls out one by one, and a worker says what is done.
+
+In a relay the inputs of a call come into its place when the call before is over. Both sides look at the board without a
+pause: a message through the kernel would take longer than a short call.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import platform
+from typing import Final
+
+BOARD_BYTES: Final = 4096
+GIVEN: Final = 0
+DONE: Final = 32
+"""Where the two counts lie, in words of eight bytes: in cache lines of their own, neighbours left free."""
+SPINS: Final = 2_000
+"""Looks at a count before others may have the processor after each: some 0.1 ms."""
+ORDERED: Final = ("x86_64", "AMD64", "i386", "i686")
+"""Processors on which what one core writes, others see in the order in which it was written. On others a count could be
+seen before the inputs that it tells of."""
+
+
+def has_order() -> bool:
+    """Say whether this machine shows writes to other cores in order, which a board needs."""
+    return platform.machine() in ORDERED
+
+
+class Board:
+    """The two counts, in shared memory.
+
+    Args:
+        fd: a memory file of BOARD_BYTES; it may be closed afterwards.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._counts = (ctypes.c_uint64 * (BOARD_BYTES // 8)).from_buffer(mmap.mmap(fd, BOARD_BYTES))
+
+    def clear(self) -> None:
+        """Begin a relay: nothing is given, nothing done."""
+        self._counts[GIVEN] = self._counts[DONE] = 0
+
+    def give(self, count: int) -> None:
+        """Say that so many calls have their inputs."""
+        self._counts[GIVEN] = count
+
+    def tell_done(self, count: int) -> None:
+        """Say that so many calls are over, and what they gave lies in their slots."""
+        self._counts[DONE] = count
+
+    def is_done(self, count: int) -> bool:
+        """Tell whether so many calls are over, after SPINS looks at the most."""
+        counts = self._counts
+        for _ in range(SPINS):  # noqa: SIM110 - any() takes longer than a short call
+            if counts[DONE] >= count:
+                return True
+        return False
+
+    def await_given(self, count: int) -> None:
+        """Wait until so many calls have their inputs."""
+        counts = self._counts
+        for _ in range(SPINS):
+            if counts[GIVEN] >= count:
+                return
+        while counts[GIVEN] < count:
+            os.sched_yield()
