@@ -1,4 +1,4 @@
-"""What runs on a node: one actor for one place. It passes calls on to the relay of its process.
+"""What runs on a node: one actor for one place. It passes calls on to the sessions of its process.
 
 Ray starts it, in a process of its own, and ends it with the program that asked for it or with its node. Then the kernel
 ends the sessions of that process with everything below them.
@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 import ray
 
 from flashinfer_bench.cluster.node.facts import describe_place, find_device, why_not_built_here
-from flashinfer_bench.cluster.node.relay import Relay
+from flashinfer_bench.cluster.node.sessions import NodeSessions
 from flashinfer_bench.data import Solution
 
 GROUPS: Final = {"orders": 1, "words": 1}
@@ -46,7 +46,7 @@ class PlaceActor:
     def __init__(self, kind: str, build_jobs: int | None) -> None:
         self._kind = kind
         self._build_jobs = build_jobs
-        self._relay: Relay | None = None
+        self._held: NodeSessions | None = None
         self._blobs: deque[Mapping[str, Any]] = deque(maxlen=KEPT_ORDERS)
         """Digest → reference to what is in Ray's object store, of each of the last orders."""
 
@@ -57,7 +57,7 @@ class PlaceActor:
         if self._kind == "cuda":
             os.environ.pop("OMP_NUM_THREADS", None)  # Ray's; a session beside a GPU computes as it does without Ray
         self._device = find_device(self._kind, int(gpus[0]) if gpus and str(gpus[0]).isdigit() else None)
-        self._relay = Relay(self._device, self._fetch, build_jobs=self._build_jobs)
+        self._held = NodeSessions(self._device, self._fetch, build_jobs=self._build_jobs)
         return describe_place(self._device, level, cache, hidden).model_dump()
 
     @in_group("orders")
@@ -90,13 +90,13 @@ class PlaceActor:
     @in_group("orders")
     def close(self) -> None:
         """End everything, and remove what was laid out."""
-        if self._relay is not None:
-            self._relay.close()
+        if self._held is not None:
+            self._held.close()
 
     @property
-    def _sessions(self) -> Relay:
-        assert self._relay is not None  # the host asks for facts first
-        return self._relay
+    def _sessions(self) -> NodeSessions:
+        assert self._held is not None  # the host asks for facts first
+        return self._held
 
     def _fetch(self, digest: str) -> Any:
         """Get a blob from Ray's object store."""

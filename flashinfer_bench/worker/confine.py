@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Sequence
 from typing import Any, Final
 
-from flashinfer_bench.worker.call_filter import install_filter
+from flashinfer_bench.worker.filter.call_filter import install_filter
 from flashinfer_bench.worker.linux import PR_SET_NO_NEW_PRIVS, ancestors, die_with_parent, prctl
 from flashinfer_bench.worker.privileges import drop_capabilities, enter_own_domain
 from flashinfer_bench.worker.walls.walls import Walls

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from flashinfer_bench.worker.asked_calls import AskedCalls
+from flashinfer_bench.worker.filter.asked_calls import AskedCalls
 from flashinfer_bench.worker.linux import (
     Memory,
     adopt_orphans,

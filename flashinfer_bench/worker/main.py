@@ -30,7 +30,6 @@ from flashinfer_bench.timing.clocks import (
 )
 from flashinfer_bench.timing.places import PLACES, choose_places
 from flashinfer_bench.worker.arena import MappedArena, open_arena
-from flashinfer_bench.worker.board import Board
 from flashinfer_bench.worker.calls import (
     CallLaunch,
     JoinedLaunch,
@@ -47,6 +46,7 @@ from flashinfer_bench.worker.jit.precompile import precompile
 from flashinfer_bench.worker.linux import show_memory
 from flashinfer_bench.worker.load import load_entry
 from flashinfer_bench.worker.protocol import MAX_TEXT, MOST_WORDS, answer_readings
+from flashinfer_bench.worker.relay_board import RelayBoard
 from flashinfer_bench.worker.walls.module_layer import link_modules
 from flashinfer_bench.worker.wire import FrameReader, WireClosed, send_frame
 
@@ -251,7 +251,7 @@ class Worker:
     def relay(self, request: dict[str, Any]) -> dict[str, Any]:
         """Make calls one by one, each as soon as the board that came with the request says that it has its inputs."""
         fds = self.reader.take_fds()
-        board = Board(fds[0])
+        board = RelayBoard(fds[0])
         for fd in fds:
             os.close(fd)
         drops = sum(output.nbytes for output in self._laid[0].outputs) < LARGE_BYTES if self._laid else True

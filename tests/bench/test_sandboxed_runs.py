@@ -9,7 +9,7 @@ from flashinfer_bench.bench.events import JobFinished
 from flashinfer_bench.bench.runner import sandbox
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.errors import ConfigError
-from flashinfer_bench.worker.call_filter import filters_calls
+from flashinfer_bench.worker.filter.call_filter import filters_calls
 from flashinfer_bench.worker.walls import landlock
 from tests.kit.make import make_definition, make_solution, make_trace, make_workload, write_trace_set
 

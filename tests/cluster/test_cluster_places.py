@@ -22,7 +22,7 @@ from flashinfer_bench.bench.runner.host.block_orders import OrderMaker
 from flashinfer_bench.bench.runner.protocol import Hello
 from flashinfer_bench.data import TraceSet
 from tests.kit.make import make_definition, make_evaluation, make_solution, make_trace, make_workload, write_trace_set
-from tests.kit.places import RelayPlaces
+from tests.kit.places import PlayedPlaces
 
 pytestmark = pytest.mark.cpu
 BLOB = {"x": {"type": "safetensors", "path": "blob/x.safetensors", "tensor_key": "x"}}
@@ -165,7 +165,7 @@ def judged(happenings):
 def test_every_place_has_work_and_every_job_one_verdict(hello, meeting):
     meeting.wanted = 2
     jobs = make_jobs()
-    happenings = play(RelayPlaces([gpu(0), gpu(1)], PlayedSession), hello, jobs)
+    happenings = play(PlayedPlaces([gpu(0), gpu(1)], PlayedSession), hello, jobs)
     assert judged(happenings) == Counter(range(len(jobs)))
     assert len({one.device.label for one in happenings if isinstance(one, Judged)}) == 2
 
@@ -173,7 +173,7 @@ def test_every_place_has_work_and_every_job_one_verdict(hello, meeting):
 def test_the_open_jobs_of_a_lost_place_are_done_once_by_another(hello, meeting):
     meeting.wanted = 2
     jobs = make_jobs()
-    places = RelayPlaces([gpu(0), gpu(1)], PlayedSession)
+    places = PlayedPlaces([gpu(0), gpu(1)], PlayedSession)
     lost = []
 
     def disturb(event, done):
@@ -190,7 +190,7 @@ def test_the_open_jobs_of_a_lost_place_are_done_once_by_another(hello, meeting):
 
 def test_a_place_that_comes_later_gets_work(hello, meeting):
     jobs = make_jobs(solutions=8)
-    places = RelayPlaces([gpu(0)], PlayedSession)
+    places = PlayedPlaces([gpu(0)], PlayedSession)
 
     def disturb(event, done):
         if done == 1:
@@ -207,7 +207,7 @@ def test_a_place_that_comes_later_gets_work(hello, meeting):
 
 def test_where_every_place_is_lost_each_job_has_a_fault_that_says_so(hello):
     jobs = make_jobs(solutions=2, workloads=2)
-    places = RelayPlaces([gpu(0)], PlayedSession)
+    places = PlayedPlaces([gpu(0)], PlayedSession)
     happenings = play(places, hello, jobs, lambda event, done: places.posts[event.device].lose())
     faults = [one for one in happenings if not isinstance(one, (Judged, Notice)) and hasattr(one, "message")]
     assert len(judged(happenings)) + len(faults) == len(jobs)
@@ -218,14 +218,14 @@ def test_a_session_that_cannot_start_says_why_and_its_place_is_given_up(hello):
     def start(device, hello):
         raise SessionLost("the session of cuda:0 ended: out of memory")
 
-    happenings = play(RelayPlaces([gpu(0)], start), hello, make_jobs(1, 1))
+    happenings = play(PlayedPlaces([gpu(0)], start), hello, make_jobs(1, 1))
     told = [one.message for one in happenings]
     assert sum("out of memory; 1 of its jobs go back" in line for line in told) == 2
     assert "out of memory" in told[-1]
 
 
 def test_a_session_that_is_ended_while_it_is_being_started_is_ended_there_too(hello):
-    places = RelayPlaces([gpu(0)], PlayedSession)
+    places = PlayedPlaces([gpu(0)], PlayedSession)
     post = places.posts[gpu(0)]
     start, may_start = post.start, threading.Event()
     post.start = lambda told: may_start.wait(10) and start(told)
@@ -234,14 +234,14 @@ def test_a_session_that_is_ended_while_it_is_being_started_is_ended_there_too(he
     ending.start()
     may_start.set()
     ending.join(10)
-    assert post.relay._is_over
-    assert post.relay._is_idle.is_set()
+    assert post.sessions._is_over
+    assert post.sessions._is_idle.is_set()
     places.close()
 
 
 def test_what_a_place_leaves_is_removed(hello):
-    places = RelayPlaces([gpu(0)], PlayedSession)
-    folder = places.posts[gpu(0)].relay._folder
+    places = PlayedPlaces([gpu(0)], PlayedSession)
+    folder = places.posts[gpu(0)].sessions._folder
     assert folder.is_dir()
     play(places, hello, make_jobs(1, 1))
     assert not folder.exists()
@@ -272,7 +272,7 @@ def judge_there(monkeypatch, tmp_path, device):
     benchmark = Benchmark(
         trace_set, BenchmarkConfig.default(devices=[device.label], **counts), cache=tmp_path / "cache"
     )
-    places = RelayPlaces([device])
+    places = PlayedPlaces([device])
     workshop = benchmark.workshop
     monkeypatch.setattr(workshop, "_make_farm", lambda: places.sources)
     fleet_of = Fleet

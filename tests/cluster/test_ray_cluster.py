@@ -17,7 +17,7 @@ from flashinfer_bench import Engine
 from flashinfer_bench.bench import Benchmark, BenchmarkConfig
 from flashinfer_bench.data import TraceSet
 from flashinfer_bench.errors import ConfigError
-from flashinfer_bench.worker.call_filter import filters_calls
+from flashinfer_bench.worker.filter.call_filter import filters_calls
 from flashinfer_bench.worker.linux import descendants
 from flashinfer_bench.worker.walls import landlock
 from tests.conftest import CHECKOUT

@@ -1,4 +1,4 @@
-"""A table of places without Ray: each place is a relay of this process, reached as an actor is, but for the network."""
+"""A table of places without Ray: each has its sessions in this process, reached as an actor is, but for the network."""
 
 import threading
 from collections import deque
@@ -6,52 +6,52 @@ from pathlib import Path
 
 from flashinfer_bench.bench.runner.places import News
 from flashinfer_bench.cluster.far_session import FarSession, PlaceLost
-from flashinfer_bench.cluster.node.relay import Relay
+from flashinfer_bench.cluster.node.sessions import NodeSessions
 from flashinfer_bench.cluster.parcels import Packer, TravellingSources
 
 
-class RelayPost:
-    """The way to a relay of this process; `lose` cuts it.
+class PlacePost:
+    """The way to the sessions of a place in this process; `lose` cuts it.
 
     Args:
-        relay: the place.
+        sessions: the place's.
     """
 
-    def __init__(self, relay):
-        self.relay = relay
+    def __init__(self, sessions):
+        self.sessions = sessions
         self.number = 0
         self.is_lost = False
         self.sent = []
 
     def lose(self):
         self.is_lost = True
-        threading.Thread(target=self.relay.close).start()
+        threading.Thread(target=self.sessions.close).start()
 
     def start(self, hello):
         self._check()
-        self.number = self.relay.start(hello)
+        self.number = self.sessions.start(hello)
 
     def give(self, order, blobs):
         self._check()
         self.sent.append(order)
-        self.relay.give(self.number, order)
+        self.sessions.give(self.number, order)
 
     def take(self):
         self._check()
-        said = self.relay.take(self.number, 0.05)
+        said = self.sessions.take(self.number, 0.05)
         self._check()
         return said
 
     def end(self):
         if not self.is_lost:
-            self.relay.end(self.number)
+            self.sessions.end(self.number)
 
     def _check(self):
         if self.is_lost:
             raise PlaceLost("its node is lost")
 
 
-class RelayPlaces:
+class PlayedPlaces:
     """Places that tests add and lose.
 
     Args:
@@ -77,7 +77,7 @@ class RelayPlaces:
         return tuple(device for device, post in self.posts.items() if not post.is_lost)
 
     def add(self, device):
-        self.posts[device] = RelayPost(Relay(device, self._offered.__getitem__, **self._start))
+        self.posts[device] = PlacePost(NodeSessions(device, self._offered.__getitem__, **self._start))
         self._joined.append(device)
 
     def look(self):
@@ -96,7 +96,7 @@ class RelayPlaces:
 
     def close(self):
         for post in self.posts.values():
-            post.relay.close()
+            post.sessions.close()
 
     def _offer(self, digest, file):
         self._offered[digest] = Path(file).read_bytes()

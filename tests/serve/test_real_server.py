@@ -12,7 +12,7 @@ import pytest
 
 from flashinfer_bench.client import Client
 from flashinfer_bench.serve.ledger import Ledger
-from flashinfer_bench.worker.call_filter import filters_calls
+from flashinfer_bench.worker.filter.call_filter import filters_calls
 from flashinfer_bench.worker.walls import landlock
 from tests.conftest import CHECKOUT
 from tests.kit import make_solution

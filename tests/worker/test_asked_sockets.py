@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from flashinfer_bench.worker.call_filter import filters_calls
+from flashinfer_bench.worker.filter.call_filter import filters_calls
 from flashinfer_bench.worker.linux import hide_memory, show_memory
 from flashinfer_bench.worker.walls import asked_sockets, landlock
 from flashinfer_bench.worker.walls.asked_sockets import connect_socket, has_network_apart, leads_inside

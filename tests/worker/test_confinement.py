@@ -22,12 +22,13 @@ from flashinfer_bench.bench.runner.session import start as session_start
 from flashinfer_bench.bench.runner.workers import process as worker_process
 from flashinfer_bench.bench.runner.workers.arena import SharedArena
 from flashinfer_bench.bench.runner.workers.process import WorkerGone, WorkerProcess
+from flashinfer_bench.bench.runner.workers.timed.handover import Along
 from flashinfer_bench.errors import DeviceFault
 from flashinfer_bench.worker import confine, guard
 from flashinfer_bench.worker.arena import Slot
-from flashinfer_bench.worker.asked_calls import AskedCalls
-from flashinfer_bench.worker.call_filter import CALLS, MOST_ANCESTORS, can_ask, make_program
-from flashinfer_bench.worker.filter_steps import ALLOW, RETURN, Step
+from flashinfer_bench.worker.filter.asked_calls import AskedCalls
+from flashinfer_bench.worker.filter.call_filter import CALLS, MOST_ANCESTORS, can_ask, make_program
+from flashinfer_bench.worker.filter.filter_steps import ALLOW, RETURN, Step
 from flashinfer_bench.worker.linux import count_own_tasks, descendants, is_alive, parent_of, resident_memory
 from flashinfer_bench.worker.protocol import Bound, Called, LaidOut, Loaded
 from tests.kit.processes import wait_until_gone
@@ -252,7 +253,7 @@ def test_a_worker_may_signal_itself_and_all_that_it_started(load):
 
 WITHOUT_ASKING = """
 import os, signal, subprocess, sys
-from flashinfer_bench.worker import call_filter
+from flashinfer_bench.worker.filter import call_filter
 from flashinfer_bench.worker.linux import PR_SET_NO_NEW_PRIVS, ancestors, prctl
 prctl(PR_SET_NO_NEW_PRIVS, 1)
 call_filter.can_ask = lambda release: False
@@ -429,7 +430,7 @@ def test_the_sessions_arena_does_not_count(start):
         arena.reserve(600 << 20)
         arena.block.fill_(1)
         description, fds = arena.describe()
-        worker.ask("bind", Bound, 20.0, fds=fds, arena=description)
+        worker.ask("bind", Bound, 20.0, along=Along(fds), arena=description)
         slot = Slot(0, (600 << 20,), torch.uint8).to_json()
         where = {"arguments": {"x": slot}, "slots": [], "count": 1, "stride": 600 << 20}
         worker.ask("lay_out", LaidOut, 20.0, style="dps", may_return_inputs=False, outputs=[], **where)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from flashinfer_bench.bench.runner.workers.process import WorkerGone
-from flashinfer_bench.worker.call_filter import filters_calls
+from flashinfer_bench.worker.filter.call_filter import filters_calls
 from flashinfer_bench.worker.walls import landlock
 from tests.kit.walls import ORDINARY, OWN, running_cell
 

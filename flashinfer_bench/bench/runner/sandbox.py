@@ -23,7 +23,7 @@ from typing import Any, Final, Literal
 
 from flashinfer_bench.bench.runner.own_user import find_own_user, reads_without_rights
 from flashinfer_bench.errors import ConfigError
-from flashinfer_bench.worker.call_filter import filters_calls
+from flashinfer_bench.worker.filter.call_filter import filters_calls
 from flashinfer_bench.worker.walls import landlock
 
 Level = Literal["strict", "auto", "off"]

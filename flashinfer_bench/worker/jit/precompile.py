@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import torch
 
-from flashinfer_bench.worker.call_filter import refuse_calls
+from flashinfer_bench.worker.filter.call_filter import refuse_calls
 from flashinfer_bench.worker.jit.stand_in import LOWEST_PRIORITY, stand_in
 from flashinfer_bench.worker.linux import show_memory
 from flashinfer_bench.worker.load import LoadedEntry, load_entry

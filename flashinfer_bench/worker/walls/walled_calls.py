@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from flashinfer_bench.worker.filter_steps import (
+from flashinfer_bench.worker.filter.filter_steps import (
     ALLOW,
     AND,
     ARGUMENTS_OFFSET,

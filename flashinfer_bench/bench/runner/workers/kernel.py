@@ -28,6 +28,7 @@ from flashinfer_bench.bench.runner.workers.timed.burst_size import count_burst_c
 from flashinfer_bench.bench.runner.workers.timed.bursts import BurstTimer
 from flashinfer_bench.bench.runner.workers.timed.call_places import MOST_PLACES, CallPlaces, describe_inputs
 from flashinfer_bench.bench.runner.workers.timed.confirmation import ClaimContradicted, Confirmation, settle_by_requests
+from flashinfer_bench.bench.runner.workers.timed.handover import Along
 from flashinfer_bench.bench.runner.workers.timed.reader import ReadCall, Reader
 from flashinfer_bench.bench.runner.workers.timed.readings import ReadingsAsked, add_flags, check_trial, raise_claim
 from flashinfer_bench.bench.runner.workers.timed.regime_calls import UNTOUCHED, RegimeCall, RegimeSchedule
@@ -377,7 +378,7 @@ class RemoteKernel:
             self._places, self._laid_out = places, None
         if self._bound_generation != self._arena.generation:
             description, fds = self._arena.describe()
-            self._ask("bind", Bound, "mapping its memory", fds=fds, arena=description)
+            self._ask("bind", Bound, "mapping its memory", along=Along(fds), arena=description)
             self._arena.drop_retired()
             self._bound_generation, self._laid_out = self._arena.generation, None
         if self._laid_out is None:

@@ -13,7 +13,7 @@ import selectors
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -23,7 +23,13 @@ from flashinfer_bench.base.files.trees import remove_tree
 from flashinfer_bench.bench.runner.workers.cpu_time import end_account, keep_account, tree_cpu_time_ns
 from flashinfer_bench.bench.runner.workers.stillness import Stillness
 from flashinfer_bench.bench.runner.workers.timed.empty_bursts import BurstOverhead, take_overhead
-from flashinfer_bench.bench.runner.workers.timed.handover import Handover, can_relay, open_board, take_empty_relay
+from flashinfer_bench.bench.runner.workers.timed.handover import (
+    Along,
+    Handover,
+    can_relay,
+    open_board,
+    take_empty_relay,
+)
 from flashinfer_bench.errors import DeviceFault
 from flashinfer_bench.worker.linux import count_threads, end_tree, resident_memory, tree_below
 from flashinfer_bench.worker.protocol import (
@@ -44,6 +50,7 @@ MAX_ANSWER_BYTES: Final = 8 << 20
 PIPE_READ_BYTES: Final = 1 << 20
 MAX_DRAINS: Final = 64
 """Read a worker's output at most this many times in a row: a solution may print without end."""
+NOTHING_ALONG: Final = Along()
 READY_LIMIT_S: Final = 60.0
 """Seconds that a new worker may take to start."""
 END_LIMIT_S: Final = 5.0
@@ -275,22 +282,14 @@ class WorkerProcess:
                 "relay",
                 Relayed,
                 limit_s,
-                fds=[fd],
-                meanwhile=lambda is_over: spans.extend(moves.run(board, self.pid, is_over)),
+                along=Along([fd], lambda is_over: spans.extend(moves.run(board, self.pid, is_over))),
                 indices=list(range(calls)),
                 part="nothing",
             )
         return spans
 
     def ask(
-        self,
-        verb: str,
-        expected: type[Answer],
-        limit_s: float,
-        *,
-        fds: Sequence[int] = (),
-        meanwhile: Callable[[Callable[[], bool]], object] | None = None,
-        **fields: Any,
+        self, verb: str, expected: type[Answer], limit_s: float, *, along: Along = NOTHING_ALONG, **fields: Any
     ) -> Answer | Failed:
         """Send a request and wait for its answer.
 
@@ -298,8 +297,7 @@ class WorkerProcess:
             verb: what is asked for.
             expected: what the answer is checked as.
             limit_s: seconds that it may take.
-            fds: descriptors that go along.
-            meanwhile: called once the request is sent, with what tells whether an answer has come, or none will.
+            along: what goes along with the request.
             **fields: of the request.
 
         Raises:
@@ -312,12 +310,12 @@ class WorkerProcess:
         if self._stillness is not None:
             self._stillness.wake()
         try:
-            send_frame(self._sock, {"verb": verb, "id": self._request_id, **fields}, fds)
+            send_frame(self._sock, {"verb": verb, "id": self._request_id, **fields}, along.fds)
         except OSError:
             self._await_exit(min(deadline, self._now() + END_LIMIT_S))
             raise WorkerGone(self.exit) from None
-        if meanwhile is not None:
-            meanwhile(lambda: self._is_over(deadline))
+        if along.meanwhile is not None:
+            along.meanwhile(lambda: self._is_over(deadline))
         message = self._wait(deadline)
         if self._stillness is not None:
             self._stillness.rest()

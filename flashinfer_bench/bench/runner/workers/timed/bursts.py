@@ -141,7 +141,7 @@ class BurstTimer:
         if best.call_ns <= resolution_ns:
             least_ns = KEPT_SHARE[device_type] * self._beside_ns(overhead)
             return Confirmation(least_ns or None, resolution_ns, "the call is shorter than a burst resolves")
-        doubt = find_doubt(claimed_ns, best, "burst", f"{series} series", refused=self.refused, is_ours=is_ours)
+        doubt = find_doubt(claimed_ns, best, f"{series} series", refused=self.refused, is_ours=is_ours)
         return Confirmation(best.call_ns, resolution_ns, doubt)
 
     def _take_series(self, calls: int, overhead: BurstOverhead, settling: tuple[float, float]) -> Outside:
@@ -171,7 +171,7 @@ class BurstTimer:
         while not is_over():
             costs_ns.append(self._time_one(calls, overhead))
         waited_ns = tree_waiting_ns(self._guard_pid) - waited_before
-        return Outside(min(costs_ns), waited_ns > BUSY_SHARE * (self._now_ns() - start))
+        return Outside("burst", min(costs_ns), waited_ns > BUSY_SHARE * (self._now_ns() - start))
 
     def _time_one(self, calls: int, overhead: BurstOverhead) -> float:
         """Return what one call of a burst costs; where it is the least so far, calls of this burst are compared."""

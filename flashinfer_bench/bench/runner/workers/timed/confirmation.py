@@ -40,6 +40,8 @@ class ClaimContradicted(SolutionFailure):
 class Outside:
     """What several bursts or relays came to, by the session's clock."""
 
+    way: str
+    """What they were: "burst" or "relay"."""
     call_ns: float
     """What one call costs in the best of them."""
     is_busy: bool
@@ -74,15 +76,14 @@ class Confirmation:
 
 
 def find_doubt(
-    claimed_ns: float, outside: Outside, way: str, tried: str, *, refused: str | None = None, is_ours: bool = False
+    claimed_ns: float, outside: Outside, tried: str, *, refused: str | None = None, is_ours: bool = False
 ) -> str | None:
     """Return why a claimed latency is not confirmed by an outside time; None where it is.
 
     Args:
         claimed_ns: latency of one call, `setup` included.
         outside: what a call takes from outside.
-        way: how that was taken: "burst" or "relay".
-        tried: how often.
+        tried: how often that was taken, for the message.
         refused: why the host may be what takes the time; None where it is not.
         is_ours: the call is a reference's, whose claim is never refused.
 
@@ -92,7 +93,7 @@ def find_doubt(
     """
     if claimed_ns >= LEAST_SHARE * outside.call_ns:
         return None
-    told = f"a call in a {way} takes {outside.call_ns / 1e6:.6g} ms"
+    told = f"a call in a {outside.way} takes {outside.call_ns / 1e6:.6g} ms"
     if refused is not None:
         return f"{told}, and the host may be what holds it up: {refused}"
     if outside.is_busy and claimed_ns >= BUSY_LEAST_SHARE * outside.call_ns:

@@ -1,8 +1,8 @@
 """How the calls of a relay get their inputs one by one, and how long each then takes.
 
 The session keeps what the calls are given to itself, brings it into the places one by one, and keeps what a call gave
-as soon as the board (`worker/board.py`) says that it is over. Session and worker look at the board without a pause,
-each on a processor of its own, so a handover takes a microsecond or two.
+as soon as the board (`worker/relay_board.py`) says that it is over. Session and worker look at the board without a
+pause, each on a processor of its own, so a handover takes a microsecond or two.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 
 from flashinfer_bench.base.host import usable_cores
 from flashinfer_bench.bench.runner.workers.arena import open_memory_file
-from flashinfer_bench.worker.board import BOARD_BYTES, Board, has_order
+from flashinfer_bench.worker.relay_board import BOARD_BYTES, RelayBoard, has_order
 
 RELAY_CALLS: Final = 33
 """Calls of a relay. The median counts, so who wants to gain has to leave out half of them."""
@@ -38,12 +38,21 @@ chance = random.SystemRandom()
 now_ns = time.perf_counter_ns
 
 
+class Along(NamedTuple):
+    """What goes along with a request."""
+
+    fds: Sequence[int] = ()
+    """Descriptors for the worker."""
+    meanwhile: Callable[[Callable[[], bool]], object] | None = None
+    """Called once the request is sent, with what tells whether an answer has come, or none will."""
+
+
 @contextmanager
-def open_board() -> Iterator[tuple[Board, int]]:
+def open_board() -> Iterator[tuple[RelayBoard, int]]:
     """Give a board of the session's own, and the descriptor that goes to the worker."""
     fd = open_memory_file(BOARD_BYTES)
     try:
-        yield Board(fd), fd
+        yield RelayBoard(fd), fd
     finally:
         os.close(fd)
 
@@ -69,7 +78,7 @@ class Handover:
     left: Sequence[tuple[int, int]]
     left_bytes: int
 
-    def run(self, board: Board, worker_pid: int | None, is_over: Callable[[], bool]) -> list[int]:
+    def run(self, board: RelayBoard, worker_pid: int | None, is_over: Callable[[], bool]) -> list[int]:
         """Give calls out one by one; return the nanoseconds of each. They are fewer where the worker answers sooner.
 
         Args:
@@ -85,7 +94,7 @@ class Handover:
 
             return self._run(board, is_over_apart)
 
-    def _run(self, board: Board, is_over: Callable[[], bool]) -> list[int]:
+    def _run(self, board: RelayBoard, is_over: Callable[[], bool]) -> list[int]:
         move = ctypes.memmove
         spans: list[int] = []
         firsts = [chance.randrange(self.left_bytes + 1) for _ in self.left]

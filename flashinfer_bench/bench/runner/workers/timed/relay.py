@@ -21,7 +21,7 @@ from flashinfer_bench.bench.runner.workers.cpu_time import BetweenRequests, tree
 from flashinfer_bench.bench.runner.workers.timed.call_places import CPU_BYTES
 from flashinfer_bench.bench.runner.workers.timed.confirmation import BUSY_SHARE, Confirmation, Outside, find_doubt
 from flashinfer_bench.bench.runner.workers.timed.copies import time_copies
-from flashinfer_bench.bench.runner.workers.timed.handover import RELAY_CALLS, Handover, addresses, open_board
+from flashinfer_bench.bench.runner.workers.timed.handover import RELAY_CALLS, Along, Handover, addresses, open_board
 from flashinfer_bench.bench.runner.workers.timed.readings import RELAY_SHARE
 from flashinfer_bench.errors import SolutionFailure
 from flashinfer_bench.worker.protocol import Relayed
@@ -111,7 +111,7 @@ class RelayTimer:
             trial.reader.look(indices, numbers, chooses=is_best)
             relays += 1
         is_busy = tree_waiting_ns(trial.guard_pid) - waited_ns > BUSY_SHARE * (time.perf_counter_ns() - start)
-        doubt = find_doubt(claimed_ns, Outside(best_ns, is_busy), "relay", f"{relays} relays", is_ours=is_ours)
+        doubt = find_doubt(claimed_ns, Outside("relay", best_ns, is_busy), f"{relays} relays", is_ours=is_ours)
         return Confirmation(None, None, doubt, relays * len(indices), relay_ns=best_ns)
 
     def _run_one(self, indices: list[int]) -> tuple[list[int], float]:
@@ -138,8 +138,7 @@ class RelayTimer:
                 "relay",
                 Relayed,
                 "the measurement",
-                fds=[fd],
-                meanwhile=lambda is_over: spans.extend(moves.run(board, trial.worker_pid, is_over)),
+                along=Along([fd], lambda is_over: spans.extend(moves.run(board, trial.worker_pid, is_over))),
                 indices=indices,
                 part=part,
             )

@@ -52,11 +52,11 @@ class PlayedWorker:
     def open(self):
         yield self, self.fd
 
-    def __call__(self, verb, expected, what, *, indices, meanwhile, fds, part):
-        assert (verb, fds, part) == ("relay", [self.fd], "run")
+    def __call__(self, verb, expected, what, *, indices, along, part):
+        assert (verb, along.fds, part) == ("relay", [self.fd], "run")
         self.relays += 1
         self.indices = indices
-        meanwhile(lambda: True)
+        along.meanwhile(lambda: True)
         for index in self.early:
             self._compute(index)
         return expected.model_validate({"id": 1, "relayed": len(indices)})

@@ -41,7 +41,7 @@ class Unwanted(Exception):
     """The host wants a session no more that waits for its device."""
 
 
-class Relay:
+class NodeSessions:
     """Runs the sessions of a place.
 
     Args:
@@ -163,7 +163,7 @@ class Relay:
             with BuildFarm(Path(hello.cache_root), jobs=self._build_jobs, target=BuildTarget.of(capabilities)) as farm:
                 client = self._start(self._device, hello)
                 try:
-                    self._relay(number, NodeSession(client, self._device, farm, self._shelf))
+                    self._pass_on(number, NodeSession(client, self._device, farm, self._shelf))
                 finally:
                     client.end()
         except Unwanted:
@@ -175,7 +175,7 @@ class Relay:
         ) as error:  # round one place: the host starts another session, and gives the place up in the end
             self._say({"lost": Lost(message=f"{type(error).__name__}: {error}").model_dump()})
 
-    def _relay(self, number: int, session: NodeSession) -> None:
+    def _pass_on(self, number: int, session: NodeSession) -> None:
         while not self._is_unwanted(number):
             while not self._orders.empty():
                 sender, order = self._orders.get()

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
-from flashinfer_bench.worker.filter_steps import (
+from flashinfer_bench.worker.filter.filter_steps import (
     ALLOW,
     ARCHITECTURE_OFFSET,
     ARGUMENTS_OFFSET,

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
-from flashinfer_bench.worker.call_filter import CALLS, NAMES_A_PROCESS
+from flashinfer_bench.worker.filter.call_filter import CALLS, NAMES_A_PROCESS
 from flashinfer_bench.worker.linux import parent_of, process_groups
 from flashinfer_bench.worker.walls.asked_files import change_file
 from flashinfer_bench.worker.walls.asked_sockets import connect_socket

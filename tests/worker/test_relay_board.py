@@ -5,7 +5,7 @@ import os
 import pytest
 
 from flashinfer_bench.bench.runner.workers.timed.handover import open_board
-from flashinfer_bench.worker import board
+from flashinfer_bench.worker import relay_board as board
 
 pytestmark = pytest.mark.cpu
 
@@ -14,7 +14,7 @@ def test_what_one_side_tells_the_other_sees():
     with open_board() as (ours, fd):
         assert not ours.is_done(1)
         if os.fork() == 0:
-            theirs = board.Board(fd)
+            theirs = board.RelayBoard(fd)
             for count in range(1, 4):
                 theirs.await_given(count)
                 theirs.tell_done(count)

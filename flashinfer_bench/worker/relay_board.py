@@ -28,7 +28,7 @@ def has_order() -> bool:
     return platform.machine() in ORDERED
 
 
-class Board:
+class RelayBoard:
     """The two counts, in shared memory.
 
     Args:
