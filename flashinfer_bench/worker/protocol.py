@@ -30,7 +30,7 @@ the calls of some places in order, each once, and reads the clock where a lead s
 gave lies in its output slots when the answer comes. The session writes other inputs between two requests. `burst`
 makes calls back to back, as one CUDA graph where `together` is true, and leaves what they gave where it is; `collect`
 brings that into the output slots. In a `relay`, on a CPU, the inputs of a call come into its place when the call before
-is over, and what it gave is brought into its slots at once; the board (`relay_board.py`) tells both sides how far it is.
+is over, and what it gave is brought into its slots at once; the board (`relay_board.py`) tells both how far they are.
 
 `arguments` is name → {"offset", "shape", "dtype"}, a contiguous tensor in the arena, or name → {"scalar": value};
 `slots` has such a tensor for each output. They lie in the first place; those of the next place lie `stride` bytes on.
