@@ -8,6 +8,7 @@ pause, each on a processor of its own, so a handover takes a microsecond or two.
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 import random
 import sys
@@ -31,6 +32,9 @@ EMPTY_RELAYS: Final = 4
 EMPTY_BYTES: Final = 64
 """Bytes that are moved before and after an empty call, as inputs and outputs are."""
 
+MOST_LOOKS: Final = 1_000
+PAUSE_S: Final = 0.001
+"""After so many looks of some 0.1 ms each the session pauses between them: the call hangs, or its worker is held up."""
 PROCESSOR_FIELD: Final = 36
 """Of `/proc/PID/stat`, counted from the one behind the name."""
 
@@ -103,9 +107,13 @@ class Handover:
             move(place, source, self.given_bytes)
             start = now_ns()
             board.give(count)
-            while not board.is_done(count):
+            for look in itertools.count():
+                if board.is_done(count):
+                    break
                 if is_over() and not board.is_done(count):
                     return spans
+                if look > MOST_LOOKS:
+                    time.sleep(PAUSE_S)
             spans.append(now_ns() - start)
             # Who writes on behind his word would have to be ahead of a copy that begins somewhere.
             move(kept + first, slots + first, self.left_bytes - first)

@@ -56,10 +56,13 @@ class PlayedWorker:
         assert (verb, along.fds, part) == ("relay", [self.fd], "run")
         self.relays += 1
         self.indices = indices
-        along.meanwhile(lambda: True)
+        along.meanwhile(self.is_over)
         for index in self.early:
             self._compute(index)
         return expected.model_validate({"id": 1, "relayed": len(indices)})
+
+    def is_over(self):
+        return True
 
     def give(self, count):
         index = self.indices[count - 1]
@@ -196,6 +199,16 @@ def test_a_call_is_over_though_the_answer_came_before_the_session_looked(open_ti
     looked = []
     monkeypatch.setattr(worker, "is_done", lambda count: looked.append(count) or looked.count(count) > 1)
     assert timer.confirm(CALL_NS).why_not is None
+
+
+def test_a_session_does_not_hold_a_processor_while_a_call_hangs(open_timer, monkeypatch):
+    timer, worker = open_timer()
+    looks, pauses = [], []
+    monkeypatch.setattr(handover.time, "sleep", pauses.append)
+    monkeypatch.setattr(worker, "is_done", lambda count: looks.append(count) or len(looks) > 3_000)
+    monkeypatch.setattr(worker, "is_over", lambda: False)
+    timer.confirm(CALL_NS)
+    assert 0 < len(pauses) < 3_000 - handover.MOST_LOOKS
 
 
 @pytest.mark.parametrize(
