@@ -14,32 +14,24 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from flashinfer_bench.base.bounded_log import BoundedLog
 from flashinfer_bench.base.files.trees import remove_tree
-from flashinfer_bench.bench.runner.workers.cpu_time import end_account, keep_account, tree_cpu_time_ns
+from flashinfer_bench.bench.runner.workers.cpu_time import end_account, keep_account
+from flashinfer_bench.bench.runner.workers.overheads import take_overheads
 from flashinfer_bench.bench.runner.workers.stillness import Stillness
-from flashinfer_bench.bench.runner.workers.timed.empty_bursts import BurstOverhead, take_overhead
-from flashinfer_bench.bench.runner.workers.timed.handover import (
-    Along,
-    Handover,
-    can_relay,
-    open_board,
-    take_empty_relay,
-)
+from flashinfer_bench.bench.runner.workers.timed.empty_bursts import BurstOverhead
+from flashinfer_bench.bench.runner.workers.timed.handover import Along
 from flashinfer_bench.errors import DeviceFault
 from flashinfer_bench.worker.linux import count_threads, end_tree, resident_memory, tree_below
 from flashinfer_bench.worker.protocol import (
-    BurstDone,
     Claim,
     ClockTraits,
-    Collected,
     Failed,
     Recovered,
-    Relayed,
     Unbound,
     WorkerReady,
     check_answer,
@@ -257,36 +249,7 @@ class WorkerProcess:
             WorkerGone, WorkerLate: the worker does not answer; that is our fault or the machine's.
         """
         with self.resting():
-            kind = "cuda" if self.clock.fills_queue else "cpu"
-            self.overhead = take_overhead(lambda calls: self._time_empty_burst(calls, limit_s), kind, touch_device)
-            if kind == "cpu" and can_relay():
-                relay_ns = take_empty_relay(lambda moves, calls: self._relay_empty(moves, calls, limit_s))
-                self.overhead = replace(self.overhead, relay=relay_ns)
-
-    def _time_empty_burst(self, calls: int, limit_s: float) -> tuple[float, float | None]:
-        """Return the time of the wall and, on a CPU, of processors that a burst takes."""
-        fields: dict[str, Any] = {"indices": list(range(calls)), "part": "nothing"}
-        on_gpu = self.clock.fills_queue
-        cpu_before, start = None if on_gpu else tree_cpu_time_ns(self.guard_pid), time.perf_counter_ns()
-        done = self.ask("burst", BurstDone, limit_s, **fields, together=on_gpu)
-        if not (isinstance(done, BurstDone) and done.copied):
-            self.ask("collect", Collected, limit_s, **fields)
-        wall_ns = float(time.perf_counter_ns() - start)
-        cpu_after = tree_cpu_time_ns(self.guard_pid) if cpu_before is not None else None
-        return wall_ns, None if cpu_before is None or cpu_after is None else float(cpu_after - cpu_before)
-
-    def _relay_empty(self, moves: Handover, calls: int, limit_s: float) -> list[int]:
-        spans: list[int] = []
-        with open_board() as (board, fd):
-            self.ask(
-                "relay",
-                Relayed,
-                limit_s,
-                along=Along([fd], lambda is_over: spans.extend(moves.run(board, self.pid, is_over))),
-                indices=list(range(calls)),
-                part="nothing",
-            )
-        return spans
+            self.overhead = take_overheads(self, touch_device, limit_s)
 
     def ask(
         self, verb: str, expected: type[Answer], limit_s: float, *, along: Along = NOTHING_ALONG, **fields: Any

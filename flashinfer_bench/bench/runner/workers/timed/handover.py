@@ -100,10 +100,11 @@ class Handover:
 
     def _run(self, board: RelayBoard, is_over: Callable[[], bool]) -> list[int]:
         move = ctypes.memmove
-        spans: list[int] = []
+        times: list[tuple[int, int, int, int]] = []
         firsts = [chance.randrange(self.left_bytes + 1) for _ in self.left]
         calls = zip(self.given, self.left, firsts, strict=True)
         for count, ((source, place), (slots, kept), first) in enumerate(calls, 1):
+            before = now_ns()
             move(place, source, self.given_bytes)
             start = now_ns()
             board.give(count)
@@ -111,14 +112,31 @@ class Handover:
                 if board.is_done(count):
                     break
                 if is_over() and not board.is_done(count):
-                    return spans
+                    return to_spans(times)
                 if look > MOST_LOOKS:
                     time.sleep(PAUSE_S)
-            spans.append(now_ns() - start)
+            end = now_ns()
             # Who writes on behind his word would have to be ahead of a copy that begins somewhere.
             move(kept + first, slots + first, self.left_bytes - first)
             move(kept, slots, first)
-        return spans
+            times.append((before, start, end, now_ns()))
+        return to_spans(times)
+
+
+def to_spans(times: Sequence[tuple[int, int, int, int]]) -> list[int]:
+    """Return what each call took, from before its inputs moved until its outputs had, less the least of both moves.
+
+    So what counts is also the time that the session was held up beside a move, by a thread of the solution say: the
+    inputs are there then, or the outputs not yet looked at.
+
+    Args:
+        times: of each call when its inputs began to come, when they were there, when it was over, and when its outputs
+            were kept.
+    """
+    if not times:
+        return []
+    least = min(start - before for before, start, _, _ in times) + min(after - end for _, _, end, after in times)
+    return [after - before - least for before, _, _, after in times]
 
 
 def take_empty_relay(relay: Callable[[Handover, int], list[int]]) -> float:

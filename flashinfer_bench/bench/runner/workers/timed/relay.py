@@ -53,7 +53,7 @@ RETURNS_SHARE: Final = 0.4
 """Of what a call takes that computes nothing and returns a number these shares are taken off a call that writes its
 outputs itself, and one that returns them. Who has taken the worker over may spare all of it. The rest is about what a
 call takes longer where it is timed alone."""
-OUTPUT_SHARE: Final = 0.2
+OUTPUT_SHARE: Final = 0.1
 """For each returned output after the first this share of an empty call is taken off: outputs are copied together."""
 
 

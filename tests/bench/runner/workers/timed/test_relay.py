@@ -10,7 +10,13 @@ import torch
 from flashinfer_bench.bench.runner.workers.timed import handover, relay
 from flashinfer_bench.bench.runner.workers.timed.call_places import CPU_BYTES
 from flashinfer_bench.bench.runner.workers.timed.confirmation import ClaimContradicted
-from flashinfer_bench.bench.runner.workers.timed.handover import RELAY_CALLS, Handover, staying_apart, take_empty_relay
+from flashinfer_bench.bench.runner.workers.timed.handover import (
+    RELAY_CALLS,
+    Handover,
+    staying_apart,
+    take_empty_relay,
+    to_spans,
+)
 from flashinfer_bench.bench.runner.workers.timed.readings import RELAY_SHARE, raise_claim
 from flashinfer_bench.bench.runner.workers.timed.relay import (
     FEWEST_CALLS,
@@ -252,6 +258,15 @@ def test_what_a_call_gave_is_kept_from_a_place_on_that_nobody_knows(monkeypatch)
         assert len(moves.run(Done(), None, lambda: False)) == 1
         assert torch.equal(kept, source)
     assert begun == [257] * 3
+
+
+def test_a_session_that_is_held_up_beside_a_move_counts_that_time():
+    """The inputs are there meanwhile, or the outputs not looked at yet."""
+    usual = [(100 * at, 100 * at + 5, 100 * at + 45, 100 * at + 48) for at in range(5)]
+    assert to_spans(usual) == [40] * 5
+    held_up = [(0, 5 + 700, 745, 748), (1_000, 1_005, 1_045, 1_048 + 90)]
+    assert to_spans([*usual, *held_up])[5:] == [740, 130]
+    assert to_spans([]) == []
 
 
 def test_a_session_leaves_the_processor_that_its_worker_has_and_comes_back(monkeypatch):
