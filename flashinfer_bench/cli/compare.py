@@ -111,6 +111,10 @@ def _measure(
     wanted = Measuring(threshold, budget, tuple(args.workloads) if args.workloads else None)
     config = read_config(args)
     tell = (lambda _line: None) if args.quiet else write_err
+    equal = sum(one.first.digest() == one.second.digest() for one in pairings)
+    if equal:
+        which = "both sides have" if equal == len(pairings) else f"in {equal} of {len(pairings)} pairs both sides have"
+        tell(f"{which} the same sources: that shows how far equal code differs on this machine")
     with naming_flags(args):
         return measure(trace_set, pairings, config, wanted, tell=tell)
 

@@ -10,8 +10,10 @@ from xml.etree import ElementTree
 import pytest
 import yaml
 
+from flashinfer_bench.cli import compare as command
 from flashinfer_bench.cli.main import cli as main
 from flashinfer_bench.data.store.pack import unpack_solution
+from flashinfer_bench.errors import Misuse
 from tests.conftest import CHECKOUT
 from tests.kit import make_definition, make_solution, make_trace, make_workload, write_trace_set
 
@@ -54,6 +56,20 @@ def test_a_wrong_kernel_is_not_compared(compare):
     code, document = compare(WRONG)
     assert (code, document["overall"]) == (1, None)
     assert document["rows"][0]["problem"].startswith("B did not pass: INCORRECT_NUMERICAL")
+
+
+@pytest.mark.parametrize(
+    ("other", "is_told"), [("double_python", True), ("another", False)], ids=["the same sources", "other sources"]
+)
+def test_two_sides_with_the_same_sources_are_told(tmp_path, monkeypatch, capsys, other, is_told):
+    def measure(*_arguments, **_keywords):
+        raise Misuse("nothing is measured here")
+
+    monkeypatch.setattr(command, "measure", measure)
+    solutions = [make_solution(), make_solution("another", source=SLOW)]
+    root = write_trace_set(tmp_path / "set", definitions=[make_definition()], solutions=solutions)
+    assert main(["compare", "double_python", other, "--local", str(root), "--devices", "cpu"]) == 2
+    assert ("both sides have the same sources" in capsys.readouterr().err) is is_told
 
 
 @pytest.fixture
