@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from statistics import median
 from typing import Final, NamedTuple
@@ -35,6 +36,7 @@ EMPTY_BYTES: Final = 64
 MOST_LOOKS: Final = 1_000
 PAUSE_S: Final = 0.001
 """After so many looks of some 0.1 ms each the session pauses between them: the call hangs, or its worker is held up."""
+SIBLINGS: Final = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
 PROCESSOR_FIELD: Final = 36
 """Of `/proc/PID/stat`, counted from the one behind the name."""
 
@@ -62,8 +64,10 @@ def open_board() -> Iterator[tuple[RelayBoard, int]]:
 
 
 def can_relay() -> bool:
-    """Say whether this machine can run relays: session and worker need a processor each."""
-    return sys.platform == "linux" and usable_cores() > 1 and has_order()
+    """Say whether this machine can run relays: session and worker need a core each, beside its other processors."""
+    if sys.platform != "linux" or usable_cores() < 2 or not has_order():
+        return False
+    return len({frozenset(processors_beside(one)) for one in os.sched_getaffinity(0)}) > 1
 
 
 @dataclass(frozen=True)
@@ -91,6 +95,7 @@ class Handover:
             is_over: tells whether the worker has answered, or is gone, or late.
         """
         with staying_apart(worker_pid) as stay_apart:
+            stay_apart()
 
             def is_over_apart() -> bool:
                 stay_apart()
@@ -153,23 +158,44 @@ def take_empty_relay(relay: Callable[[Handover, int], list[int]]) -> float:
 
 @contextmanager
 def staying_apart(worker_pid: int | None) -> Iterator[Callable[[], None]]:
-    """Give what moves this thread to another processor where the worker has the same one; at the end it may have any.
+    """Give what moves this thread to another core where the worker has the same one; at the end it may have any.
 
     Where other programs have the other processors, the system may leave both on one, and each would wait until the
-    other's time is over.
+    other's time is over. On two processors of one core each would slow the other down.
     """
     allowed = os.sched_getaffinity(0)
 
     def stay_apart() -> None:
         theirs = processor_of(f"/proc/{worker_pid}/stat")
-        if theirs is not None and theirs == processor_of("/proc/thread-self/stat"):
-            os.sched_setaffinity(0, allowed - {theirs} or allowed)
+        if theirs is None:
+            return
+        ours, beside = processor_of("/proc/thread-self/stat"), processors_beside(theirs)
+        if ours == theirs or (ours in beside and allowed - beside):
+            os.sched_setaffinity(0, allowed - beside or allowed - {theirs} or allowed)
 
     try:
         yield stay_apart if worker_pid is not None else lambda: None
     finally:
         if os.sched_getaffinity(0) != allowed:
             os.sched_setaffinity(0, allowed)
+
+
+@lru_cache
+def processors_beside(processor: int) -> frozenset[int]:
+    """Return the processors of the same core, this one among them."""
+    with suppress(OSError, ValueError):
+        return read_list(Path(SIBLINGS.format(processor)).read_text()) | {processor}
+    return frozenset({processor})
+
+
+def read_list(text: str) -> frozenset[int]:
+    """Read a list of processors as the system writes it: 0-3,8.
+
+    Raises:
+        ValueError: it is none.
+    """
+    ends = [part.partition("-") for part in text.strip().split(",")]
+    return frozenset(one for first, _, last in ends for one in range(int(first), int(last or first) + 1))
 
 
 def processor_of(stat: str) -> int | None:

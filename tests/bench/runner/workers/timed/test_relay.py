@@ -275,6 +275,7 @@ def test_a_session_leaves_the_processor_that_its_worker_has_and_comes_back(monke
         pytest.skip("this machine has one processor")
     shared = min(allowed)
     monkeypatch.setattr(handover, "processor_of", lambda stat: shared)
+    monkeypatch.setattr(handover, "processors_beside", lambda one: frozenset({one}))
     with staying_apart(1) as stay_apart:
         assert os.sched_getaffinity(0) == allowed
         stay_apart()
@@ -282,10 +283,50 @@ def test_a_session_leaves_the_processor_that_its_worker_has_and_comes_back(monke
     assert os.sched_getaffinity(0) == allowed
 
 
+@pytest.fixture
+def eight_processors(monkeypatch):
+    """Two on each of four cores, of which this process may have six; return the affinities that are set."""
+    affinity = [{0, 1, 2, 4, 5, 6}]
+    monkeypatch.setattr(handover.os, "sched_getaffinity", lambda pid: affinity[-1])
+    monkeypatch.setattr(handover.os, "sched_setaffinity", lambda pid, processors: affinity.append(processors))
+    monkeypatch.setattr(handover, "processors_beside", lambda one: frozenset({one % 4, one % 4 + 4}))
+    return affinity
+
+
+@pytest.mark.parametrize(("ours", "moves_to"), [(1, {0, 2, 4, 6}), (5, {0, 2, 4, 6}), (2, None)])
+def test_a_session_leaves_the_core_that_its_worker_has(eight_processors, monkeypatch, ours, moves_to):
+    found = {"/proc/7/stat": 1, "/proc/thread-self/stat": ours}
+    monkeypatch.setattr(handover, "processor_of", found.__getitem__)
+    with staying_apart(7) as stay_apart:
+        stay_apart()
+        assert eight_processors[-1] == (moves_to or eight_processors[0])
+    assert eight_processors[-1] == eight_processors[0]
+
+
+def test_on_one_core_no_relay_is_run(eight_processors, monkeypatch):
+    assert handover.can_relay()
+    eight_processors.append({1, 5})
+    assert not handover.can_relay()
+    monkeypatch.setattr(handover, "usable_cores", lambda: 1)
+    eight_processors.append({1, 2})
+    assert not handover.can_relay()
+
+
+@pytest.mark.parametrize(("text", "processors"), [("0\n", {0}), ("0-2,8\n", {0, 1, 2, 8}), ("3,7", {3, 7})])
+def test_lists_of_processors_are_read_as_the_system_writes_them(text, processors):
+    assert handover.read_list(text) == processors
+
+
+def test_a_processor_of_which_nothing_is_told_has_a_core_of_its_own():
+    assert handover.processors_beside(10**6) == {10**6}
+    assert 0 in handover.processors_beside(0)
+
+
 def test_a_session_stays_where_its_worker_is_elsewhere(monkeypatch):
     allowed = os.sched_getaffinity(0)
-    numbers = iter([0, 1, None, None])
+    numbers = iter([0, 1, None])
     monkeypatch.setattr(handover, "processor_of", lambda stat: next(numbers))
+    monkeypatch.setattr(handover, "processors_beside", lambda one: frozenset({one}))
     with staying_apart(1) as stay_apart:
         stay_apart()
         stay_apart()
