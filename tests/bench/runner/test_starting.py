@@ -141,6 +141,21 @@ def test_sessions_end_with_their_starter(begin):
     assert os.read(lifeline, 1) == b""
 
 
+def test_a_session_whose_starter_has_ended_before_it_looked_serves_nobody(tmp_path):
+    """The kernel would not tell it any more, and it would live on."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        ours, theirs = socket.socketpair()
+        starter = Starter(ours, lambda host: os.write(writing, b"served"))
+        fds = [theirs.fileno(), os.dup(writing), os.open(tmp_path / "said", os.O_CREAT | os.O_RDWR), os.dup(writing)]
+        starter._become_session({"environment": {}, "folder": str(tmp_path)}, fds, starter=os.getpid())
+    os.close(writing)
+    assert os.read(reading, 6) == b""
+    os.waitpid(child, 0)
+    os.close(reading)
+
+
 def test_an_order_to_one_that_has_ended_is_a_session_that_has_ended(begin):
     os.kill(begin.starter.child, signal.SIGKILL)
     os.waitid(os.P_PID, begin.starter.child, os.WEXITED | os.WNOWAIT)

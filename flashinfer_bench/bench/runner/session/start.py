@@ -103,9 +103,10 @@ class Starter:
                 for fd in given:
                     os.close(fd)
                 continue
+            starter = os.getpid()
             pid = fork()
             if pid == 0:
-                self._become_session(order, given)
+                self._become_session(order, given, starter)
             *others, control = given
             for fd in others:
                 os.close(fd)
@@ -134,11 +135,10 @@ class Starter:
         with suppress(OSError):  # the host has lost interest in this session
             send_frame(self._sessions[pid], message)
 
-    def _become_session(self, order: dict[str, Any], fds: list[int]) -> NoReturn:
-        """Serve the host in this fresh child, and end the process with it."""
+    def _become_session(self, order: dict[str, Any], fds: list[int], starter: int) -> NoReturn:
+        """Serve the host in this fresh child of the starter, and end the process with it."""
         code = 1
         try:
-            starter = os.getppid()
             die_with_parent(signal.SIGKILL)
             if os.getppid() == starter:
                 self._let_go()
