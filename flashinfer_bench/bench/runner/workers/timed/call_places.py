@@ -159,6 +159,18 @@ class CallPlaces:
         """Return the bytes of all inputs in the first places, a row for each; the outputs lie behind them."""
         return self._held_bytes(count, 0, self._inputs_end)
 
+    def own_inputs(self, count: int) -> tuple[torch.Tensor, list[list[torch.Tensor | None]]]:
+        """Return memory of this process's own for the inputs of so many calls: a row of bytes for each, and its inputs.
+
+        The rows are as those of `input_bytes`.
+        """
+        rows = torch.zeros(count, self._inputs_end, dtype=torch.uint8)
+        slots = [
+            [None] * count if slot is None else slot.views(rows.view(-1), count, self._inputs_end)
+            for slot in self._first_inputs
+        ]
+        return rows, [list(own) for own in zip(*slots, strict=True)] if slots else [[] for _ in range(count)]
+
     def output_bytes(self, count: int) -> torch.Tensor:
         """Return the bytes of all output slots in the first places, a row for each."""
         return self._held_bytes(count, self._inputs_end, self._outputs_end)

@@ -33,6 +33,11 @@ EMPTY_RELAYS: Final = 4
 EMPTY_BYTES: Final = 64
 """Bytes that are moved before and after an empty call, as inputs and outputs are."""
 
+OWN_MOVES: Final = 5
+SLOWER_MOVES: Final = 1.5
+MOVE_SLACK_NS: Final = 500
+"""What is taken off for a move of inputs or outputs is no more than SLOWER_MOVES times what the least of OWN_MOVES
+within this process takes, and this."""
 MOST_LOOKS: Final = 1_000
 PAUSE_S: Final = 0.001
 """After so many looks of some 0.1 ms each the session pauses between them: the call hangs, or its worker is held up."""
@@ -106,6 +111,7 @@ class Handover:
     def _run(self, board: RelayBoard, is_over: Callable[[], bool]) -> list[int]:
         move = ctypes.memmove
         times: list[tuple[int, int, int, int]] = []
+        most_ns = longest_move(self.given_bytes), longest_move(self.left_bytes)
         firsts = [chance.randrange(self.left_bytes + 1) for _ in self.left]
         calls = zip(self.given, self.left, firsts, strict=True)
         for count, ((source, place), (slots, kept), first) in enumerate(calls, 1):
@@ -117,7 +123,7 @@ class Handover:
                 if board.is_done(count):
                     break
                 if is_over() and not board.is_done(count):
-                    return to_spans(times)
+                    return to_spans(times, most_ns)
                 if look > MOST_LOOKS:
                     time.sleep(PAUSE_S)
             end = now_ns()
@@ -125,10 +131,24 @@ class Handover:
             move(kept + first, slots + first, self.left_bytes - first)
             move(kept, slots, first)
             times.append((before, start, end, now_ns()))
-        return to_spans(times)
+        return to_spans(times, most_ns)
 
 
-def to_spans(times: Sequence[tuple[int, int, int, int]]) -> list[int]:
+def longest_move(size: int) -> float:
+    """Return the nanoseconds that may be taken off for a move of so many bytes, by moves within this process.
+
+    A worker can make moves from and to its places slow, by giving their pages back for one, and compute meanwhile.
+    """
+    source, target = torch.zeros(size, dtype=torch.uint8), torch.zeros(size, dtype=torch.uint8)
+    taken = []
+    for _ in range(OWN_MOVES):
+        start = now_ns()
+        ctypes.memmove(target.data_ptr(), source.data_ptr(), size)
+        taken.append(now_ns() - start)
+    return SLOWER_MOVES * min(taken) + MOVE_SLACK_NS
+
+
+def to_spans(times: Sequence[tuple[int, int, int, int]], most_ns: tuple[float, float]) -> list[int]:
     """Return what each call took, from before its inputs moved until its outputs had, less the least of both moves.
 
     So what counts is also the time that the session was held up beside a move, by a thread of the solution say: the
@@ -137,10 +157,12 @@ def to_spans(times: Sequence[tuple[int, int, int, int]]) -> list[int]:
     Args:
         times: of each call when its inputs began to come, when they were there, when it was over, and when its outputs
             were kept.
+        most_ns: no more is taken off for a move of inputs, and of outputs.
     """
     if not times:
         return []
-    least = min(start - before for before, start, _, _ in times) + min(after - end for _, _, end, after in times)
+    least_ns = min(start - before for before, start, _, _ in times), min(after - end for _, _, end, after in times)
+    least = int(sum(min(pair) for pair in zip(least_ns, most_ns, strict=True)))
     return [after - before - least for before, _, _, after in times]
 
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
+import torch
+
 from flashinfer_bench.bench.evaluators.inputs.contents import Contents
 from flashinfer_bench.bench.evaluators.inputs.writer import open_writer
 from flashinfer_bench.bench.runner.workers.timed.call_places import GRAPH_PLACES, CallPlaces
@@ -18,6 +20,8 @@ from flashinfer_bench.bench.runner.workers.timed.reader import Reader
 from flashinfer_bench.bench.runner.workers.timed.readings import ReadingsAsked
 from flashinfer_bench.bench.runner.workers.timed.regime_calls import RegimeSchedule
 from flashinfer_bench.timing.measurement import Sample
+
+Inputs = Callable[[int], list[torch.Tensor | None]]
 
 
 @dataclass(frozen=True)
@@ -64,15 +68,21 @@ class RemoteTrial:
     schedule: RegimeSchedule | None = None
     """Which calls get inputs of other regimes; None where none does."""
 
-    def write(self, indices: Sequence[int]) -> list[int]:
-        """Write new content into some places, and poison their outputs; return the numbers of the calls."""
+    def write(self, indices: Sequence[int], inputs: Inputs | None = None) -> list[int]:
+        """Write new content into some places, and poison their outputs; return the numbers of the calls.
+
+        Args:
+            indices: the places.
+            inputs: place → where its inputs are written; None for the places themselves.
+        """
+        inputs = inputs or self.places.inputs
         self.reader.check_unchanged()
         numbers = list(range(self.number, self.number + len(indices)))
         self.number += len(indices)
         self.hold_worker()
         writer = open_writer(self.places.arena.device)
         for index, number in zip(indices, numbers, strict=True):
-            self.contents.write(number, self.places.inputs(index), writer)
+            self.contents.write(number, inputs(index), writer)
         self.places.poison(indices, writer)
         writer.finish()
         self.places.synchronize()

@@ -263,10 +263,37 @@ def test_what_a_call_gave_is_kept_from_a_place_on_that_nobody_knows(monkeypatch)
 def test_a_session_that_is_held_up_beside_a_move_counts_that_time():
     """The inputs are there meanwhile, or the outputs not looked at yet."""
     usual = [(100 * at, 100 * at + 5, 100 * at + 45, 100 * at + 48) for at in range(5)]
-    assert to_spans(usual) == [40] * 5
+    most_ns = (100.0, 100.0)
+    assert to_spans(usual, most_ns) == [40] * 5
     held_up = [(0, 5 + 700, 745, 748), (1_000, 1_005, 1_045, 1_048 + 90)]
-    assert to_spans([*usual, *held_up])[5:] == [740, 130]
-    assert to_spans([]) == []
+    assert to_spans([*usual, *held_up], most_ns)[5:] == [740, 130]
+    assert to_spans([], most_ns) == []
+
+
+def test_of_moves_that_a_worker_makes_slow_no_more_is_taken_off_than_they_take_elsewhere():
+    slow = [(1_000 * at, 1_000 * at + 500, 1_000 * at + 540, 1_000 * at + 840) for at in range(5)]
+    assert to_spans(slow, (100.0, 50.0)) == [690] * 5
+    assert to_spans(slow, (1_000.0, 1_000.0)) == [40] * 5
+
+
+def test_a_move_is_known_by_moves_within_this_process():
+    assert handover.MOVE_SLACK_NS < handover.longest_move(0) < handover.longest_move(8 << 20)
+
+
+def test_what_calls_are_given_lies_in_no_place_before(open_timer, monkeypatch):
+    """A worker that a timer wakes would take it."""
+    timer, worker = open_timer()
+    seen = []
+
+    fill = relay.Handover.run
+
+    def run(moves, board, pid, is_over):
+        seen.append(int(worker.trial.places.input_bytes(FEWEST_CALLS).sum()))
+        return fill(moves, board, pid, is_over)
+
+    monkeypatch.setattr(relay.Handover, "run", run)
+    timer.confirm(CALL_NS)
+    assert seen == [0] * FEWEST_RELAYS
 
 
 def test_a_session_leaves_the_processor_that_its_worker_has_and_comes_back(monkeypatch):
