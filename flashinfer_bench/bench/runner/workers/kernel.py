@@ -341,12 +341,20 @@ class RemoteKernel:
         calls = 0 if empty_ns is None else count_relay_calls(latency_ms * 1e6, size)
         if empty_ns is not None and calls:
             remote = remote.moved_to(self._lay_out(inputs, calls), RELAY_READS)
-            confirmation = RelayTimer(self._ask, remote, empty_ns).confirm(latency_ms * 1e6, is_ours=self.task.is_ours)
+            relays = RelayTimer(self._ask, remote, empty_ns)
+            by_relays = relays.confirm(latency_ms * 1e6, is_ours=self.task.is_ours)
             self.reads[-1] += remote.reader.reads()
-            return confirmation
+            if not relays.may_be_followed:
+                return by_relays
+            found = self._confirm_by_bursts(remote, latency_ms, waits_inside=waits_inside)
+            doubt = found.why_not or by_relays.why_not
+            return replace(found, why_not=doubt, relay_ns=by_relays.relay_ns, relay_calls=by_relays.relay_calls)
         settled = settle_by_requests(latency_ms * 1e6, known_ns, self._arena.device.type)
-        if settled is not None:
-            return settled
+        return settled or self._confirm_by_bursts(remote, latency_ms, waits_inside=waits_inside)
+
+    def _confirm_by_bursts(self, remote: RemoteTrial, latency_ms: float, *, waits_inside: bool) -> Confirmation:
+        """Hold the latency against bursts; some of their calls are compared, too."""
+        inputs, size = remote.contents.base, remote.places.stride
         calls = count_burst_calls(latency_ms * 1e6, self._arena.device.type, self.worker.overhead, size)
         places = self._lay_out(inputs, calls)
         remote = remote.moved_to(places, count_read_calls(places.stride, self._arena.device.type))

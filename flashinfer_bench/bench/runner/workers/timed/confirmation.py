@@ -59,18 +59,23 @@ class Confirmation:
     why_not: str | None = None
     """Why the latency is not confirmed; None where it is."""
     calls: int = 0
-    """Calls that bursts or relays made, the first burst's among them, which is not timed."""
+    """Calls that bursts made, the first one's among them, which is not timed."""
     request_ns: float | None = None
     """What one timed call took from outside, where that settled the claim."""
     relay_ns: float | None = None
     """What one call costs in a relay; None where none was run."""
+    relay_calls: int = 0
+    """Calls that relays made."""
 
     def to_record(self) -> dict[str, Any]:
         """Return it as fields of a measurement's record."""
         times_ns = {"burst": self.burst_ns, "burst_resolution": self.resolution_ns}
         times_ns |= {"request": self.request_ns, "relay": self.relay_ns}
-        way = "burst" if self.relay_ns is None else "relay"
-        record: dict[str, Any] = {"confirmed": self.why_not is None, f"{way}_calls": self.calls}
+        record: dict[str, Any] = {"confirmed": self.why_not is None}
+        if self.relay_ns is not None:
+            record["relay_calls"] = self.relay_calls
+        if self.relay_ns is None or self.calls:
+            record["burst_calls"] = self.calls
         record |= {f"{name}_ms": time_ns / 1e6 for name, time_ns in times_ns.items() if time_ns is not None}
         return record if self.why_not is None else {**record, "not_confirmed": self.why_not}
 
