@@ -106,6 +106,17 @@ def test_a_latency_is_confirmed_by_relays(open_kernel):
     assert "unconfirmed" not in record.get("flags", [])
 
 
+def test_where_inputs_can_be_followed_bursts_are_made_beside_relays(open_kernel, monkeypatch):
+    monkeypatch.setattr(relay, "FOLLOWED_SHARE", -1.0)
+    source = f"{WORK}\ndef run(x):\n    work(0.0008)\n    return x * 2"
+    with open_kernel(source, plan=READ) as kernel:
+        record = kernel.measure([[X]]).record
+    assert record["relay_ms"] > 0.7
+    assert record["burst_calls"] > 0 < record["relay_calls"]
+    assert 13 + RELAY_READS < len(kernel.reads[0]) <= 13 + RELAY_READS + READ_CALLS["cpu"]
+    assert all(is_right(read) for read in kernel.reads[0])
+
+
 def test_where_no_relay_can_be_run_a_latency_is_confirmed_by_bursts(open_kernel):
     source = f"{WORK}\ndef run(x):\n    work(0.0008)\n    return x * 2"
     with open_kernel(source, plan=READ) as kernel:

@@ -139,13 +139,18 @@ def longest_move(size: int) -> float:
 
     A worker can make moves from and to its places slow, by giving their pages back for one, and compute meanwhile.
     """
+    return SLOWER_MOVES * own_move(size) + MOVE_SLACK_NS
+
+
+def own_move(size: int) -> int:
+    """Return the nanoseconds that it takes at the least to move so many bytes within this process."""
     source, target = torch.zeros(size, dtype=torch.uint8), torch.zeros(size, dtype=torch.uint8)
     taken = []
     for _ in range(OWN_MOVES):
         start = now_ns()
         ctypes.memmove(target.data_ptr(), source.data_ptr(), size)
         taken.append(now_ns() - start)
-    return SLOWER_MOVES * min(taken) + MOVE_SLACK_NS
+    return min(taken)
 
 
 def to_spans(times: Sequence[tuple[int, int, int, int]], most_ns: tuple[float, float]) -> list[int]:

@@ -26,8 +26,8 @@ from flashinfer_bench.bench.runner.workers.timed.handover import (
     Along,
     Handover,
     addresses,
-    longest_move,
     open_board,
+    own_move,
 )
 from flashinfer_bench.bench.runner.workers.timed.readings import RELAY_SHARE
 from flashinfer_bench.errors import SolutionFailure
@@ -96,7 +96,7 @@ class RelayTimer:
         more = max(0, len(trial.places.outputs(0)) - 1)
         self._beside_ns = empty_ns * (RETURNS_SHARE + OUTPUT_SHARE * more if trial.returns else WRITES_SHARE)
         self._copy_ns = math.inf
-        self._moves_ns = longest_move(trial.places.input_bytes(1).shape[1])
+        self._moves_ns = own_move(trial.places.input_bytes(1).shape[1]) - own_move(0)
         self.may_be_followed = False
         """To move a call's inputs takes so long that much of the call could be computed along with it."""
 

@@ -169,6 +169,16 @@ def test_a_relay_that_was_held_up_is_followed_by_others_and_the_best_one_counts(
     assert worker.relays == 4
 
 
+@pytest.mark.parametrize(("share", "may_be_followed"), [(0.1, False), (0.2, True)])
+def test_inputs_can_be_followed_where_their_move_is_a_share_of_the_call(
+    open_timer, monkeypatch, share, may_be_followed
+):
+    monkeypatch.setattr(relay, "own_move", lambda size: share * CALL_NS if size else 0.0)
+    timer, _ = open_timer()
+    timer.confirm(CALL_NS)
+    assert timer.may_be_followed is may_be_followed
+
+
 def test_a_slow_call_has_one_relay(open_timer):
     timer, worker = open_timer(call_ns=2_000_000)
     assert timer.confirm(2_000_000).why_not is None
@@ -278,6 +288,7 @@ def test_of_moves_that_a_worker_makes_slow_no_more_is_taken_off_than_they_take_e
 
 def test_a_move_is_known_by_moves_within_this_process():
     assert handover.MOVE_SLACK_NS < handover.longest_move(0) < handover.longest_move(8 << 20)
+    assert 0 < handover.own_move(0) < handover.own_move(8 << 20)
 
 
 def test_what_calls_are_given_lies_in_no_place_before(open_timer, monkeypatch):
