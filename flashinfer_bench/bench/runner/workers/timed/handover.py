@@ -38,9 +38,9 @@ SLOWER_MOVES: Final = 1.5
 MOVE_SLACK_NS: Final = 500
 """What is taken off for a move of inputs or outputs is no more than SLOWER_MOVES times what the least of OWN_MOVES
 within this process takes, and this."""
-MOST_LOOKS: Final = 1_000
-PAUSE_S: Final = 0.001
-"""After so many looks of some 0.1 ms each the session pauses between them: the call hangs, or its worker is held up."""
+MOST_LOOKS: Final = 2
+PAUSE_S: Final = 0.00005
+"""After so many looks of some 0.1 ms each the session pauses between them: threads of a call may need its core."""
 SIBLINGS: Final = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
 PROCESSOR_FIELD: Final = 36
 """Of `/proc/PID/stat`, counted from the one behind the name."""
