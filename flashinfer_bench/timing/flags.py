@@ -26,7 +26,7 @@ FLAGS: Final = {
     "operations_vary": "the call did not launch the same operations each time: it may keep results of earlier calls",
     "contradictory": "operations are said to have run for longer than the call took",
     "other_processes": "other processes were on the GPU",
-    "unconfirmed": "bursts that were timed from outside could not confirm the time",
+    "unconfirmed": "what was timed from outside could not confirm the time",
     "same_inputs": "the inputs could not be varied from call to call",
 }
 """Each flag, and what it tells a reader; reports name flags in this order. `find_flags` says when each is raised."""
