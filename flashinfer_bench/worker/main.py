@@ -11,7 +11,8 @@ import random
 import socket
 import sys
 import traceback
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Final
@@ -53,7 +54,9 @@ from flashinfer_bench.worker.wire import FrameReader, WireClosed, send_frame
 KEPT_FRAMES: Final = 12
 LARGE_BYTES: Final = 1 << 17
 """Memory of this size comes from the kernel, page by page, where no result has just given some back: a call of 0.8 ms
-took 0.3 ms then. So a burst drops smaller results only."""
+took 0.3 ms then. So results of calls are dropped at once where they are smaller only."""
+KEPT_RESULTS: Final = 8
+"""Of larger results on a CPU bursts and relays keep the latest, as many as timed calls do, in their places."""
 PIECES: Final = 32
 LARGEST_PIECE: Final = 1 << 14
 """Pieces of memory that shift what is allocated later, and the most bytes of one."""
@@ -124,12 +127,16 @@ class Worker:
         """FlashInfer's modules that were compiled ahead, where the solution has a layer of its own over them."""
         self.reader = FrameReader(sock)
         self._laid: list[LaidCall] = []
+        self._laid_bytes = 0
+        """Bytes of the outputs of one of these calls."""
         self._no_call = make_no_call(device)
         self._returns_same = False
         """The solution returns the same memory each time, as far as was seen."""
         self._is_looked_at = False
         """What a burst of the calls that are laid out returned was looked at for that."""
         self._shelf = Shelf(1, 0)
+        self._kept: deque[CallLaunch] = deque()
+        """The latest calls of relays, whose results are still there."""
         self._replays: dict[int, ReplayLaunch] = {}
         self._joins: dict[tuple[Any, ...], Launch] = {}
         self._running = ExitStack()
@@ -182,13 +189,14 @@ class Worker:
             raise RuntimeError("the worker was asked to lay out calls before load and bind")
         self._forget_calls()
         self._laid = lay_out_calls(self.function, self.arena.block, request)
-        size = sum(output.nbytes for output in self._laid[0].outputs) if self._laid else 0
+        size = self._laid_bytes = sum(output.nbytes for output in self._laid[0].outputs) if self._laid else 0
         self._shelf = Shelf(choose_places(size, calls=PLACES, clock=self.clock, device=self.device), size)
         return {"laid_out": len(self._laid)}
 
     def _forget_calls(self) -> None:
         self._returns_same = self._returns_same or share_memory(self._laid)
         self._laid, self._shelf, self._is_looked_at = [], Shelf(1, 0), False
+        self._kept.clear()
         has_graphs = bool(self._replays or self._joins)
         self._replays.clear()
         self._joins.clear()
@@ -237,9 +245,9 @@ class Worker:
             if together:
                 launch = self._joined(launches, (request["part"], copied, *request["indices"]), copied=copied)
             else:
-                size = sum(output.nbytes for output in self._laid[0].outputs) if self._laid else 0
-                drops = copied and self._is_looked_at and size < LARGE_BYTES
-                launch = in_turn(launches, put_away=copied, drop=drops)
+                drops = self.device.type == "cpu" or self._laid_bytes < LARGE_BYTES
+                then = self._keep_latest if copied and self._is_looked_at and drops else None
+                launch = in_turn(launches, put_away=copied, then=then)
         except CaptureRefused as refused:
             return {"refused": str(refused)[:MOST_WORDS]}
         launch()
@@ -250,20 +258,24 @@ class Worker:
 
     def relay(self, request: dict[str, Any]) -> dict[str, Any]:
         """Make calls one by one, each as soon as the board that came with the request says that it has its inputs."""
-        fds = self.reader.take_fds()
-        board = RelayBoard(fds[0])
-        for fd in fds:
-            os.close(fd)
-        drops = sum(output.nbytes for output in self._laid[0].outputs) < LARGE_BYTES if self._laid else True
+        memory, bell = self.reader.take_fds()
+        board = RelayBoard(memory, bell)
+        os.close(memory)
         launches = [self._eager(index, request["part"]) for index in request["indices"]]
         for count, launch in enumerate(launches, 1):
             board.await_given(count)
             launch()
             launch.put_away()
             board.tell_done(count)
-            if drops:
-                launch.result = None
+            self._keep_latest(launch)
+        os.close(bell)
         return {"relayed": len(launches)}
+
+    def _keep_latest(self, launch: CallLaunch) -> None:
+        """Drop the result of a call of a burst or relay where it is small, and of larger ones all but the latest."""
+        self._kept.append(launch)
+        while len(self._kept) > (KEPT_RESULTS if self._laid_bytes >= LARGE_BYTES else 0):
+            self._kept.popleft().result = None
 
     def collect(self, request: dict[str, Any]) -> dict[str, Any]:
         """Bring what the latest calls of some places gave into their output slots."""
@@ -328,11 +340,13 @@ def make_no_call(device: torch.device) -> LaidCall:
     return LaidCall(SolutionFunctions(lambda: given, None), {}, {"": slot}, "value")
 
 
-def in_turn(launches: Sequence[CallLaunch], *, put_away: bool, drop: bool = False) -> Launch:
+def in_turn(
+    launches: Sequence[CallLaunch], *, put_away: bool, then: Callable[[CallLaunch], None] | None = None
+) -> Launch:
     """Return a launch that makes several calls, one behind the other, and puts away what each gave, or leaves it.
 
-    Where it drops results, the next call finds their memory in the caches: of a hundred calls no two would else share
-    any, and a call would take longer than one that is timed alone.
+    Where results are dropped then, the next call finds their memory in the caches: of a hundred calls no two would else
+    share any, and a call would take longer than one that is timed alone.
     """
 
     def launch_all() -> None:
@@ -340,8 +354,8 @@ def in_turn(launches: Sequence[CallLaunch], *, put_away: bool, drop: bool = Fals
             launch()
             if put_away:
                 launch.put_away()
-            if drop:
-                launch.result = None
+            if then is not None:
+                then(launch)
 
     return launch_all
 

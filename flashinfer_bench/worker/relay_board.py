@@ -10,12 +10,17 @@ import ctypes
 import mmap
 import os
 import platform
+import select
 from typing import Final
 
 BOARD_BYTES: Final = 4096
 GIVEN: Final = 0
 DONE: Final = 32
-"""Where the two counts lie, in words of eight bytes: in cache lines of their own, neighbours left free."""
+WAITS: Final = 64
+"""Where the two counts lie, and whether the session waits for the bell, in words of eight bytes: in cache lines of
+their own, neighbours left free."""
+WAIT_MS: Final = 1
+"""Who waits for the bell looks so often whether something else is the matter."""
 SPINS: Final = 2_000
 """Looks at a count before others may have the processor after each: some 0.1 ms."""
 ORDERED: Final = ("x86_64", "AMD64", "i386", "i686")
@@ -33,14 +38,18 @@ class RelayBoard:
 
     Args:
         fd: a memory file of BOARD_BYTES; it may be closed afterwards.
+        bell: an event file by which a worker wakes the session where that waits.
     """
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, bell: int) -> None:
         self._counts = (ctypes.c_uint64 * (BOARD_BYTES // 8)).from_buffer(mmap.mmap(fd, BOARD_BYTES))
+        self._bell = bell
+        self._rung = select.poll()
+        self._rung.register(bell, select.POLLIN)
 
     def clear(self) -> None:
         """Begin a relay: nothing is given, nothing done."""
-        self._counts[GIVEN] = self._counts[DONE] = 0
+        self._counts[GIVEN] = self._counts[DONE] = self._counts[WAITS] = 0
 
     def give(self, count: int) -> None:
         """Say that so many calls have their inputs."""
@@ -49,11 +58,22 @@ class RelayBoard:
     def tell_done(self, count: int) -> None:
         """Say that so many calls are over, and what they gave lies in their slots."""
         self._counts[DONE] = count
+        if self._counts[WAITS]:
+            os.eventfd_write(self._bell, 1)
 
-    def is_done(self, count: int) -> bool:
-        """Tell whether so many calls are over, after SPINS looks at the most."""
+    def listen(self) -> None:
+        """Have a worker ring the bell whenever a call is over."""
+        self._counts[WAITS] = 1
+
+    def await_bell(self) -> None:
+        """Wait without a processor until a worker has rung, WAIT_MS at the most."""
+        if self._rung.poll(WAIT_MS):
+            os.eventfd_read(self._bell)
+
+    def is_done(self, count: int, looks: int = SPINS) -> bool:
+        """Tell whether so many calls are over, after so many looks at the most."""
         counts = self._counts
-        for _ in range(SPINS):  # noqa: SIM110 - any() takes longer than a short call
+        for _ in range(looks):  # noqa: SIM110 - any() takes longer than a short call
             if counts[DONE] >= count:
                 return True
         return False

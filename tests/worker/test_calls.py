@@ -66,6 +66,7 @@ def test_calls_lie_one_stride_behind_the_other(dtype, shape):
 def test_calls_of_a_burst_leave_their_results_unless_they_are_dropped(drop):
     slots = [torch.zeros(4) for _ in range(3)]
     laid = [LaidCall(SolutionFunctions(lambda: torch.ones(4), None), {}, {"y": slot}, "value") for slot in slots]
-    in_turn([CallLaunch(call, Shelf(1, 16), "run") for call in laid], put_away=True, drop=drop)()
+    launches = [CallLaunch(call, Shelf(1, 16), "run") for call in laid]
+    in_turn(launches, put_away=True, then=(lambda launch: setattr(launch, "result", None)) if drop else None)()
     assert all(bool(slot.all()) for slot in slots)
     assert all((call.result is None) is drop for call in laid)

@@ -1,6 +1,7 @@
 """The board of a relay: two counts that two processes see."""
 
 import os
+import time
 
 import pytest
 
@@ -10,21 +11,52 @@ from flashinfer_bench.worker import relay_board as board
 pytestmark = pytest.mark.cpu
 
 
-def test_what_one_side_tells_the_other_sees():
-    with open_board() as (ours, fd):
-        assert not ours.is_done(1)
-        if os.fork() == 0:
-            theirs = board.RelayBoard(fd)
-            for count in range(1, 4):
+def answer_calls(fds, calls):
+    """Do in a process of its own what a worker does; return its number."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            theirs = board.RelayBoard(*fds)
+            for count in range(1, calls + 1):
                 theirs.await_given(count)
                 theirs.tell_done(count)
+        finally:
             os._exit(0)
+    return pid
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_what_one_side_tells_the_other_sees(waits):
+    with open_board() as (ours, fds):
+        assert not ours.is_done(1)
+        if waits:
+            ours.listen()
+        pid = answer_calls(fds, 3)
         for count in range(1, 4):
             ours.give(count)
-            while not ours.is_done(count):
-                pass
+            end = time.monotonic() + 60
+            while not ours.is_done(count, 1) and time.monotonic() < end:
+                if waits:
+                    ours.await_bell()
+            assert ours.is_done(count)
         assert not ours.is_done(4)
-        os.wait()
+        os.waitpid(pid, 0)
+
+
+def test_a_worker_rings_only_where_the_session_listens():
+    with open_board() as (ours, fds):
+        theirs = board.RelayBoard(*fds)
+        theirs.tell_done(1)
+        with pytest.raises(BlockingIOError):
+            os.eventfd_read(fds[1])
+        ours.listen()
+        theirs.tell_done(2)
+        ours.await_bell()
+        with pytest.raises(BlockingIOError):
+            os.eventfd_read(fds[1])
+        ours.clear()
+        theirs.tell_done(1)
+        ours.await_bell()  # it comes back though nobody rings
 
 
 def test_a_new_board_has_counted_nothing():

@@ -8,6 +8,7 @@ compared. Whatever goes wrong on the other side becomes a SolutionFailure that c
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -30,7 +31,14 @@ from flashinfer_bench.bench.runner.workers.timed.call_places import MOST_PLACES,
 from flashinfer_bench.bench.runner.workers.timed.confirmation import ClaimContradicted, Confirmation, settle_by_requests
 from flashinfer_bench.bench.runner.workers.timed.handover import Along
 from flashinfer_bench.bench.runner.workers.timed.reader import ReadCall, Reader
-from flashinfer_bench.bench.runner.workers.timed.readings import ReadingsAsked, add_flags, check_trial, raise_claim
+from flashinfer_bench.bench.runner.workers.timed.readings import (
+    CREDITED_SHARE,
+    RELAY_SHARE,
+    ReadingsAsked,
+    add_flags,
+    check_trial,
+    raise_claim,
+)
 from flashinfer_bench.bench.runner.workers.timed.regime_calls import UNTOUCHED, RegimeCall, RegimeSchedule
 from flashinfer_bench.bench.runner.workers.timed.relay import RELAY_READS, RelayTimer, count_relay_calls
 from flashinfer_bench.bench.runner.workers.timed.remote_clock import RemoteClock
@@ -344,21 +352,32 @@ class RemoteKernel:
             relays = RelayTimer(self._ask, remote, empty_ns)
             by_relays = relays.confirm(latency_ms * 1e6, is_ours=self.task.is_ours)
             self.reads[-1] += remote.reader.reads()
-            if not relays.may_be_followed:
+            told_ns = max(latency_ms * 1e6, RELAY_SHARE * (by_relays.relay_ns or 0.0))
+            if CREDITED_SHARE["cpu"] * relays.most_ns <= told_ns:
                 return by_relays
-            found = self._confirm_by_bursts(remote, latency_ms, waits_inside=waits_inside)
+            # Who computes along with the move of the inputs is told as too fast by a relay.
+            found = self._confirm_by_bursts(remote, latency_ms, relays.most_ns, waits_inside=waits_inside)
             doubt = found.why_not or by_relays.why_not
             return replace(found, why_not=doubt, relay_ns=by_relays.relay_ns, relay_calls=by_relays.relay_calls)
         settled = settle_by_requests(latency_ms * 1e6, known_ns, self._arena.device.type)
         return settled or self._confirm_by_bursts(remote, latency_ms, waits_inside=waits_inside)
 
-    def _confirm_by_bursts(self, remote: RemoteTrial, latency_ms: float, *, waits_inside: bool) -> Confirmation:
-        """Hold the latency against bursts; some of their calls are compared, too."""
+    def _confirm_by_bursts(
+        self, remote: RemoteTrial, latency_ms: float, most_ns: float = math.inf, *, waits_inside: bool
+    ) -> Confirmation:
+        """Hold the latency against bursts; some of their calls are compared, too.
+
+        Args:
+            remote: the latest trial.
+            latency_ms: what the worker claims.
+            most_ns: what a call costs at the most.
+            waits_inside: calls wait for a GPU.
+        """
         inputs, size = remote.contents.base, remote.places.stride
         calls = count_burst_calls(latency_ms * 1e6, self._arena.device.type, self.worker.overhead, size)
         places = self._lay_out(inputs, calls)
         remote = remote.moved_to(places, count_read_calls(places.stride, self._arena.device.type))
-        timer = BurstTimer(self._ask, remote, self.worker.guard_pid, waits_inside=waits_inside)
+        timer = BurstTimer(self._ask, remote, self.worker.guard_pid, waits_inside=waits_inside, most_ns=most_ns)
         confirmation = timer.confirm(latency_ms * 1e6, self.worker.overhead, is_ours=self.task.is_ours)
         self.reads[-1] += remote.reader.reads()
         return confirmation

@@ -12,6 +12,7 @@ from flashinfer_bench.bench.runner.workers.timed.empty_bursts import BurstOverhe
 from flashinfer_bench.bench.runner.workers.timed.handover import (
     Along,
     Handover,
+    Span,
     can_relay,
     open_board,
     take_empty_relay,
@@ -50,10 +51,10 @@ def _time_burst(worker: WorkerProcess, calls: int, limit_s: float) -> tuple[floa
     return wall_ns, None if cpu_before is None or cpu_after is None else float(cpu_after - cpu_before)
 
 
-def _relay(worker: WorkerProcess, moves: Handover, calls: int, limit_s: float) -> list[int]:
-    """Return the nanoseconds of each call of a relay."""
-    spans: list[int] = []
-    with open_board() as (board, fd):
-        along = Along([fd], lambda is_over: spans.extend(moves.run(board, worker.pid, is_over)))
+def _relay(worker: WorkerProcess, moves: Handover, calls: int, limit_s: float) -> list[Span]:
+    """Return what each call of a relay took."""
+    spans: list[Span] = []
+    with open_board() as (board, fds):
+        along = Along(fds, lambda is_over: spans.extend(moves.run(board, worker.pid, is_over)))
         worker.ask("relay", Relayed, limit_s, along=along, indices=list(range(calls)), part="nothing")
     return spans

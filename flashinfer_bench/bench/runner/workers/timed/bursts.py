@@ -87,6 +87,7 @@ class BurstTimer:
         trial: where the calls lie and what they are given.
         guard_pid: the process above the worker; all below it counts as the worker's.
         waits_inside: the call waits for the GPU, so no graph can hold it.
+        most_ns: a call does not cost more than this.
         now_ns: the session's clock.
     """
 
@@ -97,12 +98,14 @@ class BurstTimer:
         guard_pid: int | None,
         *,
         waits_inside: bool = False,
+        most_ns: float = math.inf,
         now_ns: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
         self._ask = ask
         self._trial = trial
         self._guard_pid = guard_pid if trial.asked.device_type == "cpu" else None
         self._between = BetweenRequests(self._guard_pid)
+        self._most_ns = most_ns
         self._now_ns = now_ns
         self._calls = 0
         self._best_ns = math.inf
@@ -189,6 +192,7 @@ class BurstTimer:
         if cpu_ns is not None:
             spent_ns = min(spent_ns, own_ns(cpu_ns, overhead.processors or overhead))
         cost_ns = max((spent_ns - BEGIN_NS[device_type]) / calls - START_NS[device_type], 0.0)
+        cost_ns = min(cost_ns, self._most_ns)
         is_best = cost_ns <= self._best_ns
         if is_best:
             self._best_ns = cost_ns

@@ -175,6 +175,10 @@ class CallPlaces:
         """Return the bytes of all output slots in the first places, a row for each."""
         return self._held_bytes(count, self._inputs_end, self._outputs_end)
 
+    def output_spans(self) -> list[tuple[int, int]]:
+        """Return where each output begins in a row of `output_bytes`, and its bytes."""
+        return [(slot.offset - self._inputs_end, slot.nbytes) for slot in self._first_outputs]
+
     def _held_bytes(self, count: int, begin: int, end: int) -> torch.Tensor:
         return self.arena.block.as_strided((count, end - begin), (self.stride, 1), begin)
 

@@ -46,6 +46,10 @@ class Outside:
     """What one call costs in the best of them."""
     is_busy: bool
     """The worker was held up by others meanwhile."""
+    refused_share: float = REFUSED_SHARE
+    """Below this share of it a claim is refused."""
+    slack_ns: float = 0.0
+    """By so much another program may have held up each call: a claim that is no further below is not refused."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +107,7 @@ def find_doubt(
         return f"{told}, and the host may be what holds it up: {refused}"
     if outside.is_busy and claimed_ns >= BUSY_LEAST_SHARE * outside.call_ns:
         return f"{told}, while other processes held the processors"
-    if is_ours or claimed_ns >= REFUSED_SHARE * outside.call_ns:
+    if is_ours or claimed_ns >= min(outside.refused_share * outside.call_ns, outside.call_ns - outside.slack_ns):
         return told
     failure = SolutionFailure if claimed_ns < FORGED_SHARE * outside.call_ns else ClaimContradicted
     claimed = f"the worker claims {claimed_ns / 1e6:.6g} ms a call"

@@ -8,14 +8,11 @@ pause, each on a processor of its own, so a handover takes a microsecond or two.
 from __future__ import annotations
 
 import ctypes
-import itertools
 import os
-import random
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from statistics import median
@@ -25,7 +22,8 @@ import torch
 
 from flashinfer_bench.base.host import usable_cores
 from flashinfer_bench.bench.runner.workers.arena import open_memory_file
-from flashinfer_bench.worker.relay_board import BOARD_BYTES, RelayBoard, has_order
+from flashinfer_bench.bench.runner.workers.timed.glances import OutputGlances
+from flashinfer_bench.worker.relay_board import BOARD_BYTES, SPINS, RelayBoard, has_order
 
 RELAY_CALLS: Final = 33
 """Calls of a relay. The median counts, so who wants to gain has to leave out half of them."""
@@ -36,16 +34,14 @@ EMPTY_BYTES: Final = 64
 OWN_MOVES: Final = 5
 SLOWER_MOVES: Final = 1.5
 MOVE_SLACK_NS: Final = 500
-"""What is taken off for a move of inputs or outputs is no more than SLOWER_MOVES times what the least of OWN_MOVES
-within this process takes, and this."""
-MOST_LOOKS: Final = 2
-PAUSE_S: Final = 0.00005
-"""After so many looks of some 0.1 ms each the session pauses between them: threads of a call may need its core."""
+"""What is taken off for a move of inputs is no more than SLOWER_MOVES times what the least of OWN_MOVES within this
+process takes, and this."""
+LOOK_NS: Final = 1_500
+"""What is taken off for a look at outputs is no more than this."""
 SIBLINGS: Final = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
 PROCESSOR_FIELD: Final = 36
 """Of `/proc/PID/stat`, counted from the one behind the name."""
 
-chance = random.SystemRandom()
 now_ns = time.perf_counter_ns
 
 
@@ -58,14 +54,37 @@ class Along(NamedTuple):
     """Called once the request is sent, with what tells whether an answer has come, or none will."""
 
 
+class Times(NamedTuple):
+    """Of one call, in nanoseconds of the session's clock."""
+
+    before: int
+    """Its inputs began to come."""
+    start: int
+    """They were there."""
+    end: int
+    """It was told as over."""
+    after: int
+    """Its outputs had been looked at."""
+
+
+class Span(NamedTuple):
+    """What a call took, in nanoseconds."""
+
+    call: int
+    """From when its inputs began to come until its outputs had been looked at, less what these two take."""
+    move: int
+    """What was taken off for the move of its inputs: somebody may compute along with it."""
+
+
 @contextmanager
-def open_board() -> Iterator[tuple[RelayBoard, int]]:
-    """Give a board of the session's own, and the descriptor that goes to the worker."""
-    fd = open_memory_file(BOARD_BYTES)
+def open_board() -> Iterator[tuple[RelayBoard, list[int]]]:
+    """Give a board of the session's own, and the descriptors that go to the worker: of its memory, and of its bell."""
+    fds = [open_memory_file(BOARD_BYTES), os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)]
     try:
-        yield RelayBoard(fd), fd
+        yield RelayBoard(*fds), fds
     finally:
-        os.close(fd)
+        for fd in fds:
+            os.close(fd)
 
 
 def can_relay() -> bool:
@@ -75,30 +94,52 @@ def can_relay() -> bool:
     return len({frozenset(processors_beside(one)) for one in os.sched_getaffinity(0)}) > 1
 
 
-@dataclass(frozen=True)
 class Handover:
-    """How a call gets what it is given, and what it gave is kept: addresses and sizes of what is moved.
+    """How calls get what they are given one by one, and when what they gave is looked at.
 
     Args:
-        given: from where to where the inputs of each call go.
-        given_bytes: of each.
-        left: from where to where its outputs go.
-        left_bytes: of each.
+        given: what the calls are given, a row of bytes for each; memory of this process's own.
+        places: where it goes, a row for each.
+        look: looks at what the call of a number gave.
+        scratch: some rows of the size of those of `given`, of this process's own.
+        waits: wait for the worker's bell and leave the processor to its threads, in place of looking at the board
+            without a pause.
     """
 
-    given: Sequence[tuple[int, int]]
-    given_bytes: int
-    left: Sequence[tuple[int, int]]
-    left_bytes: int
+    def __init__(
+        self,
+        given: torch.Tensor,
+        places: torch.Tensor,
+        look: Callable[[int], object],
+        scratch: torch.Tensor,
+        *,
+        waits: bool = False,
+    ) -> None:
+        self._moves = list(zip(addresses(places), addresses(given), strict=True))
+        self._own_moves = list(zip(addresses(scratch), addresses(given), strict=False))
+        self._held = given, places, scratch
+        self._size = given.shape[1]
+        self._look = look
+        self._waits = waits
 
-    def run(self, board: RelayBoard, worker_pid: int | None, is_over: Callable[[], bool]) -> list[int]:
-        """Give calls out one by one; return the nanoseconds of each. They are fewer where the worker answers sooner.
+    def own_move_ns(self) -> int:
+        """Return what it takes at the least to move what a call is given within this process."""
+        taken = []
+        for target, source in self._own_moves:
+            start = now_ns()
+            ctypes.memmove(target, source, self._size)
+            taken.append(now_ns() - start)
+        return min(taken)
+
+    def run(self, board: RelayBoard, worker_pid: int | None, is_over: Callable[[], bool]) -> list[Span]:
+        """Give calls out one by one; return what each took. They are fewer where the worker answers sooner.
 
         Args:
             board: cleared.
             worker_pid: the worker.
             is_over: tells whether the worker has answered, or is gone, or late.
         """
+        most_ns = SLOWER_MOVES * self.own_move_ns() + MOVE_SLACK_NS
         with staying_apart(worker_pid) as stay_apart:
             stay_apart()
 
@@ -106,81 +147,57 @@ class Handover:
                 stay_apart()
                 return is_over()
 
-            return self._run(board, is_over_apart)
+            return [to_span(times, most_ns) for times in self._run(board, is_over_apart)]
 
-    def _run(self, board: RelayBoard, is_over: Callable[[], bool]) -> list[int]:
-        move = ctypes.memmove
-        times: list[tuple[int, int, int, int]] = []
-        most_ns = longest_move(self.given_bytes), longest_move(self.left_bytes)
-        firsts = [chance.randrange(self.left_bytes + 1) for _ in self.left]
-        calls = zip(self.given, self.left, firsts, strict=True)
-        for count, ((source, place), (slots, kept), first) in enumerate(calls, 1):
+    def _run(self, board: RelayBoard, is_over: Callable[[], bool]) -> list[Times]:
+        move, size, look, waits = ctypes.memmove, self._size, self._look, self._waits
+        looks = 1 if waits else SPINS
+        if waits:
+            board.listen()
+        found: list[Times] = []
+        for at, (place, source) in enumerate(self._moves):
             before = now_ns()
-            move(place, source, self.given_bytes)
+            move(place, source, size)
             start = now_ns()
-            board.give(count)
-            for look in itertools.count():
-                if board.is_done(count):
-                    break
-                if is_over() and not board.is_done(count):
-                    return to_spans(times, most_ns)
-                if look > MOST_LOOKS:
-                    time.sleep(PAUSE_S)
+            board.give(at + 1)
+            if waits:
+                board.await_bell()
+            while not board.is_done(at + 1, looks):
+                if is_over() and not board.is_done(at + 1, looks):
+                    return found
+                if waits:
+                    board.await_bell()
             end = now_ns()
-            # Who writes on behind his word would have to be ahead of a copy that begins somewhere.
-            move(kept + first, slots + first, self.left_bytes - first)
-            move(kept, slots, first)
-            times.append((before, start, end, now_ns()))
-        return to_spans(times, most_ns)
+            look(at)
+            found.append(Times(before, start, end, now_ns()))
+        return found
 
 
-def longest_move(size: int) -> float:
-    """Return the nanoseconds that may be taken off for a move of so many bytes, by moves within this process.
+def to_span(times: Times, longest_move_ns: float) -> Span:
+    """Return what a call took.
 
-    A worker can make moves from and to its places slow, by giving their pages back for one, and compute meanwhile.
-    """
-    return SLOWER_MOVES * own_move(size) + MOVE_SLACK_NS
-
-
-def own_move(size: int) -> int:
-    """Return the nanoseconds that it takes at the least to move so many bytes within this process."""
-    source, target = torch.zeros(size, dtype=torch.uint8), torch.zeros(size, dtype=torch.uint8)
-    taken = []
-    for _ in range(OWN_MOVES):
-        start = now_ns()
-        ctypes.memmove(target.data_ptr(), source.data_ptr(), size)
-        taken.append(now_ns() - start)
-    return min(taken)
-
-
-def to_spans(times: Sequence[tuple[int, int, int, int]], most_ns: tuple[float, float]) -> list[int]:
-    """Return what each call took, from before its inputs moved until its outputs had, less the least of both moves.
-
-    So what counts is also the time that the session was held up beside a move, by a thread of the solution say: the
-    inputs are there then, or the outputs not yet looked at.
+    For moving inputs and looking at outputs no more is taken off than that takes where no worker has its hands in it.
+    So what counts is also the time that the session was held up beside it, by a thread of the solution say, or because
+    a worker has given the pages back that inputs go to: they are there then, or the outputs not yet looked at.
 
     Args:
-        times: of each call when its inputs began to come, when they were there, when it was over, and when its outputs
-            were kept.
-        most_ns: no more is taken off for a move of inputs, and of outputs.
+        times: of the call.
+        longest_move_ns: no more is taken off for the move of the inputs.
     """
-    if not times:
-        return []
-    least_ns = min(start - before for before, start, _, _ in times), min(after - end for _, _, end, after in times)
-    least = int(sum(min(pair) for pair in zip(least_ns, most_ns, strict=True)))
-    return [after - before - least for before, _, _, after in times]
+    move_ns = int(min(times.start - times.before, longest_move_ns))
+    return Span(times.after - times.before - move_ns - min(times.after - times.end, LOOK_NS), move_ns)
 
 
-def take_empty_relay(relay: Callable[[Handover, int], list[int]]) -> float:
+def take_empty_relay(relay: Callable[[Handover, int], list[Span]]) -> float:
     """Return what a call takes in a relay that computes nothing and gives back one number, in nanoseconds.
 
     Args:
         relay: runs a relay of so many empty calls.
     """
-    scratch = torch.zeros(4, EMPTY_BYTES, dtype=torch.uint8)
-    at = [scratch[row].data_ptr() for row in range(4)]
-    moves = Handover([(at[0], at[1])] * RELAY_CALLS, EMPTY_BYTES, [(at[2], at[3])] * RELAY_CALLS, EMPTY_BYTES)
-    return min(median(relay(moves, RELAY_CALLS)) for _ in range(EMPTY_RELAYS))
+    given, places, slots = torch.ones(3, RELAY_CALLS, EMPTY_BYTES, dtype=torch.uint8)
+    look = OutputGlances(slots, [(0, EMPTY_BYTES)]).look
+    moves = Handover(given, places, look, torch.ones_like(given[:OWN_MOVES]))
+    return min(median(span.call for span in relay(moves, RELAY_CALLS)) for _ in range(EMPTY_RELAYS))
 
 
 @contextmanager
