@@ -9,7 +9,7 @@ import torch
 from flashinfer_bench.bench.runner.workers.kernel import MEASUREMENTS
 from flashinfer_bench.bench.runner.workers.kernel_task import MeasurePlan
 from flashinfer_bench.bench.runner.workers.stock import SlowContext, check_context
-from flashinfer_bench.bench.runner.workers.timed import confirmation, relay
+from flashinfer_bench.bench.runner.workers.timed import confirmation, handover, relay
 from flashinfer_bench.bench.runner.workers.timed.burst_size import READ_CALLS
 from flashinfer_bench.bench.runner.workers.timed.bursts import BurstTimer
 from flashinfer_bench.bench.runner.workers.timed.confirmation import ClaimContradicted
@@ -107,7 +107,8 @@ def test_a_latency_is_confirmed_by_relays(open_kernel):
 
 
 def test_where_inputs_can_be_followed_bursts_are_made_beside_relays(open_kernel, monkeypatch):
-    monkeypatch.setattr(relay, "FOLLOWED_SHARE", -1.0)
+    usual = handover.to_span
+    monkeypatch.setattr(handover, "to_span", lambda *given: usual(*given)._replace(move=1_000_000))
     source = f"{WORK}\ndef run(x):\n    work(0.0008)\n    return x * 2"
     with open_kernel(source, plan=READ) as kernel:
         record = kernel.measure([[X]]).record

@@ -73,7 +73,7 @@ class Span(NamedTuple):
     call: int
     """From when its inputs began to come until its outputs had been looked at, less what these two take."""
     move: int
-    """What was taken off for the move of its inputs: somebody may compute along with it."""
+    """What was taken off for the move of its inputs, less what moving nothing takes: somebody may compute along."""
 
 
 @contextmanager
@@ -185,7 +185,8 @@ def to_span(times: Times, longest_move_ns: float) -> Span:
         longest_move_ns: no more is taken off for the move of the inputs.
     """
     move_ns = int(min(times.start - times.before, longest_move_ns))
-    return Span(times.after - times.before - move_ns - min(times.after - times.end, LOOK_NS), move_ns)
+    call_ns = times.after - times.before - move_ns - min(times.after - times.end, LOOK_NS)
+    return Span(call_ns, max(0, move_ns - MOVE_SLACK_NS))
 
 
 def take_empty_relay(relay: Callable[[Handover, int], list[Span]]) -> float:
