@@ -1,6 +1,10 @@
 """Count how often the whole engine rejects a right solution: the honest solutions of the bundled set, again and again.
 
     python benchmarks/bench_honest_jobs.py [--jobs 2000] [--definitions NAME ...] [--iterations 10] [--devices cpu ...]
+    python benchmarks/bench_honest_jobs.py --threads [--jobs 500]
+
+The second takes calls of torch's own in place of the bundled set, most of which several threads compute
+(`honest_calls.py`), and prints what their latencies were raised by: told / claimed.
 
 Each round runs the bundled set through sessions, workers, bursts and comparisons, as `run` does, with other secret
 inputs. Run it beside other work: a busy machine must not change a verdict. Prints each job that is not PASSED with its
@@ -13,12 +17,16 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
+from statistics import median
 
 from flashinfer_bench.bench import Benchmark, BenchmarkConfig
 from flashinfer_bench.bench.events import JobFaulted, JobFinished
 from flashinfer_bench.data import TraceSet
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from benchmarks.honest_calls import make_set
 
 BUNDLED = Path(__file__).parents[1] / "flashinfer-trace"
 
@@ -30,14 +38,16 @@ def main() -> int:
     parser.add_argument("--definitions", nargs="+", help="definitions of the bundled set (all)")
     parser.add_argument("--iterations", type=int, default=10, help="readings of a trial (10)")
     parser.add_argument("--devices", nargs="+", help="as in `flashinfer-bench run` (all)")
+    parser.add_argument("--threads", action="store_true", help="calls of several threads in place of the bundled set")
     asked = parser.parse_args()
     settings = {"warmup_runs": 2, "iterations": asked.iterations, "num_trials": 1}
     settings |= {name: value for name in ("definitions", "devices") if (value := getattr(asked, name))}
-    judged, wrong, said = 0, 0, Counter[str]()
+    judged, wrong, said, raised = 0, 0, Counter[str](), defaultdict[str, list[float]](list)
+    config = BenchmarkConfig.default(**settings)
     start = time.monotonic()
     while judged < asked.jobs:
         before = judged
-        benchmark = Benchmark(TraceSet.from_path(BUNDLED), BenchmarkConfig.default(**settings))
+        benchmark = Benchmark(make_set(BUNDLED) if asked.threads else TraceSet.from_path(BUNDLED), config)
         for event in benchmark.run(benchmark.plan(), save_results=False):
             if isinstance(event, JobFaulted):
                 judged, wrong = judged + 1, wrong + 1
@@ -47,6 +57,9 @@ def main() -> int:
                 evaluation = event.trace.evaluation
                 record = evaluation.extra.get("measurement", {})
                 said[record.get("not_confirmed", "confirmed" if record.get("confirmed") else "not timed")] += 1
+                if evaluation.performance is not None:
+                    told_ms = evaluation.performance.latency_ms
+                    raised[event.trace.definition].append(told_ms / record.get("claimed_ms", told_ms))
                 if evaluation.status.value != "PASSED":
                     wrong += 1
                     names = f"{event.trace.definition} {event.trace.solution} {event.trace.workload.uuid}"
@@ -55,6 +68,9 @@ def main() -> int:
         if judged == before:
             print("no job could run", file=sys.stderr)
             return 2
+    for name, shares in sorted(raised.items()) if asked.threads else ():
+        ordered = sorted(shares)
+        print(f"{name:14} raised {median(ordered):.2f}, at most {ordered[-1]:.2f} ({len(ordered)} jobs)")
     reasons = Counter(why.split(" ms, ")[-1] if why.startswith("a call in a burst") else why for why in said.elements())
     for why, count in reasons.most_common():
         print(f"{count:6}  {why}")
