@@ -11,8 +11,8 @@ from flashinfer_bench.bench.runner.workers.cpu_time import tree_cpu_time_ns
 from flashinfer_bench.bench.runner.workers.timed.empty_bursts import BurstOverhead, take_overhead
 from flashinfer_bench.bench.runner.workers.timed.handover import (
     Along,
+    CallSpan,
     Handover,
-    Span,
     can_relay,
     open_board,
     take_empty_relay,
@@ -51,9 +51,9 @@ def _time_burst(worker: WorkerProcess, calls: int, limit_s: float) -> tuple[floa
     return wall_ns, None if cpu_before is None or cpu_after is None else float(cpu_after - cpu_before)
 
 
-def _relay(worker: WorkerProcess, moves: Handover, calls: int, limit_s: float) -> list[Span]:
+def _relay(worker: WorkerProcess, moves: Handover, calls: int, limit_s: float) -> list[CallSpan]:
     """Return what each call of a relay took."""
-    spans: list[Span] = []
+    spans: list[CallSpan] = []
     with open_board() as (board, fds):
         along = Along(fds, lambda is_over: spans.extend(moves.run(board, worker.pid, is_over)))
         worker.ask("relay", Relayed, limit_s, along=along, indices=list(range(calls)), part="nothing")

@@ -85,7 +85,6 @@ class BurstTimer:
     Args:
         ask: asks the worker.
         trial: where the calls lie and what they are given.
-        guard_pid: the process above the worker; all below it counts as the worker's.
         waits_inside: the call waits for the GPU, so no graph can hold it.
         most_ns: a call does not cost more than this.
         now_ns: the session's clock.
@@ -95,7 +94,6 @@ class BurstTimer:
         self,
         ask: Ask,
         trial: RemoteTrial,
-        guard_pid: int | None,
         *,
         waits_inside: bool = False,
         most_ns: float = math.inf,
@@ -103,8 +101,7 @@ class BurstTimer:
     ) -> None:
         self._ask = ask
         self._trial = trial
-        self._guard_pid = guard_pid if trial.asked.device_type == "cpu" else None
-        self._between = BetweenRequests(self._guard_pid)
+        self._between = BetweenRequests(trial.guard_pid)
         self._most_ns = most_ns
         self._now_ns = now_ns
         self._calls = 0
@@ -159,7 +156,7 @@ class BurstTimer:
         device_type = self._trial.asked.device_type
         start = self._now_ns()
         costs_ns: list[float] = []
-        waited_before = tree_waiting_ns(self._guard_pid)
+        waited_before = tree_waiting_ns(self._trial.guard_pid)
 
         def is_over() -> bool:
             count, spent_s = len(costs_ns), (self._now_ns() - start) / 1e9
@@ -173,7 +170,7 @@ class BurstTimer:
 
         while not is_over():
             costs_ns.append(self._time_one(calls, overhead))
-        waited_ns = tree_waiting_ns(self._guard_pid) - waited_before
+        waited_ns = tree_waiting_ns(self._trial.guard_pid) - waited_before
         return Outside("burst", min(costs_ns), waited_ns > BUSY_SHARE * (self._now_ns() - start))
 
     def _time_one(self, calls: int, overhead: BurstOverhead) -> float:

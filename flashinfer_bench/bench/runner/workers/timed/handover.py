@@ -67,7 +67,7 @@ class Times(NamedTuple):
     """Its outputs had been looked at."""
 
 
-class Span(NamedTuple):
+class CallSpan(NamedTuple):
     """What a call took, in nanoseconds."""
 
     call: int
@@ -131,7 +131,7 @@ class Handover:
             taken.append(now_ns() - start)
         return min(taken)
 
-    def run(self, board: RelayBoard, worker_pid: int | None, is_over: Callable[[], bool]) -> list[Span]:
+    def run(self, board: RelayBoard, worker_pid: int | None, is_over: Callable[[], bool]) -> list[CallSpan]:
         """Give calls out one by one; return what each took. They are fewer where the worker answers sooner.
 
         Args:
@@ -173,7 +173,7 @@ class Handover:
         return found
 
 
-def to_span(times: Times, longest_move_ns: float) -> Span:
+def to_span(times: Times, longest_move_ns: float) -> CallSpan:
     """Return what a call took.
 
     For moving inputs and looking at outputs no more is taken off than that takes where no worker has its hands in it.
@@ -186,10 +186,10 @@ def to_span(times: Times, longest_move_ns: float) -> Span:
     """
     move_ns = int(min(times.start - times.before, longest_move_ns))
     call_ns = times.after - times.before - move_ns - min(times.after - times.end, LOOK_NS)
-    return Span(call_ns, max(0, move_ns - MOVE_SLACK_NS))
+    return CallSpan(call_ns, max(0, move_ns - MOVE_SLACK_NS))
 
 
-def take_empty_relay(relay: Callable[[Handover, int], list[Span]]) -> float:
+def take_empty_relay(relay: Callable[[Handover, int], list[CallSpan]]) -> float:
     """Return what a call takes in a relay that computes nothing and gives back one number, in nanoseconds.
 
     Args:

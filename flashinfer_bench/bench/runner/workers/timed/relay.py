@@ -26,8 +26,8 @@ from flashinfer_bench.bench.runner.workers.timed.handover import (
     OWN_MOVES,
     RELAY_CALLS,
     Along,
+    CallSpan,
     Handover,
-    Span,
     open_board,
 )
 from flashinfer_bench.bench.runner.workers.timed.readings import RELAY_SHARE
@@ -152,7 +152,7 @@ class RelayTimer:
         inputs.zero_()
         glances = OutputGlances(trial.places.output_bytes(len(indices)), trial.places.output_spans())
         moves = Handover(self._given, inputs, glances.look, self._scratch, waits=waits)
-        spans: list[Span] = []
+        spans: list[CallSpan] = []
         part = "both" if trial.has_setup else "run"
         _, ahead_ns = self._between.end()
         with open_board() as (board, fds):

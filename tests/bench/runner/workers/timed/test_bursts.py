@@ -1,5 +1,6 @@
 """Bursts that the session times itself, and what they make of a claimed latency."""
 
+import math
 import random
 from dataclasses import replace
 
@@ -52,10 +53,10 @@ def open_timer(arena, monkeypatch):
     """Return a timer of bursts, whose clock is the scripted worker's, and the worker; copies take no time."""
     monkeypatch.setattr(bursts, "time_copies", lambda tensors: 0.0)
 
-    def opened(*, worker=None, waits_inside=False, **trial):
+    def opened(*, worker=None, waits_inside=False, most_ns=math.inf, **trial):
         made = make_trial(arena, **trial)
         scripted = ScriptedWorker(made, **{"call_ns": CALL_NS, "request_ns": 50_000, **(worker or {})})
-        return BurstTimer(scripted, made, None, waits_inside=waits_inside, now_ns=scripted.now_ns), scripted
+        return BurstTimer(scripted, made, waits_inside=waits_inside, most_ns=most_ns, now_ns=scripted.now_ns), scripted
 
     return opened
 
@@ -70,6 +71,14 @@ def test_an_honest_latency_is_confirmed_with_what_a_burst_costs_a_call(open_time
         "burst_resolution_ms": found.resolution_ns / 1e6,
         "burst_calls": 2 * MOST_PLACES,
     }
+
+
+def test_a_call_costs_no_more_than_is_known_otherwise(open_timer):
+    """A burst that a busy machine made slow raises a latency no further, and refuses none."""
+    timer, _ = open_timer(most_ns=0.5 * CALL_NS)
+    found = timer.confirm(0.45 * CALL_NS, OVERHEAD)
+    assert found.burst_ns == 0.5 * CALL_NS
+    assert found.why_not is None
 
 
 SEEN = [2_000_000.0] * 50 + [9_000_000.0] * 10

@@ -12,8 +12,8 @@ from flashinfer_bench.bench.runner.workers.timed.call_places import CPU_BYTES
 from flashinfer_bench.bench.runner.workers.timed.confirmation import ClaimContradicted
 from flashinfer_bench.bench.runner.workers.timed.handover import (
     RELAY_CALLS,
+    CallSpan,
     Handover,
-    Span,
     Times,
     staying_apart,
     take_empty_relay,
@@ -283,17 +283,17 @@ def test_a_relay_has_as_many_calls_as_time_and_memory_allow(claimed_ns, size, ca
 
 def test_an_empty_call_is_known_by_the_best_of_some_relays():
     took = iter([[900, 50_000, 800], [700, 710, 720], [5_000] * 3, [800] * 3])
-    assert take_empty_relay(lambda moves, calls: [Span(ns, 0) for ns in next(took)]) == 710
+    assert take_empty_relay(lambda moves, calls: [CallSpan(ns, 0) for ns in next(took)]) == 710
 
 
 def test_a_session_that_is_held_up_beside_a_move_counts_that_time():
     """The inputs are there meanwhile, or the outputs not looked at yet."""
     slack_ns, most_ns = handover.MOVE_SLACK_NS, 10_000.0
-    assert to_span(Times(0, 600, 5_600, 5_900), most_ns) == Span(5_000, 600 - slack_ns)
-    assert to_span(Times(0, 400, 5_400, 5_700), most_ns) == Span(5_000, 0)
-    assert to_span(Times(0, 17_000, 22_000, 22_300), most_ns) == Span(12_000, 10_000 - slack_ns)
+    assert to_span(Times(0, 600, 5_600, 5_900), most_ns) == CallSpan(5_000, 600 - slack_ns)
+    assert to_span(Times(0, 400, 5_400, 5_700), most_ns) == CallSpan(5_000, 0)
+    assert to_span(Times(0, 17_000, 22_000, 22_300), most_ns) == CallSpan(12_000, 10_000 - slack_ns)
     looked_ns = handover.LOOK_NS + 90
-    assert to_span(Times(0, 400, 5_400, 5_400 + looked_ns), most_ns) == Span(5_090, 0)
+    assert to_span(Times(0, 400, 5_400, 5_400 + looked_ns), most_ns) == CallSpan(5_090, 0)
 
 
 def test_a_move_is_known_by_moves_within_this_process():
