@@ -21,6 +21,9 @@ WAITS: Final = 64
 their own, neighbours left free."""
 WAIT_MS: Final = 1
 """Who waits for the bell looks so often whether something else is the matter."""
+RING: Final = b"\0"
+MOST_RINGS: Final = 1 << 16
+"""Bytes that are read at once: all that a pipe holds."""
 SPINS: Final = 2_000
 """Looks at a count before others may have the processor after each: some 0.1 ms."""
 ORDERED: Final = ("x86_64", "AMD64", "i386", "i686")
@@ -34,18 +37,18 @@ def has_order() -> bool:
 
 
 class RelayBoard:
-    """The two counts, in shared memory.
+    """The two counts, in shared memory, and the bell by which a worker wakes a session that waits.
 
     Args:
         fd: a memory file of BOARD_BYTES; it may be closed afterwards.
-        bell: an event file by which a worker wakes the session where that waits.
+        bell: the end of a pipe: a worker's to write to, a session's to read from. A worker has no hold of the latter, so
+            it cannot keep a session reading.
     """
 
     def __init__(self, fd: int, bell: int) -> None:
         self._counts = (ctypes.c_uint64 * (BOARD_BYTES // 8)).from_buffer(mmap.mmap(fd, BOARD_BYTES))
         self._bell = bell
         self._rung = select.poll()
-        self._rung.register(bell, select.POLLIN)
 
     def clear(self) -> None:
         """Begin a relay: nothing is given, nothing done."""
@@ -59,16 +62,17 @@ class RelayBoard:
         """Say that so many calls are over, and what they gave lies in their slots."""
         self._counts[DONE] = count
         if self._counts[WAITS]:
-            os.eventfd_write(self._bell, 1)
+            os.write(self._bell, RING)
 
     def listen(self) -> None:
         """Have a worker ring the bell whenever a call is over."""
+        self._rung.register(self._bell, select.POLLIN)
         self._counts[WAITS] = 1
 
     def await_bell(self) -> None:
         """Wait without a processor until a worker has rung, WAIT_MS at the most."""
         if self._rung.poll(WAIT_MS):
-            os.eventfd_read(self._bell)
+            os.read(self._bell, MOST_RINGS)
 
     def is_done(self, count: int, looks: int = SPINS) -> bool:
         """Tell whether so many calls are over, after so many looks at the most."""

@@ -47,16 +47,29 @@ def test_a_worker_rings_only_where_the_session_listens():
     with open_board() as (ours, fds):
         theirs = board.RelayBoard(*fds)
         theirs.tell_done(1)
-        with pytest.raises(BlockingIOError):
-            os.eventfd_read(fds[1])
+        assert not ours._rung.poll(0)
         ours.listen()
+        assert not ours._rung.poll(0)
         theirs.tell_done(2)
+        theirs.tell_done(3)
+        assert ours._rung.poll(0)
         ours.await_bell()
-        with pytest.raises(BlockingIOError):
-            os.eventfd_read(fds[1])
-        ours.clear()
-        theirs.tell_done(1)
+        assert not ours._rung.poll(0)
         ours.await_bell()  # it comes back though nobody rings
+
+
+def test_a_worker_cannot_keep_a_session_reading():
+    """It reads the bell itself, or makes its end one that waits: the session's end is not his."""
+    with open_board() as (ours, (_, ring)):
+        ours.listen()
+        os.set_blocking(ring, True)
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.read(ring, 1)
+        os.write(ring, bytes(1 << 15))
+        started = time.monotonic()
+        ours.await_bell()
+        ours.await_bell()
+        assert time.monotonic() - started < 10
 
 
 def test_a_new_board_has_counted_nothing():

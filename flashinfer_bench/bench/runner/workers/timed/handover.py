@@ -79,11 +79,12 @@ class CallSpan(NamedTuple):
 @contextmanager
 def open_board() -> Iterator[tuple[RelayBoard, list[int]]]:
     """Give a board of the session's own, and the descriptors that go to the worker: of its memory, and of its bell."""
-    fds = [open_memory_file(BOARD_BYTES), os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)]
+    memory = open_memory_file(BOARD_BYTES)
+    rung, ring = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     try:
-        yield RelayBoard(*fds), fds
+        yield RelayBoard(memory, rung), [memory, ring]
     finally:
-        for fd in fds:
+        for fd in (memory, rung, ring):
             os.close(fd)
 
 
