@@ -41,8 +41,8 @@ class RelayBoard:
 
     Args:
         fd: a memory file of BOARD_BYTES; it may be closed afterwards.
-        bell: the end of a pipe: a worker's to write to, a session's to read from. A worker has no hold of the latter, so
-            it cannot keep a session reading.
+        bell: the end of a pipe: a worker's to write to, a session's to read from. No worker has the latter, so none can
+            keep a session reading.
     """
 
     def __init__(self, fd: int, bell: int) -> None:
