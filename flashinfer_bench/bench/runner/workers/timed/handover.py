@@ -117,20 +117,11 @@ class Handover:
         waits: bool = False,
     ) -> None:
         self._moves = list(zip(addresses(places), addresses(given), strict=True))
-        self._own_moves = list(zip(addresses(scratch), addresses(given), strict=False))
         self._held = given, places, scratch
         self._size = given.shape[1]
         self._look = look
         self._waits = waits
-
-    def own_move_ns(self) -> int:
-        """Return what it takes at the least to move what a call is given within this process."""
-        taken = []
-        for target, source in self._own_moves:
-            start = now_ns()
-            ctypes.memmove(target, source, self._size)
-            taken.append(now_ns() - start)
-        return min(taken)
+        self._longest_move_ns = SLOWER_MOVES * own_move_ns(given, scratch) + MOVE_SLACK_NS  # while the worker rests
 
     def run(self, board: RelayBoard, worker_pid: int | None, is_over: Callable[[], bool]) -> list[CallSpan]:
         """Give calls out one by one; return what each took. They are fewer where the worker answers sooner.
@@ -140,7 +131,6 @@ class Handover:
             worker_pid: the worker.
             is_over: tells whether the worker has answered, or is gone, or late.
         """
-        most_ns = SLOWER_MOVES * self.own_move_ns() + MOVE_SLACK_NS
         with staying_apart(worker_pid) as stay_apart:
             stay_apart()
 
@@ -148,7 +138,7 @@ class Handover:
                 stay_apart()
                 return is_over()
 
-            return [to_span(times, most_ns) for times in self._run(board, is_over_apart)]
+            return [to_span(times, self._longest_move_ns) for times in self._run(board, is_over_apart)]
 
     def _run(self, board: RelayBoard, is_over: Callable[[], bool]) -> list[Times]:
         move, size, look, waits = ctypes.memmove, self._size, self._look, self._waits
@@ -172,6 +162,21 @@ class Handover:
             look(at)
             found.append(Times(before, start, end, now_ns()))
         return found
+
+
+def own_move_ns(given: torch.Tensor, scratch: torch.Tensor) -> int:
+    """Return what it takes at the least to move a row of bytes within this process.
+
+    Args:
+        given: the rows that are moved.
+        scratch: rows of the same size, no more than those.
+    """
+    taken = []
+    for target, source in zip(addresses(scratch), addresses(given), strict=False):
+        start = now_ns()
+        ctypes.memmove(target, source, given.shape[1])
+        taken.append(now_ns() - start)
+    return min(taken)
 
 
 def to_span(times: Times, longest_move_ns: float) -> CallSpan:
