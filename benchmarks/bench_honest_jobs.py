@@ -15,6 +15,7 @@ was rejected. `bench_false_rejections.py` counts far more verdicts, without work
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import time
 from collections import Counter, defaultdict
@@ -71,7 +72,7 @@ def main() -> int:
     for name, shares in sorted(raised.items()) if asked.threads else ():
         ordered = sorted(shares)
         print(f"{name:14} raised {median(ordered):.2f}, at most {ordered[-1]:.2f} ({len(ordered)} jobs)")
-    reasons = Counter(why.split(" ms, ")[-1] if why.startswith("a call in a burst") else why for why in said.elements())
+    reasons = Counter(re.sub(r"takes [\d.e+-]+ ms", "takes longer", why) for why in said.elements())
     for why, count in reasons.most_common():
         print(f"{count:6}  {why}")
     return 1 if wrong else 0
