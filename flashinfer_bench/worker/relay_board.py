@@ -11,6 +11,7 @@ import mmap
 import os
 import platform
 import select
+from contextlib import suppress
 from typing import Final
 
 BOARD_BYTES: Final = 4096
@@ -42,7 +43,7 @@ class RelayBoard:
     Args:
         fd: a memory file of BOARD_BYTES; it may be closed afterwards.
         bell: the end of a pipe: a worker's to write to, a session's to read from. No worker has the latter, so none can
-            keep a session reading.
+            make it one that waits.
     """
 
     def __init__(self, fd: int, bell: int) -> None:
@@ -72,7 +73,8 @@ class RelayBoard:
     def await_bell(self) -> None:
         """Wait without a processor until a worker has rung, WAIT_MS at the most."""
         if self._rung.poll(WAIT_MS):
-            os.read(self._bell, MOST_RINGS)
+            with suppress(BlockingIOError):  # a worker may open its end for reading, and take back what it rang
+                os.read(self._bell, MOST_RINGS)
 
     def is_done(self, count: int, looks: int = SPINS) -> bool:
         """Tell whether so many calls are over, after so many looks at the most."""

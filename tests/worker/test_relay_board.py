@@ -58,8 +58,25 @@ def test_a_worker_rings_only_where_the_session_listens():
         ours.await_bell()  # it comes back though nobody rings
 
 
+def test_a_worker_may_take_back_what_it_rang():
+    with open_board() as (ours, (memory, ring)):
+        theirs = board.RelayBoard(memory, ring)
+        ours.listen()
+        back = os.open(f"/proc/self/fd/{ring}", os.O_RDONLY | os.O_NONBLOCK)
+        theirs.tell_done(1)
+        poll = ours._rung.poll
+
+        class Robbed:
+            def poll(self, wait_ms):
+                return poll(wait_ms), os.read(back, 100)
+
+        ours._rung = Robbed()
+        ours.await_bell()
+        os.close(back)
+
+
 def test_a_worker_cannot_keep_a_session_reading():
-    """It reads the bell itself, or makes its end one that waits: the session's end is not his."""
+    """It makes its end one that waits: the session's end is not his."""
     with open_board() as (ours, (_, ring)):
         ours.listen()
         os.set_blocking(ring, True)

@@ -33,7 +33,7 @@ from flashinfer_bench.bench.runner.workers.timed.confirmation import (
     find_doubt,
     least_share,
 )
-from flashinfer_bench.bench.runner.workers.timed.copies import time_copies
+from flashinfer_bench.bench.runner.workers.timed.copies import OutputCopies
 from flashinfer_bench.bench.runner.workers.timed.empty_bursts import BurstOverhead
 from flashinfer_bench.bench.runner.workers.timed.remote_clock import Ask
 from flashinfer_bench.bench.runner.workers.timed.trial import RemoteTrial
@@ -107,6 +107,8 @@ class BurstTimer:
         self._calls = 0
         self._best_ns = math.inf
         self._copy_ns = math.inf
+        is_copied = trial.returns and trial.asked.device_type == "cpu"
+        self._copies = OutputCopies(trial.places.outputs(0) if is_copied else [])
         self._together = trial.asked.device_type == "cuda" and not trial.has_setup and not waits_inside
         self.refused: str | None = "the call waits for the GPU" if waits_inside else None
         """Why the calls cannot be made as one graph."""
@@ -235,7 +237,7 @@ class BurstTimer:
         """
         outputs = [output for index in indices for output in self._trial.places.outputs(index)]
         if self._trial.asked.device_type == "cpu":
-            self._copy_ns = min(self._copy_ns, time_copies(outputs) / len(indices))
+            self._copy_ns = min(self._copy_ns, self._copies.time(outputs, len(indices)))
             return COPY_MARGIN["cpu"] * self._copy_ns * len(indices)
         # In one piece: what each copy takes to start is known from empty bursts.
         size = sum(output.nbytes for output in outputs)

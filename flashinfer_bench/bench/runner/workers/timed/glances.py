@@ -1,15 +1,15 @@
-"""What is seen of a call's outputs at the moment that it is told as over. They have to be the same at the end.
+"""What is seen of a call's outputs before it begins, and when it is told as over.
 
-A worker that tells a call as over before it has written all of its outputs gains the time that it writes on. A copy of
-all outputs would take as long as some calls do, and give as much time. So of larger outputs a few words are looked at,
-which nobody knows before.
+Before it begins, they have to be poisoned: a worker that has seen one call may know what others have in common, and
+write it ahead. What is there when it is told as over has to be there at the end: a worker that writes on gains the time
+that it does so. A copy of all outputs would take as long as some calls do, and give as much time. So of larger outputs
+a few words are looked at, which nobody knows before.
 """
 
 from __future__ import annotations
 
 import ctypes
-import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -22,47 +22,45 @@ GLANCED_WORDS: Final = 24
 late is not seen in 0.29 of his calls: in half of nine calls once in 500 times, in half of 33 in none."""
 WORD: Final = 8
 
-chance = random.SystemRandom()
-
 
 class OutputGlances:
-    """Looks at the outputs of each call once.
+    """Looks at the outputs of each call twice: before the call begins, and once it is told as over.
 
     Args:
-        rows: bytes of all output slots, a row for each call.
+        rows: bytes of all output slots, a row for each call, poisoned; the worker rests.
         outputs: of one call the begin and the bytes of each slot in its row.
     """
 
     def __init__(self, rows: torch.Tensor, outputs: Sequence[tuple[int, int]]) -> None:
-        self._rows = rows
-        count, self._size = rows.shape
-        self._is_whole = self._size <= WHOLE_BYTES
-        if self._is_whole:
-            self._kept = np.full((count, self._size), 1, np.uint8)
-            begin, step, to = rows.data_ptr(), rows.stride(0), self._kept.ctypes.data
-            firsts = [chance.randrange(self._size + 1) for _ in range(count)]
-            self._moves = [(begin + at * step, to + at * self._size, first) for at, first in enumerate(firsts)]
-            return
-        rng = np.random.default_rng()
-        self._words = rows.numpy()[:, : self._size // WORD * WORD].view(np.uint64)
-        self._at = [choose_words(outputs, rng) for _ in range(count)]
-        self._seen = [np.full(len(at), 1, np.uint64) for at in self._at]
+        count, size = rows.shape
+        self._seen: list[bytes] = []
+        if size <= WHOLE_BYTES:
+            begin, step = rows.data_ptr(), rows.stride(0)
+            self._look: Callable[[int], bytes] = lambda call: ctypes.string_at(begin + call * step, size)
+        else:
+            rng = np.random.default_rng()
+            words = list(rows.numpy()[:, : size // WORD * WORD].view(np.uint64))
+            at = [choose_words(outputs, rng) for _ in range(count)]
+            self._look = lambda call: words[call].take(at[call], mode="clip").tobytes()
+        self._held = rows
+        self._first = [self._look(call) for call in range(count)]
+        self._ahead: list[bytes] = []
+
+    def look_ahead(self, call: int) -> None:
+        """Keep what is seen of a call's outputs before its inputs come. Calls come in order."""
+        self._ahead.append(self._look(call))
 
     def look(self, call: int) -> None:
-        """Keep what is seen of a call's outputs now."""
-        if self._is_whole:
-            # Who writes on behind his word would have to be ahead of a copy that begins somewhere.
-            source, kept, first = self._moves[call]
-            ctypes.memmove(kept + first, source + first, self._size - first)
-            ctypes.memmove(kept, source, first)
-        else:
-            self._words[call].take(self._at[call], out=self._seen[call], mode="clip")
+        """Keep what is seen of a call's outputs now. Calls come in order."""
+        self._seen.append(self._look(call))
+
+    def were_written_ahead(self) -> bool:
+        """Tell whether the outputs of a call had changed before its inputs came."""
+        return self._ahead != self._first[: len(self._ahead)]
 
     def are_as_seen(self) -> bool:
-        """Tell whether all that was seen is still there."""
-        if self._is_whole:
-            return bool(np.array_equal(self._rows.numpy(), self._kept))
-        return all(np.array_equal(self._words[call][at], self._seen[call]) for call, at in enumerate(self._at))
+        """Tell whether all that was seen of all calls is still there."""
+        return self._seen == [self._look(call) for call in range(len(self._first))]
 
 
 def choose_words(outputs: Sequence[tuple[int, int]], rng: np.random.Generator) -> np.ndarray[Any, np.dtype[np.int64]]:

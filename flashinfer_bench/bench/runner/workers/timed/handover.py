@@ -36,7 +36,7 @@ SLOWER_MOVES: Final = 1.5
 MOVE_SLACK_NS: Final = 500
 """What is taken off for a move of inputs is no more than SLOWER_MOVES times what the least of OWN_MOVES within this
 process takes, and this."""
-LOOK_NS: Final = 1_500
+LOOK_NS: Final = 1_000
 """What is taken off for a look at outputs is no more than this."""
 SIBLINGS: Final = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
 PROCESSOR_FIELD: Final = 36
@@ -101,7 +101,7 @@ class Handover:
     Args:
         given: what the calls are given, a row of bytes for each; memory of this process's own.
         places: where it goes, a row for each.
-        look: looks at what the call of a number gave.
+        glances: looks at the outputs of each call.
         scratch: some rows of the size of those of `given`, of this process's own.
         waits: wait for the worker's bell and leave the processor to its threads, in place of looking at the board
             without a pause.
@@ -111,7 +111,7 @@ class Handover:
         self,
         given: torch.Tensor,
         places: torch.Tensor,
-        look: Callable[[int], object],
+        glances: OutputGlances,
         scratch: torch.Tensor,
         *,
         waits: bool = False,
@@ -119,7 +119,7 @@ class Handover:
         self._moves = list(zip(addresses(places), addresses(given), strict=True))
         self._held = given, places, scratch
         self._size = given.shape[1]
-        self._look = look
+        self._glances = glances
         self._waits = waits
         self._longest_move_ns = SLOWER_MOVES * own_move_ns(given, scratch) + MOVE_SLACK_NS  # while the worker rests
 
@@ -141,12 +141,14 @@ class Handover:
             return [to_span(times, self._longest_move_ns) for times in self._run(board, is_over_apart)]
 
     def _run(self, board: RelayBoard, is_over: Callable[[], bool]) -> list[Times]:
-        move, size, look, waits = ctypes.memmove, self._size, self._look, self._waits
+        move, size, waits = ctypes.memmove, self._size, self._waits
+        look_ahead, look = self._glances.look_ahead, self._glances.look
         looks = 1 if waits else SPINS
         if waits:
             board.listen()
         found: list[Times] = []
         for at, (place, source) in enumerate(self._moves):
+            look_ahead(at)
             before = now_ns()
             move(place, source, size)
             start = now_ns()
@@ -202,9 +204,13 @@ def take_empty_relay(relay: Callable[[Handover, int], list[CallSpan]]) -> float:
         relay: runs a relay of so many empty calls.
     """
     given, places, slots = torch.ones(3, RELAY_CALLS, EMPTY_BYTES, dtype=torch.uint8)
-    look = OutputGlances(slots, [(0, EMPTY_BYTES)]).look
-    moves = Handover(given, places, look, torch.ones_like(given[:OWN_MOVES]))
-    return min(median(span.call for span in relay(moves, RELAY_CALLS)) for _ in range(EMPTY_RELAYS))
+    scratch = torch.ones_like(given[:OWN_MOVES])
+
+    def take_one() -> float:
+        moves = Handover(given, places, OutputGlances(slots, [(0, EMPTY_BYTES)]), scratch)
+        return median(span.call for span in relay(moves, RELAY_CALLS))
+
+    return min(take_one() for _ in range(EMPTY_RELAYS))
 
 
 @contextmanager

@@ -20,7 +20,7 @@ import torch
 from flashinfer_bench.bench.runner.workers.cpu_time import BetweenRequests, tree_waiting_ns
 from flashinfer_bench.bench.runner.workers.timed.call_places import CPU_BYTES
 from flashinfer_bench.bench.runner.workers.timed.confirmation import BUSY_SHARE, Confirmation, Outside, find_doubt
-from flashinfer_bench.bench.runner.workers.timed.copies import time_copies
+from flashinfer_bench.bench.runner.workers.timed.copies import OutputCopies
 from flashinfer_bench.bench.runner.workers.timed.glances import OutputGlances
 from flashinfer_bench.bench.runner.workers.timed.handover import (
     OWN_MOVES,
@@ -106,6 +106,7 @@ class RelayTimer:
         more = max(0, len(trial.places.outputs(0)) - 1)
         self._beside_ns = empty_ns * (RETURNS_SHARE + OUTPUT_SHARE * more if trial.returns else WRITES_SHARE)
         self._copy_ns = math.inf
+        self._copies = OutputCopies(trial.places.outputs(0) if trial.returns else [])
         count = len(trial.places)
         self._given, self._own = trial.places.own_inputs(count)
         self._scratch = torch.ones_like(self._given[:OWN_MOVES])
@@ -147,11 +148,11 @@ class RelayTimer:
         numbers = trial.write(indices, self._own.__getitem__)
         if trial.returns:
             left = [output for index in indices for output in trial.places.outputs(index)]
-            self._copy_ns = min(self._copy_ns, time_copies(left) / len(indices))
+            self._copy_ns = min(self._copy_ns, self._copies.time(left, len(indices)))
         inputs = trial.places.input_bytes(len(indices))
         inputs.zero_()
         glances = OutputGlances(trial.places.output_bytes(len(indices)), trial.places.output_spans())
-        moves = Handover(self._given, inputs, glances.look, self._scratch, waits=waits)
+        moves = Handover(self._given, inputs, glances, self._scratch, waits=waits)
         spans: list[CallSpan] = []
         part = "both" if trial.has_setup else "run"
         _, ahead_ns = self._between.end()
@@ -169,6 +170,11 @@ class RelayTimer:
             raise SolutionFailure(
                 "RUNTIME_ERROR",
                 "an output was written after its call had ended; what a call starts has to be done when it returns",
+            )
+        if glances.were_written_ahead():
+            raise SolutionFailure(
+                "RUNTIME_ERROR",
+                "an output was written before its call had begun; a call may write to its own outputs only",
             )
         copy_ns = self._copy_ns if trial.returns else 0.0
         cost_ns = median(span.call for span in spans) + ahead_ns / len(indices) - self._beside_ns - copy_ns

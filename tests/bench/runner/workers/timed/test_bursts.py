@@ -5,7 +5,6 @@ import random
 from dataclasses import replace
 
 import pytest
-import torch
 
 from flashinfer_bench.bench.runner.workers import cpu_time
 from flashinfer_bench.bench.runner.workers.timed import bursts
@@ -51,7 +50,7 @@ CALL_NS = 400_000
 @pytest.fixture
 def open_timer(arena, monkeypatch):
     """Return a timer of bursts, whose clock is the scripted worker's, and the worker; copies take no time."""
-    monkeypatch.setattr(bursts, "time_copies", lambda tensors: 0.0)
+    monkeypatch.setattr(bursts.OutputCopies, "time", lambda copies, outputs, calls: 0.0)
 
     def opened(*, worker=None, waits_inside=False, most_ns=math.inf, **trial):
         made = make_trial(arena, **trial)
@@ -149,7 +148,7 @@ def test_what_bursts_take_of_themselves_is_taken_off(open_timer):
 
 
 def test_copies_are_taken_off_where_outputs_are_copied_and_only_there(open_timer, monkeypatch):
-    monkeypatch.setattr(bursts, "time_copies", lambda tensors: 100_000.0 * len(tensors))
+    monkeypatch.setattr(bursts.OutputCopies, "time", lambda copies, outputs, calls: 100_000.0)
     for returns, spent in ((True, 100_000.0 * COPY_MARGIN["cpu"]), (False, 0.0)):
         timer, worker = open_timer()
         worker.trial.returns = returns
@@ -158,7 +157,7 @@ def test_copies_are_taken_off_where_outputs_are_copied_and_only_there(open_timer
 
 def test_of_copies_the_least_that_any_burst_saw_is_taken_off(open_timer, monkeypatch):
     each_ns = iter([90_000.0, 30_000.0] + [200_000.0] * 20)
-    monkeypatch.setattr(bursts, "time_copies", lambda tensors: next(each_ns) * len(tensors))
+    monkeypatch.setattr(bursts.OutputCopies, "time", lambda copies, outputs, calls: next(each_ns))
     timer, _ = open_timer(worker={"call_ns": 100_000})
     spent = 30_000.0 * COPY_MARGIN["cpu"]
     assert timer.confirm(60_000, OVERHEAD).burst_ns == pytest.approx(100_000 - 90_000 * COPY_MARGIN["cpu"], rel=0.01)
@@ -197,13 +196,6 @@ def test_nothing_is_taken_off_a_call_that_writes_in_place(open_timer):
     worker.trial.returns = False
     costly = BurstOverhead(request=100_000.0, call=CALL_NS / 4, noise=1_000.0)
     assert timer.confirm(CALL_NS, costly).burst_ns == pytest.approx(CALL_NS, rel=0.01)
-
-
-def test_copies_take_a_thread_the_longer_the_more_there_is_to_copy():
-    tensors = torch.zeros(1 << 10), torch.zeros(1 << 20)
-    small, large = (min(bursts.time_copies([one] * 4) for _ in range(5)) for one in tensors)
-    assert 0 <= small < large / 10
-    assert bursts.time_copies([]) >= 0
 
 
 @pytest.mark.parametrize("few", [0, 1])

@@ -1,10 +1,16 @@
 """What is seen of a call's outputs once it is told as over."""
 
+import numpy as np
 import pytest
 import torch
 
-from flashinfer_bench.bench.runner.workers.timed import glances
-from flashinfer_bench.bench.runner.workers.timed.glances import GLANCED_WORDS, WHOLE_BYTES, WORD, OutputGlances
+from flashinfer_bench.bench.runner.workers.timed.glances import (
+    GLANCED_WORDS,
+    WHOLE_BYTES,
+    WORD,
+    OutputGlances,
+    choose_words,
+)
 
 pytestmark = pytest.mark.cpu
 CALLS = 9
@@ -51,18 +57,21 @@ def test_a_call_that_was_not_looked_at_is_not_as_seen():
 
 def test_the_words_that_are_looked_at_are_others_each_time_and_lie_in_their_outputs():
     outputs = [(0, 1 << 16), (1 << 16, 1 << 16)]
-    seen = OutputGlances(make_rows(outputs), outputs)
-    chosen = [sorted(at.tolist()) for at in seen._at]
+    rng = np.random.default_rng()
+    chosen = [sorted(choose_words(outputs, rng).tolist()) for _ in range(CALLS)]
     assert len({tuple(at) for at in chosen}) == CALLS
     assert all(len(at) == 2 * GLANCED_WORDS and at[-1] * WORD < 1 << 17 for at in chosen)
     assert all(sum(word * WORD < 1 << 16 for word in at) == GLANCED_WORDS for at in chosen)
 
 
-def test_small_outputs_are_kept_whole_from_a_place_on_that_nobody_knows(monkeypatch):
-    for first in (0, 100, 256):
-        monkeypatch.setattr(glances.chance, "randrange", lambda end, first=first: first)
-        rows = make_rows([(0, 256)])
-        seen = OutputGlances(rows, [(0, 256)])
-        for call in range(CALLS):
-            seen.look(call)
-        assert (torch.from_numpy(seen._kept) == rows).all()
+@pytest.mark.parametrize("outputs", SIZES.values(), ids=SIZES)
+def test_an_output_that_is_written_ahead_is_found(outputs):
+    rows = make_rows(outputs)
+    seen = OutputGlances(rows, outputs)
+    seen.look_ahead(0)
+    assert not seen.were_written_ahead()
+    rows[2] += 1
+    seen.look_ahead(1)
+    assert not seen.were_written_ahead()
+    seen.look_ahead(2)
+    assert seen.were_written_ahead()

@@ -97,7 +97,7 @@ class PlayedWorker:
 @pytest.fixture
 def open_timer(arena, monkeypatch):
     """Return a timer of relays and the worker that is played; copies take no time."""
-    monkeypatch.setattr(relay, "time_copies", lambda tensors: 0.0)
+    monkeypatch.setattr(relay.OutputCopies, "time", lambda copies, outputs, calls: 0.0)
 
     def opened(*, call_ns=CALL_NS, early=(), returns=True, **trial):
         made = make_trial(arena, most=FEWEST_CALLS, **trial)
@@ -136,11 +136,25 @@ def test_further_outputs_take_a_share_of_an_empty_call_each_where_they_are_retur
 
 
 def test_copies_of_outputs_are_taken_off_by_the_least_that_they_took(open_timer, monkeypatch):
-    taken = iter([3_000.0 * FEWEST_CALLS, 1_000.0 * FEWEST_CALLS])
+    taken = iter([3_000.0, 1_000.0])
     timer, _ = open_timer()
-    monkeypatch.setattr(relay, "time_copies", lambda tensors: next(taken))
+    monkeypatch.setattr(relay.OutputCopies, "time", lambda copies, outputs, calls: next(taken))
     found = timer.confirm(CALL_NS)
     assert found.relay_ns == pytest.approx(CALL_NS - RETURNS_SHARE * EMPTY_NS - 3_000.0)  # the first of them was best
+
+
+def test_an_output_that_is_written_before_its_call_is_refused(open_timer, monkeypatch):
+    """What the outputs of all calls have in common would cost them nothing."""
+    timer, worker = open_timer()
+    give = worker.give
+
+    def ahead(count):
+        give(count)
+        worker.trial.places.outputs(worker.indices[-1])[0].zero_()
+
+    monkeypatch.setattr(worker, "give", ahead)
+    with pytest.raises(SolutionFailure, match="an output was written before its call had begun"):
+        timer.confirm(CALL_NS)
 
 
 def test_a_call_sees_its_own_inputs_and_those_of_earlier_calls_and_no_others(open_timer):
