@@ -175,6 +175,11 @@ class CallPlaces:
         """Return the bytes of all output slots in the first places, a row for each."""
         return self._held_bytes(count, self._inputs_end, self._outputs_end)
 
+    def outputs_in(self, row: torch.Tensor) -> list[torch.Tensor]:
+        """Return the outputs in a copy of a row of `output_bytes`."""
+        slots = [Slot(slot.offset - self._inputs_end, slot.shape, slot.dtype) for slot in self._first_outputs]
+        return [slot.view(row) for slot in slots]
+
     def output_spans(self) -> list[tuple[int, int]]:
         """Return where each output begins in a row of `output_bytes`, and its bytes."""
         return [(slot.offset - self._inputs_end, slot.nbytes) for slot in self._first_outputs]

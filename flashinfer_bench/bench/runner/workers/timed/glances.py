@@ -32,19 +32,22 @@ class OutputGlances:
     """
 
     def __init__(self, rows: torch.Tensor, outputs: Sequence[tuple[int, int]]) -> None:
+        self._rows = rows
         count, size = rows.shape
-        self._seen: list[bytes] = []
-        if size <= WHOLE_BYTES:
-            begin, step = rows.data_ptr(), rows.stride(0)
-            self._look: Callable[[int], bytes] = lambda call: ctypes.string_at(begin + call * step, size)
-        else:
-            rng = np.random.default_rng()
-            words = list(rows.numpy()[:, : size // WORD * WORD].view(np.uint64))
-            at = [choose_words(outputs, rng) for _ in range(count)]
-            self._look = lambda call: words[call].take(at[call], mode="clip").tobytes()
-        self._held = rows
+        rng = np.random.default_rng()
+        self._at = None if size <= WHOLE_BYTES else [choose_words(outputs, rng) for _ in range(count)]
+        self._look = self._open(rows)
         self._first = [self._look(call) for call in range(count)]
         self._ahead: list[bytes] = []
+        self._seen: list[bytes] = []
+
+    def _open(self, rows: torch.Tensor) -> Callable[[int], bytes]:
+        """Return what looks at the outputs of a call in such rows."""
+        if self._at is None:
+            begin, step, size = rows.data_ptr(), rows.stride(0), rows.shape[1]
+            return lambda call: ctypes.string_at(begin + call * step, size)
+        words, at = list(rows.numpy()[:, : rows.shape[1] // WORD * WORD].view(np.uint64)), self._at
+        return lambda call: words[call].take(at[call], mode="clip").tobytes()
 
     def look_ahead(self, call: int) -> None:
         """Keep what is seen of a call's outputs before its inputs come. Calls come in order."""
@@ -58,9 +61,14 @@ class OutputGlances:
         """Tell whether the outputs of a call had changed before its inputs came."""
         return self._ahead != self._first[: len(self._ahead)]
 
-    def are_as_seen(self) -> bool:
-        """Tell whether all that was seen of all calls is still there."""
-        return self._seen == [self._look(call) for call in range(len(self._first))]
+    def copy_if_as_seen(self) -> torch.Tensor | None:
+        """Return a copy of all rows that has what was seen of all calls; None where they have changed since.
+
+        What is judged has to be of this copy: a worker that a timer wakes may exchange outputs behind a look.
+        """
+        rows = self._rows.clone(memory_format=torch.contiguous_format)
+        look = self._open(rows)
+        return rows if self._seen == [look(call) for call in range(len(self._first))] else None
 
 
 def choose_words(outputs: Sequence[tuple[int, int]], rng: np.random.Generator) -> np.ndarray[Any, np.dtype[np.int64]]:

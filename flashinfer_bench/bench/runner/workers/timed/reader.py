@@ -22,6 +22,8 @@ MOST_ODD: Final = 4
 LARGE_BYTES: Final = 1 << 26
 """Of calls whose inputs and outputs take more, no inputs are copied."""
 
+Outputs = Callable[[int], list[torch.Tensor]]
+
 
 @dataclass(frozen=True)
 class ReadCall:
@@ -71,7 +73,9 @@ class Reader:
     _latest: tuple[list[int], list[torch.Tensor]] | None = None
     """The places of the latest calls, and what was seen there when they were over."""
 
-    def look(self, indices: Sequence[int], numbers: Sequence[int], *, chooses: bool = True) -> None:
+    def look(
+        self, indices: Sequence[int], numbers: Sequence[int], *, chooses: bool = True, outputs: Outputs | None = None
+    ) -> None:
         """Look at the calls that some places just had; keep what is to be compared before it is overwritten.
 
         What is kept by chance is copied before anything else: a call is over when the worker answers, and a thread of
@@ -81,9 +85,10 @@ class Reader:
             indices: the places.
             numbers: the number of each place's call.
             chooses: False keeps none of them by chance, only what looks odd.
+            outputs: place → copies of its outputs, where they were made already; else they are made now.
         """
         chosen = self._choose(indices, numbers) if chooses else set()
-        copies = {index: self._copy(index) for index in chosen}
+        copies = {index: self._copy(index, outputs) for index in chosen}
         seen = self.places.glance(indices, self._look_secret)
         self._latest = (list(indices), seen)
         looks = to_looks(seen, len(indices))
@@ -92,7 +97,7 @@ class Reader:
             is_odd = not is_base and (is_unwritten or self._repeats(look)) and len(self._odd) < MOST_ODD
             if index not in chosen and not is_odd:
                 continue
-            left = self._check_large(index, number, copies.get(index) or self._copy(index))
+            left = self._check_large(index, number, copies.get(index) or self._copy(index, outputs))
             if is_base:
                 self._base = left
                 continue
@@ -142,8 +147,8 @@ class Reader:
         self._looks[key] = self._looks.get(key, 0) + 1
         return self._looks[key] > 1 and bool(looks) and self.contents.differs
 
-    def _copy(self, index: int) -> LeftCall:
-        outputs = [output.clone() for output in self.places.outputs(index)]
+    def _copy(self, index: int, copies: Outputs | None) -> LeftCall:
+        outputs = [output.clone() for output in self.places.outputs(index)] if copies is None else copies(index)
         if self.places.stride > LARGE_BYTES:
             return LeftCall(outputs, [])
         return LeftCall(outputs, [None if slot is None else slot.clone() for slot in self.places.inputs(index)])
