@@ -20,6 +20,7 @@ from flashinfer_bench.bench.runner.workers.timed.handover import (
 )
 from flashinfer_bench.bench.runner.workers.timed.readings import RELAY_SHARE, raise_claim
 from flashinfer_bench.bench.runner.workers.timed.relay import (
+    COPIES_SHARE,
     FEWEST_CALLS,
     FEWEST_RELAYS,
     LONGEST_NS,
@@ -141,6 +142,30 @@ def test_copies_of_outputs_are_taken_off_by_the_least_that_they_took(open_timer,
     monkeypatch.setattr(relay.OutputCopies, "time", lambda copies, outputs, calls: next(taken))
     found = timer.confirm(CALL_NS)
     assert found.relay_ns == pytest.approx(CALL_NS - RETURNS_SHARE * EMPTY_NS - 3_000.0)  # the first of them was best
+
+
+def test_copies_are_no_more_than_a_share_of_a_call(open_timer, monkeypatch):
+    timer, _ = open_timer()
+    monkeypatch.setattr(relay.OutputCopies, "time", lambda copies, outputs, calls: CALL_NS)
+    found = timer.confirm(CALL_NS)
+    assert found.relay_ns == pytest.approx((1 - COPIES_SHARE) * (CALL_NS - RETURNS_SHARE * EMPTY_NS))
+
+
+def test_what_is_judged_is_what_was_looked_at(open_timer, monkeypatch):
+    """A worker that a timer wakes may exchange outputs behind the look."""
+    timer, worker = open_timer(wanted=4)
+    look = worker.trial.reader.look
+
+    def exchanged(indices, *given, **more):
+        for index in indices:
+            worker.trial.places.outputs(index)[0].zero_()
+        look(indices, *given, **more)
+
+    monkeypatch.setattr(worker.trial.reader, "look", exchanged)
+    timer.confirm(CALL_NS)
+    reads = worker.trial.reader.reads()
+    assert reads
+    assert all(torch.equal(read.outputs[0], read.inputs[0] * 2) for read in reads)
 
 
 def test_an_output_that_is_written_before_its_call_is_refused(open_timer, monkeypatch):
