@@ -140,7 +140,7 @@ class RelayTimer:
 
         Raises:
             ClaimContradicted: RUNTIME_ERROR; relays take longer than the claim allows, each time.
-            SolutionFailure: the same, and far longer; or outputs came after their call was told as over.
+            SolutionFailure: the same, and far longer; or outputs came after their call was told as over, or before it.
         """
         trial = self._trial
         indices = list(range(len(trial.places)))
