@@ -1,8 +1,9 @@
 """How the calls of a relay get their inputs one by one, and how long each then takes.
 
-The session keeps what the calls are given to itself, brings it into the places one by one, and keeps what a call gave
+The session keeps what the calls are given to itself, brings it into the places one by one, and looks at what a call gave
 as soon as the board (`worker/relay_board.py`) says that it is over. Session and worker look at the board without a
-pause, each on a processor of its own, so a handover takes a microsecond or two.
+pause, each on a processor of its own, so a handover takes a microsecond or two. Or the session waits for a bell, and
+leaves its processor to threads of the call.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ RELAY_CALLS: Final = 33
 """Calls of a relay. The median counts, so who wants to gain has to leave out half of them."""
 EMPTY_RELAYS: Final = 4
 EMPTY_BYTES: Final = 64
-"""Bytes that are moved before and after an empty call, as inputs and outputs are."""
+"""Bytes of what an empty call is given, and of its outputs."""
 
 OWN_MOVES: Final = 5
 SLOWER_MOVES: Final = 1.5
