@@ -1,7 +1,7 @@
 """How the calls of a relay get their inputs one by one, and how long each then takes.
 
-The session keeps what the calls are given to itself, brings it into the places one by one, and looks at what a call gave
-as soon as the board (`worker/relay_board.py`) says that it is over. Session and worker look at the board without a
+The session keeps what the calls are given to itself, brings it into the places one by one, and looks at what a call
+gave as soon as the board (`worker/relay_board.py`) says that it is over. Session and worker look at the board without a
 pause, each on a processor of its own, so a handover takes a microsecond or two. Or the session waits for a bell, and
 leaves its processor to threads of the call.
 """
