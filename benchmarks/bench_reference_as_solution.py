@@ -137,6 +137,7 @@ def run_once(benchmark: Benchmark) -> dict[tuple[str, str, str], tuple[float, fl
                 continue
             performance = evaluation.performance
             found[key] = (performance.speedup_factor, performance.reference_latency_ms)
+            print(f"{' '.join(key)}: {performance.speedup_factor:.3f}", file=sys.stderr, flush=True)
     return found
 
 

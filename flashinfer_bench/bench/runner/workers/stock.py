@@ -220,6 +220,7 @@ class Stock:
 
     def settle(self) -> None:
         """Wait until no spare is starting. One that fails to start is dropped."""
+        self._hear()  # what was read from one before has nobody waiting for it: its descriptor stays silent
         while starting := [spare for spare in self._spares if not spare.worker.is_ready]:
             self._wait(starting)
             self._hear()

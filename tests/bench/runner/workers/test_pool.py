@@ -164,6 +164,14 @@ def test_where_all_are_alike_or_nothing_is_known_the_first_is_taken(open_pool):
         assert pool.worker_for(ONE)[0] is made[0]
 
 
+def test_a_spare_that_was_heard_already_is_not_waited_for(open_pool, monkeypatch):
+    pool, _, _ = open_pool(FAST, device="cuda")
+    pool.expect([ONE])
+    monkeypatch.setattr(worker_stock.select, "select", lambda *_: pytest.fail("its words were read before"))
+    pool.settle()
+    assert not pool.stock.is_starting
+
+
 def test_without_walls_all_workers_are_alike_and_fast(open_pool):
     pool, made, _ = open_pool(SLOW, FAST, walled=False)
     pool.stock.best_chain_ns = FAST
