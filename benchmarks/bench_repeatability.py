@@ -1,6 +1,7 @@
 """The same code must give the same number: identical solutions, each in a worker of its own, timed through the engine.
 
-Twenty kernels of 1 to 12 GPU operations, 1.5 µs to 5 ms, six identical solutions each. Prints one row a kernel with the
+Twenty kernels of 1 to 12 GPU operations, 1.5 µs to 5 ms, six identical solutions each. Every second one is called
+Triton, so that its worker gets a context of one connection; the others get fast ones of all connections. Prints one row a kernel with the
 spread over its six workers, (max - min) / min, of busy time and latency, and the ratios of all pairs of workers.
 Exits with 1 when a goal is missed: busy time 1 % above 5 µs and 3 % below, latency 2 % above 20 µs and 4 % below; 95 %
 of the ratios within 1.5 % of 1 and none beyond 4 %. A kernel for which the GPU slowed itself down is shown, not held.
@@ -70,6 +71,9 @@ KERNELS: dict[str, tuple[tuple[int, int], str]] = {
     "rms_4096": ((4096, 4096), RMS),
     "branches": ((64, 4096), BRANCHES),
 }
+
+LANGUAGES = ("python", "triton")
+"""Of the first, third, … worker, and of the others."""
 
 
 @dataclass
@@ -155,7 +159,7 @@ def make_trace_set(names: list[str], workers: int, workloads_each: int) -> Trace
                     "definition": name,
                     "author": "bench",
                     "spec": {
-                        "language": "python",
+                        "language": LANGUAGES[index % 2],
                         "target_hardware": ["cuda", "cpu"],
                         "entry_point": "main.py::run",
                         "destination_passing_style": False,

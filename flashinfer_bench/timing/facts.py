@@ -69,6 +69,8 @@ class TrialFacts(BaseModel):
     """Persisting lines of the L2 were reset before each call."""
     retaken: Annotated[Count | None, Joined.MEDIAN] = None
     """Readings that were dropped and taken again behind a longer spin."""
+    streams: Count | None = None
+    """Number of streams that a call's operations ran on; left out for one."""
     graphs: Annotated[Count | None, Joined.AGREED] = None
     """Number of graphs of one call that were replayed in turn; left out for one."""
     output_places: Annotated[Count | None, Joined.AGREED] = None

@@ -45,6 +45,8 @@ class Sample:
     """It ran work on a stream that does not wait for the current one."""
     work_ns: int = 0
     """The times of all its operations, added up; 0 where the clock does not see them."""
+    streams: int = 0
+    """Number of streams that its operations ran on; 0 where the clock does not see them, or there are none."""
 
     @property
     def overlaps(self) -> bool:

@@ -294,6 +294,8 @@ def _facts(trial: TrialUnderWay, calls: Calls, samples: Sequence[Sample] = ()) -
     if trial.clock.fills_queue:
         facts |= {"launch": calls.mode, "spin_ns": trial.lead.spin_ns, "enqueue_ns": trial.enqueue_ns}
         facts |= {"launch_reason": calls.reason} if calls.reason else {}
+    seen = [*samples, *([] if trial.looked_at is None else [trial.looked_at])]
+    streams = max((sample.streams for sample in seen), default=0)
     holding: Facts = {
         "waits_inside": trial.waits_inside,
         "side_stream": trial.lead.settled,
@@ -301,6 +303,7 @@ def _facts(trial: TrialUnderWay, calls: Calls, samples: Sequence[Sample] = ()) -
         "retaken": trial.retaken,
         "extra_samples": max(0, len(samples) - trial.recipe.iterations),
         "operations_vary": len({sample.launched for sample in samples}) > 1,
+        "streams": streams if streams > 1 else 0,
         "graphs": calls.graphs if calls.graphs > 1 else 0,
     }
     return {**facts, **{name: value for name, value in holding.items() if value}, **trial.clock.facts()}

@@ -27,6 +27,8 @@ class Operation:
     end_ns: int
     correlation: int
     """Grows in the order in which the host launched; all nodes of a graph launch share one."""
+    stream: int = 0
+    """Number of the stream that it ran on."""
 
 
 @dataclass(frozen=True)
@@ -123,6 +125,7 @@ def read_call(operations: Sequence[Operation], call: HostCall, before: Operation
             launched=((only.name, 1),),
             escaped=only.start_ns < before.end_ns,
             work_ns=length_ns,
+            streams=1,
         )
     first = min(operation.start_ns for operation in operations)
     last = max(operation.end_ns for operation in operations)
@@ -137,6 +140,7 @@ def read_call(operations: Sequence[Operation], call: HostCall, before: Operation
         launched=tuple(sorted(Counter(operation.name for operation in operations).items())),
         escaped=first < before.end_ns,
         work_ns=sum(operation.end_ns - operation.start_ns for operation in operations),
+        streams=len({operation.stream for operation in operations}),
     )
 
 

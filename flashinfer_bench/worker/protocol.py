@@ -163,6 +163,7 @@ class CallReadings(Part):
     operations: Series | None
     lead_ns: Series | None
     work_ns: Series
+    streams: Series
     launched: Annotated[list[Digest], Field(max_length=MAX_CALLS)]
     """A digest of the names of what each call launched, and of how often."""
     late: Annotated[list[bool], Field(max_length=MAX_CALLS)]
@@ -188,6 +189,7 @@ class CallReadings(Part):
                 operations=columns[1][index],
                 lead_ns=columns[2][index],
                 work_ns=self.work_ns[index],
+                streams=self.streams[index],
                 launched=((self.launched[index], 1),),
                 late=self.late[index],
                 escaped=self.escaped[index],
@@ -207,6 +209,7 @@ def answer_readings(samples: Sequence[Sample]) -> dict[str, Any]:
         "operations": [sample.operations or 0 for sample in samples] if sees else None,
         "lead_ns": [sample.lead_ns or 0 for sample in samples] if leads else None,
         "work_ns": [sample.work_ns for sample in samples],
+        "streams": [sample.streams for sample in samples],
         "launched": [hashlib.sha256(repr(sample.launched).encode()).hexdigest()[:16] for sample in samples],
         "late": [sample.late for sample in samples],
         "escaped": [sample.escaped for sample in samples],

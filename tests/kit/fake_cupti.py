@@ -8,8 +8,15 @@ import numpy
 
 from flashinfer_bench.timing.clocks.cupti_recorder import Completed, Requested
 
-RECORD_BYTES = 32
-FIELDS = {"kind": ("u4", 0), "correlation_id": ("u4", 4), "start": ("u8", 8), "end": ("u8", 16), "name": ("u8", 24)}
+RECORD_BYTES = 40
+FIELDS = {
+    "kind": ("u4", 0),
+    "correlation_id": ("u4", 4),
+    "stream_id": ("u4", 32),
+    "start": ("u8", 8),
+    "end": ("u8", 16),
+    "name": ("u8", 24),
+}
 """Number format and offset; not those of any real CUPTI, so that the recorder has to read the description."""
 
 
@@ -42,9 +49,9 @@ class FakeCupti:
     ActivityKind = ActivityKind
     cuptiError = FakeCuptiError
     activity_kernel8_dtype = describe("kind", "start", "end")
-    activity_kernel10_dtype = describe("kind", "correlation_id", "start", "end", "name")
-    activity_memcpy6_dtype = describe("kind", "correlation_id", "start", "end")
-    activity_memset4_dtype = describe("kind", "correlation_id", "start", "end")
+    activity_kernel10_dtype = describe("kind", "correlation_id", "start", "end", "name", "stream_id")
+    activity_memcpy6_dtype = describe("kind", "correlation_id", "start", "end", "stream_id")
+    activity_memset4_dtype = describe("kind", "correlation_id", "start", "end", "stream_id")
 
     def __init__(self):
         self.errors = {}
@@ -54,11 +61,11 @@ class FakeCupti:
         self.library = FakeLibrary()
         self._texts = []
 
-    def add(self, kind, start_ns, end_ns, correlation, name=b""):
+    def add(self, kind, start_ns, end_ns, correlation, name=b"", stream=0):
         """Lay down a record that the next flush hands out."""
         self._texts.append(ctypes.create_string_buffer(name))
         pointer = ctypes.addressof(self._texts[-1]) if name else 0
-        self.pending += pack("<IIQQQ", kind, correlation, start_ns, end_ns, pointer)
+        self.pending += pack("<IIQQQQ", kind, correlation, start_ns, end_ns, pointer, stream)
 
     def subscribe(self, _callback, _data):
         self._say("subscribe")

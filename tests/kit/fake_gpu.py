@@ -126,7 +126,7 @@ class FakeGpu:
             self.side_free_ns = end_ns
         else:
             self.free_ns = end_ns
-        self.done.append(Operation(name, start_ns, end_ns, self.launches))
+        self.done.append(Operation(name, start_ns, end_ns, self.launches, stream=int(side)))
 
     def _wait(self):
         self.now_ns = max(self.now_ns, self.free_ns, self.side_free_ns)

@@ -34,9 +34,9 @@ def test_kernels_copies_and_fills_are_read_from_the_buffers(cupti):
     recorder.start()
     cupti.add(ActivityKind.CONCURRENT_KERNEL, 100, 130, 7, b"gemm")
     cupti.add(ActivityKind.OVERHEAD, 1, 2, 3)
-    cupti.add(ActivityKind.MEMCPY, 131, 140, 8)
+    cupti.add(ActivityKind.MEMCPY, 131, 140, 8, stream=13)
     cupti.add(ActivityKind.MEMSET, 141, 142, 9)
-    expected = [Operation("gemm", 100, 130, 7), Operation("MEMCPY", 131, 140, 8), Operation("MEMSET", 141, 142, 9)]
+    expected = [Operation("gemm", 100, 130, 7), Operation("MEMCPY", 131, 140, 8, 13), Operation("MEMSET", 141, 142, 9)]
     assert recorder.take() == expected
     assert recorder.take() == []
     assert recorder.now() == 42

@@ -184,6 +184,13 @@ def test_a_call_on_a_side_stream_is_sampled_on_a_settled_device(gpu):
     assert flags_of(trial) == ["side_stream"]
 
 
+def test_a_call_on_several_streams_says_so(gpu):
+    main, side = gpu.call(), gpu.call(side=True)
+    trial = take(gpu, lambda: (main(), side()))
+    assert trial.facts["streams"] == 2
+    assert "streams" not in take(gpu, main).facts
+
+
 def test_events_time_a_call_on_a_side_stream_until_the_device_is_idle_and_say_so(gpu):
     call = gpu.call(length_ns=5_000_000, side=True)
     trial = take_trial(lambda _: call, fake_event_clock(gpu), RECIPE, now=gpu.seconds)

@@ -67,6 +67,14 @@ def test_a_side_stream_that_runs_before_the_spin_ends_belongs_to_the_call_that_l
     assert (second.operations, second.escaped, second.lead_ns, second.span_ns) == (3, True, 0, 123)
 
 
+def test_the_streams_of_a_call_are_counted():
+    records, calls = two_calls()
+    first, second = read([*records, Operation("side", 254, 260, 9, stream=1)], calls)
+    assert (first.streams, second.streams) == (1, 2)
+    (nothing, alone) = read([record for record in records if record.correlation not in (3, 4, 8)], calls)
+    assert (nothing.streams, alone.streams) == (0, 1)
+
+
 def test_work_that_runs_on_into_the_next_call_is_counted_where_it_was_launched():
     records, calls = two_calls()
     long = Operation("long", 120, 300, 4)

@@ -20,6 +20,7 @@ READINGS = {
     "operations": None,
     "lead_ns": None,
     "work_ns": [0, 0],
+    "streams": [0, 0],
     "launched": ["", ""],
     "late": [False, False],
     "escaped": [False, False],

@@ -28,7 +28,7 @@ MULTIPLE_SUBSCRIBERS: Final = 39
 TIMES: Final = Struct("<QQ")
 NUMBER: Final = Struct("<I")
 POINTER: Final = Struct("<Q")
-"""Fields of a record: start and end, the kind or the correlation id, the address of a name."""
+"""Fields of a record: start and end, the kind or the id of a launch or stream, the address of a name."""
 
 Requested = ctypes.CFUNCTYPE(
     None, ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(ctypes.c_size_t), ctypes.POINTER(ctypes.c_size_t)
@@ -41,10 +41,11 @@ class _Layout:
 
     def __init__(self, description: Any) -> None:
         at = {name: int(field[1]) for name, field in description.fields.items()}
-        if not {"start", "end", "correlation_id"} <= at.keys() or at["end"] != at["start"] + 8:
+        if not {"start", "end", "correlation_id", "stream_id"} <= at.keys() or at["end"] != at["start"] + 8:
             raise RecordsLost("this cupti-python lays records out in a way that is not known here")
         self.times_at = at["start"]
         self.correlation_at = at["correlation_id"]
+        self.stream_at = at["stream_id"]
         self.name_at = at.get("name")
 
 
@@ -187,9 +188,10 @@ class CuptiRecorder:
             layout, name = found
             start_ns, end_ns = TIMES.unpack_from(content, at + layout.times_at)
             (correlation,) = NUMBER.unpack_from(content, at + layout.correlation_at)
+            (stream,) = NUMBER.unpack_from(content, at + layout.stream_at)
             if layout.name_at is not None:
                 name = self._name(POINTER.unpack_from(content, at + layout.name_at)[0])
-            operations.append(Operation(name, start_ns, end_ns, correlation))
+            operations.append(Operation(name, start_ns, end_ns, correlation, stream))
         return operations
 
     def _name(self, pointer: int) -> str:

@@ -111,7 +111,7 @@ def serve_host(fd: int, make_session: Callable[..., DeviceSession] = DeviceSessi
         libs = library_versions()
         send_frame(host, {"ready": SessionReady(pid=os.getpid(), libs=libs).model_dump()})
         environment = Environment(hardware=hello.hardware, libs=libs)
-        tools = SessionTools(SharedArena(device), readout, pool.quiesce, pool.settle, pool.excess_gap_ns)
+        tools = SessionTools(SharedArena(device), readout, pool.quiesce, pool.settle, pool.context_of)
         kept = open_kept_baselines(hello, libs, os.environ)
         session = make_session(hello, pool, tools, lambda phase: send_phase(host, phase), kept)
         try:

@@ -229,7 +229,7 @@ class RemoteKernel:
                     start += self._now() - since
                     trial = self._take_trial(remote, trial.known, trials=len(chosen), left=len(chosen) - at)
             trials.append(trial)
-            check_context(trials[-1], self._tools.excess_gap_ns(self.worker))
+            check_context(trials[-1], self._tools.context_of(self.worker))
             if remote.schedule is not None and median(trials[-1].spans_ns) <= QUICK_CALL_NS:
                 self._make_up_for_regimes(remote, remote.schedule)
             self.reads.append(remote.reader.reads())

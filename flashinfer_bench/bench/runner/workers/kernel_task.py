@@ -12,6 +12,7 @@ from flashinfer_bench.bench.runner.readout import Readout
 from flashinfer_bench.bench.runner.workers.arena import SharedArena
 from flashinfer_bench.bench.runner.workers.claims import OutputSpec
 from flashinfer_bench.bench.runner.workers.process import WorkerProcess
+from flashinfer_bench.bench.runner.workers.stock import ContextTraits
 from flashinfer_bench.timing.measurement import Trial
 from flashinfer_bench.timing.settings import PRECISION, USUAL, TimingSettings
 
@@ -98,5 +99,5 @@ class SessionTools:
     """Called before a measurement begins; it returns once no other process of ours uses the device."""
     settle: Callable[[], bool] = lambda: False
     """Waits until no context is being made on a GPU, and says whether any was; none is begun during a measurement."""
-    excess_gap_ns: Callable[[WorkerProcess], int] = lambda _worker: 0
-    """Tells how much longer each gap between a call's operations is in a worker than it could be in another one."""
+    context_of: Callable[[WorkerProcess], ContextTraits] = lambda _worker: ContextTraits()
+    """Tells what of a worker's context could make calls slower than they would be in another one."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import os
 import socket
 import tempfile
 from collections.abc import Callable, Sequence
@@ -28,11 +29,12 @@ from flashinfer_bench.bench.runner.environments import solution_environment, sol
 from flashinfer_bench.bench.runner.protocol import Hello
 from flashinfer_bench.bench.runner.workers.enclosure import Enclosure
 from flashinfer_bench.bench.runner.workers.process import WorkerGone, WorkerLate, WorkerProcess
-from flashinfer_bench.bench.runner.workers.spawning import NewWorker, Precompiled, make_order
+from flashinfer_bench.bench.runner.workers.spawning import MOST_CONNECTIONS, NewWorker, Precompiled, make_order
 from flashinfer_bench.bench.runner.workers.stock import (
     ANY_SOLUTION,
     MOST_SPARES,
     UNKNOWN_SOLUTION,
+    ContextTraits,
     SolutionFiles,
     Stock,
     StockLimits,
@@ -105,6 +107,13 @@ class WorkerPool:
         self._has_rested = False
         """The worker that holds a reference maps nothing of the session's."""
         self._gpu_index = hello.gpu_index
+        self._may_be_narrow = (
+            hello.device == "cuda" and hello.timing.clock == "auto" and MOST_CONNECTIONS not in os.environ
+        )
+        """Contexts that need not be fast have one connection; but not where the user says how many, or where no clock
+        sees on how many streams a call runs."""
+        self._is_narrow = False
+        """The current worker's context has one connection."""
         self.stock = Stock(self._spawn, self._retire_spare, on_ready=on_ready, limits=StockLimits(hello.device))
 
     def __enter__(self) -> WorkerPool:
@@ -133,6 +142,8 @@ class WorkerPool:
         worker = self._take_fresh(solution)
         self._current = (solution.digest, worker)
         self._has_fast = self._made_for(solution).wants_fast
+        self._is_narrow = self._may_be_narrow and not self._has_fast
+        self._may_be_narrow = self._may_be_narrow and worker.clock.sees_operations
         self.stock.tend()
         return worker, True
 
@@ -239,14 +250,14 @@ class WorkerPool:
         if self._hello.device == "cuda":
             self.finish_ending()
 
-    def excess_gap_ns(self, worker: WorkerProcess) -> int:
-        """Return how much longer each gap between a call's operations is in a solution's worker than it has to be.
+    def context_of(self, worker: WorkerProcess) -> ContextTraits:
+        """Return what of the context of a solution's worker could make calls slower than they have to be.
 
-        0 where a fast context was asked for: then none is to be had.
+        Nothing where a fast context was asked for: then no better one is to be had.
         """
         if self._current is None or self._current[1] is not worker or self._has_fast:
-            return 0
-        return self.stock.excess_ns(worker)
+            return ContextTraits()
+        return ContextTraits(self.stock.excess_ns(worker), self._is_narrow)
 
     def end_slow(self) -> None:
         """End the current worker; those of its solution have fast contexts from now on."""
@@ -412,7 +423,9 @@ class WorkerPool:
             key = solution.digest
             if self._enclosure is not None and solution is UNKNOWN_SOLUTION:
                 key = self._enclosure.make_key(self._run_directory / f"own-{number}")
-            new = NewWorker(key, solution.artifact, home, given, self._gpu_index, self.timing_image, precompiled)
+            is_narrow = self._may_be_narrow and not solution.wants_fast
+            where = (home, given, self._gpu_index)
+            new = NewWorker(key, solution.artifact, *where, is_narrow, self.timing_image, precompiled)
             worker = WorkerProcess(template, make_order(self._hello, new, self._enclosure), home)
         except OSError as error:
             raise DeviceFault(

@@ -26,6 +26,10 @@ NOT_PRECOMPILED: Final = (
 )
 """Folders of other compilers: a worker that precompiles has them in its home, which goes with it."""
 
+MOST_CONNECTIONS: Final = "CUDA_DEVICE_MAX_CONNECTIONS"
+"""How many connections to the GPU a context has, which streams share. CUDA makes eight where it is not set; each takes
+8 ms to make and 5 ms to end."""
+
 Precompiled = tuple[Artifact, dict[str, Any]]
 """The artifact of a solution that is precompiled, and what else `worker/jit/precompile.py` wants to know."""
 
@@ -44,6 +48,8 @@ class NewWorker:
     """What it alone is given to read."""
     gpu_index: int | None = None
     """Its GPU's number as CUDA counts; None to go by the UUID."""
+    is_narrow: bool = False
+    """Its context on the GPU has one connection."""
     timing_image: bytes | None = None
     """Machine code of the timing kernels, which it then need not assemble."""
     precompiled: Precompiled | None = None
@@ -104,6 +110,8 @@ def make_order(hello: Hello, new: NewWorker, enclosure: Enclosure | None) -> dic
         own["CUDA_VISIBLE_DEVICES"] = ""
     elif new.gpu_index is not None:
         own["CUDA_VISIBLE_DEVICES"] = str(new.gpu_index)
+    if new.is_narrow:
+        own[MOST_CONNECTIONS] = "1"
     timing = {"l2_cache": hello.timing.l2_cache, "clock": hello.timing.clock}
     order: dict[str, Any] = {
         "environment": worker_environment(os.environ, Path(hello.cache_root)) | own,

@@ -56,6 +56,16 @@ class SlowContext(Exception):
 
 
 @dataclass(frozen=True)
+class ContextTraits:
+    """What of a worker's context on a GPU could make calls slower."""
+
+    excess_gap_ns: int = 0
+    """How much longer each gap between a call's operations is than in the best context."""
+    is_narrow: bool = False
+    """It has one connection to the GPU, so that the work of several streams could wait for each other."""
+
+
+@dataclass(frozen=True)
 class SolutionFiles:
     """A solution that wants a worker, and where its files are."""
 
@@ -66,7 +76,8 @@ class SolutionFiles:
     is_text: bool = False
     """It is its sources, which can be written anywhere."""
     wants_fast: bool = False
-    """Its worker is to have a fast context."""
+    """Its worker is to have a fast context of as many connections as CUDA makes. Another context may be slow, and has
+    one connection: it takes half as long to make and to end, and a call on one stream takes the same time in it."""
 
 
 ANY_SOLUTION: Final = SolutionFiles("", wants_fast=True)
@@ -290,13 +301,14 @@ def start_fault(worker: WorkerProcess, error: Exception) -> DeviceFault:
     return DeviceFault(f"a new worker did not start: {error or type(error).__name__}\n{said}".rstrip())
 
 
-def check_context(trial: Trial, excess_ns: int) -> None:
-    """Raise SlowContext where gaps that another context would not have are a noticeable share of a call's time.
+def check_context(trial: Trial, context: ContextTraits) -> None:
+    """Raise SlowContext where another context would make a call faster.
 
-    Args:
-        trial: the readings.
-        excess_ns: how much longer a gap between two operations is than in another context.
+    That is where gaps that it would not have are a noticeable share of the call's time, and where a call uses several
+    streams, or nobody sees how many, in a context of one connection.
     """
     gaps = max((sample.operations or 1 for sample in trial.samples), default=1) - 1
-    if excess_ns and gaps * excess_ns > GAPS_SHARE * median(trial.spans_ns):
+    has_gaps = bool(context.excess_gap_ns) and gaps * context.excess_gap_ns > GAPS_SHARE * median(trial.spans_ns)
+    is_unseen = any(sample.operations is None for sample in trial.samples)
+    if has_gaps or (context.is_narrow and (is_unseen or "streams" in trial.facts)):
         raise SlowContext

@@ -10,15 +10,18 @@ from flashinfer_bench.bench.runner.workers import pool as worker_pool
 from flashinfer_bench.bench.runner.workers import stock as worker_stock
 from flashinfer_bench.bench.runner.workers.pool import SolutionFiles, WorkerPool
 from flashinfer_bench.bench.runner.workers.process import WorkerGone
+from flashinfer_bench.bench.runner.workers.spawning import MOST_CONNECTIONS, NewWorker, make_order
 from flashinfer_bench.bench.runner.workers.stock import (
     CONTEXT_BYTES,
     MOST_CONTEXTS,
     MOST_SPARES,
     UNKNOWN_SOLUTION,
+    ContextTraits,
     StockLimits,
 )
 from flashinfer_bench.bench.runner.workers.timed.empty_bursts import BurstOverhead
 from flashinfer_bench.errors import DeviceFault
+from flashinfer_bench.timing.settings import TimingSettings
 
 pytestmark = pytest.mark.cpu
 FAST, SLOW, DEAD, COMING, ELSEWHERE = 1600, 1750, -1, -2, -3
@@ -38,6 +41,7 @@ class FakeWorker:
         self.is_on_another_gpu = chain_gap_ns == ELSEWHERE
         self.log = BoundedLog()
         self.overhead = BurstOverhead()
+        self.clock = SimpleNamespace(sees_operations=True)
 
     def look(self, deadline):
         if self.chain_gap_ns == DEAD:
@@ -97,7 +101,7 @@ class Enclosure(SimpleNamespace):
 def open_pool(monkeypatch, tmp_path):
     """Return a pool that starts workers with the given chain gaps, all of its workers, and those it heard of."""
 
-    def opened(*gaps, room=1, walled=True, device="cpu", has_early_workers=False):
+    def opened(*gaps, room=1, walled=True, device="cpu", has_early_workers=False, clock="auto"):
         made, heard, coming = [], [], iter(gaps)
         folders = tmp_path / "jit"
 
@@ -114,7 +118,10 @@ def open_pool(monkeypatch, tmp_path):
         limits.room = room
         monkeypatch.setattr(worker_pool, "StockLimits", lambda device: limits)
         hello = SimpleNamespace(
-            device=device, gpu_index=1 if device == "cuda" else None, has_early_workers=has_early_workers
+            device=device,
+            gpu_index=1 if device == "cuda" else None,
+            has_early_workers=has_early_workers,
+            timing=SimpleNamespace(clock=clock),
         )
         enclosure = Enclosure(folders) if walled else None
         pool = WorkerPool(None, None, hello, on_ready=heard.append, enclosure=enclosure)
@@ -139,7 +146,7 @@ def test_a_solution_keeps_a_slow_one_until_it_proves_to_matter(open_pool):
     pool, made, _ = open_pool(SLOW, SLOW, FAST)
     pool.stock.best_chain_ns = FAST
     assert pool.worker_for(ONE)[0] is made[0]
-    assert pool.excess_gap_ns(made[0]) == SLOW - FAST
+    assert pool.context_of(made[0]) == ContextTraits(SLOW - FAST)
     pool.end_slow()
     assert made[0].is_ended
     assert pool.worker_for(ONE)[0] is made[2]
@@ -154,8 +161,7 @@ def test_a_slow_one_that_took_all_tries_is_not_told_to_matter_again(open_pool):
     pool.end_slow()
     worker, _ = pool.worker_for(ONE)
     assert worker is made[MOST_CONTEXTS]
-    assert pool.excess_gap_ns(worker) == 0
-    assert pool.excess_gap_ns(made[0]) == 0
+    assert pool.context_of(worker) == pool.context_of(made[0]) == ContextTraits()
 
 
 def test_where_all_are_alike_or_nothing_is_known_the_first_is_taken(open_pool):
@@ -170,6 +176,54 @@ def test_a_spare_that_was_heard_already_is_not_waited_for(open_pool, monkeypatch
     monkeypatch.setattr(worker_stock.select, "select", lambda *_: pytest.fail("its words were read before"))
     pool.settle()
     assert not pool.stock.is_starting
+
+
+@pytest.mark.parametrize(
+    ("device", "clock", "own", "is_narrow"),
+    [
+        ("cuda", "auto", None, True),
+        ("cpu", "auto", None, False),
+        ("cuda", "cuda_events", None, False),
+        ("cuda", "auto", "4", False),
+    ],
+    ids=["a GPU", "a CPU", "streams are not seen", "the user says how many"],
+)
+def test_a_context_has_one_connection_until_a_call_wants_more(open_pool, monkeypatch, device, clock, own, is_narrow):
+    monkeypatch.delenv(MOST_CONNECTIONS, raising=False)
+    if own is not None:
+        monkeypatch.setenv(MOST_CONNECTIONS, own)
+    pool, made, _ = open_pool(FAST, FAST, device=device, clock=clock)
+    pool.worker_for(ONE)
+    assert pool.context_of(made[0]).is_narrow == is_narrow
+    pool.end_slow()
+    worker, _ = pool.worker_for(ONE)
+    assert worker is made[1]
+    assert not pool.context_of(worker).is_narrow
+
+
+def test_where_no_clock_sees_streams_the_next_context_has_all_connections(open_pool):
+    pool, made, _ = open_pool(FAST, FAST, device="cuda")
+    spawn = pool.stock._spawn
+
+    def spawn_blind(solution):
+        worker = spawn(solution)
+        worker.clock.sees_operations = False
+        return worker
+
+    pool.stock._spawn = spawn_blind
+    pool.worker_for(ONE)
+    assert pool.context_of(made[0]).is_narrow
+    pool.worker_for(TWO)
+    assert not pool.context_of(made[1]).is_narrow
+
+
+@pytest.mark.parametrize(("is_narrow", "told"), [(True, "1"), (False, None)])
+def test_a_narrow_context_is_asked_for_by_the_environment(tmp_path, is_narrow, told):
+    hello = SimpleNamespace(
+        cache_root=str(tmp_path), device="cuda", gpu_uuid="GPU-1", worker_memory_bytes=1 << 30, timing=TimingSettings()
+    )
+    new = NewWorker("key", None, tmp_path / "home", tmp_path / "given", is_narrow=is_narrow)
+    assert make_order(hello, new, None)["environment"].get(MOST_CONNECTIONS) == told
 
 
 def test_without_walls_all_workers_are_alike_and_fast(open_pool):

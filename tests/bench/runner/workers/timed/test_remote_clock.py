@@ -75,7 +75,14 @@ def test_outputs_are_poisoned_before_a_request(open_clock):
 def test_calls_of_a_graph_are_asked_for_as_replays(open_clock):
     trial, worker, clock = open_clock(clock=CUPTI, device_type="cuda")
     seen = {"busy_ns": [1, 1], "operations": [1, 1], "lead_ns": [1, 1]}
-    readings = {"span_ns": [1, 1], "enqueue_ns": [1, 1], "work_ns": [1, 1], "launched": ["", ""], **seen}
+    readings = {
+        "span_ns": [1, 1],
+        "enqueue_ns": [1, 1],
+        "work_ns": [1, 1],
+        "streams": [1, 1],
+        "launched": ["", ""],
+        **seen,
+    }
     worker.answers["calls"] = {"readings": {**readings, "late": [False] * 2, "escaped": [False] * 2}}
     replays = clock.captured(trial.supply)
     assert replays(9) == PlaceLaunch(1, replay=True)
