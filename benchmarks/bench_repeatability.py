@@ -1,10 +1,11 @@
 """The same code must give the same number: identical solutions, each in a worker of its own, timed through the engine.
 
 Twenty kernels of 1 to 12 GPU operations, 1.5 µs to 5 ms, six identical solutions each. Every second one is called
-Triton, so that its worker gets a context of one connection; the others get fast ones of all connections. Prints one row a kernel with the
-spread over its six workers, (max - min) / min, of busy time and latency, and the ratios of all pairs of workers.
-Exits with 1 when a goal is missed: busy time 1 % above 5 µs and 3 % below, latency 2 % above 20 µs and 4 % below; 95 %
-of the ratios within 1.5 % of 1 and none beyond 4 %. A kernel for which the GPU slowed itself down is shown, not held.
+Triton, so that its worker gets a context of one connection; the others get fast ones of all connections. Prints one row
+a kernel with the spread over its six workers, (max - min) / min, of busy time and latency, and the ratios of all pairs
+of workers. Exits with 1 when a goal is missed: busy time 1 % above 5 µs and 3 % below, latency 2 % above 20 µs and 4 %
+below; 95 % of the ratios within 1.5 % of 1 and none beyond 4 %. A kernel for which the GPU slowed itself down is shown,
+not held.
 
     python benchmarks/bench_repeatability.py --json out.json            (one GPU with CUPTI; about a minute)
     python benchmarks/bench_repeatability.py --workloads 4              each worker times each kernel four times

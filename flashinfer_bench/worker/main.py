@@ -240,7 +240,7 @@ class Worker:
         """Make calls back to back, and leave what they gave where it is."""
         launches = [self._eager(index, request["part"]) for index in request["indices"]]
         together = request["together"] and launches
-        copied = bool(self._returns_same or self.device.type == "cpu" or together)
+        copied = bool(self._returns_same or self.device.type == "cpu" or request["part"] == "nothing")
         try:
             if together:
                 launch = self._joined(launches, (request["part"], copied, *request["indices"]), copied=copied)

@@ -247,7 +247,7 @@ class BurstDone(Claim):
     refused: Words | None
     copied: bool = False
     """What each call gave was brought into its slots at once; there is nothing to collect. So it is where the solution
-    returns the same memory each time, on a CPU, and in a graph of all calls, whose copies no host launches."""
+    returns the same memory each time, on a CPU, and for calls that compute nothing."""
 
 
 class Relayed(Claim):

@@ -67,7 +67,7 @@ class ScriptedWorker:
     """Answers what a session asks of a worker; `asked` has every verb with its fields.
 
     A call takes `call_ns`, a request `request_ns` on top, on a clock that stands still meanwhile (`now_ns`). Calls
-    compute y = 2 x, where the outputs are asked for: at once, or when a burst is collected.
+    compute y = 2 x. Those of a burst bring it into the slots when it is collected; a lazy worker computes it then.
     """
 
     trial: RemoteTrial
@@ -79,8 +79,10 @@ class ScriptedWorker:
     """Verb to fields that replace those of an honest answer."""
     lost: str | None = None
     """Why the first clock is lost when it is switched on."""
+    is_lazy: bool = False
     asked: list[tuple[str, dict]] = field(default_factory=list)
     now: int = 0
+    kept: dict[int, torch.Tensor] = field(default_factory=dict)
 
     def now_ns(self):
         return self.now
@@ -112,10 +114,15 @@ class ScriptedWorker:
         self._spend(fields)
         if self.answers.get("burst", {}).get("copied"):
             self._compute(fields)
+        elif not self.is_lazy:
+            self.kept = {index: self.trial.places.inputs(index)[0] * 2 for index in fields["indices"]}
         return {"refused": None, "copied": False}
 
     def _collect(self, fields):
-        self._compute(fields)
+        if self.is_lazy:
+            self._compute(fields)
+        for index, result in self.kept.items():
+            self.trial.places.outputs(index)[0].copy_(result)
         return {"collected": True}
 
     def _stop(self, fields):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from statistics import fmean
+from statistics import median_low
 
 from flashinfer_bench.timing.gpu_state import GpuState, read_gpu_state
 from flashinfer_bench.timing.measurement import Measured, Trial
@@ -42,9 +42,12 @@ class Readout:
 
     @property
     def launch_gap_ns(self) -> int:
-        """The mean gap over the contexts that were met before the first measurement; 0 where none of them tells."""
+        """The usual gap of the contexts that were met before the first measurement; 0 where none of them tells.
+
+        Of two it is the lower one: other contexts are made meanwhile, and can make a gap three times as long.
+        """
         if self._gap_ns is None:
-            self._gap_ns = round(fmean(self._gaps_ns)) if self._gaps_ns else 0
+            self._gap_ns = median_low(self._gaps_ns) if self._gaps_ns else 0
         return self._gap_ns
 
     def look(self) -> GpuState | None:

@@ -377,7 +377,8 @@ class RemoteKernel:
         calls = count_burst_calls(latency_ms * 1e6, self._arena.device.type, self.worker.overhead, size)
         places = self._lay_out(inputs, calls)
         remote = remote.moved_to(places, count_read_calls(places.stride, self._arena.device.type))
-        timer = BurstTimer(self._ask, remote, waits_inside=waits_inside, most_ns=most_ns)
+        kept = self.task.may_return_inputs
+        timer = BurstTimer(self._ask, remote, waits_inside=waits_inside, may_return_inputs=kept, most_ns=most_ns)
         confirmation = timer.confirm(latency_ms * 1e6, self.worker.overhead, is_ours=self.task.is_ours)
         self.reads[-1] += remote.reader.reads()
         return confirmation

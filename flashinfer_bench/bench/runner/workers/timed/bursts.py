@@ -4,13 +4,16 @@ What the worker reads is precise, and a solution that has taken its worker over 
 coarse and true: the time from a request to its answer. A burst makes calls back to back, each on content of its own;
 then their outputs are brought into the slots, where some are compared like those of any other call:
 
-    one call = (burst + collect - the same for calls that compute nothing - copies - BEGIN_NS) / calls - START_NS
+    one call = (burst - the same for calls that compute nothing - copies - BEGIN_NS) / calls - START_NS
 
-What the copies of the outputs take the session measures itself. Who has taken a worker over may leave out all that is
-taken off, so on a CPU that is as little as honest code can need: a burst is long beside its request, and what calls and
-copies take beside it is the least that was seen. On a CPU the processor time of all that the worker has
-started counts too: a call costs the smaller of the two, since a busy machine makes the wall clock run on, and the
-processor times of several threads add up.
+On a GPU results stay where they are until the burst is over. Then the session spoils the inputs, and asks for the
+results: who has not computed them in the burst cannot do it any more, and copies are no part of its time. Only results
+that share memory are copied within it, as all are on a CPU. What copies take the session measures itself.
+
+Who has taken a worker over may leave out all that is taken off, so on a CPU that is as little as honest code can need:
+a burst is long beside its request, and what calls and copies take beside it is the least that was seen. There the
+processor time of all that the worker has started counts too: a call costs the smaller of the two, since a busy machine
+makes the wall clock run on, and the processor times of several threads add up.
 """
 
 from __future__ import annotations
@@ -47,9 +50,12 @@ START_NS: Final = {"cpu": 0.0, "cuda": 1_500.0}
 before. So a claim of a few microseconds is hardly bounded."""
 COPIED_BYTES: Final = 256 << 20
 """Bytes that the session copies at the most to learn what copies take."""
+COPIES_SHARE: Final = 0.35
+"""On a GPU what copies take off a burst is no more than this share of it. Who has taken the worker over may say that
+its results share memory, and write them where they are to be copied to."""
 COPY_MARGIN: Final = {"cpu": 1.0, "cuda": 1.5}
-"""What a worker's copies of outputs may take, as a multiple of what the session's own take at their fastest, by the
-kind of device."""
+"""What a worker's copies of outputs within a burst may take, as a multiple of what the session's own take at their
+fastest, by the kind of device."""
 KEPT_SHARE: Final = {"cpu": 0.25, "cuda": 0.0}
 """A call costs no less than this share of what is taken off for it beside copies, by the kind of device: an honest call
 makes a tensor, which takes longer. Who has taken the worker over may make all calls of a burst in one operation, which
@@ -87,6 +93,7 @@ class BurstTimer:
         trial: where the calls lie and what they are given.
         waits_inside: the call waits for the GPU, so no graph can hold it.
         most_ns: a call does not cost more than this.
+        may_return_inputs: results may lie in the memory of inputs.
         now_ns: the session's clock.
     """
 
@@ -96,6 +103,7 @@ class BurstTimer:
         trial: RemoteTrial,
         *,
         waits_inside: bool = False,
+        may_return_inputs: bool = False,
         most_ns: float = math.inf,
         now_ns: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
@@ -109,6 +117,10 @@ class BurstTimer:
         self._copy_ns = math.inf
         is_copied = trial.returns and trial.asked.device_type == "cpu"
         self._copies = OutputCopies(trial.places.outputs(0) if is_copied else [])
+        self._spoils = trial.returns and not is_copied and not may_return_inputs
+        """Results are fetched once the inputs are gone, unless each is copied at once."""
+        self._was_copied = False
+        """The results of the latest burst were copied within it."""
         self._together = trial.asked.device_type == "cuda" and not trial.has_setup and not waits_inside
         self.refused: str | None = "the call waits for the GPU" if waits_inside else None
         """Why the calls cannot be made as one graph."""
@@ -179,9 +191,14 @@ class BurstTimer:
         """Return what one call of a burst costs; where it is the least so far, calls of this burst are compared."""
         trial = self._trial
         indices = list(range(calls))
-        copy_ns = self._time_copies(indices) if trial.returns else 0.0
-        numbers, wall_ns, cpu_ns = self._burst(indices)
         device_type = trial.asked.device_type
+        copy_ns = self._time_copies(indices) if trial.returns and device_type == "cpu" else 0.0
+        numbers, wall_ns, cpu_ns = self._burst(indices)
+        if trial.returns and device_type == "cuda":
+            if self._was_copied:
+                copy_ns = min(self._time_copies(indices), COPIES_SHARE * wall_ns)
+            else:
+                self._fetch(indices)
 
         def own_ns(spent_ns: float, taken: BurstOverhead) -> float:
             beside_ns = calls * self._beside_ns(taken)
@@ -196,14 +213,23 @@ class BurstTimer:
         if is_best:
             self._best_ns = cost_ns
             trial.reader.begin()
-        trial.reader.look(indices, numbers, chooses=is_best)
+        is_spoiled = self._spoils and not self._was_copied
+        trial.reader.look(indices, numbers, chooses=is_best, has_inputs=not is_spoiled)
         return cost_ns
+
+    def _fetch(self, indices: list[int]) -> None:
+        """Have the worker bring what the calls of a burst gave into their slots; its time counts nowhere."""
+        if self._spoils:
+            self._trial.places.spoil_inputs(len(indices))
+        part = "both" if self._trial.has_setup else "run"
+        self._ask("collect", Collected, "the measurement", indices=indices, part=part)
 
     def _beside_ns(self, taken: BurstOverhead) -> float:
         """Return what is taken off each call, beside a burst's request and what copies of outputs move."""
         device_type, outputs = self._trial.asked.device_type, len(self._trial.places.outputs(0))
-        if not self._trial.returns and (self._together or device_type == "cpu"):
-            return 0.0  # calls that write in place take nothing but their own time
+        copies = self._trial.returns and (self._was_copied or device_type == "cpu")
+        if not copies and (self._together or device_type == "cpu"):
+            return 0.0  # calls whose results are not copied take nothing but their own time
         return taken.call * (1 + OUTPUT_SHARE[device_type] * max(0, outputs - 1))
 
     def _burst(self, indices: list[int]) -> tuple[list[int], float, float | None]:
@@ -221,7 +247,8 @@ class BurstTimer:
         if done.refused is not None:
             self.refused, self._together = done.refused, False
             return self._burst(indices)
-        if not done.copied:
+        self._was_copied = done.copied
+        if not done.copied and trial.asked.device_type == "cpu":
             self._ask("collect", Collected, "the measurement", indices=indices, part=part)
         wall_ns = float(self._now_ns() - start) + ahead_ns
         cpu_after = self._between.begin()

@@ -40,8 +40,8 @@ class LeftCall:
     """What a call left in its place: copies of its outputs, and of its inputs, which it may have changed."""
 
     outputs: list[torch.Tensor]
-    inputs: list[torch.Tensor | None]
-    """Empty for a large call, whose inputs are checked at once."""
+    inputs: list[torch.Tensor | None] | None
+    """Empty for a large call, whose inputs are checked at once; None where they were spoiled before anybody looked."""
     given: list[Any] | None = None
     """What a large call was given; of others it is made again when the trial is over."""
 
@@ -74,7 +74,13 @@ class Reader:
     """The places of the latest calls, and what was seen there when they were over."""
 
     def look(
-        self, indices: Sequence[int], numbers: Sequence[int], *, chooses: bool = True, outputs: Outputs | None = None
+        self,
+        indices: Sequence[int],
+        numbers: Sequence[int],
+        *,
+        chooses: bool = True,
+        outputs: Outputs | None = None,
+        has_inputs: bool = True,
     ) -> None:
         """Look at the calls that some places just had; keep what is to be compared before it is overwritten.
 
@@ -86,9 +92,10 @@ class Reader:
             numbers: the number of each place's call.
             chooses: False keeps none of them by chance, only what looks odd.
             outputs: place → copies of its outputs, where they were made already; else they are made now.
+            has_inputs: the places hold the calls' inputs still.
         """
         chosen = self._choose(indices, numbers) if chooses else set()
-        copies = {index: self._copy(index, outputs) for index in chosen}
+        copies = {index: self._copy(index, outputs, has_inputs=has_inputs) for index in chosen}
         seen = self.places.glance(indices, self._look_secret)
         self._latest = (list(indices), seen)
         looks = to_looks(seen, len(indices))
@@ -97,7 +104,8 @@ class Reader:
             is_odd = not is_base and (is_unwritten or self._repeats(look)) and len(self._odd) < MOST_ODD
             if index not in chosen and not is_odd:
                 continue
-            left = self._check_large(index, number, copies.get(index) or self._copy(index, outputs))
+            copied = copies.get(index) or self._copy(index, outputs, has_inputs=has_inputs)
+            left = self._check_large(index, number, copied)
             if is_base:
                 self._base = left
                 continue
@@ -147,15 +155,17 @@ class Reader:
         self._looks[key] = self._looks.get(key, 0) + 1
         return self._looks[key] > 1 and bool(looks) and self.contents.differs
 
-    def _copy(self, index: int, copies: Outputs | None) -> LeftCall:
+    def _copy(self, index: int, copies: Outputs | None, *, has_inputs: bool) -> LeftCall:
         outputs = [output.clone() for output in self.places.outputs(index)] if copies is None else copies(index)
+        if not has_inputs:
+            return LeftCall(outputs, None)
         if self.places.stride > LARGE_BYTES:
             return LeftCall(outputs, [])
         return LeftCall(outputs, [None if slot is None else slot.clone() for slot in self.places.inputs(index)])
 
     def _check_large(self, index: int, number: int, call: LeftCall) -> LeftCall:
         """Check the inputs of a large call in their place: a copy of them would take too much memory."""
-        if self.places.stride <= LARGE_BYTES:
+        if self.places.stride <= LARGE_BYTES or call.inputs is None:
             return call
         given = self.contents.make(number)
         self.check_inputs(given, self.places.inputs(index))
@@ -174,7 +184,9 @@ class Reader:
         small = [number for number, call in left.items() if call.given is None]
         given = dict(zip(small, self.contents.make_all(small), strict=True))
         for number, inputs in given.items():
-            self.check_inputs(inputs, left[number].inputs)
+            found_inputs = left[number].inputs
+            if found_inputs is not None:
+                self.check_inputs(inputs, found_inputs)
         base = self.contents.base_number
         found = []
         for number, call in left.items():

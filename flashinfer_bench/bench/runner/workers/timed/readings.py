@@ -19,7 +19,7 @@ CLOCK_SLACK: Final = 1.02
 EMPTY_CALL_NS: Final = 50
 """Two looks at the clock and a call of a Python function that does nothing take longer."""
 
-CREDITED_SHARE: Final = {"cpu": 0.9, "cuda": 0.77}
+CREDITED_SHARE: Final = {"cpu": 0.9, "cuda": 0.79}
 """A latency is told as no less than this share of what a call costs in a burst, by the kind of device: a claim below
 earns nothing. A GPU that computes without a pause may be a quarter slower than one that rests before each call."""
 RELAY_SHARE: Final = 0.97
