@@ -277,6 +277,7 @@ class RemoteKernel:
         returns = self.style != "dps" and bool(self.task.outputs)
         has_setup, hold = self.worker.has_setup, self.worker.rest_all
         remote = RemoteTrial(places, contents, reader, asked, has_setup, returns=returns, hold_worker=hold)
+        remote.may_return_inputs = self.task.may_return_inputs
         if asked.device_type == "cpu":
             remote.guard_pid, remote.worker_pid = self.worker.guard_pid, self.worker.pid
         if regimes is not None and any(regimes.free) and self.is_meaningful:
@@ -377,8 +378,7 @@ class RemoteKernel:
         calls = count_burst_calls(latency_ms * 1e6, self._arena.device.type, self.worker.overhead, size)
         places = self._lay_out(inputs, calls)
         remote = remote.moved_to(places, count_read_calls(places.stride, self._arena.device.type))
-        kept = self.task.may_return_inputs
-        timer = BurstTimer(self._ask, remote, waits_inside=waits_inside, may_return_inputs=kept, most_ns=most_ns)
+        timer = BurstTimer(self._ask, remote, waits_inside=waits_inside, most_ns=most_ns)
         confirmation = timer.confirm(latency_ms * 1e6, self.worker.overhead, is_ours=self.task.is_ours)
         self.reads[-1] += remote.reader.reads()
         return confirmation

@@ -93,7 +93,6 @@ class BurstTimer:
         trial: where the calls lie and what they are given.
         waits_inside: the call waits for the GPU, so no graph can hold it.
         most_ns: a call does not cost more than this.
-        may_return_inputs: results may lie in the memory of inputs.
         now_ns: the session's clock.
     """
 
@@ -103,7 +102,6 @@ class BurstTimer:
         trial: RemoteTrial,
         *,
         waits_inside: bool = False,
-        may_return_inputs: bool = False,
         most_ns: float = math.inf,
         now_ns: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
@@ -117,7 +115,7 @@ class BurstTimer:
         self._copy_ns = math.inf
         is_copied = trial.returns and trial.asked.device_type == "cpu"
         self._copies = OutputCopies(trial.places.outputs(0) if is_copied else [])
-        self._spoils = trial.returns and not is_copied and not may_return_inputs
+        self._spoils = trial.returns and not is_copied and not trial.may_return_inputs
         """Results are fetched once the inputs are gone, unless each is copied at once."""
         self._was_copied = False
         """The results of the latest burst were copied within it."""

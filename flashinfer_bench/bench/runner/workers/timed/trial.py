@@ -54,6 +54,8 @@ class RemoteTrial:
     """What calls return is copied into their output slots."""
     hold_worker: Callable[[], None] = lambda: None
     """Makes sure that nothing of the worker's runs until it is asked again."""
+    may_return_inputs: bool = False
+    """What calls return may lie in the memory of their inputs."""
     guard_pid: int | None = None
     """The process above a worker that is held still; None where it is not."""
     worker_pid: int | None = None
