@@ -18,6 +18,7 @@ import socket
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -40,7 +41,7 @@ from flashinfer_bench.bench.runner.workers.stock import (
     StockLimits,
     start_fault,
 )
-from flashinfer_bench.bench.runner.workers.timed.empty_bursts import BurstOverhead
+from flashinfer_bench.bench.runner.workers.timed.empty_bursts import BurstOverhead, touch
 from flashinfer_bench.compile import Artifact
 from flashinfer_bench.errors import DeviceFault
 from flashinfer_bench.worker.wire import WireError
@@ -370,19 +371,13 @@ class WorkerPool:
         is_new = self._hello.has_early_workers and solution.is_text and solution.digest not in self._met
         return UNKNOWN_SOLUTION if is_new and not self._enclosure.folder(solution.digest).exists() else solution
 
-    def _touch_device(self) -> None:
-        """Use the device for a moment, so that it has to go back to the worker's context."""
-        if self._hello.device == "cuda":
-            torch.zeros(1, device="cuda")
-            torch.cuda.synchronize()
-
     def _take_fresh(self, solution: SolutionFiles) -> WorkerProcess:
         """Return a worker that has loaded nothing, and is known by what empty bursts take in it."""
         worker = self.stock.take(self._made_for(solution))
         if worker in self._keys:
             self._met.add(solution.digest)
         try:
-            worker.time_empty_bursts(self._touch_device)
+            worker.time_empty_bursts(partial(touch, torch.device(self._hello.device)))
         except (WorkerGone, WorkerLate, WireError) as error:
             raise start_fault(worker, error) from None
         if self._hello.device == "cpu":

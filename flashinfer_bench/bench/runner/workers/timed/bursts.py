@@ -37,7 +37,7 @@ from flashinfer_bench.bench.runner.workers.timed.confirmation import (
     least_share,
 )
 from flashinfer_bench.bench.runner.workers.timed.copies import OutputCopies
-from flashinfer_bench.bench.runner.workers.timed.empty_bursts import BurstOverhead
+from flashinfer_bench.bench.runner.workers.timed.empty_bursts import BurstOverhead, touch
 from flashinfer_bench.bench.runner.workers.timed.remote_clock import Ask
 from flashinfer_bench.bench.runner.workers.timed.trial import RemoteTrial
 from flashinfer_bench.worker.protocol import BurstDone, Collected
@@ -45,6 +45,9 @@ from flashinfer_bench.worker.protocol import BurstDone, Collected
 BEGIN_NS: Final = {"cpu": 0.0, "cuda": 200_000.0}
 """Taken off a burst as a whole, by the kind of device: a GPU that comes back to a process has none of its addresses and
 programs at hand. Honest bursts of 8 to 128 calls took up to 500 us more than their calls and an empty burst (H200)."""
+TOUCH_SLACK_NS: Final = 200_000.0
+"""Once a burst on a GPU is answered the session uses the GPU for a moment. Where that takes more than this beyond what it
+takes after an empty burst, the worker has answered before its calls were over, and the rest counts as theirs."""
 START_NS: Final = {"cpu": 0.0, "cuda": 1_500.0}
 """Taken off each call of a burst, by the kind of device: in a graph of many calls each starts so long after the one
 before. So a claim of a few microseconds is hardly bounded."""
@@ -111,6 +114,8 @@ class BurstTimer:
         self._most_ns = most_ns
         self._now_ns = now_ns
         self._calls = 0
+        self._touch_ns = 0.0
+        """What the GPU takes to come back after an empty burst."""
         self._best_ns = math.inf
         self._copy_ns = math.inf
         is_copied = trial.returns and trial.asked.device_type == "cpu"
@@ -139,6 +144,7 @@ class BurstTimer:
 
     def _confirm(self, claimed_ns: float, overhead: BurstOverhead, *, is_ours: bool) -> Confirmation:
         calls, device_type = len(self._trial.places), self._trial.asked.device_type
+        self._touch_ns = overhead.touch
         resolution_ns = RESOLVED * noise_ns(overhead, device_type) / calls
         settling = (resolution_ns, claimed_ns / least_share(device_type))
         if calls > 1:
@@ -249,6 +255,10 @@ class BurstTimer:
         if not done.copied and trial.asked.device_type == "cpu":
             self._ask("collect", Collected, "the measurement", indices=indices, part=part)
         wall_ns = float(self._now_ns() - start) + ahead_ns
+        if trial.asked.device_type == "cuda":
+            answered = self._now_ns()
+            touch(trial.places.arena.device)
+            wall_ns += max(0.0, self._now_ns() - answered - self._touch_ns - TOUCH_SLACK_NS)
         cpu_after = self._between.begin()
         if cpu_before is None or cpu_after is None:
             return numbers, wall_ns, None

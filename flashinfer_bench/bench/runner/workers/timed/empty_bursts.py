@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Final
+
+import torch
 
 EMPTY_BURSTS: Final = {"cpu": 8, "cuda": 5}
 """Bursts of few and of many calls that compute nothing, by which the session knows what a burst itself takes, by the
@@ -35,6 +38,8 @@ class BurstOverhead:
     """The same in processor time; None where nobody tells it."""
     relay: float | None = None
     """What a call takes in a relay that computes nothing (`relay.py`); None where none is run."""
+    touch: float = 0.0
+    """What the session's own GPU takes to come back once such a burst is answered; 0 on a CPU."""
 
     @classmethod
     def of(cls, few_ns: Sequence[float], many_ns: Sequence[float], calls: tuple[int, int]) -> BurstOverhead:
@@ -73,15 +78,29 @@ def take_overhead(
     """
     few: list[Times] = []
     many: list[Times] = []
+    touches_ns: list[int] = []
     counts = EMPTY_CALLS[device_type]
     for _ in range(EMPTY_BURSTS[device_type]):
         for calls, taken in zip(counts, (few, many), strict=True):
+            start = time.perf_counter_ns()
             touch_device()
+            touches_ns.append(time.perf_counter_ns() - start)
             taken.append(time_burst(calls))
     overhead = BurstOverhead.of([wall_ns for wall_ns, _ in few], [wall_ns for wall_ns, _ in many], counts)
+    overhead = replace(overhead, touch=float(median(touches_ns)))
     if any(cpu_ns is None for _, cpu_ns in (*few, *many)):
         return overhead
     few_ns, many_ns = ([cpu_ns or 0.0 for _, cpu_ns in taken] for taken in (few, many))
     of_processors = BurstOverhead.of(few_ns, many_ns, counts)
     # What a busy machine adds to an empty call would be taken off each call of a solution.
     return replace(overhead, call=min(overhead.call, of_processors.call), processors=of_processors)
+
+
+def touch(device: torch.device) -> None:
+    """Use a GPU for a moment in this process, which has to come back from a worker's context for that.
+
+    What another process has enqueued goes on until its time slice ends. On a CPU nothing is done.
+    """
+    if device.type == "cuda":
+        torch.zeros(1, device=device)
+        torch.cuda.synchronize(device)

@@ -26,6 +26,7 @@ from flashinfer_bench.bench.runner.workers.timed.bursts import (
     MOST_BURSTS,
     OUTPUT_SHARE,
     START_NS,
+    TOUCH_SLACK_NS,
     UNRESOLVED_BURSTS,
     BurstTimer,
 )
@@ -367,6 +368,29 @@ def test_on_a_gpu_results_are_fetched_when_the_inputs_are_gone(open_timer, is_la
     reads = worker.trial.reader.reads()
     assert len(reads) >= 2
     assert all(bool((read.outputs[0] == read.inputs[0] * 2).all()) is not is_lazy for read in reads)
+
+
+def test_on_a_gpu_calls_that_go_on_after_the_answer_count(open_timer, monkeypatch):
+    """A worker that answers at once: its calls keep the GPU from the session, beside what that takes anyway."""
+    timer, worker = open_timer(device_type="cuda", worker={"call_ns": 0})
+    calls, usual_ns = len(worker.trial.places), 30_000
+
+    def wait_for_gpu(device):
+        worker.now += calls * CALL_NS + usual_ns
+
+    monkeypatch.setattr(bursts, "touch", wait_for_gpu)
+    found = timer.confirm(CALL_NS, replace(OVERHEAD, request=50_000.0, touch=float(usual_ns)))
+    taken_off = START_NS["cuda"] + (BEGIN_NS["cuda"] + TOUCH_SLACK_NS) / calls
+    assert found.burst_ns == pytest.approx(CALL_NS - taken_off, rel=0.001)
+
+
+def test_a_touch_as_after_an_empty_burst_counts_nowhere(open_timer, monkeypatch):
+    timer, worker = open_timer(device_type="cuda")
+    overhead = replace(OVERHEAD, request=50_000.0, touch=30_000.0)
+    alone = timer.confirm(CALL_NS, overhead).burst_ns
+    timer, worker = open_timer(device_type="cuda")
+    monkeypatch.setattr(bursts, "touch", lambda device: setattr(worker, "now", worker.now + 200_000))
+    assert timer.confirm(CALL_NS, overhead).burst_ns == alone
 
 
 def test_where_results_may_lie_in_the_inputs_these_stay(open_timer):
