@@ -46,8 +46,8 @@ BEGIN_NS: Final = {"cpu": 0.0, "cuda": 200_000.0}
 """Taken off a burst as a whole, by the kind of device: a GPU that comes back to a process has none of its addresses and
 programs at hand. Honest bursts of 8 to 128 calls took up to 500 us more than their calls and an empty burst (H200)."""
 TOUCH_SLACK_NS: Final = 200_000.0
-"""Once a burst on a GPU is answered the session uses the GPU for a moment. Where that takes more than this beyond what it
-takes after an empty burst, the worker has answered before its calls were over, and the rest counts as theirs."""
+"""Once a burst on a GPU is answered the session uses the GPU for a moment. Where that takes more than this beyond what
+it takes after an empty burst, the worker has answered before its calls were over, and the rest counts as theirs."""
 START_NS: Final = {"cpu": 0.0, "cuda": 1_500.0}
 """Taken off each call of a burst, by the kind of device: in a graph of many calls each starts so long after the one
 before. So a claim of a few microseconds is hardly bounded."""
