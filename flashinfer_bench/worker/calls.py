@@ -283,13 +283,18 @@ def lay_out_calls(function: SolutionFunctions, block: torch.Tensor, request: Map
 
 def share_memory(calls: Sequence[LaidCall]) -> bool:
     """Tell whether the latest results of several calls lie in the same memory: a buffer that is returned each time."""
-    seen: set[int] = set()
-    for call in calls:
-        values = call.values() if call.returns else []
-        own = {value.untyped_storage().data_ptr() for value in values if type(value) is torch.Tensor and value.numel()}
-        if own & seen:
+    held: list[tuple[int, int, int]] = []
+    for number, call in enumerate(calls):
+        for value in call.values() if call.returns else ():
+            if (type(value) is torch.Tensor or type(value) is torch.nn.Parameter) and value.numel():
+                memory = storage_of(value)
+                held.append((memory.data_ptr(), memory.data_ptr() + memory.nbytes(), number))
+    furthest, owner = 0, -1
+    for begin, end, number in sorted(held):
+        if begin < furthest and number != owner:
             return True
-        seen |= own
+        if end > furthest:
+            furthest, owner = end, number
     return False
 
 

@@ -4,7 +4,15 @@ import pytest
 import torch
 
 from flashinfer_bench.worker.arena import Slot
-from flashinfer_bench.worker.calls import CallLaunch, LaidCall, Shelf, SolutionFunctions, lay_out_calls, order_of
+from flashinfer_bench.worker.calls import (
+    CallLaunch,
+    LaidCall,
+    Shelf,
+    SolutionFunctions,
+    lay_out_calls,
+    order_of,
+    share_memory,
+)
 from flashinfer_bench.worker.main import in_turn
 
 pytestmark = pytest.mark.cpu
@@ -60,6 +68,35 @@ def test_calls_lie_one_stride_behind_the_other(dtype, shape):
             assert (found.shape, found.dtype, found.is_contiguous()) == (torch.Size(shape), dtype, True)
             if found.numel():
                 assert found.data_ptr() == block.data_ptr() + slot.offset + at * stride
+
+
+MEMORY = torch.zeros(64)
+HOST = bytearray(64)
+
+
+@pytest.mark.parametrize(
+    ("results", "shared"),
+    [
+        ([MEMORY[:8], torch.zeros(8)], False),
+        ([MEMORY[:8], MEMORY[32:]], True),  # a workspace: the next call may write over it
+        ([torch.nn.Parameter(MEMORY), torch.nn.Parameter(MEMORY)], True),
+        ([(MEMORY[:8], MEMORY[8:16]), torch.zeros(8)], False),
+        (
+            [
+                torch.frombuffer(memoryview(HOST)[:32], dtype=torch.uint8),
+                torch.frombuffer(memoryview(HOST)[16:48], dtype=torch.uint8),
+            ],
+            True,
+        ),
+        ([7, None], False),
+    ],
+    ids=["own", "one storage", "parameters", "two outputs of one call", "foreign memory", "no tensors"],
+)
+def test_results_that_share_memory_are_found(results, shared):
+    calls = [LaidCall(SolutionFunctions(lambda: None, None), {}, {"y": torch.zeros(8)}, "value") for _ in results]
+    for call, result in zip(calls, results, strict=True):
+        call.result = result
+    assert share_memory(calls) is shared
 
 
 @pytest.mark.parametrize("drop", [False, True])

@@ -21,6 +21,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
+from weakref import WeakSet
 
 import torch
 
@@ -113,9 +114,9 @@ class WorkerPool:
         )
         """Contexts that need not be fast have one connection; but not where the user says how many, or where no clock
         sees on how many streams a call runs."""
-        self._is_narrow = False
-        """The current worker's context has one connection."""
-        self.stock = Stock(self._spawn, self._retire_spare, on_ready=on_ready, limits=StockLimits(hello.device))
+        self._narrow: WeakSet[WorkerProcess] = WeakSet()
+        """Workers whose contexts have one connection."""
+        self.stock = Stock(self._spawn_spare, self._retire_spare, on_ready=on_ready, limits=StockLimits(hello.device))
 
     def __enter__(self) -> WorkerPool:
         return self
@@ -140,10 +141,9 @@ class WorkerPool:
             if digest == solution.digest:
                 return worker, False
             self.discard()
+        self._has_fast = self._made_for(solution).wants_fast  # that of the worker: of early ones none is
         worker = self._take_fresh(solution)
         self._current = (solution.digest, worker)
-        self._has_fast = self._made_for(solution).wants_fast
-        self._is_narrow = self._may_be_narrow and not self._has_fast
         self._may_be_narrow = self._may_be_narrow and worker.clock.sees_operations
         self.stock.tend()
         return worker, True
@@ -258,7 +258,7 @@ class WorkerPool:
         """
         if self._current is None or self._current[1] is not worker or self._has_fast:
             return ContextTraits()
-        return ContextTraits(self.stock.excess_ns(worker), self._is_narrow)
+        return ContextTraits(self.stock.excess_ns(worker), worker in self._narrow)
 
     def end_slow(self) -> None:
         """End the current worker; those of its solution have fast contexts from now on."""
@@ -410,6 +410,15 @@ class WorkerPool:
         if given is not None:
             remove_tree(given)
 
+    def _makes_narrow(self, solution: SolutionFiles) -> bool:
+        return self._may_be_narrow and not solution.wants_fast
+
+    def _spawn_spare(self, solution: SolutionFiles) -> WorkerProcess:
+        worker = self._spawn(solution)
+        if self._makes_narrow(solution):
+            self._narrow.add(worker)
+        return worker
+
     def _spawn(self, solution: SolutionFiles, precompiled: Precompiled | None = None) -> WorkerProcess:
         number = next(self._numbers)
         home, given = self._run_directory / f"worker-{number}", self._run_directory / f"given-{number}"
@@ -418,7 +427,7 @@ class WorkerPool:
             key = solution.digest
             if self._enclosure is not None and solution is UNKNOWN_SOLUTION:
                 key = self._enclosure.make_key(self._run_directory / f"own-{number}")
-            is_narrow = self._may_be_narrow and not solution.wants_fast
+            is_narrow = self._makes_narrow(solution)
             where = (home, given, self._gpu_index)
             new = NewWorker(key, solution.artifact, *where, is_narrow, self.timing_image, precompiled)
             worker = WorkerProcess(template, make_order(self._hello, new, self._enclosure), home)

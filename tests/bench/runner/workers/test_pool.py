@@ -202,7 +202,7 @@ def test_a_context_has_one_connection_until_a_call_wants_more(open_pool, monkeyp
 
 
 def test_where_no_clock_sees_streams_the_next_context_has_all_connections(open_pool):
-    pool, made, _ = open_pool(FAST, FAST, device="cuda")
+    pool, made, _ = open_pool(FAST, FAST, FAST, room=2, device="cuda")
     spawn = pool.stock._spawn
 
     def spawn_blind(solution):
@@ -211,10 +211,23 @@ def test_where_no_clock_sees_streams_the_next_context_has_all_connections(open_p
         return worker
 
     pool.stock._spawn = spawn_blind
-    pool.worker_for(ONE)
-    assert pool.context_of(made[0]).is_narrow
-    pool.worker_for(TWO)
-    assert not pool.context_of(made[1]).is_narrow
+    pool.expect([ONE, TWO])
+    for solution, made_narrow in ((ONE, True), (TWO, True), (THREE, False)):  # that of TWO was made already
+        worker, _ = pool.worker_for(solution)
+        assert pool.context_of(worker).is_narrow is made_narrow
+    assert len(made) == 3
+
+
+def test_an_early_worker_that_python_gets_is_narrow_and_may_be_slow(open_pool):
+    pool, _, _ = open_pool(SLOW, FAST, device="cuda", has_early_workers=True)
+    pool.stock.best_chain_ns = FAST
+    python = SolutionFiles("py", is_text=True, wants_fast=True)
+    worker, _ = pool.worker_for(python)
+    assert worker.solution is UNKNOWN_SOLUTION
+    assert pool.context_of(worker) == ContextTraits(SLOW - FAST, is_narrow=True)
+    pool.end_slow()
+    worker, _ = pool.worker_for(python)
+    assert (worker.solution, pool.context_of(worker)) == (python, ContextTraits())
 
 
 @pytest.mark.parametrize(("is_narrow", "told"), [(True, "1"), (False, None)])

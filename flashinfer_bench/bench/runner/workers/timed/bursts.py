@@ -53,9 +53,14 @@ START_NS: Final = {"cpu": 0.0, "cuda": 1_500.0}
 before. So a claim of a few microseconds is hardly bounded."""
 COPIED_BYTES: Final = 256 << 20
 """Bytes that the session copies at the most to learn what copies take."""
-COPIES_SHARE: Final = 0.35
-"""On a GPU what copies take off a burst is no more than this share of it. Who has taken the worker over may say that
-its results share memory, and write them where they are to be copied to."""
+COPIES_SHARE: Final = 0.6
+"""On a GPU what copies take off a burst is no more than this share of it: of a kernel that
+only writes two thirds are copies. Who has taken the worker over may say that its results share memory, and write them
+where they are to be copied to."""
+FETCH_NS: Final = 200_000.0
+FETCH_CALL_NS: Final = 10_000.0
+"""What the request that fetches results may take beside the copies, and each result of a call: the host launches each
+copy. What it takes beyond counts as the calls': who has saved the inputs may compute then."""
 COPY_MARGIN: Final = {"cpu": 1.0, "cuda": 1.5}
 """What a worker's copies of outputs within a burst may take, as a multiple of what the session's own take at their
 fastest, by the kind of device."""
@@ -149,6 +154,8 @@ class BurstTimer:
         settling = (resolution_ns, claimed_ns / least_share(device_type))
         if calls > 1:
             self._burst(list(range(calls)))  # it tells the worker whether results share memory; nobody reads it
+            if self._was_copied and self._together:
+                self._burst(list(range(calls)))  # the graph that has the copies is made
         best = self._take_series(calls, overhead, settling)
         series, again = 1, 0 if is_ours else AGAIN
         divisors = SHORTER[device_type]
@@ -196,13 +203,14 @@ class BurstTimer:
         trial = self._trial
         indices = list(range(calls))
         device_type = trial.asked.device_type
-        copy_ns = self._time_copies(indices) if trial.returns and device_type == "cpu" else 0.0
+        was_copied = device_type == "cpu" or self._was_copied
+        copy_ns = self._time_copies(indices) if trial.returns and was_copied else 0.0
         numbers, wall_ns, cpu_ns = self._burst(indices)
         if trial.returns and device_type == "cuda":
             if self._was_copied:
-                copy_ns = min(self._time_copies(indices), COPIES_SHARE * wall_ns)
+                copy_ns = min(copy_ns, COPIES_SHARE * wall_ns)
             else:
-                self._fetch(indices)
+                wall_ns, copy_ns = wall_ns + self._fetch(indices), 0.0
 
         def own_ns(spent_ns: float, taken: BurstOverhead) -> float:
             beside_ns = calls * self._beside_ns(taken)
@@ -221,12 +229,17 @@ class BurstTimer:
         trial.reader.look(indices, numbers, chooses=is_best, has_inputs=not is_spoiled)
         return cost_ns
 
-    def _fetch(self, indices: list[int]) -> None:
-        """Have the worker bring what the calls of a burst gave into their slots; its time counts nowhere."""
+    def _fetch(self, indices: list[int]) -> float:
+        """Have the worker bring what the calls of a burst gave into their slots; return what of it counts as theirs."""
+        places = self._trial.places
         if self._spoils:
-            self._trial.places.spoil_inputs(len(indices))
+            places.spoil_inputs(len(indices))
         part = "both" if self._trial.has_setup else "run"
+        start = self._now_ns()
         self._ask("collect", Collected, "the measurement", indices=indices, part=part)
+        spent_ns = self._now_ns() - start
+        free_ns = FETCH_NS + FETCH_CALL_NS * len(indices) * len(places.outputs(0))
+        return max(0.0, spent_ns - free_ns - self._time_copies(indices)) if spent_ns > free_ns else 0.0
 
     def _beside_ns(self, taken: BurstOverhead) -> float:
         """Return what is taken off each call, beside a burst's request and what copies of outputs move."""

@@ -39,7 +39,7 @@ class BurstOverhead:
     relay: float | None = None
     """What a call takes in a relay that computes nothing (`relay.py`); None where none is run."""
     touch: float = 0.0
-    """What the session's own GPU takes to come back once such a burst is answered; 0 on a CPU."""
+    """What the session's own GPU takes to come back once such a burst is answered."""
 
     @classmethod
     def of(cls, few_ns: Sequence[float], many_ns: Sequence[float], calls: tuple[int, int]) -> BurstOverhead:
@@ -59,7 +59,7 @@ class BurstOverhead:
         processors = None if self.processors is None else self.processors.at_most(least.processors)
         relays = [one.relay for one in (self, least) if one.relay is not None]
         call = max(0.0, long - request) / MANY
-        return BurstOverhead(request, call, self.noise, processors, min(relays, default=None))
+        return BurstOverhead(request, call, self.noise, processors, min(relays, default=None), self.touch)
 
     def _bursts(self) -> tuple[float, float]:
         """Return what a burst without a call takes, and one of many."""

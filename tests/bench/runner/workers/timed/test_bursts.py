@@ -22,6 +22,8 @@ from flashinfer_bench.bench.runner.workers.timed.bursts import (
     BEGIN_NS,
     COPIES_SHARE,
     COPY_MARGIN,
+    FETCH_CALL_NS,
+    FETCH_NS,
     KEPT_SHARE,
     MOST_BURSTS,
     OUTPUT_SHARE,
@@ -407,7 +409,31 @@ def test_on_a_gpu_copies_within_a_burst_take_no_more_than_a_share_of_it_off(open
     overhead = replace(OVERHEAD, request=50_000.0)
     wall_ns = 50_000 + calls * CALL_NS
     left_ns = wall_ns * (1 - COPIES_SHARE) - 50_000 - BEGIN_NS["cuda"]
-    assert timer.confirm(CALL_NS, overhead).burst_ns == pytest.approx(left_ns / calls - START_NS["cuda"])
+    found = timer.confirm(0.4 * CALL_NS, overhead)
+    assert found.burst_ns == pytest.approx(left_ns / calls - START_NS["cuda"])
+    assert worker.fields_of("collect") == []
+    assert len(worker.fields_of("burst")) == 3  # nobody reads the first, nor the one whose graph has the copies
+
+
+def test_on_a_gpu_to_fetch_results_may_take_their_copies_and_little_else(open_timer, monkeypatch):
+    """A worker that saves the inputs and computes when results are asked for."""
+    monkeypatch.setattr(bursts.BurstTimer, "_time_copies", lambda timer, indices: 1_000.0 * len(indices))
+    for collect_ns, counts in ((0, False), (CALL_NS, True)):
+        timer, worker = open_timer(device_type="cuda", worker={"call_ns": 0})
+        calls = len(worker.trial.places)
+        collect = worker._collect
+
+        def compute(fields, collect=collect, worker=worker, spent_ns=collect_ns * calls):
+            worker.now += spent_ns
+            return collect(fields)
+
+        worker._collect = compute
+        found = timer.confirm(CALL_NS, replace(OVERHEAD, request=50_000.0))
+        if not counts:
+            assert found.burst_ns is None
+            continue
+        free_ns = 1_000.0 + FETCH_CALL_NS + (FETCH_NS - 50_000 + BEGIN_NS["cuda"]) / calls + START_NS["cuda"]
+        assert found.burst_ns == pytest.approx(CALL_NS - free_ns, rel=0.001)
 
 
 def test_a_call_that_waits_for_the_gpu_is_in_no_graph_and_not_refused(open_timer):
