@@ -7,9 +7,9 @@ then their outputs are brought into the slots, where some are compared like thos
     one call = (burst - the same for calls that compute nothing - copies - BEGIN_NS) / calls - START_NS
 
 On a GPU results stay where they are until the burst is over. Then the session spoils the inputs, and asks for the
-results, so copies are no part of a burst's time. Who has not computed them cannot do it any more, unless he has saved the
-inputs; what fetching takes beyond copies counts as the calls'. Only results that share memory are copied within the burst,
-as all are on a CPU. What copies take the session measures itself.
+results, so copies are no part of a burst's time. Who has not computed them cannot do it any more, unless he has saved
+the inputs; what fetching takes beyond copies counts as the calls'. Only results that share memory are copied within the
+burst, as all are on a CPU. What copies take the session measures itself.
 
 Who has taken a worker over may leave out all that is taken off, so on a CPU that is as little as honest code can need:
 a burst is long beside its request, and what calls and copies take beside it is the least that was seen. There the
