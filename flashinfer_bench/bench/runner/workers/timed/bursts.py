@@ -60,9 +60,9 @@ only writes two thirds are copies. Who has taken the worker over may say that it
 where they are to be copied to."""
 FETCH_NS: Final = 500_000.0
 FETCH_CALL_NS: Final = 10_000.0
-"""What the request that fetches results may take beside the copies, and each result of a call: the GPU comes back to the
-worker once more (see BEGIN_NS), whose host launches each copy. What it takes beyond counts as the calls': who has saved
-the inputs may compute then."""
+"""What the request that fetches results may take beside the copies, and each result of a call: the GPU comes back to
+the worker once more (see BEGIN_NS), whose host launches each copy. What it takes beyond counts as the calls': who has
+saved the inputs may compute then."""
 COPY_MARGIN: Final = {"cpu": 1.0, "cuda": 1.5}
 """What a worker's copies of outputs within a burst may take, as a multiple of what the session's own take at their
 fastest, by the kind of device."""
