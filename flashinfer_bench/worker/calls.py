@@ -25,6 +25,7 @@ items_of = dict.items
 copy_into = torch.Tensor.copy_
 copy_all = torch._foreach_copy_
 detached = torch.Tensor.detach
+is_contiguous = torch.Tensor.is_contiguous
 storage_of = torch.Tensor.untyped_storage
 """Taken from the class before a solution is loaded: what a solution sets on a tensor of its own changes nothing."""
 
@@ -84,6 +85,8 @@ class LaidCall:
             self._function = partial(function.run, *given)
         self.run = self._function
         self.result: Any = None
+        self.is_strided = False
+        """A result lay otherwise in memory than its slot: to copy it was a part of the work."""
 
     def prepare(self) -> None:
         """Call `setup`; its items become keyword arguments of the calls that follow."""
@@ -122,9 +125,10 @@ class LaidCall:
             and not result.requires_grad
             and not (self.inputs_at and address_of(result) == self.inputs_at)
         ):
+            self.is_strided = self.is_strided or not is_contiguous(result)
             copy_into(self._only, result)
         else:
-            store_all(self.values(), self.outputs, self.inputs_at)
+            self.is_strided = store_all(self.values(), self.outputs, self.inputs_at) or self.is_strided
 
 
 def order_of(function: Callable[..., Any], names: Sequence[str]) -> list[str] | None:
@@ -306,8 +310,10 @@ def address_of(value: torch.Tensor) -> int:
         return 0
 
 
-def store_all(values: Sequence[Any], outputs: Sequence[torch.Tensor], inputs_at: int = 0) -> None:
-    """Bring returned values into their slots; one that does not fit is left out, for the session to judge.
+def store_all(values: Sequence[Any], outputs: Sequence[torch.Tensor], inputs_at: int = 0) -> bool:
+    """Bring returned values into their slots; say whether any lay otherwise in memory than its slot.
+
+    One that does not fit is left out, for the session to judge.
 
     Left out is also what lies in the memory at `inputs_at`: a view of an input would leave the work to its reader.
     On a CPU several tensors are copied together: each one alone would take as long as a call that computes nothing.
@@ -323,8 +329,10 @@ def store_all(values: Sequence[Any], outputs: Sequence[torch.Tensor], inputs_at:
                 slots.append(slot)
         elif kind in (int, float, bool) and slot.ndim == 0:
             slot.fill_(value)
+    strided = not all(is_contiguous(value) for value in plain)
     if len(plain) > 1 and slots[0].is_cpu:
         copy_all(slots, plain)
-        return
+        return strided
     for slot, value in zip(slots, plain, strict=True):
         copy_into(slot, value)
+    return strided

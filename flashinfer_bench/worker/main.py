@@ -254,7 +254,7 @@ class Worker:
         self._synchronize()
         if request["part"] in ("run", "both") and not self._is_looked_at:  # once, for it takes longer than a short call
             self._returns_same, self._is_looked_at = self._returns_same or share_memory(self._laid), True
-        return {"refused": None, "copied": copied}
+        return {"refused": None, "copied": copied, "strided": self._has_strided(request)}
 
     def relay(self, request: dict[str, Any]) -> dict[str, Any]:
         """Make calls one by one, each as soon as the board that came with the request says that it has its inputs."""
@@ -269,7 +269,11 @@ class Worker:
             board.tell_done(count)
             self._keep_latest(launch)
         os.close(bell)
-        return {"relayed": len(launches)}
+        return {"relayed": len(launches), "strided": self._has_strided(request)}
+
+    def _has_strided(self, request: dict[str, Any]) -> bool:
+        """Say whether the copy of any result changed how it lies in memory."""
+        return request["part"] != "nothing" and any(self._laid[index].is_strided for index in request["indices"])
 
     def _keep_latest(self, launch: CallLaunch) -> None:
         """Drop the result of a call of a burst or relay where it is small, and of larger ones all but the latest."""
@@ -282,7 +286,7 @@ class Worker:
         for index in request["indices"]:
             self._eager(index, request["part"]).put_away()
         self._synchronize()
-        return {"collected": True}
+        return {"collected": True, "strided": self._has_strided(request)}
 
     def _joined(self, launches: list[CallLaunch], key: tuple[Any, ...], *, copied: bool) -> Launch:
         """Return one graph of all these calls; it is captured once."""

@@ -17,9 +17,9 @@ The session asks, one frame at a time; the worker answers each with one frame th
                                                               "facts": ClockFacts or null,
                                                               "returned": [[Returned]] or null,
                                                               "lost", "refused": reason or null}
-    burst     indices, part, together                         {"id", "refused": reason or null, "copied"}
-    relay     indices, part + 1 fd, of the board              {"id", "relayed": number of calls}
-    collect   indices, part                                   {"id", "collected": true}
+    burst     indices, part, together                         {"id", "refused": reason or null, "copied", "strided"}
+    relay     indices, part + 1 fd, of the board              {"id", "relayed": number of calls, "strided"}
+    collect   indices, part                                   {"id", "collected": true, "strided"}
     stop      -                                               {"id", "stopped": true}
     recover   -                                               {"id", "recovered": true}; after an error: the clock is
                                                               off, no call is laid out, the device has done its work
@@ -248,18 +248,24 @@ class BurstDone(Claim):
     copied: bool = False
     """What each call gave was brought into its slots at once; there is nothing to collect. So it is where the solution
     returns the same memory each time, on a CPU, and for calls that compute nothing."""
+    strided: bool = False
+    """To copy results changed how they lie in memory: that was a part of the work."""
 
 
 class Relayed(Claim):
     """The calls of a relay are over."""
 
     relayed: Count
+    strided: bool = False
+    """To copy results changed how they lie in memory: that was a part of the work."""
 
 
 class Collected(Claim):
     """What the calls gave lies in their output slots."""
 
     collected: Literal[True]
+    strided: bool = False
+    """To copy results changed how they lie in memory: that was a part of the work."""
 
 
 class Stopped(Claim):

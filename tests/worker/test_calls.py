@@ -70,6 +70,25 @@ def test_calls_lie_one_stride_behind_the_other(dtype, shape):
                 assert found.data_ptr() == block.data_ptr() + slot.offset + at * stride
 
 
+@pytest.mark.parametrize(
+    ("result", "is_strided"),
+    [
+        (torch.ones(3, 4), False),
+        (torch.ones(4, 3).t(), True),
+        (torch.ones(1, 4).expand(3, 4), True),
+        ({"y": torch.ones(4, 3).t()}, True),
+        ({"y": torch.ones(3, 4)}, False),
+        (torch.ones(4, 3), False),  # it does not fit, and is not copied
+    ],
+    ids=["as the slot", "transposed", "expanded", "in a dict", "in a dict, as the slot", "another shape"],
+)
+def test_a_result_that_lies_otherwise_than_its_slot_is_noticed(result, is_strided):
+    call = LaidCall(SolutionFunctions(lambda: None, None), {}, {"y": torch.zeros(3, 4)}, "value")
+    call.result = result
+    call.store()
+    assert call.is_strided is is_strided
+
+
 MEMORY = torch.zeros(64)
 HOST = bytearray(64)
 

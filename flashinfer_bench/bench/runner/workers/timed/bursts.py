@@ -121,6 +121,8 @@ class BurstTimer:
         self._most_ns = most_ns
         self._now_ns = now_ns
         self._calls = 0
+        self._is_strided = False
+        """To copy results changed how they lie in memory. That is the calls' work, and is not taken off."""
         self._touch_ns = 0.0
         """What the GPU takes to come back after an empty burst."""
         self._best_ns = math.inf
@@ -213,6 +215,7 @@ class BurstTimer:
                 copy_ns = min(copy_ns, COPIES_SHARE * wall_ns)
             else:
                 wall_ns, copy_ns = wall_ns + self._fetch(indices), 0.0
+        copy_ns = 0.0 if self._is_strided else copy_ns
 
         def own_ns(spent_ns: float, taken: BurstOverhead) -> float:
             beside_ns = calls * self._beside_ns(taken)
@@ -238,10 +241,13 @@ class BurstTimer:
             places.spoil_inputs(len(indices))
         part = "both" if self._trial.has_setup else "run"
         start = self._now_ns()
-        self._ask("collect", Collected, "the measurement", indices=indices, part=part)
+        done = self._ask("collect", Collected, "the measurement", indices=indices, part=part)
+        self._is_strided = self._is_strided or done.strided
         spent_ns = self._now_ns() - start
         free_ns = FETCH_NS + FETCH_CALL_NS * len(indices) * len(places.outputs(0))
-        return max(0.0, spent_ns - free_ns - self._time_copies(indices)) if spent_ns > free_ns else 0.0
+        if spent_ns > free_ns and not self._is_strided:
+            free_ns += self._time_copies(indices)
+        return max(0.0, spent_ns - free_ns)
 
     def _beside_ns(self, taken: BurstOverhead) -> float:
         """Return what is taken off each call, beside a burst's request and what copies of outputs move."""
@@ -266,9 +272,10 @@ class BurstTimer:
         if done.refused is not None:
             self.refused, self._together = done.refused, False
             return self._burst(indices)
-        self._was_copied = done.copied
+        self._was_copied, self._is_strided = done.copied, self._is_strided or done.strided
         if not done.copied and trial.asked.device_type == "cpu":
-            self._ask("collect", Collected, "the measurement", indices=indices, part=part)
+            collected = self._ask("collect", Collected, "the measurement", indices=indices, part=part)
+            self._is_strided = self._is_strided or collected.strided
         wall_ns = float(self._now_ns() - start) + ahead_ns
         if trial.asked.device_type == "cuda":
             answered = self._now_ns()

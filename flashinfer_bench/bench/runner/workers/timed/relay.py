@@ -175,7 +175,7 @@ class RelayTimer:
         part = "both" if trial.has_setup else "run"
         _, ahead_ns = self._between.end()
         with open_board() as (board, fds):
-            self._ask(
+            done = self._ask(
                 "relay",
                 Relayed,
                 "the measurement",
@@ -197,7 +197,7 @@ class RelayTimer:
             )
         span_ns = max(0.0, median(span.call for span in spans) + ahead_ns / len(indices) - self._beside_ns)
         copy_ns = 0.0
-        if trial.returns:
+        if trial.returns and not done.strided:
             copy_ns = min(self._copy_ns, COPIES_SHARE * span_ns)
         move_ns = median(span.move for span in spans)
         return Relay(numbers, max(0.0, span_ns - copy_ns), move_ns, lambda index: trial.places.outputs_in(rows[index]))

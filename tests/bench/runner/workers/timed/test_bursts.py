@@ -159,6 +159,16 @@ def test_copies_are_taken_off_where_outputs_are_copied_and_only_there(open_timer
         assert timer.confirm(CALL_NS, OVERHEAD).burst_ns == pytest.approx(CALL_NS - spent, rel=0.01)
 
 
+@pytest.mark.parametrize(("verb", "copied"), [("collect", False), ("burst", True)])
+def test_copies_that_change_how_results_lie_are_the_calls_own(open_timer, monkeypatch, verb, copied):
+    monkeypatch.setattr(bursts.OutputCopies, "time", lambda copies, outputs, calls: 100_000.0)
+    answers = {"burst": {"copied": copied}}
+    answers[verb] = {**answers.get(verb, {}), "strided": True}
+    timer, _ = open_timer(worker={"answers": answers})
+    overhead = replace(OVERHEAD, request=50_000.0 if copied else 100_000.0)
+    assert timer.confirm(CALL_NS, overhead).burst_ns == pytest.approx(CALL_NS, rel=0.01)
+
+
 def test_of_copies_the_least_that_any_burst_saw_is_taken_off(open_timer, monkeypatch):
     each_ns = iter([90_000.0, 30_000.0] + [200_000.0] * 20)
     monkeypatch.setattr(bursts.OutputCopies, "time", lambda copies, outputs, calls: next(each_ns))

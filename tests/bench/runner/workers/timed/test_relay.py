@@ -53,6 +53,7 @@ class PlayedWorker:
         self.early = early
         self.now = 0
         self.relays = 0
+        self.strided = False
         self.heard = []
         """Of each relay whether the session waits for the bell."""
         self.seen = []
@@ -70,7 +71,7 @@ class PlayedWorker:
         along.meanwhile(self.is_over)
         for index in self.early:
             self._compute(index)
-        return expected.model_validate({"id": 1, "relayed": len(indices)})
+        return expected.model_validate({"id": 1, "relayed": len(indices), "strided": self.strided})
 
     def is_over(self):
         return True
@@ -149,6 +150,13 @@ def test_copies_are_no_more_than_a_share_of_a_call(open_timer, monkeypatch):
     monkeypatch.setattr(relay.OutputCopies, "time", lambda copies, outputs, calls: CALL_NS)
     found = timer.confirm(CALL_NS)
     assert found.relay_ns == pytest.approx((1 - COPIES_SHARE) * (CALL_NS - RETURNS_SHARE * EMPTY_NS))
+
+
+def test_copies_that_change_how_results_lie_are_the_calls_own(open_timer, monkeypatch):
+    timer, worker = open_timer()
+    worker.strided = True
+    monkeypatch.setattr(relay.OutputCopies, "time", lambda copies, outputs, calls: CALL_NS)
+    assert timer.confirm(CALL_NS).relay_ns == pytest.approx(CALL_NS - RETURNS_SHARE * EMPTY_NS)
 
 
 def test_what_is_judged_is_what_was_looked_at(open_timer, monkeypatch):
