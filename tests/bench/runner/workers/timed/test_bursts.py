@@ -1,6 +1,5 @@
 """Bursts that the session times itself, and what they make of a claimed latency."""
 
-import math
 import random
 from dataclasses import replace
 
@@ -20,17 +19,12 @@ from flashinfer_bench.bench.runner.workers.timed.burst_size import (
 from flashinfer_bench.bench.runner.workers.timed.bursts import (
     AGAIN,
     BEGIN_NS,
-    COPIES_SHARE,
     COPY_MARGIN,
-    FETCH_CALL_NS,
-    FETCH_NS,
     KEPT_SHARE,
     MOST_BURSTS,
     OUTPUT_SHARE,
     START_NS,
-    TOUCH_SLACK_NS,
     UNRESOLVED_BURSTS,
-    BurstTimer,
 )
 from flashinfer_bench.bench.runner.workers.timed.call_places import MOST_PLACES
 from flashinfer_bench.bench.runner.workers.timed.confirmation import (
@@ -44,24 +38,9 @@ from flashinfer_bench.bench.runner.workers.timed.confirmation import (
 from flashinfer_bench.bench.runner.workers.timed.empty_bursts import BurstOverhead
 from flashinfer_bench.bench.runner.workers.timed.readings import raise_claim
 from flashinfer_bench.errors import SolutionFailure
-from tests.kit.trials import ScriptedWorker, make_trial
+from tests.bench.runner.workers.timed.conftest import CALL_NS, OVERHEAD
 
 pytestmark = pytest.mark.cpu
-OVERHEAD = BurstOverhead(request=100_000.0, call=0.0, noise=1_000.0)
-CALL_NS = 400_000
-
-
-@pytest.fixture
-def open_timer(arena, monkeypatch):
-    """Return a timer of bursts, whose clock is the scripted worker's, and the worker; copies take no time."""
-    monkeypatch.setattr(bursts.OutputCopies, "time", lambda copies, outputs, calls: 0.0)
-
-    def opened(*, worker=None, waits_inside=False, most_ns=math.inf, **trial):
-        made = make_trial(arena, **trial)
-        scripted = ScriptedWorker(made, **{"call_ns": CALL_NS, "request_ns": 50_000, **(worker or {})})
-        return BurstTimer(scripted, made, waits_inside=waits_inside, most_ns=most_ns, now_ns=scripted.now_ns), scripted
-
-    return opened
 
 
 def test_an_honest_latency_is_confirmed_with_what_a_burst_costs_a_call(open_timer):
@@ -366,93 +345,6 @@ def test_a_claim_between_the_shares_is_not_confirmed(open_timer):
         assert found.to_record()["confirmed"] is False
 
 
-def test_on_a_gpu_what_a_burst_and_each_call_of_it_take_to_start_is_taken_off(open_timer):
-    timer, worker = open_timer(device_type="cuda")
-    found = timer.confirm(CALL_NS, replace(OVERHEAD, request=50_000.0))
-    taken_off = START_NS["cuda"] + BEGIN_NS["cuda"] / len(worker.trial.places)
-    assert found.burst_ns == pytest.approx(CALL_NS - taken_off, rel=0.001)
-
-
-@pytest.mark.parametrize("is_lazy", [False, True])
-def test_on_a_gpu_results_are_fetched_when_the_inputs_are_gone(open_timer, is_lazy):
-    timer, worker = open_timer(device_type="cuda", worker={"is_lazy": is_lazy})
-    timer.confirm(CALL_NS, OVERHEAD)
-    reads = worker.trial.reader.reads()
-    assert len(reads) >= 2
-    assert all(bool((read.outputs[0] == read.inputs[0] * 2).all()) is not is_lazy for read in reads)
-
-
-def test_on_a_gpu_calls_that_go_on_after_the_answer_count(open_timer, monkeypatch):
-    """A worker that answers at once: its calls keep the GPU from the session, beside what that takes anyway."""
-    timer, worker = open_timer(device_type="cuda", worker={"call_ns": 0})
-    calls, usual_ns = len(worker.trial.places), 30_000
-
-    def wait_for_gpu(device):
-        worker.now += calls * CALL_NS + usual_ns
-
-    monkeypatch.setattr(bursts, "touch", wait_for_gpu)
-    found = timer.confirm(CALL_NS, replace(OVERHEAD, request=50_000.0, touch=float(usual_ns)))
-    taken_off = START_NS["cuda"] + (BEGIN_NS["cuda"] + TOUCH_SLACK_NS) / calls
-    assert found.burst_ns == pytest.approx(CALL_NS - taken_off, rel=0.001)
-
-
-def test_a_touch_as_after_an_empty_burst_counts_nowhere(open_timer, monkeypatch):
-    timer, worker = open_timer(device_type="cuda")
-    overhead = replace(OVERHEAD, request=50_000.0, touch=30_000.0)
-    alone = timer.confirm(CALL_NS, overhead).burst_ns
-    timer, worker = open_timer(device_type="cuda")
-    monkeypatch.setattr(bursts, "touch", lambda device: setattr(worker, "now", worker.now + 200_000))
-    assert timer.confirm(CALL_NS, overhead).burst_ns == alone
-
-
-def test_where_results_may_lie_in_the_inputs_these_stay(open_timer):
-    timer, worker = open_timer(device_type="cuda", worker={"is_lazy": True})
-    timer._spoils = False
-    timer.confirm(CALL_NS, OVERHEAD)
-    assert all((read.outputs[0] == read.inputs[0] * 2).all() for read in worker.trial.reader.reads())
-
-
-def test_on_a_gpu_copies_within_a_burst_take_no_more_than_a_share_of_it_off(open_timer, monkeypatch):
-    monkeypatch.setattr(bursts.BurstTimer, "_time_copies", lambda timer, indices: 1e12)
-    timer, worker = open_timer(device_type="cuda", worker={"answers": {"burst": {"copied": True}}})
-    calls = len(worker.trial.places)
-    overhead = replace(OVERHEAD, request=50_000.0)
-    wall_ns = 50_000 + calls * CALL_NS
-    left_ns = wall_ns * (1 - COPIES_SHARE) - 50_000 - BEGIN_NS["cuda"]
-    found = timer.confirm(0.4 * CALL_NS, overhead)
-    assert found.burst_ns == pytest.approx(left_ns / calls - START_NS["cuda"])
-    assert worker.fields_of("collect") == []
-    assert len(worker.fields_of("burst")) == 3  # nobody reads the first, nor the one whose graph has the copies
-
-
-def test_on_a_gpu_to_fetch_results_may_take_their_copies_and_little_else(open_timer, monkeypatch):
-    """A worker that saves the inputs and computes when results are asked for."""
-    monkeypatch.setattr(bursts.BurstTimer, "_time_copies", lambda timer, indices: 1_000.0 * len(indices))
-    for collect_ns, counts in ((0, False), (CALL_NS, True)):
-        timer, worker = open_timer(device_type="cuda", worker={"call_ns": 0})
-        calls = len(worker.trial.places)
-        collect = worker._collect
-
-        def compute(fields, collect=collect, worker=worker, spent_ns=collect_ns * calls):
-            worker.now += spent_ns
-            return collect(fields)
-
-        worker._collect = compute
-        found = timer.confirm(CALL_NS, replace(OVERHEAD, request=50_000.0))
-        if not counts:
-            assert found.burst_ns is None
-            continue
-        free_ns = 1_000.0 + FETCH_CALL_NS + (FETCH_NS - 50_000 + BEGIN_NS["cuda"]) / calls + START_NS["cuda"]
-        assert found.burst_ns == pytest.approx(CALL_NS - free_ns, rel=0.001)
-
-
-def test_a_call_that_waits_for_the_gpu_is_in_no_graph_and_not_refused(open_timer):
-    timer, worker = open_timer(device_type="cuda", waits_inside=True)
-    found = timer.confirm(CALL_NS / 4, OVERHEAD)
-    assert {fields["together"] for fields in worker.fields_of("burst")} == {False}
-    assert found.why_not.endswith("the host may be what holds it up: the call waits for the GPU")
-
-
 def test_a_series_that_was_held_up_is_taken_again(open_timer):
     timer, worker = open_timer()
     worker.call_ns *= 3
@@ -534,25 +426,6 @@ def test_setup_is_made_with_its_call_in_a_burst_and_counts(open_timer):
     assert found.burst_ns == pytest.approx(600_000, rel=0.02)
     with pytest.raises(SolutionFailure, match=r"claims 0\.2 ms"):
         open_timer(has_setup=True, worker={"setup_ns": 200_000})[0].confirm(CALL_NS / 2, OVERHEAD)
-
-
-def test_on_a_gpu_calls_are_one_graph_where_they_can_be(open_timer):
-    timer, worker = open_timer(device_type="cuda")
-    assert timer.confirm(CALL_NS, OVERHEAD).why_not is None
-    assert {fields["together"] for fields in worker.fields_of("burst")} == {True}
-
-
-def test_calls_that_cannot_be_captured_are_made_one_by_one_and_bound_nothing(open_timer):
-    timer, worker = open_timer(device_type="cuda")
-
-    def refuse(verb, expected, what, asks=worker.__call__, **fields):
-        worker.answers["burst"] = {"refused": "it waits"} if fields.get("together") else {}
-        return asks(verb, expected, what, **fields)
-
-    timer._ask = refuse
-    found = timer.confirm(CALL_NS / 2, OVERHEAD)
-    assert found.why_not.endswith("the host may be what holds it up: it waits")
-    assert [fields["together"] for fields in worker.fields_of("burst")][:3] == [True, False, False]
 
 
 @pytest.mark.parametrize(
