@@ -283,8 +283,8 @@ class Worker:
 
     def collect(self, request: dict[str, Any]) -> dict[str, Any]:
         """Bring what the latest calls of some places gave into their output slots."""
-        for index in request["indices"]:
-            self._eager(index, request["part"]).put_away()
+        launches = [self._eager(index, request["part"]) for index in request["indices"]]
+        self._put_all_away(launches, ("collect", request["part"], *request["indices"]), together=request["together"])
         self._synchronize()
         return {"collected": True, "strided": self._has_strided(request)}
 
@@ -293,6 +293,20 @@ class Worker:
         if key not in self._joins:
             self._joins[key] = JoinedLaunch(launches, capture(in_turn(launches, put_away=copied)))
         return self._joins[key]
+
+    def _put_all_away(self, launches: list[CallLaunch], key: tuple[Any, ...], *, together: bool) -> None:
+        """Put away what several calls gave; as a graph, captured once, what the latest burst's graph gives."""
+
+        def put_away() -> None:
+            for launch in launches:
+                launch.put_away()
+
+        if together and key not in self._joins:
+            self._joins[key] = put_away
+            with suppress(CaptureRefused):
+                self._joins[key] = capture(put_away)
+        launch = self._joins[key] if together else put_away
+        launch()
 
     def stop(self, request: dict[str, Any]) -> dict[str, Any]:
         """Switch the clock off."""

@@ -45,7 +45,7 @@ def _time_burst(worker: WorkerProcess, calls: int, limit_s: float) -> tuple[floa
     cpu_before, start = None if on_gpu else tree_cpu_time_ns(worker.guard_pid), time.perf_counter_ns()
     done = worker.ask("burst", BurstDone, limit_s, **fields, together=on_gpu)
     if not (isinstance(done, BurstDone) and done.copied):
-        worker.ask("collect", Collected, limit_s, **fields)
+        worker.ask("collect", Collected, limit_s, **fields, together=on_gpu)
     wall_ns = float(time.perf_counter_ns() - start)
     cpu_after = tree_cpu_time_ns(worker.guard_pid) if cpu_before is not None else None
     return wall_ns, None if cpu_before is None or cpu_after is None else float(cpu_after - cpu_before)

@@ -24,9 +24,6 @@ CREDITED_SHARE: Final = {"cpu": 0.9, "cuda": 0.79}
 earns nothing. A GPU that computes without a pause may be a quarter slower than one that rests before each call."""
 RELAY_SHARE: Final = 0.97
 """The same share of what a call costs in a relay, which is timed more exactly."""
-IS_EXACT: Final = {"cpu": True, "cuda": False}
-"""Whether a burst's figure counts whole. Bursts on a GPU differ by what they take to begin, so there what they cannot
-tell from nothing is taken off first: an honest call of 16 us came to 1.6 times its reading (H200)."""
 
 
 @dataclass(frozen=True)
@@ -109,14 +106,12 @@ def raise_claim(claimed_ms: float, record: dict[str, Any], device_type: str) -> 
 
     Args:
         claimed_ms: latency of one call, `setup` included.
-        record: the measurement's; `burst_ms` is what a call costs in a burst, where bursts resolve it, and
-            `burst_resolution_ms` what they cannot tell from nothing; `relay_ms` is what it costs in a relay.
+        record: the measurement's; `burst_ms` is what a call costs in a burst, as far as bursts tell, `relay_ms` what it
+            costs in a relay.
         device_type: cpu or cuda.
     """
     burst_ms: float = record.get("burst_ms", 0.0)
     relay_ms: float = record.get("relay_ms", 0.0)
-    if not IS_EXACT[device_type]:
-        burst_ms -= record.get("burst_resolution_ms", 0.0)
     least_ms = max(CREDITED_SHARE[device_type] * burst_ms, RELAY_SHARE * relay_ms)
     if claimed_ms >= least_ms:
         return claimed_ms
