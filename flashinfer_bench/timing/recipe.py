@@ -101,6 +101,8 @@ def _take(trial: TrialUnderWay, known: KnownCall | None) -> Trial:
     deadline = now() + recipe.budget_s / SLOW_SHARE - (CHECKS * trial.per_call_s if is_new else 0.0)
     if not (recipe.stops_early and trial.per_call_s > QUICK_S):
         warm_up(trial, deadline=deadline)
+        if is_new and trial.waits_inside:
+            _look_again(trial)
         if is_new:
             check_lines(trial, deadline=deadline)
     elif not is_new:  # checks would have warmed it up
@@ -200,6 +202,13 @@ def _look_behind_spin(trial: TrialUnderWay, alone: Sample) -> None:
         escaped = aside_again.escaped
     trial.looked_at = replace(alone, escaped=escaped)
     trial.lead = Lead(settled=escaped)
+
+
+def _look_again(trial: TrialUnderWay) -> None:
+    """See whether a call still waits for the GPU inside: its first ones do where the driver gives them memory."""
+    (behind_spin,) = trial.time_calls(1, lead=Lead(PROBE_NS + trial.enqueue_ns))
+    trial.waits_inside = behind_spin.enqueue_ns - trial.enqueue_ns > PROBE_NS // 2
+    size_spin(trial, [trial.enqueue_ns])
 
 
 def warm_up(trial: TrialUnderWay, *, deadline: float) -> None:

@@ -131,6 +131,12 @@ def test_a_call_that_waits_inside_gets_no_spin_and_says_so(gpu):
     assert flags_of(trial) == ["host_bound", "waits_inside"]
 
 
+def test_a_call_that_waits_for_its_first_memory_only_is_not_said_to_wait(gpu):
+    trial = take_trial(lambda index: gpu.call(waits=index < 4), fake_cupti_clock(gpu)[0], RECIPE, now=gpu.seconds)
+    assert "waits_inside" not in trial.facts
+    assert trial.facts["spin_ns"] > 0
+
+
 def test_a_call_that_does_not_wait_is_not_said_to(gpu):
     assert "waits_inside" not in take(gpu, gpu.call(length_ns=5_000_000)).facts
 

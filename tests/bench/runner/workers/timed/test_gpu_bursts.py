@@ -10,9 +10,11 @@ from flashinfer_bench.bench.runner.workers.timed.bursts import (
     COPIES_SHARE,
     FETCH_NS,
     FETCH_RESULT_NS,
+    MOST_TOUCHES,
     START_NS,
     TOUCH_SLACK_NS,
 )
+from flashinfer_bench.errors import SolutionFailure
 from tests.bench.runner.workers.timed.conftest import CALL_NS, OVERHEAD
 
 pytestmark = pytest.mark.cpu
@@ -34,19 +36,42 @@ def test_on_a_gpu_results_are_fetched_when_the_inputs_are_gone(open_timer, is_la
     assert all(bool((read.outputs[0] == read.inputs[0] * 2).all()) is not is_lazy for read in reads)
 
 
-def test_on_a_gpu_calls_that_go_on_after_the_answer_count(open_timer, monkeypatch):
-    """A worker that answers at once: its calls keep the GPU from the session, beside what that takes anyway."""
+@pytest.mark.parametrize("slices", [1, 3])
+@pytest.mark.parametrize("goes_on_after", ["burst", "collect"])
+def test_on_a_gpu_calls_that_go_on_after_the_answer_count(open_timer, monkeypatch, goes_on_after, slices):
+    """A worker that answers at once: its calls keep the GPU from the session, for some time slices."""
     timer, worker = open_timer(device_type="cuda", worker={"call_ns": 0})
     calls, usual_ns = len(worker.trial.places), 30_000
+    left = []
 
     def wait_for_gpu(device):
-        worker.now += calls * CALL_NS + usual_ns
+        if worker.verbs()[-1] == goes_on_after and not left and worker.asked[-1] is not getattr(worker, "waited", None):
+            worker.waited = worker.asked[-1]
+            left.extend([calls * CALL_NS / slices] * slices)
+        worker.now += usual_ns + (left.pop() if left else 0)
 
     monkeypatch.setattr(bursts, "touch", wait_for_gpu)
     found = timer.confirm(CALL_NS, replace(OVERHEAD, request=50_000.0, touch=float(usual_ns)))
     hidden_ns = 50_000 + usual_ns  # the calls went on meanwhile
+    if goes_on_after == "collect":
+        hidden_ns += 50_000 - FETCH_NS[True] - calls * FETCH_RESULT_NS[True]
     taken_off = START_NS["cuda"] + (BEGIN_NS["cuda"] - hidden_ns) / calls
-    assert found.burst_ns == pytest.approx(CALL_NS - taken_off, rel=0.001)
+    assert found.burst_ns == pytest.approx(CALL_NS - taken_off, rel=0.01)
+
+
+def test_a_gpu_that_is_kept_busy_for_ever_is_not_waited_for_so_long(open_timer, monkeypatch):
+    timer, worker = open_timer(device_type="cuda")
+    touches = []
+
+    def wait_for_gpu(device):
+        touches.append(worker.asked[-1])
+        worker.now += 2_000_000
+
+    monkeypatch.setattr(bursts, "touch", wait_for_gpu)
+    with pytest.raises(SolutionFailure, match="as timed from outside"):
+        timer.confirm(CALL_NS, OVERHEAD)
+    asked = sum(verb in ("burst", "collect") for verb in worker.verbs())
+    assert 0 < len(touches) <= asked * MOST_TOUCHES
 
 
 @pytest.mark.parametrize(("touch_ns", "counts_ns"), [(30_000, 0), (130_000, 100_000)])
