@@ -28,7 +28,12 @@ from flashinfer_bench.bench.runner.workers.stock import check_context
 from flashinfer_bench.bench.runner.workers.timed.burst_size import count_burst_calls, count_read_calls
 from flashinfer_bench.bench.runner.workers.timed.bursts import BurstTimer
 from flashinfer_bench.bench.runner.workers.timed.call_places import MOST_PLACES, CallPlaces, describe_inputs
-from flashinfer_bench.bench.runner.workers.timed.confirmation import ClaimContradicted, Confirmation, settle_by_requests
+from flashinfer_bench.bench.runner.workers.timed.confirmation import (
+    ClaimContradicted,
+    Claimed,
+    Confirmation,
+    settle_by_requests,
+)
 from flashinfer_bench.bench.runner.workers.timed.handover import Along
 from flashinfer_bench.bench.runner.workers.timed.reader import ReadCall, Reader
 from flashinfer_bench.bench.runner.workers.timed.readings import (
@@ -250,7 +255,8 @@ class RemoteKernel:
             # A request with setup makes all its calls' setups first, and threads of these may work side by side.
             known_ns = [] if remote.has_setup else costs_ns
             waits_inside = "waits_inside" in record.get("flags", [])
-            found = self._confirm(remote, latency_ms, known_ns, waits_inside=waits_inside)
+            claimed = Claimed(latency_ms * 1e6, waits_inside, record.get("operations", 1))
+            found = self._confirm(remote, claimed, known_ns)
             record |= found.to_record()
             latency_ms = raise_claim(latency_ms, record, self._arena.device.type)
         if remote is not None:
@@ -335,51 +341,47 @@ class RemoteKernel:
         trial = take_trial(remote.supply, clock, recipe, known=known)
         return check_trial(trial, remote.asked)
 
-    def _confirm(
-        self, remote: RemoteTrial, latency_ms: float, known_ns: Sequence[float], *, waits_inside: bool
-    ) -> Confirmation:
+    def _confirm(self, remote: RemoteTrial, claimed: Claimed, known_ns: Sequence[float]) -> Confirmation:
         """Hold the latency against relays, what requests took, or bursts; some of the calls are compared, too.
 
         Args:
             remote: the latest trial.
-            latency_ms: what the worker claims.
+            claimed: what the worker says of the call.
             known_ns: what timed calls took by the session's clock.
-            waits_inside: calls wait for a GPU.
         """
         inputs, size, empty_ns = remote.contents.base, remote.places.stride, self.worker.overhead.relay
-        calls = 0 if empty_ns is None else count_relay_calls(latency_ms * 1e6, size)
+        calls = 0 if empty_ns is None else count_relay_calls(claimed.latency_ns, size)
         if empty_ns is not None and calls:
             remote = remote.moved_to(self._lay_out(inputs, calls), RELAY_READS)
             relays = RelayTimer(self._ask, remote, empty_ns)
-            by_relays = relays.confirm(latency_ms * 1e6, is_ours=self.task.is_ours)
+            by_relays = relays.confirm(claimed.latency_ns, is_ours=self.task.is_ours)
             self.reads[-1] += remote.reader.reads()
-            told_ns = max(latency_ms * 1e6, RELAY_SHARE * (by_relays.relay_ns or 0.0))
+            told_ns = max(claimed.latency_ns, RELAY_SHARE * (by_relays.relay_ns or 0.0))
             if CREDITED_SHARE["cpu"] * relays.most_ns <= told_ns:
                 return by_relays
             # Who computes along with the move of the inputs is told as too fast by a relay.
-            found = self._confirm_by_bursts(remote, latency_ms, relays.most_ns, waits_inside=waits_inside)
+            found = self._confirm_by_bursts(remote, claimed, relays.most_ns)
             doubt = found.why_not or by_relays.why_not
             return replace(found, why_not=doubt, relay_ns=by_relays.relay_ns, relay_calls=by_relays.relay_calls)
-        settled = settle_by_requests(latency_ms * 1e6, known_ns, self._arena.device.type)
-        return settled or self._confirm_by_bursts(remote, latency_ms, waits_inside=waits_inside)
+        settled = settle_by_requests(claimed.latency_ns, known_ns, self._arena.device.type)
+        return settled or self._confirm_by_bursts(remote, claimed)
 
-    def _confirm_by_bursts(
-        self, remote: RemoteTrial, latency_ms: float, most_ns: float = math.inf, *, waits_inside: bool
-    ) -> Confirmation:
+    def _confirm_by_bursts(self, remote: RemoteTrial, claimed: Claimed, most_ns: float = math.inf) -> Confirmation:
         """Hold the latency against bursts; some of their calls are compared, too.
 
         Args:
             remote: the latest trial.
-            latency_ms: what the worker claims.
+            claimed: what the worker says of the call.
             most_ns: what a call costs at the most.
-            waits_inside: calls wait for a GPU.
         """
         inputs, size = remote.contents.base, remote.places.stride
-        calls = count_burst_calls(latency_ms * 1e6, self._arena.device.type, self.worker.overhead, size)
+        calls = count_burst_calls(
+            claimed.latency_ns, self._arena.device.type, self.worker.overhead, size, claimed.operations
+        )
         places = self._lay_out(inputs, calls)
         remote = remote.moved_to(places, count_read_calls(places.stride, self._arena.device.type))
-        timer = BurstTimer(self._ask, remote, waits_inside=waits_inside, most_ns=most_ns)
-        confirmation = timer.confirm(latency_ms * 1e6, self.worker.overhead, is_ours=self.task.is_ours)
+        timer = BurstTimer(self._ask, remote, waits_inside=claimed.waits_inside, most_ns=most_ns)
+        confirmation = timer.confirm(claimed.latency_ns, self.worker.overhead, is_ours=self.task.is_ours)
         self.reads[-1] += remote.reader.reads()
         return confirmation
 

@@ -380,8 +380,12 @@ class WorkerPool:
             worker.time_empty_bursts(partial(touch, torch.device(self._hello.device)))
         except (WorkerGone, WorkerLate, WireError) as error:
             raise start_fault(worker, error) from None
+        least = self._least_overhead
         if self._hello.device == "cpu":
-            worker.overhead = self._least_overhead = worker.overhead.at_most(self._least_overhead)
+            worker.overhead = self._least_overhead = worker.overhead.at_most(least)
+        else:
+            worker.overhead = worker.overhead.near(least)
+            self._least_overhead = min(worker.overhead, least or worker.overhead, key=lambda one: one.request)
         return worker
 
     def has_kernels(self, digest: str) -> bool:

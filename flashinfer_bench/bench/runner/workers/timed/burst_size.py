@@ -22,6 +22,10 @@ while results are fetched saves up to 0.4 ms of it, a third of a burst of 1 ms."
 BURST_BYTES: Final = {"cpu": 8 << 20, "cuda": 4 << 30}
 """Bytes of the places of all calls that a burst has for the sake of BURST_NS, at the most, by the kind of device. Calls
 of a burst that leaves a CPU's caches take longer than those that were timed."""
+SHORT_BURST_NS: Final = 1_000_000
+MOST_OPERATIONS: Final = 640
+"""Beyond this time a burst on a GPU has no more operations than this: in a graph of 1,500 operations each begins 0.5 us
+later than in one of 600 (H100)."""
 REQUEST_SHARE: Final = {"cpu": 0.04, "cuda": 1.0}
 """A burst has so many calls that its request takes no more than this share of it, by the kind of device: the request is
 taken off, and who has taken the worker over may answer sooner. On a GPU BURST_NS alone decides."""
@@ -49,7 +53,9 @@ def noise_ns(overhead: BurstOverhead, device_type: str) -> float:
     return max(min(noises), LEAST_NOISE_NS[device_type])
 
 
-def count_burst_calls(claimed_ns: float, device_type: str, overhead: BurstOverhead, size: int) -> int:
+def count_burst_calls(
+    claimed_ns: float, device_type: str, overhead: BurstOverhead, size: int, operations: int = 1
+) -> int:
     """Return how many calls a burst has, as far as memory allows.
 
     Args:
@@ -57,12 +63,15 @@ def count_burst_calls(claimed_ns: float, device_type: str, overhead: BurstOverhe
         device_type: cpu or cuda.
         overhead: what bursts take of themselves.
         size: bytes of the inputs and outputs of one call.
+        operations: that one call launches on a GPU.
     """
     claimed_ns = max(claimed_ns, 1.0)
     requests = [one.request for one in (overhead, overhead.processors) if one is not None]
     needed_ns = max(min(requests) / REQUEST_SHARE[device_type], TWICE * RESOLVED * noise_ns(overhead, device_type))
     needed = max(math.ceil(needed_ns / claimed_ns), min(FEWEST_CALLS, math.ceil(LONGEST_NS / claimed_ns)))
     long = min(math.ceil(BURST_NS[device_type] / claimed_ns), BURST_BYTES[device_type] // max(size, 1))
+    if device_type == "cuda":
+        long = min(long, max(MOST_OPERATIONS // max(operations, 1), math.ceil(SHORT_BURST_NS / claimed_ns)))
     return max(1, min(MOST_BURST_PLACES[device_type], max(needed, long)))
 
 

@@ -37,6 +37,18 @@ class ClaimContradicted(SolutionFailure):
 
 
 @dataclass(frozen=True)
+class Claimed:
+    """What a worker says of a call."""
+
+    latency_ns: float
+    """`setup` included."""
+    waits_inside: bool = False
+    """It waits for the GPU."""
+    operations: int = 1
+    """It launches so many on a GPU."""
+
+
+@dataclass(frozen=True)
 class Outside:
     """What several bursts or relays came to, by the session's clock."""
 

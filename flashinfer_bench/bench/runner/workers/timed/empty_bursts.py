@@ -20,6 +20,14 @@ EMPTY_CALLS: Final = {"cpu": (0, MANY), "cuda": (1, 65)}
 does not bring the GPU back to the worker, which takes longer than all else of a burst. With 8 in place of 64 a busy
 machine made an empty call seem to take up to 20 us (it takes 2), which was taken off each call of a solution."""
 
+ROUNDS: Final = {"cpu": 1, "cuda": 3}
+CALM_NS: Final = 100_000.0
+"""Such bursts are taken so many times over, by the kind of device, unless they differ by less than this. What a busy
+machine adds to them would be taken off each burst of a solution: with 0.74 ms in place of 0.3 a forged claim of 37 us
+was told for a call of 55."""
+MOST_OF_LEAST: Final = 1.5
+"""On a GPU a worker's overhead is no more than this multiple of the least that was seen in another."""
+
 Times = tuple[float, float | None]
 """What a burst took, in nanoseconds: by the wall, and of processors where that is told."""
 
@@ -61,6 +69,13 @@ class BurstOverhead:
         call = max(0.0, long - request) / MANY
         return BurstOverhead(request, call, self.noise, processors, min(relays, default=None), self.touch)
 
+    def near(self, least: BurstOverhead | None) -> BurstOverhead:
+        """Return this overhead, no further from the least that was seen in a worker of a GPU than workers differ."""
+        if least is None:
+            return self
+        request, touched = (MOST_OF_LEAST * value for value in (least.request, least.touch))
+        return replace(self, request=min(self.request, request), touch=min(self.touch, touched))
+
     def _bursts(self) -> tuple[float, float]:
         """Return what a burst without a call takes, and one of many."""
         return self.request, self.request + self.call * MANY
@@ -80,12 +95,16 @@ def take_overhead(
     many: list[Times] = []
     touches_ns: list[int] = []
     counts = EMPTY_CALLS[device_type]
-    for _ in range(EMPTY_BURSTS[device_type]):
-        for calls, taken in zip(counts, (few, many), strict=True):
-            start = time.perf_counter_ns()
-            touch_device()
-            touches_ns.append(time.perf_counter_ns() - start)
-            taken.append(time_burst(calls))
+    for _ in range(ROUNDS[device_type]):
+        for _ in range(EMPTY_BURSTS[device_type]):
+            for calls, taken in zip(counts, (few, many), strict=True):
+                start = time.perf_counter_ns()
+                touch_device()
+                touches_ns.append(time.perf_counter_ns() - start)
+                taken.append(time_burst(calls))
+        walls_ns = [wall_ns for wall_ns, _ in many]
+        if median(walls_ns) - min(walls_ns) <= CALM_NS:
+            break
     overhead = BurstOverhead.of([wall_ns for wall_ns, _ in few], [wall_ns for wall_ns, _ in many], counts)
     overhead = replace(overhead, touch=float(median(touches_ns)))
     if any(cpu_ns is None for _, cpu_ns in (*few, *many)):

@@ -5,6 +5,11 @@ from dataclasses import replace
 import pytest
 
 from flashinfer_bench.bench.runner.workers.timed import bursts
+from flashinfer_bench.bench.runner.workers.timed.burst_size import (
+    MOST_OPERATIONS,
+    SHORT_BURST_NS,
+    count_burst_calls,
+)
 from flashinfer_bench.bench.runner.workers.timed.bursts import (
     BEGIN_NS,
     COPIES_SHARE,
@@ -14,6 +19,8 @@ from flashinfer_bench.bench.runner.workers.timed.bursts import (
     START_NS,
     TOUCH_SLACK_NS,
 )
+from flashinfer_bench.bench.runner.workers.timed.empty_bursts import take_overhead
+from flashinfer_bench.bench.runner.workers.timed.write_back import held_up_ns
 from flashinfer_bench.errors import SolutionFailure
 from tests.bench.runner.workers.timed.conftest import CALL_NS, OVERHEAD
 
@@ -152,3 +159,34 @@ def test_calls_that_cannot_be_captured_are_made_one_by_one_and_bound_nothing(ope
     found = timer.confirm(CALL_NS / 2, OVERHEAD)
     assert found.why_not.endswith("the host may be what holds it up: it waits")
     assert [fields["together"] for fields in worker.fields_of("burst")][:3] == [True, False, False]
+
+
+def test_a_burst_of_many_operations_has_fewer_calls_but_as_many_as_a_short_one():
+    counts = [count_burst_calls(20_000, "cuda", OVERHEAD, 1 << 10, operations) for operations in (1, 6, 1_000)]
+    assert counts == [128, MOST_OPERATIONS // 6, SHORT_BURST_NS // 20_000]
+
+
+@pytest.mark.parametrize(("cost_ns", "share"), [(100_000, 0.0), (50_000, 0.0), (40_000, 0.5), (32_000, 1.0), (1, 1.0)])
+def test_a_call_that_memory_holds_up_waits_for_what_the_one_before_wrote(cost_ns, share):
+    """Its bytes are read or written in 30 us; 6 us of that are in the cache when a call alone ends."""
+    assert held_up_ns(cost_ns, 60_000_000, 12_000_000, 0.0005) == pytest.approx(6_000 * share)
+
+
+def test_what_a_busy_machine_adds_to_the_overhead_of_a_worker_is_no_slack_for_it():
+    least = replace(OVERHEAD, request=300_000.0, touch=200_000.0)
+    held_up = replace(least, request=740_000.0, touch=567_000.0)
+    assert held_up.near(None) is held_up
+    assert held_up.near(least) == replace(least, request=450_000.0, touch=300_000.0)
+    assert replace(least, request=310_000.0).near(least).request == 310_000.0
+
+
+@pytest.mark.parametrize(("walls_ns", "bursts"), [([300_000], 10), ([300_000, 740_000], 30)])
+def test_empty_bursts_of_a_busy_gpu_are_taken_again(walls_ns, bursts):
+    taken = []
+
+    def time_burst(calls):
+        taken.append(calls)
+        return float(walls_ns[len(taken) // 2 % len(walls_ns)]), None
+
+    overhead = take_overhead(time_burst, "cuda", lambda: None)
+    assert (len(taken), overhead.request) == (bursts, pytest.approx(300_000.0))
