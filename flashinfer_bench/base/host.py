@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Final
 
 SYSTEM: Final = Path("/")
+CORES_SHARE: Final = 4
+"""Work beside measurements gets this machine's cores divided by this."""
 
 
 def usable_cores(root: Path = SYSTEM) -> int:
@@ -20,6 +22,12 @@ def usable_cores(root: Path = SYSTEM) -> int:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quotas = [_read_quota(folder / "cpu.max") for folder in _groups(root)]
     return max(1, min([cores, *(int(quota) for quota in quotas if quota is not None)]))
+
+
+def spare_cores() -> list[int]:
+    """Return the cores that work beside measurements may use: the last ones, a quarter of them; of few cores none."""
+    cores = usable_cores()
+    return sorted(os.sched_getaffinity(0))[-(cores // CORES_SHARE) :] if cores >= CORES_SHARE else []
 
 
 def usable_memory(root: Path = SYSTEM) -> int:

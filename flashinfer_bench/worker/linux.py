@@ -9,6 +9,7 @@ import ctypes
 import os
 import signal
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -43,6 +44,13 @@ def system_call(number: int, *arguments: Any) -> int:
         return int(ctypes.CDLL(None, use_errno=True).syscall(number, *arguments))
     except (OSError, AttributeError):
         return -1
+
+
+def fork() -> int:
+    """Fork. Python warns of threads that hold locks; this process has no threads of ours."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
 
 
 def die_with_parent(signal_number: int) -> None:

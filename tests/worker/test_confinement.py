@@ -129,9 +129,8 @@ def test_hidden_memory_cannot_be_read_with_the_users_rights():
 def test_host_and_session_hide_their_memory(monkeypatch):
     hidden = []
     monkeypatch.setattr(session_start, "hide_memory", lambda: hidden.append("session"))
-    monkeypatch.setattr(
-        session_start.importlib, "import_module", lambda _name: SimpleNamespace(serve_host=hidden.append)
-    )
+    opening = SimpleNamespace(serve_host=hidden.append, import_judge=hidden.append)
+    monkeypatch.setattr(session_start.importlib, "import_module", lambda _name: opening)
     monkeypatch.setattr(session_start, "die_with_parent", lambda _signal: None)
     monkeypatch.setattr(session_start.signal, "signal", lambda *_: None)
     ours, theirs = socket.socketpair()

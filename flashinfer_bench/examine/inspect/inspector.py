@@ -28,16 +28,16 @@ from flashinfer_bench.bench.runner.workers.artifacts import find_artifact
 from flashinfer_bench.bench.runner.workers.calling_style import CallingStyle, choose_style
 from flashinfer_bench.bench.runner.workers.enclosure import Enclosure
 from flashinfer_bench.bench.runner.workers.process import WorkerGone, WorkerLate, WorkerProcess
-from flashinfer_bench.bench.runner.workers.spawning import default_memory_limit, start_template
+from flashinfer_bench.bench.runner.workers.spawning import default_memory_limit
 from flashinfer_bench.compile import Artifact
 from flashinfer_bench.data import Definition, Workload
 from flashinfer_bench.errors import FlashInferBenchError, SolutionFailure
 from flashinfer_bench.examine.inspect.enclosed import run_enclosed
 from flashinfer_bench.examine.inspect.inputs import write_inputs
 from flashinfer_bench.examine.inspect.order import WORK, Inspected, InspectOrder, StepDone, ToolStep
-from flashinfer_bench.worker.linux import die_with_parent
+from flashinfer_bench.worker.linux import die_with_parent, fork
 from flashinfer_bench.worker.protocol import Failed, Loaded
-from flashinfer_bench.worker.template import fork
+from flashinfer_bench.worker.template import Preparation, start_template
 from flashinfer_bench.worker.walls.own_view import has_own_network
 from flashinfer_bench.worker.walls.walled_calls import LOOPBACK, SHARED_MEMORY
 from flashinfer_bench.worker.wire import WireError
@@ -224,14 +224,13 @@ def inspect(order: InspectOrder) -> Inspected:
     """Carry out an order; leaves no process and no file behind."""
     if order.hello.has_walls and LOOPBACK in order.openings and not has_own_network():
         return Inspected(problem=NO_NETWORK)
-    if order.hello.needs_triton:
-        import triton  # noqa: F401 - so that every fork of the template has it
     sys.dont_write_bytecode = True
     run_directory = Path(tempfile.mkdtemp(prefix="flashinfer-bench-"))
     ours, theirs = socket.socketpair()
     with ExitStack() as stack:
         stack.callback(theirs.close)
-        template = start_template(run_directory, not_for_it=[ours], with_triton=False)
+        preparation = Preparation(with_triton=order.hello.needs_triton)
+        template = start_template(run_directory, preparation, not_for_it=[ours])
         stack.callback(template.close)  # then the template ends what is left, and removes the folder
         stack.callback(ours.close)
         try:

@@ -23,7 +23,8 @@ from flashinfer_bench.bench.evaluators.integrity.norms import row_length
 from flashinfer_bench.bench.runner.protocol import BlockJob, BlockOrder, JobFault
 from flashinfer_bench.bench.runner.session.device_session import DeviceSession
 from flashinfer_bench.bench.runner.session.job import BlockContext, JobResult
-from flashinfer_bench.bench.runner.session.main import serve_host
+from flashinfer_bench.bench.runner.session.main import serve
+from flashinfer_bench.bench.runner.session.opening import open_session
 from flashinfer_bench.data import Definition
 from flashinfer_bench.examine.repro.capture import KeptCall, keeping
 from flashinfer_bench.examine.repro.map import draw_map
@@ -139,7 +140,8 @@ def main() -> None:
     hide_memory()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the host to handle
     KeepingSession.folder = Path(sys.argv[2])
-    serve_host(int(sys.argv[1]), KeepingSession)
+    with open_session(int(sys.argv[1])) as opened:
+        serve(opened, KeepingSession)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,9 @@ import contextlib
 import importlib
 import os
 import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Final
 
 KEY_FUNCTIONS: Final = (("triton.runtime.cache", "triton_key"), ("triton.compiler.compiler", "triton_key"))
@@ -25,26 +28,43 @@ kernel that is compiled."""
 def prepare_triton(capability: tuple[int, int] | None = None) -> None:
     """Import and compute what a first launch would; a version of Triton that has none of it is left as it is.
 
+    What needs no lock of Python's runs side by side: the hash of Triton's files, and the programs that Triton asks.
+
     Args:
         capability: the GPU's compute capability, by which Triton asks its assembler for its version; None leaves that
             to each worker.
     """
-    for module in LATE_IMPORTS:
+    steps: list[Callable[[], None]] = [_compute_key, *(partial(_ask_once, *asked) for asked in ASKED_ONCE)]
+    if capability is not None:
+        steps.append(partial(_ask_assembler, 10 * capability[0] + capability[1]))
+    for module in (*(module for module, _ in ASKED_ONCE), COMPILER):
         with contextlib.suppress(ImportError):
             importlib.import_module(module)
-    for module, name in ASKED_ONCE:
-        with contextlib.suppress(Exception):  # no libcuda, or no such program: each worker will find out
-            getattr(importlib.import_module(module), name)()
-    if capability is not None:
-        major, minor = capability
-        with contextlib.suppress(Exception):
-            compiler = importlib.import_module(COMPILER)
-            compiler.get_ptxas(10 * major + minor)
-            compiler.get_ptxas_version(10 * major + minor)
+    with ThreadPoolExecutor(len(steps)) as pool:  # its threads are gone before anything is forked
+        done = [pool.submit(step) for step in steps]
+        for module in LATE_IMPORTS:
+            with contextlib.suppress(ImportError):
+                importlib.import_module(module)
+        for one in done:
+            with contextlib.suppress(Exception):  # no libcuda, or no such program: each worker will find out
+                one.result()
+
+
+def _compute_key() -> None:
     for module, name in KEY_FUNCTIONS:
         with contextlib.suppress(ImportError, AttributeError):
             getattr(importlib.import_module(module), name)()
             return
+
+
+def _ask_once(module: str, name: str) -> None:
+    getattr(importlib.import_module(module), name)()
+
+
+def _ask_assembler(architecture: int) -> None:
+    compiler = importlib.import_module(COMPILER)
+    compiler.get_ptxas(architecture)
+    compiler.get_ptxas_version(architecture)
 
 
 def leave_untuned() -> None:

@@ -38,6 +38,7 @@ from flashinfer_bench.bench.runner.session.precompiling import Precompiler
 from flashinfer_bench.bench.runner.session.reads import judge_reads
 from flashinfer_bench.bench.runner.session.reference_timing import ReferenceTimer
 from flashinfer_bench.bench.runner.session.regimes import judge_regimes, plan_regimes
+from flashinfer_bench.bench.runner.session.rehearsal import Rehearsals
 from flashinfer_bench.bench.runner.session.variation import vary_secretly
 from flashinfer_bench.bench.runner.session.wanted import files_of, list_wanted
 from flashinfer_bench.bench.runner.workers.artifacts import find_artifact
@@ -103,6 +104,7 @@ class DeviceSession:
         self._tools = tools
         self._timer = ReferenceTimer(hello, pool, tools, kept)
         self._precompiler = Precompiler(pool)
+        self._rehearsals = Rehearsals()
         self._device = tools.arena.device
         self._arena = tools.arena
         self._tell = tell
@@ -434,8 +436,9 @@ class DeviceSession:
             self._arena.come_back()
             self._arena.renew()
             self._arena_of = None
+        step = self._rehearsals.find(job, input_sets[0], self._context(job)) if self._device.type == "cuda" else None
         with self._precompiler.held_still():
-            return self._timer.measure(job, input_sets, is_alone=is_alone)
+            return self._timer.measure(job, input_sets, is_alone=is_alone, meanwhile=step)
 
     def _hand_over_arena(self, worker: WorkerProcess, size: int) -> None:
         """Renew the arena for another worker, which must not see what the last one or the session has left there.

@@ -1,8 +1,6 @@
-"""The process of a device session, from its first words with the host to its end. `start.py` starts it.
+"""The process of a device session, from where its templates are forked (`opening.py`) to its end.
 
-The order matters. torch is imported, the template is forked, and only then are plug-ins imported and the device
-touched, so that no worker has either. The kernel ends this process when the host ends; then the template ends every
-worker.
+The kernel ends this process when the host ends; then the template ends every worker.
 """
 
 from __future__ import annotations
@@ -12,13 +10,11 @@ import os
 import platform
 import socket
 import sys
-import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from functools import partial
 from importlib import metadata
-from pathlib import Path
 from typing import Any, Final
 
 import pynvml
@@ -26,34 +22,28 @@ import torch
 
 from flashinfer_bench import __version__
 from flashinfer_bench.base.stamp import utc_now
-from flashinfer_bench.bench.evaluators.compare.kernel_cache import JUDGE_FOLDER, build_helpers, share_kernels
+from flashinfer_bench.bench.evaluators.compare.kernel_cache import build_helpers
 from flashinfer_bench.bench.evaluators.registry import register
 from flashinfer_bench.bench.runner.protocol import (
     BlockJob,
-    Hello,
     JobFault,
     JobVerdict,
     Phase,
     SessionReady,
 )
-from flashinfer_bench.bench.runner.readout import Readout
 from flashinfer_bench.bench.runner.session.device_session import DeviceSession
 from flashinfer_bench.bench.runner.session.job import BlockContext
 from flashinfer_bench.bench.runner.session.kept_baselines import open_kept_baselines
+from flashinfer_bench.bench.runner.session.opening import OpenedSession
 from flashinfer_bench.bench.runner.session.orders import Orders
 from flashinfer_bench.bench.runner.session.outcome import make_evaluation
-from flashinfer_bench.bench.runner.session.precompiling import spare_cores
-from flashinfer_bench.bench.runner.session.wanted import list_first_wanted
 from flashinfer_bench.bench.runner.workers.arena import SharedArena
-from flashinfer_bench.bench.runner.workers.enclosure import Enclosure
 from flashinfer_bench.bench.runner.workers.kernel_task import SessionTools
-from flashinfer_bench.bench.runner.workers.pool import WorkerPool
-from flashinfer_bench.bench.runner.workers.spawning import start_template
 from flashinfer_bench.data import Environment
 from flashinfer_bench.errors import WorkloadFault
-from flashinfer_bench.timing.clocks import capture_first, import_cupti, make_clock
+from flashinfer_bench.timing.clocks import capture_first, make_clock
 from flashinfer_bench.timing.lane import kernel_image
-from flashinfer_bench.worker.wire import FrameReader, WireClosed, send_frame
+from flashinfer_bench.worker.wire import WireClosed, send_frame
 
 REPORTED_PACKAGES: Final = ("triton", "flashinfer-python", "cupti-python", "numpy", "apache-tvm-ffi")
 FIRST_PORTION_S: Final = 0.5
@@ -66,77 +56,39 @@ PORTION_GROWTH: Final = 4
 solution's and the reference's, so there have to be few of them."""
 
 
-def serve_host(fd: int, make_session: Callable[..., DeviceSession] = DeviceSession) -> None:
-    """Serve the host at the other end of a socket until it closes its end."""
-    host = socket.socket(fileno=fd)
-    reader = FrameReader(host, max_bytes=1 << 28)
-    hello = Hello.model_validate(reader.read()["hello"])
-    if hello.needs_triton:
-        import triton  # noqa: F401 - so that every fork of the template has it
-    if hello.device == "cuda":
-        import_cupti()  # as above; the starter has done so where it knew of a GPU
-    sys.dont_write_bytecode = True  # workers must not write into each other's artifacts
-    run_directory = Path(tempfile.mkdtemp(prefix="flashinfer-bench-"))
-    template, precompiling = start_templates(hello, host, run_directory)
-    enclosure = Enclosure(hello, os.environ) if hello.has_walls else None
-    if enclosure is not None:
-        enclosure.open_to_workers(run_directory)
-        share_kernels(Path(hello.cache_root))
+def serve(opened: OpenedSession, make_session: Callable[..., DeviceSession] = DeviceSession) -> None:
+    """Serve the host until it closes its end."""
+    hello, host, pool = opened.hello, opened.host, opened.pool
+    sys.dont_write_bytecode = True  # of plug-ins, wherever they lie
     register(hello.plug_ins)
     device = torch.device("cuda", 0) if hello.device == "cuda" else torch.device("cpu")
-    readout = Readout(hello.gpu_uuid, our_processes=lambda: pool.process_ids(), keep_samples=hello.keep_samples)
-    with WorkerPool(
-        template,
-        run_directory,
-        hello,
-        on_ready=lambda worker: readout.add_launch_gap(worker.launch_gap_ns),
-        enclosure=enclosure,
-    ) as pool:
-        pool.precompiling = precompiling
-        pool.expect_any()
-        orders = Orders(host, reader)
-        orders.look()
-        if orders.ahead is not None:
-            pool.expect(list_first_wanted(hello, orders.ahead))
-        if device.type == "cuda":
-            os.environ["CUDA_CACHE_PATH"] = str(Path(hello.cache_root, JUDGE_FOLDER, "cuda"))  # not in the user's HOME
-            torch.zeros(1, device=device)
-            pool.timing_image = kernel_image()
-        clock = make_clock(device, l2_cache=hello.timing.l2_cache, clock=hello.timing.clock)
-        readout.add_launch_gap(clock.launch_gap_ns())
-        pool.stock.best_chain_ns = clock.chain_gap_ns() or None
-        capture_first(device)
-        if hello.needs_triton and device.type == "cuda":
-            build_helpers()
-        libs = library_versions()
-        send_frame(host, {"ready": SessionReady(pid=os.getpid(), libs=libs).model_dump()})
-        environment = Environment(hardware=hello.hardware, libs=libs)
-        tools = SessionTools(SharedArena(device), readout, pool.quiesce, pool.settle, pool.context_of)
-        kept = open_kept_baselines(hello, libs, os.environ)
-        session = make_session(hello, pool, tools, lambda phase: send_phase(host, phase), kept)
-        try:
-            while True:
-                run_block(host, session, orders, environment)
-                send_frame(host, {"done": True})
-                orders.look()
-                while orders.ahead is None and session.prepare_for_any():
-                    orders.look(START_POLL_S)
-        except (WireClosed, BrokenPipeError):
-            return  # the host is gone
-        finally:
-            session.close()
-
-
-def start_templates(
-    hello: Hello, host: socket.socket, run_directory: Path
-) -> tuple[socket.socket, socket.socket | None]:
-    """Fork the template of workers, and that of workers which precompile where there are any."""
-    with_triton = hello.needs_triton and hello.device == "cuda"
-    start = partial(start_template, with_triton=with_triton, capability=hello.gpu_capability)
-    template = start(run_directory, not_for_it=[host])
-    if with_triton and hello.has_walls and spare_cores():
-        return template, start(None, not_for_it=[host, template], precompiles=True)
-    return template, None
+    if opened.context is not None:
+        opened.context.join()
+        torch.zeros(1, device=device)
+        pool.timing_image = kernel_image()
+    clock = make_clock(device, l2_cache=hello.timing.l2_cache, clock=hello.timing.clock)
+    opened.readout.add_launch_gap(clock.launch_gap_ns())
+    pool.stock.best_chain_ns = clock.chain_gap_ns() or None
+    capture_first(device)
+    if hello.needs_triton and device.type == "cuda":
+        build_helpers()
+    libs = library_versions()
+    send_frame(host, {"ready": SessionReady(pid=os.getpid(), libs=libs).model_dump()})
+    environment = Environment(hardware=hello.hardware, libs=libs)
+    tools = SessionTools(SharedArena(device), opened.readout, pool.quiesce, pool.settle, pool.context_of)
+    kept = open_kept_baselines(hello, libs, os.environ)
+    session = make_session(hello, pool, tools, lambda phase: send_phase(host, phase), kept)
+    try:
+        while True:
+            run_block(host, session, opened.orders, environment)
+            send_frame(host, {"done": True})
+            opened.orders.look()
+            while opened.orders.ahead is None and session.prepare_for_any():
+                opened.orders.look(START_POLL_S)
+    except (WireClosed, BrokenPipeError):
+        return  # the host is gone
+    finally:
+        session.close()
 
 
 def send_phase(host: socket.socket, phase: Phase) -> None:

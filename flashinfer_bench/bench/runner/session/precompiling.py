@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import importlib
 import logging
-import os
 import select
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,7 +20,7 @@ from typing import Any, Final
 import torch
 
 from flashinfer_bench.base.files.trees import remove_tree
-from flashinfer_bench.base.host import usable_cores
+from flashinfer_bench.base.host import spare_cores
 from flashinfer_bench.bench.evaluators.compare.packed import storage_shape
 from flashinfer_bench.bench.runner.protocol import BlockJob, BlockOrder, BlockSolution
 from flashinfer_bench.bench.runner.session.job import BlockContext
@@ -36,8 +35,6 @@ from flashinfer_bench.worker.wire import WireError
 
 MOST_AT_ONCE: Final = 4
 """Solutions that are precompiled side by side, at the most."""
-CORES_SHARE: Final = 4
-"""All of them have this machine's cores divided by this; with fewer cores than that nothing is precompiled."""
 LIMIT_S: Final = 60.0
 """Seconds from its start in which a solution has to be precompiled; then its worker is ended."""
 WAIT_LIMIT_S: Final = 10.0
@@ -220,11 +217,6 @@ def _has_begun(worker: WorkerProcess) -> bool:
     with suppress(WorkerGone, WireError):
         worker.hear()
     return worker.guard_pid is not None
-
-
-def spare_cores() -> list[int]:
-    """Return the cores that precompiling may use: the last of those that this process may."""
-    return sorted(os.sched_getaffinity(0))[-(usable_cores() // CORES_SHARE) :] if usable_cores() >= CORES_SHARE else []
 
 
 def uses_triton(solution: BlockSolution) -> bool:

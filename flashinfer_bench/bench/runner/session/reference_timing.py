@@ -8,6 +8,7 @@ sure that no worker holds a solution meanwhile (`device_session.prepare`).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -58,13 +59,21 @@ class ReferenceTimer:
                 self._known[job.key] = found
         return self._known.get(job.key)
 
-    def measure(self, job: JobContext, input_sets: list[list[Any]], *, is_alone: bool) -> Measured:
+    def measure(
+        self,
+        job: JobContext,
+        input_sets: list[list[Any]],
+        *,
+        is_alone: bool,
+        meanwhile: Callable[[], object] | None = None,
+    ) -> Measured:
         """Return the reference's time on a job's workload.
 
         Args:
             job: the job.
             input_sets: the inputs of each trial.
             is_alone: no worker holds a solution, so that later runs may have the time, too.
+            meanwhile: done beside the first call, if there is one.
 
         Raises:
             DefinitionFault: the reference fails in its worker.
@@ -74,6 +83,7 @@ class ReferenceTimer:
             kernel = self._open_kernel(job)
             try:
                 self._load(kernel, job.block.definition)
+                kernel.meanwhile = meanwhile
                 kernel.call_once(input_sets[0])  # what compiles at the first call is no part of a measurement
                 known = kernel.measure(input_sets)
             except SolutionFailure as failure:

@@ -1,8 +1,9 @@
 """The process that sessions are forked from: `python -m flashinfer_bench.bench.runner.session.start FD HOST_PID`.
 
 It ties itself to its host before anything slow is imported. So a host that is killed while torch loads leaves no
-process behind. Then it imports what a session needs, once for all sessions of the host, touches no device, and forks a
-session for each order. `starting.py` is the host's side.
+process behind. It imports torch once for all sessions of the host, touches no device, and forks a session for each
+order. The first sessions import the judge themselves, beside the start of their workers; later ones find it imported.
+`starting.py` is the host's side.
 
 An order is a frame {"environment", "folder"} with four descriptors: the session's socket, the lifeline, the
 file for what it prints, and a socket on which this process tells how the session fares: {"pid"}, then {"exit"}. Where
@@ -13,6 +14,7 @@ evaluators (`lookup_main.py`) is forked like a session.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import select
@@ -24,14 +26,17 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final, NoReturn
 
-from flashinfer_bench.worker.linux import die_with_parent, hide_memory
-from flashinfer_bench.worker.template import fork
+from flashinfer_bench.base.host import collector_paused
+from flashinfer_bench.worker.linux import die_with_parent, fork, hide_memory
 from flashinfer_bench.worker.wire import FrameReader, WireClosed, send_frame
 
 DESCRIPTORS: Final = 4
 """Descriptors that come with an order."""
 IDLE_S: Final = 120.0
 """Seconds without a session and without an order after which this process ends."""
+
+OPENING: Final = "flashinfer_bench.bench.runner.session.opening"
+"""The module whose `serve_host` is a session, and whose `import_judge` imports what that goes on with."""
 
 Serve = Callable[[int], object]
 """Serves the host on a descriptor, as a session, until the host closes its end."""
@@ -44,11 +49,11 @@ def start(fd: int, host_pid: int) -> None:
         return  # the host ended before the kernel was told
     hide_memory()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the host to handle
-    serve = find_server("flashinfer_bench.bench.runner.session.main")
-    if os.environ.get("CUDA_VISIBLE_DEVICES"):
-        importlib.import_module("flashinfer_bench.timing.clocks").import_cupti()
+    with collector_paused():
+        opening = importlib.import_module(OPENING)
+    gc.freeze()  # neither sessions nor workers walk what torch has made
     with socket.socket(fileno=fd) as host:
-        Starter(host, serve).run()
+        Starter(host, opening.serve_host, opening.import_judge).run()
 
 
 class Starter:
@@ -57,13 +62,17 @@ class Starter:
     Args:
         host: the host's orders come from it.
         serve: what a session does.
+        import_more: imports what sessions would import themselves. It is called before any fork but the first ones,
+            which somebody has waited for since the start of this process.
     """
 
-    def __init__(self, host: socket.socket, serve: Serve) -> None:
+    def __init__(self, host: socket.socket, serve: Serve, import_more: Callable[[], object] = lambda: None) -> None:
         self._host = host
         self._serve = serve
+        self._import_more = import_more
         self._reader = FrameReader(host)
         self._fds: list[int] = []
+        self._has_forked = False
         self._sessions: dict[int, socket.socket] = {}
         """Session's process → where its fate is told."""
         self._killed: set[int] = set()
@@ -96,6 +105,8 @@ class Starter:
                 self._take_orders()
 
     def _take_orders(self) -> None:
+        if self._has_forked:
+            self._import_more()
         while (order := self._reader.pop()) is not None:
             self._fds += self._reader.take_fds()
             given, self._fds = self._fds[:DESCRIPTORS], self._fds[DESCRIPTORS:]
@@ -104,6 +115,7 @@ class Starter:
                     os.close(fd)
                 continue
             starter = os.getpid()
+            self._has_forked = True
             pid = fork()
             if pid == 0:
                 self._become_session(order, given, starter)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from statistics import fmean, median
@@ -93,6 +93,8 @@ class RemoteKernel:
         """The calls of each timed trial that are to be compared."""
         self.regime_calls: list[RegimeCall] = []
         """Calls on inputs of other regimes."""
+        self.meanwhile: Callable[[], object] | None = None
+        """Done once, beside the next call that is no measurement."""
         self._tools = tools
         self._arena = tools.arena
         self._left_s = task.timeout_seconds
@@ -177,7 +179,9 @@ class RemoteKernel:
         places.synchronize()
         if self.worker.has_setup:
             self._ask("calls", Called, "setup", indices=[0], part="setup", lead=None, replay=False)
-        called = self._ask("calls", Called, "the call", indices=[0], part="run", lead=None, replay=False)
+        step, self.meanwhile = self.meanwhile, None
+        along = Along() if step is None else Along(meanwhile=lambda _is_over: step())
+        called = self._ask("calls", Called, "the call", along=along, indices=[0], part="run", lead=None, replay=False)
         return places, (called.returned or [[]])[0]
 
     def call_once(self, inputs: Sequence[Any]) -> list[torch.Tensor]:

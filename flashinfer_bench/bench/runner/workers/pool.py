@@ -56,7 +56,8 @@ CPU one, which starts sooner."""
 
 def reference_files(definition_digest: str) -> SolutionFiles:
     """Return what the worker of a definition's reference is made for: it has a digest and folders as a solution has."""
-    return SolutionFiles(hashlib.sha256(f"reference of {definition_digest}".encode()).hexdigest(), wants_fast=True)
+    digest = hashlib.sha256(f"reference of {definition_digest}".encode()).hexdigest()
+    return SolutionFiles(digest, wants_fast=True, is_reference=True)
 
 
 class WorkerPool:
@@ -434,7 +435,8 @@ class WorkerPool:
             is_narrow = self._makes_narrow(solution)
             where = (home, given, self._gpu_index)
             new = NewWorker(key, solution.artifact, *where, is_narrow, self.timing_image, precompiled)
-            worker = WorkerProcess(template, make_order(self._hello, new, self._enclosure), home)
+            order = make_order(self._hello, new, self._enclosure) | {"is_reference": solution.is_reference}
+            worker = WorkerProcess(template, order, home)
         except OSError as error:
             raise DeviceFault(
                 f"the template of workers is gone, or a worker's folders cannot be made: {error}"

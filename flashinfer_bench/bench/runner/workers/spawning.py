@@ -1,11 +1,9 @@
-"""What a worker is told when it is forked, and the template that forks it."""
+"""What a worker is told when it is forked."""
 
 from __future__ import annotations
 
 import base64
 import os
-import socket
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -17,7 +15,6 @@ from flashinfer_bench.bench.runner.protocol import Hello
 from flashinfer_bench.bench.runner.workers.artifacts import place_of
 from flashinfer_bench.bench.runner.workers.enclosure import Enclosure
 from flashinfer_bench.compile import Artifact
-from flashinfer_bench.worker.template import fork, run_template
 
 MEMORY_SHARE: Final = 0.6
 """Where the configuration sets no limit, a worker may hold this share of the machine's memory."""
@@ -54,32 +51,6 @@ class NewWorker:
     """Machine code of the timing kernels, which it then need not assemble."""
     precompiled: Precompiled | None = None
     """Given for one that precompiles, has no GPU, and ends then."""
-
-
-def start_template(
-    run_directory: Path | None,
-    *,
-    not_for_it: Iterable[socket.socket],
-    with_triton: bool,
-    capability: tuple[int, int] | None = None,
-    precompiles: bool = False,
-) -> socket.socket:
-    """Fork the template from this process; call it before anything has touched the device or started threads.
-
-    Args:
-        run_directory: removed by the template when it ends; None where another one does.
-        not_for_it: sockets of this process that the template must not keep open.
-        with_triton: workers will launch Triton kernels on a GPU.
-        capability: the GPU's compute capability, where it is known.
-        precompiles: its workers precompile, and launch nothing.
-    """
-    ours, theirs = socket.socketpair()
-    if fork() == 0:
-        for sock in (ours, *not_for_it):
-            sock.close()
-        run_template(theirs, run_directory, with_triton=with_triton, capability=capability, precompiles=precompiles)
-    theirs.close()
-    return ours
 
 
 @cache

@@ -78,6 +78,8 @@ class SolutionFiles:
     wants_fast: bool = False
     """Its worker is to have a fast context of as many connections as CUDA makes. Another context may be slow, and has
     one connection: it takes half as long to make and to end, and a call on one stream takes the same time in it."""
+    is_reference: bool = False
+    """It is a reference, which needs nothing of Triton's: its worker may start before that is ready."""
 
 
 ANY_SOLUTION: Final = SolutionFiles("", wants_fast=True)

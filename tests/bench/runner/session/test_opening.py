@@ -1,0 +1,59 @@
+"""What a session's start imports when: nothing slow before it is tied to its host, no judge before workers start."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+
+from flashinfer_bench.bench.runner.session import start
+from flashinfer_bench.bench.runner.session.start import Starter
+
+pytestmark = pytest.mark.cpu
+
+LOADED = """
+import importlib, json, sys
+from flashinfer_bench.bench.runner.session import start
+light = sorted(sys.modules)
+opening = importlib.import_module(start.OPENING)
+opened = sorted(sys.modules)
+print(json.dumps([light, opened]))
+"""
+JUDGE = "flashinfer_bench.bench.evaluators.default"
+
+
+def test_a_starter_imports_nothing_slow_before_it_is_tied_to_its_host_and_no_judge_before_workers_start():
+    said = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True, check=True).stdout
+    light, opened = (set(names) for names in json.loads(said))
+    assert not {"torch", "pydantic", JUDGE} & light
+    assert {"torch", "flashinfer_bench.bench.runner.workers.pool"} <= opened
+    assert not {JUDGE, "flashinfer_bench.bench.runner.session.device_session"} & opened
+
+
+def test_sessions_that_somebody_waits_for_are_forked_at_once_and_later_ones_find_the_judge_imported(monkeypatch):
+    told = []
+    ours, theirs = socket.socketpair()
+    monkeypatch.setattr(start, "is_unwanted", lambda _control: False)
+    monkeypatch.setattr(start, "fork", lambda: told.append("fork") or len(told))
+    monkeypatch.setattr(start, "send_frame", lambda *_: None)
+    starter = Starter(theirs, lambda _fd: None, lambda: told.append("import"))
+    with ours, theirs:
+        for orders in ([{}, {}], [{}]):
+            come = iter(orders)
+            starter._reader = SimpleNamespace(pop=partial(next, come, None), take_fds=make_fds)
+            starter._take_orders()
+    for control in starter._sessions.values():
+        control.close()
+    os.close(starter._woken)
+    os.close(starter._wake)
+    assert told == ["fork", "fork", "import", "fork"]
+
+
+def make_fds():
+    """Return the descriptors of an order."""
+    pairs = [*socket.socketpair(), *socket.socketpair()]
+    return [one.detach() for one in pairs]
