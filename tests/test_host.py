@@ -7,7 +7,8 @@ import resource
 
 import pytest
 
-from flashinfer_bench.base.host import collector_paused, usable_cores, usable_memory
+from flashinfer_bench.base import host
+from flashinfer_bench.base.host import collector_paused, spare_cores, usable_cores, usable_memory
 from flashinfer_bench.base.waiting import wait_readable
 
 pytestmark = pytest.mark.cpu
@@ -85,3 +86,10 @@ def test_a_descriptor_is_waited_for_whatever_its_number():
     for end in (reading, writing, high):
         os.close(end)
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize(("cores", "spare"), [(3, []), (4, [15]), (11, [14, 15]), (16, [12, 13, 14, 15])])
+def test_work_beside_measurements_gets_the_last_quarter_of_the_cores(monkeypatch, cores, spare):
+    monkeypatch.setattr(host, "usable_cores", lambda: cores)
+    monkeypatch.setattr(host.os, "sched_getaffinity", lambda _: set(range(16)))
+    assert spare_cores() == spare

@@ -7,10 +7,9 @@ import json
 
 import pytest
 
-from flashinfer_bench.base.host import usable_cores
+from flashinfer_bench.base.host import CORES_SHARE, usable_cores
 from flashinfer_bench.bench import Benchmark, BenchmarkConfig
 from flashinfer_bench.bench.events import JobFinished
-from flashinfer_bench.bench.runner.session.precompiling import CORES_SHARE
 from flashinfer_bench.data import TraceSet
 from tests.kit.make import make_definition, make_solution, make_trace, make_workload, write_trace_set
 from tests.kit.processes import marked
