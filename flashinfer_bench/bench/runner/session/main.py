@@ -27,6 +27,7 @@ from flashinfer_bench.bench.evaluators.compare.kernel_cache import build_helpers
 from flashinfer_bench.bench.evaluators.registry import register
 from flashinfer_bench.bench.runner.protocol import (
     BlockJob,
+    Hello,
     JobFault,
     JobVerdict,
     Phase,
