@@ -20,7 +20,7 @@ from flashinfer_bench.bench.runner.workers.timed.bursts import (
     TOUCH_SLACK_NS,
 )
 from flashinfer_bench.bench.runner.workers.timed.empty_bursts import take_overhead
-from flashinfer_bench.bench.runner.workers.timed.write_back import held_up_ns
+from flashinfer_bench.bench.runner.workers.timed.write_back import SMALL_SHARE, held_up_ns
 from flashinfer_bench.errors import SolutionFailure
 from tests.bench.runner.workers.timed.conftest import CALL_NS, OVERHEAD
 
@@ -169,7 +169,13 @@ def test_a_burst_of_many_operations_has_fewer_calls_but_as_many_as_a_short_one()
 @pytest.mark.parametrize(("cost_ns", "share"), [(100_000, 0.0), (50_000, 0.0), (40_000, 0.5), (32_000, 1.0), (1, 1.0)])
 def test_a_call_that_memory_holds_up_waits_for_what_the_one_before_wrote(cost_ns, share):
     """Its bytes are read or written in 30 us; 6 us of that are in the cache when a call alone ends."""
-    assert held_up_ns(cost_ns, 60_000_000, 12_000_000, 0.0005) == pytest.approx(6_000 * share)
+    expected_ns = max(0.0, 6_000 * share - SMALL_SHARE * cost_ns)
+    assert held_up_ns(cost_ns, 60_000_000, 12_000_000, 0.0005) == pytest.approx(expected_ns)
+
+
+def test_a_long_call_may_lie_below_its_burst_by_more_than_what_it_waits_for():
+    """64 MB are read and 64 MB written in 50 us; 6 us of that are in the cache when a call alone ends."""
+    assert held_up_ns(56_000, 128 << 20, 15_600_000, 0.000385) == 0.0
 
 
 def test_what_a_busy_machine_adds_to_the_overhead_of_a_worker_is_no_slack_for_it():
