@@ -21,7 +21,8 @@ FULL_SHARE: Final = 0.9
 does not below the first."""
 SMALL_SHARE: Final = 0.12
 """Of that wait so much of a call is not taken off: a claim may lie a fifth below its burst anyway, for calls whose
-power is limited, which such calls' is not. With all of it, 6 of 60 us, a forged claim was told as 1.45 times as fast."""
+power is limited, which that of such calls is not. With all of it, 6 of 60 us, a forged claim was told as 1.45 times as
+fast."""
 COPIED_BYTES: Final = 256 << 20
 COPIES: Final = 4
 
