@@ -149,6 +149,16 @@ def test_a_host_that_is_held_up_once_is_not_taken_for_a_call_that_waits(gpu):
     assert ("waits_inside" in trial.facts, trial.facts["launch"]) == (False, "graph")
 
 
+def test_a_host_that_is_held_up_again_and_again_is_not_taken_for_a_call_that_waits(gpu):
+    held_up = {2, 3, RECIPE.warmup_runs, RECIPE.warmup_runs + 1}
+
+    def supply(index):
+        return gpu.call(operations=3, host_ns=5_000_000 if index in held_up else 0)
+
+    trial = take_trial(supply, fake_cupti_clock(gpu)[0], RECIPE, now=gpu.seconds)
+    assert "waits_inside" not in trial.facts
+
+
 @dataclass
 class ShallowGpu(FakeGpu):
     """A GPU whose queue holds 1,024 launches: a host that launches more waits until one has begun."""

@@ -36,7 +36,7 @@ MOST_BURST_PLACES: Final = {"cpu": 128, "cuda": 128}
 """Places of the calls of a burst, by the kind of device."""
 CPU_BYTES: Final = 32 << 20
 """All places together take no more on a CPU: they should stay in its last cache."""
-GPU_BYTES: Final = 4 << 30
+GPU_BYTES: Final = 8 << 30
 """Nor more than this on a GPU: bursts of large calls need many of them to be told from what a burst takes. Bursts of 31
 calls of 11 us came to 15 to 22 us a call (H100)."""
 FREE_SHARE: Final = 8

@@ -51,7 +51,7 @@ def test_a_gpu_gives_them_a_share_of_its_free_memory(monkeypatch):
     assert count_places(5 * MIB, torch.device("cuda"), MOST_PLACES) == 2
     forget_looks()
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 40, 1 << 40))
-    assert count_places(1000 * MIB, torch.device("cuda"), MOST_PLACES) == 4
+    assert count_places(2000 * MIB, torch.device("cuda"), MOST_PLACES) == 4
 
 
 @pytest.mark.parametrize(("size", "count"), [(0, 64), (2 * MIB, 64), (4 * MIB, 32), (8 * MIB, 16), (1 << 40, 16)])
