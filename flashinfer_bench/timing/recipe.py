@@ -26,8 +26,9 @@ from flashinfer_bench.timing.replays import Calls, choose_calls
 from flashinfer_bench.timing.stopping import QUICK_S, StoppingRule
 
 PROBE_NS: Final = 2_000_000
-"""Length of the spin that finds out whether a call waits for the GPU. A call does if the spin makes it slower on the
-host by more than half of this."""
+"""Least length of the spin that finds out whether a call waits for the GPU, beyond what the host needs for the call. It
+lasts as long as that again, where the host needs longer. A call waits if the spin makes it slower on the host by more
+than half of this length: calls of many operations differ by milliseconds on a busy host."""
 LOOKS: Final = 3
 """Looks behind a spin, after the warm-up, that all have to find that a call waits."""
 QUEUE_HOLDS: Final = 900
@@ -101,14 +102,15 @@ def _take(trial: TrialUnderWay, known: KnownCall | None) -> Trial:
             calls = Calls(trial.supply, "stream", "the budget holds no more calls")
             return Trial((latest,), "budget", _facts(trial, calls))
     deadline = now() + recipe.budget_s / SLOW_SHARE - (CHECKS * trial.per_call_s if is_new else 0.0)
-    if not (recipe.stops_early and trial.per_call_s > QUICK_S):
+    is_spared = recipe.stops_early and trial.per_call_s > QUICK_S
+    if not is_spared:
         warm_up(trial, deadline=deadline)
-        if is_new and trial.waits_inside:
-            _look_again(trial)
-        if is_new:
-            check_lines(trial, deadline=deadline)
     elif not is_new:  # checks would have warmed it up
         trial.time_calls(1)
+    if is_new and trial.waits_inside:
+        _look_again(trial)
+    if is_new and not is_spared:
+        check_lines(trial, deadline=deadline)
     calls = choose_calls(trial)
     if calls.enqueue_ns is not None:  # the spin was for the call's own launches
         trial.lead = replace(trial.lead, spin_ns=find_spin(trial, calls.enqueue_ns))
@@ -190,14 +192,11 @@ def _look_behind_spin(trial: TrialUnderWay, alone: Sample) -> None:
         trial: takes what is found.
         alone: the reading of a call that no spin stood before.
     """
-    probe = Lead(PROBE_NS + alone.enqueue_ns)  # longer than what the host does before it may wait
-    (behind_spin,) = trial.time_calls(1, lead=probe)
-    slower_ns = behind_spin.enqueue_ns - alone.enqueue_ns
-    if slower_ns > PROBE_NS // 2:  # it waits, or the host was held up: a second look tells
-        (behind_again,) = trial.time_calls(1, lead=probe)
-        slower_ns = behind_again.enqueue_ns - alone.enqueue_ns
+    behind_spin, is_slower = _probe(trial, alone.enqueue_ns)
+    if is_slower:  # it waits, or the host was held up: a second look tells
+        _, is_slower = _probe(trial, alone.enqueue_ns)
     trial.overfills = (alone.operations or 0) > QUEUE_HOLDS
-    trial.waits_inside = slower_ns > PROBE_NS // 2 and not trial.overfills
+    trial.waits_inside = is_slower and not trial.overfills
     escaped = behind_spin.escaped
     if alone.escaped and not trial.clock.sees_operations:  # or the host was held up: a second look tells here, too
         (aside_again,) = trial.time_calls(1, lead=Lead(looks_aside=True))
@@ -212,11 +211,25 @@ def _look_again(trial: TrialUnderWay) -> None:
     It waits if each look says so: on a busy machine the host is held up for a millisecond now and then.
     """
     for _ in range(LOOKS):
-        (behind_spin,) = trial.time_calls(1, lead=Lead(PROBE_NS + trial.enqueue_ns))
-        trial.waits_inside = behind_spin.enqueue_ns - trial.enqueue_ns > PROBE_NS // 2
+        _, trial.waits_inside = _probe(trial, trial.enqueue_ns)
         if not trial.waits_inside:
             break
     size_spin(trial, [trial.enqueue_ns])
+
+
+def _probe(trial: TrialUnderWay, enqueue_ns: int) -> tuple[Sample, bool]:
+    """Make a call behind a spin that outlasts what the host does before it may wait.
+
+    Args:
+        trial: the trial.
+        enqueue_ns: what the host needs to enqueue the call.
+
+    Returns:
+        Its reading, and whether the spin made it slower on the host.
+    """
+    probe_ns = max(PROBE_NS, enqueue_ns)
+    (behind_spin,) = trial.time_calls(1, lead=Lead(probe_ns + enqueue_ns))
+    return behind_spin, behind_spin.enqueue_ns - enqueue_ns > probe_ns // 2
 
 
 def warm_up(trial: TrialUnderWay, *, deadline: float) -> None:

@@ -1,7 +1,7 @@
 """The recipe on a fake GPU: what is checked, how the spin is sized, how many readings are taken, what is said of it."""
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -13,6 +13,7 @@ from flashinfer_bench.timing.progress import Recipe, TrialUnderWay
 from flashinfer_bench.timing.recipe import (
     EXTRA_S,
     EXTRA_SHARE,
+    LOOKS,
     MOST_REST_NS,
     REST_NS,
     SPIN_CEILING_NS,
@@ -157,6 +158,25 @@ def test_a_host_that_is_held_up_again_and_again_is_not_taken_for_a_call_that_wai
 
     trial = take_trial(supply, fake_cupti_clock(gpu)[0], RECIPE, now=gpu.seconds)
     assert "waits_inside" not in trial.facts
+
+
+def test_a_call_that_keeps_the_host_long_may_differ_by_milliseconds_and_waits_for_nothing(gpu):
+    slower = {2, 3, *range(RECIPE.warmup_runs, RECIPE.warmup_runs + LOOKS)}
+
+    def supply(index):
+        return gpu.call(operations=3, host_ns=6_500_000 if index in slower else 5_000_000)
+
+    trial = take_trial(supply, fake_cupti_clock(gpu)[0], RECIPE, now=gpu.seconds)
+    assert ("waits_inside" in trial.facts, trial.facts["launch"]) == (False, "graph")
+
+
+def test_a_slow_reference_that_was_held_up_at_first_is_looked_at_again(gpu):
+    def supply(index):
+        return gpu.call(operations=3, host_ns=12_000_000 if index in {2, 3} else 5_000_000)
+
+    recipe = replace(RECIPE, stops_early=True, was_called=True)
+    trial = take_trial(supply, fake_cupti_clock(gpu)[0], recipe, now=gpu.seconds)
+    assert ("waits_inside" in trial.facts, trial.facts["launch"]) == (False, "graph")
 
 
 @dataclass

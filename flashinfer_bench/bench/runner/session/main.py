@@ -49,8 +49,10 @@ from flashinfer_bench.worker.wire import WireClosed, send_frame
 
 REPORTED_PACKAGES: Final = ("triton", "flashinfer-python", "cupti-python", "numpy", "apache-tvm-ffi")
 FIRST_PORTION_S: Final = 0.5
-"""Seconds after which the first portion of a block takes no further baseline. It has one at least, so that the first
+"""Seconds after which the first portion of a session takes no further baseline. It has one at least, so that the first
 verdict waits for one workload's baseline and little else."""
+LATER_PORTION_S: Final = 4.0
+"""The same for the first portion of each later block, since nobody waits for a first verdict then."""
 START_POLL_S: Final = 0.02
 """Seconds between two looks at workers that are starting while nothing is asked of the session."""
 PORTION_GROWTH: Final = 4
@@ -82,8 +84,10 @@ def serve(opened: OpenedSession, make_session: Callable[..., DeviceSession] = De
     kept = open_kept_baselines(hello, libs, os.environ)
     session = make_session(hello, pool, tools, lambda phase: send_phase(host, phase), kept)
     try:
+        portion_s = FIRST_PORTION_S
         while True:
-            run_block(host, session, opened.orders, environment)
+            run_block(host, session, opened.orders, environment, portion_s)
+            portion_s = LATER_PORTION_S
             send_frame(host, {"done": True})
             opened.orders.look()
             while opened.orders.ahead is None and session.prepare_for_any():
@@ -107,8 +111,13 @@ def send_phase(host: socket.socket, phase: Phase) -> None:
     send_frame(host, {"phase": phase.model_dump()})
 
 
-def run_block(host: socket.socket, session: DeviceSession, orders: Orders, environment: Environment) -> None:
-    """Wait for the next block, judge its jobs in order, and send what each came to."""
+def run_block(
+    host: socket.socket, session: DeviceSession, orders: Orders, environment: Environment, portion_s: float
+) -> None:
+    """Wait for the next block, judge its jobs in order, and send what each came to.
+
+    The first portion of its baselines takes no further one after so many seconds.
+    """
     block = orders.next_block()
     try:
         shared = session.open_block(block)
@@ -116,7 +125,6 @@ def run_block(host: socket.socket, session: DeviceSession, orders: Orders, envir
         for job in block.jobs:
             send_answer(host, JobFault(job=job.index, message=str(fault), retry=False))
         return
-    portion_s = FIRST_PORTION_S
     for at, job in enumerate(block.jobs):
         orders.look()
         session.expect(shared, block.jobs[at:], orders.ahead)

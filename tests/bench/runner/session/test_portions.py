@@ -40,7 +40,7 @@ class FakeSession:
         self.log.append("job")
 
 
-def run_block(monkeypatch, session, workloads, solutions=1):
+def run_block(monkeypatch, session, workloads, solutions=1, portion_s=main.FIRST_PORTION_S):
     """Run a block and return what happened as (what, how often in a row)."""
     jobs = [
         BlockJob(index=index, solution="s", workload={"uuid": f"w{index % workloads}"}, blob_root="/", seed=1)
@@ -51,7 +51,7 @@ def run_block(monkeypatch, session, workloads, solutions=1):
     monkeypatch.setattr(main, "send_answer", lambda host, answer: None)
     block = BlockOrder(definition={}, config={}, solutions={}, jobs=jobs)
     orders = SimpleNamespace(next_block=lambda: block, look=lambda: None, ahead=None)
-    main.run_block(None, session, orders, None)
+    main.run_block(None, session, orders, None, portion_s)
     runs = []
     for word in session.log:
         if runs and runs[-1][0] == word:
@@ -67,6 +67,11 @@ def test_the_first_verdict_needs_one_slow_baseline_and_later_portions_grow(monke
     assert [count for word, count in happened if word == "baseline"] == [1, 4, 13, 29]
     assert [count for word, count in happened if word == "job"] == [1, 4, 13, 29]
     assert happened[::3] == [("end", 1)] * 4  # no worker holds a solution while a portion is made
+
+
+def test_a_later_block_makes_its_few_baselines_at_once(monkeypatch):
+    happened = run_block(monkeypatch, FakeSession(1.2), 3, portion_s=main.LATER_PORTION_S)
+    assert happened == [("end", 1), ("baseline", 3), ("job", 3)]
 
 
 def test_quick_baselines_of_a_small_block_are_one_portion(monkeypatch):
