@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,6 +29,9 @@ class FakeRunnable:
         self.calls += 1
         result = self._function(*args)
         return [result] if isinstance(result, torch.Tensor) else result
+
+    def call_repeatedly(self, inputs: Any, count: int) -> Iterator[Any]:
+        return (self(*inputs) for _ in range(count))
 
     def measure(self, input_sets: list[list[Any]]) -> Measured:
         for inputs in input_sets:

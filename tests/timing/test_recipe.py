@@ -287,7 +287,7 @@ def test_late_readings_are_taken_again_behind_twice_the_spin_and_counted(gpu):
     slow_from = 10 + FIRST_LOOK  # where the readings begin
 
     def supply(index):
-        return gpu.call(host_ns=700_000 if index >= slow_from else 0)
+        return gpu.call(host_ns=7 * REST_NS if index >= slow_from else 0)
 
     trial = take_trial(supply, fake_cupti_clock(gpu)[0], RECIPE, now=gpu.seconds)
     assert trial.facts["spin_ns"] == REST_NS * 8

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -75,6 +75,9 @@ class SolutionRunnable(Protocol):
     def __call__(self, *args: Any) -> list[torch.Tensor]:
         """Return the outputs for inputs in the order of the definition; outputs given after the inputs are filled."""
 
+    def call_repeatedly(self, inputs: Sequence[Any], count: int) -> Iterator[list[torch.Tensor]]:
+        """Yield the outputs of so many calls on the same inputs. Quick ones come sooner than by single calls."""
+
     def measure(self, input_sets: list[list[Any]]) -> Measured:
         """Time the solution, one trial for each set of inputs."""
 
@@ -118,6 +121,14 @@ class RecordedCalls:
                     target.copy_(result)
                 return results
         raise WorkloadFault("the evaluator asks for a call on inputs of its own after the solution was timed")
+
+    def call_repeatedly(self, inputs: Sequence[Any], count: int) -> Iterator[list[torch.Tensor]]:
+        """Yield copies of what was given for these inputs, so often.
+
+        Raises:
+            WorkloadFault: no call was made on them.
+        """
+        return (self(*inputs) for _ in range(count))
 
     def measure(self, input_sets: list[list[Any]]) -> Measured:
         """Refuse: what was recorded cannot be timed."""

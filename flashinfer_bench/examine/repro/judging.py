@@ -6,7 +6,7 @@ It is for what cannot be compared element by element: samplers, indexers, and wh
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,10 @@ class CalledHere:
         for target, result in zip(args[self._inputs :], results, strict=False):
             target.copy_(result)
         return results
+
+    def call_repeatedly(self, inputs: Sequence[Any], count: int) -> Iterator[list[torch.Tensor]]:
+        """Call it so often."""
+        return (self(*inputs) for _ in range(count))
 
     def measure(self, input_sets: list[list[Any]]) -> Measured:
         """Refuse: nothing is timed here."""

@@ -85,8 +85,8 @@ class SamplingEvaluator(DefaultEvaluator):
         limits = SamplingLimits.of(cfg)
         problem = read_problem(definition, inputs[0])
         draws = []
-        for _ in range(limits.trials):
-            got = check_form(definition, sol_runnable(*inputs[0]), ref_outputs[0])
+        for outputs in sol_runnable.call_repeatedly(inputs[0], limits.trials):
+            got = check_form(definition, outputs, ref_outputs[0])
             if isinstance(got, Rejected):
                 return got
             draws.append(got[0].to(problem.probabilities.device, torch.int64))
@@ -99,13 +99,13 @@ class SamplingEvaluator(DefaultEvaluator):
         if not cfg.power_rule:
             return verdict
         count = count_calls(problem.rows, limits.least_shift)
-        kinds = make_flattened(definition, inputs[0], count, generator)
-        deadline = time.monotonic() + PATIENCE_S
         made: list[JudgedCall] = []
-        for flat in (flat for flat, calls in kinds for _ in range(calls)):
-            if made and time.monotonic() > deadline:
-                break
-            made.append(JudgedCall(flat, sol_runnable(*flat), ref_outputs[0]))
+        deadline = time.monotonic() + PATIENCE_S
+        for flat, calls in make_flattened(definition, inputs[0], count, generator):
+            for outputs in sol_runnable.call_repeatedly(flat, calls):
+                made.append(JudgedCall(flat, outputs, ref_outputs[0]))
+                if time.monotonic() > deadline:
+                    return judge_flattened(definition, made, limits, generator, verdict.correctness)
         return judge_flattened(definition, made, limits, generator, verdict.correctness)
 
     @classmethod

@@ -55,10 +55,10 @@ class SpeculativeEvaluator(DefaultEvaluator):
         rows = chain.drafted.shape[0]
         calls = max(limits.trials, count_calls(rows, limits.least_shift)) if cfg.power_rule else limits.trials
         deadline = time.monotonic() + PATIENCE_S
-        for call in range(calls):
+        for call, outputs in enumerate(sol_runnable.call_repeatedly(inputs[0], calls)):
             if call >= limits.trials and time.monotonic() > deadline:
                 break
-            got = check_form(definition, sol_runnable(*inputs[0]), ref_outputs[0])
+            got = check_form(definition, outputs, ref_outputs[0])
             if isinstance(got, Rejected):
                 return got
             problem = chain.find_problem(got)

@@ -49,6 +49,60 @@ def test_results_of_an_earlier_call_are_not_overwritten_by_a_later_one(open_kern
     assert torch.equal(first, X)
 
 
+COUNTS = """
+CALLS = []
+
+
+def run(x):
+    CALLS.append(1)
+    if len(CALLS) == {last}:
+        {then}
+    return x + len(CALLS)
+"""
+
+
+def counting(then="pass", last=0):
+    return "import torch\n" + COUNTS.format(then=then, last=last)
+
+
+def test_repeated_calls_share_requests_once_the_first_one_is_seen(open_kernel, monkeypatch):
+    with open_kernel(counting()) as kernel:
+        asked, ask = [], kernel.worker.ask
+
+        def noted(verb, expected, limit_s, **fields):
+            asked.append(len(fields["indices"]) if verb == "calls" else verb)
+            return ask(verb, expected, limit_s, **fields)
+
+        monkeypatch.setattr(kernel.worker, "ask", noted)
+        outputs = list(kernel.call_repeatedly([torch.zeros(4)], 20))
+        assert [float(one[0][0]) for one in outputs] == list(range(1, 21))
+        counts = [one for one in asked if isinstance(one, int)]
+        assert counts[0] == 1
+        assert sum(counts) == 20
+        assert len(counts) <= 7
+        assert [float(one[0][0]) for one in kernel.call_repeatedly([torch.ones(4)], 2)] == [22, 23]
+
+
+def test_what_is_wrong_with_one_of_several_calls_is_told(open_kernel):
+    with open_kernel(counting("return x[:2]", 11)) as kernel, pytest.raises(SolutionFailure) as raised:
+        list(kernel.call_repeatedly([torch.zeros(4)], 20))
+    assert raised.value.status == "INCORRECT_SHAPE"
+
+
+def test_an_input_that_one_of_several_calls_changes_is_told(open_kernel):
+    with open_kernel(counting("x += 1", 11)) as kernel, pytest.raises(SolutionFailure, match="was changed"):
+        list(kernel.call_repeatedly([torch.zeros(4)], 20))
+
+
+def test_slow_calls_have_a_request_each(open_kernel, monkeypatch):
+    monkeypatch.setattr("flashinfer_bench.bench.runner.workers.calling.QUICK_REQUEST_S", 0.0)
+    with open_kernel(counting()) as kernel:
+        asked, ask = [], kernel.worker.ask
+        monkeypatch.setattr(kernel.worker, "ask", lambda *given, **more: asked.append(given[0]) or ask(*given, **more))
+        assert len(list(kernel.call_repeatedly([torch.zeros(4)], 3))) == 3
+        assert asked.count("calls") == 3
+
+
 def test_a_call_may_grow_the_arena(open_kernel):
     big = [OutputSpec("y", (1 << 20,), torch.float32)]
     with open_kernel("def run(x, y):\n    y.fill_(0)\n    y[: len(x)] = x", outputs=big) as kernel:

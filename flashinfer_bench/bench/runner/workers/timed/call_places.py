@@ -28,7 +28,7 @@ GPU_PLACES: Final = 16
 """The same on a GPU. A request makes so many calls at the most, and takes some milliseconds beside them."""
 MORE_PLACES: Final = 64
 """As many on a GPU where they are small: then a trial of the usual length has one request for its readings."""
-SMALL_BYTES: Final = 128 << 20
+SMALL_BYTES: Final = 1 << 30
 """Places beyond GPU_PLACES take no more than this together."""
 GRAPH_PLACES: Final = 16
 """Calls that are timed as replays take so many: each place has a graph of its own, which has to be captured."""

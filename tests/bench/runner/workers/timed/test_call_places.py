@@ -54,7 +54,7 @@ def test_a_gpu_gives_them_a_share_of_its_free_memory(monkeypatch):
     assert count_places(2000 * MIB, torch.device("cuda"), MOST_PLACES) == 4
 
 
-@pytest.mark.parametrize(("size", "count"), [(0, 64), (2 * MIB, 64), (4 * MIB, 32), (8 * MIB, 16), (1 << 40, 16)])
+@pytest.mark.parametrize(("size", "count"), [(0, 64), (16 * MIB, 64), (32 * MIB, 32), (64 * MIB, 16), (1 << 40, 16)])
 def test_small_calls_on_a_gpu_take_more_places_in_turn(size, count):
     assert usual_places(size, torch.device("cuda")) == count
     assert usual_places(size, CPU) == MOST_PLACES

@@ -1,0 +1,275 @@
+"""The solution as a callable whose code runs in another process; `kernel.py` times it, too.
+
+A call writes the inputs into a place of the arena, poisons its output slots, has the worker make the call, checks what
+it claims to have returned against the definition, and hands back what lies in the slots, which the session owns.
+Whatever goes wrong on the other side becomes a SolutionFailure that carries its status.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final, TypeVar
+
+import torch
+
+from flashinfer_bench.bench.runner.workers.arena import as_bytes
+from flashinfer_bench.bench.runner.workers.artifacts import place_of
+from flashinfer_bench.bench.runner.workers.calling_style import FORMAT_DEFAULT, CallingStyle, settled_by
+from flashinfer_bench.bench.runner.workers.claims import check_memory, check_returned
+from flashinfer_bench.bench.runner.workers.kernel_task import KernelMetadata, KernelTask, SessionTools
+from flashinfer_bench.bench.runner.workers.process import WorkerGone, WorkerLate, WorkerProcess
+from flashinfer_bench.bench.runner.workers.timed.call_places import CallPlaces, describe_inputs
+from flashinfer_bench.bench.runner.workers.timed.handover import Along
+from flashinfer_bench.compile import Artifact
+from flashinfer_bench.compile.diagnostics import lead_with_error
+from flashinfer_bench.errors import SolutionFailure
+from flashinfer_bench.worker.protocol import Bound, Called, Claim, Failed, LaidOut, Loaded, Returned, Signature, Style
+from flashinfer_bench.worker.wire import WireError
+
+CALLING: Final = ("calls", "burst", "relay")
+"""Requests that run the solution: where one raises, its worker may do the solution's next job."""
+QUICK_REQUEST_S: Final = 0.1
+"""Where a request of some calls takes less, the next one may have twice as many."""
+
+Answer = TypeVar("Answer", bound=Claim)
+
+
+class CallableKernel:
+    """One solution in one worker, for one workload.
+
+    Args:
+        worker: a worker that is ready.
+        tools: what the session gives every kernel.
+        task: what the solution has to do.
+        metadata: the solution's names; its style is set when it is loaded.
+    """
+
+    def __init__(self, worker: WorkerProcess, tools: SessionTools, task: KernelTask, metadata: KernelMetadata) -> None:
+        self._metadata = metadata
+        self._style = CallingStyle("dps" if metadata.destination_passing_style else "value", FORMAT_DEFAULT)
+        self.worker = worker
+        self.task = task
+        self.meanwhile: Callable[[], object] | None = None
+        """Done once, beside the next call that is no measurement."""
+        self._tools = tools
+        self._arena = tools.arena
+        self._left_s = task.timeout_seconds
+        self._now = time.monotonic
+        self._places: CallPlaces | None = None
+        self._laid_out: tuple[Any, ...] | None = None
+        self._bound_generation = -1
+        self._at_once = 1
+        """Calls of the next request of `call_repeatedly`."""
+
+    @property
+    def metadata(self) -> KernelMetadata:
+        """What an evaluator may know of the solution."""
+        return self._metadata
+
+    @property
+    def calling_style(self) -> CallingStyle:
+        """How the solution is called, and how that was found out."""
+        return self._style
+
+    @calling_style.setter
+    def calling_style(self, style: CallingStyle) -> None:
+        self._style, self._laid_out = style, None
+        self._metadata = replace(self._metadata, destination_passing_style=style.is_dps)
+
+    @property
+    def style(self) -> Style:
+        """The calling style, as a word of the protocol."""
+        return "keyword" if self.task.by_keyword else self._style.style
+
+    def __call__(self, *args: Any) -> list[torch.Tensor]:
+        """Call the solution once on copies of the inputs.
+
+        Args:
+            *args: the definition's inputs in order; outputs to be filled may follow.
+
+        Returns:
+            One tensor per output of the definition, in its order.
+
+        Raises:
+            SolutionFailure: it failed, or what it returned has the wrong count, shape or dtype.
+        """
+        count = len(self.task.input_names)
+        inputs, given = list(args[:count]), list(args[count:])
+        if len(inputs) != count or len(given) not in (0, len(self.task.outputs)):
+            raise TypeError(
+                f"a solution takes {count} inputs, or those and {len(self.task.outputs)} outputs; got {len(args)}"
+            )
+        results = self.call_once(inputs)
+        for target, result in zip(given, results, strict=False):
+            target.copy_(result)
+        return results
+
+    def settle_style(self, inputs: Sequence[Any]) -> None:
+        """Find out how the solution is called, where nothing has told it yet: by a call with its inputs alone.
+
+        Where that call raises, outputs are passed in, too.
+
+        Raises:
+            SolutionFailure: both calls failed, or the first one did otherwise than by raising.
+        """
+        if self._style.is_settled:
+            return
+        try:
+            _, (returned,) = self._make_calls(inputs)
+            self.calling_style = settled_by(returned, [output.name for output in self.task.outputs])
+        except SolutionFailure as failure:
+            if not failure.is_answer:
+                raise
+            undecided, self.calling_style = self._style, CallingStyle("dps", "a call with its inputs alone failed")
+            try:
+                self._make_calls(inputs)
+            except SolutionFailure:
+                self.calling_style = undecided
+                raise failure from None
+
+    def _make_calls(self, inputs: Sequence[Any], count: int = 1) -> tuple[CallPlaces, list[list[Returned]]]:
+        """Make calls on copies of the same inputs, as many as there are places for at the most.
+
+        Returns:
+            Where their outputs lie, and for each what it claims to have returned.
+        """
+        places = self._lay_out(inputs, 1 if self._arena.is_aside else None)
+        indices = list(range(min(count, len(places))))
+        for index in indices:
+            for value, slot in zip(inputs, places.inputs(index), strict=True):
+                if slot is not None:
+                    as_bytes(slot).copy_(as_bytes(value))
+        places.poison(indices)
+        places.synchronize()
+        if self.worker.has_setup:
+            self._ask("calls", Called, "setup", indices=indices, part="setup", lead=None, replay=False)
+        step, self.meanwhile = self.meanwhile, None
+        along = Along() if step is None else Along(meanwhile=lambda _is_over: step())
+        called = self._ask(
+            "calls", Called, "the call", along=along, indices=indices, part="run", lead=None, replay=False
+        )
+        told = called.returned or []
+        return places, told if len(told) == len(indices) else [[] for _ in indices]
+
+    def call_once(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
+        """Make one call, on copies of the inputs; return the outputs."""
+        return self._take_calls(inputs, 1)[0]
+
+    def call_repeatedly(self, inputs: Sequence[Any], count: int) -> Iterator[list[torch.Tensor]]:
+        """Make so many calls, each on a copy of the same inputs, and yield the outputs of each.
+
+        The first one is made alone: what is wrong shows at once. Quick ones share a request then, since a request takes
+        a millisecond.
+        """
+        while count > 0:
+            start = self._now()
+            made = self._take_calls(inputs, min(self._at_once, count))
+            is_quick = self._now() - start < QUICK_REQUEST_S
+            count -= len(made)
+            yield from made
+            self._at_once = 2 * len(made) if is_quick else 1
+            if is_quick and count and self._arena.is_aside:  # there is room for one call only
+                self._tools.quiesce()
+                self._arena.come_back()
+
+    def _take_calls(self, inputs: Sequence[Any], count: int) -> list[list[torch.Tensor]]:
+        """Make calls on copies of the same inputs in one request; check what they left, and return their outputs."""
+        places, told = self._make_calls(inputs, count)
+        outputs = [[output.clone() for output in places.outputs(index)] for index in range(len(told))]
+        for index, returned in enumerate(told):
+            # The session knows that what a reference returns fits.
+            if self.style == "value" and self.task.outputs and not self.task.may_write_inputs:
+                try:
+                    check_returned(returned, self.task.outputs, self._arena.device.type)
+                except SolutionFailure as failure:
+                    raise SolutionFailure(failure.status, failure.message, is_answer=True) from None
+            self._check_inputs_intact(inputs, places.inputs(index))
+            check_memory(returned, self.task.outputs)
+        return outputs
+
+    def allow_again(self) -> None:
+        """Give the solution its whole time once more: what follows is not its fault."""
+        self._left_s = self.task.timeout_seconds
+
+    def _lay_out(self, inputs: Sequence[Any], most: int | None = None) -> CallPlaces:
+        """Return the places of calls with inputs of these shapes; the worker knows them.
+
+        Args:
+            inputs: those of a call.
+            most: places at the most; None for as many as timed calls take.
+        """
+        signature = (most, *describe_inputs(inputs))
+        places = self._places
+        if places is None or places.signature != signature or places.generation != self._arena.generation:
+            places = CallPlaces(self._arena, inputs, self.task.outputs, most)
+            self._places, self._laid_out = places, None
+        if self._bound_generation != self._arena.generation:
+            description, fds = self._arena.describe()
+            self._ask("bind", Bound, "mapping its memory", along=Along(fds), arena=description)
+            self._arena.drop_retired()
+            self._bound_generation, self._laid_out = self._arena.generation, None
+        if self._laid_out is None:
+            where = places.describe(self.task.input_names, inputs)
+            may_return = self.task.may_return_inputs or self.task.may_write_inputs
+            names = [output.name for output in self.task.outputs]
+            fields = {"style": self.style, "may_return_inputs": may_return, "outputs": names, **where}
+            self._ask("lay_out", LaidOut, "mapping its memory", **fields)
+            self._laid_out = signature
+        return places
+
+    def _check_inputs_intact(self, inputs: Sequence[Any], now: Sequence[torch.Tensor | None]) -> None:
+        if self.task.may_write_inputs:
+            return
+        for name, value, slot in zip(self.task.input_names, inputs, now, strict=True):
+            if name in self.task.in_out_inputs or slot is None:
+                continue
+            if not torch.equal(as_bytes(slot), as_bytes(value)):
+                raise SolutionFailure(
+                    "INCORRECT_NUMERICAL",
+                    f"input {name!r} was changed by the call; a solution may write to its outputs only "
+                    "(clone what the kernel works on in place)",
+                )
+
+    def load(self, artifact: Artifact, environment: Mapping[str, str]) -> Signature | None:
+        """Have the worker import the solution; return its entry function's signature.
+
+        Args:
+            artifact: what the build left.
+            environment: variables that the worker sets first.
+
+        Raises:
+            SolutionFailure: COMPILE_ERROR where the import fails, TIMEOUT where it does not end.
+        """
+        try:
+            loaded = self._ask("load", Loaded, "the import", **place_of(artifact), environment=dict(environment))
+        except SolutionFailure as failure:
+            if failure.status == "RUNTIME_ERROR":
+                raise SolutionFailure("COMPILE_ERROR", failure.message) from None
+            raise
+        self.worker.has_setup = loaded.has_setup and not self.task.by_keyword  # a reference may have such a helper
+        return loaded.signature
+
+    def _ask(self, verb: str, expected: type[Answer], what: str, **fields: Any) -> Answer:
+        """Ask the worker within what is left of the solution's time; translate what goes wrong."""
+        start = self._now()
+        try:
+            answer = self.worker.ask(verb, expected, max(0.0, self._left_s), **fields)
+        except WorkerLate:
+            raise SolutionFailure(
+                "TIMEOUT", f"{what} was still running after {self.task.timeout_seconds:g} s"
+            ) from None
+        except WorkerGone as gone:
+            raise SolutionFailure("RUNTIME_ERROR", f"the process ended during {what}: {gone}") from None
+        except WireError as error:
+            raise SolutionFailure(
+                "RUNTIME_ERROR", f"the process answered out of protocol during {what}: {error}"
+            ) from None
+        finally:
+            self._left_s -= self._now() - start
+        if isinstance(answer, Failed):
+            said = answer.error
+            message = lead_with_error(f"{said.type} in {what}: {said.message}\n{said.traceback}".rstrip())
+            raise SolutionFailure("RUNTIME_ERROR", message, is_answer=verb in CALLING)
+        return answer
