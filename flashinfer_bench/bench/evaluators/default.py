@@ -180,6 +180,12 @@ class DefaultEvaluator(Evaluator):
         return super().judge_reads(definition, calls, cfg, context)
 
     @classmethod
+    def rehearse(cls, definition: Definition, call: JudgedCall, cfg: ResolvedEvalConfig, context: JudgeContext) -> None:
+        """Judge the call as one of several that were timed, and as one by itself."""
+        super().rehearse(definition, call, cfg, context)
+        cls.judge_call(definition, call, cfg, context)
+
+    @classmethod
     def eval_performance(
         cls,
         definition: Definition,
@@ -216,8 +222,9 @@ def build_baseline(
         not inputs or bytes_of([*inputs[0], *outputs[0]]) * (len(inputs) + 1) <= room
     ):
         made = maker.make(derive_seed(context.seed, "trial", len(inputs)))
+        call = context.reference if inputs else context.call_reference_first or context.reference
         inputs.append(made)
-        outputs.append(context.reference(made))
+        outputs.append(call(made))
     if len(inputs) < cfg.num_trials:
         context.notes["input_sets"] = len(inputs)
         again = [trial % len(inputs) for trial in range(cfg.num_trials)]

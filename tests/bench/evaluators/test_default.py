@@ -161,6 +161,20 @@ def test_a_reference_that_writes_to_its_inputs_is_measured_on_copies():
     assert all(float(inputs[0].abs().sum()) > 0 for inputs in job.baseline().inputs)
 
 
+def test_the_first_call_of_the_reference_may_be_made_beside_that_of_its_worker():
+    job, first = judging(), []
+
+    def call_first(inputs):
+        first.append(inputs)
+        return job.context.reference(inputs)
+
+    job.context = replace(job.context, call_reference_first=call_first)
+    baseline = job.baseline()
+    assert len(first) == 1
+    assert first[0] is baseline.inputs[0]
+    assert len(baseline.outputs) == 3
+
+
 def test_inputs_too_large_to_keep_for_all_trials_are_used_again(monkeypatch):
     monkeypatch.setattr(default, "total_bytes", lambda device: 0)
     job = judging()

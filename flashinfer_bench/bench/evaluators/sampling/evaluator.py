@@ -120,6 +120,16 @@ class SamplingEvaluator(DefaultEvaluator):
             return places
         return judge_timed_places(places["by_probability"], limits)
 
+    @classmethod
+    def rehearse(cls, definition: Definition, call: JudgedCall, cfg: ResolvedEvalConfig, context: JudgeContext) -> None:
+        """Judge the call's draws as timed ones, and as those of a verdict; flatten its rows."""
+        cls.judge_reads(definition, [call, call], cfg, context)
+        problem, generator = read_problem(definition, call.inputs), make_generator(0, "", device=torch.device("cpu"))
+        tokens = call.got[0].to(problem.probabilities.device, torch.int64).expand(2, -1)
+        judge_draws(problem, tokens, SamplingLimits.of(cfg), generator)
+        for _ in make_flattened(definition, call.inputs, 1, generator):
+            break
+
 
 @dataclass(frozen=True)
 class SamplingLimits:

@@ -17,7 +17,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
 
 import torch
 
@@ -31,6 +32,8 @@ MATERIAL: Final = 1e-3
 """Share of the kept mass from which on the group at the boundary is too large for the tests that order tokens by id."""
 CHUNK_ELEMENTS: Final = 1 << 23
 """Number of probabilities that are sorted at once; it takes a few hundred megabytes."""
+ORDERS_KEPT: Final = 4
+"""Vocabularies whose order by reversed bits is kept: to find it takes half as long as to place a few draws."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +126,7 @@ def place_draws(problem: SamplingProblem, tokens: torch.Tensor, generator: torch
     """
     vocabulary = problem.probabilities.shape[1]
     step = max(1, CHUNK_ELEMENTS // vocabulary)
-    reversed_bits = _order_by_reversed_bits(vocabulary, tokens.device)
+    reversed_bits = order_by_reversed_bits(vocabulary, tokens.device)
     for start in range(0, problem.rows, step):
         rows = slice(start, min(start + step, problem.rows))
         spread = torch.rand((3, rows.stop - start, tokens.shape[0]), dtype=torch.float64, generator=generator)
@@ -201,7 +204,7 @@ def _with_ties(ordered: _SortedRows, count: torch.Tensor, *, wide: bool) -> torc
 
 
 def _place_rows(
-    problem: SamplingProblem, rows: slice, tokens: torch.Tensor, spread: torch.Tensor, reversed_bits: torch.Tensor
+    problem: SamplingProblem, rows: slice, tokens: torch.Tensor, spread: torch.Tensor, reversed_bits: ReversedBits
 ) -> PlacedDraws:
     """Find the places of the draws of some rows; `tokens` is [rows, calls], `spread` [3, rows, calls] in [0, 1)."""
     probabilities = problem.probabilities[rows]
@@ -227,7 +230,7 @@ def _place_rows(
         allowed=(in_range & (drawn >= least[:, None]) & (drawn > 0)).T,
         by_probability=((low + spread[0] * (high - low)) / whole).T,
         by_id=_place_in_order(weights, tokens, spread[1]).T,
-        by_reversed_bits=_place_in_order(weights[:, reversed_bits], reversed_bits.argsort()[tokens], spread[2]).T,
+        by_reversed_bits=_place_in_order(weights[:, reversed_bits.ids], reversed_bits.ranks[tokens], spread[2]).T,
         share=(drawn.double() / narrow_mass[:, None]).clamp(max=1.0).T,
         clear=(wide_mass - narrow_mass) <= MATERIAL * narrow_mass,
         kept=wide,
@@ -240,12 +243,24 @@ def _place_in_order(weights: torch.Tensor, positions: torch.Tensor, spread: torc
     return (mass.gather(1, positions) - spread * weights.gather(1, positions)) / mass[:, -1:]
 
 
-def _order_by_reversed_bits(vocabulary: int, device: torch.device) -> torch.Tensor:
+class ReversedBits(NamedTuple):
+    """Token ids ordered by their reversed bits."""
+
+    ids: torch.Tensor
+    """int64 [vocabulary]: the ids in this order."""
+    ranks: torch.Tensor
+    """int64 [vocabulary]: the place of each id in it."""
+
+
+@lru_cache(maxsize=ORDERS_KEPT)
+def order_by_reversed_bits(vocabulary: int, device: torch.device) -> ReversedBits:
+    """Return the order, on a device."""
     ids = torch.arange(vocabulary, device=device)
     key = torch.zeros_like(ids)
     for bit in range(max(vocabulary - 1, 1).bit_length()):
         key = (key << 1) | ((ids >> bit) & 1)
-    return key.argsort()
+    order = key.argsort()
+    return ReversedBits(order, order.argsort())
 
 
 def _per_row(values: dict[str, Any], name: str, weights: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:

@@ -38,7 +38,7 @@ from flashinfer_bench.bench.runner.session.precompiling import Precompiler
 from flashinfer_bench.bench.runner.session.reads import judge_reads
 from flashinfer_bench.bench.runner.session.reference_timing import ReferenceTimer
 from flashinfer_bench.bench.runner.session.regimes import judge_regimes, plan_regimes
-from flashinfer_bench.bench.runner.session.rehearsal import Rehearsals
+from flashinfer_bench.bench.runner.session.rehearsal import Rehearsals, is_small
 from flashinfer_bench.bench.runner.session.variation import vary_secretly
 from flashinfer_bench.bench.runner.session.wanted import files_of, list_wanted
 from flashinfer_bench.bench.runner.workers.artifacts import find_artifact
@@ -166,8 +166,11 @@ class DeviceSession:
             isolated=self._hello.isolated,
             broken=() if self._hello.isolated else self._broken_loads,
         )
-        if self._hello.profile_baseline and orders and self.lacks_baseline(block, orders[0]):
+        lacking = [self._hello.profile_baseline and self.lacks_baseline(block, order) for order in orders[:2]]
+        if lacking[:1] == [True]:
             wanted.insert(0, reference_files(block.definition.digest()))
+        elif lacking == [False, True] and orders[0].solution == orders[1].solution and not self._hello.isolated:
+            wanted = wanted[:1] + wanted  # its worker ends before that baseline is made, and it gets another
         self._pool.expect(wanted)
         coming = [block.solutions[job.solution] for job in orders[1:2]]
         if ahead is not None:
@@ -420,6 +423,7 @@ class DeviceSession:
         )
 
     def _context(self, job: JobContext, *, is_alone: bool = False) -> JudgeContext:
+        first = partial(self._call_reference_first, job)
         return JudgeContext(
             seed=job.order.seed,
             blob_root=Path(job.order.blob_root),
@@ -427,18 +431,30 @@ class DeviceSession:
             profile_baseline=self._hello.profile_baseline,
             measure_reference=partial(self._measure_reference, job, is_alone=is_alone),
             notes=job.notes,
+            call_reference_first=first if self._device.type == "cuda" and self._hello.profile_baseline else None,
         )
 
+    def _call_reference_first(self, job: JobContext, inputs: list[Any]) -> list[torch.Tensor]:
+        """Call the reference here while its worker makes its first call: neither finds the code it needs on the GPU."""
+        if not is_small(inputs) or self._timer.recall(job) is not None:
+            return job.block.reference(inputs)
+        self._clear_arena()
+        return self._timer.call_first(job, inputs, self._rehearsals.find(job, self._context(job)))
+
     def _measure_reference(self, job: JobContext, input_sets: list[list[Any]], *, is_alone: bool) -> Measured:
-        """Time the reference in a worker of its own, which finds nothing in the arena that another has left there."""
-        if self._arena_of is not None and self._timer.recall(job) is None:
+        """Time the reference in a worker of its own."""
+        if self._timer.recall(job) is None:
+            self._clear_arena()
+        with self._precompiler.held_still():
+            return self._timer.measure(job, input_sets, is_alone=is_alone)
+
+    def _clear_arena(self) -> None:
+        """Leave nothing in the arena that a solution's worker has put there: a reference's gets it now."""
+        if self._arena_of is not None:
             self._pool.await_readers()
             self._arena.come_back()
             self._arena.renew()
             self._arena_of = None
-        step = self._rehearsals.find(job, input_sets[0], self._context(job)) if self._device.type == "cuda" else None
-        with self._precompiler.held_still():
-            return self._timer.measure(job, input_sets, is_alone=is_alone, meanwhile=step)
 
     def _hand_over_arena(self, worker: WorkerProcess, size: int) -> None:
         """Renew the arena for another worker, which must not see what the last one or the session has left there.

@@ -9,9 +9,12 @@ sure that no worker holds a solution meanwhile (`device_session.prepare`).
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
+
+import torch
 
 from flashinfer_bench.bench.runner.protocol import Hello
 from flashinfer_bench.bench.runner.session.job import BaselineKey, JobContext
@@ -26,6 +29,7 @@ from flashinfer_bench.bench.runner.workers.kernel_task import (
     SessionTools,
 )
 from flashinfer_bench.bench.runner.workers.pool import WorkerPool, reference_files
+from flashinfer_bench.bench.runner.workers.process import WorkerProcess
 from flashinfer_bench.compile import Artifact
 from flashinfer_bench.data import Definition
 from flashinfer_bench.errors import DefinitionFault, SolutionFailure
@@ -50,6 +54,8 @@ class ReferenceTimer:
     kept: KeptBaselines | None = None
     """What is known from earlier runs; None where nothing is."""
     _known: dict[BaselineKey, Measured] = field(default_factory=dict)
+    _called: tuple[BaselineKey, WorkerProcess] | None = None
+    """The workload whose first call was made ahead, and the worker that made it."""
 
     def recall(self, job: JobContext) -> Measured | None:
         """Return the reference's time on a job's workload where this run or an earlier one has taken it."""
@@ -59,21 +65,49 @@ class ReferenceTimer:
                 self._known[job.key] = found
         return self._known.get(job.key)
 
-    def measure(
+    def call_first(
         self,
         job: JobContext,
-        input_sets: list[list[Any]],
-        *,
-        is_alone: bool,
-        meanwhile: Callable[[], object] | None = None,
-    ) -> Measured:
+        inputs: list[Any],
+        then: Callable[[list[Any], list[torch.Tensor]], object] | None = None,
+    ) -> list[torch.Tensor]:
+        """Return what the reference gives for a job's inputs; meanwhile its worker makes its first call on them.
+
+        What fails in the worker is told when it is timed.
+
+        Args:
+            job: the job.
+            inputs: of the call.
+            then: done beside the worker's call, too, with the inputs and outputs.
+
+        Raises:
+            WorkloadFault: the reference fails here.
+        """
+        reference, made = job.block.reference, []
+
+        def meanwhile() -> None:
+            with suppress(Exception):  # both may need more memory than there is; it comes again where it counts
+                made.append(reference(inputs))
+            if made and then is not None:
+                then(inputs, made[0])
+
+        kernel = self._open_kernel(job)
+        try:
+            self._load(kernel, job.block.definition)
+            kernel.meanwhile = meanwhile
+            kernel.call_once(inputs)
+            self._called = (job.key, kernel.worker)
+        except SolutionFailure:
+            self.pool.end_reference()
+        return made[0] if made else reference(inputs)
+
+    def measure(self, job: JobContext, input_sets: list[list[Any]], *, is_alone: bool) -> Measured:
         """Return the reference's time on a job's workload.
 
         Args:
             job: the job.
             input_sets: the inputs of each trial.
             is_alone: no worker holds a solution, so that later runs may have the time, too.
-            meanwhile: done beside the first call, if there is one.
 
         Raises:
             DefinitionFault: the reference fails in its worker.
@@ -83,8 +117,8 @@ class ReferenceTimer:
             kernel = self._open_kernel(job)
             try:
                 self._load(kernel, job.block.definition)
-                kernel.meanwhile = meanwhile
-                kernel.call_once(input_sets[0])  # what compiles at the first call is no part of a measurement
+                if self._called != (job.key, kernel.worker):
+                    kernel.call_once(input_sets[0])  # what compiles at the first call is no part of a measurement
                 known = kernel.measure(input_sets)
             except SolutionFailure as failure:
                 self.pool.end_reference()

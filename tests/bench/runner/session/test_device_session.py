@@ -167,6 +167,23 @@ def test_the_pool_is_told_of_the_reference_of_all_solutions_and_of_the_next_bloc
     assert [one.digest for one in pool.expected][1:] == ["b"]
 
 
+@pytest.mark.parametrize(
+    ("isolated", "names", "expected"),
+    [(False, "aab", "aab"), (False, "abb", "ab"), (True, "aab", "aab")],
+    ids=["its next job lacks one", "another's job lacks one", "each job has a worker anyway"],
+)
+def test_a_solution_gets_two_workers_where_a_baseline_is_made_between_its_jobs(
+    arena, monkeypatch, isolated, names, expected
+):
+    pool = FakePool(arena)
+    session = _open_session(arena, pool)
+    session._hello = SimpleNamespace(isolated=isolated, profile_baseline=True)
+    block = make_block(make_definition(), names)
+    monkeypatch.setattr(session, "lacks_baseline", lambda _shared, order: order.index > 0)
+    session.expect(session.open_block(block), block.jobs)
+    assert "".join(one.digest for one in pool.expected) == expected
+
+
 def make_block(definition, names):
     """An order of one job for each name, on workloads of their own."""
     parts = {

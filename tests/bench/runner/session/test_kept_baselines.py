@@ -183,6 +183,8 @@ def test_nothing_is_kept_where_the_gpu_does_not_tell_its_limits_or_nobody_wants_
 class FakeKernel:
     """A reference's worker, with its time."""
 
+    worker = object()
+
     def call_once(self, inputs):
         pass
 

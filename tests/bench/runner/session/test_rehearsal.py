@@ -5,40 +5,27 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.evaluators.default import DefaultEvaluator
 from flashinfer_bench.bench.evaluators.evaluator import JudgeContext
+from flashinfer_bench.bench.evaluators.sampling import evaluator
 from flashinfer_bench.bench.runner.session import rehearsal
-from flashinfer_bench.bench.runner.session.rehearsal import Rehearsals
+from flashinfer_bench.bench.runner.session.rehearsal import Rehearsals, is_small
+from tests.kit import make_definition
 
 pytestmark = pytest.mark.cpu
-
-
-class Played:
-    """Plays a reference, and notes its calls."""
-
-    def __init__(self):
-        self.called = []
-
-    def spare(self, inputs):
-        return [one.clone() for one in inputs]
-
-    def __call__(self, inputs):
-        self.called.append(inputs)
-        inputs[0].zero_()  # as one that writes to its inputs
-        return [torch.zeros(4)]
 
 
 def make_job(evaluator, dtype="float32"):
     """Return a job whose definition has one output."""
     definition = SimpleNamespace(outputs={"y": SimpleNamespace(dtype=dtype)}, name="twice", op_type="twice")
-    block = SimpleNamespace(evaluator=evaluator, definition=definition, reference=Played())
-    return SimpleNamespace(block=block, config=None)
+    return SimpleNamespace(block=SimpleNamespace(evaluator=evaluator, definition=definition), config=None)
 
 
 CONTEXT = JudgeContext(seed=0, blob_root=None, reference=None, profile_baseline=False, measure_reference=None, notes={})
 
 
-def test_an_evaluator_is_rehearsed_once_for_each_kind_of_outputs(monkeypatch):
+def test_an_evaluator_is_rehearsed_once_for_each_kind_of_outputs():
     judged = []
 
     class Ours(DefaultEvaluator):
@@ -50,27 +37,47 @@ def test_an_evaluator_is_rehearsed_once_for_each_kind_of_outputs(monkeypatch):
 
         @classmethod
         def judge_call(cls, definition, trial, cfg, context):
-            judged.append(("call", trial.inputs[0].tolist()))
+            judged.append(("call", trial.inputs, trial.got, trial.expected))
 
-    rehearsals, job, inputs = Rehearsals(), make_job(Ours), [torch.ones(2)]
-    step = rehearsals.find(job, inputs, CONTEXT)
+    rehearsals, job = Rehearsals(), make_job(Ours)
+    step = rehearsals.find(job, CONTEXT)
     assert judged == []
-    step()
-    assert judged == [("reads", rehearsal.CALLS), ("call", [1.0, 1.0])]
-    assert rehearsals.find(job, inputs, CONTEXT) is None
-    assert rehearsals.find(make_job(Ours, "bfloat16"), inputs, CONTEXT) is not None
+    step(["inputs"], ["outputs"])
+    assert judged == [("reads", 2), ("call", ["inputs"], ["outputs"], ["outputs"])]
+    assert rehearsals.find(job, CONTEXT) is None
+    assert rehearsals.find(make_job(Ours, "bfloat16"), CONTEXT) is not None
 
 
-def test_evaluators_of_others_and_large_calls_are_not_rehearsed(monkeypatch):
+def test_evaluators_of_others_are_not_rehearsed():
     class Theirs(DefaultEvaluator):
         __module__ = "plug_in"
 
-    assert Rehearsals().find(make_job(Theirs), [torch.ones(2)], CONTEXT) is None
-    monkeypatch.setattr(rehearsal, "MOST_BYTES", 4)
-    assert Rehearsals().find(make_job(DefaultEvaluator), [torch.ones(2)], CONTEXT) is None
+    assert Rehearsals().find(make_job(Theirs), CONTEXT) is None
+
+
+def test_nothing_is_done_beside_a_large_call(monkeypatch):
+    monkeypatch.setattr(rehearsal, "MOST_BYTES", 8)
+    assert is_small([torch.ones(2), 3])
+    assert not is_small([torch.ones(2), 3, torch.ones(1)])
 
 
 def test_what_fails_in_a_rehearsal_is_told_where_it_counts():
-    job = make_job(DefaultEvaluator)
-    job.block.reference.spare = lambda _inputs: 1 / 0
-    Rehearsals().find(job, [torch.ones(2)], CONTEXT)()
+    Rehearsals().find(make_job(DefaultEvaluator), CONTEXT)([], [])
+
+
+def test_a_sampler_is_rehearsed_with_draws_and_flattened_rows(monkeypatch):
+    definition = make_definition(
+        name="top_p_sampling_from_probs_v8",
+        op_type="sampling",
+        axes={"batch_size": {"type": "var"}, "vocab_size": {"type": "const", "value": 8}},
+        inputs={"probs": {"shape": ["batch_size", "vocab_size"], "dtype": "float32"}},
+        outputs={"samples": {"shape": ["batch_size"], "dtype": "int64"}},
+    )
+    seen = []
+    for name in ("judge_draws", "make_flattened"):
+        step = getattr(evaluator, name)
+        monkeypatch.setattr(evaluator, name, lambda *given, n=name, step=step: seen.append(n) or step(*given))
+    block = SimpleNamespace(evaluator=evaluator.SamplingEvaluator, definition=definition)
+    job = SimpleNamespace(block=block, config=BenchmarkConfig().resolve_eval_config(definition))
+    Rehearsals().find(job, CONTEXT)([torch.full((2, 8), 1 / 8)], [torch.tensor([3, 5])])
+    assert seen == ["judge_draws", "make_flattened"]

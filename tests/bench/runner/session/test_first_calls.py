@@ -1,0 +1,101 @@
+"""A reference makes its first call here and in its worker at once; what fails in either is told where it counts."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from flashinfer_bench.bench.runner.session.reference_timing import ReferenceTimer
+from flashinfer_bench.errors import DefinitionFault, SolutionFailure
+from flashinfer_bench.timing.measurement import Measured
+
+pytestmark = pytest.mark.cpu
+
+
+class FakeKernel:
+    """A reference's worker; `fails` is raised by its first call, before what is done beside it, or after."""
+
+    worker = object()
+
+    def __init__(self, fails=None, *, late=False):
+        self.calls = 0
+        self.meanwhile = None
+        self._fails = fails
+        self._late = late
+
+    def call_once(self, inputs):
+        self.calls += 1
+        if self._fails is not None and not self._late:
+            raise self._fails
+        if self.meanwhile is not None:
+            self.meanwhile()
+        if self._fails is not None:
+            raise self._fails
+
+    def measure(self, input_sets):
+        return Measured(1.0, [1.0], {})
+
+
+def open_timer(monkeypatch, kernel):
+    """Return a timer with this kernel for each job, and what it has ended."""
+    ended = []
+    monkeypatch.setattr(ReferenceTimer, "_open_kernel", lambda timer, job: kernel)
+    monkeypatch.setattr(ReferenceTimer, "_load", lambda *_arguments: None)
+    pool = SimpleNamespace(end_reference=lambda: ended.append(kernel))
+    tools = SimpleNamespace(readout=SimpleNamespace(launch_gap_ns=0))
+    return ReferenceTimer(None, pool, tools), ended
+
+
+def make_job(reference, key="job"):
+    return SimpleNamespace(
+        key=key, block=SimpleNamespace(reference=reference, definition=SimpleNamespace(name="d", digest=lambda: "d"))
+    )
+
+
+def test_both_make_their_first_call_and_the_worker_makes_it_once(monkeypatch):
+    kernel, seen = FakeKernel(), []
+    timer, ended = open_timer(monkeypatch, kernel)
+    job = make_job(lambda inputs: [*inputs, "expected"])
+    outputs = timer.call_first(job, [1], lambda inputs, outputs: seen.append((inputs, outputs)))
+    assert outputs == [1, "expected"]
+    assert seen == [([1], outputs)]
+    timer.measure(job, [[1]], is_alone=True)
+    assert (kernel.calls, ended) == (1, [])
+    timer.measure(make_job(job.block.reference, "another"), [[1]], is_alone=True)
+    assert kernel.calls == 2
+
+
+def test_a_first_call_of_another_worker_does_not_count(monkeypatch):
+    kernel = FakeKernel()
+    timer, _ = open_timer(monkeypatch, kernel)
+    job = make_job(list)
+    timer.call_first(job, [1])
+    kernel.worker = object()
+    timer.measure(job, [[1]], is_alone=True)
+    assert kernel.calls == 2
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["before", "after"])
+def test_what_fails_in_the_worker_is_told_when_it_is_timed(monkeypatch, late):
+    kernel = FakeKernel(SolutionFailure("RUNTIME_ERROR", "no such kernel"), late=late)
+    timer, ended = open_timer(monkeypatch, kernel)
+    job = make_job(list)
+    assert timer.call_first(job, [1]) == [1]
+    assert ended == [kernel]
+    with pytest.raises(DefinitionFault, match="no such kernel"):
+        timer.measure(job, [[1]], is_alone=True)
+
+
+def test_what_fails_here_is_called_alone_once_more_before_it_is_told(monkeypatch):
+    timer, _ = open_timer(monkeypatch, FakeKernel())
+    tries = []
+
+    def lacks_memory_at_first(inputs):
+        tries.append(inputs)
+        if len(tries) == 1:
+            raise MemoryError
+        return inputs
+
+    assert timer.call_first(make_job(lacks_memory_at_first), [1]) == [1]
+    timer, _ = open_timer(monkeypatch, FakeKernel())
+    with pytest.raises(ZeroDivisionError):
+        timer.call_first(make_job(lambda inputs: 1 / 0), [1])
