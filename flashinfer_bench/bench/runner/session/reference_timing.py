@@ -86,10 +86,12 @@ class ReferenceTimer:
         reference, made = job.block.reference, []
 
         def meanwhile() -> None:
+            self.pool.tend_spares()
             with suppress(Exception):  # both may need more memory than there is; it comes again where it counts
                 made.append(reference(inputs))
             if made and then is not None:
                 then(inputs, made[0])
+            self.pool.tend_spares()
 
         kernel = self._open_kernel(job)
         try:

@@ -220,6 +220,11 @@ class WorkerPool:
         self.finish_ending()
         self._finish_spares()
 
+    def tend_spares(self) -> None:
+        """Have spares that are of no use replaced, and missing ones started, on a GPU; wait for nothing."""
+        if self._hello.device == "cuda":
+            self.stock.tend()
+
     def settle(self) -> bool:
         """Wait until no spare is starting; say whether any was."""
         was_starting = self.stock.is_starting

@@ -40,7 +40,7 @@ def open_timer(monkeypatch, kernel):
     ended = []
     monkeypatch.setattr(ReferenceTimer, "_open_kernel", lambda timer, job: kernel)
     monkeypatch.setattr(ReferenceTimer, "_load", lambda *_arguments: None)
-    pool = SimpleNamespace(end_reference=lambda: ended.append(kernel))
+    pool = SimpleNamespace(end_reference=lambda: ended.append(kernel), tend_spares=lambda: None)
     tools = SimpleNamespace(readout=SimpleNamespace(launch_gap_ns=0))
     return ReferenceTimer(None, pool, tools), ended
 
