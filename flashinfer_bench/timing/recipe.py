@@ -1,6 +1,6 @@
 """How a trial is taken, top to bottom: check → warm up → size the spin → look for persisting lines (`timing.lines`) →
 calls or replays of graphs (`timing.replays`) → (flush, spin, call) until the rule says stop. Later trials of the same
-call go by what the first one found: they begin with the warm-up.
+call go by what the first one found: of a quick call the warm-up and the readings are taken together.
 
 It runs where the code runs: in the worker for a solution, in the device session for the reference. It only takes
 readings. What they mean is decided elsewhere (`timing.summary`).
@@ -102,11 +102,12 @@ def _take(trial: TrialUnderWay, known: KnownCall | None) -> Trial:
             calls = Calls(trial.supply, "stream", "the budget holds no more calls")
             return Trial((latest,), "budget", _facts(trial, calls))
     deadline = now() + recipe.budget_s / SLOW_SHARE - (CHECKS * trial.per_call_s if is_new else 0.0)
-    is_spared = recipe.stops_early and trial.per_call_s > QUICK_S
-    if not is_spared:
-        warm_up(trial, deadline=deadline)
-    elif not is_new:  # checks would have warmed it up
+    is_quick = trial.per_call_s <= QUICK_S
+    is_spared, joins = recipe.stops_early and not is_quick, is_quick and not is_new
+    if is_spared and not is_new:  # checks would have warmed it up
         trial.time_calls(1)
+    elif not is_spared and not joins:
+        warm_up(trial, deadline=deadline)
     if is_new and trial.waits_inside:
         _look_again(trial)
     if is_new and not is_spared:
@@ -118,7 +119,7 @@ def _take(trial: TrialUnderWay, known: KnownCall | None) -> Trial:
     extra = count_extra(trial)
     rule = StoppingRule(recipe.iterations, left_s, extra, recipe.precision, stops_early=recipe.stops_early)
     try:
-        samples, stop = take_samples(trial, calls.supply, rule)
+        samples, stop = take_samples(trial, calls.supply, rule, untimed=recipe.warmup_runs if joins else 0)
     except CaptureRefused as refused:  # of a later call: it does something else than the first
         calls = Calls(trial.supply, "stream", str(refused))
         trial.lead = replace(trial.lead, spin_ns=find_spin(trial, trial.enqueue_ns))
@@ -285,8 +286,17 @@ def most_readings(iterations: int) -> int:
     return max(1, iterations) * (1 + EXTRA_SHARE)
 
 
-def take_samples(trial: TrialUnderWay, supply: Supplier, rule: StoppingRule) -> tuple[list[Sample], Stop]:
-    """Take readings until the rule says stop; return them and why it did."""
+def take_samples(
+    trial: TrialUnderWay, supply: Supplier, rule: StoppingRule, *, untimed: int = 0
+) -> tuple[list[Sample], Stop]:
+    """Take readings until the rule says stop; return them and why it did.
+
+    Args:
+        trial: the trial.
+        supply: gives the launches.
+        rule: says when to stop.
+        untimed: calls to be made first whose readings do not count: a request takes longer than such calls.
+    """
     start = trial.now()
     samples: list[Sample] = []
     while True:
@@ -296,7 +306,8 @@ def take_samples(trial: TrialUnderWay, supply: Supplier, rule: StoppingRule) -> 
         if stop is not None:
             return samples, stop
         count = rule.next_batch(len(samples), spent_s=spent_s, per_call_s=trial.per_call_s)
-        samples += take_batch(trial, supply, count, deadline=start + rule.budget_s)
+        samples += take_batch(trial, supply, untimed + count, deadline=start + rule.budget_s)[untimed:]
+        untimed = 0
 
 
 def take_batch(trial: TrialUnderWay, supply: Supplier, count: int, *, deadline: float) -> list[Sample]:

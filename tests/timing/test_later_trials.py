@@ -31,6 +31,33 @@ def test_a_later_trial_has_its_warm_up_and_its_readings_and_no_other_call(gpu, h
     assert {name: later.facts[name] for name in alike} == {name: first.facts[name] for name in alike}
 
 
+def sizes_of_requests(gpu, length_ns):
+    """Return how many calls each request of a later trial has, and the trial; calls of its warm-up are slow."""
+    call, asked = gpu.call(length_ns=length_ns), []
+    first = take(gpu, call)
+    clock, _ = fake_cupti_clock(gpu)
+    sample = clock.sample
+    clock.sample = lambda launches, lead: asked.append(len(launches)) or sample(launches, lead)
+    slow = gpu.call(length_ns=length_ns * 2)
+    later = take_trial(
+        lambda index: slow if index < RECIPE.warmup_runs else call, clock, RECIPE, known=first.known, now=gpu.seconds
+    )
+    return asked, later
+
+
+def test_the_warm_up_of_a_quick_call_and_its_readings_share_a_request(gpu):
+    asked, later = sizes_of_requests(gpu, 10_000)
+    assert asked == [RECIPE.warmup_runs + RECIPE.iterations]
+    assert later.spans_ns == [10_000] * RECIPE.iterations  # those of the warm-up do not count
+
+
+def test_a_slow_call_is_warmed_up_first(gpu):
+    asked, later = sizes_of_requests(gpu, 5_000_000)
+    assert len(asked) > 1
+    assert sum(asked) == later.facts["calls"]
+    assert set(later.spans_ns) == {5_000_000}
+
+
 def test_lines_that_the_first_trial_found_are_reset_in_the_later_ones(gpu):
     first, later = take_two(gpu, leaves_lines(gpu, 10_000, 4_000))
     assert first.facts["calls"] == later.facts["calls"] + LOOKS
