@@ -40,9 +40,10 @@ SPIN_FLOOR_NS: Final = 6_000
 """Added to that, so that a call which the host enqueues at once gets a spin, too."""
 SPIN_CEILING_NS: Final = 50_000_000
 """A spin covers at most this much of the host's time. A call that takes the host longer has late readings."""
-REST_NS: Final = 50_000
+REST_NS: Final = 100_000
 """The GPU rests at least this long before each call: the flush reads memory at full speed, and right after it the times
-of a call scatter half as much again (H200). After 30, 50 and 100 us they are alike to 0.5 %, and scatter alike."""
+of a call scatter half as much again (H200). After 50 us most do so no more, but three trials of a call of 2 us in one
+worker differed by 3 %, after 100 us by 1.4 % at the most."""
 MOST_REST_NS: Final = 10_000_000
 """The GPU rests at most this long. It rests as long as the call takes: a GPU that works without a pause reaches its
 power limit and slows down (12 % within fifty matrix products of 1.4 ms on an H200; with rest 0.2 %)."""
