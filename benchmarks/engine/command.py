@@ -43,13 +43,14 @@ def measure_import() -> float:
     return median(float(text) for text in taken[1:])
 
 
-def run_command(root: Path, *flags: str, cache: Path | None) -> RunTaken:
+def run_command(root: Path, *flags: str, cache: Path | None, checkout: Path = CHECKOUT) -> RunTaken:
     """Run a set with the command line in a fresh process; nothing is saved.
 
     Args:
         root: the set.
         flags: further flags of `run`.
         cache: folder for what is built and kept; None: the one of this user.
+        checkout: whose command line it is.
     """
     environment = dict(os.environ) | ({"FIB_CACHE_PATH": str(cache)} if cache is not None else {})
     with tempfile.TemporaryDirectory() as folder:
@@ -59,7 +60,7 @@ def run_command(root: Path, *flags: str, cache: Path | None) -> RunTaken:
             begin_s = time.monotonic()
             process = subprocess.Popen(
                 [sys.executable, "-m", "benchmarks.engine.drive", str(events), *given],
-                cwd=CHECKOUT,
+                cwd=checkout,
                 env=environment,
                 stdout=subprocess.DEVNULL,
                 stderr=stderr,
