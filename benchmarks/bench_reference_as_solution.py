@@ -11,6 +11,8 @@ is. Goal: the median of the first lies within 0.95 to 1.05.
 
 The second takes the references of a trace set, on its own workloads, and on the GPU where there is one; there the goal
 is 1.5 % on either side. Exits with 1 where a goal is missed or a reference is rejected. Nothing is saved.
+
+Each verdict is told on stderr when it comes, with what its two measurements differ in, the reference's first.
 """
 
 import argparse
@@ -21,6 +23,7 @@ import time
 from collections import defaultdict
 from pathlib import Path
 from statistics import median, quantiles
+from typing import Any
 
 import torch
 
@@ -34,6 +37,11 @@ from tests.kit.small_workloads import input_bytes, missing_blobs
 from tests.kit.twins import make_twin
 
 GOALS = {"cpu": (0.95, 1.05), "cuda": (0.985, 1.015)}
+FACTS = (
+    *("trials_ms", "samples", "stop", "launch", "graphs", "operations", "streams", "waits_inside", "output_places"),
+    *("spin_ns", "enqueue_ns", "lead_ns", "chain_gap_ns", "launch_gap_ns", "claimed_ms", "confirmed", "flags"),
+)
+"""What of two measurements may say why they differ."""
 SIZES = {5: 64, 20: 2048, 100: 8192, 1_000: 8192, 10_000: 16384}
 """Microseconds of a call → elements: few enough that one thread computes them (MKL splits a sine of 2,048 in two, and
 waking a thread takes longer than the call). Other lengths take the nearest's."""
@@ -137,8 +145,16 @@ def run_once(benchmark: Benchmark) -> dict[tuple[str, str, str], tuple[float, fl
                 continue
             performance = evaluation.performance
             found[key] = (performance.speedup_factor, performance.reference_latency_ms)
-            print(f"{' '.join(key)}: {performance.speedup_factor:.3f}", file=sys.stderr, flush=True)
+            line = f"{' '.join(key)}: {performance.speedup_factor:.3f}"
+            print(line, *find_differences(evaluation.extra or {}), sep="  ", file=sys.stderr, flush=True)
     return found
+
+
+def find_differences(extra: dict[str, Any]) -> list[str]:
+    """Return in what the measurements of the reference and of the solution differ, by what a trace carries of them."""
+    measured = [extra.get(name) or {} for name in ("baseline", "measurement")]
+    told = [[one.get(fact) for one in measured] for fact in FACTS]
+    return [f"{fact} {told[0]} | {told[1]}" for fact, told in zip(FACTS, told, strict=True) if told[0] != told[1]]
 
 
 def main() -> int:
