@@ -279,6 +279,7 @@ class WorkerProcess:
             raise WorkerGone(self.exit) from None
         if along.meanwhile is not None:
             along.meanwhile(lambda: self._is_over(deadline))
+            self.hear()  # an answer that has come is in time, also where that took until after the deadline
         message = self._wait(deadline)
         if self._stillness is not None:
             self._stillness.rest()

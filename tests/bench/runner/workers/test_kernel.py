@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,13 @@ def test_repeated_calls_share_requests_once_the_first_one_is_seen(open_kernel, m
         assert sum(counts) == 20
         assert len(counts) <= 7
         assert [float(one[0][0]) for one in kernel.call_repeatedly([torch.ones(4)], 2)] == [22, 23]
+
+
+def test_an_answer_that_came_while_something_else_was_done_is_in_time(open_kernel):
+    with open_kernel("def run(x):\n    return x * 2") as kernel:
+        kernel._left_s = 1.0
+        kernel.meanwhile = lambda: time.sleep(1.2)
+        assert torch.equal(kernel.call_once([X])[0], X * 2)
 
 
 def test_what_is_wrong_with_one_of_several_calls_is_told(open_kernel):
