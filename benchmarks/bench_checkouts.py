@@ -4,9 +4,9 @@
     python benchmarks/bench_checkouts.py /tmp/before [--sets gemm sampler] [--turns 3] [--devices 0] [--json FILE]
 
 Machines of one kind differ more than most changes, and one machine differs from minute to minute. So each set is run by
-both, one after the other, `--turns` times, with baselines taken anew and a cache that both share. A run of this
-checkout goes before, so that kernels are compiled. I is what `import torch` takes, before each pair. Seconds count from
-the start of a command's process.
+both, one after the other, `--turns` times, with baselines taken anew and a cache that both share. The one that begins
+changes each time. A run of each goes before, so that kernels are compiled. I is what `import torch` takes, before each
+pair. Seconds count from the start of a command's process.
 
 Sets are those of `bench_engine.py`: verdicts, gemm, sampler and runners on a GPU, python (8 solutions x 8 workloads) on
 a CPU; --try makes them tiny. The table goes to stdout. Exits with 1 where a command fails or a verdict is not the
@@ -69,16 +69,19 @@ def take_set(name: str, others: Path, bench: Bench, turns: int) -> list[Turn]:
     """Run a set by both checkouts in turns."""
     made, cache, taken = SETS[name](bench, bench.folder_for("set")), bench.folder_for("cache"), []
     devices = ("--devices", bench.devices[0])
-    run_command(made.root, *devices, cache=cache)
+    order = [("other", others), ("this", CHECKOUT)]
+    for _, checkout in order:
+        run_command(made.root, *devices, cache=cache, checkout=checkout)
     for _ in range(turns):
         import_s = measure_import()
-        for label, checkout in (("other", others), ("this", CHECKOUT)):
+        for label, checkout in order:
             run = run_command(made.root, *devices, FRESH, cache=cache, checkout=checkout)
             timeline = run.timeline
             odd = ([run.error] if run.error else []) + timeline.find_odd(made.expected)
             last_s = timeline.verdicts[-1].at_s if timeline.verdicts else None
             taken.append(Turn(name, label, import_s, run.wall_s, timeline.first_verdict_s, last_s, odd))
             print(render(taken[-1]), flush=True)
+        order.reverse()
     return taken
 
 
@@ -92,8 +95,11 @@ def render(turn: Turn) -> str:
 
 
 def summarise(name: str, taken: Sequence[Turn]) -> str:
-    """Return the medians of both, and what this checkout takes of what the other one takes."""
-    other, this = (median(turn.wall_s for turn in taken if turn.checkout == label) for label in ("other", "this"))
+    """Return the medians of both, of what did well, and what this checkout takes of what the other one takes."""
+    both = [[turn.wall_s for turn in taken if turn.checkout == label and not turn.odd] for label in ("other", "this")]
+    if not all(both):
+        return f"{name}: no command of {'the other' if both[1] else 'this'} checkout did well"
+    other, this = map(median, both)
     return f"{name}: {other:.2f} s and {this:.2f} s, {this / other:.3f} times as long"
 
 

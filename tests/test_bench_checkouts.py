@@ -24,6 +24,9 @@ def test_a_turn_has_a_line_that_tells_what_is_odd():
 def test_the_medians_of_both_are_told_as_a_ratio():
     turns = [turn("other", 8.0), turn("this", 6.0), turn("other", 10.0), turn("this", 7.5)]
     assert summarise("gemm", turns) == "gemm: 9.00 s and 6.75 s, 0.750 times as long"
+    turns.append(turn("this", 900.0, odd=["not done after 900 s"]))
+    assert summarise("gemm", turns) == "gemm: 9.00 s and 6.75 s, 0.750 times as long"
+    assert summarise("gemm", turns[-1:] + turns[:1]) == "gemm: no command of this checkout did well"
 
 
 def test_a_folder_that_is_no_checkout_is_misuse(tmp_path, monkeypatch, capsys):

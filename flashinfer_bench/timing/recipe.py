@@ -104,7 +104,8 @@ def _take(trial: TrialUnderWay, known: KnownCall | None) -> Trial:
             return Trial((latest,), "budget", _facts(trial, calls))
     deadline = now() + recipe.budget_s / SLOW_SHARE - (CHECKS * trial.per_call_s if is_new else 0.0)
     is_quick = trial.per_call_s <= QUICK_S
-    is_spared, joins = recipe.stops_early and not is_quick, is_quick and not is_new
+    has_time = trial.per_call_s * recipe.warmup_runs * SLOW_SHARE <= recipe.budget_s
+    is_spared, joins = recipe.stops_early and not is_quick, is_quick and has_time and not is_new
     if is_spared and not is_new:  # checks would have warmed it up
         trial.time_calls(1)
     elif not is_spared and not joins:
@@ -307,16 +308,19 @@ def take_samples(
         if stop is not None:
             return samples, stop
         count = rule.next_batch(len(samples), spent_s=spent_s, per_call_s=trial.per_call_s)
-        samples += take_batch(trial, supply, untimed + count, deadline=start + rule.budget_s)[untimed:]
+        samples += take_batch(trial, supply, count, deadline=start + rule.budget_s, untimed=untimed)
         untimed = 0
 
 
-def take_batch(trial: TrialUnderWay, supply: Supplier, count: int, *, deadline: float) -> list[Sample]:
+def take_batch(
+    trial: TrialUnderWay, supply: Supplier, count: int, *, deadline: float, untimed: int = 0
+) -> list[Sample]:
     """Take readings. If too many are late for a call that does not wait, take them again behind a longer spin.
 
-    Late readings are kept where taking others would last until after the deadline (seconds).
+    Late readings are kept where taking others would last until after the deadline (seconds). Those of the `untimed`
+    first calls, which are made beside the `count` ones, are left out.
     """
-    samples = trial.time_calls(count, supply=supply)
+    samples = trial.time_calls(untimed + count, supply=supply)[untimed:]
     for _ in range(RETAKES):
         spin_ns = trial.lead.spin_ns
         longer_ns = min(spin_ns * 2, SPIN_CEILING_NS)

@@ -10,6 +10,7 @@ import os
 import random
 import socket
 import sys
+import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -130,6 +131,8 @@ class Worker:
         self._laid_bytes = 0
         """Bytes of the outputs of one of these calls."""
         self._no_call = make_no_call(device)
+        self._latest_tick = 0
+        """The clock's millisecond in which the latest call ended that was not timed."""
         self._returns_same = False
         """The solution returns the same memory each time, as far as was seen."""
         self._is_looked_at = False
@@ -229,7 +232,10 @@ class Worker:
             return {"readings": answer_readings(samples), "facts": self.clock.facts(), "returned": None}
         returned = []
         for index, launch in zip(request["indices"], launches, strict=True):
+            while tick() == self._latest_tick:  # samplers seed themselves by it, and two would draw the same
+                continue
             launch()
+            self._latest_tick = tick()
             values = self._laid[index].values() if launch.puts_away else []
             returned.append([describe_value(value, self._laid[index].inputs_at) for value in values])
             launch.put_away()
@@ -412,6 +418,11 @@ def describe_value(value: Any, inputs_at: int = 0) -> dict[str, Any]:
         return {"kind": "scalar", "type": kind.__name__}
     names = f" with the keys {', '.join(map(str, value))}" if kind is dict else ""
     return {"kind": "other", "type": escape_surrogates(f"{kind.__module__}.{kind.__qualname__}{names}")[:500]}
+
+
+def tick() -> int:
+    """Return the clock's time in milliseconds."""
+    return time.time_ns() // 1_000_000
 
 
 def describe_error(error: BaseException) -> dict[str, str]:

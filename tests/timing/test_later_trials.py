@@ -8,7 +8,7 @@ from flashinfer_bench.timing.clocks import ClockLost
 from flashinfer_bench.timing.clocks.wall import WallClock
 from flashinfer_bench.timing.lines import LOOKS
 from flashinfer_bench.timing.progress import CHECKS, Recipe
-from flashinfer_bench.timing.recipe import take_trial
+from flashinfer_bench.timing.recipe import REST_NS, take_trial
 from tests.kit.fake_gpu import fake_cupti_clock, fake_event_clock
 from tests.timing.taking import RECIPE, take
 from tests.timing.test_recipe_lines import leaves_lines
@@ -49,6 +49,27 @@ def test_the_warm_up_of_a_quick_call_and_its_readings_share_a_request(gpu):
     asked, later = sizes_of_requests(gpu, 10_000)
     assert asked == [RECIPE.warmup_runs + RECIPE.iterations]
     assert later.spans_ns == [10_000] * RECIPE.iterations  # those of the warm-up do not count
+
+
+def test_a_warm_up_that_takes_too_long_is_cut_short_as_in_the_first_trial(gpu):
+    call, recipe = gpu.call(length_ns=1_000_000), replace(RECIPE, warmup_runs=1000, budget_s=0.5)
+    first, later = take_two(gpu, call, recipe)
+    assert first.facts["calls"] - len(first.samples) < 500
+    assert later.facts["calls"] - len(later.samples) < 500
+
+
+def test_late_readings_are_taken_again_without_the_warm_up(gpu):
+    first = take(gpu, gpu.call())
+    calls = []
+
+    def supply(index):
+        calls.append(index)
+        return gpu.call(host_ns=7 * REST_NS if RECIPE.warmup_runs <= index < 100 else 0)
+
+    later = take_trial(supply, fake_cupti_clock(gpu)[0], RECIPE, known=first.known, now=gpu.seconds)
+    assert later.facts["retaken"] in (RECIPE.iterations, 2 * RECIPE.iterations)
+    assert later.facts["calls"] == RECIPE.warmup_runs + RECIPE.iterations + later.facts["retaken"]
+    assert len(later.samples) == RECIPE.iterations
 
 
 def test_a_slow_call_is_warmed_up_first(gpu):

@@ -436,7 +436,7 @@ class DeviceSession:
 
     def _call_reference_first(self, job: JobContext, inputs: list[Any]) -> list[torch.Tensor]:
         """Call the reference here while its worker makes its first call: neither finds the code it needs on the GPU."""
-        if not is_small(inputs) or self._timer.recall(job) is not None:
+        if not is_small(inputs, job.output_specs()) or self._timer.recall(job) is not None:
             return job.block.reference(inputs)
         self._clear_arena()
         return self._timer.call_first(job, inputs, self._rehearsals.find(job, self._context(job)))

@@ -9,7 +9,6 @@ sure that no worker holds a solution meanwhile (`device_session.prepare`).
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -32,7 +31,7 @@ from flashinfer_bench.bench.runner.workers.pool import WorkerPool, reference_fil
 from flashinfer_bench.bench.runner.workers.process import WorkerProcess
 from flashinfer_bench.compile import Artifact
 from flashinfer_bench.data import Definition
-from flashinfer_bench.errors import DefinitionFault, SolutionFailure
+from flashinfer_bench.errors import DefinitionFault, SolutionFailure, WorkloadFault
 from flashinfer_bench.timing.measurement import Measured
 
 ENTRY: Final = "reference.py"
@@ -56,6 +55,8 @@ class ReferenceTimer:
     _known: dict[BaselineKey, Measured] = field(default_factory=dict)
     _called: tuple[BaselineKey, WorkerProcess] | None = None
     """The workload whose first call was made ahead, and the worker that made it."""
+    _late: dict[BaselineKey, SolutionFailure] = field(default_factory=dict)
+    """Workloads whose first call took the worker all its time."""
 
     def recall(self, job: JobContext) -> Measured | None:
         """Return the reference's time on a job's workload where this run or an earlier one has taken it."""
@@ -73,7 +74,8 @@ class ReferenceTimer:
     ) -> list[torch.Tensor]:
         """Return what the reference gives for a job's inputs; meanwhile its worker makes its first call on them.
 
-        What fails in the worker is told when it is timed.
+        What fails in the worker is told when it is timed. Where one of the two finds too little memory for both, it
+        calls once more alone.
 
         Args:
             job: the job.
@@ -83,12 +85,16 @@ class ReferenceTimer:
         Raises:
             WorkloadFault: the reference fails here.
         """
-        reference, made = job.block.reference, []
+        reference = job.block.reference
+        made: list[list[torch.Tensor]] = []
+        faults: list[Exception] = []
 
         def meanwhile() -> None:
             self.pool.tend_spares()
-            with suppress(Exception):  # both may need more memory than there is; it comes again where it counts
+            try:
                 made.append(reference(inputs))
+            except (WorkloadFault, torch.OutOfMemoryError, MemoryError) as fault:
+                faults.append(fault)
             if made and then is not None:
                 then(inputs, made[0])
             self.pool.tend_spares()
@@ -99,9 +105,27 @@ class ReferenceTimer:
             kernel.meanwhile = meanwhile
             kernel.call_once(inputs)
             self._called = (job.key, kernel.worker)
-        except SolutionFailure:
+        except SolutionFailure as failure:
             self.pool.end_reference()
-        return made[0] if made else reference(inputs)
+            if failure.status == "TIMEOUT":
+                self._late[job.key] = failure
+        except BaseException:  # its answer is still to come
+            self.pool.end_reference()
+            raise
+        if made:
+            return made[0]
+        if faults and isinstance(faults[0], DefinitionFault):
+            raise faults[0]
+        if faults:
+            self._give_way()
+        return reference(inputs)
+
+    def _give_way(self) -> None:
+        """Leave the device's memory to a call here."""
+        self.pool.end_reference()
+        self.pool.finish_ending()
+        if self.hello.device == "cuda":
+            torch.cuda.empty_cache()
 
     def measure(self, job: JobContext, input_sets: list[list[Any]], *, is_alone: bool) -> Measured:
         """Return the reference's time on a job's workload.
@@ -118,6 +142,8 @@ class ReferenceTimer:
         if known is None:
             kernel = self._open_kernel(job)
             try:
+                if job.key in self._late:
+                    raise self._late.pop(job.key)
                 self._load(kernel, job.block.definition)
                 if self._called != (job.key, kernel.worker):
                     kernel.call_once(input_sets[0])  # what compiles at the first call is no part of a measurement

@@ -7,6 +7,7 @@ takes some ten operations. A worker's first call takes as long for the same reas
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -17,15 +18,16 @@ import torch
 from flashinfer_bench.bench.evaluators.evaluator import JudgeContext, JudgedCall
 from flashinfer_bench.bench.evaluators.inputs.memory import bytes_of
 from flashinfer_bench.bench.runner.session.job import JobContext
+from flashinfer_bench.bench.runner.workers.claims import OutputSpec
 
 OURS: Final = __package__.split(".")[0]
 MOST_BYTES: Final = 256 << 20
-"""Of a call's inputs: nothing is done beside a larger call, for it would take memory and time of its own."""
+"""Of a call's inputs and outputs: nothing is done beside a larger call, which would take memory and time of its own."""
 
 
-def is_small(inputs: Sequence[Any]) -> bool:
+def is_small(inputs: Sequence[Any], outputs: Sequence[OutputSpec]) -> bool:
     """Tell whether anything may be done beside a call on these inputs."""
-    return bytes_of(list(inputs)) <= MOST_BYTES
+    return bytes_of(list(inputs)) + sum(math.prod(one.shape) * one.dtype.itemsize for one in outputs) <= MOST_BYTES
 
 
 class Rehearsals:

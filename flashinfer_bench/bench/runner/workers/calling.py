@@ -61,7 +61,7 @@ class CallableKernel:
         self._laid_out: tuple[Any, ...] | None = None
         self._bound_generation = -1
         self._at_once = 1
-        """Calls of the next request of `call_repeatedly`."""
+        """Calls of a request of `call_repeatedly`, as far as calls were quick."""
 
     @property
     def metadata(self) -> KernelMetadata:
@@ -163,13 +163,15 @@ class CallableKernel:
         The first one is made alone: what is wrong shows at once. Quick ones share a request then, since a request takes
         a millisecond.
         """
+        at_once = 1
         while count > 0:
             start = self._now()
-            made = self._take_calls(inputs, min(self._at_once, count))
+            made = self._take_calls(inputs, min(at_once, count))
             is_quick = self._now() - start < QUICK_REQUEST_S
             count -= len(made)
             yield from made
-            self._at_once = 2 * len(made) if is_quick else 1
+            self._at_once = max(2 * len(made), self._at_once) if is_quick else 1
+            at_once = self._at_once
             if is_quick and count and self._arena.is_aside:  # there is room for one call only
                 self._tools.quiesce()
                 self._arena.come_back()

@@ -1,11 +1,12 @@
 """A reference makes its first call here and in its worker at once; what fails in either is told where it counts."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 
 from flashinfer_bench.bench.runner.session.reference_timing import ReferenceTimer
-from flashinfer_bench.errors import DefinitionFault, SolutionFailure
+from flashinfer_bench.errors import DefinitionFault, SolutionFailure, WorkloadFault
 from flashinfer_bench.timing.measurement import Measured
 
 pytestmark = pytest.mark.cpu
@@ -40,9 +41,10 @@ def open_timer(monkeypatch, kernel):
     ended = []
     monkeypatch.setattr(ReferenceTimer, "_open_kernel", lambda timer, job: kernel)
     monkeypatch.setattr(ReferenceTimer, "_load", lambda *_arguments: None)
-    pool = SimpleNamespace(end_reference=lambda: ended.append(kernel), tend_spares=lambda: None)
+    end = partial(ended.append, kernel)
+    pool = SimpleNamespace(end_reference=end, finish_ending=end, tend_spares=lambda: None)
     tools = SimpleNamespace(readout=SimpleNamespace(launch_gap_ns=0))
-    return ReferenceTimer(None, pool, tools), ended
+    return ReferenceTimer(SimpleNamespace(device="cpu"), pool, tools), ended
 
 
 def make_job(reference, key="job"):
@@ -85,17 +87,46 @@ def test_what_fails_in_the_worker_is_told_when_it_is_timed(monkeypatch, late):
         timer.measure(job, [[1]], is_alone=True)
 
 
-def test_what_fails_here_is_called_alone_once_more_before_it_is_told(monkeypatch):
-    timer, _ = open_timer(monkeypatch, FakeKernel())
+@pytest.mark.parametrize("lacks", [MemoryError("all in use"), WorkloadFault("does not fit")])
+def test_a_call_that_lacks_memory_beside_the_other_is_made_alone(monkeypatch, lacks):
+    timer, ended = open_timer(monkeypatch, FakeKernel())
     tries = []
 
     def lacks_memory_at_first(inputs):
-        tries.append(inputs)
+        tries.append(len(ended))
         if len(tries) == 1:
-            raise MemoryError
+            raise lacks
         return inputs
 
     assert timer.call_first(make_job(lacks_memory_at_first), [1]) == [1]
-    timer, _ = open_timer(monkeypatch, FakeKernel())
+    assert tries == [0, 2]  # the worker has ended, and that was waited for
+
+
+def test_a_reference_that_fails_is_not_called_twice(monkeypatch):
+    timer, ended = open_timer(monkeypatch, FakeKernel())
+    tries = []
+
+    def fails(inputs):
+        tries.append(inputs)
+        raise DefinitionFault("it divides by zero")
+
+    with pytest.raises(DefinitionFault, match="divides by zero"):
+        timer.call_first(make_job(fails), [1])
+    assert (len(tries), ended) == (1, [])
+
+
+def test_where_something_else_fails_the_worker_is_ended_whose_answer_is_still_to_come(monkeypatch):
+    timer, ended = open_timer(monkeypatch, FakeKernel())
     with pytest.raises(ZeroDivisionError):
         timer.call_first(make_job(lambda inputs: 1 / 0), [1])
+    assert len(ended) == 1
+
+
+def test_a_first_call_that_took_all_its_time_is_not_made_again(monkeypatch):
+    kernel = FakeKernel(SolutionFailure("TIMEOUT", "still running"), late=True)
+    timer, _ = open_timer(monkeypatch, kernel)
+    job = make_job(list)
+    assert timer.call_first(job, [1]) == [1]
+    with pytest.raises(DefinitionFault, match="still running"):
+        timer.measure(job, [[1]], is_alone=True)
+    assert kernel.calls == 1

@@ -11,6 +11,7 @@ from flashinfer_bench.bench.evaluators.evaluator import JudgeContext
 from flashinfer_bench.bench.evaluators.sampling import evaluator
 from flashinfer_bench.bench.runner.session import rehearsal
 from flashinfer_bench.bench.runner.session.rehearsal import Rehearsals, is_small
+from flashinfer_bench.bench.runner.workers.claims import OutputSpec
 from tests.kit import make_definition
 
 pytestmark = pytest.mark.cpu
@@ -56,9 +57,11 @@ def test_evaluators_of_others_are_not_rehearsed():
 
 
 def test_nothing_is_done_beside_a_large_call(monkeypatch):
-    monkeypatch.setattr(rehearsal, "MOST_BYTES", 8)
-    assert is_small([torch.ones(2), 3])
-    assert not is_small([torch.ones(2), 3, torch.ones(1)])
+    monkeypatch.setattr(rehearsal, "MOST_BYTES", 12)
+    output = OutputSpec("y", (2,), torch.float16)
+    assert is_small([torch.ones(2), 3], [output])
+    assert not is_small([torch.ones(2), 3, torch.ones(1)], [output])
+    assert not is_small([torch.ones(2), 3], [output, output])
 
 
 def test_what_fails_in_a_rehearsal_is_told_where_it_counts():

@@ -81,7 +81,22 @@ def test_repeated_calls_share_requests_once_the_first_one_is_seen(open_kernel, m
         assert counts[0] == 1
         assert sum(counts) == 20
         assert len(counts) <= 7
-        assert [float(one[0][0]) for one in kernel.call_repeatedly([torch.ones(4)], 2)] == [22, 23]
+        asked.clear()
+        assert [float(one[0][0]) for one in kernel.call_repeatedly([torch.ones(4)], 9)] == list(range(22, 31))
+        assert [one for one in asked if isinstance(one, int)] == [1, 8]  # it is known to be quick
+
+
+MILLISECONDS = """
+import time, torch
+def run(x):
+    return torch.full((4,), float(int(time.time() * 1000) % 100_000))
+"""
+
+
+def test_calls_of_one_request_have_a_millisecond_each_since_samplers_seed_themselves_by_it(open_kernel):
+    with open_kernel(MILLISECONDS) as kernel:
+        seen = [float(one[0][0]) for one in kernel.call_repeatedly([torch.zeros(4)], 30)]
+    assert len(set(seen)) == 30
 
 
 def test_an_answer_that_came_while_something_else_was_done_is_in_time(open_kernel):
