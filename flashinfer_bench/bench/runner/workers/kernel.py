@@ -58,14 +58,7 @@ QUICK_CALL_NS: Final = 5_000_000
 
 
 class RemoteKernel(CallableKernel):
-    """One solution in one worker, for one workload: its calls, and their times.
-
-    Args:
-        worker: a worker that is ready.
-        tools: what the session gives every kernel.
-        task: what the solution has to do.
-        metadata: the solution's names; its style is set when it is loaded.
-    """
+    """One solution in one worker, for one workload: its calls, and their times. It is made as a CallableKernel is."""
 
     def __init__(self, worker: WorkerProcess, tools: SessionTools, task: KernelTask, metadata: KernelMetadata) -> None:
         super().__init__(worker, tools, task, metadata)
