@@ -63,6 +63,7 @@ def judge_regimes(
 
 
 def count_nonfinite(outputs: Sequence[torch.Tensor]) -> int:
-    """Count the elements of float outputs that are nan or infinite."""
-    floats = [output for output in outputs if output.dtype.is_floating_point and not is_packed(output.dtype)]
-    return sum(int((~output.float().isfinite()).sum()) for output in floats)
+    """Count the elements of float outputs that are nan or infinite, with one wait for the device."""
+    floats = [output.float() for output in outputs if output.dtype.is_floating_point and not is_packed(output.dtype)]
+    counts = [(value - value).count_nonzero() for value in floats]  # of a finite number nothing is left
+    return int(torch.stack(counts).sum()) if counts else 0

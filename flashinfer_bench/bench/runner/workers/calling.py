@@ -22,6 +22,7 @@ from flashinfer_bench.bench.runner.workers.kernel_task import KernelMetadata, Ke
 from flashinfer_bench.bench.runner.workers.process import WorkerGone, WorkerLate, WorkerProcess
 from flashinfer_bench.bench.runner.workers.timed.call_places import CallPlaces, describe_inputs
 from flashinfer_bench.bench.runner.workers.timed.handover import Along
+from flashinfer_bench.bench.runner.workers.timed.rows import find_differing, slots_in
 from flashinfer_bench.compile import Artifact
 from flashinfer_bench.compile.diagnostics import lead_with_error
 from flashinfer_bench.errors import SolutionFailure
@@ -180,14 +181,18 @@ class CallableKernel:
         """Make calls on copies of the same inputs in one request; check what they left, and return their outputs."""
         places, told = self._make_calls(inputs, count)
         outputs = [[output.clone() for output in places.outputs(index)] for index in range(len(told))]
-        for index, returned in enumerate(told):
+        held = places.input_bytes(len(told))
+        slots = slots_in(held, places.inputs(0))
+        rows = [None if slot is None else held[:, slot.offset : slot.offset + slot.nbytes] for slot in slots]
+        changed = self._find_changed(inputs, rows, len(told))
+        for returned, name in zip(told, changed, strict=True):
             # The session knows that what a reference returns fits.
             if self.style == "value" and self.task.outputs and not self.task.may_write_inputs:
                 try:
                     check_returned(returned, self.task.outputs, self._arena.device.type)
                 except SolutionFailure as failure:
                     raise SolutionFailure(failure.status, failure.message, is_answer=True) from None
-            self._check_inputs_intact(inputs, places.inputs(index))
+            _check_unchanged(name)
             check_memory(returned, self.task.outputs)
         return outputs
 
@@ -222,17 +227,29 @@ class CallableKernel:
         return places
 
     def _check_inputs_intact(self, inputs: Sequence[Any], now: Sequence[torch.Tensor | None]) -> None:
+        rows = [None if slot is None else as_bytes(slot)[None] for slot in now]
+        _check_unchanged(*self._find_changed(inputs, rows, 1))
+
+    def _find_changed(self, inputs: Sequence[Any], rows: Sequence[torch.Tensor | None], count: int) -> list[str | None]:
+        """Return the first input that each of some calls has changed, or None; all are compared with one wait.
+
+        Args:
+            inputs: what each call was given.
+            rows: of each input its bytes after each call, a row for each; None for what is no tensor.
+            count: how many calls there are.
+        """
         if self.task.may_write_inputs:
-            return
-        for name, value, slot in zip(self.task.input_names, inputs, now, strict=True):
-            if name in self.task.in_out_inputs or slot is None:
-                continue
-            if not torch.equal(as_bytes(slot), as_bytes(value)):
-                raise SolutionFailure(
-                    "INCORRECT_NUMERICAL",
-                    f"input {name!r} was changed by the call; a solution may write to its outputs only "
-                    "(clone what the kernel works on in place)",
-                )
+            return [None] * count
+        checked = {
+            name: (held, as_bytes(value)[None])
+            for name, value, held in zip(self.task.input_names, inputs, rows, strict=True)
+            if name not in self.task.in_out_inputs and held is not None
+        }
+        differing = find_differing(checked.values())
+        return [
+            next((name for name, differs in zip(checked, differing, strict=True) if differs[call]), None)
+            for call in range(count)
+        ]
 
     def load(self, artifact: Artifact, environment: Mapping[str, str]) -> Signature | None:
         """Have the worker import the solution; return its entry function's signature.
@@ -275,3 +292,13 @@ class CallableKernel:
             message = lead_with_error(f"{said.type} in {what}: {said.message}\n{said.traceback}".rstrip())
             raise SolutionFailure("RUNTIME_ERROR", message, is_answer=verb in CALLING)
         return answer
+
+
+def _check_unchanged(name: str | None) -> None:
+    """Raise where an input has this name that a call has changed."""
+    if name is not None:
+        raise SolutionFailure(
+            "INCORRECT_NUMERICAL",
+            f"input {name!r} was changed by the call; a solution may write to its outputs only "
+            "(clone what the kernel works on in place)",
+        )

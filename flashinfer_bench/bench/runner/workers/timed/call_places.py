@@ -6,10 +6,10 @@ Calls take the places in turn. Their number is bounded by memory; solutions see 
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from itertools import accumulate
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from flashinfer_bench.bench.evaluators.inputs.memory import recently_free_bytes
 from flashinfer_bench.bench.evaluators.inputs.writer import KernelWriter, TorchWriter, Writer, open_writer
 from flashinfer_bench.bench.runner.workers.arena import SharedArena, lay_out
 from flashinfer_bench.bench.runner.workers.claims import OutputSpec
+from flashinfer_bench.bench.runner.workers.timed.rows import WORD, copy_rows
 from flashinfer_bench.worker.arena import Slot
 
 POISON_FLOAT: Final = 0xFF  # every floating-point format that torch has reads this as NaN, packed fp4 apart
@@ -46,10 +47,13 @@ OFFSETS: Final = 8
 """Offsets within a page at which inputs lie on a CPU, at the least, where there are so many places."""
 RUN: Final = 16
 """Bytes of poison in a row that count as unwritten."""
-WORD: Final = 8
 POISON_WORDS: Final = tuple(int.from_bytes(bytes([value]) * WORD, "little") for value in (POISON_FLOAT, POISON_OTHER))
 LOOKED_AT: Final = 4096
 """Elements of an output, evenly spaced from a secret start, by which an unwritten or repeated output is found."""
+
+Seen: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
+"""Bytes of an output, on the host: a row for each of some places."""
+Words: TypeAlias = np.ndarray[Any, np.dtype[np.uint64]]
 
 
 def count_places(size: int, device: torch.device, most: int) -> int:
@@ -224,14 +228,22 @@ class CallPlaces:
         if self.arena.device.type == "cuda":
             torch.cuda.synchronize(self.arena.device)
 
-    def glance(self, indices: Sequence[int], secret: int) -> list[torch.Tensor]:
-        """Return of each output that has elements some bytes from secret positions: a row for each of some places."""
-        seen = []
+    def glance(self, indices: Sequence[int], secret: int) -> list[Seen]:
+        """Return of each output that has elements some bytes from secret positions: a row for each of some places.
+
+        They come to the host together, since each wait for a GPU takes as long as several copies.
+        """
+        looked_at = []
         for held in self._bytes:
             if held is not None:
                 step = max(1, held.shape[1] // LOOKED_AT)
-                seen.append(_rows(held[:, secret % step :: step], indices).clone())
-        return seen
+                looked_at.append(_rows(held[:, secret % step :: step], indices))
+        if not looked_at:
+            return []
+        together = looked_at[0] if len(looked_at) == 1 else torch.cat(looked_at, dim=1)
+        rows: Seen = together.to("cpu", copy=True, memory_format=torch.contiguous_format).numpy()
+        ends = accumulate(one.shape[1] for one in looked_at)
+        return [rows[:, end - one.shape[1] : end] for one, end in zip(looked_at, ends, strict=True)]
 
 
 def _is_run(indices: Sequence[int]) -> bool:
@@ -240,34 +252,34 @@ def _is_run(indices: Sequence[int]) -> bool:
 
 def _rows(held: torch.Tensor, indices: Sequence[int]) -> torch.Tensor:
     """Return some rows; a view where they lie one behind the other."""
-    return held[indices[0] : indices[0] + len(indices)] if _is_run(indices) else held[list(indices)]
+    return held[indices[0] : indices[0] + len(indices)] if _is_run(indices) else copy_rows(held, indices)
 
 
-def to_looks(seen: Sequence[torch.Tensor], count: int) -> list[list[bytes]]:
-    """Return what `glance` saw in so many places as bytes: of each place those of each output."""
-    rows = [one.cpu().numpy() for one in seen]
-    return [[one[at].tobytes() for one in rows] for at in range(count)]
+def to_words(seen: Seen) -> Words:
+    """Return rows of bytes as rows of whole words; the last one is filled up with zeros."""
+    count, size = seen.shape
+    if size % WORD == 0 and seen.flags.c_contiguous:
+        return seen.view(np.uint64)
+    words = np.zeros((count, -(-size // WORD)), np.uint64)
+    words.view(np.uint8)[:, :size] = seen
+    return words
 
 
-def find_unwritten(looks: Sequence[Sequence[bytes]]) -> list[bool]:
-    """Tell of each place whether an output was not written, by what `to_looks` returned.
+def find_unwritten(seen: Sequence[Seen], count: int) -> list[bool]:
+    """Tell of each of so many places whether an output was not written, by what `glance` returned.
 
     RUN bytes in a row hold a whole word at a multiple of WORD. So all places are searched for such words first, since a
     search for a run takes six times as long.
     """
-    found = [False] * len(looks)
-    for output in zip(*looks, strict=True):
-        size = len(output[0])
-        words = size // WORD
-        if size < RUN:
-            suspects: Iterable[int] = range(len(output))
-        else:
-            rows = np.frombuffer(b"".join(output), np.uint8).reshape(-1, size)[:, : words * WORD]
-            held = np.ascontiguousarray(rows).view(np.uint64)
-            is_poison = functools.reduce(np.logical_or, (held == word for word in POISON_WORDS))
-            suspects = np.flatnonzero(is_poison.any(axis=1)).tolist()
+    found = [False] * count
+    for output in seen:
+        suspects: Iterable[int] = range(count)
+        if output.shape[1] >= RUN:
+            words = to_words(output)
+            at_word = [words == word for word in POISON_WORDS]
+            suspects = {int(at) for hits in at_word if hits.any() for at in np.flatnonzero(hits.any(axis=1))}
         for at in suspects:
-            found[at] = found[at] or is_unwritten(output[at])
+            found[at] = found[at] or is_unwritten(output[at].tobytes())
     return found
 
 

@@ -7,20 +7,27 @@ written, or repeats another call's. `session/reads.py` judges them when the tria
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from typing import Any, Final
 
+import numpy as np
 import torch
 
 from flashinfer_bench.bench.evaluators.inputs.contents import Contents
-from flashinfer_bench.bench.runner.workers.timed.call_places import CallPlaces, find_unwritten, to_looks
+from flashinfer_bench.bench.evaluators.inputs.writer import open_writer
+from flashinfer_bench.bench.runner.workers.timed.call_places import CallPlaces, Seen, find_unwritten
+from flashinfer_bench.bench.runner.workers.timed.rows import copy_rows, find_changed, slots_in
 from flashinfer_bench.errors import SolutionFailure
 
 MOST_ODD: Final = 4
 """Odd calls of a trial that are compared: honest outputs may repeat, as masks do, so this is bounded."""
 LARGE_BYTES: Final = 1 << 26
 """Of calls whose inputs and outputs take more, no inputs are copied."""
+TOGETHER_BYTES: Final = 1 << 22
+"""Calls that are copied or compared together take no more. Larger copies gain little, and stay until the last of their
+calls is dropped."""
 
 Outputs = Callable[[int], list[torch.Tensor]]
 
@@ -39,9 +46,10 @@ class ReadCall:
 class LeftCall:
     """What a call left in its place: copies of its outputs, and of its inputs, which it may have changed."""
 
-    outputs: list[torch.Tensor]
-    inputs: list[torch.Tensor | None] | None
-    """Empty for a large call, whose inputs are checked at once; None where they were spoiled before anybody looked."""
+    outputs: Callable[[], list[torch.Tensor]]
+    inputs: list[torch.Tensor] | None
+    """One row of bytes, which begins with them. Empty for a large call, whose inputs are checked at once; None where
+    they were spoiled before anybody looked."""
     given: list[Any] | None = None
     """What a large call was given; of others it is made again when the trial is over."""
 
@@ -68,9 +76,10 @@ class Reader:
     _odd: dict[int, LeftCall] = field(default_factory=dict)
     _base: LeftCall | None = None
     _seen: int = 0
-    _looks: dict[tuple[bytes, ...], int] = field(default_factory=dict)
+    _looks: set[int] = field(default_factory=set)
+    """A hash of what was seen of each call's outputs."""
     _look_secret: int = field(default_factory=lambda: random.SystemRandom().getrandbits(32))
-    _latest: tuple[list[int], list[torch.Tensor]] | None = None
+    _latest: tuple[list[int], list[Seen]] | None = None
     """The places of the latest calls, and what was seen there when they were over."""
 
     def look(
@@ -95,16 +104,16 @@ class Reader:
             has_inputs: the places hold the calls' inputs still.
         """
         chosen = self._choose(indices, numbers) if chooses else set()
-        copies = {index: self._copy(index, outputs, has_inputs=has_inputs) for index in chosen}
+        copies = self._copy(list(chosen), outputs, has_inputs=has_inputs)
         seen = self.places.glance(indices, self._look_secret)
         self._latest = (list(indices), seen)
-        looks = to_looks(seen, len(indices))
-        for index, number, look, is_unwritten in zip(indices, numbers, looks, find_unwritten(looks), strict=True):
+        unwritten = find_unwritten(seen, len(indices))
+        for at, (index, number) in enumerate(zip(indices, numbers, strict=True)):
             is_base = number == self.contents.base_number
-            is_odd = not is_base and (is_unwritten or self._repeats(look)) and len(self._odd) < MOST_ODD
+            is_odd = not is_base and (unwritten[at] or self._repeats(seen, at)) and len(self._odd) < MOST_ODD
             if index not in chosen and not is_odd:
                 continue
-            copied = copies.get(index) or self._copy(index, outputs, has_inputs=has_inputs)
+            copied = copies.get(index) or self._copy([index], outputs, has_inputs=has_inputs)[index]
             left = self._check_large(index, number, copied)
             if is_base:
                 self._base = left
@@ -128,7 +137,7 @@ class Reader:
         if latest is None:
             return
         now = self.places.glance(latest[0], self._look_secret)
-        if not all(torch.equal(one, then) for one, then in zip(now, latest[1], strict=True)):
+        if not all(np.array_equal(one, then) for one, then in zip(now, latest[1], strict=True)):
             raise SolutionFailure(
                 "RUNTIME_ERROR",
                 "an output was written after its call had ended; what a call starts has to be done when it returns",
@@ -149,19 +158,43 @@ class Reader:
                 self._kept[number] = None
         return chosen | {places[number] for number in numbers if number in self._kept}
 
-    def _repeats(self, looks: list[bytes]) -> bool:
+    def _repeats(self, seen: Sequence[Seen], at: int) -> bool:
         """Say whether a call gave what another call with other inputs gave."""
-        key = tuple(looks)
-        self._looks[key] = self._looks.get(key, 0) + 1
-        return self._looks[key] > 1 and bool(looks) and self.contents.differs
+        look = hash(tuple([output[at].tobytes() for output in seen]))
+        is_known = look in self._looks
+        self._looks.add(look)
+        return is_known and bool(seen) and self.contents.differs
 
-    def _copy(self, index: int, copies: Outputs | None, *, has_inputs: bool) -> LeftCall:
-        outputs = [output.clone() for output in self.places.outputs(index)] if copies is None else copies(index)
-        if not has_inputs:
-            return LeftCall(outputs, None)
-        if self.places.stride > LARGE_BYTES:
-            return LeftCall(outputs, [])
-        return LeftCall(outputs, [None if slot is None else slot.clone() for slot in self.places.inputs(index)])
+    def _copy(self, indices: Sequence[int], made: Outputs | None, *, has_inputs: bool) -> dict[int, LeftCall]:
+        """Copy what lies in some places; return place → what its call left."""
+        if not indices:
+            return {}
+        takes_inputs = has_inputs and self.places.stride <= LARGE_BYTES
+        middle, end = self._ends
+        begin, end = 0 if takes_inputs else middle, end if made is None else middle
+        shape, strides = (len(self.places), end - begin), (self.places.stride, 1)
+        copied = {}
+        for start in range(0, len(indices), self._most_together):
+            some = indices[start : start + self._most_together]
+            rows = copy_rows(self.places.arena.block.as_strided(shape, strides, begin), some)
+            for index, row in zip(some, rows.unbind(), strict=True):
+                outputs = partial(made, index) if made else partial(self._view_outputs, row, middle - begin)
+                copied[index] = LeftCall(outputs, [row] if takes_inputs else [] if has_inputs else None)
+        return copied
+
+    def _view_outputs(self, row: torch.Tensor, begin: int) -> list[torch.Tensor]:
+        return self.places.outputs_in(row[begin:])
+
+    @cached_property
+    def _ends(self) -> tuple[int, int]:
+        """Where the inputs end in a place, and the outputs, which lie behind them."""
+        inputs, outputs = self.places.input_bytes(1), self.places.output_bytes(1)
+        return inputs.shape[1], inputs.shape[1] + outputs.shape[1]
+
+    @property
+    def _most_together(self) -> int:
+        """Calls that are copied or compared together."""
+        return max(1, TOGETHER_BYTES // max(self.places.stride, 1))
 
     def _check_large(self, index: int, number: int, call: LeftCall) -> LeftCall:
         """Check the inputs of a large call in their place: a copy of them would take too much memory."""
@@ -181,16 +214,38 @@ class Reader:
         left = {number: call for number, call in self._kept.items() if call is not None} | self._odd
         if self._base is not None:
             left[self.contents.base_number] = self._base
-        small = [number for number, call in left.items() if call.given is None]
-        given = dict(zip(small, self.contents.make_all(small), strict=True))
-        for number, inputs in given.items():
-            found_inputs = left[number].inputs
-            if found_inputs is not None:
-                self.check_inputs(inputs, found_inputs)
+        given = self._make_again({number: call for number, call in left.items() if call.given is None})
         base = self.contents.base_number
         found = []
         for number, call in left.items():
             inputs = given[number] if call.given is None else call.given
-            found.append(ReadCall(inputs, call.outputs, number == base))
+            found.append(ReadCall(inputs, call.outputs(), number == base))
         self.chance.shuffle(found)
         return found
+
+    def _make_again(self, left: Mapping[int, LeftCall]) -> dict[int, list[Any]]:
+        """Make the inputs of some calls again, and check that the calls have left them as they were.
+
+        Raises:
+            SolutionFailure: a call has changed its inputs.
+        """
+        if not left:
+            return {}
+        numbers = sorted(left, key=lambda number: left[number].inputs is None)
+        size, _ = self._ends
+        slots = slots_in(self.places.arena.block, self.places.inputs(0))
+        rows = torch.empty((len(numbers), size), dtype=torch.uint8, device=self.places.arena.device)
+        views = [None if slot is None else slot.views(rows.view(-1), len(rows), size) for slot in slots]
+        writer, given = open_writer(rows.device), {}
+        for at, number in enumerate(numbers):
+            into = [None if own is None else own[at] for own in views]
+            self.contents.write(number, into, writer)
+            given[number] = [value if own is None else own for value, own in zip(self.contents.base, into, strict=True)]
+        writer.finish()
+        checked = [number for number in numbers if left[number].inputs]
+        found = [row[:size] for number in checked for row in left[number].inputs or ()]
+        changed = find_changed(found, rows, [slot for slot in slots if slot is not None], self._most_together)
+        for number, row, is_changed in zip(checked, found, changed, strict=True):
+            if is_changed:
+                self.check_inputs(given[number], [None if slot is None else slot.view(row) for slot in slots])
+        return given

@@ -1,5 +1,6 @@
 """Where calls lie, and what is seen of an output that was not written, or that was given before."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -17,10 +18,11 @@ from flashinfer_bench.bench.runner.workers.timed.call_places import (
     find_unwritten,
     is_unwritten,
     spread,
-    to_looks,
+    to_words,
     usual_places,
 )
 from flashinfer_bench.worker.arena import ALIGNMENT
+from tests.kit.operations import counting_operations
 
 pytestmark = pytest.mark.cpu
 CPU = torch.device("cpu")
@@ -33,7 +35,8 @@ def lay_out(arena, size=16, *, dtype=torch.float32, outputs=1):
 
 
 def look(places, indices, secret):
-    return to_looks(places.glance(indices, secret), len(indices))
+    seen = places.glance(indices, secret)
+    return [[output[at].tobytes() for output in seen] for at in range(len(indices))]
 
 
 @pytest.mark.parametrize(
@@ -147,13 +150,45 @@ def test_all_places_are_searched_together_as_each_is_alone(size, poison):
             held = bytearray(range(size))
             held[start : start + length] = bytes([poison]) * len(held[start : start + length])
             looks.append([bytes([1] * 32), bytes(held)])
-    found = find_unwritten(looks)
+    rows = [np.frombuffer(b"".join(output), np.uint8).reshape(len(looks), -1) for output in zip(*looks, strict=True)]
+    found = find_unwritten(rows, len(looks))
     assert found == [any(map(is_unwritten, look)) for look in looks]
     assert size < RUN or {True, False} <= set(found)
 
 
 def test_places_without_outputs_are_not_unwritten():
-    assert find_unwritten([[], []]) == [False, False]
+    assert find_unwritten([], 2) == [False, False]
+
+
+def test_no_places_are_looked_at_where_none_are_asked_for(arena):
+    seen = lay_out(arena, outputs=2).glance([], 0)
+    assert [output.shape for output in seen] == [(0, 64), (0, 64)]
+    assert find_unwritten(seen, 0) == []
+
+
+def test_a_look_stays_as_it_was(arena):
+    places = lay_out(arena)
+    (before,) = places.glance([0], 0)
+    places.outputs(0)[0].fill_(1.0)
+    assert not before.any()
+
+
+@pytest.mark.parametrize("size", [3, 8, 19])
+def test_rows_are_filled_up_to_whole_words(size):
+    seen = np.arange(4 * size, dtype=np.uint8).reshape(4, size)
+    words = to_words(seen).view(np.uint8)
+    assert words.shape[1] % 8 == 0
+    assert (words[:, :size] == seen).all()
+    assert not words[:, size:].any()
+
+
+@pytest.mark.parametrize("indices", [[0], [0, 1, 2, 3, 4, 5, 6, 7], [0, 2, 3, 4, 5, 7]], ids=str)
+def test_all_outputs_come_to_the_host_in_one_transfer(arena, indices):
+    places = lay_out(arena, 1000, outputs=3)
+    with counting_operations() as counted:
+        places.glance(indices, 0)
+    assert counted.waits() == 1
+    assert counted.launches() <= 6
 
 
 @pytest.mark.parametrize("size", [256, 768, 1024, 2048, 3072, 4096, 4352, 16384, 16640, 1 << 20])

@@ -10,6 +10,7 @@ import torch
 from flashinfer_bench.bench.runner.workers.timed import reader as reader_module
 from flashinfer_bench.bench.runner.workers.timed.reader import MOST_ODD
 from flashinfer_bench.errors import SolutionFailure
+from tests.kit.operations import counting_operations
 from tests.kit.trials import make_trial, run_calls
 
 pytestmark = pytest.mark.cpu
@@ -164,3 +165,94 @@ def test_what_is_compared_is_taken_before_anything_else_is_looked_at(arena):
     trial.reader._latest = None
     (read,) = trial.reader.reads()
     assert is_right(read)
+
+
+def test_what_is_kept_is_copied_by_one_operation_and_before_anything_is_looked_at(arena):
+    trial = make_trial(arena, wanted=6)
+    numbers = trial.write(range(8))
+    glance, seen_at = trial.places.glance, []
+    with counting_operations() as counted:
+        trial.places.glance = lambda *given: seen_at.append(counted.launches()) or glance(*given)
+        trial.reader.look(range(8), numbers)
+    assert seen_at == [1]
+
+
+@pytest.mark.parametrize("wanted", [0, 3, 8])
+def test_a_look_waits_once_however_many_calls_it_has_and_keeps(arena, wanted):
+    trial = make_trial(arena, wanted=wanted)
+    run_calls(trial, range(8))
+    trial.reader.begin()
+    numbers = trial.write(range(8))
+    for index in range(8):
+        trial.places.outputs(index)[0].fill_(float(index))
+    with counting_operations() as counted:
+        trial.reader.look(range(8), numbers)
+    assert counted.waits() == 1
+    assert counted.launches() <= 2
+    with counting_operations() as counted:
+        trial.reader.check_unchanged()
+    assert (counted.waits(), counted.launches()) == (1, 1)
+
+
+def test_all_calls_that_are_kept_are_checked_with_one_wait(arena):
+    checked = []
+    trial = make_trial(arena, wanted=8, check_inputs=lambda inputs, now: checked.append(inputs))
+    run_calls(trial, range(8))
+    with counting_operations() as counted:
+        reads = trial.reader.reads()
+    assert (len(reads), checked) == (8, [])
+    assert counted.waits() == 2  # the other one is for outputs that have changed
+    assert all(map(is_right, reads))
+
+
+def test_only_a_call_that_has_changed_its_inputs_is_looked_into(arena):
+    checked = []
+    trial = make_trial(arena, wanted=8, check_inputs=lambda inputs, now: checked.append((inputs[0], now[0])))
+    calls = iter(range(8))
+    run_calls(trial, range(8), lambda x: x.add_(1) if next(calls) == 5 else x * 2)
+    trial.reader.reads()
+    ((given, now),) = checked
+    assert torch.equal(now, given + 1)
+
+
+def test_calls_that_are_kept_are_compared_in_portions(arena, monkeypatch):
+    monkeypatch.setattr(reader_module, "TOGETHER_BYTES", 0)
+    checked = []
+    trial = make_trial(arena, wanted=8, check_inputs=lambda inputs, now: checked.append(now[0]))
+    calls = iter(range(8))
+    run_calls(trial, range(8), lambda x: x.add_(1) if next(calls) in (2, 5) else x * 2)
+    reads = trial.reader.reads()
+    assert (len(reads), len(checked)) == (8, 2)
+    assert sum(map(is_right, reads)) == 6
+
+
+def test_calls_whose_inputs_were_spoiled_are_not_checked_and_others_beside_them_are(arena):
+    checked = []
+    trial = make_trial(arena, wanted=8, check_inputs=lambda inputs, now: checked.append(now[0]))
+    numbers = trial.write(range(4))
+    for index in range(4):
+        torch.mul(trial.places.inputs(index)[0], 2, out=trial.places.outputs(index)[0])
+    trial.places.spoil_inputs(4)
+    trial.reader.look(range(4), numbers, has_inputs=False)
+    calls = iter(range(4))
+    run_calls(trial, range(4), lambda x: x.add_(1) if next(calls) == 3 else x * 2)
+    reads = trial.reader.reads()
+    assert (len(reads), len(checked)) == (8, 1)
+    assert sum(map(is_right, reads)) == 7
+
+
+def test_bytes_between_the_inputs_of_a_call_are_nobodys(arena):
+    checked = []
+    trial = make_trial(arena, size=3, check_inputs=lambda inputs, now: checked.append(now[0]))
+    numbers = trial.write([0])
+    trial.places.input_bytes(1)[0, 12:].fill_(9)
+    trial.reader.look([0], numbers)
+    assert len(trial.reader.reads()) == 1
+    assert checked == []
+
+
+def test_outputs_that_were_copied_already_are_what_is_compared(arena):
+    trial = make_trial(arena, wanted=2)
+    numbers = trial.write([0, 1])
+    trial.reader.look([0, 1], numbers, outputs=lambda index: [torch.full((16,), float(index))])
+    assert sorted(read.outputs[0][0].item() for read in trial.reader.reads()) == [0.0, 1.0]
