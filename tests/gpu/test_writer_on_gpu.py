@@ -42,5 +42,5 @@ def test_sizes_and_places_of_all_kinds(count):
     again = contents[0].make(5)
     assert all(torch.equal(one, other) for one, other in zip(made, again, strict=True))
     by_torch = [torch.empty_like(one) for one in made]
-    contents[0].write(5, by_torch, TorchWriter())
+    contents[0].write_all([5], [by_torch], TorchWriter())
     assert all(torch.equal(one, other) for one, other in zip(made, by_torch, strict=True))

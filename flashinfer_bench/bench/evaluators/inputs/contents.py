@@ -19,19 +19,21 @@ of the next one, wherever it was moved. With a factor for each element there are
 from __future__ import annotations
 
 import functools
+import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from flashinfer_bench.bench.evaluators.inputs.custom import SLOW_S, CustomInputs, list_custom
 from flashinfer_bench.bench.evaluators.inputs.make import bind_axes
 from flashinfer_bench.bench.evaluators.inputs.random_values import Blank
 from flashinfer_bench.bench.evaluators.inputs.rules import Way, find_way, make_tensor
-from flashinfer_bench.bench.evaluators.inputs.seeds import derive_seed
-from flashinfer_bench.bench.evaluators.inputs.writer import MULTIPLIED, TorchWriter, Writer, open_writer
+from flashinfer_bench.bench.evaluators.inputs.writer import MULTIPLIED, TorchWriter, Unsigned, Writer, open_writer
 from flashinfer_bench.data import Definition, RandomInput, Workload
 
 LARGEST_FACTOR: Final = 1.25
@@ -39,6 +41,8 @@ LARGEST_FACTOR: Final = 1.25
 FACTORS: Final = (1 << 20) + 7
 """Length of the table of factors, a prime: so long that small inputs, too, hardly come twice in a trial, and that no
 row is much longer, which could be added up by the factors' period."""
+SECRETS_TOGETHER: Final = 64
+"""Calls whose secrets are drawn together."""
 PROBES: Final = range(-3, 0)
 """Numbers that no call has: their contents tell whether an input can differ at all. A single value may come again once
 by chance."""
@@ -124,6 +128,8 @@ class Contents:
         self._device = next((value.device for value in base if isinstance(value, torch.Tensor)), torch.device("cpu"))
         self._factors: dict[tuple[int, bool], torch.Tensor] = {}
         """Input and whether it is negated → its table of factors, found sooner here than by dtype and device."""
+        self._secrets: dict[int, Unsigned] = {}
+        """Calls whose numbers follow one another → their secrets."""
         self._has_both_signs = [
             _has_both_signs(value) if one.way == "scaled" and isinstance(value, torch.Tensor) else False
             for value, one in zip(base, varied, strict=True)
@@ -155,9 +161,9 @@ class Contents:
             return False
         target = torch.empty_like(value, memory_format=torch.contiguous_format)
         base = value.reshape(-1).view(torch.uint8)
-        writer = TorchWriter()
+        writer, column = TorchWriter(), -1 if self._varied[index].is_joint else index
         for number in PROBES:
-            self._write_one(number, index, target, writer)
+            self._write_input(index, self._find_secrets(np.array([number]))[:, column], [target], writer)
             if not torch.equal(target.view(-1).view(torch.uint8), base):
                 return True
         return False
@@ -168,10 +174,13 @@ class Contents:
 
     def make_all(self, numbers: Sequence[int]) -> list[list[Any]]:
         """Return the inputs of each of some calls; all are written together."""
-        writer, made = open_writer(self._device), []
-        for number in numbers:
-            made.append([torch.empty_like(value) if isinstance(value, torch.Tensor) else value for value in self.base])
-            self.write(number, [value if isinstance(value, torch.Tensor) else None for value in made[-1]], writer)
+        made = [
+            [torch.empty_like(value) if isinstance(value, torch.Tensor) else value for value in self.base]
+            for _ in numbers
+        ]
+        into = [[value if isinstance(value, torch.Tensor) else None for value in row] for row in made]
+        writer = open_writer(self._device)
+        self.write_all(numbers, into, writer)
         writer.finish()
         return made
 
@@ -184,36 +193,98 @@ class Contents:
             writer: is told what to write, and has to be finished by the caller; where none is given, all is launched.
         """
         told = writer or open_writer(self._device)
-        for index, (value, target) in enumerate(zip(self.base, into, strict=True)):
-            if target is None or value.numel() == 0:
-                continue
-            if number == self.base_number or self._varied[index].way == "fixed":
-                told.move(value, target, 0)
-            else:
-                self._write_one(number, index, target, told)
+        self.write_all([number], [into], told)
         if writer is None:
             told.finish()
 
-    def _write_one(self, number: int, index: int, target: torch.Tensor, writer: Writer) -> None:
+    def write_all(self, numbers: Sequence[int], into: Sequence[Sequence[torch.Tensor | None]], writer: Writer) -> None:
+        """Have the inputs of some calls written.
+
+        A row of calls takes little longer than one of them: a GPU's session writes a thousand in a job.
+
+        Args:
+            numbers: the calls'.
+            into: of each call contiguous tensors of the inputs' shapes and dtypes; None for what is no tensor.
+            writer: is told what to write, and has to be finished by the caller.
+        """
+        if not numbers:
+            return
+        order = np.asarray(numbers, np.int64)
+        secrets = self._find_secrets(order)
+        own, base = np.flatnonzero(order != self.base_number), np.flatnonzero(order == self.base_number)
+        for index, value in enumerate(self.base):
+            targets = [row[index] for row in into]
+            if not isinstance(value, torch.Tensor) or value.numel() == 0 or targets[0] is None:
+                continue
+            kept = order[:0] if self._varied[index].way == "fixed" else own
+            unchanged = base if len(kept) or not len(own) else np.arange(len(order))
+            if len(unchanged):
+                writer.move_rows(value, _pick(targets, unchanged), np.zeros(len(unchanged), np.uint64))
+            if len(kept):
+                column = -1 if self._varied[index].is_joint else index
+                self._write_input(index, secrets[kept, column], _pick(targets, kept), writer)
+
+    def _find_secrets(self, numbers: NDArray[np.int64]) -> Unsigned:
+        """Return the secrets of some calls, below 2**63: [calls, inputs + 1]; the last one is for joint inputs."""
+        found = np.empty((len(numbers), len(self.base) + 1), np.uint64)
+        blocks = numbers // SECRETS_TOGETHER
+        for block in sorted(set(blocks.tolist())):
+            chosen = blocks == block
+            found[chosen] = self._draw_secrets(block)[numbers[chosen] % SECRETS_TOGETHER]
+        return found
+
+    def _draw_secrets(self, block: int) -> Unsigned:
+        """Return the secrets of calls whose numbers follow one another: one digest gives them all."""
+        if block not in self._secrets:
+            columns = len(self.base) + 1
+            text = "\x1f".join(map(str, (self._seed, "contents", block)))
+            drawn = hashlib.shake_256(text.encode()).digest(8 * columns * SECRETS_TOGETHER)
+            words = np.frombuffer(drawn, ">u8").astype(np.uint64) >> np.uint64(1)
+            self._secrets[block] = words.reshape(SECRETS_TOGETHER, columns)
+        return self._secrets[block]
+
+    def _write_input(self, index: int, secrets: Unsigned, into: Sequence[torch.Tensor], writer: Writer) -> None:
+        """Have one input of some calls written, given the secret of each."""
         value, varied = self.base[index], self._varied[index]
-        secret = derive_seed(self._seed, "content", number, *(() if varied.is_joint else (index,)))
-        if varied.way == "redrawn" and varied.remake is not None:
-            target.copy_(varied.remake(secret))
-        elif varied.way == "redrawn":
-            dimension = -1 if value.is_floating_point() else 0  # packed pages are moved along as wholes
-            size = value.shape[dimension]
-            target.copy_(torch.roll(value, 1 + secret % (size - 1), dims=dimension) if size > 1 else value)
-        else:
-            by = choose_move(value, secret)
-            if varied.way == "scaled" and value.dtype in MULTIPLIED:
-                is_negated = self._has_both_signs[index] and bool((secret >> 60) & 1)
-                factors = self._factors.get((index, is_negated))
-                if factors is None:
-                    factors = make_factors(value.dtype, value.device, is_negated=is_negated)
-                    self._factors[index, is_negated] = factors
-                writer.scale(value, target, by, factors, (secret >> 40) % FACTORS)
-            else:
-                writer.move(value, target, by)
+        if varied.way == "redrawn":
+            for secret, target in zip(secrets.tolist(), into, strict=True):
+                target.copy_(self._redraw(index, secret))
+            return
+        by = choose_moves(value, secrets)
+        if varied.way != "scaled" or value.dtype not in MULTIPLIED:
+            writer.move_rows(value, into, by)
+            return
+        starts = (secrets >> np.uint64(40)) % np.uint64(FACTORS)
+        is_negated = ((secrets >> np.uint64(60)) & np.uint64(1)).astype(bool) & self._has_both_signs[index]
+        for sign in (False, True):
+            chosen = np.flatnonzero(is_negated == sign)
+            if len(chosen):
+                factors = self._find_factors(index, is_negated=sign)
+                writer.scale_rows(value, _pick(into, chosen), by[chosen], factors, starts[chosen])
+
+    def _redraw(self, index: int, secret: int) -> torch.Tensor:
+        """Return an input that is made anew."""
+        value, remake = self.base[index], self._varied[index].remake
+        if remake is not None:
+            return remake(secret)
+        dimension = -1 if value.is_floating_point() else 0  # packed pages are moved along as wholes
+        size = value.shape[dimension]
+        rolled: torch.Tensor = torch.roll(value, 1 + secret % (size - 1), dims=dimension) if size > 1 else value
+        return rolled
+
+    def _find_factors(self, index: int, *, is_negated: bool) -> torch.Tensor:
+        factors = self._factors.get((index, is_negated))
+        if factors is None:
+            value = self.base[index]
+            factors = make_factors(value.dtype, value.device, is_negated=is_negated)
+            self._factors[index, is_negated] = factors
+        return factors
+
+
+def _pick(tensors: Sequence[torch.Tensor | None], chosen: NDArray[np.intp]) -> list[torch.Tensor]:
+    """Return some of a row of tensors, none of which is missing."""
+    picked = [tensors[at] for at in chosen.tolist()]
+    return [one for one in picked if one is not None]
 
 
 @functools.cache
@@ -225,16 +296,22 @@ def make_factors(dtype: torch.dtype, device: torch.device, *, is_negated: bool =
     return (-factors if is_negated else factors).to(device=device, dtype=dtype)
 
 
-def choose_move(value: torch.Tensor, secret: int) -> int:
-    """Return by how many elements a tensor is moved along: not by whole rows, so that no row is one of the base."""
+def choose_moves(value: torch.Tensor, secrets: Unsigned) -> Unsigned:
+    """Return by how many elements a tensor is moved along: not by whole rows, so that no row is one of the base.
+
+    Args:
+        value: the tensor.
+        secrets: a number below 2**63 for each move, as unsigned 64-bit integers.
+    """
     count = value.numel()
     if count < 2:
-        return 0
+        return np.zeros(len(secrets), np.uint64)
     columns = value.shape[-1] if value.ndim else 1
-    move = 1 + secret % (count - 1)
-    if columns > 1 and move % columns == 0:
-        move = move - 1 if move > 1 else move + 1
-    return move
+    moves: Unsigned = secrets % np.uint64(count - 1) + np.uint64(1)
+    if columns > 1:
+        beside = np.where(moves > 1, moves - np.uint64(1), moves + np.uint64(1))
+        moves = np.where(moves % np.uint64(columns) == 0, beside, moves)
+    return moves
 
 
 def _is_same(value: Any, other: Any) -> bool:

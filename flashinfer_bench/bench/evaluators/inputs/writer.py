@@ -8,17 +8,20 @@ more, which cost the host more time than the GPU. Both write the same bits, wher
 from __future__ import annotations
 
 import logging
-from array import array
 from collections.abc import Sequence
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Final, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from flashinfer_bench.timing import driver
 
+Unsigned = NDArray[np.uint64]
+"""Unsigned 64-bit numbers: addresses, moves, secrets."""
 MULTIPLIED: Final = {torch.bfloat16: 2, torch.float16: 3, torch.float32: 4, torch.float64: 5}
 """The dtypes that can be multiplied → the kernel's number for it; others are moved along only."""
 FILL: Final = 0
@@ -27,9 +30,9 @@ KERNEL: Final = "flashinfer_bench_write"
 TILE: Final = 16_384
 """Elements of a piece that a block writes before it looks for the next ones; a multiple of eight."""
 THREADS: Final = 256
-PIECE_FIELDS: Final = 7
-"""Numbers of a piece, beside the tiles before it."""
-COUNT: Final = 3
+PIECE_FIELDS: Final = 8
+"""Numbers of a piece; the first one counts the tiles before it."""
+COUNT: Final = 4
 """Which of them is the count."""
 BLOCKS_PER_PROCESSOR: Final = 8
 _log = logging.getLogger(__name__)
@@ -41,18 +44,31 @@ class Writer(Protocol):
     def fill(self, into: torch.Tensor, byte: int) -> None:
         """Fill bytes."""
 
-    def move(self, value: torch.Tensor, into: torch.Tensor, by: int) -> None:
-        """Write a tensor's elements moved along by a number of them; what falls off comes first."""
+    def move_rows(self, value: torch.Tensor, into: Sequence[torch.Tensor], by: Unsigned) -> None:
+        """Write a tensor's elements moved along by a number of them, for each target; what falls off comes first.
 
-    def scale(self, value: torch.Tensor, into: torch.Tensor, by: int, factors: torch.Tensor, start: int) -> None:
-        """Write a tensor's elements moved along, each multiplied by a factor.
+        Args:
+            value: the tensor.
+            into: targets of its shape and dtype.
+            by: [targets]: how many elements it is moved.
+        """
+
+    def scale_rows(
+        self,
+        value: torch.Tensor,
+        into: Sequence[torch.Tensor],
+        by: Unsigned,
+        factors: torch.Tensor,
+        starts: Unsigned,
+    ) -> None:
+        """Write a tensor's elements moved along, each multiplied by a factor, for each target.
 
         Args:
             value: of a dtype in MULTIPLIED.
-            into: of its shape and dtype.
-            by: how many elements it is moved.
+            into: targets of its shape and dtype.
+            by: [targets]: how many elements it is moved.
             factors: a table of its dtype, shared by all that is written.
-            start: where in it the target's first element stands; at its end the table begins again.
+            starts: [targets]: where in it the target's first element stands; at its end the table begins again.
         """
 
     def finish(self) -> None:
@@ -66,28 +82,45 @@ class TorchWriter:
         """Fill bytes."""
         into.fill_(byte)
 
-    def move(self, value: torch.Tensor, into: torch.Tensor, by: int) -> None:
-        """Write a tensor's elements moved along."""
-        if not by:
-            into.copy_(value)
-            return
-        size = value.dtype.itemsize
-        source, target = value.reshape(-1).view(torch.uint8), into.view(-1).view(torch.uint8)
-        left = source.numel() - by * size
-        target[:left].copy_(source[by * size :])
-        target[left:].copy_(source[: by * size])
+    def move_rows(self, value: torch.Tensor, into: Sequence[torch.Tensor], by: Unsigned) -> None:
+        """Write a tensor's elements moved along, for each target."""
+        for target, move in zip(into, by.tolist(), strict=True):
+            _move(value, target, move)
 
-    def scale(self, value: torch.Tensor, into: torch.Tensor, by: int, factors: torch.Tensor, start: int) -> None:
-        """Write a tensor's elements moved along, each multiplied by a factor."""
-        source, target = value.reshape(-1), into.view(-1)
-        count, period = source.numel(), factors.numel()
-        for begin, end in pairwise(sorted({0, count - by, count, *range(period - start, count, period)})):
-            place, factor = (begin + by) % count, (begin + start) % period
-            length = end - begin
-            torch.mul(source[place : place + length], factors[factor : factor + length], out=target[begin:end])
+    def scale_rows(
+        self,
+        value: torch.Tensor,
+        into: Sequence[torch.Tensor],
+        by: Unsigned,
+        factors: torch.Tensor,
+        starts: Unsigned,
+    ) -> None:
+        """Write a tensor's elements moved along, each multiplied by a factor, for each target."""
+        for target, move, start in zip(into, by.tolist(), starts.tolist(), strict=True):
+            _scale(value, target, move, factors, start)
 
     def finish(self) -> None:
         """Do nothing: all is written."""
+
+
+def _move(value: torch.Tensor, into: torch.Tensor, by: int) -> None:
+    if not by:
+        into.copy_(value)
+        return
+    size = value.dtype.itemsize
+    source, target = value.reshape(-1).view(torch.uint8), into.view(-1).view(torch.uint8)
+    left = source.numel() - by * size
+    target[:left].copy_(source[by * size :])
+    target[left:].copy_(source[: by * size])
+
+
+def _scale(value: torch.Tensor, into: torch.Tensor, by: int, factors: torch.Tensor, start: int) -> None:
+    source, target = value.reshape(-1), into.view(-1)
+    count, period = source.numel(), factors.numel()
+    for begin, end in pairwise(sorted({0, count - by, count, *range(period - start, count, period)})):
+        place, factor = (begin + by) % count, (begin + start) % period
+        length = end - begin
+        torch.mul(source[place : place + length], factors[factor : factor + length], out=target[begin:end])
 
 
 class KernelWriter:
@@ -101,9 +134,7 @@ class KernelWriter:
     def __init__(self, device: torch.device, launch: driver.Launcher) -> None:
         self._device = device
         self._launch = launch
-        self._pieces = array("Q")
-        self._number = 0
-        self._tiles = 0
+        self._added: list[Unsigned] = []
         self._period = 1
         self._held: list[torch.Tensor] = []
 
@@ -112,7 +143,7 @@ class KernelWriter:
         if into.data_ptr() % 8:
             into.fill_(byte)
             return
-        self._add(FILL, byte, into.data_ptr(), into.numel())
+        self._add(FILL, byte, np.array([into.data_ptr()], np.uint64), into.numel())
 
     def fill_rows(self, held: torch.Tensor, rows: Sequence[int], byte: int) -> None:
         """Fill some rows of bytes, [rows, bytes], whose elements lie one behind the other.
@@ -124,20 +155,26 @@ class KernelWriter:
             for row in rows:
                 self.fill(held[row], byte)
             return
-        for row in rows:
-            self._add(FILL, byte, first + row * step, count)
+        self._add(FILL, byte, first + step * np.asarray(rows, np.uint64), count)
 
-    def move(self, value: torch.Tensor, into: torch.Tensor, by: int) -> None:
-        """Write a tensor's elements moved along."""
+    def move_rows(self, value: torch.Tensor, into: Sequence[torch.Tensor], by: Unsigned) -> None:
+        """Write a tensor's elements moved along, for each target."""
         size = value.dtype.itemsize
-        self._add(MOVE, self._address(value), into.data_ptr(), value.numel() * size, by * size)
+        self._add(MOVE, self._address(value), _addresses(into), value.numel() * size, by * np.uint64(size))
 
-    def scale(self, value: torch.Tensor, into: torch.Tensor, by: int, factors: torch.Tensor, start: int) -> None:
-        """Write a tensor's elements moved along, each multiplied by a factor."""
+    def scale_rows(
+        self,
+        value: torch.Tensor,
+        into: Sequence[torch.Tensor],
+        by: Unsigned,
+        factors: torch.Tensor,
+        starts: Unsigned,
+    ) -> None:
+        """Write a tensor's elements moved along, each multiplied by a factor, for each target."""
         self._period = factors.numel()
         assert self._period > THREADS, "the kernel goes round the table once a block at the most"
         kind, table = MULTIPLIED[value.dtype], factors.data_ptr()
-        self._add(kind, self._address(value), into.data_ptr(), value.numel(), by, table, start)
+        self._add(kind, self._address(value), _addresses(into), value.numel(), by, table, starts)
 
     def _address(self, value: torch.Tensor) -> int:
         if not value.is_contiguous():
@@ -145,21 +182,34 @@ class KernelWriter:
             self._held.append(value)  # until the kernel is launched: the stream keeps the order after that
         return value.data_ptr()
 
-    def _add(self, *piece: int) -> None:
-        """Add a piece: kind, source, target, count; then the move, the table of factors and where it begins, or 0."""
-        self._pieces.extend((self._tiles, *piece, *(0,) * (PIECE_FIELDS - len(piece))))
-        self._number += 1
-        self._tiles += -(-piece[COUNT] // TILE)
+    def _add(self, kind: int, source: int, into: Unsigned, *fields: int | Unsigned) -> None:
+        """Add a piece for each target: kind, source, target, count; then the move, the table of factors, its start."""
+        pieces = np.zeros((len(into), PIECE_FIELDS), np.uint64)
+        for column, field in enumerate((kind, source, into, *fields), start=1):
+            pieces[:, column] = field
+        self._added.append(pieces)
+
+    def take_pieces(self) -> tuple[Unsigned, int]:
+        """Return what was added since the last call, [pieces, PIECE_FIELDS], and its tiles; the held sources go."""
+        pieces = np.concatenate(self._added) if self._added else np.zeros((0, PIECE_FIELDS), np.uint64)
+        ends = np.cumsum(-(-pieces[:, COUNT].astype(np.int64) // TILE))
+        pieces[1:, 0] = ends[:-1]
+        self._added.clear()
+        return pieces, int(ends[-1]) if len(ends) else 0
 
     def finish(self) -> None:
         """Launch the kernel."""
-        if not self._number:
+        pieces, tiles = self.take_pieces()
+        if not len(pieces):
             return
-        pieces = torch.frombuffer(self._pieces, dtype=torch.int64).to(self._device)
+        told = torch.from_numpy(pieces.view(np.int64)).to(self._device)
         stream = torch.cuda.current_stream(self._device).cuda_stream
-        self._launch(stream, pieces.data_ptr(), self._number, self._tiles, TILE, self._period)
-        self._pieces, self._number, self._tiles = array("Q"), 0, 0
+        self._launch(stream, told.data_ptr(), len(pieces), tiles, TILE, self._period)
         self._held.clear()
+
+
+def _addresses(tensors: Sequence[torch.Tensor]) -> Unsigned:
+    return np.array([one.data_ptr() for one in tensors], np.uint64)
 
 
 def open_writer(device: torch.device) -> Writer:
@@ -186,19 +236,22 @@ def find_kernel(device: torch.device) -> driver.Launcher | None:
 
 
 def write_example(dtype: torch.dtype, launch: driver.Launcher, device: torch.device) -> tuple[torch.Tensor, ...]:
-    """Write the same with both writers; return what each wrote, as bytes."""
+    """Write the same with both writers; return what each wrote, as bytes on the CPU.
+
+    torch writes on the CPU: on a GPU the driver would load the code of some twenty operations for it, in 0.1 s.
+    """
     count, period = 3 * TILE + 5, 1_009
-    value = (torch.arange(count, device=device) * 37 % 251 - 125).to(dtype)
-    factors = torch.linspace(0.8, 1.25, period, device=device).to(dtype)
+    value = (torch.arange(count) * 37 % 251 - 125).to(dtype)
+    factors = torch.linspace(0.8, 1.25, period).to(dtype)
     written = []
-    for writer in (TorchWriter(), KernelWriter(device, launch)):
-        into = torch.zeros(4 * count, dtype=dtype, device=device)
-        parts = into.view(4, count)
-        writer.move(value, parts[0], 0)
-        writer.move(value, parts[1], 1_001)
+    for place in (torch.device("cpu"), device):
+        writer: Writer = TorchWriter() if place.type == "cpu" else KernelWriter(place, launch)
+        source, table = value.to(place), factors.to(place)
+        parts = torch.zeros(4 * count, dtype=dtype).to(place).view(4, count)
+        writer.move_rows(source, [parts[0], parts[1]], np.array([0, 1_001], np.uint64))
         if dtype in MULTIPLIED:
-            writer.scale(value, parts[2], 20_011, factors, 1_000)
+            writer.scale_rows(source, [parts[2]], np.array([20_011], np.uint64), table, np.array([1_000], np.uint64))
         writer.fill(parts[3].view(torch.uint8), 0xA5)
         writer.finish()
-        written.append(into.view(torch.uint8))
+        written.append(parts.view(torch.uint8).cpu())
     return tuple(written)

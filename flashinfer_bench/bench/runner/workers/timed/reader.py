@@ -236,12 +236,15 @@ class Reader:
         slots = slots_in(self.places.arena.block, self.places.inputs(0))
         rows = torch.empty((len(numbers), size), dtype=torch.uint8, device=self.places.arena.device)
         views = [None if slot is None else slot.views(rows.view(-1), len(rows), size) for slot in slots]
-        writer, given = open_writer(rows.device), {}
-        for at, number in enumerate(numbers):
-            into = [None if own is None else own[at] for own in views]
-            self.contents.write(number, into, writer)
-            given[number] = [value if own is None else own for value, own in zip(self.contents.base, into, strict=True)]
+        into = [[None if own is None else own[at] for own in views] for at in range(len(numbers))]
+        writer = open_writer(rows.device)
+        self.contents.write_all(numbers, into, writer)
         writer.finish()
+        base = self.contents.base
+        given = {
+            number: [value if own is None else own for value, own in zip(base, row, strict=True)]
+            for number, row in zip(numbers, into, strict=True)
+        }
         checked = [number for number in numbers if left[number].inputs]
         found = [row[:size] for number in checked for row in left[number].inputs or ()]
         changed = find_changed(found, rows, [slot for slot in slots if slot is not None], self._most_together)

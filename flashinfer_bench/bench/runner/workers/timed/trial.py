@@ -83,8 +83,7 @@ class RemoteTrial:
         self.number += len(indices)
         self.hold_worker()
         writer = open_writer(self.places.arena.device)
-        for index, number in zip(indices, numbers, strict=True):
-            self.contents.write(number, inputs(index), writer)
+        self.contents.write_all(numbers, [inputs(index) for index in indices], writer)
         self.places.poison(indices, writer)
         writer.finish()
         self.places.synchronize()
@@ -118,8 +117,8 @@ class RemoteTrial:
     def take_hidden(self, name: str, index: int, inputs: list[Any]) -> None:
         """Keep what a call that was hidden gave."""
         assert self.schedule is not None  # else nothing was hidden
+        self.schedule.take(name, inputs, self.places.outputs(index))  # copied first: a thread may still be at work
         self.reader.check_inputs(inputs, self.places.inputs(index))
-        self.schedule.take(name, inputs, self.places.outputs(index))
 
     def moved_to(self, places: CallPlaces, wanted: int) -> RemoteTrial:
         """Return the trial in other places, with a reader of its own for so many calls; no content comes again."""
