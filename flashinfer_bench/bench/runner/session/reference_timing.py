@@ -29,6 +29,7 @@ from flashinfer_bench.bench.runner.workers.kernel_task import (
 )
 from flashinfer_bench.bench.runner.workers.pool import WorkerPool, reference_files
 from flashinfer_bench.bench.runner.workers.process import WorkerProcess
+from flashinfer_bench.bench.runner.workers.stock import SlowReference, matters
 from flashinfer_bench.compile import Artifact
 from flashinfer_bench.data import Definition
 from flashinfer_bench.errors import DefinitionFault, SolutionFailure, WorkloadFault
@@ -55,16 +56,43 @@ class ReferenceTimer:
     _known: dict[BaselineKey, Measured] = field(default_factory=dict)
     _called: tuple[BaselineKey, WorkerProcess] | None = None
     """The workload whose first call was made ahead, and the worker that made it."""
+    _taken_again: set[BaselineKey] = field(default_factory=set)
+    """Workloads that are timed once more, since a faster context was seen; what comes of that stands."""
     _late: dict[BaselineKey, SolutionFailure] = field(default_factory=dict)
     """Workloads whose first call took the worker all its time."""
 
     def recall(self, job: JobContext) -> Measured | None:
         """Return the reference's time on a job's workload where this run or an earlier one has taken it."""
-        if job.key not in self._known and self.kept is not None:
+        if job.key not in self._known and self.kept is not None and job.key not in self._taken_again:
             found = self.kept.find(job, self._plan(job))
             if found is not None:
                 self._known[job.key] = found
         return self._known.get(job.key)
+
+    def check_context(self, job: JobContext) -> None:
+        """Raise SlowReference where a slow context has made the calls of a job's reference slower.
+
+        Which contexts are slow is known once a fast one was seen. The first ones of a session may all be slow, and
+        then a solution that is the reference seemed to be 3 % faster.
+        """
+        if self._was_slow(job.key):
+            raise SlowReference
+
+    def forget_slow(self) -> set[BaselineKey]:
+        """Forget what references took in slow contexts, once for each workload; return which are to be timed again."""
+        slow = {key for key in self._known if self._was_slow(key)}
+        for key in slow:
+            del self._known[key]
+        self._taken_again |= slow
+        self.pool.end_reference()
+        return slow
+
+    def _was_slow(self, key: BaselineKey) -> bool:
+        known = self._known.get(key)
+        if known is None or key in self._taken_again:
+            return False
+        excess_ns = self.pool.stock.excess_ns(known.record.get("chain_gap_ns", 0))
+        return matters(excess_ns, known.record.get("operations", 1), known.latency_ms * 1e6)
 
     def call_first(
         self,

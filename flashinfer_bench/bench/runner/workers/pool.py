@@ -264,7 +264,7 @@ class WorkerPool:
         """
         if self._current is None or self._current[1] is not worker or self._has_fast:
             return ContextTraits()
-        return ContextTraits(self.stock.excess_ns(worker), worker in self._narrow)
+        return ContextTraits(self.stock.excess_ns(worker.chain_gap_ns), worker in self._narrow)
 
     def end_slow(self) -> None:
         """End the current worker; those of its solution have fast contexts from now on."""

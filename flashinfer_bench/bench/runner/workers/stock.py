@@ -55,6 +55,10 @@ class SlowContext(Exception):
     """The worker's context makes the solution's calls slower, and a faster one can be had."""
 
 
+class SlowReference(Exception):
+    """The reference was timed in a context that made its calls slower, as is known now that a faster one was seen."""
+
+
 @dataclass(frozen=True)
 class ContextTraits:
     """What of a worker's context on a GPU could make calls slower."""
@@ -186,9 +190,13 @@ class Stock:
         self._wanted = list(wanted)
         self.tend()
 
-    def excess_ns(self, worker: WorkerProcess) -> int:
-        """Return how much longer a link of a chain takes in a worker's context than in the best; 0 where it is fast."""
-        return worker.chain_gap_ns - (self.best_chain_ns or 0) if self._is_slow(worker.chain_gap_ns) else 0
+    def excess_ns(self, chain_gap_ns: int) -> int:
+        """Return how much longer a link of a chain takes in a context than in the best; 0 where it is fast.
+
+        Args:
+            chain_gap_ns: what a link takes in the context; 0 where nobody knows.
+        """
+        return chain_gap_ns - (self.best_chain_ns or 0) if self._is_slow(chain_gap_ns) else 0
 
     def tend(self) -> None:
         """Hear who has started, replace who is of no use, start what is missing; wait for nothing."""
@@ -309,8 +317,13 @@ def check_context(trial: Trial, context: ContextTraits) -> None:
     That is where gaps that it would not have are a noticeable share of the call's time, and where a call uses several
     streams, or nobody sees how many, in a context of one connection.
     """
-    gaps = max((sample.operations or 1 for sample in trial.samples), default=1) - 1
-    has_gaps = bool(context.excess_gap_ns) and gaps * context.excess_gap_ns > GAPS_SHARE * median(trial.spans_ns)
+    operations = max((sample.operations or 1 for sample in trial.samples), default=1)
     is_unseen = any(sample.operations is None for sample in trial.samples)
-    if has_gaps or (context.is_narrow and (is_unseen or "streams" in trial.facts)):
+    slows = matters(context.excess_gap_ns, operations, median(trial.spans_ns))
+    if slows or (context.is_narrow and (is_unseen or "streams" in trial.facts)):
         raise SlowContext
+
+
+def matters(excess_gap_ns: int, operations: int, call_ns: float) -> bool:
+    """Tell whether longer gaps between a call's operations are a noticeable share of its time."""
+    return bool(excess_gap_ns) and (operations - 1) * excess_gap_ns > GAPS_SHARE * call_ns

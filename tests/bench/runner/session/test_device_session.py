@@ -12,7 +12,7 @@ from flashinfer_bench.bench.runner.session import device_session
 from flashinfer_bench.bench.runner.workers.arena import SharedArena
 from flashinfer_bench.bench.runner.workers.kernel_task import SessionTools
 from flashinfer_bench.bench.runner.workers.pool import reference_files
-from flashinfer_bench.bench.runner.workers.stock import SlowContext
+from flashinfer_bench.bench.runner.workers.stock import SlowContext, SlowReference
 from flashinfer_bench.errors import SolutionFailure
 from flashinfer_bench.timing.measurement import Measured
 from tests.kit import make_definition, make_workload
@@ -125,6 +125,33 @@ def test_a_job_whose_context_makes_it_slower_is_judged_once_more_in_another(aren
     assert session.run_job(shared, job).outcome is told
     assert tries == [3, 3]
     assert pool.sizes == [0]
+
+
+def test_a_reference_that_a_slow_context_made_slower_is_timed_again_before_its_job(arena, monkeypatch):
+    pool = FakePool(arena)
+    session = _open_session(arena, pool)
+    session._hello = SimpleNamespace(isolated=False)
+    definition = make_definition()
+    config = BenchmarkConfig().resolve_eval_config(definition).values()
+    order = BlockOrder(definition=definition.model_dump(mode="json"), config=config, solutions={}, jobs=[])
+    shared = session.open_block(order)
+    shared.kept[7] = "a baseline with its time"
+    told = SolutionFailure("RUNTIME_ERROR", "of the second", is_answer=True)
+    steps = []
+
+    def judge(job):
+        steps.append("judge")
+        raise SlowReference if len(steps) == 1 else told
+
+    session._sound = {"slow", "sound"}
+    monkeypatch.setattr(session, "_judge_at_rest", judge)
+    monkeypatch.setattr(session, "end_workers", lambda: steps.append("end"))
+    monkeypatch.setattr(session, "prepare", lambda block, order: steps.append(("prepare", dict(block.kept))))
+    monkeypatch.setattr(session, "_timer", SimpleNamespace(forget_slow=lambda: {"slow"}))
+    job = BlockJob(index=3, solution="s", workload={"uuid": "w0", "axes": {}, "inputs": {}}, blob_root="/", seed=1)
+    assert session.run_job(shared, job).outcome is told
+    assert steps == ["judge", "end", ("prepare", {}), "judge"]
+    assert session._sound == {"sound"}
 
 
 @pytest.mark.parametrize(

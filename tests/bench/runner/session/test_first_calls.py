@@ -1,11 +1,13 @@
 """A reference makes its first call here and in its worker at once; what fails in either is told where it counts."""
 
+from contextlib import nullcontext
 from functools import partial
 from types import SimpleNamespace
 
 import pytest
 
 from flashinfer_bench.bench.runner.session.reference_timing import ReferenceTimer
+from flashinfer_bench.bench.runner.workers.stock import SlowReference, Stock
 from flashinfer_bench.errors import DefinitionFault, SolutionFailure, WorkloadFault
 from flashinfer_bench.timing.measurement import Measured
 
@@ -130,3 +132,48 @@ def test_a_first_call_that_took_all_its_time_is_not_made_again(monkeypatch):
     with pytest.raises(DefinitionFault, match="still running"):
         timer.measure(job, [[1]], is_alone=True)
     assert kernel.calls == 1
+
+
+def time_in_context(monkeypatch, record, *, best_ns, kept=None):
+    """Return a timer that has timed a job's reference in a context, and the job; the best link takes so long."""
+    kernel = FakeKernel()
+    kernel.measure = lambda _sets: Measured(0.1, [0.1], record)
+    timer, ended = open_timer(monkeypatch, kernel)
+    stock = Stock(None, None, on_ready=None, limits=None)
+    stock.best_chain_ns = best_ns
+    timer.pool.stock = stock
+    timer.kept = kept
+    monkeypatch.setattr(ReferenceTimer, "_plan", lambda *_arguments: None)
+    job = make_job(list)
+    timer.measure(job, [[1]], is_alone=False)
+    return timer, job, ended
+
+
+@pytest.mark.parametrize(
+    ("chain_gap_ns", "operations", "is_slow"),
+    [(1_954, 40, True), (1_954, 2, False), (1_834, 40, False), (0, 40, False)],
+    ids=["slow", "few operations", "fast", "unknown"],
+)
+def test_a_reference_whose_context_is_known_to_be_slow_is_timed_again(monkeypatch, chain_gap_ns, operations, is_slow):
+    record = {"chain_gap_ns": chain_gap_ns, "operations": operations}
+    timer, job, ended = time_in_context(monkeypatch, record, best_ns=1_770)
+    with pytest.raises(SlowReference) if is_slow else nullcontext():
+        timer.check_context(job)
+    if not is_slow:
+        return
+    assert timer.forget_slow() == {job.key}
+    assert timer.recall(job) is None
+    assert len(ended) == 1
+
+
+def test_it_is_timed_again_once_also_where_an_earlier_run_has_kept_it(monkeypatch):
+    record = {"chain_gap_ns": 1_954, "operations": 40}
+    kept = SimpleNamespace(find=lambda job, plan: Measured(0.1, [0.1], record), keep=None)
+    timer, job, _ = time_in_context(monkeypatch, record, best_ns=1_770, kept=kept)
+    with pytest.raises(SlowReference):
+        timer.check_context(job)
+    timer.forget_slow()
+    assert timer.recall(job) is None
+    timer.measure(job, [[1]], is_alone=False)  # no faster context was to be had
+    timer.check_context(job)
+    assert timer.forget_slow() == set()
