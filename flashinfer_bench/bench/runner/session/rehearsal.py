@@ -1,7 +1,8 @@
-"""Judges what a reference gives while a worker makes its first call: no verdict waits then until a GPU has its code.
+"""Does what a job will want while a worker makes its first call: no verdict waits then until a GPU has its code.
 
 The driver loads the code of an operation at its first use, which takes 10 to 40 ms each on an H100; comparing outputs
-takes some ten operations. A worker's first call takes as long for the same reason, and the session would only wait.
+takes some ten operations, and so does writing the inputs of calls. A worker's first call takes as long for the same
+reason, and the session would only wait.
 """
 
 from __future__ import annotations
@@ -17,10 +18,17 @@ import torch
 
 from flashinfer_bench.bench.evaluators.evaluator import JudgeContext, JudgedCall
 from flashinfer_bench.bench.evaluators.inputs.memory import bytes_of
+from flashinfer_bench.bench.evaluators.inputs.regimes import REGIMES
 from flashinfer_bench.bench.runner.session.job import JobContext
+from flashinfer_bench.bench.runner.session.regimes import plan_regimes
+from flashinfer_bench.bench.runner.session.variation import vary_secretly
 from flashinfer_bench.bench.runner.workers.claims import OutputSpec
+from flashinfer_bench.bench.runner.workers.timed.rows import copy_rows, find_changed, find_differing
+from flashinfer_bench.worker.arena import ALIGNMENT, Slot
 
 OURS: Final = __package__.split(".")[0]
+CALLS: Final = 8
+"""Calls whose inputs are written in a rehearsal: some of them want an input's sign changed."""
 MOST_BYTES: Final = 256 << 20
 """Of a call's inputs and outputs: nothing is done beside a larger call, which would take memory and time of its own."""
 
@@ -56,7 +64,24 @@ class Rehearsals:
 
 
 def rehearse(job: JobContext, context: JudgeContext, inputs: list[Any], outputs: list[torch.Tensor]) -> None:
-    """Judge what the reference gave for some inputs, and forget the verdict."""
+    """Judge what the reference gave for some inputs, and forget the verdict; make inputs of calls, and look at them."""
     block = job.block
     with contextlib.suppress(Exception):  # it will come again where it counts
         block.evaluator.rehearse(block.definition, JudgedCall(inputs, outputs, outputs), job.config, context)
+    with contextlib.suppress(Exception):
+        rehearse_calls(job, inputs)
+
+
+def rehearse_calls(job: JobContext, inputs: list[Any]) -> None:
+    """Make inputs of calls by another secret than the job's, and those of other regimes; look at rows of bytes."""
+    contents = vary_secretly(job)(0, inputs)
+    made = contents.make_all(range(CALLS))[0]
+    regimes = plan_regimes(job) if contents.differs else None
+    if regimes is not None:
+        for name in REGIMES:
+            regimes.change(name, 0, [value if isinstance(value, torch.Tensor) else None for value in made])
+    device = next((value.device for value in inputs if isinstance(value, torch.Tensor)), torch.device("cpu"))
+    rows = torch.zeros((CALLS, ALIGNMENT), dtype=torch.uint8, device=device)
+    copies = copy_rows(rows, range(CALLS))
+    find_changed(list(copy_rows(rows, [0])), rows, [Slot(0, (ALIGNMENT,), torch.uint8)], CALLS)
+    find_differing([(rows, copies)])

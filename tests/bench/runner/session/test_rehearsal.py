@@ -8,11 +8,13 @@ import torch
 from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.evaluators.default import DefaultEvaluator
 from flashinfer_bench.bench.evaluators.evaluator import JudgeContext
+from flashinfer_bench.bench.evaluators.inputs.regimes import Regimes
 from flashinfer_bench.bench.evaluators.sampling import evaluator
 from flashinfer_bench.bench.runner.session import rehearsal
 from flashinfer_bench.bench.runner.session.rehearsal import Rehearsals, is_small
 from flashinfer_bench.bench.runner.workers.claims import OutputSpec
 from tests.kit import make_definition
+from tests.kit.make import make_workload
 
 pytestmark = pytest.mark.cpu
 
@@ -66,6 +68,23 @@ def test_nothing_is_done_beside_a_large_call(monkeypatch):
 
 def test_what_fails_in_a_rehearsal_is_told_where_it_counts():
     Rehearsals().find(make_job(DefaultEvaluator), CONTEXT)([], [])
+
+
+def test_inputs_of_calls_are_made_and_the_job_s_own_stay_as_they_are(monkeypatch):
+    definition = make_definition(inputs={"x": "float32[n]", "k": "int32"}, outputs={"y": "float32[n]"})
+    workload = make_workload(axes={"n": 64}, inputs={"x": {"type": "random"}, "k": {"type": "scalar", "value": 3}})
+    config = BenchmarkConfig().resolve_eval_config(definition)
+    block = SimpleNamespace(evaluator=DefaultEvaluator, definition=definition)
+    job = SimpleNamespace(block=block, workload=workload, config=config, order=SimpleNamespace(seed=1))
+    changed, change = [], Regimes.change
+    monkeypatch.setattr(
+        Regimes, "change", lambda regimes, name, *given: changed.append(name) or change(regimes, name, *given)
+    )
+    x = torch.randn(64)
+    before = x.clone()
+    rehearsal.rehearse_calls(job, [x, 3])
+    assert changed == list(rehearsal.REGIMES)
+    assert torch.equal(x, before)
 
 
 def test_a_sampler_is_rehearsed_with_draws_and_flattened_rows(monkeypatch):
