@@ -130,10 +130,9 @@ class Contents:
         """Input and whether it is negated → its table of factors, found sooner here than by dtype and device."""
         self._secrets: dict[int, Unsigned] = {}
         """Calls whose numbers follow one another → their secrets."""
-        self._has_both_signs = [
-            _has_both_signs(value) if one.way == "scaled" and isinstance(value, torch.Tensor) else False
-            for value, one in zip(base, varied, strict=True)
-        ]
+        self._has_both_signs = find_both_signs(
+            [value if one.way == "scaled" else None for value, one in zip(base, varied, strict=True)]
+        )
 
     @functools.cached_property
     def differs(self) -> bool:
@@ -320,8 +319,14 @@ def _is_same(value: Any, other: Any) -> bool:
     return bool(value == other)
 
 
-def _has_both_signs(value: torch.Tensor) -> bool:
-    if value.dtype not in MULTIPLIED or value.numel() == 0:
-        return False
-    low, high = value.amin(), value.amax()
-    return bool((low < 0) & (high > 0) & torch.isfinite(low) & torch.isfinite(high))
+def find_both_signs(values: Sequence[Any]) -> list[bool]:
+    """Tell of each of some tensors whether it has finite numbers only, of both signs; one wait for all of them."""
+    bounds: dict[int, torch.Tensor] = {}
+    for index, value in enumerate(values):
+        if isinstance(value, torch.Tensor) and value.dtype in MULTIPLIED and value.numel():
+            bounds[index] = torch.stack(list(torch.aminmax(value))).double()
+    found = [False] * len(values)
+    told = torch.stack(list(bounds.values())).tolist() if bounds else []
+    for index, (low, high) in zip(bounds, told, strict=True):
+        found[index] = low < 0 < high and math.isfinite(low) and math.isfinite(high)
+    return found

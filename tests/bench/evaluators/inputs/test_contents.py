@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
 from flashinfer_bench.bench.evaluators.inputs import contents as contents_module
-from flashinfer_bench.bench.evaluators.inputs.contents import LARGEST_FACTOR, Contents, VariedInput, find_varied
+from flashinfer_bench.bench.evaluators.inputs.contents import (
+    LARGEST_FACTOR,
+    Contents,
+    VariedInput,
+    find_both_signs,
+    find_varied,
+)
 from flashinfer_bench.bench.evaluators.inputs.make import InputMaker
 from tests.kit.make import make_definition, make_workload
 
@@ -241,3 +249,17 @@ def test_every_way_takes_every_shape(way, shape):
     (made,) = Contents([base], [VariedInput("x", way)], 7, BASE_NUMBER).make(1)
     assert made.shape == base.shape
     assert bool(made.isfinite().all())
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_signs_of_all_inputs_are_found_at_once(dtype):
+    wanted = {
+        (-1, 2): True,
+        (0, 2): False,
+        (-2, -1): False,
+        (-1, 2, math.inf): False,
+        (-1, math.nan, 2): False,
+        (): False,
+    }
+    values = [torch.tensor(numbers, dtype=getattr(torch, dtype)) for numbers in wanted]
+    assert find_both_signs([*values, None, 3.0, torch.tensor([-1, 1])]) == [*wanted.values(), False, False, False]
