@@ -19,8 +19,8 @@ CHUNK_ELEMENTS: Final = {"cpu": 1 << 15, "cuda": 1 << 22}
 threads would wait for each other on a busy machine and cost ten times what they gain. On a GPU a chunk of this size
 takes less than 200 MB of extra memory."""
 SMALL_ELEMENTS: Final = 1 << 15
-"""An output of a GPU with no more elements than this is compared on the CPU, to which it is brought in one transfer. On
-the GPU its comparison would be some forty launches and waits, 3 ms, for what the CPU does in 0.5 ms."""
+"""An output of a GPU with no more elements than this is compared on the CPU, to which each side is brought in one
+transfer: there an operation costs a fifth of a launch, and a look at a value needs no wait."""
 _SIGNED: Final = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Bytes of an element → the type as which it is tested for equality; torch cannot compare all of its unsigned types."""
 
@@ -36,7 +36,7 @@ def measure_chunks(
     """Compare two flat tensors that are not empty; the size of the chunks does not change what is found."""
     size = chunk_elements or CHUNK_ELEMENTS.get(expected.device.type, CHUNK_ELEMENTS["cpu"])
     size = max(WINDOW, size // WINDOW * WINDOW)
-    reader = _reader(expected, got)
+    reader = make_reader(expected, got)
     rows = [_measure(reader.read(start, size), tolerance) for start in range(0, reader.elements, size)]
     # One transfer for all chunks, because each transfer waits for the device.
     facts = [_Facts(*row) for row in torch.stack(rows).tolist()]
@@ -58,7 +58,7 @@ def measure_chunks(
 def read_element(expected: torch.Tensor, got: torch.Tensor, at: int) -> Chunk:
     """Read one element of two flat tensors, onto the CPU."""
     # Packed elements are read in pairs.
-    pair = _reader(expected, got).read(at - at % 2, 2)
+    pair = make_reader(expected, got).read(at - at % 2, 2)
     only = slice(at % 2, at % 2 + 1)
     return Chunk(
         pair.expected[only].cpu(), pair.got[only].cpu(), None if pair.matches is None else pair.matches[only].cpu()
@@ -83,7 +83,9 @@ class Errors(NamedTuple):
     """Error in multiples of what is allowed. An element fails above 1 and, before `_repair`, also where this is nan."""
 
 
-class _Reader(NamedTuple):
+class ElementReader(NamedTuple):
+    """Two flat tensors, to be read in chunks."""
+
     elements: int
     read: Callable[[int, int], Chunk]
     """Takes a start and a size; gives the elements from the start on, at most `size` of them."""
@@ -100,7 +102,8 @@ class _Facts(NamedTuple):
     """Index in the chunk; -1 where no window looks unwritten."""
 
 
-def _reader(expected: torch.Tensor, got: torch.Tensor) -> _Reader:
+def make_reader(expected: torch.Tensor, got: torch.Tensor) -> ElementReader:
+    """Return what reads two flat tensors of one dtype."""
     left, right = expected.contiguous().reshape(-1), got.contiguous().reshape(-1)
 
     def read_packed(start: int, size: int) -> Chunk:
@@ -115,8 +118,8 @@ def _reader(expected: torch.Tensor, got: torch.Tensor) -> _Reader:
         return _exact_chunk(left[start : start + size], right[start : start + size])
 
     if is_packed(expected.dtype):
-        return _Reader(2 * left.numel(), read_packed)
-    return _Reader(left.numel(), read_floats if expected.dtype.is_floating_point else read_exact)
+        return ElementReader(2 * left.numel(), read_packed)
+    return ElementReader(left.numel(), read_floats if expected.dtype.is_floating_point else read_exact)
 
 
 def _exact_chunk(expected: torch.Tensor, got: torch.Tensor) -> Chunk:
@@ -133,7 +136,7 @@ def _measure(chunk: Chunk, tolerance: Tolerance) -> torch.Tensor:
     On a CPU a comparison of elements takes five times as long as arithmetic. So where the scores show that no element
     fails, none is made.
     """
-    errors = _errors(chunk, tolerance)
+    errors = errors_of(chunk, tolerance)
     none = torch.zeros((), device=chunk.got.device)
     if _surely(errors.score.max() <= 1):
         return _facts(errors, failed=none, nonfinite=none, unwritten=none - 1)
@@ -142,7 +145,7 @@ def _measure(chunk: Chunk, tolerance: Tolerance) -> torch.Tensor:
     is_exact = chunk.matches is not None
     if not is_exact and not _surely(torch.isfinite(errors.error.max() + errors.magnitude.max())):
         errors, failed, nonfinite = _repair(chunk, errors, failed)
-    unwritten = _first_unwritten(chunk.got, failed) if tolerance.by_ratio else none - 1
+    unwritten = first_unwritten(chunk.got, failed) if tolerance.by_ratio else none - 1
     return _facts(errors, failed=failed, nonfinite=nonfinite, unwritten=unwritten)
 
 
@@ -161,11 +164,20 @@ def bounds_of(magnitude: torch.Tensor, tolerance: Tolerance, most: float) -> tor
 
 def score_elements(chunk: Chunk, tolerance: Tolerance) -> Errors:
     """Give the errors of some elements, also of those that are nan or infinite."""
-    errors = _errors(chunk, tolerance)
-    return errors if chunk.matches is not None else _repair(chunk, errors, ~(errors.score <= 1))[0]
+    return judge_chunk(chunk, tolerance)[0]
 
 
-def _errors(chunk: Chunk, tolerance: Tolerance) -> Errors:
+def judge_chunk(chunk: Chunk, tolerance: Tolerance) -> tuple[Errors, torch.Tensor, torch.Tensor]:
+    """Give the errors, which elements fail, and which of them fail because a side is not finite."""
+    errors = errors_of(chunk, tolerance)
+    failed = ~(errors.score <= 1)
+    if chunk.matches is not None:
+        return errors, failed, torch.zeros_like(failed)
+    return _repair(chunk, errors, failed)
+
+
+def errors_of(chunk: Chunk, tolerance: Tolerance) -> Errors:
+    """Give the errors of some elements; those that are nan or infinite are not judged yet."""
     error = (chunk.got - chunk.expected).abs_()
     magnitude = chunk.expected.abs()
     if chunk.matches is not None:
@@ -190,19 +202,22 @@ def _repair(chunk: Chunk, errors: Errors, failed: torch.Tensor) -> tuple[Errors,
     return Errors(error, magnitude, score), failed, failed & ~(finite & torch.isfinite(chunk.got))
 
 
+def relative_to(errors: Errors) -> torch.Tensor:
+    """Give the relative error of each element; one whose expected value is zero has none."""
+    return (errors.error / errors.magnitude).nan_to_num_(nan=0.0, posinf=0.0)
+
+
 def _facts(errors: Errors, *, failed: torch.Tensor, nonfinite: torch.Tensor, unwritten: torch.Tensor) -> torch.Tensor:
-    # An element whose expected value is zero has no relative error.
-    relative = (errors.error / errors.magnitude).nan_to_num_(nan=0.0, posinf=0.0)
-    maxima = (errors.error.max(), relative.max(), errors.magnitude.max(), errors.score.max())
+    maxima = (errors.error.max(), relative_to(errors).max(), errors.magnitude.max(), errors.score.max())
     return torch.stack([fact.to(torch.float64) for fact in (failed.sum(), nonfinite.sum(), *maxima, unwritten)])
 
 
-def _first_unwritten(got: torch.Tensor, failed: torch.Tensor) -> torch.Tensor:
+def first_unwritten(got: torch.Tensor, failed: torch.Tensor) -> torch.Tensor:
     """Give the index of the first window that looks unwritten; -1 where there is none."""
     whole = got.numel() // WINDOW * WINDOW
     if whole == 0:
-        return torch.tensor(-1, device=got.device)
+        return torch.full((), -1, device=got.device)
     values, wrong = got[:whole].view(-1, WINDOW), failed[:whole].view(-1, WINDOW)
     suspicious = (values == values[:, :1]).all(dim=1) & (wrong.sum(dim=1) * 2 >= WINDOW)
-    first = suspicious.to(torch.uint8).argmax()
-    return torch.where(suspicious[first], first * WINDOW, -1)
+    # No `suspicious[first]`: an index that is a tensor is read, and to read it would wait for the device.
+    return torch.where(suspicious.any(), suspicious.to(torch.uint8).argmax() * WINDOW, -1)

@@ -1,6 +1,7 @@
 """Compare an output with the expected one.
 
-`rule` decides, `chunks` measures. `fused` measures the same in one kernel, which is faster for large outputs on a GPU.
+`rule` decides. Three measure, and find the same: `glance` needs the fewest operations and transfers, `chunks` is faster
+for large outputs on a CPU, and `fused`, one kernel, for large outputs on a GPU.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ from typing import Final
 import torch
 
 from flashinfer_bench.bench.evaluators.compare.chunks import (
+    CHUNK_ELEMENTS,
     bring_small,
     measure_chunks,
     read_element,
     score_elements,
 )
+from flashinfer_bench.bench.evaluators.compare.glance import Worst, glance
 from flashinfer_bench.bench.evaluators.compare.packed import is_packed, unpack
 from flashinfer_bench.bench.evaluators.compare.rule import Comparison, Element, Findings, Tolerance
 
@@ -44,16 +47,13 @@ def compare(
         got: what the solution gave; of a bool output it may be the bytes, and a byte other than 0 and 1 is wrong.
         tolerance: what decides.
         output: the output's name for messages.
-        chunk_elements: where given, chunks of this many elements are compared, never the fused kernel; the result is
-            the same.
+        chunk_elements: where given, chunks of this many elements are compared, never at a glance and never by the
+            fused kernel; the result is the same.
     """
     left, right = bring_small(expected.contiguous().reshape(-1), got.contiguous().reshape(-1))
     if not left.numel():
         return Comparison(output, tolerance, 0, 0, 0, 0.0, 0.0, 0.0, None, None)
-    if chunk_elements is None and left.numel() >= FUSED_FROM:
-        found = _measure_large(left, right, tolerance)
-    else:
-        found = measure_chunks(left, right, tolerance, chunk_elements=chunk_elements)
+    found, worst = _measure(left, right, tolerance, chunk_elements)
     packed = is_packed(expected.dtype)
     shape = (*expected.shape[:-1], expected.shape[-1] * 2) if packed else tuple(expected.shape)
     return Comparison(
@@ -65,11 +65,25 @@ def compare(
         max_abs_error=math.inf if found.nonfinite_mismatched else found.max_abs_error,
         max_rel_error=math.inf if found.nonfinite_mismatched else found.max_rel_error,
         max_expected=found.max_expected,
-        worst=_describe_element(left, right, tolerance, at=found.worst_at, shape=shape),
+        worst=_describe(worst, _unravel(found.worst_at, shape)),
         unwritten_at=None if found.unwritten_at is None else _unravel(found.unwritten_at, shape),
         shared_zeros=_count_shared_zeros(left, right) if tolerance.ignores_shared_zeros and found.mismatched else 0,
         is_exact=not (packed or expected.dtype.is_floating_point),
     )
+
+
+def _measure(
+    left: torch.Tensor, right: torch.Tensor, tolerance: Tolerance, chunk_elements: int | None
+) -> tuple[Findings, Worst]:
+    if chunk_elements is not None:
+        found = measure_chunks(left, right, tolerance, chunk_elements=chunk_elements)
+    elif left.numel() >= FUSED_FROM:
+        found = _measure_large(left, right, tolerance)
+    elif left.device.type != "cpu" or left.numel() <= CHUNK_ELEMENTS["cpu"]:
+        return glance(left, right, tolerance)
+    else:
+        found = measure_chunks(left, right, tolerance)
+    return found, _read_worst(left, right, tolerance, at=found.worst_at)
 
 
 def _measure_large(expected: torch.Tensor, got: torch.Tensor, tolerance: Tolerance) -> Findings:
@@ -102,14 +116,15 @@ def _readable(flat: torch.Tensor) -> torch.Tensor:
     return flat.float() if flat.dtype.itemsize == 1 and flat.dtype.is_floating_point else flat
 
 
-def _describe_element(
-    expected: torch.Tensor, got: torch.Tensor, tolerance: Tolerance, *, at: int, shape: tuple[int, ...]
-) -> Element:
+def _read_worst(expected: torch.Tensor, got: torch.Tensor, tolerance: Tolerance, *, at: int) -> Worst:
     chunk = read_element(expected, got, at)
-    error = float(score_elements(chunk, tolerance).error)
-    wanted, found = float(chunk.expected), float(chunk.got)
+    return Worst(float(chunk.expected), float(chunk.got), float(score_elements(chunk, tolerance).error))
+
+
+def _describe(worst: Worst, index: tuple[int, ...]) -> Element:
+    wanted, found, error = worst
     relative = error / abs(wanted) if wanted and math.isfinite(wanted) else math.inf
-    return Element(_unravel(at, shape), wanted, found, error, relative if error else 0.0)
+    return Element(index, wanted, found, error, relative if error else 0.0)
 
 
 def _unravel(at: int, shape: tuple[int, ...]) -> tuple[int, ...]:

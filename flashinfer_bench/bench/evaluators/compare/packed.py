@@ -38,6 +38,6 @@ def logical_shape(shape: Sequence[int], dtype_name: str) -> tuple[int, ...]:
 
 def unpack(flat: torch.Tensor) -> torch.Tensor:
     """Give the values of a flat packed tensor in float32, two for each byte."""
-    table = torch.tensor(E2M1_VALUES, dtype=torch.float32, device=flat.device)
+    table = torch.tensor(E2M1_VALUES, dtype=torch.float32).to(flat.device, non_blocking=True)
     raw = flat.view(torch.uint8).to(torch.int32)
     return table[torch.stack((raw & 0xF, raw >> 4), dim=-1)].reshape(-1)

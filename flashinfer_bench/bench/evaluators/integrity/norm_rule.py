@@ -90,7 +90,7 @@ def find_limit(definition: Definition, rtol: float) -> float:
 def describe_norms(norms: Sequence[Norms | None], names: Sequence[str]) -> dict[str, dict[str, float]]:
     """Return the figures of outputs for a trace, by name."""
     return {
-        name: {"error_norm": one.share(), "worst_row_norm": float(one.row_shares.max())}
+        name: {"error_norm": one.share(), "worst_row_norm": one.figures.worst_row}
         for name, one in zip(names, norms, strict=True)
         if one is not None and one.says_something
     }
@@ -115,9 +115,11 @@ def find_excess(
     for index, (name, one) in enumerate(zip(names, norms, strict=True)):
         if one is None or not one.says_something:
             continue
+        is_over = rule.judges_output and one.share() > rule.limit
+        if not is_over and one.figures.worst_row <= rule.limit:
+            continue
         over = one.row_shares > rule.limit
         has_rows = len(over) > 1
-        is_over = rule.judges_output and one.share() > rule.limit
         is_row_over = rule.row_rule is not None and has_rows and bool(over.any())
         if not is_over and not is_row_over:
             continue

@@ -6,8 +6,10 @@ along the dimensions before, since a few numbers may all be near zero by chance.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Final
+from functools import cached_property
+from typing import Final, NamedTuple
 
 import torch
 
@@ -21,35 +23,54 @@ FLOOR: Final = 0.1
 cancels out has the errors of what was summed up."""
 NO_VALUE_SCALES: Final = frozenset({getattr(torch, "float8_e8m0fnu", None)})
 """Dtypes whose neighbouring values differ by a factor of two: one step of one element is the size of a row."""
+BROUGHT_ROWS: Final = 1 << 13
+"""The norms of no more rows than this are brought to the CPU, in one transfer. There a sum takes less than a launch."""
+
+
+class Figures(NamedTuple):
+    """What is asked of all rows together."""
+
+    error: float
+    """Sum of the squared norms."""
+    expected: float
+    """Sum of the squared norms."""
+    worst_row: float
+    """Largest share of a row; 0.0 where there is no row."""
 
 
 @dataclass(frozen=True)
 class Norms:
-    """Squared norms of an output's rows, in float64: on the output's device, those of a small output on the CPU."""
+    """Squared norms of an output's rows, in float64: on the CPU, those of many rows on the output's device."""
 
     error: torch.Tensor
     """[rows]: of what was given less what was expected; infinite where only what was given is not finite."""
     expected: torch.Tensor
     """[rows]: of what was expected."""
 
-    @property
+    @cached_property
     def row_shares(self) -> torch.Tensor:
         """[rows]: the error's norm, as a share of the expected row's, or of `FLOOR` of the usual row's."""
         floor = FLOOR * self.expected.mean().sqrt()
         return self.error.sqrt() / torch.maximum(self.expected.sqrt(), floor)
 
+    @cached_property
+    def figures(self) -> Figures:
+        """What is asked of all rows together, in one transfer."""
+        sums = (self.error.sum(), self.expected.sum())
+        worst_row = self.row_shares.max() if len(self.error) else sums[0]
+        return Figures(*torch.stack((*sums, worst_row)).tolist())
+
     def share(self, left_out: torch.Tensor | None = None) -> float:
         """Return the norm of the whole error as a share of the whole output's, without some rows [rows]."""
-        error, expected = self.error, self.expected
+        error, expected = self.figures.error, self.figures.expected
         if left_out is not None:
-            error, expected = error[~left_out], expected[~left_out]
-        total = float(expected.sum())
-        return float((error.sum() / total).sqrt()) if total else 0.0
+            error, expected = float(self.error[~left_out].sum()), float(self.expected[~left_out].sum())
+        return math.sqrt(error / expected) if expected else 0.0
 
     @property
     def says_something(self) -> bool:
         """Whether anything else than zeros was expected."""
-        return bool(self.expected.sum() > 0)
+        return self.figures.expected > 0
 
 
 def measure_norms(expected: torch.Tensor, got: torch.Tensor) -> Norms | None:
@@ -62,7 +83,7 @@ def measure_norms(expected: torch.Tensor, got: torch.Tensor) -> Norms | None:
     expected, got = bring_small(expected, got)
     norms = _measure(expected, got, columns, masks=False)
     # Where the reference is not finite, the comparison of elements has seen to it that both are alike.
-    return norms if bool(norms.expected.isfinite().all()) else _measure(expected, got, columns, masks=True)
+    return norms if math.isfinite(norms.figures.expected) else _measure(expected, got, columns, masks=True)
 
 
 def row_length(expected: torch.Tensor) -> int | None:
@@ -77,22 +98,30 @@ def row_length(expected: torch.Tensor) -> int | None:
 
 
 def _measure(expected: torch.Tensor, got: torch.Tensor, columns: int, *, masks: bool) -> Norms:
-    left, right = expected.reshape(-1, columns), got.reshape(-1, columns)
     most = CHUNK_ELEMENTS.get(expected.device.type, CHUNK_ELEMENTS["cpu"])
-    step, width = max(1, most // columns), min(columns, most)
-    sums = torch.zeros((2, len(left)), dtype=torch.float64, device=expected.device)
-    for start in range(0, len(left), step):
-        rows = slice(start, start + step)
-        for first in range(0, columns, width):
-            piece = slice(first, first + width)
-            wanted, found = _values(left[rows, piece]), _values(right[rows, piece])
-            error = found - wanted
-            if masks:
-                finite = wanted.isfinite()
-                wanted, error = torch.where(finite, wanted, 0.0), torch.where(finite, error, 0.0)
-            for target, values in zip(sums, (error, wanted), strict=True):
-                target[rows] += torch.linalg.vector_norm(values, dim=1, dtype=torch.float64).square_()
+    step = max(1, most // columns)
+    left, right = expected.reshape(-1, columns), got.reshape(-1, columns)
+    parts = [slice(start, start + step) for start in range(0, len(left) or 1, step)]
+    squares = [_square(left[rows], right[rows], most, masks=masks) for rows in parts]
+    sums = squares[0] if len(squares) == 1 else torch.cat(squares, dim=1)
+    sums = sums.cpu() if sums.shape[1] <= BROUGHT_ROWS else sums
     return Norms(sums[0].nan_to_num_(nan=torch.inf, posinf=torch.inf), sums[1])
+
+
+def _square(expected: torch.Tensor, got: torch.Tensor, most: int, *, masks: bool) -> torch.Tensor:
+    """Return the squared norms [2, rows] of the error and of what was expected; a row longer than `most` in pieces."""
+    columns = expected.shape[1]
+    if columns > most:
+        pieces = [slice(first, first + most) for first in range(0, columns, most)]
+        squares = [_square(expected[:, piece], got[:, piece], most, masks=masks) for piece in pieces]
+        return torch.stack(squares).sum(dim=0)
+    wanted = _values(expected)
+    error = _values(got) - wanted
+    if masks:
+        finite = wanted.isfinite()
+        wanted, error = torch.where(finite, wanted, 0.0), torch.where(finite, error, 0.0)
+    norms = [torch.linalg.vector_norm(values, dim=1, dtype=torch.float64) for values in (error, wanted)]
+    return torch.stack(norms).square_()
 
 
 def _values(piece: torch.Tensor) -> torch.Tensor:

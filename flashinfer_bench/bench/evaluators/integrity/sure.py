@@ -8,7 +8,6 @@ norms against a little less than their limit.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import groupby
 from typing import Final
 
 import torch
@@ -27,6 +26,15 @@ TOGETHER: Final = {"cpu": 1 << 15, "cuda": 1 << 23}
 CPU one thread looks at so many."""
 MOST_ELEMENTS: Final = {"cpu": 1 << 22, "cuda": 1 << 25}
 """A larger output is not looked at, by the kind of device: it would take too much memory at once."""
+NORMS_TOGETHER: Final = 1 << 20
+"""Norms of rows of several calls are looked at together; once there are so many, they are looked at and not kept."""
+STACKED: Final = frozenset(
+    {torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16}
+)
+"""Dtypes that torch stacks on every device, bit by bit; others are stacked as bytes."""
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+"""What was expected, and what a call gave."""
 
 
 def surely_pass(calls: Sequence[JudgedCall], tolerance: Tolerance, rule: NormRule) -> bool:
@@ -39,7 +47,7 @@ def surely_pass(calls: Sequence[JudgedCall], tolerance: Tolerance, rule: NormRul
     """
     if tolerance.by_ratio:
         return False
-    pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
+    pairs: list[Pair] = []
     for call in calls:
         if len(call.got) != len(call.expected):
             return False
@@ -49,53 +57,82 @@ def surely_pass(calls: Sequence[JudgedCall], tolerance: Tolerance, rule: NormRul
             return False
         if expected.numel() > MOST_ELEMENTS[expected.device.type]:
             return False
-    found: list[torch.Tensor] = []
-    for together in _alike([(expected, got) for expected, got in pairs if expected.numel()]):
-        expected, got = (_stack(side) for side in zip(*together, strict=True))
-        found += _look(expected, got, tolerance, rule)
+    found = [condition for alike in _group(pairs) for condition in _look(alike, tolerance, rule)]
     return not found or bool(torch.stack(found).all())
 
 
-def _alike(
-    pairs: Sequence[tuple[torch.Tensor, torch.Tensor]],
-) -> Iterator[Sequence[tuple[torch.Tensor, torch.Tensor]]]:
-    """Give pairs of one shape and dtype, as many at a time as are looked at together."""
+def _group(pairs: Sequence[Pair]) -> list[list[Pair]]:
+    """Put pairs of one shape and dtype together; those without elements are left out."""
+    groups: dict[tuple[torch.dtype, torch.Size], list[Pair]] = {}
+    for pair in pairs:
+        if pair[0].numel():
+            groups.setdefault((pair[0].dtype, pair[0].shape), []).append(pair)
+    return list(groups.values())
 
-    def kind(pair: tuple[torch.Tensor, torch.Tensor]) -> tuple[str, tuple[int, ...]]:
-        return str(pair[0].dtype), tuple(pair[0].shape)
 
-    for _, group in groupby(sorted(pairs, key=kind), key=kind):
-        alike = list(group)
-        first = alike[0][0]
-        most = max(1, TOGETHER[first.device.type] // first.numel())
-        yield from (alike[start : start + most] for start in range(0, len(alike), most))
+def _look(alike: Sequence[Pair], tolerance: Tolerance, rule: NormRule) -> Iterator[torch.Tensor]:
+    """Give conditions that hold where outputs of one shape and dtype pass."""
+    first = alike[0][0]
+    columns = row_length(first) if rule.is_on and first.dtype not in NO_VALUE_SCALES else None
+    most = max(1, TOGETHER[first.device.type] // first.numel())
+    norms: list[torch.Tensor] = []
+    for start in range(0, len(alike), most):
+        expected, got = (_stack(side) for side in zip(*alike[start : start + most], strict=True))
+        if not first.dtype.is_floating_point:
+            yield (_bytes(expected) == _bytes(got)).all()
+            continue
+        wanted, error = _subtract(expected, got)
+        yield (error <= _bounds(wanted, tolerance)).all()
+        if columns is None:
+            continue
+        norms.append(_norms(error, wanted, columns))
+        if sum(one.numel() for one in norms) >= NORMS_TOGETHER:
+            yield _norms_pass(norms, rule)
+            norms = []
+    if norms:
+        yield _norms_pass(norms, rule)
 
 
 def _stack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return tensors of one shape and dtype as one; as bytes, since torch stacks not every dtype on every device."""
+    """Return tensors of one shape and dtype as one, whose first axis counts them."""
     first = tensors[0]
-    rows = torch.stack([one.contiguous().reshape(-1).view(torch.uint8) for one in tensors])
+    if first.dtype in STACKED:
+        return torch.stack(list(tensors)) if len(tensors) > 1 else first.unsqueeze(0)
+    flat = tensors if first.dtype.itemsize == 1 else [one.contiguous().reshape(-1) for one in tensors]
+    rows = torch.stack([one.view(torch.uint8) for one in flat])
     return rows.view(first.dtype).reshape(len(tensors), *first.shape)
 
 
-def _look(expected: torch.Tensor, got: torch.Tensor, tolerance: Tolerance, rule: NormRule) -> Iterator[torch.Tensor]:
-    """Give conditions that hold where an output of some calls passes; the first axis counts the calls."""
-    if not expected.dtype.is_floating_point:
-        sides = [one.contiguous().reshape(-1).view(torch.uint8) for one in (expected, got)]
-        yield (sides[0] == sides[1]).all()
-        return
+def _bytes(stacked: torch.Tensor) -> torch.Tensor:
+    return stacked.contiguous().view(torch.uint8)
+
+
+def _subtract(expected: torch.Tensor, got: torch.Tensor) -> Pair:
+    """Return what was expected, in the type in which it is compared, and how far off each element is."""
     work = torch.float64 if expected.dtype == torch.float64 else torch.float32
-    wanted, limits = expected.to(work), torch.finfo(work)
+    wanted = expected.to(work)
     error = got.to(work).sub_(wanted) if got.dtype != work else got - wanted
-    most_error = min(tolerance.max_absolute_error, limits.max)
-    yield (error.abs() <= bounds_of(wanted.abs(), tolerance, most_error)).all()
-    columns = row_length(expected[0])
-    if not rule.is_on or columns is None or expected.dtype in NO_VALUE_SCALES:
-        return
-    rows = (len(expected), -1, columns)
-    norms = [torch.linalg.vector_norm(one.reshape(rows), dim=2, dtype=torch.float64) for one in (error, wanted)]
-    most = rule.limit * NORM_MARGIN
-    squares = norms[1].square()
-    least = FLOOR * squares.mean(dim=1, keepdim=True).sqrt()
-    yield (norms[0] <= most * torch.maximum(norms[1], least)).all()
-    yield (norms[0].square().sum(dim=1) <= most**2 * squares.sum(dim=1)).all()
+    return wanted, error.abs_()
+
+
+def _bounds(wanted: torch.Tensor, tolerance: Tolerance) -> torch.Tensor:
+    most_error = min(tolerance.max_absolute_error, torch.finfo(wanted.dtype).max)
+    return bounds_of(wanted.abs(), tolerance, most_error)
+
+
+def _norms(error: torch.Tensor, wanted: torch.Tensor, columns: int) -> torch.Tensor:
+    """Return the norms [2, calls, rows] of the errors and of what was expected."""
+    rows = (len(error), -1, columns)
+    return torch.stack(
+        [torch.linalg.vector_norm(one.reshape(rows), dim=2, dtype=torch.float64) for one in (error, wanted)]
+    )
+
+
+def _norms_pass(norms: Sequence[torch.Tensor], rule: NormRule) -> torch.Tensor:
+    """Tell whether the errors of each row, and of each call as a whole, are a small share of what was expected."""
+    squares = (norms[0] if len(norms) == 1 else torch.cat(list(norms), dim=1)).square()
+    totals = squares.sum(dim=2, keepdim=True)
+    least = totals[1] * (FLOOR**2 / squares.shape[2])
+    # A call as a whole is one more row: `least`, a share of the whole, changes nothing there.
+    sides = torch.cat((squares, totals), dim=2)
+    return (sides[0] <= torch.maximum(sides[1], least).mul_((rule.limit * NORM_MARGIN) ** 2)).all()

@@ -5,9 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flashinfer_bench.bench.evaluators.evaluator import Accepted, Rejected
-from flashinfer_bench.bench.evaluators.integrity.norm_rule import find_limit
+from flashinfer_bench.bench.evaluators.default import judge_norms
+from flashinfer_bench.bench.evaluators.evaluator import Accepted, JudgedCall, Rejected
+from flashinfer_bench.bench.evaluators.integrity.norm_rule import NORM, NormRule, find_limit
+from flashinfer_bench.bench.evaluators.integrity.stability import Stability
+from flashinfer_bench.data import Correctness
 from tests.bench.evaluators.judging import Judging
+from tests.bench.evaluators.pretend_gpu import PretendGpu
 from tests.kit.make import make_definition, make_workload
 
 pytestmark = pytest.mark.cpu
@@ -139,3 +143,16 @@ def test_a_row_near_a_tie_may_go_either_way_and_another_may_not():
 )
 def test_the_limit_follows_the_tolerance_and_the_dtypes(spec, rtol, limit):
     assert find_limit(make_definition(inputs={"x": spec}), rtol) == limit
+
+
+def test_a_verdict_on_norms_costs_a_gpu_one_wait_and_few_operations():
+    expected = torch.randn(64, 1024, generator=torch.Generator().manual_seed(0)).bfloat16()
+    with PretendGpu() as gpu:
+        call = JudgedCall([], [gpu.put(expected.clone())], [gpu.put(expected)])
+        rule = NormRule(0.1, judges_output=True, row_rule=NORM)
+        stability = Stability(lambda inputs: [], [], call.expected, 1)
+        verdict = judge_norms(make_definition(), call, rule, stability, Correctness())
+    assert isinstance(verdict, Accepted)
+    assert verdict.correctness.extra["outputs"] == {"y": {"error_norm": 0.0, "worst_row_norm": 0.0}}
+    assert len(gpu.waits) == 1, gpu.waits
+    assert len(gpu.operations) <= 12, gpu.operations

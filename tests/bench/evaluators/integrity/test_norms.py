@@ -9,7 +9,8 @@ import torch
 
 from flashinfer_bench.bench.evaluators.compare.packed import FLOAT4_PACKED
 from flashinfer_bench.bench.evaluators.integrity import norms as module
-from flashinfer_bench.bench.evaluators.integrity.norms import measure_norms
+from flashinfer_bench.bench.evaluators.integrity.norms import BROUGHT_ROWS, measure_norms
+from tests.bench.evaluators.pretend_gpu import PretendGpu
 
 pytestmark = pytest.mark.cpu
 
@@ -85,3 +86,39 @@ def test_packed_floats_are_unpacked():
     norms = measure_norms(codes.view(FLOAT4_PACKED), got.view(FLOAT4_PACKED))
     assert norms.expected.tolist() == pytest.approx([32.0] * 4)
     assert norms.row_shares.tolist() == pytest.approx([0.0, 1.0, 0.0, 0.0])
+
+
+def ask(norms):
+    """Ask what a verdict asks of an output that is right."""
+    return norms.says_something, norms.share(), norms.figures.worst_row
+
+
+@pytest.mark.parametrize(("shape", "most"), [((64, 1024), 12), ((2 * BROUGHT_ROWS, 16), 28)], ids=["brought", "left"])
+def test_the_norms_of_a_gpu_cost_one_wait_and_few_operations(shape, most):
+    expected, got = made(*shape).bfloat16(), (made(*shape) * 1.01).bfloat16()
+    with PretendGpu() as gpu:
+        found = ask(measure_norms(gpu.put(expected), gpu.put(got)))
+    assert len(gpu.waits) == 1, gpu.waits
+    assert len(gpu.operations) <= most, gpu.operations
+    assert found == pytest.approx(ask(measure_norms(expected, got)))
+
+
+@pytest.mark.parametrize("rows", [64, 2 * BROUGHT_ROWS])
+def test_what_is_not_finite_costs_a_gpu_one_wait_more(rows):
+    expected = made(rows, 16 if rows > 64 else 1024)
+    expected[3, 3] = -math.inf
+    with PretendGpu() as gpu:
+        assert ask(measure_norms(gpu.put(expected), gpu.put(expected.clone()))) == (True, 0.0, 0.0)
+    assert len(gpu.waits) == 2, gpu.waits
+
+
+@pytest.mark.parametrize("shape", [(40, 100), (3, 7, 16), (1, 5000)])
+def test_figures_are_those_of_the_rows(monkeypatch, shape):
+    monkeypatch.setattr(module, "CHUNK_ELEMENTS", {"cpu": 1000})
+    expected, got = made(*shape), made(*shape, seed=1)
+    norms = measure_norms(expected, got)
+    wanted = expected.double().square().reshape(-1, shape[-1]).sum(dim=1)
+    error = (got - expected).double().square().reshape(-1, shape[-1]).sum(dim=1)
+    shares = error.sqrt() / torch.maximum(wanted.sqrt(), 0.1 * wanted.mean().sqrt())
+    assert norms.share() == pytest.approx(float((error.sum() / wanted.sum()).sqrt()))
+    assert norms.figures.worst_row == pytest.approx(float(shares.max()))

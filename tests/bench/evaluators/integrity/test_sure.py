@@ -5,11 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
+from flashinfer_bench.bench.evaluators.compare.chunks import bounds_of
 from flashinfer_bench.bench.evaluators.compare.outputs import compare
 from flashinfer_bench.bench.evaluators.compare.rule import Tolerance
 from flashinfer_bench.bench.evaluators.evaluator import JudgedCall
+from flashinfer_bench.bench.evaluators.integrity import sure as module
 from flashinfer_bench.bench.evaluators.integrity.norm_rule import NORM, NormRule, measure_outputs
-from flashinfer_bench.bench.evaluators.integrity.sure import surely_pass
+from flashinfer_bench.bench.evaluators.integrity.sure import NORM_MARGIN, surely_pass
+from tests.bench.evaluators.pretend_gpu import PretendGpu
 
 TOLERANCE = Tolerance(rtol=0.01, atol=0.01)
 RULE = NormRule(0.1, judges_output=True, row_rule=NORM)
@@ -133,3 +136,82 @@ def test_calls_of_other_shapes_are_looked_at_too():
     assert surely_pass(calls, TOLERANCE, RULE)
     other[1, 1] = 2
     assert not surely_pass(calls, TOLERANCE, RULE)
+
+
+def calls_of(count, shape, dtype, *, off=0.0, put=lambda tensor: tensor, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    calls = []
+    for _ in range(count):
+        expected = torch.randn(shape, generator=generator)
+        got = expected * (1 + off * torch.rand(shape, generator=generator))
+        calls.append(JudgedCall([], [put(got.to(dtype))], [put(expected.to(dtype))]))
+    return calls
+
+
+@pytest.mark.parametrize(
+    ("dtype", "most"),
+    [(torch.bfloat16, 32), (torch.float32, 32), (torch.float8_e4m3fn, 136), (torch.int32, 12)],
+    ids=str,
+)
+def test_many_calls_cost_a_gpu_one_wait_and_few_operations(dtype, most):
+    with PretendGpu() as gpu:
+        assert surely_pass(calls_of(24, (16, 64), dtype, put=gpu.put), TOLERANCE, RULE)
+    assert len(gpu.waits) == 1, gpu.waits
+    assert len(gpu.operations) <= most, gpu.operations
+
+
+def test_calls_that_are_looked_at_one_by_one_cost_sixteen_operations_each(monkeypatch):
+    monkeypatch.setitem(module.TOGETHER, "cuda", 1)
+    with PretendGpu() as gpu:
+        assert surely_pass(calls_of(24, (16, 64), torch.bfloat16, put=gpu.put), TOLERANCE, RULE)
+    assert len(gpu.waits) == 1, gpu.waits
+    assert len(gpu.operations) <= 16 * 24 + 20, len(gpu.operations)
+
+
+def passes_by_the_book(call, tolerance):
+    """Judge one call in plain steps: each element, each row, and the whole."""
+    expected, got = call.expected[0].float(), call.got[0].float()
+    error = (got - expected).abs()
+    norms = [torch.linalg.vector_norm(side, dim=-1, dtype=torch.float64) for side in (error, expected)]
+    floor = 0.1 * norms[1].square().mean().sqrt()
+    most = RULE.limit * NORM_MARGIN
+    return bool(
+        (error <= bounds_of(expected.abs(), tolerance, 1e30)).all()
+        and (norms[0] <= most * torch.maximum(norms[1], floor)).all()
+        and torch.linalg.vector_norm(norms[0]) <= most * torch.linalg.vector_norm(norms[1])
+    )
+
+
+@pytest.mark.parametrize("kept", [1, 1 << 20], ids=["norms at once", "norms together"])
+@pytest.mark.parametrize("together", [1, 200, 1 << 15])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn], ids=str)
+def test_how_calls_are_put_together_changes_nothing(monkeypatch, dtype, together, kept):
+    monkeypatch.setitem(module.TOGETHER, "cpu", together)
+    monkeypatch.setattr(module, "NORMS_TOGETHER", kept)
+    loose, seen = Tolerance(rtol=1.0, atol=1.0), set()
+    for seed, off in enumerate([0.0, 0.1, 0.15, 0.18, 0.22, 0.3, 0.5]):
+        calls = calls_of(5, (3, 64), dtype, off=off, seed=seed)
+        answer = surely_pass(calls, loose, RULE)
+        assert answer == all(passes_by_the_book(call, loose) for call in calls)
+        seen.add(answer)
+    assert seen == {True, False}
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.bool, torch.uint8, torch.uint16, torch.int32, torch.int64, torch.bfloat16], ids=str
+)
+def test_outputs_that_are_not_contiguous_or_have_no_axis_are_looked_at(dtype):
+    for count in (1, 3):
+        for expected in ((ROWS > 0).to(dtype).T, torch.tensor(1).to(dtype), torch.zeros(0).to(dtype)):
+            assert surely_pass([JudgedCall([], [expected.clone()], [expected])] * count, TOLERANCE, RULE)
+            other = torch.zeros_like(expected)
+            calls = [JudgedCall([], [other], [expected])] * count
+            assert surely_pass(calls, TOLERANCE, RULE) == (not expected.numel())
+
+
+def test_a_byte_of_a_bool_that_was_never_written_does_not():
+    raw = torch.full((64,), 1, dtype=torch.uint8)
+    assert passes(raw.view(torch.bool), raw.clone().view(torch.bool))
+    for count in (1, 3):
+        call = JudgedCall([], [(raw * 0xA5).view(torch.bool)], [raw.view(torch.bool)])
+        assert not surely_pass([call] * count, TOLERANCE, RULE)
