@@ -44,6 +44,7 @@ from flashinfer_bench.bench.runner.workers.kernel_task import SessionTools
 from flashinfer_bench.data import Environment
 from flashinfer_bench.errors import WorkloadFault
 from flashinfer_bench.timing.clocks import capture_first, import_cupti, make_clock
+from flashinfer_bench.timing.driver import set_connections
 from flashinfer_bench.timing.lane import kernel_image
 from flashinfer_bench.worker.wire import WireClosed, send_frame
 
@@ -69,6 +70,7 @@ def serve(opened: OpenedSession, make_session: Callable[..., DeviceSession] = De
     if opened.context is not None:
         import_tools(hello)  # while the driver makes the context
         opened.context.join()
+        set_connections(None)
         torch.zeros(1, device=device)
         pool.timing_image = kernel_image()
     clock = make_clock(device, l2_cache=hello.timing.l2_cache, clock=hello.timing.clock)

@@ -29,7 +29,7 @@ from flashinfer_bench.bench.runner.session.orders import Orders
 from flashinfer_bench.bench.runner.session.wanted import list_first_wanted
 from flashinfer_bench.bench.runner.workers.enclosure import Enclosure
 from flashinfer_bench.bench.runner.workers.pool import WorkerPool
-from flashinfer_bench.timing.driver import make_context
+from flashinfer_bench.timing.driver import make_context, set_connections
 from flashinfer_bench.worker.template import Preparation, start_template
 from flashinfer_bench.worker.wire import FrameReader
 
@@ -118,6 +118,7 @@ def start_context(hello: Hello) -> threading.Thread | None:
     if hello.device != "cuda":
         return None
     os.environ["CUDA_CACHE_PATH"] = str(Path(hello.cache_root, JUDGE_FOLDER, "cuda"))  # not in the user's HOME
+    set_connections(1)  # what is judged here runs on one stream
     context = threading.Thread(target=make_context, daemon=True)
     context.start()
     return context

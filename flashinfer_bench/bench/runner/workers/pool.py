@@ -31,7 +31,7 @@ from flashinfer_bench.bench.runner.environments import solution_environment, sol
 from flashinfer_bench.bench.runner.protocol import Hello
 from flashinfer_bench.bench.runner.workers.enclosure import Enclosure
 from flashinfer_bench.bench.runner.workers.process import WorkerGone, WorkerLate, WorkerProcess
-from flashinfer_bench.bench.runner.workers.spawning import MOST_CONNECTIONS, NewWorker, Precompiled, make_order
+from flashinfer_bench.bench.runner.workers.spawning import NewWorker, Precompiled, make_order
 from flashinfer_bench.bench.runner.workers.stock import (
     ANY_SOLUTION,
     MOST_SPARES,
@@ -45,6 +45,7 @@ from flashinfer_bench.bench.runner.workers.stock import (
 from flashinfer_bench.bench.runner.workers.timed.empty_bursts import BurstOverhead, touch
 from flashinfer_bench.compile import Artifact
 from flashinfer_bench.errors import DeviceFault
+from flashinfer_bench.timing.driver import CONNECTIONS
 from flashinfer_bench.worker.wire import WireError
 
 MOST_ENDING: Final = 4
@@ -110,9 +111,7 @@ class WorkerPool:
         self._has_rested = False
         """The worker that holds a reference maps nothing of the session's."""
         self._gpu_index = hello.gpu_index
-        self._may_be_narrow = (
-            hello.device == "cuda" and hello.timing.clock == "auto" and MOST_CONNECTIONS not in os.environ
-        )
+        self._may_be_narrow = hello.device == "cuda" and hello.timing.clock == "auto" and CONNECTIONS not in os.environ
         """Contexts that need not be fast have one connection; but not where the user says how many, or where no clock
         sees on how many streams a call runs."""
         self._narrow: WeakSet[WorkerProcess] = WeakSet()

@@ -15,6 +15,7 @@ from flashinfer_bench.bench.runner.protocol import Hello
 from flashinfer_bench.bench.runner.workers.artifacts import place_of
 from flashinfer_bench.bench.runner.workers.enclosure import Enclosure
 from flashinfer_bench.compile import Artifact
+from flashinfer_bench.timing.driver import CONNECTIONS
 
 MEMORY_SHARE: Final = 0.6
 """Where the configuration sets no limit, a worker may hold this share of the machine's memory."""
@@ -22,10 +23,6 @@ NOT_PRECOMPILED: Final = (
     *("TORCH_EXTENSIONS_DIR", "TORCHINDUCTOR_CACHE_DIR", "FLASHINFER_WORKSPACE_BASE", "CUDA_CACHE_PATH"),
 )
 """Folders of other compilers: a worker that precompiles has them in its home, which goes with it."""
-
-MOST_CONNECTIONS: Final = "CUDA_DEVICE_MAX_CONNECTIONS"
-"""How many connections to the GPU a context has, which streams share. CUDA makes eight where it is not set; each takes
-8 ms to make and 5 ms to end."""
 
 Precompiled = tuple[Artifact, dict[str, Any]]
 """The artifact of a solution that is precompiled, and what else `worker/jit/precompile.py` wants to know."""
@@ -82,7 +79,7 @@ def make_order(hello: Hello, new: NewWorker, enclosure: Enclosure | None) -> dic
     elif new.gpu_index is not None:
         own["CUDA_VISIBLE_DEVICES"] = str(new.gpu_index)
     if new.is_narrow:
-        own[MOST_CONNECTIONS] = "1"
+        own[CONNECTIONS] = "1"
     timing = {"l2_cache": hello.timing.l2_cache, "clock": hello.timing.clock}
     order: dict[str, Any] = {
         "environment": worker_environment(os.environ, Path(hello.cache_root)) | own,

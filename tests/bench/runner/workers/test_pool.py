@@ -10,7 +10,7 @@ from flashinfer_bench.bench.runner.workers import pool as worker_pool
 from flashinfer_bench.bench.runner.workers import stock as worker_stock
 from flashinfer_bench.bench.runner.workers.pool import SolutionFiles, WorkerPool
 from flashinfer_bench.bench.runner.workers.process import WorkerGone
-from flashinfer_bench.bench.runner.workers.spawning import MOST_CONNECTIONS, NewWorker, make_order
+from flashinfer_bench.bench.runner.workers.spawning import NewWorker, make_order
 from flashinfer_bench.bench.runner.workers.stock import (
     CONTEXT_BYTES,
     MOST_CONTEXTS,
@@ -21,6 +21,7 @@ from flashinfer_bench.bench.runner.workers.stock import (
 )
 from flashinfer_bench.bench.runner.workers.timed.empty_bursts import BurstOverhead
 from flashinfer_bench.errors import DeviceFault
+from flashinfer_bench.timing.driver import CONNECTIONS
 from flashinfer_bench.timing.settings import TimingSettings
 
 pytestmark = pytest.mark.cpu
@@ -189,9 +190,9 @@ def test_a_spare_that_was_heard_already_is_not_waited_for(open_pool, monkeypatch
     ids=["a GPU", "a CPU", "streams are not seen", "the user says how many"],
 )
 def test_a_context_has_one_connection_until_a_call_wants_more(open_pool, monkeypatch, device, clock, own, is_narrow):
-    monkeypatch.delenv(MOST_CONNECTIONS, raising=False)
+    monkeypatch.delenv(CONNECTIONS, raising=False)
     if own is not None:
-        monkeypatch.setenv(MOST_CONNECTIONS, own)
+        monkeypatch.setenv(CONNECTIONS, own)
     pool, made, _ = open_pool(FAST, FAST, device=device, clock=clock)
     pool.worker_for(ONE)
     assert pool.context_of(made[0]).is_narrow == is_narrow
@@ -236,7 +237,7 @@ def test_a_narrow_context_is_asked_for_by_the_environment(tmp_path, is_narrow, t
         cache_root=str(tmp_path), device="cuda", gpu_uuid="GPU-1", worker_memory_bytes=1 << 30, timing=TimingSettings()
     )
     new = NewWorker("key", None, tmp_path / "home", tmp_path / "given", is_narrow=is_narrow)
-    assert make_order(hello, new, None)["environment"].get(MOST_CONNECTIONS) == told
+    assert make_order(hello, new, None)["environment"].get(CONNECTIONS) == told
 
 
 def test_without_walls_all_workers_are_alike_and_fast(open_pool):
