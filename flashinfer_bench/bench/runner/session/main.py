@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from functools import partial
 from importlib import metadata
+from pathlib import Path
 from typing import Any, Final
 
 import pynvml
@@ -40,6 +41,7 @@ from flashinfer_bench.bench.runner.session.opening import OpenedSession
 from flashinfer_bench.bench.runner.session.orders import Orders
 from flashinfer_bench.bench.runner.session.outcome import make_evaluation
 from flashinfer_bench.bench.runner.workers.arena import SharedArena
+from flashinfer_bench.bench.runner.workers.context_file import ContextFile
 from flashinfer_bench.bench.runner.workers.kernel_task import SessionTools
 from flashinfer_bench.data import Environment
 from flashinfer_bench.errors import WorkloadFault
@@ -75,7 +77,9 @@ def serve(opened: OpenedSession, make_session: Callable[..., DeviceSession] = De
         pool.timing_image = kernel_image()
     clock = make_clock(device, l2_cache=hello.timing.l2_cache, clock=hello.timing.clock)
     opened.readout.add_launch_gap(clock.launch_gap_ns())
-    pool.stock.best_chain_ns = clock.chain_gap_ns() or None
+    contexts = ContextFile(Path(hello.cache_root), hello.gpu_uuid) if hello.gpu_uuid is not None else None
+    pool.stock.best_chain_ns = None if contexts is None else contexts.read()
+    pool.stock.see(clock.chain_gap_ns())
     capture_first(device)
     if hello.needs_triton and device.type == "cuda":
         build_helpers()
@@ -97,6 +101,8 @@ def serve(opened: OpenedSession, make_session: Callable[..., DeviceSession] = De
     except (WireClosed, BrokenPipeError):
         return  # the host is gone
     finally:
+        if contexts is not None and pool.stock.seen_chain_ns is not None:
+            contexts.add(pool.stock.seen_chain_ns)
         session.close()
 
 

@@ -168,22 +168,35 @@ class ReferenceTimer:
         """
         known = self.recall(job)
         if known is None:
-            kernel = self._open_kernel(job)
-            try:
-                if job.key in self._late:
-                    raise self._late.pop(job.key)
-                self._load(kernel, job.block.definition)
-                if self._called != (job.key, kernel.worker):
-                    kernel.call_once(input_sets[0])  # what compiles at the first call is no part of a measurement
-                known = kernel.measure(input_sets)
-            except SolutionFailure as failure:
-                self.pool.end_reference()
-                name = job.block.definition.name
-                raise DefinitionFault(f"reference of {name}, while it was timed: {failure.message}") from None
-            self._known[job.key] = known
+            known = self._take(job, input_sets)
+            if self._was_slow(job.key):  # as the workers show that have started meanwhile
+                self.forget_slow()
+                known = self._take(job, input_sets)
             if self.kept is not None and is_alone:
                 self.kept.keep(job, self._plan(job), known)
         return move_to_gap(known, self.tools.readout.launch_gap_ns)
+
+    def _take(self, job: JobContext, input_sets: list[list[Any]]) -> Measured:
+        """Time the reference on a job's workload.
+
+        Raises:
+            DefinitionFault: it fails in its worker.
+        """
+        kernel = self._open_kernel(job)
+        try:
+            if job.key in self._late:
+                raise self._late.pop(job.key)
+            self._load(kernel, job.block.definition)
+            if self._called != (job.key, kernel.worker):
+                kernel.call_once(input_sets[0])  # what compiles at the first call is no part of a measurement
+            taken = kernel.measure(input_sets)
+        except SolutionFailure as failure:
+            self.pool.end_reference()
+            name = job.block.definition.name
+            raise DefinitionFault(f"reference of {name}, while it was timed: {failure.message}") from None
+        self._known[job.key] = taken
+        self.pool.tend_spares()
+        return taken
 
     def _plan(self, job: JobContext) -> MeasurePlan:
         """Return how a reference is measured; a time that was taken otherwise is no time of an earlier run."""

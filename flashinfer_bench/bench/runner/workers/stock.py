@@ -145,7 +145,7 @@ class Stock:
         limits: how many there may be.
         now: monotonic seconds.
 
-    `best_chain_ns` is the shortest `Clock.chain_gap_ns` that was seen.
+    `best_chain_ns` is the shortest `Clock.chain_gap_ns` that is known, `seen_chain_ns` that of this session's workers.
     """
 
     def __init__(
@@ -163,6 +163,7 @@ class Stock:
         self._limits = limits
         self._now = now
         self.best_chain_ns: int | None = None
+        self.seen_chain_ns: int | None = None
         self._spares: list[Spare] = []
         self._wanted: list[SolutionFiles] = []
         self._has_started = False
@@ -289,19 +290,26 @@ class Stock:
                 self._replace(spare, spare.attempt)
                 continue
             self._on_ready(worker)
-            is_slow = self._is_slow(worker.chain_gap_ns)  # also where it is not asked for: it learns the best
-            if is_slow and spare.solution.wants_fast and spare.attempt < MOST_CONTEXTS:
+            self.see(worker.chain_gap_ns)
+            if not (self._is_slow(worker.chain_gap_ns) and spare.solution.wants_fast):
+                continue
+            if spare.attempt < MOST_CONTEXTS:
                 self._replace(spare, spare.attempt + 1)
+            else:  # what earlier sessions have seen is not to be had any more
+                self.best_chain_ns = self.seen_chain_ns
 
     def _replace(self, spare: Spare, attempt: int) -> None:
         self._drop(spare)
         self._start(spare.solution, attempt=attempt, is_awaited=spare.is_awaited)
 
+    def see(self, chain_gap_ns: int) -> None:
+        """Learn how fast a context of this session is; 0 where nobody knows."""
+        if chain_gap_ns > 0:
+            self.seen_chain_ns = min(self.seen_chain_ns or chain_gap_ns, chain_gap_ns)
+            self.best_chain_ns = min(self.best_chain_ns or chain_gap_ns, chain_gap_ns)
+
     def _is_slow(self, chain_gap_ns: int) -> bool:
-        if chain_gap_ns <= 0:
-            return False
-        self.best_chain_ns = min(self.best_chain_ns or chain_gap_ns, chain_gap_ns)
-        return chain_gap_ns > self.best_chain_ns * SLOW_CONTEXT
+        return self.best_chain_ns is not None and chain_gap_ns > self.best_chain_ns * SLOW_CONTEXT
 
 
 def start_fault(worker: WorkerProcess, error: Exception) -> DeviceFault:

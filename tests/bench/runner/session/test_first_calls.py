@@ -44,7 +44,8 @@ def open_timer(monkeypatch, kernel):
     monkeypatch.setattr(ReferenceTimer, "_open_kernel", lambda timer, job: kernel)
     monkeypatch.setattr(ReferenceTimer, "_load", lambda *_arguments: None)
     end = partial(ended.append, kernel)
-    pool = SimpleNamespace(end_reference=end, finish_ending=end, tend_spares=lambda: None)
+    stock = Stock(None, None, on_ready=None, limits=None)
+    pool = SimpleNamespace(end_reference=end, finish_ending=end, tend_spares=lambda: None, stock=stock)
     tools = SimpleNamespace(readout=SimpleNamespace(launch_gap_ns=0))
     return ReferenceTimer(SimpleNamespace(device="cpu"), pool, tools), ended
 
@@ -134,19 +135,17 @@ def test_a_first_call_that_took_all_its_time_is_not_made_again(monkeypatch):
     assert kernel.calls == 1
 
 
-def time_in_context(monkeypatch, record, *, best_ns, kept=None):
-    """Return a timer that has timed a job's reference in a context, and the job; the best link takes so long."""
+def time_in_context(monkeypatch, record, kept=None):
+    """Return a timer whose references have this record, a job, and which workers were ended."""
     kernel = FakeKernel()
     kernel.measure = lambda _sets: Measured(0.1, [0.1], record)
     timer, ended = open_timer(monkeypatch, kernel)
-    stock = Stock(None, None, on_ready=None, limits=None)
-    stock.best_chain_ns = best_ns
-    timer.pool.stock = stock
     timer.kept = kept
     monkeypatch.setattr(ReferenceTimer, "_plan", lambda *_arguments: None)
-    job = make_job(list)
-    timer.measure(job, [[1]], is_alone=False)
-    return timer, job, ended
+    return timer, make_job(list), ended
+
+
+IN_A_SLOW_CONTEXT = {"chain_gap_ns": 1_954, "operations": 40}
 
 
 @pytest.mark.parametrize(
@@ -154,9 +153,11 @@ def time_in_context(monkeypatch, record, *, best_ns, kept=None):
     [(1_954, 40, True), (1_954, 2, False), (1_834, 40, False), (0, 40, False)],
     ids=["slow", "few operations", "fast", "unknown"],
 )
-def test_a_reference_whose_context_is_known_to_be_slow_is_timed_again(monkeypatch, chain_gap_ns, operations, is_slow):
-    record = {"chain_gap_ns": chain_gap_ns, "operations": operations}
-    timer, job, ended = time_in_context(monkeypatch, record, best_ns=1_770)
+def test_a_reference_whose_context_turns_out_to_be_slow_is_timed_again(monkeypatch, chain_gap_ns, operations, is_slow):
+    timer, job, ended = time_in_context(monkeypatch, {"chain_gap_ns": chain_gap_ns, "operations": operations})
+    timer.measure(job, [[1]], is_alone=False)
+    timer.check_context(job)  # nobody has seen a better one
+    timer.pool.stock.see(1_770)
     with pytest.raises(SlowReference) if is_slow else nullcontext():
         timer.check_context(job)
     if not is_slow:
@@ -166,14 +167,26 @@ def test_a_reference_whose_context_is_known_to_be_slow_is_timed_again(monkeypatc
     assert len(ended) == 1
 
 
+def test_it_is_timed_again_at_once_where_a_faster_context_was_seen_meanwhile(monkeypatch):
+    timer, job, ended = time_in_context(monkeypatch, IN_A_SLOW_CONTEXT)
+    timer.pool.tend_spares = lambda: timer.pool.stock.see(1_770)
+    taken = []
+    take = ReferenceTimer._take
+    monkeypatch.setattr(ReferenceTimer, "_take", lambda *given: taken.append(len(ended)) or take(*given))
+    timer.measure(job, [[1]], is_alone=False)
+    assert taken == [0, 1]
+    timer.check_context(job)  # no faster one was to be had
+
+
 def test_it_is_timed_again_once_also_where_an_earlier_run_has_kept_it(monkeypatch):
-    record = {"chain_gap_ns": 1_954, "operations": 40}
-    kept = SimpleNamespace(find=lambda job, plan: Measured(0.1, [0.1], record), keep=None)
-    timer, job, _ = time_in_context(monkeypatch, record, best_ns=1_770, kept=kept)
+    kept = SimpleNamespace(find=lambda job, plan: Measured(0.1, [0.1], IN_A_SLOW_CONTEXT), keep=None)
+    timer, job, _ = time_in_context(monkeypatch, IN_A_SLOW_CONTEXT, kept)
+    timer.measure(job, [[1]], is_alone=False)
+    timer.pool.stock.see(1_770)
     with pytest.raises(SlowReference):
         timer.check_context(job)
     timer.forget_slow()
     assert timer.recall(job) is None
-    timer.measure(job, [[1]], is_alone=False)  # no faster context was to be had
+    timer.measure(job, [[1]], is_alone=False)
     timer.check_context(job)
     assert timer.forget_slow() == set()

@@ -63,3 +63,29 @@ def test_what_is_wrong_is_told_of_a_timed_call():
     wrong = Rejected(EvaluationStatus.INCORRECT_NUMERICAL, "too far", Correctness())
     rejected, _, _, _ = judge(0.02, verdict=wrong)
     assert rejected.message == "in a call that was timed: too far"
+
+
+def test_calls_are_judged_in_portions_where_what_is_expected_takes_much_memory(monkeypatch):
+    monkeypatch.setattr(reads_module, "MOST_BYTES", 10)  # an expected output takes four
+    portions = []
+
+    def note(definition, calls, config, context):
+        portions.append(len(calls))
+        return Accepted(Correctness())
+
+    block = SimpleNamespace(
+        definition=None, reference=lambda _: [torch.zeros(1)], evaluator=SimpleNamespace(judge_reads=note)
+    )
+    job = SimpleNamespace(block=block, config=None, notes={})
+    found = [[ReadCall([at], [torch.zeros(1)], False) for at in range(7)]]
+    assert judge_reads(job, found, Baseline([], [[]], 0.02, None), None) is None
+    assert portions == [3, 3, 1]
+    assert job.notes["reads"] == 7
+
+
+def test_nothing_is_judged_after_a_portion_that_is_rejected(monkeypatch):
+    monkeypatch.setattr(reads_module, "MOST_BYTES", 0)
+    rejected = Rejected(EvaluationStatus.INCORRECT_NUMERICAL, "it is wrong", Correctness())
+    found, compared, called, notes = judge(0.02, with_base=False, verdict=rejected)
+    assert found.message == "in a call that was timed: it is wrong"
+    assert len(compared) == len(called) == notes["reads"] == 1

@@ -219,6 +219,16 @@ def test_where_no_clock_sees_streams_the_next_context_has_all_connections(open_p
     assert len(made) == 3
 
 
+def test_a_context_that_earlier_sessions_had_and_this_one_cannot_have_is_forgotten(open_pool):
+    pool, made, _ = open_pool(*[SLOW] * (MOST_CONTEXTS + 1))
+    pool.stock.best_chain_ns = FAST
+    fast = SolutionFiles("fast", wants_fast=True)
+    worker, _ = pool.worker_for(fast)
+    assert worker is made[MOST_CONTEXTS - 1]
+    assert pool.stock.best_chain_ns == pool.stock.seen_chain_ns == SLOW
+    assert pool.stock.excess_ns(SLOW) == 0
+
+
 def test_an_early_worker_that_python_gets_is_narrow_and_may_be_slow(open_pool):
     pool, _, _ = open_pool(SLOW, FAST, device="cuda", has_early_workers=True)
     pool.stock.best_chain_ns = FAST
