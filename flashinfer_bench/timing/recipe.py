@@ -47,6 +47,8 @@ worker differed by 3 %, after 100 us by 1.4 % at the most."""
 MOST_REST_NS: Final = 10_000_000
 """The GPU rests at most this long. It rests as long as the call takes: a GPU that works without a pause reaches its
 power limit and slows down (12 % within fifty matrix products of 1.4 ms on an H200; with rest 0.2 %)."""
+FLUSH_NS: Final = 50_000
+"""A flush takes no longer; it says how long a reading takes, and need not be exact."""
 LATE_SHARE: Final = 0.1
 """If a larger share of a batch is late, the spin was too short: it is doubled, and the batch is taken again."""
 RETAKES: Final = 3
@@ -184,8 +186,13 @@ def check(trial: TrialUnderWay) -> Sample:
         _look_behind_spin(trial, alone)
         trial.per_call_s = min(alone_s, trial.per_call_s)  # the spin of the look is no part of a reading
     size_spin(trial, [alone.enqueue_ns])
-    trial.per_call_s += trial.lead.spin_ns / 1e9
+    trial.per_call_s = min(trial.per_call_s + trial.lead.spin_ns / 1e9, reading_s(trial, alone))
     return alone
+
+
+def reading_s(trial: TrialUnderWay, alone: Sample) -> float:
+    """Return about how long a reading among others takes: a request of one call may take milliseconds beside it."""
+    return (max(trial.lead.spin_ns, alone.enqueue_ns) + alone.span_ns + FLUSH_NS) / 1e9
 
 
 def _look_behind_spin(trial: TrialUnderWay, alone: Sample) -> None:

@@ -78,6 +78,21 @@ def test_a_steady_call_that_is_not_quick_may_stop_early_where_all_readings_would
     assert (len(trial.samples), trial.stop) == (readings, stop)
 
 
+@pytest.mark.parametrize("length_ns", [SECOND_NS // 100_000, SECOND_NS // 200], ids=["quick", "5 ms"])
+def test_requests_that_take_milliseconds_do_not_make_a_quick_call_slow(gpu, length_ns):
+    clock = fake_cupti_clock(gpu)[0]
+    sample = clock.sample
+
+    def ask(launches, lead):
+        gpu.now_ns += 3_000_000
+        return sample(launches, lead)
+
+    clock.sample = ask
+    recipe = Recipe(10, 50, budget_s=10.0, was_called=True, stops_early=True)
+    trial = take_trial(lambda _: gpu.call(length_ns=length_ns), clock, recipe, now=gpu.seconds)
+    assert (trial.stop, len(trial.samples)) == (("count", 50) if length_ns < 1_000_000 else ("precision", 9))
+
+
 def test_a_noisy_slow_call_goes_on_until_the_budget_is_spent(gpu):
     lengths = [SECOND_NS // 8, SECOND_NS // 4] * 100
     trial = take_trial(
