@@ -84,7 +84,7 @@ def test_requests_that_take_milliseconds_do_not_make_a_quick_call_slow(gpu, leng
     sample = clock.sample
 
     def ask(launches, lead):
-        gpu.now_ns += 3_000_000
+        gpu.now_ns += 10_000_000
         return sample(launches, lead)
 
     clock.sample = ask
