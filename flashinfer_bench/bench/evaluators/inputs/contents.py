@@ -27,7 +27,6 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from flashinfer_bench.bench.evaluators.inputs.custom import SLOW_S, CustomInputs, list_custom
 from flashinfer_bench.bench.evaluators.inputs.make import bind_axes
@@ -162,7 +161,7 @@ class Contents:
         base = value.reshape(-1).view(torch.uint8)
         writer, column = TorchWriter(), -1 if self._varied[index].is_joint else index
         for number in PROBES:
-            self._write_input(index, self._find_secrets(np.array([number]))[:, column], [target], writer)
+            self._write_input(index, self._find_secrets([number])[:, column], [target], writer)
             if not torch.equal(target.view(-1).view(torch.uint8), base):
                 return True
         return False
@@ -206,31 +205,31 @@ class Contents:
             into: of each call contiguous tensors of the inputs' shapes and dtypes; None for what is no tensor.
             writer: is told what to write, and has to be finished by the caller.
         """
-        if not numbers:
-            return
-        order = np.asarray(numbers, np.int64)
-        secrets = self._find_secrets(order)
-        own, base = np.flatnonzero(order != self.base_number), np.flatnonzero(order == self.base_number)
+        own = [at for at, number in enumerate(numbers) if number != self.base_number]
+        base = [at for at, number in enumerate(numbers) if number == self.base_number]
+        secrets = self._find_secrets([numbers[at] for at in own])
         for index, value in enumerate(self.base):
-            targets = [row[index] for row in into]
-            if not isinstance(value, torch.Tensor) or value.numel() == 0 or targets[0] is None:
+            targets = [target for row in into if (target := row[index]) is not None]
+            if not isinstance(value, torch.Tensor) or value.numel() == 0 or not targets:
                 continue
-            kept = order[:0] if self._varied[index].way == "fixed" else own
-            unchanged = base if len(kept) or not len(own) else np.arange(len(order))
-            if len(unchanged):
-                writer.move_rows(value, _pick(targets, unchanged), np.zeros(len(unchanged), np.uint64))
-            if len(kept):
+            is_fixed = self._varied[index].way == "fixed"
+            unchanged = targets if is_fixed else [targets[at] for at in base]
+            if unchanged:
+                writer.move_rows(value, unchanged, np.zeros(len(unchanged), np.uint64))
+            if own and not is_fixed:
                 column = -1 if self._varied[index].is_joint else index
-                self._write_input(index, secrets[kept, column], _pick(targets, kept), writer)
+                changed = [targets[at] for at in own] if base else targets
+                self._write_input(index, secrets[:, column], changed, writer)
 
-    def _find_secrets(self, numbers: NDArray[np.int64]) -> Unsigned:
+    def _find_secrets(self, numbers: Sequence[int]) -> Unsigned:
         """Return the secrets of some calls, below 2**63: [calls, inputs + 1]; the last one is for joint inputs."""
-        found = np.empty((len(numbers), len(self.base) + 1), np.uint64)
-        blocks = numbers // SECRETS_TOGETHER
-        for block in sorted(set(blocks.tolist())):
-            chosen = blocks == block
-            found[chosen] = self._draw_secrets(block)[numbers[chosen] % SECRETS_TOGETHER]
-        return found
+        blocks = sorted({number // SECRETS_TOGETHER for number in numbers})
+        if len(blocks) == 1:
+            return self._draw_secrets(blocks[0])[[number % SECRETS_TOGETHER for number in numbers]]
+        drawn = [self._draw_secrets(block) for block in blocks]
+        begins = {block: SECRETS_TOGETHER * at for at, block in enumerate(blocks)}
+        places = [begins[number // SECRETS_TOGETHER] + number % SECRETS_TOGETHER for number in numbers]
+        return np.concatenate(drawn)[places] if drawn else np.zeros((0, len(self.base) + 1), np.uint64)
 
     def _draw_secrets(self, block: int) -> Unsigned:
         """Return the secrets of calls whose numbers follow one another: one digest gives them all."""
@@ -254,12 +253,12 @@ class Contents:
             writer.move_rows(value, into, by)
             return
         starts = (secrets >> np.uint64(40)) % np.uint64(FACTORS)
-        is_negated = ((secrets >> np.uint64(60)) & np.uint64(1)).astype(bool) & self._has_both_signs[index]
-        for sign in (False, True):
-            chosen = np.flatnonzero(is_negated == sign)
-            if len(chosen):
-                factors = self._find_factors(index, is_negated=sign)
-                writer.scale_rows(value, _pick(into, chosen), by[chosen], factors, starts[chosen])
+        if not self._has_both_signs[index]:
+            writer.scale_rows(value, into, by, [self._find_factors(index, is_negated=False)], None, starts)
+            return
+        is_negated = (secrets >> np.uint64(60)) & np.uint64(1)
+        factors = [self._find_factors(index, is_negated=sign) for sign in (False, True)]
+        writer.scale_rows(value, into, by, factors, is_negated, starts)
 
     def _redraw(self, index: int, secret: int) -> torch.Tensor:
         """Return an input that is made anew."""
@@ -278,12 +277,6 @@ class Contents:
             factors = make_factors(value.dtype, value.device, is_negated=is_negated)
             self._factors[index, is_negated] = factors
         return factors
-
-
-def _pick(tensors: Sequence[torch.Tensor | None], chosen: NDArray[np.intp]) -> list[torch.Tensor]:
-    """Return some of a row of tensors, none of which is missing."""
-    picked = [tensors[at] for at in chosen.tolist()]
-    return [one for one in picked if one is not None]
 
 
 @functools.cache
@@ -307,9 +300,10 @@ def choose_moves(value: torch.Tensor, secrets: Unsigned) -> Unsigned:
         return np.zeros(len(secrets), np.uint64)
     columns = value.shape[-1] if value.ndim else 1
     moves: Unsigned = secrets % np.uint64(count - 1) + np.uint64(1)
-    if columns > 1:
+    is_whole = moves % np.uint64(columns) == 0
+    if columns > 1 and is_whole.any():
         beside = np.where(moves > 1, moves - np.uint64(1), moves + np.uint64(1))
-        moves = np.where(moves % np.uint64(columns) == 0, beside, moves)
+        moves = np.where(is_whole, beside, moves)
     return moves
 
 

@@ -58,7 +58,8 @@ class Writer(Protocol):
         value: torch.Tensor,
         into: Sequence[torch.Tensor],
         by: Unsigned,
-        factors: torch.Tensor,
+        factors: Sequence[torch.Tensor],
+        which: Unsigned | None,
         starts: Unsigned,
     ) -> None:
         """Write a tensor's elements moved along, each multiplied by a factor, for each target.
@@ -67,7 +68,8 @@ class Writer(Protocol):
             value: of a dtype in MULTIPLIED.
             into: targets of its shape and dtype.
             by: [targets]: how many elements it is moved.
-            factors: a table of its dtype, shared by all that is written.
+            factors: tables of its dtype, of one length that all that is written shares.
+            which: [targets]: which of the tables is taken; None where it is the first for all.
             starts: [targets]: where in it the target's first element stands; at its end the table begins again.
         """
 
@@ -92,12 +94,14 @@ class TorchWriter:
         value: torch.Tensor,
         into: Sequence[torch.Tensor],
         by: Unsigned,
-        factors: torch.Tensor,
+        factors: Sequence[torch.Tensor],
+        which: Unsigned | None,
         starts: Unsigned,
     ) -> None:
         """Write a tensor's elements moved along, each multiplied by a factor, for each target."""
-        for target, move, start in zip(into, by.tolist(), starts.tolist(), strict=True):
-            _scale(value, target, move, factors, start)
+        chosen = [0] * len(into) if which is None else which.tolist()
+        for target, move, table, start in zip(into, by.tolist(), chosen, starts.tolist(), strict=True):
+            _scale(value, target, move, factors[table], start)
 
     def finish(self) -> None:
         """Do nothing: all is written."""
@@ -167,14 +171,16 @@ class KernelWriter:
         value: torch.Tensor,
         into: Sequence[torch.Tensor],
         by: Unsigned,
-        factors: torch.Tensor,
+        factors: Sequence[torch.Tensor],
+        which: Unsigned | None,
         starts: Unsigned,
     ) -> None:
         """Write a tensor's elements moved along, each multiplied by a factor, for each target."""
-        self._period = factors.numel()
+        self._period = factors[0].numel()
         assert self._period > THREADS, "the kernel goes round the table once a block at the most"
-        kind, table = MULTIPLIED[value.dtype], factors.data_ptr()
-        self._add(kind, self._address(value), _addresses(into), value.numel(), by, table, starts)
+        tables: int | Unsigned = factors[0].data_ptr() if which is None else _addresses(factors)[which]
+        kind = MULTIPLIED[value.dtype]
+        self._add(kind, self._address(value), _addresses(into), value.numel(), by, tables, starts)
 
     def _address(self, value: torch.Tensor) -> int:
         if not value.is_contiguous():
@@ -250,7 +256,8 @@ def write_example(dtype: torch.dtype, launch: driver.Launcher, device: torch.dev
         parts = torch.zeros(4 * count, dtype=dtype).to(place).view(4, count)
         writer.move_rows(source, [parts[0], parts[1]], np.array([0, 1_001], np.uint64))
         if dtype in MULTIPLIED:
-            writer.scale_rows(source, [parts[2]], np.array([20_011], np.uint64), table, np.array([1_000], np.uint64))
+            by, start = (np.array([number], np.uint64) for number in (20_011, 1_000))
+            writer.scale_rows(source, [parts[2]], by, [table], None, start)
         writer.fill(parts[3].view(torch.uint8), 0xA5)
         writer.finish()
         written.append(parts.view(torch.uint8).cpu())
