@@ -32,7 +32,14 @@ from flashinfer_bench.bench.evaluators.inputs.custom import SLOW_S, CustomInputs
 from flashinfer_bench.bench.evaluators.inputs.make import bind_axes
 from flashinfer_bench.bench.evaluators.inputs.random_values import Blank
 from flashinfer_bench.bench.evaluators.inputs.rules import Way, find_way, make_tensor
-from flashinfer_bench.bench.evaluators.inputs.writer import MULTIPLIED, TorchWriter, Unsigned, Writer, open_writer
+from flashinfer_bench.bench.evaluators.inputs.writer import (
+    MULTIPLIED,
+    FactorRows,
+    TorchWriter,
+    Unsigned,
+    Writer,
+    open_writer,
+)
 from flashinfer_bench.data import Definition, RandomInput, Workload
 
 LARGEST_FACTOR: Final = 1.25
@@ -254,11 +261,12 @@ class Contents:
             return
         starts = (secrets >> np.uint64(40)) % np.uint64(FACTORS)
         if not self._has_both_signs[index]:
-            writer.scale_rows(value, into, by, [self._find_factors(index, is_negated=False)], None, starts)
+            usual = self._find_factors(index, is_negated=False)
+            writer.scale_rows(value, into, by, FactorRows([usual], None, starts))
             return
         is_negated = (secrets >> np.uint64(60)) & np.uint64(1)
         factors = [self._find_factors(index, is_negated=sign) for sign in (False, True)]
-        writer.scale_rows(value, into, by, factors, is_negated, starts)
+        writer.scale_rows(value, into, by, FactorRows(factors, is_negated, starts))
 
     def _redraw(self, index: int, secret: int) -> torch.Tensor:
         """Return an input that is made anew."""

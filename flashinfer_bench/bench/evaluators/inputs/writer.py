@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -38,6 +39,18 @@ BLOCKS_PER_PROCESSOR: Final = 8
 _log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class FactorRows:
+    """By which factors each of some targets is multiplied."""
+
+    tables: Sequence[torch.Tensor]
+    """Of one dtype and length, which all that is written shares."""
+    which: Unsigned | None
+    """[targets]: which of the tables is taken; None where it is the first for all."""
+    starts: Unsigned
+    """[targets]: where in it the target's first element stands; at its end the table begins again."""
+
+
 class Writer(Protocol):
     """Writes tensors. What it was told is written after `finish`; all tensors are contiguous and on one device."""
 
@@ -53,24 +66,14 @@ class Writer(Protocol):
             by: [targets]: how many elements it is moved.
         """
 
-    def scale_rows(
-        self,
-        value: torch.Tensor,
-        into: Sequence[torch.Tensor],
-        by: Unsigned,
-        factors: Sequence[torch.Tensor],
-        which: Unsigned | None,
-        starts: Unsigned,
-    ) -> None:
+    def scale_rows(self, value: torch.Tensor, into: Sequence[torch.Tensor], by: Unsigned, factors: FactorRows) -> None:
         """Write a tensor's elements moved along, each multiplied by a factor, for each target.
 
         Args:
             value: of a dtype in MULTIPLIED.
             into: targets of its shape and dtype.
             by: [targets]: how many elements it is moved.
-            factors: tables of its dtype, of one length that all that is written shares.
-            which: [targets]: which of the tables is taken; None where it is the first for all.
-            starts: [targets]: where in it the target's first element stands; at its end the table begins again.
+            factors: by which each target is multiplied; tables of its dtype.
         """
 
     def finish(self) -> None:
@@ -89,19 +92,11 @@ class TorchWriter:
         for target, move in zip(into, by.tolist(), strict=True):
             _move(value, target, move)
 
-    def scale_rows(
-        self,
-        value: torch.Tensor,
-        into: Sequence[torch.Tensor],
-        by: Unsigned,
-        factors: Sequence[torch.Tensor],
-        which: Unsigned | None,
-        starts: Unsigned,
-    ) -> None:
+    def scale_rows(self, value: torch.Tensor, into: Sequence[torch.Tensor], by: Unsigned, factors: FactorRows) -> None:
         """Write a tensor's elements moved along, each multiplied by a factor, for each target."""
-        chosen = [0] * len(into) if which is None else which.tolist()
-        for target, move, table, start in zip(into, by.tolist(), chosen, starts.tolist(), strict=True):
-            _scale(value, target, move, factors[table], start)
+        chosen = [0] * len(into) if factors.which is None else factors.which.tolist()
+        for target, move, table, start in zip(into, by.tolist(), chosen, factors.starts.tolist(), strict=True):
+            _scale(value, target, move, factors.tables[table], start)
 
     def finish(self) -> None:
         """Do nothing: all is written."""
@@ -166,21 +161,14 @@ class KernelWriter:
         size = value.dtype.itemsize
         self._add(MOVE, self._address(value), _addresses(into), value.numel() * size, by * np.uint64(size))
 
-    def scale_rows(
-        self,
-        value: torch.Tensor,
-        into: Sequence[torch.Tensor],
-        by: Unsigned,
-        factors: Sequence[torch.Tensor],
-        which: Unsigned | None,
-        starts: Unsigned,
-    ) -> None:
+    def scale_rows(self, value: torch.Tensor, into: Sequence[torch.Tensor], by: Unsigned, factors: FactorRows) -> None:
         """Write a tensor's elements moved along, each multiplied by a factor, for each target."""
-        self._period = factors[0].numel()
+        self._period = factors.tables[0].numel()
         assert self._period > THREADS, "the kernel goes round the table once a block at the most"
-        tables: int | Unsigned = factors[0].data_ptr() if which is None else _addresses(factors)[which]
+        tables = _addresses(factors.tables)
+        table = tables[0] if factors.which is None else tables[factors.which]
         kind = MULTIPLIED[value.dtype]
-        self._add(kind, self._address(value), _addresses(into), value.numel(), by, tables, starts)
+        self._add(kind, self._address(value), _addresses(into), value.numel(), by, table, factors.starts)
 
     def _address(self, value: torch.Tensor) -> int:
         if not value.is_contiguous():
@@ -196,7 +184,7 @@ class KernelWriter:
         self._added.append(pieces)
 
     def take_pieces(self) -> tuple[Unsigned, int]:
-        """Return what was added since the last call, [pieces, PIECE_FIELDS], and its tiles; the held sources go."""
+        """Return what was added since the last call, [pieces, PIECE_FIELDS], and its tiles."""
         pieces = np.concatenate(self._added) if self._added else np.zeros((0, PIECE_FIELDS), np.uint64)
         ends = np.cumsum(-(-pieces[:, COUNT].astype(np.int64) // TILE))
         pieces[1:, 0] = ends[:-1]
@@ -257,7 +245,7 @@ def write_example(dtype: torch.dtype, launch: driver.Launcher, device: torch.dev
         writer.move_rows(source, [parts[0], parts[1]], np.array([0, 1_001], np.uint64))
         if dtype in MULTIPLIED:
             by, start = (np.array([number], np.uint64) for number in (20_011, 1_000))
-            writer.scale_rows(source, [parts[2]], by, [table], None, start)
+            writer.scale_rows(source, [parts[2]], by, FactorRows([table], None, start))
         writer.fill(parts[3].view(torch.uint8), 0xA5)
         writer.finish()
         written.append(parts.view(torch.uint8).cpu())
