@@ -93,6 +93,24 @@ def test_requests_that_take_milliseconds_do_not_make_a_quick_call_slow(gpu, leng
     assert (trial.stop, len(trial.samples)) == (("count", 50) if length_ns < 1_000_000 else ("precision", 9))
 
 
+@pytest.mark.parametrize(("cost_ms", "warmup_runs"), [(40, 0), (40, 10), (100, 10)])
+def test_what_each_reading_costs_beside_the_call_counts_as_its_time(gpu, cost_ms, warmup_runs):
+    """So it is where a solution has a slow `setup`, or inputs are made anew for each call."""
+    clock = fake_cupti_clock(gpu)[0]
+    sample = clock.sample
+
+    def ask(launches, lead):
+        gpu.now_ns += cost_ms * 1_000_000 * len(launches)
+        return sample(launches, lead)
+
+    clock.sample = ask
+    recipe = Recipe(warmup_runs, 50, budget_s=0.67, was_called=True, stops_early=True)
+    begin_ns = gpu.now_ns
+    trial = take_trial(lambda _: gpu.call(), clock, recipe, now=gpu.seconds)
+    assert len(trial.samples) < 10
+    assert gpu.now_ns - begin_ns < 0.8e9
+
+
 def test_a_noisy_slow_call_goes_on_until_the_budget_is_spent(gpu):
     lengths = [SECOND_NS // 8, SECOND_NS // 4] * 100
     trial = take_trial(

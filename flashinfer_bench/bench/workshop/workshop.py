@@ -24,6 +24,7 @@ from flashinfer_bench.bench.runner.job_seeds import JobSeeds
 from flashinfer_bench.bench.runner.lookup import EvaluatorLookup, look_up_evaluators
 from flashinfer_bench.bench.runner.protocol import Hello
 from flashinfer_bench.bench.runner.sandbox import Sandbox, find_sandbox
+from flashinfer_bench.bench.runner.workers.context_file import CONTEXTS_FOLDER
 from flashinfer_bench.bench.workshop.spread_file import SPREAD_FOLDER, SpreadFile
 from flashinfer_bench.cluster.settings import ClusterSettings, join_cluster
 from flashinfer_bench.compile import (
@@ -55,6 +56,7 @@ CACHE_FOLDERS: Final = (
     baseline_cache.FOLDER,
     JUDGE_FOLDER,
     SPREAD_FOLDER,
+    CONTEXTS_FOLDER,
 )
 
 

@@ -215,6 +215,7 @@ class Contents:
         own = [at for at, number in enumerate(numbers) if number != self.base_number]
         base = [at for at, number in enumerate(numbers) if number == self.base_number]
         secrets = self._find_secrets([numbers[at] for at in own])
+        joint: list[tuple[int, list[torch.Tensor]]] = []
         for index, value in enumerate(self.base):
             targets = [target for row in into if (target := row[index]) is not None]
             if not isinstance(value, torch.Tensor) or value.numel() == 0 or not targets:
@@ -224,9 +225,14 @@ class Contents:
             if unchanged:
                 writer.move_rows(value, unchanged, np.zeros(len(unchanged), np.uint64))
             if own and not is_fixed:
-                column = -1 if self._varied[index].is_joint else index
                 changed = [targets[at] for at in own] if base else targets
-                self._write_input(index, secrets[:, column], changed, writer)
+                if self._varied[index].is_joint:
+                    joint.append((index, changed))
+                else:
+                    self._write_input(index, secrets[:, index], changed, writer)
+        for at in range(len(own)):  # those of a call are made at once, by a function of the definition's
+            for index, changed in joint:
+                self._write_input(index, secrets[at : at + 1, -1], changed[at : at + 1], writer)
 
     def _find_secrets(self, numbers: Sequence[int]) -> Unsigned:
         """Return the secrets of some calls, below 2**63: [calls, inputs + 1]; the last one is for joint inputs."""

@@ -126,5 +126,5 @@ def _square(expected: torch.Tensor, got: torch.Tensor, most: int, *, masks: bool
 
 def _values(piece: torch.Tensor) -> torch.Tensor:
     if is_packed(piece.dtype):
-        return unpack(piece.reshape(-1)).reshape(len(piece), -1)
+        return unpack(piece.reshape(-1)).reshape(len(piece), 2 * piece.shape[1])
     return piece if piece.dtype == torch.float64 else piece.float()

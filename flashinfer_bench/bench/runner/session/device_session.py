@@ -342,6 +342,9 @@ class DeviceSession:
                 job.block.kept.clear()  # the times are in these, too
                 self.end_workers()
                 self.prepare(job.block, job.order)
+                fault = self._broken_workloads.get(job.workload.uuid)
+                if fault is not None:
+                    raise DefinitionFault(fault) from None  # it is told as it was noted
 
     def _judge_at_rest(self, job: JobContext) -> JobOutcome:
         """Judge the solution, whose worker rests while nothing is asked of it."""

@@ -56,14 +56,16 @@ class ReferenceTimer:
     _known: dict[BaselineKey, Measured] = field(default_factory=dict)
     _called: tuple[BaselineKey, WorkerProcess] | None = None
     """The workload whose first call was made ahead, and the worker that made it."""
+    _forgotten: set[BaselineKey] = field(default_factory=set)
+    """Workloads that are timed once more, since a faster context was seen; nothing of earlier runs counts for them."""
     _taken_again: set[BaselineKey] = field(default_factory=set)
-    """Workloads that are timed once more, since a faster context was seen; what comes of that stands."""
+    """Those for which that was done; what came of it stands."""
     _late: dict[BaselineKey, SolutionFailure] = field(default_factory=dict)
     """Workloads whose first call took the worker all its time."""
 
     def recall(self, job: JobContext) -> Measured | None:
         """Return the reference's time on a job's workload where this run or an earlier one has taken it."""
-        if job.key not in self._known and self.kept is not None and job.key not in self._taken_again:
+        if job.key not in self._known and self.kept is not None and job.key not in self._forgotten:
             found = self.kept.find(job, self._plan(job))
             if found is not None:
                 self._known[job.key] = found
@@ -82,10 +84,13 @@ class ReferenceTimer:
         """Forget what references took in slow contexts, once for each workload; return which are to be timed again."""
         slow = {key for key in self._known if self._was_slow(key)}
         for key in slow:
-            del self._known[key]
-        self._taken_again |= slow
-        self.pool.end_reference()
+            self._forget(key)
         return slow
+
+    def _forget(self, key: BaselineKey) -> None:
+        del self._known[key]
+        self._forgotten.add(key)
+        self.pool.end_reference()
 
     def _was_slow(self, key: BaselineKey) -> bool:
         known = self._known.get(key)
@@ -170,7 +175,7 @@ class ReferenceTimer:
         if known is None:
             known = self._take(job, input_sets)
             if self._was_slow(job.key):  # as the workers show that have started meanwhile
-                self.forget_slow()
+                self._forget(job.key)  # of other workloads the session hears before their jobs
                 known = self._take(job, input_sets)
             if self.kept is not None and is_alone:
                 self.kept.keep(job, self._plan(job), known)
@@ -195,6 +200,8 @@ class ReferenceTimer:
             name = job.block.definition.name
             raise DefinitionFault(f"reference of {name}, while it was timed: {failure.message}") from None
         self._known[job.key] = taken
+        if job.key in self._forgotten:
+            self._taken_again.add(job.key)
         self.pool.tend_spares()
         return taken
 

@@ -55,6 +55,11 @@ def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     return flat.view(torch.uint8)
 
 
+def copy_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy, byte for byte: on a CPU `clone` makes every byte of a bool that is not 0 a 1."""
+    return tensor.view(torch.uint8).clone().view(torch.bool) if tensor.dtype is torch.bool else tensor.clone()
+
+
 def open_memory_file(size: int) -> int:
     """Return the descriptor of a file that exists in memory only.
 

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 
 import torch
 
-from flashinfer_bench.bench.runner.workers.arena import as_bytes
+from flashinfer_bench.bench.runner.workers.arena import as_bytes, copy_of
 from flashinfer_bench.bench.runner.workers.artifacts import place_of
 from flashinfer_bench.bench.runner.workers.calling_style import FORMAT_DEFAULT, CallingStyle, settled_by
 from flashinfer_bench.bench.runner.workers.claims import check_memory, check_returned
@@ -180,7 +180,7 @@ class CallableKernel:
     def _take_calls(self, inputs: Sequence[Any], count: int) -> list[list[torch.Tensor]]:
         """Make calls on copies of the same inputs in one request; check what they left, and return their outputs."""
         places, told = self._make_calls(inputs, count)
-        outputs = [[output.clone() for output in places.outputs(index)] for index in range(len(told))]
+        outputs = [[copy_of(output) for output in places.outputs(index)] for index in range(len(told))]
         held = places.input_bytes(len(told))
         slots = slots_in(held, places.inputs(0))
         rows = [None if slot is None else held[:, slot.offset : slot.offset + slot.nbytes] for slot in slots]

@@ -24,7 +24,9 @@ MOST_BYTES: Final = 4096
 """Bytes of one file. A larger one is not read."""
 SESSIONS: Final = 8
 """So many of the latest sessions count, each as much as any other."""
+SHORTEST_NS: Final = 100
 LONGEST_NS: Final = 1_000_000
+"""A file with anything shorter or longer is strange."""
 
 
 class ContextFile:
@@ -52,7 +54,9 @@ class ContextFile:
     def _links(self) -> list[int]:
         try:
             found = json.loads(read_whole(self.path, MOST_BYTES))["links_ns"]
-            links = [int(one) for one in found]
         except (OSError, ValueError, TypeError, KeyError, RecursionError):
             return []
-        return links if all(0 < one <= LONGEST_NS for one in links) else []
+        is_usable = isinstance(found, list) and all(
+            type(one) is int and SHORTEST_NS <= one <= LONGEST_NS for one in found
+        )
+        return found if is_usable else []

@@ -291,7 +291,12 @@ class Stock:
                 continue
             self._on_ready(worker)
             self.see(worker.chain_gap_ns)
-            if not (self._is_slow(worker.chain_gap_ns) and spare.solution.wants_fast):
+        self._replace_slow()
+
+    def _replace_slow(self) -> None:
+        """Replace spares that are to be fast and are not, as is known by now."""
+        for spare in [one for one in self._spares if one.worker.is_ready and one.solution.wants_fast]:
+            if not self._is_slow(spare.worker.chain_gap_ns):
                 continue
             if spare.attempt < MOST_CONTEXTS:
                 self._replace(spare, spare.attempt + 1)
@@ -301,6 +306,11 @@ class Stock:
     def _replace(self, spare: Spare, attempt: int) -> None:
         self._drop(spare)
         self._start(spare.solution, attempt=attempt, is_awaited=spare.is_awaited)
+
+    def expect_links(self, chain_gap_ns: int | None) -> None:
+        """Learn how fast contexts were in earlier sessions; None where nobody knows."""
+        known = [one for one in (self.best_chain_ns, chain_gap_ns) if one is not None]
+        self.best_chain_ns = min(known, default=None)
 
     def see(self, chain_gap_ns: int) -> None:
         """Learn how fast a context of this session is; 0 where nobody knows."""

@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from flashinfer_bench.bench.evaluators.inputs.contents import Contents, find_varied
+from flashinfer_bench.bench.evaluators.inputs.contents import Contents, VariedInput, find_varied
 from flashinfer_bench.bench.evaluators.inputs.make import InputMaker
 from flashinfer_bench.errors import DefinitionFault
 from tests.kit.make import make_definition, make_workload
@@ -113,6 +113,21 @@ def test_each_call_gets_inputs_that_the_function_made_together(tmp_path):
     assert len({tuple(x.tolist()) for x, _, _ in calls}) == 3
     assert all(abs(float(x.sum()) - 1) < 1e-5 for x, _, _ in calls)  # still what the function makes
     assert contents.differs
+
+
+def test_inputs_of_one_draw_are_drawn_once_for_a_call_also_where_calls_are_written_together():
+    seeds = []
+
+    def remake(seed):
+        seeds.append(seed)
+        return torch.full((4,), float(seed % 97))
+
+    joint = VariedInput("x", "redrawn", remake, is_joint=True)
+    contents = Contents([torch.zeros(4), torch.zeros(4)], [joint, joint], 7, base_number=2)
+    contents.make_all([1, 2, 3, 4])
+    assert len(seeds) == 6  # the draw of the latest seed is kept, so each second one costs nothing
+    assert seeds[::2] == seeds[1::2]
+    assert len(set(seeds)) == 3
 
 
 def test_what_chance_has_no_part_in_stays_as_it_is(tmp_path):

@@ -122,3 +122,9 @@ def test_figures_are_those_of_the_rows(monkeypatch, shape):
     shares = error.sqrt() / torch.maximum(wanted.sqrt(), 0.1 * wanted.mean().sqrt())
     assert norms.share() == pytest.approx(float((error.sum() / wanted.sum()).sqrt()))
     assert norms.figures.worst_row == pytest.approx(float(shares.max()))
+
+
+def test_a_packed_output_without_rows_has_no_norms_to_speak_of():
+    empty = torch.zeros((0, 16), dtype=torch.uint8).view(FLOAT4_PACKED)
+    norms = measure_norms(empty, empty)
+    assert norms is None or norms.share() == 0.0

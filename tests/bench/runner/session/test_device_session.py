@@ -154,6 +154,28 @@ def test_a_reference_that_a_slow_context_made_slower_is_timed_again_before_its_j
     assert session._sound == {"sound"}
 
 
+def test_a_reference_that_fails_when_it_is_timed_again_is_the_fault_of_the_job(arena, monkeypatch):
+    session = _open_session(arena, FakePool(arena))
+    session._hello = SimpleNamespace(isolated=False)
+    definition = make_definition()
+    config = BenchmarkConfig().resolve_eval_config(definition).values()
+    order = BlockOrder(definition=definition.model_dump(mode="json"), config=config, solutions={}, jobs=[])
+    shared = session.open_block(order)
+    judged = []
+
+    def judge(job):
+        judged.append(job)
+        raise SlowReference
+
+    monkeypatch.setattr(session, "_judge_at_rest", judge)
+    monkeypatch.setattr(session, "end_workers", lambda: None)
+    monkeypatch.setattr(session, "prepare", lambda *_: session._broken_workloads.update(w0="it divides by zero"))
+    monkeypatch.setattr(session, "_timer", SimpleNamespace(forget_slow=set))
+    job = BlockJob(index=3, solution="s", workload={"uuid": "w0", "axes": {}, "inputs": {}}, blob_root="/", seed=1)
+    assert session.run_job(shared, job).message == "it divides by zero"
+    assert len(judged) == 1
+
+
 @pytest.mark.parametrize(
     ("isolated", "is_answer", "recovers", "is_kept"),
     [(False, True, True, True), (False, True, False, False), (False, False, True, False), (True, True, True, False)],

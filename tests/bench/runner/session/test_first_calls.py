@@ -178,6 +178,19 @@ def test_it_is_timed_again_at_once_where_a_faster_context_was_seen_meanwhile(mon
     timer.check_context(job)  # no faster one was to be had
 
 
+def test_other_workloads_in_slow_contexts_are_told_to_the_session_and_not_forgotten_in_silence(monkeypatch):
+    timer, first, _ = time_in_context(monkeypatch, IN_A_SLOW_CONTEXT)
+    timer.measure(first, [[1]], is_alone=False)
+    timer.pool.tend_spares = lambda: timer.pool.stock.see(1_770)
+    second = make_job(list, "second")
+    timer.measure(second, [[1]], is_alone=False)
+    assert timer.recall(first) is not None
+    with pytest.raises(SlowReference):
+        timer.check_context(first)
+    timer.check_context(second)
+    assert timer.forget_slow() == {first.key}
+
+
 def test_it_is_timed_again_once_also_where_an_earlier_run_has_kept_it(monkeypatch):
     kept = SimpleNamespace(find=lambda job, plan: Measured(0.1, [0.1], IN_A_SLOW_CONTEXT), keep=None)
     timer, job, _ = time_in_context(monkeypatch, IN_A_SLOW_CONTEXT, kept)

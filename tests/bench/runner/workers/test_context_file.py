@@ -22,9 +22,10 @@ def test_the_usual_best_context_of_the_latest_sessions_is_known(tmp_path):
     assert len(json.loads(known.path.read_text())["links_ns"]) == SESSIONS
 
 
-@pytest.mark.parametrize(
-    "text", ["", "[", "{}", '{"links_ns": [0]}', '{"links_ns": ["x"]}', "1" * 5_000, '{"links_ns": 3}']
-)
+LINKS = ["[0]", '["x"]', "3", "[1e999]", '"1760"', "[true]", "[1760.5]", "[-1]", "{}"]
+
+
+@pytest.mark.parametrize("text", ["", "[", "{}", "1" * 5_000, *(f'{{"links_ns": {links}}}' for links in LINKS)])
 def test_a_strange_file_counts_as_missing(tmp_path, text):
     known = ContextFile(tmp_path, "GPU-1")
     known.add(1_760)

@@ -229,6 +229,18 @@ def test_a_context_that_earlier_sessions_had_and_this_one_cannot_have_is_forgott
     assert pool.stock.excess_ns(SLOW) == 0
 
 
+def test_a_spare_that_turns_out_to_be_slow_is_replaced_before_it_is_taken(open_pool):
+    pool, made, _ = open_pool(SLOW, FAST)
+    fast = SolutionFiles("fast", wants_fast=True)
+    pool.expect([fast])
+    pool.stock.tend()
+    assert made[0].is_ready
+    pool.stock.see(FAST)
+    worker, _ = pool.worker_for(fast)
+    assert worker is made[1]
+    assert made[0].is_ended
+
+
 def test_an_early_worker_that_python_gets_is_narrow_and_may_be_slow(open_pool):
     pool, _, _ = open_pool(SLOW, FAST, device="cuda", has_early_workers=True)
     pool.stock.best_chain_ns = FAST

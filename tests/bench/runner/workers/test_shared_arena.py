@@ -11,6 +11,7 @@ from flashinfer_bench.bench.runner.workers.arena import (
     PAGE_BYTES,
     SMALLEST_BYTES,
     SharedArena,
+    copy_of,
     round_up,
 )
 
@@ -119,3 +120,11 @@ def test_an_arena_that_stepped_aside_comes_back_wiped_to_where_it_lay():
         assert arena.generation == generation + 1
         arena.step_aside()
         assert arena.may_step_aside(SMALLEST_BYTES)
+
+
+def test_a_copy_of_bools_has_their_bytes():
+    told = torch.tensor([0, 255, 1] * 20, dtype=torch.uint8).view(torch.bool)
+    copied = copy_of(told)
+    assert copied.dtype is torch.bool
+    assert copied.view(torch.uint8).tolist() == [0, 255, 1] * 20
+    assert copied.data_ptr() != told.data_ptr()
