@@ -178,12 +178,9 @@ class Reader:
             some = indices[start : start + self._most_together]
             rows = copy_rows(self.places.arena.block.as_strided(shape, strides, begin), some)
             for index, row in zip(some, rows.unbind(), strict=True):
-                outputs = partial(made, index) if made else partial(self._view_outputs, row, middle - begin)
+                outputs = partial(made, index) if made else partial(view_outputs, self.places, row, middle - begin)
                 copied[index] = LeftCall(outputs, [row] if takes_inputs else [] if has_inputs else None)
         return copied
-
-    def _view_outputs(self, row: torch.Tensor, begin: int) -> list[torch.Tensor]:
-        return self.places.outputs_in(row[begin:])
 
     @cached_property
     def _ends(self) -> tuple[int, int]:
@@ -205,7 +202,7 @@ class Reader:
         return replace(call, given=given)
 
     def reads(self) -> list[ReadCall]:
-        """Return the calls to compare, in a random order.
+        """Return the calls to compare, in a random order, and forget them: they may hold gigabytes.
 
         Raises:
             SolutionFailure: an output has changed since its call was over, or a call has changed its inputs.
@@ -220,6 +217,7 @@ class Reader:
         for number, call in left.items():
             inputs = given[number] if call.given is None else call.given
             found.append(ReadCall(inputs, call.outputs(), number == base))
+        self._kept, self._odd, self._base = {}, {}, None  # what makes views of copies may know this reader
         self.chance.shuffle(found)
         return found
 
@@ -252,3 +250,8 @@ class Reader:
             if is_changed:
                 self.check_inputs(given[number], [None if slot is None else slot.view(row) for slot in slots])
         return given
+
+
+def view_outputs(places: CallPlaces, row: torch.Tensor, begin: int) -> list[torch.Tensor]:
+    """Return the outputs in the copy of a place, which begin so many bytes on."""
+    return places.outputs_in(row[begin:])

@@ -1,6 +1,8 @@
 """Which calls of a trial are compared: some at random, the one on the base, and a few that look odd."""
 
+import gc
 import random
+import weakref
 from collections import Counter
 from dataclasses import replace
 
@@ -256,3 +258,21 @@ def test_outputs_that_were_copied_already_are_what_is_compared(arena):
     numbers = trial.write([0, 1])
     trial.reader.look([0, 1], numbers, outputs=lambda index: [torch.full((16,), float(index))])
     assert sorted(read.outputs[0][0].item() for read in trial.reader.reads()) == [0.0, 1.0]
+
+
+@pytest.mark.parametrize("is_read", [True, False])
+def test_what_calls_left_is_freed_at_once_when_nobody_compares_it_any_more(arena, is_read):
+    """The collector rests in a session, and a call's copies may be gigabytes on a GPU."""
+    gc.disable()
+    try:
+        trial = make_trial(arena, wanted=3)
+        run_calls(trial, list(range(8)))
+        kept = [weakref.ref(left.outputs.args[1]) for left in trial.reader._kept.values() if left is not None]
+        reads = trial.reader.reads() if is_read else []
+        assert len(kept) == 3
+        del reads
+        if not is_read:
+            del trial
+        assert all(row() is None for row in kept)
+    finally:
+        gc.enable()
