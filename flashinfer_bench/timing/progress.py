@@ -40,8 +40,8 @@ class Recipe:
     """Take no more readings than are wanted, however widely they scatter."""
     stops_early: bool = False
     """Let a call that is not quick stop once its median is known well enough, also where the budget holds all readings
-    that are wanted. It gets no warm-up beyond the checks, and nobody looks for persisting lines: it is for code that we
-    trust."""
+    that are wanted. A slow one gets no warm-up beyond the checks, and nobody looks for persisting lines: it is for code
+    that we trust."""
 
 
 @dataclass

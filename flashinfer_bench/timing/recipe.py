@@ -49,6 +49,10 @@ MOST_REST_NS: Final = 10_000_000
 power limit and slows down (12 % within fifty matrix products of 1.4 ms on an H200; with rest 0.2 %)."""
 FLUSH_NS: Final = 50_000
 """A flush takes no longer; it says how long a reading takes, and need not be exact."""
+SPARED_S: Final = 0.005
+"""A call that may stop early, and whose readings take longer than this, gets no warm-up beyond the checks, and nobody
+looks for persisting lines. Others do: the first dozen readings of a call of 0.16 ms that takes the host a millisecond
+were 2 % longer than later ones, and a reference with no others made each solution seem faster."""
 REQUEST_S: Final = 0.015
 """A request of a single call may take so long on a busy machine, which says nothing of how long a reading takes among
 others. So whether a call is quick that may stop early is told by what the clock has seen: a reference of 13 us had nine
@@ -111,7 +115,7 @@ def _take(trial: TrialUnderWay, known: KnownCall | None) -> Trial:
     deadline = now() + recipe.budget_s / SLOW_SHARE - (CHECKS * trial.per_call_s if is_new else 0.0)
     is_quick = trial.per_call_s <= QUICK_S
     has_time = trial.per_call_s * recipe.warmup_runs * SLOW_SHARE <= recipe.budget_s
-    is_spared, joins = recipe.stops_early and not is_quick, is_quick and has_time and not is_new
+    is_spared, joins = recipe.stops_early and trial.per_call_s > SPARED_S, is_quick and has_time and not is_new
     if is_spared and not is_new:  # checks would have warmed it up
         trial.time_calls(1)
     elif not is_spared and not joins:

@@ -111,6 +111,18 @@ def test_what_each_reading_costs_beside_the_call_counts_as_its_time(gpu, cost_ms
     assert gpu.now_ns - begin_ns < 0.8e9
 
 
+@pytest.mark.parametrize(
+    ("host_ns", "length_ns", "is_warmed_up"),
+    [(1_500_000, 100_000, True), (0, 10_000_000, False)],
+    ids=["the host takes a millisecond", "10 ms"],
+)
+def test_of_calls_that_may_stop_early_only_slow_ones_get_no_warm_up(gpu, host_ns, length_ns, is_warmed_up):
+    recipe = Recipe(10, 50, budget_s=10.0, was_called=True, stops_early=True, cuda_graphs=False)
+    trial = take(gpu, gpu.call(length_ns=length_ns, host_ns=host_ns), recipe)
+    assert (trial.stop, len(trial.samples)) == ("precision", 9)
+    assert (trial.facts["calls"] - len(trial.samples) >= recipe.warmup_runs) is is_warmed_up
+
+
 def test_a_noisy_slow_call_goes_on_until_the_budget_is_spent(gpu):
     lengths = [SECOND_NS // 8, SECOND_NS // 4] * 100
     trial = take_trial(
