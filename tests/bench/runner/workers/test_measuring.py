@@ -78,10 +78,11 @@ def test_every_call_that_is_read_of_an_honest_solution_is_right(open_kernel, sou
         measured = kernel.measure([[X], [X + 1]])
     assert measured.latency_ms > 0
     assert len(kernel.reads[0]) == 22  # all: the first trial may be the only one, so as many as in both are chosen
-    assert len(kernel.reads[1]) == 13 + RELAY_READS
+    beside = len(kernel.reads[1]) - 13
+    assert beside in (RELAY_READS, RELAY_READS + READ_CALLS["cpu"])  # on a busy machine bursts may follow
     assert [sum(read.is_base for read in reads) for reads in kernel.reads] == [1, 1]
     assert all(is_right(read) for reads in kernel.reads for read in reads)
-    assert len({read.inputs[0].numpy().tobytes() for reads in kernel.reads for read in reads}) == 35 + RELAY_READS
+    assert len({read.inputs[0].numpy().tobytes() for reads in kernel.reads for read in reads}) == 35 + beside
 
 
 def test_a_solution_that_is_called_by_keyword_may_write_to_its_inputs(open_kernel):

@@ -68,8 +68,9 @@ def test_outputs_are_poisoned_before_a_request(open_clock):
     worker._compute = lambda fields: None
     with clock:
         clock.sample([trial.supply(index) for index in range(4)], Lead())
-    assert all(read.outputs[0].isnan().all() for read in trial.reader.reads())
-    assert len(trial.reader.reads()) == 4
+    reads = trial.reader.reads()
+    assert all(read.outputs[0].isnan().all() for read in reads)
+    assert len(reads) == 4
 
 
 def test_calls_of_a_graph_are_asked_for_as_replays(open_clock):
