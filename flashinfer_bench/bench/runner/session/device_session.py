@@ -34,9 +34,10 @@ from flashinfer_bench.bench.runner.protocol import (
 from flashinfer_bench.bench.runner.session.job import BaselineKey, BlockContext, JobContext, JobResult, MadeBaseline
 from flashinfer_bench.bench.runner.session.kept_baselines import KeptBaselines
 from flashinfer_bench.bench.runner.session.outcome import PRINTED, JobOutcome, Passed
+from flashinfer_bench.bench.runner.session.plans import plan_solution
 from flashinfer_bench.bench.runner.session.precompiling import Precompiler
 from flashinfer_bench.bench.runner.session.reads import judge_reads
-from flashinfer_bench.bench.runner.session.reference_timing import ReferenceTimer
+from flashinfer_bench.bench.runner.session.reference_timing import ReferenceTimer, SlowReference
 from flashinfer_bench.bench.runner.session.regimes import judge_regimes, plan_regimes
 from flashinfer_bench.bench.runner.session.rehearsal import Rehearsals, is_small
 from flashinfer_bench.bench.runner.session.variation import vary_secretly
@@ -44,25 +45,15 @@ from flashinfer_bench.bench.runner.session.wanted import files_of, list_wanted
 from flashinfer_bench.bench.runner.workers.artifacts import find_artifact
 from flashinfer_bench.bench.runner.workers.calling_style import CallingStyle, choose_style
 from flashinfer_bench.bench.runner.workers.kernel import RemoteKernel
-from flashinfer_bench.bench.runner.workers.kernel_task import (
-    READS,
-    KernelMetadata,
-    KernelTask,
-    MeasurePlan,
-    SessionTools,
-)
+from flashinfer_bench.bench.runner.workers.kernel_task import KernelMetadata, KernelTask, SessionTools
 from flashinfer_bench.bench.runner.workers.pool import WorkerPool, reference_files
 from flashinfer_bench.bench.runner.workers.process import WorkerProcess
-from flashinfer_bench.bench.runner.workers.stock import SlowContext, SlowReference
+from flashinfer_bench.bench.runner.workers.stock import SlowContext
 from flashinfer_bench.data import Definition, EvaluationStatus
 from flashinfer_bench.errors import BuildFault, DefinitionFault, DeviceFault, SolutionFailure, WorkloadFault
 from flashinfer_bench.timing.measurement import Measured
 from flashinfer_bench.worker.cuda_memory import CudaMemoryError
 
-INTERPRETED: Final = {
-    "meaningful": False,
-    "reason": "Triton's interpreter ran the kernels on a CPU; the time says nothing about them",
-}
 OUT_OF_MEMORY: Final = (torch.OutOfMemoryError, MemoryError, CudaMemoryError)
 LARGE_CACHE_BYTES: Final = 8 << 30
 """Above this torch's unused memory is freed before a solution runs, which may need it."""
@@ -287,7 +278,7 @@ class DeviceSession:
             input_names=list(definition.inputs),
             outputs=job.output_specs(),
             timeout_seconds=self._hello.timeout_seconds,
-            plan=self._measure_plan(job.config, solution),
+            plan=plan_solution(self._hello, job.config, solution),
             vary=vary_secretly(job, derive_seed(job.order.seed, "contents")),
             regimes=plan_regimes(job),
         )
@@ -317,15 +308,6 @@ class DeviceSession:
         self._printed_ahead = self._pool.take_output()
         known = self._styles.get(solution.digest)
         self._styles[solution.digest] = known if known is not None and not style.is_settled else style
-
-    def _measure_plan(self, config: ResolvedEvalConfig, solution: BlockSolution) -> MeasurePlan:
-        if solution.language == "triton" and self._device.type == "cpu":
-            return MeasurePlan(0, 1, 0.0, trials=1, facts=INTERPRETED)  # its time says nothing: one call will do
-        per_trial_s = self._hello.time_budget_s / config.num_trials
-        counts = config.warmup_runs, config.iterations
-        return MeasurePlan(
-            *counts, per_trial_s, config.precision, timing=self._hello.timing, reads=READS[self._device.type]
-        )
 
     def _judge_in_fast_context(self, job: JobContext) -> JobOutcome:
         """Judge the solution; once more, in another worker, where a slow context makes its calls slower.

@@ -78,7 +78,7 @@ def serve(opened: OpenedSession, make_session: Callable[..., DeviceSession] = De
     clock = make_clock(device, l2_cache=hello.timing.l2_cache, clock=hello.timing.clock)
     opened.readout.add_launch_gap(clock.launch_gap_ns())
     contexts = ContextFile(Path(hello.cache_root), hello.gpu_uuid) if hello.gpu_uuid is not None else None
-    pool.stock.expect_links(contexts.read() if contexts is not None else None)
+    pool.stock.remember(contexts.read() if contexts is not None else None)
     pool.stock.see(clock.chain_gap_ns())
     capture_first(device)
     if hello.needs_triton and device.type == "cuda":

@@ -18,18 +18,13 @@ import torch
 from flashinfer_bench.bench.runner.protocol import Hello
 from flashinfer_bench.bench.runner.session.job import BaselineKey, JobContext
 from flashinfer_bench.bench.runner.session.kept_baselines import KeptBaselines, move_to_gap
+from flashinfer_bench.bench.runner.session.plans import plan_reference
 from flashinfer_bench.bench.runner.session.variation import vary_secretly
 from flashinfer_bench.bench.runner.workers.kernel import RemoteKernel
-from flashinfer_bench.bench.runner.workers.kernel_task import (
-    READS,
-    KernelMetadata,
-    KernelTask,
-    MeasurePlan,
-    SessionTools,
-)
+from flashinfer_bench.bench.runner.workers.kernel_task import KernelMetadata, KernelTask, MeasurePlan, SessionTools
 from flashinfer_bench.bench.runner.workers.pool import WorkerPool, reference_files
 from flashinfer_bench.bench.runner.workers.process import WorkerProcess
-from flashinfer_bench.bench.runner.workers.stock import SlowReference, matters
+from flashinfer_bench.bench.runner.workers.stock import gaps_matter
 from flashinfer_bench.compile import Artifact
 from flashinfer_bench.data import Definition
 from flashinfer_bench.errors import DefinitionFault, SolutionFailure, WorkloadFault
@@ -37,11 +32,10 @@ from flashinfer_bench.timing.measurement import Measured
 
 ENTRY: Final = "reference.py"
 SYMBOL: Final = "run"
-KEPT_LIKE_READS: Final = ("cpu",)
-"""Kinds of devices where as many calls of each trial are kept as of a solution, though nobody compares them: on a CPU
-the session's copies move calls of 20 us by 2 to 5 %. A GPU's caches are flushed before each call."""
-REFERENCE_PRECISION: Final = 0.01
-"""Share of its time to which a reference is known at the least, since all speed-ups of its workload stand on it."""
+
+
+class SlowReference(Exception):
+    """The reference was timed in a context that made its calls slower, as is known now that a faster one was seen."""
 
 
 @dataclass
@@ -97,7 +91,7 @@ class ReferenceTimer:
         if known is None or key in self._taken_again:
             return False
         excess_ns = self.pool.stock.excess_ns(known.record.get("chain_gap_ns", 0))
-        return matters(excess_ns, known.record.get("operations", 1), known.latency_ms * 1e6)
+        return gaps_matter(excess_ns, known.record.get("operations", 1), known.latency_ms * 1e6)
 
     def call_first(
         self,
@@ -207,18 +201,7 @@ class ReferenceTimer:
 
     def _plan(self, job: JobContext) -> MeasurePlan:
         """Return how a reference is measured; a time that was taken otherwise is no time of an earlier run."""
-        config = job.block.config
-        return MeasurePlan(
-            config.warmup_runs,
-            config.iterations,
-            self.hello.baseline_budget_s / config.num_trials,
-            precision=min(config.precision, REFERENCE_PRECISION),
-            timing=self.hello.timing,
-            reads=READS[self.hello.device] if self.hello.device in KEPT_LIKE_READS else 0,
-            confirms=self.hello.device == "cpu",  # there bursts may raise a latency, a solution's and so this one's
-            total_s=self.hello.baseline_budget_s,
-            stops_early=True,
-        )
+        return plan_reference(self.hello, job.block.config)
 
     def _open_kernel(self, job: JobContext) -> RemoteKernel:
         definition = job.block.definition

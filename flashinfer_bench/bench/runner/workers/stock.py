@@ -55,10 +55,6 @@ class SlowContext(Exception):
     """The worker's context makes the solution's calls slower, and a faster one can be had."""
 
 
-class SlowReference(Exception):
-    """The reference was timed in a context that made its calls slower, as is known now that a faster one was seen."""
-
-
 @dataclass(frozen=True)
 class ContextTraits:
     """What of a worker's context on a GPU could make calls slower."""
@@ -307,7 +303,7 @@ class Stock:
         self._drop(spare)
         self._start(spare.solution, attempt=attempt, is_awaited=spare.is_awaited)
 
-    def expect_links(self, chain_gap_ns: int | None) -> None:
+    def remember(self, chain_gap_ns: int | None) -> None:
         """Learn how fast contexts were in earlier sessions; None where nobody knows."""
         known = [one for one in (self.best_chain_ns, chain_gap_ns) if one is not None]
         self.best_chain_ns = min(known, default=None)
@@ -337,11 +333,11 @@ def check_context(trial: Trial, context: ContextTraits) -> None:
     """
     operations = max((sample.operations or 1 for sample in trial.samples), default=1)
     is_unseen = any(sample.operations is None for sample in trial.samples)
-    slows = matters(context.excess_gap_ns, operations, median(trial.spans_ns))
+    slows = gaps_matter(context.excess_gap_ns, operations, median(trial.spans_ns))
     if slows or (context.is_narrow and (is_unseen or "streams" in trial.facts)):
         raise SlowContext
 
 
-def matters(excess_gap_ns: int, operations: int, call_ns: float) -> bool:
+def gaps_matter(excess_gap_ns: int, operations: int, call_ns: float) -> bool:
     """Tell whether longer gaps between a call's operations are a noticeable share of its time."""
     return bool(excess_gap_ns) and (operations - 1) * excess_gap_ns > GAPS_SHARE * call_ns

@@ -9,10 +9,11 @@ from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.runner.protocol import BlockJob, BlockOrder, BlockSolution
 from flashinfer_bench.bench.runner.readout import Readout
 from flashinfer_bench.bench.runner.session import device_session
+from flashinfer_bench.bench.runner.session.reference_timing import SlowReference
 from flashinfer_bench.bench.runner.workers.arena import SharedArena
 from flashinfer_bench.bench.runner.workers.kernel_task import SessionTools
 from flashinfer_bench.bench.runner.workers.pool import reference_files
-from flashinfer_bench.bench.runner.workers.stock import SlowContext, SlowReference
+from flashinfer_bench.bench.runner.workers.stock import SlowContext
 from flashinfer_bench.errors import SolutionFailure
 from flashinfer_bench.timing.measurement import Measured
 from tests.kit import make_definition, make_workload

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from flashinfer_bench.bench.runner.session.reference_timing import ReferenceTimer
-from flashinfer_bench.bench.runner.workers.stock import SlowReference, Stock
+from flashinfer_bench.bench.runner.session.reference_timing import ReferenceTimer, SlowReference
+from flashinfer_bench.bench.runner.workers.stock import Stock
 from flashinfer_bench.errors import DefinitionFault, SolutionFailure, WorkloadFault
 from flashinfer_bench.timing.measurement import Measured
 

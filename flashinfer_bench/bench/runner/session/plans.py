@@ -1,0 +1,43 @@
+"""How solutions and references are measured: by the settings of a run, what bounds each."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from flashinfer_bench.bench.config import ResolvedEvalConfig
+from flashinfer_bench.bench.runner.protocol import BlockSolution, Hello
+from flashinfer_bench.bench.runner.workers.kernel_task import READS, MeasurePlan
+
+INTERPRETED: Final = {
+    "meaningful": False,
+    "reason": "Triton's interpreter ran the kernels on a CPU; the time says nothing about them",
+}
+KEPT_LIKE_READS: Final = ("cpu",)
+"""Kinds of devices where as many calls of each trial are kept as of a solution, though nobody compares them: on a CPU
+the session's copies move calls of 20 us by 2 to 5 %. A GPU's caches are flushed before each call."""
+REFERENCE_PRECISION: Final = 0.01
+"""Share of its time to which a reference is known at the least, since all speed-ups of its workload stand on it."""
+
+
+def plan_solution(hello: Hello, config: ResolvedEvalConfig, solution: BlockSolution) -> MeasurePlan:
+    """Return how a solution is measured."""
+    if solution.language == "triton" and hello.device == "cpu":
+        return MeasurePlan(0, 1, 0.0, trials=1, facts=INTERPRETED)  # its time says nothing: one call will do
+    per_trial_s = hello.time_budget_s / config.num_trials
+    counts = config.warmup_runs, config.iterations
+    return MeasurePlan(*counts, per_trial_s, config.precision, timing=hello.timing, reads=READS[hello.device])
+
+
+def plan_reference(hello: Hello, config: ResolvedEvalConfig) -> MeasurePlan:
+    """Return how a reference is measured."""
+    return MeasurePlan(
+        config.warmup_runs,
+        config.iterations,
+        hello.baseline_budget_s / config.num_trials,
+        precision=min(config.precision, REFERENCE_PRECISION),
+        timing=hello.timing,
+        reads=READS[hello.device] if hello.device in KEPT_LIKE_READS else 0,
+        confirms=hello.device == "cpu",  # there bursts may raise a latency, a solution's and so this one's
+        total_s=hello.baseline_budget_s,
+        stops_early=True,
+    )
