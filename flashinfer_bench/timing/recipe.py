@@ -48,7 +48,7 @@ MOST_REST_NS: Final = 10_000_000
 """The GPU rests at most this long. It rests as long as the call takes: a GPU that works without a pause reaches its
 power limit and slows down (12 % within fifty matrix products of 1.4 ms on an H200; with rest 0.2 %)."""
 FLUSH_NS: Final = 50_000
-"""A flush takes no longer; it says how long a reading takes, and need not be exact."""
+"""What a flush takes at the most. It is a part of what a reading is thought to take, so it need not be exact."""
 SPARED_S: Final = 0.005
 """A call that may stop early, and whose readings take longer than this, gets no warm-up beyond the checks, and nobody
 looks for persisting lines. Others do: the first dozen readings of a call of 0.16 ms that takes the host a millisecond

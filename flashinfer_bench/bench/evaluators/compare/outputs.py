@@ -1,7 +1,7 @@
 """Compare an output with the expected one.
 
-`rule` decides. Three measure, and find the same: `glance` needs the fewest operations and transfers, `chunks` is faster
-for large outputs on a CPU, and `fused`, one kernel, for large outputs on a GPU.
+`rule` decides. Three measure, and find the same: `at_once` needs the fewest operations and transfers, `chunks` is
+faster for large outputs on a CPU, and `fused`, one kernel, for large outputs on a GPU.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Final
 
 import torch
 
+from flashinfer_bench.bench.evaluators.compare.at_once import Worst, measure_at_once
 from flashinfer_bench.bench.evaluators.compare.chunks import (
     CHUNK_ELEMENTS,
     bring_small,
@@ -20,7 +21,6 @@ from flashinfer_bench.bench.evaluators.compare.chunks import (
     read_element,
     score_elements,
 )
-from flashinfer_bench.bench.evaluators.compare.glance import Worst, glance
 from flashinfer_bench.bench.evaluators.compare.packed import is_packed, unpack
 from flashinfer_bench.bench.evaluators.compare.rule import Comparison, Element, Findings, Tolerance
 
@@ -47,7 +47,7 @@ def compare(
         got: what the solution gave; of a bool output it may be the bytes, and a byte other than 0 and 1 is wrong.
         tolerance: what decides.
         output: the output's name for messages.
-        chunk_elements: where given, chunks of this many elements are compared, never at a glance and never by the
+        chunk_elements: where given, chunks of this many elements are compared, never all at once and never by the
             fused kernel; the result is the same.
     """
     left, right = bring_small(expected.contiguous().reshape(-1), got.contiguous().reshape(-1))
@@ -80,7 +80,7 @@ def _measure(
     elif left.numel() >= FUSED_FROM:
         found = _measure_large(left, right, tolerance)
     elif left.device.type != "cpu" or left.numel() <= CHUNK_ELEMENTS["cpu"]:
-        return glance(left, right, tolerance)
+        return measure_at_once(left, right, tolerance)
     else:
         found = measure_chunks(left, right, tolerance)
     return found, _read_worst(left, right, tolerance, at=found.worst_at)

@@ -189,19 +189,6 @@ class Contents:
         writer.finish()
         return made
 
-    def write(self, number: int, into: Sequence[torch.Tensor | None], writer: Writer | None = None) -> None:
-        """Write the inputs of a call.
-
-        Args:
-            number: the call's.
-            into: contiguous tensors of the inputs' shapes and dtypes; None for what is no tensor.
-            writer: is told what to write, and has to be finished by the caller; where none is given, all is launched.
-        """
-        told = writer or open_writer(self._device)
-        self.write_all([number], [into], told)
-        if writer is None:
-            told.finish()
-
     def write_all(self, numbers: Sequence[int], into: Sequence[Sequence[torch.Tensor | None]], writer: Writer) -> None:
         """Have the inputs of some calls written.
 

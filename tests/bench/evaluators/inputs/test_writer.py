@@ -47,7 +47,7 @@ def test_a_row_of_calls_is_told_as_the_same_pieces_as_one_call_after_the_other()
     together, each = KernelWriter(CPU, None), KernelWriter(CPU, None)
     contents.write_all(numbers, into, together)
     for number, row in zip(numbers, into, strict=True):
-        contents.write(number, row, each)
+        contents.write_all([number], [row], each)
     told, one_by_one = (writer.take_pieces()[0][:, 1:].tolist() for writer in (together, each))
     assert sorted(told) == sorted(one_by_one)
     assert len(told) == 3 * len(numbers)

@@ -1,4 +1,4 @@
-"""What passes at a glance passes when each call is judged; what may not pass is judged call by call."""
+"""What passes at one look passes when each call is judged; what may not pass is judged call by call."""
 
 from __future__ import annotations
 

@@ -88,19 +88,25 @@ def test_a_baseline_whose_time_is_known_from_an_earlier_run_is_made_beside_a_loa
     assert session.lacks_baseline(session.open_block(order), order.jobs[0]) is lacks
 
 
+JOB = BlockJob(index=3, solution="s", workload={"uuid": "w0", "axes": {}, "inputs": {}}, blob_root="/", seed=1)
+
+
+def open_empty_block(session):
+    """Return a block of a session without jobs; JOB may be judged in it."""
+    definition = make_definition()
+    config = BenchmarkConfig().resolve_eval_config(definition).values()
+    return session.open_block(
+        BlockOrder(definition=definition.model_dump(mode="json"), config=config, solutions={}, jobs=[])
+    )
+
+
 @pytest.mark.parametrize("error", device_session.OUT_OF_MEMORY, ids=lambda kind: kind.__name__)
 def test_want_of_memory_in_the_judge_is_a_fault_that_says_so_and_gives_the_arena_back(arena, monkeypatch, error):
     session = _open_session(arena, FakePool(arena))
     arena.reserve(1 << 20)
-    definition = make_definition()
-    config = BenchmarkConfig().resolve_eval_config(definition).values()
-    shared = session.open_block(
-        BlockOrder(definition=definition.model_dump(mode="json"), config=config, solutions={}, jobs=[])
-    )
+    shared = open_empty_block(session)
     monkeypatch.setattr(session, "_load", lambda *_arguments: (_ for _ in ()).throw(error("out of memory: 80 GB")))
-    workload = {"uuid": "w0", "axes": {}, "inputs": {}}
-    job = BlockJob(index=3, solution="s", workload=workload, blob_root="/", seed=1)
-    fault = session.run_job(shared, job)
+    fault = session.run_job(shared, JOB)
     assert (fault.job, fault.retry, arena.size) == (3, False, 0)
     assert "workload w0: the judge needs more memory" in fault.message
 
@@ -110,10 +116,7 @@ def test_a_job_whose_context_makes_it_slower_is_judged_once_more_in_another(aren
     pool.end_slow = pool.discard
     session = _open_session(arena, pool)
     session._hello = SimpleNamespace(isolated=False)
-    definition = make_definition()
-    config = BenchmarkConfig().resolve_eval_config(definition).values()
-    order = BlockOrder(definition=definition.model_dump(mode="json"), config=config, solutions={}, jobs=[])
-    shared = session.open_block(order)
+    shared = open_empty_block(session)
     tries = []
     told = SolutionFailure("RUNTIME_ERROR", "of the second", is_answer=True)
 
@@ -122,8 +125,7 @@ def test_a_job_whose_context_makes_it_slower_is_judged_once_more_in_another(aren
         raise SlowContext if len(tries) == 1 else told
 
     monkeypatch.setattr(session, "_judge_at_rest", judge)
-    job = BlockJob(index=3, solution="s", workload={"uuid": "w0", "axes": {}, "inputs": {}}, blob_root="/", seed=1)
-    assert session.run_job(shared, job).outcome is told
+    assert session.run_job(shared, JOB).outcome is told
     assert tries == [3, 3]
     assert pool.sizes == [0]
 
@@ -132,10 +134,7 @@ def test_a_reference_that_a_slow_context_made_slower_is_timed_again_before_its_j
     pool = FakePool(arena)
     session = _open_session(arena, pool)
     session._hello = SimpleNamespace(isolated=False)
-    definition = make_definition()
-    config = BenchmarkConfig().resolve_eval_config(definition).values()
-    order = BlockOrder(definition=definition.model_dump(mode="json"), config=config, solutions={}, jobs=[])
-    shared = session.open_block(order)
+    shared = open_empty_block(session)
     shared.kept[7] = "a baseline with its time"
     told = SolutionFailure("RUNTIME_ERROR", "of the second", is_answer=True)
     steps = []
@@ -149,8 +148,7 @@ def test_a_reference_that_a_slow_context_made_slower_is_timed_again_before_its_j
     monkeypatch.setattr(session, "end_workers", lambda: steps.append("end"))
     monkeypatch.setattr(session, "prepare", lambda block, order: steps.append(("prepare", dict(block.kept))))
     monkeypatch.setattr(session, "_timer", SimpleNamespace(forget_slow=lambda: {"slow"}))
-    job = BlockJob(index=3, solution="s", workload={"uuid": "w0", "axes": {}, "inputs": {}}, blob_root="/", seed=1)
-    assert session.run_job(shared, job).outcome is told
+    assert session.run_job(shared, JOB).outcome is told
     assert steps == ["judge", "end", ("prepare", {}), "judge"]
     assert session._sound == {"sound"}
 
@@ -158,10 +156,7 @@ def test_a_reference_that_a_slow_context_made_slower_is_timed_again_before_its_j
 def test_a_reference_that_fails_when_it_is_timed_again_is_the_fault_of_the_job(arena, monkeypatch):
     session = _open_session(arena, FakePool(arena))
     session._hello = SimpleNamespace(isolated=False)
-    definition = make_definition()
-    config = BenchmarkConfig().resolve_eval_config(definition).values()
-    order = BlockOrder(definition=definition.model_dump(mode="json"), config=config, solutions={}, jobs=[])
-    shared = session.open_block(order)
+    shared = open_empty_block(session)
     judged = []
 
     def judge(job):
@@ -172,8 +167,7 @@ def test_a_reference_that_fails_when_it_is_timed_again_is_the_fault_of_the_job(a
     monkeypatch.setattr(session, "end_workers", lambda: None)
     monkeypatch.setattr(session, "prepare", lambda *_: session._broken_workloads.update(w0="it divides by zero"))
     monkeypatch.setattr(session, "_timer", SimpleNamespace(forget_slow=set))
-    job = BlockJob(index=3, solution="s", workload={"uuid": "w0", "axes": {}, "inputs": {}}, blob_root="/", seed=1)
-    assert session.run_job(shared, job).message == "it divides by zero"
+    assert session.run_job(shared, JOB).message == "it divides by zero"
     assert len(judged) == 1
 
 
@@ -188,14 +182,10 @@ def test_a_worker_whose_solution_merely_raised_is_kept_for_the_next_job_of_it(
     pool.recovers = recovers
     session = _open_session(arena, pool)
     session._hello = SimpleNamespace(isolated=isolated)
-    definition = make_definition()
-    config = BenchmarkConfig().resolve_eval_config(definition).values()
-    order = BlockOrder(definition=definition.model_dump(mode="json"), config=config, solutions={}, jobs=[])
-    shared = session.open_block(order)
+    shared = open_empty_block(session)
     failure = SolutionFailure("RUNTIME_ERROR", "as told", is_answer=is_answer)
     monkeypatch.setattr(session, "_load", lambda *_arguments: (_ for _ in ()).throw(failure))
-    workload = {"uuid": "w0", "axes": {}, "inputs": {}}
-    result = session.run_job(shared, BlockJob(index=3, solution="s", workload=workload, blob_root="/", seed=1))
+    result = session.run_job(shared, JOB)
     assert result.outcome is failure
     assert pool.sizes == ([] if is_kept else [0])
 

@@ -1,4 +1,4 @@
-"""A glance finds what the chunks find, and costs a GPU's host few operations and one wait."""
+"""Comparing at once finds what the chunks find, and costs a GPU's host few operations and one wait."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def compare_far(expected, got, tolerance):
 
 @pytest.mark.parametrize("tolerance", TOLERANCES, ids=range(len(TOLERANCES)))
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_glance_finds_what_the_chunks_find(monkeypatch, dtype, tolerance):
+def test_comparing_at_once_finds_what_the_chunks_find(monkeypatch, dtype, tolerance):
     for seed, kind in enumerate(KINDS):
         expected, got = pair_of(dtype, kind, 6 * WINDOW + 8, seed)
         wanted = repr(compare(expected, got, tolerance, chunk_elements=1 << 20))
@@ -103,7 +103,7 @@ pairs = st.lists(st.tuples(values, values), min_size=1, max_size=200)
 
 @given(pairs, st.sampled_from(TOLERANCES), st.sampled_from(FLOATS[:4]))
 @settings(max_examples=100, deadline=None)
-def test_a_glance_finds_what_the_chunks_find_whatever_the_values(elements, tolerance, dtype):
+def test_comparing_at_once_finds_what_the_chunks_find_whatever_the_values(elements, tolerance, dtype):
     expected, got = (torch.tensor(side).to(dtype) for side in zip(*elements, strict=True))
     wanted = repr(compare(expected, got, tolerance, chunk_elements=1 << 20))
     assert repr(compare(expected, got, tolerance)) == wanted

@@ -1,4 +1,4 @@
-"""Compare at a glance: all that is found and the worst element come over in one transfer, or in two.
+"""Compare at once: all that is found and the worst element come over in one transfer, or in two.
 
 The first look takes every element for a number. Where one is not, or fails though all have to match, a second look
 judges each element. `chunks` finds the same, number for number, in more transfers and up to four times as many
@@ -52,7 +52,7 @@ class _Seen(NamedTuple):
     nonfinite_mismatched: float = 0.0
 
 
-def glance(expected: torch.Tensor, got: torch.Tensor, tolerance: Tolerance) -> tuple[Findings, Worst]:
+def measure_at_once(expected: torch.Tensor, got: torch.Tensor, tolerance: Tolerance) -> tuple[Findings, Worst]:
     """Compare two flat tensors that are not empty."""
     size = CHUNK_ELEMENTS.get(expected.device.type, CHUNK_ELEMENTS["cpu"])
     reader = make_reader(expected, got)
