@@ -39,6 +39,8 @@ class HostCall:
     end_ns: int
     ends_with_mark: bool = False
     """A mark was launched behind it: what comes after the mark is no part of the call."""
+    is_replay: bool = False
+    """It was the replay of one graph: what was launched before the graph is no part of the call."""
 
 
 @dataclass(frozen=True)
@@ -76,10 +78,14 @@ def read_samples(operations: Sequence[Operation], calls: Sequence[HostCall], *, 
         raise TimelineBroken(f"{len(spins)} of {len(calls)} calls are in the records")
     for group in groups[:-1]:
         _remove_last(group, names.flush)  # the flush before the next call's spin
-    for group, call in zip(groups, calls, strict=True):
+    samples: list[Sample] = []
+    for group, call, before in zip(groups, calls, spins, strict=True):
         if call.ends_with_mark:
             _cut_at_mark(group, names.mark)
-    return [read_call(group, call, before) for group, call, before in zip(groups, calls, spins, strict=True)]
+        if call.is_replay:
+            before = _cut_before_graph(group, before)
+        samples.append(read_call(group, call, before))
+    return samples
 
 
 def _remove_last(operations: list[Operation], name: str | None) -> None:
@@ -104,6 +110,27 @@ def _cut_at_mark(operations: list[Operation], mark: str) -> None:
             del operations[at:]
             return
     raise TimelineBroken("the mark behind a call is not in the records")
+
+
+def _cut_before_graph(operations: list[Operation], before: Operation) -> Operation:
+    """Remove what a replay has launched before its graph; the operations are in the order in which they were launched.
+
+    That is torch's: for a call that draws random numbers it tells the graph by two fills where its draws begin. Without
+    the graph the same numbers come with the launches.
+
+    Args:
+        operations: of the call.
+        before: the work before it.
+
+    Returns:
+        The work before the graph.
+    """
+    at = len(operations)
+    while at > 0 and operations[at - 1].correlation == operations[-1].correlation:
+        at -= 1
+    removed = operations[:at]
+    del operations[:at]
+    return max([before, *removed], key=attrgetter("end_ns"))
 
 
 def read_call(operations: Sequence[Operation], call: HostCall, before: Operation) -> Sample:

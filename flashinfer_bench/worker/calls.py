@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from flashinfer_bench.timing.clocks import Launch
+from flashinfer_bench.timing.clocks import Launch, is_replay
 from flashinfer_bench.timing.places import held_bytes
 from flashinfer_bench.worker.arena import Slot
 
@@ -226,6 +226,7 @@ class ReplayLaunch:
         self._eager = eager
         self._replay = replay
         self._result = eager.result
+        self.is_replay = is_replay(replay)
         self.puts_away = eager.puts_away
 
     def __call__(self) -> None:

@@ -91,14 +91,15 @@ class FakeGpu:
         finally:
             nodes, self.captured = self.captured, None
 
-        def replay():
-            self.log.append("replay")
-            self.now_ns += LAUNCH_NS
-            self.launches += 1
-            for name, length_ns in nodes:
-                self._run(name, length_ns, gap_ns=500)
+        return lambda: self.replay(nodes)
 
-        return replay
+    def replay(self, nodes):
+        """Launch the nodes of a graph, each a name and a length in nanoseconds."""
+        self.log.append("replay")
+        self.now_ns += LAUNCH_NS
+        self.launches += 1
+        for name, length_ns in nodes:
+            self._run(name, length_ns, gap_ns=500)
 
     def call(self, *, operations=1, length_ns=10_000, host_ns=0, waits=False, side=False):
         """Return a call that writes "call" to the log and launches so many kernels."""

@@ -99,6 +99,18 @@ def test_several_kernels_are_timed_as_a_graphs_replay(clock, tensors):
     assert not any(sample.late for sample in trial.samples)
 
 
+def test_a_call_that_draws_random_numbers_is_timed_as_a_graphs_replay(clock, tensors):
+    drawn = []
+
+    def draw():
+        drawn[:] = [torch.add(torch.rand_like(tensors[0]), tensors[1])]
+
+    _, record = measure(draw, clock)
+    assert (record["launch"], record["operations"]) == ("graph", 2), record.get("launch_reason")
+    torch.cuda.synchronize()
+    assert 0.4 < float((drawn[0] - tensors[1]).mean()) < 0.6
+
+
 def test_a_call_that_waits_inside_is_flagged_and_still_timed(clock, tensors):
     _, record = measure(lambda: float(tensors[0].sum()) + float(tensors[1].sum()), clock)
     assert {"waits_inside", "host_bound"} <= set(record["flags"])

@@ -52,6 +52,25 @@ def test_nothing_is_captured_between_the_ends_of_a_reading(gpu):
     assert all(gpu.log[:place].count("read") % 2 == 0 for place in places)
 
 
+def test_a_call_that_draws_random_numbers_is_timed_as_the_replay_of_a_graph(gpu):
+    """Torch tells such a graph by two fills where its draws begin, before each replay."""
+
+    def capture(launch):
+        replay = gpu.capture(launch)
+
+        def fill_and_replay():
+            for _ in range(2):
+                gpu.kernel("fill", 1_300)
+            replay()
+
+        return fill_and_replay
+
+    call = gpu.call(operations=3)
+    trial = take(gpu, lambda _: call, capture=capture)
+    assert trial.facts["launch"] == "graph"
+    assert {(s.operations, s.busy_ns, s.span_ns) for s in trial.samples} == {(3, 30_000, 31_000)}
+
+
 def branched(gpu, left_ns=10_000, host_ns=0):
     """Return a call whose two operations run side by side once a graph holds them."""
 
@@ -243,12 +262,7 @@ def renamed(gpu, launch, names):
     nodes, gpu.captured = gpu.captured, None
     assert len(nodes) == len(names)
 
-    def replay():
-        gpu.log.append("replay")
-        for name, (_, length_ns) in zip(names, nodes, strict=True):
-            gpu.kernel(name, length_ns)
-
-    return replay
+    return lambda: gpu.replay([(name, length_ns) for name, (_, length_ns) in zip(names, nodes, strict=True)])
 
 
 def test_a_replay_of_as_many_operations_by_other_names_is_not_trusted(gpu):
@@ -263,12 +277,7 @@ def shrunk(gpu, launch, share):
     launch()
     nodes, gpu.captured = gpu.captured, None
 
-    def replay():
-        gpu.log.append("replay")
-        for name, length_ns in nodes:
-            gpu.kernel(name, int(length_ns * share))
-
-    return replay
+    return lambda: gpu.replay([(name, int(length_ns * share)) for name, length_ns in nodes])
 
 
 @pytest.mark.parametrize(("share", "launch"), [(0.02, "stream"), (0.49, "stream"), (0.51, "graph"), (2, "graph")])

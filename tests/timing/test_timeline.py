@@ -148,6 +148,24 @@ def test_a_missing_mark_breaks_the_timeline():
         read([record for record in records if record.correlation != 9], calls)
 
 
+def test_what_a_replay_launches_before_its_graph_is_no_part_of_the_call():
+    records = [Operation(SPIN, 40, 100, 1), Operation("fill", 101, 103, 2), Operation("fill", 104, 106, 3)]
+    records += [Operation("a", 107, 117, 4), Operation("fill", 118, 138, 4), Operation(MARK, 139, 140, 5)]
+    records += [Operation("copy", 141, 150, 6)]
+    (sample,) = read(records, [HostCall(10, 104, ends_with_mark=True, is_replay=True)])
+    assert (sample.operations, sample.span_ns, sample.lead_ns, sample.launched) == (2, 31, 1, (("a", 1), ("fill", 1)))
+    assert not sample.late  # the GPU still had a fill to do
+    (late,) = read(records, [HostCall(10, 107, ends_with_mark=True, is_replay=True)])
+    assert late.late
+    (whole,) = read(records, [HostCall(10, 90, ends_with_mark=True)])
+    assert (whole.operations, whole.span_ns) == (4, 37)
+
+
+def test_a_replay_of_nothing_has_no_operations():
+    (sample,) = read([Operation(SPIN, 0, 50, 1)], [HostCall(5, 9, is_replay=True)])
+    assert sample.operations == 0
+
+
 def test_no_calls_have_no_readings():
     assert read([], []) == []
 

@@ -29,9 +29,10 @@ FINGERPRINT_KEYS: Final = (
     *("definition", "solution", "workload", "config", "hardware", "evaluator", "timing"),
     *("protocol", "sandbox", "seed"),
 )
-PROTOCOL: Final = 2
+PROTOCOL: Final = 3
 """How solutions are called and timed. It is raised when a verdict or its time may change: traces of an older protocol
-are judged again. 2: each call has content of its own, and bursts confirm times."""
+are judged again. 2: each call has content of its own, and bursts confirm times. 3: calls that draw random numbers are
+timed as replays of graphs, too."""
 HARDWARE_JOINT: Final = " + "
 """Joins the names of the devices of one run."""
 QUICK_ONLY: Final = "it was a quick look"

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import torch
 
-from flashinfer_bench.timing.clocks.clock import CaptureRefused, Clock, ClockLost, Launch
+from flashinfer_bench.timing.clocks.clock import CaptureRefused, Clock, ClockLost, Launch, is_replay
 from flashinfer_bench.timing.clocks.cuda_events import CudaEventClock, Event
 from flashinfer_bench.timing.clocks.cupti import CuptiClock, RecordsLost
 from flashinfer_bench.timing.clocks.cupti_recorder import CuptiRecorder, import_cupti
@@ -27,6 +27,7 @@ __all__ = [
     "capture",
     "capture_first",
     "import_cupti",
+    "is_replay",
     "make_clock",
 ]
 

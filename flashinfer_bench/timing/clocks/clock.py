@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import TracebackType
-from typing import Protocol, cast
+from typing import Final, Protocol, cast
 
 from flashinfer_bench.timing.lane import Lead
 from flashinfer_bench.timing.measurement import Facts, Sample
@@ -31,6 +31,28 @@ def puts_away(launch: Launch) -> bool:
 def put_away(launch: Launch) -> None:
     """Have a launch bring what its call returned into its place."""
     cast("PutAway", launch).put_away()
+
+
+class Replay:
+    """The replay of one CUDA graph. What torch launches before the graph is no part of the call.
+
+    Args:
+        replay: torch's own.
+    """
+
+    is_replay: Final = True
+
+    def __init__(self, replay: Launch) -> None:
+        self._replay = replay
+
+    def __call__(self) -> None:
+        """Replay the graph."""
+        self._replay()
+
+
+def is_replay(launch: Launch) -> bool:
+    """Tell whether a launch replays one graph, and does nothing else that it is timed for."""
+    return bool(getattr(launch, "is_replay", False))
 
 
 class ClockLost(Exception):

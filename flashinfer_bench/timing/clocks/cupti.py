@@ -13,7 +13,7 @@ from statistics import median
 from types import TracebackType
 from typing import Final, Protocol
 
-from flashinfer_bench.timing.clocks.clock import Clock, ClockLost, Launch, put_away, puts_away
+from flashinfer_bench.timing.clocks.clock import Clock, ClockLost, Launch, Replay, is_replay, put_away, puts_away
 from flashinfer_bench.timing.lane import CHAIN, EMPTY_KERNEL, FLUSH_KERNEL, SPIN_KERNEL, Lane, Lead
 from flashinfer_bench.timing.measurement import Facts, Sample
 from flashinfer_bench.timing.timeline import HostCall, Operation, OurKernels, TimelineBroken, read_samples
@@ -121,7 +121,7 @@ class CuptiClock:
             self._lane.lead_up(lead)
             begin_ns = now()
             launch()
-            calls.append(HostCall(begin_ns, now(), ends_with_mark=puts_away(launch)))
+            calls.append(HostCall(begin_ns, now(), ends_with_mark=puts_away(launch), is_replay=is_replay(launch)))
             if puts_away(launch):
                 self._lane.launch_empty()  # what comes behind this mark is no part of the call
                 put_away(launch)
@@ -139,7 +139,7 @@ class CuptiClock:
             launch = supply(index)
             if launch not in replays:
                 self._has_captured = True
-                replays[launch] = self._capture(launch)
+                replays[launch] = Replay(self._capture(launch))
             return replays[launch]
 
         return give
