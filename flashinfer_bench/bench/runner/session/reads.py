@@ -19,7 +19,7 @@ ENOUGH_READS: Final = 9
 """Calls of a job that are compared at least, where the reference takes no longer than SLOW_REFERENCE_S for them."""
 MOST_BYTES: Final = 4 << 30
 """Where what the reference gave for calls takes more memory, these are judged before it is called for others."""
-LONG_S: Final = 0.3
+LONG_S: Final = 0.2
 """No more than ENOUGH_READS are compared after the reference has taken so long for them together."""
 
 

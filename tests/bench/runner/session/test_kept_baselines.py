@@ -116,17 +116,25 @@ def test_fresh_baselines_are_kept_in_the_place_of_older_ones(here):
     "changes",
     [
         {"flags": ["throttled"]},
+        {"flags": ["throttled"], "gpu": {"slowed_by": ["power_cap", "sw_thermal"]}},
+        {"flags": ["throttled", "other_processes"], "gpu": {"slowed_by": ["power_cap"]}},
         {"flags": ["other_processes", "noisy"]},
         {"interval95_ms": [1.95, 2.05]},
         {"interval95_ms": None},
         {"median_ms": -1.0},
     ],
-    ids=["throttled", "not alone", "not known well", "too few readings", "strange"],
+    ids=["throttled", "hot", "at its power limit, and not alone", "not alone", "not known well", "too few readings", "strange"],
 )
 def test_what_was_disturbed_or_is_not_known_well_is_not_kept(here, changes):
     make_kept(here).keep(make_job(here), PLAN, replace(MEASURED, record={**RECORD, **changes}))
     assert make_kept(here).find(make_job(here), PLAN) is None
     assert not (here / "cache").exists()
+
+
+def test_a_reference_that_draws_all_the_power_is_kept(here):
+    record = {**RECORD, "flags": ["throttled"], "gpu": {"slowed_by": ["power_cap"]}}
+    make_kept(here).keep(make_job(here), PLAN, replace(MEASURED, record=record))
+    assert make_kept(here).find(make_job(here), PLAN) is not None
 
 
 def test_a_fresh_baseline_that_is_not_kept_leaves_no_older_one(here):
