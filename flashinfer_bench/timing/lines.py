@@ -9,6 +9,7 @@ from dataclasses import replace
 from statistics import median
 from typing import Final
 
+from flashinfer_bench.timing.measurement import Sample
 from flashinfer_bench.timing.progress import TrialUnderWay
 from flashinfer_bench.timing.statistics import quantile
 
@@ -25,7 +26,7 @@ LINES_NS: Final = 64
 """If resetting persisting lines slows a call by more than both limits, the call had left such lines."""
 
 
-def check_lines(trial: TrialUnderWay, *, deadline: float) -> None:
+def check_lines(trial: TrialUnderWay, *, deadline: float) -> list[Sample]:
     """Find out whether the call leaves persisting lines in the L2. If it does, have them reset before each call.
 
     A reset needs an idle device, so it is done only where it matters. Both kinds of readings wait for an idle device,
@@ -35,25 +36,36 @@ def check_lines(trial: TrialUnderWay, *, deadline: float) -> None:
         trial: the trial; its lead is changed where lines have to be reset.
         deadline: in seconds. A call too slow for the first look is not looked at; where only the second does not fit,
             the first one decides.
+
+    Returns:
+        The readings of its calls, which warm the call up as others would.
     """
+    made: list[Sample] = []
 
     def has_time(calls: int) -> bool:
         return trial.now() + calls * trial.per_call_s < deadline
 
     clock = trial.clock
     if not clock.fills_queue or clock.cache_state != "cold" or not has_time(FIRST_LOOK):
-        return
-    if not _is_slower_after_reset(trial, LINES_CALLS):
-        return
-    if not has_time(FIRST_LOOK * SECOND_LOOK) or _is_slower_after_reset(trial, LINES_CALLS * SECOND_LOOK):
+        return made
+    if _is_slower_after_reset(trial, LINES_CALLS, made) and (
+        not has_time(FIRST_LOOK * SECOND_LOOK) or _is_slower_after_reset(trial, LINES_CALLS * SECOND_LOOK, made)
+    ):
         trial.lead = replace(trial.lead, resets_lines=True)
+    return made
 
 
-def _is_slower_after_reset(trial: TrialUnderWay, count: int) -> bool:
-    """Say whether the call is slower once lines are reset: in the median, and in most readings."""
+def _is_slower_after_reset(trial: TrialUnderWay, count: int, made: list[Sample]) -> bool:
+    """Say whether the call is slower once lines are reset: in the median, and in most readings.
+
+    The readings go to `made`.
+    """
     readings = []
     for lead in (replace(trial.lead, waits_first=True), replace(trial.lead, resets_lines=True)):
-        samples = trial.make_calls(count, lead=lead)
+        before_s = trial.per_call_s
+        samples = trial.time_calls(count, lead=lead)
+        trial.per_call_s = min(before_s, trial.per_call_s)
+        made += samples
         readings.append(sorted(s.span_ns if s.busy_ns is None else s.busy_ns for s in samples))
     kept, reset = readings
     return median(reset) > median(kept) * (1 + LINES_SHARE) + LINES_NS and quantile(reset, 0.25) > quantile(kept, 0.75)

@@ -1,4 +1,4 @@
-"""How a trial is taken, top to bottom: check → warm up → size the spin → look for persisting lines (`timing.lines`) →
+"""How a trial is taken, top to bottom: check → look for persisting lines (`timing.lines`) → warm up → size the spin →
 calls or replays of graphs (`timing.replays`) → (flush, spin, call) until the rule says stop. Later trials of the same
 call go by what the first one found: of a quick call the warm-up and the readings are taken together.
 
@@ -119,11 +119,14 @@ def _take(trial: TrialUnderWay, known: KnownCall | None) -> Trial:
     if is_spared and not is_new:  # checks would have warmed it up
         trial.time_calls(1)
     elif not is_spared and not joins:
+        looked = check_lines(trial, deadline=deadline) if is_new and not trial.waits_inside else []
+        if looked:
+            size_spin(trial, [sample.enqueue_ns for sample in looked])
         warm_up(trial, deadline=deadline)
     if is_new and trial.waits_inside:
         _look_again(trial)
-    if is_new and not is_spared:
-        check_lines(trial, deadline=deadline)
+        if not is_spared:
+            check_lines(trial, deadline=deadline)
     calls = choose_calls(trial)
     if calls.enqueue_ns is not None:  # the spin was for the call's own launches
         trial.lead = replace(trial.lead, spin_ns=find_spin(trial, calls.enqueue_ns))
@@ -178,16 +181,16 @@ def check(trial: TrialUnderWay) -> Sample:
         The reading to go by where the budget holds no more calls.
     """
     recipe, fills_queue = trial.recipe, trial.clock.fills_queue
-    (first,) = trial.time_calls(1, lead=Lead())
-    trial.looked_at = first
-    first_s = trial.per_call_s
-    is_known = recipe.was_called and first_s > recipe.budget_s
-    if is_known or (not fills_queue and (recipe.was_called or first_s <= recipe.budget_s / 2)):
-        return first
+    first_s: float | None = None
+    if not recipe.was_called or not fills_queue:
+        (trial.looked_at,) = trial.time_calls(1, lead=Lead())
+        first_s = trial.per_call_s
+        if not fills_queue and (recipe.was_called or first_s <= recipe.budget_s / 2):
+            return trial.looked_at
     (alone,) = trial.time_calls(1, lead=Lead(looks_aside=True))
     trial.looked_at = alone
     alone_s = trial.per_call_s
-    trial.compiled_s = max(0.0, first_s - alone_s)
+    trial.compiled_s = max(0.0, first_s - alone_s) if first_s is not None else 0.0
     if not fills_queue or alone_s > recipe.budget_s:
         return alone
     if alone_s * SLOW_SHARE <= recipe.budget_s:

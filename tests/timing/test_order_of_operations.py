@@ -7,7 +7,7 @@ from flashinfer_bench.timing.clocks.cupti import EMPTY_LAUNCHES
 from flashinfer_bench.timing.clocks.wall import WallClock
 from flashinfer_bench.timing.lane import FLUSH_KERNEL, SPIN_KERNEL
 from flashinfer_bench.timing.lines import FIRST_LOOK
-from flashinfer_bench.timing.progress import Recipe
+from flashinfer_bench.timing.progress import CHECKS, Recipe
 from flashinfer_bench.timing.recipe import take_trial
 from tests.kit.fake_gpu import GAP_NS, LeavingCall, fake_cupti_clock, fake_event_clock
 
@@ -61,7 +61,7 @@ def test_nothing_but_the_call_lies_between_the_two_ends_of_any_reading_of_a_tria
     timed = [[step for step in steps if step != "read"] for steps in between]
     empty_pairs = 10 if kind == "cuda_events" else 0
     assert timed[:empty_pairs] == [[]] * empty_pairs
-    assert timed[empty_pairs:] == [["call"]] * (10 + FIRST_LOOK + 50)  # warm-up, the look for lines, readings
+    assert timed[empty_pairs:] == [["call"]] * (CHECKS + FIRST_LOOK + 50)  # the look for lines warms up, too
 
 
 def test_the_flush_and_the_spin_are_the_last_things_before_each_reading(gpu):

@@ -9,7 +9,7 @@ from flashinfer_bench.timing.clocks import ClockLost, Lead
 from flashinfer_bench.timing.clocks.wall import WallClock
 from flashinfer_bench.timing.lines import FIRST_LOOK
 from flashinfer_bench.timing.measurement import Sample
-from flashinfer_bench.timing.progress import Recipe, TrialUnderWay
+from flashinfer_bench.timing.progress import CHECKS, Recipe, TrialUnderWay
 from flashinfer_bench.timing.recipe import (
     EXTRA_S,
     EXTRA_SHARE,
@@ -38,7 +38,7 @@ def test_a_quick_call_gets_every_warm_up_and_every_iteration(gpu):
     assert trial.facts == {
         "method": "cupti",
         "cache_state": "cold",
-        "calls": 60 + FIRST_LOOK,
+        "calls": CHECKS + FIRST_LOOK + 50,  # the look for lines warms up, too
         "launch": "stream",
         "launch_reason": "a single operation needs no graph",
         "spin_ns": REST_NS,
@@ -63,7 +63,7 @@ def test_each_call_is_supplied_once_in_order_with_a_launch_of_its_own(gpu):
         return lambda: (called.append(index), gpu.kernel())
 
     take_trial(supply, fake_cupti_clock(gpu)[0], RECIPE, now=gpu.seconds)
-    assert asked == called == list(range(60 + FIRST_LOOK))
+    assert asked == called == list(range(CHECKS + FIRST_LOOK + 50))
 
 
 def test_calls_with_arguments_of_their_own_are_captured_once_each(gpu):
@@ -73,11 +73,11 @@ def test_calls_with_arguments_of_their_own_are_captured_once_each(gpu):
         asked.append(index)
         return calls[index]
 
-    calls = [gpu.call(operations=3) for _ in range(61 + FIRST_LOOK)]
+    calls = [gpu.call(operations=3) for _ in range(CHECKS + FIRST_LOOK + 51)]
     clock, _ = fake_cupti_clock(gpu, capture=lambda launch: captured.append(launch) or gpu.capture(launch))
     trial = take_trial(supply, clock, RECIPE, now=gpu.seconds)
     assert trial.facts["launch"] == "graph"
-    assert sorted(set(asked)) == list(range(61 + FIRST_LOOK))
+    assert sorted(set(asked)) == list(range(CHECKS + FIRST_LOOK + 51))
     assert captured == calls[-51:]
 
 
@@ -284,7 +284,7 @@ def test_a_call_that_costs_the_host_more_than_the_gpu_is_host_bound(gpu):
 
 
 def test_late_readings_are_taken_again_behind_twice_the_spin_and_counted(gpu):
-    slow_from = 10 + FIRST_LOOK  # where the readings begin
+    slow_from = CHECKS + FIRST_LOOK  # where the readings begin
 
     def supply(index):
         return gpu.call(host_ns=7 * REST_NS if index >= slow_from else 0)
@@ -297,7 +297,7 @@ def test_late_readings_are_taken_again_behind_twice_the_spin_and_counted(gpu):
 
 def test_a_host_that_grows_ever_slower_is_not_waited_for_without_end(gpu):
     def supply(index):
-        return gpu.call(host_ns=100_000 * 2 ** max(0, index - 9 - FIRST_LOOK))
+        return gpu.call(host_ns=100_000 * 2 ** max(0, index + 1 - CHECKS - FIRST_LOOK))
 
     trial = take_trial(supply, fake_cupti_clock(gpu)[0], Recipe(10, 5, 1e9), now=gpu.seconds)
     assert (len(trial.samples), trial.facts["retaken"]) == (5, 15)

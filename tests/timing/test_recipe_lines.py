@@ -3,9 +3,8 @@
 import pytest
 
 from flashinfer_bench.timing.lines import FIRST_LOOK, LINES_CALLS, LOOKS, SECOND_LOOK
-from flashinfer_bench.timing.recipe import (
-    take_trial,
-)
+from flashinfer_bench.timing.progress import CHECKS
+from flashinfer_bench.timing.recipe import take_trial
 from tests.kit.fake_gpu import fake_cupti_clock, fake_event_clock
 from tests.timing.taking import RECIPE, flags_of, take
 
@@ -28,7 +27,7 @@ def test_persisting_lines_are_reset_before_each_call_that_leaves_them(gpu):
     assert trial.facts["lines_reset"] is True
     assert set(trial.spans_ns) == {10_000}
     assert gpu.log.count("reset") == LOOKS // 2 + 50
-    assert trial.facts["calls"] == 10 + LOOKS + 50
+    assert trial.facts["calls"] == CHECKS + LOOKS + 50
     assert flags_of(trial) == ["persisting_l2"]
 
 
@@ -45,7 +44,7 @@ def test_a_call_too_slow_for_a_second_look_is_taken_at_the_first(gpu):
 
 
 def test_a_call_that_looks_slower_by_chance_is_looked_at_again_and_left_alone(gpu):
-    lengths = [1_120] * 10 + [1_120] * LINES_CALLS + [1_504] * LINES_CALLS + [1_120, 1_504] * 200
+    lengths = [1_120] * CHECKS + [1_120] * LINES_CALLS + [1_504] * LINES_CALLS + [1_120, 1_504] * 200
     trial = take_trial(
         lambda index: gpu.call(length_ns=lengths[index]), fake_cupti_clock(gpu)[0], RECIPE, now=gpu.seconds
     )
@@ -56,7 +55,7 @@ def test_a_call_that_looks_slower_by_chance_is_looked_at_again_and_left_alone(gp
 def test_one_scattered_look_in_two_is_not_enough(gpu):
     second = LINES_CALLS * SECOND_LOOK
     scattered = [1_504] * (second // 2 + 1) + [1_120] * (second - second // 2 - 1)  # slower in the median alone
-    lengths = [1_120] * 10 + [1_120] * LINES_CALLS + [1_504] * LINES_CALLS + [1_120] * second + scattered + [1_120] * 90
+    lengths = [1_120] * CHECKS + [1_120] * LINES_CALLS + [1_504] * LINES_CALLS + [1_120] * second + scattered + [1_120] * 90
     trial = take_trial(
         lambda index: gpu.call(length_ns=lengths[index]), fake_cupti_clock(gpu)[0], RECIPE, now=gpu.seconds
     )
@@ -75,7 +74,7 @@ def test_lines_are_looked_for_where_a_flush_would_miss_them(gpu, warm):
 
 def test_lines_are_looked_for_on_a_device_that_was_idle_with_and_without_their_reset(gpu):
     take(gpu, gpu.call())
-    looks = gpu.leads[10 : 10 + FIRST_LOOK]
+    looks = gpu.leads[CHECKS : CHECKS + FIRST_LOOK]
     assert [(lead.waits_first or lead.resets_lines, lead.resets_lines) for lead in looks] == (
         [(True, False)] * LINES_CALLS + [(True, True)] * LINES_CALLS
     )
