@@ -44,7 +44,7 @@ def test_a_call_too_slow_for_a_second_look_is_taken_at_the_first(gpu):
 
 
 def test_a_call_that_looks_slower_by_chance_is_looked_at_again_and_left_alone(gpu):
-    lengths = [1_120] * CHECKS + [1_120] * LINES_CALLS + [1_504] * LINES_CALLS + [1_120, 1_504] * 200
+    lengths = [1_120] * (CHECKS + LINES_CALLS) + [1_504] * LINES_CALLS + [1_120, 1_504] * 200
     trial = take_trial(
         lambda index: gpu.call(length_ns=lengths[index]), fake_cupti_clock(gpu)[0], RECIPE, now=gpu.seconds
     )
@@ -55,7 +55,9 @@ def test_a_call_that_looks_slower_by_chance_is_looked_at_again_and_left_alone(gp
 def test_one_scattered_look_in_two_is_not_enough(gpu):
     second = LINES_CALLS * SECOND_LOOK
     scattered = [1_504] * (second // 2 + 1) + [1_120] * (second - second // 2 - 1)  # slower in the median alone
-    lengths = [1_120] * CHECKS + [1_120] * LINES_CALLS + [1_504] * LINES_CALLS + [1_120] * second + scattered + [1_120] * 90
+    lengths = (
+        [1_120] * CHECKS + [1_120] * LINES_CALLS + [1_504] * LINES_CALLS + [1_120] * second + scattered + [1_120] * 90
+    )
     trial = take_trial(
         lambda index: gpu.call(length_ns=lengths[index]), fake_cupti_clock(gpu)[0], RECIPE, now=gpu.seconds
     )

@@ -123,7 +123,7 @@ def test_fresh_baselines_are_kept_in_the_place_of_older_ones(here):
         {"interval95_ms": None},
         {"median_ms": -1.0},
     ],
-    ids=["throttled", "hot", "at its power limit, and not alone", "not alone", "not known well", "too few readings", "strange"],
+    ids=["throttled", "hot", "also not alone", "not alone", "not known well", "too few readings", "strange"],
 )
 def test_what_was_disturbed_or_is_not_known_well_is_not_kept(here, changes):
     make_kept(here).keep(make_job(here), PLAN, replace(MEASURED, record={**RECORD, **changes}))
