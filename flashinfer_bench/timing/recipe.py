@@ -127,9 +127,11 @@ def _take(trial: TrialUnderWay, known: KnownCall | None) -> Trial:
         _look_again(trial)
         if not is_spared:
             check_lines(trial, deadline=deadline)
-    calls = choose_calls(trial)
+    calls = choose_calls(trial, is_new=is_new)
     if calls.enqueue_ns is not None:  # the spin was for the call's own launches
         trial.lead = replace(trial.lead, spin_ns=find_spin(trial, calls.enqueue_ns))
+    if calls.replayed is not None:  # what was captured is captured no more
+        trial.per_call_s = min(trial.per_call_s, reading_s(trial, calls.replayed))
     left_s = recipe.budget_s - (now() - start)
     extra = count_extra(trial)
     rule = StoppingRule(recipe.iterations, left_s, extra, recipe.precision, stops_early=recipe.stops_early)

@@ -71,6 +71,45 @@ def test_a_call_that_draws_random_numbers_is_timed_as_the_replay_of_a_graph(gpu)
     assert {(s.operations, s.busy_ns, s.span_ns) for s in trial.samples} == {(3, 30_000, 31_000)}
 
 
+def slow_at_first(gpu):
+    """Return a way to capture calls, whose graphs take 2 us longer when they are replayed for the first time."""
+
+    def capture(launch):
+        gpu.now_ns += 3_000_000
+        gpu.captured = []
+        launch()
+        ((name, length_ns), *others), gpu.captured = gpu.captured, None
+        first = [2_000]
+
+        def replay():
+            gpu.replay([(name, length_ns + sum(first)), *others])
+            first.clear()
+
+        return replay
+
+    return capture
+
+
+@pytest.mark.parametrize("stops_early", [False, True])
+def test_no_reading_is_the_first_replay_of_a_graph(gpu, stops_early):
+    calls = [gpu.call(operations=3) for _ in range(4)]
+    clock = fake_cupti_clock(gpu, capture=slow_at_first(gpu))[0]
+    clock.graphs_in_turn = len(calls)
+    recipe = Recipe(10, 50, 10.0, was_called=True, stops_early=stops_early)
+    trial = take_trial(lambda index: calls[index % 4], clock, recipe, now=gpu.seconds)
+    assert (trial.facts["launch"], trial.stop, len(trial.samples)) == ("graph", "count", 50)
+    assert set(trial.spans_ns) == {31_000}
+
+
+def test_graphs_that_take_long_to_capture_are_not_all_replayed_before_the_readings(gpu):
+    calls = [gpu.call(operations=3) for _ in range(4)]
+    clock = fake_cupti_clock(gpu, capture=slow_at_first(gpu))[0]
+    clock.graphs_in_turn = len(calls)
+    trial = take_trial(lambda index: calls[index % 4], clock, Recipe(0, 50, 0.04), now=gpu.seconds)
+    assert trial.facts["launch"] == "graph"
+    assert 33_000 in trial.spans_ns
+
+
 def branched(gpu, left_ns=10_000, host_ns=0):
     """Return a call whose two operations run side by side once a graph holds them."""
 

@@ -74,6 +74,8 @@ class Clock(Protocol):
     """Whether a call is enqueued behind a spin, so that its operations run back to back."""
     sees_operations: bool
     """Whether readings hold the single operations of a call."""
+    graphs_in_turn: int
+    """How many graphs the replays of distinct calls take in turn; 0 where each call has a graph of its own."""
 
     def __enter__(self) -> object:
         """Switch on."""
@@ -119,6 +121,7 @@ class WholeCallClock:
     """A clock that sees whole calls only, not their operations: what such clocks do not do. None has a fall-back."""
 
     sees_operations = False
+    graphs_in_turn = 0
 
     def captured(self, supply: Callable[[int], Launch]) -> Callable[[int], Launch]:
         """Return the calls themselves: this clock could not tell what a replay launches."""

@@ -42,6 +42,7 @@ class RemoteClock:
     def __init__(self, ask: Ask, traits: ClockTraits, trial: RemoteTrial, *, fall_back: str | None = None) -> None:
         self._ask = ask
         self._trial = trial
+        self.graphs_in_turn = count_taken(trial.places, replay=True)
         self._fall_back = fall_back
         self._take_traits(traits)
         self._facts: Facts = {}
