@@ -1,13 +1,15 @@
 """Deals jobs out to devices in blocks of whole solutions, so that few workers are made and all devices stay busy.
 
 A solution's jobs share a worker, and a worker costs up to a second to start. So a device gets all jobs of a solution,
-the costliest solution first; it stays with its definition, whose baselines it has. A solution is split only where there
-are fewer solutions left than devices. Blocks shrink as the work runs out. Who runs a block, and where, is the runner's.
+the costliest solution first; it stays with its definition, whose baselines it has, and takes solutions that compile for
+minutes at their first call last there. A solution is split only where there are fewer solutions left than devices.
+Blocks shrink as the work runs out. Who runs a block, and where, is the runner's.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -21,6 +23,12 @@ BLOCKS_PER_DEVICE: Final = 2
 about the same time."""
 MOST_JOBS: Final = 4096
 """Most jobs in a block of several solutions: its order is one message."""
+BUILT_AHEAD: Final = ("cpp", "cuda")
+"""Languages of solutions that are built before they run."""
+SLOW_COMPILERS: Final = re.compile(
+    r"^\s*(?:from|import)\s+flashinfer\b|\bcpp_extension\b|\btorch\.compile\b", re.MULTILINE
+)
+"""What the texts of solutions have that compile for tens of seconds, or minutes, at their first call."""
 
 IsReady = Callable[[Solution], bool]
 Estimate = Callable[[Job], float]
@@ -41,6 +49,8 @@ class _Open:
 
     solution: Solution
     jobs: list[Job] = field(default_factory=list)
+    compiles_long: bool = False
+    """It may compile for minutes at its first call, while others could have their verdicts."""
     parts: int = 0
     """In how many parts it is dealt out from here on; 0 while nobody has looked."""
 
@@ -128,7 +138,9 @@ class BlockQueue:
         """Take further jobs."""
         for job in jobs:
             solutions = self._open.setdefault(job.definition.name, {})
-            solutions.setdefault(job.solution_key, _Open(job.solution)).jobs.append(job)
+            if job.solution_key not in solutions:
+                solutions[job.solution_key] = _Open(job.solution, compiles_long=compiles_long(job.solution))
+            solutions[job.solution_key].jobs.append(job)
             self._remaining += 1
 
     def remove(self, indices: Iterable[int]) -> list[Job]:
@@ -186,7 +198,7 @@ class BlockQueue:
         def rank(one: _Open) -> tuple[float, ...]:
             is_last = device_count > 1 and last == (definition, one.key)
             cost = costs[id(one)] if device_count > 1 else 0.0
-            return one.key not in first, not is_last, -cost, min(job.index for job in one.jobs)
+            return one.key not in first, not is_last, one.compiles_long, -cost, min(job.index for job in one.jobs)
 
         order = sorted(ready[definition], key=rank)
         chosen = order[0]
@@ -205,6 +217,12 @@ class BlockQueue:
                 break
             jobs += one.jobs
         return jobs
+
+
+def compiles_long(solution: Solution) -> bool:
+    """Tell whether a solution may compile for minutes at its first call, by its texts. One that is built does not."""
+    is_built = solution.spec.language in BUILT_AHEAD
+    return not is_built and any(SLOW_COMPILERS.search(source.content) for source in solution.sources)
 
 
 def _alike(_job: Job) -> float:

@@ -22,11 +22,16 @@ def make_jobs(*shapes):
             index=index,
             definition=SimpleNamespace(name=definition),
             workload=SimpleNamespace(uuid=workload),
-            solution=SimpleNamespace(name=solution),
+            solution=make_solution(solution),
             solution_key=solution,
         )
         for index, (definition, workload, solution) in enumerate(named)
     ]
+
+
+def make_solution(name, text="", language="python"):
+    sources = [SimpleNamespace(content=text)]
+    return SimpleNamespace(name=name, spec=SimpleNamespace(language=language), sources=sources)
 
 
 def take_all(queue, device_count):
@@ -183,6 +188,32 @@ def test_the_costliest_solution_comes_first():
     queue = BlockQueue(jobs, lambda job: cost_of[job.solution.name])
     taken = [job.solution.name for _ in range(3) for job in queue.take(2, device="a").jobs]
     assert taken == [name for name in ("s3", "s1", "s2", "s0") for _ in range(2)]
+
+
+@pytest.mark.parametrize(
+    ("text", "is_last"),
+    [
+        ("import torch\nfrom flashinfer.norm import rmsnorm\n", True),
+        ("def run(x):\n    import flashinfer\n", True),
+        ("from torch.utils.cpp_extension import load_inline\n", True),
+        ("@torch.compile\ndef run(x): ...\n", True),
+        ("import flashinfer_bench\n# as flashinfer does\n", False),
+    ],
+    ids=["from flashinfer", "import flashinfer", "an extension", "torch.compile", "another package"],
+)
+@pytest.mark.parametrize("device_count", [1, 2])
+def test_a_solution_that_compiles_at_its_first_call_comes_last_in_its_definition(text, is_last, device_count):
+    jobs = make_jobs((2, 3))
+    for job in jobs[:2]:
+        job.solution = make_solution("s0", text)
+    order = [job.solution_key for block in take_all(BlockQueue(jobs), device_count) for job in block.jobs]
+    assert (order[-1] == "s0") is is_last
+
+
+def test_a_solution_that_is_built_need_not_come_last():
+    jobs = make_jobs((1, 2))
+    jobs[0].solution = make_solution("s0", "#include <flashinfer/norm.cuh>\nimport flashinfer", language="cuda")
+    assert [job.solution_key for job in BlockQueue(jobs).take(1).jobs] == ["s0", "s1"]
 
 
 def test_four_devices_are_busy_to_the_end_of_many_solutions():
