@@ -1,9 +1,9 @@
 """Deals jobs out to devices in blocks of whole solutions, so that few workers are made and all devices stay busy.
 
 A solution's jobs share a worker, and a worker costs up to a second to start. So a device gets all jobs of a solution,
-the costliest solution first; it stays with its definition, whose baselines it has, and takes solutions that compile for
-minutes at their first call last there. A solution is split only where there are fewer solutions left than devices.
-Blocks shrink as the work runs out. Who runs a block, and where, is the runner's.
+the costliest solution first; it stays with its definition, whose baselines it has. A solution is split only where there
+are fewer solutions left than devices. Blocks shrink as the work runs out. A device that is alone takes solutions that
+compile for minutes at their first call last in their definition. Who runs a block, and where, is the runner's.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MOST_JOBS: Final = 4096
 BUILT_AHEAD: Final = ("cpp", "cuda")
 """Languages of solutions that are built before they run."""
 SLOW_COMPILERS: Final = re.compile(
-    r"^\s*(?:from|import)\s+flashinfer\b|\bcpp_extension\b|\btorch\.compile\b", re.MULTILINE
+    r"^[ \t]*(?:from|import)[ \t]+flashinfer\b|\bcpp_extension\b|\btorch\.compile\b", re.MULTILINE
 )
 """What the texts of solutions have that compile for tens of seconds, or minutes, at their first call."""
 
@@ -198,7 +198,8 @@ class BlockQueue:
         def rank(one: _Open) -> tuple[float, ...]:
             is_last = device_count > 1 and last == (definition, one.key)
             cost = costs[id(one)] if device_count > 1 else 0.0
-            return one.key not in first, not is_last, one.compiles_long, -cost, min(job.index for job in one.jobs)
+            waits = device_count == 1 and one.compiles_long  # of several devices one would be left with it
+            return one.key not in first, not is_last, waits, -cost, min(job.index for job in one.jobs)
 
         order = sorted(ready[definition], key=rank)
         chosen = order[0]

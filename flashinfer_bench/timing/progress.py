@@ -15,7 +15,7 @@ Supplier = Callable[[int], Launch]
 """Gives the launch of the i-th call of a trial, with arguments of its own. It runs outside of every reading."""
 
 CHECKS: Final = 3
-"""The check makes this many calls. They count as warm-up."""
+"""The check makes this many calls, one less where the call was made before. They count as warm-up."""
 SLOW_SHARE: Final = 4
 """Checks and warm-up together take at most the budget divided by this."""
 

@@ -123,15 +123,15 @@ def _take(trial: TrialUnderWay, known: KnownCall | None) -> Trial:
         if looked:
             size_spin(trial, [sample.enqueue_ns for sample in looked])
         warm_up(trial, deadline=deadline)
-    if is_new and trial.waits_inside:
-        _look_again(trial)
-        if not is_spared:
+        if is_new and trial.waits_inside:
+            _look_again(trial)
+        if is_new and not looked:  # it waited, or the checks were so slow that there was no time before the warm-up
             check_lines(trial, deadline=deadline)
-    calls = choose_calls(trial, is_new=is_new)
+    elif is_new and trial.waits_inside:
+        _look_again(trial)
+    calls = choose_calls(trial)
     if calls.enqueue_ns is not None:  # the spin was for the call's own launches
         trial.lead = replace(trial.lead, spin_ns=find_spin(trial, calls.enqueue_ns))
-    if calls.replayed is not None:  # what was captured is captured no more
-        trial.per_call_s = min(trial.per_call_s, reading_s(trial, calls.replayed))
     left_s = recipe.budget_s - (now() - start)
     extra = count_extra(trial)
     rule = StoppingRule(recipe.iterations, left_s, extra, recipe.precision, stops_early=recipe.stops_early)
@@ -195,13 +195,16 @@ def check(trial: TrialUnderWay) -> Sample:
     trial.compiled_s = max(0.0, first_s - alone_s) if first_s is not None else 0.0
     if not fills_queue or alone_s > recipe.budget_s:
         return alone
+    enqueue_ns = alone.enqueue_ns
     if alone_s * SLOW_SHARE <= recipe.budget_s:
-        _look_behind_spin(trial, alone)
+        behind_spin = _look_behind_spin(trial, alone)
         trial.per_call_s = min(alone_s, trial.per_call_s)  # the spin of the look is no part of a reading
-    size_spin(trial, [alone.enqueue_ns])
+        if not trial.waits_inside:  # or the host was held up in one of both
+            enqueue_ns = min(enqueue_ns, behind_spin.enqueue_ns)
+    size_spin(trial, [enqueue_ns])
     trial.per_call_s += trial.lead.spin_ns / 1e9
     if recipe.stops_early and trial.per_call_s <= REQUEST_S:
-        trial.per_call_s = min(trial.per_call_s, reading_s(trial, alone))
+        trial.per_call_s = min(trial.per_call_s, reading_s(trial, replace(alone, enqueue_ns=enqueue_ns)))
     return alone
 
 
@@ -210,12 +213,15 @@ def reading_s(trial: TrialUnderWay, alone: Sample) -> float:
     return (max(trial.lead.spin_ns, alone.enqueue_ns) + alone.span_ns + FLUSH_NS) / 1e9
 
 
-def _look_behind_spin(trial: TrialUnderWay, alone: Sample) -> None:
+def _look_behind_spin(trial: TrialUnderWay, alone: Sample) -> Sample:
     """See whether a call waits for the GPU inside, and whether it uses streams that do not wait for the current one.
 
     Args:
         trial: takes what is found.
         alone: the reading of a call that no spin stood before.
+
+    Returns:
+        The reading of a call behind a spin.
     """
     behind_spin, is_slower = _probe(trial, alone.enqueue_ns)
     if is_slower:  # it waits, or the host was held up: a second look tells
@@ -228,6 +234,7 @@ def _look_behind_spin(trial: TrialUnderWay, alone: Sample) -> None:
         escaped = aside_again.escaped
     trial.looked_at = replace(alone, escaped=escaped)
     trial.lead = Lead(settled=escaped)
+    return behind_spin
 
 
 def _look_again(trial: TrialUnderWay) -> None:

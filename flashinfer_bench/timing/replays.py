@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, Literal
 
 from flashinfer_bench.timing.clocks import CaptureRefused, Launch
@@ -37,17 +37,10 @@ class Calls:
     """Number of graphs of one call that are replayed in turn."""
     enqueue_ns: int | None = None
     """What the host needs to launch a replay; None where no graph is replayed."""
-    replayed: Sample | None = None
-    """The reading of a replay, where each graph of distinct calls was replayed before the readings."""
 
 
-def choose_calls(trial: TrialUnderWay, *, is_new: bool = True) -> Calls:
-    """Return the calls to be timed: replays where they are wanted and can be trusted, else the calls themselves.
-
-    Args:
-        trial: the trial.
-        is_new: no earlier trial of the same call has replayed its graphs.
-    """
+def choose_calls(trial: TrialUnderWay) -> Calls:
+    """Return the calls to be timed: replays where they are wanted and can be trusted, else the calls themselves."""
     refusal = _no_graph(trial)
     if refusal is not None:
         return Calls(trial.supply, "stream", refusal)
@@ -66,13 +59,12 @@ def choose_calls(trial: TrialUnderWay, *, is_new: bool = True) -> Calls:
     each_s = trial.now() - start
     one = Calls(replays, "graph", enqueue_ns=replayed.enqueue_ns)
     if trial.supply(trial.calls) != trial.supply(trial.calls + 1):
-        trial.per_call_s = max(trial.per_call_s, each_s)  # each call is captured before it is timed
-        return _replay_each(trial, one, replayed, each_s=each_s) if is_new else one
+        return _replay_each(trial, one, replayed, each_s=each_s)
     graphs = _count_graphs(trial, replayed, each_s=each_s)
     return _add_graphs(trial, one, replayed, graphs) if graphs > 1 else one
 
 
-def _replay_each(trial: TrialUnderWay, one: Calls, replayed: Sample, *, each_s: float) -> Calls:
+def _replay_each(trial: TrialUnderWay, one: Calls, first: Sample, *, each_s: float) -> Calls:
     """Return the replays of distinct calls, each of whose graphs was replayed once, where there is time for that.
 
     The first replay of a graph is slower than later ones: by 2 % for a call of 60 operations and 0.12 ms (H100). A
@@ -81,17 +73,21 @@ def _replay_each(trial: TrialUnderWay, one: Calls, replayed: Sample, *, each_s: 
     Args:
         trial: the trial.
         one: the replays.
-        replayed: the reading of the first.
+        first: the reading of the first.
         each_s: seconds that a capture and its replay take.
     """
-    graphs = trial.clock.graphs_in_turn
-    if not graphs or each_s * graphs * SLOW_SHARE > trial.recipe.budget_s:
+    graphs = trial.clock.fresh_graphs
+    if graphs == 0:  # by an earlier trial
+        return one
+    if graphs is None or each_s * graphs * SLOW_SHARE > trial.recipe.budget_s:
+        trial.per_call_s = max(trial.per_call_s, each_s)  # each call is captured before it is timed
         return one
     try:
-        trial.time_calls(graphs, supply=one.supply)
+        replayed = trial.make_calls(graphs, supply=one.supply)
     except CaptureRefused as refused:
         return Calls(trial.supply, "stream", str(refused))
-    return replace(one, replayed=replayed)
+    difference = next((found for sample in replayed if (found := _difference(sample, first)) is not None), None)
+    return one if difference is None else Calls(trial.supply, "stream", difference)
 
 
 def _count_graphs(trial: TrialUnderWay, replayed: Sample, *, each_s: float) -> int:

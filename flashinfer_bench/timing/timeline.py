@@ -10,8 +10,16 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
+from typing import Final
 
 from flashinfer_bench.timing.measurement import Sample
+
+FILL: Final = "FillFunctor"
+"""Stands in the names of torch's kernels that write one value."""
+MOST_FILLS: Final = 4
+"""Fills before a graph at the most: two for each generator of random numbers."""
+MOST_FILL_NS: Final = 5_000
+"""What such a fill, of 8 bytes, takes at the most."""
 
 
 class TimelineBroken(Exception):
@@ -40,7 +48,7 @@ class HostCall:
     ends_with_mark: bool = False
     """A mark was launched behind it: what comes after the mark is no part of the call."""
     is_replay: bool = False
-    """It was the replay of one graph: what was launched before the graph is no part of the call."""
+    """It was the replay of one graph: torch's fills before the graph are no part of the call."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +91,7 @@ def read_samples(operations: Sequence[Operation], calls: Sequence[HostCall], *, 
         if call.ends_with_mark:
             _cut_at_mark(group, names.mark)
         if call.is_replay:
-            before = _cut_before_graph(group, before)
+            before = _cut_fills(group, before)
         samples.append(read_call(group, call, before))
     return samples
 
@@ -112,25 +120,31 @@ def _cut_at_mark(operations: list[Operation], mark: str) -> None:
     raise TimelineBroken("the mark behind a call is not in the records")
 
 
-def _cut_before_graph(operations: list[Operation], before: Operation) -> Operation:
-    """Remove what a replay has launched before its graph; the operations are in the order in which they were launched.
+def _cut_fills(operations: list[Operation], before: Operation) -> Operation:
+    """Remove torch's fills before a graph; the operations are in the order in which they were launched.
 
-    That is torch's: for a call that draws random numbers it tells the graph by two fills where its draws begin. Without
-    the graph the same numbers come with the launches.
+    For a call that draws random numbers torch tells the graph by two fills where its draws begin. Without the graph the
+    same numbers come with the launches. Whatever else is launched before a graph stays a part of the reading.
 
     Args:
-        operations: of the call.
+        operations: of a replay.
         before: the work before it.
 
     Returns:
         The work before the graph.
     """
-    at = len(operations)
-    while at > 0 and operations[at - 1].correlation == operations[-1].correlation:
-        at -= 1
-    removed = operations[:at]
-    del operations[:at]
+    count = 0
+    while count < min(MOST_FILLS, len(operations) - 1) and _is_fill(operations[count]):
+        if operations[count].correlation == operations[-1].correlation:
+            break  # a node of the graph
+        count += 1
+    removed = operations[:count]
+    del operations[:count]
     return max([before, *removed], key=attrgetter("end_ns"))
+
+
+def _is_fill(operation: Operation) -> bool:
+    return FILL in operation.name and operation.end_ns - operation.start_ns <= MOST_FILL_NS
 
 
 def read_call(operations: Sequence[Operation], call: HostCall, before: Operation) -> Sample:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flashinfer_bench.bench.schedule import MOST_JOBS, BlockQueue
+from flashinfer_bench.bench.schedule import MOST_JOBS, BlockQueue, compiles_long
 
 
 def make_jobs(*shapes):
@@ -202,12 +202,20 @@ def test_the_costliest_solution_comes_first():
     ids=["from flashinfer", "import flashinfer", "an extension", "torch.compile", "another package"],
 )
 @pytest.mark.parametrize("device_count", [1, 2])
-def test_a_solution_that_compiles_at_its_first_call_comes_last_in_its_definition(text, is_last, device_count):
+def test_a_device_that_is_alone_takes_solutions_last_that_compile_at_their_first_call(text, is_last, device_count):
     jobs = make_jobs((2, 3))
     for job in jobs[:2]:
         job.solution = make_solution("s0", text)
     order = [job.solution_key for block in take_all(BlockQueue(jobs), device_count) for job in block.jobs]
-    assert (order[-1] == "s0") is is_last
+    assert (order[-1] == "s0") is (is_last and device_count == 1)
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    "text", ["\n" * 2_000_000, " " * 2_000_000, "import\n " * 300_000], ids=["lines", "blanks", "words"]
+)
+def test_no_text_holds_the_host_up(text):
+    assert not compiles_long(make_solution("s0", text))
 
 
 def test_a_solution_that_is_built_need_not_come_last():

@@ -60,7 +60,7 @@ def test_a_call_that_draws_random_numbers_is_timed_as_the_replay_of_a_graph(gpu)
 
         def fill_and_replay():
             for _ in range(2):
-                gpu.kernel("fill", 1_300)
+                gpu.kernel("FillFunctor<long>", 1_300)
             replay()
 
         return fill_and_replay
@@ -94,7 +94,7 @@ def slow_at_first(gpu):
 def test_no_reading_is_the_first_replay_of_a_graph(gpu, stops_early):
     calls = [gpu.call(operations=3) for _ in range(4)]
     clock = fake_cupti_clock(gpu, capture=slow_at_first(gpu))[0]
-    clock.graphs_in_turn = len(calls)
+    clock.fresh_graphs = len(calls)
     recipe = Recipe(10, 50, 10.0, was_called=True, stops_early=stops_early)
     trial = take_trial(lambda index: calls[index % 4], clock, recipe, now=gpu.seconds)
     assert (trial.facts["launch"], trial.stop, len(trial.samples)) == ("graph", "count", 50)
@@ -104,7 +104,7 @@ def test_no_reading_is_the_first_replay_of_a_graph(gpu, stops_early):
 def test_graphs_that_take_long_to_capture_are_not_all_replayed_before_the_readings(gpu):
     calls = [gpu.call(operations=3) for _ in range(4)]
     clock = fake_cupti_clock(gpu, capture=slow_at_first(gpu))[0]
-    clock.graphs_in_turn = len(calls)
+    clock.fresh_graphs = len(calls)
     trial = take_trial(lambda index: calls[index % 4], clock, Recipe(0, 50, 0.04), now=gpu.seconds)
     assert trial.facts["launch"] == "graph"
     assert 33_000 in trial.spans_ns

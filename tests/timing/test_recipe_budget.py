@@ -8,6 +8,7 @@ from flashinfer_bench.timing.clocks.wall import WallClock
 from flashinfer_bench.timing.progress import Recipe
 from flashinfer_bench.timing.recipe import (
     PROBE_NS,
+    REST_NS,
     SPIN_CEILING_NS,
     take_trial,
 )
@@ -181,3 +182,30 @@ def test_any_trial_ends_with_a_reading_and_at_most_two_calls_past_its_budget(war
     assert 1 <= len(trial.samples) <= wanted
     per_call_s = (gpu_ns + host_ns + SPIN_CEILING_NS + FLUSH_NS + PROBE_NS) / 1e9
     assert gpu.seconds() <= budget_s + 2 * per_call_s + 0.01
+
+
+@pytest.mark.parametrize("held_up", [{0}, {1}], ids=["the first look", "the look behind a spin"])
+def test_a_host_that_is_held_up_in_one_check_does_not_make_a_quick_reference_slow(gpu, held_up):
+    def supply(index):
+        return gpu.call(length_ns=10_000, host_ns=5_000_000 if index in held_up else 0)
+
+    recipe = Recipe(10, 50, budget_s=0.67, was_called=True, stops_early=True)
+    trial = take_trial(supply, fake_cupti_clock(gpu)[0], recipe, now=gpu.seconds)
+    assert (trial.stop, len(trial.samples), trial.facts["spin_ns"]) == ("count", 50, REST_NS)
+
+
+@pytest.mark.parametrize(("graphs", "cost_ms"), [(4, 3), (None, 3)], ids=["in turn", "each its own"])
+def test_what_calls_cost_beside_a_replay_counts_as_their_time(gpu, graphs, cost_ms):
+    """So it is where the inputs of samplers are drawn anew for each call."""
+    calls, clock = [gpu.call(operations=3) for _ in range(4)], fake_cupti_clock(gpu)[0]
+    sample, clock.fresh_graphs = clock.sample, graphs
+
+    def ask(launches, lead):
+        gpu.now_ns += cost_ms * 1_000_000 * len(launches)
+        return sample(launches, lead)
+
+    clock.sample = ask
+    start_s = gpu.seconds()
+    trial = take_trial(lambda index: calls[index % 4], clock, Recipe(10, 1000, 0.67, was_called=True), now=gpu.seconds)
+    assert trial.facts["launch"] == "graph"
+    assert gpu.seconds() - start_s < 0.75

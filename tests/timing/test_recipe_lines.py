@@ -1,5 +1,7 @@
 """The recipe and lines that persist: where a call leaves any they are reset, and looking for them finds no others."""
 
+from dataclasses import replace
+
 import pytest
 
 from flashinfer_bench.timing.lines import FIRST_LOOK, LINES_CALLS, LOOKS, SECOND_LOOK
@@ -81,3 +83,19 @@ def test_lines_are_looked_for_on_a_device_that_was_idle_with_and_without_their_r
         [(True, False)] * LINES_CALLS + [(True, True)] * LINES_CALLS
     )
     assert len({lead.spin_ns for lead in looks}) == 1
+
+
+def test_a_call_that_is_slow_in_the_checks_does_not_escape_the_look(gpu):
+    usual = leaves_lines(gpu, 10_000, 4_000)
+
+    def supply(index):
+        def launch():
+            gpu.now_ns += 10_000_000 if index < CHECKS else 0
+            usual()
+
+        return launch
+
+    recipe = replace(RECIPE, budget_s=0.67, was_called=True)
+    trial = take_trial(supply, fake_cupti_clock(gpu)[0], recipe, now=gpu.seconds)
+    assert trial.facts["lines_reset"] is True
+    assert set(trial.spans_ns) == {10_000}

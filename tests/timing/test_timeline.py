@@ -6,9 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flashinfer_bench.timing.timeline import HostCall, Operation, OurKernels, TimelineBroken, busy_time, read_samples
+from flashinfer_bench.timing.timeline import (
+    MOST_FILL_NS,
+    MOST_FILLS,
+    HostCall,
+    Operation,
+    OurKernels,
+    TimelineBroken,
+    busy_time,
+    read_samples,
+)
 
 SPIN, FLUSH, MARK = "spin", "flush", "mark"
+TORCH_FILL = "_ZN2at6native29vectorized_elementwise_kernelILi4ENS0_11FillFunctorIlEESt5arrayIPcLm1EEEEviT0_T1_"
 
 
 def read(operations, calls, flush=FLUSH):
@@ -148,17 +158,55 @@ def test_a_missing_mark_breaks_the_timeline():
         read([record for record in records if record.correlation != 9], calls)
 
 
-def test_what_a_replay_launches_before_its_graph_is_no_part_of_the_call():
-    records = [Operation(SPIN, 40, 100, 1), Operation("fill", 101, 103, 2), Operation("fill", 104, 106, 3)]
-    records += [Operation("a", 107, 117, 4), Operation("fill", 118, 138, 4), Operation(MARK, 139, 140, 5)]
-    records += [Operation("copy", 141, 150, 6)]
-    (sample,) = read(records, [HostCall(10, 104, ends_with_mark=True, is_replay=True)])
-    assert (sample.operations, sample.span_ns, sample.lead_ns, sample.launched) == (2, 31, 1, (("a", 1), ("fill", 1)))
+def replay_of_two(*before):
+    """Return the records of a replay of two operations behind others, each a name and a length, and of a copy."""
+    records, now_ns = [Operation(SPIN, 40, 100, 1)], 100
+    for name, length_ns in before:
+        records.append(Operation(name, now_ns + 1, now_ns + 1 + length_ns, len(records) + 1))
+        now_ns += 1 + length_ns
+    graph = len(records) + 1
+    records += [Operation("a", now_ns + 1, now_ns + 11, graph), Operation(TORCH_FILL, now_ns + 12, now_ns + 32, graph)]
+    records += [
+        Operation(MARK, now_ns + 33, now_ns + 34, graph + 1),
+        Operation("copy", now_ns + 35, now_ns + 65, graph + 2),
+    ]
+    return records
+
+
+def replayed(records, end_ns=90):
+    (sample,) = read(records, [HostCall(10, end_ns, ends_with_mark=True, is_replay=True)])
+    return sample
+
+
+def test_the_fills_before_a_graph_are_no_part_of_its_replay():
+    fills = (TORCH_FILL, 2), (TORCH_FILL, 2)
+    sample = replayed(replay_of_two(*fills), end_ns=104)
+    assert (sample.operations, sample.span_ns, sample.lead_ns) == (2, 31, 1)
+    assert dict(sample.launched) == {"a": 1, TORCH_FILL: 1}
     assert not sample.late  # the GPU still had a fill to do
-    (late,) = read(records, [HostCall(10, 107, ends_with_mark=True, is_replay=True)])
-    assert late.late
-    (whole,) = read(records, [HostCall(10, 90, ends_with_mark=True)])
+    assert replayed(replay_of_two(*fills), end_ns=107).late
+    (whole,) = read(replay_of_two(*fills), [HostCall(10, 90, ends_with_mark=True)])
     assert (whole.operations, whole.span_ns) == (4, 37)
+
+
+@pytest.mark.parametrize(
+    ("before", "operations"),
+    [
+        ([("mine", 2)], 3),
+        ([(TORCH_FILL, MOST_FILL_NS + 1)], 3),
+        ([(TORCH_FILL, 2), ("mine", 2), (TORCH_FILL, 2)], 4),
+        ([(TORCH_FILL, 2)] * (MOST_FILLS + 1), 3),
+    ],
+    ids=["another kernel", "a long fill", "a kernel behind a fill", "many fills"],
+)
+def test_whatever_else_is_launched_before_a_graph_is_part_of_the_reading(before, operations):
+    assert replayed(replay_of_two(*before)).operations == operations
+
+
+def test_what_is_launched_behind_a_graph_is_part_of_the_reading():
+    records = [Operation(SPIN, 0, 50, 1), Operation("a", 51, 351, 2), Operation("b", 352, 353, 3)]
+    (sample,) = read(records, [HostCall(5, 9, is_replay=True)])
+    assert (sample.operations, sample.span_ns) == (2, 302)
 
 
 def test_a_replay_of_nothing_has_no_operations():

@@ -3,10 +3,12 @@
 import pytest
 import torch
 
+from flashinfer_bench.timing.clocks.clock import Replay, is_replay
 from flashinfer_bench.worker.arena import Slot
 from flashinfer_bench.worker.calls import (
     CallLaunch,
     LaidCall,
+    ReplayLaunch,
     Shelf,
     SolutionFunctions,
     lay_out_calls,
@@ -126,3 +128,10 @@ def test_calls_of_a_burst_leave_their_results_unless_they_are_dropped(drop):
     in_turn(launches, put_away=True, then=(lambda launch: setattr(launch, "result", None)) if drop else None)()
     assert all(bool(slot.all()) for slot in slots)
     assert all((call.result is None) is drop for call in laid)
+
+
+@pytest.mark.parametrize("replay", [Replay(lambda: None), lambda: None], ids=["a graph", "the call itself"])
+def test_a_launch_is_a_replay_where_a_graph_was_captured(replay):
+    call = LaidCall(SolutionFunctions(lambda x: x, None), {"x": 1}, {}, "positional")
+    launch = ReplayLaunch(CallLaunch(call, Shelf(1, 0), "run"), replay)
+    assert is_replay(launch) is isinstance(replay, Replay)

@@ -34,7 +34,7 @@ def put_away(launch: Launch) -> None:
 
 
 class Replay:
-    """The replay of one CUDA graph. What torch launches before the graph is no part of the call.
+    """The replay of one CUDA graph. Torch's fills before the graph are no part of the call.
 
     Args:
         replay: torch's own.
@@ -74,8 +74,6 @@ class Clock(Protocol):
     """Whether a call is enqueued behind a spin, so that its operations run back to back."""
     sees_operations: bool
     """Whether readings hold the single operations of a call."""
-    graphs_in_turn: int
-    """How many graphs the replays of distinct calls take in turn; 0 where each call has a graph of its own."""
 
     def __enter__(self) -> object:
         """Switch on."""
@@ -96,6 +94,13 @@ class Clock(Protocol):
         """Return a supplier of replays of what `supply` gives; each distinct call is captured once.
 
         It raises CaptureRefused where a call cannot be captured.
+        """
+
+    @property
+    def fresh_graphs(self) -> int | None:
+        """How many graphs the replays of distinct calls take in turn, where one of them was not replayed yet; else 0.
+
+        None where each call has a graph of its own.
         """
 
     def fall_back(self, reason: str) -> Clock | None:
@@ -121,7 +126,7 @@ class WholeCallClock:
     """A clock that sees whole calls only, not their operations: what such clocks do not do. None has a fall-back."""
 
     sees_operations = False
-    graphs_in_turn = 0
+    fresh_graphs = None
 
     def captured(self, supply: Callable[[int], Launch]) -> Callable[[int], Launch]:
         """Return the calls themselves: this clock could not tell what a replay launches."""

@@ -63,7 +63,7 @@ class CuptiClock:
     method = "cupti"
     fills_queue = True
     sees_operations = True
-    graphs_in_turn = 0
+    fresh_graphs: int | None = None
 
     def __init__(
         self,

@@ -29,7 +29,8 @@ from flashinfer_bench.timing.measurement import Measured
 
 OWN_EVALUATORS: Final = "flashinfer_bench."
 PASSING: Final = frozenset({"throttled", "other_processes", "mixed_methods"})
-"""Flags of a disturbance that passes: a baseline with one of these is not kept for later runs."""
+"""Flags of a disturbance that passes: a baseline with one of these is not kept for later runs, unless it is throttled
+by OWN_DOING alone."""
 OWN_DOING: Final = frozenset({"power_cap"})
 """What slows a GPU down, and comes back whenever the call is made: long matrix products draw all the power there is. In
 two runs on an H100 twelve of them, of 19 to 24 ms, differed by 0.6 % at the most."""

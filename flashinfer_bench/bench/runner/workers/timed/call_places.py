@@ -114,6 +114,8 @@ class CallPlaces:
         slots, size = lay_out(specs)
         self.stride = spread(size) if arena.device.type == "cpu" else size
         """Bytes from one place to the next."""
+        self.replayed: set[int] = set()
+        """Places whose graph was replayed."""
         self._count = count_places(self.stride, arena.device, most or usual_places(self.stride, arena.device))
         arena.reserve(self.stride * self._count)
         self.generation = arena.generation

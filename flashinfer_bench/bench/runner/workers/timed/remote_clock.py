@@ -42,7 +42,6 @@ class RemoteClock:
     def __init__(self, ask: Ask, traits: ClockTraits, trial: RemoteTrial, *, fall_back: str | None = None) -> None:
         self._ask = ask
         self._trial = trial
-        self.graphs_in_turn = count_taken(trial.places, replay=True)
         self._fall_back = fall_back
         self._take_traits(traits)
         self._facts: Facts = {}
@@ -55,6 +54,12 @@ class RemoteClock:
         self.cache_state: str = traits.cache_state
         self.fills_queue = traits.fills_queue
         self.sees_operations = traits.sees_operations
+
+    @property
+    def fresh_graphs(self) -> int:
+        """How many graphs replays take in turn, where one of them was not replayed since the calls were laid out."""
+        graphs = count_taken(self._trial.places, replay=True)
+        return graphs if len(self._trial.places.replayed) < graphs else 0
 
     def __enter__(self) -> RemoteClock:
         started = self._ask("start", Started, "the measurement", fall_back=self._fall_back)
@@ -91,6 +96,7 @@ class RemoteClock:
         self._spent_ns = 0.0
         setups = self._call(part="setup", **fields) if trial.has_setup else []
         samples = self._call(part="run", **fields)
+        trial.places.replayed.update(launch.index for launch in launches if launch.replay)
         trial.costs_ns += [self._spent_ns / len(indices)] * len(indices)
         for position, (name, inputs) in hidden.items():
             trial.take_hidden(name, indices[position], inputs)

@@ -73,23 +73,33 @@ def test_outputs_are_poisoned_before_a_request(open_clock):
     assert len(reads) == 4
 
 
+def readings(count):
+    each = ("span_ns", "enqueue_ns", "work_ns", "streams", "busy_ns", "operations", "lead_ns")
+    flags = {"late": [False] * count, "escaped": [False] * count, "launched": [""] * count}
+    return {"readings": {**{name: [1] * count for name in each}, **flags}}
+
+
 def test_calls_of_a_graph_are_asked_for_as_replays(open_clock):
     trial, worker, clock = open_clock(clock=CUPTI, device_type="cuda")
-    seen = {"busy_ns": [1, 1], "operations": [1, 1], "lead_ns": [1, 1]}
-    readings = {
-        "span_ns": [1, 1],
-        "enqueue_ns": [1, 1],
-        "work_ns": [1, 1],
-        "streams": [1, 1],
-        "launched": ["", ""],
-        **seen,
-    }
-    worker.answers["calls"] = {"readings": {**readings, "late": [False] * 2, "escaped": [False] * 2}}
+    worker.answers["calls"] = readings(2)
     replays = clock.captured(trial.supply)
     assert replays(9) == PlaceLaunch(1, replay=True)
     with clock:
         clock.sample([replays(0), replays(1)], Lead())
     assert worker.fields_of("calls")[0]["replay"] is True
+
+
+def test_graphs_are_fresh_until_each_was_replayed_also_in_an_earlier_trial(open_clock):
+    trial, worker, clock = open_clock(clock=CUPTI, device_type="cuda")
+    replays, places = clock.captured(trial.supply), len(trial.places)
+    fresh = [clock.fresh_graphs]
+    with clock:
+        for launches in ([trial.supply(0)], [replays(0)], [replays(index) for index in range(1, places)]):
+            worker.answers["calls"] = readings(len(launches))
+            clock.sample(launches, Lead())
+            fresh.append(clock.fresh_graphs)
+    assert fresh == [places, places, places, 0]
+    assert RemoteClock(worker, CUPTI, trial).fresh_graphs == 0
 
 
 def test_a_clock_that_sees_no_operations_replays_nothing(open_clock):
