@@ -1,6 +1,7 @@
 """How a trial is taken, top to bottom: check → look for persisting lines (`timing.lines`) → warm up → size the spin →
-calls or replays of graphs (`timing.replays`) → (flush, spin, call) until the rule says stop. Later trials of the same
-call go by what the first one found: of a quick call the warm-up and the readings are taken together.
+calls or replays of graphs (`timing.replays`) → (flush, spin, call) until the rule says stop. A call that seems to wait
+for the GPU inside is warmed up, and looked at again, before the look for lines. Later trials of the same call go by
+what the first one found: of a quick call the warm-up and the readings are taken together.
 
 It runs where the code runs: in the worker for a solution, in the device session for the reference. It only takes
 readings. What they mean is decided elsewhere (`timing.summary`).
