@@ -101,6 +101,40 @@ def test_no_reading_is_the_first_replay_of_a_graph(gpu, stops_early):
     assert set(trial.spans_ns) == {31_000}
 
 
+@pytest.mark.parametrize(
+    ("capture", "reason"),
+    [
+        (lambda gpu, launch: renamed(gpu, launch, ["kernel_0", "another", "kernel_2"]), "something else"),
+        (lambda gpu, launch: shrunk(gpu, launch, 0.3), "less than half"),
+    ],
+    ids=["something else", "less"],
+)
+def test_a_graph_of_another_place_is_looked_at_too(gpu, capture, reason):
+    calls, made = [gpu.call(operations=3) for _ in range(4)], []
+
+    def capture_honestly_at_first(launch):
+        made.append(launch)
+        return gpu.capture(launch) if len(made) == 1 else capture(gpu, launch)
+
+    clock = fake_cupti_clock(gpu, capture=capture_honestly_at_first)[0]
+    clock.fresh_graphs = len(calls)
+    trial = take_trial(lambda index: calls[index % 4], clock, RECIPE, now=gpu.seconds)
+    assert trial.facts["launch"] == "stream"
+    assert reason in trial.facts["launch_reason"]
+
+
+def test_a_graph_whose_content_makes_it_do_less_is_no_reason_against_graphs(gpu):
+    calls, made = [gpu.call(operations=3) for _ in range(4)], []
+
+    def capture(launch):
+        made.append(launch)
+        return shrunk(gpu, launch, 0.3 if len(made) == 3 else 1)
+
+    clock = fake_cupti_clock(gpu, capture=capture)[0]
+    clock.fresh_graphs = len(calls)
+    assert take_trial(lambda index: calls[index % 4], clock, RECIPE, now=gpu.seconds).facts["launch"] == "graph"
+
+
 def test_graphs_that_take_long_to_capture_are_not_all_replayed_before_the_readings(gpu):
     calls = [gpu.call(operations=3) for _ in range(4)]
     clock = fake_cupti_clock(gpu, capture=slow_at_first(gpu))[0]
