@@ -117,19 +117,14 @@ def _take(trial: TrialUnderWay, known: KnownCall | None) -> Trial:
     is_quick = trial.per_call_s <= QUICK_S
     has_time = trial.per_call_s * recipe.warmup_runs * SLOW_SHARE <= recipe.budget_s
     is_spared, joins = recipe.stops_early and trial.per_call_s > SPARED_S, is_quick and has_time and not is_new
-    if is_spared and not is_new:  # checks would have warmed it up
-        trial.time_calls(1)
-    elif not is_spared and not joins:
-        looked = check_lines(trial, deadline=deadline) if is_new and not trial.waits_inside else []
-        if looked:
-            size_spin(trial, [sample.enqueue_ns for sample in looked])
-        warm_up(trial, deadline=deadline)
-        if is_new and trial.waits_inside:
-            _look_again(trial)
-        if is_new and not looked:  # it waited, or the checks were so slow that there was no time before the warm-up
-            check_lines(trial, deadline=deadline)
+    if is_new and not is_spared:
+        _look_and_warm_up(trial, deadline=deadline)
     elif is_new and trial.waits_inside:
         _look_again(trial)
+    elif not is_new and is_spared:  # checks would have warmed it up
+        trial.time_calls(1)
+    elif not is_new and not joins:
+        warm_up(trial, deadline=deadline)
     calls = choose_calls(trial)
     if calls.enqueue_ns is not None:  # the spin was for the call's own launches
         trial.lead = replace(trial.lead, spin_ns=find_spin(trial, calls.enqueue_ns))
@@ -236,6 +231,22 @@ def _look_behind_spin(trial: TrialUnderWay, alone: Sample) -> Sample:
     trial.looked_at = replace(alone, escaped=escaped)
     trial.lead = Lead(settled=escaped)
     return behind_spin
+
+
+def _look_and_warm_up(trial: TrialUnderWay, *, deadline: float) -> None:
+    """Look for persisting lines, and make the rest of the untimed calls.
+
+    The look comes first, since its calls warm the call up. It comes behind the warm-up for a call that seems to wait
+    inside, and where the checks were so slow that there seemed to be no time for it.
+    """
+    looked = [] if trial.waits_inside else check_lines(trial, deadline=deadline)
+    if looked:
+        size_spin(trial, [sample.enqueue_ns for sample in looked])
+    warm_up(trial, deadline=deadline)
+    if trial.waits_inside:
+        _look_again(trial)
+    if not looked:
+        check_lines(trial, deadline=deadline)
 
 
 def _look_again(trial: TrialUnderWay) -> None:
