@@ -8,7 +8,7 @@ import resource
 import pytest
 
 from flashinfer_bench.base import host
-from flashinfer_bench.base.host import collector_paused, spare_cores, usable_cores, usable_memory
+from flashinfer_bench.base.host import collector_paused, cores_for_compilers, spare_cores, usable_cores, usable_memory
 from flashinfer_bench.base.waiting import wait_readable
 
 pytestmark = pytest.mark.cpu
@@ -88,8 +88,13 @@ def test_a_descriptor_is_waited_for_whatever_its_number():
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-@pytest.mark.parametrize(("cores", "spare"), [(3, []), (4, [15]), (11, [14, 15]), (16, [12, 13, 14, 15])])
-def test_work_beside_measurements_gets_the_last_quarter_of_the_cores(monkeypatch, cores, spare):
+@pytest.mark.parametrize(
+    ("cores", "spare", "first"), [(3, [], 13), (4, [15], 13), (11, [14, 15], 7), (16, [12, 13, 14, 15], 4)]
+)
+def test_work_beside_measurements_gets_the_last_quarter_of_the_cores_and_long_work_all_but_one(
+    monkeypatch, cores, spare, first
+):
     monkeypatch.setattr(host, "usable_cores", lambda: cores)
     monkeypatch.setattr(host.os, "sched_getaffinity", lambda _: set(range(16)))
     assert spare_cores() == spare
+    assert cores_for_compilers() == list(range(first, 16))

@@ -30,6 +30,12 @@ def spare_cores() -> list[int]:
     return sorted(os.sched_getaffinity(0))[-(cores // CORES_SHARE) :] if cores >= CORES_SHARE else []
 
 
+def cores_for_compilers() -> list[int]:
+    """Return the cores that compilers which take minutes may use beside measurements: all but a quarter."""
+    cores = usable_cores()
+    return sorted(os.sched_getaffinity(0))[-(cores - cores // CORES_SHARE) :]
+
+
 def usable_memory(root: Path = SYSTEM) -> int:
     """Return how many bytes of memory this process may use, whether or not they are free now."""
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -15,6 +15,7 @@ from typing import Final
 from flashinfer_bench.base.host import collector_paused
 from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, JobStarted, RunStarted
+from flashinfer_bench.bench.planning.first_call import FirstCall
 from flashinfer_bench.bench.planning.plan import Plan, describe_nothing, make_plan
 from flashinfer_bench.bench.planning.resume import RecordedJobs
 from flashinfer_bench.bench.planning.selection import select
@@ -22,6 +23,7 @@ from flashinfer_bench.bench.progress_bar import progress_bar
 from flashinfer_bench.bench.runner.fleet import Fleet, FleetRules, Happening, Judged
 from flashinfer_bench.bench.runner.job_seeds import JobSeeds, recorded_seeds
 from flashinfer_bench.bench.runner.recorded import find_resumed
+from flashinfer_bench.bench.schedule import BlockQueue, find_first_call
 from flashinfer_bench.bench.workshop.given_order import GivenOrder
 from flashinfer_bench.bench.workshop.recorder import TraceRecorder
 from flashinfer_bench.bench.workshop.repeats import Repeats
@@ -32,6 +34,7 @@ from flashinfer_bench.data.store.trace_lines import AnyTrace
 from flashinfer_bench.data.store.trace_list import kept_of
 from flashinfer_bench.errors import ConfigError
 
+REPEATING: Final = FleetRules(lambda _times: GivenOrder(), one_worker_a_job=True)
 MOST_WORKERS: Final = 1000
 """Workers of one job, at most: a number above is a slip."""
 
@@ -145,7 +148,7 @@ class Benchmark:
         yield RunStarted(self.machine.devices, len(plan.jobs))
         needs_triton = any(job.solution.spec.language.value == "triton" for job in plan.jobs)
         repeats = Repeats(plan.jobs, self._repeat) if self._repeat > 1 else None
-        rules = FleetRules() if repeats is None else FleetRules(lambda _times: GivenOrder(), one_worker_a_job=True)
+        rules = make_rules(self.workshop, plan) if repeats is None else REPEATING
         with self.workshop.make_fleet(seeds, rules, needs_triton=needs_triton) as fleet:
             told = fleet.run(plan.jobs) if repeats is None else _run_repeats(fleet, repeats)
             for happening in told:
@@ -227,6 +230,15 @@ class Benchmark:
             warnings.warn(
                 f"the trace set has errors, and what they are about is not run: {asked[0]}{more}", stacklevel=3
             )
+
+
+def make_rules(workshop: Workshop, plan: Plan) -> FleetRules:
+    """Return the rules of a run: what FlashInfer compiles at first calls is compiled ahead, where that can be."""
+    solutions = {job.solution_key: job.solution for job in plan.jobs}
+    compiles = any(find_first_call(one) is FirstCall.FLASHINFER for one in solutions.values())
+    if not compiles or not workshop.may_compile_ahead():
+        return FleetRules()
+    return FleetRules(lambda times: BlockQueue((), times.estimate, compiles_ahead=True), compiles_ahead=True)
 
 
 def _run_repeats(fleet: Fleet, repeats: Repeats) -> Iterator[Happening]:

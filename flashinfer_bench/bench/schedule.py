@@ -3,18 +3,19 @@
 A solution's jobs share a worker, and a worker costs up to a second to start. So a device gets all jobs of a solution,
 the costliest solution first; it stays with its definition, whose baselines it has. A solution is split only where there
 are fewer solutions left than devices. Blocks shrink as the work runs out. A device that is alone takes solutions that
-compile for minutes at their first call last in their definition. Who runs a block, and where, is the runner's.
+compile for minutes at their first call last of all, and so do several where these are compiled ahead. Who runs a block,
+and where, is the runner's.
 """
 
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
+from flashinfer_bench.bench.planning.first_call import FirstCall, look_at_first_call
 from flashinfer_bench.bench.planning.plan import Job
 from flashinfer_bench.data.solution import Solution
 
@@ -23,13 +24,6 @@ BLOCKS_PER_DEVICE: Final = 2
 about the same time."""
 MOST_JOBS: Final = 4096
 """Most jobs in a block of several solutions: its order is one message."""
-BUILT_AHEAD: Final = ("cpp", "cuda")
-"""Languages of solutions that are built before they run."""
-SLOW_COMPILERS: Final = re.compile(
-    r"^[ \t]*(?:from|import)[ \t]+flashinfer\b|\bcpp_extension\b|\btorch\.compile\b", re.MULTILINE
-)
-"""What the texts of solutions have that compile for tens of seconds, or minutes, at their first call."""
-
 IsReady = Callable[[Solution], bool]
 Estimate = Callable[[Job], float]
 """Tells about how many seconds a job takes, or any number in proportion to it; alike for all jobs of a solution."""
@@ -49,8 +43,8 @@ class _Open:
 
     solution: Solution
     jobs: list[Job] = field(default_factory=list)
-    compiles_long: bool = False
-    """It may compile for minutes at its first call, while others could have their verdicts."""
+    first_call: FirstCall = FirstCall.NOTHING
+    """Where it compiles for minutes, others could have their verdicts meanwhile."""
     parts: int = 0
     """In how many parts it is dealt out from here on; 0 while nobody has looked."""
 
@@ -70,10 +64,12 @@ class BlockQueue:
     Args:
         jobs: all of them.
         estimate: what a job costs; it may learn while the queue is in use. None: all cost the same.
+        compiles_ahead: what FlashInfer compiles for minutes at a first call is compiled while others run.
     """
 
-    def __init__(self, jobs: Iterable[Job], estimate: Estimate | None = None) -> None:
+    def __init__(self, jobs: Iterable[Job], estimate: Estimate | None = None, *, compiles_ahead: bool = False) -> None:
         self._estimate = estimate or _alike
+        self._compiles_ahead = compiles_ahead
         self._taken: set[int] = set()
         self._open: dict[str, dict[str, _Open]] = {}
         """Definition → solution's key → its open jobs; none of them is empty."""
@@ -115,8 +111,10 @@ class BlockQueue:
         }
         if not ready:
             return None
+        left = sum(one.cost(self._estimate) for waiting in ready.values() for one in waiting)
+        ready = self._leave_long(ready, device_count)
         definition = self._choose_definition(ready, device_count, device)
-        jobs = self._choose_jobs(ready, definition, device_count, device, splits=splits)
+        jobs = self._choose_jobs(ready[definition], left, device_count, device, splits=splits)
         if not jobs:
             return None
         self._remove(definition, jobs)
@@ -139,7 +137,7 @@ class BlockQueue:
         for job in jobs:
             solutions = self._open.setdefault(job.definition.name, {})
             if job.solution_key not in solutions:
-                solutions[job.solution_key] = _Open(job.solution, compiles_long=compiles_long(job.solution))
+                solutions[job.solution_key] = _Open(job.solution, first_call=find_first_call(job.solution))
             solutions[job.solution_key].jobs.append(job)
             self._remaining += 1
 
@@ -173,6 +171,20 @@ class BlockQueue:
         self._first = [job for job in self._first if job.index not in indices]
         self._remaining -= len(jobs)
 
+    def _leave_long(self, ready: dict[str, list[_Open]], device_count: int) -> dict[str, list[_Open]]:
+        """Return the solutions without those that compile for minutes; where no others are left, all.
+
+        Of several devices one would be left with them, unless they are compiled ahead.
+        """
+
+        def is_last(one: _Open) -> bool:
+            return one.first_call.is_long if device_count == 1 else one.first_call is FirstCall.FLASHINFER
+
+        if device_count > 1 and not self._compiles_ahead:
+            return ready
+        others = {name: [one for one in waiting if not is_last(one)] for name, waiting in ready.items()}
+        return {name: waiting for name, waiting in others.items() if waiting} or ready
+
     def _choose_definition(self, ready: dict[str, list[_Open]], device_count: int, device: str) -> str:
         """Return where a device works next: jobs given back, then where it is, then where most is left for a device."""
         for job in self._first:
@@ -187,21 +199,25 @@ class BlockQueue:
         return max(ready, key=lambda name: sum(one.cost(self._estimate) for one in ready[name]) / (1 + there[name]))
 
     def _choose_jobs(
-        self, ready: dict[str, list[_Open]], definition: str, device_count: int, device: str, *, splits: bool
+        self, waiting: list[_Open], left: float, device_count: int, device: str, *, splits: bool
     ) -> list[Job]:
-        """Return the jobs of a block; none where a solution would have to be split that must not be."""
-        costs = {id(one): one.cost(self._estimate) for solutions in ready.values() for one in solutions}
-        left = sum(costs.values())
+        """Return the jobs of a block; none where a solution would have to be split that must not be.
+
+        Args:
+            waiting: the built solutions of a definition.
+            left: what all built solutions cost.
+            device_count, device, splits: see `take`.
+        """
+        costs = {id(one): one.cost(self._estimate) for one in waiting}
         first = {job.solution_key for job in self._first}
-        last = self._last.get(device)
+        last = self._last.get(device, ("", ""))[1]
 
         def rank(one: _Open) -> tuple[float, ...]:
-            is_last = device_count > 1 and last == (definition, one.key)
+            is_last = device_count > 1 and last == one.key
             cost = costs[id(one)] if device_count > 1 else 0.0
-            waits = device_count == 1 and one.compiles_long  # of several devices one would be left with it
-            return one.key not in first, not is_last, waits, -cost, min(job.index for job in one.jobs)
+            return one.key not in first, not is_last, -cost, min(job.index for job in one.jobs)
 
-        order = sorted(ready[definition], key=rank)
+        order = sorted(waiting, key=rank)
         chosen = order[0]
         parts = chosen.parts or math.ceil(round(costs[id(chosen)] * device_count / left, 3))
         if parts > 1 and not splits:
@@ -220,10 +236,9 @@ class BlockQueue:
         return jobs
 
 
-def compiles_long(solution: Solution) -> bool:
-    """Tell whether a solution may compile for minutes at its first call, by its texts. One that is built does not."""
-    is_built = solution.spec.language in BUILT_AHEAD
-    return not is_built and any(SLOW_COMPILERS.search(source.content) for source in solution.sources)
+def find_first_call(solution: Solution) -> FirstCall:
+    """Return what a solution compiles at its first call, by its language and its texts."""
+    return look_at_first_call(solution.spec.language, (source.content for source in solution.sources))
 
 
 def _alike(_job: Job) -> float:

@@ -80,7 +80,7 @@ def run_worker(order: dict[str, Any], fds: Sequence[int], guard: socket.socket) 
         if order.get("program"):
             os.execve(order["program"][0], order["program"], os.environ)
         if order.get("precompile"):
-            precompile(order["precompile"])
+            precompile(order["precompile"], (order.get("walls") or {}).get("shared_modules"))
             flush_output()
             return
         device = torch.device(order["device"])

@@ -7,11 +7,13 @@ from types import SimpleNamespace
 import pytest
 
 from flashinfer_bench.bench import Benchmark, BenchmarkConfig
+from flashinfer_bench.bench.benchmark import make_rules
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.runner.baseline_cache import BaselineCache
 from flashinfer_bench.bench.runner.fleet import FleetRules
+from flashinfer_bench.bench.workshop import workshop
 from flashinfer_bench.data import TraceSet
-from tests.kit.make import make_definition, write_trace_set
+from tests.kit.make import make_definition, make_solution, make_trace, make_workload, write_trace_set
 
 
 @pytest.fixture
@@ -44,6 +46,40 @@ def test_times_of_references_are_kept_between_runs_on_a_gpu_and_behind_walls(
     hello = benchmark.workshop.greet(Device(kind, 0, "one", "GPU-1"), FleetRules(), needs_triton=False)
     assert hello.baselines == baselines
     assert str(BaselineCache(Path(hello.cache_root)).folder) in hello.hidden
+
+
+LIBRARY = "import flashinfer\ndef run(x):\n    return x * 2\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "kind", "has_walls", "cores", "compiles_ahead"),
+    [
+        (LIBRARY, "cuda", True, [3], True),
+        ("def run(x):\n    return x * 2\n", "cuda", True, [3], False),
+        (LIBRARY, "cpu", True, [3], False),
+        (LIBRARY, "cuda", False, [3], False),
+        (LIBRARY, "cuda", True, [], False),
+    ],
+    ids=["FlashInfer", "another", "a CPU", "no walls", "few cores"],
+)
+def test_what_flashinfer_compiles_is_compiled_ahead_where_that_can_be(
+    tmp_path, monkeypatch, source, kind, has_walls, cores, compiles_ahead
+):
+    made = write_trace_set(
+        tmp_path,
+        definitions=[make_definition()],
+        solutions=[make_solution("s", source=source)],
+        workloads=[make_trace(workload=make_workload("w", axes={"n": 4}), solution=None)],
+    )
+    benchmark = Benchmark(TraceSet.from_path(made), BenchmarkConfig(devices=["cpu"]))
+    plan = benchmark.plan()
+    device = Device(kind, 0, "one", "GPU-1")
+    monkeypatch.setattr(benchmark.workshop, "sandbox", SimpleNamespace(has_walls=has_walls, user="unchanged"))
+    monkeypatch.setattr(benchmark.workshop, "machine", SimpleNamespace(kind=kind))
+    monkeypatch.setattr(workshop, "spare_cores", lambda: cores)
+    rules = make_rules(benchmark.workshop, plan)
+    assert rules.compiles_ahead is compiles_ahead
+    assert benchmark.workshop.greet(device, rules, needs_triton=False).compiles_ahead is compiles_ahead
 
 
 def test_run_all_takes_what_the_public_package_does():

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flashinfer_bench.bench.schedule import MOST_JOBS, BlockQueue, compiles_long
+from flashinfer_bench.bench.planning.first_call import FirstCall
+from flashinfer_bench.bench.schedule import MOST_JOBS, BlockQueue, find_first_call
 
 
 def make_jobs(*shapes):
@@ -190,24 +191,50 @@ def test_the_costliest_solution_comes_first():
     assert taken == [name for name in ("s3", "s1", "s2", "s0") for _ in range(2)]
 
 
-@pytest.mark.parametrize(
-    ("text", "is_last"),
-    [
-        ("import torch\nfrom flashinfer.norm import rmsnorm\n", True),
-        ("def run(x):\n    import flashinfer\n", True),
-        ("from torch.utils.cpp_extension import load_inline\n", True),
-        ("@torch.compile\ndef run(x): ...\n", True),
-        ("import flashinfer_bench\n# as flashinfer does\n", False),
-    ],
-    ids=["from flashinfer", "import flashinfer", "an extension", "torch.compile", "another package"],
+LIBRARY, EXTENSION = (
+    "import torch\nfrom flashinfer.norm import rmsnorm\n",
+    "from torch.utils.cpp_extension import load\n",
 )
-@pytest.mark.parametrize("device_count", [1, 2])
-def test_a_device_that_is_alone_takes_solutions_last_that_compile_at_their_first_call(text, is_last, device_count):
-    jobs = make_jobs((2, 3))
+
+
+@pytest.mark.parametrize(
+    ("text", "first_call"),
+    [
+        (LIBRARY, FirstCall.FLASHINFER),
+        ("def run(x):\n    import flashinfer\n", FirstCall.FLASHINFER),
+        ("import triton, flashinfer_bench\n# as flashinfer does\n", FirstCall.TRITON),
+        (EXTENSION, FirstCall.OTHERS),
+        ("import flashinfer\n@torch.compile\ndef run(x): ...\n", FirstCall.OTHERS),
+        ("import tvm_ffi.cpp\n", FirstCall.OTHERS),
+        ("import torch\n", FirstCall.NOTHING),
+    ],
+)
+def test_what_is_compiled_at_a_first_call_is_told_by_the_texts(text, first_call):
+    assert find_first_call(make_solution("s", text)) is first_call
+    assert find_first_call(make_solution("s", text, language="cuda")) is FirstCall.NOTHING
+
+
+@pytest.mark.parametrize(
+    ("text", "device_count", "compiles_ahead", "is_last"),
+    [
+        (LIBRARY, 1, False, True),
+        (LIBRARY, 2, False, False),
+        (LIBRARY, 2, True, True),
+        (EXTENSION, 1, False, True),
+        (EXTENSION, 2, True, False),
+        ("import triton\n", 1, False, False),
+    ],
+)
+def test_solutions_that_compile_for_minutes_come_last_of_all_unless_a_device_would_be_left_with_them(
+    text, device_count, compiles_ahead, is_last
+):
+    jobs = make_jobs((2, 3), (2, 3))
     for job in jobs[:2]:
-        job.solution = make_solution("s0", text)
-    order = [job.solution_key for block in take_all(BlockQueue(jobs), device_count) for job in block.jobs]
-    assert (order[-1] == "s0") is (is_last and device_count == 1)
+        job.solution, job.solution_key = make_solution("slow", text), "slow"
+    queue = BlockQueue(jobs, compiles_ahead=compiles_ahead)
+    order = [job.solution_key for block in take_all(queue, device_count) for job in block.jobs]
+    assert (order[-1] == "slow") is is_last
+    assert sorted(order) == sorted(job.solution_key for job in jobs)
 
 
 @pytest.mark.timeout(20)
@@ -215,7 +242,7 @@ def test_a_device_that_is_alone_takes_solutions_last_that_compile_at_their_first
     "text", ["\n" * 2_000_000, " " * 2_000_000, "import\n " * 300_000], ids=["lines", "blanks", "words"]
 )
 def test_no_text_holds_the_host_up(text):
-    assert not compiles_long(make_solution("s0", text))
+    assert not find_first_call(make_solution("s0", text)).is_long
 
 
 def test_a_solution_that_is_built_need_not_come_last():

@@ -1,8 +1,9 @@
-"""Kernels of the next solutions are compiled before their turn, by workers that reach no GPU and leave nothing behind.
+"""Kernels and modules of the next solutions are compiled before their turn, by workers that reach no GPU and leave nothing behind.
 
 Run by hand where there is a GPU: python -m pytest tests/gpu/test_precompiling_on_gpu.py
 """
 
+import importlib.util
 import json
 
 import pytest
@@ -102,6 +103,46 @@ def test_kernels_are_there_before_the_turn_of_their_solution(tmp_path, monkeypat
     assert read(evaluations["b_honest"]) == {"found": ["double.cubin"], "attempts": None}
     refused = {"/dev/nvidiactl": 13, "/dev/nvidia0": 13, "cores": 1}
     assert read(evaluations["c_hostile"]) == {"found": ["double.cubin"], "attempts": refused}
+
+
+LIBRARY = """
+import json, os
+from pathlib import Path
+import torch
+import flashinfer
+
+places = Path(os.environ["FLASHINFER_WORKSPACE_BASE"]).glob(".cache/flashinfer/*/*/cached_ops/*/*.so")
+
+def run(x):
+    print("TOLD", json.dumps({"found": sorted(path.name for path in places)}), flush=True)
+    return flashinfer.rmsnorm(x.view(-1, 128), torch.ones(128, dtype=x.dtype, device=x.device)).view_as(x)
+"""
+REFERENCE = (
+    "import torch\ndef run(x):\n    y = x.view(-1, 128).float()\n"
+    "    return (y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype).view_as(x)\n"
+)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("flashinfer") is None, reason="FlashInfer is not installed")
+def test_modules_of_flashinfer_are_there_before_the_turn_of_their_solution(tmp_path, monkeypatch):
+    monkeypatch.setenv("FIB_CACHE_PATH", str(tmp_path / "cache"))
+    definition = make_definition(reference=REFERENCE, inputs={"x": "bfloat16[n]"}, outputs={"y": "bfloat16[n]"})
+    slow_to_load = "import time\ntime.sleep(12)  # the other has begun\n" + REFERENCE
+    write_trace_set(
+        tmp_path / "set",
+        definitions=[definition],
+        solutions=[make_solution("a_library", source=LIBRARY), make_solution("b_plain", source=slow_to_load)],
+        workloads=[make_trace(workload=make_workload("w", axes={"n": 4096}), solution=None)],
+    )
+    config = BenchmarkConfig.default(devices=["0"], sandbox="strict", warmup_runs=2, iterations=10, num_trials=1)
+    benchmark = Benchmark(TraceSet.from_path(tmp_path / "set"), config)
+    with marked() as alive:
+        events = list(benchmark.run(benchmark.plan(), save_results=False))
+        assert not alive()
+    finished = [e for e in events if isinstance(e, JobFinished)]
+    assert [e.job.solution.name for e in finished] == ["b_plain", "a_library"]
+    assert {e.trace.evaluation.status.value for e in finished} == {"PASSED"}
+    assert read(finished[-1].trace.evaluation) == {"found": ["norm.so"]}
 
 
 def read(evaluation):

@@ -5,6 +5,7 @@ import os
 import select
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -45,6 +46,44 @@ def test_tensors_have_a_gpu_and_no_memory():
         with torch.cuda.device(huge.device):
             torch.cuda.synchronize()
     assert torch.cuda.is_available() == (torch.version.cuda is not None and os.path.exists("/dev/nvidiactl"))  # noqa: PTH110
+
+
+def test_what_a_call_reads_from_a_tensor_is_a_number_that_many_sizes_share_a_factor_with():
+    with stand_in(GPU):
+        counts, shares = torch.empty(4, dtype=torch.int32, device="cuda"), torch.empty(4, device="cuda")
+        assert (counts.sum().item(), shares.max().item()) == (16, 16.0)
+
+
+def test_a_loop_until_something_is_read_ends():
+    with stand_in(GPU):
+        x = torch.empty(4, device="cuda")
+        while not (x > 0).all():
+            pass
+        while (x > 0).any():
+            pass
+        with pytest.raises(RuntimeError, match="numbers were read"):
+            while x.sum().item() < 17:
+                pass
+
+
+@pytest.mark.skipif(torch.version.cuda is None, reason="torch is built without CUDA")
+def test_tensors_are_copied_and_sliced_where_no_gpu_is():
+    with stand_in(GPU):
+        x = torch.empty(4, 8, device="cuda")
+        x.copy_(x + 1)
+        x[0] = 1.0
+        assert (x[1:] - x[:-1]).shape == (3, 8)
+        assert x.T.contiguous().stride() == (4, 1)
+        assert torch.tensor([1, 2], device="cuda").is_cuda
+        assert x[0].tolist() == [16.0] * 8
+
+
+def test_a_module_of_flashinfer_is_not_loaded():
+    loader = pytest.importorskip("tvm_ffi", reason="tvm-ffi is not installed")
+    with stand_in(GPU):
+        loader.load_module("/nowhere/norm.so").rmsnorm(torch.empty(4, device="cuda"))
+    with pytest.raises(Exception, match="nowhere"):
+        loader.load_module("/nowhere/norm.so")
 
 
 @pytest.mark.parametrize(
@@ -102,6 +141,8 @@ def test_a_worker_that_precompiles_takes_the_cores_it_is_given_at_the_lowest_pri
 import json, os
 def run(x, n):
     told = {"cores": sorted(os.sched_getaffinity(0)), "nice": os.nice(0), "device": str(x.device)}
+    told["compilers"] = os.environ["MAX_JOBS"]
+    told["linked"] = sorted(os.listdir(os.environ["FLASHINFER_WORKSPACE_BASE"] + "/.cache/flashinfer/1/90a/cached_ops"))
     try:
         os.sched_setaffinity(0, range(os.cpu_count()))
     except OSError as error:
@@ -113,9 +154,16 @@ def run(x, n):
         (cell.artifact / "main.py").write_text(source)
         home = cell.root / "run" / "home"
         place = {"directory": str(cell.artifact), "entry": "main.py", "symbol": "run", "kind": "python"}
-        words = {**place, "calls": [CALL], "gpu": GPU, "cores": [core]}
+        words = {**place, "calls": [CALL], "gpu": GPU, "cores": [core], "compilers": 3, "most_processor_s": 60}
+        shared = cell.artifact / "shared"
+        norm = shared / ".cache" / "flashinfer" / "1" / "90a" / "cached_ops" / "norm"
+        norm.mkdir(parents=True)
+        for name in ("norm.so", "build.ninja"):
+            (norm / name).touch()
         environment = {"PATH": "/usr/bin:/bin", "HOME": str(home), "TMPDIR": str(home)}
-        order = worker_order(walls=cell.walls().without_gpu().to_json(), environment=environment, precompile=words)
+        environment["FLASHINFER_WORKSPACE_BASE"] = str(cell.jit)
+        walls = replace(cell.walls().without_gpu(), shared_modules=str(shared)).to_json()
+        order = worker_order(walls=walls, environment=environment, precompile=words)
         deadline = time.monotonic() + 60
         with WorkerProcess(cell.template, order, home) as worker:
             while not worker.has_ended and time.monotonic() < deadline:
@@ -124,7 +172,8 @@ def run(x, n):
             said = worker.log.take()
             assert (worker.exit.code, worker.exit.signal) == (0, None), said
     told = json.loads(next(line for line in said.splitlines() if line.startswith("{")))
-    assert told == {"cores": [core], "nice": 19, "device": "cuda:0", "leave": 1}
+    means = {"cores": [core], "nice": 19, "device": "cuda:0", "compilers": "3"}
+    assert told == {**means, "linked": ["norm"], "leave": 1}
 
 
 def test_what_a_first_launch_asks_other_programs_is_asked_before_workers_are_forked():

@@ -26,6 +26,7 @@ from flashinfer_bench.bench.runner.client import SessionClient, SessionLost, Ses
 from flashinfer_bench.bench.runner.device_lock import POLL_S as LOCK_POLL_S
 from flashinfer_bench.bench.runner.device_lock import ask_for_device
 from flashinfer_bench.bench.runner.estimates import JobTimes
+from flashinfer_bench.bench.runner.host.announcing import Announcer
 from flashinfer_bench.bench.runner.host.block_orders import OrderMaker
 from flashinfer_bench.bench.runner.host.retries import Retries
 from flashinfer_bench.bench.runner.host.station import Station
@@ -93,6 +94,8 @@ class FleetRules:
     another run holds too long is an error."""
     build_turn_s: float | None = None
     """On a CPU compilers and jobs have turns of this many seconds; None: all builds end before the first job."""
+    compiles_ahead: bool = False
+    """Sessions compile ahead what would take minutes at a first call."""
     one_worker_a_job: bool = False
     """Each job gets a worker of its own, whatever the configuration says."""
 
@@ -125,6 +128,7 @@ class Fleet:
         self._rules = rules or FleetRules()
         self.times = JobTimes()
         self.queue = self._rules.make_queue(self.times)
+        self._announcer = Announcer(self._farm) if self._rules.compiles_ahead else None
         self._retries = Retries()
         self._turns = BuildTurns(self._farm, self._rules.build_turn_s)
         self._notices: list[Notice] = []
@@ -163,6 +167,8 @@ class Fleet:
         self._farm.add({job.solution_key: job.solution for job in jobs}.values())
         self._farm.poll()
         self.queue.add(jobs)
+        if self._announcer is not None:
+            self._announcer.add(jobs)
         count = self._farm.open_builds
         if count > before:
             solutions = "solution" if count == 1 else "solutions"
@@ -332,7 +338,8 @@ class Fleet:
             wanted = {job.index for job in order.jobs}
             station.ahead = {job.index: job for job in left if job.index in wanted}
             if station.ahead:
-                client.send(order)
+                announced = self._announcer.take(alive) if self._announcer is not None else []
+                client.send(order.model_copy(update={"announced": announced}))
 
     def _may_run(self, device: Device, solution: Solution) -> bool:
         """Tell whether a solution is built. On a CPU compilers would disturb the measurement."""

@@ -67,6 +67,8 @@ class Hello(Frame):
     """Folders that no worker reads, wherever they lie."""
     has_early_workers: bool = False
     """Workers with walls are made ahead for solutions that nobody has sent yet."""
+    compiles_ahead: bool = False
+    """What takes minutes to compile at a first call is compiled before; the host announces such solutions."""
     plug_ins: list[PlugIn] = []
     """Evaluators from outside the package, which the session imports and no worker does."""
 
@@ -103,6 +105,14 @@ class BlockJob(Frame):
     """Eval settings in which the job differs from its block: those of its workload's own tolerance."""
 
 
+class Announced(Frame):
+    """A solution whose turn comes some time, on this device or on another."""
+
+    solution: BlockSolution
+    definition: dict[str, Any]
+    workloads: list[dict[str, Any]]
+
+
 class BlockOrder(Frame):
     """Jobs of one definition, in the order in which they are to run."""
 
@@ -111,6 +121,8 @@ class BlockOrder(Frame):
     solutions: dict[str, BlockSolution]
     """By key (`Job.solution_key`): two solutions may have one name."""
     jobs: list[BlockJob]
+    announced: list[Announced] = []
+    """Solutions that compile for minutes at their first call, for this session to compile ahead."""
 
 
 class SessionReady(Frame):

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final, Literal
 
+from flashinfer_bench.base.host import spare_cores
 from flashinfer_bench.bench.config import BenchmarkConfig
 from flashinfer_bench.bench.evaluators.built_in import mark_built_in
 from flashinfer_bench.bench.evaluators.compare.kernel_cache import JUDGE_FOLDER
@@ -137,6 +138,11 @@ class Workshop:
         if self._cluster is not None:
             self._cluster.close()
 
+    def may_compile_ahead(self) -> bool:
+        """Tell whether sessions can compile ahead: on this machine's GPUs, with walls, where there are cores for it."""
+        is_here = self._cluster is None and self.machine.kind == "cuda"
+        return is_here and self.sandbox.has_walls and bool(spare_cores())
+
     def make_fleet(self, seeds: JobSeeds, rules: FleetRules, *, needs_triton: bool) -> Fleet:
         """Make the loop over the devices; nothing is started."""
         farm = self._make_farm() if self._cluster is None else self._cluster.sources
@@ -177,6 +183,7 @@ class Workshop:
             plug_ins=self._plug_ins,
             has_walls=self.sandbox.has_walls,
             has_early_workers=stays and not isolated,
+            compiles_ahead=rules.compiles_ahead,
             sandbox_user=self.sandbox.user,
             hidden=list_hidden_folders(self.trace_set, self.cache),
         )

@@ -1,8 +1,9 @@
-"""Compiles a solution's Triton kernels before its turn, by calls that compute nothing, in a worker without a GPU.
+"""Compiles a solution's Triton kernels, or what it needs of FlashInfer, before its turn: by calls that compute nothing,
+in a worker without a GPU.
 
-It runs while another solution is measured, so it takes as little of the machine as can be: the lowest priority, and a
-few cores that it cannot leave. What it compiles lies in the solution's own cache. Nothing that it says is believed, and
-a solution that fails here is compiled at its first call, as always.
+It runs while another solution is measured, so it takes as little of the machine as can be: the lowest priority, and
+cores that it cannot leave. What it compiles lies in the solution's own cache. Nothing that it says is believed, and a
+solution that fails here is compiled at its first call, as always.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import resource
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
 
@@ -20,20 +21,23 @@ from flashinfer_bench.worker.filter.call_filter import refuse_calls
 from flashinfer_bench.worker.jit.stand_in import LOWEST_PRIORITY, stand_in
 from flashinfer_bench.worker.linux import show_memory
 from flashinfer_bench.worker.load import LoadedEntry, load_entry
-
-MOST_PROCESSOR_S: Final = 120
-"""Seconds of a processor that it may take; then the kernel ends it."""
+from flashinfer_bench.worker.walls.module_layer import link_modules
 
 
-def precompile(order: Mapping[str, Any]) -> None:
+def precompile(order: Mapping[str, Any], shared_modules: str | None = None) -> None:
     """Load the solution, and make the calls of the order on tensors without memory.
 
     Args:
         order: `directory`, `entry`, `symbol` and `kind` of its artifact, the `calls`, each with `inputs` and `outputs`,
-            the `gpu` (see `stand_in`), and the `cores` that it may use.
+            the `gpu` (see `stand_in`), the `cores` that it may use, how many `compilers` it may run at once, and
+            `most_processor_s`, seconds that it, and each of them, may take; then the kernel ends that.
+        shared_modules: FlashInfer's folder of modules that are compiled already; None where there is none.
     """
-    step_back(order["cores"])
+    step_back(order["cores"], order["most_processor_s"])
+    os.environ["MAX_JOBS"] = str(order["compilers"])
     show_memory()
+    if shared_modules is not None:
+        link_modules(Path(shared_modules), Path(os.environ["FLASHINFER_WORKSPACE_BASE"]))
     with stand_in(order["gpu"]):
         loaded = load_entry(Path(order["directory"]), order["entry"], order["symbol"], kind=order["kind"])
         for call in order["calls"]:
@@ -43,11 +47,11 @@ def precompile(order: Mapping[str, Any]) -> None:
                 traceback.print_exc()
 
 
-def step_back(cores: Sequence[int]) -> None:
-    """Take what nobody else wants of these cores, from here on; neither can be taken back."""
+def step_back(cores: Sequence[int], most_processor_s: int) -> None:
+    """Take what nobody else wants of these cores, from here on, and not for longer; none of it can be taken back."""
     os.nice(LOWEST_PRIORITY)
     os.sched_setaffinity(0, cores)
-    resource.setrlimit(resource.RLIMIT_CPU, (MOST_PROCESSOR_S, MOST_PROCESSOR_S))
+    resource.setrlimit(resource.RLIMIT_CPU, (most_processor_s, most_processor_s))
     torch.set_num_threads(1)
     refuse_calls(("sched_setaffinity", "sched_setattr", "sched_setscheduler", "sched_setparam"))
 

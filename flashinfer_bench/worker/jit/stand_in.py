@@ -1,8 +1,11 @@
-"""Stands in for a GPU in a process that reaches none: enough of one for Triton to compile what a call would launch.
+"""Stands in for a GPU in a process that reaches none: enough of one for Triton and FlashInfer to compile what a call
+would launch.
 
-Tensors have shapes, strides and the GPU as their device, and no memory (torch's FakeTensor). A launch does nothing.
-What is compiled lies in the solution's cache under the keys that a launch on the GPU looks for, since these are made of
-the kernel's source, the kinds of its arguments, the options and the kind of GPU.
+Tensors have shapes, strides and the GPU as their device, and no memory (torch's FakeTensor). A launch does nothing, and
+a module that FlashInfer has compiled is not loaded. Where a call reads a number from a tensor, it gets 16: a number
+that many sizes share a factor with, so Triton compiles what most calls will launch. What is compiled lies in the
+solution's cache under the keys that a launch on the GPU looks for, since these are made of the kernel's source, the
+kinds of its arguments, the options and the kind of GPU.
 """
 
 from __future__ import annotations
@@ -11,18 +14,23 @@ import importlib
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from itertools import count
 from types import SimpleNamespace
 from typing import Any, Final
 from unittest import mock
 
 import torch
-from torch._subclasses import fake_tensor
+from torch._subclasses import fake_impls, fake_tensor
 
 THREADS_A_BLOCK: Final = 1024
 """What the stand-in tells Triton of every kernel: as many threads may be in a block as a GPU lets be there."""
 WARP_SIZE: Final = 32
 LOWEST_PRIORITY: Final = 19
 STREAM: Final = SimpleNamespace(cuda_stream=0, synchronize=lambda: None)
+NUMBER: Final = 16
+"""What a call reads from tensors; conditions hold each second time, so a loop until one holds ends."""
+MOST_READ: Final = 20_000
+"""Numbers that are read, at the most: a loop until a number changes is to end, too."""
 
 
 def prepare_stand_in() -> None:
@@ -32,23 +40,29 @@ def prepare_stand_in() -> None:
     """
     os.nice(LOWEST_PRIORITY)
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # nothing that is imported may start the driver, which no fork could use
-    with stand_in({"torch": {"name": "", "major": 9, "minor": 0}, "triton": {}}):
+    gpu = {"torch": {"name": "", "major": 9, "minor": 0}, "triton": {}}
+    with stand_in(gpu, asks_driver=False):
         torch.empty_like(torch.empty(1, device="cuda")) + 1
 
 
 @contextmanager
-def stand_in(gpu: Mapping[str, Any]) -> Iterator[None]:
+def stand_in(gpu: Mapping[str, Any], *, asks_driver: bool = True) -> Iterator[None]:
     """Let the code of a block find a GPU that is not there.
 
     Args:
         gpu: what torch tells of its properties (`torch`), and what Triton's driver does (`triton`).
+        asks_driver: may start the driver, to see that it has no GPU. Then torch switches between devices without it,
+            which copies and slices of tensors need.
     """
     with ExitStack() as stack:
         if hasattr(fake_tensor, "init_gpu_context"):
             stack.enter_context(mock.patch.object(fake_tensor, "init_gpu_context"))
         stack.enter_context(_torch_sees(gpu["torch"]))
         stack.enter_context(_triton_sees(gpu))
-        stack.enter_context(fake_tensor.FakeTensorMode(allow_non_fake_inputs=True))
+        stack.enter_context(_modules_stay_on_disk())
+        mode = fake_tensor.FakeTensorMode
+        stack.enter_context(mock.patch.object(mode, "avoid_device_init", asks_driver, create=True))
+        stack.enter_context(mode(allow_non_fake_inputs=True))
         yield
 
 
@@ -69,11 +83,42 @@ def _torch_sees(properties: Mapping[str, Any]) -> Iterator[None]:
         "default_stream": lambda _device=None: STREAM,
         "device": lambda _device=None: nullcontext(),
         "device_of": lambda _tensor=None: nullcontext(),
+        "is_current_stream_capturing": lambda: False,
+        "_lazy_init": lambda: None,
     }
     with ExitStack() as stack:
         for name, answer in answers.items():
             stack.enter_context(mock.patch.object(torch.cuda, name, answer))
         stack.enter_context(mock.patch.object(fake_tensor.FakeTensor, "data_ptr", _place))
+        read = {torch.ops.aten._local_scalar_dense.default: _make_reader()}
+        stack.enter_context(mock.patch.dict(fake_impls.op_implementations_dict, read))
+        yield
+
+
+def _make_reader() -> Callable[..., bool | int | float]:
+    reads = count(1)
+
+    def read(_mode: object, _operation: object, tensor: torch.Tensor) -> bool | int | float:
+        """Return what is read from a tensor of one element."""
+        number = next(reads)
+        if number > MOST_READ:
+            raise RuntimeError(f"{MOST_READ} numbers were read from tensors without memory")
+        if tensor.dtype is torch.bool:
+            return number % 2 == 0
+        return float(NUMBER) if tensor.dtype.is_floating_point else NUMBER
+
+    return read
+
+
+@contextmanager
+def _modules_stay_on_disk() -> Iterator[None]:
+    """Load no module that FlashInfer has compiled: its functions would read tensors that have no memory."""
+    try:
+        loader = importlib.import_module("tvm_ffi")
+    except ImportError:
+        yield
+        return
+    with mock.patch.object(loader, "load_module"):
         yield
 
 

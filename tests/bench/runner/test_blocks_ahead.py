@@ -14,8 +14,9 @@ from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.planning.plan import Job
 from flashinfer_bench.bench.runner import fleet as fleet_module
 from flashinfer_bench.bench.runner.client import SessionLost
-from flashinfer_bench.bench.runner.fleet import Fleet, Judged
+from flashinfer_bench.bench.runner.fleet import Fleet, FleetRules, Judged
 from flashinfer_bench.bench.runner.host.block_orders import OrderMaker
+from flashinfer_bench.bench.schedule import BlockQueue
 from flashinfer_bench.compile import Built
 from tests.kit.make import make_definition, make_evaluation, make_solution, make_workload
 
@@ -57,7 +58,7 @@ class PlayedClient:
     def __init__(self, device, hello):
         self._ours, self._theirs = socket.socketpair()
         self.device, self.sent, self.todo, self.begun = device, None, [], []
-        self.sent_early, self.is_ready, self.sent_at_start = 0, False, False
+        self.sent_early, self.is_ready, self.sent_at_start, self.announced = 0, False, False, []
         self._theirs.send(b".")
         self.all.append(self)
 
@@ -67,6 +68,7 @@ class PlayedClient:
     def send(self, block):
         assert self.sent is None
         self.sent = block
+        self.announced += block.announced
         self.sent_early += bool(self.todo)
         self.sent_at_start |= not self.is_ready
 
@@ -105,8 +107,11 @@ class PlayedClient:
         self._theirs.close()
 
 
-def play(monkeypatch, shape, *, devices=1, loss=0.0, seed=0):
-    """Run jobs (solutions, workloads) on devices; return what happened, and all sessions."""
+def play(monkeypatch, shape, *, devices=1, loss=0.0, seed=0, rules=None, sources=None):
+    """Run jobs (solutions, workloads) on devices; return what happened, and all sessions.
+
+    A solution has a text of its own where `sources` has one.
+    """
     monkeypatch.setattr(fleet_module, "SessionClient", PlayedClient)
     monkeypatch.setattr(fleet_module, "ask_for_device", lambda *_: [])
     for name, value in {"chance": random.Random(seed), "loss": loss, "all": []}.items():
@@ -114,13 +119,14 @@ def play(monkeypatch, shape, *, devices=1, loss=0.0, seed=0):
     solutions, workloads = shape
     config = BenchmarkConfig().resolve_eval_config(make_definition())
     pairs = [(f"s{one}", make_workload(f"w{number}")) for one in range(solutions) for number in range(workloads)]
+    texts = {name: {"source": text} for name, text in (sources or {}).items()}
     jobs = [
-        Job(index, make_definition(), workload, make_solution(name), config, {})
+        Job(index, make_definition(), workload, make_solution(name, **texts.get(name, {})), config, {})
         for index, (name, workload) in enumerate(pairs)
     ]
     orders = OrderMaker(FakeFarm(), blob_root_for=lambda _: Path("nowhere"), seed_of=lambda _: 1)
     stations = [Device("cuda", number, "a device", f"GPU-{number}") for number in range(devices)]
-    with Fleet(stations, hello_for=lambda _: None, orders=orders) as fleet:
+    with Fleet(stations, hello_for=lambda _: None, orders=orders, rules=rules) as fleet:
         monkeypatch.setattr(PlayedClient, "fleet", fleet)
         happenings = [one for one in fleet.run(jobs) if isinstance(one, (Judged, JobFaulted))]
     return SimpleNamespace(happenings=happenings, sessions=PlayedClient.all, jobs=jobs)
@@ -139,3 +145,17 @@ def test_a_session_has_its_next_block_before_the_last_one_ends_and_solutions_sta
     begun = [name for session in played.sessions for block in session.begun for name in block]
     assert len(begun) <= 12 + 2  # the last ones may be split, so that both end at the same time
     assert not [one for one in played.happenings if isinstance(one, JobFaulted)]
+
+
+def test_what_flashinfer_compiles_is_announced_once_to_one_session_and_runs_last(monkeypatch):
+    library = "import flashinfer\ndef run(x):\n    return x\n"
+    rules = FleetRules(lambda times: BlockQueue((), times.estimate, compiles_ahead=True), compiles_ahead=True)
+    played = play(monkeypatch, (6, 3), devices=2, rules=rules, sources={"s1": library, "s4": library})
+    announced = [(id(session), one) for session in played.sessions for one in session.announced]
+    assert sorted(one.solution.name for _, one in announced) == ["s1", "s4"]
+    assert len({session for session, _ in announced}) == 2
+    assert [len(one.workloads) for _, one in announced] == [3, 3]
+    for session in played.sessions:
+        is_long = [bool(names & {played.jobs[at].solution_key for at in (3, 12)}) for names in session.begun]
+        assert is_long == sorted(is_long)
+    assert len(played.happenings) == 18

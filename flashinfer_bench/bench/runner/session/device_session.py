@@ -24,6 +24,7 @@ from flashinfer_bench.bench.extra_keys import MEASURE_REJECTED
 from flashinfer_bench.bench.runner.protocol import (
     EXPECTED_PHASE,
     REFERENCE_PHASE,
+    Announced,
     BlockJob,
     BlockOrder,
     BlockSolution,
@@ -142,6 +143,10 @@ class DeviceSession:
             reference=Reference.compile(definition),
             solutions=block.solutions,
         )
+
+    def take_announced(self, announced: Sequence[Announced]) -> None:
+        """Learn which solutions of later blocks are to be compiled ahead."""
+        self._precompiler.announced = announced
 
     def expect(self, block: BlockContext, orders: Sequence[BlockJob], ahead: BlockOrder | None = None) -> None:
         """Tell the pool which solutions the next workers are for, beginning with that of the first job.
@@ -284,7 +289,9 @@ class DeviceSession:
         )
         kernel = RemoteKernel(worker, self._tools, task, KernelMetadata(solution.name, definition.name, True))
         if is_fresh:
-            self._precompiler.finish(solution.digest)
+            wait_s = self._hello.timeout_seconds
+            if self._precompiler.finish(solution.digest, wait_s, lambda: self._say(job, "precompile")):
+                self._say(job, "load")
             try:
                 self._import(kernel, definition, solution)
             except SolutionFailure as failure:

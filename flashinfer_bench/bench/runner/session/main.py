@@ -135,6 +135,7 @@ def run_block(
         return
     for at, job in enumerate(block.jobs):
         orders.look()
+        session.take_announced(orders.announced)
         session.expect(shared, block.jobs[at:], orders.ahead)
         if session.lacks_baseline(shared, job):
             session.end_workers()

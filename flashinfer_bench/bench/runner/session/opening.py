@@ -101,7 +101,8 @@ def fork_templates(
 ) -> tuple[socket.socket, socket.socket | None]:
     """Fork the template of workers, and that of workers which precompile where there are any."""
     preparation = Preparation(hello.device == "cuda", hello.needs_triton, hello.gpu_capability)
-    has_precompiled = preparation.is_for_gpu and preparation.with_triton and hello.has_walls and bool(spare_cores())
+    compiles = hello.needs_triton or hello.compiles_ahead
+    has_precompiled = preparation.is_for_gpu and compiles and hello.has_walls and bool(spare_cores())
     before = sys.dont_write_bytecode
     sys.dont_write_bytecode = True  # workers must not write into each other's artifacts
     try:

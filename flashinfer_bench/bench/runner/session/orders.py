@@ -9,7 +9,7 @@ from __future__ import annotations
 import select
 import socket
 
-from flashinfer_bench.bench.runner.protocol import BlockOrder
+from flashinfer_bench.bench.runner.protocol import Announced, BlockOrder
 from flashinfer_bench.worker.wire import FrameReader, WireClosed
 
 
@@ -27,6 +27,8 @@ class Orders:
         self._is_begun = False
         self.ahead: BlockOrder | None = None
         """The block that was sent and not begun."""
+        self.announced: list[Announced] = []
+        """All that was announced with the blocks so far, those that were taken back too."""
 
     def look(self, limit_s: float = 0.0) -> None:
         """Take what has come, or comes within some seconds.
@@ -59,6 +61,7 @@ class Orders:
                 raise WireClosed
             if "block" in message:
                 self.ahead = BlockOrder.model_validate(message["block"])
+                self.announced += self.ahead.announced
             elif "drop" in message:
                 self.ahead = None
             elif "begin" in message:

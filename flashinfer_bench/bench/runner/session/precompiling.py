@@ -1,9 +1,9 @@
-"""Has the Triton kernels of the solutions that come next compiled while the current one is judged.
+"""Has what the solutions that come would compile at their first call compiled while the current one is judged.
 
-A kernel takes 0.3 s to some ten seconds to compile, and the GPU would wait for it. Each solution that is new to this
-machine gets a worker of its own for that: with the same walls, without a GPU, at the lowest priority, on a few cores
-(`worker/jit/precompile.py`). So it launches nothing beside a measurement. While a reference is timed, all of them stand
-still: a slow reference would make a solution look fast.
+A kernel of Triton's takes 0.3 s to some ten seconds to compile, a module of FlashInfer's a minute or more, and the GPU
+would wait for it. Each solution that is new to this machine gets a worker of its own for that: with the same walls,
+without a GPU, at the lowest priority, on some of the cores (`worker/jit/precompile.py`). So it launches nothing beside
+a measurement. While a reference is timed, all of them stand still: a slow reference would make a solution look fast.
 """
 
 from __future__ import annotations
@@ -12,17 +12,20 @@ import importlib
 import logging
 import select
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Final
 
 import torch
 
 from flashinfer_bench.base.files.trees import remove_tree
-from flashinfer_bench.base.host import spare_cores
+from flashinfer_bench.base.host import cores_for_compilers, spare_cores, usable_memory
 from flashinfer_bench.bench.evaluators.compare.packed import storage_shape
-from flashinfer_bench.bench.runner.protocol import BlockJob, BlockOrder, BlockSolution
+from flashinfer_bench.bench.planning.first_call import FirstCall, look_at_first_call
+from flashinfer_bench.bench.runner.protocol import Announced, BlockJob, BlockOrder, BlockSolution
 from flashinfer_bench.bench.runner.session.job import BlockContext
 from flashinfer_bench.bench.runner.session.wanted import files_of
 from flashinfer_bench.bench.runner.workers.artifacts import find_artifact
@@ -33,17 +36,36 @@ from flashinfer_bench.data.dtypes import torch_dtype
 from flashinfer_bench.errors import BuildFault, DeviceFault
 from flashinfer_bench.worker.wire import WireError
 
-MOST_AT_ONCE: Final = 4
-"""Solutions that are precompiled side by side, at the most."""
-LIMIT_S: Final = 60.0
-"""Seconds from its start in which a solution has to be precompiled; then its worker is ended."""
-WAIT_LIMIT_S: Final = 10.0
-"""Seconds that a solution's turn waits for what is still being precompiled of it. The first call does the rest."""
 MOST_CALLS: Final = 64
 """Workloads that a solution is called for, at the most."""
-OTHER_COMPILERS: Final = ("cpp_extension", "flashinfer", "torch.compile", "tvm")
-"""Words of solutions that have something else compiled as well, for minutes, which would be thrown away half done."""
+BYTES_PER_COMPILER: Final = 2 << 30
+"""Memory that nvcc may need for one of FlashInfer's larger files."""
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Terms:
+    """How solutions of a kind are precompiled."""
+
+    limit_s: float
+    """Seconds from its start in which one has to be precompiled; then its worker is ended."""
+    wait_limit_s: float
+    """Seconds that a solution's turn waits for what is still being precompiled of it. The first call does the rest."""
+    most_at_once: int
+    """Solutions that are precompiled side by side, at the most."""
+    most_processor_s: int
+    """Seconds of a processor that it may take, and each compiler that it starts."""
+    most_compilers: int = 1
+    """Compilers that it runs at once, at the most."""
+    is_long: bool = False
+    """Compilers take minutes, so they get all cores but a share."""
+
+
+TERMS: Final = {
+    FirstCall.TRITON: Terms(60.0, 10.0, 4, most_processor_s=120),
+    FirstCall.FLASHINFER: Terms(900.0, 240.0, 4, most_processor_s=600, most_compilers=8, is_long=True),
+}
+"""Other compilers would have their work thrown away half done."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +75,7 @@ class Coming:
     solution: BlockSolution
     definition: Definition
     workloads: tuple[Workload, ...]
+    terms: Terms
 
 
 @dataclass(frozen=True)
@@ -60,6 +83,7 @@ class UnderWay:
     """A solution that is being precompiled."""
 
     worker: WorkerProcess
+    terms: Terms
     deadline: float
 
 
@@ -83,7 +107,8 @@ class Precompiler:
         self._describe = describe or describe_gpu
         self._gpu: dict[str, Any] | None = None
         self._now = now
-        self._cores = spare_cores()
+        self.announced: Sequence[Announced] = ()
+        """Solutions of later blocks, to be compiled where those that come next leave room."""
         self._met: set[str] = set()
         """Digests of solutions that need not be looked at any more."""
         self._running: dict[str, UnderWay] = {}
@@ -99,25 +124,36 @@ class Precompiler:
         if self._pool.precompiling is None:
             return
         self._reap()
-        for coming in self._list_new(blocks):
-            if len(self._running) >= MOST_AT_ONCE:
+        running = Counter(one.terms for one in self._running.values())
+        for coming in chain(self._list_new(blocks), self._list_announced()):
+            terms = coming.terms
+            if running[terms] < terms.most_at_once:
+                running[terms] += 1
+                self._met.add(coming.solution.digest)
+                self._start(coming)
+            elif all(running[one] >= one.most_at_once for one in TERMS.values()):
                 return
-            self._met.add(coming.solution.digest)
-            self._start(coming)
 
-    def finish(self, digest: str) -> None:
-        """Wait until a solution, whose turn it is, is precompiled, or for WAIT_LIMIT_S; nothing of that runs then.
+    def finish(self, digest: str, most_s: float, tell: Callable[[], object]) -> bool:
+        """Wait until a solution, whose turn it is, is precompiled, or for as long as it may; nothing of that runs then.
 
         What has not begun is not waited for: the first call compiles as quickly.
+
+        Args:
+            digest: the solution's.
+            most_s: wait no longer than these seconds, whatever is under way.
+            tell: called where something is waited for; then the answer is True.
         """
         self._met.add(digest)
         running = self._running.pop(digest, None)
         if running is None:
-            return
-        deadline = min(running.deadline, self._now() + WAIT_LIMIT_S)
+            return False
+        tell()
+        deadline = min(running.deadline, self._now() + min(running.terms.wait_limit_s, most_s))
         while _has_begun(running.worker) and not running.worker.has_ended and self._now() < deadline:
             select.select([running.worker], [], [], max(0.0, deadline - self._now()))
         self._end(running.worker)
+        return True
 
     @contextmanager
     def held_still(self) -> Iterator[None]:
@@ -149,16 +185,29 @@ class Precompiler:
             keys = dict.fromkeys(order.solution for order in orders)
             for key in keys:
                 solution = block.solutions[key]
-                if solution.digest in self._met or solution.digest == current:
-                    continue
-                if not uses_triton(solution) or self._pool.has_kernels(solution.digest):
-                    self._met.add(solution.digest)
+                if solution.digest == current or (terms := self._find_terms(solution)) is None:
                     continue
                 definition = block.definition
                 if not isinstance(definition, Definition):
                     definition = Definition.model_validate(definition)
                 found = [Workload.model_validate(order.workload) for order in orders if order.solution == key]
-                yield Coming(solution, definition, tuple(found[:MOST_CALLS]))
+                yield Coming(solution, definition, tuple(found[:MOST_CALLS]), terms)
+
+    def _list_announced(self) -> Iterator[Coming]:
+        for one in self.announced:
+            if (terms := self._find_terms(one.solution)) is not None:
+                definition = Definition.model_validate(one.definition)
+                yield Coming(one.solution, definition, tuple(map(Workload.model_validate, one.workloads)), terms)
+
+    def _find_terms(self, solution: BlockSolution) -> Terms | None:
+        """Return how a solution is precompiled; None where it is not, or not any more."""
+        if solution.digest in self._met:
+            return None
+        compiled = what_compiles(solution)
+        if compiled in TERMS and not self._pool.has_compiled(solution.digest, compiled):
+            return TERMS[compiled]
+        self._met.add(solution.digest)
+        return None
 
     def _start(self, coming: Coming) -> None:
         solution = coming.solution
@@ -172,7 +221,7 @@ class Precompiler:
                 _log.info("nothing is precompiled: %s", error)
                 self._pool.end_precompiling()
                 return
-        words = {"calls": calls, "gpu": self._gpu, "cores": self._cores}
+        words = {"calls": calls, "gpu": self._gpu, **list_means(coming.terms)}
         made: list[Any] = []
 
         def make_folder() -> Any:
@@ -187,7 +236,7 @@ class Precompiler:
             for folder in made:
                 remove_tree(folder)
             return
-        self._running[solution.digest] = UnderWay(worker, self._now() + LIMIT_S)
+        self._running[solution.digest] = UnderWay(worker, coming.terms, self._now() + coming.terms.limit_s)
 
     def _reap(self) -> None:
         """Clean up behind those that have ended, and end those that are late."""
@@ -219,14 +268,19 @@ def _has_begun(worker: WorkerProcess) -> bool:
     return worker.guard_pid is not None
 
 
-def uses_triton(solution: BlockSolution) -> bool:
-    """Tell whether a solution launches Triton kernels and runs no other compiler, by its language and its texts."""
+def what_compiles(solution: BlockSolution) -> FirstCall:
+    """Return what compiles at a solution's first call, by its language and its texts."""
     if solution.build_error is not None or solution.kind != "python":
-        return False
-    texts = solution.sources.values()
-    if any(word in text for text in texts for word in OTHER_COMPILERS):
-        return False
-    return solution.language == "triton" or any("triton" in text for text in texts)
+        return FirstCall.NOTHING
+    return look_at_first_call(solution.language, solution.sources.values())
+
+
+def list_means(terms: Terms) -> dict[str, Any]:
+    """Return what of this machine a worker may use that precompiles."""
+    cores = cores_for_compilers() if terms.is_long else spare_cores()
+    room = usable_memory() // BYTES_PER_COMPILER // terms.most_at_once
+    compilers = max(1, min(terms.most_compilers, len(cores), room))
+    return {"cores": cores, "compilers": compilers, "most_processor_s": terms.most_processor_s}
 
 
 def describe_call(definition: Definition, workload: Workload) -> dict[str, Any] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -22,6 +23,10 @@ from flashinfer_bench.compile.cache import MOST_FILE_BYTES
 from flashinfer_bench.worker.walls.module_layer import LIBRARY
 from flashinfer_bench.worker.walls.walls import Walls
 
+LOOKED_AT: Final = 64
+"""Entries of a folder that are looked at, at the most."""
+LEVELS_TO_MODULES: Final = 4
+"""The version, the architectures, the folder of modules, the module."""
 MOST_LENT: Final = 1
 """Entries of a new Triton cache that `lend_helpers` makes, at the most."""
 ENTERED_BY_ALL, READ_BY_ALL = 0o711, 0o755
@@ -91,7 +96,14 @@ class Enclosure:
     def has_kernels(self, digest: str) -> bool:
         """Tell whether Triton has compiled anything for a solution: more lies in its cache than what was lent."""
         cache = Path(solution_environment(self.folder(digest))["TRITON_CACHE_DIR"])
-        return len(list(islice(cache.glob("*"), MOST_LENT + 1))) > MOST_LENT
+        return len(_some_entries(cache)) > MOST_LENT
+
+    def has_modules(self, digest: str) -> bool:
+        """Tell whether FlashInfer has compiled anything for a solution, or found it compiled ahead."""
+        places = [Path(self.environment(digest)["FLASHINFER_WORKSPACE_BASE"], LIBRARY)]
+        for _ in range(LEVELS_TO_MODULES):
+            places = [entry for place in places for entry in _some_entries(place)]
+        return any(entry.suffix == ".so" for place in places for entry in _some_entries(place))
 
     def make_walls(self, digest: str, artifact: Path | None, given: Path) -> Walls:
         """Make a solution's folder, and the walls of a worker for it; its home is to be added.
@@ -136,3 +148,10 @@ class Enclosure:
             for made in (target, *target.parents[: len(target.relative_to(copy).parts)]):
                 made.chmod(READ_BY_ALL)
         return replace(artifact, directory=copy)
+
+
+def _some_entries(folder: Path) -> list[Path]:
+    """Return a folder's entries, no more than LOOKED_AT: its solution may have put any number there."""
+    with suppress(OSError), os.scandir(folder) as entries:
+        return [Path(entry.path) for entry in islice(entries, LOOKED_AT)]
+    return []

@@ -27,6 +27,7 @@ import torch
 
 from flashinfer_bench.base.files.trees import remove_tree
 from flashinfer_bench.bench.evaluators.inputs.memory import forget_looks
+from flashinfer_bench.bench.planning.first_call import FirstCall
 from flashinfer_bench.bench.runner.environments import solution_environment, solution_folder
 from flashinfer_bench.bench.runner.protocol import Hello
 from flashinfer_bench.bench.runner.workers.enclosure import Enclosure
@@ -393,9 +394,12 @@ class WorkerPool:
             self._least_overhead = min(worker.overhead, least or worker.overhead, key=lambda one: one.request)
         return worker
 
-    def has_kernels(self, digest: str) -> bool:
-        """Tell whether a solution has compiled Triton kernels on this machine before."""
-        return self._enclosure is not None and self._enclosure.has_kernels(digest)
+    def has_compiled(self, digest: str, what: FirstCall) -> bool:
+        """Tell whether a solution has compiled Triton's kernels, or FlashInfer's modules, on this machine before."""
+        if self._enclosure is None:
+            return False
+        is_library = what is FirstCall.FLASHINFER
+        return self._enclosure.has_modules(digest) if is_library else self._enclosure.has_kernels(digest)
 
     def start_precompiling(self, solution: SolutionFiles, artifact: Artifact, words: dict[str, Any]) -> WorkerProcess:
         """Start a worker with walls and without a GPU that compiles a solution's kernels, and then ends.

@@ -8,11 +8,23 @@ from flashinfer_bench.bench.runner.session.orders import Orders
 from flashinfer_bench.worker.wire import FrameReader, WireClosed, send_frame
 
 pytestmark = pytest.mark.cpu
+SOLUTION = {
+    "name": "s",
+    "language": "python",
+    "declared_style": None,
+    "digest": "d",
+    "directory": None,
+    "entry": "main.py",
+    "symbol": "run",
+    "kind": "python",
+    "build_error": None,
+}
 BEGIN, DROP, CLOSE = {"begin": True}, {"drop": True}, {"close": True}
 
 
-def block(name):
-    return {"block": {"definition": {"name": name}, "config": {}, "solutions": {}, "jobs": []}}
+def block(name, announced=()):
+    told = [{"solution": SOLUTION, "definition": {"name": one}, "workloads": []} for one in announced]
+    return {"block": {"definition": {"name": name}, "config": {}, "solutions": {}, "jobs": [], "announced": told}}
 
 
 @pytest.fixture
@@ -54,6 +66,12 @@ def test_what_is_taken_back_is_never_begun(told):
     for frame in (block("d"), BEGIN):
         send_frame(host, frame)
     assert name_of(orders.next_block()) == "d"
+
+
+def test_what_is_announced_with_a_block_stays_known_when_the_block_is_taken_back(told):
+    orders, _ = told(block("a", ["x", "y"]), DROP, block("b", ["z"]), BEGIN)
+    orders.next_block()
+    assert [one.definition["name"] for one in orders.announced] == ["x", "y", "z"]
 
 
 @pytest.mark.parametrize("how", ["a frame", "the end of the channel"])

@@ -22,6 +22,9 @@ class FakeSession:
     def open_block(self, block):
         return block
 
+    def take_announced(self, announced):
+        pass
+
     def expect(self, shared, orders, ahead):
         pass
 
@@ -50,7 +53,7 @@ def run_block(monkeypatch, session, workloads, solutions=1, portion_s=main.FIRST
     monkeypatch.setattr(main, "judge", lambda session, *_rest: session.judged())
     monkeypatch.setattr(main, "send_answer", lambda host, answer: None)
     block = BlockOrder(definition={}, config={}, solutions={}, jobs=jobs)
-    orders = SimpleNamespace(next_block=lambda: block, look=lambda: None, ahead=None)
+    orders = SimpleNamespace(next_block=lambda: block, look=lambda: None, ahead=None, announced=[])
     main.run_block(None, session, orders, None, portion_s)
     runs = []
     for word in session.log:

@@ -5,12 +5,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from flashinfer_bench.bench.runner.protocol import BlockJob, BlockSolution
+from flashinfer_bench.bench.planning.first_call import FirstCall
+from flashinfer_bench.bench.runner.protocol import Announced, BlockJob, BlockSolution
 from flashinfer_bench.bench.runner.session import precompiling
-from flashinfer_bench.bench.runner.session.precompiling import MOST_AT_ONCE, WAIT_LIMIT_S, Precompiler, describe_call
+from flashinfer_bench.bench.runner.session.precompiling import TERMS, Precompiler, describe_call
 from flashinfer_bench.data import Definition, Workload
 
 pytestmark = pytest.mark.cpu
+KERNELS, MODULES = TERMS[FirstCall.TRITON], TERMS[FirstCall.FLASHINFER]
+LIBRARY = {"language": "python", "sources": {"main.py": "import flashinfer\n"}}
 DEFINITION = Definition.model_validate(
     {
         "name": "scale",
@@ -64,10 +67,10 @@ class FakePool:
 
     def __init__(self):
         self.precompiling = object()
-        self.started, self.words, self.with_kernels, self.forgotten = {}, [], set(), []
+        self.started, self.words, self.compiled, self.forgotten = {}, [], set(), []
 
-    def has_kernels(self, digest):
-        return digest in self.with_kernels
+    def has_compiled(self, digest, what):
+        return (digest, what) in self.compiled
 
     def make_folder(self):
         raise AssertionError("nothing was changed, so nothing is written anew")
@@ -145,25 +148,27 @@ def test_the_next_block_counts_too_and_no_more_than_a_few_run_side_by_side(made)
     pool, precompiler = made
     blocks = [block(solution(0), solution(1)), block(*map(solution, range(2, 9)))]
     precompiler.expect(blocks)
-    assert list(pool.started) == [f"d{number}" for number in range(1, 1 + MOST_AT_ONCE)]
+    assert list(pool.started) == [f"d{number}" for number in range(1, 1 + KERNELS.most_at_once)]
     pool.started["d1"].has_ended = True
     precompiler.expect(blocks)
-    assert list(pool.started)[MOST_AT_ONCE:] == [f"d{1 + MOST_AT_ONCE}"]
+    assert list(pool.started)[KERNELS.most_at_once :] == [f"d{1 + KERNELS.most_at_once}"]
     assert pool.forgotten == [pool.started["d1"]]
 
 
 def test_what_has_kernels_or_launches_none_is_left(made):
     pool, precompiler = made
-    pool.with_kernels.add("d1")
+    pool.compiled = {("d1", FirstCall.TRITON), ("d7", FirstCall.FLASHINFER)}
     others = [
         solution(2, language="python"),
         solution(3, build_error="it does not compile"),
         solution(4, language="cuda", kind="torch"),
         solution(5, language="python", sources={"main.py": "import triton\n"}),
         solution(6, sources={"main.py": "from torch.utils.cpp_extension import load\n"}),
+        solution(7, **LIBRARY),
+        solution(8, sources={"main.py": "# as flashinfer does\n"}),
     ]
     precompiler.expect([block(solution(0), solution(1), *others)])
-    assert list(pool.started) == ["d5"]
+    assert list(pool.started) == ["d5", "d8"]
 
 
 def test_without_a_template_for_it_nothing_is_precompiled(made):
@@ -185,14 +190,16 @@ def test_where_nothing_is_told_of_the_gpu_nothing_is_precompiled(clock):
 def test_a_turn_waits_for_what_has_begun_and_not_for_long(made, clock):
     pool, precompiler = made
     precompiler.expect([block(*map(solution, range(3)))])
-    precompiler.finish("d1")
-    assert clock.now == WAIT_LIMIT_S
+    told = []
+    assert precompiler.finish("d1", 100.0, lambda: told.append(clock.now))
+    assert told == [0.0]
+    assert clock.now == KERNELS.wait_limit_s
     assert pool.started["d1"].has_ended
     pool.started["d2"].guard_pid = None
-    precompiler.finish("d2")
-    assert clock.now == WAIT_LIMIT_S
+    precompiler.finish("d2", 100.0, print)
+    assert clock.now == KERNELS.wait_limit_s
     assert pool.started["d2"].held == ["told to end"]
-    precompiler.finish("d7")
+    assert not precompiler.finish("d7", 100.0, print)
     precompiler.expect([block(solution(0), solution(1), solution(7))])
     assert list(pool.started) == ["d1", "d2"]
 
@@ -218,9 +225,44 @@ def test_all_of_them_stand_still_while_a_reference_is_timed(made):
 def test_one_that_is_late_is_ended(made, clock):
     pool, precompiler = made
     precompiler.expect([block(solution(0), solution(1))])
-    clock.now += precompiling.LIMIT_S + 1
+    clock.now += KERNELS.limit_s + 1
     precompiler.expect([block(solution(0))])
     assert pool.started["d1"].has_ended
+
+
+def test_what_is_announced_is_compiled_beside_kernels_and_has_room_of_its_own(made):
+    pool, precompiler = made
+    precompiler.announced = [
+        Announced(
+            solution=solution(number, **LIBRARY),
+            definition=DEFINITION.model_dump(mode="json"),
+            workloads=[WORKLOAD] * 3,
+        )
+        for number in range(10, 20)
+    ]
+    precompiler.expect([block(*map(solution, range(9)))])
+    kernels = [f"d{number}" for number in range(1, 1 + KERNELS.most_at_once)]
+    modules = [f"d{number}" for number in range(10, 10 + MODULES.most_at_once)]
+    assert list(pool.started) == kernels + modules
+    words = [words for _, words in pool.words]
+    assert [len(one["calls"]) for one in words] == [1] * len(kernels) + [3] * len(modules)
+    assert {one["compilers"] for one in words[: len(kernels)]} == {1}
+    assert words[-1]["most_processor_s"] == MODULES.most_processor_s
+
+
+@pytest.mark.parametrize(("most_s", "waited_s"), [(30.0, 30.0), (1e9, MODULES.wait_limit_s)])
+def test_modules_are_waited_for_as_long_as_a_call_may_take(made, clock, most_s, waited_s):
+    pool, precompiler = made
+    precompiler.expect([block(solution(0), solution(1, **LIBRARY))])
+    assert precompiler.finish("d1", most_s, lambda: None)
+    assert (clock.now, pool.started["d1"].has_ended) == (waited_s, True)
+
+
+@pytest.mark.parametrize(("cores", "gigabytes", "compilers"), [(16, 128, 8), (16, 32, 4), (8, 128, 6), (4, 1, 1)])
+def test_compilers_of_modules_fit_into_the_cores_and_the_memory(monkeypatch, cores, gigabytes, compilers):
+    monkeypatch.setattr(precompiling, "cores_for_compilers", lambda: list(range(cores // 4, cores)))
+    monkeypatch.setattr(precompiling, "usable_memory", lambda: gigabytes << 30)
+    assert precompiling.list_means(MODULES)["compilers"] == compilers
 
 
 def test_a_workload_that_leaves_a_number_open_tells_no_call():

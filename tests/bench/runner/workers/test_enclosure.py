@@ -96,3 +96,21 @@ def test_helpers_are_lent_only_into_a_folder_that_no_worker_has_written_to(place
         (folder / "triton").symlink_to(place)
     made.make_walls(DIGEST, place / "artifact", place / "given-1")
     assert lent == ([folder / "triton"] if is_new else [])
+
+
+def test_what_flashinfer_compiled_is_found_whoever_compiled_it_and_no_folder_is_read_for_long(place):
+    made = make_enclosure(place, "the session's")
+    library = Path(made.environment(DIGEST)["FLASHINFER_WORKSPACE_BASE"], ".cache", "flashinfer")
+    module = library / "0.6" / "90a" / "cached_ops" / "norm"
+    assert not made.has_modules(DIGEST)
+    module.mkdir(parents=True)
+    (module / "norm.cuda.o").touch()
+    assert not made.has_modules(DIGEST)
+    (module / "norm.so").touch()
+    assert made.has_modules(DIGEST)
+    module.rename(place / "shared")
+    module.symlink_to(place / "shared")
+    assert made.has_modules(DIGEST)
+    for number in range(3 * enclosure.LOOKED_AT):
+        (library / f"v{number}").mkdir()
+    assert len(enclosure._some_entries(library)) == enclosure.LOOKED_AT

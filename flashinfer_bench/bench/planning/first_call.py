@@ -1,0 +1,42 @@
+"""What a solution compiles at its first call, by its language and its texts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from enum import Enum
+from typing import Final
+
+BUILT_AHEAD: Final = ("cpp", "cuda")
+"""Languages of solutions that are built before they run."""
+FLASHINFER_IMPORT: Final = re.compile(r"^[ \t]*(?:from|import)[ \t]+flashinfer\b", re.MULTILINE)
+OTHERS: Final = re.compile(r"\b(?:cpp_extension|torch\.compile|tvm|tvm_ffi)\b")
+
+
+class FirstCall(Enum):
+    """What is compiled at a solution's first call."""
+
+    NOTHING = "nothing"
+    TRITON = "Triton's kernels"
+    """In 0.3 to some ten seconds."""
+    FLASHINFER = "FlashInfer's modules"
+    """For tens of seconds, or minutes; and Triton's kernels where it has any."""
+    OTHERS = "by other compilers"
+    """For tens of seconds, or minutes, and by a compiler that may take harm where it is ended half done."""
+
+    @property
+    def is_long(self) -> bool:
+        """Whether it may take minutes."""
+        return self in (FirstCall.FLASHINFER, FirstCall.OTHERS)
+
+
+def look_at_first_call(language: str, texts: Iterable[str]) -> FirstCall:
+    """Return what a solution's first call compiles."""
+    if language in BUILT_AHEAD:
+        return FirstCall.NOTHING
+    texts = list(texts)
+    if any(OTHERS.search(text) for text in texts):
+        return FirstCall.OTHERS
+    if any(FLASHINFER_IMPORT.search(text) for text in texts):
+        return FirstCall.FLASHINFER
+    return FirstCall.TRITON if language == "triton" or any("triton" in text for text in texts) else FirstCall.NOTHING
