@@ -1,4 +1,4 @@
-"""Kernels and modules of the next solutions are compiled before their turn, by workers that reach no GPU and leave nothing behind.
+"""Kernels and modules of solutions that come are compiled ahead, by workers that reach no GPU and leave nothing behind.
 
 Run by hand where there is a GPU: python -m pytest tests/gpu/test_precompiling_on_gpu.py
 """
