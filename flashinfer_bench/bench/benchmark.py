@@ -233,9 +233,9 @@ class Benchmark:
 
 
 def make_rules(workshop: Workshop, plan: Plan) -> FleetRules:
-    """Return the rules of a run: what FlashInfer compiles at first calls is compiled ahead, where that can be."""
+    """Return the rules of a run: modules that first calls would compile are compiled ahead, where that can be."""
     solutions = {job.solution_key: job.solution for job in plan.jobs}
-    compiles = any(find_first_call(one) is FirstCall.FLASHINFER for one in solutions.values())
+    compiles = any(find_first_call(one) is FirstCall.MODULES for one in solutions.values())
     if not compiles or not workshop.may_compile_ahead():
         return FleetRules()
     return FleetRules(lambda times: BlockQueue((), times.estimate, compiles_ahead=True), compiles_ahead=True)

@@ -64,7 +64,7 @@ class BlockQueue:
     Args:
         jobs: all of them.
         estimate: what a job costs; it may learn while the queue is in use. None: all cost the same.
-        compiles_ahead: what FlashInfer compiles for minutes at a first call is compiled while others run.
+        compiles_ahead: modules that take minutes to compile at a first call are compiled while others run.
     """
 
     def __init__(self, jobs: Iterable[Job], estimate: Estimate | None = None, *, compiles_ahead: bool = False) -> None:
@@ -178,7 +178,7 @@ class BlockQueue:
         """
 
         def is_last(one: _Open) -> bool:
-            return one.first_call.is_long if device_count == 1 else one.first_call is FirstCall.FLASHINFER
+            return one.first_call.is_long if device_count == 1 else one.first_call is FirstCall.MODULES
 
         if device_count > 1 and not self._compiles_ahead:
             return ready

@@ -44,6 +44,7 @@ from flashinfer_bench.worker.calls import (
     share_memory,
 )
 from flashinfer_bench.worker.confine import confine
+from flashinfer_bench.worker.jit.left_locks import enter_extensions
 from flashinfer_bench.worker.jit.precompile import precompile
 from flashinfer_bench.worker.linux import show_memory
 from flashinfer_bench.worker.load import load_entry
@@ -171,6 +172,8 @@ class Worker:
         os.environ.update(request["environment"])
         if self.shared_modules is not None:
             link_modules(Path(self.shared_modules), Path(os.environ["FLASHINFER_WORKSPACE_BASE"]))
+        if "TORCH_EXTENSIONS_DIR" in os.environ:
+            enter_extensions(Path(os.environ["TORCH_EXTENSIONS_DIR"]))
         place = Path(request["directory"]), request["entry"], request["symbol"]
         loaded = load_entry(*place, kind=request["kind"])
         takes = loaded.setup_signature

@@ -200,8 +200,8 @@ LIBRARY, EXTENSION = (
 @pytest.mark.parametrize(
     ("text", "first_call"),
     [
-        (LIBRARY, FirstCall.FLASHINFER),
-        ("def run(x):\n    import flashinfer\n", FirstCall.FLASHINFER),
+        (LIBRARY, FirstCall.MODULES),
+        ("def run(x):\n    import flashinfer\n", FirstCall.MODULES),
         ("import triton, flashinfer_bench\n# as flashinfer does\n", FirstCall.TRITON),
         (EXTENSION, FirstCall.OTHERS),
         ("import flashinfer\n@torch.compile\ndef run(x): ...\n", FirstCall.OTHERS),

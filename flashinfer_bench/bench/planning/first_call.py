@@ -9,8 +9,8 @@ from typing import Final
 
 BUILT_AHEAD: Final = ("cpp", "cuda")
 """Languages of solutions that are built before they run."""
-FLASHINFER_IMPORT: Final = re.compile(r"^[ \t]*(?:from|import)[ \t]+flashinfer\b", re.MULTILINE)
-OTHERS: Final = re.compile(r"\b(?:cpp_extension|torch\.compile|tvm|tvm_ffi)\b")
+MODULES: Final = re.compile(r"^[ \t]*(?:from|import)[ \t]+flashinfer\b|\bcpp_extension\b", re.MULTILINE)
+OTHERS: Final = re.compile(r"\b(?:torch\.compile|tvm|tvm_ffi)\b")
 
 
 class FirstCall(Enum):
@@ -19,15 +19,15 @@ class FirstCall(Enum):
     NOTHING = "nothing"
     TRITON = "Triton's kernels"
     """In 0.3 to some ten seconds."""
-    FLASHINFER = "FlashInfer's modules"
-    """For tens of seconds, or minutes; and Triton's kernels where it has any."""
-    OTHERS = "by other compilers"
-    """For tens of seconds, or minutes, and by a compiler that may take harm where it is ended half done."""
+    MODULES = "FlashInfer's modules, or extensions of torch's"
+    """For tens of seconds, or minutes, by ninja, which goes on where it was ended; Triton's kernels, too, if any."""
+    OTHERS = "what other compilers make"
+    """For tens of seconds, or minutes, and not without a GPU."""
 
     @property
     def is_long(self) -> bool:
         """Whether it may take minutes."""
-        return self in (FirstCall.FLASHINFER, FirstCall.OTHERS)
+        return self in (FirstCall.MODULES, FirstCall.OTHERS)
 
 
 def look_at_first_call(language: str, texts: Iterable[str]) -> FirstCall:
@@ -37,6 +37,6 @@ def look_at_first_call(language: str, texts: Iterable[str]) -> FirstCall:
     texts = list(texts)
     if any(OTHERS.search(text) for text in texts):
         return FirstCall.OTHERS
-    if any(FLASHINFER_IMPORT.search(text) for text in texts):
-        return FirstCall.FLASHINFER
+    if any(MODULES.search(text) for text in texts):
+        return FirstCall.MODULES
     return FirstCall.TRITON if language == "triton" or any("triton" in text for text in texts) else FirstCall.NOTHING

@@ -1,5 +1,5 @@
-"""Compiles a solution's Triton kernels, or what it needs of FlashInfer, before its turn: by calls that compute nothing,
-in a worker without a GPU.
+"""Compiles a solution's Triton kernels, its extensions of torch, and what it needs of FlashInfer, before its turn: by
+calls that compute nothing, in a worker without a GPU.
 
 It runs while another solution is measured, so it takes as little of the machine as can be: the lowest priority, and
 cores that it cannot leave. What it compiles lies in the solution's own cache. Nothing that it says is believed, and a
@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from flashinfer_bench.worker.filter.call_filter import refuse_calls
+from flashinfer_bench.worker.jit.left_locks import enter_extensions
 from flashinfer_bench.worker.jit.stand_in import LOWEST_PRIORITY, stand_in
 from flashinfer_bench.worker.linux import show_memory
 from flashinfer_bench.worker.load import LoadedEntry, load_entry
@@ -38,6 +39,8 @@ def precompile(order: Mapping[str, Any], shared_modules: str | None = None) -> N
     show_memory()
     if shared_modules is not None:
         link_modules(Path(shared_modules), Path(os.environ["FLASHINFER_WORKSPACE_BASE"]))
+    if "TORCH_EXTENSIONS_DIR" in os.environ:
+        enter_extensions(Path(os.environ["TORCH_EXTENSIONS_DIR"]))
     with stand_in(order["gpu"]):
         loaded = load_entry(Path(order["directory"]), order["entry"], order["symbol"], kind=order["kind"])
         for call in order["calls"]:

@@ -1,4 +1,4 @@
-"""Tells sessions of solutions whose first call compiles FlashInfer's modules, long before these have their turn.
+"""Tells sessions of solutions whose first call compiles modules for minutes, long before these have their turn.
 
 Each solution is announced to one session, which compiles it beside its measurements. Whichever device runs it then
 finds it compiled, since what is compiled lies in a folder of the solution's own. Where that session is lost, the first
@@ -43,7 +43,7 @@ class Announcer:
             key = job.solution_key
             if key not in self._met:
                 self._met.add(key)
-                if find_first_call(job.solution) is FirstCall.FLASHINFER:
+                if find_first_call(job.solution) is FirstCall.MODULES:
                     self._waiting[key] = []
             if key in self._waiting:
                 self._waiting[key].append(job)

@@ -63,7 +63,7 @@ class Terms:
 
 TERMS: Final = {
     FirstCall.TRITON: Terms(60.0, 10.0, 4, most_processor_s=120),
-    FirstCall.FLASHINFER: Terms(900.0, 240.0, 4, most_processor_s=600, most_compilers=8, is_long=True),
+    FirstCall.MODULES: Terms(900.0, 240.0, 4, most_processor_s=600, most_compilers=8, is_long=True),
 }
 """Other compilers would have their work thrown away half done."""
 

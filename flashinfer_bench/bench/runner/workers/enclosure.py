@@ -99,10 +99,12 @@ class Enclosure:
         return len(_some_entries(cache)) > MOST_LENT
 
     def has_modules(self, digest: str) -> bool:
-        """Tell whether FlashInfer has compiled anything for a solution, or found it compiled ahead."""
-        places = [Path(self.environment(digest)["FLASHINFER_WORKSPACE_BASE"], LIBRARY)]
+        """Tell whether a solution has compiled a module of FlashInfer's or an extension of torch's, or was lent one."""
+        own = self.environment(digest)
+        places = [Path(own["FLASHINFER_WORKSPACE_BASE"], LIBRARY)]
         for _ in range(LEVELS_TO_MODULES):
             places = [entry for place in places for entry in _some_entries(place)]
+        places += _some_entries(Path(own["TORCH_EXTENSIONS_DIR"]))
         return any(entry.suffix == ".so" for place in places for entry in _some_entries(place))
 
     def make_walls(self, digest: str, artifact: Path | None, given: Path) -> Walls:

@@ -395,11 +395,11 @@ class WorkerPool:
         return worker
 
     def has_compiled(self, digest: str, what: FirstCall) -> bool:
-        """Tell whether a solution has compiled Triton's kernels, or FlashInfer's modules, on this machine before."""
+        """Tell whether a solution has compiled Triton's kernels, or modules, on this machine before."""
         if self._enclosure is None:
             return False
-        is_library = what is FirstCall.FLASHINFER
-        return self._enclosure.has_modules(digest) if is_library else self._enclosure.has_kernels(digest)
+        has_modules = what is FirstCall.MODULES
+        return self._enclosure.has_modules(digest) if has_modules else self._enclosure.has_kernels(digest)
 
     def start_precompiling(self, solution: SolutionFiles, artifact: Artifact, words: dict[str, Any]) -> WorkerProcess:
         """Start a worker with walls and without a GPU that compiles a solution's kernels, and then ends.

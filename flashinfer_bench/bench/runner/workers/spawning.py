@@ -19,7 +19,7 @@ from flashinfer_bench.timing.driver import CONNECTIONS
 
 MEMORY_SHARE: Final = 0.6
 """Where the configuration sets no limit, a worker may hold this share of the machine's memory."""
-NOT_PRECOMPILED: Final = ("TORCH_EXTENSIONS_DIR", "TORCHINDUCTOR_CACHE_DIR", "CUDA_CACHE_PATH")
+NOT_PRECOMPILED: Final = ("TORCHINDUCTOR_CACHE_DIR", "CUDA_CACHE_PATH")
 """Folders of other compilers: a worker that precompiles has them in its home, which goes with it."""
 
 Precompiled = tuple[Artifact, dict[str, Any]]
@@ -96,8 +96,8 @@ def make_order(hello: Hello, new: NewWorker, enclosure: Enclosure | None) -> dic
         walls = walls.without_gpu()
         artifact = enclosure.hand_over(new.precompiled[0], new.given)
         order["precompile"] = {**place_of(artifact), **new.precompiled[1]}
-        # Of what it leaves half done, Triton's cache and FlashInfer's modules alone take no harm: ninja knows what it
-        # has not finished, and the lock on a module goes with the process.
+        # Of what it leaves half done, Triton's cache and what ninja makes alone take no harm: ninja knows what is not
+        # finished, and the lock on a module goes with the process, or with the next worker (`jit/left_locks.py`).
         order["environment"] |= {name: str(new.home / name.lower()) for name in NOT_PRECOMPILED}
     order["walls"] = walls.to_json()
     return order

@@ -12,7 +12,7 @@ from flashinfer_bench.bench.runner.session.precompiling import TERMS, Precompile
 from flashinfer_bench.data import Definition, Workload
 
 pytestmark = pytest.mark.cpu
-KERNELS, MODULES = TERMS[FirstCall.TRITON], TERMS[FirstCall.FLASHINFER]
+KERNELS, MODULES = TERMS[FirstCall.TRITON], TERMS[FirstCall.MODULES]
 LIBRARY = {"language": "python", "sources": {"main.py": "import flashinfer\n"}}
 DEFINITION = Definition.model_validate(
     {
@@ -157,7 +157,7 @@ def test_the_next_block_counts_too_and_no_more_than_a_few_run_side_by_side(made)
 
 def test_what_has_kernels_or_launches_none_is_left(made):
     pool, precompiler = made
-    pool.compiled = {("d1", FirstCall.TRITON), ("d7", FirstCall.FLASHINFER)}
+    pool.compiled = {("d1", FirstCall.TRITON), ("d7", FirstCall.MODULES)}
     others = [
         solution(2, language="python"),
         solution(3, build_error="it does not compile"),
