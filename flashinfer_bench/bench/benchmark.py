@@ -23,7 +23,7 @@ from flashinfer_bench.bench.progress_bar import progress_bar
 from flashinfer_bench.bench.runner.fleet import Fleet, FleetRules, Happening, Judged
 from flashinfer_bench.bench.runner.job_seeds import JobSeeds, recorded_seeds
 from flashinfer_bench.bench.runner.recorded import find_resumed
-from flashinfer_bench.bench.schedule import BlockQueue, find_first_call
+from flashinfer_bench.bench.schedule import find_first_call
 from flashinfer_bench.bench.workshop.given_order import GivenOrder
 from flashinfer_bench.bench.workshop.recorder import TraceRecorder
 from flashinfer_bench.bench.workshop.repeats import Repeats
@@ -238,7 +238,7 @@ def make_rules(workshop: Workshop, plan: Plan) -> FleetRules:
     compiles = any(find_first_call(one) is FirstCall.MODULES for one in solutions.values())
     if not compiles or not workshop.may_compile_ahead():
         return FleetRules()
-    return FleetRules(lambda times: BlockQueue((), times.estimate, compiles_ahead=True), compiles_ahead=True)
+    return FleetRules(compiles_ahead=True)
 
 
 def _run_repeats(fleet: Fleet, repeats: Repeats) -> Iterator[Happening]:

@@ -3,8 +3,7 @@
 A solution's jobs share a worker, and a worker costs up to a second to start. So a device gets all jobs of a solution,
 the costliest solution first; it stays with its definition, whose baselines it has. A solution is split only where there
 are fewer solutions left than devices. Blocks shrink as the work runs out. A device that is alone takes solutions that
-compile for minutes at their first call last of all, and so do several where these are compiled ahead. Who runs a block,
-and where, is the runner's.
+compile for minutes at their first call last of all. Who runs a block, and where, is the runner's.
 """
 
 from __future__ import annotations
@@ -64,12 +63,10 @@ class BlockQueue:
     Args:
         jobs: all of them.
         estimate: what a job costs; it may learn while the queue is in use. None: all cost the same.
-        compiles_ahead: modules that take minutes to compile at a first call are compiled while others run.
     """
 
-    def __init__(self, jobs: Iterable[Job], estimate: Estimate | None = None, *, compiles_ahead: bool = False) -> None:
+    def __init__(self, jobs: Iterable[Job], estimate: Estimate | None = None) -> None:
         self._estimate = estimate or _alike
-        self._compiles_ahead = compiles_ahead
         self._taken: set[int] = set()
         self._open: dict[str, dict[str, _Open]] = {}
         """Definition → solution's key → its open jobs; none of them is empty."""
@@ -112,7 +109,8 @@ class BlockQueue:
         if not ready:
             return None
         left = sum(one.cost(self._estimate) for waiting in ready.values() for one in waiting)
-        ready = self._leave_long(ready, device_count)
+        if device_count == 1:  # of several devices one would be left with those that compile long
+            ready = _without_long(ready)
         definition = self._choose_definition(ready, device_count, device)
         jobs = self._choose_jobs(ready[definition], left, device_count, device, splits=splits)
         if not jobs:
@@ -123,7 +121,7 @@ class BlockQueue:
         return Block(definition, _by_solution(jobs))
 
     def give_back(self, jobs: Iterable[Job]) -> None:
-        """Put the unfinished jobs of a lost device in front of all others."""
+        """Put the unfinished jobs of a lost device in front of all others that may run now."""
         returned = list(jobs)
         for job in returned:
             if job.index not in self._taken:
@@ -171,20 +169,6 @@ class BlockQueue:
         self._first = [job for job in self._first if job.index not in indices]
         self._remaining -= len(jobs)
 
-    def _leave_long(self, ready: dict[str, list[_Open]], device_count: int) -> dict[str, list[_Open]]:
-        """Return the solutions without those that compile for minutes; where no others are left, all.
-
-        Of several devices one would be left with them, unless they are compiled ahead.
-        """
-
-        def is_last(one: _Open) -> bool:
-            return one.first_call.is_long if device_count == 1 else one.first_call is FirstCall.MODULES
-
-        if device_count > 1 and not self._compiles_ahead:
-            return ready
-        others = {name: [one for one in waiting if not is_last(one)] for name, waiting in ready.items()}
-        return {name: waiting for name, waiting in others.items() if waiting} or ready
-
     def _choose_definition(self, ready: dict[str, list[_Open]], device_count: int, device: str) -> str:
         """Return where a device works next: jobs given back, then where it is, then where most is left for a device."""
         for job in self._first:
@@ -213,9 +197,9 @@ class BlockQueue:
         last = self._last.get(device, ("", ""))[1]
 
         def rank(one: _Open) -> tuple[float, ...]:
-            is_last = device_count > 1 and last == one.key
+            is_same = device_count > 1 and last == one.key
             cost = costs[id(one)] if device_count > 1 else 0.0
-            return one.key not in first, not is_last, -cost, min(job.index for job in one.jobs)
+            return one.key not in first, not is_same, -cost, min(job.index for job in one.jobs)
 
         order = sorted(waiting, key=rank)
         chosen = order[0]
@@ -234,6 +218,12 @@ class BlockQueue:
                 break
             jobs += one.jobs
         return jobs
+
+
+def _without_long(ready: dict[str, list[_Open]]) -> dict[str, list[_Open]]:
+    """Return the solutions without those that compile for minutes; where no others are left, all."""
+    others = {name: [one for one in waiting if not one.first_call.is_long] for name, waiting in ready.items()}
+    return {name: waiting for name, waiting in others.items() if waiting} or ready
 
 
 def find_first_call(solution: Solution) -> FirstCall:

@@ -52,18 +52,19 @@ LIBRARY = "import flashinfer\ndef run(x):\n    return x * 2\n"
 
 
 @pytest.mark.parametrize(
-    ("source", "kind", "has_walls", "cores", "compiles_ahead"),
+    ("source", "kind", "count", "has_walls", "cores", "compiles_ahead"),
     [
-        (LIBRARY, "cuda", True, [3], True),
-        ("def run(x):\n    return x * 2\n", "cuda", True, [3], False),
-        (LIBRARY, "cpu", True, [3], False),
-        (LIBRARY, "cuda", False, [3], False),
-        (LIBRARY, "cuda", True, [], False),
+        (LIBRARY, "cuda", 1, True, [3], True),
+        ("def run(x):\n    return x * 2\n", "cuda", 1, True, [3], False),
+        (LIBRARY, "cpu", 1, True, [3], False),
+        (LIBRARY, "cuda", 2, True, [3], False),
+        (LIBRARY, "cuda", 1, False, [3], False),
+        (LIBRARY, "cuda", 1, True, [], False),
     ],
-    ids=["FlashInfer", "another", "a CPU", "no walls", "few cores"],
+    ids=["FlashInfer", "another", "a CPU", "two GPUs", "no walls", "few cores"],
 )
-def test_what_flashinfer_compiles_is_compiled_ahead_where_that_can_be(
-    tmp_path, monkeypatch, source, kind, has_walls, cores, compiles_ahead
+def test_modules_are_compiled_ahead_where_that_can_be(
+    tmp_path, monkeypatch, source, kind, count, has_walls, cores, compiles_ahead
 ):
     made = write_trace_set(
         tmp_path,
@@ -75,7 +76,7 @@ def test_what_flashinfer_compiles_is_compiled_ahead_where_that_can_be(
     plan = benchmark.plan()
     device = Device(kind, 0, "one", "GPU-1")
     monkeypatch.setattr(benchmark.workshop, "sandbox", SimpleNamespace(has_walls=has_walls, user="unchanged"))
-    monkeypatch.setattr(benchmark.workshop, "machine", SimpleNamespace(kind=kind))
+    monkeypatch.setattr(benchmark.workshop, "machine", SimpleNamespace(kind=kind, devices=[device] * count))
     monkeypatch.setattr(workshop, "spare_cores", lambda: cores)
     rules = make_rules(benchmark.workshop, plan)
     assert rules.compiles_ahead is compiles_ahead

@@ -203,7 +203,7 @@ LIBRARY, EXTENSION = (
         (LIBRARY, FirstCall.MODULES),
         ("def run(x):\n    import flashinfer\n", FirstCall.MODULES),
         ("import triton, flashinfer_bench\n# as flashinfer does\n", FirstCall.TRITON),
-        (EXTENSION, FirstCall.OTHERS),
+        (EXTENSION, FirstCall.MODULES),
         ("import flashinfer\n@torch.compile\ndef run(x): ...\n", FirstCall.OTHERS),
         ("import tvm_ffi.cpp\n", FirstCall.OTHERS),
         ("import torch\n", FirstCall.NOTHING),
@@ -215,24 +215,20 @@ def test_what_is_compiled_at_a_first_call_is_told_by_the_texts(text, first_call)
 
 
 @pytest.mark.parametrize(
-    ("text", "device_count", "compiles_ahead", "is_last"),
+    ("text", "device_count", "is_last"),
     [
-        (LIBRARY, 1, False, True),
-        (LIBRARY, 2, False, False),
-        (LIBRARY, 2, True, True),
-        (EXTENSION, 1, False, True),
-        (EXTENSION, 2, True, False),
-        ("import triton\n", 1, False, False),
+        (LIBRARY, 1, True),
+        (LIBRARY, 2, False),
+        (EXTENSION, 1, True),
+        ("@torch.compile\ndef run(x): ...\n", 1, True),
+        ("import triton\n", 1, False),
     ],
 )
-def test_solutions_that_compile_for_minutes_come_last_of_all_unless_a_device_would_be_left_with_them(
-    text, device_count, compiles_ahead, is_last
-):
+def test_a_device_that_is_alone_takes_solutions_last_of_all_that_compile_for_minutes(text, device_count, is_last):
     jobs = make_jobs((2, 3), (2, 3))
     for job in jobs[:2]:
         job.solution, job.solution_key = make_solution("slow", text), "slow"
-    queue = BlockQueue(jobs, compiles_ahead=compiles_ahead)
-    order = [job.solution_key for block in take_all(queue, device_count) for job in block.jobs]
+    order = [job.solution_key for block in take_all(BlockQueue(jobs), device_count) for job in block.jobs]
     assert (order[-1] == "slow") is is_last
     assert sorted(order) == sorted(job.solution_key for job in jobs)
 

@@ -95,7 +95,7 @@ class FleetRules:
     build_turn_s: float | None = None
     """On a CPU compilers and jobs have turns of this many seconds; None: all builds end before the first job."""
     compiles_ahead: bool = False
-    """Sessions compile ahead what would take minutes at a first call."""
+    """The session of the only device compiles ahead what would take minutes at a first call."""
     one_worker_a_job: bool = False
     """Each job gets a worker of its own, whatever the configuration says."""
 
@@ -338,7 +338,7 @@ class Fleet:
             wanted = {job.index for job in order.jobs}
             station.ahead = {job.index: job for job in left if job.index in wanted}
             if station.ahead:
-                announced = self._announcer.take(alive) if self._announcer is not None else []
+                announced = self._announcer.take() if self._announcer is not None else []
                 client.send(order.model_copy(update={"announced": announced}))
 
     def _may_run(self, device: Device, solution: Solution) -> bool:

@@ -68,7 +68,7 @@ class Hello(Frame):
     has_early_workers: bool = False
     """Workers with walls are made ahead for solutions that nobody has sent yet."""
     compiles_ahead: bool = False
-    """What takes minutes to compile at a first call is compiled before; the host announces such solutions."""
+    """Modules are compiled before their solutions have their turn; the host announces these."""
     plug_ins: list[PlugIn] = []
     """Evaluators from outside the package, which the session imports and no worker does."""
 
@@ -122,7 +122,7 @@ class BlockOrder(Frame):
     """By key (`Job.solution_key`): two solutions may have one name."""
     jobs: list[BlockJob]
     announced: list[Announced] = []
-    """Solutions that compile for minutes at their first call, for this session to compile ahead."""
+    """Solutions with modules, for this session to compile ahead."""
 
 
 class SessionReady(Frame):

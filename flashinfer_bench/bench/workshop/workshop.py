@@ -139,9 +139,9 @@ class Workshop:
             self._cluster.close()
 
     def may_compile_ahead(self) -> bool:
-        """Tell whether sessions can compile ahead: on this machine's GPUs, with walls, where there are cores for it."""
-        is_here = self._cluster is None and self.machine.kind == "cuda"
-        return is_here and self.sandbox.has_walls and bool(spare_cores())
+        """Tell whether a session can compile ahead: on this machine's one GPU, with walls and cores for it."""
+        is_alone = self._cluster is None and self.machine.kind == "cuda" and len(self.machine.devices) == 1
+        return is_alone and self.sandbox.has_walls and bool(spare_cores())
 
     def make_fleet(self, seeds: JobSeeds, rules: FleetRules, *, needs_triton: bool) -> Fleet:
         """Make the loop over the devices; nothing is started."""

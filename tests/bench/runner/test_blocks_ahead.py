@@ -15,8 +15,8 @@ from flashinfer_bench.bench.planning.plan import Job
 from flashinfer_bench.bench.runner import fleet as fleet_module
 from flashinfer_bench.bench.runner.client import SessionLost
 from flashinfer_bench.bench.runner.fleet import Fleet, FleetRules, Judged
+from flashinfer_bench.bench.runner.host import announcing
 from flashinfer_bench.bench.runner.host.block_orders import OrderMaker
-from flashinfer_bench.bench.schedule import BlockQueue
 from flashinfer_bench.compile import Built
 from tests.kit.make import make_definition, make_evaluation, make_solution, make_workload
 
@@ -58,7 +58,8 @@ class PlayedClient:
     def __init__(self, device, hello):
         self._ours, self._theirs = socket.socketpair()
         self.device, self.sent, self.todo, self.begun = device, None, [], []
-        self.sent_early, self.is_ready, self.sent_at_start, self.announced = 0, False, False, []
+        self.sent_early, self.is_ready, self.sent_at_start = 0, False, False
+        self.announced, self.announced_with = [], []
         self._theirs.send(b".")
         self.all.append(self)
 
@@ -69,6 +70,7 @@ class PlayedClient:
         assert self.sent is None
         self.sent = block
         self.announced += block.announced
+        self.announced_with += [{one.name for one in block.solutions.values()}] if block.announced else []
         self.sent_early += bool(self.todo)
         self.sent_at_start |= not self.is_ready
 
@@ -147,15 +149,16 @@ def test_a_session_has_its_next_block_before_the_last_one_ends_and_solutions_sta
     assert not [one for one in played.happenings if isinstance(one, JobFaulted)]
 
 
-def test_what_flashinfer_compiles_is_announced_once_to_one_session_and_runs_last(monkeypatch):
+def test_solutions_with_modules_are_announced_once_before_all_others_have_run_and_run_last(monkeypatch):
     library = "import flashinfer\ndef run(x):\n    return x\n"
-    rules = FleetRules(lambda times: BlockQueue((), times.estimate, compiles_ahead=True), compiles_ahead=True)
-    played = play(monkeypatch, (6, 3), devices=2, rules=rules, sources={"s1": library, "s4": library})
-    announced = [(id(session), one) for session in played.sessions for one in session.announced]
-    assert sorted(one.solution.name for _, one in announced) == ["s1", "s4"]
-    assert len({session for session, _ in announced}) == 2
-    assert [len(one.workloads) for _, one in announced] == [3, 3]
-    for session in played.sessions:
-        is_long = [bool(names & {played.jobs[at].solution_key for at in (3, 12)}) for names in session.begun]
-        assert is_long == sorted(is_long)
-    assert len(played.happenings) == 18
+    huge = library + "#" * announcing.LONGEST_TEXT
+    rules = FleetRules(compiles_ahead=True)
+    played = play(monkeypatch, (6, 10), rules=rules, sources={"s1": library, "s3": huge, "s4": library})
+    (session,) = played.sessions
+    assert [(one.solution.name, len(one.workloads)) for one in session.announced] == [
+        ("s1", announcing.MOST_WORKLOADS),
+        ("s4", announcing.MOST_WORKLOADS),
+    ]
+    assert session.announced_with == [{"s0", "s2", "s5"}]
+    assert session.begun[0] == {"s0", "s2", "s5"}
+    assert len(played.happenings) == 60

@@ -1,13 +1,11 @@
-"""Tells sessions of solutions whose first call compiles modules for minutes, long before these have their turn.
+"""Tells a session of solutions whose first call compiles modules for minutes, long before these have their turn.
 
-Each solution is announced to one session, which compiles it beside its measurements. Whichever device runs it then
-finds it compiled, since what is compiled lies in a folder of the solution's own. Where that session is lost, the first
-call compiles, as without an announcement.
+It compiles them beside its measurements. That is for runs on one device: with several, one session would compile, or
+find a lock of another's, while another times a reference.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import Final
 
@@ -20,12 +18,14 @@ from flashinfer_bench.bench.schedule import find_first_call
 
 MOST_AT_ONCE: Final = 16
 """Solutions that are announced with one block, at the most."""
+LONGEST_TEXT: Final = 1 << 20
+"""A solution with more characters is not announced, so that no block becomes too large a message by others."""
 MOST_WORKLOADS: Final = 8
 """Workloads that are told of a solution, at the most: others hardly need another module."""
 
 
 class Announcer:
-    """Deals such solutions out to sessions.
+    """Knows the solutions of a run that are to be announced.
 
     Args:
         farm: has built the solutions.
@@ -43,16 +43,16 @@ class Announcer:
             key = job.solution_key
             if key not in self._met:
                 self._met.add(key)
-                if find_first_call(job.solution) is FirstCall.MODULES:
+                size = sum(len(source.content) for source in job.solution.sources)
+                if size <= LONGEST_TEXT and find_first_call(job.solution) is FirstCall.MODULES:
                     self._waiting[key] = []
             if key in self._waiting:
                 self._waiting[key].append(job)
 
-    def take(self, device_count: int) -> list[Announced]:
-        """Return one device's share of what is built and was announced to nobody."""
+    def take(self) -> list[Announced]:
+        """Return what is built and was not announced yet, some of it."""
         ready = [key for key, jobs in self._waiting.items() if self._farm.is_ready(jobs[0].solution)]
-        share = ready[: min(MOST_AT_ONCE, math.ceil(len(ready) / device_count))]
-        return [self._announce(self._waiting.pop(key)) for key in share]
+        return [self._announce(self._waiting.pop(key)) for key in ready[:MOST_AT_ONCE]]
 
     def _announce(self, jobs: list[Job]) -> Announced:
         return Announced(

@@ -93,9 +93,10 @@ class DeviceSession:
     ) -> None:
         self._hello = hello
         self._pool = pool
+        self._precompiler = Precompiler(pool, has_modules=hello.compiles_ahead)
+        tools = replace(tools, settle=self._settle)
         self._tools = tools
         self._timer = ReferenceTimer(hello, pool, tools, kept)
-        self._precompiler = Precompiler(pool)
         self._rehearsals = Rehearsals()
         self._device = tools.arena.device
         self._arena = tools.arena
@@ -114,6 +115,11 @@ class DeviceSession:
         """Digest of the solution of the job after this one; empty where nobody knows it yet."""
         self.on_loaded: Callable[[], object] = _nothing
         """Told on a GPU when a job's solution is loaded: workers for what has come since may be made beside the job."""
+
+    def _settle(self) -> bool:
+        """Have nothing go on beside a call of which the host's time is part; say whether anything did."""
+        was_compiling = self._precompiler.hold()
+        return self._pool.settle() or was_compiling
 
     def prepare_for_any(self) -> bool:
         """Have workers made for what may come, since nothing is to be done now; say whether they are still starting."""
@@ -244,6 +250,7 @@ class DeviceSession:
             return JobFault(job=order.index, message=self._note_fault(job, fault), retry=False)
         finally:
             block.kept.pop(order.index, None)
+            self._precompiler.go_on()
         printed = self._printed_calling + self._pool.take_output()
         if printed.strip() and not isinstance(outcome, SolutionFailure):
             job.notes[PRINTED] = len(printed.encode("utf-8", "replace"))

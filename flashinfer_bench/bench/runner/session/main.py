@@ -86,7 +86,7 @@ def serve(opened: OpenedSession, make_session: Callable[..., DeviceSession] = De
     libs = library_versions()
     send_frame(host, {"ready": SessionReady(pid=os.getpid(), libs=libs).model_dump()})
     environment = Environment(hardware=hello.hardware, libs=libs)
-    tools = SessionTools(SharedArena(device), opened.readout, pool.quiesce, pool.settle, pool.context_of)
+    tools = SessionTools(SharedArena(device), opened.readout, pool.quiesce, context_of=pool.context_of)
     kept = open_kept_baselines(hello, libs, os.environ)
     session = make_session(hello, pool, tools, lambda phase: send_phase(host, phase), kept)
     try:

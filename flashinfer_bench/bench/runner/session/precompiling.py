@@ -13,7 +13,7 @@ import logging
 import select
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain
@@ -40,6 +40,10 @@ MOST_CALLS: Final = 64
 """Workloads that a solution is called for, at the most."""
 BYTES_PER_COMPILER: Final = 2 << 30
 """Memory that nvcc may need for one of FlashInfer's larger files."""
+MEMORY_SHARE: Final = 4
+"""Compilers of modules may need this machine's memory, divided by this."""
+LOOK_S: Final = 1.0
+"""Seconds between two looks at what else may be begun while a turn waits."""
 _log = logging.getLogger(__name__)
 
 
@@ -63,9 +67,9 @@ class Terms:
 
 TERMS: Final = {
     FirstCall.TRITON: Terms(60.0, 10.0, 4, most_processor_s=120),
-    FirstCall.MODULES: Terms(900.0, 240.0, 4, most_processor_s=600, most_compilers=8, is_long=True),
+    FirstCall.MODULES: Terms(400.0, 240.0, 4, most_processor_s=400, most_compilers=8, is_long=True),
 }
-"""Other compilers would have their work thrown away half done."""
+"""Modules are precompiled where the host announces them; other compilers want a GPU."""
 
 
 @dataclass(frozen=True)
@@ -87,11 +91,16 @@ class UnderWay:
     deadline: float
 
 
+Blocks = Sequence[tuple[BlockContext | BlockOrder, Sequence[BlockJob]]]
+"""Blocks, each with its jobs that are left."""
+
+
 class Precompiler:
     """Precompiles solutions on one device; call `close` at the end.
 
     Args:
         pool: starts the workers.
+        has_modules: modules are precompiled, too: this session alone judges, so nobody else compiles or measures.
         describe: tells what the GPU is; see `worker/jit/stand_in.py`.
         now: monotonic seconds.
     """
@@ -100,10 +109,12 @@ class Precompiler:
         self,
         pool: WorkerPool,
         *,
+        has_modules: bool = False,
         describe: Callable[[], dict[str, Any]] | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._pool = pool
+        self._terms = TERMS if has_modules else {FirstCall.TRITON: TERMS[FirstCall.TRITON]}
         self._describe = describe or describe_gpu
         self._gpu: dict[str, Any] | None = None
         self._now = now
@@ -114,24 +125,32 @@ class Precompiler:
         self._running: dict[str, UnderWay] = {}
         self._ending: list[WorkerProcess] = []
         """Workers that were ended before they began."""
+        self._blocks: Blocks = []
+        self._held = ExitStack()
+        """Lets those go on that stand still until a job is over."""
 
-    def expect(self, blocks: Iterable[tuple[BlockContext | BlockOrder, Sequence[BlockJob]]]) -> None:
+    def expect(self, blocks: Blocks) -> None:
         """Precompile what comes, as far as there is room; wait for nothing.
 
         Args:
             blocks: the blocks that come, each with its jobs that are left. The first job's solution has its turn now.
         """
+        self._blocks = blocks
+        self._fill()
+
+    def _fill(self) -> None:
+        """Begin what there is room for."""
         if self._pool.precompiling is None:
             return
         self._reap()
         running = Counter(one.terms for one in self._running.values())
-        for coming in chain(self._list_new(blocks), self._list_announced()):
+        for coming in chain(self._list_new(self._blocks), self._list_announced()):
             terms = coming.terms
             if running[terms] < terms.most_at_once:
                 running[terms] += 1
                 self._met.add(coming.solution.digest)
                 self._start(coming)
-            elif all(running[one] >= one.most_at_once for one in TERMS.values()):
+            elif all(running[one] >= one.most_at_once for one in self._terms.values()):
                 return
 
     def finish(self, digest: str, most_s: float, tell: Callable[[], object]) -> bool:
@@ -151,8 +170,9 @@ class Precompiler:
         tell()
         deadline = min(running.deadline, self._now() + min(running.terms.wait_limit_s, most_s))
         while _has_begun(running.worker) and not running.worker.has_ended and self._now() < deadline:
-            select.select([running.worker], [], [], max(0.0, deadline - self._now()))
-        self._end(running.worker)
+            self._fill()
+            select.select([running.worker], [], [], max(0.0, min(LOOK_S, deadline - self._now())))
+        self._end(running.worker, digest)
         return True
 
     @contextmanager
@@ -171,21 +191,33 @@ class Precompiler:
                     self._end(running.worker)
             yield
 
+    def hold(self) -> bool:
+        """Let nothing be precompiled until `go_on`; say whether anything was."""
+        self._held.enter_context(self.held_still())
+        return bool(self._running)
+
+    def go_on(self) -> None:
+        """Let go on what `hold` has stopped."""
+        self._held.close()
+
     def close(self) -> None:
         """End all that is running."""
+        self.go_on()
         for running in self._running.values():
             self._end(running.worker)
         self._running.clear()
 
-    def _list_new(self, blocks: Iterable[tuple[BlockContext | BlockOrder, Sequence[BlockJob]]]) -> Iterator[Coming]:
-        current = None
+    @property
+    def _current(self) -> str:
+        """The digest of the solution whose turn it is; empty where none is known."""
+        return next((block.solutions[orders[0].solution].digest for block, orders in self._blocks if orders), "")
+
+    def _list_new(self, blocks: Blocks) -> Iterator[Coming]:
         for block, orders in blocks:
-            if current is None and orders:
-                current = block.solutions[orders[0].solution].digest
             keys = dict.fromkeys(order.solution for order in orders)
             for key in keys:
                 solution = block.solutions[key]
-                if solution.digest == current or (terms := self._find_terms(solution)) is None:
+                if (terms := self._find_terms(solution)) is None:
                     continue
                 definition = block.definition
                 if not isinstance(definition, Definition):
@@ -200,12 +232,12 @@ class Precompiler:
                 yield Coming(one.solution, definition, tuple(map(Workload.model_validate, one.workloads)), terms)
 
     def _find_terms(self, solution: BlockSolution) -> Terms | None:
-        """Return how a solution is precompiled; None where it is not, or not any more."""
-        if solution.digest in self._met:
+        """Return how a solution is precompiled; None where it is not, or not any more, or has its turn."""
+        if solution.digest in self._met or solution.digest == self._current:
             return None
         compiled = what_compiles(solution)
-        if compiled in TERMS and not self._pool.has_compiled(solution.digest, compiled):
-            return TERMS[compiled]
+        if compiled in self._terms and not self._pool.has_compiled(solution.digest, compiled):
+            return self._terms[compiled]
         self._met.add(solution.digest)
         return None
 
@@ -243,18 +275,23 @@ class Precompiler:
         for digest, running in list(self._running.items()):
             if running.worker.has_ended or self._now() > running.deadline:
                 del self._running[digest]
-                self._end(running.worker)
+                self._end(running.worker, digest)
         for worker in [one for one in self._ending if one.has_ended]:
             self._ending.remove(worker)
             self._end(worker)
 
-    def _end(self, worker: WorkerProcess) -> None:
-        """End a worker; one whose guard has not told of itself yet is looked at again later."""
+    def _end(self, worker: WorkerProcess, digest: str = "") -> None:
+        """End a worker; one whose guard has not told of itself yet is looked at again later.
+
+        Where it ended by itself, all is compiled of the solution that it had, or will not be.
+        """
         if not _has_begun(worker) and worker.exit is None:
             worker.begin_end()
             self._ending.append(worker)
             return
-        worker.end()
+        ended = worker.end()
+        if digest and ended is not None and ended.code == 0:
+            self._pool.note_compiled(digest)
         self._pool.forget(worker)
         said = worker.log.take().strip()
         if said:
@@ -278,8 +315,8 @@ def what_compiles(solution: BlockSolution) -> FirstCall:
 def list_means(terms: Terms) -> dict[str, Any]:
     """Return what of this machine a worker may use that precompiles."""
     cores = cores_for_compilers() if terms.is_long else spare_cores()
-    room = usable_memory() // BYTES_PER_COMPILER // terms.most_at_once
-    compilers = max(1, min(terms.most_compilers, len(cores), room))
+    room = usable_memory() // MEMORY_SHARE // BYTES_PER_COMPILER // terms.most_at_once
+    compilers = max(1, min(terms.most_compilers, 2 * len(cores) // terms.most_at_once, room))
     return {"cores": cores, "compilers": compilers, "most_processor_s": terms.most_processor_s}
 
 

@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
+from importlib import metadata
 from itertools import islice
 from pathlib import Path
 from typing import Final
@@ -20,13 +21,14 @@ from flashinfer_bench.bench.runner.protocol import Hello
 from flashinfer_bench.bench.runner.workers.reach import find_devices, find_readable, keep_reachable
 from flashinfer_bench.compile import Artifact
 from flashinfer_bench.compile.cache import MOST_FILE_BYTES
+from flashinfer_bench.data.digest import digest_of
 from flashinfer_bench.worker.walls.module_layer import LIBRARY
 from flashinfer_bench.worker.walls.walls import Walls
 
 LOOKED_AT: Final = 64
 """Entries of a folder that are looked at, at the most."""
-LEVELS_TO_MODULES: Final = 4
-"""The version, the architectures, the folder of modules, the module."""
+LIBRARIES: Final = ("torch", "flashinfer-python", "apache-tvm-ffi", "triton")
+"""What modules are compiled for, beside the GPU."""
 MOST_LENT: Final = 1
 """Entries of a new Triton cache that `lend_helpers` makes, at the most."""
 ENTERED_BY_ALL, READ_BY_ALL = 0o711, 0o755
@@ -50,6 +52,7 @@ class Enclosure:
         self._readable = find_readable(environment, hidden=hello.hidden)
         self._devices = tuple(find_devices())
         self._path = keep_reachable(environment.get("PATH", os.defpath), self._readable)
+        self._made_for = _name_libraries(hello.gpu_capability)
         self._of_no_solution: dict[str, Path] = {}
         """What stands for a digest → the folder that goes with it."""
 
@@ -98,14 +101,18 @@ class Enclosure:
         cache = Path(solution_environment(self.folder(digest))["TRITON_CACHE_DIR"])
         return len(_some_entries(cache)) > MOST_LENT
 
-    def has_modules(self, digest: str) -> bool:
-        """Tell whether a solution has compiled a module of FlashInfer's or an extension of torch's, or was lent one."""
-        own = self.environment(digest)
-        places = [Path(own["FLASHINFER_WORKSPACE_BASE"], LIBRARY)]
-        for _ in range(LEVELS_TO_MODULES):
-            places = [entry for place in places for entry in _some_entries(place)]
-        places += _some_entries(Path(own["TORCH_EXTENSIONS_DIR"]))
-        return any(entry.suffix == ".so" for place in places for entry in _some_entries(place))
+    def mark_compiled(self, digest: str) -> None:
+        """Note that a solution's modules are compiled, beside its folder, where no worker writes."""
+        with suppress(OSError):  # then they are looked at once more
+            self._mark(digest).touch()
+
+    def is_marked(self, digest: str) -> bool:
+        """Tell whether that was noted, of these versions of the libraries and for such a GPU."""
+        return self._mark(digest).exists() and self.folder(digest).is_dir()
+
+    def _mark(self, digest: str) -> Path:
+        folder = self.folder(digest)
+        return folder.with_name(f"{folder.name}.{self._made_for}")
 
     def make_walls(self, digest: str, artifact: Path | None, given: Path) -> Walls:
         """Make a solution's folder, and the walls of a worker for it; its home is to be added.
@@ -150,6 +157,15 @@ class Enclosure:
             for made in (target, *target.parents[: len(target.relative_to(copy).parts)]):
                 made.chmod(READ_BY_ALL)
         return replace(artifact, directory=copy)
+
+
+def _name_libraries(capability: tuple[int, int] | None) -> str:
+    """Return a name for these versions of the libraries, and a GPU's compute capability."""
+    versions = {}
+    for package in LIBRARIES:
+        with suppress(metadata.PackageNotFoundError):
+            versions[package] = metadata.version(package)
+    return digest_of({"libraries": versions, "capability": capability})
 
 
 def _some_entries(folder: Path) -> list[Path]:

@@ -398,8 +398,13 @@ class WorkerPool:
         """Tell whether a solution has compiled Triton's kernels, or modules, on this machine before."""
         if self._enclosure is None:
             return False
-        has_modules = what is FirstCall.MODULES
-        return self._enclosure.has_modules(digest) if has_modules else self._enclosure.has_kernels(digest)
+        is_marked = what is FirstCall.MODULES
+        return self._enclosure.is_marked(digest) if is_marked else self._enclosure.has_kernels(digest)
+
+    def note_compiled(self, digest: str) -> None:
+        """Keep for later sessions that all modules are compiled that a solution wants."""
+        if self._enclosure is not None:
+            self._enclosure.mark_compiled(digest)
 
     def start_precompiling(self, solution: SolutionFiles, artifact: Artifact, words: dict[str, Any]) -> WorkerProcess:
         """Start a worker with walls and without a GPU that compiles a solution's kernels, and then ends.
@@ -409,7 +414,9 @@ class WorkerPool:
             artifact: the solution's.
             words: what else `worker/jit/precompile.py` wants to know.
         """
-        return self._spawn(solution, (artifact, words))
+        worker = self._spawn(solution, (artifact, words))
+        worker.deafen()
+        return worker
 
     def end_precompiling(self) -> None:
         """End the template of such workers."""

@@ -200,6 +200,11 @@ class WorkerProcess:
         if self._selector.get_map():
             self._turn(0)
 
+    def deafen(self) -> None:
+        """Take no answer from here on: whoever wants none would keep all that the worker sends."""
+        self._selector.unregister(self._sock)
+        self._sock.shutdown(socket.SHUT_RD)
+
     def fileno(self) -> int:
         """Return a descriptor that is readable where there is something to hear."""
         return self._selector.fileno()

@@ -54,7 +54,9 @@ def arena():
 
 
 def _open_session(arena, pool):
-    return device_session.DeviceSession(None, pool, SessionTools(arena, Readout(None), lambda: None), print)
+    return device_session.DeviceSession(
+        SimpleNamespace(compiles_ahead=False), pool, SessionTools(arena, Readout(None), lambda: None), print
+    )
 
 
 @pytest.mark.parametrize(("size", "is_kept"), [(1 << 20, True), ((1 << 30) + (2 << 20), False)], ids=["small", "large"])
@@ -73,7 +75,7 @@ def test_a_large_arena_is_given_back_between_blocks_after_its_worker(arena, size
 def test_a_baseline_whose_time_is_known_from_an_earlier_run_is_made_beside_a_loaded_solution(arena, known, lacks):
     pool = FakePool(arena)
     kept = SimpleNamespace(find=lambda job, plan: known, keep=None)
-    hello = SimpleNamespace(isolated=False, baseline_budget_s=2.0, timing=None, device="cpu")
+    hello = SimpleNamespace(isolated=False, baseline_budget_s=2.0, timing=None, device="cpu", compiles_ahead=False)
     tools = SessionTools(arena, Readout(None), lambda: None)
     session = device_session.DeviceSession(hello, pool, tools, print, kept)
     definition = make_definition()

@@ -44,7 +44,9 @@ class FakeWorker:
         self.held.append("told to end")
 
     def end(self):
+        self.exit = self.exit or SimpleNamespace(code=0 if self.has_ended else None)
         self.has_ended = True
+        return self.exit
 
     def resting(self):
         worker = self
@@ -67,7 +69,7 @@ class FakePool:
 
     def __init__(self):
         self.precompiling = object()
-        self.started, self.words, self.compiled, self.forgotten = {}, [], set(), []
+        self.started, self.words, self.compiled, self.forgotten, self.noted = {}, [], set(), [], []
 
     def has_compiled(self, digest, what):
         return (digest, what) in self.compiled
@@ -82,6 +84,9 @@ class FakePool:
 
     def end_precompiling(self):
         self.precompiling = None
+
+    def note_compiled(self, digest):
+        self.noted.append(digest)
 
     def forget(self, worker):
         self.forgotten.append(worker)
@@ -104,7 +109,9 @@ def clock(monkeypatch):
 @pytest.fixture
 def made(clock):
     pool = FakePool()
-    return pool, Precompiler(pool, describe=lambda: {"torch": {}, "triton": {}}, now=lambda: clock.now)
+    return pool, Precompiler(
+        pool, has_modules=True, describe=lambda: {"torch": {}, "triton": {}}, now=lambda: clock.now
+    )
 
 
 def solution(number, **changes):
@@ -163,12 +170,13 @@ def test_what_has_kernels_or_launches_none_is_left(made):
         solution(3, build_error="it does not compile"),
         solution(4, language="cuda", kind="torch"),
         solution(5, language="python", sources={"main.py": "import triton\n"}),
-        solution(6, sources={"main.py": "from torch.utils.cpp_extension import load\n"}),
+        solution(6, sources={"main.py": "@torch.compile\n"}),
         solution(7, **LIBRARY),
         solution(8, sources={"main.py": "# as flashinfer does\n"}),
+        solution(9, language="python", sources={"main.py": "from torch.utils.cpp_extension import load\n"}),
     ]
     precompiler.expect([block(solution(0), solution(1), *others)])
-    assert list(pool.started) == ["d5", "d8"]
+    assert list(pool.started) == ["d5", "d8", "d9"]
 
 
 def test_without_a_template_for_it_nothing_is_precompiled(made):
@@ -250,6 +258,60 @@ def test_what_is_announced_is_compiled_beside_kernels_and_has_room_of_its_own(ma
     assert words[-1]["most_processor_s"] == MODULES.most_processor_s
 
 
+def announce(precompiler, *numbers):
+    told = {"definition": DEFINITION.model_dump(mode="json"), "workloads": [WORKLOAD]}
+    precompiler.announced = [Announced(solution=solution(number, **LIBRARY), **told) for number in numbers]
+
+
+def test_a_solution_that_has_its_turn_is_not_precompiled_though_it_was_announced(made):
+    pool, precompiler = made
+    announce(precompiler, 0, 1)
+    precompiler.expect([block(solution(0, **LIBRARY))])
+    assert list(pool.started) == ["d1"]
+
+
+def test_modules_are_left_where_the_host_does_not_announce_them(clock):
+    pool = FakePool()
+    precompiler = Precompiler(pool, describe=lambda: {"torch": {}, "triton": {}})
+    precompiler.expect([block(solution(0), solution(1, **LIBRARY), solution(2))])
+    assert list(pool.started) == ["d2"]
+
+
+def test_that_all_is_compiled_is_noted_of_those_that_end_by_themselves(made):
+    pool, precompiler = made
+    precompiler.expect([block(solution(0), *(solution(number, **LIBRARY) for number in (1, 2, 3)))])
+    pool.started["d1"].has_ended = True
+    pool.started["d2"].has_ended = True
+    pool.started["d2"].exit = SimpleNamespace(code=1)
+    precompiler.expect([block(solution(0))])
+    precompiler.close()
+    assert pool.noted == ["d1"]
+
+
+def test_what_else_is_announced_is_begun_while_a_turn_waits(made):
+    pool, precompiler = made
+    numbers = range(10, 11 + MODULES.most_at_once)
+    announce(precompiler, *numbers)
+    precompiler.expect([block(solution(0))])
+    pool.started["d11"].has_ended = True
+    assert f"d{numbers[-1]}" not in pool.started
+    precompiler.finish("d10", 5.0, lambda: None)
+    assert f"d{numbers[-1]}" in pool.started
+
+
+def test_beside_a_call_of_which_the_hosts_time_is_part_nothing_is_precompiled_until_its_job_is_over(made):
+    pool, precompiler = made
+    assert not precompiler.hold()
+    precompiler.go_on()
+    precompiler.expect([block(solution(0), solution(1))])
+    assert precompiler.hold()
+    with precompiler.held_still():
+        assert pool.started["d1"].held[:1] == ["rests"]
+    assert pool.started["d1"].held.count("rests") == pool.started["d1"].held.count("goes on") + 1
+    precompiler.go_on()
+    assert pool.started["d1"].held[-1] == "goes on"
+
+
 @pytest.mark.parametrize(("most_s", "waited_s"), [(30.0, 30.0), (1e9, MODULES.wait_limit_s)])
 def test_modules_are_waited_for_as_long_as_a_call_may_take(made, clock, most_s, waited_s):
     pool, precompiler = made
@@ -258,7 +320,7 @@ def test_modules_are_waited_for_as_long_as_a_call_may_take(made, clock, most_s, 
     assert (clock.now, pool.started["d1"].has_ended) == (waited_s, True)
 
 
-@pytest.mark.parametrize(("cores", "gigabytes", "compilers"), [(16, 128, 8), (16, 32, 4), (8, 128, 6), (4, 1, 1)])
+@pytest.mark.parametrize(("cores", "gigabytes", "compilers"), [(16, 128, 4), (64, 512, 8), (16, 512, 6), (4, 8, 1)])
 def test_compilers_of_modules_fit_into_the_cores_and_the_memory(monkeypatch, cores, gigabytes, compilers):
     monkeypatch.setattr(precompiling, "cores_for_compilers", lambda: list(range(cores // 4, cores)))
     monkeypatch.setattr(precompiling, "usable_memory", lambda: gigabytes << 30)

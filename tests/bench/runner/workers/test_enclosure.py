@@ -98,19 +98,23 @@ def test_helpers_are_lent_only_into_a_folder_that_no_worker_has_written_to(place
     assert lent == ([folder / "triton"] if is_new else [])
 
 
-def test_what_flashinfer_compiled_is_found_whoever_compiled_it_and_no_folder_is_read_for_long(place):
+def test_that_modules_are_compiled_is_noted_where_no_worker_writes_for_these_versions_alone(place, monkeypatch):
     made = make_enclosure(place, "the session's")
-    library = Path(made.environment(DIGEST)["FLASHINFER_WORKSPACE_BASE"], ".cache", "flashinfer")
-    module = library / "0.6" / "90a" / "cached_ops" / "norm"
-    assert not made.has_modules(DIGEST)
-    module.mkdir(parents=True)
-    (module / "norm.cuda.o").touch()
-    assert not made.has_modules(DIGEST)
-    (module / "norm.so").touch()
-    assert made.has_modules(DIGEST)
-    module.rename(place / "shared")
-    module.symlink_to(place / "shared")
-    assert made.has_modules(DIGEST)
+    made.mark_compiled(DIGEST)  # there is no folder yet
+    assert not made.is_marked(DIGEST)
+    walls = made.make_walls(DIGEST, None, place / "given-1")
+    made.mark_compiled(DIGEST)
+    assert made.is_marked(DIGEST)
+    assert not made._mark(DIGEST).is_relative_to(walls.writable[0])
+    monkeypatch.setattr(enclosure.metadata, "version", lambda _package: "99")
+    assert not make_enclosure(place, "the session's").is_marked(DIGEST)
+
+
+def test_no_folder_of_a_solution_is_read_for_long(place):
+    made = make_enclosure(place, "the session's")
+    cache = Path(made.environment(DIGEST)["TRITON_CACHE_DIR"])
+    assert not made.has_kernels(DIGEST)
     for number in range(3 * enclosure.LOOKED_AT):
-        (library / f"v{number}").mkdir()
-    assert len(enclosure._some_entries(library)) == enclosure.LOOKED_AT
+        (cache / f"v{number}").mkdir(parents=True)
+    assert made.has_kernels(DIGEST)
+    assert len(enclosure._some_entries(cache)) == enclosure.LOOKED_AT
