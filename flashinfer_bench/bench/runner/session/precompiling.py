@@ -353,11 +353,14 @@ def describe_argument(spec: TensorSpec, shape: Sequence[int] | None, given: obje
 
 
 def describe_gpu() -> dict[str, Any]:
-    """Return what torch and Triton's driver tell of this session's GPU."""
+    """Return what torch and, where it is installed, Triton's driver tell of this session's GPU."""
     found = torch.cuda.get_device_properties(0)
     told = {name: getattr(found, name) for name in dir(found) if not name.startswith("_")}
-    driver = importlib.import_module("triton.runtime.driver").driver
+    by_triton: dict[str, Any] = {}
+    with suppress(ImportError):
+        driver = importlib.import_module("triton.runtime.driver").driver
+        by_triton = dict(driver.active.utils.get_device_properties(0))
     return {
         "torch": {name: value for name, value in told.items() if isinstance(value, (int, str))},
-        "triton": dict(driver.active.utils.get_device_properties(0)),
+        "triton": by_triton,
     }
