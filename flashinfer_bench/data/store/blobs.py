@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
@@ -16,44 +14,18 @@ from typing import Final
 from flashinfer_bench.base.files.locks import locked_folder
 from flashinfer_bench.base.files.reading import open_to_read, refuse_strange
 from flashinfer_bench.data.store.checks import is_inside
+from flashinfer_bench.data.store.git_lfs import fetch_with_git_lfs
 from flashinfer_bench.data.store.layout import BLOB
 from flashinfer_bench.data.store.ownership import own_folders
 from flashinfer_bench.errors import WorkloadFault
 
 _POINTER_START: Final = b"version https://git-lfs.github.com/spec/v1"
 _POINTER_MAX_BYTES: Final = 1024
-FETCH_TIMEOUT_S: Final = 600.0
-"""How many seconds git-lfs may take for one file."""
 FETCH_WAIT_S: Final = 3600.0
 """How many seconds to wait while other processes fetch files of the same set, one after the other."""
 
 Fetch = Callable[[Path, str], "str | None"]
 """Fetches one file (root, relative path); returns why it could not, None when it did."""
-
-
-def fetch_with_git_lfs(root: Path, path: str) -> str | None:
-    """Let git-lfs fetch one file of the set; return why that failed, None when it did not."""
-    if shutil.which("git-lfs") is None:
-        return f"git-lfs is not installed; install it and run: git lfs pull --include {path!r}"
-    command = ["git", "lfs", "pull", "--include", path]
-    try:
-        done = subprocess.run(
-            command,
-            cwd=root,
-            capture_output=True,
-            text=True,
-            timeout=FETCH_TIMEOUT_S,
-            check=False,
-            stdin=subprocess.DEVNULL,
-            env={**os.environ, "GIT_TERMINAL_PROMPT": "0"},
-        )
-    except subprocess.TimeoutExpired:
-        return f"{' '.join(command)} took longer than {FETCH_TIMEOUT_S:.0f} s"
-    except OSError as error:
-        return f"{' '.join(command)} could not be started: {error.strerror}"
-    if done.returncode != 0:
-        return f"{' '.join(command)} ended with {done.returncode}: {done.stdout[-500:]}{done.stderr[-500:]}"
-    return None
 
 
 class BlobStore:

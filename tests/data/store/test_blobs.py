@@ -112,14 +112,3 @@ def test_without_git_lfs_the_command_is_named(tmp_path, monkeypatch):
     _put(tmp_path, POINTER)
     with pytest.raises(WorkloadFault, match="install it and run: git lfs pull --include"):
         BlobStore(tmp_path).locate(PATH)
-
-
-@pytest.mark.parametrize(("code", "status"), [("exit 0", None), ("echo broken >&2; exit 3", "ended with 3: broken")])
-def test_git_lfs_is_asked_for_one_path(tmp_path, monkeypatch, code, status):
-    for name in ("git", "git-lfs"):
-        (tmp_path / name).write_text(f'#!/bin/sh\necho "$@" > asked\n{code}\n')
-        (tmp_path / name).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    reason = blobs.fetch_with_git_lfs(tmp_path, PATH)
-    assert (tmp_path / "asked").read_text() == f"lfs pull --include {PATH}\n"
-    assert reason is None if status is None else status in reason
