@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, TypeVar
 
 from pydantic import BeforeValidator, Field, StringConstraints, ValidationError, field_validator, model_validator
@@ -12,7 +13,7 @@ from flashinfer_bench.data.digest import digest_of
 from flashinfer_bench.data.dtypes import DType, check_dtype, torch_dtype
 from flashinfer_bench.data.expression import MAX_AXIS_VALUE, evaluate_axis, names_in, order_axes, parse_expression
 from flashinfer_bench.data.model import DataModel
-from flashinfer_bench.data.names import did_you_mean
+from flashinfer_bench.data.names import HintLimit, did_you_mean
 from flashinfer_bench.data.reference import parse_reference
 
 if TYPE_CHECKING:
@@ -43,6 +44,12 @@ Shape = Sizes | None
 
 MOST_EXPRESSIONS: Final = 256
 """Axes of one definition that may be expressions: each is evaluated for every workload."""
+MOST_CONSTRAINTS: Final = 1000
+"""Constraints of one definition: each is checked for every workload."""
+MOST_CHARACTERS: Final = 1 << 16
+"""Characters of a definition's expressions and constraints together, for the same reason."""
+MOST_FAULTS: Final = 1000
+"""Of one definition so many disagreements are told."""
 
 
 class AxisConst(DataModel):
@@ -142,6 +149,12 @@ class Definition(DataModel):
     custom_inputs_entrypoint: NonEmpty | None = None
     """Function beside the reference that makes the inputs which a workload calls "custom"."""
 
+    @field_validator("axes", "constraints", mode="before")
+    @classmethod
+    def _are_short(cls, given: Any) -> Any:
+        _check_characters(map(len, _expression_texts(given)))  # before each is parsed
+        return given
+
     @field_validator("reference")
     @classmethod
     def _reference_parses(cls, source: str) -> str:
@@ -150,7 +163,9 @@ class Definition(DataModel):
 
     @model_validator(mode="after")
     def _parts_agree(self) -> Definition:
-        faults = [*_shape_faults(self), *_name_faults(self), *_expression_faults(self)]
+        with HintLimit():
+            found = chain(_shape_faults(self), _name_faults(self), _expression_faults(self))
+            faults = list(islice(found, MOST_FAULTS))
         if faults:
             raise ValidationError.from_exception_data(
                 type(self).__name__,
@@ -391,10 +406,40 @@ def _expression_faults(definition: Definition) -> Iterable[Disagreement]:
         order_axes(expressions)
     except ValueError as error:
         yield ("axes",), list(expressions), str(error)
+    yield from _constraint_faults(definition, expressions.values())
+
+
+def _constraint_faults(definition: Definition, expressions: Iterable[str]) -> Iterable[Disagreement]:
+    texts = [*expressions, *definition.constraints]
+    try:
+        _check_characters(map(len, texts))
+    except ValueError as error:
+        yield ("constraints",), len(definition.constraints), str(error)
+        return
+    if len(definition.constraints) > MOST_CONSTRAINTS:
+        yield ("constraints",), len(definition.constraints), f"there are more than {MOST_CONSTRAINTS} constraints"
+        return
     for index, constraint in enumerate(definition.constraints):
         fault = _expression_fault(constraint)
         if fault is not None:
             yield ("constraints", str(index)), constraint, fault
+
+
+def _expression_texts(given: object) -> Iterable[str]:
+    """Yield the texts of axes or constraints that were given, whatever else stands among them."""
+    for item in given.values() if isinstance(given, Mapping) else given if isinstance(given, list) else ():
+        text = item.get("expression") if isinstance(item, Mapping) else getattr(item, "expression", item)
+        if isinstance(text, str):
+            yield text
+
+
+def _check_characters(sizes: Iterable[int]) -> None:
+    characters = sum(sizes)
+    if characters > MOST_CHARACTERS:
+        raise ValueError(
+            f"the expressions have {characters:,} characters; "
+            f"axes and constraints of a definition may have {MOST_CHARACTERS:,} together"
+        )
 
 
 def _expression_fault(text: str) -> str | None:

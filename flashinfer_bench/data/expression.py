@@ -10,18 +10,22 @@ from __future__ import annotations
 import ast
 import math
 import operator
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from functools import lru_cache
 from graphlib import CycleError, TopologicalSorter
+from threading import Lock
 from typing import Final
 
 MAX_EXPRESSION_LENGTH: Final = 10_000
 """A longer expression, in characters, is refused: no person wrote it."""
 PARSED: Final = 1024
-"""So many parsed expressions are kept: every workload of a definition needs those of its axes."""
-SHORT: Final = 200
-"""A longer expression, in characters, is not kept: its tree takes megabytes."""
+"""Of so many expressions the names are kept, and of so many definitions the order of axes."""
+KEPT_CHARACTERS: Final = 1 << 18
+"""Parsed expressions are kept up to so many characters: some definitions' at their limit, and 100 MB at most."""
+KEPT_EACH: Final = 64
+"""A parsed expression counts for so many characters beside its own."""
 MAX_AXIS_VALUE: Final = 2**63 - 1
 """Largest value of an axis. It also limits the cost of `**` and `<<`."""
 
@@ -62,7 +66,7 @@ def parse_expression(text: str) -> ast.expr:
     """Parse one Python expression; raise ValueError with the reason when it is none."""
     if len(text) > MAX_EXPRESSION_LENGTH:
         raise ValueError(f"longer than {MAX_EXPRESSION_LENGTH} characters")
-    return _parse_kept(text) if len(text) <= SHORT else _parse(text)
+    return _kept.get(text)
 
 
 def _parse(text: str) -> ast.expr:
@@ -72,7 +76,32 @@ def _parse(text: str) -> ast.expr:
         raise ValueError(f"not a Python expression: {error} in {text[:200]!r}") from error
 
 
-_parse_kept = lru_cache(maxsize=PARSED)(_parse)
+class _KeptTrees:
+    """The parsed expressions that were asked for last, since every workload of a definition needs those of its axes."""
+
+    def __init__(self) -> None:
+        self._trees: OrderedDict[str, ast.expr] = OrderedDict()
+        self._left = KEPT_CHARACTERS
+        self._lock = Lock()
+
+    def get(self, text: str) -> ast.expr:
+        """Return the tree of a text, parsed where it is not kept."""
+        with self._lock:
+            if text in self._trees:
+                self._trees.move_to_end(text)
+                return self._trees[text]
+        tree = _parse(text)
+        with self._lock:
+            if text not in self._trees:
+                self._trees[text] = tree
+                self._left -= len(text) + KEPT_EACH
+            while self._left < 0:
+                first, _ = self._trees.popitem(last=False)
+                self._left += len(first) + KEPT_EACH
+        return tree
+
+
+_kept: Final = _KeptTrees()
 
 
 @lru_cache(maxsize=PARSED)

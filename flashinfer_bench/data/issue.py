@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
+from flashinfer_bench.base.printable import to_printable
+
 Severity = Literal["error", "warning"]
 """error: something was left out of the set. warning: it was kept, and somebody should look at it."""
 
@@ -33,7 +35,8 @@ class LoadIssue:
     """A definition that the set lacks. Another set that has it settles the issue. "" means any definition."""
 
     def __str__(self) -> str:
-        place = f"{self.file}:{self.line}" if self.line is not None else str(self.file)
+        file = to_printable(str(self.file))
+        place = f"{file}:{self.line}" if self.line is not None else file
         field = f" {self.field}:" if self.field else ""
         reason = self.reason if len(self.reason) <= LONGEST_REASON else f"{self.reason[:LONGEST_REASON]} …"
         return f"{self.severity}: {place}:{field} {reason}"

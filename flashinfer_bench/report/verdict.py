@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
+from flashinfer_bench.base.printable import to_printable
 from flashinfer_bench.data.measurement import BriefMeasurement, read_measurement
 from flashinfer_bench.data.sets.latest import find_latest
 from flashinfer_bench.data.store.trace_lines import AnyEvaluation, AnyTrace
@@ -40,13 +41,6 @@ def to_one_line(text: str) -> str:
         return text if len(text) <= REASON_LIMIT else f"{text[: REASON_LIMIT - 1]}…"
     flat = to_printable(" ".join(text.split()))
     return flat if len(flat) <= REASON_LIMIT else flat[: REASON_LIMIT - 1] + "…"
-
-
-def to_printable(text: str) -> str:
-    """Show control characters as escapes, so that text of a file cannot steer a terminal."""
-    if text.isprintable():
-        return text
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
 
 
 def caveat_of(evaluation: AnyEvaluation) -> str | None:

@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import math
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -25,6 +26,8 @@ MOST_NAME: Final = 200
 """The name, author, submitter or key of a submission may have this many characters."""
 HIGHEST_PRIORITY: Final = 1_000
 """Priorities lie between minus this and this; a higher one is judged earlier among a submitter's tasks."""
+NOWHERE: Final = Path(os.devnull, "solution")
+"""Where a solution of a request lies: no file of this machine is beside it, so none is read in place of a content."""
 SHOWN_PROBLEMS: Final = 20
 """An answer tells so many problems of a solution."""
 _TASK_ID: Final = re.compile(r"[0-9a-f]{32}")
@@ -143,19 +146,37 @@ def _read_object(body: bytes) -> dict[str, Any]:
 def _read_solution(raw: object, limits: ServeLimits) -> Solution:
     if raw is None:
         raise Refusal(422, "solution: is missing")
+    _check_sources(raw, limits)
     issues: list[LoadIssue] = []
-    solution = parse_raw(Solution, raw, Place(Path("solution")), issues)
+    solution = parse_raw(Solution, raw, Place(NOWHERE), issues)
     if solution is None:
         problems = [f"{issue.field or 'solution'}: {issue.reason}" for issue in issues if issue.severity == "error"]
         raise Refusal(422, "; ".join(problems[:SHOWN_PROBLEMS]))
-    if len(solution.sources) > limits.sources:
-        raise Refusal(413, f"{len(solution.sources)} sources are too many; the limit is {limits.sources}")
-    size = sum(len(source.content.encode()) for source in solution.sources)
-    if size > limits.source_bytes:
-        raise Refusal(413, f"the sources have {size:,} bytes; the limit is {limits.source_bytes:,}")
+    _check_size((source.content for source in solution.sources), limits)
     if max(len(solution.name), len(solution.author)) > MOST_NAME:
         raise Refusal(422, f"name and author may have {MOST_NAME} characters")
     return solution.with_unique_name()
+
+
+def _check_sources(raw: object, limits: ServeLimits) -> None:
+    """Refuse too many sources, and too large ones, before any of them is looked at: that takes time."""
+    sources = raw.get("sources") if isinstance(raw, dict) else None
+    if not isinstance(sources, (list, dict)):
+        return
+    if len(sources) > limits.sources:
+        raise Refusal(413, f"{len(sources)} sources are too many; the limit is {limits.sources}")
+    contents = sources.values() if isinstance(sources, dict) else map(_content_of, sources)
+    _check_size((content for content in contents if isinstance(content, str)), limits)
+
+
+def _check_size(contents: Iterable[str], limits: ServeLimits) -> None:
+    size = sum(len(content.encode("utf-8", "replace")) for content in contents)
+    if size > limits.source_bytes:
+        raise Refusal(413, f"the sources have {size:,} bytes; the limit is {limits.source_bytes:,}")
+
+
+def _content_of(source: object) -> object:
+    return source.get("content") if isinstance(source, dict) else None
 
 
 def _choose_workloads(asked: object, known: Sequence[str]) -> tuple[str, ...]:

@@ -133,7 +133,7 @@ class Gate:
             _log.info(line, request, client, scope["method"], _printable(scope["path"]), answered, took, task)
 
     async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
-        pairs = [(name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in scope["headers"]]
+        pairs = read_headers(scope["headers"])
         headers = dict(pairs)
         self._admission.check_host(value for name, value in pairs if name == "host")
         self._admission.check_browser(headers)
@@ -216,6 +216,11 @@ class _Body:
         body = b"".join(self._parts)
         self._parts.clear()
         return {"type": "http.request", "body": body, "more_body": False}
+
+
+def read_headers(raw: Iterable[tuple[bytes, bytes]]) -> list[tuple[str, str]]:
+    """Return headers as text, with names in lower case."""
+    return [(name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in raw]
 
 
 async def answer_refusal(refusal: Refusal, send: Send) -> None:

@@ -16,6 +16,8 @@ class ServeLimits:
     """A larger body is refused (413). What is beyond is read and dropped, never kept."""
     all_bodies_bytes: int = 256 * MIB
     """Bodies that are being read hold so much at once; a request beyond is asked to come again (503)."""
+    head_s: float = 10.0
+    """A connection that takes longer to send the head of its first request, or of its next one, is closed."""
     body_s: float = 30.0
     """A body that takes longer to arrive is given up (408)."""
     sources: int = 64

@@ -33,6 +33,7 @@ from flashinfer_bench.serve.limits import ServeLimits
 from flashinfer_bench.serve.metrics import Metrics
 from flashinfer_bench.serve.records import TaskRecords
 from flashinfer_bench.serve.service import TaskService
+from flashinfer_bench.serve.strangers import Strangers
 
 CACHE_FOLDER: Final = "serve"
 """The folder of the cache that holds ledgers and traces of sets that cannot be written."""
@@ -42,6 +43,10 @@ KEPT_FILES: Final = 512
 """Of these, files that are kept for the engine; connections get the rest."""
 FEWEST_CONNECTIONS: Final = 64
 """Connections that a server takes at once in any case, however few files it may open."""
+STRANGERS_SHARE: Final = 8
+"""An address may have this part of all connections without a request (an eighth)..."""
+FEWEST_STRANGERS: Final = 16
+"""... and so many in any case."""
 BACKLOG: Final = 1024
 """Connections that the system holds until they are accepted."""
 CLOSE_S: Final = 5
@@ -147,15 +152,20 @@ class _Server:
         self._service = service
         self._ending: asyncio.Task[None] | None = None
         self._announce = announce
+        admission = address.admission()
+        connections = max(FEWEST_CONNECTIONS, _raise_file_limit() - KEPT_FILES)
+        strangers = max(FEWEST_STRANGERS, connections // STRANGERS_SHARE)
         self._uvicorn = _Quiet(
             uvicorn.Config(
-                make_app(service, metrics, address.admission(), self.end),
+                make_app(service, metrics, admission, self.end),
+                http=Strangers(service.limits.head_s, strangers, admission).protocol(),
+                ws="none",
                 lifespan="off",
                 log_config=None,
                 access_log=False,
                 server_header=False,
                 proxy_headers=False,
-                limit_concurrency=max(FEWEST_CONNECTIONS, _raise_file_limit() - KEPT_FILES),
+                limit_concurrency=connections,
                 timeout_graceful_shutdown=CLOSE_S,
                 backlog=BACKLOG,
             )

@@ -23,6 +23,9 @@ from flashinfer_bench.worker.privileges import drop_capabilities, enter_own_doma
 from flashinfer_bench.worker.walls.walls import Walls
 
 RESET_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGPIPE)
+MOST_DESCRIPTORS: Final = 4096
+"""A worker's process has at most this many descriptors, and so many are on their way through sockets at the most: the
+kernel counts these by user, against the sender's limit."""
 MOST_FILE_BYTES: Final = 16 << 30
 """A file that a worker writes has at most this many bytes."""
 
@@ -49,6 +52,7 @@ def confine(order: dict[str, Any], fds: Sequence[int], guard: socket.socket) -> 
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True)  # so that what was printed before a crash arrives
+    inherited = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     set_limits(order.get("most_tasks"))
     above = ancestors(os.getpid())
     if order.get("walls") is None:
@@ -64,7 +68,7 @@ def confine(order: dict[str, Any], fds: Sequence[int], guard: socket.socket) -> 
         socket.send_fds(guard, [b"x"], [listener])
     guard.detach()
     os.closerange(3, keep_fd)
-    os.closerange(keep_fd + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    os.closerange(keep_fd + 1, inherited)
     os.environ.clear()
     os.environ.update(order["environment"])
     tempfile.tempdir = None  # the session has looked up its own
@@ -74,6 +78,7 @@ def confine(order: dict[str, Any], fds: Sequence[int], guard: socket.socket) -> 
 def set_limits(most_tasks: int | None) -> None:
     """Limit what this process and its children may take. Address space has no limit: CUDA reserves terabytes of it."""
     limits = {resource.RLIMIT_CORE: 0, resource.RLIMIT_FSIZE: MOST_FILE_BYTES}
+    limits[resource.RLIMIT_NOFILE] = MOST_DESCRIPTORS
     if most_tasks is not None:
         limits[resource.RLIMIT_NPROC] = most_tasks
     for limit, wanted in limits.items():

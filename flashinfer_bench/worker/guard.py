@@ -7,12 +7,15 @@ one socket:
                       {"exit": {"code": int or null, "signal": int or null, "leftover": int, "over_memory": bool}}
     session → guard   any byte, or the end of the stream: end the worker now
 
-The worker is ended as a whole: its process group first, then every descendant that moved to a group of its own. The
-guard ends when none is left; where it does not, the session ends it and them.
+The worker is ended as a whole: its process group first, then every descendant that moved to a group of its own. Where
+the kernel lets a guard and its worker have a domain for signals, all in that are killed at once. Else the guard kills
+what it sees, with the groups of that: a process that only forks and ends is gone by then, its group is not. The guard
+ends when none is left; where it does not, the session ends it and them.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import select
 import signal
@@ -28,10 +31,12 @@ from flashinfer_bench.worker.linux import (
     ancestors,
     descendants,
     held_memory_files,
+    kill_with_groups,
     proportional_memory,
     resident_memory,
 )
 from flashinfer_bench.worker.main import run_worker
+from flashinfer_bench.worker.privileges import enter_outer_domain, kill_domain
 from flashinfer_bench.worker.processor_counter import open_counter
 from flashinfer_bench.worker.wire import send_frame
 
@@ -53,6 +58,8 @@ def run_guard(order: dict[str, Any], fds: list[int], fork: Callable[[], int]) ->
     signal.signal(signal.SIGCHLD, lambda *_: None)
     ours, theirs = socket.socketpair()
     counter = open_counter() if str(order.get("device", "")).startswith("cpu") else None
+    walls = order.get("walls") or {}
+    is_apart = not walls.get("openings") and enter_outer_domain(has_walls=bool(walls))  # a tool's worker may mount
     pid = fork()
     if pid == 0:
         run_worker(order, (worker_fd, out_fd, err_fd), theirs)
@@ -63,14 +70,31 @@ def run_guard(order: dict[str, Any], fds: list[int], fork: Callable[[], int]) ->
     report(session, {"started": pid, "guard": os.getpid()}, [] if counter is None else [counter])
     if counter is not None:
         os.close(counter)
-    asked = AskedCalls(ours, (order.get("walls") or {}).get("writable", ()))
+    if is_apart:
+        kill_when_told(session)
+    asked = AskedCalls(ours, walls.get("writable", ()))
     watch = Watch(pid, int(order["memory_limit_bytes"]), asked)
     status = watch.until_end(session, wake_read)
-    leftover = end_descendants()
+    leftover = end_descendants(is_apart=is_apart)
     code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
     signal_number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
     ended = {"code": code, "signal": signal_number, "leftover": leftover, "over_memory": watch.over_memory}
     report(session, {"exit": ended})
+
+
+def kill_when_told(session: socket.socket) -> None:
+    """Kill all below this process as soon as the session says so, also in the middle of a look at the process table.
+
+    Where thousands of processes wait to be reaped and others take all processors, such a look takes seconds.
+    """
+
+    def kill(*_: object) -> None:
+        if select.select([session], [], [], 0)[0]:
+            kill_domain()
+
+    signal.signal(signal.SIGIO, kill)
+    fcntl.fcntl(session, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(session, fcntl.F_SETFL, fcntl.fcntl(session, fcntl.F_GETFL) | os.O_ASYNC)
 
 
 def report(session: socket.socket, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
@@ -157,20 +181,28 @@ class Watch:
         return memory.private + max(0, shared) > self.memory_limit_bytes
 
 
-def end_descendants() -> int:
-    """Kill and reap every process below this one, without a deadline; return how many there were."""
+def end_descendants(*, is_apart: bool = False) -> int:
+    """Kill and reap every process below this one; return how many there were, as far as they were seen.
+
+    It goes on until none is left: a session that waits for that has a deadline.
+
+    Args:
+        is_apart: `kill_domain` reaches what is below this process, and nothing else.
+    """
+    own = os.getpid()
     seen: set[int] = set()
     while True:
-        alive = descendants(os.getpid())
-        for pid in alive:
-            seen.add(pid)
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
+        if is_apart:
+            kill_domain()
+        else:
+            seen.update(alive := descendants(own))
+            kill_with_groups(own, alive)
         try:
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
+            for _ in range(MOST_REAPED):
+                pid = os.waitpid(-1, os.WNOHANG)[0]
+                if pid == 0:
+                    time.sleep(0.001)
+                    break
+                seen.add(pid)
         except ChildProcessError:
             return len(seen)
-        time.sleep(0.001)

@@ -173,16 +173,52 @@ def end_tree(root: int, limit_s: float, *, now: Callable[[], float] = time.monot
 
 
 def kill_below(root: int, limit_s: float, *, now: Callable[[], float] = time.monotonic) -> bool:
-    """Kill every process below one, also those started meanwhile; say whether all were gone before the limit."""
+    """Kill every process below one, also those started meanwhile; say whether all were gone before the limit.
+
+    All are gone once none is alive and none is new: what only forks and ends has left its dead by the next look.
+    """
     deadline = now() + limit_s
-    while alive := [pid for pid in descendants(root) if is_alive(pid)]:
+    seen: set[int] = set()
+    while True:
+        found = descendants(root)
+        if seen.issuperset(found) and not any(map(is_alive, found)):
+            return True
         if now() >= deadline:
             return False
-        for pid in alive:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        seen.update(found)
+        kill_with_groups(root, found)
         time.sleep(KILL_POLL_S)
-    return True
+
+
+def await_children(limit_s: float) -> None:
+    """Wait until this process has no children any more, no longer than the limit."""
+    deadline = time.monotonic() + limit_s
+    with suppress(ChildProcessError):
+        while time.monotonic() < deadline:
+            os.waitpid(-1, os.WNOHANG)
+            time.sleep(KILL_POLL_S)
+
+
+def kill_with_groups(root: int, below: Iterable[int]) -> None:
+    """Kill processes below one, and first their groups: a group is killed at once, also where its members fork and end.
+
+    No group is killed that the root, this process or one above them is in.
+    """
+    spared = {group for pid in (root, os.getpid(), *ancestors(root)) if (group := _group_of(pid))}
+    pids = list(below)
+    for group in {_group_of(pid) for pid in pids} - spared - {0}:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(group, signal.SIGKILL)
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _group_of(pid: int) -> int:
+    """Return the process group of a process; 0 where it is gone."""
+    with suppress(ProcessLookupError, PermissionError):
+        return os.getpgid(pid)
+    return 0
 
 
 def is_alive(pid: int) -> bool:

@@ -5,17 +5,20 @@ CAP_DAC_OVERRIDE: without it root could not read a cache or an environment that 
 access to a process's memory.
 
 Landlock: a process may not trace a process outside its own domain, and so not read or write its memory. Since the sixth
-version it may not send it a signal either. Each worker, with all that it starts, is a domain of its own.
+version it may not send it a signal either. Each worker, with all that it starts, is a domain of its own. It lies inside
+that of its guard, whose signal to all that it may signal is one to whatever is below it.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import struct
+from contextlib import suppress
 from typing import Final
 
-from flashinfer_bench.worker.linux import prctl, system_call
+from flashinfer_bench.worker.linux import PR_SET_NO_NEW_PRIVS, prctl, system_call
 from flashinfer_bench.worker.walls import landlock
 from flashinfer_bench.worker.walls.landlock import ADD_RULE, CREATE_RULESET, RESTRICT_SELF, RULE_PATH_BENEATH
 
@@ -63,6 +66,45 @@ def enter_own_domain() -> int:
     return version if restricted == 0 else 0
 
 
+def enter_outer_domain(*, has_walls: bool) -> bool:
+    """Enter a domain that the processes to be forked from this one will be in; say whether `kill_domain` can be called.
+
+    Where they have walls, these rule files: the outer domain then has to allow that files are moved between folders. No
+    process in it can mount anything.
+    """
+    parent = os.getppid()
+    if landlock.version() < landlock.SCOPE_VERSION or parent <= 1 or not _may_signal(parent):
+        return False
+    scope = landlock.SCOPE_SIGNALS
+    ruleset = _open_ruleset(landlock.REFER, 0, scope) if has_walls else _make_ruleset(0, 0, scope)
+    if ruleset < 0:
+        return False
+    prctl(PR_SET_NO_NEW_PRIVS, 1)
+    restricted = system_call(RESTRICT_SELF, ruleset, 0)
+    os.close(ruleset)
+    return restricted == 0 and not _may_signal(parent)
+
+
+def kill_domain() -> None:
+    """Kill all that this process may signal, at once: none of them is in the middle of a fork.
+
+    Call it where `enter_outer_domain` has said that nobody outside can be signalled. Else it would hit the machine.
+    """
+    with suppress(ProcessLookupError, PermissionError):
+        os.kill(-1, signal.SIGKILL)
+
+
+def _may_signal(pid: int) -> bool:
+    """Tell whether this process may; false only where it was refused."""
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return False
+    except ProcessLookupError:
+        return True
+    return True
+
+
 def _make_ruleset(*attributes: int) -> int:
     packed = struct.pack(f"{len(attributes)}Q", *attributes)
     return system_call(CREATE_RULESET, packed, ctypes.c_size_t(len(packed)), 0)
@@ -70,7 +112,12 @@ def _make_ruleset(*attributes: int) -> int:
 
 def _smallest_ruleset() -> int:
     """Make a ruleset without scopes; files may be moved everywhere."""
-    ruleset = _make_ruleset(landlock.MAKE_BLOCK_DEVICE | landlock.REFER)
+    return _open_ruleset(landlock.MAKE_BLOCK_DEVICE | landlock.REFER)
+
+
+def _open_ruleset(*attributes: int) -> int:
+    """Make a ruleset that lets files be moved everywhere."""
+    ruleset = _make_ruleset(*attributes)
     if ruleset < 0:
         return ruleset
     root = os.open("/", os.O_PATH | os.O_CLOEXEC)

@@ -26,9 +26,19 @@ from flashinfer_bench.timing.clocks import import_cupti
 from flashinfer_bench.worker.guard import run_guard
 from flashinfer_bench.worker.jit.stand_in import prepare_stand_in
 from flashinfer_bench.worker.jit.start import prepare_triton
-from flashinfer_bench.worker.linux import adopt_orphans, count_own_tasks, die_with_parent, fork, hide_memory, kill_below
+from flashinfer_bench.worker.linux import (
+    adopt_orphans,
+    await_children,
+    count_own_tasks,
+    die_with_parent,
+    fork,
+    hide_memory,
+    kill_below,
+)
 from flashinfer_bench.worker.wire import FrameReader, WireClosed
 
+GUARDS_LIMIT_S: Final = 2.0
+"""Seconds that guards have at the end of the session to end their workers: they kill at once what keeps forking."""
 END_LIMIT_S: Final = 30.0
 """Seconds to kill everything below the template at its end."""
 MORE_TASKS, MORE_TASKS_PER_CORE = 4096, 512
@@ -113,6 +123,7 @@ def run_template(sock: socket.socket, run_directory: Path | None, preparation: P
                 _serve(order, reader.take_fds(), sock, most_tasks)
                 held = None
     finally:
+        await_children(GUARDS_LIMIT_S)
         kill_below(os.getpid(), END_LIMIT_S)
         if run_directory is not None:
             remove_tree(run_directory)

@@ -8,9 +8,11 @@ one that is not a JSON object, is a WireError: the reader trusts no length that 
 from __future__ import annotations
 
 import json
+import select
 import socket
 import struct
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 HEADER: Final = struct.Struct(">I")
@@ -40,6 +42,39 @@ def send_frame(sock: socket.socket, message: dict[str, Any], fds: Sequence[int] 
         sent = socket.send_fds(sock, [data], list(fds))
         data = data[sent:]
     sock.sendall(data)
+
+
+def send_frame_by(
+    deadline: float,
+    sock: socket.socket,
+    message: dict[str, Any],
+    fds: Sequence[int] = (),
+    now: Callable[[], float] = time.monotonic,
+) -> bool:
+    """Send one frame to a side that may not read; say whether all of it was taken before the deadline.
+
+    Where it was not, part of it may be on its way: no other frame can follow.
+    """
+    data = memoryview(encode_frame(message))
+    while True:
+        try:
+            if fds:
+                sent = socket.send_fds(sock, [data], list(fds), socket.MSG_DONTWAIT)
+            else:
+                sent = sock.send(data, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            sent = 0
+        data = data[sent:]
+        if not data:
+            return True
+        if sent:
+            fds = ()
+        left_s = deadline - now()
+        if left_s <= 0:
+            return False
+        room = select.poll()
+        room.register(sock, select.POLLOUT)
+        room.poll(left_s * 1000)
 
 
 class FrameReader:

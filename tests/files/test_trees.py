@@ -79,6 +79,17 @@ def test_removing_gives_up_at_its_limit(tmp_path):
     assert remove_tree(tmp_path / "top")
 
 
+def test_removing_looks_at_its_limit_inside_a_large_folder(tmp_path, monkeypatch):
+    ticks = iter(range(1000))
+    monkeypatch.setattr(trees, "LOOK_EVERY", 2)
+    monkeypatch.setattr(trees.time, "monotonic", lambda: next(ticks))
+    (tmp_path / "top").mkdir()
+    for number in range(20):
+        (tmp_path / "top" / str(number)).touch()
+    assert not remove_tree(tmp_path / "top", limit_s=3.5)
+    assert 0 < len(list((tmp_path / "top").iterdir())) < 20
+
+
 def test_a_walk_gives_what_lies_in_a_folder_first_and_passes_over_names(tmp_path):
     for path in ("b/two", "a/.hidden/three", "a/one", "z"):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)

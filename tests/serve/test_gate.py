@@ -158,6 +158,8 @@ def with_sources(**sources):
         (with_sources(a="1", b="2", c="3"), 413, "sources"),
         (with_sources(a="x" * 5000), 413, "bytes"),
         (with_sources(**{"../a": "1"}), 422, "'..'"),
+        (with_sources(**{"../a": "1", "b": "2", "c": "3"}), 413, "sources"),
+        (with_sources(**{"../a": "x" * 5000}), 413, "bytes"),
     ],
 )
 def test_what_cannot_be_judged_is_refused_with_the_reason(site, body, status, words):
@@ -167,6 +169,22 @@ def test_what_cannot_be_judged_is_refused_with_the_reason(site, body, status, wo
         async with site.serve(limits=ServeLimits(sources=3, source_bytes=4000)) as client:
             answer = await client.post("/evaluate", content=content)
             assert (answer.status_code, words in answer.json()["detail"]) == (status, True), answer.text
+            assert client.engine.submitted == []
+
+    run(talk())
+
+
+def test_no_file_of_the_server_is_read_in_place_of_a_content(site, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "secret.py").write_text("hush = 1\n")
+    (tmp_path / "solution").touch()
+    body = with_sources()
+    body["solution"]["sources"].append({"path": "secret.py"})
+
+    async def talk():
+        async with site.serve() as client:
+            answer = await client.post("/evaluate", content=json.dumps(body))
+            assert (answer.status_code, "hush" in answer.text) == (422, False)
             assert client.engine.submitted == []
 
     run(talk())

@@ -357,7 +357,8 @@ def test_the_guard_reaps_orphans_while_its_worker_lives(start):
 
 LIMITS = """
 import resource
-print(*(resource.getrlimit(limit)[1] for limit in (resource.RLIMIT_CORE, resource.RLIMIT_FSIZE, resource.RLIMIT_NPROC)))
+limits = (resource.RLIMIT_CORE, resource.RLIMIT_FSIZE, resource.RLIMIT_NPROC, resource.RLIMIT_NOFILE)
+print(*(resource.getrlimit(limit)[1] for limit in limits))
 try:
     open("large", "wb").truncate((16 << 30) + 1)
 except OSError as error:
@@ -366,7 +367,8 @@ except OSError as error:
 
 
 def test_a_worker_has_limits_that_it_cannot_raise(load):
-    core, file_bytes, tasks, error = map(int, load(LIMITS).split())
+    core, file_bytes, tasks, descriptors, error = map(int, load(LIMITS).split())
+    assert descriptors <= 4096
     assert (core, file_bytes, error) == (0, 16 << 30, errno.EFBIG)
     if (own := count_own_tasks()) is not None:
         assert 0 < tasks < own + 4096 + 1024 * os.cpu_count()
@@ -374,11 +376,17 @@ def test_a_worker_has_limits_that_it_cannot_raise(load):
 
 def test_limits_are_lowered_only(monkeypatch):
     was = {resource.RLIMIT_CORE: (0, 0), resource.RLIMIT_FSIZE: (5, 7), resource.RLIMIT_NPROC: (-1, -1)}
+    was[resource.RLIMIT_NOFILE] = (1 << 20, 1 << 20)
     is_now = {}
     monkeypatch.setattr(confine.resource, "getrlimit", was.get)
     monkeypatch.setattr(confine.resource, "setrlimit", is_now.__setitem__)
     confine.set_limits(100)
-    assert is_now == {**was, resource.RLIMIT_FSIZE: (5, 5), resource.RLIMIT_NPROC: (100, 100)}
+    assert is_now == {
+        **was,
+        resource.RLIMIT_FSIZE: (5, 5),
+        resource.RLIMIT_NPROC: (100, 100),
+        resource.RLIMIT_NOFILE: (4096, 4096),
+    }
 
 
 FILLS = """

@@ -1,10 +1,20 @@
 import os
 import socket
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
-from flashinfer_bench.worker.wire import HEADER, FrameReader, WireClosed, WireError, encode_frame, send_frame
+from flashinfer_bench.worker.wire import (
+    HEADER,
+    FrameReader,
+    WireClosed,
+    WireError,
+    encode_frame,
+    send_frame,
+    send_frame_by,
+)
 
 
 @pytest.fixture
@@ -29,6 +39,28 @@ def test_frames_that_arrive_in_pieces_are_put_together(pair):
         reader.pump()
         found.append(reader.pop())
     assert [frame for frame in found if frame] == [{"a": 1}, {"b": 2}]
+
+
+def test_a_frame_with_a_deadline_arrives_whole_where_the_other_side_reads_slowly(pair):
+    read_end, write_end = os.pipe()
+    reader, found = FrameReader(pair[1]), []
+    thread = threading.Thread(target=lambda: (time.sleep(0.2), found.append(reader.read())))
+    thread.start()
+    assert send_frame_by(time.monotonic() + 20, pair[0], {"text": "x" * (2 << 20)}, [write_end])
+    thread.join()
+    assert len(found[0]["text"]) == 2 << 20
+    for fd in (read_end, write_end, *reader.take_fds()):
+        os.close(fd)
+
+
+def test_a_frame_that_nobody_reads_is_given_up_at_its_deadline(pair):
+    assert send_frame_by(0.0, pair[0], {"short": True})
+    start = time.monotonic()
+    assert not send_frame_by(start + 0.2, pair[0], {"text": "x" * (2 << 20)})
+    assert time.monotonic() - start < 5.0
+    pair[1].close()
+    with pytest.raises(OSError):
+        send_frame_by(start + 20, pair[0], {})
 
 
 def test_descriptors_travel_with_a_frame(pair):

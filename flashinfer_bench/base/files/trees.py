@@ -22,6 +22,8 @@ MOST_ENTRIES: Final = 1_000_000
 """A walk looks at this many files and folders; the rest is left out."""
 SYSTEM_FOLDERS: Final = ("/proc", "/sys", "/dev")
 """A walk that follows links does not go into these, whose folders may have no end."""
+LOOK_EVERY: Final = 1000
+"""Look at the clock after so many entries of one folder that is being emptied."""
 _TO_FOLDER: Final = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 Tell = Callable[[Path, str], None]
@@ -118,7 +120,7 @@ def remove_tree(folder: Path, limit_s: float = math.inf) -> bool:
     except OSError:  # it is not there, or is a file or a link
         _try(os.unlink, str(folder))
         return not os.path.lexists(folder)
-    path = [_Level(current)]
+    path = [_Level(current, deadline)]
     try:
         while time.monotonic() < deadline:
             level = path[-1]
@@ -129,7 +131,7 @@ def remove_tree(folder: Path, limit_s: float = math.inf) -> bool:
                     continue
                 os.close(current)
                 current = below
-                path.append(_Level(current))
+                path.append(_Level(current, deadline))
             elif len(path) == 1 or (above := _climb(current, path[-2].identity)) is None:
                 break
             else:
@@ -144,14 +146,16 @@ def remove_tree(folder: Path, limit_s: float = math.inf) -> bool:
 
 
 class _Level:
-    """An open folder on the way down. Its files are removed, the folders in it still have to be."""
+    """An open folder on the way down. Its files are removed before a deadline, the folders in it still have to be."""
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, deadline: float) -> None:
         found = os.fstat(fd)
         self.identity = found.st_dev, found.st_ino
         self.folders: list[str] = []
         with suppress(OSError), os.scandir(fd) as entries:
-            for entry in entries:
+            for count, entry in enumerate(entries, 1):
+                if count % LOOK_EVERY == 0 and time.monotonic() >= deadline:
+                    return
                 if _is_folder(entry, follows_links=False):
                     self.folders.append(entry.name)
                 else:

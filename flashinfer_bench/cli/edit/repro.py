@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from flashinfer_bench.base.printable import to_printable
 from flashinfer_bench.bench.benchmark import Benchmark
 from flashinfer_bench.bench.planning.plan import Job, describe_nothing
 from flashinfer_bench.bench.runner.job_seeds import JobSeeds, recorded_seeds
@@ -22,7 +23,6 @@ from flashinfer_bench.data import Evaluation, EvaluationStatus, Trace, TraceSet
 from flashinfer_bench.data.store.layout import TRACES, path_part
 from flashinfer_bench.errors import DataSetError, Misuse
 from flashinfer_bench.examine.repro.start import SCRIPT, ReproOrder, reproduce
-from flashinfer_bench.report.verdict import to_printable
 
 FOLDER: Final = "repro"
 """The beginning of the folder's name where none is given."""

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Final
 
+from flashinfer_bench.base.printable import to_printable
 from flashinfer_bench.cli.resident.server_flags import open_client
 from flashinfer_bench.cli.screen.output import write_out
 from flashinfer_bench.cli.screen.tables import Column, available_width, format_duration, render_table
 from flashinfer_bench.client import Client, TaskReport
-from flashinfer_bench.report.verdict import to_printable
 
 DEVICE_COLUMNS: Final = (Column("Device"), Column("Hardware"), Column("State"), Column("Jobs", True), Column("Now"))
 TASK_COLUMNS: Final = (Column("Task"), Column("Status"), Column("Definition"), Column("Solution"))

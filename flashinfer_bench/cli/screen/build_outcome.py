@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from flashinfer_bench.base.printable import to_printable
 from flashinfer_bench.cli.screen.tables import Column, count, format_duration, render_table, wrap_line
 from flashinfer_bench.compile import BuildTarget
 from flashinfer_bench.data import Solution, SupportedLanguages
 from flashinfer_bench.data.entry import COMPILED, find_binding
-from flashinfer_bench.report.verdict import to_printable
 
 FORMAT_VERSION: Final = 1
 """Version of the JSON document. 1: the first."""

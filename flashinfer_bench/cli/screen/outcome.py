@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from flashinfer_bench.base.printable import to_printable
 from flashinfer_bench.bench.events import Event, JobFaulted, JobFinished, RunStarted
 from flashinfer_bench.bench.machine import Device
 from flashinfer_bench.bench.planning.plan import Job, Plan
@@ -23,7 +24,7 @@ from flashinfer_bench.report.blind import find_blind
 from flashinfer_bench.report.intervals import read_interval
 from flashinfer_bench.report.summary import PairKey, count_statuses, measured_speedup, summarise
 from flashinfer_bench.report.timing import read_burst, read_timing
-from flashinfer_bench.report.verdict import caveat_of, reason_of, to_printable
+from flashinfer_bench.report.verdict import caveat_of, reason_of
 
 FORMAT_VERSION: Final = 1
 """Version of the JSON document. 1: the first."""

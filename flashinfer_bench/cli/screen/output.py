@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import Final, TextIO
 
+from flashinfer_bench.base.printable import to_printable
 from flashinfer_bench.errors import Fault
 
 STDOUT: Final = 1
@@ -20,24 +21,24 @@ STDERR: Final = 2
 
 
 def write_out(text: str) -> None:
-    """Write a result to stdout.
+    """Write a result to stdout; on a terminal control characters in it are shown as escapes.
 
     Raises:
         Fault: it cannot be written, as on a full disk.
     """
-    reason = _write(sys.stdout, text)
+    reason = _write(sys.stdout, _show_lines(text) if sys.stdout.isatty() else text)
     if reason is not None:
         raise Fault(f"stdout cannot be written: {reason}")
 
 
 def write_err(line: str) -> None:
-    """Write one line to stderr."""
-    _write(sys.stderr, line + "\n")
+    """Write one line to stderr; control characters in it are shown as escapes."""
+    _write(sys.stderr, _show_lines(line) + "\n")
 
 
 def write_problems(message: str, *, label: str = "error") -> None:
     """Write each line of a message as a problem of its own. An indented line belongs to the line above."""
-    for line in message.splitlines():
+    for line in message.split("\n"):
         if line.strip():
             write_err(line if line[0].isspace() else f"{label}: {line}")
 
@@ -58,6 +59,11 @@ def tolerate_narrow_encodings() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
+
+
+def _show_lines(text: str) -> str:
+    """Return text that steers no terminal, in its lines."""
+    return "\n".join(map(to_printable, text.split("\n")))
 
 
 def _write(stream: TextIO, text: str) -> str | None:

@@ -12,7 +12,7 @@ from typing import Final, TextIO
 
 from rich.cells import cell_len, chop_cells
 
-from flashinfer_bench.report.verdict import to_printable
+from flashinfer_bench.base.printable import to_printable
 
 ABSENT: Final = "\u2013"
 """The cell of a number that is missing."""

@@ -7,7 +7,7 @@ from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from flashinfer_bench.data.definition import AxisConst, AxisExpr, Definition
-from flashinfer_bench.data.names import did_you_mean
+from flashinfer_bench.data.names import HintLimit, did_you_mean
 from flashinfer_bench.data.reference import parse_reference
 from flashinfer_bench.data.workload import CustomInput, GeneratedInput, SafetensorsInput, ScalarInput, Workload
 
@@ -23,7 +23,8 @@ class WorkloadFinding(NamedTuple):
 
 def check_workload(definition: Definition, workload: Workload) -> list[WorkloadFinding]:
     """Find everything in a workload that does not fit its definition, and so keeps it from being run."""
-    return [*_check_axes(definition, workload), *_check_inputs(definition, workload)]
+    with HintLimit():
+        return [*_check_axes(definition, workload), *_check_inputs(definition, workload)]
 
 
 def _check_axes(definition: Definition, workload: Workload) -> Iterator[WorkloadFinding]:

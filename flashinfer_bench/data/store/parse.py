@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from flashinfer_bench.base.files.reading import read_whole
 from flashinfer_bench.data.issue import LoadIssue, Severity
 from flashinfer_bench.data.model import DataModel
-from flashinfer_bench.data.names import KEY_CUTOFF, nearest_name
+from flashinfer_bench.data.names import KEY_CUTOFF, HintLimit, nearest_name
 from flashinfer_bench.data.store.json_text import MOST_JSON_BYTES, MOST_VALUES, find_line, parse_json
 from flashinfer_bench.data.store.variants.beside import Spot
 from flashinfer_bench.data.store.variants.table import UPGRADES
@@ -102,7 +102,8 @@ def parse_objects(
     for index, raw in enumerate(parsed if isinstance(parsed, list) else [parsed]):
         prefix = (str(index),) if isinstance(parsed, list) else ()
         place = Place(file, text=text if kept.count < _LOOKED_UP else "", prefix=prefix, spot=spot)
-        built = parse_raw(model, raw, place, issues)
+        with kept.hints:
+            built = parse_raw(model, raw, place, issues)
         if built is not None:
             yield built, place
             place.forget_text()
@@ -114,6 +115,8 @@ class FileIssues:
     """Bounds what is told of one file, and how many of its objects may be wrong, by the list of all issues."""
 
     def __init__(self, file: Path, issues: list[LoadIssue]) -> None:
+        self.hints = HintLimit()
+        """To be entered where something of the file is checked."""
         self._file = file
         self._issues = issues
         self._start = len(issues)

@@ -17,7 +17,7 @@ from pathlib import Path
 from flashinfer_bench.base.host import collector_paused
 from flashinfer_bench.data.definition import Definition
 from flashinfer_bench.data.issue import LoadIssue
-from flashinfer_bench.data.names import did_you_mean
+from flashinfer_bench.data.names import HintLimit, did_you_mean
 from flashinfer_bench.data.solution import Solution
 from flashinfer_bench.data.store import layout
 from flashinfer_bench.data.store.checks import check_workload
@@ -54,6 +54,11 @@ class FoundFiles:
     issues: list[LoadIssue] = field(default_factory=list)
     broken: frozenset[str] = frozenset()
     """Names of the files of definitions that cannot be used: who needs one of them is not told of once more."""
+
+    meant: dict[str, str] = field(default_factory=dict)
+    """Name of a definition that is not there to the hint which one may be meant."""
+    hints: HintLimit = field(default_factory=HintLimit)
+    """Of these hints."""
 
     def leave_out(self, path: Path, reason: str) -> None:
         """Take note of something on the disk that is not read."""
@@ -197,8 +202,10 @@ def _read_workloads(found: FoundFiles) -> None:
     for spot in spots:
         start = len(found.issues)
         told = _NamesOfFile(found, spot.file, folder)
+        hints = HintLimit()
         for trace, place in _read_trace_file(spot, found.issues):
-            workload = _accept_workload(found, to_trace(trace), place, seen)
+            with hints:
+                workload = _accept_workload(found, to_trace(trace), place, seen)
             if workload is not None:
                 found.workloads.setdefault(workload.definition, []).append(workload)
                 told.note(workload, place)
@@ -306,7 +313,8 @@ def _read_trace_file(
                 continue
             place = Place(file, line=number, spot=spot)
             before = len(issues)
-            trace = parse_line(Trace, line, place, issues)
+            with kept.hints:
+                trace = parse_line(Trace, line, place, issues)
             if trace is not None:
                 yield trace, place
             elif not is_ended and issues[before].reason.startswith("not JSON"):
@@ -322,7 +330,10 @@ def _read_trace_file(
 def _warn_of_missing(found: FoundFiles, place: Place, name: str, what: str) -> None:
     if name in found.broken:
         return
-    issue = place.issue("warning", f"{what}: definition {name!r} is not there{did_you_mean(name, found.definitions)}")
+    if name not in found.meant:
+        with found.hints:
+            found.meant[name] = did_you_mean(name, found.definitions)
+    issue = place.issue("warning", f"{what}: definition {name!r} is not there{found.meant[name]}")
     found.issues.append(replace(issue, field="definition", missing_definition=name))
 
 

@@ -2,10 +2,11 @@
 
 Landlock knows files and TCP. What it does not know is refused here: every other way to connect (sockets by path,
 datagrams, which need no connection, netlink), rings of calls that no filter sees (io_uring), shared memory and queues
-that outlive a process (System V, POSIX queues), namespaces, mounts and kernel modules. Modes, times and attributes of
-files are no matter of Landlock's either: an owner could take the right to read a data set from everybody. Where the
-worker's user owns more than its own files, the guard sets modes and times for it (`asked_files.py`); the rest of them
-is refused.
+that outlive a process (System V, POSIX queues), namespaces, mounts and kernel modules. So are things of which the
+machine, or a user, has a number for all processes (watches on files, contexts for input and output). Modes, times and
+attributes of files are no matter of Landlock's either: an owner could take the right to read a data set from everybody.
+Where the worker's user owns more than its own files, the guard sets modes and times for it (`asked_files.py`); the rest
+of them is refused.
 """
 
 from __future__ import annotations
@@ -77,16 +78,20 @@ X86_64: Final = {
     "lremovexattr": 198,
     "fremovexattr": 199,
     "utimes": 235,
+    "io_setup": 206,
     "mq_open": 240,
     "kexec_load": 246,
     "add_key": 248,
     "request_key": 249,
     "keyctl": 250,
+    "inotify_init": 253,
+    "inotify_add_watch": 254,
     "fchownat": 260,
     "futimesat": 261,
     "fchmodat": 268,
     "unshare": 272,
     "utimensat": 280,
+    "inotify_init1": 294,
     "perf_event_open": 298,
     "fanotify_init": 300,
     "open_by_handle_at": 304,
@@ -98,12 +103,15 @@ X86_64: Final = {
 }
 AARCH64: Final = {
     **ON_BOTH,
+    "io_setup": 0,
     "setxattr": 5,
     "lsetxattr": 6,
     "fsetxattr": 7,
     "removexattr": 14,
     "lremovexattr": 15,
     "fremovexattr": 16,
+    "inotify_init1": 26,
+    "inotify_add_watch": 27,
     "umount2": 39,
     "mount": 40,
     "pivot_root": 41,

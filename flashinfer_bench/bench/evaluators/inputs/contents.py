@@ -6,14 +6,18 @@ call comes from a set of inputs that the evaluator made, in one of four ways, by
     scaled   moved along by a secret number of elements, and each multiplied by a factor of its own, from a table that
              begins in a secret place; negated in half of the calls where the input has both signs
     rolled   moved along by a secret number of elements: bytes, packed floats, and numbers whose range means something
-    redrawn  made anew by the input's rule: rows that have to add up to one, say; stored ones are moved along in rows;
-             custom ones by the definition's own function, all of a call together
+    redrawn  made anew by the input's rule: rows that have to add up to one, say; stored ones are shuffled in rows, and
+             each element multiplied by a factor of its own; custom ones by the definition's own function, all of a
+             call together
     fixed    as it is: integers that give structure (page tables, offsets), single numbers, tables of constants
 
 A pass over the input makes its content, so it costs about what a copy costs. The same number gives the same content.
 
 One factor for all elements would not do: who has once added up the stretches of an input then knows all sums over rows
 of the next one, wherever it was moved. With a factor for each element there are as many sums as pairs of places.
+
+Moving rows of probabilities along would not do either: who has sorted a row once knows the order and the running sums
+of the next one, and with the order even a draw from other probabilities takes no look at all of them.
 """
 
 from __future__ import annotations
@@ -44,6 +48,9 @@ from flashinfer_bench.data import Definition, RandomInput, Workload
 
 LARGEST_FACTOR: Final = 1.25
 """Factors of scaled inputs lie between this and its inverse: outputs stay of the size that the tolerances are for."""
+LARGEST_SHARE_FACTOR: Final = 2.0
+"""Factors of stored rows that have to add up to something lie between this and its inverse: so wide that the order of
+the elements changes, and so narrow that rows stay about as sharp as they were."""
 FACTORS: Final = (1 << 20) + 7
 """Length of the table of factors, a prime: so long that small inputs, too, hardly come twice in a trial, and that no
 row is much longer, which could be added up by the factors' period."""
@@ -137,7 +144,7 @@ class Contents:
         self._secrets: dict[int, Unsigned] = {}
         """Calls whose numbers follow one another → their secrets."""
         self._has_both_signs = find_both_signs(
-            [value if one.way == "scaled" else None for value, one in zip(base, varied, strict=True)]
+            [value if one.way in ("scaled", "redrawn") else None for value, one in zip(base, varied, strict=True)]
         )
 
     @functools.cached_property
@@ -263,13 +270,17 @@ class Contents:
 
     def _redraw(self, index: int, secret: int) -> torch.Tensor:
         """Return an input that is made anew."""
-        value, remake = self.base[index], self._varied[index].remake
+        value: torch.Tensor = self.base[index]
+        remake = self._varied[index].remake
         if remake is not None:
             return remake(secret)
         dimension = -1 if value.is_floating_point() else 0  # packed pages are moved along as wholes
         size = value.shape[dimension]
-        rolled: torch.Tensor = torch.roll(value, 1 + secret % (size - 1), dims=dimension) if size > 1 else value
-        return rolled
+        if size < 2:
+            return value
+        if value.dtype in MULTIPLIED:
+            return redraw_rows(value, secret, keeps_length=self._has_both_signs[index])
+        return torch.roll(value, 1 + secret % (size - 1), dims=dimension)
 
     def _find_factors(self, index: int, *, is_negated: bool) -> torch.Tensor:
         factors = self._factors.get((index, is_negated))
@@ -287,6 +298,35 @@ def make_factors(dtype: torch.dtype, device: torch.device, *, is_negated: bool =
     shares = 2 * torch.rand(FACTORS, generator=generator, dtype=torch.float64) - 1
     factors = (shares * math.log(LARGEST_FACTOR)).exp()
     return (-factors if is_negated else factors).to(device=device, dtype=dtype)
+
+
+def redraw_rows(value: torch.Tensor, secret: int, *, keeps_length: bool) -> torch.Tensor:
+    """Return rows in another order of the elements, each of which is multiplied by a factor of its own.
+
+    Zeros stay zeros, and signs what they are. Some fifteen launches on a GPU, and nobody waits for it.
+
+    Args:
+        value: rows of a dtype in MULTIPLIED.
+        secret: decides the order, which all rows share, and the factors.
+        keeps_length: a row's Euclidean length stays what it was; else its sum, of numbers that are not negative.
+    """
+    generator = torch.Generator(value.device).manual_seed(secret)
+    order = torch.randperm(value.shape[-1], generator=generator, device=value.device)
+    dtype = torch.promote_types(value.dtype, torch.float32)
+    made = torch.empty(value.shape, dtype=dtype, device=value.device)
+    made.uniform_(1 / LARGEST_SHARE_FACTOR, LARGEST_SHARE_FACTOR, generator=generator)
+    made.mul_(value.index_select(-1, order))
+    was, found = (_measure_rows(rows, keeps_length=keeps_length) for rows in (value, made))
+    ratio = (was / found).nan_to_num_(1.0, 1.0, 1.0)  # of rows of zeros, and where something is infinite
+    return made.mul_(ratio.to(dtype)).to(value.dtype)
+
+
+def _measure_rows(rows: torch.Tensor, *, keeps_length: bool) -> torch.Tensor:
+    """Return lengths or sums of rows, in float64: there the order in which threads add up hardly makes a difference."""
+    if keeps_length:
+        lengths: torch.Tensor = torch.linalg.vector_norm(rows, dim=-1, keepdim=True, dtype=torch.float64)
+        return lengths
+    return rows.sum(dim=-1, keepdim=True, dtype=torch.float64)
 
 
 def choose_moves(value: torch.Tensor, secrets: Unsigned) -> Unsigned:

@@ -7,10 +7,12 @@ are changed: no stored values, no scales, probabilities or gates, whose range me
 
 from __future__ import annotations
 
+import ast
 import math
 import random
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Final
 
 import torch
@@ -26,6 +28,12 @@ from flashinfer_bench.data.dtypes import DTYPES
 LARGER: Final = (16.0, 24.0)
 """Factors of the regime `larger`. At 16 the identity is off by 0.27 of the norm of 30 tanh(x / 30), at 1 by 0.001."""
 SMALLER: Final = (1 / 32, 1 / 16)
+QUIET: Final = 1 / 4
+"""In the regime `smaller` about half of each row, in one piece, is multiplied by this once more: where a function caps
+large values, they do not show that only a part of a row was looked at. Eight bits hold both halves."""
+QUIET_SHARES: Final = (0.4, 0.6)
+QUIET_PLACES: Final = 4
+"""Neighbouring rows have these pieces in so many different places."""
 LARGEST_VALUE: Final = 100.0
 """Of the few large values: its square is still a number of float16."""
 LARGE_SHARE: Final = 2.0
@@ -34,9 +42,14 @@ statistics of a row, or counts them twice, is off by half."""
 LEAST_LARGE: Final = 8
 """Large values of a row, at least: with fewer, the rounding of one of them would move the whole row."""
 CHOOSES: Final = re.compile(
+    r"topk|top_k|argmax|argmin|argsort|kthvalue|multinomial|one_hot|bernoulli"
+    r"|(?:^|_)(?:m?sort$|round_?$|rand|poisson|dropout)|^_?sampl|^(?:exponential|normal|uniform)_$"
+)
+"""A name in a reference that chooses or draws: in another regime its choices may all tie."""
+CHOOSES_IN_TEXT: Final = re.compile(
     r"topk|top_k|argmax|argmin|argsort|sort\(|kthvalue|multinomial|round\(|one_hot|rand|bernoulli"
 )
-"""What a reference has that chooses or draws: in another regime its choices may all tie."""
+"""The same in the text of a reference that cannot be parsed."""
 CHOOSING_OP_TYPES: Final = frozenset({"moe", "sampling", "top_k"})
 
 Change = Callable[[torch.Tensor, torch.Generator], object]
@@ -59,10 +72,22 @@ def _make_few_large(values: torch.Tensor, generator: torch.Generator) -> None:
     rows.scatter_(1, places, (large * signs).to(values.dtype))
 
 
+def _make_smaller(values: torch.Tensor, generator: torch.Generator) -> None:
+    values.mul_(_uniform(SMALLER, generator))
+    columns = values.shape[-1]
+    rows = values.view(-1, columns)
+    length = round(_uniform(QUIET_SHARES, generator) * columns) if columns > 1 else 0
+    starts = torch.randint(columns, (QUIET_PLACES,), generator=generator, device=values.device).tolist()
+    for place, start in enumerate(starts):
+        alike = rows[place::QUIET_PLACES]
+        alike[:, start : start + length].mul_(QUIET)
+        alike[:, : max(0, start + length - columns)].mul_(QUIET)
+
+
 REGIMES: Final[Mapping[str, Change]] = {
     "few_large": _make_few_large,
     "larger": lambda values, generator: values.mul_(_uniform(LARGER, generator)),
-    "smaller": lambda values, generator: values.mul_(_uniform(SMALLER, generator)),
+    "smaller": _make_smaller,
     "heavy_tails": lambda values, _: values.pow_(3),
 }
 """Name → changes usual values in place. The first is used in every job, the others in a secret order."""
@@ -70,11 +95,30 @@ REGIMES: Final[Mapping[str, Change]] = {
 
 def why_no_regimes(definition: Definition) -> str | None:
     """Say why a definition is judged on usual inputs only; None where it is not."""
-    if definition.op_type in CHOOSING_OP_TYPES or any(
-        DTYPES[spec.dtype].kind != "float" for spec in definition.outputs.values()
-    ):
+    is_float = [DTYPES[spec.dtype].kind == "float" for spec in definition.outputs.values()]
+    if definition.op_type in CHOOSING_OP_TYPES or not any(is_float):
         return "its outputs choose"
-    return "its reference chooses" if CHOOSES.search(definition.reference or "") else None
+    return "its reference chooses" if chooses(definition.reference or "") else None
+
+
+@lru_cache(maxsize=256)
+def chooses(source: str) -> bool:
+    """Tell by the names in a reference whether it chooses or draws; texts and comments are no names."""
+    try:
+        names = [name for node in ast.walk(ast.parse(source)) for name in _names(node)]
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return CHOOSES_IN_TEXT.search(source) is not None
+    return any(map(CHOOSES.search, names))
+
+
+def _names(node: ast.AST) -> tuple[str, ...]:
+    match node:
+        case ast.Name(id=name) | ast.Attribute(attr=name) | ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+            return (name,)
+        case ast.alias(name=name):
+            return tuple(name.split("."))
+        case _:
+            return ()
 
 
 class Regimes:

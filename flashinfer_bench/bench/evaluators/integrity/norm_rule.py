@@ -3,10 +3,14 @@
 `norm` looks at the whole output, and at each row where every element has to match. `lost_rows` looks at each row where
 some elements may fail. So zeros never pass for values that are smaller than `atol`, and no row is given up for a
 matched ratio. A row that the inputs do not settle (`stability`) is left out.
+
+On inputs of other regimes an output too small for rows is judged, too. Its few numbers may all be near zero by chance,
+or be what is left of a sum, so it may also be off by some times as much as rounding of the inputs moves it.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -31,6 +35,12 @@ LOOSEST_LIMIT: Final = 0.5
 LIMITS_BY_BITS: Final = {8: 0.2, 4: 0.25}
 """Bits of the smallest floats of a definition → the least limit: kernels quantise what lies between its operations,
 too. Products of 4-bit floats come to 0.16. Whole numbers of 8 bits count as 4: they often hold two values."""
+SMALL_SLACK: Final = 4.0
+"""A small output may be off by so many times what rounding moves it, where that is more than the limit: single numbers
+scatter. Kernels of fp8 round less than `REGIME_ROUNDING` does."""
+SMALL_SETTLED: Final = 0.5
+"""Rounding moves a small output that is settled by no more than this share of the limit: of a single number, the draws
+may all be smaller than a solution's own error."""
 
 
 @dataclass(frozen=True)
@@ -92,13 +102,13 @@ def describe_norms(norms: Sequence[Norms | None], names: Sequence[str]) -> dict[
     return {
         name: {"error_norm": one.share(), "worst_row_norm": one.figures.worst_row}
         for name, one in zip(names, norms, strict=True)
-        if one is not None and one.says_something
+        if one is not None and one.says_something and not one.is_small
     }
 
 
 def measure_outputs(expected: Sequence[torch.Tensor], got: Sequence[torch.Tensor]) -> list[Norms | None]:
-    """Measure each output."""
-    return [measure_norms(wanted, found) for wanted, found in zip(expected, got, strict=True)]
+    """Measure each output, also small ones."""
+    return [measure_norms(wanted, found, takes_small=True) for wanted, found in zip(expected, got, strict=True)]
 
 
 def find_excess(
@@ -114,6 +124,10 @@ def find_excess(
     """
     for index, (name, one) in enumerate(zip(names, norms, strict=True)):
         if one is None or not one.says_something:
+            continue
+        if one.is_small:
+            if _is_small_one_wrong(rule, one, index, stability):
+                return _describe_output(rule, name, one.share())
             continue
         is_over = rule.judges_output and one.share() > rule.limit
         if not is_over and one.figures.worst_row <= rule.limit:
@@ -131,6 +145,15 @@ def find_excess(
         if rule.judges_output and share > rule.limit:
             return _describe_output(rule, name, share)
     return None
+
+
+def _is_small_one_wrong(rule: NormRule, norms: Norms, output: int, stability: Stability) -> bool:
+    share = norms.share()
+    if not stability.rounding.judges_small or not rule.judges_output or share <= rule.limit:
+        return False
+    slack = max(SMALL_SLACK, SMALL_SLACK * rule.limit / USUAL_LIMIT)
+    bound = max(rule.limit * SMALL_SETTLED, min(share / slack, sys.float_info.max))
+    return not bool(stability.find_unsettled(output, bound, torch.ones(1, dtype=torch.bool)).any())
 
 
 def _describe_rows(rule: NormRule, name: str, norms: Norms, lost: torch.Tensor) -> Excess:

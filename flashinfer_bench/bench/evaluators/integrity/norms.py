@@ -7,7 +7,7 @@ along the dimensions before, since a few numbers may all be near zero by chance.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final, NamedTuple
 
@@ -17,7 +17,8 @@ from flashinfer_bench.bench.evaluators.compare.chunks import CHUNK_ELEMENTS, bri
 from flashinfer_bench.bench.evaluators.compare.packed import is_packed, unpack
 
 LEAST_ROW: Final = 16
-"""Elements of a row, at least; an output with fewer elements has no rows, and is not judged by norms."""
+"""Elements of a row, at least. An output with fewer elements is small: its norms are judged on inputs of other regimes
+only, where all of it is one row."""
 FLOOR: Final = 0.1
 """A row whose norm is below this share of the usual row's is held against this share of it: what is left of a sum that
 cancels out has the errors of what was summed up."""
@@ -46,6 +47,8 @@ class Norms:
     """[rows]: of what was given less what was expected; infinite where only what was given is not finite."""
     expected: torch.Tensor
     """[rows]: of what was expected."""
+    is_small: bool = False
+    """Whether the output has fewer elements than a row, and so is the only row."""
 
     @cached_property
     def row_shares(self) -> torch.Tensor:
@@ -73,17 +76,41 @@ class Norms:
         return self.figures.expected > 0
 
 
-def measure_norms(expected: torch.Tensor, got: torch.Tensor) -> Norms | None:
-    """Return the norms of an output's rows; None for an output that norms say nothing of."""
-    if not expected.dtype.is_floating_point or expected.dtype in NO_VALUE_SCALES:
+def measure_norms(expected: torch.Tensor, got: torch.Tensor, *, takes_small: bool = False) -> Norms | None:
+    """Return the norms of an output's rows; None for an output that norms say nothing of.
+
+    Args:
+        expected: what the reference gave.
+        got: what is held against it.
+        takes_small: whether an output that is smaller than a row is taken as one; else norms say nothing of it.
+    """
+    if not _has_norms(expected):
         return None
     columns = row_length(expected)
+    is_small = columns is None
     if columns is None:
-        return None
+        if not takes_small or not expected.numel():
+            return None
+        columns = expected.numel()
     expected, got = bring_small(expected, got)
     norms = _measure(expected, got, columns, masks=False)
     # Where the reference is not finite, the comparison of elements has seen to it that both are alike.
-    return norms if math.isfinite(norms.figures.expected) else _measure(expected, got, columns, masks=True)
+    norms = norms if math.isfinite(norms.figures.expected) else _measure(expected, got, columns, masks=True)
+    return replace(norms, is_small=True) if is_small else norms
+
+
+def says_something(expected: torch.Tensor) -> bool:
+    """Tell whether norms say something of an output, be it small: a float one with a number that is not zero."""
+    if not _has_norms(expected):
+        return False
+    if is_packed(expected.dtype):
+        return bool(unpack(expected.reshape(-1)).any())
+    value = expected.float() if expected.dtype.itemsize == 1 else expected
+    return bool((value.isfinite() & (value != 0)).any())
+
+
+def _has_norms(expected: torch.Tensor) -> bool:
+    return expected.dtype.is_floating_point and expected.dtype not in NO_VALUE_SCALES
 
 
 def row_length(expected: torch.Tensor) -> int | None:

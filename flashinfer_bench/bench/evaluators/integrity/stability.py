@@ -36,12 +36,14 @@ class Rounding:
     """Standard deviation of the errors that are added, as a share of each number."""
     moved_share: float
     """A row is not settled where it moves by more than this share of the error that it may have."""
+    judges_small: bool = False
+    """Whether outputs too small for rows are judged by norms, too."""
 
 
 USUAL_ROUNDING: Final = Rounding(2.0**-7, 0.25)
 """Twice a unit in the last place of bfloat16: a choice that a solution's own rounding turns, of a bfloat16's size at
 most, is turned by one of the draws. Kernels that round four times as coarsely stay within the limit on settled rows."""
-REGIME_ROUNDING: Final = Rounding(0.05, 1.0)
+REGIME_ROUNDING: Final = Rounding(0.05, 1.0, judges_small=True)
 """On inputs of other regimes: twice the errors of fp8. There softmax and gates may be all or nothing, and solutions
 that round their operands to fp8 are right, too. What multiplies two inputs moves by 0.07 and is settled."""
 
@@ -88,7 +90,9 @@ class Stability:
     def _draw(self) -> None:
         start = self.now()
         outputs = self.reference(add_rounding(self.inputs, self.rounding.size, derive_seed(self.seed, self._draws)))
-        norms = [measure_norms(wanted, found) for wanted, found in zip(self.expected, outputs, strict=True)]
+        small = self.rounding.judges_small
+        pairs = zip(self.expected, outputs, strict=True)
+        norms = [measure_norms(wanted, found, takes_small=small) for wanted, found in pairs]
         shares = [None if one is None else one.row_shares for one in norms]
         before = self._moved or [None] * len(shares)
         self._moved = [

@@ -5,7 +5,8 @@ After the first rejection, a token is drawn from max(0, target - draft), rescale
 drawn from the target's last row.
 
 The outputs are random. Their form is checked exactly. Three things are tested against their distribution: how many
-tokens were emitted, how many could have been accepted one by one, and which token was drawn last.
+tokens were emitted, how many could have been accepted one by one, and which token was drawn last. So are those of timed
+calls, whose inputs never come twice: a solution could tell them from others by that.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from flashinfer_bench.bench.evaluators.built_in import SPECULATIVE
 from flashinfer_bench.bench.evaluators.default import DefaultEvaluator
 from flashinfer_bench.bench.evaluators.evaluator import JudgeContext, JudgedCall, SolutionRunnable
 from flashinfer_bench.bench.evaluators.inputs.seeds import make_generator
-from flashinfer_bench.bench.evaluators.sampling.evaluator import SamplingLimits, describe_chance
+from flashinfer_bench.bench.evaluators.sampling.evaluator import TIMED_SHARE, SamplingLimits, describe_chance
 from flashinfer_bench.bench.evaluators.sampling.power import PATIENCE_S, count_calls
 from flashinfer_bench.bench.evaluators.sampling.statistics import measure_chances
 from flashinfer_bench.bench.evaluators.verdict import Rejected, Verdict, check_form, decide
@@ -71,20 +72,29 @@ class SpeculativeEvaluator(DefaultEvaluator):
     def judge_reads(
         cls, definition: Definition, calls: Sequence[JudgedCall], cfg: ResolvedEvalConfig, context: JudgeContext
     ) -> Verdict:
-        """Judge timed calls, each on probabilities of its own: what is impossible is wrong."""
-        del cfg, context
+        """Judge timed calls, each on probabilities of its own: what is possible is tested for its distribution."""
+        generator = make_generator(context.seed, "places of timed chains", device=torch.device("cpu"))
+        places: list[torch.Tensor] = []
         for call in calls:
             got = check_form(definition, call.got, call.expected)
             if isinstance(got, Rejected):
                 return got
-            problem = Chain.of(*call.inputs).find_problem(got)
+            chain = Chain.of(*call.inputs)
+            problem = chain.find_problem(got)
             if problem is not None:
                 return decide(problem, Correctness(max_absolute_error=1.0))
-        return decide(None, Correctness(extra={"calls": len(calls)}))
+            places.append(chain.place(got, generator))
+        return judge_places(torch.stack(places, dim=1), SamplingLimits.of(cfg), alarm_share=TIMED_SHARE)
 
 
-def judge_places(places: torch.Tensor, limits: SamplingLimits) -> Verdict:
-    """Judge places [3, calls, rows]; they are uniform where the sampler is right."""
+def judge_places(places: torch.Tensor, limits: SamplingLimits, *, alarm_share: float = 1.0) -> Verdict:
+    """Judge places [3, calls, rows]; they are uniform where the sampler is right.
+
+    Args:
+        places: in the three distributions.
+        limits: the parameters that decide.
+        alarm_share: a right sampler is rejected this many times as often as the limits say.
+    """
     names = ("tokens emitted", "tokens accepted", "token drawn last")
     chances = {
         f"{name}, {test}": chance
@@ -94,7 +104,7 @@ def judge_places(places: torch.Tensor, limits: SamplingLimits) -> Verdict:
     oddest = min(chances, key=lambda test: chances[test])
     facts = {"calls": places.shape[1], "smallest_p_value": chances[oddest], "p_values": chances}
     wrong = None
-    if chances[oddest] * len(chances) < limits.false_alarm_rate:
+    if chances[oddest] * len(chances) < limits.false_alarm_rate * alarm_share:
         wrong = f"the results are not random as they should be: {describe_chance(oddest, chances)}"
     return decide(wrong, Correctness(extra=facts))
 

@@ -1,32 +1,86 @@
-"""Judges the timed calls of a job that were chosen to be compared, in the way that the evaluator compares its own."""
+"""Judges the timed calls of a job that were chosen to be compared, in the way that the evaluator compares its own.
+
+A latency is no better than the calls that it was held against: who computes readings alone may claim what he likes of
+calls that a relay did not get. So where the reference is slow, calls of the relay and the burst come first, and where
+it is too slow for these, the latency is not confirmed.
+"""
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Final
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import torch
 
 from flashinfer_bench.bench.evaluators.evaluator import Baseline, JudgeContext, JudgedCall, Rejected, Verdict
 from flashinfer_bench.bench.evaluators.inputs.memory import bytes_of
 from flashinfer_bench.bench.runner.session.job import JobContext
 from flashinfer_bench.bench.runner.workers.timed.reader import ReadCall
+from flashinfer_bench.bench.runner.workers.timed.readings import add_flags
 
 SLOW_REFERENCE_S: Final = 1.0
-"""Where the reference takes longer than this for one call, one call of each trial is compared instead."""
+"""Where the reference takes longer than this for one call, one call of each trial is compared instead, beside those
+that the latency was held against."""
 ENOUGH_READS: Final = 9
-"""Calls of a job that are compared at least, where the reference takes no longer than SLOW_REFERENCE_S for them."""
+"""Calls of a relay that are compared at least, or of a burst, or of the readings where these settled the latency: who
+leaves out half of them passes once in 500 times. Of all calls of a job no fewer are, where the reference takes no
+longer than SLOW_REFERENCE_S for them."""
 MOST_BYTES: Final = 4 << 30
 """Where what the reference gave for calls takes more memory, these are judged before it is called for others."""
 LONG_S: Final = 0.2
-"""No more than ENOUGH_READS are compared after the reference has taken so long for them together."""
+"""No more than ENOUGH_READS, and one of each trial beside those that the latency was held against, are compared after
+the reference has taken so long for them together."""
+MOST_S: Final = 60.0
+"""For ENOUGH_READS of a relay and of a burst the reference is not called where it would have taken longer than this
+after the first call: then they may not be had. The host waits twice as long for a phase beyond its limit. A busy
+machine makes a reference of 1.5 s take 5."""
+TOO_SLOW: Final = "the reference takes too long to compare enough of the calls that it was held against"
+
+Found = tuple[int, ReadCall]
+"""The number of a trial, and one of its calls."""
+
+
+@dataclass
+class ReferenceCalls:
+    """Calls of the reference for the calls that are compared, as long as it has time for them."""
+
+    reference: Callable[[Sequence[Any]], list[torch.Tensor]]
+    trials: int
+    spent_s: float = 0.0
+    longest_s: float = 0.0
+    further: int = 0
+    """Calls that were not needed."""
+
+    def may(self, compared: int, *, is_needed: bool) -> bool:
+        """Tell whether the reference is called once more.
+
+        Args:
+            compared: calls that have what is expected of them.
+            is_needed: the latency is not confirmed without.
+        """
+        if is_needed:
+            return self.spent_s + self.longest_s <= MOST_S  # always at first
+        if self.spent_s > SLOW_REFERENCE_S * self.trials:
+            return False
+        return self.spent_s <= LONG_S or compared < ENOUGH_READS or self.further < self.trials
+
+    def call(self, inputs: Sequence[Any], *, is_needed: bool) -> list[torch.Tensor]:
+        """Return what the reference gives."""
+        start = time.monotonic()
+        expected = self.reference(inputs)
+        took_s = time.monotonic() - start
+        self.spent_s, self.longest_s = self.spent_s + took_s, max(self.longest_s, took_s)
+        self.further += not is_needed
+        return expected
 
 
 def judge_reads(
     job: JobContext, reads: Sequence[Sequence[ReadCall]], baseline: Baseline, context: JudgeContext
 ) -> Rejected | None:
-    """Return the verdict where it rejects; the notes get how many calls were compared.
+    """Return the verdict where it rejects; the notes get how many calls were compared, and whether these will not do.
 
     Args:
         job: the job.
@@ -36,19 +90,19 @@ def judge_reads(
     """
     block = job.block
     calls: list[JudgedCall] = []
-    spent_s, compared, held_bytes = 0.0, 0, 0
+    compared, missed, held_bytes = 0, 0, 0
     verdict: Verdict | None = None
-    found = [(trial, read) for trial, of_trial in enumerate(reads) for read in of_trial]
-    random.SystemRandom().shuffle(found)  # where not all can be compared, chance decides which are
-    for trial, read in found:
+    needed, others = sort_reads(reads)
+    ours = ReferenceCalls(block.reference, len(reads))
+    for at, (trial, read) in enumerate([*needed, *others]):
+        is_needed = at < len(needed)
         if read.is_base:
             expected = baseline.outputs[trial]
-        elif (spent_s > SLOW_REFERENCE_S * len(reads) and compared) or (spent_s > LONG_S and compared >= ENOUGH_READS):
+        elif not ours.may(compared, is_needed=is_needed):
+            missed += is_needed
             continue
         else:
-            start = time.monotonic()
-            expected = block.reference(read.inputs)
-            spent_s += time.monotonic() - start
+            expected = ours.call(read.inputs, is_needed=is_needed)
         calls.append(JudgedCall(read.inputs, read.outputs, expected))
         compared, held_bytes = compared + 1, held_bytes + bytes_of(expected)
         if held_bytes > MOST_BYTES:
@@ -62,4 +116,34 @@ def judge_reads(
         job.notes["reads"] = compared
     if isinstance(verdict, Rejected):
         return replace(verdict, message=f"in a call that was timed: {verdict.message}")
+    if missed:
+        withdraw_confirmation(job.notes)
     return None
+
+
+def sort_reads(reads: Sequence[Sequence[ReadCall]]) -> tuple[list[Found], list[Found]]:
+    """Return the calls that are needed for a latency to be confirmed, and the others; chance decides which are first.
+
+    Args:
+        reads: the chosen calls of each timed trial.
+    """
+    found = [(trial, read) for trial, of_trial in enumerate(reads) for read in of_trial]
+    random.SystemRandom().shuffle(found)  # where not all can be compared, chance decides which are
+    ways = {read.way for _, read in found} & {"relay", "burst"} or {"reading"}
+    needed, others = [], []
+    left = dict.fromkeys(ways, ENOUGH_READS)
+    for trial, read in found:
+        if left.get(read.way, 0) > 0 and not read.is_base:
+            left[read.way] -= 1
+            needed.append((trial, read))
+        else:
+            others.append((trial, read))
+    return needed, others
+
+
+def withdraw_confirmation(notes: dict[str, Any]) -> None:
+    """Have a latency that was confirmed be so no more: too few of the calls were compared that it was held against."""
+    record = notes.get("measurement")
+    if isinstance(record, dict) and record.get("confirmed"):
+        record |= {"confirmed": False, "not_confirmed": TOO_SLOW}
+        add_flags(record, unconfirmed=True)

@@ -18,6 +18,7 @@ from flashinfer_bench.bench.evaluators.compare.kernel_cache import lend_helpers
 from flashinfer_bench.bench.runner.environments import library_folder, solution_environment
 from flashinfer_bench.bench.runner.own_user import choose_user, find_barrier
 from flashinfer_bench.bench.runner.protocol import Hello
+from flashinfer_bench.bench.runner.workers.process import REMOVE_LIMIT_S
 from flashinfer_bench.bench.runner.workers.reach import find_devices, find_readable, keep_reachable
 from flashinfer_bench.compile import Artifact
 from flashinfer_bench.compile.cache import MOST_FILE_BYTES
@@ -86,8 +87,8 @@ class Enclosure:
         return key
 
     def drop_key(self, key: str) -> None:
-        """Remove the folder of such a worker, which has ended."""
-        remove_tree(self._of_no_solution.pop(key))
+        """Remove the folder of such a worker, which has ended. What takes too long goes with the folder above."""
+        remove_tree(self._of_no_solution.pop(key), REMOVE_LIMIT_S)
 
     def folder(self, digest: str) -> Path:
         """Return where a solution's compilers at run time keep what they make."""

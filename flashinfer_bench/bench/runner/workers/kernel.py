@@ -111,7 +111,7 @@ class RemoteKernel(CallableKernel):
             check_context(trials[-1], self._tools.context_of(self.worker))
             if remote.schedule is not None and median(trials[-1].spans_ns) <= QUICK_CALL_NS:
                 self._make_up_for_regimes(remote, remote.schedule)
-            self.reads.append(remote.reader.reads())
+            self.reads.append(remote.reader.reads("reading"))
             self.regime_calls += self._finish_regimes(remote)
             costs_ns += remote.costs_ns
             if remote.setup_ns is not None:
@@ -229,7 +229,7 @@ class RemoteKernel(CallableKernel):
             remote = remote.moved_to(self._lay_out(inputs, calls), RELAY_READS)
             relays = RelayTimer(self._ask, remote, empty_ns)
             by_relays = relays.confirm(claimed.latency_ns, is_ours=self.task.is_ours)
-            self.reads[-1] += remote.reader.reads()
+            self.reads[-1] += remote.reader.reads("relay")
             told_ns = max(claimed.latency_ns, RELAY_SHARE * (by_relays.relay_ns or 0.0))
             if CREDITED_SHARE["cpu"] * relays.most_ns <= told_ns:
                 return by_relays
@@ -256,7 +256,7 @@ class RemoteKernel(CallableKernel):
         remote = remote.moved_to(places, count_read_calls(places.stride, self._arena.device.type))
         timer = BurstTimer(self._ask, remote, waits_inside=claimed.waits_inside, most_ns=most_ns)
         confirmation = timer.confirm(claimed.latency_ns, self.worker.overhead, is_ours=self.task.is_ours)
-        self.reads[-1] += remote.reader.reads()
+        self.reads[-1] += remote.reader.reads("burst")
         return confirmation
 
     @property

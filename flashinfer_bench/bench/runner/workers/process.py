@@ -36,7 +36,7 @@ from flashinfer_bench.worker.protocol import (
     WorkerReady,
     check_answer,
 )
-from flashinfer_bench.worker.wire import FrameReader, WireClosed, WireError, send_frame
+from flashinfer_bench.worker.wire import FrameReader, WireClosed, WireError, send_frame, send_frame_by
 
 MAX_ANSWER_BYTES: Final = 8 << 20
 PIPE_READ_BYTES: Final = 1 << 20
@@ -52,6 +52,9 @@ LIGHT_BYTES: Final = 2 << 30
 """A worker with more threads or memory is not light: what it takes of the machine, the next one could miss."""
 RECOVER_LIMIT_S: Final = 2.0
 """Seconds that a worker may take to be ready again after an error; then another takes its place."""
+REST_LIMIT_S: Final = 5.0
+"""Seconds that holding all still may take that a worker has started: it takes milliseconds where these are not
+thousands, new ones all the time."""
 FORCE_LIMIT_S: Final = 60.0
 """Seconds until processes that the session kills have to be gone: a large context on a GPU takes seconds to go."""
 REMOVE_LIMIT_S: Final = 20.0
@@ -278,10 +281,13 @@ class WorkerProcess:
         if self._stillness is not None:
             self._stillness.wake()
         try:
-            send_frame(self._sock, {"verb": verb, "id": self._request_id, **fields}, along.fds)
+            request = {"verb": verb, "id": self._request_id, **fields}
+            is_sent = send_frame_by(deadline, self._sock, request, along.fds, self._now)
         except OSError:
             self._await_exit(min(deadline, self._now() + END_LIMIT_S))
             raise WorkerGone(self.exit) from None
+        if not is_sent:  # it reads nothing
+            raise WorkerLate
         if along.meanwhile is not None:
             along.meanwhile(lambda: self._is_over(deadline))
             self.hear()  # an answer that has come is in time, also where that took until after the deadline
@@ -320,9 +326,16 @@ class WorkerProcess:
             self._stillness = None
 
     def rest_all(self) -> None:
-        """Make sure that everything stands still that the worker has started, while it is resting."""
-        if self._stillness is not None:
-            self._stillness.rest_all()
+        """Make sure that everything stands still that the worker has started, while it is resting.
+
+        One that starts processes without end is ended: then the next request to it fails.
+        """
+        if self._stillness is None or self._is_ending:
+            return
+        start = self._now()
+        self._stillness.rest_all()
+        if self._now() - start > REST_LIMIT_S:
+            self.begin_end()
 
     def begin_end(self) -> None:
         """Have the guard end the worker and everything it started; return at once. `end` waits."""
@@ -412,6 +425,9 @@ class WorkerProcess:
             return
 
     def _on_answer(self, sock: socket.socket) -> None:
+        if self._is_ending:
+            self._selector.unregister(sock)  # nobody wants an answer, nor hears how it closes its end
+            return
         try:
             self._reader.pump()
         except WireClosed:

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from flashinfer_bench.base.printable import to_printable
 from flashinfer_bench.cli.given.sets import describe_issues
 from flashinfer_bench.cli.screen.tables import count
 from flashinfer_bench.cli.sets.validate.validation import Validation
-from flashinfer_bench.report.verdict import to_printable
 
 SHOWN_NAMES: Final = 3
 

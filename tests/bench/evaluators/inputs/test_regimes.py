@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from flashinfer_bench.bench.evaluators.evaluator import Accepted, JudgedCall, Rejected
-from flashinfer_bench.bench.evaluators.inputs.regimes import REGIMES, Regimes, why_no_regimes
+from flashinfer_bench.bench.evaluators.inputs.regimes import REGIMES, Regimes, chooses, why_no_regimes
 from tests.bench.evaluators.judging import Judging
 from tests.kit.make import make_definition, make_workload
 
@@ -14,17 +14,18 @@ pytestmark = pytest.mark.cpu
 
 SOFTCAP = "import torch\ndef run(x):\n    return 30 * torch.tanh(x / 30)\n"
 NORM = "import torch\ndef run(x):\n    return x * torch.rsqrt(x.pow(2).mean(dim=-1, keepdim=True) + 1e-6)\n"
+TINY = "def run(x):\n    return x * 1e-4\n"
 SOFTMAX = "import torch\ndef run(x):\n    return torch.softmax(x * 8, dim=-1)\n"
 
 
-def judge(reference, regime, solution, *, seed=1, **settings):
-    definition = make_definition(
-        inputs={"x": "float32[n, 4096]"}, outputs={"y": "float32[n, 4096]"}, reference=reference
-    )
-    job = Judging(definition, make_workload(axes={"n": 8}, inputs={}), seed=seed, **settings)
+def judge(reference, regime, solution, *, seed=1, n=8, outputs=None, **settings):
+    outputs = outputs or {"y": "float32[n, 4096]"}
+    definition = make_definition(inputs={"x": "float32[n, 4096]"}, outputs=outputs, reference=reference)
+    job = Judging(definition, make_workload(axes={"n": n}, inputs={}), seed=seed, **settings)
     inputs = job.baseline().inputs[0]
     Regimes(definition, job.workload, seed).change(regime, 0, inputs)
-    call = JudgedCall(inputs, [solution(*inputs)], job.context.reference(inputs))
+    got = solution(*inputs)
+    call = JudgedCall(inputs, [got] if isinstance(got, torch.Tensor) else list(got), job.context.reference(inputs))
     return job.evaluator.judge_regime(definition, regime, call, job.config, job.context)
 
 
@@ -58,12 +59,89 @@ def test_what_holds_for_usual_inputs_only_is_rejected(reference, regime, wrong):
 def test_honest_solutions_of_low_precision_pass(reference, regime, dtype):
     space = {}
     exec(reference, space)
+    assert isinstance(judge(reference, regime, lambda x: space["run"](coarse(x, dtype))), Accepted)
 
-    def coarse(x):
-        scale = x.abs().amax(dim=-1, keepdim=True) / 448 if dtype.itemsize == 1 else torch.ones(())
-        return space["run"]((x / scale).to(dtype).float() * scale)
 
-    assert isinstance(judge(reference, regime, coarse), Accepted)
+def coarse(values, dtype):
+    scale = values.abs().amax(dim=-1, keepdim=True) / 448 if dtype.itemsize == 1 else torch.ones(())
+    return (values / scale).to(dtype).float() * scale
+
+
+SIZES = "import torch\ndef run(x):\n    return torch.linalg.vector_norm(torch.tanh(x), dim=-1)\n"
+MEANS = "import torch\ndef run(x):\n    return x.mean(dim=-1)\n"
+LOGS = "import torch\ndef run(x):\n    return torch.logsumexp(x, dim=-1)\n"
+SMALL = {"sizes": SIZES, "means": MEANS, "logs": LOGS}
+
+
+@pytest.mark.parametrize("regime", REGIMES)
+@pytest.mark.parametrize("reference", SMALL.values(), ids=SMALL)
+def test_outputs_too_small_for_rows_are_judged(reference, regime):
+    def unrelated(x):
+        return torch.arange(3.0, 7.0)
+
+    verdict = judge(reference, regime, unrelated, n=4, outputs={"y": "float32[n]"})
+    assert isinstance(verdict, Rejected)
+    assert verdict.integrity["rule"] == "regimes"
+
+
+@pytest.mark.parametrize("regime", REGIMES)
+@pytest.mark.parametrize("reference", SMALL.values(), ids=SMALL)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
+def test_honest_small_outputs_of_low_precision_pass(reference, regime, dtype):
+    space = {}
+    exec(reference, space)
+    for seed in range(8):  # means are what is left of a sum, and some are near zero
+        one = judge(
+            reference, regime, lambda x: space["run"](coarse(x, dtype)), seed=seed, n=1, outputs={"y": "float32[n]"}
+        )
+        assert isinstance(one, Accepted), one.message
+
+
+def test_a_small_output_may_be_anything_where_usual_inputs_are_judged_by_elements():
+    definition = make_definition(inputs={"x": "float32[n]"}, outputs={"y": "float32[n]"}, reference=TINY)
+    job = Judging(definition, make_workload(axes={"n": 4}, inputs={}))
+    verdict = job.check(lambda x: x * 2e-4)
+    assert isinstance(verdict, Accepted)
+    assert "error_norm" not in verdict.correctness.extra["outputs"]["y"]
+
+
+def test_half_of_a_row_does_not_tell_its_size_where_large_values_are_capped():
+    def half(x):
+        return torch.linalg.vector_norm(torch.tanh(x[:, :2048]), dim=-1) * 2**0.5
+
+    for seed in range(8):
+        assert isinstance(judge(SIZES, "smaller", half, seed=seed, n=4, outputs={"y": "float32[n]"}), Rejected)
+
+
+def test_about_half_of_each_row_is_smaller_still():
+    regimes = open_regimes({"x": "float32[n, m]"}, n=8, m=1000)
+    values = torch.ones(8, 1000)
+    regimes.change("smaller", 0, [values])
+    assert 1 / 32 <= float(values.max()) <= 1 / 16
+    quiet = values < values.max()
+    assert torch.equal(values[quiet], (values.max() / 4).expand(int(quiet.sum())))
+    assert len(set(quiet.sum(dim=1).tolist())) == 1
+    assert 400 <= int(quiet[0].sum()) <= 600
+    assert (quiet != quiet.roll(1, dims=1)).sum(dim=1).tolist() == [2] * 8  # in one piece, around the end
+    assert len({tuple(row) for row in quiet.tolist()}) == 4
+    alone = torch.ones(5, 1)
+    regimes.change("smaller", 0, [alone])
+    assert len(alone.unique()) == 1
+
+
+def test_floats_beside_whole_numbers_are_judged_by_themselves():
+    reference = "import torch\ndef run(x):\n    return 30 * torch.tanh(x / 30), torch.full((len(x),), 7)\n"
+    outputs = {"y": "float32[n, 4096]", "count": "int64[n]"}
+
+    def wrong(x):
+        return x - x**3 / 2700, torch.full((len(x),), 7)
+
+    def right(x):
+        return 30 * torch.tanh(coarse(x, torch.bfloat16) / 30), torch.full((len(x),), 7)
+
+    assert isinstance(judge(reference, "larger", wrong, outputs=outputs), Rejected)
+    for regime in REGIMES:
+        assert isinstance(judge(reference, regime, right, outputs=outputs), Accepted)
 
 
 def open_regimes(inputs, sources=None, *, op_type="test", **axes):
@@ -112,9 +190,10 @@ def test_few_large_values_come_in_every_job_and_no_regime_twice(trials):
         ({}, True),
         ({"op_type": "moe"}, False),
         ({"outputs": {"y": "int32[n]"}}, False),
+        ({"outputs": {"y": "float32[n]", "count": "int32[n]"}}, True),
         ({"reference": "def run(x):\n    return x[x.argmax()] + x\n"}, False),
     ],
-    ids=["plain", "moe", "integers", "a reference that chooses"],
+    ids=["plain", "moe", "integers", "integers beside floats", "a reference that chooses"],
 )
 def test_what_chooses_is_judged_on_usual_inputs_only(changes, is_judged):
     definition = make_definition(**changes)
@@ -123,3 +202,27 @@ def test_what_chooses_is_judged_on_usual_inputs_only(changes, is_judged):
     assert job.evaluator.takes_regimes(definition, job.config) is is_judged
     off = Judging(definition, make_workload(), regimes_rule=False)
     assert not off.evaluator.takes_regimes(definition, off.config)
+
+
+@pytest.mark.parametrize(
+    ("source", "does"),
+    [
+        ('def run(x):\n    """Cap the operand; no topk, no rand."""\n    return x  # argmax\n', False),
+        ("def run(operand, brand):\n    return operand.around(brand)\n", False),
+        ("def run(x, is_sorted, resample):\n    return torch.searchsorted(x, x)\n", False),
+        ("def run(x):\n    return torch.topk(x, 4).values\n", True),
+        ("from torch import topk as best\ndef run(x):\n    return best(x, 4)[0]\n", True),
+        ("def run(x):\n    return _top_k_softmax(x)\n", True),
+        ("def run(x):\n    return x.sort(dim=-1)[0] + torch.argsort(x)\n", True),
+        ("def run(x):\n    return x + torch.rand_like(x)\n", True),
+        ("import numpy.random as draw\ndef run(x):\n    return draw.choice(x)\n", True),
+        ("def sample_rows(x):\n    return x\ndef run(x):\n    return sample_rows(x)\n", True),
+        ("def run(x):\n    return torch.empty_like(x).exponential_() + x\n", True),
+        ("def run(x):\n    return (x * 8).round() / 8\n", True),
+        ("def run(x:\n    return x.argmax()\n", True),
+        ("def run(x:\n    return operand\n", True),
+        ("def run(x:\n    return x\n", False),
+    ],
+)
+def test_names_tell_whether_a_reference_chooses(source, does):
+    assert chooses(source) is does

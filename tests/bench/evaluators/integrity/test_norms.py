@@ -9,7 +9,7 @@ import torch
 
 from flashinfer_bench.bench.evaluators.compare.packed import FLOAT4_PACKED
 from flashinfer_bench.bench.evaluators.integrity import norms as module
-from flashinfer_bench.bench.evaluators.integrity.norms import BROUGHT_ROWS, measure_norms
+from flashinfer_bench.bench.evaluators.integrity.norms import BROUGHT_ROWS, measure_norms, says_something
 from tests.bench.evaluators.pretend_gpu import PretendGpu
 
 pytestmark = pytest.mark.cpu
@@ -69,6 +69,25 @@ def test_a_row_that_cancels_out_is_held_against_a_share_of_the_usual_one():
 def test_short_rows_are_taken_together(shape, rows):
     norms = measure_norms(torch.ones(shape), torch.ones(shape))
     assert (None if norms is None else len(norms.error)) == rows
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (4, 1), (3, 5)])
+def test_an_output_smaller_than_a_row_is_one_row_where_it_is_taken(shape):
+    expected = torch.full(shape, 2.0)
+    norms = measure_norms(expected, expected * 1.5, takes_small=True)
+    assert norms.is_small
+    assert norms.row_shares.tolist() == pytest.approx([0.5])
+    assert measure_norms(expected, expected) is None
+    assert not measure_norms(torch.ones(64), torch.ones(64), takes_small=True).is_small
+    assert measure_norms(torch.ones(0), torch.ones(0), takes_small=True) is None
+
+
+def test_what_says_something_has_a_float_that_is_finite_and_not_zero():
+    assert says_something(torch.tensor(1e-30))
+    assert says_something(torch.tensor([0.0, 1.0]).to(torch.float8_e4m3fn))
+    zeros = [torch.zeros(4), torch.zeros(0), torch.full((2,), -math.inf), torch.ones(4, dtype=torch.int32)]
+    assert not any(map(says_something, zeros))
+    assert not says_something(torch.ones(4).to(torch.float8_e8m0fnu))
 
 
 def test_outputs_without_a_size_say_nothing():

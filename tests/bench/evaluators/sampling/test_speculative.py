@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flashinfer_bench.bench.evaluators.evaluator import Accepted, Rejected
+from flashinfer_bench.bench.evaluators.evaluator import Accepted, JudgedCall, Rejected
 from flashinfer_bench.bench.evaluators.sampling.speculative import Chain, SpeculativeEvaluator
 from flashinfer_bench.routines.case.lift import lift
 from flashinfer_bench.routines.code import sampling_torch
@@ -16,11 +16,14 @@ pytestmark = pytest.mark.cpu
 ROWS, DRAFTED, TOKENS = 24, 3, 32
 
 
-@pytest.fixture(scope="module")
-def job(tmp_path_factory):
+TIMED_CALLS = 39
+"""Of three trials: twelve chosen by chance in each, and the one on the evaluator's own inputs."""
+
+
+def make_job(rows):
     definition = make_definition(
         op_type="sampling",
-        axes={"rows": ROWS, "n": DRAFTED, "v": TOKENS},
+        axes={"rows": rows, "n": DRAFTED, "v": TOKENS},
         inputs={
             "draft_probs": "float32[rows, n, v]",
             "draft_token_ids": "int32[rows, n]",
@@ -36,6 +39,11 @@ def job(tmp_path_factory):
     made = Judging(definition, make_workload(axes={}, inputs={}), num_trials=1)
     assert made.evaluator is SpeculativeEvaluator
     return made, made.baseline()
+
+
+@pytest.fixture(scope="module")
+def job():
+    return make_job(ROWS)
 
 
 def right(*inputs):
@@ -87,6 +95,60 @@ def test_a_wrong_sampler_is_found(job, sampler, words):
     verdict = made.check(sampler, baseline)
     assert isinstance(verdict, Rejected)
     assert words in verdict.message
+
+
+def judge_timed(made, sampler, seed=0):
+    """Judge calls on inputs that never come twice."""
+    torch.manual_seed(seed)
+    calls = []
+    draft, ids, target = made.baseline().inputs[0]
+    for _ in range(TIMED_CALLS):
+        inputs = [torch.randn(like.shape).mul(2).softmax(dim=-1) for like in (draft, target)]
+        inputs.insert(1, ids)
+        calls.append(JudgedCall(inputs, sampler(*inputs), right(*inputs)))
+    return made.evaluator.judge_reads(made.definition, calls, made.config, made.context)
+
+
+def says_that_all_are_accepted(draft, ids, target):
+    count = torch.full((len(ids),), DRAFTED, dtype=torch.int32)
+    return [torch.nn.functional.pad(ids, (0, 1)), count, count.clone()]
+
+
+def draws_by_chance(draft, ids, target):
+    """Accept by a coin and draw any token that the outcome may have: no probability is looked at but for that."""
+    accepted = torch.rand(ids.shape) < 0.5
+    emitted = accepted.long().cumprod(dim=1).sum(dim=1)
+    left = (target - torch.nn.functional.pad(draft, (0, 0, 0, 1))).clamp(min=0)
+    last = sampling_torch.draw((left.gather(1, emitted[:, None, None].expand(-1, 1, TOKENS))[:, 0] > 0).float())
+    place = torch.arange(DRAFTED + 1)
+    tokens = torch.where(place < emitted[:, None], torch.nn.functional.pad(ids, (0, 1)), -1)
+    tokens = torch.where(place == emitted[:, None], last[:, None], tokens)
+    return [tokens.to(torch.int32), accepted.sum(dim=1).to(torch.int32), emitted.to(torch.int32)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "sampler"),
+    [(1, says_that_all_are_accepted), (8, says_that_all_are_accepted), (ROWS, draws_by_chance)],
+)
+def test_a_timed_call_that_answers_what_is_possible_but_not_random_is_found(rows, sampler):
+    made, _ = make_job(rows)
+    verdict = judge_timed(made, sampler)
+    assert isinstance(verdict, Rejected)
+    assert "not random" in verdict.message
+
+
+@pytest.mark.parametrize("rows", [1, 2, ROWS])
+def test_timed_calls_of_a_right_sampler_pass(rows):
+    made, _ = make_job(rows)
+    for seed in range(10):
+        verdict = judge_timed(made, right, seed)
+        assert isinstance(verdict, Accepted), verdict
+
+
+def test_one_timed_call_tells_too_little_to_be_rejected(job):
+    made, baseline = job
+    call = JudgedCall(baseline.inputs[0], right(*baseline.inputs[0]), baseline.outputs[0])
+    assert isinstance(made.evaluator.judge_reads(made.definition, [call], made.config, made.context), Accepted)
 
 
 def test_the_chances_of_a_chain_are_those_of_a_hand_count():

@@ -1,6 +1,11 @@
-"""How many of the timed calls that were kept are compared: all of a quick reference's, enough of a slow one's."""
+"""How many of the timed calls that were kept are compared: all of a quick reference's, enough of a slow one's.
+
+Of a slow one's those come first that the latency was held against; where too few of them can be compared, it is not
+confirmed.
+"""
 
 import itertools
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
@@ -9,7 +14,7 @@ import torch
 from flashinfer_bench.bench.evaluators.evaluator import Baseline
 from flashinfer_bench.bench.evaluators.verdict import Accepted, Rejected
 from flashinfer_bench.bench.runner.session import reads as reads_module
-from flashinfer_bench.bench.runner.session.reads import ENOUGH_READS, judge_reads
+from flashinfer_bench.bench.runner.session.reads import ENOUGH_READS, MOST_S, TOO_SLOW, judge_reads, sort_reads
 from flashinfer_bench.bench.runner.workers.timed.reader import ReadCall
 from flashinfer_bench.data import Correctness, EvaluationStatus
 
@@ -89,3 +94,107 @@ def test_nothing_is_judged_after_a_portion_that_is_rejected(monkeypatch):
     found, compared, called, notes = judge(0.02, with_base=False, verdict=rejected)
     assert found.message == "in a call that was timed: it is wrong"
     assert len(compared) == len(called) == notes["reads"] == 1
+
+
+def reads_of(**counts):
+    """Return the reads of three trials: some readings of each, and at the last one what `counts` has of each way."""
+    found = [
+        [ReadCall([trial, at], [torch.zeros(1)], at == 0, "reading" if at else None) for at in range(7)]
+        for trial in range(TRIALS)
+    ]
+    for way, count in counts.items():
+        found[-1] += [ReadCall([way, at], [torch.zeros(1)], False, way) for at in range(count)]
+    return found
+
+
+def judge_slow(monkeypatch, call_s, found, *, is_right=lambda call: True):
+    """Judge reads with a reference that takes so long; return the verdict, what was compared, the record, the time."""
+    clock, compared = [0.0], []
+
+    def reference(inputs):
+        clock[0] += call_s
+        return [torch.zeros(1)]
+
+    def judge_calls(definition, calls, config, context):
+        compared.extend(calls)
+        if all(map(is_right, calls)):
+            return Accepted(Correctness())
+        return Rejected(EvaluationStatus.INCORRECT_NUMERICAL, "too far", Correctness())
+
+    monkeypatch.setattr(reads_module.time, "monotonic", lambda: clock[0])
+    block = SimpleNamespace(definition=None, reference=reference, evaluator=SimpleNamespace(judge_reads=judge_calls))
+    job = SimpleNamespace(block=block, config=None, notes={"measurement": {"confirmed": True, "flags": ["noisy"]}})
+    rejected = judge_reads(job, found, Baseline([], [[torch.zeros(1)]] * TRIALS, None, None), None)
+    ways = {id(read.inputs): read.way for of_trial in found for read in of_trial}
+    return rejected, Counter(ways[id(call.inputs)] for call in compared), job.notes["measurement"], clock[0]
+
+
+CONFIRMED = {"confirmed": True, "flags": ["noisy"]}
+WITHDRAWN = {"confirmed": False, "not_confirmed": TOO_SLOW, "flags": ["noisy", "unconfirmed"]}
+
+
+@pytest.mark.parametrize("way", ["relay", "burst"])
+@pytest.mark.parametrize("call_s", [0.05, 1.5, 6.6])
+def test_of_a_slow_reference_the_calls_come_first_that_the_latency_was_held_against(monkeypatch, way, call_s):
+    rejected, compared, record, spent_s = judge_slow(monkeypatch, call_s, reads_of(**{way: 12}))
+    assert rejected is None
+    assert compared[way] >= ENOUGH_READS
+    assert record == CONFIRMED
+    assert spent_s <= MOST_S
+    others = compared.total() - compared[None] - ENOUGH_READS
+    assert others == (TRIALS if call_s < 1 else 0)
+
+
+@pytest.mark.parametrize("way", ["relay", "burst"])
+def test_who_leaves_out_half_of_the_calls_that_his_latency_was_held_against_is_found(monkeypatch, way):
+    def is_computed(call):
+        return call.inputs[0] != way or call.inputs[1] >= 7  # of twelve; readings are right
+
+    for _ in range(20):
+        rejected, *_ = judge_slow(monkeypatch, 1.5, reads_of(**{way: 12}), is_right=is_computed)
+        assert rejected.message == "in a call that was timed: too far"
+
+
+@pytest.mark.parametrize(("call_s", "relayed", "spent_s"), [(7.0, 8, 56.0), (25.0, 2, 50.0), (100.0, 1, 100.0)])
+def test_where_too_few_can_be_compared_a_latency_is_not_confirmed(monkeypatch, call_s, relayed, spent_s):
+    rejected, compared, record, found_s = judge_slow(monkeypatch, call_s, reads_of(relay=12))
+    assert rejected is None
+    assert (compared["relay"], compared["reading"], compared[None]) == (relayed, 0, TRIALS)
+    assert record == WITHDRAWN
+    assert found_s == pytest.approx(spent_s)
+
+
+def test_what_was_not_confirmed_stays_so_for_its_own_reason(monkeypatch):
+    notes = {"measurement": {"confirmed": False, "not_confirmed": "why", "flags": ["unconfirmed"]}}
+    reads_module.withdraw_confirmation(notes)
+    reads_module.withdraw_confirmation({})  # an evaluator of someone else's notes nothing
+    assert notes == {"measurement": {"confirmed": False, "not_confirmed": "why", "flags": ["unconfirmed"]}}
+
+
+def test_of_a_relay_and_a_burst_enough_of_each_are_needed(monkeypatch):
+    _, compared, record, _ = judge_slow(monkeypatch, 3.3, reads_of(relay=12, burst=24))
+    assert (compared["relay"], compared["burst"], record) == (ENOUGH_READS, ENOUGH_READS, CONFIRMED)
+    assert judge_slow(monkeypatch, 3.4, reads_of(relay=12, burst=24))[2] == WITHDRAWN
+
+
+def test_where_requests_settled_the_latency_readings_are_needed(monkeypatch):
+    _, compared, record, _ = judge_slow(monkeypatch, 1.5, reads_of())
+    assert (compared["reading"], record) == (ENOUGH_READS, CONFIRMED)
+
+
+def test_of_few_calls_all_are_needed(monkeypatch):
+    """As many as there was memory for, or as a burst has."""
+    _, compared, record, _ = judge_slow(monkeypatch, 1.5, reads_of(burst=2))
+    assert (compared["burst"], record) == (2, CONFIRMED)
+
+
+def test_which_calls_are_needed_nobody_can_tell():
+    found = reads_of(relay=12)
+    found[-1].append(ReadCall(["odd"], [torch.zeros(1)], False))
+    chosen = Counter()
+    for _ in range(300):
+        needed, others = sort_reads(found)
+        assert len(needed) + len(others) == sum(map(len, found))
+        chosen.update(read.inputs[1] for _, read in needed)
+    assert set(chosen) == set(range(12))
+    assert 150 < min(chosen.values()) <= max(chosen.values()) < 280  # 225 each

@@ -11,6 +11,7 @@ from flashinfer_bench.bench.runner.own_user import choose_user
 from flashinfer_bench.bench.runner.protocol import Hello
 from flashinfer_bench.bench.runner.workers import enclosure
 from flashinfer_bench.bench.runner.workers.enclosure import Enclosure
+from flashinfer_bench.bench.runner.workers.process import REMOVE_LIMIT_S
 from flashinfer_bench.compile import Artifact
 
 pytestmark = [pytest.mark.cpu, pytest.mark.skipif(sys.platform != "linux", reason="confinement is Linux's")]
@@ -83,6 +84,14 @@ def test_where_its_user_could_not_come_to_its_folder_a_worker_stays_who_it_is(pl
     (place / "cache").chmod(0o700)
     walls = make_enclosure(place, "own").make_walls(DIGEST, None, place / "given-1")
     assert walls.user is None
+
+
+def test_removing_the_folder_of_a_worker_for_no_solution_has_a_limit(place, monkeypatch):
+    removed = []
+    monkeypatch.setattr(enclosure, "remove_tree", lambda *how: removed.append(how))
+    walls = make_enclosure(place, "own")
+    walls.drop_key(walls.make_key(place / "own-1"))
+    assert removed == [(place / "own-1", REMOVE_LIMIT_S)]
 
 
 @pytest.mark.parametrize("is_new", [True, False])

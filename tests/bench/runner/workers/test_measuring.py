@@ -1,5 +1,6 @@
 """What comes of timing a solution in a worker: of honest ones in every style, and of `setup`."""
 
+from collections import Counter
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -125,6 +126,10 @@ def test_where_inputs_can_be_followed_bursts_are_made_beside_relays(open_kernel,
         record = kernel.measure([[X]]).record
     assert record["relay_ms"] > 0.7
     assert record["burst_calls"] > 0 < record["relay_calls"]
+    ways = Counter(read.way for read in kernel.reads[0])
+    assert FEWEST_CALLS <= ways["relay"] <= RELAY_READS
+    assert 0 < ways["burst"] <= READ_CALLS["cpu"]
+    assert ways["reading"] + ways[None] == 13
     assert 13 + FEWEST_CALLS < len(kernel.reads[0]) <= 13 + RELAY_READS + READ_CALLS["cpu"]
     assert all(is_right(read) for read in kernel.reads[0])
 

@@ -1,11 +1,16 @@
-"""A worker that the session does not listen to."""
+"""A worker that the session does not listen to, that does not listen to it, or that starts processes without end."""
 
+import os
 import select
+import signal
+import threading
 import time
 
 import pytest
 
-from flashinfer_bench.bench.runner.workers.process import WorkerProcess
+from flashinfer_bench.bench.runner.workers import process
+from flashinfer_bench.bench.runner.workers.process import WorkerGone, WorkerLate, WorkerProcess
+from flashinfer_bench.worker.protocol import Recovered
 from tests.kit.workers import worker_order
 
 pytestmark = pytest.mark.cpu
@@ -18,3 +23,36 @@ def test_a_worker_that_is_not_heard_can_send_nothing(template, tmp_path):
         while not worker.has_ended and time.monotonic() < deadline:
             select.select([worker], [], [], 1.0)
         assert worker.has_ended  # it has no one to serve
+
+
+def test_a_channel_that_closes_while_the_guard_is_late_does_not_keep_a_worker_from_its_end(
+    template, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(process, "END_LIMIT_S", 1.5)
+    worker = WorkerProcess(template, worker_order(), tmp_path / "home")
+    worker.wait_ready()
+    os.kill(worker.guard_pid, signal.SIGSTOP)
+    os.kill(worker.pid, signal.SIGKILL)
+    assert worker.end().signal == signal.SIGKILL
+
+
+def test_a_worker_that_reads_no_request_is_late(template, tmp_path):
+    with WorkerProcess(template, worker_order(), tmp_path / "home") as worker:
+        worker.wait_ready()
+        os.kill(worker.pid, signal.SIGSTOP)
+        later = threading.Timer(8.0, os.kill, (worker.pid, signal.SIGCONT))
+        later.start()
+        start = time.monotonic()
+        with pytest.raises(WorkerLate):
+            worker.ask("recover", Recovered, 0.3, filler="x" * (4 << 20))
+        assert time.monotonic() - start < 5.0
+        later.cancel()
+
+
+def test_a_worker_that_cannot_be_held_still_in_time_is_ended(template, tmp_path, monkeypatch):
+    monkeypatch.setattr(process, "REST_LIMIT_S", -1.0)
+    with WorkerProcess(template, worker_order(), tmp_path / "home") as worker:
+        worker.wait_ready()
+        with worker.resting(), pytest.raises(WorkerGone):
+            worker.rest_all()
+            worker.ask("recover", Recovered, 20.0)

@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 import torch
@@ -30,6 +30,8 @@ TOGETHER_BYTES: Final = 1 << 22
 calls is dropped."""
 
 Outputs = Callable[[int], list[torch.Tensor]]
+Way = Literal["reading", "relay", "burst"]
+"""What a call that is compared was one of."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,9 @@ class ReadCall:
     outputs: list[torch.Tensor]
     is_base: bool
     """Its inputs are the evaluator's own, whose expected outputs are known."""
+    way: Way | None = None
+    """Chance chose it among all calls of this way; None for the base, and where it merely looks odd: a solution may
+    tell the one, and make the other."""
 
 
 @dataclass(frozen=True)
@@ -201,8 +206,11 @@ class Reader:
         self.check_inputs(given, self.places.inputs(index))
         return replace(call, given=given)
 
-    def reads(self) -> list[ReadCall]:
+    def reads(self, way: Way | None = None) -> list[ReadCall]:
         """Return the calls to compare, in a random order, and forget them: they may hold gigabytes.
+
+        Args:
+            way: what the calls were.
 
         Raises:
             SolutionFailure: an output has changed since its call was over, or a call has changed its inputs.
@@ -216,7 +224,7 @@ class Reader:
         found = []
         for number, call in left.items():
             inputs = given[number] if call.given is None else call.given
-            found.append(ReadCall(inputs, call.outputs(), number == base))
+            found.append(ReadCall(inputs, call.outputs(), number == base, way if number in self._kept else None))
         self._kept, self._odd, self._base = {}, {}, None  # what makes views of copies may know this reader
         self.chance.shuffle(found)
         return found

@@ -95,6 +95,18 @@ def test_an_odd_call_that_was_kept_is_read_once(arena):
     assert len(trial.reader.reads()) == 2
 
 
+def test_what_chance_chose_is_told_from_the_base_and_from_what_looks_odd(arena):
+    trial = make_trial(arena, base_number=0, wanted=2)
+    run_calls(trial, [0])
+    for _ in range(3):
+        run_calls(trial, [0], torch.zeros_like)
+    trial.reader.begin()
+    for _ in range(4):
+        run_calls(trial, [0])
+    ways = Counter((read.way, read.is_base, is_right(read)) for read in trial.reader.reads("relay"))
+    assert ways == {("relay", False, True): 2, (None, True, True): 1, (None, False, False): 2}
+
+
 def test_inputs_that_a_call_changed_are_found_where_it_is_read(arena):
     def refuse(inputs, now):
         if not torch.equal(inputs[0], now[0]):
