@@ -36,6 +36,8 @@ def driver() -> ctypes.CDLL:
     library.cuModuleGetFunction.argtypes = [pointers, pointer, text]
     library.cuLaunchKernel.argtypes = [pointer, *[number] * 7, pointer, pointer, pointer]
     library.cuCtxResetPersistingL2Cache.argtypes = []
+    library.cuStreamCreate.argtypes = [pointers, number]
+    library.cuGraphGetNodes.argtypes = [pointer, pointers, ctypes.POINTER(size)]
     library.cuGetErrorString.argtypes = [ctypes.c_int, ctypes.POINTER(text)]
     return library
 
@@ -129,6 +131,35 @@ class Launcher:
         code = self._launch(self._kernel, *self._shape, stream, self._pointers, None)
         if code != 0:
             check(code, "launching a timing kernel")
+
+
+def make_stream() -> int:
+    """Make a stream that waits for the legacy default stream, and is waited for; return its handle.
+
+    Streams of torch do neither. While this one is captured, a launch on the legacy default stream is an error that ends
+    the capture. While a stream of torch's is captured, the launch runs at once and the graph does not hold it.
+    """
+    stream = ctypes.c_void_p()
+    check(driver().cuStreamCreate(ctypes.byref(stream), 0), "making a stream")
+    assert stream.value is not None
+    return stream.value
+
+
+def count_captured(stream: int) -> int | None:
+    """Return how many operations the graph holds that a stream is captured into; None where that cannot be told.
+
+    Args:
+        stream: handle of a stream under capture.
+    """
+    library, status, graph, count = driver(), ctypes.c_int(), ctypes.c_void_p(), ctypes.c_size_t()
+    ask = getattr(library, "cuStreamGetCaptureInfo_v2", None)  # a driver of CUDA 11.3 or later has it
+    if ask is None:
+        return None
+    pointer = ctypes.c_void_p
+    ask.argtypes = [pointer, *[ctypes.POINTER(kind) for kind in (ctypes.c_int, ctypes.c_uint64)], *[pointer] * 3]
+    if ask(stream, ctypes.byref(status), None, ctypes.byref(graph), None, None) != 0 or graph.value is None:
+        return None
+    return count.value if library.cuGraphGetNodes(graph, None, ctypes.byref(count)) == 0 else None
 
 
 def reset_persisting_lines() -> None:

@@ -73,8 +73,6 @@ class TrialFacts(BaseModel):
     """Number of streams that a call's operations ran on; left out for one."""
     graphs: Annotated[Count | None, Joined.AGREED] = None
     """Number of graphs of one call that were replayed in turn; left out for one."""
-    output_places: Annotated[Count | None, Joined.AGREED] = None
-    """Number of places in memory that outputs were written to in turn; left out for one."""
 
     def of_gpus(self) -> set[str]:
         """Return the names of the facts that a trial on a CPU has none of."""

@@ -7,16 +7,11 @@ places in turn, and a latency is averaged over several placements.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from itertools import cycle
 from typing import Any, Final
 
 import torch
 
-from flashinfer_bench.timing.clocks import Clock, Launch
-from flashinfer_bench.timing.measurement import Trial
+from flashinfer_bench.timing.clocks import Clock
 
 PLACES: Final = 8
 """The most places that the outputs of a call are written to in turn."""
@@ -50,46 +45,6 @@ def choose_places(size: int, *, calls: int, clock: Clock, device: torch.device) 
     return count_places(size, calls=calls, free_bytes=free_bytes)
 
 
-class Kept:
-    """A launch that keeps what the latest calls returned, so that the next one's outputs lie elsewhere.
-
-    A result that holds more memory than its outputs need is not kept. Examples are a slice of a workspace, and
-    activations that are saved for a gradient.
-
-    Args:
-        function: what is called.
-        places: in how many places its outputs are to lie.
-        size: bytes of all outputs of one call.
-    """
-
-    def __init__(self, function: Callable[[], Any], places: int, size: int) -> None:
-        self._function = function
-        self._size = size
-        self._results: deque[Any] = deque(maxlen=places - 1)
-        self._keeps: bool | None = None
-
-    @property
-    def places(self) -> int:
-        """In how many places outputs lie, by the calls that were made so far."""
-        return (self._results.maxlen or 0) + 1 if self._keeps else 1
-
-    def __call__(self) -> None:
-        """Call the function."""
-        result = self._function()
-        if self._keeps is None:
-            held = held_bytes(result)
-            self._keeps = held is not None and held <= self._size
-        if self._keeps:
-            self._results.append(result)
-
-    def give_back(self, trial: Trial) -> None:
-        """Drop the results. Free the memory of graphs that the results have kept from being freed."""
-        has_kept = bool(self._results)
-        self._results.clear()
-        if has_kept and trial.facts.get("launch") == "graph":
-            torch.cuda.empty_cache()
-
-
 def held_bytes(result: Any) -> int | None:
     """Return the memory that a result keeps from being freed; None where that cannot be told."""
     values = list(result) if isinstance(result, (tuple, list)) else [result]
@@ -100,26 +55,3 @@ def held_bytes(result: Any) -> int | None:
         return None
     storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
     return sum(storages.values())
-
-
-def written_elsewhere(function: Callable[..., Any], outputs: Sequence[torch.Tensor], places: int) -> Launch:
-    """Return a launch that hands the function each of several sets of outputs in turn, the given one first.
-
-    Args:
-        function: takes one set of outputs as its arguments.
-        outputs: the first set; the others are like it.
-        places: how many sets there are.
-    """
-    more = [[torch.empty_like(output) for output in outputs] for _ in range(places - 1)]
-    sets = cycle([list(outputs), *more])
-    return lambda: function(*next(sets))
-
-
-def note_places(trial: Trial, places: int) -> Trial:
-    """Return the trial with the number of places among its facts, where there were several.
-
-    The capture of a graph decides where its outputs lie, so a call has no more places than graphs.
-    """
-    most = int(trial.facts.get("graphs", 1) if trial.facts.get("launch") == "graph" else trial.facts["calls"])
-    used = min(places, most)
-    return replace(trial, facts={**trial.facts, "output_places": used}) if used > 1 else trial

@@ -164,7 +164,7 @@ def read_call(operations: Sequence[Operation], call: HostCall, before: Operation
             late=late,
             lead_ns=max(0, only.start_ns - before.end_ns),
             launched=((only.name, 1),),
-            escaped=only.start_ns < before.end_ns,
+            escaped=_escapes(only, before),
             work_ns=length_ns,
             streams=1,
         )
@@ -179,10 +179,19 @@ def read_call(operations: Sequence[Operation], call: HostCall, before: Operation
         late=late,
         lead_ns=max(0, first - before.end_ns),
         launched=tuple(sorted(Counter(operation.name for operation in operations).items())),
-        escaped=first < before.end_ns,
+        escaped=any(_escapes(operation, before) for operation in operations),
         work_ns=sum(operation.end_ns - operation.start_ns for operation in operations),
         streams=len({operation.stream for operation in operations}),
     )
+
+
+def _escapes(operation: Operation, before: Operation) -> bool:
+    """Say whether an operation ran beside the work before its call, since its stream does not wait for it.
+
+    On the same stream one may begin a moment before that work has ended where both may overlap (programmatic dependent
+    launch). It waits for the end itself, and counts from where it began.
+    """
+    return operation.start_ns < before.end_ns and operation.stream != before.stream
 
 
 def busy_time(operations: Sequence[Operation]) -> int:

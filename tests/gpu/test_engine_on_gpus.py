@@ -110,8 +110,8 @@ def test_outputs_of_timed_calls_lie_in_several_places(tmp_path, style):
     )
     (job,) = run(TraceSet.from_path(tmp_path), devices=["0"], profile_baseline=False)
     assert job.trace.evaluation.status.value == "PASSED"
-    assert job.trace.evaluation.extra["measurement"]["output_places"] == 2  # as many as there are warm-up runs
-    assert "PLACES 2" in job.trace.evaluation.log
+    places = [int(line.split()[1]) for line in job.trace.evaluation.log.splitlines() if line.startswith("PLACES ")]
+    assert max(places) > 2
 
 
 def test_shared_memory_is_as_fast_as_memory_of_ones_own(tmp_path):

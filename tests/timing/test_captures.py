@@ -6,6 +6,7 @@ from typing import ClassVar
 import pytest
 import torch
 
+from flashinfer_bench.timing import driver
 from flashinfer_bench.timing.clocks import CaptureRefused, graphs
 from flashinfer_bench.timing.clocks.graphs import CAPTURES_FIRST, capture, capture_first
 
@@ -21,9 +22,10 @@ class FalseStream:
 
     waits: ClassVar[list] = []
 
-    def __init__(self, name):
+    def __init__(self, handle, _device=0):
         type(self).made += 1
-        self.name = "current" if name == "current" else "own"
+        self.cuda_stream = handle
+        self.name = "own" if handle else "current"
 
     def wait_stream(self, other):
         """Note who waits for whom."""
@@ -32,8 +34,8 @@ class FalseStream:
 
 @pytest.fixture
 def false_torch(monkeypatch):
-    """Return the log of captures, and a dict whose "fails" makes them fail."""
-    log, faults = [], {"fails": None}
+    """Return the log of captures, and a dict whose "fails" makes them fail; its "count" is what their graphs hold."""
+    log, faults = [], {"fails": None, "count": 1}
 
     class FalseGraph:
         def capture_begin(self):
@@ -57,19 +59,21 @@ def false_torch(monkeypatch):
         yield
         FalseStream.active = "current"
 
-    stream = FalseStream("current")
+    stream = FalseStream(0)
     FalseStream.made, FalseStream.active = 0, "current"
     FalseStream.waits.clear()
     for name, stand_in in {
         "CUDAGraph": FalseGraph,
-        "Stream": FalseStream,
+        "ExternalStream": FalseStream,
         "stream": on_stream,
         "device": nothing,
-        "current_stream": lambda: stream,
+        "current_stream": lambda _device=0: stream,
         "current_device": lambda: 0,
         "synchronize": lambda: log.append("synchronize"),
     }.items():
         monkeypatch.setattr(torch.cuda, name, stand_in)
+    monkeypatch.setattr(driver, "make_stream", lambda: 77)
+    monkeypatch.setattr(driver, "count_captured", lambda handle: faults["count"] if handle == 77 else 1 / 0)
     monkeypatch.setattr(graphs.torch, "zeros", lambda _size, device: torch.ones(1))
     for kept in (graphs.capture_first, graphs._capture_stream):
         kept.cache_clear()
@@ -109,6 +113,18 @@ def test_first_captures_that_fail_are_no_fault_of_a_call(false_torch):
         capture(lambda: None)
     faults["fails"] = None
     assert callable(capture(lambda: None))
+
+
+@pytest.mark.parametrize(("count", "is_refused"), [(0, True), (3, False), (None, False)])
+def test_a_graph_without_operations_stands_for_no_call(false_torch, count, is_refused):
+    log, faults = false_torch
+    faults["count"] = count
+    if is_refused:
+        with pytest.raises(CaptureRefused, match=r"cannot be captured: it launches nothing on the current stream$"):
+            capture(lambda: None)
+        assert log == ["begin", "end", "synchronize"]
+    else:
+        assert callable(capture(lambda: None))
 
 
 def test_a_cpu_has_none_to_make(false_torch):

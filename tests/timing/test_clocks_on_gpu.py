@@ -4,13 +4,16 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import nullcontext, suppress
 from statistics import median
 
 import pytest
 import torch
 
+from flashinfer_bench.timing import driver
 from flashinfer_bench.timing.clocks import CaptureRefused, ClockLost, Lead, make_clock
 from flashinfer_bench.timing.clocks.graphs import capture
+from flashinfer_bench.timing.driver import DriverError
 from flashinfer_bench.timing.progress import Recipe
 from flashinfer_bench.timing.recipe import take_trial
 from flashinfer_bench.timing.summary import summarise
@@ -316,6 +319,47 @@ def test_a_clock_that_was_never_switched_on_reads_nothing(device):
         pytest.skip("a profiler was attached before")
     with pytest.raises(ClockLost):
         clock.sample([lambda: None], Lead())
+
+
+def on_the_default_stream(lane, *, checks):
+    """Return a call as that of many kernels, `kernel<<<blocks, threads>>>`: on the legacy default stream."""
+
+    def call():
+        with nullcontext() if checks else suppress(DriverError):  # few look at what a launch gives back
+            lane._spin(0, 1_000)
+
+    return call
+
+
+@pytest.mark.parametrize("checks", [True, False])
+def test_a_launch_without_a_stream_is_captured_by_no_graph(clock, tensors, checks):
+    call = on_the_default_stream(clock._lane, checks=checks)
+    for _ in range(2):
+        with pytest.raises(CaptureRefused):
+            capture(lambda: [torch.add(tensors[0], 1, out=tensors[1]), call()])
+    torch.add(tensors[0], 1, out=tensors[1])  # the error is over
+    torch.cuda.synchronize()
+    replay = capture(lambda: torch.add(tensors[0], 2, out=tensors[2]))
+    replay()
+    torch.cuda.synchronize()
+    assert torch.equal(tensors[2], tensors[0] + 2)
+
+
+def test_a_graph_of_nothing_is_refused(clock):
+    with pytest.raises(CaptureRefused, match="launches nothing"):
+        capture(lambda: None)
+
+
+def test_operations_under_capture_are_counted(clock, tensors):
+    counts = []
+
+    def call():
+        for _ in range(3):
+            torch.add(tensors[0], 1, out=tensors[1])
+        counts.append(driver.count_captured(torch.cuda.current_stream().cuda_stream))
+
+    capture(call)
+    assert counts == [3]
 
 
 def test_random_numbers_can_be_drawn_after_a_capture_that_failed():

@@ -1,24 +1,18 @@
 """Where the outputs of a timed call lie."""
 
-import weakref
-
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flashinfer_bench.timing.measurement import Sample, Trial
 from flashinfer_bench.timing.places import (
     FEW_BYTES,
     FREE_SHARE,
     MOST_BYTES,
     PLACES,
-    Kept,
     choose_places,
     count_places,
     held_bytes,
-    note_places,
-    written_elsewhere,
 )
 from tests.kit.fake_gpu import fake_cupti_clock
 
@@ -73,69 +67,6 @@ def test_a_few_bytes_are_taken_without_a_look_at_the_memory(gpu, monkeypatch):
         choose_places(FEW_BYTES // PLACES + 1, calls=10, clock=clock, device=torch.device("cuda"))
 
 
-@pytest.mark.parametrize("places", [1, 2, PLACES])
-def test_what_calls_return_is_kept_until_every_place_is_used(places):
-    made = []
-
-    def make():
-        made.append(weakref.ref(output := torch.zeros(4)))
-        return [output]
-
-    launch = Kept(make, places, 16)
-    assert launch.places == 1
-    for _ in range(20):
-        launch()
-        assert launch.places == places
-        assert sum(reference() is not None for reference in made) == min(len(made), places - 1)
-
-
-@pytest.mark.parametrize(("launch_mode", "frees"), [("graph", 1), ("stream", 0)])
-def test_what_was_kept_is_dropped_before_the_memory_of_graphs_is_freed(monkeypatch, launch_mode, frees):
-    made, alive = [], []
-
-    def make():
-        made.append(weakref.ref(output := torch.zeros(4)))
-        return output
-
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: alive.append(sum(one() is not None for one in made)))
-    launch = Kept(make, PLACES, 16)
-    for _ in range(20):
-        launch()
-    launch.give_back(Trial((), "count", {"launch": launch_mode}))
-    assert alive == [0] * frees
-    assert launch.places == PLACES
-
-
-@pytest.mark.parametrize("places", [1, 2, PLACES])
-def test_calls_write_to_every_set_of_outputs_in_turn_the_given_one_first(places):
-    given_outputs, seen = [torch.zeros(2, 3), torch.zeros(4, dtype=torch.int32)], []
-
-    def write(first, second):
-        seen.append((first.data_ptr(), second.data_ptr()))
-        assert [(t.shape, t.dtype) for t in (first, second)] == [(t.shape, t.dtype) for t in given_outputs]
-
-    launch = written_elsewhere(write, given_outputs, places)
-    for _ in range(3 * places):
-        launch()
-    assert seen[0] == tuple(t.data_ptr() for t in given_outputs)
-    assert len(set(seen)) == places
-    assert seen == seen[:places] * 3
-
-
-def test_a_result_that_holds_more_than_its_outputs_is_not_kept():
-    weights = torch.ones(4, requires_grad=True)
-    made = {
-        "a slice": lambda: torch.zeros(400)[:4],
-        "a gradient's": lambda: weights * 2,
-        "something else": lambda: {"y": torch.zeros(4)},
-    }
-    for name, make in made.items():
-        launch = Kept(make, PLACES, 16)
-        launch()
-        assert launch.places == 1, name
-        assert not launch._results, name
-
-
 @pytest.mark.parametrize(
     ("result", "held"),
     [
@@ -155,21 +86,3 @@ def test_what_a_result_holds(result, held):
 def test_views_of_one_memory_hold_it_once():
     both = torch.zeros(8)
     assert held_bytes([both[:4], both[4:]]) == 32
-
-
-@pytest.mark.parametrize(
-    ("facts", "told"),
-    [
-        ({"calls": 60, "launch": "stream"}, 8),
-        ({"calls": 5, "launch": "stream"}, 5),
-        ({"calls": 1, "launch": "stream"}, None),
-        ({"calls": 60, "launch": "graph"}, None),
-        ({"calls": 60, "launch": "graph", "graphs": 4}, 4),
-        ({"calls": 60, "launch": "graph", "graphs": 16}, 8),
-    ],
-    ids=str,
-)
-def test_a_trial_says_in_how_many_places_its_outputs_lay_where_there_were_several(facts, told):
-    trial = Trial((Sample(span_ns=1, enqueue_ns=1),), "count", facts)
-    assert note_places(trial, 1) is trial
-    assert note_places(trial, 8).facts.get("output_places") == told

@@ -71,7 +71,7 @@ def test_the_nodes_of_a_graph_share_an_id_and_all_count():
 
 def test_a_side_stream_that_runs_before_the_spin_ends_belongs_to_the_call_that_launched_it():
     records, calls = two_calls()
-    side = Operation("side", 160, 175, 9)  # launched by the second call, runs beside its flush
+    side = Operation("side", 160, 175, 9, stream=1)  # launched by the second call, runs beside its flush
     first, second = read([*records, side], calls)
     assert (first.operations, first.escaped) == (2, False)
     assert (second.operations, second.escaped, second.lead_ns, second.span_ns) == (3, True, 0, 123)
@@ -238,6 +238,14 @@ def test_busy_time_lies_between_the_longest_operation_and_the_span(pairs):
 def test_work_that_begins_when_the_spin_ends_has_not_escaped():
     (sample,) = read([Operation(SPIN, 0, 50, 1), Operation("a", 50, 60, 2)], [HostCall(5, 9)])
     assert (sample.escaped, sample.lead_ns) == (False, 0)
+
+
+@pytest.mark.parametrize("others", [[], [Operation("b", 62, 70, 3)]])
+def test_work_on_the_spins_stream_that_begins_a_moment_before_its_end_has_not_escaped(others):
+    """Programmatic dependent launch."""
+    (sample,) = read([Operation(SPIN, 0, 50, 1), Operation("a", 49, 60, 2), *others], [HostCall(5, 9)])
+    assert (sample.escaped, sample.lead_ns) == (False, 0)
+    assert sample.span_ns == (21 if others else 11)
 
 
 def test_spins_are_in_the_order_of_their_launches_not_of_their_times():

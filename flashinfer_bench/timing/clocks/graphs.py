@@ -10,9 +10,14 @@ the stream, the pool or the clock. A process with fewer than a dozen captures so
 that serves has made dozens of captures. So a process that measures makes some captures first; then the time of a call
 does not depend on what was captured before it.
 
-All captures use one stream. torch has 32 streams and gives them in turn: if a capture got the stream that a solution
-uses as its side stream, the two branches would run one after the other. torch also keeps a cuBLAS workspace for each
-stream that was ever used.
+All captures use one stream, of our own. torch has 32 streams and gives them in turn: if a capture got the stream that
+a solution uses as its side stream, the two branches would run one after the other. torch also keeps a cuBLAS workspace
+for each stream that was ever used.
+
+Many kernels are launched without a stream, `kernel<<<blocks, threads>>>`, so on the legacy default stream. That is
+right, since torch's current stream is this one, and no graph can hold it. Streams of torch's are captured beside it as
+if nothing had been launched, and the replay does nothing. Our stream waits for the default one, so there the driver
+refuses such a launch, and the call is timed as it is launched. A graph without any operation is refused, too.
 
 Each graph has a memory pool of its own. torch keeps the pool when the graph is gone, and gives it to no other graph.
 `torch.cuda.empty_cache` after a trial frees it.
@@ -27,6 +32,7 @@ from typing import Final
 
 import torch
 
+from flashinfer_bench.timing import driver
 from flashinfer_bench.timing.clocks.clock import CaptureRefused, Launch
 
 CAPTURES_FIRST: Final = 8
@@ -37,8 +43,8 @@ def capture(launch: Launch) -> Launch:
     """Return a function that replays what the call launches on the current device.
 
     Raises:
-        CaptureRefused: the call cannot be captured: it waits for the GPU, or does something else that a graph cannot
-            hold.
+        CaptureRefused: the call cannot be captured: it waits for the GPU, launches on the legacy default stream, or
+            does something else that a graph cannot hold.
     """
     graph = torch.cuda.CUDAGraph()
     stream = _capture_stream(torch.cuda.current_device())
@@ -48,6 +54,7 @@ def capture(launch: Launch) -> Launch:
             graph.capture_begin()
             try:
                 launch()
+                _see_operations(stream)
             finally:
                 graph.capture_end()
     except Exception as error:  # the call may raise anything; it can still be timed without a graph
@@ -58,6 +65,16 @@ def capture(launch: Launch) -> Launch:
     torch.cuda.current_stream().wait_stream(stream)
     replay: Callable[[], object] = graph.replay
     return replay
+
+
+def _see_operations(stream: torch.cuda.Stream) -> None:
+    """See that what is captured on a stream holds operations.
+
+    Raises:
+        RuntimeError: it holds none.
+    """
+    if driver.count_captured(stream.cuda_stream) == 0:
+        raise RuntimeError("it launches nothing on the current stream")
 
 
 def _free_generator() -> None:
@@ -80,6 +97,7 @@ def capture_first(device: torch.device) -> None:
 
 @cache
 def _capture_stream(device: int) -> torch.cuda.Stream:
-    """Return the stream for captures on a device of this process."""
-    stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call] # torch's own lack
+    """Return the stream for captures on a device of this process; it is the current one."""
+    torch.cuda.current_stream(device)  # the context is there
+    stream: torch.cuda.Stream = torch.cuda.ExternalStream(driver.make_stream(), device)  # type: ignore[no-untyped-call]
     return stream
