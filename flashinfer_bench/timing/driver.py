@@ -12,6 +12,10 @@ from typing import Final
 
 JIT_INPUT_PTX: Final = 1
 """The driver's number for PTX as an input of its linker."""
+OPERATION_NODES: Final = (0, 1, 2)
+"""The driver's numbers for nodes of a graph that are kernels, copies and fills."""
+CHILD_GRAPH: Final = 4
+"""The same for a graph within a graph."""
 Kernel = ctypes.c_void_p
 CONNECTIONS: Final = "CUDA_DEVICE_MAX_CONNECTIONS"
 """The variable that says how many connections to the GPU a context has, which streams share. CUDA makes eight where it
@@ -37,7 +41,9 @@ def driver() -> ctypes.CDLL:
     library.cuLaunchKernel.argtypes = [pointer, *[number] * 7, pointer, pointer, pointer]
     library.cuCtxResetPersistingL2Cache.argtypes = []
     library.cuStreamCreate.argtypes = [pointers, number]
-    library.cuGraphGetNodes.argtypes = [pointer, pointers, ctypes.POINTER(size)]
+    library.cuGraphGetNodes.argtypes = [pointer, pointer, ctypes.POINTER(size)]
+    library.cuGraphNodeGetType.argtypes = [pointer, ctypes.POINTER(ctypes.c_int)]
+    library.cuGraphChildGraphNodeGetGraph.argtypes = [pointer, pointers]
     library.cuGetErrorString.argtypes = [ctypes.c_int, ctypes.POINTER(text)]
     return library
 
@@ -146,20 +152,38 @@ def make_stream() -> int:
 
 
 def count_captured(stream: int) -> int | None:
-    """Return how many operations the graph holds that a stream is captured into; None where that cannot be told.
+    """Return how many kernels, copies and fills a stream's capture has so far; None where that cannot be told.
 
     Args:
         stream: handle of a stream under capture.
     """
-    library, status, graph, count = driver(), ctypes.c_int(), ctypes.c_void_p(), ctypes.c_size_t()
-    ask = getattr(library, "cuStreamGetCaptureInfo_v2", None)  # a driver of CUDA 11.3 or later has it
+    status, graph = ctypes.c_int(), ctypes.c_void_p()
+    ask = getattr(driver(), "cuStreamGetCaptureInfo_v2", None)  # a driver of CUDA 11.3 or later has it
     if ask is None:
         return None
     pointer = ctypes.c_void_p
     ask.argtypes = [pointer, *[ctypes.POINTER(kind) for kind in (ctypes.c_int, ctypes.c_uint64)], *[pointer] * 3]
     if ask(stream, ctypes.byref(status), None, ctypes.byref(graph), None, None) != 0 or graph.value is None:
         return None
-    return count.value if library.cuGraphGetNodes(graph, None, ctypes.byref(count)) == 0 else None
+    return _count_operations(graph)
+
+
+def _count_operations(graph: ctypes.c_void_p) -> int | None:
+    library, count = driver(), ctypes.c_size_t()
+    if library.cuGraphGetNodes(graph, None, ctypes.byref(count)) != 0:
+        return None
+    nodes = (ctypes.c_void_p * count.value)()
+    if count.value and library.cuGraphGetNodes(graph, nodes, ctypes.byref(count)) != 0:
+        return None
+    operations = 0
+    for node in nodes:
+        kind, child = ctypes.c_int(), ctypes.c_void_p()
+        if library.cuGraphNodeGetType(node, ctypes.byref(kind)) != 0:
+            return None
+        if kind.value == CHILD_GRAPH and library.cuGraphChildGraphNodeGetGraph(node, ctypes.byref(child)) == 0:
+            operations += _count_operations(child) or 0
+        operations += kind.value in OPERATION_NODES
+    return operations
 
 
 def reset_persisting_lines() -> None:

@@ -29,6 +29,7 @@ from flashinfer_bench.timing.clocks import (
     capture,
     capture_first,
     make_clock,
+    see_operations,
 )
 from flashinfer_bench.timing.places import PLACES, choose_places
 from flashinfer_bench.worker.arena import MappedArena, open_arena
@@ -252,7 +253,8 @@ class Worker:
         copied = bool(self._returns_same or self.device.type == "cpu" or request["part"] == "nothing")
         try:
             if together:
-                launch = self._joined(launches, (request["part"], copied, *request["indices"]), copied=copied)
+                key = (request["part"], copied, *request["indices"])
+                launch = self._joined(launches, key, copied=copied, operations=request["operations"])
             else:
                 drops = self.device.type == "cpu" or self._laid_bytes < LARGE_BYTES
                 then = self._keep_latest if copied and self._is_looked_at and drops else None
@@ -297,10 +299,19 @@ class Worker:
         self._synchronize()
         return {"collected": True, "strided": self._has_strided(request)}
 
-    def _joined(self, launches: list[CallLaunch], key: tuple[Any, ...], *, copied: bool) -> Launch:
-        """Return one graph of all these calls; it is captured once."""
+    def _joined(self, launches: list[CallLaunch], key: tuple[Any, ...], *, copied: bool, operations: int) -> Launch:
+        """Return one graph of all these calls, each of so many operations at the least; it is captured once."""
         if key not in self._joins:
-            self._joins[key] = JoinedLaunch(launches, capture(in_turn(launches, put_away=copied)))
+            first, *others = launches
+
+            def launch_all() -> None:
+                first()
+                see_operations(operations)
+                if copied:
+                    first.put_away()
+                in_turn(others, put_away=copied)()
+
+            self._joins[key] = JoinedLaunch(launches, capture(launch_all))
         return self._joins[key]
 
     def _put_all_away(self, launches: list[CallLaunch], key: tuple[Any, ...], *, together: bool) -> None:

@@ -17,7 +17,7 @@ The session asks, one frame at a time; the worker answers each with one frame th
                                                               "facts": ClockFacts or null,
                                                               "returned": [[Returned]] or null,
                                                               "lost", "refused": reason or null}
-    burst     indices, part, together                         {"id", "refused": reason or null, "copied", "strided"}
+    burst     indices, part, together, operations             {"id", "refused": reason or null, "copied", "strided"}
     relay     indices, part + 1 fd, of the board              {"id", "relayed": number of calls, "strided"}
     collect   indices, part, together                         {"id", "collected": true, "strided"}
     stop      -                                               {"id", "stopped": true}
@@ -27,11 +27,11 @@ The session asks, one frame at a time; the worker answers each with one frame th
 
 There is one kind of call. A call has a place of its own (lay_out): inputs and output slots in the arena. `calls` makes
 the calls of some places in order, each once, and reads the clock where a lead says how each is led up to. What a call
-gave lies in its output slots when the answer comes. The session writes other inputs between two requests. `burst`
-makes calls back to back, as one CUDA graph where `together` is true, and leaves what they gave where it is; `collect`
-brings that into the output slots, likewise. In a `relay`, on a CPU, the inputs of a call come into its place when the
-call before is over, and what it gave is brought into its slots at once; the board (`relay_board.py`) tells both how far
-they are.
+gave lies in its output slots when the answer comes. The session writes other inputs between two requests. `burst` makes
+calls back to back, as one CUDA graph where `together` is true and it holds so many operations of each, and leaves what
+they gave where it is; `collect` brings that into the output slots, likewise. In a `relay`, on a CPU, the inputs of a
+call come into its place when the call before is over, and what it gave is brought into its slots at once; the board
+(`relay_board.py`) tells both how far they are.
 
 `arguments` is name → {"offset", "shape", "dtype"}, a contiguous tensor in the arena, or name → {"scalar": value};
 `slots` has such a tensor for each output. They lie in the first place; those of the next place lie `stride` bytes on.

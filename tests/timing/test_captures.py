@@ -8,7 +8,7 @@ import torch
 
 from flashinfer_bench.timing import driver
 from flashinfer_bench.timing.clocks import CaptureRefused, graphs
-from flashinfer_bench.timing.clocks.graphs import CAPTURES_FIRST, capture, capture_first
+from flashinfer_bench.timing.clocks.graphs import CAPTURES_FIRST, capture, capture_first, see_operations
 
 pytestmark = pytest.mark.cpu
 CUDA = torch.device("cuda", 0)
@@ -67,7 +67,7 @@ def false_torch(monkeypatch):
         "ExternalStream": FalseStream,
         "stream": on_stream,
         "device": nothing,
-        "current_stream": lambda _device=0: stream,
+        "current_stream": lambda _device=0: stream if FalseStream.active == "current" else FalseStream(77),
         "current_device": lambda: 0,
         "synchronize": lambda: log.append("synchronize"),
     }.items():
@@ -115,16 +115,16 @@ def test_first_captures_that_fail_are_no_fault_of_a_call(false_torch):
     assert callable(capture(lambda: None))
 
 
-@pytest.mark.parametrize(("count", "is_refused"), [(0, True), (3, False), (None, False)])
-def test_a_graph_without_operations_stands_for_no_call(false_torch, count, is_refused):
+@pytest.mark.parametrize(("count", "is_refused"), [(0, True), (1, True), (2, False), (3, False), (None, False)])
+def test_a_graph_with_fewer_operations_than_the_call_stands_for_no_call(false_torch, count, is_refused):
     log, faults = false_torch
     faults["count"] = count
     if is_refused:
-        with pytest.raises(CaptureRefused, match=r"cannot be captured: it launches nothing on the current stream$"):
-            capture(lambda: None)
+        with pytest.raises(CaptureRefused, match=f": it launches 2 operations, and a graph of it holds {count}$"):
+            capture(lambda: see_operations(2))
         assert log == ["begin", "end", "synchronize"]
     else:
-        assert callable(capture(lambda: None))
+        assert callable(capture(lambda: see_operations(2)))
 
 
 def test_a_cpu_has_none_to_make(false_torch):

@@ -12,7 +12,7 @@ import torch
 
 from flashinfer_bench.timing import driver
 from flashinfer_bench.timing.clocks import CaptureRefused, ClockLost, Lead, make_clock
-from flashinfer_bench.timing.clocks.graphs import capture
+from flashinfer_bench.timing.clocks.graphs import capture, see_operations
 from flashinfer_bench.timing.driver import DriverError
 from flashinfer_bench.timing.progress import Recipe
 from flashinfer_bench.timing.recipe import take_trial
@@ -345,21 +345,23 @@ def test_a_launch_without_a_stream_is_captured_by_no_graph(clock, tensors, check
     assert torch.equal(tensors[2], tensors[0] + 2)
 
 
-def test_a_graph_of_nothing_is_refused(clock):
-    with pytest.raises(CaptureRefused, match="launches nothing"):
-        capture(lambda: None)
-
-
-def test_operations_under_capture_are_counted(clock, tensors):
-    counts = []
-
-    def call():
+def test_operations_under_capture_are_counted_those_of_graphs_within_too(clock, tensors):
+    def three():
         for _ in range(3):
             torch.add(tensors[0], 1, out=tensors[1])
+
+    replay, counts = capture(three), []
+
+    def call():
+        three()
+        replay()
+        tensors[2].zero_()
         counts.append(driver.count_captured(torch.cuda.current_stream().cuda_stream))
 
     capture(call)
-    assert counts == [3]
+    assert counts == [7]
+    with pytest.raises(CaptureRefused, match="launches 4 operations, and a graph of it holds 3"):
+        capture(lambda: [three(), see_operations(4)])
 
 
 def test_random_numbers_can_be_drawn_after_a_capture_that_failed():

@@ -17,7 +17,8 @@ for each stream that was ever used.
 Many kernels are launched without a stream, `kernel<<<blocks, threads>>>`, so on the legacy default stream. That is
 right, since torch's current stream is this one, and no graph can hold it. Streams of torch's are captured beside it as
 if nothing had been launched, and the replay does nothing. Our stream waits for the default one, so there the driver
-refuses such a launch, and the call is timed as it is launched. A graph without any operation is refused, too.
+refuses such a launch, and the call is timed as it is launched. On other streams that nobody told of the capture the
+driver refuses none; `see_operations` finds that the graph lacks them.
 
 Each graph has a memory pool of its own. torch keeps the pool when the graph is gone, and gives it to no other graph.
 `torch.cuda.empty_cache` after a trial frees it.
@@ -54,7 +55,6 @@ def capture(launch: Launch) -> Launch:
             graph.capture_begin()
             try:
                 launch()
-                _see_operations(stream)
             finally:
                 graph.capture_end()
     except Exception as error:  # the call may raise anything; it can still be timed without a graph
@@ -67,14 +67,15 @@ def capture(launch: Launch) -> Launch:
     return replay
 
 
-def _see_operations(stream: torch.cuda.Stream) -> None:
-    """See that what is captured on a stream holds operations.
+def see_operations(least: int) -> None:
+    """See that what is captured on the current stream has so many operations so far; it may be that nobody can tell.
 
     Raises:
-        RuntimeError: it holds none.
+        CaptureRefused: it has fewer.
     """
-    if driver.count_captured(stream.cuda_stream) == 0:
-        raise RuntimeError("it launches nothing on the current stream")
+    count = driver.count_captured(torch.cuda.current_stream().cuda_stream)
+    if count is not None and count < least:
+        raise CaptureRefused(f"it launches {least} operations, and a graph of it holds {count}")
 
 
 def _free_generator() -> None:

@@ -254,7 +254,8 @@ class RemoteKernel(CallableKernel):
         )
         places = self._lay_out(inputs, calls)
         remote = remote.moved_to(places, count_read_calls(places.stride, self._arena.device.type))
-        timer = BurstTimer(self._ask, remote, waits_inside=claimed.waits_inside, most_ns=most_ns)
+        operations = None if claimed.waits_inside else claimed.operations
+        timer = BurstTimer(self._ask, remote, operations=operations, most_ns=most_ns)
         confirmation = timer.confirm(claimed.latency_ns, self.worker.overhead, is_ours=self.task.is_ours)
         self.reads[-1] += remote.reader.reads("burst")
         return confirmation

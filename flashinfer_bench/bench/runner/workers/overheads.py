@@ -43,7 +43,7 @@ def _time_burst(worker: WorkerProcess, calls: int, limit_s: float) -> tuple[floa
     fields: dict[str, Any] = {"indices": list(range(calls)), "part": "nothing"}
     on_gpu = worker.clock.fills_queue
     cpu_before, start = None if on_gpu else tree_cpu_time_ns(worker.guard_pid), time.perf_counter_ns()
-    done = worker.ask("burst", BurstDone, limit_s, **fields, together=on_gpu)
+    done = worker.ask("burst", BurstDone, limit_s, **fields, together=on_gpu, operations=0)
     if not (isinstance(done, BurstDone) and done.copied):
         worker.ask("collect", Collected, limit_s, **fields, together=on_gpu)
     wall_ns = float(time.perf_counter_ns() - start)

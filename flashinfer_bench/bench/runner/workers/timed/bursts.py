@@ -108,7 +108,8 @@ class BurstTimer:
     Args:
         ask: asks the worker.
         trial: where the calls lie and what they are given.
-        waits_inside: the call waits for the GPU, so no graph can hold it.
+        operations: a call launches so many on a GPU; a graph that holds fewer of it stands for no call. None where the
+            call waits for the GPU, so no graph can hold it.
         most_ns: a call does not cost more than this.
         now_ns: the session's clock.
     """
@@ -118,7 +119,7 @@ class BurstTimer:
         ask: Ask,
         trial: RemoteTrial,
         *,
-        waits_inside: bool = False,
+        operations: int | None = 0,
         most_ns: float = math.inf,
         now_ns: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
@@ -126,6 +127,7 @@ class BurstTimer:
         self._trial = trial
         self._between = BetweenRequests(trial.guard_pid)
         self._most_ns = most_ns
+        self._operations = operations or 0
         self._now_ns = now_ns
         self._calls = 0
         self._is_strided = False
@@ -142,8 +144,8 @@ class BurstTimer:
         """Results are fetched once the inputs are gone, unless each is copied at once."""
         self._was_copied = False
         """The results of the latest burst were copied within it."""
-        self._together = trial.asked.device_type == "cuda" and not trial.has_setup and not waits_inside
-        self.refused: str | None = "the call waits for the GPU" if waits_inside else None
+        self._together = trial.asked.device_type == "cuda" and not trial.has_setup and operations is not None
+        self.refused: str | None = "the call waits for the GPU" if operations is None else None
         """Why the calls cannot be made as one graph."""
 
     def confirm(self, claimed_ns: float, overhead: BurstOverhead, *, is_ours: bool = False) -> Confirmation:
@@ -290,7 +292,8 @@ class BurstTimer:
         cpu_before, ahead_ns = self._between.end()
         start = self._now_ns()
         part = "both" if trial.has_setup else "run"
-        done = self._ask("burst", BurstDone, "the measurement", indices=indices, part=part, together=self._together)
+        fields = {"indices": indices, "part": part, "together": self._together, "operations": self._operations}
+        done = self._ask("burst", BurstDone, "the measurement", **fields)
         if done.refused is not None:
             self.refused, self._together = done.refused, False
             return self._burst(indices)

@@ -18,9 +18,9 @@ def open_timer(arena, monkeypatch):
     """Return a timer of bursts, whose clock is the scripted worker's, and the worker; copies take no time."""
     monkeypatch.setattr(bursts.OutputCopies, "time", lambda copies, outputs, calls: 0.0)
 
-    def opened(*, worker=None, waits_inside=False, most_ns=math.inf, **trial):
+    def opened(*, worker=None, operations=0, most_ns=math.inf, **trial):
         made = make_trial(arena, **trial)
         scripted = ScriptedWorker(made, **{"call_ns": CALL_NS, "request_ns": 50_000, **(worker or {})})
-        return BurstTimer(scripted, made, waits_inside=waits_inside, most_ns=most_ns, now_ns=scripted.now_ns), scripted
+        return BurstTimer(scripted, made, operations=operations, most_ns=most_ns, now_ns=scripted.now_ns), scripted
 
     return opened

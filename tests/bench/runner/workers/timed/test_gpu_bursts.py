@@ -136,16 +136,16 @@ def test_on_a_gpu_to_fetch_results_may_take_their_copies_and_little_else(open_ti
 
 
 def test_a_call_that_waits_for_the_gpu_is_in_no_graph_and_not_refused(open_timer):
-    timer, worker = open_timer(device_type="cuda", waits_inside=True)
+    timer, worker = open_timer(device_type="cuda", operations=None)
     found = timer.confirm(CALL_NS / 4, OVERHEAD)
     assert {fields["together"] for fields in worker.fields_of("burst")} == {False}
     assert found.why_not.endswith("the host may be what holds it up: the call waits for the GPU")
 
 
 def test_on_a_gpu_calls_are_one_graph_where_they_can_be(open_timer):
-    timer, worker = open_timer(device_type="cuda")
+    timer, worker = open_timer(device_type="cuda", operations=3)
     assert timer.confirm(CALL_NS, OVERHEAD).why_not is None
-    assert {fields["together"] for fields in worker.fields_of("burst")} == {True}
+    assert {(fields["together"], fields["operations"]) for fields in worker.fields_of("burst")} == {(True, 3)}
 
 
 def test_calls_that_cannot_be_captured_are_made_one_by_one_and_bound_nothing(open_timer):
