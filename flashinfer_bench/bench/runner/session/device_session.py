@@ -16,7 +16,7 @@ import torch
 
 from flashinfer_bench.bench.config import ResolvedEvalConfig
 from flashinfer_bench.bench.evaluators.evaluator import Baseline, JudgeContext, Rejected, Verdict
-from flashinfer_bench.bench.evaluators.inputs.memory import bytes_of, recently_free_bytes, total_bytes
+from flashinfer_bench.bench.evaluators.inputs.memory import bytes_of, total_bytes
 from flashinfer_bench.bench.evaluators.inputs.seeds import derive_seed
 from flashinfer_bench.bench.evaluators.reference import Reference
 from flashinfer_bench.bench.evaluators.registry import find_evaluator
@@ -32,6 +32,7 @@ from flashinfer_bench.bench.runner.protocol import (
     JobFault,
     Phase,
 )
+from flashinfer_bench.bench.runner.session.arena_turns import ArenaTurns
 from flashinfer_bench.bench.runner.session.job import BaselineKey, BlockContext, JobContext, JobResult, MadeBaseline
 from flashinfer_bench.bench.runner.session.kept_baselines import KeptBaselines
 from flashinfer_bench.bench.runner.session.outcome import PRINTED, JobOutcome, Passed
@@ -48,7 +49,6 @@ from flashinfer_bench.bench.runner.workers.calling_style import CallingStyle, ch
 from flashinfer_bench.bench.runner.workers.kernel import RemoteKernel
 from flashinfer_bench.bench.runner.workers.kernel_task import KernelMetadata, KernelTask, SessionTools
 from flashinfer_bench.bench.runner.workers.pool import WorkerPool, reference_files
-from flashinfer_bench.bench.runner.workers.process import WorkerProcess
 from flashinfer_bench.bench.runner.workers.stock import SlowContext
 from flashinfer_bench.data import Definition, EvaluationStatus
 from flashinfer_bench.errors import BuildFault, DefinitionFault, DeviceFault, SolutionFailure, WorkloadFault
@@ -60,8 +60,6 @@ LARGE_CACHE_BYTES: Final = 8 << 30
 """Above this torch's unused memory is freed before a solution runs, which may need it."""
 LARGE_ARENA_BYTES: Final = 1 << 30
 """A larger arena is freed before the next block, whose reference may need its memory."""
-ROOMY_SHARE: Final = 0.75
-"""A solution is called beside the end of the worker before only where more of the GPU's memory than this is free."""
 KEPT_BYTES: Final = 4 << 30
 KEPT_SHARE: Final = 16
 """A baseline that is prepared is kept while all kept ones hold at most KEPT_BYTES, and at most the device's memory
@@ -101,7 +99,7 @@ class DeviceSession:
         self._device = tools.arena.device
         self._arena = tools.arena
         self._tell = tell
-        self._arena_of: WorkerProcess | None = None
+        self._turns = ArenaTurns(tools.arena, pool)
         self._sound: set[BaselineKey] = set()
         """Workloads whose baseline was made while no worker held a solution."""
         self._broken_loads: dict[str, SolutionFailure] = {}
@@ -194,8 +192,7 @@ class DeviceSession:
         """End every worker that holds a solution, and give back the memory that it knows."""
         self._pool.discard()
         self._pool.quiesce()
-        self._arena.release()
-        self._arena_of = None
+        self._turns.release()
 
     def prepare(self, block: BlockContext, order: BlockJob) -> None:
         """Make a job's baseline and time the reference; no worker may hold a solution, which could disturb it.
@@ -282,6 +279,7 @@ class DeviceSession:
         broken = self._broken_loads.get(solution.digest)
         if broken is not None and not self._hello.isolated:
             raise broken
+        self._use_wait(job)
         self._say(job, "load")
         self._pool.rest_reference()
         worker, is_fresh = self._pool.worker_for(files_of(solution))
@@ -351,6 +349,18 @@ class DeviceSession:
             kernel.worker.rest_all()
             return self._judge(job, kernel)
 
+    def _use_wait(self, job: JobContext) -> None:
+        """Make the expected outputs while the job's worker starts, on a GPU, and load the code of judging."""
+        block, is_awaited = job.block, partial(self._pool.is_awaited, files_of(job.solution))
+        if not is_awaited():
+            return
+        if job.order.index not in block.kept:
+            block.kept[job.order.index] = MadeBaseline(self._make_baseline(job, EXPECTED_PHASE), dict(job.notes))
+        made = block.kept[job.order.index].baseline
+        if is_small(made.inputs[0], job.output_specs()):
+            steps = self._rehearsals.find(job, self._context(job))
+            self._pool.work_while([partial(step, made.inputs[0], made.outputs[0]) for step in steps], is_awaited)
+
     def _judge(self, job: JobContext, kernel: RemoteKernel) -> JobOutcome:
         """Make the expected outputs, compare, measure."""
         block, evaluator = job.block, job.block.evaluator
@@ -361,7 +371,7 @@ class DeviceSession:
         else:
             baseline = self._make_baseline(job, EXPECTED_PHASE)
         self._trim_cache()
-        self._hand_over_arena(kernel.worker, bytes_of([*baseline.inputs[0], *baseline.outputs[0]]))
+        self._turns.hand_over(kernel.worker, bytes_of([*baseline.inputs[0], *baseline.outputs[0]]))
         self._settle_task(job, kernel, baseline)
         verdict = self._check(job, kernel, baseline)
         measure = partial(evaluator.eval_performance, block.definition, kernel, baseline.inputs)
@@ -447,40 +457,15 @@ class DeviceSession:
         """Call the reference here while its worker makes its first call: neither finds the code it needs on the GPU."""
         if not is_small(inputs, job.output_specs()) or self._timer.recall(job) is not None:
             return job.block.reference(inputs)
-        self._clear_arena()
+        self._turns.clear()
         return self._timer.call_first(job, inputs, self._rehearsals.find(job, self._context(job)))
 
     def _measure_reference(self, job: JobContext, input_sets: list[list[Any]], *, is_alone: bool) -> Measured:
         """Time the reference in a worker of its own."""
         if self._timer.recall(job) is None:
-            self._clear_arena()
+            self._turns.clear()
         with self._precompiler.held_still():
             return self._timer.measure(job, input_sets, is_alone=is_alone)
-
-    def _clear_arena(self) -> None:
-        """Leave nothing in the arena that a solution's worker has put there: a reference's gets it now."""
-        if self._arena_of is not None:
-            self._pool.await_readers()
-            self._arena.come_back()
-            self._arena.renew()
-            self._arena_of = None
-
-    def _hand_over_arena(self, worker: WorkerProcess, size: int) -> None:
-        """Renew the arena for another worker, which must not see what the last one or the session has left there.
-
-        Where the last one has not ended, the new one, whose calls need `size` bytes, gets other memory until it is
-        measured; but where the last one may hold what the new one needs, its end is waited for.
-        """
-        if self._arena_of is worker:
-            return
-        may_step_aside = self._pool.has_readers and self._arena.may_step_aside(size)
-        if may_step_aside and recently_free_bytes(self._device) > ROOMY_SHARE * total_bytes(self._device):
-            self._arena.step_aside()
-        else:
-            self._pool.await_readers()
-            self._arena.come_back()
-            self._arena.renew()
-        self._arena_of = worker
 
     def _trim_cache(self) -> None:
         """Free device memory that the reference and spare workers do not need; the solution may need it."""

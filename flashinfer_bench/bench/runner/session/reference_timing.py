@@ -8,8 +8,9 @@ sure that no worker holds a solution meanwhile (`device_session.prepare`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,6 +20,7 @@ from flashinfer_bench.bench.runner.protocol import Hello
 from flashinfer_bench.bench.runner.session.job import BaselineKey, JobContext
 from flashinfer_bench.bench.runner.session.kept_baselines import KeptBaselines, move_to_gap
 from flashinfer_bench.bench.runner.session.plans import plan_reference
+from flashinfer_bench.bench.runner.session.rehearsal import Step
 from flashinfer_bench.bench.runner.session.variation import vary_secretly
 from flashinfer_bench.bench.runner.workers.kernel import RemoteKernel
 from flashinfer_bench.bench.runner.workers.kernel_task import KernelMetadata, KernelTask, MeasurePlan, SessionTools
@@ -97,17 +99,18 @@ class ReferenceTimer:
         self,
         job: JobContext,
         inputs: list[Any],
-        then: Callable[[list[Any], list[torch.Tensor]], object] | None = None,
+        steps: Sequence[Step] = (),
     ) -> list[torch.Tensor]:
-        """Return what the reference gives for a job's inputs; meanwhile its worker makes its first call on them.
+        """Return what the reference gives for a job's inputs; its worker makes its first call on them, too.
 
-        What fails in the worker is told when it is timed. Where one of the two finds too little memory for both, it
-        calls once more alone.
+        The reference is called here, and the steps are taken, while no worker has started; what is left then, beside
+        the worker's call. What fails in the worker is told when it is timed. Where one of the two finds too little
+        memory for both, it calls once more alone.
 
         Args:
             job: the job.
             inputs: of the call.
-            then: done beside the worker's call, too, with the inputs and outputs.
+            steps: to be taken with the inputs and outputs.
 
         Raises:
             WorkloadFault: the reference fails here.
@@ -116,20 +119,22 @@ class ReferenceTimer:
         made: list[list[torch.Tensor]] = []
         faults: list[Exception] = []
 
-        def meanwhile() -> None:
-            self.pool.tend_spares()
+        def call() -> None:
             try:
                 made.append(reference(inputs))
             except (WorkloadFault, torch.OutOfMemoryError, MemoryError) as fault:
                 faults.append(fault)
-            if made and then is not None:
-                then(inputs, made[0])
-            self.pool.tend_spares()
 
+        def take(step: Step) -> None:
+            if made:
+                step(inputs, made[0])
+
+        left: list[Callable[[], object]] = [call, *(partial(take, step) for step in steps)]
+        self.pool.work_while(left, partial(self.pool.is_awaited, reference_files(job.block.definition.digest())))
         kernel = self._open_kernel(job)
         try:
             self._load(kernel, job.block.definition)
-            kernel.meanwhile = meanwhile
+            kernel.meanwhile = partial(self.pool.work_while, left)
             kernel.call_once(inputs)
             self._called = (job.key, kernel.worker)
         except SolutionFailure as failure:

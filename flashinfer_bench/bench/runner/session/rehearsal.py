@@ -1,4 +1,5 @@
-"""Does what a job will want while a worker makes its first call: no verdict waits then until a GPU has its code.
+"""Does what a job will want while a worker starts, or makes its first call: no verdict waits then until a GPU has its
+code.
 
 The driver loads the code of an operation at its first use, which takes 10 to 40 ms each on an H100; comparing outputs
 takes some ten operations, and so does writing the inputs of calls. A worker's first call takes as long for the same
@@ -12,7 +13,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import torch
 
@@ -27,6 +28,8 @@ from flashinfer_bench.bench.runner.workers.claims import OutputSpec
 from flashinfer_bench.bench.runner.workers.timed.rows import copy_rows, find_changed, find_differing
 from flashinfer_bench.worker.arena import ALIGNMENT, Slot
 
+Step: TypeAlias = Callable[[list[Any], list[torch.Tensor]], object]
+"""Is taken with the inputs and outputs of a call of the reference."""
 OURS: Final = __package__.split(".")[0]
 CALLS: Final = 8
 """Calls whose inputs are written in a rehearsal: some of them want an input's sign changed."""
@@ -45,35 +48,36 @@ class Rehearsals:
     def __init__(self) -> None:
         self._done: set[tuple[object, ...]] = set()
 
-    def find(self, job: JobContext, context: JudgeContext) -> Callable[[list[Any], list[torch.Tensor]], object] | None:
-        """Return what is to be done once beside a worker's call, given inputs and outputs of the reference's.
+    def find(self, job: JobContext, context: JudgeContext) -> tuple[Step, ...]:
+        """Return the steps that are to be taken once while a worker starts or makes its first call.
 
         Args:
             job: the job whose definition is judged.
             context: the evaluator's.
-
-        Returns:
-            None where there is nothing to be done.
         """
         block = job.block
         key = (block.evaluator, *(spec.dtype for spec in block.definition.outputs.values()))
         is_ours = block.evaluator.__module__.split(".")[0] == OURS  # others may count their calls
         if key in self._done or not is_ours:
-            return None
+            return ()
         self._done.add(key)
-        return partial(rehearse, job, replace(context, notes={}))
+        return partial(rehearse_judging, job, replace(context, notes={})), lambda inputs, _: rehearse_calls(job, inputs)
 
 
-def rehearse(job: JobContext, context: JudgeContext, inputs: list[Any], outputs: list[torch.Tensor]) -> None:
-    """Judge what the reference gave for some inputs, and forget the verdict; make inputs of calls, and look at them."""
+def rehearse_judging(job: JobContext, context: JudgeContext, inputs: list[Any], outputs: list[torch.Tensor]) -> None:
+    """Judge what the reference gave for some inputs, and forget the verdict."""
     block = job.block
     with contextlib.suppress(Exception):  # it will come again where it counts
         block.evaluator.rehearse(block.definition, JudgedCall(inputs, outputs, outputs), job.config, context)
-    with contextlib.suppress(Exception):
-        rehearse_calls(job, inputs)
 
 
 def rehearse_calls(job: JobContext, inputs: list[Any]) -> None:
+    """Make inputs of calls, and look at them; what fails will come again where it counts."""
+    with contextlib.suppress(Exception):
+        make_and_look(job, inputs)
+
+
+def make_and_look(job: JobContext, inputs: list[Any]) -> None:
     """Make inputs of calls by another secret than the job's, and those of other regimes; look at rows of bytes."""
     if list_custom(job.workload) or CALLS * bytes_of(inputs) > MOST_BYTES:
         return  # others may count the calls of their functions; and each set of inputs takes memory and time

@@ -220,6 +220,19 @@ class WorkerPool:
         self.finish_ending()
         self._finish_spares()
 
+    def is_awaited(self, solution: SolutionFiles) -> bool:
+        """Say whether who asks for a worker for a solution or reference on a GPU would wait until one has started."""
+        held = [pair[0] for pair in (self._current, self._reference) if pair is not None]
+        is_there = solution.digest in held or self.stock.has_ready(self._made_for(solution))
+        return self._hello.device == "cuda" and not is_there
+
+    def work_while(self, steps: list[Callable[[], object]], is_wanted: Callable[[], bool] = lambda: True) -> None:
+        """Take steps, one after the other, as long as that is wanted; those that are taken leave the list."""
+        self.tend_spares()
+        while steps and is_wanted():
+            steps.pop(0)()
+            self.tend_spares()
+
     def tend_spares(self) -> None:
         """Have spares that are of no use replaced, and missing ones started, on a GPU; wait for nothing."""
         if self._hello.device == "cuda":

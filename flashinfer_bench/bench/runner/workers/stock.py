@@ -187,6 +187,10 @@ class Stock:
         self._wanted = list(wanted)
         self.tend()
 
+    def has_ready(self, solution: SolutionFiles) -> bool:
+        """Whether a spare for a solution is up, as far as was heard."""
+        return any(spare.solution == solution and spare.worker.is_ready for spare in self._spares)
+
     def excess_ns(self, chain_gap_ns: int) -> int:
         """Return how much longer a link of a chain takes in a context than in the best; 0 where it is fast.
 

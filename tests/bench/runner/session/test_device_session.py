@@ -6,9 +6,11 @@ import pytest
 import torch
 
 from flashinfer_bench.bench.config import BenchmarkConfig
-from flashinfer_bench.bench.runner.protocol import BlockJob, BlockOrder, BlockSolution
+from flashinfer_bench.bench.evaluators.evaluator import Baseline
+from flashinfer_bench.bench.runner.protocol import EXPECTED_PHASE, BlockJob, BlockOrder, BlockSolution
 from flashinfer_bench.bench.runner.readout import Readout
 from flashinfer_bench.bench.runner.session import device_session
+from flashinfer_bench.bench.runner.session.job import MadeBaseline
 from flashinfer_bench.bench.runner.session.reference_timing import SlowReference
 from flashinfer_bench.bench.runner.workers.arena import SharedArena
 from flashinfer_bench.bench.runner.workers.kernel_task import SessionTools
@@ -171,6 +173,39 @@ def test_a_reference_that_fails_when_it_is_timed_again_is_the_fault_of_the_job(a
     monkeypatch.setattr(session, "_timer", SimpleNamespace(forget_slow=set))
     assert session.run_job(shared, JOB).message == "it divides by zero"
     assert len(judged) == 1
+
+
+class WaitingPool(FakePool):
+    """A pool whose worker has not started."""
+
+    def is_awaited(self, files):
+        assert files.digest == "1"
+        return True
+
+    def work_while(self, steps, is_wanted):
+        assert is_wanted()
+        for step in steps:
+            step()
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_what_is_expected_is_made_while_the_worker_starts_and_kept_for_the_job(arena, monkeypatch, is_kept):
+    session = _open_session(arena, WaitingPool(arena))
+    session._hello = SimpleNamespace(profile_baseline=True)
+    shared = open_empty_block(session)
+    shared.solutions["s"] = SimpleNamespace(digest="1", directory="", language="python", sources={})
+    job = shared.open_job(JOB.model_copy(update={"workload": {"uuid": "w0", "axes": {"n": 4}, "inputs": {}}}))
+    baseline = Baseline([["x"]], [["y"]], 1.0, None)
+    made, taken = [], []
+    monkeypatch.setattr(session, "_make_baseline", lambda job, phase: made.append(phase) or baseline)
+    steps = [lambda inputs, outputs, name=name: taken.append((name, inputs, outputs)) for name in "ab"]
+    session._rehearsals = SimpleNamespace(find=lambda job, context: steps)
+    if is_kept:
+        shared.kept[JOB.index] = MadeBaseline(baseline)
+    session._use_wait(job)
+    assert made == ([] if is_kept else [EXPECTED_PHASE])
+    assert shared.kept[JOB.index].baseline is baseline
+    assert taken == [("a", ["x"], ["y"]), ("b", ["x"], ["y"])]
 
 
 @pytest.mark.parametrize(

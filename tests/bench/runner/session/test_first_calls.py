@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from flashinfer_bench.bench.runner.session.reference_timing import ReferenceTimer, SlowReference
+from flashinfer_bench.bench.runner.workers.pool import WorkerPool, reference_files
 from flashinfer_bench.bench.runner.workers.stock import Stock
 from flashinfer_bench.errors import DefinitionFault, SolutionFailure, WorkloadFault
 from flashinfer_bench.timing.measurement import Measured
@@ -46,6 +47,7 @@ def open_timer(monkeypatch, kernel):
     end = partial(ended.append, kernel)
     stock = Stock(None, None, on_ready=None, limits=None)
     pool = SimpleNamespace(end_reference=end, finish_ending=end, tend_spares=lambda: None, stock=stock)
+    pool.is_awaited, pool.work_while = lambda _files: False, partial(WorkerPool.work_while, pool)
     tools = SimpleNamespace(readout=SimpleNamespace(launch_gap_ns=0))
     return ReferenceTimer(SimpleNamespace(device="cpu"), pool, tools), ended
 
@@ -60,13 +62,26 @@ def test_both_make_their_first_call_and_the_worker_makes_it_once(monkeypatch):
     kernel, seen = FakeKernel(), []
     timer, ended = open_timer(monkeypatch, kernel)
     job = make_job(lambda inputs: [*inputs, "expected"])
-    outputs = timer.call_first(job, [1], lambda inputs, outputs: seen.append((inputs, outputs)))
+    outputs = timer.call_first(job, [1], [lambda inputs, outputs: seen.append((inputs, outputs))])
     assert outputs == [1, "expected"]
     assert seen == [([1], outputs)]
     timer.measure(job, [[1]], is_alone=True)
     assert (kernel.calls, ended) == (1, [])
     timer.measure(make_job(job.block.reference, "another"), [[1]], is_alone=True)
     assert kernel.calls == 2
+
+
+@pytest.mark.parametrize(("looks", "ahead"), [(0, []), (1, ["here"]), (2, ["here", "a"]), (9, ["here", "a", "b"])])
+def test_what_can_be_done_is_done_while_no_worker_has_started(monkeypatch, looks, ahead):
+    kernel, done, asked = FakeKernel(), [], []
+    timer, _ = open_timer(monkeypatch, kernel)
+    monkeypatch.setattr(ReferenceTimer, "_open_kernel", lambda timer, job: done.append("worker") or kernel)
+    timer.pool.is_awaited = lambda files: asked.append(files) or len(asked) <= looks
+    steps = [lambda inputs, outputs, name=name: done.append(name) for name in ("a", "b")]
+    assert timer.call_first(make_job(lambda inputs: done.append("here") or inputs), [1], steps) == [1]
+    left = [name for name in ("here", "a", "b") if name not in ahead]
+    assert done == [*ahead, "worker", *left]
+    assert set(asked) == {reference_files("d")}
 
 
 def test_a_first_call_of_another_worker_does_not_count(monkeypatch):

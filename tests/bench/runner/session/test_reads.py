@@ -64,6 +64,12 @@ def test_of_a_slow_reference_enough_are_compared(monkeypatch, call_s, calls):
     assert len(compared) == len(called) == calls
 
 
+@pytest.mark.parametrize(("latency_ms", "calls"), [(24.0, ENOUGH_READS), (8.0, 8 * TRIALS)])
+def test_what_a_gpu_has_still_to_do_counts_as_time_of_the_reference(latency_ms, calls):
+    _, compared, called, _ = judge(latency_ms, with_base=False)
+    assert len(compared) == len(called) == calls
+
+
 def test_what_is_wrong_is_told_of_a_timed_call():
     wrong = Rejected(EvaluationStatus.INCORRECT_NUMERICAL, "too far", Correctness())
     rejected, _, _, _ = judge(0.02, verdict=wrong)

@@ -43,19 +43,20 @@ def test_an_evaluator_is_rehearsed_once_for_each_kind_of_outputs():
             judged.append(("call", trial.inputs, trial.got, trial.expected))
 
     rehearsals, job = Rehearsals(), make_job(Ours)
-    step = rehearsals.find(job, CONTEXT)
+    steps = rehearsals.find(job, CONTEXT)
     assert judged == []
-    step(["inputs"], ["outputs"])
+    for step in steps:
+        step(["inputs"], ["outputs"])
     assert judged == [("reads", 2), ("call", ["inputs"], ["outputs"], ["outputs"])]
-    assert rehearsals.find(job, CONTEXT) is None
-    assert rehearsals.find(make_job(Ours, "bfloat16"), CONTEXT) is not None
+    assert rehearsals.find(job, CONTEXT) == ()
+    assert len(rehearsals.find(make_job(Ours, "bfloat16"), CONTEXT)) == 2
 
 
 def test_evaluators_of_others_are_not_rehearsed():
     class Theirs(DefaultEvaluator):
         __module__ = "plug_in"
 
-    assert Rehearsals().find(make_job(Theirs), CONTEXT) is None
+    assert Rehearsals().find(make_job(Theirs), CONTEXT) == ()
 
 
 def test_nothing_is_done_beside_a_large_call(monkeypatch):
@@ -67,7 +68,8 @@ def test_nothing_is_done_beside_a_large_call(monkeypatch):
 
 
 def test_what_fails_in_a_rehearsal_is_told_where_it_counts():
-    Rehearsals().find(make_job(DefaultEvaluator), CONTEXT)([], [])
+    for step in Rehearsals().find(make_job(DefaultEvaluator), CONTEXT):
+        step([], [])
 
 
 def test_inputs_of_calls_are_made_and_the_job_s_own_stay_as_they_are(monkeypatch):
@@ -82,7 +84,7 @@ def test_inputs_of_calls_are_made_and_the_job_s_own_stay_as_they_are(monkeypatch
     )
     x = torch.randn(64)
     before = x.clone()
-    rehearsal.rehearse_calls(job, [x, 3])
+    rehearsal.make_and_look(job, [x, 3])
     assert changed == list(rehearsal.REGIMES)
     assert torch.equal(x, before)
 
@@ -101,5 +103,6 @@ def test_a_sampler_is_rehearsed_with_draws_and_flattened_rows(monkeypatch):
         monkeypatch.setattr(evaluator, name, lambda *given, n=name, step=step: seen.append(n) or step(*given))
     block = SimpleNamespace(evaluator=evaluator.SamplingEvaluator, definition=definition)
     job = SimpleNamespace(block=block, config=BenchmarkConfig().resolve_eval_config(definition))
-    Rehearsals().find(job, CONTEXT)([torch.full((2, 8), 1 / 8)], [torch.tensor([3, 5])])
+    judge, _ = Rehearsals().find(job, CONTEXT)
+    judge([torch.full((2, 8), 1 / 8)], [torch.tensor([3, 5])])
     assert seen == ["judge_draws", "make_flattened"]

@@ -165,6 +165,31 @@ def test_a_slow_one_that_took_all_tries_is_not_told_to_matter_again(open_pool):
     assert pool.context_of(worker) == pool.context_of(made[0]) == ContextTraits()
 
 
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_a_worker_is_awaited_on_a_gpu_until_it_has_started_and_while_nobody_holds_it(open_pool, device):
+    pool, made, _ = open_pool(FAST, FAST, device=device)
+    assert pool.is_awaited(ONE) is (device == "cuda")
+    made_ahead = worker_pool.WorkerPool._made_for(pool, ONE)
+    pool.stock._start(made_ahead)
+    made[0].is_ready = False
+    assert pool.is_awaited(ONE) is (device == "cuda")
+    made[0].is_ready = True
+    assert not pool.is_awaited(ONE)
+    pool.worker_for(ONE)
+    assert not pool.is_awaited(ONE)
+
+
+def test_steps_are_taken_while_that_is_wanted_and_spares_are_looked_after(open_pool, monkeypatch):
+    pool, _, _ = open_pool()
+    taken, looked = [], []
+    monkeypatch.setattr(worker_pool.WorkerPool, "tend_spares", lambda _pool: looked.append(len(taken)))
+    steps = [lambda number=number: taken.append(number) for number in range(3)]
+    pool.work_while(steps, lambda: len(taken) < 2)
+    assert (taken, len(steps), looked) == ([0, 1], 1, [0, 1, 2])
+    pool.work_while(steps)
+    assert (taken, steps) == ([0, 1, 2], [])
+
+
 def test_where_all_are_alike_or_nothing_is_known_the_first_is_taken(open_pool):
     for gap in (SLOW, 0):
         pool, made, _ = open_pool(gap, gap)
