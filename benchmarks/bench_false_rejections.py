@@ -21,7 +21,7 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -66,6 +66,11 @@ class Honest:
             return outputs
         returned = self._function(*inputs)
         return list(returned) if isinstance(returned, (tuple, list)) else [returned]
+
+    def call_repeatedly(self, inputs: Sequence[Any], count: int) -> Iterator[list[torch.Tensor]]:
+        """Make so many calls on the same inputs."""
+        for _ in range(count):
+            yield self(*inputs)
 
 
 @dataclass

@@ -96,6 +96,7 @@ class DeviceSession:
         self._tools = tools
         self._timer = ReferenceTimer(hello, pool, tools, kept)
         self._rehearsals = Rehearsals()
+        self._has_judged = False
         self._device = tools.arena.device
         self._arena = tools.arena
         self._tell = tell
@@ -247,6 +248,7 @@ class DeviceSession:
             return JobFault(job=order.index, message=self._note_fault(job, fault), retry=False)
         finally:
             block.kept.pop(order.index, None)
+            self._has_judged = True
             self._precompiler.go_on()
         printed = self._printed_calling + self._pool.take_output()
         if printed.strip() and not isinstance(outcome, SolutionFailure):
@@ -350,9 +352,12 @@ class DeviceSession:
             return self._judge(job, kernel)
 
     def _use_wait(self, job: JobContext) -> None:
-        """Make the expected outputs while the job's worker starts, on a GPU, and load the code of judging."""
+        """Make the expected outputs while the first job's worker starts, on a GPU, and load the code of judging.
+
+        Later a worker that is to end may hold the memory that the reference needs.
+        """
         block, is_awaited = job.block, partial(self._pool.is_awaited, files_of(job.solution))
-        if not is_awaited():
+        if self._has_judged or not is_awaited():
             return
         if job.order.index not in block.kept:
             block.kept[job.order.index] = MadeBaseline(self._make_baseline(job, EXPECTED_PHASE), dict(job.notes))

@@ -206,6 +206,10 @@ def test_what_is_expected_is_made_while_the_worker_starts_and_kept_for_the_job(a
     assert made == ([] if is_kept else [EXPECTED_PHASE])
     assert shared.kept[JOB.index].baseline is baseline
     assert taken == [("a", ["x"], ["y"]), ("b", ["x"], ["y"])]
+    shared.kept.clear()
+    session._has_judged = True
+    session._use_wait(job)
+    assert shared.kept == {}
 
 
 @pytest.mark.parametrize(
