@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 from flashinfer_bench.bench.evaluators.inputs.contents import Contents, VariedInput
 from flashinfer_bench.bench.evaluators.inputs.writer import (
+    DRAWN,
     MULTIPLIED,
     KernelWriter,
     TorchWriter,
+    draw_example,
     find_kernel,
+    looks_drawn,
     open_writer,
     write_example,
 )
+from tests.kit.philox import draw_normal
 
 pytestmark = [
     pytest.mark.gpu,
@@ -29,6 +34,39 @@ def test_the_kernel_writes_what_torch_writes(dtype):
     by_torch, by_kernel = write_example(dtype, launch, DEVICE)
     assert by_torch.any()
     assert torch.equal(by_torch, by_kernel)
+
+
+@pytest.mark.parametrize("dtype", [*DRAWN])
+def test_the_kernel_draws_normal_values_by_key_and_place(dtype):
+    """Held against the numbers that the tests of the kernel's source hold it against on a CPU."""
+    launch = find_kernel(DEVICE)
+    assert looks_drawn(draw_example(dtype, launch, DEVICE))
+    drawn = torch.zeros(70_003, dtype=dtype, device=DEVICE)
+    writer = KernelWriter(DEVICE, launch)
+    writer.draw_rows([drawn[:70_001]], np.array([2**62 + 12_345], np.uint64), 0.5)
+    writer.finish()
+    assert not drawn[70_001:].any()
+    expected = torch.tensor(draw_normal(2**62 + 12_345, 70_001, 0.5), dtype=torch.float64)
+    torch.testing.assert_close(drawn[:70_001].cpu().double(), expected, rtol=1e-2, atol=1e-5)
+
+
+def test_drawing_takes_not_much_longer_than_multiplying():
+    value = torch.randn(1 << 26, device=DEVICE)
+    into, took_ms = torch.empty_like(value), []
+    for deviation in (None, 1.0):
+        contents = Contents([value], [VariedInput("x", "scaled", deviation=deviation)], 3, -1)
+        contents.make(5)
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        for number in range(10):
+            writer = open_writer(DEVICE)
+            contents.write_all([number], [[into]], writer)
+            writer.finish()
+        end.record()
+        torch.cuda.synchronize()
+        took_ms.append(begin.elapsed_time(end) / 10)
+    print("256 MB multiplied and drawn, ms:", took_ms)
+    assert took_ms[1] < 4 * took_ms[0]
 
 
 @pytest.mark.parametrize("count", [1, 7, 4_095, 1 << 20, (1 << 22) + 3])

@@ -4,17 +4,18 @@
 //   nvcc -ptx -O3 -arch=compute_75 content_kernel.cu -o - | sed -e "s/^\.version.*/.version 7.0/" -e "s/sm_75/sm_70/" > content_kernel.ptx
 #include <cuda_fp16.h>
 
+typedef unsigned u32;
 typedef unsigned long long u64;
 
-enum Kind : u64 { FILL, MOVE, MUL_BF16, MUL_F16, MUL_F32, MUL_F64 };
+enum Kind : u64 { FILL, MOVE, MUL_BF16, MUL_F16, MUL_F32, MUL_F64, DRAW_BF16, DRAW_F16, DRAW_F32 };
 
 struct Piece {
   u64 first_tile;  // tiles of all pieces before this one
   u64 kind;
-  u64 source;      // address; of FILL the byte
+  u64 source;      // address; of FILL the byte, of DRAW the bits of the deviation
   u64 into;
   u64 count;       // elements; of FILL and MOVE bytes
-  u64 by;          // elements that the source is moved along
+  u64 by;          // elements that the source is moved along; of DRAW the key
   u64 factors;     // address of the table of factors
   u64 start;       // where in it the first element stands
 };
@@ -38,6 +39,49 @@ __device__ inline void multiply(const Piece& piece, u64 begin, u64 end, u64 tabl
     if (from >= piece.count) from -= piece.count;
     if (factor >= table) factor -= table;
     into[at] = product(source[from], factors[factor]);
+  }
+}
+
+struct Four { u32 word[4]; };
+
+// Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011): who sees some of the numbers
+// cannot tell the others without the key.
+__device__ inline Four philox(u64 counter, u64 key) {
+  u32 a = (u32)counter, b = (u32)(counter >> 32), c = 0, d = 0, k = (u32)key, l = (u32)(key >> 32);
+#pragma unroll 1
+  for (int round = 0; round < 10; ++round) {
+    u64 first = 0xD2511F53ull * a, second = 0xCD9E8D57ull * c;
+    a = (u32)(second >> 32) ^ b ^ k;
+    c = (u32)(first >> 32) ^ d ^ l;
+    b = (u32)second;
+    d = (u32)first;
+    k += 0x9E3779B9u;
+    l += 0xBB67AE85u;
+  }
+  return Four{{a, b, c, d}};
+}
+
+// Normal numbers (Box and Muller, "A note on the generation of random normal deviates", 1958), four of each counter.
+__device__ inline void draw(const Piece& piece, u64 begin, u64 end) {
+  float deviation = __uint_as_float((u32)piece.source);
+  for (u64 at = begin + threadIdx.x * 4; at < end; at += blockDim.x * 4) {
+    Four drawn = philox(at / 4, piece.by);
+#pragma unroll 1
+    for (int pair = 0; pair < 2; ++pair) {
+      u32 first = pair ? drawn.word[2] : drawn.word[0], second = pair ? drawn.word[3] : drawn.word[1];
+      float length = deviation * sqrtf(-2.f * logf(((float)(first >> 8) + 1.f) * 0x1p-24f));
+      float sine, cosine;
+      sincospif((float)(second >> 8) * 0x1p-23f, &sine, &cosine);
+#pragma unroll 1
+      for (int side = 0; side < 2; ++side) {
+        u64 place = at + 2 * pair + side;
+        float value = length * (side ? sine : cosine);
+        if (place >= end) break;
+        if (piece.kind == DRAW_F32) ((float*)piece.into)[place] = value;
+        else if (piece.kind == DRAW_F16) ((__half*)piece.into)[place] = __float2half_rn(value);
+        else ((unsigned short*)piece.into)[place] = float_to_bf16(value);
+      }
+    }
   }
 }
 
@@ -92,6 +136,11 @@ extern "C" __global__ void flashinfer_bench_write(const Piece* pieces, u64 numbe
         break;
       case MUL_F64:
         multiply<double>(piece, begin, end, table, [](double a, double b) { return a * b; });
+        break;
+      case DRAW_BF16:
+      case DRAW_F16:
+      case DRAW_F32:
+        draw(piece, begin, end);
         break;
     }
   }

@@ -4,7 +4,8 @@ A solution that has seen an input before could answer from memory, so no call ge
 call comes from a set of inputs that the evaluator made, in one of four ways, by the input's rule (`rules.py`):
 
     scaled   moved along by a secret number of elements, and each multiplied by a factor of its own, from a table that
-             begins in a secret place; negated in half of the calls where the input has both signs
+             begins in a secret place; negated in half of the calls where the input has both signs. On a GPU, what is
+             normal and random in its workload is drawn anew by the writer, which takes no longer there
     rolled   moved along by a secret number of elements: bytes, packed floats, and numbers whose range means something
     redrawn  made anew by the input's rule: rows that have to add up to one, say; stored ones are shuffled in rows, and
              each element multiplied by a factor of its own; custom ones by the definition's own function, all of a
@@ -35,10 +36,12 @@ import torch
 from flashinfer_bench.bench.evaluators.inputs.custom import SLOW_S, CustomInputs, list_custom
 from flashinfer_bench.bench.evaluators.inputs.make import bind_axes
 from flashinfer_bench.bench.evaluators.inputs.random_values import Blank
-from flashinfer_bench.bench.evaluators.inputs.rules import Way, find_way, make_tensor
+from flashinfer_bench.bench.evaluators.inputs.rules import Way, find_deviation, find_way, make_tensor
 from flashinfer_bench.bench.evaluators.inputs.writer import (
+    DRAWN,
     MULTIPLIED,
     FactorRows,
+    KernelWriter,
     TorchWriter,
     Unsigned,
     Writer,
@@ -74,6 +77,8 @@ class VariedInput:
     """Makes a "redrawn" input that is random in its workload, or custom."""
     is_joint: bool = False
     """Whether it is made together with other inputs of its call, from one seed."""
+    deviation: float | None = None
+    """Standard deviation of a "scaled" input that is normal and random in its workload."""
 
 
 def find_varied(definition: Definition, workload: Workload, device: torch.device) -> list[VariedInput]:
@@ -90,7 +95,8 @@ def find_varied(definition: Definition, workload: Workload, device: torch.device
     varied = {name: VariedInput(name, way) for name, way in ways.items()}
     for name, shape in shapes.items():
         if shape is not None and isinstance(workload.inputs.get(name), RandomInput | None):
-            varied[name] = VariedInput(name, ways[name], _remaker(blanks[name]))
+            deviation = find_deviation(blanks[name])
+            varied[name] = VariedInput(name, ways[name], _remaker(blanks[name]), deviation=deviation)
     if list_custom(workload):
         custom = CustomInputs(definition, workload, axes, shapes, device)
         varied.update(_vary_custom(custom, ways))
@@ -254,6 +260,9 @@ class Contents:
         if varied.way == "redrawn":
             for secret, target in zip(secrets.tolist(), into, strict=True):
                 target.copy_(self._redraw(index, secret))
+            return
+        if varied.deviation is not None and value.dtype in DRAWN and isinstance(writer, KernelWriter):
+            writer.draw_rows(into, secrets, varied.deviation)
             return
         by = choose_moves(value, secrets)
         if varied.way != "scaled" or value.dtype not in MULTIPLIED:

@@ -28,12 +28,18 @@ from flashinfer_bench.data.dtypes import DTYPES
 LARGER: Final = (16.0, 24.0)
 """Factors of the regime `larger`. At 16 the identity is off by 0.27 of the norm of 30 tanh(x / 30), at 1 by 0.001."""
 SMALLER: Final = (1 / 32, 1 / 16)
-QUIET: Final = 1 / 4
-"""In the regime `smaller` about half of each row, in one piece, is multiplied by this once more: where a function caps
-large values, they do not show that only a part of a row was looked at. Eight bits hold both halves."""
-QUIET_SHARES: Final = (0.4, 0.6)
-QUIET_PLACES: Final = 4
-"""Neighbouring rows have these pieces in so many different places."""
+LOUD: Final = 7
+"""In the regime `smaller` so many columns, which all rows share, keep these values, and others are smaller still. Who
+looks at a part of a row sees some of them, so is far off: also where a function caps large values, and where every
+second element is looked at, which tells of usual values what all of them do."""
+FEW_NUMBERS: Final = 16
+"""An output of fewer elements may be right by chance on inputs of a regime: of a single number, who looks at half of a
+row is off by no more than roundings may move it in 45 of 100 calls."""
+MORE_CALLS: Final = 3
+"""So there each trial has so many more calls of the regime `smaller`."""
+QUIET_SHARE: Final = 1 / 400
+"""The other columns together have this share of the square sum of a row: formats that take them for zeros, as eight
+bits for a row do, are off by a twentieth, half of what is allowed."""
 LARGEST_VALUE: Final = 100.0
 """Of the few large values: its square is still a number of float16."""
 LARGE_SHARE: Final = 2.0
@@ -52,7 +58,8 @@ CHOOSES_IN_TEXT: Final = re.compile(
 """The same in the text of a reference that cannot be parsed."""
 CHOOSING_OP_TYPES: Final = frozenset({"moe", "sampling", "top_k"})
 
-Change = Callable[[torch.Tensor, torch.Generator], object]
+Change = Callable[[torch.Tensor, torch.Generator, torch.Generator], object]
+"""Changes an input, given a generator of its own, and one that all inputs share whose last axis is the same."""
 
 
 def _uniform(bounds: tuple[float, float], generator: torch.Generator) -> float:
@@ -60,7 +67,7 @@ def _uniform(bounds: tuple[float, float], generator: torch.Generator) -> float:
     return bounds[0] + (bounds[1] - bounds[0]) * share
 
 
-def _make_few_large(values: torch.Tensor, generator: torch.Generator) -> None:
+def _make_few_large(values: torch.Tensor, generator: torch.Generator, _shared: torch.Generator) -> None:
     columns = values.shape[-1]
     rows = values.view(-1, columns)
     size = min(math.sqrt(LARGE_SHARE * columns / LEAST_LARGE), LARGEST_VALUE)
@@ -72,23 +79,21 @@ def _make_few_large(values: torch.Tensor, generator: torch.Generator) -> None:
     rows.scatter_(1, places, (large * signs).to(values.dtype))
 
 
-def _make_smaller(values: torch.Tensor, generator: torch.Generator) -> None:
+def _make_smaller(values: torch.Tensor, generator: torch.Generator, shared: torch.Generator) -> None:
     values.mul_(_uniform(SMALLER, generator))
     columns = values.shape[-1]
-    rows = values.view(-1, columns)
-    length = round(_uniform(QUIET_SHARES, generator) * columns) if columns > 1 else 0
-    starts = torch.randint(columns, (QUIET_PLACES,), generator=generator, device=values.device).tolist()
-    for place, start in enumerate(starts):
-        alike = rows[place::QUIET_PLACES]
-        alike[:, start : start + length].mul_(QUIET)
-        alike[:, : max(0, start + length - columns)].mul_(QUIET)
+    if columns <= LOUD:
+        return
+    factors = torch.full((columns,), math.sqrt(QUIET_SHARE * LOUD / columns), dtype=values.dtype, device=values.device)
+    factors[torch.randperm(columns, generator=shared, device=values.device)[:LOUD]] = 1
+    values.mul_(factors)
 
 
 REGIMES: Final[Mapping[str, Change]] = {
     "few_large": _make_few_large,
-    "larger": lambda values, generator: values.mul_(_uniform(LARGER, generator)),
+    "larger": lambda values, generator, _: values.mul_(_uniform(LARGER, generator)),
     "smaller": _make_smaller,
-    "heavy_tails": lambda values, _: values.pow_(3),
+    "heavy_tails": lambda values, *_: values.pow_(3),
 }
 """Name → changes usual values in place. The first is used in every job, the others in a secret order."""
 
@@ -121,6 +126,16 @@ def _names(node: ast.AST) -> tuple[str, ...]:
             return ()
 
 
+def has_few_numbers(definition: Definition, workload: Workload) -> bool:
+    """Say whether an output of floats has few elements; False also where its shape cannot be told."""
+    try:
+        shapes = definition.get_output_shapes(workload.axes)
+    except (KeyError, ValueError):
+        return False
+    specs = zip(definition.outputs.values(), shapes, strict=True)
+    return any(0 < math.prod(shape or ()) < FEW_NUMBERS for spec, shape in specs if DTYPES[spec.dtype].kind == "float")
+
+
 class Regimes:
     """The regimes of one job.
 
@@ -142,19 +157,23 @@ class Regimes:
             for name, shape in shapes.items()
         ]
         """Which inputs are changed, in the order of the definition."""
+        self._has_few_numbers = has_few_numbers(definition, workload)
+        self._last_axes = [spec.shape[-1] if spec.shape else "" for spec in definition.inputs.values()]
 
     def choose(self, trial: int, trials: int) -> list[str]:
-        """Return the regimes of a trial: one in each, one more in the last."""
+        """Return the regimes of a trial: one in each, one more in the last; and more for outputs of few numbers."""
         chance = random.Random(self._seed)
         first, *others = REGIMES
         chance.shuffle(others)
         wanted = [first, *others][: trials + 1]
         chance.shuffle(wanted)
-        return wanted[trial : trial + 1] if trial < trials - 1 else wanted[trial:]
+        chosen = wanted[trial : trial + 1] if trial < trials - 1 else wanted[trial:]
+        return [*chosen, *["smaller"] * (MORE_CALLS if self._has_few_numbers else 0)]
 
     def change(self, name: str, number: int, values: Sequence[torch.Tensor | None]) -> None:
         """Turn usual inputs of a call into those of a regime, in place."""
         for index, (is_changed, value) in enumerate(zip(self.free, values, strict=True)):
             if is_changed and value is not None and value.dtype in MULTIPLIED:
                 generator = make_generator(self._seed, name, number, index, device=value.device)
-                REGIMES[name](value, generator)
+                shared = make_generator(self._seed, name, number, self._last_axes[index], device=value.device)
+                REGIMES[name](value, generator, shared)

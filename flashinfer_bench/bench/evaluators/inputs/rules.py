@@ -21,6 +21,7 @@ from flashinfer_bench.data.dtypes import DTYPES
 SCALE_RANGE: Final = (0.5, 1.5)
 """Range of quantisation scales. They are near 1, so a product of normal values keeps their magnitude."""
 
+LOGIT_DEVIATION: Final = 3.0
 ABSORBED_HEAD_DIM: Final = 128
 """Elements of a DeepSeek query without its rotary part, before the projection is absorbed; no axis of mla says it."""
 
@@ -66,6 +67,13 @@ def is_free(blank: Blank) -> bool:
     """Tell whether nothing says what an input's range is: floats that get normal values only because no rule fits."""
     dtype = DTYPES[blank.dtype_name]
     return dtype.kind == "float" and dtype.bits > 8 and find_rule(TENSOR_RULES, blank).make is _normal_or_exponents
+
+
+def find_deviation(blank: Blank) -> float | None:
+    """Return the standard deviation of an input of normal values around zero; None where an input is made otherwise."""
+    deviation = DEVIATIONS.get(find_rule(TENSOR_RULES, blank).make)
+    dtype = DTYPES[blank.dtype_name]
+    return deviation(blank) if deviation is not None and dtype.kind == "float" and dtype.bits > 8 else None
 
 
 def make_number(blank: Blank) -> bool | int | float:
@@ -126,9 +134,17 @@ def _weights_scale(blank: Blank) -> torch.Tensor:
     return random_values.uniform(blank, SCALE_RANGE[0] * unit, SCALE_RANGE[1] * unit)
 
 
-def _moe_weights(blank: Blank) -> torch.Tensor:
+def _moe_deviation(blank: Blank) -> float:
     quantised = DTYPES[blank.dtype_name].bits <= 8
-    return random_values.normal(blank, 1.0 if quantised else math.sqrt(1 / max(blank.shape[-1], 1)))
+    return 1.0 if quantised else math.sqrt(1 / max(blank.shape[-1], 1))
+
+
+def _moe_weights(blank: Blank) -> torch.Tensor:
+    return random_values.normal(blank, _moe_deviation(blank))
+
+
+def _logits(blank: Blank) -> torch.Tensor:
+    return random_values.normal(blank, LOGIT_DEVIATION)
 
 
 def _exponents(blank: Blank) -> torch.Tensor:
@@ -171,6 +187,12 @@ def _tensor(low: float, high: float) -> Callable[[Blank], torch.Tensor]:
     )
 
 
+DEVIATIONS: Final[dict[Callable[[Blank], Any], Callable[[Blank], float]]] = {
+    _normal_or_exponents: lambda _: 1.0,
+    _logits: lambda _: LOGIT_DEVIATION,
+    _moe_weights: _moe_deviation,
+}
+"""What makes normal values → their standard deviation."""
 ANY: Final = ".*"
 PROBABILITIES: Final = r"((draft|target)_)?prob(s|abilities)"
 
@@ -192,7 +214,7 @@ TENSOR_RULES: Final[tuple[Rule, ...]] = (
         "dsa_paged", "int uint", r"k_index_cache.*", indices.packed_keys, "fp8 values, then float32 scales", "redrawn"
     ),
     Rule("sampling", "float", PROBABILITIES, _softmax_rows, "softmax rows of mixed sharpness", "redrawn"),
-    Rule("sampling", "float", r".*logits", lambda blank: random_values.normal(blank, 3.0), "normal, deviation 3"),
+    Rule("sampling", "float", r".*logits", _logits, "normal, deviation 3"),
     Rule("gdn", "float", r"k", _unit_rows, "normal rows of unit length: longer keys make the state explode", "redrawn"),
     Rule("gdn", "float", r"a_log", _log_gate, "logarithm of 1 to 16"),
     Rule("mamba.*", "float", r"a", lambda blank: random_values.uniform(blank, -16.0, -1.0), "-16 to -1: states decay"),

@@ -3,6 +3,7 @@
 `TorchWriter` does each at once. `KernelWriter` collects them, and writes all of them in one launch on a GPU
 (`content_kernel.cu`): a call has several tensors, and a row of calls has many; with torch each takes three launches or
 more, which cost the host more time than the GPU. Both write the same bits, where factors and values are finite.
+`KernelWriter` draws normal values, too, as quickly as it multiplies others.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ Unsigned = NDArray[np.uint64]
 """Unsigned 64-bit numbers: addresses, moves, secrets."""
 MULTIPLIED: Final = {torch.bfloat16: 2, torch.float16: 3, torch.float32: 4, torch.float64: 5}
 """The dtypes that can be multiplied → the kernel's number for it; others are moved along only."""
+DRAWN: Final = {torch.bfloat16: 6, torch.float16: 7, torch.float32: 8}
+"""The dtypes that can be drawn → the kernel's number for it. Its numbers have 24 bits, too few for float64."""
 FILL: Final = 0
 MOVE: Final = 1
 KERNEL: Final = "flashinfer_bench_write"
@@ -170,6 +173,17 @@ class KernelWriter:
         kind = MULTIPLIED[value.dtype]
         self._add(kind, self._address(value), _addresses(into), value.numel(), by, table, factors.starts)
 
+    def draw_rows(self, into: Sequence[torch.Tensor], keys: Unsigned, deviation: float) -> None:
+        """Write normal values around zero to each target; the same key gives the same values.
+
+        Args:
+            into: targets of one size, and of a dtype in DRAWN.
+            keys: [targets]: secrets.
+            deviation: the values' standard deviation.
+        """
+        bits = int(np.float32(deviation).view(np.uint32))
+        self._add(DRAWN[into[0].dtype], bits, _addresses(into), into[0].numel(), keys)
+
     def _address(self, value: torch.Tensor) -> int:
         if not value.is_contiguous():
             value = value.contiguous()
@@ -223,7 +237,8 @@ def find_kernel(device: torch.device) -> driver.Launcher | None:
     except (OSError, driver.DriverError) as error:
         _log.warning("inputs of calls are written by torch, which takes longer: %s", error)
         return None
-    if not all(torch.equal(*write_example(dtype, launch, device)) for dtype in (*MULTIPLIED, torch.uint8)):
+    is_same = all(torch.equal(*write_example(dtype, launch, device)) for dtype in (*MULTIPLIED, torch.uint8))
+    if not (is_same and all(looks_drawn(draw_example(dtype, launch, device)) for dtype in DRAWN)):
         _log.warning("inputs of calls are written by torch, which takes longer: our kernel writes something else here")
         return None
     return launch
@@ -250,3 +265,21 @@ def write_example(dtype: torch.dtype, launch: driver.Launcher, device: torch.dev
         writer.finish()
         written.append(parts.view(torch.uint8).cpu())
     return tuple(written)
+
+
+def draw_example(dtype: torch.dtype, launch: driver.Launcher, device: torch.device) -> torch.Tensor:
+    """Draw values of deviation 3 by two keys; return them as float64 on the CPU, [2, values]."""
+    count = TILE + 4_001
+    parts = torch.zeros(2 * count, dtype=dtype).to(device).view(2, count)
+    writer = KernelWriter(device, launch)
+    writer.draw_rows([parts[0], parts[1]], np.array([1, 2**62 + 1], np.uint64), 3.0)
+    writer.finish()
+    return parts.cpu().double()
+
+
+def looks_drawn(drawn: torch.Tensor) -> bool:
+    """Say whether two rows look like normal values of deviation 3 that have nothing to do with one another."""
+    values = drawn / 3.0
+    moments = torch.stack([values.mean(-1), values.square().mean(-1) - 1.0, values.pow(4).mean(-1) / 3.0 - 1.0])
+    alike = (values[0] * values[1]).mean()
+    return bool(moments.abs().amax() < 0.1 and alike.abs() < 0.05 and values.abs().amax() < 6.0)

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from flashinfer_bench.bench.evaluators.inputs import contents as contents_module
 from flashinfer_bench.bench.evaluators.inputs.contents import (
@@ -324,3 +325,31 @@ def test_signs_of_all_inputs_are_found_at_once(dtype):
     }
     values = [torch.tensor(numbers, dtype=getattr(torch, dtype)) for numbers in wanted]
     assert find_both_signs([*values, None, 3.0, torch.tensor([-1, 1])]) == [*wanted.values(), False, False, False]
+
+
+@pytest.mark.parametrize(
+    ("op_type", "inputs", "deviations"),
+    [
+        ("test", {"x": "bfloat16[n, 16]", "z": "float8_e4m3fn[n]", "i": "int32[n]"}, [1.0, None, None]),
+        ("test", {"x_scale": "float32[n]", "e": "float8_e8m0fnu[n]"}, [None, None]),
+        ("sampling", {"logits": "float32[n, 16]", "probs": "float32[n, 16]"}, [3.0, None]),
+        ("moe", {"gemm1_weights": "bfloat16[n, 8, 16]", "w2": "float8_e4m3fn[n, 8, 16]"}, [0.25, None]),
+    ],
+    ids=lambda told: told if isinstance(told, str) else "",
+)
+def test_of_normal_inputs_the_deviation_is_known(op_type, inputs, deviations):
+    definition = make_definition(
+        op_type=op_type, axes={"n": None}, inputs=inputs, outputs={"y": "float32"}, reference="def run(): 1"
+    )
+    assert [one.deviation for one in find_varied(definition, make_workload(axes={"n": 4}), CPU)] == deviations
+    made = InputMaker(definition, make_workload(axes={"n": 4096}), CPU, None).make(1)
+    for value, deviation in zip(made, deviations, strict=True):
+        assert deviation is None or value.float().std() == pytest.approx(deviation, rel=0.05)
+
+
+def test_stored_inputs_have_no_deviation(tmp_path):
+    definition = make_definition()
+    save_file({"x": torch.randn(4)}, tmp_path / "x.safetensors")
+    stored = {"x": {"type": "safetensors", "path": "x.safetensors", "tensor_key": "x"}}
+    (one,) = find_varied(definition, make_workload(axes={"n": 4}, inputs=stored), CPU)
+    assert one.deviation is None

@@ -1,0 +1,162 @@
+"""What the kernel for a GPU writes, tried on a CPU: a C++ compiler takes its source, and its threads run one by one."""
+
+import ctypes
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from flashinfer_bench.bench.evaluators.inputs import writer as writer_module
+from flashinfer_bench.bench.evaluators.inputs.contents import Contents, VariedInput
+from flashinfer_bench.bench.evaluators.inputs.writer import (
+    DRAWN,
+    MULTIPLIED,
+    TILE,
+    FactorRows,
+    KernelWriter,
+    TorchWriter,
+    draw_example,
+    looks_drawn,
+)
+from tests.kit.philox import draw_normal, philox
+
+pytestmark = [pytest.mark.cpu, pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")]
+CPU = torch.device("cpu")
+SOURCE = Path(writer_module.__file__).with_name("content_kernel.cu")
+CUDA_FP16 = """
+#pragma once
+#include <cmath>
+#include <cstring>
+#define __global__
+#define __device__
+struct Place { unsigned x; };
+static Place threadIdx, blockIdx, blockDim, gridDim;
+typedef _Float16 __half;
+static float __half2float(__half value) { return (float)value; }
+static __half __float2half_rn(float value) { return (__half)value; }
+static float __uint_as_float(unsigned bits) { float value; memcpy(&value, &bits, 4); return value; }
+static unsigned __float_as_uint(float value) { unsigned bits; memcpy(&bits, &value, 4); return bits; }
+static void sincospif(float x, float* sine, float* cosine) {
+  *sine = (float)std::sin(M_PI * x);
+  *cosine = (float)std::cos(M_PI * x);
+}
+"""
+ON_CPU = """
+#include "kernel.cu"
+extern "C" void write_pieces(const Piece* pieces, u64 number, u64 tiles, u64 tile, u64 table) {
+  gridDim.x = 3, blockDim.x = 32;
+  for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x)
+    for (threadIdx.x = 0; threadIdx.x < blockDim.x; ++threadIdx.x)
+      flashinfer_bench_write(pieces, number, tiles, tile, table);
+}
+extern "C" void draw_words(u64 counter, u64 key, unsigned* words) {
+  Four drawn = philox(counter, key);
+  for (int at = 0; at < 4; ++at) words[at] = drawn.word[at];
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("kernel")
+    (folder / "cuda_fp16.h").write_text(CUDA_FP16)
+    (folder / "kernel.cu").write_bytes(SOURCE.read_bytes())
+    (folder / "on_cpu.cpp").write_text(ON_CPU)
+    command = ["g++", "-O1", "-w", "-shared", "-fPIC", "-I.", "on_cpu.cpp", "-o", "on_cpu.so"]
+    subprocess.run(command, cwd=folder, check=True, timeout=120)
+    return ctypes.CDLL(str(folder / "on_cpu.so"))
+
+
+@pytest.fixture
+def on_cpu(library, monkeypatch):
+    """Have the writer for a GPU write on a CPU."""
+
+    def finish(self):
+        pieces, tiles = self.take_pieces()
+        numbers = map(ctypes.c_uint64, (len(pieces), tiles, TILE, self._period))
+        library.write_pieces(ctypes.c_void_p(np.ascontiguousarray(pieces).ctypes.data), *numbers)
+
+    monkeypatch.setattr(KernelWriter, "finish", finish)
+    return KernelWriter(CPU, None)
+
+
+@pytest.mark.parametrize("dtype", [*MULTIPLIED, torch.uint8])
+def test_it_writes_what_torch_writes(on_cpu, dtype):
+    count = 2 * TILE + 5
+    value = (torch.arange(count) * 37 % 251 - 125).to(dtype)
+    table = torch.linspace(0.8, 1.25, 1_009).to(dtype)
+    written = []
+    for writer in (TorchWriter(), on_cpu):
+        parts = torch.zeros(4, count, dtype=dtype)
+        writer.move_rows(value, [parts[0], parts[1]], np.array([0, 1_001], np.uint64))
+        if dtype in MULTIPLIED:
+            by, start = (np.array([number], np.uint64) for number in (20_011, 1_000))
+            writer.scale_rows(value, [parts[2]], by, FactorRows([table], None, start))
+        writer.fill(parts[3].view(torch.uint8), 0xA5)
+        writer.finish()
+        written.append(parts)
+    assert torch.equal(*(parts.view(torch.uint8) for parts in written))
+
+
+@pytest.mark.parametrize(
+    ("counter", "key", "words"),
+    [
+        (0, 0, "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
+        (0x85A308D3243F6A88, 0x299F31D0A4093822, None),
+    ],
+)
+def test_its_numbers_are_philox(library, counter, key, words):
+    """The first line is among the known answers of the authors; a plain loop tells the second."""
+    drawn = (ctypes.c_uint32 * 4)()
+    library.draw_words(ctypes.c_uint64(counter), ctypes.c_uint64(key), drawn)
+    assert list(drawn) == philox(counter, key)
+    assert words is None or " ".join(f"{word:08x}" for word in drawn) == words
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 7, 33, TILE + 2])
+@pytest.mark.parametrize("dtype", [*DRAWN])
+def test_normal_values_come_of_key_and_place_and_nothing_else_is_written(on_cpu, dtype, count):
+    key = 2**62 + 12_345
+    held = torch.full((3, count + 4), 9.0, dtype=dtype)
+    on_cpu.draw_rows([held[0, :count], held[1, :count]], np.array([key, key + 1], np.uint64), 0.5)
+    on_cpu.finish()
+    assert (held[:, count:] == 9).all()
+    assert (held[2] == 9).all()
+    wanted = torch.tensor(draw_normal(key, count, 0.5), dtype=torch.float64)
+    torch.testing.assert_close(held[0, :count].double(), wanted, rtol=1e-2, atol=1e-5)
+    assert count < 4 or not torch.equal(held[0, :count], held[1, :count])
+
+
+@pytest.mark.parametrize("dtype", [*DRAWN])
+def test_what_is_drawn_looks_so_and_what_else_there_may_be_does_not(on_cpu, dtype):
+    drawn = draw_example(dtype, None, CPU)
+    assert looks_drawn(drawn)
+    one = drawn[0]
+    uniform = torch.rand(2, len(one), dtype=torch.float64) * 6 - 3
+    for wrong in (drawn * 1.1, drawn + 0.5, torch.stack([one, one]), uniform, drawn * 0, torch.stack([one, one * -1])):
+        assert not looks_drawn(wrong)
+    drawn[0, 3] = float("nan")
+    assert not looks_drawn(drawn)
+
+
+def test_inputs_that_are_normal_and_random_are_drawn_anew_for_each_call(on_cpu):
+    """On a CPU they are moved along and multiplied; others are so on a GPU, too."""
+    base = [torch.randn(64, 100), torch.randn(64, 100), torch.randn(8, 4, dtype=torch.float64)]
+    ways = [VariedInput(name, "scaled", deviation=told) for name, told in (("x", 2.0), ("y", None), ("z", 1.0))]
+    contents = Contents(base, ways, seed=9, base_number=2)
+    into = [[torch.empty_like(one) for one in base] for _ in range(4)]
+    contents.write_all([0, 1, 2, 0], into, on_cpu)
+    on_cpu.finish()
+    by_torch = contents.make_all([0, 1, 2, 0])
+    for row, same in zip(into, by_torch, strict=True):
+        assert torch.equal(row[1], same[1])
+        assert torch.equal(row[2], same[2])
+    x = [row[0] for row in into]
+    assert torch.equal(x[2], base[0])
+    assert torch.equal(x[0], x[3])
+    assert not torch.equal(x[0], by_torch[0][0])
+    assert x[0].std() == pytest.approx(2.0, rel=0.05)
+    assert abs(float((x[0] * x[1]).mean())) < 0.2
