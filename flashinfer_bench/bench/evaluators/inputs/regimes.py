@@ -28,7 +28,7 @@ from flashinfer_bench.data.dtypes import DTYPES
 LARGER: Final = (16.0, 24.0)
 """Factors of the regime `larger`. At 16 the identity is off by 0.27 of the norm of 30 tanh(x / 30), at 1 by 0.001."""
 SMALLER: Final = (1 / 32, 1 / 16)
-LOUD: Final = 7
+LOUD: Final = 15
 """In the regime `smaller` so many columns, which all rows share, keep these values, and others are smaller still. Who
 looks at a part of a row sees some of them, so is far off: also where a function caps large values, and where every
 second element is looked at, which tells of usual values what all of them do."""
