@@ -13,7 +13,7 @@ import random
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 
@@ -29,17 +29,20 @@ LARGER: Final = (16.0, 24.0)
 """Factors of the regime `larger`. At 16 the identity is off by 0.27 of the norm of 30 tanh(x / 30), at 1 by 0.001."""
 SMALLER: Final = (1 / 32, 1 / 16)
 LOUD: Final = 15
-"""In the regime `smaller` so many columns, which all rows share, keep these values, and others are smaller still. Who
-looks at a part of a row sees some of them, so is far off: also where a function caps large values, and where every
-second element is looked at, which tells of usual values what all of them do."""
+"""In the regime `smaller` so many columns and rows keep these values, and others are smaller still. Who looks at a part
+sees some of them, so is far off: also where a function caps large values, and where every second element is looked at,
+or one row of a hundred, which tells of usual values what all of them do."""
+QUIET_SHARE: Final = 1 / 400
+"""The other columns together have this share of the square sum of a row: formats that take them for zeros, as eight
+bits for a row do, are off by a twentieth, half of what is allowed. So have the other rows, beside the loud ones."""
+QUIETEST_ROW: Final = 1 / 256
+"""No row is multiplied by less: squares of its values should still be numbers. Of more than 2,400 rows the quiet ones
+have a larger share, a seventh of 150,000."""
 FEW_NUMBERS: Final = 16
 """An output of fewer elements may be right by chance on inputs of a regime: of a single number, who looks at half of a
 row is off by no more than roundings may move it in 45 of 100 calls."""
 MORE_CALLS: Final = 3
 """So there each trial has so many more calls of the regime `smaller`."""
-QUIET_SHARE: Final = 1 / 400
-"""The other columns together have this share of the square sum of a row: formats that take them for zeros, as eight
-bits for a row do, are off by a twentieth, half of what is allowed."""
 LARGEST_VALUE: Final = 100.0
 """Of the few large values: its square is still a number of float16."""
 LARGE_SHARE: Final = 2.0
@@ -58,8 +61,16 @@ CHOOSES_IN_TEXT: Final = re.compile(
 """The same in the text of a reference that cannot be parsed."""
 CHOOSING_OP_TYPES: Final = frozenset({"moe", "sampling", "top_k"})
 
-Change = Callable[[torch.Tensor, torch.Generator, torch.Generator], object]
-"""Changes an input, given a generator of its own, and one that all inputs share whose last axis is the same."""
+
+class SharedPlaces(NamedTuple):
+    """Generators that choose places along the axes of an input: the same for all inputs that have the same axes."""
+
+    of_last_axis: torch.Generator
+    of_other_axes: torch.Generator
+
+
+Change = Callable[[torch.Tensor, torch.Generator, SharedPlaces], object]
+"""Changes an input, given a generator of its own, and what it shares with others."""
 
 
 def _uniform(bounds: tuple[float, float], generator: torch.Generator) -> float:
@@ -67,7 +78,7 @@ def _uniform(bounds: tuple[float, float], generator: torch.Generator) -> float:
     return bounds[0] + (bounds[1] - bounds[0]) * share
 
 
-def _make_few_large(values: torch.Tensor, generator: torch.Generator, _shared: torch.Generator) -> None:
+def _make_few_large(values: torch.Tensor, generator: torch.Generator, _shared: SharedPlaces) -> None:
     columns = values.shape[-1]
     rows = values.view(-1, columns)
     size = min(math.sqrt(LARGE_SHARE * columns / LEAST_LARGE), LARGEST_VALUE)
@@ -79,14 +90,22 @@ def _make_few_large(values: torch.Tensor, generator: torch.Generator, _shared: t
     rows.scatter_(1, places, (large * signs).to(values.dtype))
 
 
-def _make_smaller(values: torch.Tensor, generator: torch.Generator, shared: torch.Generator) -> None:
+def _make_smaller(values: torch.Tensor, generator: torch.Generator, shared: SharedPlaces) -> None:
     values.mul_(_uniform(SMALLER, generator))
     columns = values.shape[-1]
-    if columns <= LOUD:
-        return
-    factors = torch.full((columns,), math.sqrt(QUIET_SHARE * LOUD / columns), dtype=values.dtype, device=values.device)
-    factors[torch.randperm(columns, generator=shared, device=values.device)[:LOUD]] = 1
-    values.mul_(factors)
+    rows = values.view(-1, columns)
+    rows.mul_(_leave_few_loud(columns, 0.0, shared.of_last_axis).to(values.dtype))
+    rows.mul_(_leave_few_loud(len(rows), QUIETEST_ROW, shared.of_other_axes).to(values.dtype)[:, None])
+
+
+def _leave_few_loud(count: int, quietest: float, generator: torch.Generator) -> torch.Tensor:
+    """Return factors of so many columns or rows: ones for a few of them."""
+    if count <= LOUD:
+        return torch.ones(count, device=generator.device)
+    quiet = max(math.sqrt(QUIET_SHARE * LOUD / count), quietest)
+    factors = torch.full((count,), quiet, device=generator.device)
+    factors[torch.randperm(count, generator=generator, device=generator.device)[:LOUD]] = 1
+    return factors
 
 
 REGIMES: Final[Mapping[str, Change]] = {
@@ -158,7 +177,7 @@ class Regimes:
         ]
         """Which inputs are changed, in the order of the definition."""
         self._has_few_numbers = has_few_numbers(definition, workload)
-        self._last_axes = [spec.shape[-1] if spec.shape else "" for spec in definition.inputs.values()]
+        self._axes = [tuple(spec.shape or ()) for spec in definition.inputs.values()]
 
     def choose(self, trial: int, trials: int) -> list[str]:
         """Return the regimes of a trial: one in each, one more in the last; and more for outputs of few numbers."""
@@ -175,5 +194,8 @@ class Regimes:
         for index, (is_changed, value) in enumerate(zip(self.free, values, strict=True)):
             if is_changed and value is not None and value.dtype in MULTIPLIED:
                 generator = make_generator(self._seed, name, number, index, device=value.device)
-                shared = make_generator(self._seed, name, number, self._last_axes[index], device=value.device)
-                REGIMES[name](value, generator, shared)
+                axes = self._axes[index]
+                shared = [
+                    make_generator(self._seed, name, number, *of, device=value.device) for of in (axes[-1:], axes[:-1])
+                ]
+                REGIMES[name](value, generator, SharedPlaces(*shared))

@@ -18,9 +18,9 @@ TINY = "def run(x):\n    return x * 1e-4\n"
 SOFTMAX = "import torch\ndef run(x):\n    return torch.softmax(x * 8, dim=-1)\n"
 
 
-def judge(reference, regime, solution, *, seed=1, n=8, outputs=None, **settings):
+def judge(reference, regime, solution, *, seed=1, n=8, columns=4096, outputs=None, **settings):
     outputs = outputs or {"y": "float32[n, 4096]"}
-    definition = make_definition(inputs={"x": "float32[n, 4096]"}, outputs=outputs, reference=reference)
+    definition = make_definition(inputs={"x": f"float32[n, {columns}]"}, outputs=outputs, reference=reference)
     job = Judging(definition, make_workload(axes={"n": n}, inputs={}), seed=seed, **settings)
     inputs = job.baseline().inputs[0]
     Regimes(definition, job.workload, seed).change(regime, 0, inputs)
@@ -122,23 +122,48 @@ def test_a_part_of_a_row_does_not_tell_its_size_where_large_values_are_capped(pa
     assert isinstance(rows_of_many, Rejected)
 
 
-def test_all_but_a_few_columns_are_smaller_still_the_same_of_inputs_that_share_them():
-    regimes = open_regimes({"x": "float32[n, m]", "w": "bfloat16[k, m]", "v": "float32[m, k]"}, n=8, m=1000, k=30)
-    x, w, v = torch.ones(8, 1000), torch.ones(30, 1000).bfloat16(), torch.ones(1000, 30)
+def test_all_but_a_few_columns_and_rows_are_smaller_still_the_same_of_inputs_that_share_them():
+    regimes = open_regimes({"x": "float32[n, m]", "w": "bfloat16[k, m]", "v": "float32[m, k]"}, n=400, m=1000, k=8)
+    x, w, v = torch.ones(400, 1000), torch.ones(8, 1000).bfloat16(), torch.ones(1000, 8)
     regimes.change("smaller", 0, [x, w, v])
-    loud = [one == one.amax() for one in (x, w, v)]
     assert 1 / 32 <= float(x.amax()) <= 1 / 16
-    assert [one.sum(dim=1).unique().tolist() for one in loud] == [[15]] * 3
-    assert torch.equal(loud[0], loud[0][:1].expand(8, -1))
-    assert torch.equal(loud[0][0], loud[1][0])
-    quiet = x.masked_fill(loud[0], 0).square().sum(dim=1) / x.square().sum(dim=1)
-    assert quiet.tolist() == pytest.approx([1 / 400] * 8, rel=0.02)
-    again = torch.ones(8, 1000)
+    columns, rows = (x == x.amax()).any(dim=0), (x == x.amax()).any(dim=1)
+    assert (int(columns.sum()), int(rows.sum())) == (15, 15)
+    assert torch.equal(x == x.amax(), rows[:, None] & columns)
+    assert torch.equal((w == w.amax()).any(dim=0), columns)
+    assert torch.equal((v == v.amax()).any(dim=1), columns)
+    quiet = x.masked_fill(columns, 0).square().sum(dim=1) / x.square().sum(dim=1)
+    assert quiet.tolist() == pytest.approx([1 / 400] * 400, rel=0.02)
+    assert float(x[~rows].square().sum() / x.square().sum()) == pytest.approx(1 / 400, rel=0.1)
+    again = torch.ones(400, 1000)
     regimes.change("smaller", 1, [again, None, None])
-    assert not torch.equal(again == again.amax(), loud[0])
-    few = torch.ones(5, 15)
+    assert not torch.equal((again == again.amax()).any(dim=0), columns)
+    few = torch.ones(15, 15)
     regimes.change("smaller", 0, [few, None, None])
     assert len(few.unique()) == 1
+    many = torch.ones(100_000, 1)
+    regimes.change("smaller", 0, [many, None, None])
+    assert float(many.amax() / many.amin()) == pytest.approx(256)
+
+
+ALL = "import torch\ndef run(x):\n    return x.square().mean()\n"
+SUMS = "import torch\ndef run(x):\n    return torch.tanh(x).square().sum(dim=0)\n"
+
+
+@pytest.mark.parametrize("share", [2, 100])
+@pytest.mark.parametrize(("reference", "output"), [(ALL, "float32[]"), (SUMS, "float32[64]")], ids=["all", "sums"])
+def test_some_of_the_rows_do_not_tell_what_all_of_them_do(reference, output, share):
+    space = {}
+    exec(reference, space)
+
+    def of_some(x):
+        told = space["run"](x[::share].contiguous())
+        return told if told.ndim == 0 else told * (len(x) / len(x[::share]))
+
+    settings = {"n": 1500, "columns": 64, "outputs": {"y": output}}
+    verdicts = [judge(reference, "smaller", of_some, seed=seed, **settings) for seed in range(20)]
+    accepted = sum(isinstance(one, Accepted) for one in verdicts)
+    assert accepted <= (14 if (share, output) == (2, "float32[]") else 0)  # of a single number there are ten such calls
 
 
 def test_floats_beside_whole_numbers_are_judged_by_themselves():
