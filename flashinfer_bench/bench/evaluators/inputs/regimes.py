@@ -187,7 +187,8 @@ class Regimes:
         wanted = [first, *others][: trials + 1]
         chance.shuffle(wanted)
         chosen = wanted[trial : trial + 1] if trial < trials - 1 else wanted[trial:]
-        return [*chosen, *["smaller"] * (MORE_CALLS if self._has_few_numbers else 0)]
+        more = ["smaller"] * (MORE_CALLS if self._has_few_numbers else 0)
+        return [*more, *chosen]  # a trial of slow calls has the first only
 
     def change(self, name: str, number: int, values: Sequence[torch.Tensor | None]) -> None:
         """Turn usual inputs of a call into those of a regime, in place."""

@@ -218,6 +218,7 @@ def test_where_outputs_have_few_numbers_there_are_more_calls_of_smaller_ones(n, 
     regimes = open_regimes({"x": "float32[n, m]"}, n=n, m=8)
     assert [regimes.choose(trial, 3).count("smaller") >= more for trial in range(3)] == [True] * 3
     assert sum(regimes.choose(trial, 3).count("smaller") for trial in range(3)) == 1 + 3 * more
+    assert not more or all(regimes.choose(trial, 3)[0] == "smaller" for trial in range(3))
 
 
 @pytest.mark.parametrize("trials", [1, 2, 3, 5])
