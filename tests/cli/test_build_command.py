@@ -150,6 +150,21 @@ def test_the_cache_is_shown_and_cleared(here, capsys):
     assert document["removed_bytes"] == artifact["size_bytes"]
 
 
+def test_what_solutions_compiled_when_they_ran_is_cleared_but_not_under_a_run(here, capsys):
+    made = here / "cache" / "jit" / "ab" / "abcd" / "triton" / "kernel.cubin"
+    made.parent.mkdir(parents=True)
+    made.write_bytes(b"code")
+    with Lease(here / "cache"):
+        assert call(capsys, "cache", "clear")[1]["compiled_at_run_left"] is True
+        assert run_command_line(["cache", "clear"]) == 0
+        assert "what solutions compile when they run stays: a run uses it" in capsys.readouterr().out
+    for narrow in (["--failed"], ["--keep-gb", "0"]):
+        assert call(capsys, "cache", "clear", *narrow)[0] == 0
+    assert made.exists()
+    assert call(capsys, "cache", "clear")[1]["compiled_at_run_left"] is False
+    assert not (here / "cache" / "jit").exists()
+
+
 def test_the_kernels_that_judge_are_shown_and_cleared_but_not_under_a_run(here, capsys):
     kernel = here / "cache" / "judge" / "triton-3" / "kernel.cubin"
     kernel.parent.mkdir(parents=True)

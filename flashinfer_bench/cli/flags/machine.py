@@ -66,8 +66,8 @@ def declare_cache(parser: Parser) -> None:
     )
     clear = commands.add_parser("clear", help="remove what is built")
     clear.describe(
-        "Remove the built solutions, and the kernels that judge, which sessions have compiled. What a run is using\n"
-        f"stays. {EXIT_CODES}",
+        "Remove the built solutions, what solutions have compiled when they ran, and the kernels that judge. What a\n"
+        f"run is using stays. {EXIT_CODES}",
         example=f"{PROGRAM} cache clear --keep-gb 5",
         execute="machine.cache:execute_clear",
     )

@@ -14,6 +14,7 @@ from typing import Any, Final
 from flashinfer_bench.base.files.trees import remove_tree
 from flashinfer_bench.bench.evaluators.compare.kernel_cache import JUDGE_FOLDER
 from flashinfer_bench.bench.runner.baseline_cache import BaselineCache, KeptBaseline, KeptFile
+from flashinfer_bench.bench.runner.workers.enclosure import JIT_FOLDER
 from flashinfer_bench.cli.screen.output import write_out
 from flashinfer_bench.cli.screen.tables import Column, available_width, count, render_table, shorten_uuid
 from flashinfer_bench.compile.cache import ArtifactCache, Entry, is_in_use, size_limit, size_of_folder
@@ -62,12 +63,15 @@ def execute_clear(args: argparse.Namespace) -> int:
     before = cache.entries()
     judge = cache.root / JUDGE_FOLDER
     judge_bytes = size_of_folder(judge)
+    compiled_left = False
     if args.failed:
         cache.forget_failures()
     elif args.keep_gb is None:
         cache.clear()
         if not is_in_use(cache.root):
             remove_tree(judge)
+            remove_tree(cache.root / JIT_FOLDER)
+        compiled_left = (cache.root / JIT_FOLDER).exists()
     else:
         cache.evict(int(max(0.0, args.keep_gb) * GIGABYTE))
     left = cache.entries()
@@ -77,7 +81,7 @@ def execute_clear(args: argparse.Namespace) -> int:
         kept = {"kept": len(left), "kept_bytes": _size(left)}
         kernels = {"judge_removed_bytes": judge_bytes - judge_left, "judge_kept_bytes": judge_left}
         facts = {"cache": str(cache.root), "removed": len(removed), "removed_bytes": _size(removed)}
-        _write_json({**facts, **kept, **kernels})
+        _write_json({**facts, **kept, **kernels, "compiled_at_run_left": compiled_left})
         return 0
     clears_all = args.keep_gb is None and not args.failed
     in_use = "; a run uses them" if left and clears_all else ""
@@ -88,6 +92,8 @@ def execute_clear(args: argparse.Namespace) -> int:
     if judge_bytes and clears_all:
         end = f"stay ({_bytes(judge_left)}): a run uses them" if judge_left else f"are removed ({_bytes(judge_bytes)})"
         write_out(f"the kernels that judge {end}\n")
+    if compiled_left:
+        write_out("what solutions compile when they run stays: a run uses it\n")
     return 0
 
 

@@ -26,6 +26,8 @@ from flashinfer_bench.data.digest import digest_of
 from flashinfer_bench.worker.walls.module_layer import LIBRARY
 from flashinfer_bench.worker.walls.walls import Walls
 
+JIT_FOLDER: Final = "jit"
+"""Below the cache: what solutions compile when they run."""
 LOOKED_AT: Final = 64
 """Entries of a folder that are looked at, at the most."""
 LIBRARIES: Final = ("torch", "flashinfer-python", "apache-tvm-ffi", "triton")
@@ -95,7 +97,7 @@ class Enclosure:
         if digest in self._of_no_solution:
             return self._of_no_solution[digest]
         own = f"{digest}-own" if self._has_own_user else digest  # each belongs to its user
-        return self._cache_root / "jit" / digest[:2] / own
+        return self._cache_root / JIT_FOLDER / digest[:2] / own
 
     def has_kernels(self, digest: str) -> bool:
         """Tell whether Triton has compiled anything for a solution: more lies in its cache than what was lent."""
