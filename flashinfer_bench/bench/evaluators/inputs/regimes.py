@@ -38,6 +38,8 @@ bits for a row do, are off by a twentieth, half of what is allowed. So have the 
 QUIETEST_ROW: Final = 1 / 256
 """No row is multiplied by less: squares of its values should still be numbers. Of more than 2,400 rows the quiet ones
 have a larger share, a seventh of 150,000."""
+MANY: Final = 1 << 16
+"""Of more columns or rows the loud ones are drawn one by one."""
 FEW_NUMBERS: Final = 16
 """An output of fewer elements may be right by chance on inputs of a regime: of a single number, who looks at half of a
 row is off by no more than roundings may move it in 45 of 100 calls."""
@@ -104,7 +106,11 @@ def _leave_few_loud(count: int, quietest: float, generator: torch.Generator) -> 
         return torch.ones(count, device=generator.device)
     quiet = max(math.sqrt(QUIET_SHARE * LOUD / count), quietest)
     factors = torch.full((count,), quiet, device=generator.device)
-    factors[torch.randperm(count, generator=generator, device=generator.device)[:LOUD]] = 1
+    if count > MANY:  # hardly any comes twice, and a permutation would take as much memory as an input
+        places = torch.randint(count, (LOUD,), generator=generator, device=generator.device)
+    else:
+        places = torch.randperm(count, generator=generator, device=generator.device)[:LOUD]
+    factors[places] = 1
     return factors
 
 
