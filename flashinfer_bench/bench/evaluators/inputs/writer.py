@@ -253,8 +253,11 @@ def write_example(dtype: torch.dtype, launch: driver.Launcher, device: torch.dev
     value = (torch.arange(count) * 37 % 251 - 125).to(dtype)
     factors = torch.linspace(0.8, 1.25, period).to(dtype)
     written = []
-    for place in (torch.device("cpu"), device):
-        writer: Writer = TorchWriter() if place.type == "cpu" else KernelWriter(place, launch)
+    writers: tuple[tuple[Writer, torch.device], ...] = (
+        (TorchWriter(), torch.device("cpu")),
+        (KernelWriter(device, launch), device),
+    )
+    for writer, place in writers:
         source, table = value.to(place), factors.to(place)
         parts = torch.zeros(4 * count, dtype=dtype).to(place).view(4, count)
         writer.move_rows(source, [parts[0], parts[1]], np.array([0, 1_001], np.uint64))

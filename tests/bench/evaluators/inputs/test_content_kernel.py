@@ -15,11 +15,10 @@ from flashinfer_bench.bench.evaluators.inputs.writer import (
     DRAWN,
     MULTIPLIED,
     TILE,
-    FactorRows,
     KernelWriter,
-    TorchWriter,
     draw_example,
     looks_drawn,
+    write_example,
 )
 from tests.kit.philox import draw_normal, philox
 
@@ -83,22 +82,12 @@ def on_cpu(library, monkeypatch):
     return KernelWriter(CPU, None)
 
 
+@pytest.mark.usefixtures("on_cpu")
 @pytest.mark.parametrize("dtype", [*MULTIPLIED, torch.uint8])
-def test_it_writes_what_torch_writes(on_cpu, dtype):
-    count = 2 * TILE + 5
-    value = (torch.arange(count) * 37 % 251 - 125).to(dtype)
-    table = torch.linspace(0.8, 1.25, 1_009).to(dtype)
-    written = []
-    for writer in (TorchWriter(), on_cpu):
-        parts = torch.zeros(4, count, dtype=dtype)
-        writer.move_rows(value, [parts[0], parts[1]], np.array([0, 1_001], np.uint64))
-        if dtype in MULTIPLIED:
-            by, start = (np.array([number], np.uint64) for number in (20_011, 1_000))
-            writer.scale_rows(value, [parts[2]], by, FactorRows([table], None, start))
-        writer.fill(parts[3].view(torch.uint8), 0xA5)
-        writer.finish()
-        written.append(parts)
-    assert torch.equal(*(parts.view(torch.uint8) for parts in written))
+def test_it_writes_what_torch_writes(dtype):
+    by_torch, by_kernel = write_example(dtype, None, CPU)
+    assert by_torch.any()
+    assert torch.equal(by_torch, by_kernel)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 from flashinfer_bench.base.bounded_log import BoundedLog
 from flashinfer_bench.bench.runner.workers import pool as worker_pool
@@ -12,12 +11,9 @@ from flashinfer_bench.bench.runner.workers.pool import SolutionFiles, WorkerPool
 from flashinfer_bench.bench.runner.workers.process import WorkerGone
 from flashinfer_bench.bench.runner.workers.spawning import NewWorker, make_order
 from flashinfer_bench.bench.runner.workers.stock import (
-    CONTEXT_BYTES,
     MOST_CONTEXTS,
-    MOST_SPARES,
     UNKNOWN_SOLUTION,
     ContextTraits,
-    StockLimits,
 )
 from flashinfer_bench.bench.runner.workers.timed.empty_bursts import BurstOverhead
 from flashinfer_bench.errors import DeviceFault
@@ -486,33 +482,3 @@ def test_a_worker_whose_work_is_done_is_let_go_unless_its_end_has_to_be_waited_f
     assert made[0].is_reaped is not is_light  # a heavy one was waited for; a light one has until the measurement
     pool.quiesce()
     assert made[0].is_reaped
-
-
-@pytest.mark.parametrize(
-    ("free", "total", "most"),
-    [(140 << 30, 141 << 30, MOST_SPARES), (30 << 30, 40 << 30, 3), (2 << 30, 141 << 30, 1), (0, 24 << 30, 1)],
-)
-def test_idle_contexts_hold_a_bounded_share_of_a_gpu(monkeypatch, free, total, most):
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(worker_stock, "recently_free_bytes", lambda _gpu: free)
-    monkeypatch.setattr(worker_stock, "total_bytes", lambda _gpu: total)
-    limits = StockLimits("cuda")
-    assert limits.spares(0) == most
-    assert most == 1 or most * CONTEXT_BYTES <= total / 16
-
-
-@pytest.mark.parametrize(("cores", "first", "later"), [(2, 1, 1), (8, 2, 2), (64, 2, 4)])
-def test_few_contexts_are_made_at_once_and_fewer_until_the_first_is_there(monkeypatch, cores, first, later):
-    monkeypatch.setattr(worker_stock, "usable_cores", lambda: cores)
-    limits = StockLimits("cuda")
-    assert [limits.starting(is_first=is_first) for is_first in (True, False)] == [first, later]
-
-
-@pytest.mark.parametrize(
-    ("cores", "memory", "most"), [(1, 64 << 30, 1), (2, 64 << 30, 2), (64, 64 << 30, 4), (8, 6 << 30, 1)]
-)
-def test_spares_of_a_cpu_are_bounded_by_cores_and_memory(monkeypatch, cores, memory, most):
-    monkeypatch.setattr(worker_stock, "usable_cores", lambda: cores)
-    monkeypatch.setattr(worker_stock, "usable_memory", lambda: memory)
-    assert StockLimits("cpu").spares(0) == most
