@@ -146,7 +146,7 @@ class BenchmarkConfig(EvalSettings):
     """Limit on a worker's host memory; None leaves it to the machine."""
     build_jobs: Count | None = None
     """How many compilers run at once; None for one less than there are cores (on a CPU, which waits for them, all)."""
-    time_budget_s: PositiveNumber = 2.0
+    time_budget_s: PositiveNumber = 1.0
     """A measurement of a solution takes fewer samples where it would last longer than this."""
     baseline_budget_s: PositiveNumber = 2.0
     """A measurement of the reference takes fewer samples where it would last longer than this."""

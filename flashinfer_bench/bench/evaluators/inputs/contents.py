@@ -37,6 +37,7 @@ from flashinfer_bench.bench.evaluators.inputs.custom import SLOW_S, CustomInputs
 from flashinfer_bench.bench.evaluators.inputs.make import bind_axes
 from flashinfer_bench.bench.evaluators.inputs.random_values import Blank
 from flashinfer_bench.bench.evaluators.inputs.rules import Way, find_deviation, find_way, make_tensor
+from flashinfer_bench.bench.evaluators.inputs.threads import one_thread
 from flashinfer_bench.bench.evaluators.inputs.writer import (
     DRAWN,
     MULTIPLIED,
@@ -177,6 +178,8 @@ class Contents:
         value = self.base[index]
         if self._varied[index].way == "fixed" or not isinstance(value, torch.Tensor) or value.numel() == 0:
             return False
+        if self._is_normal(index) and value.is_cuda:
+            return True  # it is drawn anew
         target = torch.empty_like(value, memory_format=torch.contiguous_format)
         base = value.reshape(-1).view(torch.uint8)
         writer, column = TorchWriter(), -1 if self._varied[index].is_joint else index
@@ -185,6 +188,10 @@ class Contents:
             if not torch.equal(target.view(-1).view(torch.uint8), base):
                 return True
         return False
+
+    def _is_normal(self, index: int) -> bool:
+        """Whether an input has normal values that can be drawn anew."""
+        return self.base[index].dtype in DRAWN and self._varied[index].deviation is not None
 
     def make(self, number: int) -> list[Any]:
         """Return the inputs of a call, in memory of their own where they differ from the base."""
@@ -261,7 +268,7 @@ class Contents:
             for secret, target in zip(secrets.tolist(), into, strict=True):
                 target.copy_(self._redraw(index, secret))
             return
-        if varied.deviation is not None and value.dtype in DRAWN and isinstance(writer, KernelWriter):
+        if isinstance(writer, KernelWriter) and self._is_normal(index):
             writer.draw_rows(into, secrets, varied.deviation)
             return
         by = choose_moves(value, secrets)
@@ -304,8 +311,9 @@ class Contents:
 def make_factors(dtype: torch.dtype, device: torch.device, *, is_negated: bool = False) -> torch.Tensor:
     """Return the table of factors; it is no secret, but where a call begins in it is."""
     generator = torch.Generator().manual_seed(FACTORS)
-    shares = 2 * torch.rand(FACTORS, generator=generator, dtype=torch.float64) - 1
-    factors = (shares * math.log(LARGEST_FACTOR)).exp()
+    with one_thread():
+        shares = 2 * torch.rand(FACTORS, generator=generator, dtype=torch.float64) - 1
+        factors = (shares * math.log(LARGEST_FACTOR)).exp()
     return (-factors if is_negated else factors).to(device=device, dtype=dtype)
 
 

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from flashinfer_bench.bench.evaluators.inputs.threads import one_thread
 from flashinfer_bench.timing import driver
 
 Unsigned = NDArray[np.uint64]
@@ -237,8 +238,10 @@ def find_kernel(device: torch.device) -> driver.Launcher | None:
     except (OSError, driver.DriverError) as error:
         _log.warning("inputs of calls are written by torch, which takes longer: %s", error)
         return None
-    is_same = all(torch.equal(*write_example(dtype, launch, device)) for dtype in (*MULTIPLIED, torch.uint8))
-    if not (is_same and all(looks_drawn(draw_example(dtype, launch, device)) for dtype in DRAWN)):
+    with one_thread():
+        is_same = all(torch.equal(*write_example(dtype, launch, device)) for dtype in (*MULTIPLIED, torch.uint8))
+        is_right = is_same and all(looks_drawn(draw_example(dtype, launch, device)) for dtype in DRAWN)
+    if not is_right:
         _log.warning("inputs of calls are written by torch, which takes longer: our kernel writes something else here")
         return None
     return launch

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -39,11 +40,12 @@ from flashinfer_bench.bench.runner.session.outcome import PRINTED, JobOutcome, P
 from flashinfer_bench.bench.runner.session.plans import plan_solution
 from flashinfer_bench.bench.runner.session.precompiling import Precompiler
 from flashinfer_bench.bench.runner.session.reads import judge_reads
+from flashinfer_bench.bench.runner.session.reference_ahead import ReferenceAhead
 from flashinfer_bench.bench.runner.session.reference_timing import ReferenceTimer, SlowReference
 from flashinfer_bench.bench.runner.session.regimes import judge_regimes, plan_regimes
 from flashinfer_bench.bench.runner.session.rehearsal import Rehearsals, is_small
 from flashinfer_bench.bench.runner.session.variation import vary_secretly
-from flashinfer_bench.bench.runner.session.wanted import files_of, list_wanted
+from flashinfer_bench.bench.runner.session.wanted import WantedBlock, files_of, list_wanted
 from flashinfer_bench.bench.runner.workers.artifacts import find_artifact
 from flashinfer_bench.bench.runner.workers.calling_style import CallingStyle, choose_style
 from flashinfer_bench.bench.runner.workers.kernel import RemoteKernel
@@ -101,6 +103,7 @@ class DeviceSession:
         self._arena = tools.arena
         self._tell = tell
         self._turns = ArenaTurns(tools.arena, pool)
+        self._ahead = ReferenceAhead(self.lacks_baseline)
         self._sound: set[BaselineKey] = set()
         """Workloads whose baseline was made while no worker held a solution."""
         self._broken_loads: dict[str, SolutionFailure] = {}
@@ -162,21 +165,20 @@ class DeviceSession:
             ahead: the block that comes after it, as far as that is known.
         """
         self._precompiler.expect([(block, orders), *([(ahead, ahead.jobs)] if ahead is not None else [])])
-        wanted = list_wanted(
-            [(block.solutions, orders), *([(ahead.solutions, ahead.jobs)] if ahead is not None else [])],
-            isolated=self._hello.isolated,
-            broken=() if self._hello.isolated else self._broken_loads,
-        )
+        coming = [WantedBlock(block.solutions, orders)]
+        if ahead is not None:
+            reference = self._ahead.find(block.definition, ahead) if self._hello.profile_baseline else []
+            coming.append(WantedBlock(ahead.solutions, ahead.jobs, reference))
+        broken = () if self._hello.isolated else self._broken_loads
+        wanted = list_wanted(coming, isolated=self._hello.isolated, broken=broken)
         lacking = [self._hello.profile_baseline and self.lacks_baseline(block, order) for order in orders[:2]]
         if lacking[:1] == [True]:
             wanted.insert(0, reference_files(block.definition.digest()))
         elif lacking == [False, True] and orders[0].solution == orders[1].solution and not self._hello.isolated:
             wanted = wanted[:1] + wanted  # its worker ends before that baseline is made, and it gets another
         self._pool.expect(wanted)
-        coming = [block.solutions[job.solution] for job in orders[1:2]]
-        if ahead is not None:
-            coming += [ahead.solutions[job.solution] for job in ahead.jobs[:1]]
-        self._comes_next = coming[0].digest if coming else ""
+        digests = (part.solutions[job.solution].digest for part in coming for job in part.orders)
+        self._comes_next = next(islice(digests, 1, None), "")
 
     def lacks_baseline(self, block: BlockContext, order: BlockJob) -> bool:
         """Tell whether a job's baseline has to be made before any worker holds a solution."""

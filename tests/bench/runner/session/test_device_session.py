@@ -248,6 +248,31 @@ def test_the_pool_is_told_of_the_reference_of_all_solutions_and_of_the_next_bloc
     assert [one.digest for one in pool.expected][1:] == ["b"]
 
 
+@pytest.mark.parametrize(("is_known", "expected"), [(False, ["b", "ref", "c"]), (True, ["b", "c"])])
+def test_the_reference_of_the_next_block_wants_a_worker_where_its_time_is_not_known(
+    arena, monkeypatch, is_known, expected
+):
+    pool = FakePool(arena)
+    session = _open_session(arena, pool)
+    session._hello = SimpleNamespace(isolated=False, profile_baseline=True)
+    block = make_block(make_definition(), "ab")
+    source = "raise AssertionError('the next block is not executed yet')\ndef run(x): return x"
+    other = make_definition(name="another", reference=source)
+    shared, ahead = session.open_block(block), make_block(other, "c")
+    looked = []
+
+    def recall(job):
+        looked.append(job.block.definition.name)
+        return is_known or job.block.definition.name != "another" or None
+
+    monkeypatch.setattr(session._timer, "recall", recall)
+    for _ in range(3):
+        session.expect(shared, block.jobs[1:], ahead)
+    reference = reference_files(other.digest()).digest
+    assert ["ref" if one.digest == reference else one.digest for one in pool.expected] == expected
+    assert looked.count("another") == 1
+
+
 @pytest.mark.parametrize(
     ("isolated", "names", "expected"),
     [(False, "aab", "aab"), (False, "abb", "ab"), (True, "aab", "aab")],
