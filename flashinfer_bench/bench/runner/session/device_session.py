@@ -194,7 +194,7 @@ class DeviceSession:
     def end_workers(self) -> None:
         """End every worker that holds a solution, and give back the memory that it knows."""
         self._pool.discard()
-        self._pool.quiesce()
+        self._pool.finish_ending()
         self._turns.release()
 
     def prepare(self, block: BlockContext, order: BlockJob) -> None:

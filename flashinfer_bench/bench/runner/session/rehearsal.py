@@ -18,9 +18,11 @@ from typing import Any, Final, TypeAlias
 import torch
 
 from flashinfer_bench.bench.evaluators.evaluator import JudgeContext, JudgedCall
+from flashinfer_bench.bench.evaluators.inputs.contents import Contents
 from flashinfer_bench.bench.evaluators.inputs.custom import list_custom
 from flashinfer_bench.bench.evaluators.inputs.memory import bytes_of
 from flashinfer_bench.bench.evaluators.inputs.regimes import REGIMES
+from flashinfer_bench.bench.evaluators.inputs.writer import open_writer
 from flashinfer_bench.bench.runner.session.job import JobContext
 from flashinfer_bench.bench.runner.session.regimes import plan_regimes
 from flashinfer_bench.bench.runner.session.variation import vary_secretly
@@ -61,7 +63,9 @@ class Rehearsals:
         if key in self._done or not is_ours:
             return ()
         self._done.add(key)
-        return partial(rehearse_judging, job, replace(context, notes={})), lambda inputs, _: rehearse_calls(job, inputs)
+        calls = CallsRehearsed(job)
+        parts = calls.open_writer, calls.make, calls.change, calls.look
+        return partial(rehearse_judging, job, replace(context, notes={})), *(partial(_try, part) for part in parts)
 
 
 def rehearse_judging(job: JobContext, context: JudgeContext, inputs: list[Any], outputs: list[torch.Tensor]) -> None:
@@ -71,24 +75,50 @@ def rehearse_judging(job: JobContext, context: JudgeContext, inputs: list[Any], 
         block.evaluator.rehearse(block.definition, JudgedCall(inputs, outputs, outputs), job.config, context)
 
 
-def rehearse_calls(job: JobContext, inputs: list[Any]) -> None:
-    """Make inputs of calls, and look at them; what fails will come again where it counts."""
-    with contextlib.suppress(Exception):
-        make_and_look(job, inputs)
+def _try(part: Callable[[list[Any]], object], inputs: list[Any], outputs: list[torch.Tensor]) -> None:
+    del outputs
+    with contextlib.suppress(Exception):  # it will come again where it counts
+        part(inputs)
 
 
-def make_and_look(job: JobContext, inputs: list[Any]) -> None:
-    """Make inputs of calls by another secret than the job's, and those of other regimes; look at rows of bytes."""
-    if list_custom(job.workload) or CALLS * bytes_of(inputs) > MOST_BYTES:
-        return  # others may count the calls of their functions; and each set of inputs takes memory and time
-    contents = vary_secretly(job)(0, inputs)
-    made = contents.make_all(range(CALLS))[0]
-    regimes = plan_regimes(job) if contents.differs else None
-    if regimes is not None:
+class CallsRehearsed:
+    """Makes inputs of calls by another secret than the job's, and those of other regimes, and looks at rows of bytes.
+
+    It does so in parts: between two of them somebody looks after workers that start, and replaces slow ones.
+    """
+
+    def __init__(self, job: JobContext) -> None:
+        self._job = job
+        self._contents: Contents | None = None
+        self._made: list[Any] = []
+
+    def open_writer(self, inputs: list[Any]) -> None:
+        """Load what writes inputs, and try it."""
+        open_writer(_device_of(inputs))
+
+    def make(self, inputs: list[Any]) -> None:
+        """Make inputs of calls; nothing where others may count the calls of their functions, or they are large."""
+        if list_custom(self._job.workload) or CALLS * bytes_of(inputs) > MOST_BYTES:
+            return
+        self._contents = vary_secretly(self._job)(0, inputs)
+        self._made = self._contents.make_all(range(CALLS))[0]
+
+    def change(self, inputs: list[Any]) -> None:
+        """Make inputs of other regimes of those."""
+        del inputs
+        regimes = plan_regimes(self._job) if self._contents is not None and self._contents.differs else None
+        if regimes is None:
+            return
         for name in REGIMES:
-            regimes.change(name, 0, [value if isinstance(value, torch.Tensor) else None for value in made])
-    device = next((value.device for value in inputs if isinstance(value, torch.Tensor)), torch.device("cpu"))
-    rows = torch.zeros((CALLS, ALIGNMENT), dtype=torch.uint8, device=device)
-    copies = copy_rows(rows, range(CALLS))
-    find_changed(list(copy_rows(rows, [0])), rows, [Slot(0, (ALIGNMENT,), torch.uint8)], CALLS)
-    find_differing([(rows, copies)])
+            regimes.change(name, 0, [value if isinstance(value, torch.Tensor) else None for value in self._made])
+
+    def look(self, inputs: list[Any]) -> None:
+        """Copy and compare rows of bytes."""
+        rows = torch.zeros((CALLS, ALIGNMENT), dtype=torch.uint8, device=_device_of(inputs))
+        copies = copy_rows(rows, range(CALLS))
+        find_changed(list(copy_rows(rows, [0])), rows, [Slot(0, (ALIGNMENT,), torch.uint8)], CALLS)
+        find_differing([(rows, copies)])
+
+
+def _device_of(inputs: list[Any]) -> torch.device:
+    return next((value.device for value in inputs if isinstance(value, torch.Tensor)), torch.device("cpu"))
