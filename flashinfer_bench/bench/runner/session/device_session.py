@@ -94,7 +94,7 @@ class DeviceSession:
         self._hello = hello
         self._pool = pool
         self._precompiler = Precompiler(pool, has_modules=hello.compiles_ahead)
-        tools = replace(tools, settle=self._settle)
+        tools = replace(tools, settle=self._settle, is_unsettled=pool.is_starting)
         self._tools = tools
         self._timer = ReferenceTimer(hello, pool, tools, kept)
         self._rehearsals = Rehearsals()

@@ -53,8 +53,18 @@ MEASUREMENTS: Final = 4
 machine may change threefold between readings and bursts; a forged claim is contradicted each time."""
 FEW_READS: Final = 2
 """Calls of a trial that are compared where they are so large that there is no memory for MOST_PLACES of them."""
+SLICE_NS: Final = 1_000_000
+"""A GPU that several contexts have work for goes from one to the next every millisecond or so."""
 QUICK_CALL_NS: Final = 5_000_000
 """Calls up to this are made up for where a trial ended before calls on other regimes were due: some dozens of them."""
+
+
+def _is_moved_by_contexts(trial: Trial) -> bool:
+    """Tell whether contexts that are made beside it move the time of a call.
+
+    They do where the host's time is part of it, and where the GPU goes to another context in the middle.
+    """
+    return bool(trial.facts.get("waits_inside")) or median(trial.spans_ns) > SLICE_NS
 
 
 class RemoteKernel(CallableKernel):
@@ -100,11 +110,11 @@ class RemoteKernel(CallableKernel):
                 break
             remote = self._prepare_trial(first + at, inputs, trials=len(chosen))
             known = trials[0].known if trials else None
+            was_unsettled = not trials and self._tools.is_unsettled()
             trial = self._take_trial(remote, known, trials=len(chosen), left=len(chosen) - at)
-            if not trials and trial.facts.get("waits_inside"):
-                # The host's time is part of such a call's, and contexts that are made beside it move that.
+            if not trials and _is_moved_by_contexts(trial):
                 since = self._now()
-                if self._tools.settle():
+                if self._tools.settle() or was_unsettled:
                     start += self._now() - since
                     trial = self._take_trial(remote, trial.known, trials=len(chosen), left=len(chosen) - at)
             trials.append(trial)

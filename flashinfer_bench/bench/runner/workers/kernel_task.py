@@ -99,5 +99,7 @@ class SessionTools:
     """Called before a measurement begins; it returns once no other process of ours uses the device."""
     settle: Callable[[], bool] = lambda: False
     """Waits until no context is being made on a GPU, and says whether any was; none is begun during a measurement."""
+    is_unsettled: Callable[[], bool] = lambda: False
+    """Says whether a context is being made on a GPU."""
     context_of: Callable[[WorkerProcess], ContextTraits] = lambda _worker: ContextTraits()
     """Tells what of a worker's context could make calls slower than they would be in another one."""

@@ -2,7 +2,8 @@
 
 No worker serves two solutions. Several are in stock (`stock.py`), and nothing waits for the end of the worker before:
 it ends in the background. `quiesce` waits for what would disturb a measurement. That is what is ending, and on a CPU
-also what is starting; on a GPU a context that is made beside a measurement does not move it (docs/measurements.md).
+also what is starting; on a GPU a context that is made beside a measurement moves calls of more than a millisecond only
+(docs/measurements.md), which wait for it (`kernel.py`).
 
 A worker with walls is made for one solution from its start: walls cannot be changed, and they have to stand before a
 context on a GPU starts threads. So the session tells the pool which solutions come next (`expect`), and the spares are
@@ -237,6 +238,10 @@ class WorkerPool:
         """Have spares that are of no use replaced, and missing ones started, on a GPU; wait for nothing."""
         if self._hello.device == "cuda":
             self.stock.tend()
+
+    def is_starting(self) -> bool:
+        """Say whether any spare is starting."""
+        return any(not worker.is_ready for worker in self.stock.workers)
 
     def settle(self) -> bool:
         """Wait until no spare is starting; say whether any was."""

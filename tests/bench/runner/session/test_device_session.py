@@ -39,6 +39,9 @@ class FakePool:
     def expect(self, solutions):
         self.expected = solutions
 
+    def is_starting(self):
+        return False
+
     def take_output(self):
         return ""
 

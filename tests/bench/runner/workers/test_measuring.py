@@ -358,16 +358,33 @@ def test_a_measurement_ends_where_its_context_matters(open_kernel, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("waits_inside", "was_starting", "taken", "asked"),
-    [(True, True, 3, 1), (True, False, 2, 1), (False, True, 2, 0)],
-    ids=["it waits, beside a context", "it waits, alone", "it does not wait"],
+    ("waits_inside", "slice_ns", "before", "after", "taken", "asked"),
+    [
+        (True, 1e12, False, True, 3, 1),
+        (True, 1e12, True, False, 3, 1),
+        (True, 1e12, False, False, 2, 1),
+        (False, 0, True, False, 3, 1),
+        (False, 0, False, True, 3, 1),
+        (False, 1e12, True, True, 2, 0),
+    ],
+    ids=[
+        "it waits, beside a context",
+        "it waits, beside one that was done",
+        "it waits, alone",
+        "it is long, beside a context that was done",
+        "it is long, beside a context",
+        "it neither waits nor is long",
+    ],
 )
-def test_a_call_that_waits_for_the_gpu_is_timed_while_no_context_is_made(
-    open_kernel, monkeypatch, waits_inside, was_starting, taken, asked
+def test_a_call_that_waits_or_is_long_is_timed_while_no_context_is_made(
+    open_kernel, monkeypatch, waits_inside, slice_ns, before, after, taken, asked
 ):
     questions, trials = [], []
+    monkeypatch.setattr(kernel_module, "SLICE_NS", slice_ns)
     with open_kernel(HONEST["value"], plan=READ) as kernel:
-        kernel._tools = replace(kernel._tools, settle=lambda: questions.append(True) or was_starting)
+        kernel._tools = replace(
+            kernel._tools, settle=lambda: questions.append(True) or after, is_unsettled=lambda: before
+        )
         take = kernel._take_trial
 
         def take_one(remote, known, **how):
