@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from flashinfer_bench.cli.given.blob_issues import find_blob_issues
 from flashinfer_bench.cli.given.stored_inputs import find_input_issues
 from flashinfer_bench.data import Definition, LoadIssue, Trace, TraceSet
 from flashinfer_bench.data.definition import normalise_op_type
-from flashinfer_bench.data.names import did_you_mean
+from flashinfer_bench.data.names import HintLimit, did_you_mean
 from flashinfer_bench.data.store.layout import DEFINITIONS, SOLUTIONS, TRACES, path_part
 
 
@@ -71,6 +72,7 @@ def take_broken_names(trace_set: TraceSet, asked: AskedNames) -> tuple[AskedName
 
 def find_parameter_issues(trace_set: TraceSet, definitions: Iterable[Definition]) -> Iterator[LoadIssue]:
     """Yield a warning for each parameter of a reference that is no input, and an error where no call can work."""
+    hints: defaultdict[Path, HintLimit] = defaultdict(HintLimit)
     for definition in definitions:
         name, parameters = definition.name, definition.reference_parameters
         file = trace_set.definition_files.get(name, Path())
@@ -78,7 +80,8 @@ def find_parameter_issues(trace_set: TraceSet, definitions: Iterable[Definition]
             continue
         for parameter in parameters:
             if parameter not in definition.inputs:
-                hint = did_you_mean(parameter, definition.inputs)
+                with hints[file]:
+                    hint = did_you_mean(parameter, definition.inputs)
                 reason = f"parameter {parameter!r} of the reference's run is no input of {name}{hint}"
                 yield LoadIssue("warning", file, None, "reference", reason)
         if len(parameters) < len(definition.inputs):
