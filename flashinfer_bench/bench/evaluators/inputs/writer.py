@@ -2,8 +2,8 @@
 
 `TorchWriter` does each at once. `KernelWriter` collects them, and writes all of them in one launch on a GPU
 (`content_kernel.cu`): a call has several tensors, and a row of calls has many; with torch each takes three launches or
-more, which cost the host more time than the GPU. Both write the same bits, where factors and values are finite.
-`KernelWriter` draws normal values, too, as quickly as it multiplies others.
+more, which cost the host more time than the GPU. Both move and multiply to the same bits, where factors and values are
+finite. Both draw normal values, too, each by its own random numbers.
 """
 
 from __future__ import annotations

@@ -55,6 +55,8 @@ FEW_READS: Final = 2
 """Calls of a trial that are compared where they are so large that there is no memory for MOST_PLACES of them."""
 SLICE_NS: Final = 1_000_000
 """A GPU that several contexts have work for goes from one to the next every millisecond or so."""
+LONG_NS: Final = 100_000_000
+"""Longer calls are not timed again: a context, which takes 0.2 s, makes little difference to their median."""
 QUICK_CALL_NS: Final = 5_000_000
 """Calls up to this are made up for where a trial ended before calls on other regimes were due: some dozens of them."""
 
@@ -64,7 +66,7 @@ def _is_moved_by_contexts(trial: Trial) -> bool:
 
     They do where the host's time is part of it, and where the GPU goes to another context in the middle.
     """
-    return bool(trial.facts.get("waits_inside")) or median(trial.spans_ns) > SLICE_NS
+    return bool(trial.facts.get("waits_inside")) or SLICE_NS < median(trial.spans_ns) < LONG_NS
 
 
 class RemoteKernel(CallableKernel):
@@ -110,13 +112,12 @@ class RemoteKernel(CallableKernel):
                 break
             remote = self._prepare_trial(first + at, inputs, trials=len(chosen))
             known = trials[0].known if trials else None
-            was_unsettled = not trials and self._tools.is_unsettled()
+            since, was_unsettled = self._now(), not trials and self._tools.is_unsettled()
             trial = self._take_trial(remote, known, trials=len(chosen), left=len(chosen) - at)
-            if not trials and _is_moved_by_contexts(trial):
-                since = self._now()
-                if self._tools.settle() or was_unsettled:
-                    start += self._now() - since
-                    trial = self._take_trial(remote, trial.known, trials=len(chosen), left=len(chosen) - at)
+            if not trials and _is_moved_by_contexts(trial) and self._was_disturbed(trial, was_unsettled=was_unsettled):
+                self._begin_again(remote, trials=len(chosen))
+                start += self._now() - since  # nothing of it counts
+                trial = self._take_trial(remote, trial.known, trials=len(chosen), left=len(chosen) - at)
             trials.append(trial)
             check_context(trials[-1], self._tools.context_of(self.worker))
             if remote.schedule is not None and median(trials[-1].spans_ns) <= QUICK_CALL_NS:
@@ -147,6 +148,23 @@ class RemoteKernel(CallableKernel):
             add_flags(record, unconfirmed=record.get("confirmed") is False, same_inputs=not remote.contents.differs)
         return Measured(latency_ms, medians_ms, record)
 
+    def _was_disturbed(self, trial: Trial, *, was_unsettled: bool) -> bool:
+        """Wait until nothing disturbs a call of this kind any more; say whether anything did while it was timed."""
+        if trial.facts.get("waits_inside"):
+            return self._tools.settle() or was_unsettled
+        return self._tools.settle_contexts() or was_unsettled
+
+    def _begin_again(self, remote: RemoteTrial, *, trials: int) -> None:
+        """Have a trial's readings be taken anew: only calls that come now are chosen from, and regimes hide among them.
+
+        Calls on inputs of other regimes that were made are judged, too.
+        """
+        remote.reader.begin()
+        remote.costs_ns.clear()
+        remote.setup_samples.clear()
+        self.regime_calls += remote.schedule.made if remote.schedule is not None else []
+        self._schedule_regimes(remote, 0, trials=trials)
+
     def _is_done(self, latest: Trial, remote: RemoteTrial | None, chosen: list[list[Any]], spent_s: float) -> bool:
         """Tell whether the time for all trials is spent, or what is known of a slow call will do."""
         plan = self.task.plan
@@ -155,7 +173,7 @@ class RemoteKernel(CallableKernel):
         return plan.is_enough(latest) and remote is not None and remote.contents.stands_for(chosen)
 
     def _prepare_trial(self, number: int, inputs: list[Any], *, trials: int) -> RemoteTrial:
-        plan, regimes = self.task.plan, self.task.regimes
+        plan = self.task.plan
         places = self._lay_out(inputs)
         contents = self.task.vary(number, inputs)
         reads = min(plan.reads, FEW_READS)
@@ -170,10 +188,15 @@ class RemoteKernel(CallableKernel):
         remote.may_return_inputs = self.task.may_return_inputs
         if asked.device_type == "cpu":
             remote.guard_pid, remote.worker_pid = self.worker.guard_pid, self.worker.pid
+        self._schedule_regimes(remote, number, trials=trials)
+        return remote
+
+    def _schedule_regimes(self, remote: RemoteTrial, number: int, *, trials: int) -> None:
+        """Choose which of a trial's next calls get inputs of other regimes."""
+        plan, regimes = self.task.plan, self.task.regimes
         if regimes is not None and any(regimes.free) and self.is_meaningful:
             chosen = regimes.choose(number % trials, trials)
-            remote.schedule = RegimeSchedule(regimes, chosen, plan.warmup_runs + plan.iterations)
-        return remote
+            remote.schedule = RegimeSchedule(regimes, chosen, plan.warmup_runs + plan.iterations, first=remote.number)
 
     def _finish_regimes(self, remote: RemoteTrial) -> list[RegimeCall]:
         """Return the calls on inputs of other regimes.

@@ -98,7 +98,10 @@ class SessionTools:
     quiesce: Callable[[], None]
     """Called before a measurement begins; it returns once no other process of ours uses the device."""
     settle: Callable[[], bool] = lambda: False
-    """Waits until no context is being made on a GPU, and says whether any was; none is begun during a measurement."""
+    """Waits until nothing goes on that moves the host's time, and says whether anything did; nothing is begun during a
+    measurement."""
+    settle_contexts: Callable[[], bool] = lambda: False
+    """Waits until no context is being made on a GPU, and says whether any was."""
     is_unsettled: Callable[[], bool] = lambda: False
     """Says whether a context is being made on a GPU."""
     context_of: Callable[[WorkerProcess], ContextTraits] = lambda _worker: ContextTraits()

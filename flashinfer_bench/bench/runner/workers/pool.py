@@ -241,11 +241,11 @@ class WorkerPool:
 
     def is_starting(self) -> bool:
         """Say whether any spare is starting."""
-        return any(not worker.is_ready for worker in self.stock.workers)
+        return self.stock.hear()
 
     def settle(self) -> bool:
         """Wait until no spare is starting; say whether any was."""
-        was_starting = self.stock.is_starting
+        was_starting = self.is_starting()
         self.stock.settle()
         return was_starting
 

@@ -199,6 +199,11 @@ class Stock:
         """
         return chain_gap_ns - (self.best_chain_ns or 0) if self._is_slow(chain_gap_ns) else 0
 
+    def hear(self) -> bool:
+        """Hear who has started, and replace who is slow and should be fast; say whether any is starting."""
+        self._hear()
+        return self.is_starting
+
     def tend(self) -> None:
         """Hear who has started, replace who is of no use, start what is missing; wait for nothing."""
         self._hear()

@@ -382,13 +382,20 @@ def test_a_call_that_waits_or_is_long_is_timed_while_no_context_is_made(
     questions, trials = [], []
     monkeypatch.setattr(kernel_module, "SLICE_NS", slice_ns)
     with open_kernel(HONEST["value"], plan=READ) as kernel:
+        settle, unused = (lambda: questions.append(True) or after), (lambda: pytest.fail("the other one is asked"))
         kernel._tools = replace(
-            kernel._tools, settle=lambda: questions.append(True) or after, is_unsettled=lambda: before
+            kernel._tools,
+            settle=settle if waits_inside else unused,
+            settle_contexts=unused if waits_inside else settle,
+            is_unsettled=lambda: before,
         )
         take = kernel._take_trial
 
         def take_one(remote, known, **how):
+            first = remote.number
             trials.append(take(remote, known, **how))
+            assert all(number >= first for number in remote.reader._kept)  # none of a take that was dropped
+            assert len(remote.costs_ns) <= remote.number - first
             return replace(trials[-1], facts={**trials[-1].facts, "waits_inside": waits_inside})
 
         monkeypatch.setattr(kernel, "_take_trial", take_one)

@@ -198,6 +198,7 @@ def test_a_spare_that_was_heard_already_is_not_waited_for(open_pool, monkeypatch
     monkeypatch.setattr(worker_stock.select, "select", lambda *_: pytest.fail("its words were read before"))
     pool.settle()
     assert not pool.stock.is_starting
+    assert not pool.is_starting()
 
 
 @pytest.mark.parametrize(

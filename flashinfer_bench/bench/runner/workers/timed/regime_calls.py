@@ -37,11 +37,13 @@ class RegimeSchedule:
         regimes: change the inputs.
         names: the regimes of the trial.
         calls: how many calls the trial is expected to have.
+        first: the number of the first of them.
     """
 
     regimes: Regimes
     names: Sequence[str]
     calls: int
+    first: int = 0
     chance: random.Random = field(default_factory=random.SystemRandom)
     made: list[RegimeCall] = field(default_factory=list)
     _due: list[tuple[int, str]] = field(default_factory=list)
@@ -50,7 +52,7 @@ class RegimeSchedule:
         """Choose the calls."""
         names = list(self.names)
         first = min(UNTOUCHED, max(self.calls - len(names), 0))
-        numbers = range(first, max(self.calls, first + len(names)))
+        numbers = range(self.first + first, self.first + max(self.calls, first + len(names)))
         self._due = list(zip(sorted(self.chance.sample(numbers, len(names))), names, strict=True))
 
     @property
