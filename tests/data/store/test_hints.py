@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flashinfer_bench.cli.given.data_errors import find_parameter_issues
+from flashinfer_bench.cli.given.sets import find_entry_issues
 from flashinfer_bench.cli.sets.validate.file_checks import find_constraint_issues
 from flashinfer_bench.data import TraceSet, names
 from tests.kit import make_definition, make_solution, make_trace, make_workload, write_trace_set
@@ -64,6 +65,14 @@ def test_parameters_of_references_that_are_no_inputs(tmp_path, asked):
     issues = list(find_parameter_issues(loaded, loaded.definitions.values()))
     assert (len(issues), len(asked)) == (90, 40)
     assert sum("did you mean 'n'?" in issue.reason for issue in issues) == 40
+
+
+def test_entry_points_that_are_not_there(tmp_path, asked):
+    solutions = [make_solution(f"s{i}", entry_point="main.py::rum") for i in range(30)]
+    files = {"solutions/all.json": [solution.to_dict() for solution in solutions]}
+    loaded = TraceSet.from_path(write_trace_set(tmp_path, files, definitions=[make_definition()]))
+    issues = find_entry_issues(loaded)
+    assert (len(issues), len(asked)) == (30, 20)
 
 
 def test_constraints_with_unknown_names(tmp_path, asked):

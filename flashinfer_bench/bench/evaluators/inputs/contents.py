@@ -15,8 +15,8 @@ call comes from a set of inputs that the evaluator made, in one of four ways, by
 A pass over the input makes its content, so it costs about what a copy costs, but for what a CPU draws. The same number
 gives the same content.
 
-Drawing costs more, but who knows base and factors knows the sum of their logarithms, and where the largest of a row may
-be.
+Normal values are drawn although that costs more. Of products, who knows the base and the factors knows the sum of the
+logarithms, and in which few places the largest of a row may be.
 
 One factor for all elements would not do: who has once added up the stretches of an input then knows all sums over rows
 of the next one, wherever it was moved. With a factor for each element there are as many sums as pairs of places.

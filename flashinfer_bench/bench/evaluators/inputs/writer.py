@@ -47,7 +47,9 @@ DRAWN_TOGETHER: Final = 1 << 18
 FEW_PIECES: Final = 4
 """Fewer such pieces are drawn one after the other."""
 MOST_THREADS: Final = 4
+"""Threads that draw at once, at the most."""
 SEEDS: Final = 1 << 63
+"""Seeds are below this."""
 _log = logging.getLogger(__name__)
 
 
@@ -161,7 +163,7 @@ def _scale(value: torch.Tensor, into: torch.Tensor, by: int, factors: torch.Tens
 
 
 def _draw(piece: tuple[torch.Tensor, int], *, deviation: float) -> None:
-    """Write normal values; those of 16 bits are rounded from others, which takes two thirds of the time."""
+    """Write normal values. Those of 16 bits are rounded from float32, in two thirds of the time that torch takes."""
     into, seed = piece
     values = into if into.dtype is torch.float32 else torch.empty(into.shape, dtype=torch.float32, device=into.device)
     values.normal_(0.0, deviation, generator=torch.Generator(into.device).manual_seed(seed))

@@ -94,9 +94,7 @@ class DeviceSession:
         self._hello = hello
         self._pool = pool
         self._precompiler = Precompiler(pool, has_modules=hello.compiles_ahead)
-        tools = replace(
-            tools, settle=self._settle, settle_contexts=self._settle_contexts, is_unsettled=pool.is_starting
-        )
+        tools = replace(tools, settle=self._settle, settle_contexts=pool.settle, is_starting=pool.is_starting)
         self._tools = tools
         self._timer = ReferenceTimer(hello, pool, tools, kept)
         self._rehearsals = Rehearsals()
@@ -119,10 +117,6 @@ class DeviceSession:
         """Digest of the solution of the job after this one; empty where nobody knows it yet."""
         self.on_loaded: Callable[[], object] = _nothing
         """Told on a GPU when a job's solution is loaded: workers for what has come since may be made beside the job."""
-
-    def _settle_contexts(self) -> bool:
-        """Have no context be made beside a call; say whether any was."""
-        return self._pool.settle()
 
     def _settle(self) -> bool:
         """Have nothing go on beside a call of which the host's time is part; say whether anything did."""

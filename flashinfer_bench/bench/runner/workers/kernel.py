@@ -112,9 +112,9 @@ class RemoteKernel(CallableKernel):
                 break
             remote = self._prepare_trial(first + at, inputs, trials=len(chosen))
             known = trials[0].known if trials else None
-            since, was_unsettled = self._now(), not trials and self._tools.is_unsettled()
+            since, was_starting = self._now(), not trials and self._tools.is_starting()
             trial = self._take_trial(remote, known, trials=len(chosen), left=len(chosen) - at)
-            if not trials and _is_moved_by_contexts(trial) and self._was_disturbed(trial, was_unsettled=was_unsettled):
+            if not trials and _is_moved_by_contexts(trial) and self._was_disturbed(trial, was_starting=was_starting):
                 self._begin_again(remote, trials=len(chosen))
                 start += self._now() - since  # nothing of it counts
                 trial = self._take_trial(remote, trial.known, trials=len(chosen), left=len(chosen) - at)
@@ -148,11 +148,11 @@ class RemoteKernel(CallableKernel):
             add_flags(record, unconfirmed=record.get("confirmed") is False, same_inputs=not remote.contents.differs)
         return Measured(latency_ms, medians_ms, record)
 
-    def _was_disturbed(self, trial: Trial, *, was_unsettled: bool) -> bool:
+    def _was_disturbed(self, trial: Trial, *, was_starting: bool) -> bool:
         """Wait until nothing disturbs a call of this kind any more; say whether anything did while it was timed."""
         if trial.facts.get("waits_inside"):
-            return self._tools.settle() or was_unsettled
-        return self._tools.settle_contexts() or was_unsettled
+            return self._tools.settle() or was_starting
+        return self._tools.settle_contexts() or was_starting
 
     def _begin_again(self, remote: RemoteTrial, *, trials: int) -> None:
         """Have a trial's readings be taken anew: only calls that come now are chosen from, and regimes hide among them.

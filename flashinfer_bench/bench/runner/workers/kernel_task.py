@@ -102,7 +102,7 @@ class SessionTools:
     measurement."""
     settle_contexts: Callable[[], bool] = lambda: False
     """Waits until no context is being made on a GPU, and says whether any was."""
-    is_unsettled: Callable[[], bool] = lambda: False
-    """Says whether a context is being made on a GPU."""
+    is_starting: Callable[[], bool] = lambda: False
+    """Says whether any spare is starting, and so a context is being made on a GPU."""
     context_of: Callable[[WorkerProcess], ContextTraits] = lambda _worker: ContextTraits()
     """Tells what of a worker's context could make calls slower than they would be in another one."""

@@ -42,6 +42,9 @@ class FakePool:
     def is_starting(self):
         return False
 
+    def settle(self):
+        return False
+
     def take_output(self):
         return ""
 

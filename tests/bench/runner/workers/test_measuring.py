@@ -366,6 +366,7 @@ def test_a_measurement_ends_where_its_context_matters(open_kernel, monkeypatch):
         (False, 0, True, False, 3, 1),
         (False, 0, False, True, 3, 1),
         (False, 1e12, True, True, 2, 0),
+        (False, None, True, True, 2, 0),
     ],
     ids=[
         "it waits, beside a context",
@@ -374,20 +375,23 @@ def test_a_measurement_ends_where_its_context_matters(open_kernel, monkeypatch):
         "it is long, beside a context that was done",
         "it is long, beside a context",
         "it neither waits nor is long",
+        "it is so long that a context moves it little",
     ],
 )
 def test_a_call_that_waits_or_is_long_is_timed_while_no_context_is_made(
     open_kernel, monkeypatch, waits_inside, slice_ns, before, after, taken, asked
 ):
     questions, trials = [], []
-    monkeypatch.setattr(kernel_module, "SLICE_NS", slice_ns)
+    monkeypatch.setattr(kernel_module, "SLICE_NS", slice_ns or 0)
+    if slice_ns is None:
+        monkeypatch.setattr(kernel_module, "LONG_NS", 0)
     with open_kernel(HONEST["value"], plan=READ) as kernel:
         settle, unused = (lambda: questions.append(True) or after), (lambda: pytest.fail("the other one is asked"))
         kernel._tools = replace(
             kernel._tools,
             settle=settle if waits_inside else unused,
             settle_contexts=unused if waits_inside else settle,
-            is_unsettled=lambda: before,
+            is_starting=lambda: before,
         )
         take = kernel._take_trial
 
