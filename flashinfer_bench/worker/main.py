@@ -13,8 +13,8 @@ import sys
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -212,7 +212,7 @@ class Worker:
                 torch.cuda.empty_cache()
 
     def start(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Switch the clock on; after a loss, the one that takes its place."""
+        """Switch the clock on, or what takes its place after a loss. Keep to a core until `stop`, where one is told."""
         self._running.close()
         if request["fall_back"] is not None:
             self.clock = self.clock.fall_back(request["fall_back"]) or self.clock
@@ -220,6 +220,8 @@ class Worker:
             self._running.enter_context(self.clock)
         except ClockLost as lost:
             return {"clock": describe_clock(self.clock), "lost": str(lost)[:MOST_WORDS]}
+        if request["core"] is not None:
+            self._running.enter_context(on_core(request["core"]))
         return {"clock": describe_clock(self.clock), "lost": None}
 
     def calls(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -370,6 +372,19 @@ class Worker:
     def _synchronize(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize()
+
+
+@contextmanager
+def on_core(core: int) -> Iterator[None]:
+    """Keep this thread to one core, where the system lets it; threads that it starts meanwhile inherit that."""
+    allowed = os.sched_getaffinity(0)
+    with suppress(OSError):
+        os.sched_setaffinity(0, {core})
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            os.sched_setaffinity(0, allowed)
 
 
 def make_no_call(device: torch.device) -> LaidCall:

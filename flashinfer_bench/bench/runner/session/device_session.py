@@ -34,6 +34,7 @@ from flashinfer_bench.bench.runner.protocol import (
     Phase,
 )
 from flashinfer_bench.bench.runner.session.arena_turns import ArenaTurns
+from flashinfer_bench.bench.runner.session.beside import told_in_turns
 from flashinfer_bench.bench.runner.session.job import BaselineKey, BlockContext, JobContext, JobResult, MadeBaseline
 from flashinfer_bench.bench.runner.session.kept_baselines import KeptBaselines
 from flashinfer_bench.bench.runner.session.outcome import PRINTED, JobOutcome, Passed
@@ -130,6 +131,7 @@ class DeviceSession:
     def close(self) -> None:
         """Give the shared memory back."""
         self._precompiler.close()
+        self._timer.release()
         self._arena.release()
 
     def open_block(self, block: BlockOrder) -> BlockContext:
@@ -268,6 +270,7 @@ class DeviceSession:
         """Free what can be freed: the arena, the worker that maps it, torch's own cache."""
         self._pool.discard()
         self._pool.end_reference()
+        self._timer.release()
         self._arena.release()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
@@ -404,7 +407,7 @@ class DeviceSession:
             kernel.worker.rest_all()  # nothing that it has started meanwhile slows the reference down
             wrong = judge_reads(job, kernel.reads, baseline, self._context(replace(job, notes={})))
         wrong = wrong or judge_regimes(job, kernel.regime_calls, baseline, self._context(job))
-        return wrong or Passed(verdict.correctness, performance)
+        return wrong or Passed(verdict.correctness, told_in_turns(performance, job.notes.get("measurement")))
 
     def _let_go(self, job: JobContext) -> None:
         """Begin to end the worker on a GPU where no job is left for it: its end takes as long as what follows here."""
@@ -417,8 +420,12 @@ class DeviceSession:
         """Take into the task what the reference's calls have shown, and find out how the solution is called."""
         reference = job.block.reference
         written = reference.mutates or frozenset()
+        waits = self._device.type == "cuda" and "waits_inside" in (baseline.measurement or {}).get("flags", [])
         kernel.task = replace(
-            kernel.task, may_return_inputs=reference.returns_inputs is not False, in_out_inputs=written
+            kernel.task,
+            may_return_inputs=reference.returns_inputs is not False,
+            in_out_inputs=written,
+            beside=self._timer.beside(job) if waits else None,
         )
         if written:
             job.notes["in_out_inputs"] = sorted(written)

@@ -131,7 +131,8 @@ def sort_reads(reads: Sequence[Sequence[ReadCall]]) -> tuple[list[Found], list[F
     """
     found = [(trial, read) for trial, of_trial in enumerate(reads) for read in of_trial]
     random.SystemRandom().shuffle(found)  # where not all can be compared, chance decides which are
-    ways = {read.way for _, read in found} & {"relay", "burst"} or {"reading"}
+    ways = {read.way for _, read in found}
+    ways = (ways & {"relay", "burst"} or {"reading"}) | (ways & {"turn"})
     needed, others = [], []
     left = dict.fromkeys(ways, ENOUGH_READS)
     for trial, read in found:
@@ -146,6 +147,8 @@ def sort_reads(reads: Sequence[Sequence[ReadCall]]) -> tuple[list[Found], list[F
 def withdraw_confirmation(notes: dict[str, Any]) -> None:
     """Have a latency that was confirmed be so no more: too few of the calls were compared that it was held against."""
     record = notes.get("measurement")
+    if isinstance(record, dict) and "turns" in record:
+        record["turns"] = {"why_not": TOO_SLOW}
     if isinstance(record, dict) and record.get("confirmed"):
         record |= {"confirmed": False, "not_confirmed": TOO_SLOW}
         add_flags(record, unconfirmed=True)

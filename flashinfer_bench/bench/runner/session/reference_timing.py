@@ -9,7 +9,7 @@ sure that no worker holds a solution meanwhile (`device_session.prepare`).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -17,11 +17,13 @@ from typing import Any, Final
 import torch
 
 from flashinfer_bench.bench.runner.protocol import Hello
+from flashinfer_bench.bench.runner.session.beside import ReferenceBeside, ReferenceKernel
 from flashinfer_bench.bench.runner.session.job import BaselineKey, JobContext
 from flashinfer_bench.bench.runner.session.kept_baselines import KeptBaselines, move_to_gap
 from flashinfer_bench.bench.runner.session.plans import plan_reference
 from flashinfer_bench.bench.runner.session.rehearsal import Step
 from flashinfer_bench.bench.runner.session.variation import vary_secretly
+from flashinfer_bench.bench.runner.workers.arena import SharedArena
 from flashinfer_bench.bench.runner.workers.kernel import RemoteKernel
 from flashinfer_bench.bench.runner.workers.kernel_task import KernelMetadata, KernelTask, MeasurePlan, SessionTools
 from flashinfer_bench.bench.runner.workers.pool import WorkerPool, reference_files
@@ -49,6 +51,8 @@ class ReferenceTimer:
     tools: SessionTools
     kept: KeptBaselines | None = None
     """What is known from earlier runs; None where nothing is."""
+    side: SharedArena | None = None
+    """Memory of references that are called beside solutions, which never map it; None where none was yet."""
     _known: dict[BaselineKey, Measured] = field(default_factory=dict)
     _called: tuple[BaselineKey, WorkerProcess] | None = None
     """The workload whose first call was made ahead, and the worker that made it."""
@@ -180,6 +184,28 @@ class ReferenceTimer:
                 self.kept.keep(job, self._plan(job), known)
         return move_to_gap(known, self.tools.readout.launch_gap_ns)
 
+    def beside(self, job: JobContext) -> ReferenceBeside:
+        """Return what times the reference in turns with a job's solution."""
+
+        def open_reference() -> ReferenceKernel:
+            if self.side is None:
+                self.side = SharedArena(self.tools.arena.device)
+            tools = replace(self.tools, arena=self.side)
+            worker, metadata = self.pool.reference_worker(job.block.definition.digest()), self._metadata(job)
+            task = replace(self._task(job), in_out_inputs=job.block.reference.mutates or frozenset())
+            kernel = ReferenceKernel(worker, tools, task, metadata)
+            self._load(kernel, job.block.definition)
+            return kernel
+
+        return ReferenceBeside(open_reference, self.pool.end_reference, self.tools.settle, self.tools.arena.device)
+
+    def release(self) -> None:
+        """Give the memory back that references have beside solutions; no worker of theirs maps it any more."""
+        if self.side is not None:
+            self.pool.end_reference()
+            self.side.release()
+            self.side = None
+
     def _take(self, job: JobContext, input_sets: list[list[Any]]) -> Measured:
         """Time the reference on a job's workload.
 
@@ -209,8 +235,15 @@ class ReferenceTimer:
         return plan_reference(self.hello, job.block.config)
 
     def _open_kernel(self, job: JobContext) -> RemoteKernel:
+        worker = self.pool.reference_worker(job.block.definition.digest())
+        return RemoteKernel(worker, self.tools, self._task(job), self._metadata(job))
+
+    def _metadata(self, job: JobContext) -> KernelMetadata:
+        return KernelMetadata(SYMBOL, job.block.definition.name, False)
+
+    def _task(self, job: JobContext) -> KernelTask:
         definition = job.block.definition
-        task = KernelTask(
+        return KernelTask(
             input_names=list(definition.inputs),
             outputs=job.output_specs(),  # they are put away as those of a solution are, and cost caches the same
             timeout_seconds=self.hello.timeout_seconds,
@@ -221,8 +254,6 @@ class ReferenceTimer:
             may_return_inputs=True,
             is_ours=True,
         )
-        worker = self.pool.reference_worker(definition.digest())
-        return RemoteKernel(worker, self.tools, task, KernelMetadata(SYMBOL, definition.name, False))
 
     def _load(self, kernel: RemoteKernel, definition: Definition) -> None:
         """Have the worker import the reference; once for a worker."""

@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from statistics import fmean, median
 from typing import Any, Final
@@ -20,7 +20,7 @@ from flashinfer_bench.bench.runner.workers.process import WorkerProcess
 from flashinfer_bench.bench.runner.workers.stock import check_context
 from flashinfer_bench.bench.runner.workers.timed.burst_size import count_burst_calls, count_read_calls
 from flashinfer_bench.bench.runner.workers.timed.bursts import BurstTimer
-from flashinfer_bench.bench.runner.workers.timed.call_places import MOST_PLACES
+from flashinfer_bench.bench.runner.workers.timed.call_places import MOST_PLACES, CallPlaces
 from flashinfer_bench.bench.runner.workers.timed.confirmation import (
     ClaimContradicted,
     Claimed,
@@ -40,6 +40,7 @@ from flashinfer_bench.bench.runner.workers.timed.regime_calls import UNTOUCHED, 
 from flashinfer_bench.bench.runner.workers.timed.relay import RELAY_READS, RelayTimer, count_relay_calls
 from flashinfer_bench.bench.runner.workers.timed.remote_clock import RemoteClock
 from flashinfer_bench.bench.runner.workers.timed.trial import RemoteTrial
+from flashinfer_bench.bench.runner.workers.timed.turns import Side
 from flashinfer_bench.timing.clocks import ClockLost, Lead
 from flashinfer_bench.timing.measurement import KnownCall, Measured, Trial
 from flashinfer_bench.timing.progress import Recipe
@@ -53,6 +54,10 @@ MEASUREMENTS: Final = 4
 machine may change threefold between readings and bursts; a forged claim is contradicted each time."""
 FEW_READS: Final = 2
 """Calls of a trial that are compared where they are so large that there is no memory for MOST_PLACES of them."""
+TURN_READS: Final = 9
+"""Calls of turns with the reference's that are compared: who leaves out half passes once in 500 times."""
+TURN_PLACES: Final = 2
+"""Places of such calls: one, and one for a call on inputs of another regime beside it."""
 SLICE_NS: Final = 1_000_000
 """A GPU that several contexts have work for goes from one to the next every millisecond or so."""
 LONG_NS: Final = 100_000_000
@@ -132,6 +137,7 @@ class RemoteKernel(CallableKernel):
         if self.worker.chain_gap_ns:
             record["chain_gap_ns"] = self.worker.chain_gap_ns
         latency_ms, medians_ms = measured.latency_ms, measured.trials
+        waits_inside = "waits_inside" in record.get("flags", [])
         if setups_ns:
             setup_ms = fmean(setups_ns) / 1e6
             record |= {"kernel_ms": latency_ms, "setup_ms": setup_ms}
@@ -139,11 +145,14 @@ class RemoteKernel(CallableKernel):
         if remote is not None and self.task.plan.confirms and self.task.plan.facts is None:
             # A request with setup makes all its calls' setups first, and threads of these may work side by side.
             known_ns = [] if remote.has_setup else costs_ns
-            waits_inside = "waits_inside" in record.get("flags", [])
             claimed = Claimed(latency_ms * 1e6, waits_inside, record.get("operations", 1))
             found = self._confirm(remote, claimed, known_ns)
             record |= found.to_record()
             latency_ms = raise_claim(latency_ms, record, self._arena.device.type)
+        if self.task.beside is not None and waits_inside and trials[0].known is not None:
+            number = MEASUREMENTS * len(chosen)
+            lead = Lead(0, settled=trials[0].known.settled, resets_lines=trials[0].known.resets_lines)
+            record |= self.task.beside(self, chosen[0], number, lead)
         if remote is not None:
             add_flags(record, unconfirmed=record.get("confirmed") is False, same_inputs=not remote.contents.differs)
         return Measured(latency_ms, medians_ms, record)
@@ -175,21 +184,52 @@ class RemoteKernel(CallableKernel):
     def _prepare_trial(self, number: int, inputs: list[Any], *, trials: int) -> RemoteTrial:
         plan = self.task.plan
         places = self._lay_out(inputs)
-        contents = self.task.vary(number, inputs)
         reads = min(plan.reads, FEW_READS)
         if len(places) >= MOST_PLACES:
             # The first trial of a slow call may be the only one.
             reads = plan.reads * (trials if number % trials == 0 and self._arena.device.type == "cpu" else 1)
+        remote = self._open_trial(number, inputs, places, reads)
+        self._schedule_regimes(remote, number, trials=trials)
+        return remote
+
+    def _open_trial(self, number: int, inputs: list[Any], places: CallPlaces, reads: int) -> RemoteTrial:
+        """Return what calls in these places share, of which so many are kept to be compared."""
+        contents = self.task.vary(number, inputs)
         reader = Reader(places, contents, reads, self._check_inputs_intact)
-        asked = ReadingsAsked(self._arena.device.type, plan.timing)
+        asked = ReadingsAsked(self._arena.device.type, self.task.plan.timing)
         returns = self.style != "dps" and bool(self.task.outputs)
         has_setup, hold = self.worker.has_setup, self.worker.rest_all
         remote = RemoteTrial(places, contents, reader, asked, has_setup, returns=returns, hold_worker=hold)
         remote.may_return_inputs = self.task.may_return_inputs
         if asked.device_type == "cpu":
             remote.guard_pid, remote.worker_pid = self.worker.guard_pid, self.worker.pid
-        self._schedule_regimes(remote, number, trials=trials)
         return remote
+
+    @contextmanager
+    def open_side(self, inputs: list[Any], number: int, core: int | None, lead: Lead) -> Iterator[Side]:
+        """Open timed calls for turns with another kernel's; of a solution's some are compared.
+
+        Whoever takes them holds a solution's worker still between them.
+
+        Args:
+            inputs: the evaluator's, those of the first trial.
+            number: that no trial has.
+            core: makes the calls; None for any.
+            lead: what goes before each.
+
+        Raises:
+            SolutionFailure: it failed, also when the calls are over.
+            ClockLost: the clock loses its readings.
+        """
+        places = self._lay_out(inputs, TURN_PLACES)
+        remote = self._open_trial(number, inputs, places, 0 if self.task.is_ours else TURN_READS)
+        remote.hold_worker = lambda: None
+        self._schedule_regimes(remote, number, trials=max(1, len(self.reads)))
+        with RemoteClock(self._ask, self.worker.clock, remote, core=core) as clock:
+            yield Side(remote, clock, lead, renews=not self.task.is_ours or bool(self.task.in_out_inputs))
+        if not self.task.is_ours:
+            self.reads[0] += remote.reader.reads("turn")
+            self.regime_calls += remote.schedule.made if remote.schedule is not None else []
 
     def _schedule_regimes(self, remote: RemoteTrial, number: int, *, trials: int) -> None:
         """Choose which of a trial's next calls get inputs of other regimes."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from flashinfer_bench.bench.evaluators.inputs.contents import Contents
 from flashinfer_bench.bench.evaluators.inputs.regimes import Regimes
@@ -13,6 +13,7 @@ from flashinfer_bench.bench.runner.workers.arena import SharedArena
 from flashinfer_bench.bench.runner.workers.claims import OutputSpec
 from flashinfer_bench.bench.runner.workers.process import WorkerProcess
 from flashinfer_bench.bench.runner.workers.stock import ContextTraits
+from flashinfer_bench.timing.clocks import Lead
 from flashinfer_bench.timing.measurement import Trial
 from flashinfer_bench.timing.settings import PRECISION, USUAL, TimingSettings
 
@@ -63,6 +64,20 @@ class MeasurePlan:
         return self.stops_early and trial.stop == "precision" and len(trial.samples) < self.iterations
 
 
+class Beside(Protocol):
+    """Times another kernel's calls in turns with one's own."""
+
+    def __call__(self, kernel: Any, inputs: list[Any], number: int, lead: Lead) -> dict[str, Any]:
+        """Return what came of it, as fields of the measurement's record.
+
+        Args:
+            kernel: whose calls these are.
+            inputs: the evaluator's.
+            number: that no trial of the kernel's has.
+            lead: what goes before each of its calls.
+        """
+
+
 @dataclass(frozen=True)
 class KernelTask:
     """What a solution has to do for one workload."""
@@ -85,6 +100,8 @@ class KernelTask:
     """It is the reference, whose claims are believed."""
     regimes: Regimes | None = None
     """Change the inputs of some calls that are not timed; None where none is changed."""
+    beside: Beside | None = None
+    """Has the reference timed in turns with a call that waits for the GPU inside; None where that does not wait so."""
 
 
 @dataclass(frozen=True)

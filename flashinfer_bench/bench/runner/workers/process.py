@@ -311,12 +311,16 @@ class WorkerProcess:
             return False
 
     @contextlib.contextmanager
-    def resting(self) -> Iterator[None]:
-        """Hold the worker still whenever nothing is asked of it. One that uses a GPU goes on: there its work would."""
+    def resting(self, *, also_on_gpu: bool = False) -> Iterator[None]:
+        """Hold the worker still whenever nothing is asked of it.
+
+        One that uses a GPU goes on, since its work there would; but where `also_on_gpu` is given.
+        """
         if self._stillness is not None:
             yield  # somebody holds it already
             return
-        if self.guard_pid is not None and self.pid is not None and not self.clock.fills_queue:
+        is_held = also_on_gpu or not self.clock.fills_queue
+        if self.guard_pid is not None and self.pid is not None and is_held:
             self._stillness = Stillness(self.guard_pid, self.pid)
         try:
             yield

@@ -30,7 +30,7 @@ TOGETHER_BYTES: Final = 1 << 22
 calls is dropped."""
 
 Outputs = Callable[[int], list[torch.Tensor]]
-Way = Literal["reading", "relay", "burst"]
+Way = Literal["reading", "relay", "burst", "turn"]
 """What a call that is compared was one of."""
 
 
